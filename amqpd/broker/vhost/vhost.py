@@ -1,19 +1,14 @@
-"""A vhost: its names, and the ways to look them up.
+"""Tables of one vhost: exchanges, queues and bindings, and the look-ups by name.
 
-Owns the tables of its exchanges, queues and bindings, and keeps them in step: what is bound where, who names whom as
-alternate, which queues end with which session. What is declared, bound, unbound and deleted goes through queues.py,
-exchanges.py and bindings.py, which check it and submit its rows; here it is put into the tables once they are
-committed, and declare.py takes it out. A name that is on its way is told by `DeclarationPending`.
+`declare.py` checks commands and commits their rows; then it calls the `add_` and `take_` methods here. The vhost keeps
+its tables consistent: inbound bindings, alternate exchanges, exclusive queues of a session, policies in force. Routing
+by these tables is in `publish/router.py`.
 
-Where a message goes by these names and bindings is `publish/router.py`'s.
+`VhostServices` is what all vhosts of a broker share: storage, metadata, pending declarations, deletions. A declaration
+or a deletion therefore needs nothing above this package.
 
-Errors are amqpd.errors with RabbitMQ's texts. Permissions are the front end's business; they are not checked here.
-
-What the vhosts of one broker share: names on their way, deletions, storage, and what is counted of queues.
-
-Handed to each vhost, so that a declaration or a deletion needs nothing that lies above this package.
-
-What a node of a cluster knows of topics that queues may have for themselves; cluster_checks.py asks it.
+A look-up of a name whose commit is pending raises `DeclarationPending`. Other errors are `amqpd.errors` with RabbitMQ's
+texts. The caller checks permissions.
 """
 
 from __future__ import annotations
@@ -46,7 +41,11 @@ from amqpd.storage.storage import Storage
 
 
 class VhostServices:
-    """One per broker. call_soon, call_later: the loop's."""
+    """Services that all vhosts of one broker share.
+
+    Args:
+        call_soon, call_later: the event loop's methods.
+    """
 
     def __init__(
         self,
@@ -61,16 +60,16 @@ class VhostServices:
         self.declared = PendingDeclarations(metadata.submit, call_soon, call_later)
         self.deletions = DeletionQueue(storage, metadata, self.declared.remove, self._count_deleted)
         self.stored_offsets = ConsumerOffsets(metadata.submit, call_soon, call_later, Clock())
-        # The broker's own takes its place.
+        # The broker replaces this with its implementation.
         self.keeping = ExchangeStateHook()
-        # Of a node in a cluster.
+        # None on a single node.
         self.own_topics: OwnTopics | None = None
         self.queue_declared_count = 0
         self.queue_created_count = 0
         self.queue_deleted_count = 0
-        # What queues that are gone had counted, so that totals never fall; see amqpd.process.
+        # Counters of removed queues, so that totals never fall; see amqpd.process.
         self.ended_queues = EndedTotals()
-        # The same by their kinds (classic, quorum, stream).
+        # The same by queue type (classic, quorum, stream).
         self.ended_of_kind = {kind: EndedTotals() for kind in KINDS}
         self.ended_unroutable = EndedUnroutableTotals()
 
@@ -87,38 +86,48 @@ SYSTEM_EXCHANGES: Final = (
     ("amq.rabbitmq.trace", "topic"),
 )
 
-# The owner of an exclusive queue that is deleted.
+# Owner of a deleted exclusive queue.
 _GONE: Final = object()
 
 
 class Namespace:
-    """What declarations look at, and where they submit what they make: a vhost, or a transaction's draft of it."""
+    """Interface through which declarations look up names and submit changes.
+
+    `VHost` implements it, and `DraftNamespace` for a vhost inside a batch.
+    """
 
     default_queue_type: str
     limits: Limits
 
     @property
     def vhost(self) -> VHost:
-        """In whose tables it is made in the end."""
+        """Return the vhost whose tables will have the new object."""
         raise NotImplementedError
 
     def find_queue(self, name: str) -> Queue | NewQueue | None:
-        """None when there is none, nor one on its way. Raises: OnItsWay."""
+        """Return the queue, or None. Raises: DeclarationPending."""
         raise NotImplementedError
 
     def find_exchange(self, name: str) -> Exchange | None:
-        """Likewise. Raises: OnItsWay."""
+        """Return the exchange, or None. Raises: DeclarationPending."""
         raise NotImplementedError
 
     def has_binding(self, source: Exchange, key: BindingKey) -> bool:
         raise NotImplementedError
 
     def queue_count(self) -> int:
-        """Queues that are there or on their way."""
+        """Return the number of queues, pending ones included."""
         raise NotImplementedError
 
     def make(self, coming: PendingDeclaration, done: Done) -> None:
-        """Commits what is coming, then makes it; done(None) then, done(error) when it is not made. Raises: OnItsWay."""
+        """Commit a pending declaration, then apply it in memory.
+
+        Args:
+            done: called with None after that, or with the error.
+
+        Raises:
+            DeclarationPending: another commit for this name is pending.
+        """
         raise NotImplementedError
 
 
@@ -139,26 +148,26 @@ class VHost(Namespace):
         self.update(row)
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
-        self.own_queues: dict[str, Queue] = {}  # the broker's, found by their names and in no list: system_queues.py
-        # Consumers behind direct reply-to keys, of whatever vhost.
+        self.own_queues: dict[str, Queue] = {}  # system queues (system_queues.py), in no list
+        # Consumers behind direct reply-to keys, of all vhosts.
         self.reply_consumers: dict[str, Destination] = reply_consumers
-        # Bindings by where they end, to find what goes with a queue or an exchange.
+        # Bindings by destination, removed together with it.
         self._inbound: dict[Queue | Exchange, dict[BindingKey, Binding]] = {}
-        # Exchanges by the name of their alternate, which need not be there.
+        # Exchanges by the name of their alternate exchange, which may not exist.
         self._alternates: dict[str, dict[Exchange, None]] = {}
-        # Exclusive queues by the session that they end with.
+        # Exclusive queues by owner session.
         self._exclusive: dict[object, dict[Queue, None]] = {}
-        # Exchanges whose type is not installed: none, as a rule.
+        # Exchanges whose type is not installed.
         self.unavailable: dict[Exchange, None] = {}
         self.unroutable_count = 0
         self.counts = VhostCounts()
-        # While it is traced: who is told of publishes and deliveries (broker/publish/firehose.py).
+        # While tracing is on: receives publishes and deliveries (broker/publish/firehose.py).
         self.tap: TraceHook | None = None
         self.deleted = False
-        self.unloaded = False  # it goes on elsewhere
+        self.unloaded = False  # another node serves it now
         self.limits = NO_LIMITS
-        self.protected = False  # from being deleted
-        # Sessions that count against them.
+        self.protected = False  # from deletion
+        # Sessions that count against the limits.
         self.connected: set[object] = set()
         self.policies = PolicyTable()
         self.policy_walk = SlicedWalk[Queue | Exchange](catalogue.call_soon)
@@ -174,17 +183,17 @@ class VHost(Namespace):
         return self
 
     def row(self) -> VhostRow:
-        """What the metadata keep of it."""
+        """Return the vhost's row in the metadata."""
         return VhostRow(self.name, self.id, self.description, self.tags, self.default_queue_type)
 
     def update(self, row: VhostRow) -> None:
-        """What may be changed of it is now as this row says."""
+        """Take description, tags and default queue type from this row."""
         self.description, self.tags, self.default_queue_type = row.description, row.tags, row.default_queue_type
 
     # -- look-up -----------------------------------------------------------------------------------------------------
 
     def queue(self, name: str) -> Queue:
-        """Raises: NotFound, OnItsWay."""
+        """Return the queue. Raises: NotFound, DeclarationPending."""
         queue = self.find_queue(name)
         if queue is None:
             raise NotFound(f"no queue '{name}' in vhost '{self.name}'")
@@ -192,87 +201,90 @@ class VHost(Namespace):
         return queue
 
     def accessible_queue(self, name: str, owner: object) -> Queue:
-        """The queue, if whoever this is may touch it. Raises: NotFound, ResourceLocked, OnItsWay."""
+        """Return the queue if this session may use it. Raises: NotFound, ResourceLocked, DeclarationPending."""
         queue = self.queue(name)
         self.check_exclusive(queue, owner)
         return queue
 
     def check_exclusive(self, queue: Queue | NewQueue, owner: object) -> None:
-        """owner: the session that asks; None: the admin API. Raises: ResourceLocked."""
+        """Check that an exclusive queue belongs to this session. Raises: ResourceLocked.
+
+        Args:
+            owner: the session, or None for the admin API.
+        """
         if queue.exclusive_owner is not None and queue.exclusive_owner is not owner:
             raise locked(queue.name, self.name)
 
     def exchange(self, name: str) -> Exchange:
-        """For who publishes: one that is on its way is not there. Raises: NotFound."""
+        """Return the exchange for a publisher, which does not wait for pending ones. Raises: NotFound."""
         exchange = self.exchanges.get(name)
         if exchange is None:
             raise NotFound(f"no exchange '{name}' in vhost '{self.name}'")
         return exchange
 
     def exchange_or_wait(self, name: str) -> Exchange:
-        """For who declares, binds or looks. Raises: NotFound, OnItsWay."""
+        """Return the exchange for a command other than publish. Raises: NotFound, DeclarationPending."""
         return self.find_exchange(name) or self.exchange(name)
 
     def check_not_default(self, name: str) -> None:
-        """The default exchange is nobody's to change or to bind. Raises: AccessRefused."""
+        """Refuse a command that changes or binds the default exchange. Raises: AccessRefused."""
         if not name:
             raise AccessRefused("operation not permitted on the default exchange")
 
     def server_name(self) -> str:
-        """A name for a queue whose client gives it none."""
+        """Return an unused name for a queue that the client declares without a name."""
         while True:
             name = "amq.gen-" + urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
             if name not in self.queues:
                 return name
 
     def exclusive_queues(self, owner: object) -> list[Queue]:
-        """Those that go with this session. Cost: their number, however many others there are."""
+        """Return the exclusive queues of a session. Cost: linear in their number."""
         return list(self._exclusive.get(owner, ()))
 
     def bindings_to(self, destination: Queue | Exchange) -> list[Binding]:
-        """Those that end there."""
+        """Return the bindings whose destination is this queue or exchange."""
         return list(self._inbound.get(destination, {}).values())
 
     def all_bindings(self) -> list[Binding]:
-        """A snapshot. The default exchange's are none: it reaches every queue by its name."""
+        """Return all bindings. The default exchange has none: it reaches every queue by its name."""
         return [binding for exchange in self.exchanges.values() for binding in exchange.bindings.values()]
 
     # -- for declarations --------------------------------------------------------------------------------------------
 
     def find_queue(self, name: str) -> Queue | None:
-        """None when there is none, nor one on its way. Raises: OnItsWay."""
+        """Return the queue or the broker's system queue, or None. Raises: DeclarationPending."""
         queue = self.queues.get(name) or self.own_queues.get(name)
         if queue is None:
             self.catalogue.declared.check(self.name, "queue", name)
         return queue
 
     def check_not_system(self, name: str) -> None:
-        """The broker's own queues are nobody's to declare, bind or delete. Raises: AccessRefused."""
+        """Refuse to declare, bind or delete a system queue. Raises: AccessRefused."""
         if name in self.own_queues:
             raise AccessRefused(f"queue '{name}' in vhost '{self.name}' is the broker's own and can only be read")
 
     def find_exchange(self, name: str) -> Exchange | None:
-        """Likewise. Raises: OnItsWay."""
+        """Return the exchange, or None. Raises: DeclarationPending."""
         exchange = self.exchanges.get(name)
         if exchange is None:
             self.catalogue.declared.check(self.name, "exchange", name)
         return exchange
 
     def has_binding(self, source: Exchange, key: BindingKey) -> bool:
-        """Whether it is there already."""
         return key in source.bindings
 
     def queue_count(self) -> int:
         return len(self.queues) + self.catalogue.declared.coming_queue_count(self.name)
 
     def make(self, coming: PendingDeclaration, done: Done) -> None:
-        """See `PendingDeclarations.make`. Raises: OnItsWay, MetadataClosed."""
+        """Commit and apply (`PendingDeclarations.commit_and_apply`). Raises: DeclarationPending, MetadataClosed."""
         self.catalogue.declared.commit_and_apply(coming, done)
 
     # -- the tables --------------------------------------------------------------------------------------------------
 
     def add_queue(self, queue: Queue) -> None:
-        """Its row is committed, or it has none."""
+        """Add a queue. If it is durable, its row is committed."""
         self.queues[queue.name] = queue
         if queue.logged:
             self.queue_host.windows.add(queue.order.memory)
@@ -283,7 +295,7 @@ class VHost(Namespace):
             self.apply_policies(queue)
 
     def take_queue(self, queue: Queue) -> list[Binding]:
-        """It is not there any more. Returns what was bound to it, which the exchanges still have."""
+        """Remove a queue from the tables. Return its bindings; the source exchanges still have them."""
         del self.queues[queue.name]
         owner = queue.exclusive_owner
         owned = self._exclusive.get(owner)
@@ -292,14 +304,14 @@ class VHost(Namespace):
             if not owned:
                 del self._exclusive[owner]
         if owner is not None:
-            # It stays nobody else's, and keeps its session no longer, whoever still names the queue.
+            # No session owns it now, and a reference to the queue does not keep its session in memory.
             queue.exclusive_owner = _GONE
         self.queue_host.windows.remove(queue.order.memory)
         self.policies.in_force.pop(queue, None)
         return list(self._inbound.pop(queue, {}).values())
 
     def add_exchange(self, exchange: Exchange) -> None:
-        """Its row is committed, or it has none."""
+        """Add an exchange. If it is durable, its row is committed."""
         self.exchanges[exchange.name] = exchange
         self.catalogue.keeping.begin(self.name, exchange)
         self._give_wheel(exchange)
@@ -313,7 +325,7 @@ class VHost(Namespace):
             self.apply_policies(exchange)
 
     def take_exchange(self, exchange: Exchange) -> list[Binding]:
-        """It is not there any more, nor what was bound to others from it. Returns what was bound to it."""
+        """Remove an exchange and its outbound bindings from the tables. Return its inbound bindings."""
         for binding in exchange.take_bindings():
             if self.catalogue.events.exchange_bound:
                 self.catalogue.events.emit("binding.deleted", binding.told(self.name), recorded=False)
@@ -326,7 +338,7 @@ class VHost(Namespace):
         return list(self._inbound.pop(exchange, {}).values())
 
     def _alternate_changed(self, name: str) -> None:
-        """An exchange of this name came or went: whoever names it as alternate routes anew."""
+        """Invalidate the routes of exchanges whose alternate has this name: it was added or removed."""
         here = self.exchanges.get(name)
         for other in self._alternates.get(name, ()):
             if here is not None:
@@ -354,17 +366,18 @@ class VHost(Namespace):
     # -- policies ----------------------------------------------------------------------------------------------------
 
     def apply_policies_to_all(self) -> None:
-        """Everything in it follows its policies, in slices: `policy_walk.when_done` tells when."""
+        """Apply the policies to all queues and exchanges in slices; see `policy_walk.when_done`."""
         self.policy_walk.begin(self.policy_targets, self.apply_policies)
 
     def policy_targets(self) -> list[Queue | Exchange]:
-        """A snapshot."""
+        """Return all exchanges and queues."""
         return [*self.exchanges.values(), *self.queues.values()]
 
     def apply_policies(self, thing: Queue | Exchange) -> None:
-        """It obeys what the policies say of it from now on; nothing changes where that is what it obeys.
+        """Apply the policies that now match this queue or exchange. Do nothing if they have not changed.
 
-        Cost: 1 us a policy, 5 us where there is something new; what is then over a length goes in slices.
+        Cost:
+            1 us per policy, 5 us more for a change. A queue over its new length limit is cut in slices.
         """
         if thing.deleted:
             return
@@ -378,7 +391,7 @@ class VHost(Namespace):
             self.policies.in_force[thing] = new
         if isinstance(thing, Queue):
             thing.apply_config(new.rules(kind, thing.arguments))
-        elif thing is not self.default_exchange:  # rabbit: it names a policy, and has no use for an alternate
+        elif thing is not self.default_exchange:  # rabbit: it shows a policy but ignores an alternate
             self._set_alternate(thing, alternate_of(thing.arguments, new.definition))
             delays = delays_of(thing.kind, thing.arguments, new.definition)
             if delays != thing.delays:
@@ -398,21 +411,21 @@ class VHost(Namespace):
             exchange.touch()
 
     def add_binding(self, binding: Binding) -> None:
-        """Its row is committed, or it has none."""
+        """Add a binding. If it is durable, its row is committed."""
         binding.source.add(binding)
         self._inbound.setdefault(binding.destination, {})[binding.key] = binding
         if self.catalogue.events.has_listeners:
             self.catalogue.events.emit("binding.created", binding.told(self.name), recorded=not binding.private)
 
     def take_binding(self, binding: Binding) -> None:
-        """It is in neither table any more, if it was."""
+        """Remove a binding from both tables, if it is there."""
         self._inbound.get(binding.destination, {}).pop(binding.key, None)
         if binding.key in binding.source.bindings:
             binding.source.remove(binding)
 
 
 def locked(queue: str, vhost: str) -> ResourceLocked:
-    """The queue is exclusive and another connection's, or is not exclusive and was asked for as such."""
+    """Return the error for an exclusive queue of another connection, or for a different exclusive flag."""
     return ResourceLocked(
         f"cannot obtain exclusive access to locked queue '{queue}' in vhost '{vhost}'. It could be originally declared "
         "on another connection or the exclusive property value does not match that of the original declaration."
@@ -420,13 +433,17 @@ def locked(queue: str, vhost: str) -> ResourceLocked:
 
 
 class OwnTopics(Protocol):
-    """Of the operator's Kafka."""
+    """A cluster node's knowledge of Kafka topics that belong to one queue (`x-kafka-topic`)."""
 
     def allows(self, topic: str) -> bool:
-        """Whether the operator lets queues have it."""
+        """Return whether the operator allows this topic for queues (`cluster.kafka_topics`)."""
 
     def objection(self, topic: str) -> str | None:
-        """Why it cannot be had, "" where it can; None: nobody has asked Kafka just now. What it said is told once."""
+        """Return the reason why a queue cannot have the topic.
+
+        Returns:
+            "" if the queue can have it; None if Kafka must be asked first. An answer of Kafka is returned once only.
+        """
 
     def ask(self, topic: str, done: Callable[[], None]) -> None:
-        """Asks Kafka; `objection` knows when `done` is called."""
+        """Ask Kafka about the topic. When `done` is called, `objection` has the answer."""
