@@ -1,20 +1,15 @@
-"""An exchange and its bindings, as the vhost keeps them.
+"""Exchanges, bindings and the arguments of exchange.declare.
 
-The matching itself is `amqpd.routing`'s: an exchange holds one instance of its type. Here live the names, the flags,
-the list of bindings (each once), and the version that cached routes are checked against. A change touches the
-exchange and every exchange that leads to it, through a binding or as its alternate, and nothing else: an RPC client
-that declares reply queues all day does not chill other people's routes.
+An `Exchange` has a matcher (an `ExchangeType` of `amqpd.routing`), its bindings, and the version of cached routes. A
+change touches the exchange and every exchange that leads to it through a binding or as its alternate. Other routes
+stay cached, so an RPC client that declares reply queues all day does not slow down publishers.
 
-Every argument of exchange.declare that means something to the broker: one row each, as of queues.
+`ROWS` has one row per argument that the broker uses. A row can be limited to some exchange types (`kinds`). All other
+arguments are stored and shown, and have no effect.
 
-A row may be of some exchange types only (`kinds`); to the others, and where an argument has no row, it means nothing:
-it is kept and shown.
-
-What stands in for an exchange type whose package is not installed any more.
-
-The exchange is kept with its bindings and comes back whole when the package does. Until then it matches nothing,
-takes no new binding, and a publish that comes to it is refused: what it would have gone to cannot be known. A dead
-letter that comes to it goes nowhere, as one to an exchange that is not there.
+`MissingExchangeType` replaces a type whose package is not installed any more. The exchange keeps its bindings and
+works again when the package is back. Until then it refuses bindings and publishes, because the destinations are
+unknown. A dead letter to it is dropped, as if the exchange did not exist.
 """
 
 from __future__ import annotations
@@ -70,7 +65,7 @@ def _history_length(row: ArgumentSpec, value: object, context: ArgumentContext) 
 
 
 def _cache_number(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
-    """A whole number from 1 on, or its digits: the plugin takes these, too."""
+    """Accept a positive integer or its digits as text. RabbitMQ: the deduplication plugin accepts both."""
     if isinstance(value, str) and len(value) <= 20 and value.isascii() and value.isdecimal():
         value = int(value)
     if not is_integer(value) or not isinstance(value, int) or not 0 < value <= _CACHE_NUMBER_MAX:
@@ -92,7 +87,7 @@ _CACHE_NUMBER_MAX: Final = 2**53
 
 
 def _anything(_row: ArgumentSpec, _value: object, _context: ArgumentContext) -> None:
-    """The type judges it: see `routing_type`."""
+    """Accept any value: `routing_type` checks this argument."""
 
 
 def _boolean(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
@@ -108,7 +103,7 @@ def is_flag(value: object) -> bool:
 
 
 DELAYED_MESSAGE: Final = "x-delayed-message"
-"""The exchange type of this name is a way to wait in front of another one, which finds the destinations."""
+"""An exchange of this type delays messages; another type (`x-delayed-type`) finds the destinations."""
 
 ROWS: Final[dict[str, ArgumentSpec]] = {
     row.name: row
@@ -202,7 +197,11 @@ ROWS: Final[dict[str, ArgumentSpec]] = {
 
 
 def validate(exchange: str, vhost: str, kind: str, arguments: Mapping[str, object]) -> None:
-    """kind: the exchange's type. Raises: PreconditionFailed."""
+    """Check the arguments of a new exchange. Raises: PreconditionFailed.
+
+    Args:
+        kind: the exchange type.
+    """
     context = ArgumentContext(exchange, vhost, arguments)
     if routing_type(kind, arguments) == _DEDUPLICATION and CACHE_SIZE not in arguments:
         raise _bad_cache_number(CACHE_SIZE)
@@ -213,39 +212,39 @@ def validate(exchange: str, vhost: str, kind: str, arguments: Mapping[str, objec
 
 
 def _is_of(row: ArgumentSpec, kind: str, arguments: Mapping[str, object]) -> bool:
-    """One that delays first takes the arguments of the type it routes by, too."""
+    """Return whether the argument applies to this type, or to the type that a delayed-message exchange routes by."""
     if row.kinds is None or kind in row.kinds:
         return True
     return kind == DELAYED_MESSAGE and arguments.get("x-delayed-type") in row.kinds
 
 
 def compared_names(kind: str, arguments: Mapping[str, object]) -> list[str]:
-    """Those that two declarations of an exchange of this type and with these arguments must agree on.
+    """Return the arguments in which two declarations of this exchange must agree.
 
-    RabbitMQ compares alternate-exchange only, and has what else is asked for ignored.
+    RabbitMQ compares only alternate-exchange and ignores differences in the others.
     """
     return [row.name for row in ROWS.values() if row.compared and _is_of(row, kind, arguments)]
 
 
 def alternate_of(arguments: Mapping[str, object], effective: Mapping[str, object] = NO_POLICY) -> str:
-    """The exchange's alternate; "" for none. effective: by policy key, what the policies that match it say together.
+    """Return the name of the alternate exchange, "" for none.
 
-    rabbit: the argument holds where both say something.
+    rabbit: the argument overrides the policy.
+
+    Args:
+        effective: the merged definition of the policies that match the exchange.
     """
     value = arguments.get("alternate-exchange", effective.get("alternate-exchange"))
     return value if isinstance(value, str) else ""
 
 
 def delays_of(kind: str, arguments: Mapping[str, object], effective: Mapping[str, object] = NO_POLICY) -> bool:
-    """Whether an exchange of this type delays messages. effective: as of `alternate_of`; the argument comes first."""
+    """Return whether the exchange delays messages. As in `alternate_of`, the argument overrides the policy."""
     return kind == DELAYED_MESSAGE or arguments.get("x-delayed", effective.get("delayed-message")) is True
 
 
 def routing_type(kind: str, arguments: Mapping[str, object]) -> str:
-    """The exchange type that finds the destinations of an exchange of this one. Raises: PreconditionFailed.
-
-    rabbit: the texts are the plugin's.
-    """
+    """Return the exchange type that finds the destinations. Raises: PreconditionFailed, with the plugin's texts."""
     if kind != DELAYED_MESSAGE:
         return kind
     routes_as = arguments.get("x-delayed-type")
@@ -257,7 +256,7 @@ def routing_type(kind: str, arguments: Mapping[str, object]) -> str:
 
 
 class MissingExchangeType:
-    """The `ExchangeType` of such an exchange."""
+    """Matcher of an exchange whose type is not installed."""
 
     depends_on = ROUTING_KEY
 
@@ -268,17 +267,17 @@ class MissingExchangeType:
         )
 
     def validate(self, key: str, arguments: Arguments) -> None:
-        """Nobody can say which bindings are good. Raises: BadBinding."""
+        """Refuse every binding. Raises: BadBinding."""
         raise BadBinding(f"the exchange takes no binding: {self.reason}")
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """The vhost keeps it."""
+        """Do nothing: the vhost stores the binding."""
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """The vhost forgets it."""
+        """Do nothing: the vhost removes the binding."""
 
     def match(self, key: str, headers: Arguments | None) -> set[object]:
-        """Nothing."""
+        """Return no destinations."""
         return set()
 
 
@@ -286,7 +285,7 @@ DestinationType: TypeAlias = Literal["queue", "exchange"]
 
 
 class BindingKey(NamedTuple):
-    """The identity of a binding. arguments: as `binding_table` has them."""
+    """Identity of a binding. `arguments` are encoded by `binding_table`."""
 
     source: str
     destination_type: DestinationType
@@ -296,17 +295,18 @@ class BindingKey(NamedTuple):
 
 
 def binding_table(arguments: dict[str, object]) -> bytes:
-    """Encode a binding's arguments, sorted by name: RabbitMQ takes two tables in another order for the same.
+    """Encode a binding's arguments, sorted by name: for RabbitMQ their order makes no difference.
 
-    A number's type class is part of it: 5, 5.0, true and "5" make four bindings. Raises: CodecError.
+    The value's type makes a difference: 5, 5.0, true and "5" are four bindings. Raises: CodecError.
     """
     return encode_table(dict(sorted(arguments.items())) if len(arguments) > 1 else arguments)
 
 
 class Binding:
-    """source -> destination under a routing key and arguments.
+    """A binding of a queue or an exchange to a source exchange.
 
-    row_arguments: as the metadata has them; a version before 2026-11-24 wrote them in the order in which they came.
+    Attributes:
+        row_arguments: the encoded arguments of the row. Versions before 2026-11-24 stored them unsorted.
     """
 
     def __init__(
@@ -324,7 +324,7 @@ class Binding:
         self.durable = source.durable and destination.durable
 
     def told(self, vhost: str) -> dict[str, object]:
-        """Of an event."""
+        """Return the fields of an event about this binding."""
         return {
             "vhost": vhost,
             "source_name": self.source.name,
@@ -337,20 +337,30 @@ class Binding:
 
     @property
     def private(self) -> bool:
-        """Whether it ends at an exclusive queue, which is its connection's own matter."""
+        """Return whether the destination is an exclusive queue; the binding concerns only its connection."""
         end = self.destination
         return not isinstance(end, Exchange) and end.exclusive_owner is not None
 
     @property
     def properties_key(self) -> str:
-        """How the admin API names a binding among those between the same two: RabbitMQ's `~` when it is plain."""
+        """Return the binding's name in the admin API. RabbitMQ: `~` without routing key and arguments."""
         if not self.routing_key and not self.arguments:
             return "~"
         return self.routing_key
 
 
 class Exchange:
-    """matcher: the type's instance; None for the default exchange, which reaches every queue by its name."""
+    """One exchange.
+
+    Attributes:
+        matcher: finds the destinations; None for the default exchange, which reaches every queue by its name.
+        upstream: exchanges that lead to this one -> number of bindings and alternates by which they do.
+        delays: whether the exchange delays messages now.
+        wheel: its delayed messages, which remain after `delays` became false.
+        routes: version of all routes through the exchange. An attribute, not a base class: `Versioned` is native, this
+            class is not.
+        depends_on, looks_version: the cached answer of `router.depends_on`, and the version for which it is valid.
+    """
 
     destination_type: Final = "exchange"
 
@@ -373,16 +383,12 @@ class Exchange:
         self.arguments = arguments
         self.alternate = alternate_of(arguments)
         self.bindings: dict[BindingKey, Binding] = {}
-        # Exchanges that lead here; a dict for its order and for counting.
         self.upstream: dict[Exchange, int] = {}
         self.deleted = False
-        # Whether it delays messages now, and those that wait, which may be of a time when it did.
         self.delays = delays_of(kind, arguments)
         self.wheel: DelayHook | None = None
-        # What routes through here depend on. Composed, not inherited: Versioned is native, this class is not.
         self.routes = Versioned()
         self.passed = ExchangeStats()
-        # The answer of `router.depends_on`, and the version that it holds for.
         self.depends_on = ROUTING_KEY
         self.looks_version = -1
         if isinstance(matcher, MessageExchangeType):
@@ -390,11 +396,11 @@ class Exchange:
 
     @property
     def unavailable(self) -> str:
-        """Why nothing may be published to it; empty when it is as it should be."""
+        """Return the reason why the exchange refuses messages; "" if its type is installed."""
         return self.matcher.reason if isinstance(self.matcher, MissingExchangeType) else ""
 
     def told(self, vhost: str) -> dict[str, object]:
-        """Of an event."""
+        """Return the fields of an event about this exchange."""
         return {
             "vhost": vhost,
             "name": self.name,
@@ -403,7 +409,7 @@ class Exchange:
             "auto_delete": self.auto_delete,
             "internal": self.internal,
             "arguments": self.arguments,
-            "policy": "",  # rabbit: it has none yet
+            "policy": "",  # rabbit: the policy is applied after this event
         }
 
     def add(self, binding: Binding) -> None:
@@ -425,7 +431,7 @@ class Exchange:
         self.touch()
 
     def take_bindings(self) -> list[Binding]:
-        """All of them, as it is deleted: nobody routes through it any more, and its matcher goes as it is."""
+        """Remove all bindings of a deleted exchange. Its matcher is not used again and stays as it is."""
         bindings = list(self.bindings.values())
         self.bindings.clear()
         for binding in bindings:
@@ -435,7 +441,7 @@ class Exchange:
         return bindings
 
     def drop_upstream(self, source: Exchange) -> None:
-        """One thing less by which that exchange leads here."""
+        """Remove one binding or alternate by which `source` leads here."""
         left = self.upstream.get(source, 0) - 1
         if left > 0:
             self.upstream[source] = left
@@ -443,7 +449,7 @@ class Exchange:
             self.upstream.pop(source, None)
 
     def touch(self) -> None:
-        """Routes that pass here are made anew. Cost: the exchanges that lead here."""
+        """Invalidate all routes through this exchange. Cost: linear in the exchanges that lead here."""
         seen: set[Exchange] = {self}
         stack = [self]
         while stack:

@@ -1,27 +1,24 @@
-"""What is declared, and whether it is on the disk.
+"""Declarations and deletions whose metadata commit is pending.
 
-**What comes, comes with its commit.** A declaration is checked, its rows are committed, and only then it is made in
-memory, by the commit's own callback (`make`). So nothing is found, routed to or confirmed that a restart would not
-find, and a commit that fails leaves nothing in memory to take back. In the database it may: a server that goes away, or
-a sync that fails, leaves it open what became of the commit. So its rows are taken back (`PendingDeclaration.undo`) as
-below.
+**Creation**: check, commit the rows, then create the object in memory in the commit's callback. A restart therefore
+finds everything that can be found, routed to or confirmed. A failed commit leaves nothing in memory. The database may
+still have the rows, if a server disappeared or a sync failed. So they are deleted again (`PendingDeclaration.undo`).
 
-**What goes, goes first.** A queue or an exchange that is deleted, by a client or by itself (auto-delete, x-expires), is
-out of memory at once, and its rows are removed until that succeeds (`remove`), every RETRY_S seconds while the database
-fails. A binding stays until the commit of its removal (`make` again): it is part of no message's safety, and this way a
-failure changes nothing.
+**Deletion** of a queue or an exchange, by a client or by itself (auto-delete, x-expires): remove it from memory at
+once, then delete its rows (`remove`), every RETRY_S seconds while the database fails. A binding is removed from memory
+only after the commit: no message depends on it, and so a failure changes nothing.
 
-**A name on its way is held** from the one to the other, and is in no vhost's table meanwhile. Whoever asks for it is
-told so (`DeclarationPending`), waits, and gives his command once more from the start. While a removal fails he gets its
-error: the name would come back with a restart. Publishers do not wait: to them a held name is not there.
+**A name with a pending commit is reserved** and in no table. A command that uses the name gets `DeclarationPending`,
+waits, and runs again from the start. If the removal of the old object fails, the command gets that error, because a
+restart would bring the object back. Publishers do not wait: for them a reserved name does not exist.
 
-Only this package submits: `declare`, `delete`, `bind` and `unbind` of queues.py, exchanges.py, bindings.py and
-vhosts.py check what is asked for, submit its rows here and answer through the `done` that they were handed.
+Only this package submits rows of vhosts, exchanges, queues and bindings. The result goes to the `done` callback of the
+command.
 
-An exception that a callback of a commit does not know is a bug. The log gets its traceback, and the client its answer:
-`done(CallbackFailed)`, which is 541 for a channel and 500 over HTTP. What is committed is there after a restart.
+An unexpected exception in a commit callback is a bug. The log has its traceback, and the client gets `CallbackFailed`:
+541 on a channel, 500 over HTTP. A restart then creates the committed object.
 
-Everything is called on the loop. Metadata commits keep the order of submission, and so do their callbacks.
+All calls run on the event loop. Commits and their callbacks keep the order of submission.
 """
 
 from __future__ import annotations
@@ -53,7 +50,13 @@ Result = TypeVar("Result")
 
 
 class ObjectName(NamedTuple):
-    """kind: queue, exchange, vhost (whose name then stands twice) or binding (all that makes it the same one)."""
+    """Name of an object in the metadata.
+
+    Attributes:
+        vhost: name of the vhost; "" for global objects.
+        kind: queue, exchange, vhost, binding, or a kind of parameter.
+        name: name of the object. A vhost has it in both fields; a binding has all fields of its row.
+    """
 
     vhost: str
     kind: str
@@ -61,7 +64,7 @@ class ObjectName(NamedTuple):
 
 
 class DeclarationPending(Exception):
-    """The name's commit is not answered yet. Wait, then ask again from the start."""
+    """Raised for a name with a pending commit. Wait, then run the command again from the start."""
 
     def __init__(self, declared: PendingDeclarations, name: ObjectName) -> None:
         super().__init__(f"{name.kind} '{name.name}' in vhost '{name.vhost}' is on its way")
@@ -69,26 +72,30 @@ class DeclarationPending(Exception):
         self._name = name
 
     def wait(self, done: Done) -> None:
-        """Calls done(None) when it is time to ask again; done(error) when the name is going and that failed."""
+        """Call done(None) when the command can run again, or done(error) if a removal of this name failed."""
         self._declared.wait(self._name, done)
 
     async def over(self) -> None:
-        """The same for a task. Raises: MetadataError."""
+        """Wait in a task until the command can run again. Raises: MetadataError."""
         future, done = done_future()
         self.wait(done)
         await future
 
 
 class CallbackFailed(Exception):
-    """A bug: the rows are committed, and what follows in memory raised an exception. The log has the traceback."""
+    """A bug: the rows are committed, but the callback raised an exception. The log has the traceback."""
 
 
 class PendingDeclaration:
-    """Something checked and not yet there. change: its row, None for what is not durable. undo: what takes it back.
+    """A checked change that is not yet committed.
 
-    apply: makes it in memory; called once the row is committed. Raises OnItsWay when what it leads to has gone
-    meanwhile: the command is then given once more, and finds that out. brings: what a transaction shows to the calls
-    behind this one until then. ends: what has to be there still when it is committed.
+    Args:
+        change: the row to write; None if nothing is durable.
+        undo: the change that restores the old state.
+        apply: makes the change in memory after the commit. Raises DeclarationPending if an object that the change needs
+            was deleted meanwhile; the command then runs again and reports that.
+        brings: the new object; a batch shows it to its later calls before the commit.
+        ends: objects that must still exist at the commit.
     """
 
     def __init__(
@@ -113,11 +120,16 @@ class PendingRemoval:
         self.changes = changes
         self.names = names
         self.gone = gone
-        self.dropped = False  # it is somebody else's now
+        self.dropped = False  # another node does it now
 
 
 class PendingDeclarations:
-    """One per broker. commit: `Metadata.submit`."""
+    """All pending declarations and removals of one broker.
+
+    Args:
+        commit: `Metadata.submit`.
+        call_soon, call_later: the event loop's methods.
+    """
 
     def __init__(
         self,
@@ -129,22 +141,24 @@ class PendingDeclarations:
         self._call_soon = call_soon
         self._call_later = call_later
         self._held: dict[ObjectName, list[Done]] = {}
-        # Those of queues that come, by vhost.
+        # Reserved names of queues to be created, by vhost.
         self._coming_queues: dict[str, set[ObjectName]] = {}
-        # Those whose commit has failed, and that are tried again.
+        # Removals whose commit failed and is repeated.
         self._failing: dict[PendingRemoval, None] = {}
 
     # -- names -------------------------------------------------------------------------------------------------------
 
     def check(self, vhost: str, kind: str, name: str) -> None:
-        """For who has not found that name. Raises: OnItsWay."""
+        """Check that a name that is in no table is not reserved. Raises: DeclarationPending."""
         held = ObjectName(vhost, kind, name)
         if held in self._held:
             raise DeclarationPending(self, held)
 
     def hold(self, name: ObjectName, comes: bool = False) -> None:
-        """Nobody else may declare it until `free`. comes: it is to be there then; else it goes. Raises: OnItsWay when
-        somebody is about to.
+        """Reserve a name until `free`. Raises: DeclarationPending if it is reserved.
+
+        Args:
+            comes: the name is reserved for a creation, not a removal. A pending queue counts against the queue limit.
         """
         if name in self._held:
             raise DeclarationPending(self, name)
@@ -153,11 +167,11 @@ class PendingDeclarations:
             self._coming_queues.setdefault(name.vhost, set()).add(name)
 
     def coming_queue_count(self, vhost: str) -> int:
-        """Queues that nobody can find yet, whose commit is on the way."""
+        """Return the number of queues whose creation is pending."""
         return len(self._coming_queues.get(vhost, ()))
 
     def free(self, names: Iterable[ObjectName]) -> None:
-        """Who waits for them asks again, each in a turn of the loop by itself."""
+        """Free reserved names. Each waiting command runs again in a callback of its own."""
         for name in names:
             for done in self._held.pop(name):
                 self._call_soon(done, None)
@@ -168,26 +182,27 @@ class PendingDeclarations:
                     del self._coming_queues[name.vhost]
 
     def wait(self, name: ObjectName, done: Done) -> None:
-        """See `DeclarationPending.wait`."""
+        """Call `done` when the name is free. See `DeclarationPending.wait`."""
         waiting = self._held.get(name)
         if waiting is None:
             self._call_soon(done, None)
         else:
             waiting.append(done)
 
-    # -- what comes --------------------------------------------------------------------------------------------------
+    # -- creation ----------------------------------------------------------------------------------------------------
 
     def commit_and_apply(self, coming: PendingDeclaration, done: Done) -> None:
-        """Commits, then makes it; done(None) then, done(error) when it is not made.
+        """Commit a change and apply it in memory, then call done(None), or done(error) on failure.
 
-        What is not durable is made at once, and done called before this returns. Raises: OnItsWay when its name is
-        held, MetadataClosed.
+        A change without a row is applied before this returns.
+
+        Raises: DeclarationPending if the name is reserved, MetadataClosed.
         """
         if not coming.changes:
             self._apply(coming, done)
             return
         names = [coming.name]
-        context = copy_context()  # who does it, for events
+        context = copy_context()  # has the user and connection, for events
 
         def committed(error: BaseException | None) -> None:
             self.free(names)
@@ -217,8 +232,10 @@ class PendingDeclarations:
             done(CallbackFailed(repr(bug)))
 
     def commit(self, changes: Sequence[Change], held: Iterable[ObjectName], done: Done) -> None:
-        """One transaction, for who holds these names and sees to them afterwards. Raises: MetadataClosed, and frees
-        them.
+        """Commit changes whose names the caller has reserved. The caller frees the names in `done`.
+
+        Raises:
+            MetadataClosed: the names are free again.
         """
         try:
             self._commit(changes, done)
@@ -226,12 +243,14 @@ class PendingDeclarations:
             self.free(held)
             raise
 
-    # -- what goes ---------------------------------------------------------------------------------------------------
+    # -- removal -----------------------------------------------------------------------------------------------------
 
     def remove(self, changes: Sequence[Change], gone: Callable[[], None], done: Done | None = None) -> None:
-        """Commits what takes the rows of something away that memory has forgotten, again and again until it succeeds.
+        """Delete the rows of objects that are no longer in memory. Repeat until it succeeds.
 
-        gone: called then. done: called once, with the outcome of the first try.
+        Args:
+            gone: called after success.
+            done: called once, with the result of the first attempt.
         """
         names = named_in(changes)
         for name in names:
@@ -239,15 +258,13 @@ class PendingDeclarations:
         self._try(PendingRemoval(changes, names, gone), done)
 
     def rollback(self, undo: Sequence[Change], names: list[ObjectName]) -> None:
-        """The same for what came under these names, whose commit has failed: nobody knows whether it is there."""
+        """Undo a failed commit of these names, as in `remove`: its rows may be in the database."""
         for name in names:
             self.hold(name)
         self._try(PendingRemoval(undo, names, _nothing), None)
 
     def forget_vhost(self, vhost: str) -> None:
-        """It goes on elsewhere, where what could not be removed here is seen to: nothing of it is tried again, and its
-        names are free.
-        """
+        """Stop all retries for a vhost and free its names: another node of the cluster has taken it over."""
         for removal in [each for each in self._failing if any(name.vhost == vhost for name in each.names)]:
             removal.dropped = True
             del self._failing[removal]
@@ -274,7 +291,7 @@ class PendingDeclarations:
         try:
             self._commit(removal.changes, committed)
         except MetadataClosed:
-            # The broker stops. What still has its row comes back with the next start, or is deleted by it.
+            # The broker stops. The next start restores an object that still has its row, or deletes it.
             log.debug("metadata closed before %s", removal.changes)
 
     def _failed(self, removal: PendingRemoval, error: BaseException) -> None:
@@ -288,11 +305,11 @@ class PendingDeclarations:
 
 
 def _nothing() -> None:
-    """What was taken back was in no memory."""
+    """Do nothing: the object was never in memory."""
 
 
 def named_in(changes: Iterable[Change]) -> list[ObjectName]:
-    """The names that come or go with these changes. A queue's goes with its tombstone."""
+    """Return the names that these changes create or remove. A queue's tombstone removes its name."""
     names: dict[ObjectName, None] = {}
     for change in changes:
         if isinstance(change, DeleteBindings):
@@ -310,7 +327,7 @@ def named_in(changes: Iterable[Change]) -> list[ObjectName]:
 
 
 def binding_name(row: BindingRow) -> ObjectName:
-    """All of the row makes it the same binding."""
+    """Return the name of a binding: all columns of its row."""
     return ObjectName(row.vhost, "binding", "\0".join(map(str, row[1:])))
 
 
@@ -319,7 +336,7 @@ def ignore_result(error: BaseException | None) -> None:
 
 
 async def wait_done(call: Callable[[Done], Result]) -> Result:
-    """`call(done)` for a task: returns what it returned, once done. Raises: what it raises; MetadataError, OnItsWay."""
+    """Run `call(done)` in a task and wait for `done`. Return its result. Raises: MetadataError, DeclarationPending."""
     future, done = done_future()
     result = call(done)
     await future
@@ -327,7 +344,7 @@ async def wait_done(call: Callable[[Done], Result]) -> Result:
 
 
 def done_future() -> tuple[asyncio.Future[None], Done]:
-    """A future and the `done` that settles it; a task that was cancelled meanwhile is passed over."""
+    """Return a future and the `done` callback that resolves it. `done` ignores a cancelled future."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def done(error: BaseException | None) -> None:
