@@ -1,1 +1,1 @@
-"""What is declared, and whether it is on disk: vhosts, exchanges, queues, bindings."""
+"""Vhosts with their exchanges, queues, bindings, policies and limits, and their metadata."""

@@ -1,10 +1,10 @@
-"""Many declarations in one transaction: all of them are committed and then made, or none.
+"""A batch of declarations in one commit: all of them or none.
 
-A transaction is a draft of all vhosts: what it has declared is there for the calls behind it (a binding finds its new
-queue, a queue the vhost's new default type), and for nobody else until it is committed. Its names are held from the
-moment they are declared. It declares and binds; nothing is deleted in one.
+Later calls of the batch see what it has declared: a binding finds its new queue, a queue the vhost's new default type.
+All others see it after the commit. Each name is reserved from its declaration on. A batch declares and binds; it
+deletes nothing.
 
-A dry run is the same calls on a draft that holds nothing and cannot be committed: it finds what is wrong with them.
+A dry run makes the same calls, reserves no names and cannot be committed. It reports errors only.
 """
 
 from __future__ import annotations
@@ -30,9 +30,13 @@ class _Step(NamedTuple):
 
 
 class _Collected:
-    """What the calls of one transaction have submitted so far, in their order: a row may need one before it.
+    """Changes submitted by one batch so far, in order: a row may depend on an earlier one.
 
-    dry: nothing is kept, and no name held. ends: what bindings lead to, which may go until all is committed.
+    Args:
+        dry: a dry run; no change is stored and no name reserved.
+
+    Attributes:
+        ends: sources and destinations of bindings, which may be deleted before the commit.
     """
 
     def __init__(self, declared: PendingDeclarations, dry: bool) -> None:
@@ -45,7 +49,7 @@ class _Collected:
         self.dry = dry
 
     def add(self, coming: PendingDeclaration, done: Done) -> None:
-        """Raises: OnItsWay when its name is held by others."""
+        """Add a declaration and reserve its name. Raises: DeclarationPending."""
         if self.dry:
             return
         self._declared.hold(coming.name, comes=True)
@@ -56,13 +60,14 @@ class _Collected:
         self.ends.update(dict.fromkeys(coming.ends))
 
     def clear(self) -> None:
-        """It is for others to see to, or nothing will be of it."""
+        """Forget all changes: the batch is committed or abandoned."""
         self.changes, self.undo, self.steps, self.ends, self.held = [], [], [], {}, []
 
 
 class DraftNamespace(Namespace):
-    """A vhost with what the transaction has declared in it. It does not know the transaction, which knows it: all that
-    a large one has seen goes with its last step, and not with a round of the collector.
+    """A vhost with the batch's declarations in it.
+
+    It has no reference to the batch, so that a large batch is freed without the garbage collector.
     """
 
     def __init__(self, collected: _Collected, vhost: VHost, default_queue_type: str) -> None:
@@ -88,11 +93,11 @@ class DraftNamespace(Namespace):
         return key in self._bindings or self._vhost.has_binding(source, key)
 
     def queue_count(self) -> int:
-        """Those of the transaction hold their names, but for a dry run."""
+        """Return the number of queues. Reserved names count already, except in a dry run."""
         return self._vhost.queue_count() + (len(self._queues) if self._collected.dry else 0)
 
     def make(self, coming: PendingDeclaration, done: Done) -> None:
-        """Collects it. done: called when it is made, after the commit; not at all when there is none."""
+        """Collect a declaration. `done` is called after the commit, when it is applied; never if there is no commit."""
         self._collected.add(coming, done)
         brings = coming.brings
         if isinstance(brings, NewQueue):
@@ -105,7 +110,7 @@ class DraftNamespace(Namespace):
             self.limits = brings
 
     def let_go(self) -> Iterator[None]:
-        """As the transaction's."""
+        """Free the draft's objects in steps. See `DeclarationBatch.let_go`."""
         for known in (self._queues, self._exchanges):
             while known:
                 known.popitem()
@@ -122,7 +127,11 @@ def _drained(leaving: list[Any]) -> Iterator[None]:
 
 
 class DeclarationBatch(VhostNamespace):
-    """One import, say. dry: only a dry run. Everything on the loop."""
+    """One batch, such as an import of definitions. All calls run on the event loop.
+
+    Args:
+        dry: only a dry run.
+    """
 
     def __init__(self, vhosts: VHosts, dry: bool) -> None:
         self._vhosts = vhosts
@@ -134,7 +143,7 @@ class DeclarationBatch(VhostNamespace):
     # -- what the calls see ------------------------------------------------------------------------------------------
 
     def draft(self, name: str) -> DraftNamespace | None:
-        """Where queues, exchanges and bindings of this vhost are declared; None: there is no such vhost."""
+        """Return the draft of a vhost; None if there is no such vhost."""
         draft = self._drafts.get(name)
         if draft is None:
             vhost = self._vhosts.get(name)
@@ -160,18 +169,19 @@ class DeclarationBatch(VhostNamespace):
             self._drafts[brings.name] = DraftNamespace(self._collected, brings, brings.default_queue_type)
         elif isinstance(brings, VhostRow):
             draft = self.draft(brings.name)
-            assert draft is not None  # it is changed, so it is there
+            assert draft is not None  # a change needs an existing vhost
             draft.default_queue_type = brings.default_queue_type
 
     def put(self, row: Row) -> None:
-        """A row of somebody else's (users, permissions), who makes it in memory himself after the commit."""
+        """Add a row of another package (users, permissions). The caller applies it after the commit."""
         self._collected.changes.append(Put(row))
 
     # -- all or nothing ----------------------------------------------------------------------------------------------
 
     def gone(self) -> VHost | Queue | Exchange | None:
-        """The first vhost or end of a binding that was there when it was declared and is not any more: there is no use
-        in committing then. Cost: a look at each.
+        """Return the first vhost, source or destination that was deleted meanwhile, else None.
+
+        A commit would then be useless. Cost: linear in the vhosts and bindings.
         """
         for draft in self._drafts.values():
             if draft.vhost.deleted:
@@ -182,7 +192,12 @@ class DeclarationBatch(VhostNamespace):
         return None
 
     def commit(self, done: Done) -> None:
-        """done(None) once all is durable: `make_all` comes next. done(error) when nothing of it will be."""
+        """Commit all changes.
+
+        Args:
+            done: called with None when they are durable (call `make_all` next), or with the error; nothing is
+                changed then.
+        """
         assert not self.dry
         if self._collected.changes:
             self._declared.commit(self._collected.changes, [], partial(self._committed, done))
@@ -197,13 +212,13 @@ class DeclarationBatch(VhostNamespace):
         done(error)
 
     def abandon(self) -> None:
-        """Nothing of it will be; its names are free."""
+        """Drop the batch and free its names."""
         held = self._collected.held
         self._collected.clear()
         self._declared.free(held)
 
     def make_all(self) -> Iterator[None]:
-        """Makes it in memory, a step at a time: it is committed, so the caller must come to the end."""
+        """Apply the committed changes, one per step. The caller must run all steps."""
         collected = self._collected
         steps, rows, undo, held = collected.steps, collected.changes, collected.undo, collected.held
         collected.clear()
@@ -211,9 +226,8 @@ class DeclarationBatch(VhostNamespace):
         while steps:
             coming, done = steps.pop()
             self._declared.free([coming.name])
-            with suppress(
-                DeclarationPending
-            ):  # who has deleted its vhost or its end since the commit has removed the row too
+            # A deletion of the vhost, source or destination after the commit has deleted the row too.
+            with suppress(DeclarationPending):
                 coming.apply()
             done(None)
             yield
@@ -221,8 +235,9 @@ class DeclarationBatch(VhostNamespace):
             yield from _drained(gone)
 
     def let_go(self) -> Iterator[None]:
-        """What it knew goes, piece by piece: ten thousand drafts at once hold the loop for 25 ms. To be called at the
-        end, and not to be carried through: the rest goes with the transaction.
+        """Free the drafts in steps, because freeing ten thousand at once blocks the event loop for 25 ms.
+
+        Call this last. Steps that are not run free nothing; the rest is freed with the batch.
         """
         for draft in self._drafts.values():
             yield from draft.let_go()

@@ -1,15 +1,12 @@
-"""What a node of a cluster refuses, since it needs a log on the disk of one node: each with its reason, in one table.
+"""Checks for declarations in a cluster.
 
-All of it is told when it is declared (406, or a policy that is refused); a message with a producer's numbers when it is
-published. Everything else is as on a single node.
+`REFUSED` lists everything that needs a log on one node's disk, with the reason. A declaration gets a 406, a policy is
+refused, and a message with producer numbers is refused when it is published.
 
-Queues that have a topic of Kafka for themselves (x-kafka-topic), so that others can read it by its name, there.
-
-In a cluster only, and only names that its operator allows (`cluster.kafka_topics`): a topic is something of his Kafka,
-which others use for other things. Those that are amqpd's own (`amqpd.*`) or Kafka's (`__*`) are never given out, nor is
-one that exists already, whoever made it: a queue's topic comes with the queue, and goes with it.
-
-Whether it exists is Kafka's to say, so the first declaration asks and waits, and is then given once more.
+`check` is for queues with a Kafka topic of their own (`x-kafka-topic`), which other programs can read by its name. The
+operator must allow the name (`cluster.kafka_topics`). Names of amqpd (`amqpd.*`), of Kafka (`__*`) and of existing
+topics are refused: the queue's topic is created and deleted with the queue. Only Kafka knows whether a topic exists.
+The first declaration therefore asks Kafka, waits and runs again.
 """
 
 from __future__ import annotations
@@ -27,7 +24,13 @@ if TYPE_CHECKING:
 
 
 class RefusedInCluster(NamedTuple):
-    """One thing. kind: argument, policy, exchange, header or command. name: as users write it."""
+    """A feature that a cluster refuses.
+
+    Attributes:
+        kind: argument, policy, exchange, header or command.
+        name: the name that users write.
+        why: the reason, for the error text.
+    """
 
     kind: str
     name: str
@@ -49,14 +52,14 @@ REFUSED: Final = (
     RefusedInCluster("header", "x-producer-id", "Kafka's records have the node's own numbers"),
     RefusedInCluster("command", "rewind", _KEPT),
 )
-"""All of it; docs/cluster.md shows it."""
+"""All refused features; docs/cluster.md lists them."""
 
 _BY_KIND: Final = {(each.kind, each.name): each for each in REFUSED}
 _HARMLESS: Final[Mapping[str, object]] = {"x-compact": False, "cleanup-policy": "delete"}
 
 
 def check_queue(vhost: str, asked: QueueDeclaration) -> None:
-    """Raises: PreconditionFailed."""
+    """Refuse queue arguments that a cluster cannot support. Raises: PreconditionFailed."""
     for name, value in asked.arguments.items():
         row = _BY_KIND.get(("argument", name))
         if row is not None and value != _HARMLESS.get(name):
@@ -66,7 +69,7 @@ def check_queue(vhost: str, asked: QueueDeclaration) -> None:
 
 
 def check_exchange(vhost: str, asked: ExchangeDeclaration) -> None:
-    """Raises: PreconditionFailed."""
+    """Refuse exchange types that a cluster cannot support. Raises: PreconditionFailed."""
     row = _BY_KIND.get(("exchange", asked.kind))
     if row is not None:
         raise PreconditionFailed(
@@ -75,7 +78,7 @@ def check_exchange(vhost: str, asked: ExchangeDeclaration) -> None:
 
 
 def policy_faults(definition: Mapping[str, object]) -> list[str]:
-    """A line for each key that cannot be followed."""
+    """Return a line of text for each policy key that a cluster refuses."""
     found = []
     for name, value in definition.items():
         row = _BY_KIND.get(("policy", name))
@@ -89,7 +92,12 @@ RESERVED: Final = ("amqpd.", "__")
 
 
 def check(vhost: VHost, asked: QueueDeclaration) -> None:
-    """A new queue that asks for a topic. Raises: PreconditionFailed, AccessRefused; OnItsWay."""
+    """Check a new queue that has a topic of its own.
+
+    Raises:
+        PreconditionFailed, AccessRefused.
+        DeclarationPending: Kafka has been asked; declare again when it has answered.
+    """
     topic = str(asked.arguments[ARGUMENT])
     what = f"invalid arg '{ARGUMENT}' for queue '{asked.name}' in vhost '{vhost.name}': "
     if not asked.durable:

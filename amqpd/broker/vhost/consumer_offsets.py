@@ -1,14 +1,16 @@
-"""How far the named consumers of streams have come.
+"""Stored offsets of named stream consumers.
 
-An offset stored is the *next* one to read, as Kafka's committed offsets are: whoever consumes under that name goes on
-with it. Memory is the truth at run time. `put` is for acks: it costs a look-up and writes nothing by itself; what has
-changed is written together every WRITE_S, a row per consumer however many acks there were, and at once when a consumer
-ends (`settle`) or the broker stops (`flush`). So a crash takes an offset back by WRITE_S at most, and what was read
-since is delivered once more; it never goes forward by itself. `set` and `delete` are for operators, and answer when
-they are committed.
+A stored offset is the *next* one to read, as in Kafka. A consumer of that name continues there. Memory is
+authoritative while the broker runs.
 
-The rows go with the queue's own row, and here with `forget`; a name is kept until then, or until it is deleted.
-Everything is called on the loop.
+`put` is for acks. It costs one look-up and writes nothing. Changed offsets are written together every WRITE_S, one row
+per consumer. They are written at once when a consumer ends (`settle`) or the broker stops (`flush`). A crash therefore
+sets an offset back by at most WRITE_S of reading, and these messages are delivered again. It never skips messages.
+
+`set` and `delete` are for operators and answer after the commit. Offsets are deleted by `delete`, or with their queue
+(`forget` in memory, the rows with the queue's row).
+
+All calls run on the event loop.
 """
 
 from __future__ import annotations
@@ -26,23 +28,33 @@ log = logging.getLogger(__name__)
 
 WRITE_S: Final = 5.0
 NAMES_MAX: Final = 10_000
-"""Names of one stream: a client that makes up a new one for each consumer must not fill the metadata."""
+"""Names per stream: a client with a new name for each consumer must not fill the metadata."""
 PART_MAX: Final = 500
-"""Rows of one submission: some 3 ms of the metadata's thread."""
+"""Rows per commit: about 3 ms of the metadata thread."""
 
 Key: TypeAlias = tuple[str, str]
-"""Of a queue (its id) and a consumer (its name)."""
+"""Queue id and consumer name."""
 
 
 class StoredOffset(NamedTuple):
-    """offset: the next one to read. time_ms: when it became that, as it was written; 0 while no commit has said so."""
+    """A stored offset.
+
+    Attributes:
+        offset: the next offset to read.
+        time_ms: the time at which it was written; 0 until the commit.
+    """
 
     offset: int
     time_ms: int
 
 
 class ConsumerOffsets:
-    """One per broker, in its catalogue. commit: `Metadata.submit`."""
+    """The stored offsets of one broker.
+
+    Args:
+        commit: `Metadata.submit`.
+        call_soon, call_later: the event loop's methods.
+    """
 
     def __init__(
         self,
@@ -61,28 +73,28 @@ class ConsumerOffsets:
         self._soon = False
 
     def load(self, rows: Iterable[StoredOffsetRow]) -> None:
-        """What an earlier life wrote."""
+        """Load the rows at a start."""
         for row in rows:
             self._of.setdefault(row.queue_id, {})[row.name] = StoredOffset(row.offset, row.time_ms)
 
     def get(self, queue_id: str, name: str) -> int | None:
-        """The next offset to read, or None for a name that has none."""
+        """Return the next offset to read; None if the name has none."""
         stored = self._of.get(queue_id, _NONE).get(name)
         return None if stored is None else stored.offset
 
     def of(self, queue_id: str) -> Mapping[str, StoredOffset]:
-        """Name -> what is stored, for one queue. It changes with the next call."""
+        """Return consumer name -> stored offset of a queue. The next call may change the mapping."""
         return self._of.get(queue_id, _NONE)
 
     # -- consumers ---------------------------------------------------------------------------------------------------
 
     def admit(self, queue_id: str, name: str) -> bool:
-        """A consumer of that name begins. False: it may not store anything, the queue has NAMES_MAX other names."""
+        """Admit a new consumer. Return False if the queue has NAMES_MAX other names: it then stores no offset."""
         names = self._of.setdefault(queue_id, {})
         return name in names or len(names) < NAMES_MAX
 
     def put(self, queue_id: str, name: str, offset: int) -> None:
-        """All below `offset` is acked, says a consumer that was admitted; nothing once the queue is forgotten.
+        """Store the offset of an admitted consumer: it has acked everything below. Ignored after `forget`.
 
         Cost: under 1 us.
         """
@@ -96,13 +108,13 @@ class ConsumerOffsets:
             self._call_later(WRITE_S, self._due)
 
     def settle(self, queue_id: str, name: str) -> None:
-        """Its consumer ends: what changed is written in this turn, together with that of all others who end in it."""
+        """Write the changed offsets in this loop turn, because a consumer ends. Consumers share the commit."""
         if (queue_id, name) in self._changed and not self._soon:
             self._soon = True
             self._call_soon(self.flush)
 
     def flush(self) -> None:
-        """Submits what has changed. Cost: 2 us a name."""
+        """Submit all changed offsets. Cost: 2 us per name."""
         self._soon = False
         changed, self._changed = list(self._changed), {}
         now = self._clock.time_ms()
@@ -140,10 +152,16 @@ class ConsumerOffsets:
     # -- operators ---------------------------------------------------------------------------------------------------
 
     def set(self, queue_id: str, name: str, offset: int, done: Done) -> None:
-        """done(None) once it is committed; done(error) when it is what it was before. A consumer that reads under this
-        name meanwhile goes on where it is, and its next ack says so.
+        """Set an offset for an operator.
 
-        Raises: MetadataClosed.
+        A consumer of this name that reads at the moment continues at its own position. Its next ack overwrites the
+        offset.
+
+        Args:
+            done: called with None after the commit, or with the error; the old offset is then back.
+
+        Raises:
+            MetadataClosed.
         """
         stored = StoredOffset(offset, 0)
         row = StoredOffsetRow(queue_id, name, offset, self._clock.time_ms())
@@ -164,9 +182,13 @@ class ConsumerOffsets:
         self._commit([Put(row)], committed)
 
     def delete(self, queue_id: str, name: str, done: Done) -> bool:
-        """Whether there was one; done(None) once it does not come back, done(error) when it is there again.
+        """Delete an offset for an operator. Return False if there is none.
 
-        Raises: MetadataClosed.
+        Args:
+            done: called with None after the commit, or with the error; the offset is then back.
+
+        Raises:
+            MetadataClosed.
         """
         names = self._of.get(queue_id, {})
         stored = names.get(name)
@@ -185,7 +207,7 @@ class ConsumerOffsets:
         return True
 
     def forget(self, queue_id: str) -> None:
-        """The queue is out of memory; its row takes these along. Cost: 1 us a name."""
+        """Forget the offsets of a deleted queue. Cost: 1 us per name."""
         for name in self._of.pop(queue_id, {}):
             self._changed.pop((queue_id, name), None)
 

@@ -1,4 +1,4 @@
-"""What is asked for when a queue or an exchange is declared, and what stands for the queue until it is made."""
+"""Parameters of queue.declare and exchange.declare, and the placeholder of a queue that is not created yet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from amqpd.storage.metadata.store import random_id
 
 
 class QueueDeclaration(NamedTuple):
-    """queue.declare. owner: who asks, and whom an exclusive queue ends with (a session); None from the admin API."""
+    """Parameters of queue.declare.
+
+    Attributes:
+        owner: the session, which owns the queue if it is exclusive; None for the admin API.
+    """
 
     name: str
     durable: bool
@@ -19,9 +23,11 @@ class QueueDeclaration(NamedTuple):
     owner: object = None
 
     def with_default_type(self, kind: str) -> QueueDeclaration:
-        """The same in a vhost whose default queue type this is.
+        """Return the declaration with the vhost's default queue type.
 
-        rabbit: it is as if it had been asked for, where the queue may be of it and names none.
+        rabbit: the default applies as if the client had asked for it, unless the client names a type or the queue
+            cannot have
+        the default type.
         """
         if kind == "classic" or not self.durable or self.auto_delete:
             return self
@@ -29,7 +35,7 @@ class QueueDeclaration(NamedTuple):
 
 
 class ExchangeDeclaration(NamedTuple):
-    """exchange.declare. kind: its type."""
+    """Parameters of exchange.declare. `kind` is the exchange type."""
 
     name: str
     kind: str
@@ -40,9 +46,11 @@ class ExchangeDeclaration(NamedTuple):
 
 
 class NewQueue:
-    """A queue that is checked and whose row is on its way. A transaction binds it before it is made.
+    """A checked queue whose commit is pending. A batch can bind it already.
 
-    id: empty for what is not durable. made: the queue, once it is.
+    Attributes:
+        id: the queue's id; "" if it is not durable.
+        made: the queue, after its creation.
     """
 
     def __init__(self, asked: QueueDeclaration) -> None:

@@ -1,28 +1,23 @@
-"""Queues: declared and deleted, whoever asks for it.
+"""Commands that declare, delete, bind and unbind queues and exchanges.
 
-`declare` checks, submits the row and makes the queue once that is committed. `delete` takes it out of memory at once
-and answers when it comes back with no restart: see deletion.py.
+Clients, the admin API, imports, auto-delete and expiry all use these functions.
 
-Bindings: made and taken away, whoever asks for it.
+A declaration of an existing object must be equivalent. A new object or binding is checked, its row is committed, and
+then the object is added to the vhost's tables. A failed commit changes nothing in memory.
 
-Both are in memory once their rows are committed: a binding is part of no message's safety, and so a commit that fails
-changes nothing.
+A deletion removes the object from memory at once:
 
-Whether what is there is what is asked for: a declaration of something that exists must be equivalent.
+- A queue is removed with its bindings and consumers; `delete_queue` answers as `deletion.py` describes.
+- An exchange is removed with the bindings on both sides; `delete_exchange` answers after the commit.
+- A removed binding also removes its source, if that is an auto-delete exchange and this was its last binding.
 
-Spec: AMQP 0-9-1 1.6.2.1 and 1.7.2.1; RabbitMQ: 406 for a flag or an argument that differs, 405 for another's exclusive
-queue.
+The `remove_` functions change the memory and return the rows to be deleted. `unbind` commits first.
 
-Exchanges: declared and deleted, whoever asks for it.
+`done(None)` is called after success, `done(error)` after a failed commit. Without a durable change, `done` is called
+before the function returns. An error found by a check is raised, and nothing has changed.
 
-`declare` checks, submits the row and puts the exchange among the vhost's once that is committed. `delete` takes it out
-of memory at once and answers when its row is gone.
-
-What leaves a vhost's tables, and what goes with it.
-
-A queue takes its bindings and its consumers with it, an exchange its bindings on both sides; a binding that goes takes
-its source with it where that is an auto-delete exchange and this was its last one. All of it is out of memory at once;
-the rows that have to go are returned, for queues.py, exchanges.py and bindings.py to submit.
+Spec: AMQP 0-9-1 1.6.2.1 and 1.7.2.1. RabbitMQ: 406 for a different flag or argument, 405 for an exclusive queue of
+another connection.
 """
 
 from __future__ import annotations
@@ -69,7 +64,7 @@ from amqpd.storage.queue_log import QueueLog
 
 
 def check_queue_equivalent(names: Namespace, queue: Queue | NewQueue, asked: QueueDeclaration) -> None:
-    """Raises: ResourceLocked, PreconditionFailed."""
+    """Check that a declaration matches the existing queue. Raises: ResourceLocked, PreconditionFailed."""
     vhost = names.vhost
     vhost.check_exclusive(queue, asked.owner)
     if asked.exclusive is not (queue.exclusive_owner is not None):
@@ -79,23 +74,23 @@ def check_queue_equivalent(names: Namespace, queue: Queue | NewQueue, asked: Que
     _check_flag(thing, vhost.name, "durable", asked.durable, queue.durable)
     _check_flag(thing, vhost.name, "auto_delete", asked.auto_delete, queue.auto_delete)
     default = names.default_queue_type
-    if queue.kind == default:  # rabbit: a queue made before the vhost had it stays as it is
+    if queue.kind == default:  # rabbit: a queue older than the vhost's default keeps its type
         asked = asked.with_default_type(default)
     given = dict(asked.arguments)
     current = dict(queue.arguments)
     if given.get("x-queue-type", "classic") == current.get("x-queue-type", "classic"):
-        # rabbit: classic is what no argument means
+        # rabbit: no argument means classic
         given.pop("x-queue-type", None)
         current.pop("x-queue-type", None)
     elif "x-queue-type" not in given and current.get("x-queue-type") == default:
-        # rabbit: in a vhost with another default, no argument means that one
+        # rabbit: no argument means the vhost's default type
         del current["x-queue-type"]
-    # rabbit: what a queue of its kind does not take is not looked at, where a new queue is refused for it
+    # rabbit: ignore arguments that this queue type does not have, although a new queue with them is refused
     queue_arguments.compare(thing, vhost.name, queue_arguments.compared_names(queue.kind), given, current)
 
 
 def check_exchange_equivalent(vhost: str, exchange: Exchange, asked: ExchangeDeclaration) -> None:
-    """Raises: PreconditionFailed."""
+    """Check that a declaration matches the existing exchange. Raises: PreconditionFailed."""
     thing = f"exchange '{exchange.name}'"
     if asked.kind != exchange.kind:
         raise PreconditionFailed(
@@ -110,7 +105,7 @@ def check_exchange_equivalent(vhost: str, exchange: Exchange, asked: ExchangeDec
 
 
 def _atom(kind: str) -> str:
-    """rabbit: the current one is Erlang's word for it, with quotes of its own where it is not a plain one."""
+    """Format an exchange type as an Erlang atom, with quotes where Erlang needs them. RabbitMQ: in this text only."""
     return kind if kind.isalnum() else f"'{kind}'"
 
 
@@ -126,10 +121,13 @@ log = logging.getLogger(__name__)
 
 
 def remove_queue(vhost: VHost, queue: Queue) -> tuple[int, list[Change]]:
-    """Stops delivery and cancels its consumers. Returns the ready count, which is not known (0) where nobody has
-    prepared it since the start, and its tombstone with the rows that go with it.
+    """Remove a queue from memory: stop delivery, cancel the consumers, remove the bindings.
 
-    Its log goes after the commit: deletion.py.
+    The log is removed after the commit (deletion.py).
+
+    Returns:
+        The number of ready messages (0 if the queue was not opened since the start), and the rows: its tombstone and
+        the changes that belong to it.
     """
     if queue.deleted:
         return 0, []
@@ -152,8 +150,10 @@ def remove_queue(vhost: VHost, queue: Queue) -> tuple[int, list[Change]]:
 
 
 def unload_queue(vhost: VHost, queue: Queue) -> None:
-    """Its vhost goes on elsewhere: the same, but nothing is deleted or told, and what a log has on this disk goes at
-    once. A queue's bindings go with the vhost.
+    """Remove a queue from memory because another node now serves its vhost.
+
+    Nothing is deleted in the metadata and no event is sent. The local files of the log are deleted at once. The
+    bindings are removed with the vhost.
     """
     if queue.deleted:
         return
@@ -169,7 +169,7 @@ def unload_queue(vhost: VHost, queue: Queue) -> None:
 
 
 def _end(vhost: VHost, queue: Queue) -> None:
-    """It is counted with those that are gone, and routes to it are looked up anew."""
+    """Mark a queue as deleted, add its counters to the totals, and invalidate the routes to it."""
     queue.deleted = True
     vhost.catalogue.ended_queues.add(queue_counts(queue))
     vhost.catalogue.ended_of_kind[queue.kind].add(queue_counts(queue))
@@ -185,7 +185,7 @@ def _cancel_consumers(queue: Queue) -> None:
 
 
 def remove_exchange(vhost: VHost, exchange: Exchange) -> list[Change]:
-    """Returns its row and those that go with it."""
+    """Remove an exchange from memory. Return the rows to be deleted, its own included."""
     if exchange.deleted:
         return []
     exchange.deleted = True
@@ -203,7 +203,11 @@ def remove_exchange(vhost: VHost, exchange: Exchange) -> list[Change]:
 
 
 def remove_binding(vhost: VHost, binding: Binding) -> list[Change]:
-    """Returns the rows of what goes with it; its own is the caller's. It may have gone with one of its ends."""
+    """Remove a binding from memory, if it is still there.
+
+    Returns:
+        The rows of an auto-delete exchange removed with it. The caller deletes the binding's own row.
+    """
     source = binding.source
     there = not source.deleted and binding.key in source.bindings
     vhost.take_binding(binding)
@@ -218,12 +222,14 @@ ARGUMENTS_SIZE_MAX: Final = 64 * 1024
 
 
 def declare_queue(names: Namespace, asked: QueueDeclaration, done: Done = ignore_result) -> bool:
-    """Whether it is new; done(None) once it is there, at once where it was there already and is equivalent.
+    """Declare a queue. Return whether it is new.
 
-    Raises: AccessRefused, PreconditionFailed, ResourceLocked, OnItsWay; NotOpenYet of a queue that is there.
+    Raises:
+        AccessRefused, PreconditionFailed, ResourceLocked, ResourceError.
+        DeclarationPending, LogNotOpen: wait, then declare again.
     """
     if asked.exclusive and asked.durable:
-        # rabbit: it dies with its connection, so whether it was asked for as durable is all the same
+        # rabbit: the queue is deleted with its connection, so it is never durable
         asked = asked._replace(durable=False)
     names.vhost.check_not_system(asked.name)
     queue = names.find_queue(asked.name)
@@ -261,7 +267,7 @@ def declare_queue(names: Namespace, asked: QueueDeclaration, done: Done = ignore
 
 
 def check_queue_limit(names: Namespace, name: str) -> None:
-    """rabbit: whether one more may come is asked before its arguments are looked at. Raises: PreconditionFailed."""
+    """Check the vhost's queue limit. RabbitMQ: before the arguments. Raises: PreconditionFailed."""
     if not names.limits.allow(QUEUES, names.queue_count()):
         limit = names.limits.value[QUEUES]
         raise PreconditionFailed(
@@ -270,7 +276,7 @@ def check_queue_limit(names: Namespace, name: str) -> None:
 
 
 def check_queue_declaration(vhost: str, asked: QueueDeclaration) -> None:
-    """Raises: PreconditionFailed when there can be no such queue, whatever the vhost's default type."""
+    """Check flags and arguments of a new queue. Raises: PreconditionFailed."""
     arguments = asked.arguments
     if len(encode_table(arguments)) > ARGUMENTS_SIZE_MAX:
         raise PreconditionFailed(f"arguments of queue '{asked.name}' are larger than {ARGUMENTS_SIZE_MAX} bytes")
@@ -290,7 +296,7 @@ def check_queue_declaration(vhost: str, asked: QueueDeclaration) -> None:
 
 
 def _make_queue(vhost: VHost, new: NewQueue) -> None:
-    """Its row is committed."""
+    """Create the queue in memory after its row was committed."""
     declared, storage = vhost.catalogue.declared, vhost.catalogue.storage
     if vhost.deleted:
         raise DeclarationPending(declared, ObjectName(vhost.name, "queue", new.name))
@@ -332,11 +338,17 @@ def check_queue_deletable(vhost: VHost, queue: Queue, if_unused: bool, if_empty:
 
 
 def delete_queue(vhost: VHost, queue: Queue, done: Done = ignore_result) -> int:
-    """Deletes it with its bindings; its consumers are told. Returns how many messages were ready, which is not known
-    (0) where nobody has prepared it since the start.
+    """Delete a queue with its bindings, and cancel its consumers.
 
-    done: called when it does not come back, or with the error of the first try, which others follow. Raises:
-    AccessRefused of the broker's own.
+    Args:
+        done: called with None when no restart can restore the queue, or with the error of the first attempt. The
+            broker repeats failed attempts.
+
+    Returns:
+        The number of ready messages; 0 if the queue was not opened since the start.
+
+    Raises:
+        AccessRefused: it is a system queue.
     """
     vhost.check_not_system(queue.name)
     count, changes = remove_queue(vhost, queue)
@@ -345,7 +357,7 @@ def delete_queue(vhost: VHost, queue: Queue, done: Done = ignore_result) -> int:
 
 
 def delete_queues(vhost: VHost, queues: Sequence[Queue], done: Done = ignore_result) -> None:
-    """The same for several in one commit."""
+    """Delete several queues in one commit. See `delete_queue`."""
     changes: list[Change] = []
     for queue in queues:
         changes += remove_queue(vhost, queue)[1]
@@ -360,10 +372,8 @@ def bind(
     arguments: dict[str, object],
     done: Done = ignore_result,
 ) -> None:
-    """done(None) once it is there, at once where it was there already. Raises: PreconditionFailed,
-    AccessRefused, OnItsWay.
-    """
-    assert source.matcher is not None  # the front end has refused the default exchange
+    """Bind a destination to an exchange. Raises: PreconditionFailed, AccessRefused, DeclarationPending."""
+    assert source.matcher is not None  # the caller has refused the default exchange
     kind: DestinationType = "exchange" if isinstance(destination, Exchange) else "queue"
     if kind == "queue":
         names.vhost.check_not_system(destination.name)
@@ -391,10 +401,10 @@ def _make_binding(
     routing_key: str,
     arguments: dict[str, object],
 ) -> None:
-    """Its row is committed. One that was bound twice at once is there already."""
+    """Create the binding in memory after its row was committed. It may exist: two commands can bind at once."""
     end = destination.made if isinstance(destination, NewQueue) else destination
     if source.deleted or end is None or end.deleted:
-        # Whatever took the end away was submitted later and has removed the row.
+        # The deletion of this object was submitted later and has deleted the binding's row.
         gone = source if source.deleted else destination
         kind = "exchange" if isinstance(gone, Exchange) else "queue"
         raise DeclarationPending(vhost.catalogue.declared, ObjectName(vhost.name, kind, gone.name))
@@ -412,7 +422,7 @@ def unbind(
     arguments: dict[str, object],
     done: Done = ignore_result,
 ) -> None:
-    """done(None) once it is gone, at once where there is none, which is no error. Raises: OnItsWay."""
+    """Remove a binding. A binding that does not exist is no error. Raises: DeclarationPending."""
     binding = source.bindings.get(Binding(source, destination, routing_key, arguments).key)
     if binding is None:
         done(None)
@@ -423,7 +433,7 @@ def unbind(
 
 
 def _remove_binding(vhost: VHost, binding: Binding) -> None:
-    """Its row is gone."""
+    """Remove the binding from memory after its row was deleted."""
     if not binding.private:
         vhost.catalogue.events.record("binding.deleted", binding.told(vhost.name))
     vhost.catalogue.deletions.delete(remove_binding(vhost, binding))
@@ -434,15 +444,17 @@ def _binding_row(vhost: VHost, key: BindingKey) -> BindingRow:
 
 
 def declare_exchange(names: Namespace, asked: ExchangeDeclaration, done: Done = ignore_result) -> bool:
-    """Whether it is new; done(None) once it is there, at once where it was there already and is equivalent.
+    """Declare an exchange. Return whether it is new.
 
-    Raises: CommandInvalid for an unknown type, AccessRefused, PreconditionFailed, OnItsWay.
+    Raises:
+        CommandInvalid: unknown exchange type.
+        AccessRefused, PreconditionFailed, DeclarationPending.
     """
     vhost = names.vhost
     vhost.check_not_default(asked.name)
     exchange = names.find_exchange(asked.name)
     if exchange is not None:
-        if exchange.kind != asked.kind and asked.kind != DELAYED_MESSAGE:  # else its package may be gone
+        if exchange.kind != asked.kind and asked.kind != DELAYED_MESSAGE:  # an unchanged type may be uninstalled
             _exchange_type(asked)
         check_exchange_equivalent(vhost.name, exchange, asked)
         done(None)
@@ -466,7 +478,7 @@ def declare_exchange(names: Namespace, asked: ExchangeDeclaration, done: Done = 
 
 
 def check_exchange_declaration(vhost: str, asked: ExchangeDeclaration) -> None:
-    """Raises: CommandInvalid, PreconditionFailed when there can be no such exchange."""
+    """Check type and arguments of a new exchange. Raises: CommandInvalid, PreconditionFailed."""
     _exchange_type(asked)
     if len(encode_table(asked.arguments)) > ARGUMENTS_SIZE_MAX:
         raise PreconditionFailed(f"arguments of exchange '{asked.name}' are larger than {ARGUMENTS_SIZE_MAX} bytes")
@@ -483,9 +495,11 @@ def _exchange_type(asked: ExchangeDeclaration) -> Callable[[], ExchangeType]:
 
 
 def delete_exchange(vhost: VHost, exchange: Exchange, if_unused: bool, done: Done = ignore_result) -> None:
-    """Deletes it with its bindings. done: called when its row is gone, or with the error of the first try.
+    """Delete an exchange with its bindings.
 
-    Raises: AccessRefused for a predeclared one, PreconditionFailed when in use.
+    Raises:
+        AccessRefused: it is a predeclared exchange.
+        PreconditionFailed: it is in use.
     """
     vhost.check_not_default(exchange.name)
     if exchange.name.startswith("amq."):

@@ -1,12 +1,12 @@
-"""How what is deleted leaves the disk; the order is the promise.
+"""Steps by which a deleted queue or vhost is removed from the disk. Their order is the guarantee.
 
-    1  it is out of memory: nothing is delivered, consumers are cancelled (declare.py)
-    2  its tombstone is committed: a row in state `deleting`, which a start finishes
-    3  its directory is renamed `<id>.deleted` and the directory above synced (storage/directory_removal.py)
-    4  whoever deletes it is answered, and it is counted
-    5  its files go, then its row; the empty `<id>.deleted` when the database itself holds all this
+    1  it is removed from memory: no deliveries, consumers cancelled (declare.py)
+    2  its tombstone is committed: a row in state `deleting`; after a crash, the next start continues from here
+    3  its directory is renamed to `<id>.deleted` and the parent directory synced (storage/directory_removal.py)
+    4  the client gets its answer, and the deletion is counted
+    5  its files are deleted, then its row; then the empty `<id>.deleted`, after a checkpoint of the database
 
-So a deletion that was answered stands twice, and what one of them loses the other one tells: see recovery.py.
+So a confirmed deletion is recorded in two places. If one of them is lost, the other one remains (recovery.py).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from amqpd.storage.storage import Storage
 log = logging.getLogger(__name__)
 
 EMPTY_MAX: Final = 1000
-"""So many empty directories, and the metadata is made to forget them before it is time."""
+"""With this many empty directories, `tidy` runs at once."""
 Remove: TypeAlias = Callable[[Sequence[Change], Callable[[], None], Done | None], None]
 
 
 class DirectoryRemoval:
-    """A directory on its way out that is no queue's and has no row."""
+    """Removal of a directory that belongs to no queue and has no row."""
 
     def __init__(self) -> None:
         self._over = False
@@ -51,9 +51,11 @@ class DirectoryRemoval:
 
 
 class DeletionQueue:
-    """Steps 2 to 5. Everything on the loop. One per broker.
+    """Steps 2 to 5 for all deletions of one broker. All calls run on the event loop.
 
-    remove: `PendingDeclarations.remove`. counted: how many queues are gone now, step 4.
+    Args:
+        remove: `PendingDeclarations.remove`.
+        counted: called in step 4 with the number of deleted queues.
     """
 
     def __init__(
@@ -63,23 +65,26 @@ class DeletionQueue:
         self._metadata = metadata
         self._remove = remove
         self._counted = counted
-        self._empty: list[str] = []  # directories renamed and emptied, by their old names
+        self._empty: list[str] = []  # renamed and emptied directories, by their old names
         self._under_way = False
         self._leaving: list[DirectoryRemoval] = []
 
     def leaving(self) -> Callable[[], None]:
-        """A directory is about to be renamed that goes with the rows of the next `delete`, whose `done` waits for it.
-        Returns what is to be called when that is on the medium.
+        """Register a directory that will be renamed together with the rows of the next `delete`.
+
+        `done` of that `delete` waits for it. Return the callback to call when the rename is durable.
         """
         leaving = DirectoryRemoval()
         self._leaving.append(leaving)
         return leaving.end
 
     def delete(self, changes: Sequence[Change], queues: Sequence[Queue] = (), done: Done = ignore_result) -> None:
-        """What is out of memory goes for good: these rows, tried until that succeeds, then the queues' directories.
+        """Delete rows, repeated until it succeeds, then the directories of queues that are no longer in memory.
 
-        changes: tombstones, and the rows of what goes with them. done: called with None when neither comes back, or
-        with the error of the first try. Where there are no rows, nor directories, it is called before this returns.
+        Args:
+            changes: tombstones, and rows deleted with them.
+            done: called with None when no restart can restore the objects, or with the error of the first attempt.
+                Called before this returns if there are neither rows nor directories.
         """
         leaving, self._leaving = self._leaving, []
         if not changes:
@@ -100,8 +105,14 @@ class DeletionQueue:
         self._remove(changes, partial(self.drop, queues, renamed, leaving), tried)
 
     def drop(self, queues: Sequence[Queue], done: Callable[[], None], leaving: Sequence[DirectoryRemoval] = ()) -> None:
-        """Queues that are out of memory, and whose tombstones are committed; `done()` is step 4. Transient ones are
-        gone at once. Cost: a rename each; their parents are synced together. leaving: what else it waits for.
+        """Remove the directories of queues whose tombstones are committed. Transient queues need no rename.
+
+        Args:
+            done: step 4.
+            leaving: other removals to wait for.
+
+        Cost:
+            One rename per queue. The parent directories are synced together.
         """
         left = len(queues) + len(leaving)
 
@@ -135,8 +146,10 @@ class DeletionQueue:
         done: Callable[[], None],
         others: Sequence[QueueLog] = (),
     ) -> None:
-        """The same for a vhost and the queues that were in it: one rename for all. Its row is the caller's. others:
-        logs of its that are no queue's.
+        """Remove a vhost's directory with all its queues, in one rename. The caller deletes the vhost's row.
+
+        Args:
+            others: the vhost's logs that belong to no queue.
         """
         stores = [queue.backing.store for queue in queues if queue.backing.store is not None and queue.id]
         stores += others
@@ -153,13 +166,13 @@ class DeletionQueue:
         self._storage.retire_vhost(vhost.id, stores, renamed)
 
     def forget(self, changes: Sequence[Change]) -> None:
-        """Rows of what is gone. When the broker stops before this, the next start sees to them."""
+        """Delete rows of removed objects. If the broker stops before that, the next start deletes them."""
         self._remove(changes, _nothing, None)
 
     # -- at the start
 
     def take_over(self, findings: RecoveryFindings) -> None:
-        """Makes the metadata say what holds, then empties what had been deleted."""
+        """Correct the metadata after a start, then empty the directories of deleted objects."""
         parts = in_parts(findings.changes)
         for part in parts[:-1]:
             self._metadata.submit(part, _logged)
@@ -176,12 +189,12 @@ class DeletionQueue:
             self._empty_out(path)
 
     def finish(self, vhost_id: str, row: QueueRow) -> None:
-        """A queue's deletion that a crash interrupted behind its tombstone."""
+        """Complete a queue's deletion that a crash interrupted after its tombstone."""
         chain = self._storage.queue_chain(vhost_id, row.id)
         self._storage.departures.rename(chain, partial(self._empty_queue, vhost_id, row))
 
     def finish_vhost(self, row: VhostRow) -> None:
-        """The same for a vhost's. Its row goes at once: another one of its name may be wanted."""
+        """Complete a vhost's deletion. The row is deleted at once, to free the name for a new vhost."""
         chain = self._storage.vhost_chain(row.id)
         self.forget([Delete(row)])
         self._storage.departures.rename(chain, partial(self._empty_out, chain[-1]))
@@ -203,8 +216,9 @@ class DeletionQueue:
             self.tidy()
 
     def tidy(self) -> None:
-        """Removes the empty directories once the database has all this in its own file. The owner calls it now and
-        then. Cost: nothing where there is nothing to do.
+        """Remove empty directories after a checkpoint of the database. The owner calls this from time to time.
+
+        Cost: nothing if there are none.
         """
         if self._under_way or not self._empty:
             return
@@ -225,7 +239,7 @@ class DeletionQueue:
 
 
 def _nothing() -> None:
-    """Nothing waits for what is left to go."""
+    """Do nothing: no caller waits."""
 
 
 def _logged(error: BaseException | None) -> None:

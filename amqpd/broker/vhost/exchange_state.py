@@ -1,8 +1,6 @@
-"""What exchanges keep of the messages they route, as the catalogue sees it: it is made with the exchange, told of what
-is newly bound, and ends with the exchange.
+"""Interface to stored messages of exchanges (recent history, deduplication).
 
-The broker has the one that does it (broker/publish/exchange_state.py): it knows how messages are offered, which nobody
-here does.
+`broker/publish/exchange_state.py` implements it, because it needs to publish.
 """
 
 from __future__ import annotations
@@ -15,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class ExchangeStateHook:
-    """Keeps nothing. vhost: the name of the one that it is in."""
+    """Implementation that stores nothing. `vhost` is the name of the exchange's vhost."""
 
     def begin(self, vhost: str, exchange: Exchange) -> None:
-        """It is among its vhost's exchanges from now on."""
+        """Start for a new exchange."""
 
     def bound(self, vhost: str, binding: Binding) -> None:
-        """A binding has been made, by a client and not by a start."""
+        """Handle a new binding made by a client. A start does not call this."""
 
     def end(self, vhost: str, exchange: Exchange) -> list[Change]:
-        """It has been deleted. Returns the rows to be removed with its own."""
+        """Stop for a deleted exchange. Return the rows to be deleted with its own."""
         return []

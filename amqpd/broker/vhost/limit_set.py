@@ -1,4 +1,4 @@
-"""A set of limits, as a vhost and a user have it. What sets and keeps them: limits.py."""
+"""Limits of one vhost or user. limits.py sets and stores them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ QUEUES: Final = "max-queues"
 
 
 class Limits:
-    """Never changed. value: as it was set, in its order."""
+    """An immutable set of limits. `value` keeps the order in which they were set."""
 
     def __init__(self, value: Mapping[str, int]) -> None:
         self.value = dict(value)
 
     def allow(self, name: str, count: int) -> bool:
-        """Whether one may come where so many are there already."""
+        """Return whether one more is allowed if there are `count` already."""
         limit = self.value.get(name, -1)
         return limit < 0 or count < limit
 
 
 NO_LIMITS: Final = Limits({})
-"""Nobody has set any."""
+"""No limit is set."""

@@ -1,20 +1,16 @@
-"""Limits: how many connections and queues a vhost may have, how many connections and channels a user.
+"""Limits: connections and queues of a vhost, connections and channels of a user.
 
-Under each name a whole number; a negative one is no limit, 0 allows none. What exceeds a limit that is set later stays:
-limits are asked when something comes (`limits.py`, `queues.py`).
+A limit is a whole number; a negative one means no limit, 0 allows none. A limit applies to new connections, channels
+and queues; existing ones above it stay.
 
-A vhost's limits are a runtime parameter of it, `vhost-limits` by component and `limits` by name, as RabbitMQ keeps
-them; a user's are a row of their own, which goes with the user.
+A vhost's limits are its runtime parameter `limits` of component `vhost-limits`, as in RabbitMQ. A user's limits are a
+row that is deleted with the user.
 
-Who may come in: connections and channels against the limits of their vhost and user.
+`ConnectionLimiter` counts. A connection counts from connection.open to its close, a channel until either side closes
+it. A client that has not sent connection.open does not count. Connections are a set, so that none is counted or
+removed twice.
 
-A front end asks before it lets somebody in, and tells who has come and gone. Connections are counted as the set of
-those that are there, so that nobody is counted twice or leaves twice. A connection counts from connection.open until
-it closes, a channel until either side closes it; what only shakes hands counts nowhere.
-
-Cost: two look-ups a connection or channel, whatever their number.
-
-rabbit: texts, codes, and that the vhost is asked before the user.
+RabbitMQ: texts, codes, and the order of checks (vhost before user).
 """
 
 from __future__ import annotations
@@ -42,11 +38,16 @@ PARAMETER: Final = "limits"
 
 
 class InvalidLimits(ValueError):
-    """The text is RabbitMQ's."""
+    """Raised with RabbitMQ's text."""
 
 
 def checked(value: object, known: Iterable[str], what: str) -> dict[str, int]:
-    """The limits in this JSON value. rabbit: an empty list is an empty object. Raises: InvalidLimits."""
+    """Return the limits in a JSON value. rabbit: an empty list is an empty object. Raises: InvalidLimits.
+
+    Args:
+        known: names that are allowed.
+        what: name of the value for error texts.
+    """
     if value == []:
         return {}
     if not isinstance(value, Mapping):
@@ -65,12 +66,12 @@ def checked(value: object, known: Iterable[str], what: str) -> dict[str, int]:
 
 
 def values(vhost: VHost) -> dict[str, Any]:
-    """As a parameter: by its name, of which there is one at most."""
+    """Return the limits as parameters: {} or one parameter named `limits`."""
     return {} if vhost.limits is NO_LIMITS else {PARAMETER: vhost.limits.value}
 
 
 def declare(names: Namespace, name: str, value: object, done: Done = ignore_result) -> bool:
-    """Whether it has had none; they are in force once done(None) is called. Raises: InvalidLimits, OnItsWay."""
+    """Set a vhost's limits. Return whether it had none. Raises: InvalidLimits, DeclarationPending."""
     if name != PARAMETER:
         raise InvalidLimits(f"Validation failed\n\nlimits of a vhost are the parameter {PARAMETER}, not {name}\n")
     try:
@@ -86,13 +87,13 @@ def declare(names: Namespace, name: str, value: object, done: Done = ignore_resu
 
 
 def clear(vhost: VHost, _name_of_it: str, done: Done = ignore_result) -> None:
-    """Of one that has some; they hold until the removal is committed. Raises: OnItsWay."""
+    """Remove a vhost's limits. They apply until the commit. Raises: DeclarationPending."""
     row = ParameterRow(vhost.name, COMPONENT, PARAMETER, json.dumps(vhost.limits.value))
     vhost.make(PendingDeclaration(_name(vhost), Delete(row), Put(row), partial(_put, vhost, NO_LIMITS)), done)
 
 
 def load(vhost: VHost, row: ParameterRow) -> None:
-    """What an earlier life had."""
+    """Load a vhost's limits at a start. Ignore an invalid row with an error in the log."""
     try:
         vhost.limits = Limits(checked(json.loads(row.value), OF_VHOSTS, PARAMETER))
     except ValueError as error:  # another version, or another program, wrote it
@@ -104,7 +105,7 @@ def _name(vhost: VHost) -> ObjectName:
 
 
 def _put(vhost: VHost, limits: Limits) -> None:
-    """Its row is committed."""
+    """Apply the committed limits."""
     if vhost.deleted:
         raise DeclarationPending(vhost.catalogue.declared, _name(vhost))
     vhost.limits = limits
@@ -125,14 +126,17 @@ def _put(vhost: VHost, limits: Limits) -> None:
 
 
 class UserLimits:
-    """Of all users of a broker. Who sets some holds `InternalBackend.changing`: so the user is there until then."""
+    """Limits of all users of one broker.
+
+    A caller that sets limits holds `InternalBackend.changing`, so that the user is not deleted meanwhile.
+    """
 
     def __init__(self, catalogue: VhostServices) -> None:
         self._catalogue = catalogue
         self._by_user: dict[str, Limits] = {}
 
     def load(self, rows: Iterable[UserLimitsRow]) -> None:
-        """What an earlier life had."""
+        """Load the rows at a start. Ignore invalid ones with an error in the log."""
         for row in rows:
             try:
                 value = checked(json.loads(row.limits), OF_USERS, "user-limits")
@@ -142,11 +146,11 @@ class UserLimits:
                 self._set(row.user, value)
 
     def all(self) -> list[tuple[str, dict[str, int]]]:
-        """Users with limits, by name."""
+        """Return the users with limits, by name."""
         return [(user, limits.value) for user, limits in sorted(self._by_user.items())]
 
     def get(self, user: str) -> dict[str, int]:
-        """Empty: none is set."""
+        """Return a user's limits; {} if none is set."""
         return self.of(user).value
 
     def of(self, user: str) -> Limits:
@@ -154,11 +158,11 @@ class UserLimits:
 
     @staticmethod
     def row(user: str, value: object) -> UserLimitsRow:
-        """For a transaction of somebody else's, who calls `keep` after its commit. Raises: InvalidLimits."""
+        """Return the row for a batch. The caller calls `keep` after its commit. Raises: InvalidLimits."""
         return UserLimitsRow(user, json.dumps(dict(sorted(checked(value, OF_USERS, "user-limits").items()))))
 
     def declare(self, user: str, value: object, done: Done = ignore_result) -> None:
-        """These and no others; in force once done(None) is called. Raises: InvalidLimits, OnItsWay."""
+        """Replace a user's limits. Raises: InvalidLimits, DeclarationPending."""
         row = self.row(user, value)
         limits: dict[str, int] = json.loads(row.limits)
         before = UserLimitsRow(user, json.dumps(self.get(user)))
@@ -167,14 +171,14 @@ class UserLimits:
         self._catalogue.declared.commit_and_apply(coming, done)
 
     def keep(self, user: str, value: Mapping[str, int]) -> None:
-        """They are committed."""
+        """Apply committed limits."""
         about = {"name": PARAMETER, "username": user}
         self._catalogue.events.emit(f"user.limits.{'set' if value else 'cleared'}", {**about, **value})
         self._set(user, value)
         log.info("limits of user '%s' are now %s", user, json.dumps(value), extra={"user": user})
 
     def follow(self, change: Put | Delete) -> None:
-        """A row that another node of a cluster has committed; nothing where it is so already, or is of no limits."""
+        """Apply a row that another node of the cluster committed. Ignore rows of other tables and unchanged ones."""
         row = change.row
         if not isinstance(row, UserLimitsRow):
             return
@@ -189,12 +193,12 @@ class UserLimits:
             self.forget(user)
 
     def forget(self, user: str) -> None:
-        """There are none any more, or no such user."""
+        """Remove a user's limits from memory."""
         self._by_user.pop(user, None)
 
 
 class ConnectionLimiter:
-    """One per broker."""
+    """Counts of connections and channels of one broker. Cost: two look-ups per connection or channel."""
 
     def __init__(self, limits: UserLimits) -> None:
         self._limits = limits
@@ -202,7 +206,11 @@ class ConnectionLimiter:
         self._channels: dict[str, int] = {}
 
     def check(self, user: str, vhost: VHost, method: int = 0) -> None:
-        """Of one more connection. method: what it asks by. Raises: NotAllowed."""
+        """Check the limits for one more connection. Raises: NotAllowed.
+
+        Args:
+            method: the AMQP method that opens it, for the error.
+        """
         if not vhost.limits.allow(CONNECTIONS, len(vhost.connected)):
             limit = vhost.limits.value[CONNECTIONS]
             raise NotAllowed(
@@ -220,12 +228,12 @@ class ConnectionLimiter:
         return len(self._by_user.get(user, ()))
 
     def entered(self, session: object, user: str, vhost: VHost) -> None:
-        """It is open."""
+        """Count an open connection."""
         vhost.connected.add(session)
         self._by_user.setdefault(user, set()).add(session)
 
     def left(self, session: object, user: str, vhost: VHost) -> None:
-        """It ends; may be told twice."""
+        """Remove a closed connection. A second call has no effect."""
         vhost.connected.discard(session)
         theirs = self._by_user.get(user)
         if theirs is not None:
@@ -234,7 +242,7 @@ class ConnectionLimiter:
                 del self._by_user[user]
 
     def open_channel(self, user: str) -> None:
-        """Counts one more. Raises: NotAllowed, and counts nothing."""
+        """Count one more channel. Raises: NotAllowed; then nothing is counted."""
         count = self._channels.get(user, 0)
         limits = self._limits.of(user)
         if not limits.allow(CHANNELS, count):
@@ -245,7 +253,7 @@ class ConnectionLimiter:
         self._channels[user] = count + 1
 
     def close_channel(self, user: str) -> None:
-        """Of one that was counted, once."""
+        """Remove a channel that was counted. Call this once per channel."""
         count = self._channels[user] - 1
         if count > 0:
             self._channels[user] = count

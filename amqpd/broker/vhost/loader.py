@@ -1,10 +1,13 @@
-"""What was declared in an earlier life, back in the vhosts' tables. Queues' logs are opened, not read.
+"""Loader: metadata rows to the objects of vhosts, and back out of memory.
 
-Vhosts that come to a running broker and leave it, with all that is in them, in slices of the loop.
+`load` runs at a start. `load_vhost` and `unload_vhost` run in a cluster, in slices of the event loop. They change no
+metadata: the next node loads the vhost from the same rows.
 
-Nothing is declared or deleted by it: a vhost that comes is as its rows say, one that leaves goes on elsewhere by the
-same rows. It comes whole: nobody finds it before all of it is there. It leaves at once: in one turn of the loop nothing
-in it can be found, published to or delivered any more; what it held goes behind that.
+- A loaded vhost is visible only when it is complete.
+- An unloaded vhost disappears in one loop turn (`end`): no look-up, publish or delivery after that. `clear` then frees
+  its objects.
+
+Queue logs are opened, but not read.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def load(vhosts: VHosts, state: MetadataState) -> None:
-    """Brings back what the rows tell, and goes on with the deletions that a crash interrupted."""
+    """Load all vhosts at a start, and continue the deletions that a crash interrupted."""
     deletions = vhosts.catalogue.deletions
     for row in state.deleting_vhosts:
         deletions.finish_vhost(row)
@@ -41,7 +44,7 @@ def load(vhosts: VHosts, state: MetadataState) -> None:
 
 
 def steps(vhosts: VHosts, into: dict[str, VHost], state: MetadataState) -> Iterator[None]:
-    """The vhosts of these rows with what is in them, a row at a time. into: where they are to stand, by name."""
+    """Load the vhosts of these rows into the dict `into`, one row per step."""
     deletions = vhosts.catalogue.deletions
     new: list[VHost] = []
     for row in state.vhosts:
@@ -59,7 +62,7 @@ def steps(vhosts: VHosts, into: dict[str, VHost], state: MetadataState) -> Itera
         yield
     for vhost in new:
         for exchange in vhost.exchanges.values():
-            vhost.apply_policies(exchange)  # the broker's own, which are there already
+            vhost.apply_policies(exchange)  # the predeclared exchanges
         yield
     for exchange_row in state.exchanges:
         into[exchange_row.vhost].add_exchange(_exchange(exchange_row))
@@ -70,8 +73,8 @@ def steps(vhosts: VHosts, into: dict[str, VHost], state: MetadataState) -> Itera
     for binding_row in state.bindings:
         binding = _binding(into[binding_row.vhost], binding_row)
         if binding is None or binding.key in binding.source.bindings:
-            # One end went with a deletion that a crash cut short. Or a version before 2026-11-24 took arguments in
-            # another order for another binding.
+            # A crash interrupted the deletion of the source or destination. Or a version before 2026-11-24 stored
+            # the same arguments in another order as a second binding.
             deletions.forget([Delete(binding_row)])
         else:
             into[binding_row.vhost].add_binding(binding)
@@ -115,10 +118,10 @@ def _binding(vhost: VHost, row: BindingRow) -> Binding | None:
 
 
 def _matcher(row: ExchangeRow) -> ExchangeType:
-    """Of an exchange that was declared in an earlier life; a guest's package may be gone, or broken."""
+    """Return the matcher of a stored exchange. A plugin package may be uninstalled or broken."""
     try:
         return exchange_type_factory(routing_type(row.type, _table(row.arguments)))()
-    except Exception as error:  # noqa: BLE001  # a guest may fail in any way, and must not keep the broker from starting
+    except Exception as error:  # noqa: BLE001  # a plugin's error must not stop the start
         matcher = MissingExchangeType(row.type)
         log.error("exchange '%s' in vhost '%s' is unavailable (%s): %s", row.name, row.vhost, error, matcher.reason)
         return matcher
@@ -129,13 +132,13 @@ def _table(encoded: bytes) -> dict[str, object]:
 
 
 SLICE_S: Final = 0.003
-"""How long a slice goes on before the loop has its turn, seconds."""
+"""Length of a slice in seconds; the event loop runs between slices."""
 
 
 async def load_vhost(vhosts: VHosts, state: MetadataState) -> list[VHost]:
-    """The vhosts of these rows, each with all that is in it: they are among `vhosts` when this returns.
+    """Load the vhosts of these rows in slices and add them to `vhosts`.
 
-    Cost: 20 us a queue. Raises: whatever opening a log raises; then none of them is there.
+    Cost: 20 us per queue. Raises: the error of a log that cannot be opened; no vhost is added then.
     """
     new: dict[str, VHost] = {}
     try:
@@ -152,29 +155,30 @@ async def load_vhost(vhosts: VHosts, state: MetadataState) -> list[VHost]:
 
 
 def end(vhosts: VHosts, vhost: VHost) -> None:
-    """It is out of `vhosts`, and is not here any more; who was connected to it has been told. `clear` has to follow.
+    """Stop all service of a vhost. The caller has removed it from `vhosts` and notified its clients, and calls
+    `clear` next.
 
-    Cost: a step per queue, 10 us for those that have consumers or end by themselves.
+    Cost: a step per queue, 10 us for a queue that has consumers or auto-delete.
     """
     vhost.deleted = vhost.unloaded = True
     ended = vhosts.catalogue.ended_unroutable
     ended.returned_count += vhost.counts.returned_count
     ended.unroutable_count += vhost.unroutable_count
     for queue in list(vhost.queues.values()):
-        # What ends with its last consumer must not: the connections of these are about to go.
+        # Unload these first: their consumers' connections close soon, and auto-delete would delete them.
         if queue.consumers or queue.auto_delete:
             unload_queue(vhost, queue)
     vhosts.catalogue.declared.forget_vhost(vhost.name)
 
 
 async def clear(vhost: VHost) -> None:
-    """What is left of one that has ended goes out of memory, and from this disk."""
+    """Free the rest of an unloaded vhost: memory and local files."""
     await in_slices(_leave(vhost))
     log.info("vhost '%s' is not here any more", vhost.name, extra={"vhost": vhost.name})
 
 
 async def unload_vhost(vhosts: VHosts, vhost: VHost) -> None:
-    """Both."""
+    """Remove a vhost from service and free it."""
     end(vhosts, vhost)
     await clear(vhost)
 
@@ -194,7 +198,7 @@ def _leave(vhost: VHost) -> Iterator[None]:
 
 
 async def in_slices(steps: Iterator[None]) -> None:
-    """Goes to the end of it."""
+    """Run all steps in slices of SLICE_S."""
     until = time.perf_counter() + SLICE_S
     for _ in steps:
         if time.perf_counter() >= until:

@@ -1,11 +1,11 @@
-"""Runtime parameters: values that a component of the broker keeps per vhost, under a name; and global ones.
+"""Runtime parameters: named JSON values of a component in a vhost; and global parameters.
 
-A component says what its parameters are and what is valid: it is a row of `COMPONENTS`, a `ParameterComponent` with the
-few calls below. RabbitMQ keeps policies so, too: an operator policy is a parameter of component `operator_policy`, and
-stands as such in its definitions. A component without a row is refused, as RabbitMQ refuses one whose plugin is off.
+`COMPONENTS` has a row for each component; parameters of other components are refused. RabbitMQ treats a disabled
+plugin the same way. An operator policy is also a parameter, of component `operator_policy`, as in RabbitMQ's
+definitions.
 
-Global parameters are any JSON under any name. Two are the broker's own: `cluster_name`, which clients are told, and
-`internal_cluster_id`, a random name of a first start, by which tools know two clusters apart.
+A global parameter is any JSON value under any name. The broker itself uses two: `cluster_name`, shown to clients, and
+`internal_cluster_id`, a random name created at the first start, by which tools distinguish clusters.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ OPERATOR_POLICY: Final = "operator_policy"
 
 
 class InvalidParameter(ValueError):
-    """The text is RabbitMQ's."""
+    """Raised with RabbitMQ's text."""
 
 
 class NoSuchParameter(LookupError):
-    """rabbit: `Parameter does not exist`."""
+    """Raised with RabbitMQ's text `Parameter does not exist`."""
 
     def __init__(self) -> None:
         super().__init__("Parameter does not exist")
 
 
 class Parameter(NamedTuple):
-    """value: JSON."""
+    """One parameter. `value` is decoded JSON."""
 
     vhost: str
     component: str
@@ -51,10 +51,16 @@ class Parameter(NamedTuple):
 
 
 class ParameterComponent(NamedTuple):
-    """values: of a vhost, by name. declare(names, name, value, done): whether it is new; raises ValueError with
-    RabbitMQ's text for what is not valid, OnItsWay. clear(vhost, name, done): of one that is there; raises OnItsWay.
-    administrators: nobody else may set or clear one, whatever RabbitMQ allows policymakers: it limits them, too.
-    listed: it stands in lists of all parameters; else only where it is asked for by the component's name.
+    """A component with parameters.
+
+    Attributes:
+        values: returns a vhost's parameters, name -> value.
+        declare: sets a parameter and returns whether it is new. Raises ValueError with RabbitMQ's text,
+            DeclarationPending.
+        clear: removes an existing parameter. Raises DeclarationPending.
+        administrators: only administrators may change parameters. RabbitMQ also allows policymakers, but these
+            parameters limit policymakers too.
+        listed: lists of all parameters include the component. Otherwise it appears only when named.
     """
 
     name: str
@@ -110,7 +116,7 @@ COMPONENTS: Final[dict[str, ParameterComponent]] = {
 
 
 def component_of(name: str) -> ParameterComponent:
-    """Raises: InvalidParameter."""
+    """Return the component of this name. Raises: InvalidParameter."""
     component = COMPONENTS.get(name)
     if component is None:
         raise InvalidParameter(f"Validation failed\n\ncomponent {name} not found\n")
@@ -118,7 +124,7 @@ def component_of(name: str) -> ParameterComponent:
 
 
 def parameters(vhosts: Iterable[VHost], component: str = "") -> list[Parameter]:
-    """Of these vhosts; component: of that one alone, "" of all that are listed."""
+    """Return the parameters of these vhosts, of one component or of all listed ones ("")."""
     asked = [each for each in COMPONENTS.values() if each.name == component or (not component and each.listed)]
     return [
         Parameter(vhost.name, each.name, name, value)
@@ -129,7 +135,7 @@ def parameters(vhosts: Iterable[VHost], component: str = "") -> list[Parameter]:
 
 
 def find(vhost: VHost, component: str, name: str) -> Parameter | None:
-    """None: there is none, or no such component."""
+    """Return the parameter, or None."""
     found = COMPONENTS.get(component)
     values = {} if found is None else found.values(vhost)
     return Parameter(vhost.name, component, name, values[name]) if name in values else None
@@ -139,18 +145,18 @@ def find(vhost: VHost, component: str, name: str) -> Parameter | None:
 
 
 class GlobalParameters:
-    """Of one broker; what is in it is committed."""
+    """The committed global parameters of one broker."""
 
     def __init__(self, catalogue: VhostServices) -> None:
         self._catalogue = catalogue
         self._values: dict[str, Any] = {}
 
     def load(self, rows: Iterable[GlobalParameterRow]) -> None:
-        """What an earlier life had. Raises: ValueError for what no version of ours wrote."""
+        """Load the rows at a start. Raises: ValueError for a row that no version of amqpd wrote."""
         self._values = {row.name: json.loads(row.value) for row in rows}
 
     def all(self) -> list[tuple[str, Any]]:
-        """By name."""
+        """Return name and value of all parameters, sorted by name."""
         return sorted(self._values.items())
 
     def has(self, name: str) -> bool:
@@ -160,7 +166,7 @@ class GlobalParameters:
         return self._values.get(name, default)
 
     def coming(self, name: str, value: Any) -> PendingDeclaration:
-        """One that is to be set, for a transaction. Raises: InvalidParameter."""
+        """Return the pending change that sets a parameter. Raises: InvalidParameter."""
         if name == CLUSTER_NAME and not (isinstance(value, str) and value):
             raise InvalidParameter(f"{CLUSTER_NAME} should be a name, actually was {term(value)}")
         text = json.dumps(value)
@@ -170,13 +176,13 @@ class GlobalParameters:
         return PendingDeclaration(_global(name), Put(row), self._undo(name), partial(self._put, name, value))
 
     def declare(self, name: str, value: Any, done: Done = ignore_result) -> bool:
-        """Whether it is new; done(None) once it is committed. Raises: InvalidParameter, OnItsWay."""
+        """Set a parameter. Return whether it is new. Raises: InvalidParameter, DeclarationPending."""
         new = name not in self._values
         self._catalogue.declared.commit_and_apply(self.coming(name, value), done)
         return new
 
     def clear(self, name: str, done: Done = ignore_result) -> None:
-        """Raises: NoSuchParameter, OnItsWay."""
+        """Remove a parameter. Raises: NoSuchParameter, DeclarationPending."""
         if name not in self._values:
             raise NoSuchParameter
         change = Delete(GlobalParameterRow(name, ""))
@@ -185,7 +191,7 @@ class GlobalParameters:
         )
 
     def follow(self, change: Put | Delete) -> None:
-        """A row that another node of a cluster has committed; nothing where it is so already, or is no parameter."""
+        """Apply a row that another node of the cluster committed. Ignore rows of other tables and unchanged ones."""
         row = change.row
         if not isinstance(row, GlobalParameterRow):
             return

@@ -1,10 +1,10 @@
-"""Policies and operator policies: set and cleared, whoever asks for it.
+"""Commands that set and clear policies and operator policies.
 
-`declare` checks, submits the row, puts the policy into its vhost's table once that is committed, and answers when every
-queue and exchange obeys it. `clear` likewise: it holds until its removal is committed, so a failure changes nothing.
+`declare` checks the policy and commits its row. Then it changes the vhost's policy table, and answers when all queues
+and exchanges follow it. `clear` works the same way. A failed commit changes nothing.
 
-Nobody is held meanwhile: queues and exchanges are visited in slices (policy_table.py). What is declared in between
-follows the table as it is then, and so does every visit, so that two changes at once end in the last one's state.
+Queues and exchanges are visited in slices (`SlicedWalk`), so the event loop is not blocked. A visit uses the table of
+that moment, and so does a new queue. Two concurrent changes therefore end in the state of the last one.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ log = logging.getLogger(__name__)
 def declare(
     names: Namespace, name: str, value: Mapping[str, Any], operator: bool = False, done: Done = ignore_result
 ) -> bool:
-    """Whether it is new; done(None) once everything obeys it. One of this name that is there becomes this one.
+    """Set a policy, replacing one of the same name. Return whether it is new.
 
-    value: `pattern`, `definition`, `priority`, `apply-to` (all where it is not given), as JSON gave them.
-    Raises: InvalidPolicy, OnItsWay.
+    Args:
+        value: `pattern`, `definition`, `priority` and `apply-to` (default `all`), as decoded JSON.
+        done: called with None when all queues and exchanges follow the policy.
+
+    Raises: InvalidPolicy, DeclarationPending.
     """
     vhost = names.vhost
     policy = checked(vhost.name, name, value, operator)
@@ -50,7 +53,7 @@ def declare(
 
 
 def checked(vhost: str, name: str, value: Mapping[str, Any], operator: bool = False) -> Policy:
-    """The policy that this would be. value: as in `declare`. Raises: InvalidPolicy."""
+    """Check a policy and return it. `value` is as in `declare`. Raises: InvalidPolicy."""
     check(name, value, operator)
     return policy_of(
         PolicyRow(
@@ -66,7 +69,11 @@ def checked(vhost: str, name: str, value: Mapping[str, Any], operator: bool = Fa
 
 
 def clear(vhost: VHost, policy: Policy, done: Done = ignore_result) -> None:
-    """It holds no more; done(None) once nothing obeys it any more. Raises: OnItsWay."""
+    """Clear a policy. Raises: DeclarationPending.
+
+    Args:
+        done: called with None when no queue or exchange follows the policy any more.
+    """
     row = policy.row
     change = PendingDeclaration(_name(row), Delete(row), Put(row), partial(_remove, vhost, policy))
     vhost.make(change, partial(_obeyed, vhost, done))
@@ -81,7 +88,7 @@ def _kind(row: PolicyRow) -> str:
 
 
 def _put(vhost: VHost, policy: Policy) -> None:
-    """Its row is committed."""
+    """Apply a committed policy."""
     row = policy.row
     if vhost.deleted:
         raise DeclarationPending(vhost.catalogue.declared, _name(row))
@@ -95,7 +102,7 @@ def _put(vhost: VHost, policy: Policy) -> None:
                 "parameter.set",
                 {"vhost": vhost.name, "component": "operator_policy", "name": row.name, "value": value},
             )
-        # rabbit: an operator policy that is set is told as a policy
+        # rabbit: the event of an operator policy is also named policy.set
         events.emit("policy.set", {"vhost": vhost.name, "name": row.name, **value})
     log.info(
         "%s '%s' was set for %s matching '%s' in vhost '%s': %s",

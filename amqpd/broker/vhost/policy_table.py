@@ -1,42 +1,23 @@
-r"""The policies of one vhost, and what they say together of a name.
+r"""Policies of one vhost: keys, patterns, validation, and the table of policies in force.
 
-Of the policies that match a queue or an exchange one holds, and likewise one operator policy: that of the highest
-priority, of those the first by name (rabbit: any of them). A policy matches where its pattern is found in the name, it
-applies to such a thing, and the queue's kind can follow all it says. `EffectivePolicy` is what the two say together:
-where both name a key, the key's row tells which value holds. What an argument says comes on top of it
-(`queues/arguments.merged`).
+**In force.** At most one policy and one operator policy apply to a queue or an exchange: the matching one with the
+highest priority. Of equal priorities the first by name wins (RabbitMQ: any). A policy matches if its pattern is found
+in the name, `apply-to` includes the object, and the queue type supports all its keys. One unsupported key excludes the
+whole policy, as in RabbitMQ. `EffectivePolicy` merges the two definitions; a key in both is merged by its row's rule.
+Queue arguments are merged in `broker/queue/arguments.py`.
 
-Pure values: no disk, no loop. What is in the table is committed.
+**Keys.** Nearly every key is the `policy` of an argument's row (`broker/queue/arguments.py`, `exchange.py`). `IGNORED`
+lists RabbitMQ's keys that have no effect here, such as those of mirrored queues, which RabbitMQ has removed too.
 
-JSON values as RabbitMQ's texts show them: Erlang's `~p`.
+**Patterns.** RE2 matches them in linear time (`auth/permissions.py` has the reason). RabbitMQ uses PCRE. RE2 lacks
+look-ahead, but many policies begin with it, such as `^(?!amq\.).*`. At the beginning, look-ahead means a second
+pattern that must match or must not, so `NamePattern` has several patterns. Other look-around, more than LOOKS_MAX of
+it, and back-references are refused. A pattern may match anywhere in the name. `$` does not match before a final
+newline, unlike in PCRE. An empty pattern matches every name, unlike in permissions (RabbitMQ: the same).
 
-Patterns of policies: which names they match.
+**Validation** raises `InvalidPolicy` with RabbitMQ's text, which lists all errors.
 
-RE2 runs them, as it runs those of permissions (`auth/permissions.py` says why): its time grows with the name, never
-with the pattern's wit. RabbitMQ's engine is PCRE, and one thing of it stands in half of the policies of this world that
-RE2 does not have: look-ahead at the beginning, `^(?!amq\.).*` (all but the broker's own). At the beginning it means no
-more than a second pattern that has to match, or must not, so it is taken apart here and stays linear. Look-around
-anywhere else, more of it than LOOKS_MAX, and back-references are refused.
-
-A pattern is searched anywhere in the name. Unlike PCRE, `$` does not match before a final newline; and unlike a
-permission, an empty pattern matches every name (rabbit: the same).
-
-The keys of a policy's definition, and whether a policy is one.
-
-Nearly every key is a row of an argument's (`policy` of `broker/queue/arguments.py` and `exchange.py`): what it
-takes, what RabbitMQ's texts call it, whether operator policies may have it. Those of RabbitMQ that have no argument and
-no meaning here stand below: mirrored queues are gone from RabbitMQ, too.
-
-A policy that says something its queue's kind cannot do does not apply to that queue at all, however much else it says
-(rabbit: the same): `unsupported` tells what.
-
-Errors: InvalidPolicy with RabbitMQ's text, which names everything that is wrong.
-
-A walk over many things in slices: each is visited once, and the loop has its turn every SLICE_S.
-
-Whoever changes something that all of them have to obey says `begin`; `when_done` tells when every thing has been
-visited after that. Changes that come while a walk is under way share the next one, so there is one at a time, and the
-last one visits everything in the state that holds then.
+The table has committed policies only. It uses no disk and no event loop. `SlicedWalk` applies a change to all objects.
 """
 
 from __future__ import annotations
@@ -59,7 +40,10 @@ from amqpd.storage.metadata.store import PolicyRow
 
 
 def term(value: object) -> str:
-    """`{"a": [1, null]}` is `#{<<"a">> => [1,null]}`."""
+    """Format a JSON value as an Erlang term (`~p`), as in RabbitMQ's texts.
+
+    `{"a": [1, null]}` is `#{<<"a">> => [1,null]}`.
+    """
     if value == "":
         return "<<>>"
     if isinstance(value, str):
@@ -74,22 +58,22 @@ def term(value: object) -> str:
 _START: Final = re.compile(r"(?P<flags>(?:\(\?[is]+\))?)(?:\^|\\A)")
 _QUANTIFIERS: Final = ("*", "+", "?", "{")
 LOOKS_MAX: Final = 10
-"""Look-aheads of one pattern: each is asked of every name."""
+"""Maximum of look-aheads in one pattern: each name is matched against all of them."""
 
 
 class NamePattern(NamedTuple):
-    """Matches where all of `wanted` match and none of `unwanted`."""
+    """A pattern that matches a name if all of `wanted` match and none of `unwanted`."""
 
     wanted: tuple[PermissionPattern, ...]
     unwanted: tuple[PermissionPattern, ...] = ()
 
     def matches(self, name: str) -> bool:
-        """Cost: 1 us a pattern and up, linear in the name."""
+        """Return whether the name matches. Cost: at least 1 us per pattern, linear in the name."""
         return all(each.matches(name) for each in self.wanted) and not any(each.matches(name) for each in self.unwanted)
 
 
 def compile_names(text: str) -> NamePattern:
-    """Cost: 25 us, then cached. Raises: InvalidPattern."""
+    """Compile a policy's pattern. Cost: 25 us, then cached. Raises: InvalidPattern."""
     if "\0" in text:
         raise InvalidPattern("a pattern has no NUL")
     try:
@@ -99,7 +83,7 @@ def compile_names(text: str) -> NamePattern:
 
 
 def _apart(text: str, refused: InvalidPattern) -> NamePattern:
-    """A pattern that begins with look-ahead, as the patterns it means. Raises: `refused` where it is none."""
+    """Split a pattern that begins with look-ahead into several patterns. Raises `refused` if that is not possible."""
     start = _START.match(text)
     if start is None:
         raise refused
@@ -122,18 +106,19 @@ def _apart(text: str, refused: InvalidPattern) -> NamePattern:
 
 
 def _closing(text: str) -> int:
-    """Where the group that begins `text` ends; -1: nowhere."""
+    """Return the index of the `)` that ends the group at the start of `text`, or -1."""
     return next((index for index, letter, depth in _syntax(text) if letter == ")" and depth == 0), -1)
 
 
 def _has_alternatives(text: str) -> bool:
-    """Whether a `|` stands outside of any group: it would be an alternative to what stands before, too."""
+    """Return whether a `|` is outside all groups. It would also be an alternative to the look-ahead."""
     return any(letter == "|" and depth == 0 for _, letter, depth in _syntax(text))
 
 
 def _syntax(text: str) -> Iterator[tuple[int, str, int]]:
-    """The letters that are neither escaped nor in a class: their places, and in how many groups each stands (those
-    that end a group: behind it).
+    """Yield index, character and group depth of the characters that are not escaped and not in a class.
+
+    The depth at a `)` is the depth after it.
     """
     depth = 0
     index = 0
@@ -150,7 +135,7 @@ def _syntax(text: str) -> Iterator[tuple[int, str, int]]:
 
 
 def _class_end(text: str, start: int) -> int:
-    """Where the class that begins there ends. A `]` in front is one of its letters."""
+    """Return the index of the `]` that ends the class at `start`. A `]` at the front belongs to the class."""
     index = start + 1
     if text[index : index + 1] == "^":
         index += 1
@@ -169,7 +154,13 @@ MIRRORED: Final = "mirrored queues are gone"
 
 
 class PolicyKey(NamedTuple):
-    """accepts, called, operator, merge: as in `Row`. argument: whose key it is, "" for none. meaning: for the docs."""
+    """One key of policy definitions.
+
+    Attributes:
+        accepts, called, operator, merge: as in `ArgumentSpec`.
+        argument: the argument with the same meaning; "" for none.
+        meaning: text for the documentation.
+    """
 
     name: str
     accepts: Callable[[object], bool]
@@ -208,7 +199,7 @@ IGNORED: Final = (
     _ignored("filter-field-names", _is_texts, "list of filter field names", "filters look at every field"),
 )
 
-# rabbit: `unsupported_policies` of each kind, where the rows do not say so already: 3.10's, and for keys of 4.x theirs.
+# rabbit: `unsupported_policies` of each queue type, unless the rows have them: of 3.10; for keys of 4.x, of 4.x.
 _MIRRORING: Final = frozenset(
     ("ha-mode", "ha-params", "ha-sync-mode", "ha-promote-on-shutdown", "ha-promote-on-failure", "queue-master-locator")
 )
@@ -220,38 +211,39 @@ _UNSUPPORTED: Final[dict[str, frozenset[str]]] = {
 
 
 class InvalidPolicy(ValueError):
-    """What is given is no policy. The text is RabbitMQ's, with a line for each thing wrong."""
+    """Raised with RabbitMQ's text, one line per error."""
 
     def __init__(self, faults: Iterable[str]) -> None:
         super().__init__("Validation failed\n\n" + "".join(f"{fault}\n" for fault in faults))
 
 
 def keys(operator: bool = False) -> dict[str, PolicyKey]:
-    """By name; operator: those that operator policies may have."""
+    """Return all keys by name, or only those of operator policies."""
     rows = (*queue_arguments.ROWS.values(), *exchange.ROWS.values())
     found = [_of_row(row) for row in rows if row.policy]
     return {key.name: key for key in (*found, *IGNORED) if key.operator or not operator}
 
 
 def unsupported(kind: str) -> frozenset[str]:
-    """The keys that queues of this kind cannot follow."""
+    """Return the keys that queues of this type do not support."""
     rows = queue_arguments.ROWS.values()
     of_rows = {row.policy for row in rows if row.policy and row.kinds is not None and kind not in row.kinds}
     return frozenset(of_rows) | _UNSUPPORTED.get(kind, frozenset())
 
 
 def unknown_keys(definition: Iterable[str], operator: bool) -> set[str]:
-    """Those that policies, or operator policies, do not have."""
+    """Return the keys that policies (or operator policies) do not have."""
     return set(definition) - keys(operator).keys()
 
 
 def check(name: str, value: Mapping[str, object], operator: bool) -> None:
-    """value: `pattern`, `definition`, `priority` and `apply-to`, all of them as JSON gave them.
+    """Check a policy. Raises: InvalidPolicy with all errors.
 
-    Raises: InvalidPolicy with everything that is wrong.
+    Args:
+        value: `pattern`, `definition`, `priority` and `apply-to`, as decoded JSON.
     """
     faults: list[str] = []
-    for field, look in _FIELDS.items():  # rabbit: the last one is told first
+    for field, look in _FIELDS.items():  # rabbit: its text has the last error first
         if field in value:
             faults += look(value[field], operator)
         elif field != "apply-to":
@@ -284,7 +276,7 @@ def _definition(value: object, operator: bool) -> list[str]:
 
 
 def _not_valid(key: PolicyKey, value: object) -> str:
-    # rabbit: two words of its own
+    # rabbit: this key has a different text
     valid = "invalid" if key.name == "queue-master-locator" else "is not a valid"
     return f"{term(value)} {valid} {key.called}"
 
@@ -328,11 +320,11 @@ def _pairs(values: Mapping[str, object]) -> str:
 
 
 EXCHANGE: Final = "exchange"
-"""The kind of thing that an exchange is; queues are of their kind: classic, quorum, stream."""
+"""The kind of an exchange in `Policy.matches`. A queue's kind is its type: classic, quorum, stream."""
 
 
 class Policy(NamedTuple):
-    """One that has been checked."""
+    """A checked policy."""
 
     row: PolicyRow
     pattern: NamePattern
@@ -340,7 +332,7 @@ class Policy(NamedTuple):
 
     @property
     def value(self) -> dict[str, object]:
-        """As a parameter of component `policy` or `operator_policy`."""
+        """Return the policy as a parameter of component `policy` or `operator_policy`."""
         row = self.row
         return {
             "pattern": row.pattern,
@@ -350,7 +342,11 @@ class Policy(NamedTuple):
         }
 
     def matches(self, kind: str, name: str) -> bool:
-        """kind: EXCHANGE or a queue's. Cost: 1 us where it applies to such a thing at all."""
+        """Return whether the policy matches this queue or exchange. Cost: 1 us if `apply-to` includes its kind.
+
+        Args:
+            kind: EXCHANGE, or the queue type.
+        """
         applies_to = self.row.apply_to
         if kind == EXCHANGE:
             return applies_to in ("exchanges", "all") and self.pattern.matches(name)
@@ -368,7 +364,7 @@ def _unsupported(kind: str) -> frozenset[str]:
 
 
 def policy_of(row: PolicyRow) -> Policy:
-    """Raises: InvalidPattern, ValueError for what no version of ours wrote."""
+    """Return the policy of a row. Raises: InvalidPattern, or ValueError for a row that no version of amqpd wrote."""
     definition: Any = json.loads(row.definition)
     if not isinstance(definition, dict):
         raise ValueError(f"{row.definition!r} is no object")
@@ -376,7 +372,11 @@ def policy_of(row: PolicyRow) -> Policy:
 
 
 class EffectivePolicy:
-    """What the policies say of a thing. policy, operator_policy: their names; "" for none."""
+    """The policy and the operator policy of one queue or exchange, merged.
+
+    Attributes:
+        policy, operator_policy: their names; "" for none.
+    """
 
     __slots__ = ("_plain_rules", "definition", "operator_policy", "policy")
 
@@ -391,7 +391,7 @@ class EffectivePolicy:
         self._plain_rules: dict[str, QueueConfig] = {}
 
     def rules(self, kind: str, arguments: Mapping[str, object]) -> QueueConfig:
-        """Of a queue of this kind with these arguments. Queues without arguments share them."""
+        """Return the configuration of a queue. Queues without arguments share one object."""
         if arguments:
             return rules_of(arguments, self.definition)
         rules = self._plain_rules.get(kind)
@@ -406,14 +406,14 @@ class EffectivePolicy:
             and self.definition == other.definition
         )
 
-    __hash__ = None  # type: ignore[assignment]  # it has no use as a key
+    __hash__ = None  # type: ignore[assignment]  # never a dict key
 
 
 NONE: Final = EffectivePolicy(None, None)
 
 
 def merged(policy: Mapping[str, object], operator: Mapping[str, object]) -> dict[str, object]:
-    """By the keys' rules: of most numbers the lowest, else what the operator says."""
+    """Merge two definitions by the rules of their keys: for most numbers the lower one, else the operator's value."""
     both = dict(sorted({**policy, **operator}.items()))
     known = keys()
     for name in policy.keys() & operator.keys():
@@ -425,15 +425,18 @@ def merged(policy: Mapping[str, object], operator: Mapping[str, object]) -> dict
 
 
 class PolicyTable:
-    """Of one vhost."""
+    """The policies of one vhost.
+
+    Attributes:
+        in_force: effective policy of each queue and exchange that has one.
+    """
 
     def __init__(self) -> None:
         self._policies: dict[bool, dict[str, Policy]] = {False: {}, True: {}}
-        # By priority, the highest first.
+        # Highest priority first.
         self._ranked: dict[bool, list[Policy]] = {False: [], True: []}
-        # One for each pair that has been found to hold together.
+        # Cache by the names of policy and operator policy.
         self._effective: dict[tuple[str, str], EffectivePolicy] = {}
-        # What each queue and exchange obeys, where that is anything.
         self.in_force: dict[object, EffectivePolicy] = {}
 
     def __bool__(self) -> bool:
@@ -443,7 +446,7 @@ class PolicyTable:
         return self._policies[operator].get(name)
 
     def all(self, operator: bool = False) -> list[Policy]:
-        """rabbit: the lowest priority first; then by name."""
+        """Return the policies by priority, then name. rabbit: the lowest priority first."""
         return sorted(self._policies[operator].values(), key=lambda each: (each.row.priority, each.row.name))
 
     def put(self, policy: Policy) -> None:
@@ -451,7 +454,7 @@ class PolicyTable:
         self._rank(policy.row.operator)
 
     def remove(self, name: str, operator: bool) -> None:
-        """It may have gone already."""
+        """Remove a policy, if it is there."""
         self._policies[operator].pop(name, None)
         self._rank(operator)
 
@@ -461,7 +464,7 @@ class PolicyTable:
         self._effective.clear()
 
     def effective(self, kind: str, name: str) -> EffectivePolicy:
-        """What holds for a thing of this kind and name. Cost: 1 us a policy that applies to such things."""
+        """Return the policy for this kind and name. Cost: 1 us per policy whose `apply-to` includes the kind."""
         policy = next(self._matching(False, kind, name), None)
         operator = next(self._matching(True, kind, name), None)
         if policy is None and operator is None:
@@ -476,35 +479,46 @@ class PolicyTable:
         return (each for each in self._ranked[operator] if each.matches(kind, name))
 
     def obeyed_by(self, thing: object) -> EffectivePolicy:
-        """What a queue or an exchange obeys now."""
+        """Return the policy that a queue or exchange follows now."""
         return self.in_force.get(thing, NONE)
 
 
 log = logging.getLogger(__name__)
 
 SLICE_S: Final = 0.003
-"""How long a slice goes on before the loop has its turn, seconds; one visit may exceed it by what it takes."""
+"""Length of a slice in seconds. The last visit of a slice may exceed it."""
 
 Thing = TypeVar("Thing")
 
 
 class SlicedWalk(Generic[Thing]):
-    """call_soon: the loop's. At rest it knows nobody: whoever has it goes without a collector."""
+    """A walk that visits many objects in slices of SLICE_S, so that the event loop runs in between.
+
+    Call `begin` after each change that all objects must follow. Changes during a walk share the next walk. The last
+    walk therefore visits all objects in the final state.
+
+    After a walk it has no reference to its objects, so that they are freed without the garbage collector.
+
+    Args:
+        call_soon: the event loop's method.
+    """
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._call_soon = call_soon
         self._things: Callable[[], list[Thing]] | None = None
         self._visit: Callable[[Thing], None] | None = None
         self._left: list[Thing] = []
-        self._due = False  # another one is wanted
+        self._due = False  # another walk is requested
         self._now: list[Callable[[], None]] = []
         self._later: list[Callable[[], None]] = []
 
     def begin(self, things: Callable[[], list[Thing]], visit: Callable[[Thing], None]) -> None:
-        """Everything is visited, from the next turn of the loop on. A walker has the same two at every call.
+        """Start a walk in the next loop turn. Each call must give the same two functions.
 
-        things: a snapshot of those there are. visit: may find that one has gone meanwhile; one that fails is logged
-        and does not keep the others from being visited.
+        Args:
+            things: returns the objects to visit.
+            visit: called with each object, which may have been removed meanwhile. An exception is logged, and the walk
+                continues.
         """
         running = self._visit is not None
         self._things, self._visit = things, visit
@@ -513,7 +527,7 @@ class SlicedWalk(Generic[Thing]):
             self._call_soon(self._start)
 
     def when_done(self, done: Callable[[], None]) -> None:
-        """Calls `done` when all is visited that a `begin` has asked for; at once where nothing is."""
+        """Call `done` when all walks requested so far are complete; at once if there are none."""
         if self._due:
             self._later.append(done)
         elif self._visit is not None:
@@ -537,7 +551,7 @@ class SlicedWalk(Generic[Thing]):
             thing = left.pop()
             try:
                 visit(thing)
-            except Exception:  # its own matter; the others are to be visited all the same
+            except Exception:  # the walk visits the other objects
                 log.exception("%s could not be visited", thing)
             if time.perf_counter() >= until:
                 self._call_soon(self._slice)

@@ -1,16 +1,18 @@
-"""The start's first question: do the metadata and the queues' directories tell the same?
+"""Reconciliation of the metadata with the queues' directories at a start.
 
-A database that has lost its tail (a wrong bit in SQLite's log is the end of what it believes) knows neither the queues
-that were declared last nor those that were deleted last. The directories know better:
+A database may have lost its latest changes: after a wrong bit, SQLite ignores the rest of its log. It then lacks the
+latest created and the latest deleted queues. The directories still have this information:
 
-    a directory, no row           its queue.json declares the queue again, and its vhost, which nobody has any right
-                                  to, where that is lost too; bindings are lost. Nothing is on the disk of a queue that
-                                  never held a message: such a one is lost with its row
-    the same, queue.json damaged  to lost+found/, with an error
-    a row, `<id>.deleted`         it was deleted: the row is void, and so are the bindings to that name
-    `<id>.deleted` alone          goes
+    directory without a row        queue.json declares the queue again, without bindings. A lost vhost is declared
+    again
+                                   too, without permissions
+    the same, queue.json damaged   the directory is moved to lost+found/, with an error in the log
+    a row and `<id>.deleted`       the queue was deleted: its row and its bindings are deleted
+    `<id>.deleted` without a row   the directory is removed
 
-All of it is told, one line at a time and in a summary; `Report` keeps it for `amqpctl status`.
+A queue that never had a message has no directory, so it is lost with its row.
+
+The log has a line for each case and a summary. `RecoveryReport` stores them for `amqpctl status`.
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ NAME_SIZE_MAX: Final = 255
 
 
 class Restored(NamedTuple):
-    """A queue that was declared again. whole: an earlier version's queue.json does not tell arguments."""
+    """A queue that was declared again.
+
+    Attributes:
+        whole: its queue.json has the arguments. Earlier versions did not write them.
+    """
 
     vhost: str
     name: str
@@ -40,7 +46,14 @@ class Restored(NamedTuple):
 
 
 class RecoveryReport:
-    """What a start found amiss. set_aside: (new path, why). void: (vhost, name) of rows that had been deleted."""
+    """Differences that a start has found.
+
+    Attributes:
+        vhosts: names of vhosts that were declared again.
+        queues: queues that were declared again.
+        set_aside: (path in lost+found, reason).
+        void: (vhost, queue) of rows of deleted objects; queue is "" for a vhost.
+    """
 
     def __init__(self) -> None:
         self.vhosts: list[str] = []
@@ -50,8 +63,13 @@ class RecoveryReport:
 
 
 class RecoveryFindings(NamedTuple):
-    """state: what holds. changes: what makes the metadata say so. void: directories to empty once they are committed,
-    without `.deleted`. gone: such that no row knows.
+    """Result of the reconciliation.
+
+    Attributes:
+        state: the correct metadata.
+        changes: changes that correct the stored metadata.
+        void: directories to empty after the commit of `changes`, without the suffix `.deleted`.
+        gone: the same for directories without a row, which can be emptied at once.
     """
 
     state: MetadataState
@@ -62,9 +80,9 @@ class RecoveryFindings(NamedTuple):
 
 
 def reconcile(storage: Storage, state: MetadataState) -> RecoveryFindings:
-    """Compares them, and moves what nobody knows out of the way. Before any queue is opened.
+    """Compare metadata and directories before any queue is opened. Move unknown directories to lost+found.
 
-    Cost: a listing per vhost and 1 us a queue; a read and some renames for each that is restored. Raises: OSError.
+    Cost: a listing per vhost and 1 us per queue; a read and some renames per restored queue. Raises: OSError.
     """
     return Reconciler(storage, state).run()
 
@@ -112,13 +130,13 @@ class Reconciler:
         self.gone += [self.storage.vhost_chain(each)[-1] for each in deleted - deleting]
 
     def _rows(self, found: DirectorySurvey) -> set[tuple[str, str]]:
-        """Drops void ones. Returns (vhost, name) of those whose bindings go with them."""
+        """Drop the rows of deleted queues. Return (vhost, name) of the queues whose bindings are dropped too."""
         deleted = {(vhost, queue) for vhost, queues in found.deleted.items() for queue in queues}
         lost: set[tuple[str, str]] = set()
         for row in self.state.queues:
             vhost = self.vhosts.get(row.vhost)
             if vhost is None:
-                continue  # it goes with its vhost
+                continue  # removed with its vhost
             if (vhost.id, row.id) in deleted:
                 deleted.discard((vhost.id, row.id))
                 self.void.append(self.storage.queue_chain(vhost.id, row.id)[-1])
@@ -134,7 +152,7 @@ class Reconciler:
                 self.deleting.append(row)
                 deleted.discard((vhost.id, row.id))
         self.gone += [self.storage.queue_chain(vhost_id, queue_id)[-1] for vhost_id, queue_id in deleted]
-        lost -= self.names  # declared again since, with bindings of its own
+        lost -= self.names  # a new queue of the same name keeps its bindings
         self.changes += [DeleteBindings(vhost, name, "queue") for vhost, name in sorted(lost)]
         return lost
 
@@ -177,7 +195,7 @@ class Reconciler:
         self.report.queues.append(Restored(told.vhost, told.queue, told.whole))
 
     def _objection(self, told: Description) -> str:
-        """Why it cannot be declared; empty: it can."""
+        """Return the reason why the queue cannot be declared again, or ""."""
         if (told.vhost, told.queue) in self.names:
             return f"there is another queue '{told.queue}' in vhost '{told.vhost}'"
         if any(row.name == told.vhost for row in self.state.deleting_vhosts):
@@ -222,7 +240,7 @@ class Reconciler:
 
 
 def _without(state: MetadataState, vhosts: set[str], lost: set[tuple[str, str]]) -> MetadataState:
-    """Only what is in these vhosts, and no binding to a queue of `lost`."""
+    """Return the state without rows of other vhosts and without bindings to the `lost` queues."""
     bindings = [
         row
         for row in state.bindings
@@ -239,5 +257,5 @@ def _without(state: MetadataState, vhosts: set[str], lost: set[tuple[str, str]])
 
 
 def in_parts(changes: Sequence[Change], size: int = 1000) -> list[Sequence[Change]]:
-    """For the metadata, a transaction each: a hundred thousand rows in one would keep others waiting."""
+    """Split changes into commits: 100,000 rows in one commit would delay others."""
     return [changes[start : start + size] for start in range(0, len(changes), size)]

@@ -193,7 +193,12 @@ class VHost(Namespace):
     # -- look-up -----------------------------------------------------------------------------------------------------
 
     def queue(self, name: str) -> Queue:
-        """Return the queue. Raises: NotFound, DeclarationPending."""
+        """Return the queue.
+
+        Raises:
+            NotFound, ResourceError.
+            DeclarationPending, LogNotOpen: wait, then ask again.
+        """
         queue = self.find_queue(name)
         if queue is None:
             raise NotFound(f"no queue '{name}' in vhost '{self.name}'")
@@ -201,7 +206,7 @@ class VHost(Namespace):
         return queue
 
     def accessible_queue(self, name: str, owner: object) -> Queue:
-        """Return the queue if this session may use it. Raises: NotFound, ResourceLocked, DeclarationPending."""
+        """Return the queue if this session may use it. Raises: ResourceLocked; see `queue`."""
         queue = self.queue(name)
         self.check_exclusive(queue, owner)
         return queue

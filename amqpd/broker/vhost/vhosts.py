@@ -1,4 +1,4 @@
-"""Vhosts: all of them by name; declared, changed and deleted, whoever asks for it."""
+"""All vhosts of a broker by name, and the commands that declare, change, protect and delete them."""
 
 from __future__ import annotations
 
@@ -17,43 +17,53 @@ from amqpd.storage.metadata.store import Delete, ParameterRow, Put, VhostRow, ra
 log = logging.getLogger(__name__)
 
 PROTECTION: Final = "vhost-protection"
-"""By what component a protected vhost's row stands among the parameters; no such parameter is shown, or can be set."""
+"""Component under which the parameter table stores the protection. No such parameter is shown or can be set."""
 
 
 class ProtectedVhost(Exception):
-    """The text is that of RabbitMQ 4's API."""
+    """Raised when a protected vhost is deleted, with the text of RabbitMQ 4's API."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"Refusing to delete virtual host '{name}' because it is protected from deletion")
 
 
 class VhostNamespace:
-    """Where vhosts are declared: among all vhosts, or in a transaction."""
+    """Interface through which vhosts are declared: the table of all vhosts, or a batch."""
 
     def find_vhost(self, name: str) -> VHost | None:
-        """None when there is none."""
+        """Return the vhost, or None."""
         raise NotImplementedError
 
     def exists(self, name: str) -> bool:
-        """Whether there is one, here or elsewhere."""
+        """Return whether the vhost exists, on this node or on another."""
         return self.find_vhost(name) is not None
 
     def new_vhost(self, row: VhostRow) -> VHost:
-        """One that nobody knows yet."""
+        """Create a vhost object without adding it."""
         raise NotImplementedError
 
     def add(self, vhost: VHost) -> None:
-        """Makes it known: its row is committed."""
+        """Add a vhost whose row is committed."""
         raise NotImplementedError
 
     def make(self, coming: PendingDeclaration, done: Done) -> None:
-        """As `Namespace.make`. Raises: OnItsWay, MetadataClosed."""
+        """Commit a change, then apply it. Raises: DeclarationPending, MetadataClosed."""
         raise NotImplementedError
 
 
 class VHosts(dict[str, VHost], VhostNamespace):
-    """All vhosts of a broker. host_queues: what the queues of a new one get of the broker. reply_consumers: by key, of
-    whatever vhost. ended: told of each that is deleted, before its queues go.
+    """All vhosts of a broker that this node serves, by name.
+
+    Args:
+        host_queues: returns the broker's services for the queues of a new vhost.
+        reply_consumers: consumers behind direct reply-to keys, of all vhosts.
+        ended: called with each deleted vhost, before its queues are removed.
+
+    Attributes:
+        made: called with each new vhost object, which is still empty.
+        added: called with each vhost that is added.
+        elsewhere: in a cluster, returns whether another node serves the vhost. The cluster adds new vhosts, not `add`.
+        when_served: in a cluster, calls back when a node serves the new vhost.
     """
 
     def __init__(
@@ -66,12 +76,9 @@ class VHosts(dict[str, VHost], VhostNamespace):
         super().__init__()
         self.catalogue = catalogue
         self.ended = ended
-        # Called with each that is made, before anything is in it, and with each that is added.
         self.made: Callable[[VHost], object] = _unheard
         self.added: Callable[[VHost], object] = _unheard
-        # Of a node in a cluster: whether there is one that is not here. What is declared comes by itself there.
         self.elsewhere: Callable[[str], bool] | None = None
-        # The same: calls back when a vhost that was declared is served, here or elsewhere.
         self.when_served: Callable[[str, Done], None] | None = None
         self._host_queues = host_queues
         self._reply_consumers = reply_consumers
@@ -118,7 +125,7 @@ def declare(
     default_queue_type: str = "classic",
     done: Done = ignore_result,
 ) -> bool:
-    """Whether it is new; done(None) once it is there. One that is there already stays as it is. Raises: OnItsWay."""
+    """Declare a vhost. Return whether it is new; an existing one is not changed. Raises: DeclarationPending."""
     if names.exists(name):
         done(None)
         return False
@@ -139,7 +146,7 @@ def change(
     default_queue_type: str,
     done: Done = ignore_result,
 ) -> None:
-    """done(None) once it is so. Raises: OnItsWay."""
+    """Change description, tags and default queue type. Raises: DeclarationPending."""
     row = VhostRow(vhost.name, vhost.id, description, tuple(tags), default_queue_type)
     before = vhost.row()
     if row == before:
@@ -150,14 +157,18 @@ def change(
 
 
 def become(vhost: VHost, row: VhostRow) -> None:
-    """Its row is committed, and says so."""
+    """Apply a committed change."""
     vhost.update(row)
     tell(vhost, "vhost.updated")
 
 
 def delete(vhosts: VHosts, vhost: VHost, done: Done = ignore_result) -> None:
-    """Deletes it with all that is in it, and closes its connections. done(None) when its directory does not come back
-    either. Raises: ProtectedVhost, OnItsWay.
+    """Delete a vhost with everything in it, and close its connections.
+
+    Args:
+        done: called with None when no restart can restore the vhost.
+
+    Raises: ProtectedVhost, DeclarationPending.
     """
     if vhost.protected:
         raise ProtectedVhost(vhost.name)
@@ -172,7 +183,7 @@ def delete(vhosts: VHosts, vhost: VHost, done: Done = ignore_result) -> None:
 
 
 def protect(names: Namespace, on: bool, done: Done = ignore_result) -> None:
-    """Whether the vhost may not be deleted; done(None) once it is so. Raises: OnItsWay."""
+    """Set or remove the protection from deletion. Raises: DeclarationPending."""
     vhost = names.vhost
     row = ParameterRow(vhost.name, PROTECTION, "protected", "true")
     change, undo = (Put(row) if protected else Delete(row) for protected in (on, vhost.protected))
@@ -181,7 +192,7 @@ def protect(names: Namespace, on: bool, done: Done = ignore_result) -> None:
 
 
 def _protect(vhost: VHost, on: bool, name: ObjectName) -> None:
-    """Its row is committed."""
+    """Apply the committed protection."""
     if vhost.deleted:
         raise DeclarationPending(vhost.catalogue.declared, name)
     vhost.protected = on
@@ -189,7 +200,7 @@ def _protect(vhost: VHost, on: bool, name: ObjectName) -> None:
 
 
 def end(vhosts: VHosts, vhost: VHost, row: VhostRow, done: Done = ignore_result) -> None:
-    """Its tombstone is committed: a restart would not show it either. Its name is free when its row is gone."""
+    """Remove a vhost whose tombstone is committed. Its name is reserved until its row is deleted."""
     declared, deletions = vhosts.catalogue.declared, vhosts.catalogue.deletions
     vhost.deleted = True
     del vhosts[vhost.name]
@@ -208,14 +219,14 @@ def end(vhosts: VHosts, vhost: VHost, row: VhostRow, done: Done = ignore_result)
 
     def renamed() -> None:
         declared.free([name])
-        deletions.forget([Delete(row)])  # which holds it again
+        deletions.forget([Delete(row)])  # reserves the name again
         done(None)
 
     deletions.drop_vhost(row, queues, renamed, vhost.queue_host.end_delays())
 
 
 def tell(vhost: VHost, key: str) -> None:
-    """It came to be, or is another one now."""
+    """Emit an event with the vhost's fields."""
     events = vhost.catalogue.events
     if events.has_listeners:
         events.emit(
@@ -232,4 +243,4 @@ def tell(vhost: VHost, key: str) -> None:
 
 
 def _unheard(_vhost: VHost) -> None:
-    """Nobody asked."""
+    """Do nothing: no callback is set."""
