@@ -330,7 +330,7 @@ def _make_queue(vhost: VHost, new: NewQueue) -> None:
 
 
 def check_queue_deletable(vhost: VHost, queue: Queue, if_unused: bool, if_empty: bool) -> None:
-    """Raises: PreconditionFailed."""
+    """Check if-unused and if-empty of queue.delete. Raises: PreconditionFailed."""
     if if_unused and queue.consumers:
         raise PreconditionFailed(f"queue '{queue.name}' in vhost '{vhost.name}' in use")
     if if_empty and queue.ready_count + queue.delayed_count:
