@@ -75,7 +75,7 @@ def test_a_queue_without_its_row_is_declared_again(place: Place, caplog: pytest.
     assert [(each.vhost, each.name, each.whole) for each in found.report.queues] == [("/", "orders", True)]
     assert shelf(place) == []
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert "queue 'orders' in vhost '/' was lost with its metadata and is declared again from its directory" in told
+    assert "queue 'orders' in vhost '/' was missing in the metadata and is declared again from its directory" in told
     assert any("1 queues and 0 vhosts are declared again" in text for text in told)
 
 
@@ -173,7 +173,7 @@ def test_a_directory_that_cannot_be_believed_is_set_aside(
     assert found.state.queues == rows
     assert shelf(place) == [f"{SLASH.id}.1"]
     assert [path for path, _ in found.report.set_aside] == [str(place.path / "lost+found" / f"{SLASH.id}.1")]
-    assert any("is moved to" in record.getMessage() for record in caplog.records if record.levelno == logging.ERROR)
+    assert any("was moved to" in record.getMessage() for record in caplog.records if record.levelno == logging.ERROR)
 
 
 def test_every_wrong_bit_of_a_description_is_seen() -> None:

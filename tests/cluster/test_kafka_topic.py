@@ -209,7 +209,7 @@ def test_who_may_have_one(kafka: Kafka, node: Nodes, connect: Callable[[Nodes], 
 def test_a_node_without_kafka_has_none() -> None:
     vhost: Any = SimpleNamespace(name="/", catalogue=SimpleNamespace(own_topics=None))
     asked = QueueDeclaration("q", True, False, False, arguments={"x-kafka-topic": "orders"})
-    with pytest.raises(PreconditionFailed, match="there is no Kafka: this is no node of a cluster"):
+    with pytest.raises(PreconditionFailed, match="there is no Kafka: this node is not in a cluster"):
         cluster_checks.check(vhost, asked)
 
 

@@ -89,7 +89,7 @@ def test_what_the_metadata_lost_is_declared_again(tmp_path: Path, how: str) -> N
         report: Any = broker.api("GET", "/api/amqpd/status")
         assert sorted(each["name"] for each in report["restored"]["queues"]) == ["carts", "orders"]
         assert report["restored"]["vhosts"] == ["shop"]
-        told = "queue 'orders' in vhost '/' was lost with its metadata and is declared again"
+        told = "queue 'orders' in vhost '/' was missing in the metadata and is declared again"
         assert broker.says(told), broker.stderr
         connection = connect(broker)
         channel = connection.channel()

@@ -401,7 +401,7 @@ def test_a_row_that_another_program_wrote_keeps_nobody_from_starting(tmp_path, a
         broker.start()
         assert [each["name"] for each in api.get("/api/policies/%2F")] == ["good"]
         for name in ("bad", "worse", "worst"):
-            assert broker.says(f"policy '{name}' in vhost '/' cannot be used and holds for nothing")
+            assert broker.says(f"policy '{name}' in vhost '/' is invalid and ignored")
         # A policy of that name takes its row.
         api.done("PUT", "/api/policies/%2F/bad", GOOD)
         broker.kill()

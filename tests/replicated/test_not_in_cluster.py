@@ -58,7 +58,7 @@ def test_what_changes_nothing_is_taken() -> None:
 
 def test_exchanges() -> None:
     asked = ExchangeDeclaration("later", "x-delayed-message", True, False, False, {"x-delayed-type": "fanout"})
-    with pytest.raises(PreconditionFailed, match="cannot be of type 'x-delayed-message': not in a cluster: what is"):
+    with pytest.raises(PreconditionFailed, match="cannot be of type 'x-delayed-message': not in a cluster: delayed messages wait"):
         cluster_checks.check_exchange("/", asked)
     cluster_checks.check_exchange("/", asked._replace(kind="fanout"))
 
@@ -70,6 +70,6 @@ def test_policies() -> None:
     with pytest.raises(InvalidPolicy) as refused:
         policies.declare(names, "p", value)
     assert str(refused.value) == (
-        "Validation failed\n\nretain is not possible in a cluster: what is settled is not kept in Kafka\n"
+        "Validation failed\n\nretain is not possible in a cluster: settled messages are not kept in Kafka\n"
         "cleanup-policy is not possible in a cluster: a vhost's topic in Kafka is not compacted\n"
     )

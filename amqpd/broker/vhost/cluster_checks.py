@@ -37,8 +37,8 @@ class RefusedInCluster(NamedTuple):
     why: str
 
 
-_KEPT: Final = "what is settled is not kept in Kafka"
-_EXPORT: Final = "exports read the log on a node's disk; a queue's topic in Kafka can be read itself"
+_KEPT: Final = "settled messages are not kept in Kafka"
+_EXPORT: Final = "exports read the log on a node's disk; read the queue's topic in Kafka instead"
 _COMPACT: Final = "a vhost's topic in Kafka is not compacted"
 
 REFUSED: Final = (
@@ -48,7 +48,7 @@ REFUSED: Final = (
     RefusedInCluster("argument", "x-compact", _COMPACT),
     RefusedInCluster("policy", "retain", _KEPT),
     RefusedInCluster("policy", "cleanup-policy", _COMPACT),
-    RefusedInCluster("exchange", DELAYED_MESSAGE, "what is delayed waits on the disk of one node"),
+    RefusedInCluster("exchange", DELAYED_MESSAGE, "delayed messages wait on the disk of one node"),
     RefusedInCluster("header", "x-producer-id", "Kafka's records have the node's own numbers"),
     RefusedInCluster("command", "rewind", _KEPT),
 )
@@ -104,7 +104,7 @@ def check(vhost: VHost, asked: QueueDeclaration) -> None:
         raise PreconditionFailed(f"{what}not durable")
     topics = vhost.catalogue.own_topics
     if topics is None:
-        raise PreconditionFailed(f"{what}there is no Kafka: this is no node of a cluster")
+        raise PreconditionFailed(f"{what}there is no Kafka: this node is not in a cluster")
     if topic.startswith(RESERVED) or not topics.allows(topic):
         raise AccessRefused(f"access to topic '{topic}' of Kafka refused: cluster.kafka_topics does not allow it")
     declared = vhost.catalogue.declared

@@ -127,7 +127,7 @@ class ConsumerOffsets:
             try:
                 self._commit(rows, partial(self._written, part))
             except MetadataClosed:
-                log.debug("metadata closed before %d stored offsets", len(changed) - first)
+                log.debug("the metadata closed: %d stored offsets are not written", len(changed) - first)
                 return
 
     def _due(self) -> None:
@@ -141,7 +141,7 @@ class ConsumerOffsets:
                 if stored is not None and stored.offset == offset:
                     self._of[queue_id][name] = StoredOffset(offset, time_ms)
             return
-        log.error("%d stored offsets are written later: %s", len(part), error)
+        log.error("writing %d stored offsets failed; next try in %g s: %s", len(part), WRITE_S, error)
         for row in part:
             if row.name in self._of.get(row.queue_id, _NONE):
                 self._changed[row.queue_id, row.name] = None

@@ -232,7 +232,7 @@ class DeletionQueue:
     def _kept(self, paths: list[str], error: BaseException | None) -> None:
         self._under_way = False
         if error is not None:
-            log.warning("deleted queues are tidied up later: %s", error)
+            log.warning("empty directories of deleted queues are removed later: %s", error)
             self._empty += paths
             return
         self._storage.departures.forget(paths)

@@ -262,13 +262,13 @@ class MissingExchangeType:
 
     def __init__(self, kind: str) -> None:
         self.reason = (
-            f"its type '{kind}' is not installed; install the package that brings it (its entry point is in "
+            f"its type '{kind}' is not installed; install the package that provides it (its entry point is in "
             "amqpd.exchange_types) and restart amqpd, or delete the exchange"
         )
 
     def validate(self, key: str, arguments: Arguments) -> None:
         """Refuse every binding. Raises: BadBinding."""
-        raise BadBinding(f"the exchange takes no binding: {self.reason}")
+        raise BadBinding(f"the exchange accepts no bindings: {self.reason}")
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
         """Do nothing: the vhost stores the binding."""

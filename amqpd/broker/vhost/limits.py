@@ -97,7 +97,7 @@ def load(vhost: VHost, row: ParameterRow) -> None:
     try:
         vhost.limits = Limits(checked(json.loads(row.value), OF_VHOSTS, PARAMETER))
     except ValueError as error:  # another version, or another program, wrote it
-        log.error("limits of vhost '%s' cannot be used: it has none: %s", row.vhost, error)
+        log.error("limits of vhost '%s' are invalid and ignored: %s", row.vhost, error)
 
 
 def _name(vhost: VHost) -> ObjectName:
@@ -141,7 +141,7 @@ class UserLimits:
             try:
                 value = checked(json.loads(row.limits), OF_USERS, "user-limits")
             except ValueError as error:  # another version, or another program, wrote it
-                log.error("limits of user '%s' cannot be used: there are none: %s", row.user, error)
+                log.error("limits of user '%s' are invalid and ignored: %s", row.user, error)
             else:
                 self._set(row.user, value)
 

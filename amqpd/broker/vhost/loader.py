@@ -89,7 +89,7 @@ def _policy(vhost: VHost, row: PolicyRow) -> None:
     try:
         vhost.policies.put(policy_of(row))
     except ValueError as error:  # another version, or another program, wrote it
-        log.error("policy '%s' in vhost '%s' cannot be used and holds for nothing: %s", row.name, row.vhost, error)
+        log.error("policy '%s' in vhost '%s' is invalid and ignored: %s", row.name, row.vhost, error)
 
 
 def _exchange(row: ExchangeRow) -> Exchange:
@@ -150,7 +150,7 @@ async def load_vhost(vhosts: VHosts, state: MetadataState) -> list[VHost]:
     for vhost in new.values():
         vhosts[vhost.name] = vhost
         vhosts.added(vhost)
-        log.info("vhost '%s' is here, with %d queues", vhost.name, len(vhost.queues), extra={"vhost": vhost.name})
+        log.info("vhost '%s' was loaded with %d queues", vhost.name, len(vhost.queues), extra={"vhost": vhost.name})
     return list(new.values())
 
 
@@ -174,7 +174,7 @@ def end(vhosts: VHosts, vhost: VHost) -> None:
 async def clear(vhost: VHost) -> None:
     """Free the rest of an unloaded vhost: memory and local files."""
     await in_slices(_leave(vhost))
-    log.info("vhost '%s' is not here any more", vhost.name, extra={"vhost": vhost.name})
+    log.info("vhost '%s' was unloaded", vhost.name, extra={"vhost": vhost.name})
 
 
 async def unload_vhost(vhosts: VHosts, vhost: VHost) -> None:

@@ -67,7 +67,7 @@ class DeclarationPending(Exception):
     """Raised for a name with a pending commit. Wait, then run the command again from the start."""
 
     def __init__(self, declared: PendingDeclarations, name: ObjectName) -> None:
-        super().__init__(f"{name.kind} '{name.name}' in vhost '{name.vhost}' is on its way")
+        super().__init__(f"{name.kind} '{name.name}' in vhost '{name.vhost}' is pending")
         self._declared = declared
         self._name = name
 
@@ -222,13 +222,15 @@ class PendingDeclarations:
             done(again)
             return
         except Exception as bug:
-            log.exception("a bug of the broker: %s '%s' is committed and not made", coming.name.kind, coming.name.name)
+            log.exception(
+                "a bug of the broker: %s '%s' was committed but not applied", coming.name.kind, coming.name.name
+            )
             done(CallbackFailed(repr(bug)))
             return
         try:
             done(None)
         except Exception as bug:
-            log.exception("a bug of the broker behind the commit of %s '%s'", coming.name.kind, coming.name.name)
+            log.exception("a bug of the broker after the commit of %s '%s'", coming.name.kind, coming.name.name)
             done(CallbackFailed(repr(bug)))
 
     def commit(self, changes: Sequence[Change], held: Iterable[ObjectName], done: Done) -> None:
@@ -281,7 +283,7 @@ class PendingDeclarations:
                 try:
                     removal.gone()
                 except Exception as bug:
-                    log.exception("a bug of the broker behind the removal of %s", removal.names)
+                    log.exception("a bug of the broker after the removal of %s", removal.names)
                     error = CallbackFailed(repr(bug))
             else:
                 self._failed(removal, error)
@@ -292,10 +294,10 @@ class PendingDeclarations:
             self._commit(removal.changes, committed)
         except MetadataClosed:
             # The broker stops. The next start restores an object that still has its row, or deletes it.
-            log.debug("metadata closed before %s", removal.changes)
+            log.debug("the metadata closed before the removal of %s", removal.changes)
 
     def _failed(self, removal: PendingRemoval, error: BaseException) -> None:
-        log.error("metadata change failed and is tried again in %g s: %s", RETRY_S, error)
+        log.error("metadata change failed; next try in %g s: %s", RETRY_S, error)
         for name in removal.names:
             waiting, self._held[name] = self._held[name], []
             for done in waiting:

@@ -75,7 +75,7 @@ class NamePattern(NamedTuple):
 def compile_names(text: str) -> NamePattern:
     """Compile a policy's pattern. Cost: 25 us, then cached. Raises: InvalidPattern."""
     if "\0" in text:
-        raise InvalidPattern("a pattern has no NUL")
+        raise InvalidPattern("a pattern must not contain NUL")
     try:
         return NamePattern((compile_pattern(text or "^"),))
     except InvalidPattern as refused:
@@ -367,7 +367,7 @@ def policy_of(row: PolicyRow) -> Policy:
     """Return the policy of a row. Raises: InvalidPattern, or ValueError for a row that no version of amqpd wrote."""
     definition: Any = json.loads(row.definition)
     if not isinstance(definition, dict):
-        raise ValueError(f"{row.definition!r} is no object")
+        raise ValueError(f"{row.definition!r} is not an object")
     return Policy(row, compile_names(row.pattern), definition)
 
 
@@ -552,7 +552,7 @@ class SlicedWalk(Generic[Thing]):
             try:
                 visit(thing)
             except Exception:  # the walk visits the other objects
-                log.exception("%s could not be visited", thing)
+                log.exception("visiting %s failed", thing)
             if time.perf_counter() >= until:
                 self._call_soon(self._slice)
                 return

@@ -212,27 +212,27 @@ class Reconciler:
     def _set_aside(self, vhost_id: str, queue_id: str, why: str) -> None:
         path = self.storage.set_aside(vhost_id, queue_id)
         self.report.set_aside.append((path, why))
-        log.error("a queue's directory that no metadata knows is moved to %s: %s", path, why)
+        log.error("the directory of an unknown queue was moved to %s: %s", path, why)
 
     def _tell(self) -> None:
         report = self.report
         for vhost in report.vhosts:
-            log.error("vhost '%s' was lost with its metadata and is declared again; nobody has any right in it", vhost)
+            log.error("vhost '%s' was missing in the metadata and is declared again, without permissions", vhost)
         for each in report.queues:
             log.error(
-                "queue '%s' in vhost '%s' was lost with its metadata and is declared again from its directory%s",
+                "queue '%s' in vhost '%s' was missing in the metadata and is declared again from its directory%s",
                 each.name,
                 each.vhost,
-                "" if each.whole else ", without arguments: the earlier version that made it did not keep them there",
+                "" if each.whole else ", without arguments: the earlier version that created it did not store them",
             )
         for name, queue in report.void:
             what = f"queue '{queue}' in vhost '{name}'" if queue else f"vhost '{name}'"
-            log.warning("%s had been deleted, and the metadata did not say so any more: it stays deleted", what)
+            log.warning("%s was deleted, but the metadata still had it: it stays deleted", what)
         if report.queues or report.vhosts or report.set_aside:
             log.error(
-                "the metadata had lost some of what it held: %d queues and %d vhosts are declared again, without their "
-                "bindings; %d directories are in lost+found. Exchanges, bindings, users, permissions and queues that "
-                "never held a message may be missing too; `amqpctl status` shows this again",
+                "the metadata was incomplete: %d queues and %d vhosts are declared again, without bindings; "
+                "%d directories are in lost+found. Exchanges, bindings, users, permissions and queues that never had a "
+                "message may be missing too; `amqpctl status` shows this again",
                 len(report.queues),
                 len(report.vhosts),
                 len(report.set_aside),

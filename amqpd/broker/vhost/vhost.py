@@ -267,7 +267,7 @@ class VHost(Namespace):
     def check_not_system(self, name: str) -> None:
         """Refuse to declare, bind or delete a system queue. Raises: AccessRefused."""
         if name in self.own_queues:
-            raise AccessRefused(f"queue '{name}' in vhost '{self.name}' is the broker's own and can only be read")
+            raise AccessRefused(f"queue '{name}' in vhost '{self.name}' is a system queue and can only be read")
 
     def find_exchange(self, name: str) -> Exchange | None:
         """Return the exchange, or None. Raises: DeclarationPending."""
