@@ -1,8 +1,9 @@
 """Exchanges, bindings and the arguments of exchange.declare.
 
-An `Exchange` has a matcher (an `ExchangeType` of `amqpd.routing`), its bindings, and the version of cached routes. A
-change touches the exchange and every exchange that leads to it through a binding or as its alternate. Other routes
-stay cached, so an RPC client that declares reply queues all day does not slow down publishers.
+An `Exchange` has a matcher (an `ExchangeType` of `amqpd.routing`), its bindings, and a version number for cached
+routes. A change invalidates the routes through this exchange and through every exchange that leads to it, by a
+binding or as its alternate. Other routes stay cached, so an RPC client that declares reply queues all day does not
+slow down publishers.
 
 `ROWS` has one row per argument that the broker uses. A row can be limited to some exchange types (`kinds`). All other
 arguments are stored and shown, and have no effect.

@@ -68,8 +68,10 @@ class RecoveryFindings(NamedTuple):
     Attributes:
         state: the correct metadata.
         changes: changes that correct the stored metadata.
-        void: directories to empty after the commit of `changes`, without the suffix `.deleted`.
-        gone: the same for directories without a row, which can be emptied at once.
+        void: directories of deleted objects that still have a row; they are emptied after the commit of `changes`.
+        gone: directories of deleted objects without a row; they can be emptied at once.
+
+    The paths in `void` and `gone` lack the suffix `.deleted`.
     """
 
     state: MetadataState
