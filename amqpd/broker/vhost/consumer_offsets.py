@@ -69,8 +69,8 @@ class ConsumerOffsets:
         self._clock = clock
         self._of: dict[str, dict[str, StoredOffset]] = {}
         self._changed: dict[Key, None] = {}
-        self._timed = False
-        self._soon = False
+        self._has_timer = False
+        self._is_flush_scheduled = False
 
     def load(self, rows: Iterable[StoredOffsetRow]) -> None:
         """Load the rows at a start."""
@@ -103,19 +103,19 @@ class ConsumerOffsets:
             return
         names[name] = StoredOffset(offset, 0)
         self._changed[queue_id, name] = None
-        if not self._timed:
-            self._timed = True
-            self._call_later(WRITE_S, self._due)
+        if not self._has_timer:
+            self._has_timer = True
+            self._call_later(WRITE_S, self._write_timer_due)
 
     def settle(self, queue_id: str, name: str) -> None:
         """Write the changed offsets in this loop turn, because a consumer ends. Consumers share the commit."""
-        if (queue_id, name) in self._changed and not self._soon:
-            self._soon = True
+        if (queue_id, name) in self._changed and not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
             self._call_soon(self.flush)
 
     def flush(self) -> None:
         """Submit all changed offsets. Cost: 2 us per name."""
-        self._soon = False
+        self._is_flush_scheduled = False
         changed, self._changed = list(self._changed), {}
         now = self._clock.time_ms()
         for first in range(0, len(changed), PART_MAX):
@@ -130,8 +130,8 @@ class ConsumerOffsets:
                 log.debug("the metadata closed: %d stored offsets are not written", len(changed) - first)
                 return
 
-    def _due(self) -> None:
-        self._timed = False
+    def _write_timer_due(self) -> None:
+        self._has_timer = False
         self.flush()
 
     def _written(self, part: list[StoredOffsetRow], error: BaseException | None) -> None:
@@ -145,9 +145,9 @@ class ConsumerOffsets:
         for row in part:
             if row.name in self._of.get(row.queue_id, _NONE):
                 self._changed[row.queue_id, row.name] = None
-        if self._changed and not self._timed:
-            self._timed = True
-            self._call_later(WRITE_S, self._due)
+        if self._changed and not self._has_timer:
+            self._has_timer = True
+            self._call_later(WRITE_S, self._write_timer_due)
 
     # -- operators ---------------------------------------------------------------------------------------------------
 

@@ -132,7 +132,7 @@ def remove_queue(vhost: VHost, queue: Queue) -> tuple[int, list[Change]]:
     if queue.deleted:
         return 0, []
     count = queue.ready_count + queue.delayed_count
-    _end(vhost, queue)
+    _mark_deleted(vhost, queue)
     about = {"vhost": vhost.name, "queue": queue.name}
     log.debug("queue '%s' was deleted with %d ready messages", queue.name, count, extra=about)
     about_it = {"vhost": vhost.name, "name": queue.name}
@@ -157,7 +157,7 @@ def unload_queue(vhost: VHost, queue: Queue) -> None:
     """
     if queue.deleted:
         return
-    _end(vhost, queue)
+    _mark_deleted(vhost, queue)
     vhost.take_queue(queue)
     _cancel_consumers(queue)
     if queue.id:
@@ -168,7 +168,7 @@ def unload_queue(vhost: VHost, queue: Queue) -> None:
         vhost.catalogue.storage.leave_queue(store)
 
 
-def _end(vhost: VHost, queue: Queue) -> None:
+def _mark_deleted(vhost: VHost, queue: Queue) -> None:
     """Mark a queue as deleted, add its counters to the totals, and invalidate the routes to it."""
     queue.deleted = True
     vhost.catalogue.ended_queues.add(queue_counts(queue))

@@ -66,7 +66,7 @@ class DeletionQueue:
         self._remove = remove
         self._counted = counted
         self._empty: list[str] = []  # renamed and emptied directories, by their old names
-        self._under_way = False
+        self._is_checkpointing = False
         self._leaving: list[DirectoryRemoval] = []
 
     def leaving(self) -> Callable[[], None]:
@@ -161,13 +161,13 @@ class DeletionQueue:
         def renamed() -> None:
             self._counted(len(queues))
             done()
-            self._empty_out(self._storage.vhost_chain(vhost.id)[-1])
+            self._empty_directory(self._storage.vhost_chain(vhost.id)[-1])
 
         self._storage.retire_vhost(vhost.id, stores, renamed)
 
     def forget(self, changes: Sequence[Change]) -> None:
         """Delete rows of removed objects. If the broker stops before that, the next start deletes them."""
-        self._remove(changes, _nothing, None)
+        self._remove(changes, _do_nothing, None)
 
     # -- at the start
 
@@ -175,18 +175,18 @@ class DeletionQueue:
         """Correct the metadata after a start, then empty the directories of deleted objects."""
         parts = in_parts(findings.changes)
         for part in parts[:-1]:
-            self._metadata.submit(part, _logged)
+            self._metadata.submit(part, _log_failure)
         if parts:
-            self._metadata.submit(parts[-1], partial(self._void, findings.void))
+            self._metadata.submit(parts[-1], partial(self._void_rows_deleted, findings.void))
         for path in findings.gone:
-            self._empty_out(path)
+            self._empty_directory(path)
 
-    def _void(self, paths: list[str], error: BaseException | None) -> None:
+    def _void_rows_deleted(self, paths: list[str], error: BaseException | None) -> None:
         if error is not None:  # the next start tries it again
-            _logged(error)
+            _log_failure(error)
             return
         for path in paths:
-            self._empty_out(path)
+            self._empty_directory(path)
 
     def finish(self, vhost_id: str, row: QueueRow) -> None:
         """Complete a queue's deletion that a crash interrupted after its tombstone."""
@@ -197,7 +197,7 @@ class DeletionQueue:
         """Complete a vhost's deletion. The row is deleted at once, to free the name for a new vhost."""
         chain = self._storage.vhost_chain(row.id)
         self.forget([Delete(row)])
-        self._storage.departures.rename(chain, partial(self._empty_out, chain[-1]))
+        self._storage.departures.rename(chain, partial(self._empty_directory, chain[-1]))
 
     # -- what is left
 
@@ -205,7 +205,7 @@ class DeletionQueue:
         path = self._storage.queue_chain(vhost_id, row.id)[-1]
         self._storage.departures.empty(path, partial(self._emptied, path, row))
 
-    def _empty_out(self, path: str) -> None:
+    def _empty_directory(self, path: str) -> None:
         self._storage.departures.empty(path, partial(self._emptied, path, None))
 
     def _emptied(self, path: str, row: QueueRow | None) -> None:
@@ -220,17 +220,17 @@ class DeletionQueue:
 
         Cost: nothing if there are none.
         """
-        if self._under_way or not self._empty:
+        if self._is_checkpointing or not self._empty:
             return
         paths, self._empty = self._empty, []
         try:
-            self._metadata.checkpoint(partial(self._kept, paths))
+            self._metadata.checkpoint(partial(self._checkpointed, paths))
         except MetadataClosed:  # the next start finds them
             return
-        self._under_way = True
+        self._is_checkpointing = True
 
-    def _kept(self, paths: list[str], error: BaseException | None) -> None:
-        self._under_way = False
+    def _checkpointed(self, paths: list[str], error: BaseException | None) -> None:
+        self._is_checkpointing = False
         if error is not None:
             log.warning("empty directories of deleted queues are removed later: %s", error)
             self._empty += paths
@@ -238,10 +238,10 @@ class DeletionQueue:
         self._storage.departures.forget(paths)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing: no caller waits."""
 
 
-def _logged(error: BaseException | None) -> None:
+def _log_failure(error: BaseException | None) -> None:
     if error is not None:
         log.error("metadata change failed: %s", error)

@@ -87,7 +87,7 @@ _DEDUPLICATION: Final = "x-message-deduplication"
 _CACHE_NUMBER_MAX: Final = 2**53
 
 
-def _anything(_row: ArgumentSpec, _value: object, _context: ArgumentContext) -> None:
+def _accept_any(_row: ArgumentSpec, _value: object, _context: ArgumentContext) -> None:
     """Accept any value: `routing_type` checks this argument."""
 
 
@@ -176,7 +176,7 @@ ROWS: Final[dict[str, ArgumentSpec]] = {
         ),
         ArgumentSpec(
             "x-delayed-type",
-            _anything,
+            _accept_any,
             True,
             "exchange_arguments",
             "x-delayed-message: the type that routes; any other type",
@@ -208,11 +208,11 @@ def validate(exchange: str, vhost: str, kind: str, arguments: Mapping[str, objec
         raise _bad_cache_number(CACHE_SIZE)
     for name, value in arguments.items():
         row = ROWS.get(name)
-        if row is not None and _is_of(row, kind, arguments):
+        if row is not None and _applies_to(row, kind, arguments):
             row.check(row, value, context)
 
 
-def _is_of(row: ArgumentSpec, kind: str, arguments: Mapping[str, object]) -> bool:
+def _applies_to(row: ArgumentSpec, kind: str, arguments: Mapping[str, object]) -> bool:
     """Return whether the argument applies to this type, or to the type that a delayed-message exchange routes by."""
     if row.kinds is None or kind in row.kinds:
         return True
@@ -224,7 +224,7 @@ def compared_names(kind: str, arguments: Mapping[str, object]) -> list[str]:
 
     RabbitMQ compares only alternate-exchange and ignores differences in the others.
     """
-    return [row.name for row in ROWS.values() if row.compared and _is_of(row, kind, arguments)]
+    return [row.name for row in ROWS.values() if row.compared and _applies_to(row, kind, arguments)]
 
 
 def alternate_of(arguments: Mapping[str, object], effective: Mapping[str, object] = NO_POLICY) -> str:

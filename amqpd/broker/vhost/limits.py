@@ -56,9 +56,9 @@ def checked(value: object, known: Iterable[str], what: str) -> dict[str, int]:
         given = value.get(name, 0)
         if not isinstance(given, int) or isinstance(given, bool):
             raise InvalidLimits(f"{name} should be a number, actually was {term(given)}")
-    strange = [f'{{<<"{name}">>,{term(given)}}}' for name, given in value.items() if name not in known]
-    if strange:
-        raise InvalidLimits(f"Unrecognised terms [{','.join(strange)}] in {what}")
+    unknown = [f'{{<<"{name}">>,{term(given)}}}' for name, given in value.items() if name not in known]
+    if unknown:
+        raise InvalidLimits(f"Unrecognised terms [{','.join(unknown)}] in {what}")
     return dict(value)
 
 
@@ -235,10 +235,10 @@ class ConnectionLimiter:
     def left(self, session: object, user: str, vhost: VHost) -> None:
         """Remove a closed connection. A second call has no effect."""
         vhost.connected.discard(session)
-        theirs = self._by_user.get(user)
-        if theirs is not None:
-            theirs.discard(session)
-            if not theirs:
+        sessions = self._by_user.get(user)
+        if sessions is not None:
+            sessions.discard(session)
+            if not sessions:
                 del self._by_user[user]
 
     def open_channel(self, user: str) -> None:

@@ -173,7 +173,7 @@ def end(vhosts: VHosts, vhost: VHost) -> None:
 
 async def clear(vhost: VHost) -> None:
     """Free the rest of an unloaded vhost: memory and local files."""
-    await in_slices(_leave(vhost))
+    await in_slices(_unload_steps(vhost))
     log.info("vhost '%s' was unloaded", vhost.name, extra={"vhost": vhost.name})
 
 
@@ -183,7 +183,7 @@ async def unload_vhost(vhosts: VHosts, vhost: VHost) -> None:
     await clear(vhost)
 
 
-def _leave(vhost: VHost) -> Iterator[None]:
+def _unload_steps(vhost: VHost) -> Iterator[None]:
     for queue in list(vhost.queues.values()):
         unload_queue(vhost, queue)
         yield

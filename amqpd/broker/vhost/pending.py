@@ -263,7 +263,7 @@ class PendingDeclarations:
         """Undo a failed commit of these names, as in `remove`: its rows may be in the database."""
         for name in names:
             self.hold(name)
-        self._try(PendingRemoval(undo, names, _nothing), None)
+        self._try(PendingRemoval(undo, names, _do_nothing), None)
 
     def forget_vhost(self, vhost: str) -> None:
         """Stop all retries for a vhost and free its names: another node of the cluster has taken it over."""
@@ -306,7 +306,7 @@ class PendingDeclarations:
         self._call_later(RETRY_S, lambda: self._try(removal, None))
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing: the object was never in memory."""
 
 

@@ -47,7 +47,8 @@ def declare(
     before = vhost.policies.get(name, operator)
     undo = Delete(row) if before is None else Put(before.row)
     names.make(
-        PendingDeclaration(_name(row), Put(row), undo, partial(_put, vhost, policy)), partial(_obeyed, vhost, done)
+        PendingDeclaration(_name(row), Put(row), undo, partial(_put, vhost, policy)),
+        partial(_done_after_walk, vhost, done),
     )
     return before is None
 
@@ -76,7 +77,7 @@ def clear(vhost: VHost, policy: Policy, done: Done = ignore_result) -> None:
     """
     row = policy.row
     change = PendingDeclaration(_name(row), Delete(row), Put(row), partial(_remove, vhost, policy))
-    vhost.make(change, partial(_obeyed, vhost, done))
+    vhost.make(change, partial(_done_after_walk, vhost, done))
 
 
 def _name(row: PolicyRow) -> ObjectName:
@@ -127,7 +128,7 @@ def _remove(vhost: VHost, policy: Policy) -> None:
     log.info("%s '%s' was cleared in vhost '%s'", _kind(row), row.name, vhost.name, extra={"vhost": vhost.name})
 
 
-def _obeyed(vhost: VHost, done: Done, error: BaseException | None) -> None:
+def _done_after_walk(vhost: VHost, done: Done, error: BaseException | None) -> None:
     if error is not None:
         done(error)
     else:

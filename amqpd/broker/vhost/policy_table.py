@@ -79,10 +79,10 @@ def compile_names(text: str) -> NamePattern:
     try:
         return NamePattern((compile_pattern(text or "^"),))
     except InvalidPattern as refused:
-        return _apart(text, refused)
+        return _split_look_aheads(text, refused)
 
 
-def _apart(text: str, refused: InvalidPattern) -> NamePattern:
+def _split_look_aheads(text: str, refused: InvalidPattern) -> NamePattern:
     """Split a pattern that begins with look-ahead into several patterns. Raises `refused` if that is not possible."""
     start = _START.match(text)
     if start is None:
@@ -91,7 +91,7 @@ def _apart(text: str, refused: InvalidPattern) -> NamePattern:
     wanted: list[str] = []
     unwanted: list[str] = []
     while rest.startswith(("(?!", "(?=")):
-        end = _closing(rest)
+        end = _group_end(rest)
         if end < 0 or rest[end + 1 :].startswith(_QUANTIFIERS) or len(wanted) + len(unwanted) == LOOKS_MAX:
             raise refused
         (unwanted if rest[2] == "!" else wanted).append(rest[3:end])
@@ -105,7 +105,7 @@ def _apart(text: str, refused: InvalidPattern) -> NamePattern:
     )
 
 
-def _closing(text: str) -> int:
+def _group_end(text: str) -> int:
     """Return the index of the `)` that ends the group at the start of `text`, or -1."""
     return next((index for index, letter, depth in _syntax(text) if letter == ")" and depth == 0), -1)
 
@@ -171,7 +171,7 @@ class PolicyKey(NamedTuple):
     meaning: str
 
 
-def _of_row(row: ArgumentSpec) -> PolicyKey:
+def _key_of(row: ArgumentSpec) -> PolicyKey:
     return PolicyKey(row.policy, row.accepts, row.called, row.operator, row.merge, row.name, row.meaning)
 
 
@@ -220,7 +220,7 @@ class InvalidPolicy(ValueError):
 def keys(operator: bool = False) -> dict[str, PolicyKey]:
     """Return all keys by name, or only those of operator policies."""
     rows = (*queue_arguments.ROWS.values(), *exchange.ROWS.values())
-    found = [_of_row(row) for row in rows if row.policy]
+    found = [_key_of(row) for row in rows if row.policy]
     return {key.name: key for key in (*found, *IGNORED) if key.operator or not operator}
 
 
@@ -243,12 +243,12 @@ def check(name: str, value: Mapping[str, object], operator: bool) -> None:
         value: `pattern`, `definition`, `priority` and `apply-to`, as decoded JSON.
     """
     faults: list[str] = []
-    for field, look in _FIELDS.items():  # rabbit: its text has the last error first
+    for field, check_field in _FIELD_CHECKS.items():  # rabbit: its text has the last error first
         if field in value:
-            faults += look(value[field], operator)
+            faults += check_field(value[field], operator)
         elif field != "apply-to":
             faults.append(f'Key "{field}" not found in {name}')
-    others = {key: each for key, each in value.items() if key not in _FIELDS}
+    others = {key: each for key, each in value.items() if key not in _FIELD_CHECKS}
     if others:
         faults.insert(0, f"Unrecognised terms {_pairs(others)} in {name}")
     if faults:
@@ -265,9 +265,9 @@ def _definition(value: object, operator: bool) -> list[str]:
         key = known.get(name)
         if key is not None and not key.accepts(value[name]):
             return [_not_valid(key, value[name])]
-    strange = {name: value[name] for name in sorted(value) if name not in known}
-    if strange:
-        return [f"{_pairs(strange)} are not recognised policy settings"]
+    unknown = {name: value[name] for name in sorted(value) if name not in known}
+    if unknown:
+        return [f"{_pairs(unknown)} are not recognised policy settings"]
     if "ha-mode" not in value and not _MIRRORING.isdisjoint(value.keys() - {"queue-master-locator"}):
         return ["ha-mode must be specified to specify ha-params, ha-sync-mode or ha-promote-on-shutdown"]
     if len(json.dumps(value)) > DEFINITION_BYTES_MAX:
@@ -307,7 +307,7 @@ def _priority(value: object, _operator: bool) -> list[str]:
     return []
 
 
-_FIELDS: Final[dict[str, Callable[[object, bool], list[str]]]] = {
+_FIELD_CHECKS: Final[dict[str, Callable[[object, bool], list[str]]]] = {
     "definition": _definition,
     "apply-to": _apply_to,
     "pattern": _pattern,
@@ -350,12 +350,12 @@ class Policy(NamedTuple):
         applies_to = self.row.apply_to
         if kind == EXCHANGE:
             return applies_to in ("exchanges", "all") and self.pattern.matches(name)
-        if applies_to not in ("queues", "all") and applies_to != _WORDS.get(kind):
+        if applies_to not in ("queues", "all") and applies_to != _APPLY_TO_OF_TYPE.get(kind):
             return False
         return self.pattern.matches(name) and _unsupported(kind).isdisjoint(self.definition)
 
 
-_WORDS: Final = {"classic": "classic_queues", "quorum": "quorum_queues", "stream": "streams"}
+_APPLY_TO_OF_TYPE: Final = {"classic": "classic_queues", "quorum": "quorum_queues", "stream": "streams"}
 
 
 @lru_cache(maxsize=8)
@@ -508,9 +508,9 @@ class SlicedWalk(Generic[Thing]):
         self._things: Callable[[], list[Thing]] | None = None
         self._visit: Callable[[Thing], None] | None = None
         self._left: list[Thing] = []
-        self._due = False  # another walk is requested
-        self._now: list[Callable[[], None]] = []
-        self._later: list[Callable[[], None]] = []
+        self._again = False  # another walk is requested
+        self._current_callbacks: list[Callable[[], None]] = []
+        self._next_callbacks: list[Callable[[], None]] = []
 
     def begin(self, things: Callable[[], list[Thing]], visit: Callable[[Thing], None]) -> None:
         """Start a walk in the next loop turn. Each call must give the same two functions.
@@ -522,23 +522,23 @@ class SlicedWalk(Generic[Thing]):
         """
         running = self._visit is not None
         self._things, self._visit = things, visit
-        self._due = True
+        self._again = True
         if not running:
             self._call_soon(self._start)
 
     def when_done(self, done: Callable[[], None]) -> None:
         """Call `done` when all walks requested so far are complete; at once if there are none."""
-        if self._due:
-            self._later.append(done)
+        if self._again:
+            self._next_callbacks.append(done)
         elif self._visit is not None:
-            self._now.append(done)
+            self._current_callbacks.append(done)
         else:
             done()
 
     def _start(self) -> None:
         assert self._things is not None  # since `begin`
-        self._due = False
-        self._now, self._later = self._later, []
+        self._again = False
+        self._current_callbacks, self._next_callbacks = self._next_callbacks, []
         self._left = self._things()
         self._slice()
 
@@ -556,8 +556,8 @@ class SlicedWalk(Generic[Thing]):
             if time.perf_counter() >= until:
                 self._call_soon(self._slice)
                 return
-        finished, self._now = self._now, []
-        if self._due:
+        finished, self._current_callbacks = self._current_callbacks, []
+        if self._again:
             self._call_soon(self._start)
         else:
             self._things = self._visit = None

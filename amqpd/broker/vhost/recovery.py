@@ -105,19 +105,19 @@ class Reconciler:
 
     def run(self) -> RecoveryFindings:
         found = self.storage.survey()
-        self._vhosts(found)
-        lost = self._rows(found)
+        self._check_vhost_rows(found)
+        lost = self._check_queue_rows(found)
         whole = set(self.vhosts)
-        self._directories(found)
+        self._check_directories(found)
         state = self.state._replace(
             vhosts=list(self.vhosts.values()), queues=self.queues, deleting_queues=self.deleting
         )
         if self.report.void:
             state = _without(state, whole, lost)
-        self._tell()
+        self._log_report()
         return RecoveryFindings(state, self.changes, self.void, self.gone, self.report)
 
-    def _vhosts(self, found: DirectorySurvey) -> None:
+    def _check_vhost_rows(self, found: DirectorySurvey) -> None:
         deleted = set(found.deleted_vhosts)
         for row in self.state.vhosts:
             if row.id in deleted:
@@ -131,7 +131,7 @@ class Reconciler:
         deleting = {row.id for row in self.state.deleting_vhosts}
         self.gone += [self.storage.vhost_chain(each)[-1] for each in deleted - deleting]
 
-    def _rows(self, found: DirectorySurvey) -> set[tuple[str, str]]:
+    def _check_queue_rows(self, found: DirectorySurvey) -> set[tuple[str, str]]:
         """Drop the rows of deleted queues. Return (vhost, name) of the queues whose bindings are dropped too."""
         deleted = {(vhost, queue) for vhost, queues in found.deleted.items() for queue in queues}
         lost: set[tuple[str, str]] = set()
@@ -158,7 +158,7 @@ class Reconciler:
         self.changes += [DeleteBindings(vhost, name, "queue") for vhost, name in sorted(lost)]
         return lost
 
-    def _directories(self, found: DirectorySurvey) -> None:
+    def _check_directories(self, found: DirectorySurvey) -> None:
         leaving = {row.id for row in self.state.deleting_vhosts}
         known = {(self.vhosts[row.vhost].id, row.id) for row in (*self.queues, *self.deleting)}
         for vhost_id, queues in found.queues.items():
@@ -170,43 +170,47 @@ class Reconciler:
 
     def _restore(self, vhost_id: str, queue_id: str) -> None:
         path = f"{self.storage.queue_chain(vhost_id, queue_id)[-1]}/{DESCRIPTION}"
-        told = read_description(self.storage.filesystem.read_if_there(path), queue_id)
-        if told is None:
+        description = read_description(self.storage.filesystem.read_if_there(path), queue_id)
+        if description is None:
             self._set_aside(vhost_id, queue_id, f"its {DESCRIPTION} is missing or damaged")
             return
-        why = self._objection(told)
+        why = self._refusal(description)
         if why:
             self._set_aside(vhost_id, queue_id, why)
             return
-        vhost = self.vhosts.get(told.vhost)
+        vhost = self.vhosts.get(description.vhost)
         if vhost is None:
             if vhost_id in self.vhost_names:
                 other = self.vhost_names[vhost_id]
-                self._set_aside(vhost_id, queue_id, f"its {DESCRIPTION} says vhost '{told.vhost}', it is in '{other}'")
+                self._set_aside(
+                    vhost_id, queue_id, f"its {DESCRIPTION} says vhost '{description.vhost}', it is in '{other}'"
+                )
                 return
-            vhost = self.vhosts[told.vhost] = VhostRow(told.vhost, vhost_id)
-            self.vhost_names[vhost_id] = told.vhost
+            vhost = self.vhosts[description.vhost] = VhostRow(description.vhost, vhost_id)
+            self.vhost_names[vhost_id] = description.vhost
             self.changes.append(Put(vhost))
-            self.report.vhosts.append(told.vhost)
+            self.report.vhosts.append(description.vhost)
         if vhost.id != vhost_id:
             self.storage.move_queue(queue_id, vhost_id, vhost.id)
-        row = QueueRow(told.vhost, told.queue, queue_id, True, told.auto_delete, False, told.arguments)
+        row = QueueRow(
+            description.vhost, description.queue, queue_id, True, description.auto_delete, False, description.arguments
+        )
         self.queues.append(row)
-        self.names.add((told.vhost, told.queue))
+        self.names.add((description.vhost, description.queue))
         self.changes.append(Put(row))
-        self.report.queues.append(Restored(told.vhost, told.queue, told.whole))
+        self.report.queues.append(Restored(description.vhost, description.queue, description.whole))
 
-    def _objection(self, told: Description) -> str:
+    def _refusal(self, description: Description) -> str:
         """Return the reason why the queue cannot be declared again, or ""."""
-        if (told.vhost, told.queue) in self.names:
-            return f"there is another queue '{told.queue}' in vhost '{told.vhost}'"
-        if any(row.name == told.vhost for row in self.state.deleting_vhosts):
-            return f"vhost '{told.vhost}' is being deleted"
-        if len(told.queue.encode()) > NAME_SIZE_MAX or len(told.vhost.encode()) > NAME_SIZE_MAX:
+        if (description.vhost, description.queue) in self.names:
+            return f"there is another queue '{description.queue}' in vhost '{description.vhost}'"
+        if any(row.name == description.vhost for row in self.state.deleting_vhosts):
+            return f"vhost '{description.vhost}' is being deleted"
+        if len(description.queue.encode()) > NAME_SIZE_MAX or len(description.vhost.encode()) > NAME_SIZE_MAX:
             return f"a name in its {DESCRIPTION} is too long"
         try:
-            table = decode_table(told.arguments, 0)[0] if told.arguments else {}
-            queue_arguments.validate(told.queue, told.vhost, table)
+            table = decode_table(description.arguments, 0)[0] if description.arguments else {}
+            queue_arguments.validate(description.queue, description.vhost, table)
         except (AmqpError, ValueError) as error:
             return f"the arguments in its {DESCRIPTION} cannot be used: {error}"
         return ""
@@ -216,7 +220,7 @@ class Reconciler:
         self.report.set_aside.append((path, why))
         log.error("the directory of an unknown queue was moved to %s: %s", path, why)
 
-    def _tell(self) -> None:
+    def _log_report(self) -> None:
         report = self.report
         for vhost in report.vhosts:
             log.error("vhost '%s' was missing in the metadata and is declared again, without permissions", vhost)

@@ -319,7 +319,7 @@ class VHost(Namespace):
         """Add an exchange. If it is durable, its row is committed."""
         self.exchanges[exchange.name] = exchange
         self.catalogue.keeping.begin(self.name, exchange)
-        self._give_wheel(exchange)
+        self._create_delays(exchange)
         if exchange.unavailable:
             self.unavailable[exchange] = None
         self._alternate_changed(exchange.name)
@@ -401,10 +401,10 @@ class VHost(Namespace):
             delays = delays_of(thing.kind, thing.arguments, new.definition)
             if delays != thing.delays:
                 thing.delays = delays
-                self._give_wheel(thing)
+                self._create_delays(thing)
                 thing.touch()
 
-    def _give_wheel(self, exchange: Exchange) -> None:
+    def _create_delays(self, exchange: Exchange) -> None:
         if exchange.delays and exchange.wheel is None:
             exchange.wheel = self.queue_host.delaying(exchange.name)
 

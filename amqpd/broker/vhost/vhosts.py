@@ -76,8 +76,8 @@ class VHosts(dict[str, VHost], VhostNamespace):
         super().__init__()
         self.catalogue = catalogue
         self.ended = ended
-        self.made: Callable[[VHost], object] = _unheard
-        self.added: Callable[[VHost], object] = _unheard
+        self.made: Callable[[VHost], object] = _do_nothing
+        self.added: Callable[[VHost], object] = _do_nothing
         self.elsewhere: Callable[[str], bool] | None = None
         self.when_served: Callable[[str, Done], None] | None = None
         self._host_queues = host_queues
@@ -242,5 +242,5 @@ def tell(vhost: VHost, key: str) -> None:
         )
 
 
-def _unheard(_vhost: VHost) -> None:
+def _do_nothing(_vhost: VHost) -> None:
     """Do nothing: no callback is set."""
