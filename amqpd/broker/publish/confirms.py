@@ -1,10 +1,10 @@
-"""Publishes that are not safe yet, in their order, and who is told when they are.
+"""Publisher confirms: which publishes are not safe yet, and the call that reports when they are.
 
-Safe means: the high watermark of every durable log that a persistent message went into has passed it. Of local logs
-that is so once the commit group of its turn is synced, whichever logs were in it (`LoopTurn.committed`); any other log
-is asked by the offset (`QueueLog.when_safe`).
+A persistent publish is safe when it is below the high watermark of every durable log that stores it. Local logs reach
+that together, when the commit group of the loop turn is synced (`LoopTurn.committed`). A remote log, which is not on
+this node's disk, reports it for an offset (`QueueLog.when_safe`).
 
-What a publisher did in one turn of the loop has one mark; marks are answered in their order, each publish once.
+The publishes of one turn share one `PendingConfirm`. The tracker answers these in order, and each publish once.
 """
 
 from __future__ import annotations
@@ -24,13 +24,21 @@ from amqpd.storage.queue_log import QueueLog
 
 @final
 class PendingConfirm:
-    """Publishes up to `sequence`, which went these ways, are in commit group `generation`."""
+    """The publishes of one publisher in one loop turn.
+
+    Attributes:
+        generation: their commit group.
+        sequence: the number of the last publish.
+        routes: their routes to logs.
+        synced: the local logs have synced the group.
+        missing: number of remote logs that have not reported.
+        failed: a log has failed.
+    """
 
     def __init__(self, generation: i64, sequence: i64, routes: list[Route], synced: bool) -> None:
         self.generation = generation
         self.sequence = sequence
         self.routes = routes
-        # Of the local logs; of the others, how many have not answered.
         self.synced = synced
         self.missing: i64 = 0
         self.failed = False
@@ -38,33 +46,37 @@ class PendingConfirm:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ConfirmTracker(CommitListener):
-    """Of one publisher. Whoever answers it derives from this: `confirmed` and `refused` are called."""
+    """Unconfirmed publishes of one publisher. A subclass implements `confirmed` and `refused`.
+
+    Attributes:
+        sequence: the number of the last publish; the first is 1.
+        confirmed_sequence: the number of the last publish that was answered.
+        ended: answer nothing more.
+    """
 
     def __init__(self, turn: LoopTurn) -> None:
         self.turn = turn
-        # Of the last publish, and of the last that was answered. The first is 1.
         self.sequence: i64 = 0
         self.confirmed_sequence: i64 = 0
-        # Nobody is to be told any more.
         self.ended = False
         self._turn_wanted = False
-        # Ways that this turn's publishes went and that end in a log; the last of them.
+        # Routes to logs of this turn's publishes, and the last of them.
         self._routes: list[Route] = []
         self._last_route: Route | None = None
-        # Whether one of them leads to a log that is not local.
+        # One of these routes has a remote log.
         self._remote = False
         self._marks: deque[PendingConfirm] = deque()
 
     def confirmed(self, first: i64, last: i64) -> None:
-        """The publishes from `first` to `last` are safe."""
+        """Confirm the publishes from `first` to `last`."""
         raise NotImplementedError
 
     def refused(self, first: i64, last: i64) -> None:
-        """Nothing is promised of the publishes from `first` to `last`: a log failed."""
+        """Nack the publishes from `first` to `last`, because a log failed. Some of them may be stored."""
         raise NotImplementedError
 
     def add(self, route: Route, message: Message) -> None:
-        """The next publish: it has been offered along this route in this turn. Cost: some 3 ns."""
+        """Count a publish that was offered to this route in this turn. Cost: about 3 ns."""
         self.sequence += 1
         if route.durable and (message.persistent or route.keeps_all) and route is not self._last_route:
             self._last_route = route
@@ -76,14 +88,14 @@ class ConfirmTracker(CommitListener):
             self.turn.confirm_later(self)
 
     def add_safe(self) -> None:
-        """The next publish, which waits for no log (any more)."""
+        """Count a publish that waits for no log."""
         self.sequence += 1
         if not self._turn_wanted:
             self._turn_wanted = True
             self.turn.confirm_later(self)
 
     def confirm_early(self) -> None:
-        """Confirms what there is, before the turn ends, if it waits for no log."""
+        """Confirm all publishes before the end of the turn, if none of them waits for a log."""
         if not self._marks and not self._routes:
             self._confirm(self.sequence)
 
@@ -105,12 +117,12 @@ class ConfirmTracker(CommitListener):
         return not safe
 
     def _ask(self, mark: PendingConfirm) -> None:
-        """The logs that are not local say by themselves when what they have is safe."""
+        """Ask the remote logs to report when their last record is safe."""
         logs = _remote(mark.routes)
         mark.missing = len(logs)
         for log in logs:
             log.when_safe(log.next_offset - 1, partial(self._answered, mark))
-        self._work_off()  # their queues may have no log any more: then there is nobody to answer
+        self._work_off()  # the queues may have lost their logs; then no log reports
 
     def _answered(self, mark: PendingConfirm, safe: bool) -> None:
         mark.missing -= 1
@@ -132,7 +144,7 @@ class ConfirmTracker(CommitListener):
         return waits
 
     def _work_off(self) -> None:
-        """Answers the marks of which all is known, up to the first of which it is not."""
+        """Answer the finished marks, up to the first unfinished one."""
         marks = self._marks
         sequence: i64 = 0
         while marks:
@@ -169,7 +181,7 @@ def _touches(routes: list[Route], failed: list[QueueLog]) -> bool:
 
 
 def _remote(routes: list[Route]) -> list[QueueLog]:
-    """The logs at the ends of these ways that are not local, each once."""
+    """Return the remote logs of these routes, each once."""
     logs: dict[QueueLog, None] = {}
     for route in routes:
         if route.remote:
@@ -182,13 +194,13 @@ def _remote(routes: list[Route]) -> list[QueueLog]:
 
 @final
 class SafetyWait(CommitListener):
-    """One question: is it safe?"""
+    """One pending call of `when_safe`."""
 
     def __init__(self, logs: Collection[QueueLog], done: Callable[[bool], None]) -> None:
         self._logs = logs
         self._done = done
         self._generation: i64 = 0
-        # Answers to come: of the local logs together, and of each other one.
+        # Missing answers: one of all local logs together, and one of each remote log.
         self._missing: i64 = 1
         self._safe = True
 
@@ -220,10 +232,10 @@ class SafetyWait(CommitListener):
 
 
 def when_safe(turn: LoopTurn, logs: Collection[QueueLog], done: Callable[[bool], None]) -> None:
-    """Calls `done` once what these logs have taken so far is safe; with False when one of them has failed.
+    """Call `done(True)` when all records of these logs are safe, or `done(False)` when a log has failed.
 
-    Called in the turn of the appends. Without logs it waits for whatever this turn settles, in any log. Off the fast
-    path: it costs an object.
+    Must be called in the loop turn of the appends. Without logs, it waits for the settlements of this turn in any log.
+    Not for the hot path: each call makes an object.
     """
     question = SafetyWait(logs, done)
     question.ask()

@@ -1,24 +1,27 @@
-"""What an exchange of type x-message-deduplication has seen.
+"""State of exchanges of the types x-message-deduplication and x-recent-history.
 
-A message that is let through takes a `CacheEntry` with it, which stands last among its destinations: when it has been
-offered to all queues, the note says so, and the id is known from then on. It is *unsafe* until the message is, as a
-confirm understands it: a copy that comes meanwhile goes nowhere, and its confirm waits for the first one's end. If the
-first one fails (a queue refuses it, a log cannot be written, its transaction is rolled back) its id is forgotten, and
-so the copies that wait are nacked: whoever sends it again is let through.
+**x-message-deduplication.** A new message gets a `CacheEntry` as its last destination. After all queues have accepted
+the message, the entry stores its id in the `DeduplicationCache` of the exchange. States of an entry:
 
-`x-cache-persistence: disk` of a durable exchange: ids of messages that are on disk themselves are written to the
-metadata after those are synced, and confirms wait for that, too. So after a crash every confirmed message is known; one
-that was stored and not yet confirmed may not be. All others are in memory alone.
+    new       made when the message is routed
+    unsafe    offered to all queues, and not yet safe as publisher confirms define it
+    known     the message is safe
+    removed   the message failed: a queue refused it, a log failed or its transaction was rolled back
 
-At most `size` ids: then the oldest goes. An id is 33 bytes at most (longer values are hashed).
+A copy of an unsafe message has a `DuplicateMessage` as its destination: no queue gets it, and its confirm waits. If the
+first message becomes safe, the copy is confirmed. If it fails, the copies are nacked, and the next message with this id
+is new. A copy of a known message goes nowhere.
+
+The cache has at most `size` ids and drops the oldest when it is full. An id has at most ID_BYTES_MAX bytes: longer
+values are hashed. With `x-cache-persistence: disk`, a durable exchange writes the ids of persistent messages to the
+metadata after the messages are synced, and confirms wait for that. So every confirmed message is known after a crash.
+A message that was stored but not confirmed may be unknown. All other ids are in memory only.
+
+**x-recent-history.** `MessageHistory` has the last messages, in memory only as in RabbitMQ's plugin, so a start begins
+without any. It drops the oldest above `x-recent-history-length` messages or HISTORY_BYTES_MAX. It does not store a
+message with the header `x-recent-history-no-store: true`.
 
 Compiled by mypyc.
-
-The last messages of an x-recent-history exchange.
-
-They are kept in memory, whatever the exchange: RabbitMQ's plugin has them in RAM, too, and a broker that starts has
-none. At most `x-recent-history-length` of them, and at most HISTORY_BYTES_MAX: then the oldest go first. A message with
-the header `x-recent-history-no-store` (true) is not kept.
 """
 
 from __future__ import annotations
@@ -45,10 +48,10 @@ log = logging.getLogger(__name__)
 
 ID_BYTES_MAX: Final = 33
 PUT_MAX: Final = 500
-"""Ids that are written together: some 3 ms of the metadata's thread."""
+"""Maximum of ids written in one transaction: about 3 ms of the metadata thread."""
 TTL_MS_MAX: Final = 315_360_000_000
 _NOTHING: Final[list[object]] = []
-# What becomes of a note.
+# States of a `CacheEntry`.
 _NEW: Final = 0
 _UNSAFE: Final = 1
 _KNOWN: Final = 2
@@ -56,14 +59,14 @@ _GONE: Final = 3
 
 
 def id_of(value: object) -> bytes:
-    """What is kept of a header's value: different for different values, types counted."""
+    """Return the id of a header value. Different values have different ids, also values of different types."""
     whole = stable_encoding(value)
     return whole if len(whole) <= ID_BYTES_MAX else b"#" + blake2b(whole, digest_size=32).digest()
 
 
 @final
 class EntryLog(QueueLog):
-    """What a confirm waits for that depends on a note: no log, but it has a high watermark of its own."""
+    """Adapter for a confirm that depends on an entry: reports when the entry is known or removed. It stores nothing."""
 
     def __init__(self, note: CacheEntry) -> None:
         super().__init__("", "", "", "", False)
@@ -75,18 +78,24 @@ class EntryLog(QueueLog):
 
 @final
 class CacheEntry(Destination):
-    """The entry of one message that is let through. until_ms: monotonic; 0: for ever."""
+    """Destination that stores the id of one new message.
+
+    Attributes:
+        until_ms: the time when the id is forgotten, in monotonic milliseconds; 0 for never.
+        targets: the queues of the message.
+        missing: number of remote logs that have not reported the message as safe.
+        synced: the local logs have synced the message.
+    """
 
     def __init__(self, seen: DeduplicationCache, ident: bytes, until_ms: i64) -> None:
         super().__init__()
         self.is_queue = False
-        self.requires_all_accepted = True  # else what is refused would push out what has been seen
+        self.requires_all_accepted = True  # otherwise refused messages would push out known ids
         self.durable = seen.store is not None
         self.id = ident
         self.until_ms = until_ms
         self.targets: list[Destination] = []
         self.state: i64 = _NEW
-        # Logs that are not local and have not answered, and whether the local ones have.
         self.missing: i64 = 0
         self.synced = False
         self._seen = seen
@@ -94,7 +103,7 @@ class CacheEntry(Destination):
         self._waiting: list[Callable[[bool], None]] = []
 
     def accepts_with(self, targets: list[Destination]) -> bool:
-        """What goes nowhere is not noted."""
+        """Return False for a message without queues: its id is not stored."""
         self.targets = targets
         return len(targets) > 0
 
@@ -102,7 +111,7 @@ class CacheEntry(Destination):
         return self.log_of_copies() if self.durable else None
 
     def log_of_copies(self) -> QueueLog:
-        """What the confirm of a copy waits for."""
+        """Return the log that confirms of copies wait for."""
         if self._log is None:
             self._log = EntryLog(self)
         return self._log
@@ -118,7 +127,7 @@ class CacheEntry(Destination):
         self._seen.forget(self)
 
     def when_over(self, done: Callable[[bool], None]) -> None:
-        """Calls `done` when the message is safe, with False when it failed; at once where that is known."""
+        """Call `done(True)` when the message is safe, or `done(False)` when it failed; at once if that is certain."""
         if self.state == _NEW or self.state == _UNSAFE:
             self._waiting.append(done)
         else:
@@ -133,7 +142,7 @@ class CacheEntry(Destination):
 
 @final
 class DuplicateMessage(Destination):
-    """Where a copy goes whose first one is not safe yet: nowhere, but its confirm waits."""
+    """Destination of a copy while the first message is unsafe. It stores nothing; the confirm of the copy waits."""
 
     def __init__(self, note: CacheEntry) -> None:
         super().__init__()
@@ -150,25 +159,29 @@ class DuplicateMessage(Destination):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class CacheStore:
-    """Where ids are written, of one exchange."""
+    """Persistent ids of one exchange."""
 
     def put(self, notes: list[CacheEntry], done: Callable[[bool], None]) -> None:
-        """done: on the loop, with whether they are on disk."""
+        """Write ids, then call `done` on the event loop: with True if they are on disk."""
         raise NotImplementedError
 
     def drop(self, ident: bytes) -> None:
-        """It is not to come back after a start; before long."""
+        """Remove an id, at the next `put` or `flush`."""
         raise NotImplementedError
 
     def flush(self) -> None:
-        """What was dropped goes now."""
+        """Write the removals now."""
         raise NotImplementedError
 
 
 @final
 class DeduplicationCache(DeduplicationMemory):
-    """Of one exchange. size: how many ids at most. ttl_ms: how long each is kept, where its message does not say; 0:
-    for ever. store: None: nothing is written.
+    """Deduplication cache of one exchange.
+
+    Args:
+        size: maximum of ids.
+        ttl_ms: lifetime of an id whose message has no `x-cache-ttl`; 0 for no limit.
+        store: None for a cache in memory.
     """
 
     def __init__(self, turn: LoopTurn, timers: Timers, size: int, ttl_ms: int, store: CacheStore | None = None) -> None:
@@ -186,7 +199,7 @@ class DeduplicationCache(DeduplicationMemory):
         return len(self._until)
 
     def load(self, ident: bytes, left_ms: i64) -> None:
-        """An earlier life has seen it. left_ms: of its time; 0: for ever."""
+        """Add an id from before the start. `left_ms` is its remaining lifetime; 0 for no limit."""
         self._insert(ident, self._timers.now_ms() + left_ms if left_ms else 0)
 
     # -- messages ----------------------------------------------------------------------------------------------------
@@ -209,22 +222,22 @@ class DeduplicationCache(DeduplicationMemory):
     def _end_of(self, ttl: object, now_ms: i64) -> i64:
         ttl_ms = self._ttl_ms
         if isinstance(ttl, str) and ttl.isdecimal() and len(ttl) < 13:
-            ttl = int(ttl)  # the plugin takes such an argument, too
+            ttl = int(ttl)  # the plugin accepts such an argument, too
         if isinstance(ttl, int) and not isinstance(ttl, bool) and ttl >= 0:
             return now_ms + (ttl if ttl < TTL_MS_MAX else TTL_MS_MAX)
         return now_ms + ttl_ms if ttl_ms > 0 else 0
 
     def reserve(self, note: CacheEntry) -> None:
-        """It comes later: a copy that comes before is one."""
+        """Reserve the id of a message that is enqueued later. A message with the same id is a copy from now on."""
         if note.id not in self._unsafe:
             self._unsafe[note.id] = note
 
     def offered(self, note: CacheEntry, message: Message) -> None:
-        """It is in all queues that it goes to, as far as they have taken it."""
+        """Store the id of a message that has been offered to all its queues."""
         if note.state == _GONE:
             return
         if not any([not target.is_deleted() for target in note.targets]):  # noqa: C419  # compiled, a list is faster
-            self.forget(note)  # since it was routed
+            self.forget(note)  # all queues were deleted since the routing
             return
         note.state = _UNSAFE
         self._insert(note.id, note.until_ms)
@@ -245,7 +258,7 @@ class DeduplicationCache(DeduplicationMemory):
         self._ending.add(note, self._turn)
 
     def forget(self, note: CacheEntry) -> None:
-        """The message has failed: it has not been seen."""
+        """Remove the id of a failed message. The next message with this id is new."""
         if note.state == _GONE:
             return
         if self._unsafe.get(note.id) is note:
@@ -257,7 +270,7 @@ class DeduplicationCache(DeduplicationMemory):
         note.end(_GONE)
 
     def safe(self, notes: list[CacheEntry]) -> None:
-        """The messages of these notes are."""
+        """Write the ids of safe messages if the cache has a store, then make the entries known."""
         store = self.store
         if store is None:
             for note in notes:
@@ -268,7 +281,7 @@ class DeduplicationCache(DeduplicationMemory):
             if note.id in self._until:
                 kept.append(note)
             else:
-                self._known(note)  # others came, and there was no room
+                self._known(note)  # dropped meanwhile, because the cache was full
         for first in range(0, len(kept), PUT_MAX):
             part = kept[first : first + PUT_MAX]
             store.put(part, partial(self._stored, part))
@@ -294,7 +307,7 @@ class DeduplicationCache(DeduplicationMemory):
         if ident in until:
             del until[ident]
         elif until:
-            # What is over goes as others come, the oldest of all where there is no room.
+            # Each new id drops the oldest one, if that has expired or the cache is full.
             oldest = next(iter(until))
             end = until[oldest]
             if len(until) >= self.size or (end != 0 and end <= self._timers.now_ms()):
@@ -309,7 +322,7 @@ class DeduplicationCache(DeduplicationMemory):
 
 @final
 class EntryCommit(CommitListener):
-    """Learns when messages are safe."""
+    """Commit listener that reports to the cache which messages are safe."""
 
     def __init__(self, seen: DeduplicationCache) -> None:
         self._seen = seen
@@ -351,7 +364,7 @@ class EntryCommit(CommitListener):
         return False
 
     def _over(self, notes: list[CacheEntry]) -> None:
-        """The local logs have these."""
+        """Handle entries whose messages the local logs have synced."""
         for note in notes:
             note.synced = True
         self._seen.safe([note for note in notes if note.missing == 0 and note.state == _UNSAFE])
@@ -370,7 +383,7 @@ _NO_STORE: Final = NO_STORE.encode()
 
 @final
 class MessageHistory(Destination):
-    """Of one exchange. length_max: how many messages."""
+    """Message history of one exchange: its last `length_max` messages."""
 
     def __init__(self, length_max: int) -> None:
         super().__init__()
@@ -380,7 +393,7 @@ class MessageHistory(Destination):
         self.size_bytes: i64 = 0
 
     def enqueue(self, message: Message) -> bool:
-        """Keeps it, and forgets what is then too much. Cost: O(1)."""
+        """Store the message and drop the oldest ones above the limits. Cost: O(1), amortized."""
         size = message.size_bytes()
         if size > HISTORY_BYTES_MAX or _is_not_kept(message):
             return True
@@ -395,7 +408,7 @@ class MessageHistory(Destination):
         return len(self._messages)
 
     def messages(self) -> list[Message]:
-        """The oldest first; each as if it had just come."""
+        """Return copies of the messages, the oldest first, for publishing."""
         return [_again(message) for message in self._messages]
 
 
@@ -410,7 +423,7 @@ def _is_not_kept(message: Message) -> bool:
 
 
 def _again(message: Message) -> Message:
-    """Its time to live begins anew where it goes."""
+    """Return a copy whose time to live begins in its next queue."""
     again = Message(
         message.envelope,
         message.content,

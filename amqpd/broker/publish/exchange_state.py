@@ -1,11 +1,12 @@
-"""What exchanges keep of the messages they route: made for each that keeps something, and where it is written.
+"""Exchange state: creates, loads and persists the state that some exchange types have about messages.
 
-x-recent-history has a `History` in memory. x-message-deduplication has a `Seen`; where its cache is on disk
-(`x-cache-persistence: disk`, of a durable exchange) each id is a row of the metadata, below a row for the cache, which
-goes in the commit that takes the exchange away: an exchange that is declared again has seen nothing.
+An x-recent-history exchange gets a `MessageHistory` in memory. An x-message-deduplication exchange gets a
+`DeduplicationCache`. If it is durable and has `x-cache-persistence: disk`, a `MetadataCacheStore` writes each id as a
+metadata row, and one row for the cache. The commit that deletes the exchange deletes the row of the cache, and with it
+the ids. So an exchange that is declared again has an empty cache.
 
-Rows are put as messages become safe, those of one commit together. What has to go (the oldest where the cache is full,
-what is over its time) goes with the next that is put, and at the next start.
+Ids are written when their messages are safe, in one transaction per commit group. Removals of ids wait for the next
+write or the next start.
 """
 
 from __future__ import annotations
@@ -42,13 +43,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GIVEN_COUNT: Final = 256
-"""Of a history, in one turn of the loop."""
+"""Maximum of history messages published in one loop turn."""
 PART_MAX: Final = 500
-"""Rows of one submission: some 3 ms of the metadata's thread."""
+"""Maximum of rows in one transaction: about 3 ms of the metadata thread."""
 
 
 class ExchangeStates(ExchangeStateHook):
-    """One per broker. vhosts: all there are, by name. commit: `Metadata.submit`."""
+    """The state of all exchanges of the broker.
+
+    Args:
+        vhosts: all vhosts by name.
+        commit: `Metadata.submit`.
+    """
 
     def __init__(
         self,
@@ -64,11 +70,11 @@ class ExchangeStates(ExchangeStateHook):
         self._call_soon = call_soon
         self._commit = commit
         self._unasked = BestEffortPublisher(turn.schedule)
-        # Of an earlier life, until its exchange is there.
+        # (vhost, exchange) -> loaded rows, until the exchange is created.
         self._caches: dict[tuple[str, str], tuple[SeenCacheRow, list[SeenRow]]] = {}
 
     def load(self, caches: Iterable[SeenCacheRow], ids: Iterable[SeenRow]) -> None:
-        """Called before exchanges are: the ids of each are in the order in which they came."""
+        """Load the rows of all caches. Must be called before the exchanges are created."""
         by_cache: dict[str, list[SeenRow]] = {}
         for row in ids:
             by_cache.setdefault(row.cache_id, []).append(row)
@@ -111,7 +117,7 @@ class ExchangeStates(ExchangeStateHook):
             self._give(vhost, binding, matcher.recorder.messages())
 
     def _give(self, vhost: str, binding: Binding, messages: list[Message]) -> None:
-        """The oldest first; a long history in slices."""
+        """Publish a history to the destination of a new binding, the oldest message first, in slices."""
         destination = binding.destination
         now, messages = messages[:GIVEN_COUNT], messages[GIVEN_COUNT:]
         for message in now:
@@ -136,21 +142,21 @@ class ExchangeStates(ExchangeStateHook):
 
 
 class MetadataCacheStore(CacheStore):
-    """The rows of one cache, whose own is put with the first of them."""
+    """Metadata rows of one cache. The row of the cache itself is written with the first id."""
 
     def __init__(self, cache: SeenCacheRow, commit: Commit, timers: Timers) -> None:
         self._cache = cache
         self._commit = commit
         self._timers = timers
         self._ended = False
-        self._there = False  # the cache's own
+        self._there = False  # the row of the cache is written
         self._number = 0
-        # By id: the number of its row, once it is put; and what has to go.
+        # id -> number of its row; then the removals that are not written yet.
         self._rows: dict[bytes, int] = {}
         self._dropped: list[Change] = []
 
     def load(self, row: SeenRow) -> None:
-        """Of an earlier life."""
+        """Add a row from before the start."""
         self._there = True
         self._rows[row.id] = row.number
         self._number = max(self._number, row.number)
@@ -178,19 +184,19 @@ class MetadataCacheStore(CacheStore):
             self._dropped.append(Delete(SeenRow(self._cache.id, ident, number, 0)))
 
     def flush(self) -> None:
-        """What has to go, goes."""
+        """Write the removals now."""
         dropped, self._dropped = self._dropped, []
         for first in range(0, len(dropped), PART_MAX):
             self._submit(dropped[first : first + PART_MAX], _ignored)
 
     def end(self) -> list[Change]:
-        """The exchange is deleted. Returns what has to go with its row."""
+        """Write nothing more, because the exchange is deleted. Return the changes for the commit of the deletion."""
         self._ended = True
         return [Delete(self._cache)]
 
     def _submit(self, changes: list[Change], done: Callable[[bool], None]) -> None:
         if self._ended:
-            done(True)  # nobody asks for what it has seen any more
+            done(True)  # the exchange is deleted, so the ids are not needed
             return
         try:
             self._commit(changes, partial(self._written, done))
@@ -206,7 +212,7 @@ class MetadataCacheStore(CacheStore):
 
 
 def number_of(value: object) -> int:
-    """Of an argument: a number, or its digits; 0: it is not given, or is none (another version kept it)."""
+    """Return the number of an argument, which may be a string of digits. Return 0 if it is absent or not valid."""
     if isinstance(value, str) and value.isascii() and value.isdecimal():
         return int(value)
     return value if isinstance(value, int) else 0
@@ -217,4 +223,4 @@ def _number(row: SeenRow) -> int:
 
 
 def _ignored(_done: bool) -> None:
-    """Its errors are logged; what is not dropped now is dropped at the next start."""
+    """Ignore the result: `_written` logs an error, and the next start repeats the removals."""

@@ -1,8 +1,8 @@
-"""One publish to very many queues, offered in slices, so that others keep their place on the loop.
+"""Fan-out: one publish to very many queues, in slices, so that other clients keep their share of the loop.
 
-What it owns: the message from its publish until it is in all queues, and on the disk where it has to be. Each slice is
-written, as any turn is. A publish that was begun goes on when its channel or its connection ends. Until it is done the
-front end keeps what its client says next waiting, so that everything stays in order.
+`SlicedFanout` owns the message until it is in all queues and, if required, on the disk. Each slice is written like any
+loop turn. A fan-out continues if its channel or connection closes. Until it is done, the front end delays the later
+commands of its client, so that their order stays.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 
 # A publish to more queues than this is offered in slices.
 WIDE_COUNT: Final = 256
-# How long one turn may be at it, besides the logs that it leaves to be written (StoreContext.dirty_max). A new one of
-# those counts as NEW_LOG.
+# Limits of one slice: SLICE_S seconds, and StoreContext.dirty_max logs to write. A new log counts as NEW_LOG logs.
 SLICE_S: Final = 0.003
 NEW_LOG: Final = 8
-# How much is done between two looks at the clock.
+# Queues between two readings of the clock.
 _STEP: Final = 64
 
 
 class SlicedFanout:
-    """waits: whether `done` is to wait until what is durable is on the disk.
+    """One publish to many queues. Call `step` to start it.
 
-    done: called once, in a turn of the loop by itself; False: a queue has refused it, or its log has failed.
+    Args:
+        waits: call `done` after the durable queues have synced the message.
+        done: called once, from the event loop; with False if a queue refused the message or its log failed.
     """
 
     def __init__(
@@ -51,14 +52,14 @@ class SlicedFanout:
         reserve(route.destinations)
 
     def step(self) -> None:
-        """One turn's share. The first call begins it; the others come by themselves."""
+        """Enqueue one slice. The first call starts the fan-out, which then schedules the other slices itself."""
         turn = self._turn
         destinations = self._route.destinations
         message = self._message
         deadline = time.monotonic() + SLICE_S
-        logs: list[QueueLog] = []  # that keep it
+        logs: list[QueueLog] = []  # logs that store the message
         stores = turn.stores
-        cost = min(len(stores.dirty), stores.dirty_max // 2)  # others may have had theirs, but it goes on
+        cost = min(len(stores.dirty), stores.dirty_max // 2)  # at least half of a turn, although other work used it
         while self._next < len(destinations) and cost < stores.dirty_max:
             destination = destinations[self._next]
             self._next += 1
@@ -73,7 +74,7 @@ class SlicedFanout:
                 self._accepted = False
             if self._next % _STEP == 0 and time.monotonic() >= deadline:
                 break
-        self._soon(turn.run)  # at once, also where it was put off: there is more to come
+        self._soon(turn.run)  # write now, although the turn may have been postponed
         if self._waits and logs:
             self._syncs += 1
             when_safe(turn, logs, self._synced)

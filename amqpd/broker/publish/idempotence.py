@@ -1,13 +1,17 @@
-"""Idempotent publishing: what a producer has numbered is in each queue once, however often it sends it.
+"""Idempotent publishing: each queue stores a numbered message once, however often its producer sends it.
 
-The headers are `x-producer-id` (0 to 2^63-1), `x-producer-epoch` (0 to 32767) and `x-sequence` (0 to 2^31-1), as
-Kafka's producers have them. Of each producer a queue knows the last that it has taken (storage/log/producer_state.py).
-A sequence at or below it is a copy: it goes nowhere, and its confirm waits until the first one is safe. A higher one is
-taken, whatever is missing between: routing leaves gaps. A higher epoch begins anew, with any sequence; an older one is
-a producer that has been replaced, and refused (403). A sequence does not wrap: behind the last comes another epoch.
+The headers are `x-producer-id` (0 to 2^63-1), `x-producer-epoch` (0 to 32767) and `x-sequence` (0 to 2^31-1), as for
+Kafka's producers. Each queue knows the last message of each producer that it stored (storage/log/producer_state.py):
 
-Such a publish gets a route of its own, whose queues are each a `IdempotentDestination`, or a `Copy` where they have it.
-All others never come here: the headers' scan says that there is a header `x-producer-id`.
+    sequence at or below the last    a copy: the queue does not store it, and its confirm waits until the stored
+                                     message is safe
+    higher sequence                  stored; gaps are allowed, because routing causes them
+    higher epoch                     stored with any sequence; after SEQUENCE_MAX, a producer must continue with a new
+                                     epoch
+    lower epoch                      refused with 403: another producer has replaced this one
+
+A numbered publish gets a route of its own, with an `IdempotentDestination` or a `DuplicateDestination` for each queue.
+Other publishes cost nothing, because the scan of the headers reports `x-producer-id`.
 
 Compiled by mypyc.
 """
@@ -40,7 +44,7 @@ _ALWAYS_SAFE: Final = 1 << 62
 
 @final
 class ProducerSequence:
-    """What a producer says of one message."""
+    """The numbers of one message."""
 
     def __init__(self, producer_id: i64, epoch: i64, sequence: i64) -> None:
         self.producer_id: i64 = producer_id
@@ -49,7 +53,7 @@ class ProducerSequence:
 
 
 def numbers_of(headers: Mapping[str, object]) -> ProducerSequence:
-    """Raises: PreconditionFailed (406) where one is missing, no integer, or out of its range."""
+    """Return the numbers in the headers. Raises: PreconditionFailed (406): a number is missing or not valid."""
     return ProducerSequence(
         _number(headers, PRODUCER_ID, ID_MAX),
         _number(headers, EPOCH, EPOCH_MAX),
@@ -67,10 +71,15 @@ def _number(headers: Mapping[str, object], name: str, most: int) -> int:
 
 
 def idempotent_route(route: Route, message: Message) -> Route:
-    """The same way, less the queues that have the message already. Cost: 2 us, 1 us more per queue.
+    """Return the route of a numbered message, with a destination around each queue.
 
-    Raises: AccessRefused (403) for an older epoch, before any queue has anything of it; PreconditionFailed (406) for
-    headers that are none, and where an exchange would delay it, which remembers no producers; NotOpenYet.
+    Raises:
+        AccessRefused: 403, the epoch is too low for a queue. No queue has the message then.
+        PreconditionFailed: 406, the headers are not valid, an exchange would delay the message, or a queue is in a
+            cluster.
+        LogNotOpen: as `prepare`.
+
+    Cost: 2 us, and 1 us per queue.
     """
     numbers = numbers_of(MessageView(message).headers())
     destinations: list[Destination] = []
@@ -101,7 +110,7 @@ def idempotent_route(route: Route, message: Message) -> Route:
 
 @final
 class IdempotentDestination(Destination):
-    """One queue, for one message with its producer's numbers."""
+    """A queue that stores one numbered message and updates its producer's state."""
 
     def __init__(self, queue: Queue, numbers: ProducerSequence) -> None:
         super().__init__()
@@ -127,7 +136,7 @@ class IdempotentDestination(Destination):
         timers = queue.host.timers
         last = producers.find(numbers.producer_id, timers.agreed_ms())
         if last is not None and (numbers.epoch < last.epoch or last.has(numbers.epoch, numbers.sequence)):
-            return numbers.epoch == last.epoch  # others came between, as this one is offered in slices
+            return numbers.epoch == last.epoch  # a fan-out in slices: the state has changed since the route was made
         store = queue.log()
         backing.numbered = True
         if store is not None:
@@ -150,9 +159,10 @@ class IdempotentDestination(Destination):
 
 @final
 class DuplicateDestination(Destination):
-    """A queue that has the message already: nothing comes to it, and a confirm waits until what it has is safe.
+    """A queue that has the message already. It stores nothing; the confirm waits until the stored message is safe.
 
-    offset: of the producer's last message there.
+    Args:
+        offset: the offset of the producer's last message in the queue.
     """
 
     def __init__(self, queue: Queue, offset: i64) -> None:
@@ -173,13 +183,13 @@ class DuplicateDestination(Destination):
     def enqueue(self, message: Message) -> bool:
         store = self._queue.log()
         if store is not None and self._offset >= store.high_watermark:
-            store.flush_batches()  # of an earlier life it is not synced before somebody wants it
+            store.flush_batches()  # a record from before a restart is synced only on request
         return True
 
 
 @final
 class OriginalLog(QueueLog):
-    """What the confirm of a copy waits for: no log, but it has a high watermark of its own."""
+    """Adapter for the confirm of a copy: reports when the original message is safe. It stores nothing."""
 
     def __init__(self, store: QueueLog, offset: i64) -> None:
         super().__init__("", "", "", "", False)
@@ -187,5 +197,5 @@ class OriginalLog(QueueLog):
         self._offset: i64 = offset
 
     def when_safe(self, offset: i64, done: Callable[[bool], None]) -> None:
-        """Whatever `offset`: of a message before it."""
+        """Wait for the offset of the original message; `offset` is ignored."""
         self._store.when_safe(self._offset, done)

@@ -1,27 +1,22 @@
-"""Publishing: the one way for a front end's messages into the queues of a vhost.
+"""Publisher: publishes the messages of one session to the queues of a vhost.
 
-A publisher belongs to a session, so it knows for whom it asks. It finds where a message goes and whether it may: the
-exchange, permissions and topic permissions, internal exchanges, what the properties say (user-id, expiration, delivery
-mode), keys in CC and BCC, exchanges that look at more than the key, alternate exchanges, direct reply-to. What of that
-depends on exchange and routing key alone is a `Route`, and is kept.
+For each message it finds the queues, and checks the exchange, the permissions and the properties. It also handles the
+keys in CC and BCC, alternate exchanges and direct reply-to. A front end publishes like this:
 
-How a front end publishes:
-
-    message = publisher.accept(...)           # frames of AMQP; or `compose`, for those who have none
-    route = publisher.route                   # where that message goes; no destinations: nobody takes it
+    message = publisher.accept(...)           # frames of AMQP; `compose` for a front end without frames
+    route = publisher.route                   # the route of that message; without destinations it is unroutable
     accepted = publisher.offer(route, message)
-    unconfirmed.add(route, message)           # who wants to know when it is safe: see confirms.py
+    tracker.add(route, message)               # only for publishes that want a confirm: confirms.py
 
-`accept` and `compose` raise what is wrong with it, and NotOpenYet when it is to be given once more (opening.when_open).
-A route to more than WIDE_COUNT queues goes by a `SlicedFanout`, in slices.
+`accept` and `compose` raise the error of a bad message. They raise LogNotOpen if a queue's log is being opened; then
+the front end calls again after `log_opener.when_open`. A route to more than WIDE_COUNT queues needs a `SlicedFanout`.
 
-Routes are kept under the bytes of basic.publish, and each is valid while what it depends on keeps its version: a queue
-for the default exchange, else the exchange with all behind it. Permissions that change have `forget_routes` called.
+**Route cache.** A cached `Route` depends on exchange and routing key alone. Its key in the cache is the bytes of
+basic.publish. It is valid while its source keeps its version: the queue for the default exchange, otherwise the
+exchange with all exchanges behind it. When permissions change, `forget_routes` must be called.
 
-What a message's properties must be, where that has to be judged by their text.
-
-A publish comes here only with what a scan cannot decide (`Publisher._look_into`): who sends it, a time to live that is
-no plain number, routing keys in CC and BCC.
+**Properties.** `scan_properties` finds in one pass most of what the broker needs. Only a user-id, CC and BCC, and a
+suspicious expiration or delivery mode are validated by their values.
 """
 
 from __future__ import annotations
@@ -59,13 +54,13 @@ if TYPE_CHECKING:
     from amqpd.auth.internal_backend import User
 
 
-# Sender-selected keys, CC and BCC together.
+# Maximum of routing keys in CC and BCC together.
 KEYS_MAX: Final = 1000
 _INTEGER: Final = re.compile(rb"([+-]?\d+)(.*)", re.DOTALL)
 
 
 def needs_validation(info: PropertyInfo) -> bool:
-    """Whether `judge` has to look at them. Most messages say nothing that could be wrong."""
+    """Return whether `validate_properties` is needed. Most messages have no property that can be wrong."""
     return (
         info.user_id is not None
         or info.has_cc_or_bcc
@@ -75,7 +70,14 @@ def needs_validation(info: PropertyInfo) -> bool:
 
 
 def validate_properties(user: User, info: PropertyInfo, properties: bytes) -> None:
-    """Raises: PreconditionFailed (406) for what this user's message must not say. info: what a scan found."""
+    """Check the properties that a scan cannot check.
+
+    Args:
+        info: the result of `scan_properties` for these properties.
+
+    Raises:
+        PreconditionFailed: 406, with RabbitMQ's texts.
+    """
     if info.flags & DELIVERY_MODE and info.delivery_mode not in (1, 2):
         raise PreconditionFailed(f"invalid message: {{delivery_mode_unknown,{info.delivery_mode}}}")
     if info.user_id is not None:
@@ -93,7 +95,7 @@ def _check_user_id(user: User, user_id: bytes) -> None:
 
 
 def check_expiration(text: bytes) -> int:
-    """Milliseconds. Raises: PreconditionFailed with RabbitMQ's words for what is not one."""
+    """Return an expiration in milliseconds. Raises: PreconditionFailed with RabbitMQ's text if it is not valid."""
     match = _INTEGER.match(text)
     shown = text.decode("utf-8", "replace")
     if match is None:
@@ -110,7 +112,11 @@ def check_expiration(text: bytes) -> int:
 
 
 def sender_selected(headers: Mapping[str, object]) -> list[str]:
-    """Routing keys of CC and BCC, each once. Raises: PreconditionFailed where they are no arrays, or name many."""
+    """Return the routing keys of CC and BCC, each once.
+
+    Raises:
+        PreconditionFailed: 406, CC or BCC is not an array, or there are more than KEYS_MAX keys.
+    """
     keys: list[str] = []
     for name in ("CC", "BCC"):
         value = headers.get(name)
@@ -123,7 +129,7 @@ def sender_selected(headers: Mapping[str, object]) -> list[str]:
                 keys.append(key.decode("utf-8", "surrogateescape"))
             elif isinstance(key, str):
                 keys.append(key)
-            # rabbit: what is no text names no queue
+            # rabbit: values that are not strings are ignored
     distinct = list(dict.fromkeys(keys))
     if len(distinct) > KEYS_MAX:
         raise PreconditionFailed(f"CC and BCC name {len(distinct)} routing keys, at most {KEYS_MAX}")
@@ -138,40 +144,46 @@ ROUTES_MAX: Final = 4096
 ROUTE_BYTES_MAX: Final = 1024 * 1024
 EXCHANGES_MAX: Final = 64
 SENT_MAX: Final = 1024
-# Class, method and ticket of basic.publish.
+# Class id, method id and ticket of basic.publish.
 _PUBLISH: Final = b"\x00\x3c\x00\x28\x00\x00"
 
 
 @final
 class Publisher:
-    """Publishes for one session. An AMQP connection has one per channel."""
+    """Publisher of one session. An AMQP connection has one per channel.
+
+    Attributes:
+        route: the route of the message that `accept` or `compose` returned last.
+        sent: exchange counters -> counters of this publisher. They lack the publishes that used `route` since it
+            became the current route; `settle_counts` adds these.
+        crowded: this loop turn writes to as many logs as one turn should, or tracing is behind. The front end pauses
+            until the next turn and resets it.
+        reply_key: replaces a reply-to of amq.rabbitmq.reply-to: the key of the session's reply consumer. Empty: no
+            consumer.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        # Of the message that `accept` or `compose` returned last.
         self.route = Route(MessageRoute("", ""), [], False, Versioned(), False)
         self.published_count: i64 = 0
-        # As many of them are in `sent`, by exchange: all but those that went by `route`.
+        # Number of publishes that `sent` includes.
         self._counted: i64 = 0
         self.sent: dict[ExchangeStats, PublisherStats] = {}
-        # This turn of the loop writes to as many logs as one turn should: the front end reads on in the next. It is for
-        # the front end to unset.
         self.crowded = False
-        # What a reply-to of amq.rabbitmq.reply-to becomes: the key of the session's consumer of replies. Empty: none.
         self.reply_key = b""
         self._routes: dict[bytes, Route] = {}
         self._routes_size: i64 = 0
-        # Since it was last emptied, and how many more it does not take.
+        # Hits since the cache was last emptied; number of new routes that are not cached from now on.
         self._route_hits: i64 = 0
         self._routes_pause: i64 = 0
         self._exchanges: dict[bytes, ExchangeRouteCache] = {}
-        # The last publish that went by the cache: the parser hands over the same object where the method is the same
-        # and says whether the properties are. Then what was found out of them holds.
+        # The last cached publish. For an equal method the parser passes the same object, and it says whether the
+        # properties are equal. Then the route and the scan result are used again.
         self._same_method = b""
         self._same_route: Route | None = None
         self._same_info: PropertyInfo | None = None
         self._same_persistent = False
-        # Of the last properties that were looked into, and found good.
+        # Scan result of the last valid properties.
         self._last_info: PropertyInfo | None = None
 
     # -- a message and its route -------------------------------------------------------------------------------------
@@ -186,11 +198,17 @@ class Publisher:
         parts: list[bytes] | None,
         same_as_last: bool,
     ) -> Message:
-        """The message of a basic.publish, as AMQP's frames carried it; `route` says where it goes.
+        """Return the message of a basic.publish, and set `route`.
 
-        method: the payload of basic.publish. content: header and body frames; of a large body the header frame alone,
-        and the body in `parts`. same_as_last: as in FrameHandler.on_publish. Raises: AmqpError 403, 404, 406, 501, 506,
-        540; NotOpenYet: nothing of it is done, and it is given again.
+        Args:
+            method: the payload of the method frame.
+            content: header and body frames; the header frame alone if the body is in `parts`.
+            parts: the payloads of a large body.
+            same_as_last: as in `FrameHandler.on_publish`.
+
+        Raises:
+            AmqpError: 403, 404, 406, 501, 506, 540.
+            LogNotOpen: nothing has changed; call again when the logs are open.
         """
         route = self._same_route
         known = method is self._same_method and route is not None and route.version == route.source.version
@@ -200,7 +218,8 @@ class Publisher:
         else:
             if not known or route is None:
                 route = self._find(method)
-            # Flags, and a delivery mode where there is one.
+            # A header without properties, or with the delivery mode alone, needs no scan. Bytes 19 and 20 are the
+            # property flags, byte 21 is the delivery mode.
             mode: i64 = content[21]
             if header_size == PROPERTIES_START + 3 and content[19] == 0 and content[20] == 0:
                 info = None
@@ -227,10 +246,16 @@ class Publisher:
     def compose(
         self, exchange: str, routing_key: str, properties: bytes, body: bytes, mandatory: bool = False
     ) -> Message:
-        """The same for a front end without frames. Its size is that front end's to bound, before it has it all.
+        """Return the message of a front end without frames, and set `route`. The front end limits the body size.
 
-        properties: flags and fields, as protocol/properties.py has them; b"\\0\\0": none. Cost: some 1 us and a copy of
-        the body. Raises: as `accept`; CodecError where a name is longer than 255 bytes.
+        Args:
+            properties: flags and fields as in protocol/properties.py; b"\\0\\0" for none.
+
+        Raises:
+            AmqpError, LogNotOpen: as `accept`.
+            CodecError: a name is longer than 255 bytes.
+
+        Cost: about 1 us and a copy of the body.
         """
         key = shortstr(exchange.encode()) + shortstr(routing_key.encode("utf-8", "surrogateescape"))
         route = self._find(_PUBLISH + key + (b"\1" if mandatory else b"\0"))
@@ -244,13 +269,13 @@ class Publisher:
         return message
 
     def offer(self, route: Route, message: Message) -> bool:
-        """Gives the message to all queues of its route. False: one of them refused it; the others have it."""
+        """Enqueue the message in all queues of its route. Return False if at least one queue refused it."""
         if not route.routed:
             self.session.vhost.unroutable_count += 1
         return offer_to_all(route.destinations, message, None) == TAKEN
 
     def tapped(self, tap: TraceHook, route: Route, message: Message, number: i64) -> None:
-        """Tells the tap of a publish on the channel of this number: once, whoever offers it."""
+        """Report a publish on channel `number` to the firehose. The front end calls this once per message."""
         keys = route.keys
         if keys is None:
             keys = [route.envelope.routing_key]
@@ -260,24 +285,24 @@ class Publisher:
             self.crowded = True
 
     def publish_error(self, method: bytes) -> AmqpError | None:
-        """What `accept` would raise for that method at once: 403, 404, 540; None where it would take it.
+        """Return the error that `accept` would raise because of the method alone: 403, 404, 540; otherwise None.
 
-        Cost: a look into the cache, or the way to the route, which is then in the cache.
+        Cost: a look-up in the route cache; on a miss the route is made and cached.
         """
         route = self._routes.get(method)
         if route is None or route.version != route.source.version:
             try:
                 self._make_route(method)
             except (LogNotOpen, ResourceError):
-                return None  # its log may be open when the message is complete
+                return None  # the log may be open when the message is complete
             except AmqpError as error:
                 return error
             finally:
-                self._same_route = None  # the same method, of which no header has been looked at yet
+                self._same_route = None  # no properties have been scanned for this method
         return None
 
     def forget_routes(self) -> None:
-        """Permissions have changed, or the session's user: all is checked anew."""
+        """Empty the caches, because the permissions or the user of the session changed."""
         self._routes.clear()
         self._routes_size = 0
         self._same_method = b""
@@ -288,8 +313,13 @@ class Publisher:
     # -- properties --------------------------------------------------------------------------------------------------
 
     def _look_into(self, content: bytes, start: i64, end: i64) -> PropertyInfo:
-        """What the broker must know of the properties, which end at `end`: found in one pass, most often in the object
-        of those before. Raises: FrameError (501), PreconditionFailed (406).
+        """Scan and validate the properties between `start` and `end`.
+
+        Return the object of the previous call if it describes these properties, too.
+
+        Raises:
+            FrameError: 501, the properties cannot be decoded.
+            PreconditionFailed: 406.
         """
         before = self._last_info
         try:
@@ -300,17 +330,17 @@ class Publisher:
             return info
         if needs_validation(info):
             same = self._same_route
-            self._same_route = None  # until they are known to be good
+            self._same_route = None  # stays None if the validation raises
             validate_properties(self.session.user, info, content[start:end])
             self._same_route = same
         self._last_info = info
         return info
 
     def _reroute(self, route: Route, message: Message) -> Message:
-        """Finds the destinations of a message whose headers or reply-to have a say, and rewrites what must be.
+        """Find the destinations of a message that cannot use a cached route, and rewrite its properties.
 
-        CC and BCC add routing keys, BCC is removed; reply-to `amq.rabbitmq.reply-to` becomes the session's own key;
-        what a producer has numbered goes where it is not yet (idempotence.py).
+        CC and BCC add routing keys, and BCC is removed. A reply-to of `amq.rabbitmq.reply-to` becomes `reply_key`. A
+        message with a producer's sequence skips the queues that have it already (idempotence.py).
         """
         info = message.info
         if info is not None and info.is_direct_reply_to:
@@ -346,7 +376,7 @@ class Publisher:
     # -- counts ------------------------------------------------------------------------------------------------------
 
     def _go_by(self, route: Route) -> None:
-        """The message that is accepted goes by this route. What went by the one before is counted."""
+        """Make this the current route. The publishes that used the previous one are added to `sent`."""
         last = self.route
         count = self.published_count - self._counted
         if count > 0:
@@ -355,14 +385,14 @@ class Publisher:
         self.route = route
 
     def settle_counts(self) -> None:
-        """All that was published is in `sent` and in what its exchanges count."""
+        """Add the publishes of the current route to `sent` and to the counters of the exchanges."""
         self._go_by(self.route)
 
     def _sent_through(self, route: Route, passed: ExchangeStats) -> PublisherStats:
         sent = self.sent.get(passed)
         if sent is None:
             if len(self.sent) >= SENT_MAX:
-                self.sent.clear()  # of exchanges that come and go; what they count themselves stays
+                self.sent.clear()  # too many short-lived exchanges; the counters of the exchanges stay
             sent = PublisherStats(route.envelope.exchange, passed)
             self.sent[passed] = sent
         return sent
@@ -370,7 +400,7 @@ class Publisher:
     # -- routes ------------------------------------------------------------------------------------------------------
 
     def _find(self, method: bytes) -> Route:
-        """The route of a method that is not the one before. Raises: as `_make_route`."""
+        """Return the route of a method that differs from the last one. Raises: as `_make_route`."""
         route = self._routes.get(method) if self._routes else None
         if route is not None and route.version == route.source.version:
             self._same_method = method
@@ -384,8 +414,11 @@ class Publisher:
         return route
 
     def _make_route(self, method: bytes) -> Route:
-        """Decodes the method, checks permission and exchange, finds the queues. Raises 403, 404, 506, 540;
-        NotOpenYet.
+        """Decode the method, check the exchange and the permissions, find the queues and cache the route.
+
+        Raises:
+            AmqpError: 403, 404, 406, 501, 506, 540.
+            LogNotOpen: the log of a queue is being opened.
         """
         name_end: i64 = 0
         exchange: bytes = b""
@@ -393,8 +426,8 @@ class Publisher:
         cacheable = True
         size: i64 = len(method)
         if size > 9:
-            # Two short strings behind class, method and ticket, then the bits; what is not as it must be is told by the
-            # decoder.
+            # Two short strings after class, method and ticket, then the bits. For any other form the decoder in
+            # `_resolve` raises the error.
             name_end = 7 + method[6]
             if name_end < size:
                 exchange = method[7:name_end]
@@ -427,7 +460,7 @@ class Publisher:
     def _keep_route(self, method: bytes, route: Route) -> None:
         if len(self._routes) >= ROUTES_MAX or self._routes_size > ROUTE_BYTES_MAX:
             if self._route_hits < ROUTES_MAX:
-                # Routing keys that hardly ever come twice: to keep them costs more than to find them again.
+                # These routing keys rarely repeat: caching their routes costs more than finding them again.
                 self._routes_pause = 16 * ROUTES_MAX
             self._route_hits = 0
             self._routes.clear()
@@ -439,14 +472,15 @@ class Publisher:
 
 
 def _resolve(session: Session, method: bytes) -> tuple[Route, ExchangeStats, bool]:
-    """A basic.publish to its route, by way of every check, what its exchange counts, and whether the route holds for
-    the same bytes again.
+    """Resolve a basic.publish with every check.
+
+    Return the route, the counters of the exchange, and whether the route may be cached.
     """
     try:
         command = methods.decode(method)
     except methods.MethodSyntaxError as error:
         raise FrameError(error.text) from None
-    assert isinstance(command, methods.BasicPublish)  # the parser has looked
+    assert isinstance(command, methods.BasicPublish)  # the parser checked this
     if command.immediate:
         raise NotImplementedByBroker("immediate=true")
     vhost = session.vhost

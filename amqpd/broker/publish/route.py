@@ -1,13 +1,12 @@
-"""Routes: what a publish method's bytes come to, and the short way for routing keys that were not met before.
+"""Routes, and the delivery of one message to the queues of its route.
 
-A publisher keeps routes by the bytes of the method; each is valid as long as what it depends on keeps its version.
-`Publisher` makes them, with all checks; `ExchangeRouteCache` does where an earlier publish has passed these.
+A `Route` is the result of all checks for one basic.publish. `Publisher` makes and caches routes. `ExchangeRouteCache`
+makes the route of a new routing key without repeating the checks of the exchange.
 
-One message to the queues it goes to: the lower half of every publish, whoever publishes.
-
-Who has found the destinations (`router.py`) first has them prepared, so that a message is offered to all of them or to
-none; then offers it. What a refusal means is the publisher's: a client is nacked for either kind, a dead letter is
-dropped by a queue that is full and tried again at one whose log takes nothing.
+Every publish ends here, from a client or from the broker. `prepare` opens the logs of all destinations, so that the
+message is offered to all of them or to none. `offer_to_all` then enqueues it. The caller decides about a refusal. A
+client gets a nack for REFUSED and for FAILED. The republisher drops a message that a full queue refuses; if a log has
+failed, it tries again.
 """
 
 from __future__ import annotations
@@ -25,17 +24,18 @@ if TYPE_CHECKING:
     from amqpd.routing.base import ExchangeType
 
 
-# How an offer ended: every destination has the message; at least one refused it, and would again; at least one has a
-# log that takes nothing now, say of a full disk, and may take it later.
-TAKEN: Final = 0
-REFUSED: Final = 1
-FAILED: Final = 2
+# Results of `offer_to_all`.
+TAKEN: Final = 0  # every destination accepted the message
+REFUSED: Final = 1  # at least one refused it, and would refuse it again
+FAILED: Final = 2  # at least one log has failed, for instance on a full disk; it may accept the message later
 
 
 def prepare(destinations: list[Destination]) -> None:
-    """All of them can take a message now. Cost: nothing to speak of after the first time.
+    """Open the logs of all destinations. The first call for a queue after a start may wait for its log.
 
-    Raises: NotOpenYet, with all whose logs are being opened; ResourceError where one cannot be.
+    Raises:
+        LogNotOpen: some logs are being opened; the error names their queues.
+        ResourceError: a log cannot be opened.
     """
     waits: list[Destination] | None = None
     for destination in destinations:
@@ -48,9 +48,10 @@ def prepare(destinations: list[Destination]) -> None:
 
 
 def offer_to_all(destinations: list[Destination], message: Message, logs: list[QueueLog] | None) -> i64:
-    """Offers the message to each, which have been prepared. Returns TAKEN, REFUSED or FAILED.
+    """Enqueue the message in every destination, after `prepare`. Return TAKEN, REFUSED or FAILED.
 
-    logs: gets those that have to be synced before the message is safe.
+    Args:
+        logs: a list that gets the logs to sync before the message is safe.
     """
     outcome: i64 = TAKEN
     for destination in destinations:
@@ -72,7 +73,7 @@ def offer_to_all(destinations: list[Destination], message: Message, logs: list[Q
 
 
 def reserve(destinations: list[Destination]) -> None:
-    """A publish to these is to come, or comes in slices: what exchanges keep of it counts already."""
+    """Reserve the message in the exchange state among the destinations, because it is enqueued later or in slices."""
     for destination in reversed(destinations):
         if destination.is_queue:
             break
@@ -80,7 +81,7 @@ def reserve(destinations: list[Destination]) -> None:
 
 
 def refuse(destinations: list[Destination]) -> None:
-    """A publish to these has failed: what exchanges keep of it goes."""
+    """Remove a failed message from the exchange state among the destinations."""
     for destination in reversed(destinations):
         if destination.is_queue:
             break
@@ -89,9 +90,26 @@ def refuse(destinations: list[Destination]) -> None:
 
 @final
 class Route:
-    """What a publish method's bytes come to: checked, resolved, and valid while `source` keeps its version.
+    """Resolved and checked basic.publish. It is valid while `source` keeps its version.
 
-    per_message: the exchange (or one behind it) looks at more than the key, so `destinations` is found anew for each.
+    Attributes:
+        per_message: the exchange, or one behind it, depends on more than the routing key. Then `destinations` is empty
+            and is found for each message.
+        matcher: the exchange type, if it alone decides, by the routing key alone. New keys then use
+            `ExchangeRouteCache`.
+        only: the destination if it is a single queue, as for most publishes.
+        routed: at least one destination is a queue.
+        kept: exchange state is among the destinations. It is last.
+        sent: the publisher's counters of the exchange.
+        tap: the firehose of a traced vhost.
+        keys: the routing keys for the firehose, if CC or BCC add some.
+        durable: a destination is durable.
+        keeps_all: a durable destination stores transient messages, too.
+        remote: a log is safe by its own high watermark, and not by the commit of its turn.
+        transaction_bytes_max: maximum bytes of one transaction, the smallest of the remote logs; -1 for no limit.
+
+    Raises:
+        LogNotOpen, ResourceError: as `prepare`.
     """
 
     def __init__(
@@ -108,25 +126,17 @@ class Route:
         self.source = source
         self.version = source.version
         self.per_message = per_message
-        # Of the exchange, where it alone decides, by the routing key alone.
         self.matcher: ExchangeType | None = None
-        # Where it goes, where that is one queue: most publishes have one, and ask nothing else.
         self.only: Destination | None = destinations[0] if len(destinations) == 1 and destinations[0].is_queue else None
-        # Whether it goes to a queue at all; what an exchange keeps of it is none, and stands last (`kept`).
         self.routed = len(destinations) > 0 and destinations[0].is_queue
         self.kept = len(destinations) > 0 and not destinations[len(destinations) - 1].is_queue
         self.queue_count: i64 = len(destinations) - 1 if self.kept else len(destinations)
-        # What its publisher counts of its exchange.
         self.sent = UNCOUNTED
-        # While the vhost is traced: who is told of each publish, and under which keys it is where CC or BCC name more.
         self.tap: TraceHook | None = None
         self.keys: list[str] | None = None
         self.durable = False
-        # Whether one of them keeps what is transient, too.
         self.keeps_all = False
-        # Whether one of its logs is safe by its own high watermark, and not with the commit of its turn.
         self.remote = False
-        # Of those: what a transaction's messages may take together, as the least of them says; -1: any size.
         self.transaction_bytes_max: i64 = -1
         prepare(destinations)
         for destination in destinations:
@@ -142,7 +152,7 @@ class Route:
                         self.transaction_bytes_max = least
 
     def logs(self, message: Message) -> list[QueueLog]:
-        """Those that the message, once offered, has to be safe in. Cost: all destinations."""
+        """Return the logs to sync before this message is safe. Cost: all destinations."""
         logs: list[QueueLog] = []
         if self.durable:
             for destination in self.destinations:
@@ -152,9 +162,9 @@ class Route:
         return logs
 
     def still_there(self) -> Route:
-        """The same, less the destinations that went since: for what was kept in a transaction.
+        """Return the route without its deleted destinations, for a message that waited in a transaction.
 
-        rabbit: a publish is routed when it is made, not when it is committed.
+        rabbit: a publish is routed when it arrives, not at the commit.
         """
         for destination in self.destinations:
             if destination.is_deleted():
@@ -162,7 +172,7 @@ class Route:
         return self
 
     def to(self, destinations: list[Destination]) -> Route:
-        """The same publish with destinations found for one message."""
+        """Return the route of the same publish with other destinations."""
         route = Route(self.envelope, destinations, self.mandatory, self.source, self.per_message)
         route.sent = self.sent
         if self.tap is not None:
@@ -170,7 +180,7 @@ class Route:
         return route
 
     def trace(self, tap: TraceHook, keys: list[str] | None) -> None:
-        """Publishes of it are told to the tap: they go no short way, and neither do new keys of its exchange."""
+        """Report the publishes of this route to the firehose, which excludes the shortcuts `only` and `matcher`."""
         self.tap = tap
         self.keys = keys
         self.only = None
@@ -179,9 +189,9 @@ class Route:
 
 @final
 class ExchangeRouteCache:
-    """An exchange that the session may publish to and whose matcher alone decides, by the routing key alone.
+    """Checked exchange whose type alone decides, by the routing key alone. A new key costs one look-up in the type.
 
-    A key that was not met before costs one look at the matcher. Valid while `source` keeps its version.
+    The object is valid while `source` keeps its version.
     """
 
     def __init__(self, route: Route, matcher: ExchangeType) -> None:
@@ -192,9 +202,11 @@ class ExchangeRouteCache:
         self.matcher = matcher
 
     def route(self, method: bytes, key_start: i64) -> Route | None:
-        """method: a publish's payload; its routing key lies from `key_start` up to the bits, which end it.
+        """Return the route of a new routing key, or None if the key leads to another exchange.
 
-        None: another exchange is bound here and has a say.
+        Args:
+            method: the payload of basic.publish. The routing key ends before the last byte, the bits.
+            key_start: the index of the first byte of the routing key.
         """
         bits: i64 = len(method) - 1
         routing_key = method[key_start:bits].decode("utf-8", "surrogateescape")

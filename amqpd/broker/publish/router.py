@@ -1,11 +1,10 @@
-"""Where a message goes: the walk over a vhost's exchanges.
+"""Router: finds the destinations of a message among the exchanges of a vhost.
 
-It begins at the exchange that was published to and follows exchange-to-exchange bindings; every exchange is visited
-once, whatever the cycles; an exchange that finds nothing hands over to its alternate. Matching is each exchange type's
-own (`amqpd.routing`).
+The walk begins at the exchange of the publish and follows exchange-to-exchange bindings. It visits each exchange once,
+so cycles end. If an exchange finds no destination, its alternate exchange continues. Each exchange type matches by its
+own rules (`amqpd.routing`).
 
-Nothing is kept here: a route holds as long as the version of the exchange that it began at (`Exchange.routes`), and
-whoever publishes often keeps it that long.
+The router caches nothing. A result is valid while the first exchange keeps its version (`Exchange.routes`).
 """
 
 from __future__ import annotations
@@ -29,11 +28,18 @@ def route(
     passed: Exchange | None = None,
     strict: bool = False,
 ) -> list[Destination]:
-    """Queues for a message with these routing keys (its own, then CC and BCC), each once; behind them what exchanges on
-    the way keep of it (`Destination.routed`).
+    """Return the destinations of a message: queues, each once, then exchange state (`Destination.is_queue` is False).
 
-    message: as exchanges see it that look at more than keys. passed: the exchange that has delayed it already. strict:
-    headers that tell no good delay are refused (PreconditionFailed). Cost: the exchanges visited, each once per key.
+    Args:
+        keys: the routing key of the message, then CC and BCC.
+        message: for exchange types that depend on more than keys.
+        passed: an exchange that has delayed this message already.
+        strict: refuse an invalid delay.
+
+    Raises:
+        PreconditionFailed: 406, an invalid delay.
+
+    Cost: the visited exchanges, times the number of keys.
     """
     found: dict[Destination, None] = {}
     kept: list[Destination] = []
@@ -71,7 +77,7 @@ def route(
                     else:
                         kept.append(destination)
             if isinstance(matcher, MessageExchangeType):
-                break  # it has answered for all keys
+                break  # this exchange type handles all keys in one call
         if empty and at.alternate:
             alternate = vhost.exchanges.get(at.alternate)
             if alternate is not None and alternate not in seen:
@@ -82,12 +88,12 @@ def route(
 
 
 def _waits(at: Exchange, keys: list[str], message: Selectable, strict: bool) -> Destination | None:
-    """Where a message waits that has come to an exchange that delays; None: it goes on. Raises: PreconditionFailed."""
+    """Return the destination that delays a message, or None without a delay. Raises: PreconditionFailed."""
     return None if at.wheel is None else at.wheel.destination(keys, message.headers(), strict)
 
 
 def by_name(vhost: VHost, key: str) -> Destination | None:
-    """The default exchange: a queue by its name, or a direct reply-to consumer by its key."""
+    """Return the destination of a key of the default exchange: a queue or a direct reply-to consumer."""
     queue = vhost.queues.get(key)
     if queue is None and key.startswith("amq.rabbitmq.reply-to."):
         return vhost.reply_consumers.get(key)
@@ -95,9 +101,13 @@ def by_name(vhost: VHost, key: str) -> Destination | None:
 
 
 def check_available(vhost: VHost, exchange: Exchange, keys: list[str], by_key: bool) -> None:
-    """Refuses a publish that comes to an exchange whose type is not installed. For vhosts that have one.
+    """Refuse a publish that can reach an exchange whose type is not installed.
 
-    by_key: the keys alone decide where it comes to. Raises: PreconditionFailed.
+    Args:
+        by_key: the keys alone decide the route. Otherwise every binding counts.
+
+    Raises:
+        PreconditionFailed: 406.
     """
     seen = {exchange}
     stack = [exchange]
@@ -120,8 +130,10 @@ def check_available(vhost: VHost, exchange: Exchange, keys: list[str], by_key: b
 
 
 def depends_on(vhost: VHost, exchange: Exchange) -> int:
-    """What the exchanges look at that a message published here may meet (`routing/base.py`): where it is the routing
-    key alone, a route may be kept by it. Cost: all bindings behind it, once per version of the exchange.
+    """Return the parts of a message that decide its route from this exchange, as in routing/base.py.
+
+    If the result is ROUTING_KEY, routes may be cached by routing key. Cost: all bindings behind the exchange, once per
+    version of it.
     """
     version = exchange.routes.version
     if exchange.looks_version != version:
