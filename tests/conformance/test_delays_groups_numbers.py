@@ -242,7 +242,7 @@ def no_time(name: str, what: str) -> ChannelClose:
 
 
 def missing(name: str) -> ChannelClose:
-    return no_time(name, "missing beside 'x-producer-id'")
+    return no_time(name, "required with 'x-producer-id'")
 
 
 def outside(name: str, most: int) -> ChannelClose:
@@ -280,7 +280,7 @@ REFUSED_HEADERS = [
     sent(
         "numbered-delayed",
         NUMBERED | {"x-delay": 5000},
-        no_time("x-producer-id", "what is delayed has no numbers"),
+        no_time("x-producer-id", "a delayed message cannot have it"),
     ),
 ]
 

@@ -201,13 +201,13 @@ class MetadataCacheStore(CacheStore):
         try:
             self._commit(changes, partial(self._written, done))
         except MetadataClosed:
-            log.debug("metadata closed before %d changes of what was seen", len(changes))
+            log.debug("metadata closed before %d changes of deduplication ids", len(changes))
             done(False)
 
     def _written(self, done: Callable[[bool], None], error: BaseException | None) -> None:
         if error is not None and not self._ended:
             about = {"vhost": self._cache.vhost}
-            log.error("exchange '%s': what was seen cannot be written: %s", self._cache.exchange, error, extra=about)
+            log.error("exchange '%s': deduplication ids not written: %s", self._cache.exchange, error, extra=about)
         done(error is None or self._ended)
 
 

@@ -193,7 +193,8 @@ class Firehose(TraceHook):
             self._vhost.catalogue.call_soon(self._work)
         elif lost_count := self._unasked.lost_count:
             about = {"vhost": self._vhost.name}
-            log.warning("%d messages were too many for the firehose and are not traced", lost_count, extra=about)
+            text = "%d messages were not traced: too many were waiting, or a log could not be opened"
+            log.warning(text, lost_count, extra=about)
             self._unasked.lost_count = 0
 
     def _copy(self, seen: TracedMessage) -> None:

@@ -64,7 +64,7 @@ def numbers_of(headers: Mapping[str, object]) -> ProducerSequence:
 def _number(headers: Mapping[str, object], name: str, most: int) -> int:
     value = headers.get(name)
     if value is None:
-        raise PreconditionFailed(f"invalid header '{name}': missing beside '{PRODUCER_ID}'")
+        raise PreconditionFailed(f"invalid header '{name}': required with '{PRODUCER_ID}'")
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
         raise PreconditionFailed(f"invalid header '{name}': not an integer from 0 to {most}")
     return value
@@ -86,14 +86,14 @@ def idempotent_route(route: Route, message: Message) -> Route:
     for destination in route.destinations:
         if not isinstance(destination, Queue):
             if destination.durable and destination.is_queue:
-                raise PreconditionFailed(f"invalid header '{PRODUCER_ID}': what is delayed has no numbers")
+                raise PreconditionFailed(f"invalid header '{PRODUCER_ID}': a delayed message cannot have it")
             destinations.append(destination)
             continue
         log = destination.log()
         if log is not None and not log.local:
             raise PreconditionFailed(
                 f"invalid header '{PRODUCER_ID}': queue '{destination.name}' in vhost '{destination.vhost_name}' is in "
-                "a cluster, whose records have the node's own numbers"
+                "a cluster, and a cluster does not support it"
             )
         last = destination.backing.producers().find(numbers.producer_id, destination.host.timers.agreed_ms())
         if last is not None and numbers.epoch < last.epoch:
