@@ -59,13 +59,13 @@ class ConfirmTracker(CommitListener):
         self.sequence: i64 = 0
         self.confirmed_sequence: i64 = 0
         self.ended = False
-        self._turn_wanted = False
+        self._is_scheduled = False
         # Routes to logs of this turn's publishes, and the last of them.
         self._routes: list[Route] = []
         self._last_route: Route | None = None
         # One of these routes has a remote log.
-        self._remote = False
-        self._marks: deque[PendingConfirm] = deque()
+        self._has_remote = False
+        self._pending: deque[PendingConfirm] = deque()
 
     def confirmed(self, first: i64, last: i64) -> None:
         """Confirm the publishes from `first` to `last`."""
@@ -82,80 +82,80 @@ class ConfirmTracker(CommitListener):
             self._last_route = route
             self._routes.append(route)
             if route.remote:
-                self._remote = True
-        if not self._turn_wanted:
-            self._turn_wanted = True
+                self._has_remote = True
+        if not self._is_scheduled:
+            self._is_scheduled = True
             self.turn.confirm_later(self)
 
     def add_safe(self) -> None:
         """Count a publish that waits for no log."""
         self.sequence += 1
-        if not self._turn_wanted:
-            self._turn_wanted = True
+        if not self._is_scheduled:
+            self._is_scheduled = True
             self.turn.confirm_later(self)
 
     def confirm_early(self) -> None:
         """Confirm all publishes before the end of the turn, if none of them waits for a log."""
-        if not self._marks and not self._routes:
+        if not self._pending and not self._routes:
             self._confirm(self.sequence)
 
     def on_turn_end(self, generation: i64, safe: bool) -> bool:
-        self._turn_wanted = False
+        self._is_scheduled = False
         self._last_route = None
         routes = self._routes
-        if not self._marks and not self._remote and (safe or not routes):
+        if not self._pending and not self._has_remote and (safe or not routes):
             if routes:
                 self._routes = []
             self._confirm(self.sequence)
             return False
         self._routes = []
-        mark = PendingConfirm(generation, self.sequence, routes, safe)
-        self._marks.append(mark)
-        if self._remote:
-            self._remote = False
-            self._ask(mark)
+        pending = PendingConfirm(generation, self.sequence, routes, safe)
+        self._pending.append(pending)
+        if self._has_remote:
+            self._has_remote = False
+            self._ask_remote_logs(pending)
         return not safe
 
-    def _ask(self, mark: PendingConfirm) -> None:
+    def _ask_remote_logs(self, pending: PendingConfirm) -> None:
         """Ask the remote logs to report when their last record is safe."""
-        logs = _remote(mark.routes)
-        mark.missing = len(logs)
+        logs = _remote_logs(pending.routes)
+        pending.missing = len(logs)
         for log in logs:
-            log.when_safe(log.next_offset - 1, partial(self._answered, mark))
-        self._work_off()  # the queues may have lost their logs; then no log reports
+            log.when_safe(log.next_offset - 1, partial(self._on_remote_answer, pending))
+        self._answer_finished()  # the queues may have lost their logs; then no log reports
 
-    def _answered(self, mark: PendingConfirm, safe: bool) -> None:
-        mark.missing -= 1
+    def _on_remote_answer(self, pending: PendingConfirm, safe: bool) -> None:
+        pending.missing -= 1
         if not safe:
-            mark.failed = True
-        self._work_off()
+            pending.failed = True
+        self._answer_finished()
 
     def on_commit(self, generation: i64, failed: list[QueueLog]) -> bool:
         waits = False
-        for mark in self._marks:
-            if not mark.synced:
-                if mark.generation > generation:
+        for pending in self._pending:
+            if not pending.synced:
+                if pending.generation > generation:
                     waits = True
                     break
-                mark.synced = True
-                if failed and _touches(mark.routes, failed):
-                    mark.failed = True
-        self._work_off()
+                pending.synced = True
+                if failed and _uses_any(pending.routes, failed):
+                    pending.failed = True
+        self._answer_finished()
         return waits
 
-    def _work_off(self) -> None:
+    def _answer_finished(self) -> None:
         """Answer the finished marks, up to the first unfinished one."""
-        marks = self._marks
+        waiting = self._pending
         sequence: i64 = 0
-        while marks:
-            mark = marks[0]
-            if not mark.synced or mark.missing > 0:
+        while waiting:
+            pending = waiting[0]
+            if not pending.synced or pending.missing > 0:
                 break
-            marks.popleft()
-            if mark.failed:
+            waiting.popleft()
+            if pending.failed:
                 self._confirm(sequence)
-                self._refuse(mark.sequence)
-            sequence = mark.sequence
+                self._refuse(pending.sequence)
+            sequence = pending.sequence
         self._confirm(sequence)
 
     def _confirm(self, sequence: i64) -> None:
@@ -171,7 +171,7 @@ class ConfirmTracker(CommitListener):
             self.refused(first, sequence)
 
 
-def _touches(routes: list[Route], failed: list[QueueLog]) -> bool:
+def _uses_any(routes: list[Route], failed: list[QueueLog]) -> bool:
     for route in routes:
         for destination in route.destinations:
             log = destination.log()
@@ -180,7 +180,7 @@ def _touches(routes: list[Route], failed: list[QueueLog]) -> bool:
     return False
 
 
-def _remote(routes: list[Route]) -> list[QueueLog]:
+def _remote_logs(routes: list[Route]) -> list[QueueLog]:
     """Return the remote logs of these routes, each once."""
     logs: dict[QueueLog, None] = {}
     for route in routes:
@@ -208,9 +208,9 @@ class SafetyWait(CommitListener):
         for log in self._logs:
             if not log.local:
                 self._missing += 1
-                log.when_safe(log.next_offset - 1, self._answered)
+                log.when_safe(log.next_offset - 1, self._answer)
 
-    def _answered(self, safe: bool) -> None:
+    def _answer(self, safe: bool) -> None:
         self._missing -= 1
         if not safe:
             self._safe = False
@@ -219,7 +219,7 @@ class SafetyWait(CommitListener):
 
     def on_turn_end(self, generation: i64, safe: bool) -> bool:
         if safe:
-            self._answered(True)
+            self._answer(True)
             return False
         self._generation = generation
         return True
@@ -227,7 +227,7 @@ class SafetyWait(CommitListener):
     def on_commit(self, generation: i64, failed: list[QueueLog]) -> bool:
         if generation < self._generation:
             return True
-        self._answered(not failed or not any(log in failed for log in self._logs))
+        self._answer(not failed or not any(log in failed for log in self._logs))
         return False
 
 
@@ -237,6 +237,6 @@ def when_safe(turn: LoopTurn, logs: Collection[QueueLog], done: Callable[[bool],
     Must be called in the loop turn of the appends. Without logs, it waits for the settlements of this turn in any log.
     Not for the hot path: each call makes an object.
     """
-    question = SafetyWait(logs, done)
-    question.ask()
-    turn.confirm_later(question)
+    wait = SafetyWait(logs, done)
+    wait.ask()
+    turn.confirm_later(wait)

@@ -50,12 +50,12 @@ ID_BYTES_MAX: Final = 33
 PUT_MAX: Final = 500
 """Maximum of ids written in one transaction: about 3 ms of the metadata thread."""
 TTL_MS_MAX: Final = 315_360_000_000
-_NOTHING: Final[list[object]] = []
+_NO_DESTINATIONS: Final[list[object]] = []
 # States of a `CacheEntry`.
 _NEW: Final = 0
 _UNSAFE: Final = 1
 _KNOWN: Final = 2
-_GONE: Final = 3
+_REMOVED: Final = 3
 
 
 def id_of(value: object) -> bytes:
@@ -68,12 +68,12 @@ def id_of(value: object) -> bytes:
 class EntryLog(QueueLog):
     """Adapter for a confirm that depends on an entry: reports when the entry is known or removed. It stores nothing."""
 
-    def __init__(self, note: CacheEntry) -> None:
+    def __init__(self, entry: CacheEntry) -> None:
         super().__init__("", "", "", "", False)
-        self._note = note
+        self._entry = entry
 
     def when_safe(self, offset: i64, done: Callable[[bool], None]) -> None:
-        self._note.when_over(done)
+        self._entry.when_over(done)
 
 
 @final
@@ -87,18 +87,18 @@ class CacheEntry(Destination):
         synced: the local logs have synced the message.
     """
 
-    def __init__(self, seen: DeduplicationCache, ident: bytes, until_ms: i64) -> None:
+    def __init__(self, cache: DeduplicationCache, ident: bytes, until_ms: i64) -> None:
         super().__init__()
         self.is_queue = False
         self.requires_all_accepted = True  # otherwise refused messages would push out known ids
-        self.durable = seen.store is not None
+        self.durable = cache.store is not None
         self.id = ident
         self.until_ms = until_ms
         self.targets: list[Destination] = []
         self.state: i64 = _NEW
         self.missing: i64 = 0
         self.synced = False
-        self._seen = seen
+        self._cache = cache
         self._log: EntryLog | None = None
         self._waiting: list[Callable[[bool], None]] = []
 
@@ -117,14 +117,14 @@ class CacheEntry(Destination):
         return self._log
 
     def enqueue(self, message: Message) -> bool:
-        self._seen.offered(self, message)
+        self._cache.offered(self, message)
         return True
 
     def reserve(self) -> None:
-        self._seen.reserve(self)
+        self._cache.reserve(self)
 
     def refuse(self) -> None:
-        self._seen.forget(self)
+        self._cache.forget(self)
 
     def when_over(self, done: Callable[[bool], None]) -> None:
         """Call `done(True)` when the message is safe, or `done(False)` when it failed; at once if that is certain."""
@@ -144,14 +144,14 @@ class CacheEntry(Destination):
 class DuplicateMessage(Destination):
     """Destination of a copy while the first message is unsafe. It stores nothing; the confirm of the copy waits."""
 
-    def __init__(self, note: CacheEntry) -> None:
+    def __init__(self, entry: CacheEntry) -> None:
         super().__init__()
         self.is_queue = False
         self.durable = True
-        self._note = note
+        self._entry = entry
 
     def log(self) -> QueueLog | None:
-        return self._note.log_of_copies()
+        return self._entry.log_of_copies()
 
     def enqueue(self, message: Message) -> bool:
         return True
@@ -161,7 +161,7 @@ class DuplicateMessage(Destination):
 class CacheStore:
     """Persistent ids of one exchange."""
 
-    def put(self, notes: list[CacheEntry], done: Callable[[bool], None]) -> None:
+    def put(self, entries: list[CacheEntry], done: Callable[[bool], None]) -> None:
         """Write ids, then call `done` on the event loop: with True if they are on disk."""
         raise NotImplementedError
 
@@ -193,7 +193,7 @@ class DeduplicationCache(DeduplicationMemory):
         self._ttl_ms: i64 = ttl_ms
         self._until: OrderedDict[bytes, int] = OrderedDict()
         self._unsafe: dict[bytes, CacheEntry] = {}
-        self._ending = EntryCommit(self)
+        self._commits = EntryCommit(self)
 
     def count(self) -> int:
         return len(self._until)
@@ -206,20 +206,20 @@ class DeduplicationCache(DeduplicationMemory):
 
     def route_once(self, value: object, ttl: object, bound: Collection[object]) -> Collection[object]:
         ident = id_of(value)
-        note = self._unsafe.get(ident)
-        if note is not None:
+        entry = self._unsafe.get(ident)
+        if entry is not None:
             self.copy_count += 1
-            return [DuplicateMessage(note)]
+            return [DuplicateMessage(entry)]
         now_ms = self._timers.now_ms()
         until = self._until.get(ident)
         if until is not None:
             if until == 0 or until > now_ms:
                 self.copy_count += 1
-                return _NOTHING
+                return _NO_DESTINATIONS
             self._drop(ident)
-        return [*bound, CacheEntry(self, ident, self._end_of(ttl, now_ms))]
+        return [*bound, CacheEntry(self, ident, self._expiry_of(ttl, now_ms))]
 
-    def _end_of(self, ttl: object, now_ms: i64) -> i64:
+    def _expiry_of(self, ttl: object, now_ms: i64) -> i64:
         ttl_ms = self._ttl_ms
         if isinstance(ttl, str) and ttl.isdecimal() and len(ttl) < 13:
             ttl = int(ttl)  # the plugin accepts such an argument, too
@@ -227,78 +227,78 @@ class DeduplicationCache(DeduplicationMemory):
             return now_ms + (ttl if ttl < TTL_MS_MAX else TTL_MS_MAX)
         return now_ms + ttl_ms if ttl_ms > 0 else 0
 
-    def reserve(self, note: CacheEntry) -> None:
+    def reserve(self, entry: CacheEntry) -> None:
         """Reserve the id of a message that is enqueued later. A message with the same id is a copy from now on."""
-        if note.id not in self._unsafe:
-            self._unsafe[note.id] = note
+        if entry.id not in self._unsafe:
+            self._unsafe[entry.id] = entry
 
-    def offered(self, note: CacheEntry, message: Message) -> None:
+    def offered(self, entry: CacheEntry, message: Message) -> None:
         """Store the id of a message that has been offered to all its queues."""
-        if note.state == _GONE:
+        if entry.state == _REMOVED:
             return
-        if not any([not target.is_deleted() for target in note.targets]):  # noqa: C419  # compiled, a list is faster
-            self.forget(note)  # all queues were deleted since the routing
+        if not any([not target.is_deleted() for target in entry.targets]):  # noqa: C419  # compiled, a list is faster
+            self.forget(entry)  # all queues were deleted since the routing
             return
-        note.state = _UNSAFE
-        self._insert(note.id, note.until_ms)
+        entry.state = _UNSAFE
+        self._insert(entry.id, entry.until_ms)
         waits = False
         if message.persistent:
-            for target in note.targets:
+            for target in entry.targets:
                 log = target.log()
                 if log is not None:
                     waits = True
                     if log.failed:
-                        self.forget(note)
+                        self.forget(entry)
                         return
         if not waits:
-            note.durable = False
-            self._known(note)
+            entry.durable = False
+            self._set_known(entry)
             return
-        self._unsafe[note.id] = note
-        self._ending.add(note, self._turn)
+        self._unsafe[entry.id] = entry
+        self._commits.add(entry, self._turn)
 
-    def forget(self, note: CacheEntry) -> None:
+    def forget(self, entry: CacheEntry) -> None:
         """Remove the id of a failed message. The next message with this id is new."""
-        if note.state == _GONE:
+        if entry.state == _REMOVED:
             return
-        if self._unsafe.get(note.id) is note:
-            del self._unsafe[note.id]
-        if note.state != _NEW and self._until.get(note.id) == note.until_ms:
-            self._drop(note.id)
+        if self._unsafe.get(entry.id) is entry:
+            del self._unsafe[entry.id]
+        if entry.state != _NEW and self._until.get(entry.id) == entry.until_ms:
+            self._drop(entry.id)
             if self.store is not None:
                 self.store.flush()
-        note.end(_GONE)
+        entry.end(_REMOVED)
 
-    def safe(self, notes: list[CacheEntry]) -> None:
+    def safe(self, entries: list[CacheEntry]) -> None:
         """Write the ids of safe messages if the cache has a store, then make the entries known."""
         store = self.store
         if store is None:
-            for note in notes:
-                self._known(note)
+            for entry in entries:
+                self._set_known(entry)
             return
         kept: list[CacheEntry] = []
-        for note in notes:
-            if note.id in self._until:
-                kept.append(note)
+        for entry in entries:
+            if entry.id in self._until:
+                kept.append(entry)
             else:
-                self._known(note)  # dropped meanwhile, because the cache was full
+                self._set_known(entry)  # dropped meanwhile, because the cache was full
         for first in range(0, len(kept), PUT_MAX):
             part = kept[first : first + PUT_MAX]
             store.put(part, partial(self._stored, part))
 
-    def _stored(self, notes: list[CacheEntry], done: bool) -> None:
-        for note in notes:
+    def _stored(self, entries: list[CacheEntry], done: bool) -> None:
+        for entry in entries:
             if done:
-                self._known(note)
+                self._set_known(entry)
             else:
-                self.forget(note)
+                self.forget(entry)
 
-    def _known(self, note: CacheEntry) -> None:
-        if note.state == _GONE:
+    def _set_known(self, entry: CacheEntry) -> None:
+        if entry.state == _REMOVED:
             return
-        if self._unsafe.get(note.id) is note:
-            del self._unsafe[note.id]
-        note.end(_KNOWN)
+        if self._unsafe.get(entry.id) is entry:
+            del self._unsafe[entry.id]
+        entry.end(_KNOWN)
 
     # -- ids ---------------------------------------------------------------------------------------------------------
 
@@ -324,57 +324,57 @@ class DeduplicationCache(DeduplicationMemory):
 class EntryCommit(CommitListener):
     """Commit listener that reports to the cache which messages are safe."""
 
-    def __init__(self, seen: DeduplicationCache) -> None:
-        self._seen = seen
-        self._fresh: list[CacheEntry] = []
+    def __init__(self, cache: DeduplicationCache) -> None:
+        self._cache = cache
+        self._new: list[CacheEntry] = []
         self._groups: list[tuple[i64, list[CacheEntry]]] = []
 
-    def add(self, note: CacheEntry, turn: LoopTurn) -> None:
-        self._fresh.append(note)
-        if len(self._fresh) == 1:
+    def add(self, entry: CacheEntry, turn: LoopTurn) -> None:
+        self._new.append(entry)
+        if len(self._new) == 1:
             turn.confirm_later(self)
 
     def on_turn_end(self, generation: i64, safe: bool) -> bool:
-        fresh, self._fresh = self._fresh, []
-        for note in fresh:
-            for target in note.targets:
+        new, self._new = self._new, []
+        for entry in new:
+            for target in entry.targets:
                 log = target.log()
                 if log is not None and not log.local:
-                    note.missing += 1
-                    log.when_safe(log.next_offset - 1, partial(self._answered, note))
+                    entry.missing += 1
+                    log.when_safe(log.next_offset - 1, partial(self._on_remote_answer, entry))
         if safe:
-            self._over(fresh)
+            self._on_local_sync(new)
             return False
-        self._groups.append((generation, fresh))
+        self._groups.append((generation, new))
         return True
 
     def on_commit(self, generation: i64, failed: list[QueueLog]) -> bool:
         groups = self._groups
         while groups and groups[0][0] <= generation:
-            _, notes = groups.pop(0)
-            self._over([note for note in notes if not failed or not self._failed(note, failed)])
+            _, entries = groups.pop(0)
+            self._on_local_sync([entry for entry in entries if not failed or not self._failed(entry, failed)])
         return len(groups) > 0
 
-    def _failed(self, note: CacheEntry, failed: list[QueueLog]) -> bool:
-        for target in note.targets:
+    def _failed(self, entry: CacheEntry, failed: list[QueueLog]) -> bool:
+        for target in entry.targets:
             log = target.log()
             if log is not None and log in failed:
-                self._seen.forget(note)
+                self._cache.forget(entry)
                 return True
         return False
 
-    def _over(self, notes: list[CacheEntry]) -> None:
+    def _on_local_sync(self, entries: list[CacheEntry]) -> None:
         """Handle entries whose messages the local logs have synced."""
-        for note in notes:
-            note.synced = True
-        self._seen.safe([note for note in notes if note.missing == 0 and note.state == _UNSAFE])
+        for entry in entries:
+            entry.synced = True
+        self._cache.safe([entry for entry in entries if entry.missing == 0 and entry.state == _UNSAFE])
 
-    def _answered(self, note: CacheEntry, safe: bool) -> None:
-        note.missing -= 1
+    def _on_remote_answer(self, entry: CacheEntry, safe: bool) -> None:
+        entry.missing -= 1
         if not safe:
-            self._seen.forget(note)
-        elif note.missing == 0 and note.synced and note.state == _UNSAFE:
-            self._seen.safe([note])
+            self._cache.forget(entry)
+        elif entry.missing == 0 and entry.synced and entry.state == _UNSAFE:
+            self._cache.safe([entry])
 
 
 HISTORY_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -395,7 +395,7 @@ class MessageHistory(Destination):
     def enqueue(self, message: Message) -> bool:
         """Store the message and drop the oldest ones above the limits. Cost: O(1), amortized."""
         size = message.size_bytes()
-        if size > HISTORY_BYTES_MAX or _is_not_kept(message):
+        if size > HISTORY_BYTES_MAX or _has_no_store(message):
             return True
         messages = self._messages
         messages.append(message)
@@ -409,10 +409,10 @@ class MessageHistory(Destination):
 
     def messages(self) -> list[Message]:
         """Return copies of the messages, the oldest first, for publishing."""
-        return [_again(message) for message in self._messages]
+        return [_copied(message) for message in self._messages]
 
 
-def _is_not_kept(message: Message) -> bool:
+def _has_no_store(message: Message) -> bool:
     info = message.info
     if info is None or info.headers_start == 0:
         return False
@@ -422,9 +422,9 @@ def _is_not_kept(message: Message) -> bool:
     return decode_table(properties, info.headers_start)[0].get(NO_STORE) is True
 
 
-def _again(message: Message) -> Message:
+def _copied(message: Message) -> Message:
     """Return a copy whose time to live begins in its next queue."""
-    again = Message(
+    copied = Message(
         message.envelope,
         message.content,
         message.header_size,
@@ -433,6 +433,6 @@ def _again(message: Message) -> Message:
         message.persistent,
         message.info,
     )
-    again.parts = message.parts
-    again.started = message.started
-    return again
+    copied.parts = message.parts
+    copied.started = message.started
+    return copied

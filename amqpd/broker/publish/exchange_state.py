@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-GIVEN_COUNT: Final = 256
+HISTORY_SLICE_COUNT: Final = 256
 """Maximum of history messages published in one loop turn."""
 PART_MAX: Final = 500
 """Maximum of rows in one transaction: about 3 ms of the metadata thread."""
@@ -69,7 +69,7 @@ class ExchangeStates(ExchangeStateHook):
         self._timers = timers
         self._call_soon = call_soon
         self._commit = commit
-        self._unasked = BestEffortPublisher(turn.schedule)
+        self._best_effort = BestEffortPublisher(turn.schedule)
         # (vhost, exchange) -> loaded rows, until the exchange is created.
         self._caches: dict[tuple[str, str], tuple[SeenCacheRow, list[SeenRow]]] = {}
 
@@ -78,9 +78,9 @@ class ExchangeStates(ExchangeStateHook):
         by_cache: dict[str, list[SeenRow]] = {}
         for row in ids:
             by_cache.setdefault(row.cache_id, []).append(row)
-        for cache in caches:
-            rows = sorted(by_cache.get(cache.id, ()), key=_number)
-            self._caches[cache.vhost, cache.exchange] = (cache, rows)
+        for cache_row in caches:
+            rows = sorted(by_cache.get(cache_row.id, ()), key=_number)
+            self._caches[cache_row.vhost, cache_row.exchange] = (cache_row, rows)
 
     def begin(self, vhost: str, exchange: Exchange) -> None:
         matcher = exchange.matcher
@@ -88,9 +88,9 @@ class ExchangeStates(ExchangeStateHook):
             length = exchange.arguments.get(HISTORY_LENGTH)
             matcher.attach_recorder(MessageHistory(length if isinstance(length, int) else HISTORY_LENGTH_DEFAULT))
         elif isinstance(matcher, Deduplication):
-            matcher.memory = self._seen(vhost, exchange)
+            matcher.memory = self._deduplication_cache(vhost, exchange)
 
-    def _seen(self, vhost: str, exchange: Exchange) -> DeduplicationCache:
+    def _deduplication_cache(self, vhost: str, exchange: Exchange) -> DeduplicationCache:
         size, ttl_ms = number_of(exchange.arguments.get(CACHE_SIZE)), number_of(exchange.arguments.get(CACHE_TTL))
         if exchange.arguments.get(CACHE_PERSISTENCE) != "disk" or not exchange.durable:
             return DeduplicationCache(self._turn, self._timers, size, ttl_ms)
@@ -98,39 +98,39 @@ class ExchangeStates(ExchangeStateHook):
         if known is None:
             store = MetadataCacheStore(SeenCacheRow(random_id(), vhost, exchange.name), self._commit, self._timers)
             return DeduplicationCache(self._turn, self._timers, size, ttl_ms, store)
-        cache, rows = known
-        store = MetadataCacheStore(cache, self._commit, self._timers)
-        seen = DeduplicationCache(self._turn, self._timers, size, ttl_ms, store)
+        cache_row, rows = known
+        store = MetadataCacheStore(cache_row, self._commit, self._timers)
+        cache = DeduplicationCache(self._turn, self._timers, size, ttl_ms, store)
         now_ms = self._timers.steady_ms()
         for row in rows:
             store.load(row)
             if row.expires_ms == 0 or row.expires_ms > now_ms:
-                seen.load(row.id, row.expires_ms - now_ms if row.expires_ms else 0)
+                cache.load(row.id, row.expires_ms - now_ms if row.expires_ms else 0)
             else:
                 store.drop(row.id)
         store.flush()
-        return seen
+        return cache
 
     def bound(self, vhost: str, binding: Binding) -> None:
         matcher = binding.source.matcher
         if isinstance(matcher, RecentHistory) and isinstance(matcher.recorder, MessageHistory):
-            self._give(vhost, binding, matcher.recorder.messages())
+            self._publish_history(vhost, binding, matcher.recorder.messages())
 
-    def _give(self, vhost: str, binding: Binding, messages: list[Message]) -> None:
+    def _publish_history(self, vhost: str, binding: Binding, messages: list[Message]) -> None:
         """Publish a history to the destination of a new binding, the oldest message first, in slices."""
         destination = binding.destination
-        now, messages = messages[:GIVEN_COUNT], messages[GIVEN_COUNT:]
+        now, messages = messages[:HISTORY_SLICE_COUNT], messages[HISTORY_SLICE_COUNT:]
         for message in now:
-            here = self._vhosts.get(vhost)
-            if here is None or destination.deleted:
+            owner = self._vhosts.get(vhost)
+            if owner is None or destination.deleted:
                 return
             if isinstance(destination, Queue):
-                self._unasked.offer([destination], message)
+                self._best_effort.offer([destination], message)
             else:
                 keys = [message.envelope.routing_key]
-                self._unasked.offer(router.route(here, destination, keys, MessageView(message)), message)
+                self._best_effort.offer(router.route(owner, destination, keys, MessageView(message)), message)
         if messages:
-            self._call_soon(self._give, vhost, binding, messages)
+            self._call_soon(self._publish_history, vhost, binding, messages)
 
     def end(self, vhost: str, exchange: Exchange) -> list[Change]:
         matcher = exchange.matcher
@@ -144,12 +144,12 @@ class ExchangeStates(ExchangeStateHook):
 class MetadataCacheStore(CacheStore):
     """Metadata rows of one cache. The row of the cache itself is written with the first id."""
 
-    def __init__(self, cache: SeenCacheRow, commit: Commit, timers: Timers) -> None:
-        self._cache = cache
+    def __init__(self, cache_row: SeenCacheRow, commit: Commit, timers: Timers) -> None:
+        self._cache_row = cache_row
         self._commit = commit
         self._timers = timers
         self._ended = False
-        self._there = False  # the row of the cache is written
+        self._has_cache_row = False  # the row of the cache is written
         self._number = 0
         # id -> number of its row; then the removals that are not written yet.
         self._rows: dict[bytes, int] = {}
@@ -157,31 +157,31 @@ class MetadataCacheStore(CacheStore):
 
     def load(self, row: SeenRow) -> None:
         """Add a row from before the start."""
-        self._there = True
+        self._has_cache_row = True
         self._rows[row.id] = row.number
         self._number = max(self._number, row.number)
 
-    def put(self, notes: list[CacheEntry], done: Callable[[bool], None]) -> None:
+    def put(self, entries: list[CacheEntry], done: Callable[[bool], None]) -> None:
         changes, self._dropped = self._dropped, []
-        if not self._there:
-            changes.append(Put(self._cache))
+        if not self._has_cache_row:
+            changes.append(Put(self._cache_row))
         offset_ms = self._timers.steady_ms() - self._timers.now_ms()
-        for note in notes:
+        for entry in entries:
             self._number += 1
-            self._rows[note.id] = self._number
-            expires_ms = note.until_ms + offset_ms if note.until_ms else 0
-            changes.append(Put(SeenRow(self._cache.id, note.id, self._number, expires_ms)))
-        self._submit(changes, partial(self._have_put, done))
+            self._rows[entry.id] = self._number
+            expires_ms = entry.until_ms + offset_ms if entry.until_ms else 0
+            changes.append(Put(SeenRow(self._cache_row.id, entry.id, self._number, expires_ms)))
+        self._submit(changes, partial(self._on_put, done))
 
-    def _have_put(self, done: Callable[[bool], None], written: bool) -> None:
+    def _on_put(self, done: Callable[[bool], None], written: bool) -> None:
         if written:
-            self._there = True
+            self._has_cache_row = True
         done(written)
 
     def drop(self, ident: bytes) -> None:
         number = self._rows.pop(ident, None)
         if number is not None:
-            self._dropped.append(Delete(SeenRow(self._cache.id, ident, number, 0)))
+            self._dropped.append(Delete(SeenRow(self._cache_row.id, ident, number, 0)))
 
     def flush(self) -> None:
         """Write the removals now."""
@@ -192,7 +192,7 @@ class MetadataCacheStore(CacheStore):
     def end(self) -> list[Change]:
         """Write nothing more, because the exchange is deleted. Return the changes for the commit of the deletion."""
         self._ended = True
-        return [Delete(self._cache)]
+        return [Delete(self._cache_row)]
 
     def _submit(self, changes: list[Change], done: Callable[[bool], None]) -> None:
         if self._ended:
@@ -206,8 +206,8 @@ class MetadataCacheStore(CacheStore):
 
     def _written(self, done: Callable[[bool], None], error: BaseException | None) -> None:
         if error is not None and not self._ended:
-            about = {"vhost": self._cache.vhost}
-            log.error("exchange '%s': deduplication ids not written: %s", self._cache.exchange, error, extra=about)
+            about = {"vhost": self._cache_row.vhost}
+            log.error("exchange '%s': deduplication ids not written: %s", self._cache_row.exchange, error, extra=about)
         done(error is None or self._ended)
 
 

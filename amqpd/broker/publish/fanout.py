@@ -41,14 +41,14 @@ class SlicedFanout:
         self, session: Session, route: Route, message: Message, waits: bool, done: Callable[[bool], None]
     ) -> None:
         self._turn = session.turn
-        self._soon: Callable[..., object] = session.broker.loop.call_soon
+        self._call_soon: Callable[..., object] = session.broker.loop.call_soon
         self._route = route
         self._message = message
         self._waits = waits and route.durable
         self._done = done
         self._next = 0
         self._accepted = True
-        self._syncs = 0
+        self._pending_syncs = 0
         reserve(route.destinations)
 
     def step(self) -> None:
@@ -74,21 +74,21 @@ class SlicedFanout:
                 self._accepted = False
             if self._next % _STEP == 0 and time.monotonic() >= deadline:
                 break
-        self._soon(turn.run)  # write now, although the turn may have been postponed
+        self._call_soon(turn.run)  # write now, although the turn may have been postponed
         if self._waits and logs:
-            self._syncs += 1
+            self._pending_syncs += 1
             when_safe(turn, logs, self._synced)
         if self._next < len(destinations):
-            self._soon(self.step)
-        elif self._syncs == 0:
-            self._soon(self._finish)
+            self._call_soon(self.step)
+        elif self._pending_syncs == 0:
+            self._call_soon(self._finish)
 
     def _synced(self, safe: bool) -> None:
-        self._syncs -= 1
+        self._pending_syncs -= 1
         if not safe:
             self._accepted = False
-        if self._syncs == 0 and self._next == len(self._route.destinations):
-            self._soon(self._finish)
+        if self._pending_syncs == 0 and self._next == len(self._route.destinations):
+            self._call_soon(self._finish)
 
     def _finish(self) -> None:
         if not self._accepted:

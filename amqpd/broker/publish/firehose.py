@@ -64,23 +64,23 @@ class BestEffortPublisher:
         self._waiting_count = 0
 
     def offer(self, destinations: list[Destination], message: Message) -> None:
-        there = [each for each in destinations if not each.is_deleted()]
+        existing = [each for each in destinations if not each.is_deleted()]
         try:
-            prepare(there)
+            prepare(existing)
         except LogNotOpen as error:
             if self._waiting_count < WAITING_MAX:
                 self._waiting_count += 1
-                when_open(error.destinations, partial(self._opened, there, message))
+                when_open(error.destinations, partial(self._opened, existing, message))
             else:
                 self.lost_count += 1
         except ResourceError:
-            if len(there) > 1:  # the other queues get it although one log cannot be opened
-                for each in there:
+            if len(existing) > 1:  # the other queues get it although one log cannot be opened
+                for each in existing:
                     self.offer([each], message)
             else:
                 self.lost_count += 1
         else:
-            offer_to_all(there, message, None)
+            offer_to_all(existing, message, None)
             self._want()
 
     def _opened(self, destinations: list[Destination], message: Message) -> None:
@@ -128,8 +128,8 @@ class Firehose(TraceHook):
         self._exchange = vhost.exchanges[EXCHANGE]
         self._waiting: list[TracedMessage] = []
         self._waiting_bytes = 0
-        self._asked = False
-        self._unasked = BestEffortPublisher(vhost.queue_host.turn.schedule)
+        self._is_scheduled = False
+        self._best_effort = BestEffortPublisher(vhost.queue_host.turn.schedule)
 
     # -- in ----------------------------------------------------------------------------------------------------------
 
@@ -162,66 +162,66 @@ class Firehose(TraceHook):
     def is_behind(self) -> bool:
         return len(self._waiting) >= BEHIND_COUNT
 
-    def _add(self, seen: TracedMessage) -> None:
-        size = seen.message.body_size
+    def _add(self, traced: TracedMessage) -> None:
+        size = traced.message.body_size
         if len(self._waiting) >= COUNT_MAX or self._waiting_bytes + size > BYTES_MAX:
-            self._unasked.lost_count += 1
+            self._best_effort.lost_count += 1
             return
-        self._waiting.append(seen)
+        self._waiting.append(traced)
         self._waiting_bytes += size
-        if not self._asked:
-            self._asked = True
-            self._vhost.catalogue.call_soon(self._work)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._vhost.catalogue.call_soon(self._copy_slice)
 
     # -- out ---------------------------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
+    def _copy_slice(self) -> None:
         """Make one slice of the waiting copies."""
-        self._asked = False
+        self._is_scheduled = False
         waiting = self._waiting
         until = time.perf_counter() + (LONG_SLICE_S if self.is_behind() else SLICE_S)
         done = 0
-        for seen in waiting:
+        for traced in waiting:
             done += 1
-            self._waiting_bytes -= seen.message.body_size
-            self._copy(seen)
+            self._waiting_bytes -= traced.message.body_size
+            self._copy(traced)
             if time.perf_counter() >= until:
                 break
         del waiting[:done]
         if waiting:
-            self._asked = True
-            self._vhost.catalogue.call_soon(self._work)
-        elif lost_count := self._unasked.lost_count:
+            self._is_scheduled = True
+            self._vhost.catalogue.call_soon(self._copy_slice)
+        elif lost_count := self._best_effort.lost_count:
             about = {"vhost": self._vhost.name}
             text = "%d messages were not traced: too many were waiting, or a log could not be opened"
             log.warning(text, lost_count, extra=about)
-            self._unasked.lost_count = 0
+            self._best_effort.lost_count = 0
 
-    def _copy(self, seen: TracedMessage) -> None:
+    def _copy(self, traced: TracedMessage) -> None:
         if self._vhost.deleted:
             return
-        message = seen.message
+        message = traced.message
         headers: dict[str, object] = {
             "exchange_name": message.envelope.exchange,
-            "routing_keys": list(seen.keys),
+            "routing_keys": list(traced.keys),
             "properties": {},
             "node": self._node,
         }
         properties = decode_properties(message.properties())
-        if not seen.keys:
-            headers["routing_keys"] = [message.envelope.routing_key, *_copied_to(properties)]
+        if not traced.keys:
+            headers["routing_keys"] = [message.envelope.routing_key, *_cc_keys(properties)]
         # rabbit: the last property comes first
         fields = properties._asdict()
         headers["properties"] = {name: fields[name] for name in reversed(fields) if fields[name] is not None}
-        if seen.redelivered is not None:
-            headers["redelivered"] = seen.redelivered
-        headers |= seen.about
-        key = seen.key.encode("utf-8", "surrogateescape")[:KEY_SIZE_MAX].decode("utf-8", "surrogateescape")
+        if traced.redelivered is not None:
+            headers["redelivered"] = traced.redelivered
+        headers |= traced.about
+        key = traced.key.encode("utf-8", "surrogateescape")[:KEY_SIZE_MAX].decode("utf-8", "surrogateescape")
         encoded = encode_properties(Properties(headers=headers))
         copy = make_message(
             MessageRoute(EXCHANGE, key), encoded, message.body(), False, scan_properties(encoded, 0, len(encoded))
         )
-        self._unasked.offer(router.route(self._vhost, self._exchange, [key], RoutedMessage(key, headers)), copy)
+        self._best_effort.offer(router.route(self._vhost, self._exchange, [key], RoutedMessage(key, headers)), copy)
 
 
 def trace(vhost: VHost, node: str, on: bool, done: Done = ignore_result) -> bool:
@@ -237,12 +237,12 @@ def trace(vhost: VHost, node: str, on: bool, done: Done = ignore_result) -> bool
     log.info("tracing is %s in vhost '%s'", "on" if on else "off", vhost.name, extra={"vhost": vhost.name})
     tell(vhost, "vhost.updated")
     walk = SlicedWalk[Queue | Exchange](vhost.catalogue.call_soon)
-    walk.begin(vhost.policy_targets, partial(_begin_anew, vhost))
+    walk.begin(vhost.policy_targets, partial(_apply_trace, vhost))
     walk.when_done(partial(done, None))
     return True
 
 
-def _begin_anew(vhost: VHost, thing: Queue | Exchange) -> None:
+def _apply_trace(vhost: VHost, thing: Queue | Exchange) -> None:
     """Make publishers drop their cached routes, and set the trace hook of the consumers."""
     if isinstance(thing, Exchange):
         thing.routes.version += 1
@@ -252,7 +252,7 @@ def _begin_anew(vhost: VHost, thing: Queue | Exchange) -> None:
         consumer.trace(vhost.tap)
 
 
-def _copied_to(properties: Properties) -> list[object]:
+def _cc_keys(properties: Properties) -> list[object]:
     """Return the keys in CC. The publisher has removed BCC."""
     copied = (properties.headers or {}).get("CC")
     return copied if isinstance(copied, list) else []
@@ -265,23 +265,23 @@ class EventExchange(Exchange):
         super().__init__(EVENT_EXCHANGE, "topic", exchange_type_factory("topic")(), True, False, True, {})
         self._events = events
         self._vhost = vhost
-        self._unasked = BestEffortPublisher(vhost.queue_host.turn.schedule)
+        self._best_effort = BestEffortPublisher(vhost.queue_host.turn.schedule)
         self._started = False
         events.publish = self.publish
 
     def start(self) -> None:
         self._started = True
-        self._look()
+        self._update_bound()
 
     def add(self, binding: Binding) -> None:
         super().add(binding)
-        self._look()
+        self._update_bound()
 
     def remove(self, binding: Binding) -> None:
         super().remove(binding)
-        self._look()
+        self._update_bound()
 
-    def _look(self) -> None:
+    def _update_bound(self) -> None:
         self._events.bind(self._started and bool(self.bindings))
 
     def publish(self, event: Event) -> None:
@@ -297,9 +297,9 @@ class EventExchange(Exchange):
         message = make_message(
             MessageRoute(EVENT_EXCHANGE, event.key), encoded, b"", True, scan_properties(encoded, 0, len(encoded))
         )
-        self._unasked.offer(destinations, message)
-        self._events.lost_count += self._unasked.lost_count
-        self._unasked.lost_count = 0
+        self._best_effort.offer(destinations, message)
+        self._events.lost_count += self._best_effort.lost_count
+        self._best_effort.lost_count = 0
 
 
 def add_event_exchange(events: Events, vhost: VHost) -> None:

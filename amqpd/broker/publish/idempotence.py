@@ -61,12 +61,12 @@ def numbers_of(headers: Mapping[str, object]) -> ProducerSequence:
     )
 
 
-def _number(headers: Mapping[str, object], name: str, most: int) -> int:
+def _number(headers: Mapping[str, object], name: str, maximum: int) -> int:
     value = headers.get(name)
     if value is None:
         raise PreconditionFailed(f"invalid header '{name}': required with '{PRODUCER_ID}'")
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-        raise PreconditionFailed(f"invalid header '{name}': not an integer from 0 to {most}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= maximum:
+        raise PreconditionFailed(f"invalid header '{name}': not an integer from 0 to {maximum}")
     return value
 
 
@@ -142,19 +142,19 @@ class IdempotentDestination(Destination):
         if store is not None:
             store.set_producer(numbers.producer_id, numbers.epoch, numbers.sequence)
         try:
-            taken = queue.enqueue(message)
+            accepted = queue.enqueue(message)
         finally:
             backing.numbered = False
             if store is not None:
                 store.set_producer(NO_PRODUCER, 0, -1)
-        if taken:
+        if accepted:
             safe: i64 = _ALWAYS_SAFE
             if backing.store is not None:
                 safe = backing.store.high_watermark
             offset, now_ms = backing.next_offset - 1, timers.wall_ms()
             producer = Producer(numbers.producer_id, numbers.epoch, numbers.sequence, offset, now_ms)
             backing.producers().note(producer, safe)
-        return taken
+        return accepted
 
 
 @final

@@ -123,7 +123,7 @@ def sender_selected(headers: Mapping[str, object]) -> list[str]:
         if name not in headers:
             continue
         if not isinstance(value, list):
-            raise _unacceptable(name, value)
+            raise _unacceptable_type(name, value)
         for key in value:
             if isinstance(key, bytes):
                 keys.append(key.decode("utf-8", "surrogateescape"))
@@ -136,7 +136,7 @@ def sender_selected(headers: Mapping[str, object]) -> list[str]:
     return distinct
 
 
-def _unacceptable(name: str, value: object) -> PreconditionFailed:
+def _unacceptable_type(name: str, value: object) -> PreconditionFailed:
     return PreconditionFailed(f'invalid message: {{unacceptable_type_in_header,"{name}",{erlang_type(value)}}}')
 
 
@@ -217,7 +217,7 @@ class Publisher:
             persistent = self._same_persistent
         else:
             if not known or route is None:
-                route = self._find(method)
+                route = self._find_route(method)
             # A header without properties, or with the delivery mode alone, needs no scan. Bytes 19 and 20 are the
             # property flags, byte 21 is the delivery mode.
             mode: i64 = content[21]
@@ -228,7 +228,7 @@ class Publisher:
                 info = None
                 persistent = mode == 2
             else:
-                info = self._look_into(content, PROPERTIES_START, header_size - 1)
+                info = self._scan(content, PROPERTIES_START, header_size - 1)
                 persistent = info.delivery_mode == 2
             self._same_info = info
             self._same_persistent = persistent
@@ -239,7 +239,7 @@ class Publisher:
         if route.per_message or (info is not None and (info.is_direct_reply_to or info.header_flags != 0)):
             message = self._reroute(route, message)
         elif self.route is not route:
-            self._go_by(route)
+            self._use_route(route)
         self.published_count += 1
         return message
 
@@ -258,13 +258,13 @@ class Publisher:
         Cost: about 1 us and a copy of the body.
         """
         key = shortstr(exchange.encode()) + shortstr(routing_key.encode("utf-8", "surrogateescape"))
-        route = self._find(_PUBLISH + key + (b"\1" if mandatory else b"\0"))
-        info = self._look_into(properties, 0, len(properties))
+        route = self._find_route(_PUBLISH + key + (b"\1" if mandatory else b"\0"))
+        info = self._scan(properties, 0, len(properties))
         message = make_message(route.envelope, properties, body, info.delivery_mode == 2, info)
         if route.per_message or info.is_direct_reply_to or info.header_flags != 0:
             message = self._reroute(route, message)
         else:
-            self._go_by(route)
+            self._use_route(route)
         self.published_count += 1
         return message
 
@@ -312,7 +312,7 @@ class Publisher:
 
     # -- properties --------------------------------------------------------------------------------------------------
 
-    def _look_into(self, content: bytes, start: i64, end: i64) -> PropertyInfo:
+    def _scan(self, content: bytes, start: i64, end: i64) -> PropertyInfo:
         """Scan and validate the properties between `start` and `end`.
 
         Return the object of the previous call if it describes these properties, too.
@@ -321,12 +321,12 @@ class Publisher:
             FrameError: 501, the properties cannot be decoded.
             PreconditionFailed: 406.
         """
-        before = self._last_info
+        previous = self._last_info
         try:
-            info = scan_properties(content, start, end, before)
+            info = scan_properties(content, start, end, previous)
         except CodecError as error:
             raise FrameError(f"bad content header properties: {error}") from None
-        if info is before and not info.has_cc_or_bcc:
+        if info is previous and not info.has_cc_or_bcc:
             return info
         if needs_validation(info):
             same = self._same_route
@@ -346,11 +346,11 @@ class Publisher:
         if info is not None and info.is_direct_reply_to:
             if not self.reply_key:
                 raise PreconditionFailed("fast reply consumer does not exist")
-            message = _remade(message, with_reply_to(message.properties(), self.reply_key))
+            message = _with_properties(message, with_reply_to(message.properties(), self.reply_key))
             info = message.info
         selected = info is not None and info.has_cc_or_bcc
         if not selected and not route.per_message:
-            self._go_by(idempotent_route(route, message) if info is not None and info.has_producer_id else route)
+            self._use_route(idempotent_route(route, message) if info is not None and info.has_producer_id else route)
             return message
         envelope = route.envelope
         keys = [envelope.routing_key]
@@ -364,18 +364,18 @@ class Publisher:
             router.check_available(vhost, exchange, keys, not route.per_message)
         destinations = router.route(vhost, exchange, keys, view, None, True)
         if selected and "BCC" in view.headers():
-            message = _remade(message, without_headers(message.properties(), ("BCC",)))
+            message = _with_properties(message, without_headers(message.properties(), ("BCC",)))
         found = route.to(destinations)
         if info is not None and info.has_producer_id:
             found = idempotent_route(found, message)
         if selected and route.tap is not None:
             found.keys = keys
-        self._go_by(found)
+        self._use_route(found)
         return message
 
     # -- counts ------------------------------------------------------------------------------------------------------
 
-    def _go_by(self, route: Route) -> None:
+    def _use_route(self, route: Route) -> None:
         """Make this the current route. The publishes that used the previous one are added to `sent`."""
         last = self.route
         count = self.published_count - self._counted
@@ -386,20 +386,20 @@ class Publisher:
 
     def settle_counts(self) -> None:
         """Add the publishes of the current route to `sent` and to the counters of the exchanges."""
-        self._go_by(self.route)
+        self._use_route(self.route)
 
-    def _sent_through(self, route: Route, passed: ExchangeStats) -> PublisherStats:
-        sent = self.sent.get(passed)
+    def _counters_of(self, route: Route, exchange_stats: ExchangeStats) -> PublisherStats:
+        sent = self.sent.get(exchange_stats)
         if sent is None:
             if len(self.sent) >= SENT_MAX:
                 self.sent.clear()  # too many short-lived exchanges; the counters of the exchanges stay
-            sent = PublisherStats(route.envelope.exchange, passed)
-            self.sent[passed] = sent
+            sent = PublisherStats(route.envelope.exchange, exchange_stats)
+            self.sent[exchange_stats] = sent
         return sent
 
     # -- routes ------------------------------------------------------------------------------------------------------
 
-    def _find(self, method: bytes) -> Route:
+    def _find_route(self, method: bytes) -> Route:
         """Return the route of a method that differs from the last one. Raises: as `_make_route`."""
         route = self._routes.get(method) if self._routes else None
         if route is not None and route.version == route.source.version:
@@ -441,8 +441,8 @@ class Publisher:
                 self._routes_pause -= 1
                 cacheable = False
         else:
-            route, passed, cacheable = _resolve(self.session, method)
-            route.sent = self._sent_through(route, passed)
+            route, exchange_stats, cacheable = _resolve(self.session, method)
+            route.sent = self._counters_of(route, exchange_stats)
             tap = self.session.vhost.tap
             if tap is not None:
                 route.trace(tap, None)
@@ -452,12 +452,12 @@ class Publisher:
                     self._exchanges.clear()
                 self._exchanges[exchange] = ExchangeRouteCache(route, matcher)
         if cacheable:
-            self._keep_route(method, route)
+            self._cache_route(method, route)
         else:
             self._same_route = None
         return route
 
-    def _keep_route(self, method: bytes, route: Route) -> None:
+    def _cache_route(self, method: bytes, route: Route) -> None:
         if len(self._routes) >= ROUTES_MAX or self._routes_size > ROUTE_BYTES_MAX:
             if self._route_hits < ROUTES_MAX:
                 # These routing keys rarely repeat: caching their routes costs more than finding them again.
@@ -508,7 +508,7 @@ def _resolve(session: Session, method: bytes) -> tuple[Route, ExchangeStats, boo
     return route, exchange.passed, True
 
 
-def _remade(message: Message, properties: bytes) -> Message:
+def _with_properties(message: Message, properties: bytes) -> Message:
     return make_message(
         message.envelope,
         properties,

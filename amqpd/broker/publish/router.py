@@ -42,13 +42,13 @@ def route(
     Cost: the visited exchanges, times the number of keys.
     """
     found: dict[Destination, None] = {}
-    kept: list[Destination] = []
+    states: list[Destination] = []
     seen = {exchange}
     stack = [exchange]
     while stack:
         at = stack.pop()
-        if at.delays and at is not passed and (waits := _waits(at, keys, message, strict)) is not None:
-            found[waits] = None
+        if at.delays and at is not passed and (delayed := _delay_destination(at, keys, message, strict)) is not None:
+            found[delayed] = None
             continue
         empty = True
         matcher = at.matcher
@@ -75,7 +75,7 @@ def route(
                         empty = False
                         found[destination] = None
                     else:
-                        kept.append(destination)
+                        states.append(destination)
             if isinstance(matcher, MessageExchangeType):
                 break  # this exchange type handles all keys in one call
         if empty and at.alternate:
@@ -84,10 +84,10 @@ def route(
                 seen.add(alternate)
                 stack.append(alternate)
     targets = list(found)
-    return targets + [each for each in kept if each.accepts_with(targets)] if kept else targets
+    return targets + [each for each in states if each.accepts_with(targets)] if states else targets
 
 
-def _waits(at: Exchange, keys: list[str], message: Selectable, strict: bool) -> Destination | None:
+def _delay_destination(at: Exchange, keys: list[str], message: Selectable, strict: bool) -> Destination | None:
     """Return the destination that delays a message, or None without a delay. Raises: PreconditionFailed."""
     return None if at.wheel is None else at.wheel.destination(keys, message.headers(), strict)
 
@@ -145,13 +145,13 @@ def depends_on(vhost: VHost, exchange: Exchange) -> int:
 def _depends_on(vhost: VHost, exchange: Exchange) -> int:
     seen = {exchange}
     stack = [exchange]
-    looks = ROUTING_KEY
+    parts = ROUTING_KEY
     while stack:
         at = stack.pop()
         if at.delays:
-            looks |= HEADERS
+            parts |= HEADERS
         if at.matcher is not None:
-            looks |= at.matcher.depends_on
+            parts |= at.matcher.depends_on
         reached: list[object] = [binding.destination for binding in at.bindings.values()]
         if at.alternate:
             reached.append(vhost.exchanges.get(at.alternate))
@@ -159,4 +159,4 @@ def _depends_on(vhost: VHost, exchange: Exchange) -> int:
             if isinstance(destination, Exchange) and destination not in seen:
                 seen.add(destination)
                 stack.append(destination)
-    return looks
+    return parts
