@@ -377,8 +377,7 @@ def encode_table(table: Mapping[str, object]) -> bytes:
 def encode_entry(name: str, value: object) -> bytes:
     """Encode one entry of a table: name, type letter, value. Raises: CodecError."""
     writer = BytesWriter()
-    _encode_name(writer, name)
-    _encode_value(writer, value, 1)
+    _encode_entry(writer, name, value, 1)
     return writer.getvalue()
 
 
@@ -426,18 +425,27 @@ def _fill_length(writer: BytesWriter, start: i64) -> None:
 def _encode_entries(writer: BytesWriter, table: Mapping[str, object], depth: i64) -> None:
     start = _reserve_length(writer, depth)
     for name, value in table.items():
-        _encode_name(writer, name)
-        _encode_value(writer, value, depth)
+        _encode_entry(writer, name, value, depth)
     _fill_length(writer, start)
 
 
-def _encode_name(writer: BytesWriter, name: str) -> None:
-    raw = _utf8(name)
+def _encode_entry(writer: BytesWriter, name: str, value: object, depth: i64) -> None:
+    text = b""
+    try:
+        raw = name.encode("utf-8", "surrogateescape")
+        if isinstance(value, str):
+            text = value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise CodecError("text that UTF-8 cannot hold") from None
     size: int = len(raw)
     if size > SHORT_STRING_SIZE_BYTES_MAX:
         raise CodecError("name of more than 255 bytes in a table")
     writer.append(size)
     writer.write(raw)
+    if isinstance(value, str):
+        _encode_octets(writer, _STRING, text)
+    else:
+        _encode_value(writer, value, depth)
 
 
 def _encode_value(writer: BytesWriter, value: object, depth: i64) -> None:

@@ -84,15 +84,11 @@ class Table(NamedTuple):
 
     def encode(self, row: Row) -> dict[str, Plain]:
         """Return column name -> database value. Raises: ValueError for a str with lone surrogates."""
-        values: list[Plain] = []
-        columns = self.columns
+        columns = self.columns[1:] if self.has_digest else self.columns
+        encoded = {name: _to_plain(self, name, kind, value) for (name, kind), value in zip(columns, row, strict=True)}
         if self.has_digest:
-            columns = columns[1:]
-        for (name, kind), value in zip(columns, row, strict=True):
-            values.append(_to_plain(self, name, kind, value))
-        if self.has_digest:
-            values.insert(0, _digest(values))
-        return dict(zip((name for name, _ in self.columns), values, strict=True))
+            return {"digest": _digest(list(encoded.values())), **encoded}
+        return encoded
 
     def decode(self, values: Sequence[object]) -> Row:
         """Return the row for the values of `columns`. Raises: ValueError for values that no version wrote."""
