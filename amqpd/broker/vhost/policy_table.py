@@ -150,7 +150,7 @@ APPLY_TO: Final = ("queues", "classic_queues", "quorum_queues", "streams", "exch
 PRIORITY_MAX: Final = 2**31 - 1
 DEFINITION_BYTES_MAX: Final = 64 * 1024
 
-MIRRORED: Final = "mirrored queues are gone"
+MIRRORED: Final = "there are no mirrored queues"
 
 
 class PolicyKey(NamedTuple):
@@ -196,7 +196,7 @@ IGNORED: Final = (
     _ignored("ha-sync-batch-size", is_positive, "ha-sync-batch-size value"),
     _ignored("ha-promote-on-shutdown", is_one_of("always", "when-synced"), "ha-promote-on-shutdown value"),
     _ignored("ha-promote-on-failure", is_one_of("always", "when-synced"), "ha-promote-on-failure value"),
-    _ignored("filter-field-names", _is_texts, "list of filter field names", "filters look at every field"),
+    _ignored("filter-field-names", _is_texts, "list of filter field names", "filters read all fields"),
 )
 
 # rabbit: `unsupported_policies` of each queue type, unless the rows have them: of 3.10; for keys of 4.x, of 4.x.

@@ -3,9 +3,8 @@
 A database may have lost its latest changes: after a wrong bit, SQLite ignores the rest of its log. It then lacks the
 latest created and the latest deleted queues. The directories still have this information:
 
-    directory without a row        queue.json declares the queue again, without bindings. A lost vhost is declared
-    again
-                                   too, without permissions
+    directory without a row        queue.json declares the queue again, without bindings; if the vhost is lost too, it
+                                   is declared again without permissions
     the same, queue.json damaged   the directory is moved to lost+found/, with an error in the log
     a row and `<id>.deleted`       the queue was deleted: its row and its bindings are deleted
     `<id>.deleted` without a row   the directory is removed
