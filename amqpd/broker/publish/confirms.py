@@ -122,7 +122,7 @@ class ConfirmTracker(CommitListener):
         pending.missing = len(logs)
         for log in logs:
             log.when_safe(log.next_offset - 1, partial(self._on_remote_answer, pending))
-        self._answer_finished()  # the queues may have lost their logs; then no log reports
+        self._answer_finished()  # without any remote log left, no report will come
 
     def _on_remote_answer(self, pending: PendingConfirm, safe: bool) -> None:
         pending.missing -= 1
@@ -144,7 +144,7 @@ class ConfirmTracker(CommitListener):
         return waits
 
     def _answer_finished(self) -> None:
-        """Answer the finished marks, up to the first unfinished one."""
+        """Answer the publishes of finished turns, in order, up to the first unfinished turn."""
         waiting = self._pending
         sequence: i64 = 0
         while waiting:

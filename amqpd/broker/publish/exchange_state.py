@@ -149,7 +149,7 @@ class MetadataCacheStore(CacheStore):
         self._commit = commit
         self._timers = timers
         self._ended = False
-        self._has_cache_row = False  # the row of the cache is written
+        self._has_cache_row = False
         self._number = 0
         # id -> number of its row; then the removals that are not written yet.
         self._rows: dict[bytes, int] = {}

@@ -59,7 +59,7 @@ class SlicedFanout:
         deadline = time.monotonic() + SLICE_S
         logs: list[QueueLog] = []  # logs that store the message
         stores = turn.stores
-        cost = min(len(stores.dirty), stores.dirty_max // 2)  # at least half of a turn, although other work used it
+        cost = min(len(stores.dirty), stores.dirty_max // 2)  # a slice gets at least half of the logs of a turn
         while self._next < len(destinations) and cost < stores.dirty_max:
             destination = destinations[self._next]
             self._next += 1

@@ -136,7 +136,9 @@ class IdempotentDestination(Destination):
         timers = queue.host.timers
         last = producers.find(numbers.producer_id, timers.agreed_ms())
         if last is not None and (numbers.epoch < last.epoch or last.has(numbers.epoch, numbers.sequence)):
-            return numbers.epoch == last.epoch  # a fan-out in slices: the state has changed since the route was made
+            # The state has changed since the route was made, during a fan-out in slices. A copy counts as accepted, a
+            # lower epoch is refused.
+            return numbers.epoch == last.epoch
         store = queue.log()
         backing.numbered = True
         if store is not None:

@@ -173,12 +173,12 @@ class Publisher:
         self.reply_key = b""
         self._routes: dict[bytes, Route] = {}
         self._routes_size: i64 = 0
-        # Hits since the cache was last emptied; number of new routes that are not cached from now on.
+        # Hits since the cache was last emptied; number of new routes that will not be cached.
         self._route_hits: i64 = 0
         self._routes_pause: i64 = 0
         self._exchanges: dict[bytes, ExchangeRouteCache] = {}
-        # The last cached publish. For an equal method the parser passes the same object, and it says whether the
-        # properties are equal. Then the route and the scan result are used again.
+        # The last cached publish. For an equal method the parser passes the same object, and tells whether the
+        # properties are equal, too. Then route and scan result are reused.
         self._same_method = b""
         self._same_route: Route | None = None
         self._same_info: PropertyInfo | None = None
