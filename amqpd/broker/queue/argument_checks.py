@@ -1,10 +1,10 @@
-"""What a row of the table of arguments says, and the checks that rows name: what values an argument takes.
+"""Rows of the argument tables, and the checks that rows name.
 
-`arguments.py` has the table of queues, `broker/vhost/exchange.py` that of exchanges. A check raises
+`arguments.py` has the table for queues, `broker/vhost/exchange.py` the one for exchanges. A check raises
 PreconditionFailed (406) with RabbitMQ's text.
 
-Where a policy may set the same thing the row says by which key, what is valid there (in a policy a value is JSON), what
-RabbitMQ's text calls it, and how the two become one.
+If a policy can set the same thing, the row also has the policy key and its valid JSON values. Then it also names the
+rule that merges argument and policy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ Merge: TypeAlias = Literal["argument", "lowest", "limit"]
 
 
 class ArgumentContext(NamedTuple):
-    """What the text of an error names. name: the queue's, or the exchange's. kind: of the queue that is consumed."""
+    """The queue or exchange to which arguments belong, for checks and error texts.
+
+    Attributes:
+        name: Name of the queue or exchange.
+        arguments: All arguments of the declaration.
+        kind: For basic.consume: the type of the queue; otherwise empty.
+    """
 
     name: str
     vhost: str
@@ -37,32 +43,37 @@ class ArgumentContext(NamedTuple):
 
 
 class NamedRow(Protocol):
-    """A row of whatever table."""
+    """A row of any table of arguments."""
 
     @property
     def name(self) -> str: ...
 
 
 def never(_value: object) -> bool:
-    """What a policy may say of what it cannot set."""
+    """Accept no value: the default of `ArgumentSpec.accepts`."""
     return False
 
 
 class ArgumentSpec(NamedTuple):
-    """One argument.
+    """One argument of queue.declare, and the policy key that sets the same thing.
 
-    compared: two declarations must agree on it. obeyed_by: the module below amqpd/broker that gives it its
-    meaning; `arguments` itself where that is to be accepted and ignored. field: of `QueueConfig`, that it becomes; ""
-    for none. most: the highest number it takes. kinds: of queue, that take it; None: all. admission: makes the rule of
-    its value, where it becomes one that looks at what comes in.
-
-    policy: the key by which a policy sets it; "" for none. accepts: whether a policy may give it this JSON value;
-    called: what RabbitMQ's text calls it where it may not (`"x" is not a valid message TTL`). operator: operator
-    policies may have the key too. merge: what holds where argument and policy both say something: the `argument`, or
-    the `lowest` number, or as a `limit` the lowest, where a negative number is none.
-
-    takes: for a form: text, flag, number, messages, bytes, ms, or words with | between; "" where no form offers it.
-    policy_takes: the same of the policy's key, where that takes something else.
+    Attributes:
+        check: Raises PreconditionFailed if the value is not valid.
+        compared: Two declarations of the queue must agree on it.
+        obeyed_by: Module below amqpd/broker that implements it; IGNORED if it is accepted and ignored.
+        meaning: Text for the reference page.
+        field: The field of `QueueConfig` that gets the value; "" for none.
+        most: Highest valid number; None for no limit.
+        kinds: Queue types that accept it; None for all.
+        admission: Makes a `PublishCheck` from the value; None for no such check.
+        policy: The policy key; "" for none.
+        accepts: Return whether the policy key may have this JSON value.
+        called: Name of the key's value in RabbitMQ's error text, as in `"x" is not a valid message TTL`.
+        operator: Operator policies may have the key too.
+        merge: The value that applies if argument and policy are both set: `argument`, the `lowest`, or the lowest as
+            a `limit`, where a negative number means no limit.
+        takes: Input of a form: text, flag, number, messages, bytes, ms, or words separated by |; "" if no form has it.
+        policy_takes: The same for the policy key, if it differs.
     """
 
     name: str
@@ -87,9 +98,9 @@ Check: TypeAlias = Callable[[ArgumentSpec, object, ArgumentContext], object]
 
 
 erlang_type: Final = field_type_name
-"""RabbitMQ's name for the type of a field value, as its texts use it."""
+"""RabbitMQ's name for the type of a field value, for error texts."""
 SEGMENT_SIZE_BYTES_MAX: Final = 3_000_000_000
-"""rabbit: more is refused."""
+"""rabbit: refuses more."""
 STRATEGIES: Final = ("at-most-once", "at-least-once")
 KAFKA_TOPIC: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 LEADER_LOCATORS: Final = ("client-local", "balanced", "random", "least-leaders")
@@ -97,7 +108,7 @@ MODES: Final = ("default", "lazy")
 
 
 def erlang_field(value: object) -> str:
-    """A field value as RabbitMQ's texts show it with its type: `{longstr,<<"a">>}`."""
+    """Return a field value with its type as RabbitMQ's error texts show it: `{longstr,<<"a">>}`."""
     return f"{{{erlang_type(value)},{erlang_term(value)}}}"
 
 
@@ -157,7 +168,7 @@ def max_age(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
 
 
 def retain(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
-    """A time as x-max-age has it, or a number of bytes."""
+    """Accept an age as of x-max-age, or a number of bytes."""
     if is_integer(value):
         non_negative(row, value, context)
     elif interval_ms(text(row, value, context)) < 0:
@@ -175,7 +186,7 @@ def filter_size(row: ArgumentSpec, value: object, context: ArgumentContext) -> N
 
 
 def one_of(values: Collection[str], why: str) -> Check:
-    """One of these texts. why: what RabbitMQ calls another one."""
+    """Return a check that accepts only these texts. why: RabbitMQ's reason for refusing others."""
 
     def check(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
         if text(row, value, context) not in values:
@@ -199,12 +210,12 @@ def dead_letter_key(row: ArgumentSpec, value: object, context: ArgumentContext) 
 
 
 def limit(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
-    """rabbit: since 4.0 a negative number means that there is no limit."""
+    """Accept any integer. rabbit: since 4.0 a negative number means no limit."""
     integer(row, value, context)
 
 
 def merged_number(merge: Merge, one: int, other: int) -> int:
-    """Return which of two limits holds, the argument's or the policy's. merge: `lowest` or `limit`."""
+    """Return the limit that applies if argument and policy both set one. merge: `lowest` or `limit`."""
     if merge == "limit" and min(one, other) < 0:
         return max(one, other)
     return min(one, other)
@@ -280,10 +291,10 @@ def queue_version(row: ArgumentSpec, value: object, context: ArgumentContext) ->
 
 
 def anything(_row: ArgumentSpec, _value: object, _context: ArgumentContext) -> None:
-    """Accepted as it is."""
+    """Accept any value."""
 
 
-# -- in a policy: JSON ------------------------------------------------------------------------------------------------
+# -- values in policies: JSON ------------------------------------------------------------------------------------------
 
 
 def is_number(value: object) -> bool:
@@ -299,12 +310,12 @@ def is_positive(value: object) -> bool:
 
 
 def is_filter_size(value: object) -> bool:
-    """Of a stream's filters, as RabbitMQ bounds it."""
+    """Return whether the value is a valid filter size of a stream. RabbitMQ: 16 to 255."""
     return isinstance(value, int) and not isinstance(value, bool) and 16 <= value <= 255
 
 
 def is_text(value: object) -> bool:
-    """JSON can escape half a surrogate pair, which is no text."""
+    """Return whether the value is text. A JSON string with half a surrogate pair is not."""
     return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 

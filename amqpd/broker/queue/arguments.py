@@ -1,27 +1,17 @@
-"""Every `x-*` argument of queue.declare: one row each, from which validation, equivalence and policies follow.
+"""The table of `x-*` arguments of queue.declare: validation, equivalence and policies follow from it.
 
-A row names the argument, what values it takes and of which kinds of queue, whether two declarations must agree on it,
-what it becomes (a field of `QueueConfig`, or a rule of its own that looks at what comes in), the file that obeys it,
-and the key by which a policy sets it (argument_checks.py has `Row` and what it names). The rows stand in families:
-arguments.py, arguments.py, arguments.py, arguments.py. So a new argument is its row and what obeys it. `rules_of` makes
-a queue's rules of its arguments and of the policies that match it.
+A row (`ArgumentSpec` in argument_checks.py) has a check for the value, the queue types that accept the argument, and
+the field of `QueueConfig` that it sets. The row also has the policy key for the same thing, and the module that
+implements the argument. So a new argument is a row and its implementation. `rules_of` makes the rules of a queue from
+its arguments and policies.
 
-Arguments without a row are kept, shown and never compared, as RabbitMQ does. Arguments of RabbitMQ that have no meaning
-here are accepted and ignored; they have rows, too, so that they are documented, and the log says so once.
+Arguments without a row are stored and shown, but never compared, as in RabbitMQ. RabbitMQ's arguments without a meaning
+here have rows too: they are accepted where RabbitMQ accepts them, documented, and logged once as ignored.
 
-Errors: PreconditionFailed (406) with RabbitMQ's texts, also for a queue type that is not there.
+x-delayed-retry-*: RabbitMQ 4.3 has -type, -min and -max, for quorum queues; -levels is our own. A declaration must have
+a valid combination of them. Policy keys are checked one by one, because an argument may supply the others.
 
-The `x-*` arguments of RabbitMQ that have no meaning here: `Row`s of arguments.py. They are accepted where RabbitMQ
-accepts them, and the log says once that each is ignored.
-
-The `x-*` arguments of queue.declare that work queues obey, or all kinds do: `Row`s of arguments.py.
-
-The `x-delayed-retry-*` arguments of queue.declare: `Row`s of arguments.py, and their checks.
-
-rabbit: 4.3 has the first three, for quorum queues; the list of levels is this broker's. As arguments they are only
-taken where they mean something together; of a policy each key is looked at by itself, as an argument may say the rest.
-
-The `x-*` arguments of queue.declare that only streams take: `Row`s of arguments.py.
+Errors: PreconditionFailed (406) with RabbitMQ's texts, also for an unknown queue type.
 """
 
 from __future__ import annotations
@@ -124,7 +114,7 @@ IGNORED_ARGUMENTS: Final = (
         kinds=QUORUM,
         policy="max-in-memory-length",
         accepts=checks.is_natural,
-        called="maximum memory in bytes",  # rabbit: the text of the other one
+        called="maximum memory in bytes",  # rabbit: uses the text of x-max-in-memory-bytes
         operator=True,
         merge="lowest",
     ),
@@ -575,14 +565,18 @@ _ignored_seen: Final[set[str]] = set()
 
 
 def _log_ignored(row: ArgumentSpec, context: ArgumentContext) -> None:
-    """Once per argument and process: a client declares the same thing a thousand times."""
+    """Log an ignored argument once per process: clients repeat the same declaration thousands of times."""
     if row.name not in _ignored_seen:
         _ignored_seen.add(row.name)
         log.info("queue '%s' in vhost '%s': argument %s is %s", context.name, context.vhost, row.name, row.meaning)
 
 
 def validate(queue: str, vhost: str, arguments: Mapping[str, object]) -> None:
-    """Raises: PreconditionFailed."""
+    """Check all arguments of a queue.declare.
+
+    Raises:
+        PreconditionFailed: A value is not valid, or the queue type does not accept the argument.
+    """
     context = ArgumentContext(queue, vhost, arguments)
     for name, value in arguments.items():
         row = ROWS.get(name)
@@ -594,9 +588,13 @@ def validate(queue: str, vhost: str, arguments: Mapping[str, object]) -> None:
 
 
 def rules_of(arguments: Mapping[str, object], effective: Mapping[str, object] = NO_POLICY) -> QueueConfig:
-    """What a queue with these arguments, which have been validated, obeys; the defaults of its kind included.
+    """Return the rules of a queue, with the defaults of its type.
 
-    effective: by policy key, what the policies that match it say together. Cost: 1 us a rule.
+    Args:
+        arguments: Validated arguments of its declaration.
+        effective: Policy key -> value: the merged policies that match the queue.
+
+    Cost: 1 us per rule.
     """
     values: dict[str, object] = {}
     admissions: list[PublishCheck] = []
@@ -615,15 +613,17 @@ def rules_of(arguments: Mapping[str, object], effective: Mapping[str, object] = 
 
 
 def merged(arguments: Mapping[str, object], effective: Mapping[str, object]) -> dict[str, object]:
-    """The arguments as if what the policies say had been given with them, by each row's rule. Keys of policies that
-    no argument has are not in it: who obeys them looks at `effective`."""
+    """Return the arguments merged with policy values, by each row's `merge` rule.
+
+    Policy keys without an argument are left out. Code that obeys such a key reads `effective` itself.
+    """
     both = dict(arguments)
     for row in ROWS.values():
         value = effective.get(row.policy) if row.policy else None
         if value is None:
             continue
         if row.most is not None and isinstance(value, int) and value > row.most:
-            value = row.most  # rabbit: a policy may say any number; ten years are for ever
+            value = row.most  # rabbit: accepts any number in a policy; ten years have the same effect
         argument = arguments.get(row.name)
         if argument is None:
             both[row.name] = value
@@ -637,10 +637,15 @@ def merged(arguments: Mapping[str, object], effective: Mapping[str, object]) -> 
 def compare(
     thing: str, vhost: str, compared: list[str], given: Mapping[str, object], current: Mapping[str, object]
 ) -> None:
-    """Two sets of arguments must agree on the names in `compared`.
+    """Check that two declarations agree on the arguments in `compared`.
 
-    thing: `queue 'q'` or `exchange 'x'`, for the text. Values are equal where their type class is, too: `_with_class`.
-    Raises: PreconditionFailed.
+    Args:
+        thing: `queue 'q'` or `exchange 'x'`, for the error text.
+        given: Arguments of the new declaration.
+        current: Arguments of the existing queue or exchange.
+
+    Raises:
+        PreconditionFailed: A value differs, or its type class does (`_with_class`).
     """
     for name in compared:
         if name in given or name in current:
@@ -648,7 +653,7 @@ def compare(
 
 
 def compared_names(kind: str) -> list[str]:
-    """Those on which two declarations of a queue of this kind must agree."""
+    """Return the arguments on which two declarations of a queue of this type must agree."""
     return [row.name for row in ROWS.values() if row.compared and (row.kinds is None or kind in row.kinds)]
 
 
@@ -666,16 +671,16 @@ def _compare_one(thing: str, vhost: str, name: str, given: Mapping[str, object],
         )
     other = current[name]
     if _with_class(value) != _with_class(other):
-        # rabbit: a void beside a value is none
+        # rabbit: calls a void value none
         received = "none" if value is None else f"'{_shown(value)}'"
         raise PreconditionFailed(f"{start} {received} but current is '{_shown(other)}'")
 
 
 def _with_class(value: object) -> tuple[str, object]:
-    """A field value in a form that is equal where RabbitMQ takes two values for the same.
+    """Return a field value in a form that compares equal exactly if RabbitMQ treats two values as equal.
 
-    10 and 10.0 differ, and so do 1 and true. The width of an integer does not matter, a timestamp is an integer, and
-    a byte array is the text of its bytes.
+    10 and 10.0 differ, and 1 and true. The width of an integer does not matter. A timestamp equals the integer, and a
+    byte array equals the text with its bytes.
     """
     if isinstance(value, bool):
         return "bool", value

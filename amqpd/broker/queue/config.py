@@ -1,29 +1,17 @@
-"""Rules: what a queue obeys beside keeping its messages in order, as one immutable value.
+"""Rules of a queue (`QueueConfig`): everything that it obeys besides the order of its messages, as an immutable value.
 
-They are made from a declaration's arguments (`arguments.rules_of`) and exchanged as a whole while the queue runs
-(`Queue.obey`). A queue whose rules are `plain` looks at none of them: it has no `QueueLimits` (limits.py), and
-that is the one test it makes. Queues whose rules are alike may share them.
+`arguments.rules_of` makes the rules from arguments and policies. `Queue.obey` replaces them as a whole while the queue
+runs. A queue with `plain` rules has no `QueueLimits` (limits.py), and this is its only test. Queues with equal rules
+may share one object.
 
-What streams are told of how they are stored: x-compact and the policy key cleanup-policy; x-compression.
+**Compacted streams** (x-compact, policy key cleanup-policy) keep the latest message of each routing key. Compaction
+(storage/compaction.py) removes older ones in the background. Offsets do not change, so readers see gaps. A *tombstone*
+is a message without a body and with the header `x-tombstone: true`. It removes the earlier messages of its routing key,
+and is removed itself a day after it was cleaned. AMQP has no message without a value, therefore the header is needed. A
+message with a body is never a tombstone, so that no body is lost by accident.
 
-A compacted stream keeps the latest message of each routing key. What is superseded goes in the background, some time
-after it was superseded (storage/compaction.py); offsets stay, so readers see gaps. A *tombstone* takes what was
-before it under its routing key away, and goes itself a day after it was cleaned: a message without a body that has the
-header `x-tombstone: true`. AMQP knows no message without a value, so the header says it; with a body it is a message as
-any other, since nobody means to throw a body away.
-
-`x-compact: true` compacts besides what x-max-age and x-max-length-bytes let go. A policy says `compact` (nothing goes
-by age or size), `delete` (no compaction) or `compact,delete`, as Kafka's cleanup.policy does.
-
-Which messages that come back wait before they are delivered again, and how long: x-delayed-retry-*, as one value.
-
-A message comes back *failed* (basic.reject with requeue; its channel or connection ended) or *returned* (basic.nack
-with requeue, basic.recover, a consumer timeout), which is how RabbitMQ 4.3 tells them apart; the type says which of
-them wait. The n-th time it waits `min` x n, `max` at most, which is `min` where it is not given; or by a list of levels
-the n-th of them, and the last one from then on. n is the message's delivery count, which every return raises here;
-there a nack, a recover or a timeout does not.
-
-Source: https://www.rabbitmq.com/docs/quorum-queues#delayed-retry, and its table of when the delivery count is raised.
+`x-compact: true` compacts in addition to x-max-age and x-max-length-bytes. A policy can say `compact` (no deletion by
+age or size), `delete` (no compaction) or `compact,delete`, like Kafka's cleanup.policy.
 
 Compiled by mypyc.
 """
@@ -46,25 +34,25 @@ from amqpd.storage.log.batch import CODECS
 TOMBSTONE: Final = "x-tombstone"
 CLEANUPS: Final = ("compact", "delete", "compact,delete")
 SEGMENT_AGE_MS: Final = 10 * 60_000
-"""The active segment is never compacted, so of a compacted stream it is rolled when its first message is older."""
+"""A compacted stream rolls its active segment at this age of the first message: the active one is never compacted."""
 
 
 def is_tombstone(message: Message) -> bool:
-    """Whether a message without a body ends its routing key. Cost: 1 us, and decoding its headers."""
+    """Return whether a message without a body is a tombstone. Cost: 1 us, and decoding its headers."""
     properties = message.properties()
     try:
         return decode_headers(properties, 0, len(properties)).get(TOMBSTONE) is True
-    except CodecError:  # the channel has looked at them; who publishes in another way is not let down
+    except CodecError:  # the channel checks headers, but other publishers do not
         return False
 
 
 def codec_of(name: object) -> int:
-    """The number of a codec that x-compression names, as the storage knows it; 0 for `none`."""
+    """Return the storage's number of a codec of x-compression; 0 for `none`."""
     return CODECS.index(name) if name in CODECS else 0
 
 
 def cleanup_of(value: object) -> str:
-    """One of CLEANUPS, for what x-compact (a boolean) or the policy says."""
+    """Return one of CLEANUPS for the value of x-compact (a boolean) or of the policy key."""
     if isinstance(value, str) and value in CLEANUPS:
         return value
     return "compact,delete" if value is True else "delete"
@@ -77,7 +65,23 @@ COUNT_MAX: Final[i64] = 1 << 20
 
 @final
 class RetryPolicy:
-    """failed, returned: whether such a message waits. min_ms, max_ms: as above. levels_ms: not empty: these instead."""
+    """x-delayed-retry-*: which returned messages wait before the next delivery, and how long.
+
+    A message is *failed* after basic.reject with requeue, or when its channel or connection has ended. It is *returned*
+    after basic.nack with requeue, basic.recover or a consumer timeout. RabbitMQ 4.3 makes the same distinction.
+
+    Before the n-th retry a message waits `min_ms` x n, at most `max_ms`; or the n-th of `levels_ms`, and the last level
+    from then on. n is the delivery count. Every return raises it here; RabbitMQ does not raise it for a nack, a recover
+    or a timeout.
+
+    Source: https://www.rabbitmq.com/docs/quorum-queues#delayed-retry
+
+    Attributes:
+        failed: Failed messages wait.
+        returned: Returned messages wait.
+        levels_ms: If not empty, used instead of `min_ms` and `max_ms`.
+        longest_ms: Longest wait of any message.
+    """
 
     def __init__(self, failed: bool, returned: bool, min_ms: i64, max_ms: i64, levels_ms: list[int]) -> None:
         self.failed: Final[bool] = failed
@@ -88,11 +92,10 @@ class RetryPolicy:
         longest: i64 = max_ms
         if levels_ms:
             longest = max(levels_ms)
-        # No message waits longer.
         self.longest_ms: Final[i64] = longest
 
     def delay_ms(self, failed: bool, count: i64) -> i64:
-        """How long a message waits that came back for the `count`-th time; 0: it does not."""
+        """Return the wait of a message that was returned for the `count`-th time; 0 for no wait."""
         if not (self.failed if failed else self.returned):
             return 0
         if count < 1:
@@ -101,14 +104,15 @@ class RetryPolicy:
         if levels:
             last: i64 = len(levels)
             return levels[(count if count < last else last) - 1]
-        # Both are ten years at most, and a count a million: their product is far below 2^63.
+        # A minimum of ten years times a count of a million is far below 2^63.
         delay_ms = self.min_ms * (count if count < COUNT_MAX else COUNT_MAX)
         return delay_ms if delay_ms < self.max_ms else self.max_ms
 
 
 def levels_of(value: object) -> list[int] | None:
-    """Milliseconds of "1m,5m,30m", or of an array of them: 1 to LEVELS_MAX, each above 0 and ten years at most. None:
-    it is no such list.
+    """Return the levels in ms of a text like "1m,5m,30m" or of an array of milliseconds.
+
+    None: the value is no such list. Valid are 1 to LEVELS_MAX levels, each above 0 and at most ten years.
     """
     levels: list[int] = []
     if isinstance(value, str):
@@ -128,12 +132,12 @@ def levels_of(value: object) -> list[int] | None:
 
 
 def is_levels(value: object) -> bool:
-    """Whether a policy may say so."""
+    """Return whether a policy may have this value for delayed-retry-levels."""
     return levels_of(value) is not None
 
 
 def retry_rule(values: Mapping[str, object]) -> RetryPolicy | None:
-    """Of `QueueConfig`, by the names of its fields. None: nothing waits, as no type says so or no time is given."""
+    """Return the retry policy of these rules. None: no message waits, because type or time is not set."""
     when = values.get("retry_type")
     if when not in TYPES or when == "disabled":
         return None
@@ -154,29 +158,42 @@ OVERFLOWS: Final = ("drop-head", "reject-publish", "reject-publish-dlx")
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PublishCheck:
-    """A rule that looks at every message that is offered to a queue. One object serves every queue that has the rule:
-    it keeps nothing of them."""
+    """A rule that can refuse messages. It has no state: queues with the same rule may share it."""
 
     def admits(self, queue: QueueBase, host: QueueServices, message: Message) -> bool:
-        """False: the queue does not take it, and its publisher is nacked. On the message path: 0.1 us at most."""
+        """Return False to refuse the message; its publisher gets a nack. Hot path: 0.1 us at most."""
         raise NotImplementedError
 
 
 @final
 class QueueConfig:
-    """values: by the names below, checked; what is not in it is not a rule of this queue. admissions: further rules
-    that look at what comes in.
+    """The rules of one queue or stream, immutable. A number of -1 means that there is no such rule.
 
-    Numbers are -1 where there is no such rule: ttl_ms (x-message-ttl), expires_ms (x-expires), length_max and
-    length_bytes_max (of what is ready), delivery_limit, level_max (x-max-priority). overflow: one of OVERFLOWS, what
-    happens beyond the lengths. group_by: x-group-by, "" for none. retry: x-delayed-retry-*, None where nothing waits
-    before it is delivered again. dead_letter_exchange, dead_letter_key: None where
-    there is none. counts_shown: deliveries carry x-delivery-count. single_active: x-single-active-consumer. stream:
-    nothing is taken, and length_bytes_max, max_age_ms (x-max-age) and segment_size_bytes
-    (x-stream-max-segment-size-bytes) say what stays.
-    retains: what is settled stays (x-retain) until it is older than retain_ms or more than retain_bytes.
-    codec: of its batches (x-compression), a number of storage/log/batch.py; 0: none. cleanup: `compact`, `delete`
-    or both: whether what is superseded goes, and what is too old or too much (compaction.py).
+    Args:
+        values: Checked values by field name. A missing name means no such rule.
+        admissions: Further rules for incoming messages.
+
+    Attributes:
+        ttl_ms: x-message-ttl.
+        expires_ms: x-expires.
+        length_max: Maximum of ready messages.
+        length_bytes_max: Maximum of ready body bytes; for a stream, of bytes in files.
+        overflow: One of OVERFLOWS: what happens when the queue is full.
+        delivery_limit: Returns before a message is dead-lettered.
+        level_max: x-max-priority.
+        group_by: x-group-by; "" for none.
+        retry: x-delayed-retry-*; None if no message waits for a retry.
+        counts_shown: Deliveries have the header x-delivery-count.
+        single_active: x-single-active-consumer.
+        stream: Deliveries remove no messages; only length_bytes_max, max_age_ms and compaction do.
+        max_age_ms: x-max-age.
+        segment_size_bytes: x-stream-max-segment-size-bytes.
+        codec: x-compression: number of a codec in storage/log/batch.py; 0 for none.
+        cleanup: One of CLEANUPS.
+        retains: Settled messages are kept (x-retain) until `retain_ms` or `retain_bytes` is exceeded.
+        drops_head: A full queue drops from its head; otherwise it refuses new messages.
+        admissions: All rules for incoming messages, in order.
+        plain: There is no rule. The queue then has no `QueueLimits`.
     """
 
     def __init__(self, values: Mapping[str, object], admissions: Sequence[PublishCheck] = ()) -> None:
@@ -198,17 +215,16 @@ class QueueConfig:
         self.segment_size_bytes: Final[i64] = number(values, "segment_size_bytes")
         self.codec: Final[i64] = codec_of(values.get("codec", "none"))
         self.cleanup: Final[str] = cleanup_of(values.get("cleanup"))
-        # A number is bytes, a text a time; -1 where it is not that.
+        # x-retain as a number is bytes, as a text an age.
         self.retain_bytes: Final[i64] = number(values, "retain")
         self.retain_ms: Final[i64] = age_ms(values, "retain")
         self.retains: Final[bool] = self.retain_bytes >= 0 or self.retain_ms >= 0
         self.retry: Final[RetryPolicy | None] = retry_rule(values)
         has_length = not self.stream and (self.length_max >= 0 or self.length_bytes_max >= 0)
-        # Whether what is over a length goes from the head; else newcomers are refused.
         self.drops_head: Final[bool] = has_length and self.overflow == "drop-head"
         looking: list[PublishCheck] = list(admissions)
         if has_length and not self.drops_head:
-            # rabbit: also when a consumer waits, so nothing passes a limit of 0
+            # rabbit: checks this also if a consumer waits, so a queue with limit 0 accepts nothing
             looking.append(RejectPublish(self.length_max, self.length_bytes_max, self.overflow == "reject-publish-dlx"))
         self.admissions: Final[list[PublishCheck]] = looking
         self.plain: Final[bool] = (
@@ -225,12 +241,12 @@ class QueueConfig:
         )
 
     def is_over(self, count: i64, size_bytes: i64) -> bool:
-        """Whether so many ready messages, and body bytes of them, are more than the lengths allow."""
+        """Return whether so many ready messages or body bytes exceed the length limits."""
         return is_over(self.length_max, self.length_bytes_max, count, size_bytes)
 
 
 def is_over(length_max: i64, length_bytes_max: i64, count: i64, size_bytes: i64) -> bool:
-    """Whether one of the two bounds is passed; -1: it is none."""
+    """Return whether count or size exceeds its limit. A limit of -1 means none."""
     if length_max >= 0 and count > length_max:
         return True
     return length_bytes_max >= 0 and size_bytes > length_bytes_max
@@ -238,8 +254,10 @@ def is_over(length_max: i64, length_bytes_max: i64, count: i64, size_bytes: i64)
 
 @final
 class RejectPublish(PublishCheck):
-    """x-overflow of reject-publish and reject-publish-dlx: a full queue takes nothing. dlx: what it refuses is
-    dead-lettered, where the queue has an exchange for that."""
+    """x-overflow reject-publish and reject-publish-dlx: a full queue refuses new messages.
+
+    dlx: refused messages are dead-lettered, if the queue has a dead letter exchange.
+    """
 
     def __init__(self, length_max: i64, length_bytes_max: i64, dlx: bool) -> None:
         self.length_max = length_max
@@ -256,7 +274,7 @@ class RejectPublish(PublishCheck):
 
 
 def number(values: Mapping[str, object], name: str) -> i64:
-    """-1: not given."""
+    """Return the number, limited to 2^60; -1 if it is not set."""
     value = values.get(name)
     if isinstance(value, int) and not isinstance(value, bool):
         return value if value < 1 << 60 else 1 << 60
@@ -264,7 +282,7 @@ def number(values: Mapping[str, object], name: str) -> i64:
 
 
 def age_ms(values: Mapping[str, object], name: str) -> i64:
-    """Of a text such as `7D`, checked; -1: not given."""
+    """Return the milliseconds of a checked text like `7D`; -1 if it is not set."""
     value = values.get(name)
     return interval_ms(value) if isinstance(value, str) else -1
 

@@ -1,13 +1,12 @@
-"""Every `x-*` argument of basic.consume: one row each, from which validation and what a consumer is handed follow.
+"""The table of `x-*` arguments of basic.consume.
 
-A row names the argument, which kinds of queue take it, what reads its value (and refuses a bad one), the field of
-`ConsumerArguments` that it becomes, and the file that obeys it. So a new argument is its row, its field, and what obeys
-it. `consumer_arguments` makes one immutable value of them, which the consumer has for life.
+A row has the queue types that accept the argument, the function that checks and reads its value, and the field of
+`ConsumerArguments` that it sets. It also names the module that implements the argument. `consumer_arguments` makes one
+immutable value, which a consumer has until it is cancelled.
 
-Arguments without a row are kept, shown, and mean nothing, as in RabbitMQ.
+Arguments without a row are stored and shown, and mean nothing, as in RabbitMQ.
 
-Errors: PreconditionFailed (406) with RabbitMQ's texts. rabbit: whether the kind of queue takes it is asked before what
-its value is.
+Errors: PreconditionFailed (406) with RabbitMQ's texts. rabbit: the queue type is checked before the value.
 """
 
 from __future__ import annotations
@@ -36,11 +35,14 @@ from amqpd.routing.selector import MATCHES_ALL, parse_selector
 
 
 class ConsumerArgumentSpec(NamedTuple):
-    """One argument.
+    """One argument of basic.consume.
 
-    read: the value that the field gets; raises PreconditionFailed. obeyed_by: the module below amqpd/broker that gives
-    it its meaning. field: of `ConsumerArguments`; "" for one that is accepted and ignored. kinds: of queue, that take
-    it; None: all.
+    Attributes:
+        read: Return the value of the field. Raises PreconditionFailed if the argument is not valid.
+        obeyed_by: Module below amqpd/broker that implements it.
+        meaning: Text for the reference page.
+        field: The field of `ConsumerArguments` that gets the value; "" if the argument is accepted and ignored.
+        kinds: Queue types that accept it; None for all.
     """
 
     name: str
@@ -56,7 +58,10 @@ def _timeout(row: ConsumerArgumentSpec, value: object, context: ArgumentContext)
 
 
 def _stream_offset(row: ConsumerArgumentSpec, value: Any, context: ArgumentContext) -> object:
-    """rabbit: a time is in seconds; what is no offset closes the connection with a 541 there, as often as not."""
+    """Return where the consumer begins. A timestamp is in seconds.
+
+    rabbit: an invalid offset often closes the connection with 541.
+    """
     if isinstance(value, Timestamp):
         return StreamStart(TIME, min(value * 1000, _TIME_MS_MAX))
     if is_integer(value):
@@ -86,7 +91,7 @@ def _selector(row: ConsumerArgumentSpec, value: object, context: ArgumentContext
 
 
 def _filter_values(row: ConsumerArgumentSpec, value: Any, context: ArgumentContext) -> object:
-    """rabbit: what is no text in an array is left out there, with a warning in the broker's log."""
+    """Return the texts. rabbit: leaves out other values of an array, with a warning in the broker's log."""
     values = value if isinstance(value, list) else [value]
     texts = frozenset([text(row, each, context) for each in values])
     if not 0 < len(values) <= FILTER_VALUES_MAX:
@@ -171,9 +176,14 @@ CONSUMER_ROWS: Final[dict[str, ConsumerArgumentSpec]] = {
 def consumer_arguments(
     queue: str, vhost: str, kind: str, arguments: Mapping[str, object], table: bytes
 ) -> ConsumerArguments:
-    """What these arguments ask of the queue, which is of this kind. table: the same, encoded.
+    """Return the checked arguments of a basic.consume.
 
-    Raises: PreconditionFailed.
+    Args:
+        kind: Type of the queue.
+        table: The arguments as the client encoded them.
+
+    Raises:
+        PreconditionFailed: A value is not valid, or the queue type does not accept the argument.
     """
     context = ArgumentContext(queue, vhost, arguments, kind)
     values: dict[str, object] = {}

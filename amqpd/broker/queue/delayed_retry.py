@@ -1,23 +1,20 @@
-"""Retry with delay: what came back and waits in its queue for its next try.
+"""Delayed retry: returned messages that wait in their queue for the next delivery (x-delayed-retry-*).
 
-x-delayed-retry-type, x-delayed-retry-min, x-delayed-retry-max and x-delayed-retry-levels say what waits and how long
-(config.py); here it does.
+`RetryPolicy` (config.py) decides which messages wait, and how long. A waiting message is neither ready nor unacked. It
+counts for length limits (rabbit: the same). A full queue drops waiting messages before ready ones, the one that is due
+first at first. The end of its time to live also ends the wait. Then the message is ready again at its old place
+(`QueueBase.make_ready`), like a requeued one. One timer per queue watches the first due message; due messages become
+ready in slices.
 
-It is neither ready nor unacked. It counts in the queue's lengths (rabbit: the same), where it goes before what is
-ready: it was there first, and the one that is due first goes first. Its time to live, which goes on, ends the waiting.
-When its time has come it is ready again at its place (`QueueBase.ready_again`), and behaves as what was requeued. One
-timer a queue watches the first that is due; what is due at once goes in slices.
+**Restart.** The log stores with the delivery count when a message is due, by wall clock (`QueueLog.mark_delayed`), in
+the turn of its return. After a kill the message waits for the rest of its time and counts as redelivered. After a power
+cut, or with another type of log, messages whose time was not stored are ready at once. If the wall clock was set back,
+a message waits at most the longest time of the rule. `find` searches the log in slices before the queue opens, so no
+waiting message is delivered early. The ready order skips these messages (`restore`). Each becomes an entry when it is
+due first. Until it is read, a message counts an equal share of all body bytes. Queues with groups treat them as ready.
 
-**Over a restart.** The log notes with the delivery count when a message is due, by wall clock
-(`QueueLog.mark_delayed`), with the turn in which it came back: after a kill it waits for the rest of its time, and
-counts as redelivered; after a power cut, or with a log of another kind, what was not noted is ready at once. A wall
-clock that was set back makes nobody wait longer than the rule's longest time. What waited at a start is found in slices
-before the queue is open (`find`), so that none of it is delivered early. It is passed over by the ready order
-(`restore`), and becomes an entry when it is due first; of very many the size of a body is an equal share of all until
-then. Queues with groups take it as ready.
-
-**Memory.** An entry a message that waits, beside what the log's books have of it. Its body is kept while all of a
-queue's have HELD_BYTES_MAX together, or where no log has it that lasts; else it is read when it is delivered.
+**Memory.** One entry per waiting message, besides the log's own data. Bodies stay in memory up to HELD_BYTES_MAX per
+queue, or if no durable log has them. Other bodies are read at delivery.
 
 Compiled by mypyc.
 """
@@ -42,21 +39,26 @@ from amqpd.storage.queue_log import QueueLog
 log = logging.getLogger(__name__)
 
 HELD_BYTES_MAX: Final = 256 * 1024
-# How long a slice of what is due, or is found at a start, may take, looked at once per LOOK_COUNT messages; a clock
-# that stands still ends none.
+# Duration of a slice, at a start or when messages are due. The clock is read once per LOOK_COUNT messages.
+# SLICE_COUNT_MAX ends a slice if the clock does not advance.
 SLICE_MS: Final = 2
 LOOK_COUNT: Final = 32
 SLICE_COUNT_MAX: Final = 4096
-# Until a log that could not be read is tried again.
+# Delay until a log that could not be read is read again.
 FAILED_MS: Final = 1000
-# Of what waited at a start so many are read for their size; some 10 us each.
+# Waiting messages that are read at a start to get their size; 10 us each.
 MEASURED_COUNT_MAX: Final = 64
 
 
 @final
 class DelayedEntry:
-    """An entry that waits. due_ms: monotonic. sized: the size of its body is known. held: its body is in memory, and
-    counts in HELD_BYTES_MAX."""
+    """A waiting message.
+
+    Attributes:
+        due_ms: End of the wait, monotonic.
+        sized: The size of its body is known.
+        held: Its body is in memory and counts in HELD_BYTES_MAX.
+    """
 
     def __init__(self, entry: QueueEntry, due_ms: i64, sized: bool) -> None:
         self.entry = entry
@@ -70,13 +72,13 @@ class DelayedEntry:
         return self.entry.offset < other.entry.offset
 
     def __hash__(self) -> int:
-        # Compiled, a class with a comparison has none of its own accord.
+        # A compiled class with a comparison has no hash of its own.
         return id(self)
 
 
 @final
 class DelayedRetries(Timer):
-    """Of one queue, whose `delayed_count` and `delayed_bytes` nobody else changes."""
+    """The messages of one queue that wait for a retry. Only this class changes `delayed_count` and `delayed_bytes`."""
 
     def __init__(self, queue: QueueBase, host: QueueServices, backing: QueueStore) -> None:
         super().__init__()
@@ -85,28 +87,33 @@ class DelayedRetries(Timer):
         self._timers = host.timers
         self._backing = backing
         self._rule: RetryPolicy | None = None
-        # What is due first is here; of what waits since a start, the rest is in the other one: when, and its offset.
+        # The heap has the entry that is due first. `_earlier` is a heap of (due_ms, offset): messages that wait since
+        # before the start and have no entry yet.
         self._heap: list[DelayedEntry] = []
         self._earlier: list[tuple[int, int]] = []
-        # Until the log is open: the offsets that `find` has yet to look at, the next one last; those that wait.
+        # Until the log is open: offsets that `find` must still check, the next one last; and those found waiting.
         self._unseen: list[int] | None = None
         self._found = OffsetBitmap()
-        # What a message of that counts as, until its size is known.
+        # Bytes that a message of `_earlier` counts until its size is known.
         self._share_bytes: i64 = 0
         self._held_bytes: i64 = 0
 
     def obey(self, rule: RetryPolicy | None) -> None:
-        """This rule from now on. What waits keeps its time; without a rule it is due at once."""
+        """Replace the rule. Waiting messages keep their time; without a rule they are due at once."""
         self._rule = rule
         if self._unseen is not None:
-            self._forget_earlier()  # it is found anew, by this rule
+            self._forget_earlier()  # `find` begins again with this rule
         if rule is None and self._heap:
             self._timers.arm(self, self._timers.now_ms())
 
-    # -- in
+    # -- begin of a wait
 
     def wait(self, entry: QueueEntry, failed: bool, until_ms: i64) -> bool:
-        """Whether an entry that comes back has to wait: then it does. until_ms: when its time to live is over."""
+        """Let a returned entry wait, if the rule says so. Return whether it waits.
+
+        Args:
+            until_ms: When its time to live ends.
+        """
         rule = self._rule
         if rule is None:
             return False
@@ -133,8 +140,13 @@ class DelayedRetries(Timer):
         return True
 
     def find(self, store: QueueLog) -> bool:
-        """A slice of going over what an earlier life of the broker has given back, for what still waits. The log is not
-        open yet: nothing else changes it. True: that was all. Cost: 0.5 us a message, uncompiled.
+        """Search one slice of the messages returned before the start for those that still wait.
+
+        The log is not open yet, so nothing else changes it.
+
+        Returns:
+            True when all are checked.
+        Cost: 0.5 us per message, uncompiled.
         """
         rule = self._rule
         if rule is None:
@@ -142,7 +154,7 @@ class DelayedRetries(Timer):
         unseen = self._unseen
         if unseen is None:
             unseen = store.given_back()
-            unseen.reverse()  # in order, as they were given back, the heap costs least
+            unseen.reverse()  # the heap is cheapest in the order of returns
             self._unseen = unseen
         timers = self._timers
         now_ms = timers.now_ms()
@@ -164,11 +176,15 @@ class DelayedRetries(Timer):
         return len(unseen) == 0
 
     def restore(self, store: QueueLog) -> OffsetBitmap:
-        """The log has just been opened: what waits since an earlier life of the broker is not ready. Returns the
-        offsets, which the ready order is to pass over. Each becomes an entry when it is due first.
+        """Count the messages that waited before the start as waiting, when the log has just been opened.
+
+        Each becomes an entry when it is due first.
+
+        Returns:
+            Their offsets. The ready order must skip them.
         """
         while not self.find(store):
-            pass  # of a queue that could not wait for the slices
+            pass  # the queue was needed before all slices were done
         found = self._found
         self._unseen = None
         self._found = OffsetBitmap()
@@ -184,7 +200,7 @@ class DelayedRetries(Timer):
         self._found = OffsetBitmap()
 
     def _count_earlier(self, count: i64) -> None:
-        """They are not ready; each has an equal share of the bytes."""
+        """Subtract them from the ready messages, each with an equal share of the bytes."""
         queue = self._queue
         share = queue.ready_bytes // queue.ready_count
         self._share_bytes = share
@@ -194,7 +210,7 @@ class DelayedRetries(Timer):
         queue.delayed_bytes += share * count
 
     def _measure_first(self) -> None:
-        """The true sizes of those that are due first."""
+        """Read the sizes of the messages that are due first."""
         count: i64 = 0
         while self._earlier and count < MEASURED_COUNT_MAX:
             count += 1
@@ -207,7 +223,7 @@ class DelayedRetries(Timer):
                 break
 
     def _draw(self) -> DelayedEntry:
-        """The first of what waits since the start becomes an entry."""
+        """Make an entry for the first message of `_earlier`."""
         due_ms, offset = heappop(self._earlier)
         entry = QueueEntry(self._queue, offset, None, True)
         entry.body_size = self._share_bytes
@@ -219,7 +235,7 @@ class DelayedRetries(Timer):
         return delayed
 
     def _draw_first(self) -> None:
-        """The heap's first has changed: the one that is due first is there again."""
+        """Ensure that the heap has the message that is due first, after its first one has changed."""
         if not self._earlier:
             return
         heap = self._heap
@@ -227,10 +243,10 @@ class DelayedRetries(Timer):
         if not heap or heap[0].due_ms > due_ms or (heap[0].due_ms == due_ms and heap[0].entry.offset > offset):
             self._draw()
 
-    # -- out
+    # -- end of a wait
 
     def fire(self) -> None:
-        """What is due is ready again: a slice of it, and asks for the next one."""
+        """Make one slice of due messages ready, and set the timer for the next one."""
         queue = self._queue
         if queue.deleted:
             return
@@ -257,18 +273,18 @@ class DelayedRetries(Timer):
         self._host.turn.schedule()
 
     def _let_go(self, delayed: DelayedEntry) -> None:
-        """The first is ready again. Raises: OSError, and it stays."""
+        """Make the first entry ready. Raises: OSError; then it continues to wait."""
         entry = delayed.entry
         there = delayed.sized
         if not there:
             there = self._measure(delayed)
-            entry.message = None  # it is read when it is delivered
+            entry.message = None  # read again at delivery
         if there:
             self._queue.make_ready(entry)
         self._leave(delayed)
 
     def take_first(self) -> QueueEntry | None:
-        """The one that is due first waits no more; the caller ends it. None: there is none. Raises: OSError."""
+        """Remove and return the message that is due first, for the caller to drop. Raises: OSError."""
         heap = self._heap
         while heap:
             delayed = heap[0]
@@ -279,7 +295,13 @@ class DelayedRetries(Timer):
         return None
 
     def _measure(self, delayed: DelayedEntry) -> bool:
-        """The true size of one that waited at the start. False: the log has lost it. Raises: OSError."""
+        """Read a message that waited at the start, and correct the byte counts by its size.
+
+        Returns:
+            False if the log has lost it.
+        Raises:
+            OSError: The log could not be read.
+        """
         entry = delayed.entry
         self._backing.read_back(entry)
         message = entry.message
@@ -295,7 +317,7 @@ class DelayedRetries(Timer):
         return True
 
     def _leave(self, delayed: DelayedEntry) -> None:
-        """The first of the heap waits no more."""
+        """Remove the first entry of the heap."""
         heappop(self._heap)
         self._uncount(delayed)
         self._draw_first()
@@ -308,10 +330,10 @@ class DelayedRetries(Timer):
         if delayed.held:
             self._held_bytes -= size
 
-    # -- ends
+    # -- removal of all
 
     def purge(self, order: ReadyOrder) -> i64:
-        """Settles all that waits, before what is ready is. Returns how many they were."""
+        """Settle all waiting messages, before the ready ones. Return their number."""
         while self._earlier:
             self._draw()
         heap = self._heap
@@ -325,7 +347,7 @@ class DelayedRetries(Timer):
         return len(heap)
 
     def end(self) -> None:
-        """The queue is deleted."""
+        """Forget all waiting messages: the queue is deleted, or has plain rules now."""
         self._timers.cancel(self)
         self._heap = []
         self._forget_earlier()
@@ -334,7 +356,7 @@ class DelayedRetries(Timer):
         self._queue.delayed_bytes = 0
 
     def unwritten(self, ranges: list[tuple[int, int]], order: ReadyOrder) -> None:
-        """The log could not take these offsets: what of them is in memory stays there, the rest is gone."""
+        """Handle offsets that the log could not write: messages in memory stay there, the others are lost."""
         kept: list[DelayedEntry] = []
         for delayed in self._heap:
             entry = delayed.entry

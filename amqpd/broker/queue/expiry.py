@@ -1,20 +1,16 @@
-"""Time to live: which message at a queue's head is over, and when the next one will be.
+"""Time to live of messages (`MessageTtl`: x-message-ttl, `expiration`) and of unused queues (`QueueExpiry`: x-expires).
 
-A message is over `x-message-ttl` or its own `expiration`, whichever is smaller, after it arrived. Messages leave a
-queue for it only at the head (rabbit: the same), so one timer per queue watches the head and nothing else; a requeued
-message is as old as it was. What a log gives back is as old as its record: messages go on ageing while the broker is
-down.
+The smaller of x-message-ttl and the message's own `expiration` counts from its arrival. Messages expire only at the
+head of the queue (rabbit: the same), so one timer per queue watches the head. A requeued message keeps its arrival
+time. A message from the log uses the time of its record: messages age while the broker is down.
 
-What is over goes in slices: SLICE_MS of work, then the loop has its turn, and the next slice comes with it
-(`pump_later`), so a flood that expires delays the others by no more than that. Where the queue's own time to live
-decides and there is nobody to send a dead letter to, it goes by the batch: `ReadyOrder.drop_old`.
+Expired messages are dropped in slices of SLICE_MS. Between two slices (`pump_later`) the event loop does its other
+work. If the queue has a time to live, `ReadyOrder.drop_expired` drops whole batches of the log.
 
-A time to live of 0 is "deliver or drop". A queue with groups, with consumers' filters or with x-retain asks its
-consumers at the end of a turn: what came in it and is over at once is `fresh` until they have all been asked.
+A time to live of 0 means "deliver or drop". A queue with groups, filters or x-retain asks its consumers at the end of a
+turn. Until all have been asked, `_fresh_from` protects the messages of this turn.
 
-A plain queue gets its `MessageTtl` with the first message that carries an expiration, one with `x-message-ttl` at its
-declaration or when the rule comes. `QueueExpiry` is the other clock of a queue: `x-expires`, for a queue that nobody
-uses.
+A queue gets its `MessageTtl` with the rule x-message-ttl, or with its first message that has an `expiration`.
 """
 
 from __future__ import annotations
@@ -29,20 +25,26 @@ from amqpd.broker.message import Message, expiration_ms
 from amqpd.broker.queue.services import QueueServices
 
 NEVER: Final = 1 << 61
-# How long a slice may take, in the clock's whole milliseconds; looked at once per SLICE_COUNT messages.
+# Duration of a slice, in whole milliseconds of the clock. The clock is read once per SLICE_COUNT messages.
 SLICE_MS: Final = 2
 SLICE_COUNT: Final = 256
-# While it is behind, so many go in any case and twice as many as came since the last slice, however busy the machine:
-# a flood must not outrun the end of its messages. At most what a turn reads of the smallest messages.
+# If the last slice left expired messages, the next one drops at least this many, and twice the messages published in
+# between, even on a busy machine: expiry must be faster than a flood of publishes. FLOOD_COUNT_MAX is the maximum, the
+# number of the smallest messages that one loop turn can read.
 DROP_COUNT_MIN: Final = 1000
 FLOOD_COUNT_MAX: Final = 16384
-# A clock that stands still ends no slice.
+# Ends a slice if the clock does not advance.
 DROP_COUNT_MAX: Final = 65536
 
 
 @final
 class MessageTtl(Timer):
-    """Watches the head of `queue`. ttl_ms: the queue's own; -1: it has none."""
+    """Time to live of the messages of one queue.
+
+    Attributes:
+        ttl_ms: x-message-ttl; -1 for none.
+        behind: The last slice left expired messages.
+    """
 
     def __init__(self, queue: QueueBase, host: QueueServices, ttl_ms: i64) -> None:
         super().__init__()
@@ -51,30 +53,30 @@ class MessageTtl(Timer):
         self._host = host
         self._timers = host.timers
         self._turn = host.turn
-        # Whether the last slice left some that were over, and what the queue had been given by then.
         self.behind = False
+        # The queue's published_count at the end of the last slice.
         self._published_count: i64 = 0
-        # From this offset on nobody has been asked yet whether he takes it: it is not over, whatever its time to live.
+        # Messages from this offset on have not been offered to all consumers yet, so they do not expire.
         self._fresh_from: i64 = NEVER
 
     def obey(self, ttl_ms: i64) -> None:
-        """The queue's own time to live is another one from now on, or is none any more (-1)."""
+        """Replace the queue's own time to live. -1: none."""
         self.ttl_ms = ttl_ms
         self.behind = False
         self._timers.cancel(self)
         self.arm()
 
     def now_ms(self) -> i64:
-        """The turn's time: behind the clock by as much as the turn has lasted."""
+        """Return the time at which the loop turn began."""
         return self._turn.now_ms()
 
     def note_arrival(self, message: Message) -> None:
-        """Its time to live begins now, if it is not known when it began."""
+        """Set the arrival time of a message that has none to now."""
         if message.arrived_ms == 0 and message.logged_ms == 0:
             message.arrived_ms = self.now_ms()
 
     def deadline(self, message: Message) -> i64:
-        """When it is over, monotonic milliseconds; NEVER if nothing limits it."""
+        """Return when the message expires, in monotonic ms; NEVER if it has no time to live."""
         ttl_ms = self.ttl_ms
         info = message.info
         if info is not None and info.expiration is not None:
@@ -96,10 +98,13 @@ class MessageTtl(Timer):
         return due_ms != NEVER and due_ms <= self.now_ms()
 
     def came(self, message: Message, offset: i64, late: bool, may_lead: bool) -> None:
-        """The message has become ready at this offset. late: consumers are asked for it by the next pump; else whoever
-        could take it would have got it. may_lead: it may be the head though it is not alone.
+        """Watch a message that has become ready.
 
-        rabbit: a time to live of 0 is "deliver or drop": who can take it gets it.
+        rabbit: a time to live of 0 means "deliver or drop".
+
+        Args:
+            late: The next `pump` offers it to the consumers. Otherwise no consumer could take it.
+            may_lead: It may be the head although the queue has other messages.
         """
         queue = self.queue
         if late and queue.consumers and self.deadline(message) <= self.now_ms():
@@ -110,16 +115,14 @@ class MessageTtl(Timer):
             self.arm()
 
     def pumped(self, asked: bool) -> None:
-        """The queue has been pumped. asked: all its consumers, for all that they can have; else the next turn goes
-        on.
-        """
+        """Continue after a pump. asked: all messages were offered to all consumers, so that they may expire now."""
         if asked:
             self._fresh_from = NEVER
         if not self.behind:
             self.arm()
 
     def arm(self) -> None:
-        """The head may be another one: its time is watched from now on, and if it is over it goes at once."""
+        """Set the timer for the head, which may have changed. An expired head is dropped at once."""
         due_ms = self._head_due()
         if due_ms == NEVER:
             return
@@ -129,11 +132,11 @@ class MessageTtl(Timer):
             self._timers.arm_sooner(self, due_ms)
 
     def fire(self) -> None:
-        """Drops what is over at the head, in order: a slice of it, and asks for the next one."""
+        """Drop one slice of expired messages, and schedule the next slice."""
         self.drop()
 
     def drop(self) -> bool:
-        """As `fire`. False: what is over is still at the head, for the next turn."""
+        """Do the same as `fire`. Return False if expired messages are left for the next turn."""
         queue = self.queue
         timers = self._timers
         now_ms = timers.now_ms()
@@ -193,7 +196,7 @@ class MessageTtl(Timer):
 
 
 def arrived_ms(message: Message, timers: Timers) -> i64:
-    """When its time to live began, monotonic milliseconds. A message that nobody has noted begins to age now."""
+    """Return when the message arrived, in monotonic ms. A message without an arrival time gets the time now."""
     if message.arrived_ms == 0:
         message.arrived_ms = timers.from_wall(message.logged_ms) if message.logged_ms > 0 else timers.now_ms()
     return message.arrived_ms
@@ -201,7 +204,7 @@ def arrived_ms(message: Message, timers: Timers) -> i64:
 
 @final
 class QueueExpiry(Timer):
-    """x-expires: `queue` is deleted when it was not used for `expires_ms`. A queue with consumers is in use."""
+    """Timer of x-expires: deletes a queue that was not used for `expires_ms`. A queue with consumers is in use."""
 
     def __init__(self, queue: QueueBase, host: QueueServices, expires_ms: i64) -> None:
         super().__init__()
@@ -212,7 +215,7 @@ class QueueExpiry(Timer):
         self._used_ms: i64 = 0
 
     def renew(self) -> None:
-        """Cost: a look at the clock; the timer is moved only when it fires."""
+        """Record a use of the queue. Cost: reading the clock; the timer is moved only when it fires."""
         self._used_ms = self._timers.now_ms()
         if self.tick < 0:
             self._timers.arm(self, self._used_ms + self.expires_ms)
@@ -220,7 +223,7 @@ class QueueExpiry(Timer):
     def fire(self) -> None:
         queue = self.queue
         if queue.deleted or queue.consumers:
-            return  # the last consumer renews the lease when it leaves
+            return  # the last consumer calls `renew` when it leaves
         due_ms = self._used_ms + self.expires_ms
         if self._timers.now_ms() < due_ms:
             self._timers.arm(self, due_ms)

@@ -1,7 +1,7 @@
-"""What a declaration's arguments make of a queue: its kind, its rules, its log's export.
+"""Construction of a queue from the arguments of its declaration.
 
-x-queue-type names the kind (types.py), x-export makes the log keep what is settled for an export
-(storage/acks/retained.py), of x-export-max-bytes at most; everything else is a rule (config.py).
+x-queue-type is the type (types.py). With x-export the log keeps settled messages for an export
+(storage/acks/retained.py), at most x-export-max-bytes. All other arguments are rules (config.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def make_queue(
     arguments: dict[str, object],
     store: QueueLog | None,
 ) -> Queue:
-    """An empty queue, or the one whose log `store` is. The arguments have been validated."""
+    """Make a queue from validated arguments. store: its log; None for a queue in memory."""
     rules = rules_of(arguments)
     kind = GroupedQueue if rules.group_by else Queue
     queue = kind(host, name, durable, auto_delete, owner, arguments, rules, store)

@@ -1,15 +1,16 @@
-"""The ready order of arrival: a window over the queue's log.
+"""The ready order by arrival: a bounded window in memory over the queue's log.
 
-What is ready lies, in this order, in
+Ready messages are in three places, in this order:
 
-    returned   a heap of requeued entries; their offsets are below every other ready one
-    hot        entries in memory, ascending; a bounded window
-    the log    everything from `cold_offset` to the end of the log, read into `hot` when that runs dry
+    returned   heap of requeued entries. Their offsets are below all other ready ones.
+    hot        entries in memory, ascending, with a maximum of count and bytes
+    the log    all messages from `cold_offset` on. They are read into `hot` when it is empty.
 
-`hot` is complete while `cold_offset` is the log's end: then new entries join it. Once it has reached its bound the rest
-stays in the log only, so memory does not grow with the backlog.
+While `cold_offset` is the end of the log, new entries are appended to `hot`. When `hot` is full, further messages are
+in the log only, so memory does not grow with the backlog.
 
-Invariant: ready_count = len(returned) + len(hot) + unsettled records from cold_offset on that were never delivered.
+Invariant: ready_count = len(returned) + len(hot) + messages from `cold_offset` on that are not settled and were never
+delivered.
 """
 
 from __future__ import annotations
@@ -30,16 +31,22 @@ from amqpd.storage.queue_log import QueueLog
 
 
 class FifoOrder(ReadyOrder):
-    """Of one queue. `FilteredOrder` (filtered.py) takes its place while consumers have filters."""
+    """Ready messages in order of arrival. `FilteredOrder` (filtered.py) replaces it while consumers have filters.
+
+    Attributes:
+        returned: Heap of requeued entries; made at the first requeue.
+        hot: Entries in memory, ascending.
+        cold_offset: First offset that is ready in the log only.
+    """
 
     def __init__(self, backing: QueueStore) -> None:
         super().__init__(backing)
-        self.returned: list[QueueEntry] | None = None  # made when something comes back
+        self.returned: list[QueueEntry] | None = None
         self.hot = EntryDeque()
         self.cold_offset: i64 = 0
 
     def go_on_from(self, other: FifoOrder) -> None:
-        """The window is the other's, which is not used any more. What came back is not in it."""
+        """Take over the entries in memory of an order that is not used any more, without its requeued entries."""
         self.memory = other.memory
         self.hot = other.hot
         self.cold_offset = other.cold_offset
@@ -63,7 +70,7 @@ class FifoOrder(ReadyOrder):
             return self.returned[0].message
         return self.hot.first().message if self.hot else None
 
-    # -- in
+    # -- incoming messages
 
     def add(self, queue: QueueBase, message: Message, offset: i64) -> bool:
         if queue.ready_count == 0:
@@ -111,7 +118,7 @@ class FifoOrder(ReadyOrder):
         queue.ready_count += 1
         queue.ready_bytes += entry.body_size
 
-    # -- out
+    # -- outgoing messages
 
     def take(self, queue: QueueBase) -> QueueEntry | None:
         while queue.ready_count > 0:
@@ -119,11 +126,11 @@ class FifoOrder(ReadyOrder):
             if returned:
                 entry = returned[0]
                 if entry.message is None:
-                    self.backing.read_back(entry)  # it stays in its place where that raises
+                    self.backing.read_back(entry)  # if this raises, the entry keeps its place
                 heappop(returned)
             else:
                 if not self.hot and not self._refill(queue):
-                    # The log holds less than was counted (a damaged batch): the count follows the log.
+                    # The log has fewer messages than were counted (a damaged batch): correct the count.
                     queue.ready_count = 0
                     queue.ready_bytes = 0
                     return None
@@ -149,10 +156,10 @@ class FifoOrder(ReadyOrder):
         return None
 
     def mark_delivered(self, store: QueueLog, offset: i64) -> None:
-        store.mark_delivered(offset)  # as does all before it
+        store.mark_delivered(offset)  # this marks all earlier offsets too
 
     def is_next_in_memory(self, queue: QueueBase) -> bool:
-        """Reads the log's next messages into the window, where that is empty."""
+        """Read the next messages of the log into memory, if none are there. See `ReadyOrder`."""
         store = self.backing.store
         if self.hot or store is None or self.returned:
             return True
@@ -164,7 +171,7 @@ class FifoOrder(ReadyOrder):
         return not self.reading
 
     def _refill(self, queue: QueueBase) -> bool:
-        """Reads the log's next messages into the window, waiting for the disk."""
+        """Read the next messages of the log into memory, and wait for the disk. Return False if there are none."""
         store = self.backing.store
         if store is None:
             return False
@@ -178,7 +185,7 @@ class FifoOrder(ReadyOrder):
         return len(hot) > 0
 
     def _read_bytes(self) -> i64:
-        """What one reading of the log brings back: less where windows are small."""
+        """Return the bytes of one read of the log. It is less if the memory limit of the queue is small."""
         return COLD_READ_BYTES if self.memory.bytes_max >= 16 * COLD_READ_BYTES else self.memory.bytes_max // 16
 
     def _window_from(self, queue: QueueBase, store: QueueLog, record: Record) -> None:
@@ -193,7 +200,7 @@ class FifoOrder(ReadyOrder):
             queue.track_expiration(message)
 
     def drop_expired(self, queue: QueueBase, host: QueueServices, arrived_max_ms: i64, count_max: i64) -> i64:
-        """Cost: some 0.1 us a message in memory, 0.3 where it is to be dead-lettered; half of that in the log."""
+        """See `ReadyOrder`. Cost: 0.1 us per message in memory, 0.3 us with dead letters; half of that in the log."""
         if self.returned:
             return 0
         dead_letters = queue.makes_dead_letters()
@@ -243,7 +250,7 @@ class FifoOrder(ReadyOrder):
             if message is not None and message.arrived_ms == 0 and message.logged_ms == 0:
                 message.arrived_ms = now_ms
 
-    # -- ends
+    # -- removal of many messages
 
     def purge(self, queue: QueueBase) -> None:
         backing = self.backing
@@ -293,5 +300,5 @@ class FifoOrder(ReadyOrder):
         if self.returned is not None:
             for entry in self.returned:
                 if within(entry.offset, ranges):
-                    entry.offset = -1  # in memory only: there is nothing to settle
+                    entry.offset = -1  # in memory only: nothing to settle in the log
         queue.ready_count -= gone

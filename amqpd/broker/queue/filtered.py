@@ -1,35 +1,21 @@
-"""The ready order of arrival where consumers have filters (x-filter): messages are taken out of its middle too.
+"""Filters of consumers (x-filter): the ready order of a queue with filters, and its dispatch.
 
-It is `FifoOrder` but for what a filter has taken before its turn, and takes its place when the first consumer with a
-filter comes. What is ready lies in
+    FilterCursor       how far one selector has searched the queue
+    FilteredOrder      the ready order; messages can be taken out of its middle
+    FilteredConsumers  the consumers by filter, and which one is next
 
-    back       entries that came back, wherever their place is; `returned` is the heap of them
-    hot        a window in memory, ascending; what a filter takes out of it is gone from it
-    the log    everything from `cold_offset` on that is neither settled nor in `ahead`
+`FilteredOrder` replaces `FifoOrder` when the first consumer with a filter comes. Ready messages are in three places:
 
-`ahead` has one bit for each message that was taken out of the log before its turn: whatever becomes of it, the window
-passes it over when it comes there. What no filter wants stays where it is, and nothing is kept of it; so a million of
-them cost no memory. The cursors (filtered.py) are here, as they are told what comes back, and what leaves.
+    back     requeued entries, at any offset; `returned` is a heap of them
+    hot      a window in memory, ascending, without the messages that a filter has taken
+    the log  all messages from `cold_offset` on that are neither settled nor in `ahead`
 
-Invariant: ready_count = len(back) + len(hot) + unsettled records from cold_offset on that are not in `ahead`;
-for each cursor refused_count = those of them below its position, but for what came back and it has not looked at again.
+`ahead` has one bit for each message that was taken out of the log out of order. The window skips these messages,
+whether they are unacked, settled or requeued. Messages that no filter wants need no memory, so a million of them cost
+nothing. A cursor reads messages that are only in the log with its own reader (log_reader.py).
 
-The place of one filter (x-filter) in a queue: how far its selector has looked, and what it has found.
-
-All consumers with equal selectors share one. What is ready below `position` was looked at and is not wanted: it is
-counted (`refused_count`) and not remembered, as it stays where it is. What came back (was requeued) is looked at once
-more, wherever it lies: `again`. What is in the log alone is read from a place of the filter's own (log_reader.py).
-
-Consumers with filters (x-filter): a consumer gets only what its selector matches, the others get anything.
-
-Whose turn it is depends on the message, so while there is one filter the queue's round robin names nobody: consumers
-stand in the round robin of their filter (`FilterCursor.robin`), those without in one of their own. `pump` asks each
-filter with somebody to serve for the first message that matches, and gives the lowest of them to whoever was served
-longest ago among those of the highest priority who want it. A filter that has not looked so far yet neither waits for
-it nor is waited for: each of its consumers gets what it wants in the queue's order.
-
-Equal selectors are one filter; FILTERS_MAX of them a queue. A filter begins with its first consumer, at the front, and
-is forgotten with its last.
+Invariants: `ready_count` is the number of messages in these three places. `refused_count` of a cursor is the number of
+those below its position, except requeued messages that it must still check.
 """
 
 from __future__ import annotations
@@ -56,21 +42,30 @@ _SCANNED_ENOUGH: i64 = 64
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class MessagePredicate:
-    """Who wants a message or does not, where that takes more than a selector (scan.py)."""
+    """A condition on messages that is more than a selector (scan.py)."""
 
     def wants(self, message: Message) -> bool:
-        """Asked once for each message, in the order of the queue. Keeps nothing of it."""
+        """Return whether the message matches. Called once per message, in queue order. Must not keep the message."""
         raise NotImplementedError
 
 
 @final
 class FilterCursor:
-    """Of one selector. bit: stands for it in `FilteredOrder.back`. robin: those of its consumers that may be served.
+    """How far one selector has searched the queue, and what it has found. Consumers with equal selectors share one.
 
-    matched_offset: the message there is known to match, or -1. matched_back: the one that came back and does.
-    behind: the slice was over before it came to the end. refused_count: ready messages that do not match. judge: asked
-    in the selector's place, where there is one; arrived: called in the queue's place when the disk has answered. place:
-    where it reads the log.
+    Ready messages below `position` were checked and do not match. They are only counted (`refused_count`). A requeued
+    message is checked again, wherever it is (`again`).
+
+    Attributes:
+        bit: Its bit in the masks of `FilteredOrder.back`.
+        robin: Its consumers, in the order in which they are served.
+        matched_offset: Offset of the message that matches; -1 if none is known.
+        matched_back: The requeued message that matches.
+        again: Heap of requeued messages to check; some of them may have left the queue since.
+        behind: The slice ended before the search did.
+        judge: Used instead of the selector, if set.
+        arrived: Called instead of `queue.log_arrived` after a disk read, if set.
+        place: Its reader of the log.
     """
 
     def __init__(self, selector: Selector, bit: int) -> None:
@@ -81,12 +76,13 @@ class FilterCursor:
         self.refused_count: i64 = 0
         self.matched_offset: i64 = -1
         self.matched_back: QueueEntry | None = None
-        # The record that was found to match last, and the message it is.
+        # The last record that matched, and its message.
         self._matched_record: Record | None = None
         self._matched_message: Message | None = None
         self.again: list[QueueEntry] = []
         self.behind = False
-        # Of which properties, before a body from the log, and of which route it was asked last, and what it said.
+        # The last answer of the selector, and the properties and route for which it was given. Messages that follow
+        # each other in the log often share these objects.
         self.asked_content: bytes = b""
         self.asked_envelope: MessageRoute | None = None
         self.answer = False
@@ -95,7 +91,7 @@ class FilterCursor:
         self.place = QueueLogReader()
 
     def next_again(self, back: dict[QueueEntry, int]) -> QueueEntry | None:
-        """The first of what came back and is still to be looked at. back: what is there of it (`FilteredOrder`)."""
+        """Return the first requeued message that must be checked. back: `FilteredOrder.back`."""
         again = self.again
         while again:
             entry = again[0]
@@ -106,13 +102,13 @@ class FilterCursor:
         return None
 
     def tidy(self, back: dict[QueueEntry, int]) -> None:
-        """What has gone meanwhile is forgotten, before it becomes more than there is."""
+        """Remove messages from `again` that have left the queue, before they outnumber the others."""
         if len(self.again) > 2 * len(back) + _SCANNED_ENOUGH:
             self.again = [entry for entry, refused_by in back.items() if refused_by & self.bit == 0]
             heapify(self.again)
 
     def begin_anew(self, back: dict[QueueEntry, int]) -> None:
-        """It has looked at nothing yet."""
+        """Restart the search at the front of the queue."""
         self.position = 0
         self.refused_count = 0
         self.matched_offset = -1
@@ -124,14 +120,14 @@ class FilterCursor:
         self._matched_message = None
 
     def matches(self, record: Record, message: Message) -> None:
-        """It stands at a record of the log that matches."""
+        """Record a match in the log."""
         self.position = record.offset
         self.matched_offset = record.offset
         self._matched_record = record
         self._matched_message = message
 
     def message_of(self, record: Record) -> Message | None:
-        """The message of a record that `matches` was told of last; None: it is another one. Forgotten then."""
+        """Return the message of the last match and forget it. None: the last match was another record."""
         message = self._matched_message if record is self._matched_record else None
         self._matched_record = None
         self._matched_message = None
@@ -139,7 +135,7 @@ class FilterCursor:
 
 
 def free_bit(cursors: list[FilterCursor]) -> int:
-    """The lowest bit that stands for none of them."""
+    """Return the lowest bit that no cursor uses."""
     used = 0
     for cursor in cursors:
         used |= cursor.bit
@@ -147,35 +143,40 @@ def free_bit(cursors: list[FilterCursor]) -> int:
 
 
 _FAR: Final = 1 << 62
-# What `find` answers beside an offset (-1 is one, of what no log could take), and `_scan`.
+# Results of `find` (NOTHING) and `_scan` that are not offsets. -1 is an offset: of a message that no log could write.
 NOTHING: Final = -2
 _NONE: Final = -3
 _STOPPED: Final = -4
 _ENOUGH: Final = 64
-# So many messages in a row are settled as one range at less cost than each by itself.
+# From this number on, settling a range of messages is cheaper than settling each.
 RANGE_MIN: Final = 32
-# Messages whose headers are held decoded.
+# Messages with decoded headers in memory.
 VIEWS_MAX: Final = 256
 
 
 @final
 class FilteredOrder(FifoOrder):
-    """Of one queue. plain: the order until now, whose messages it goes on with."""
+    """Ready messages in order of arrival, for a queue whose consumers have filters. It continues a plain order.
+
+    Attributes:
+        back: Ready requeued message -> mask of the cursors that have refused it since.
+        ahead: Offsets above `cold_offset` that were taken out of order.
+        rewinding: Settled messages are being made ready again (replay.py). `ahead` has them until they are ready.
+        cursors: Those of consumers' filters, and of other searches (scan.py).
+    """
 
     def __init__(self, plain: FifoOrder) -> None:
         super().__init__(plain.backing)
-        # What came back and is ready: which cursors have refused it since, one bit each.
         self.back: dict[QueueEntry, int] = {}
         if plain.returned is not None:
             self.returned = plain.returned
             for entry in plain.returned:
                 self.back[entry] = 0
         self.ahead = OffsetBitmap()
-        # Settled messages are being taken back (replay.py); `ahead` has them until they are ready.
         self.rewinding = False
         self.cursors: list[FilterCursor] = []
         self._back_place = QueueLogReader()
-        # Of messages in memory, so that several cursors decode the headers once; while a pump lasts.
+        # Messages in memory, so that several cursors decode the headers once. Cleared after each pump.
         self._views: dict[Message, MessageView] = {}
         self.go_on_from(plain)
 
@@ -183,16 +184,16 @@ class FilteredOrder(FifoOrder):
         self.ahead = offsets
 
     def is_plain(self) -> bool:
-        """Whether a plain order would do, if nothing is unacked."""
+        """Return whether a plain order can replace this one, if no message is unacked."""
         return not self.cursors and not self.ahead and not self.back and not self.rewinding
 
     def pass_all(self) -> None:
-        """Nothing is ready: whatever was taken lies before what is to come."""
+        """Move to the end of the log when no message is ready: all offsets in `ahead` are below new messages."""
         self.ahead.clear()
         self.cold_offset = self.backing.next_offset
 
     def to_plain(self) -> FifoOrder:
-        """The plain order that goes on with its messages."""
+        """Return a plain order that continues with its messages."""
         plain = FifoOrder(self.backing)
         plain.go_on_from(self)
         self._back_place.close()
@@ -201,7 +202,7 @@ class FilteredOrder(FifoOrder):
     # -- filters -----------------------------------------------------------------------------------------------------
 
     def add_cursor(self, cursor: FilterCursor) -> None:
-        """It looks at everything from the front on."""
+        """Add a cursor that searches from the front of the queue."""
         cursor.begin_anew(self.back)
         for entry in self.back:
             self.back[entry] &= ~cursor.bit
@@ -212,13 +213,17 @@ class FilteredOrder(FifoOrder):
         cursor.place.close()
 
     def end_pump(self) -> None:
-        """Nothing more is looked at just now: no message is held."""
+        """Forget the decoded headers."""
         self._views.clear()
 
     def find(self, queue: QueueBase, cursor: FilterCursor, scans: ScanBudget) -> i64:
-        """The offset of the first ready message that the cursor's selector matches, as `claim` takes it. NOTHING: there
-        is none, or it is not known yet, as the slice is over or the disk is asked. Cost: a bisection where it is known;
-        else some 1 us a message it looks at, and what reading it from the log costs. Raises: OSError.
+        """Find the first ready message that matches the cursor's selector.
+
+        Returns:
+            Its offset, for `claim`; NOTHING if there is none, or if the slice ended or a disk read is pending.
+        Raises:
+            OSError: The log could not be read.
+        Cost: a bisection for a known match; else 1 us per message, and its read from the log.
         """
         while True:
             again = cursor.next_again(self.back)
@@ -237,7 +242,7 @@ class FilteredOrder(FifoOrder):
             held = again.message is not None
             if not held and not self._read_again(queue, again):
                 if again in self.back:
-                    return NOTHING  # the disk is asked
+                    return NOTHING  # a disk read is pending
                 continue
             message = again.message
             scans.step(0 if message is None else message.header_size)
@@ -251,7 +256,10 @@ class FilteredOrder(FifoOrder):
             cursor.refused_count += 1
 
     def _scan(self, queue: QueueBase, cursor: FilterCursor, limit: i64, scans: ScanBudget) -> i64:
-        """The first match from the cursor's position on and below `limit`."""
+        """Return the offset of the first match from the cursor's position on and below `limit`.
+
+        Otherwise return _NONE, or _STOPPED if the slice ended or a disk read is pending.
+        """
         if cursor.position < self.cold_offset:
             hot = self.hot
             index = hot.index_from(cursor.position)
@@ -327,12 +335,12 @@ class FilteredOrder(FifoOrder):
         return message
 
     def _matches(self, cursor: FilterCursor, message: Message, shared: bool) -> bool:
-        """shared: the other cursors look at this very object, too."""
+        """Return whether the message matches. shared: other cursors check the same object."""
         if cursor.judge is not None:
             return cursor.judge.wants(message)
         content = message.content
         if message.started and content is cursor.asked_content and message.envelope is cursor.asked_envelope:
-            return cursor.answer  # what follows each other in the log shares all but the body
+            return cursor.answer  # consecutive messages of the log share all but the body
         selector = cursor.selector
         view = None
         if shared and selector.needs_headers and len(self.cursors) > 1:
@@ -352,7 +360,11 @@ class FilteredOrder(FifoOrder):
         return answer
 
     def _read_again(self, queue: QueueBase, entry: QueueEntry) -> bool:
-        """Reads an entry that came back. False: the disk is asked; or the log has lost it, and it is gone."""
+        """Read a requeued message.
+
+        Returns:
+            False if a disk read is pending, or if the log has lost the message; then the entry is removed.
+        """
         store = self.backing.store
         if store is not None and self.backing.is_logged(entry.offset):
             place = self._back_place
@@ -366,7 +378,7 @@ class FilteredOrder(FifoOrder):
         return False
 
     def claim(self, queue: QueueBase, cursor: FilterCursor, offset: i64) -> QueueEntry:
-        """The message that `find` has just found, with its message, is ready no more."""
+        """Take the message that `find` has just found."""
         matched = cursor.matched_back
         if matched is not None and matched.offset == offset and matched is cursor.next_again(self.back):
             heappop(cursor.again)
@@ -380,7 +392,7 @@ class FilteredOrder(FifoOrder):
         else:
             record = cursor.place.record(offset)
             store = self.backing.store
-            assert record is not None and store is not None  # `find` has seen it
+            assert record is not None and store is not None  # `find` has read it
             message = cursor.message_of(record) or self.backing.message(record)
             entry = QueueEntry(queue, offset, message, store.redelivered(offset))
             entry.delivery_count = record.delivery_count
@@ -406,7 +418,7 @@ class FilteredOrder(FifoOrder):
                 cursor.refused_count -= 1
 
     def _first_back(self) -> QueueEntry | None:
-        """The lowest of what came back."""
+        """Return the requeued message with the lowest offset."""
         returned = self.returned
         if returned is None:
             return None
@@ -416,11 +428,11 @@ class FilteredOrder(FifoOrder):
             heappop(returned)
         return None
 
-    # -- in ----------------------------------------------------------------------------------------------------------
+    # -- incoming messages ---------------------------------------------------------------------------------------------
 
     def add(self, queue: QueueBase, message: Message, offset: i64) -> bool:
         if queue.ready_count == 0:
-            self.ahead.clear()  # whatever was taken lies before it
+            self.ahead.clear()  # all taken messages are before this one
         added = super().add(queue, message, offset)
         if self.cursors:
             queue.schedule_dispatch()
@@ -451,7 +463,7 @@ class FilteredOrder(FifoOrder):
             heapify(returned)
             self.returned = returned
 
-    # -- out ---------------------------------------------------------------------------------------------------------
+    # -- outgoing messages ---------------------------------------------------------------------------------------------
 
     def needs_head(self) -> bool:
         return False
@@ -466,7 +478,7 @@ class FilteredOrder(FifoOrder):
         return self.hot.first().message if self.hot else None
 
     def _is_first(self, back: QueueEntry) -> bool:
-        """Whether it is before all else that is ready."""
+        """Return whether the requeued message is before all other ready ones."""
         if self.hot:
             return back.offset < self.hot.first().offset
         return back.offset < self.cold_offset
@@ -481,12 +493,12 @@ class FilteredOrder(FifoOrder):
                         return entry
                     continue
                 if back is None:
-                    # The log holds less than was counted (a damaged batch): the count follows the log.
+                    # The log has fewer messages than were counted (a damaged batch): correct the count.
                     queue.ready_count = 0
                     queue.ready_bytes = 0
                     return None
             if back.message is None:
-                self.backing.read_back(back)  # it stays in its place where that raises
+                self.backing.read_back(back)  # if this raises, the entry keeps its place
             self._leave_back(queue, back)
             if back.message is not None:
                 return back
@@ -495,7 +507,7 @@ class FilteredOrder(FifoOrder):
     def _take_hot(self, queue: QueueBase) -> QueueEntry | None:
         back = self._first_back()
         if back is not None and self._is_first(back):
-            return None  # what was read lies behind it
+            return None  # the messages just read are after it
         entry = self.hot.popleft()
         self.memory.hot_bytes -= entry.body_size
         self._uncount(queue, entry)
@@ -516,7 +528,7 @@ class FilteredOrder(FifoOrder):
         return back
 
     def mark_delivered(self, store: QueueLog, offset: i64) -> None:
-        # Not by a mark that stands for all before it, which may never have been delivered.
+        # `QueueLog.mark_delivered` would also mark all earlier messages, which may be undelivered.
         store.mark_returned(offset, store.delivery_count(offset))
 
     def is_next_in_memory(self, queue: QueueBase) -> bool:
@@ -533,7 +545,7 @@ class FilteredOrder(FifoOrder):
                 self.cold_offset = fetch.next_offset
                 self.reading = True
             elif fetch.records:
-                # All of them were taken before their turn: the next turn goes on.
+                # All of them were taken out of order: the next turn reads more.
                 self.reading = True
                 queue.schedule_dispatch()
         return not self.reading
@@ -559,10 +571,10 @@ class FilteredOrder(FifoOrder):
         return len(self.hot) > 0
 
     def drop_expired(self, queue: QueueBase, host: QueueServices, arrived_max_ms: i64, count_max: i64) -> i64:
-        """They are looked at one by one: unacked messages lie between them."""
+        """Drop nothing: the caller takes messages one by one, because unacked messages are between them."""
         return 0
 
-    # -- ends --------------------------------------------------------------------------------------------------------
+    # -- removal of many messages --------------------------------------------------------------------------------------
 
     def purge(self, queue: QueueBase) -> None:
         backing = self.backing
@@ -575,7 +587,7 @@ class FilteredOrder(FifoOrder):
             first = self.cold_offset
             if first < backing.log_start:
                 first = backing.log_start
-            # What is unacked lies between them.
+            # Unacked messages are in `ahead`, so they are not in the gaps.
             for begin, end in self.ahead.gaps(first, store.next_offset - 1):
                 if end - begin >= RANGE_MIN:
                     store.settle_range(begin, end, size if size > 0 else 0)
@@ -598,7 +610,7 @@ class FilteredOrder(FifoOrder):
     def unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
         super().unwritten(queue, ranges)
         if self.returned is not None:
-            # Those that are in memory alone now have no offset any more.
+            # Messages that are in memory only have lost their offset.
             self.returned = list(self.back)
             heapify(self.returned)
         self._begin_anew()
@@ -611,35 +623,49 @@ class FilteredOrder(FifoOrder):
 
 
 FILTERS_MAX: Final = 8
-# How many deliveries one call of pump makes before other queues and sockets have their turn.
+# Deliveries of one pump before other queues and sockets have their turn.
 PUMP_COUNT_MAX: Final = 1000
 
 
 @final
 class FilteredConsumers:
-    """Of one queue, whose order until now is `plain`."""
+    """The consumers of one queue with filters, and their dispatch.
+
+    A filter determines which messages a consumer gets; consumers without one get any. While the queue has a filter, the
+    next consumer depends on the message, so the queue's own round robin is empty. Each filter has a round robin of its
+    consumers (`FilterCursor.robin`), and the consumers without a filter have another one.
+
+    `pump` asks each filter with a consumer that has credit for its first match, and delivers the lowest of them. Among
+    the consumers that want it, the highest priority wins, then the consumer that was served longest ago. A filter that
+    is still searching does not delay the others. So each consumer gets its messages in queue order.
+
+    Equal selectors are one filter. A filter begins at the front with its first consumer, and ends with its last one.
+
+    Attributes:
+        order: The ready order of the queue.
+        asked: The last pump has asked all consumers; it did not stop at PUMP_COUNT_MAX.
+    """
 
     def __init__(self, queue: QueueBase, host: QueueServices, plain: FifoOrder) -> None:
         self._queue = queue
         self._host = host
         self._scans = host.turn.scans
         self.order = FilteredOrder(plain)
-        # Those of consumers; the order has those of who else searches, too (scan.py).
+        # Filters of consumers. `order.cursors` also has those of other searches.
         self._cursors: list[FilterCursor] = []
-        # Those without a filter; the filter of the others.
+        # Consumers without a filter.
         self._anybody = RoundRobin()
         self._filter_of: dict[Consumer, FilterCursor] = {}
         self._served: i64 = 0
-        # What `_next` has chosen; None: the head.
+        # The choice of `_next`: filter and offset. None: the head, for a consumer without a filter.
         self._filter: FilterCursor | None = None
         self._offset: i64 = 0
-        # Whether the last pump has asked everybody, and did not end with its share.
         self.asked = True
 
     # -- consumers
 
     def full(self, selector: Selector) -> bool:
-        """Whether there are as many filters as there may be, and this would be another one."""
+        """Return whether this selector would be one filter too many."""
         return len(self._cursors) >= FILTERS_MAX and self._find(selector) is None
 
     def _find(self, selector: Selector) -> FilterCursor | None:
@@ -649,7 +675,7 @@ class FilteredConsumers:
         return None
 
     def join(self, consumer: Consumer) -> None:
-        """It is about to be added to the queue's consumers."""
+        """Prepare for a consumer that the queue adds next."""
         selector = consumer.arguments.selector
         robin = self._queue.round_robin
         if selector is None:
@@ -668,7 +694,7 @@ class FilteredConsumers:
         self._filter_of[consumer] = cursor
 
     def leave(self, consumer: Consumer) -> None:
-        """It is about to be removed from them."""
+        """Prepare for the removal of a consumer from the queue."""
         robin = self._queue.round_robin
         if not robin.filtered:
             return
@@ -676,7 +702,7 @@ class FilteredConsumers:
         cursor = self._filter_of.pop(consumer, None)
         if cursor is None:
             self._anybody.remove(consumer)
-            consumer.parked = True  # it stands nowhere any more
+            consumer.parked = True  # it is in no round robin any more
             return
         cursor.robin.remove(consumer)
         consumer.parked = True
@@ -691,13 +717,13 @@ class FilteredConsumers:
             self._queue.schedule_dispatch()
 
     def _collect(self) -> None:
-        """Who has become ready goes to those who want the same."""
+        """Move consumers that have credit again to the round robin of their filter."""
         robin = self._queue.round_robin
         if not robin.has_ready():
             return
         for consumer in robin.pop_ready():
             if robin.single_active and consumer is not robin.consumers[0]:
-                consumer.parked = True  # stands by
+                consumer.parked = True  # waits until it is the single active consumer
                 continue
             cursor = self._filter_of.get(consumer)
             if cursor is None:
@@ -706,7 +732,10 @@ class FilteredConsumers:
                 cursor.robin.enter(consumer)
 
     def unmatched_count(self) -> i64:
-        """Ready messages that nobody wants: every filter has refused them, and there is no consumer without one."""
+        """Return how many ready messages no consumer wants: all filters have refused them.
+
+        The number is 0 while there is a consumer without a filter.
+        """
         robin = self._queue.round_robin
         if not robin.filtered:
             return 0
@@ -721,11 +750,13 @@ class FilteredConsumers:
                 least = cursor
         return least.refused_count
 
-    # -- out
+    # -- dispatch
 
     def pump(self) -> FifoOrder | None:
-        """Delivers to those who want it what is ready. Where no consumer has a filter any more: the order with which
-        the queue goes on by itself; a plain one where that will do.
+        """Deliver ready messages to the consumers that want them.
+
+        Returns:
+            None; or if no consumer has a filter any more, the order with which the queue continues.
         """
         queue = self._queue
         if not queue.round_robin.filtered:
@@ -760,7 +791,7 @@ class FilteredConsumers:
         self.asked = count < PUMP_COUNT_MAX
         order.end_pump()
         if queue.ready_count > 0:
-            order.head(queue)  # what has a time to live is seen, whoever wants it
+            order.head(queue)  # loads the head, so that its time to live is watched
         if not queue.scan_wanted:
             for cursor in self._cursors:
                 if cursor.behind:
@@ -770,7 +801,7 @@ class FilteredConsumers:
         return None
 
     def _next(self) -> Consumer | None:
-        """Who gets the next message, and by which filter."""
+        """Choose the consumer of the next message; store filter and offset in `_filter` and `_offset`."""
         queue = self._queue
         order = self.order
         best: Consumer | None = None
@@ -795,13 +826,13 @@ class FilteredConsumers:
         return best
 
     def _is_before(self, consumer: Consumer, offset: i64, other: Consumer) -> bool:
-        """Both want the message at this offset: whether it is the consumer's turn."""
+        """Return whether the consumer gets the message before `other`, if both want the same one."""
         if offset != self._offset or consumer.priority < other.priority:
             return False
         return consumer.priority > other.priority or consumer.served < other.served
 
     def _order_without(self) -> FifoOrder:
-        """A plain one, where nothing that is ready or may come back was passed over."""
+        """Return a plain order, if no ready or unacked message is out of order; else the present one."""
         queue = self._queue
         order = self.order
         if queue.ready_count == 0:

@@ -1,19 +1,19 @@
-"""A queue's rules at work: what comes in, what has to go for it, and the clocks.
+"""The rules of a queue in operation: length limits, overflow, returns and timers.
 
-It obeys x-max-length, x-max-length-bytes, x-overflow, x-expires and x-delivery-limit, has what waits for its next try
-(delayed_retry.py), and wakes a queue after a start whose messages may have gone over their x-message-ttl meanwhile. A
-queue with plain rules has none of it.
+`QueueLimits` obeys x-max-length, x-max-length-bytes, x-overflow, x-expires and x-delivery-limit, and owns the messages
+that wait for a retry (delayed_retry.py). After a start it opens the log of a queue that may have expired messages. A
+queue with plain rules has no `QueueLimits`.
 
-Limits count what is ready or waits for its next try, not what is unacked. A queue that is full drops from its head,
-what waits before what is ready, or refuses the newcomer (x-overflow). An entry that ends here for a reason (expired,
-maxlen, rejected, delivery_limit) goes through `Queue.discard`: settled at once without a dead-letter exchange, else
-dead-lettered, and settled in the log when its targets have it.
+Length limits count ready messages and those that wait for a retry, not unacked ones. A full queue refuses new messages,
+or drops waiting messages and then the head (x-overflow). Dropped, expired and rejected messages go through
+`Queue.discard`. It settles the message at once, or sends it to the dead letter exchange and settles it when the target
+queues have it.
 
-Where a new rule makes much of a queue too much, it goes in slices: SLICE_MS of work, then the loop has its turn, and
-nothing is delivered before the last of it has gone. Meanwhile each newcomer displaces DISPLACED_COUNT.
+If a new rule makes the queue much too long, messages are dropped in slices of SLICE_MS. Between two slices the event
+loop does its other work, and the queue delivers nothing. Meanwhile each new message drops DISPLACED_COUNT others.
 
-A transaction displaces what is before it when it is in the log as a whole, at the end of its turn: nothing is read in
-its middle, which would write a part of it, and nothing goes for what a full disk has not taken.
+A transaction drops messages only at the end of its turn, when it is in the log as a whole. Reading in the middle would
+write a part of it, and a disk that is full would drop messages for new ones that were never written.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from amqpd.storage.queue_log import QueueLog
 
 log = logging.getLogger(__name__)
 
-# After a start: how long until a queue looks for what went over its time meanwhile.
+# Delay after a start until a queue looks for expired messages.
 WAKE_MS: Final = 20
-# Until a log that could not be opened is tried again.
+# Delay until the next try to open a log.
 RETRY_MS: Final = 1000
-# How long a slice of what goes may take, looked at once per SLICE_COUNT messages.
+# Duration of a slice of drops. The clock is read once per SLICE_COUNT messages.
 SLICE_MS: Final = 2
 SLICE_COUNT: Final = 256
-# So many go for each that comes while others wait for the next slice: a flood must not outrun it.
+# Messages dropped for each new one while more slices are needed: dropping must be faster than a flood of publishes.
 DISPLACED_COUNT: Final = 2
 
 
 @final
 class StartupExpiryTimer(Timer):
-    """Opens a queue's log soon after the start, so that what expired meanwhile goes without anybody asking."""
+    """Opens a queue's log soon after the start, so that expired messages are dropped without a client's command."""
 
     def __init__(self, queue: QueueBase, timers: Timers) -> None:
         super().__init__()
@@ -67,13 +67,18 @@ class StartupExpiryTimer(Timer):
             queue.prepare()
         except LogNotOpen:
             queue.when_open(self.fire)
-        except ResourceError:  # `prepare` has told
+        except ResourceError:  # `prepare` has logged it
             self._timers.arm(self, self._timers.now_ms() + RETRY_MS)
 
 
 @final
 class QueueLimits:
-    """Of one queue whose rules are not plain."""
+    """The rules of one queue in operation.
+
+    Attributes:
+        lease: Timer of x-expires.
+        retries: Messages that wait for a retry. Made when a rule needs it; from then on it stays.
+    """
 
     def __init__(self, queue: QueueBase, host: QueueServices, backing: QueueStore, rules: QueueConfig) -> None:
         self._queue = queue
@@ -81,17 +86,17 @@ class QueueLimits:
         self._backing = backing
         self.rules = rules
         self.lease: QueueExpiry | None = None
-        # Made when a rule says that something waits before it is delivered again.
         self.retries: DelayedRetries | None = None
         self._waker: StartupExpiryTimer | None = None
-        # A transaction is being offered; one has been, and the length is to be looked at.
+        # The messages of a transaction are being enqueued.
         self._in_transaction = False
+        # The length must be checked before the next dispatch.
         self._look_due = False
-        # A slice of what has to go went, and the next turn goes on.
+        # One slice was dropped; the next turn drops more.
         self._behind = False
 
     def obey(self, rules: QueueConfig, opened: bool) -> None:
-        """These rules from now on. opened: the log is, so that what is ready is known."""
+        """Replace the rules. opened: the log is open, so the counts of ready messages are known."""
         queue = self._queue
         host = self._host
         self.rules = rules
@@ -112,20 +117,20 @@ class QueueLimits:
             if queue.ready_count + queue.delayed_count > 0:
                 try:
                     if self.enforce_length():
-                        queue.schedule_dispatch()  # the head is another one, whose time may be over
+                        queue.schedule_dispatch()  # the new head may be expired
                 except OSError as error:
                     self._look_due = True
-                    queue.pump_failed(error)  # the pump that is tried again goes on with it
+                    queue.pump_failed(error)  # the retried pump continues
                 host.turn.schedule()
         elif self._waker is None and (rules.ttl_ms >= 0 or rules.dead_letter_exchange is not None):
             self._waker = StartupExpiryTimer(queue, host.timers)
 
     def needed(self) -> bool:
-        """Whether there is something to do though the rules are plain: what waits is being made ready."""
+        """Return whether plain rules still need this object: some messages still wait for a retry."""
         return self.retries is not None and self._queue.delayed_count > 0
 
     def end(self) -> None:
-        """The queue is deleted, or its rules are plain from now on."""
+        """Cancel all timers: the queue is deleted, or has plain rules now."""
         if self.retries is not None:
             self.retries.end()
             self.retries = None
@@ -139,23 +144,23 @@ class QueueLimits:
             self._waker = None
 
     def opened(self) -> None:
-        """The log is known."""
+        """Enforce the length limits when the log has been opened."""
         if self.rules.drops_head and self._is_full():
-            # A kill came between an append and the settlement of what it displaced.
+            # The broker was killed after an append and before it settled the dropped message.
             self._look_due = True
             try:
                 self.before_dispatch()
             except OSError as error:
-                self._queue.pump_failed(error)  # the pump that is tried again goes on with it
+                self._queue.pump_failed(error)  # the retried pump continues
             self._host.turn.schedule()
 
     def used(self) -> None:
-        """The lease begins anew."""
+        """Restart the x-expires timer: the queue was used."""
         if self.lease is not None:
             self.lease.renew()
 
     def accepts(self, message: Message) -> bool:
-        """Whether the queue may take the message."""
+        """Return whether the queue accepts the message."""
         queue = self._queue
         for admission in self.rules.admissions:
             if self._serves_late() and self.rules.is_over(
@@ -168,12 +173,15 @@ class QueueLimits:
         return True
 
     def _serves_late(self) -> bool:
-        """Whether consumers are asked at the end of a turn, not by each message."""
+        """Return whether consumers are served at the end of a turn, not at each message."""
         return self._queue.round_robin.filtered or self.rules.retains
 
     def _serve(self) -> None:
-        """Where consumers have filters, and with groups or x-retain, what came in this turn is still ready: whoever
-        wants it and can take it gets it before it counts as too much."""
+        """Dispatch before the length is enforced.
+
+        With filters, groups or x-retain, the messages of this turn are still ready. Consumers with credit get them
+        before they count for the limit.
+        """
         if self._in_transaction:
             return
         try:
@@ -182,8 +190,10 @@ class QueueLimits:
             self._queue.pump_failed(error)
 
     def on_enqueued(self, message: Message, expiry: MessageTtl | None) -> None:
-        """The message has become ready in a queue with x-retain, which serves its consumers at the end of the turn: as
-        in others they come before its lengths and its time to live."""
+        """Handle a new ready message in a queue with x-retain, which serves its consumers at the end of the turn.
+
+        As in other queues, consumers get it before length limits and time to live apply.
+        """
         if expiry is not None:
             late = not (self._in_transaction and len(self.rules.admissions) > 0)
             expiry.came(message, self._backing.next_offset - 1, late, False)
@@ -191,7 +201,7 @@ class QueueLimits:
             self._serve()
 
     def enforce_length(self) -> bool:
-        """Something has become ready: what it displaces goes. Whether anything did, so that the head is another one."""
+        """Drop messages that exceed the length limits. Return whether the head may have changed."""
         if not self.rules.drops_head or self._in_transaction or not self._is_full():
             return False
         if self._behind:
@@ -203,12 +213,16 @@ class QueueLimits:
         return True
 
     def limits_return(self, entry: QueueEntry) -> bool:
-        """Whether an entry that comes back was delivered as often as it may be."""
+        """Return whether a returned entry has reached the delivery limit."""
         limit = self.rules.delivery_limit
         return limit >= 0 and entry.delivery_count >= limit
 
     def delays(self, entry: QueueEntry, failed: bool, expiry: MessageTtl | None, order: ReadyOrder) -> bool:
-        """Return whether a returned entry waits for its next try, and let it wait. failed: as `QueueBase.requeue`."""
+        """Let a returned entry wait for its retry, if the rules say so. Return whether it waits.
+
+        Args:
+            failed: As for `QueueBase.requeue`.
+        """
         retries = self.retries
         if retries is None:
             return False
@@ -227,8 +241,10 @@ class QueueLimits:
         return True
 
     def _read_back(self, entry: QueueEntry) -> bool:
-        """A consumer's entry of a durable queue has no message: when its time to live is over its log knows. Cost: some
-        10 us."""
+        """Read the message of an unacked entry from the log, for its time to live. Cost: 10 us.
+
+        Unacked entries of a durable queue have no message in memory.
+        """
         try:
             self._backing.read_back(entry)
         except OSError as error:
@@ -236,17 +252,17 @@ class QueueLimits:
         return entry.message is not None
 
     def find_delayed(self, store: QueueLog) -> bool:
-        """As `QueueBase.find_delayed`. With groups nothing waits over a restart."""
+        """See `QueueBase.find_delayed`. In a queue with groups no message waits after a restart."""
         return self.retries is None or len(self.rules.group_by) > 0 or self.retries.find(store)
 
     def restore(self, store: QueueLog) -> OffsetBitmap:
-        """As `DelayedRetries.restore`: the log has just been opened."""
+        """See `DelayedRetries.restore`."""
         if self.retries is None or self.rules.group_by:
             return OffsetBitmap()
         return self.retries.restore(store)
 
     def purge(self, order: ReadyOrder) -> i64:
-        """What waits for its next try goes. Returns how many they were."""
+        """Drop the messages that wait for a retry. Return their number."""
         return self.retries.purge(order) if self.retries is not None else 0
 
     def begin_transaction(self) -> None:
@@ -259,8 +275,12 @@ class QueueLimits:
             self._queue.schedule_dispatch()
 
     def before_dispatch(self) -> bool:
-        """What a transaction or a new rule displaces goes. False: the log could not be written, and `unwritten` comes
-        first; or a slice went, and the next turn goes on."""
+        """Drop messages for a transaction or a new rule.
+
+        Returns:
+            False if the dispatch must wait: the log could not be written and `unwritten` comes first, or the next
+            turn must drop more.
+        """
         if self._look_due:
             store = self._backing.store
             if store is not None:
@@ -279,7 +299,7 @@ class QueueLimits:
         return not self._behind
 
     def unwritten(self, ranges: list[tuple[int, int]], order: ReadyOrder) -> None:
-        """What could not be written is forgotten: the length is what it is."""
+        """Remove waiting messages that the log could not write, and check the length again."""
         if self.retries is not None:
             self.retries.unwritten(ranges, order)
         if self._look_due:
@@ -290,7 +310,7 @@ class QueueLimits:
         return self.rules.is_over(queue.ready_count + queue.delayed_count, queue.ready_bytes + queue.delayed_bytes)
 
     def _drop_head(self) -> None:
-        """All that is over a length, or a slice of it."""
+        """Drop everything that exceeds a length limit, or one slice of it."""
         queue = self._queue
         host = self._host
         timers = host.timers
@@ -309,7 +329,11 @@ class QueueLimits:
             host.turn.schedule()
 
     def _drop(self, count: i64) -> bool:
-        """So many of what is over a length go. Whether there are no more, or the next one cannot be had now."""
+        """Drop at most `count` messages that exceed a length limit, waiting ones first.
+
+        Returns:
+            True if no more exceed it, or the next one cannot be read now.
+        """
         queue = self._queue
         while queue.ready_count + queue.delayed_count > 0 and self._is_full():
             if count == 0:

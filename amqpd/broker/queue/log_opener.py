@@ -1,17 +1,14 @@
-"""Queues' logs are opened at their first use, and nobody but who asked waits for it.
+"""Opening of queue logs at their first use (`LogOpener`), and retries for queues whose pump failed.
 
-Reading a log is the loop's work, in slices of SLICE_S a turn, however many are asked for. So is finding what waits in
-it for its next try: a log that has more of that stands behind the others again. What recovery has to sync after a kill
-is with another thread (`Storage.open_soon`). Until a queue is open it takes and gives nothing: its `prepare` raises
-`LogNotOpen`, and the command that needs it is given once more when `when_open` says so.
+The event loop reads logs in slices: SLICE_S per turn for all queues together. Finding the messages that wait for a
+retry is part of it; a log with many of them goes behind the others again. After a kill another thread syncs recovered
+files (`Storage.open_soon`). Until a queue is open, it accepts and delivers nothing: its `prepare` raises `LogNotOpen`,
+and the command is repeated when `when_open` calls back.
 
-Queues whose pump has raised: each is tried again later, and hurts nobody else meanwhile.
-
-A log that cannot be read, or a bug of the broker, ends one queue's part of a turn; the turn goes on (`flow.Turn`). The
-queue stays declared and takes messages, and whatever asks for its pump tries it at once. Beside that it is tried again
-by itself, after FIRST_S, then twice as long each time, RETRY_S_MAX at most, until it went well or the queue is gone.
-
-The log has a bug's traceback once per row of failures, and a line for every retry that failed.
+`FailedQueueRetry`: if a log cannot be read, or a bug raises, the loop turn continues with the other queues
+(`flow.Turn`). The queue stays declared and accepts messages. Its pump is tried again after FIRST_S, then after twice
+the time, up to RETRY_S_MAX, until it succeeds or the queue is deleted. Any other event that needs the pump tries it at
+once. The log gets one traceback per series of failures, and one line for each failed retry.
 """
 
 from __future__ import annotations
@@ -32,9 +29,10 @@ SLICE_S: Final = 0.005
 
 
 class LogOpener:
-    """Opens queues' logs, a slice of them a turn. One per broker.
+    """Opens the logs of queues, one slice per loop turn. One per broker.
 
-    soon: calls a function in the next turn of the loop.
+    Args:
+        soon: Calls a function in the next turn of the loop.
     """
 
     def __init__(self, soon: Callable[[Callable[[], None]], object]) -> None:
@@ -44,7 +42,12 @@ class LogOpener:
         self._scheduled = False
 
     def open(self, opening: LogOpening) -> bool:
-        """Whether it is open now, or cannot be opened, which `prepare` tells; else `opening.end` is called then."""
+        """Begin to open a log.
+
+        Returns:
+            True if it is open, or cannot be opened; then `prepare` raises the error. Otherwise the opener calls
+            `opening.end` later.
+        """
         if self._line or self._spent_s >= SLICE_S:
             self._line.append(opening)
             self._go_on_soon()
@@ -75,7 +78,7 @@ class LogOpener:
 
 
 def when_open(destinations: Sequence[Destination], done: Callable[[], object]) -> None:
-    """Calls `done` once each of these, which `LogNotOpen` has named, is open or could not be opened."""
+    """Call `done` when the log of each destination is open or has failed. `LogNotOpen` has the destinations."""
     count = len(destinations)
 
     def one() -> None:
@@ -89,7 +92,7 @@ def when_open(destinations: Sequence[Destination], done: Callable[[], object]) -
 
 
 async def opened(destination: Destination) -> bool:
-    """Returns when it is open; False: it cannot be, the log says why."""
+    """Wait until the destination is open. Return False if it cannot be opened; the log has the reason."""
     while True:
         try:
             destination.prepare()
@@ -102,7 +105,7 @@ async def opened(destination: Destination) -> bool:
 
 
 async def opening_over(destinations: Sequence[Destination]) -> None:
-    """`when_open` for a task. Which of them could not be opened is told by the next `prepare`."""
+    """Do the same as `when_open`, for a task. The next `prepare` raises the error of a failed one."""
     there: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     when_open(destinations, partial(_answer, there))
     await there
@@ -120,15 +123,14 @@ RETRY_S_MAX: Final = 30.0
 
 
 class FailedQueueRetry:
-    """Tries the queues whose pump has raised again, each after its time. call_later: the event loop's."""
+    """Retries the pump of queues that raised an error. call_later: that of the event loop."""
 
     def __init__(self, call_later: Callable[..., object]) -> None:
         self.call_later = call_later
-        # Those that wait for their next try.
         self._waiting: set[QueueBase] = set()
 
     def failed(self, queue: QueueBase, error: Exception) -> None:
-        """The queue's pump raised `error`. Does nothing where a retry is on its way already."""
+        """Log the error of a queue's pump and schedule a retry, if none is scheduled."""
         if queue in self._waiting:
             return
         _tell(queue, error, FIRST_S, first=True)
@@ -144,7 +146,7 @@ class FailedQueueRetry:
             return
         try:
             queue.dispatch()
-        except Exception as error:  # noqa: BLE001  # it is told there
+        except Exception as error:  # noqa: BLE001  # logged by `_tell`
             delay_s = min(2 * delay_s, RETRY_S_MAX)
             _tell(queue, error, delay_s, first=False)
             self._later(queue, delay_s)
