@@ -51,7 +51,7 @@ class MessagePredicate:
 
 @final
 class FilterCursor:
-    """How far one selector has searched the queue, and what it has found. Consumers with equal selectors share one.
+    """The search of one selector in the queue: its position and its results. Consumers with equal selectors share it.
 
     Ready messages below `position` were checked and do not match. They are only counted (`refused_count`). A requeued
     message is checked again, wherever it is (`again`).
