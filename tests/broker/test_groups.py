@@ -415,7 +415,7 @@ class TestRefusals:
             room.queue("q", x_group_by=5)
         with pytest.raises(PreconditionFailed, match="'x-group-by' for queue 'q' in vhost '/' of queue type rabbit_st"):
             room.queue("q", x_queue_type="stream", x_group_by="routing_key")
-        with pytest.raises(PreconditionFailed, match="not together with x-max-priority"):
+        with pytest.raises(PreconditionFailed, match="cannot be combined with x-max-priority"):
             room.queue("q", x_max_priority=5, x_group_by="routing_key")
         room.queue("q", x_group_by="routing_key")
         with pytest.raises(PreconditionFailed, match="inequivalent arg 'x-group-by'"):

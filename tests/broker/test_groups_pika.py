@@ -120,7 +120,10 @@ def test_refusals(connection: pika.BlockingConnection) -> None:
     where = "PRECONDITION_FAILED - invalid arg 'x-group-by' for queue 'refused' in vhost '/'"
     assert declare({"x-group-by": "customer"}) == where + ": \"expected 'routing_key' or 'header:NAME'\""
     assert declare({"x-group-by": True}) == where + ": {unacceptable_type,bool}"
-    assert declare({"x-group-by": "routing_key", "x-max-priority": 3}) == where + ': "not together with x-max-priority"'
+    assert (
+        declare({"x-group-by": "routing_key", "x-max-priority": 3})
+        == where + ': "cannot be combined with x-max-priority"'
+    )
     name = connection.channel().queue_declare("", exclusive=True, arguments=BY_CUSTOMER).method.queue
     text = refused(lambda channel: channel.basic_consume(name, lambda *_: None, auto_ack=True))
     assert text == f"PRECONDITION_FAILED - queue '{name}' in vhost '/' has groups: its consumers must acknowledge"

@@ -96,17 +96,17 @@ class TestArguments:
         [
             ({"x-delayed-retry-type": "sometimes"}, "invalid_delayed_retry_type"),
             ({"x-delayed-retry-type": 1}, "{unacceptable_type,"),
-            ({"x-delayed-retry-type": "all"}, "not without x-delayed-retry-min or x-delayed-retry-levels"),
-            ({"x-delayed-retry-min": 1}, "not without x-delayed-retry-type"),
+            ({"x-delayed-retry-type": "all"}, "needs x-delayed-retry-min or x-delayed-retry-levels"),
+            ({"x-delayed-retry-min": 1}, "needs x-delayed-retry-type"),
             ({"x-delayed-retry-type": "all", "x-delayed-retry-min": 0}, "{value_zero,0}"),
             ({"x-delayed-retry-type": "all", "x-delayed-retry-min": "1m"}, "expected integer, got longstr"),
             ({"x-delayed-retry-type": "all", "x-delayed-retry-min": 1 << 40}, "{value_too_large,"),
-            ({"x-delayed-retry-max": 1}, "not without x-delayed-retry-min"),
-            ({"x-delayed-retry-levels": "1m"}, "not without x-delayed-retry-type"),
+            ({"x-delayed-retry-max": 1}, "needs x-delayed-retry-min"),
+            ({"x-delayed-retry-levels": "1m"}, "needs x-delayed-retry-type"),
             ({"x-delayed-retry-type": "all", "x-delayed-retry-levels": "soon"}, "expected 1 to 100 times"),
             (
                 {"x-delayed-retry-type": "all", "x-delayed-retry-min": 1, "x-delayed-retry-levels": "1m"},
-                "not together with x-delayed-retry-min",
+                "cannot be combined with x-delayed-retry-min",
             ),
         ],
     )

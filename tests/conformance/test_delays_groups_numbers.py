@@ -142,9 +142,9 @@ REFUSED_QUEUES = [
         "retry-alone",
         {RETRY + "type": "all"},
         RETRY + "type",
-        '"not without x-delayed-retry-min or x-delayed-retry-levels"',
+        '"needs x-delayed-retry-min or x-delayed-retry-levels"',
     ),
-    queue("retry-min-alone", {RETRY + "min": 5}, RETRY + "min", '"not without x-delayed-retry-type"'),
+    queue("retry-min-alone", {RETRY + "min": 5}, RETRY + "min", '"needs x-delayed-retry-type"'),
     queue("retry-min-0", {RETRY + "type": "all", RETRY + "min": 0}, RETRY + "min", "{value_zero,0}"),
     queue("retry-min-negative", {RETRY + "type": "all", RETRY + "min": -5}, RETRY + "min", "{value_negative,-5}"),
     queue(
@@ -169,7 +169,7 @@ REFUSED_QUEUES = [
         "retry-both",
         {RETRY + "type": "all", RETRY + "levels": "1m", RETRY + "min": 1},
         RETRY + "levels",
-        '"not together with x-delayed-retry-min"',
+        '"cannot be combined with x-delayed-retry-min"',
     ),
 ]
 REFUSED_BINDINGS = [

@@ -277,7 +277,7 @@ def group_by(row: ArgumentSpec, value: object, context: ArgumentContext) -> None
     if not is_group_by(text(row, value, context)):
         raise invalid(row, context, "\"expected 'routing_key' or 'header:NAME'\"")
     if "x-max-priority" in context.arguments:
-        raise invalid(row, context, '"not together with x-max-priority"')
+        raise invalid(row, context, '"cannot be combined with x-max-priority"')
 
 
 def strategy(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:

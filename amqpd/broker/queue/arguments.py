@@ -410,12 +410,12 @@ def _type(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     if checks.text(row, value, context) not in TYPES:
         raise checks.invalid(row, context, "invalid_delayed_retry_type")
     if value != "disabled" and _MIN not in context.arguments and _LEVELS not in context.arguments:
-        raise checks.invalid(row, context, f'"not without {_MIN} or {_LEVELS}"')
+        raise checks.invalid(row, context, f'"needs {_MIN} or {_LEVELS}"')
 
 
 def _needs(row: ArgumentSpec, context: ArgumentContext, name: str) -> None:
     if name not in context.arguments:
-        raise checks.invalid(row, context, f'"not without {name}"')
+        raise checks.invalid(row, context, f'"needs {name}"')
 
 
 def _min(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
@@ -434,7 +434,7 @@ def _levels(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
         raise checks.invalid(row, context, f'"expected {wanted}"')
     _needs(row, context, _TYPE)
     if _MIN in context.arguments:
-        raise checks.invalid(row, context, f'"not together with {_MIN}"')
+        raise checks.invalid(row, context, f'"cannot be combined with {_MIN}"')
 
 
 RETRY_ARGUMENTS: Final = (

@@ -92,16 +92,16 @@ class DelayedRetries(Timer):
         self._heap: list[DelayedEntry] = []
         self._earlier: list[tuple[int, int]] = []
         # Until the log is open: offsets that `find` must still check, the next one last; and those found waiting.
-        self._unseen: list[int] | None = None
+        self._unchecked: list[int] | None = None
         self._found = OffsetBitmap()
         # Bytes that a message of `_earlier` counts until its size is known.
-        self._share_bytes: i64 = 0
+        self._mean_size_bytes: i64 = 0
         self._held_bytes: i64 = 0
 
     def obey(self, rule: RetryPolicy | None) -> None:
         """Replace the rule. Waiting messages keep their time; without a rule they are due at once."""
         self._rule = rule
-        if self._unseen is not None:
+        if self._unchecked is not None:
             self._forget_earlier()  # `find` begins again with this rule
         if rule is None and self._heap:
             self._timers.arm(self, self._timers.now_ms())
@@ -151,18 +151,18 @@ class DelayedRetries(Timer):
         rule = self._rule
         if rule is None:
             return True
-        unseen = self._unseen
-        if unseen is None:
-            unseen = store.given_back()
-            unseen.reverse()  # the heap is cheapest in the order of returns
-            self._unseen = unseen
+        unchecked = self._unchecked
+        if unchecked is None:
+            unchecked = store.given_back()
+            unchecked.reverse()  # the heap is cheapest in the order of returns
+            self._unchecked = unchecked
         timers = self._timers
         now_ms = timers.now_ms()
         steady_ms = timers.steady_ms()
         earlier = self._earlier
         count: i64 = 0
-        while unseen:
-            offset = unseen.pop()
+        while unchecked:
+            offset = unchecked.pop()
             left_ms: i64 = store.due_ms(offset) - steady_ms
             if left_ms > 0:
                 if left_ms > rule.longest_ms:
@@ -173,7 +173,7 @@ class DelayedRetries(Timer):
             count += 1
             if count >= SLICE_COUNT_MAX or (count % LOOK_COUNT == 0 and timers.now_ms() - now_ms >= SLICE_MS):
                 break
-        return len(unseen) == 0
+        return len(unchecked) == 0
 
     def restore(self, store: QueueLog) -> OffsetBitmap:
         """Count the messages that waited before the start as waiting, when the log has just been opened.
@@ -186,7 +186,7 @@ class DelayedRetries(Timer):
         while not self.find(store):
             pass  # the queue was needed before all slices were done
         found = self._found
-        self._unseen = None
+        self._unchecked = None
         self._found = OffsetBitmap()
         if self._earlier:
             self._count_earlier(len(self._earlier))
@@ -195,7 +195,7 @@ class DelayedRetries(Timer):
         return found
 
     def _forget_earlier(self) -> None:
-        self._unseen = None
+        self._unchecked = None
         self._earlier = []
         self._found = OffsetBitmap()
 
@@ -203,7 +203,7 @@ class DelayedRetries(Timer):
         """Subtract them from the ready messages, each with an equal share of the bytes."""
         queue = self._queue
         share = queue.ready_bytes // queue.ready_count
-        self._share_bytes = share
+        self._mean_size_bytes = share
         queue.ready_count -= count
         queue.ready_bytes = queue.ready_bytes - share * count if queue.ready_count > 0 else 0
         queue.delayed_count += count
@@ -214,19 +214,19 @@ class DelayedRetries(Timer):
         count: i64 = 0
         while self._earlier and count < MEASURED_COUNT_MAX:
             count += 1
-            delayed = self._draw()
+            delayed = self._make_first_entry()
             try:
                 self._measure(delayed)
                 delayed.entry.message = None
             except OSError as error:
-                log.warning("queue %r: what waits in it could not be read yet: %s", self._queue.name, error)
+                log.warning("queue %r: messages waiting for a retry could not be read yet: %s", self._queue.name, error)
                 break
 
-    def _draw(self) -> DelayedEntry:
+    def _make_first_entry(self) -> DelayedEntry:
         """Make an entry for the first message of `_earlier`."""
         due_ms, offset = heappop(self._earlier)
         entry = QueueEntry(self._queue, offset, None, True)
-        entry.body_size = self._share_bytes
+        entry.body_size = self._mean_size_bytes
         store = self._backing.store
         if store is not None:
             entry.delivery_count = store.delivery_count(offset)
@@ -234,14 +234,14 @@ class DelayedRetries(Timer):
         heappush(self._heap, delayed)
         return delayed
 
-    def _draw_first(self) -> None:
+    def _ensure_first(self) -> None:
         """Ensure that the heap has the message that is due first, after its first one has changed."""
         if not self._earlier:
             return
         heap = self._heap
         due_ms, offset = self._earlier[0]
         if not heap or heap[0].due_ms > due_ms or (heap[0].due_ms == due_ms and heap[0].entry.offset > offset):
-            self._draw()
+            self._make_first_entry()
 
     # -- end of a wait
 
@@ -260,7 +260,7 @@ class DelayedRetries(Timer):
                 if count >= SLICE_COUNT_MAX or (count % LOOK_COUNT == 0 and timers.now_ms() - now_ms >= SLICE_MS):
                     break
                 count += 1
-                self._let_go(heap[0])
+                self._make_ready(heap[0])
         except OSError as error:
             queue.pump_failed(error)
             again_ms = now_ms + FAILED_MS
@@ -272,25 +272,25 @@ class DelayedRetries(Timer):
         queue.schedule_dispatch()
         self._host.turn.schedule()
 
-    def _let_go(self, delayed: DelayedEntry) -> None:
+    def _make_ready(self, delayed: DelayedEntry) -> None:
         """Make the first entry ready. Raises: OSError; then it continues to wait."""
         entry = delayed.entry
-        there = delayed.sized
-        if not there:
-            there = self._measure(delayed)
+        is_in_log = delayed.sized
+        if not is_in_log:
+            is_in_log = self._measure(delayed)
             entry.message = None  # read again at delivery
-        if there:
+        if is_in_log:
             self._queue.make_ready(entry)
-        self._leave(delayed)
+        self._remove_first(delayed)
 
     def take_first(self) -> QueueEntry | None:
         """Remove and return the message that is due first, for the caller to drop. Raises: OSError."""
         heap = self._heap
         while heap:
             delayed = heap[0]
-            there = delayed.sized or self._measure(delayed)
-            self._leave(delayed)
-            if there:
+            is_in_log = delayed.sized or self._measure(delayed)
+            self._remove_first(delayed)
+            if is_in_log:
                 return delayed.entry
         return None
 
@@ -307,20 +307,20 @@ class DelayedRetries(Timer):
         message = entry.message
         if message is None:
             return False
-        more = message.body_size - entry.body_size
+        added_bytes = message.body_size - entry.body_size
         entry.body_size = message.body_size
         delayed.sized = True
         queue = self._queue
-        queue.delayed_bytes += more
+        queue.delayed_bytes += added_bytes
         if queue.ready_count > 0:
-            queue.ready_bytes = queue.ready_bytes - more if queue.ready_bytes > more else 0
+            queue.ready_bytes = queue.ready_bytes - added_bytes if queue.ready_bytes > added_bytes else 0
         return True
 
-    def _leave(self, delayed: DelayedEntry) -> None:
+    def _remove_first(self, delayed: DelayedEntry) -> None:
         """Remove the first entry of the heap."""
         heappop(self._heap)
         self._uncount(delayed)
-        self._draw_first()
+        self._ensure_first()
 
     def _uncount(self, delayed: DelayedEntry) -> None:
         size = delayed.entry.body_size
@@ -335,7 +335,7 @@ class DelayedRetries(Timer):
     def purge(self, order: ReadyOrder) -> i64:
         """Settle all waiting messages, before the ready ones. Return their number."""
         while self._earlier:
-            self._draw()
+            self._make_first_entry()
         heap = self._heap
         queue = self._queue
         self._heap = []
@@ -369,4 +369,4 @@ class DelayedRetries(Timer):
             kept.append(delayed)
         heapify(kept)
         self._heap = kept
-        self._draw_first()
+        self._ensure_first()

@@ -473,11 +473,11 @@ class FilteredOrder(FifoOrder):
 
     def first_at_hand(self) -> Message | None:
         back = self._first_back()
-        if back is not None and self._is_first(back):
+        if back is not None and self._is_back_first(back):
             return back.message
         return self.hot.first().message if self.hot else None
 
-    def _is_first(self, back: QueueEntry) -> bool:
+    def _is_back_first(self, back: QueueEntry) -> bool:
         """Return whether the requeued message is before all other ready ones."""
         if self.hot:
             return back.offset < self.hot.first().offset
@@ -486,7 +486,7 @@ class FilteredOrder(FifoOrder):
     def take(self, queue: QueueBase) -> QueueEntry | None:
         while queue.ready_count > 0:
             back = self._first_back()
-            if back is None or not self._is_first(back):
+            if back is None or not self._is_back_first(back):
                 if self.hot or self._refill(queue):
                     entry = self._take_hot(queue)
                     if entry is not None:
@@ -506,7 +506,7 @@ class FilteredOrder(FifoOrder):
 
     def _take_hot(self, queue: QueueBase) -> QueueEntry | None:
         back = self._first_back()
-        if back is not None and self._is_first(back):
+        if back is not None and self._is_back_first(back):
             return None  # the messages just read are after it
         entry = self.hot.popleft()
         self.memory.hot_bytes -= entry.body_size
@@ -521,7 +521,7 @@ class FilteredOrder(FifoOrder):
         if queue.ready_count == 0 or not self.is_next_in_memory(queue):
             return None
         back = self._first_back()
-        if back is None or (self.hot and not self._is_first(back)):
+        if back is None or (self.hot and not self._is_back_first(back)):
             return self.hot.first() if self.hot else None
         if back.message is None:
             self.backing.read_back(back)
@@ -654,9 +654,9 @@ class FilteredConsumers:
         # Filters of consumers. `order.cursors` also has those of other searches.
         self._cursors: list[FilterCursor] = []
         # Consumers without a filter.
-        self._anybody = RoundRobin()
+        self._unfiltered = RoundRobin()
         self._filter_of: dict[Consumer, FilterCursor] = {}
-        self._served: i64 = 0
+        self._served_count: i64 = 0
         # The choice of `_next`: filter and offset. None: the head, for a consumer without a filter.
         self._filter: FilterCursor | None = None
         self._offset: i64 = 0
@@ -680,11 +680,11 @@ class FilteredConsumers:
         robin = self._queue.round_robin
         if selector is None:
             if robin.filtered:
-                self._anybody.consumers.append(consumer)
+                self._unfiltered.consumers.append(consumer)
             return
         if not robin.filtered:
             robin.set_restrictions(robin.single_active, True)
-            self._anybody.consumers += robin.consumers
+            self._unfiltered.consumers += robin.consumers
         cursor = self._find(selector)
         if cursor is None:
             cursor = FilterCursor(selector, free_bit(self.order.cursors))
@@ -698,10 +698,10 @@ class FilteredConsumers:
         robin = self._queue.round_robin
         if not robin.filtered:
             return
-        self._collect()
+        self._distribute_ready()
         cursor = self._filter_of.pop(consumer, None)
         if cursor is None:
-            self._anybody.remove(consumer)
+            self._unfiltered.remove(consumer)
             consumer.parked = True  # it is in no round robin any more
             return
         cursor.robin.remove(consumer)
@@ -711,12 +711,12 @@ class FilteredConsumers:
             self._cursors.remove(cursor)
         if not self._cursors:
             robin.set_restrictions(robin.single_active, False)
-            for other in self._anybody.pop_ready():
+            for other in self._unfiltered.pop_ready():
                 robin.enter(other)
-            self._anybody.consumers.clear()
+            self._unfiltered.consumers.clear()
             self._queue.schedule_dispatch()
 
-    def _collect(self) -> None:
+    def _distribute_ready(self) -> None:
         """Move consumers that have credit again to the round robin of their filter."""
         robin = self._queue.round_robin
         if not robin.has_ready():
@@ -727,7 +727,7 @@ class FilteredConsumers:
                 continue
             cursor = self._filter_of.get(consumer)
             if cursor is None:
-                self._anybody.enter(consumer)
+                self._unfiltered.enter(consumer)
             else:
                 cursor.robin.enter(consumer)
 
@@ -742,7 +742,7 @@ class FilteredConsumers:
         if robin.single_active:
             active = self._filter_of.get(robin.consumers[0])
             return active.refused_count if active is not None else 0
-        if self._anybody.consumers:
+        if self._unfiltered.consumers:
             return 0
         least = self._cursors[0]
         for cursor in self._cursors:
@@ -765,7 +765,7 @@ class FilteredConsumers:
         self._scans.begin(queue, self._host.turn.number)
         for cursor in self._cursors:
             cursor.behind = False
-        self._collect()
+        self._distribute_ready()
         count: i64 = 0
         while queue.ready_count > 0:
             consumer = self._next()
@@ -773,15 +773,15 @@ class FilteredConsumers:
                 break
             cursor_chosen = self._filter
             if cursor_chosen is None:
-                self._anybody.pick()
+                self._unfiltered.pick()
                 entry = order.take(queue)
                 if entry is None:
                     break
             else:
                 cursor_chosen.robin.pick()
                 entry = order.claim(queue, cursor_chosen, self._offset)
-            self._served += 1
-            consumer.served = self._served
+            self._served_count += 1
+            consumer.served = self._served_count
             if not queue.ended(entry):
                 queue.deliver_to(consumer, entry)
             count += 1
@@ -814,7 +814,7 @@ class FilteredConsumers:
                 best = consumer
                 self._filter = cursor
                 self._offset = offset
-        consumer = self._anybody.peek()
+        consumer = self._unfiltered.peek()
         if consumer is not None:
             head = order.head(queue)
             if head is not None:

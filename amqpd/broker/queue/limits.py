@@ -87,11 +87,11 @@ class QueueLimits:
         self.rules = rules
         self.lease: QueueExpiry | None = None
         self.retries: DelayedRetries | None = None
-        self._waker: StartupExpiryTimer | None = None
+        self._startup_timer: StartupExpiryTimer | None = None
         # The messages of a transaction are being enqueued.
         self._in_transaction = False
         # The length must be checked before the next dispatch.
-        self._look_due = False
+        self._check_due = False
         # One slice was dropped; the next turn drops more.
         self._behind = False
 
@@ -119,11 +119,11 @@ class QueueLimits:
                     if self.enforce_length():
                         queue.schedule_dispatch()  # the new head may be expired
                 except OSError as error:
-                    self._look_due = True
+                    self._check_due = True
                     queue.pump_failed(error)  # the retried pump continues
                 host.turn.schedule()
-        elif self._waker is None and (rules.ttl_ms >= 0 or rules.dead_letter_exchange is not None):
-            self._waker = StartupExpiryTimer(queue, host.timers)
+        elif self._startup_timer is None and (rules.ttl_ms >= 0 or rules.dead_letter_exchange is not None):
+            self._startup_timer = StartupExpiryTimer(queue, host.timers)
 
     def needed(self) -> bool:
         """Return whether plain rules still need this object: some messages still wait for a retry."""
@@ -134,20 +134,20 @@ class QueueLimits:
         if self.retries is not None:
             self.retries.end()
             self.retries = None
-        self._look_due = False
+        self._check_due = False
         self._behind = False
         if self.lease is not None:
             self.lease.cancel()
             self.lease = None
-        if self._waker is not None:
-            self._host.timers.cancel(self._waker)
-            self._waker = None
+        if self._startup_timer is not None:
+            self._host.timers.cancel(self._startup_timer)
+            self._startup_timer = None
 
     def opened(self) -> None:
         """Enforce the length limits when the log has been opened."""
         if self.rules.drops_head and self._is_full():
             # The broker was killed after an append and before it settled the dropped message.
-            self._look_due = True
+            self._check_due = True
             try:
                 self.before_dispatch()
             except OSError as error:
@@ -163,20 +163,20 @@ class QueueLimits:
         """Return whether the queue accepts the message."""
         queue = self._queue
         for admission in self.rules.admissions:
-            if self._serves_late() and self.rules.is_over(
+            if self._dispatches_late() and self.rules.is_over(
                 queue.ready_count + queue.delayed_count + 1,
                 queue.ready_bytes + queue.delayed_bytes + message.body_size,
             ):
-                self._serve()
+                self._dispatch_first()
             if not admission.admits(queue, self._host, message):
                 return False
         return True
 
-    def _serves_late(self) -> bool:
+    def _dispatches_late(self) -> bool:
         """Return whether consumers are served at the end of a turn, not at each message."""
         return self._queue.round_robin.filtered or self.rules.retains
 
-    def _serve(self) -> None:
+    def _dispatch_first(self) -> None:
         """Dispatch before the length is enforced.
 
         With filters, groups or x-retain, the messages of this turn are still ready. Consumers with credit get them
@@ -198,7 +198,7 @@ class QueueLimits:
             late = not (self._in_transaction and len(self.rules.admissions) > 0)
             expiry.came(message, self._backing.next_offset - 1, late, False)
         if self._is_full():
-            self._serve()
+            self._dispatch_first()
 
     def enforce_length(self) -> bool:
         """Drop messages that exceed the length limits. Return whether the head may have changed."""
@@ -208,7 +208,7 @@ class QueueLimits:
             self._drop(DISPLACED_COUNT)
             return True
         if self._queue.round_robin.filtered:
-            self._serve()
+            self._dispatch_first()
         self._drop_head()
         return True
 
@@ -248,7 +248,7 @@ class QueueLimits:
         try:
             self._backing.read_back(entry)
         except OSError as error:
-            log.warning("queue %r: the end of a message's time to live could not be read: %s", self._queue.name, error)
+            log.warning("queue %r: the time to live of a message could not be read: %s", self._queue.name, error)
         return entry.message is not None
 
     def find_delayed(self, store: QueueLog) -> bool:
@@ -271,7 +271,7 @@ class QueueLimits:
     def end_transaction(self) -> None:
         self._in_transaction = False
         if self.rules.drops_head and self._is_full():
-            self._look_due = True
+            self._check_due = True
             self._queue.schedule_dispatch()
 
     def before_dispatch(self) -> bool:
@@ -281,19 +281,19 @@ class QueueLimits:
             False if the dispatch must wait: the log could not be written and `unwritten` comes first, or the next
             turn must drop more.
         """
-        if self._look_due:
+        if self._check_due:
             store = self._backing.store
             if store is not None:
                 store.flush_batches()
                 if store.failed_ranges:
                     return False
             if self.rules.drops_head:
-                if self._serves_late():
-                    self._look_due = False
-                    self._serve()
-                    self._look_due = True
+                if self._dispatches_late():
+                    self._check_due = False
+                    self._dispatch_first()
+                    self._check_due = True
                 self._drop_head()
-            self._look_due = False
+            self._check_due = False
         elif self._behind:
             self._drop_head()
         return not self._behind
@@ -302,7 +302,7 @@ class QueueLimits:
         """Remove waiting messages that the log could not write, and check the length again."""
         if self.retries is not None:
             self.retries.unwritten(ranges, order)
-        if self._look_due:
+        if self._check_due:
             self._queue.schedule_dispatch()
 
     def _is_full(self) -> bool:

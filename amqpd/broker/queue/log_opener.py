@@ -50,30 +50,30 @@ class LogOpener:
         """
         if self._line or self._spent_s >= SLICE_S:
             self._line.append(opening)
-            self._go_on_soon()
+            self._schedule_slice()
             return False
-        return self._begin(opening)
+        return self._open_timed(opening)
 
-    def _begin(self, opening: LogOpening) -> bool:
+    def _open_timed(self, opening: LogOpening) -> bool:
         began = time.monotonic()
         opened = opening.begin()
         self._spent_s += time.monotonic() - began
         if not opened and not opening.asked:
             self._line.append(opening)
-        self._go_on_soon()
+        self._schedule_slice()
         return opened
 
-    def _go_on_soon(self) -> None:
+    def _schedule_slice(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._soon(self._go_on)
+            self._soon(self._run_slice)
 
-    def _go_on(self) -> None:
+    def _run_slice(self) -> None:
         self._scheduled = False
         self._spent_s = 0.0
         while self._line and self._spent_s < SLICE_S:
             opening = self._line.popleft()
-            if self._begin(opening):
+            if self._open_timed(opening):
                 opening.end()
 
 
@@ -81,14 +81,14 @@ def when_open(destinations: Sequence[Destination], done: Callable[[], object]) -
     """Call `done` when the log of each destination is open or has failed. `LogNotOpen` has the destinations."""
     count = len(destinations)
 
-    def one() -> None:
+    def count_one() -> None:
         nonlocal count
         count -= 1
         if count == 0:
             done()
 
     for destination in destinations:
-        destination.when_open(one)
+        destination.when_open(count_one)
 
 
 async def opened(destination: Destination) -> bool:
@@ -106,14 +106,14 @@ async def opened(destination: Destination) -> bool:
 
 async def opening_over(destinations: Sequence[Destination]) -> None:
     """Do the same as `when_open`, for a task. The next `prepare` raises the error of a failed one."""
-    there: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    when_open(destinations, partial(_answer, there))
-    await there
+    opened_all: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    when_open(destinations, partial(_resolve, opened_all))
+    await opened_all
 
 
-def _answer(there: asyncio.Future[None]) -> None:
-    if not there.done():
-        there.set_result(None)
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 log = logging.getLogger(__name__)
@@ -133,26 +133,26 @@ class FailedQueueRetry:
         """Log the error of a queue's pump and schedule a retry, if none is scheduled."""
         if queue in self._waiting:
             return
-        _tell(queue, error, FIRST_S, first=True)
-        self._later(queue, FIRST_S)
+        _log_failure(queue, error, FIRST_S, first=True)
+        self._schedule(queue, FIRST_S)
 
-    def _later(self, queue: QueueBase, delay_s: float) -> None:
+    def _schedule(self, queue: QueueBase, delay_s: float) -> None:
         self._waiting.add(queue)
-        self.call_later(delay_s, self._again, queue, delay_s)
+        self.call_later(delay_s, self._retry, queue, delay_s)
 
-    def _again(self, queue: QueueBase, delay_s: float) -> None:
+    def _retry(self, queue: QueueBase, delay_s: float) -> None:
         self._waiting.discard(queue)
         if queue.deleted:
             return
         try:
             queue.dispatch()
-        except Exception as error:  # noqa: BLE001  # logged by `_tell`
+        except Exception as error:  # noqa: BLE001  # logged by `_log_failure`
             delay_s = min(2 * delay_s, RETRY_S_MAX)
-            _tell(queue, error, delay_s, first=False)
-            self._later(queue, delay_s)
+            _log_failure(queue, error, delay_s, first=False)
+            self._schedule(queue, delay_s)
 
 
-def _tell(queue: QueueBase, error: Exception, delay_s: float, first: bool) -> None:
+def _log_failure(queue: QueueBase, error: Exception, delay_s: float, first: bool) -> None:
     name = f"queue '{queue.name}' in vhost '{queue.vhost_name}'"
     if isinstance(error, OSError):
         log.error("%s cannot be read: %s; next try in %g s", name, error, delay_s)
