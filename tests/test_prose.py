@@ -8,7 +8,7 @@ from __future__ import annotations
 from source_prose import findings, findings_of, paragraphs
 
 FINDINGS_MAX: dict[str, int] = {
-    "amqpd.broker.queue": 355,
+    "amqpd.broker.queue": 168,
 }
 """Package -> how many findings it still has. A package that is not here has none. No number may rise."""
 
