@@ -1,7 +1,7 @@
-"""The log of one queue until it is open: begun, failed, and who waits for it.
+"""The opening of one queue's log after a start, with the callers that wait for it.
 
-It opens in steps, so that the loop is not held: the disk is asked, and may take its time; then what waits in the log
-for its next try is found, a slice at a time. Only when all of that is known does the queue know its log.
+Opening is done in steps, so that the event loop is not blocked: another thread reads the files, then the loop finds
+the messages that wait for their next try, a slice per turn. The queue uses its log only after the last step.
 """
 
 from __future__ import annotations
@@ -19,10 +19,15 @@ log = logging.getLogger(__name__)
 
 @final
 class LogOpening:
-    """A queue has one from its start until its log is open.
+    """The state of an opening. A queue has one from its start until its log is open.
 
-    open_soon: the host's. begun: the opener has it. asked: the disk has not answered yet. failed: it could not be
-    opened, which the next `Queue.prepare` tells. waiting: called then once each, in order.
+    Attributes:
+        begun: the opener (log_opener.py) works on it.
+        asked: another thread is reading the files.
+        failed: the log could not be opened; the next `prepare` reports it.
+
+    Args:
+        open_soon: `QueueServices.open_soon`.
     """
 
     def __init__(self, queue: QueueBase, store: QueueLog, open_soon: Callable[[LogOpening], bool]) -> None:
@@ -36,13 +41,18 @@ class LogOpening:
         self._waiting: list[Callable[[], object]] | None = None
 
     def when_done(self, done: Callable[[], object]) -> None:
-        """Calls `done` when the log is open or could not be opened."""
+        """Call `done` when the log is open or could not be opened."""
         if self._waiting is None:
             self._waiting = []
         self._waiting.append(done)
 
     def prepare(self) -> None:
-        """As `Destination.prepare`. Raises: NotOpenYet, ResourceError."""
+        """Begin to open the log, or report the result: see `Destination.prepare`.
+
+        Raises:
+            LogNotOpen: the log is being opened.
+            ResourceError: the log cannot be opened.
+        """
         if not self.failed:
             if not self.begun:
                 self.begun = not self._open_soon(self)
@@ -56,8 +66,13 @@ class LogOpening:
             )
 
     def begin(self) -> bool:
-        """One step. True: that was the last one, or it failed, and `end` comes next. False: where the disk is `asked`,
-        the opener gets it back when the disk has answered; else there is more to do at once."""
+        """Do one step.
+
+        Returns:
+            True if this was the last step or it failed; the caller then calls `end`. False if there is more to do.
+            While
+            `asked` is set, another thread works, and the opening returns to the opener by itself.
+        """
         if self._queue.deleted:
             return True
         try:
@@ -67,18 +82,18 @@ class LogOpening:
                 self.asked = True
                 return False
         except (OSError, LogUnusable):
-            return True  # `can_open` meets it too, and tells
+            return True  # `can_open` meets the same error and logs it
         return self._queue.find_delayed(self._store)
 
     def _go_on(self) -> None:
-        """The disk has answered."""
+        """Return to the opener: the other thread has read the files."""
         self.asked = False
         self._answered = True
         if self._open_soon(self):
             self.end()
 
     def end(self) -> None:
-        """Finish: the log is open, or it cannot be opened."""
+        """Finish: report success or failure to all waiting callers."""
         self.begun = False
         self._answered = False
         if not self._queue.deleted:
@@ -90,7 +105,7 @@ class LogOpening:
                 done()
 
     def can_open(self) -> bool:
-        """Waits for the disk. False: it cannot be read, which the log says. The queue knows its log then."""
+        """Open the log now and wait for the disk. Return False if it cannot be read; the reason is logged."""
         queue = self._queue
         try:
             self._store.recover()

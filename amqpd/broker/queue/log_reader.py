@@ -1,7 +1,7 @@
-"""A place in a queue's log from which somebody reads on, a piece at a time, without ever waiting for the disk.
+"""Reader of a queue's log from a position of its own, in pieces, without waiting for the disk.
 
-What was read and not looked at yet is held (`record`), so that whoever has to stop in the middle of a piece goes on
-there. It holds one piece and a cursor's bytes at most, and nothing after `rest`.
+Records that were read and not processed stay in the reader, so a caller that stops in the middle of a piece continues
+there. A reader keeps at most one piece and the buffer of a cursor in memory; after `rest` it keeps nothing.
 
 Compiled by mypyc.
 """
@@ -16,8 +16,8 @@ from mypy_extensions import i64
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import Cursor, QueueLog
 
-# What is read without waiting for the disk: what is live, that of it which is below the high watermark, or what is
-# settled and still there.
+# Kinds of records that a reader returns: unsettled ones; unsettled ones below the high watermark; settled ones that
+# the files still have.
 LIVE: Final = 0
 SAFE: Final = 1
 SETTLED: Final = 2
@@ -25,7 +25,13 @@ SETTLED: Final = 2
 
 @final
 class QueueLogReader:
-    """One reader's. kind: LIVE, SAFE or SETTLED. log: which was read last. read_offset: where the next piece begins."""
+    """A position in a log, for one user.
+
+    Attributes:
+        kind: LIVE, SAFE or SETTLED.
+        log: the log that was read last.
+        read_offset: where the next piece begins.
+    """
 
     def __init__(self, kind: i64 = LIVE) -> None:
         self.kind: Final = kind
@@ -37,7 +43,7 @@ class QueueLogReader:
         self._begin: i64 = 0
 
     def record(self, offset: i64) -> Record | None:
-        """The first that was read and is not below `offset`; it stays."""
+        """Return the first record in memory at or after `offset`, and keep it."""
         records = self._records
         at = self._at
         size: i64 = len(records)
@@ -51,15 +57,22 @@ class QueueLogReader:
         return None
 
     def go_to(self, offset: i64) -> None:
-        """The next to be looked at is at `offset` or behind it. What is held is kept, if it goes on from there."""
+        """Continue at `offset` or later. Records in memory are kept if `offset` is in their range."""
         if offset < self._begin or offset >= self.read_offset:
             self._records = []
         self._at = 0
 
     def read(self, log: QueueLog, offset: i64, size_bytes: i64, arrived: Callable[[], None] | None) -> bool:
-        """Reads the next piece, from `offset` at the earliest. False: the disk is asked, and `arrived` is called when
-        it has answered. Nothing is read where the log has no more. arrived None: waits for the disk, for what is live.
-        Raises: OSError.
+        """Read the next piece, from `offset` at the earliest.
+
+        Args:
+            arrived: called when the disk has delivered; None to wait for the disk (only for LIVE).
+
+        Returns:
+            False if the disk is being read. At the end of the log True, with no record.
+
+        Raises:
+            OSError: the log cannot be read.
         """
         cursor = self._cursor
         if cursor is None or self.log is not log:
@@ -82,27 +95,27 @@ class QueueLogReader:
         return len(fetch.records) > 0 or not fetch.waiting
 
     def read_on(self, log: QueueLog, offset: i64, size_bytes: i64, arrived: Callable[[], None]) -> bool:
-        """`read`, from where the last piece has ended if that is behind `offset`."""
+        """Call `read` from the end of the last piece, or from `offset` if that is later."""
         if self.log is log and self.read_offset > offset:
             offset = self.read_offset
         return self.read(log, offset, size_bytes, arrived)
 
     def forget(self) -> None:
-        """Whatever was read is to be read again."""
+        """Drop all records in memory; they will be read again."""
         self._records = []
         self._at = 0
         self._begin = 0
         self.read_offset = 0
 
     def rest(self) -> None:
-        """It has come to the end: the bytes it holds go."""
+        """Release the memory at the end of the log. The position stays."""
         self._records = []
         self._at = 0
         if self._cursor is not None:
             self._cursor.release()
 
     def close(self) -> None:
-        """Nobody reads on."""
+        """Release everything: no further reads."""
         self._records = []
         self._at = 0
         if self._cursor is not None:

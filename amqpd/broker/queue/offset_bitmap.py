@@ -1,8 +1,7 @@
-"""A set of offsets, one bit each: what was taken out of a log before its turn.
+"""Set of offsets with one bit each, used for messages that were taken out of a log before their turn.
 
-A range of CHUNK_SIZE offsets is a chunk of 8 KiB, which is there from its first offset on and shrinks to nothing when
-all of its offsets are in the set. So a million offsets in a row take some hundred bytes, and scattered ones a bit for
-each offset between them.
+A chunk of 8 KiB covers CHUNK_SIZE offsets. It is created for the first offset in its range, and becomes one shared
+constant when all its offsets are in the set. A million consecutive offsets need about a hundred bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _ALL: Final = int.from_bytes(b"\xff" * (CHUNK_SIZE >> 3), "little")
 
 @final
 class OffsetBitmap:
-    """Offsets that are in the set."""
+    """A set of offsets."""
 
     def __init__(self) -> None:
         self._chunks: dict[int, bytearray] = {}
@@ -30,7 +29,7 @@ class OffsetBitmap:
         return len(self._chunks) > 0
 
     def add(self, offset: i64) -> None:
-        """Cost: some 50 ns."""
+        """Add an offset. Cost: about 50 ns."""
         number: i64 = offset >> CHUNK_BITS
         chunk = self._chunks.get(number)
         if chunk is None:
@@ -53,7 +52,7 @@ class OffsetBitmap:
             self._chunks[number] = _FULL
 
     def remove(self, offset: i64) -> None:
-        """It is in the set no more; it was."""
+        """Remove an offset, which must be in the set."""
         number: i64 = offset >> CHUNK_BITS
         chunk = self._chunks[number]
         if not chunk:
@@ -64,7 +63,7 @@ class OffsetBitmap:
         self._counts[number] -= 1
 
     def add_range(self, first: i64, last: i64) -> None:
-        """All of `first`..`last`, ends included. Cost: a step per chunk, and for bytes that have others some."""
+        """Add `first` to `last`, ends included. Cost: a step per chunk; a step per byte where the set has others."""
         offset = first
         while offset <= last:
             number: i64 = offset >> CHUNK_BITS
@@ -76,7 +75,7 @@ class OffsetBitmap:
                 self._counts[number] = CHUNK_SIZE
                 offset += CHUNK_SIZE
             elif place & 7 == 0 and last - offset >= 7 and self._empty_byte(number, place):
-                self.add(offset)  # which makes the chunk
+                self.add(offset)  # creates the chunk
                 chunk = self._chunks[number]
                 if chunk:
                     chunk[place >> 3] = 255
@@ -97,7 +96,7 @@ class OffsetBitmap:
             self._chunks[number] = _FULL
 
     def remove_range(self, first: i64, last: i64) -> None:
-        """None of `first`..`last`, ends included, is in the set any more. Cost: as `add_range`."""
+        """Remove `first` to `last`, ends included. Cost: as `add_range`."""
         offset = first
         while offset <= last:
             number: i64 = offset >> CHUNK_BITS
@@ -126,7 +125,8 @@ class OffsetBitmap:
                     del self._counts[number]
             offset += 1
 
-    # -- many at once: some us a chunk, however its offsets lie (shifts by an `int`: by an i64 all would be one) -------
+    # -- many at once: a few us per chunk, for any pattern of offsets. Shift counts are `int`: by an i64 mypyc would
+    # convert `bits` to i64, too.
 
     def _bits_of(self, number: i64) -> int:
         chunk = self._chunks.get(number)
@@ -146,7 +146,7 @@ class OffsetBitmap:
         self._chunks[number] = _FULL if bits == _ALL else bytearray(bits.to_bytes(CHUNK_SIZE >> 3, "little"))
 
     def add_bits(self, base: i64, bits: int) -> None:
-        """`base` + n for each bit n that is set in `bits`."""
+        """Add `base` + n for each bit n that is set in `bits`."""
         number: i64 = base >> CHUNK_BITS
         place: int = base & (CHUNK_SIZE - 1)
         bits <<= place
@@ -156,7 +156,7 @@ class OffsetBitmap:
             number += 1
 
     def remove_bits(self, base: i64, bits: int) -> None:
-        """`base` + n for each bit n that is set in `bits` is in the set no more."""
+        """Remove `base` + n for each bit n that is set in `bits`."""
         number: i64 = base >> CHUNK_BITS
         place: int = base & (CHUNK_SIZE - 1)
         bits <<= place
@@ -166,7 +166,7 @@ class OffsetBitmap:
             number += 1
 
     def add_from(self, other: OffsetBitmap, first: i64) -> None:
-        """What is in `other`, from `first` on."""
+        """Add all offsets of `other` that are not below `first`."""
         border: i64 = first >> CHUNK_BITS
         for number in other._chunks:
             bits = other._bits_of(number)
@@ -177,7 +177,7 @@ class OffsetBitmap:
                 self._set_bits(number, self._bits_of(number) | bits)
 
     def keep_common(self, other: OffsetBitmap, first: i64, last: i64) -> None:
-        """Of `first`..`last`, ends included, what is not in `other` too is in the set no more."""
+        """Remove the offsets of `first` to `last`, ends included, that are not in `other`."""
         for number in list(self._chunks):
             start: i64 = number << CHUNK_BITS
             if start > last or start + CHUNK_SIZE <= first:
@@ -190,7 +190,7 @@ class OffsetBitmap:
             self._set_bits(number, self._bits_of(number) & (other._bits_of(number) | (_ALL ^ span)))
 
     def has(self, offset: i64) -> bool:
-        """Whether the offset is in the set. Cost: some 30 ns."""
+        """Return whether the offset is in the set. Cost: about 30 ns."""
         if not self._chunks:
             return False
         chunk = self._chunks.get(offset >> CHUNK_BITS)
@@ -202,7 +202,11 @@ class OffsetBitmap:
         return chunk[place >> 3] & (1 << (place & 7)) != 0
 
     def drop_below(self, offset: i64) -> None:
-        """Nobody asks any more for what is below `offset`: whole chunks of it go. Cost: a step per chunk, once."""
+        """Free memory of offsets below `offset`, whole chunks only. The caller does not ask for them again.
+
+        Cost:
+            A step per chunk, once.
+        """
         number: i64 = offset >> CHUNK_BITS
         if not self._chunks or number <= self._begin:
             return
@@ -212,8 +216,10 @@ class OffsetBitmap:
             del self._counts[old]
 
     def gaps(self, first: i64, last: i64) -> list[tuple[int, int]]:
-        """The ranges of `first`..`last`, ends included, that are not in the set. Cost: a step per chunk without an
-        offset in the set, per byte of the others, per offset of bytes that have both.
+        """Return the ranges of `first` to `last`, ends included, that are not in the set.
+
+        Cost:
+            A step per empty or full chunk, per empty or full byte of other chunks, per offset of other bytes.
         """
         found: list[tuple[int, int]] = []
         begin: i64 = -1

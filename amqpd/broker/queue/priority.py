@@ -1,22 +1,20 @@
-"""The ready order by priority (x-max-priority): higher levels go first, within a level the order is that of arrival.
+"""Priority order (x-max-priority): higher priorities first, and by arrival within a priority.
 
-There is one log, as in every queue, and one index over it. What lies in the log alone is noted in `PriorityIndex`
-(priority.py) with one byte per message, its level; the next message of a level is found by a search for that byte.
-So a million waiting messages cost a megabyte, whatever their levels, and a window of entries stands in memory as in a
-plain queue. Each level has
+There is one log, as for every queue. Messages that are only in the log have one byte each in `PriorityIndex`: their
+priority. A search for that byte finds the next message of a priority. A million waiting messages cost a megabyte. Each
+priority (`PriorityLevel`) has
 
-    returned   a heap of requeued entries; their offsets are below every other one of the level
+    returned   a heap of requeued entries; their offsets are below all others of the level
     hot        entries in memory, ascending
-    cold       noted in the index, all of them behind `hot`
+    cold       messages that only the log has, noted in the index; all come after `hot`
 
-After a restart the index is made by reading the log once, from the queue's first use on: a range of offsets per turn,
-by the worker thread where it is not in memory. Until that is done nothing is delivered, what comes in is noted behind
-it, and who cannot wait (basic.get, a length limit) has the rest read at once.
+After a restart the first use of the queue starts to build the index, by one read of the log. A turn reads a range, and
+another thread reads it from disk if needed. Until the index is complete nothing is delivered, and new messages are
+noted
+in the index. A caller that cannot wait (basic.get, a length limit) reads the rest at once.
 
 A priority above the maximum counts as the maximum, a missing one as 0. The head, for expiry and for a length limit, is
-what would be delivered next (rabbit: the same).
-
-Which level each waiting message of a priority queue has, that lies in its log alone: a byte a message.
+the message that would be delivered next (rabbit: the same).
 
 Compiled by mypyc.
 """
@@ -45,7 +43,7 @@ CHUNK_SIZE: Final = 1 << CHUNK_BITS
 
 @final
 class PriorityIndex:
-    """Offset -> level, one byte each, for up to 128 levels. Chunks without an entry are dropped."""
+    """Map from offset to level, one byte each, for up to 128 levels. Chunks without an entry are dropped."""
 
     def __init__(self) -> None:
         self.chunks: dict[int, bytearray] = {}
@@ -65,7 +63,7 @@ class PriorityIndex:
         self._counts[number] += 1
 
     def remove(self, offset: i64) -> None:
-        """The offset is in it."""
+        """Remove an offset, which must be in the index."""
         number: i64 = offset >> CHUNK_BITS
         left = self._counts[number] - 1
         if left:
@@ -76,7 +74,7 @@ class PriorityIndex:
             del self.chunks[number]
 
     def level_at(self, offset: i64) -> i64:
-        """-1: the offset is not in it."""
+        """Return the level of the offset, or -1 if it is not in the index."""
         number: i64 = offset >> CHUNK_BITS
         chunk = self.chunks.get(number)
         if chunk is None:
@@ -85,7 +83,7 @@ class PriorityIndex:
         return level - 1
 
     def find(self, level: i64, start: i64) -> i64:
-        """The lowest offset from `start` on that is of this level; -1: none. Cost: a search through bytes."""
+        """Return the lowest offset of this level from `start` on, or -1. Cost: a search through bytes."""
         number: i64 = start >> CHUNK_BITS
         position: int = start & (CHUNK_SIZE - 1)
         wanted: int = level + 1
@@ -100,7 +98,7 @@ class PriorityIndex:
         return -1
 
     def offsets(self) -> list[int]:
-        """Everything in it, ascending."""
+        """Return all offsets, ascending."""
         found: list[int] = []
         for number in sorted(self.chunks):
             chunk = self.chunks[number]
@@ -114,31 +112,41 @@ class PriorityIndex:
         self._last = -1
 
 
-# A level may hold so many in memory even when others fill the window: urgent messages seldom come by way of the log.
+# A level may have this many in memory even if others fill the window, so that urgent messages seldom need the log.
 LEVEL_HOT_MIN: Final = 64
 LEVEL_BODY_MAX: Final = 64 * 1024
-# What one filling of a level's window reads.
+# Messages that one `_fill` reads.
 FILL_COUNT_MAX: Final = 256
-# Levels told apart in one index: a byte, less the value for nothing, and half of it to spare.
+# An index distinguishes 128 levels. A byte could distinguish 255.
 _INDEX_LEVELS_BITS: Final = 7
 
 
 @final
 class PriorityLevel:
-    """What is ready at one priority."""
+    """The ready messages of one priority.
+
+    Attributes:
+        cursor: no cold message has a lower offset.
+    """
 
     def __init__(self, number: i64) -> None:
         self.number = number
         self.returned: list[QueueEntry] = []
         self.hot: deque[QueueEntry] = deque()
         self.cold_count: i64 = 0
-        # No cold entry is below it.
         self.cursor: i64 = 0
 
 
 @final
 class PriorityOrder(ReadyOrder):
-    """Of one queue. level_max: the highest that is told apart."""
+    """The ready order of one queue.
+
+    Args:
+        level_max: the highest priority; higher ones count as this one.
+
+    Attributes:
+        indexes: the indexes of running searches (scan.py).
+    """
 
     def __init__(self, backing: QueueStore, level_max: i64) -> None:
         super().__init__(backing)
@@ -147,17 +155,17 @@ class PriorityOrder(ReadyOrder):
         self._levels: list[PriorityLevel] = []
         self._hot_count: i64 = 0
         self._cold: list[PriorityIndex] = [PriorityIndex(), PriorityIndex()]
-        # What was in the log at the start is read as far as `_scan_offset`; how many of it were not met yet.
+        # The log of an earlier run ends at `_scan_end` and is in the index up to `_scan_offset`. `_scan_left` messages
+        # are not in the index yet.
         self._scan_offset: i64 = 0
         self._scan_end: i64 = 0
         self._scan_left: i64 = 0
-        # What of that is not ready: it waits for its next try, or has been put back since.
+        # Offsets that this reading skips: they wait for their next try, or were requeued since.
         self._passed_over = OffsetBitmap()
-        # Of those who search.
         self.indexes: list[MemoryIndex] = []
 
     def level_counts(self) -> dict[int, int]:
-        """Ready messages by level, for the admin API and tests: returned, in memory and in the log alone."""
+        """Return the ready messages by level: returned, in memory and only in the log."""
         return {level.number: len(level.returned) + len(level.hot) + level.cold_count for level in self._levels}
 
     # -- the index after a start
@@ -181,33 +189,33 @@ class PriorityOrder(ReadyOrder):
         return self._scan_offset < self._scan_end
 
     def scan(self, queue: QueueBase) -> bool:
-        """Cost: some 2 us a message, more for large ones."""
+        """Read the next range of the log into the index. Cost: about 2 us a message, more for large ones."""
         if not self._scanning():
             return True
         store = self.backing.store
-        assert store is not None  # only what was in a log is read
+        assert store is not None  # scanning implies a log
         fetch = store.cursor.read_if_cached(self._scan_offset, COLD_READ_BYTES, queue.log_arrived)
         if not fetch.records and fetch.waiting:
             self._scan_offset = fetch.next_offset
             return False
         if self._note(queue, fetch.records):
-            self.head(queue)  # whose time may be over, though nobody takes it
+            self.head(queue)  # its time to live may be over, even if no consumer is ready
             return True
         queue.schedule_dispatch()
         return False
 
     def _scan_now(self, queue: QueueBase) -> None:
-        """All the rest of it, waiting for the disk."""
+        """Read the rest of the log into the index, and wait for the disk."""
         store = self.backing.store
-        assert store is not None  # only what was in a log is read
+        assert store is not None  # scanning implies a log
         while not self._note(queue, store.cursor.read(self._scan_offset, COLD_READ_BYTES).records):
             pass
 
     def _note(self, queue: QueueBase, records: list[Record]) -> bool:
-        """Takes the next range of the log into the index; whether that was the last."""
+        """Add a range of records to the index. Return True if it was the last one."""
         for record in records:
             if record.offset >= self._scan_end:
-                break  # came after the start, and was noted then
+                break  # published after the start, and noted then
             self._scan_offset = record.offset + 1
             if self._passed_over.has(record.offset):
                 continue
@@ -217,10 +225,10 @@ class PriorityOrder(ReadyOrder):
             self._scan_left -= 1
         if records and records[len(records) - 1].offset < self._scan_end - 1:
             return False
-        # Where the log holds less than was counted (a damaged batch), the count follows the log.
+        # If the log has fewer than were counted (a damaged batch), correct the count.
         queue.ready_count -= self._scan_left
         self._end_scan()
-        queue.schedule_dispatch()  # for basic.get that waits
+        queue.schedule_dispatch()  # a basic.get may wait
         return True
 
     def _end_scan(self) -> None:
@@ -228,7 +236,7 @@ class PriorityOrder(ReadyOrder):
         self._scan_left = 0
         self._passed_over.clear()
 
-    # -- in ----------------------------------------------------------------------------------------------------------
+    # -- incoming messages -------------------------------------------------------------------------------------------
 
     def _level_of(self, info: PropertyInfo | None) -> PriorityLevel:
         number: i64 = 0
@@ -291,7 +299,7 @@ class PriorityOrder(ReadyOrder):
         queue.ready_count += 1
         queue.ready_bytes += entry.body_size
 
-    # -- out ---------------------------------------------------------------------------------------------------------
+    # -- outgoing messages -------------------------------------------------------------------------------------------
 
     def memory_count(self) -> i64:
         return self._hot_count
@@ -307,7 +315,7 @@ class PriorityOrder(ReadyOrder):
         return None
 
     def _highest(self, queue: QueueBase) -> PriorityLevel | None:
-        """The level that is served next, with something at hand unless its log has lost it."""
+        """Return the level that is served next, with a message in memory."""
         for level in self._levels:
             if level.returned or level.hot:
                 return level
@@ -318,7 +326,10 @@ class PriorityOrder(ReadyOrder):
         return None
 
     def _fill(self, queue: QueueBase, level: PriorityLevel) -> None:
-        """Reads the level's next messages into memory."""
+        """Read the next messages of a level into memory.
+
+        Messages lost by damage of the log are not counted any more.
+        """
         store = self.backing.store
         index = self._cold[level.number >> _INDEX_LEVELS_BITS]
         count: i64 = 0
@@ -329,12 +340,12 @@ class PriorityOrder(ReadyOrder):
                 queue.ready_count -= level.cold_count
                 level.cold_count = 0
                 return
-            record = store.cursor.read_one(offset)  # where that raises, it is still to be read
+            record = store.cursor.read_one(offset)  # if this raises, the message stays cold
             index.remove(offset)
             level.cursor = offset + 1
             level.cold_count -= 1
             if record is None:
-                # Lost to damage: the count follows the log.
+                # Lost by damage of the log.
                 queue.ready_count -= 1
                 continue
             message = self.backing.message(record)
@@ -352,7 +363,7 @@ class PriorityOrder(ReadyOrder):
                 queue.track_expiration(message)
 
     def mark_delivered(self, store: QueueLog, offset: i64) -> None:
-        # Not by a mark that stands for all before it: what is older but of a lower level was never delivered.
+        # Not `store.mark_delivered`, which marks all older messages: those of lower levels were not delivered.
         store.mark_returned(offset, store.delivery_count(offset))
 
     def take(self, queue: QueueBase) -> QueueEntry | None:
@@ -366,7 +377,7 @@ class PriorityOrder(ReadyOrder):
             if level.returned:
                 entry = level.returned[0]
                 if entry.message is None:
-                    self.backing.read_back(entry)  # it stays in its place where that raises
+                    self.backing.read_back(entry)  # if this raises, the entry stays
                 heappop(level.returned)
             else:
                 entry = level.hot.popleft()
@@ -379,12 +390,12 @@ class PriorityOrder(ReadyOrder):
         return None
 
     def _leaves(self, offset: i64) -> None:
-        """It is not in memory any more, or not ready."""
+        """Update the searches: this message is no longer in memory or no longer ready."""
         for index in self.indexes:
             index.went(offset)
 
     def is_next_in_memory(self, queue: QueueBase) -> bool:
-        # Its reading jumps from place to place: nothing can be read ahead, but for the first time through the log.
+        # Reads jump within the log, so nothing is read ahead, except while the index is built.
         self.reading = self._scanning()
         if self.reading:
             queue.schedule_dispatch()
@@ -410,20 +421,20 @@ class PriorityOrder(ReadyOrder):
                 if message is not None and message.arrived_ms == 0 and message.logged_ms == 0:
                     message.arrived_ms = now_ms
 
-    # -- out of the middle: of who searches (scan.py) -----------------------------------------------------------
+    # -- searches (scan.py) ------------------------------------------------------------------------------------------
 
     def in_memory(self) -> list[QueueEntry]:
-        """Entries that are ready and not in the log alone, in no order."""
+        """Return the ready entries in memory, in no order."""
         return [entry for level in self._levels for entry in [*level.returned, *level.hot]]
 
     def is_cold(self, offset: i64) -> bool:
-        """Whether it is ready, and in the log alone."""
+        """Return whether the message is ready and only in the log."""
         return self._cold[0].level_at(offset) >= 0 or self._cold[1].level_at(offset) >= 0
 
     def take_cold(self, queue: QueueBase, record: Record) -> QueueEntry:
-        """One that is in the log alone, with its message, is ready no more."""
+        """Take a message that is ready and only in the log."""
         store = self.backing.store
-        assert store is not None  # which has it
+        assert store is not None  # the record is from it
         offset = record.offset
         half: i64 = 0 if self._cold[0].level_at(offset) >= 0 else 1
         number = self._cold[half].level_at(offset) + (half << _INDEX_LEVELS_BITS)
@@ -437,7 +448,7 @@ class PriorityOrder(ReadyOrder):
         return entry
 
     def take_held(self, queue: QueueBase, wanted: dict[QueueEntry, None]) -> None:
-        """These, all of them in memory, are ready no more. Cost: a step for each that is in memory."""
+        """Take these entries, all of them in memory. Cost: a step for each entry in memory."""
         for level in self._levels:
             level.returned = [entry for entry in level.returned if entry not in wanted]
             heapify(level.returned)
@@ -458,18 +469,25 @@ class PriorityOrder(ReadyOrder):
             queue.ready_bytes = 0
 
     def cool(self, count_max: i64) -> bool:
-        """Where very many came back, so many of them that the log has go to the index. Whether it is enough by now."""
+        """Move returned entries that the log has to the index, if there are very many.
+
+        Args:
+            count_max: limit of this call.
+
+        Returns:
+            True if enough have moved.
+        """
         for level in self._levels:
             returned = level.returned
             if len(returned) <= self.memory.count_max:
                 continue
-            while level.hot and self.backing.is_logged(level.hot[-1].offset):  # which is behind them
+            while level.hot and self.backing.is_logged(level.hot[-1].offset):  # it is after the returned ones
                 entry = level.hot.pop()
                 self._hot_count -= 1
                 self.memory.hot_bytes -= entry.body_size
                 self._leaves(entry.offset)
                 self._add_cold(level, entry.offset)
-            while returned and self.backing.is_logged(returned[-1].offset):  # a heap without its end is one
+            while returned and self.backing.is_logged(returned[-1].offset):  # a heap without its last element is a heap
                 if count_max == 0:
                     return False
                 count_max -= 1
@@ -478,7 +496,7 @@ class PriorityOrder(ReadyOrder):
                 self._add_cold(level, entry.offset)
         return True
 
-    # -- home --------------------------------------------------------------------------------------------------------
+    # -- purge -------------------------------------------------------------------------------------------------------
 
     def purge(self, queue: QueueBase) -> None:
         store = self.backing.store
@@ -492,7 +510,7 @@ class PriorityOrder(ReadyOrder):
         self.clear(queue)
 
     def _settle_ready(self, queue: QueueBase, store: QueueLog) -> None:
-        """Each by itself, as unacked entries lie between them."""
+        """Settle the ready messages one by one: unacked ones are between them."""
         size = queue.ready_bytes
         for level in self._levels:
             for entry in level.returned:
@@ -504,7 +522,7 @@ class PriorityOrder(ReadyOrder):
         offsets: list[int] = []
         for index in self._cold:
             offsets += index.offsets()
-        # The size of each is not known, that of all is.
+        # Only the total size is known: give each an equal share.
         left: i64 = len(offsets)
         for offset in offsets:
             share: i64 = size // left if size > 0 else 0
@@ -528,7 +546,7 @@ class PriorityOrder(ReadyOrder):
             for entry in level.returned:
                 if within(entry.offset, ranges):
                     self._leaves(entry.offset)
-                    entry.offset = -1  # in memory only: there is nothing to settle
+                    entry.offset = -1  # only in memory: nothing to settle
             heapify(level.returned)
             index = self._cold[level.number >> _INDEX_LEVELS_BITS]
             for first, last in ranges:

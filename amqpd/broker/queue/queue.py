@@ -1,27 +1,27 @@
-"""A queue: its messages in their ready order, its consumers, its rules, and who gets what next.
+"""A queue of a vhost, without groups: its messages, its consumers, and the calls between them.
 
-    identity     name, vhost, kind, flags, arguments
-    consumers    whose turn it is (consumer.py: RoundRobin)
-    order        what is ready and which is next (ready_order.py: by arrival, by level)
-    rules        what it obeys beside that (config.py), at work in `enforcement` and `expiry`; a plain queue has neither
-    backing      where its messages lie (store.py): a log, a temporary one, or memory
+A `Queue` combines these parts:
 
-Messages come in at `offer`, get an offset, and leave through `pump` (or `get`) to a consumer; `settle` ends them,
-`requeue` brings them back to their place. Rules are exchanged as a whole while the queue runs: `obey`.
+    round_robin   the consumers, and which one is served next (../consumer.py)
+    order         the ready messages, and which one is next (ready_order.py)
+    backing       the store of the messages (store.py: a log, a temporary log, or memory only)
+    rules         the settings as one immutable value (config.py); `apply_config` exchanges it while the queue runs
+    enforcement   length limits, delivery limit, delayed retries, x-expires (limits.py); None if no rule needs it
+    expiry        time to live of messages (expiry.py); None until a message has one
+    filters       consumers with x-filter (filtered.py); None while there are none
+    opening       opens the log after a start (log_opening.py); None if the log is open or the queue has none
 
-Invariant: ready_bytes = body bytes of what is ready; after a restart what the log says. One owner: the loop's thread.
+A publisher calls `enqueue`. The store assigns an offset, and the ready order then has the message. At the end of the
+loop turn `dispatch` delivers ready messages to consumers with credit; `get` serves basic.get. A channel ends a delivery
+by `ack` or `reject`, or returns it by `requeue`. `discard` ends a message for a reason: the broker dead-letters it, or
+the log settles it.
 
-What a quorum queue tells a consumer: how often a message came back.
+A message that goes straight to a consumer without acks never touches the log. A queue with x-retain is the exception:
+it appends every message. x-retain needs the log of a durable queue: the argument is refused for other queues, and
+a policy with it has no effect there.
 
-basic.get that found nothing in memory: it waits until the disk has answered, and is given once more then.
-
-How a consumer comes to a queue, and how it leaves: what the queue's order and its filters do for it.
-
-What a queue does otherwise when it keeps what is settled (x-retain): storage/acks/retained.py keeps it.
-
-Its messages go into its log whoever waits for them: elsewhere one that goes straight to a consumer without acks never
-touches it. A queue that is not durable has no log that could keep anything: an argument is refused there, a policy has
-no effect.
+Invariant: `ready_bytes` is the number of body bytes of all ready messages; after a restart the log supplies it.
+Only the event loop's thread calls a queue.
 """
 
 from __future__ import annotations
@@ -52,13 +52,16 @@ from amqpd.storage.queue_log import QueueLog
 
 
 def for_consumer(entry: QueueEntry, counts_shown: bool) -> Message | None:
-    """The entry's message as a consumer sees it. counts_shown: by the queue's rules."""
+    """Return the entry's message as a consumer receives it. counts_shown: the queue's rule of this name."""
     message = entry.message
     return with_delivery_count(entry, message) if counts_shown and message is not None else message
 
 
 def with_delivery_count(entry: QueueEntry, message: Message) -> Message:
-    """rabbit: quorum queues tell how often a message came back, in the header x-delivery-count."""
+    """Return a copy of the message with the header x-delivery-count: how often it was returned to the queue.
+
+    rabbit: a quorum queue adds this header.
+    """
     count: int = entry.delivery_count
     properties = with_headers(message.properties(), {"x-delivery-count": Int64(count)})
     info = scan_properties(properties, 0, len(properties))
@@ -67,18 +70,20 @@ def with_delivery_count(entry: QueueEntry, message: Message) -> Message:
 
 @final
 class GetWaiters:
-    """Those of one queue that wait, in order."""
+    """The basic.get commands that wait until the disk has delivered a message, in order."""
 
     def __init__(self) -> None:
         self._waiting: list[Callable[[], object]] = []
 
     def add(self, getter: Callable[[], object]) -> None:
-        """Calls it when there may be an answer, once."""
+        """Call `getter` once, when a message may be in memory."""
         self._waiting.append(getter)
 
     def call(self) -> None:
-        """There may be one. Who finds the disk asked again adds himself again. Raises: what one of them raises; the
-        others are still to be called.
+        """Call all waiting commands. A command that finds its message still on disk adds itself again.
+
+        Raises:
+            The exception of a command. The commands after it stay in the list.
         """
         waiting = self._waiting
         self._waiting = []
@@ -96,7 +101,7 @@ class GetWaiters:
 
 
 def attach_consumer(queue: Queue, consumer: Consumer) -> None:
-    """It is served from the next pump on. The caller has checked what it asks for."""
+    """Add a consumer; the queue serves it from the next dispatch on. The caller has checked its arguments."""
     order = queue.order
     order.join(queue, consumer)
     if consumer.arguments.selector is not None and isinstance(order, FifoOrder):
@@ -107,7 +112,7 @@ def attach_consumer(queue: Queue, consumer: Consumer) -> None:
 
 
 def detach_consumer(queue: Queue, consumer: Consumer) -> None:
-    """It gets nothing more; what it has unacked stays with its front end."""
+    """Remove a consumer. Its unacked deliveries stay with its channel."""
     queue.order.leave(queue, consumer)
     if queue.filters is not None:
         queue.filters.leave(consumer)
@@ -115,14 +120,14 @@ def detach_consumer(queue: Queue, consumer: Consumer) -> None:
 
 
 def apply_retention(host: QueueServices, backing: QueueStore, rules: QueueConfig) -> None:
-    """The queue's log keeps from now on what these rules say, which may be nothing."""
+    """Set how long the queue's log keeps settled messages (x-retain); the rules may end this, too."""
     store = backing.store
     if store is not None and not backing.spilled:
         host.retain(store, rules.retain_ms, rules.retain_bytes)
 
 
 def enqueue_retained(queue: QueueBase, backing: QueueStore, order: ReadyOrder, message: Message) -> bool:
-    """Appends it, and has the queue pumped. False: the log accepts nothing."""
+    """Append a message to a queue with x-retain and schedule a dispatch. Return False if the log has failed."""
     queue.published_count += 1
     if message.info is not None and message.info.expiration is not None:
         queue.track_expiration(message)
@@ -135,9 +140,19 @@ def enqueue_retained(queue: QueueBase, backing: QueueStore, order: ReadyOrder, m
 
 
 class Queue(QueueBase):
-    """One queue of a vhost; `GroupedQueue` (grouped_queue.py) is one with groups. host: what it needs of the broker
-    around it. exclusive_owner: the connection that declared it exclusive, or None. store: its log, which may be there
-    from an earlier life; None: it has none.
+    """A queue of a vhost. `GroupedQueue` (grouped_queue.py) is the class of queues with groups.
+
+    Attributes:
+        host: the services of the broker (services.py).
+        exclusive_owner: the connection that declared the queue exclusive, or None.
+        keeps_all: every message needs a synced log, transient ones too.
+        dead_letters_logged_count: dead letters of this queue that wait to be published and that only its log has.
+        getters: created when a basic.get has to wait for the disk.
+        filters: created for the first consumer with a filter.
+        expiry: created for the first message with a time to live.
+
+    Args:
+        store: the log, perhaps with messages of an earlier run; None for a transient queue.
     """
 
     def __init__(
@@ -169,15 +184,10 @@ class Queue(QueueBase):
             self.order = GroupedOrder(self.backing, rules.group_by)
         else:
             self.order = FifoOrder(self.backing)
-        # None: the log is open, or there is none.
         self.opening = None if store is None else LogOpening(self, store, host.open_soon)
-        # Dead letters of its own that wait to be published and that only the log has.
         self.dead_letters_logged_count: i64 = 0
-        # Made when a basic.get has to wait for the disk.
         self.getters: GetWaiters | None = None
-        # Made for the first consumer with a filter.
         self.filters: FilteredConsumers | None = None
-        # Watches the head from the first message on that has a time to live.
         self.expiry: MessageTtl | None = None
         self.rules = rules
         self.enforcement: QueueLimits | None = None
@@ -187,11 +197,13 @@ class Queue(QueueBase):
     # -- rules -------------------------------------------------------------------------------------------------------
 
     def apply_config(self, rules: QueueConfig) -> None:
-        """These rules, all of them, from now on: clocks are set anew, what is over a length goes, nothing else does.
+        """Exchange the rules while the queue runs.
 
-        A time to live counts from a message's arrival, where that was noted or the log knows it, else from now.
-        Raises: ValueError where level_max or single_active differ: a queue has one ready order, and one way to serve
-        its consumers, for life.
+        Clocks start again, and messages above a new length limit are dropped. A time to live counts from the arrival of
+        a message if the message or the log knows it, otherwise from now.
+
+        Raises:
+            ValueError: level_max or single_active differ. A queue keeps its ready order and its single active consumer.
         """
         if rules.level_max != self.rules.level_max or rules.single_active != self.rules.single_active:
             raise ValueError("a queue keeps its levels and its single active consumer for life")
@@ -221,9 +233,10 @@ class Queue(QueueBase):
         self.order.obey(rules)
 
     def use_filtered_order(self) -> FilteredConsumers:
-        """Exchange the FIFO order for one that gives out messages from its middle. `_pump` changes back when it can.
+        """Replace the FIFO order by a `FilteredOrder`, which can take messages from its middle.
 
-        Only for a queue whose order is a `FifoOrder`; a `FilteredOrder` stays.
+        `_pump` changes back when no consumer has a filter. Only for a queue whose order is a `FifoOrder` or already
+        a `FilteredOrder`.
         """
         filters = self.filters
         if filters is None:
@@ -235,39 +248,53 @@ class Queue(QueueBase):
         return filters
 
     def track_expiration(self, message: Message) -> None:
+        """Track the time to live of a message. The first call creates `expiry`."""
         if self.expiry is None:
             self.expiry = MessageTtl(self, self.host, -1)
         self.expiry.note_arrival(message)
 
     def touch(self) -> None:
-        """Somebody declared it, got from it, began or ceased to consume: a lease (x-expires) begins anew."""
+        """Renew the lease of x-expires after a declaration, a basic.get, or a consumer's begin or end."""
         if self.enforcement is not None:
             self.enforcement.used()
 
-    # -- its log -----------------------------------------------------------------------------------------------------
+    # -- the log -----------------------------------------------------------------------------------------------------
 
     @property
     def store(self) -> QueueLog | None:
-        """Its log, a temporary one included."""
+        """Return the log, a temporary one included, or None."""
         return self.backing.store
 
     def prepare(self) -> None:
+        """Open the log before the first use after a start.
+
+        Raises:
+            LogNotOpen: the log is being opened; the caller retries its command afterwards.
+            ResourceError: the log cannot be read. The next call tries again.
+        """
         if self.opening is not None:
             self.opening.prepare()
 
     def can_open(self) -> bool:
+        """Open the log now and wait for the disk. Return False if the log cannot be read."""
         return self.opening is None or self.opening.can_open()
 
     def when_open(self, done: Callable[[], object]) -> None:
+        """Call `done` when the log is open or failed to open; at once if it is open already."""
         if self.opening is None:
             done()
         else:
             self.opening.when_done(done)
 
     def find_delayed(self, log: QueueLog) -> bool:
+        """Find, in slices, the messages in the log that wait for their next try. Return whether all are found."""
         return self.opening is None or self.enforcement is None or self.enforcement.find_delayed(log)
 
     def log_opened(self, log: QueueLog) -> None:
+        """Take over the log after a start: next offset, counts, and the messages that wait for their next try.
+
+        Then load the first ready message, because its time to live may be over.
+        """
         self.opening = None
         self.backing.next_offset = log.next_offset
         self.ready_count = log.record_count
@@ -281,7 +308,6 @@ class Queue(QueueBase):
         if self.enforcement is not None:
             self.enforcement.opened()
         if self.ready_count > 0:
-            # Reading the head shows whether it has a time to live, which may be over.
             self._look_at_head()
 
     def _look_at_head(self) -> None:
@@ -293,11 +319,12 @@ class Queue(QueueBase):
             self.pump_failed(error)
 
     def log_arrived(self) -> None:
+        """Continue after the disk has delivered messages: check the expiry of the head, schedule a dispatch."""
         if self.deleted:
             return
         if self.order.is_reading():
             try:
-                # What has a time to live is seen now, whether or not there is somebody to take it.
+                # Reading the head starts its time to live, even if no consumer is ready.
                 self.order.head(self)
             except OSError as error:
                 self.pump_failed(error)
@@ -307,11 +334,17 @@ class Queue(QueueBase):
         self.schedule_dispatch()
 
     def log(self) -> QueueLog | None:
+        """Return the synced log of a durable queue; None for a transient queue, which has at most a temporary log."""
         return None if self.backing.spilled else self.backing.store
 
-    # -- in ----------------------------------------------------------------------------------------------------------
+    # -- enqueue -----------------------------------------------------------------------------------------------------
 
     def enqueue(self, message: Message) -> bool:
+        """Take a message from a publisher. A consumer with credit gets it at once if no other message is ready.
+
+        Returns:
+            False if a limit refuses the message (reject-publish) or the log has failed; the publisher is then nacked.
+        """
         enforcement = self.enforcement
         if enforcement is None:
             return self._take_in(message)
@@ -323,9 +356,9 @@ class Queue(QueueBase):
         if self.rules.stream:
             self.published_count += 1
             persistent = message.persistent
-            message.persistent = True  # rabbit: a stream keeps it whatever its delivery mode
+            message.persistent = True  # rabbit: a stream stores transient messages, too
             offset = self.backing.append(message)
-            message.persistent = persistent  # for the others it goes to
+            message.persistent = persistent  # other queues get the same message
             return offset >= 0 and self.order.add(self, message, offset)
         kept = self.rules.retains and self.logged
         accepted = enqueue_retained(self, self.backing, self.order, message) if kept else self._take_in(message)
@@ -336,6 +369,11 @@ class Queue(QueueBase):
         return accepted
 
     def _take_in(self, message: Message) -> bool:
+        """Enqueue a message that no limit refuses.
+
+        If nothing is ready and a consumer has credit, the message goes to the consumer at once; the log is skipped for
+        a consumer without acks. Otherwise the message is appended to the store and becomes ready.
+        """
         self.published_count += 1
         if message.info is not None and message.info.expiration is not None:
             self.track_expiration(message)
@@ -346,7 +384,7 @@ class Queue(QueueBase):
             consumer = self.round_robin.pick()
             if consumer is not None:
                 if consumer.no_ack:
-                    # Delivered at most once whatever happens: it never touches the log.
+                    # At most once anyway: the log is not needed.
                     self.delivered_no_ack_count += 1
                     if backing.numbered and not backing.log_passthrough(message):
                         return False
@@ -371,22 +409,26 @@ class Queue(QueueBase):
         return True
 
     def begin_transaction(self) -> None:
+        """Begin a log transaction: after a crash all messages until `end_transaction` exist or none."""
         self.backing.begin_transaction()
         if self.enforcement is not None:
             self.enforcement.begin_transaction()
 
     def end_transaction(self) -> None:
+        """End the log transaction. Length limits are applied now."""
         self.backing.end_transaction()
         if self.enforcement is not None:
             self.enforcement.end_transaction()
 
     def takes_prepared(self) -> bool:
+        """Return whether `enqueue_prepared` is possible: a durable log, no limit, no priorities."""
         plain = self.rules.plain and self.rules.level_max < 0
         return plain and self.backing.store is not None and not self.backing.spilled
 
     def enqueue_prepared(self, prepared: PreparedTransaction, first: list[Message]) -> None:
+        """Append a whole transaction to the log by one call. first: its oldest messages, to keep in memory."""
         store = self.backing.store
-        assert store is not None  # takes_prepared has looked
+        assert store is not None  # takes_prepared checked it
         count = prepared.count
         offset = store.append_prepared(prepared)
         self.published_count += count
@@ -396,26 +438,38 @@ class Queue(QueueBase):
             self.expiry.arm()
         self.schedule_dispatch()
 
-    # -- out ---------------------------------------------------------------------------------------------------------
+    # -- deliver -----------------------------------------------------------------------------------------------------
 
     def dispatch(self) -> None:
-        """Delivers what is ready to whoever can take it; is called again where there is more than a turn's share."""
+        """Deliver ready messages to consumers with credit. The loop turn calls this at its end.
+
+        Does not wait for the disk: if the next message is not in memory, the queue asks for it and `log_arrived`
+        continues.
+        Limits and expiry are applied first. A dispatch with more work than one turn's share schedules itself again.
+        """
         halted = self.round_robin.halted or not self.order.scan(self)
         if halted or (self.enforcement is not None and not self.enforcement.before_dispatch()):
             return
         if self.expiry is not None and self.expiry.behind and not self.expiry.drop():
-            return  # what is over still stands before what could be delivered; the next turn goes on
+            return  # expired messages are still ahead; the next turn continues
         asked = self._pump()
         if self.expiry is not None:
             self.expiry.pumped(asked)
 
     def schedule_dispatch(self) -> None:
+        """Have the loop turn call `dispatch` at its end, once for any number of calls."""
         self.host.turn.pump_later(self)
 
     def pump_failed(self, error: Exception) -> None:
+        """Have the broker log an exception of `dispatch` and call it again later."""
         self.host.pump_failed(self, error)
 
     def _pump(self) -> bool:
+        """Serve the waiting basic.get commands, then the consumers, at most PUMP_COUNT_MAX messages.
+
+        Returns:
+            True if no ready message can be delivered now; False if the next turn must continue.
+        """
         if self.getters is not None:
             self.getters.call()
         if self.filters is not None:
@@ -443,7 +497,7 @@ class Queue(QueueBase):
             if self.expiry is not None and self.expiry.is_over(entry):
                 self.discard(entry, "expired")
                 if not self.expiry.drop():
-                    return False  # a slice went; the next turn goes on
+                    return False  # a slice was dropped; the next turn continues
             else:
                 self.deliver_to(consumer, entry)
             if count >= PUMP_COUNT_MAX:
@@ -452,22 +506,28 @@ class Queue(QueueBase):
         return True
 
     def when_ready(self, done: Callable[[], object]) -> None:
-        """Calls `done` when there may be an answer for a `get` that found the disk being asked."""
+        """Call `done` when a `get` that waits for the disk may find a message."""
         if self.getters is None:
             self.getters = GetWaiters()
         self.getters.add(done)
 
     def ended(self, entry: QueueEntry) -> bool:
+        """Return whether the time to live of a taken entry is over. The entry is then discarded."""
         over = self.expiry is not None and self.expiry.is_over(entry)
         if over:
             self.discard(entry, "expired")
         return over
 
     def deliver_to(self, consumer: Consumer, entry: QueueEntry) -> None:
+        """Deliver a taken entry to a consumer: count it, and mark it in the log.
+
+        A consumer without acks settles the entry at once. For other consumers the log marks the entry as delivered, so
+        that it counts as redelivered after a kill.
+        """
         message = entry.message
-        assert message is not None  # take() has read it
+        assert message is not None  # take() read it
         if self.rules.counts_shown and entry.delivery_count > 0:
-            # The entry keeps the message as it was published: it may be counted again, or dead-lettered.
+            # The entry keeps the original: it may be returned again, or dead-lettered.
             message = with_delivery_count(entry, message)
         if entry.redelivered:
             self.redelivered_count += 1
@@ -485,7 +545,14 @@ class Queue(QueueBase):
             consumer.deliver(message, entry, entry.redelivered)
 
     def get(self, no_ack: bool) -> QueueEntry | None:
-        """basic.get: the next entry, settled at once or counted as unacked. None: the queue is empty, or `waits`."""
+        """Take the next entry for a basic.get.
+
+        Args:
+            no_ack: settle the entry at once; otherwise it is unacked.
+
+        Returns:
+            None if the queue is empty, or if the command must wait: see `waits`.
+        """
         entry = self._take_at_hand()
         expiry = self.expiry
         if expiry is not None:
@@ -510,24 +577,36 @@ class Queue(QueueBase):
         return entry
 
     def _take_at_hand(self) -> QueueEntry | None:
-        """As `take`, but None also while the disk is asked for it."""
+        """Take the next entry. Return None also while the disk reads it, or while no consumer is served."""
         if self.round_robin.halted or (self.ready_count > 0 and not self.order.is_next_in_memory(self)):
             return None
         return self.order.take(self)
 
     def waits(self) -> bool:
-        """Whether `get` found nothing because the disk is asked for it, or nobody is served now: see `when_ready`."""
+        """Return whether the queue has ready messages although `get` returned None. The caller uses `when_ready`.
+
+        Either the disk is being read, or the queue serves no consumer at present (`RoundRobin.suspend`).
+        """
         return (self.order.is_reading() or self.round_robin.halted) and self.ready_count > 0
 
     def take(self) -> QueueEntry | None:
+        """Remove and return the next ready entry with its message, or None. May wait for the disk.
+
+        The caller settles the entry or counts it as unacked.
+
+        Raises:
+            OSError: the log cannot be read; the entry stays ready.
+        """
         return self.order.take(self)
 
     def head(self) -> QueueEntry | None:
+        """Return the next ready entry and leave it in the queue. Return None also while the disk reads it."""
         return self.order.head(self)
 
-    # -- home --------------------------------------------------------------------------------------------------------
+    # -- settle ------------------------------------------------------------------------------------------------------
 
     def ack(self, entry: QueueEntry) -> None:
+        """Settle an entry that its consumer acked, or rejected without a dead-letter exchange."""
         self.uncount_unacked(entry.body_size)
         self.acked_count += 1
         backing = self.backing
@@ -536,23 +615,44 @@ class Queue(QueueBase):
             store.settle(entry.offset, entry.body_size)
 
     def reject(self, entry: QueueEntry) -> None:
+        """Discard an entry that its consumer rejected without requeue."""
         self.uncount_unacked(entry.body_size)
         self.acked_count += 1
         self.discard(entry, "rejected")
 
     def discard(self, entry: QueueEntry, reason: str) -> None:
+        """End a taken entry that is not acked: dead-letter it, or settle it if the queue has no dead-letter exchange.
+
+        Args:
+            reason: expired, maxlen, rejected or delivery_limit, as the header x-death shows it.
+        """
         if self.makes_dead_letters():
             self.host.dead_letter(self, entry, entry.message, reason)
         else:
             self.backing.settle(entry)
 
     def makes_dead_letters(self) -> bool:
+        """Return whether discarded messages go to a dead-letter exchange."""
         return self.rules.dead_letter_exchange is not None and not self.deleted
 
     def drop_old(self, arrived_max_ms: i64, count_max: i64) -> i64:
+        """Drop messages that arrived by `arrived_max_ms` (monotonic), from the head on, whole log batches at once.
+
+        Returns:
+            The number dropped, at most `count_max` plus a batch; 0 if the caller must check messages one by one.
+        """
         return self.order.drop_expired(self, self.host, arrived_max_ms, count_max)
 
     def requeue(self, entry: QueueEntry, counts: bool, failed: bool = True) -> None:
+        """Return an unacked entry to its place in the ready order. The caller dispatches after all returns.
+
+        The entry is marked as redelivered. It is discarded if it exceeds the delivery limit, and it waits first if
+        delayed retries apply. A deleted queue forgets it.
+
+        Args:
+            counts: the return counts as a delivery attempt.
+            failed: the message was rejected or its consumer is gone; False if the consumer returned it.
+        """
         self.uncount_unacked(entry.body_size)
         if self.deleted:
             return
@@ -571,10 +671,11 @@ class Queue(QueueBase):
             enforcement.enforce_length()
 
     def make_ready(self, entry: QueueEntry) -> None:
+        """Make an entry ready at its place after its wait for the next try. Raises OSError and changes nothing."""
         self.order.requeue(self, entry)
 
     def purge(self) -> i64:
-        """Removes what is ready or waits for its next try; unacked messages stay. Returns how many went."""
+        """Remove the messages that are ready or wait for their next try. Return their number. Unacked ones stay."""
         count = self.ready_count
         if self.enforcement is not None:
             count += self.enforcement.purge(self.order)
@@ -584,10 +685,13 @@ class Queue(QueueBase):
         return count
 
     def dispose(self) -> None:
-        """The queue is deleted: nothing of it stays in memory. Its log is the broker's to remove."""
+        """Release everything in memory after the queue was deleted. The broker removes the log.
+
+        Parts that refer to the queue are dropped, so that no reference cycle is left for the garbage collector.
+        """
         if self.expiry is not None:
             self.expiry.cancel()
-            self.expiry = None  # it knows the queue, which is to go without a collector
+            self.expiry = None  # it refers to the queue
         if self.enforcement is not None:
             self.enforcement.end()
             self.enforcement = None
@@ -600,13 +704,16 @@ class Queue(QueueBase):
             self.backing.drop_spill()
 
     def on_write_failed(self, ranges: list[tuple[int, int]]) -> None:
-        """The log could not take these offsets (inclusive); their publishers are told. What of them is ready goes.
+        """Drop ready messages that the log could not write; the broker nacks their publishers.
 
-        What a consumer holds already stays with it, and has no place to come back to.
+        An unacked message stays with its consumer, and exists only in memory.
+
+        Args:
+            ranges: offsets, ends included.
         """
         self.order.unwritten(self, ranges)
         self.backing.unwritten(ranges)
-        # The sizes of those that were in the log alone are known to nobody any more.
+        # The sizes of dropped messages that were only in the log are unknown: use an upper bound.
         self.ready_bytes = min(self.ready_bytes, self.backing.most_bytes(self.order.memory.hot_bytes))
         if self.enforcement is not None:
             self.enforcement.unwritten(ranges, self.order)

@@ -1,14 +1,15 @@
-"""The ready order of a queue: which of its messages is next, and where it is until then.
+"""Ready order of a queue: its ready messages, and which one is next.
 
-A queue has one for life: `FifoOrder` (fifo.py) is order of arrival, `PriorityOrder` (priority.py) is by priority, and
-`StreamOrder` (stream.py) gives out what it does not take. Only `FifoOrder` gives way, to `FilteredOrder`
-(filtered.py) and back, as consumers with filters come and go. Nobody but the order changes the queue's
-`ready_count` and `ready_bytes`: whether what `take` gives out is ready no more is for the order to say.
+A queue has one ready order for life: `FifoOrder` (fifo.py) by arrival, `PriorityOrder` (priority.py) by priority,
+`GroupedOrder` (grouped_order.py) by group. A stream has a `StreamOrder` (stream.py), from which nothing is taken. Only
+a `FifoOrder` can change: `FilteredOrder` (filtered.py) replaces it while consumers have filters.
 
-An order knows its queue's backing and is handed the queue with each call, so the two hold each other in no circle. It
-keeps a window of entries in memory (`MemoryWindow`: how much) and reads the rest from the log.
+The order keeps a window of entries in memory (`MemoryWindow`) and reads the others from the log. The queue is an
+argument of each call, so that order and queue form no reference cycle.
 
-Invariant: what it has given out by `take` it gives out again only after `put_back`.
+Invariants:
+- Only the ready order changes `ready_count` and `ready_bytes` of its queue.
+- A message that `take` returned is not returned again before `requeue`.
 """
 
 from __future__ import annotations
@@ -25,19 +26,22 @@ from amqpd.broker.queue.services import MemoryWindow, QueueServices
 from amqpd.broker.queue.store import QueueStore
 from amqpd.storage.queue_log import QueueLog
 
-# The window in memory, per queue. A durable queue's is small, its log has everything anyway; a transient queue's is
-# what it may hold before it needs a temporary log.
+# Limits of the window of one queue. A durable queue has a small window, because its log has every message. A transient
+# queue gets a temporary log when its window is full.
 HOT_COUNT_MAX: Final = 4096
 HOT_BYTES_MAX: Final = 4 * 1024 * 1024
 TRANSIENT_COUNT_MAX: Final = 32768
 TRANSIENT_BYTES_MAX: Final = 16 * 1024 * 1024
-# What one reading of the log brings back.
+# Size of one read of the log.
 COLD_READ_BYTES: Final = 256 * 1024
 
 
 class ReadyOrder:
-    """One queue's. hot_bytes: of the bodies in the window. reading: the disk is asked for what comes next, and the
-    queue's `log_arrived` is called when it has answered.
+    """Base class of the ready orders.
+
+    Attributes:
+        memory: limits of the window, and the body bytes in it.
+        reading: the disk reads the next messages; the queue's `log_arrived` is called afterwards.
     """
 
     def __init__(self, backing: QueueStore) -> None:
@@ -53,114 +57,137 @@ class ReadyOrder:
         return self.reading
 
     def opened(self, queue: QueueBase) -> None:
-        """The log is known, and the queue's counts are those of the log; nothing is read yet."""
+        """Prepare for the messages of a log that was opened. The queue's counts are set; no message is read yet."""
 
     def resumed(self, queue: QueueBase) -> None:
-        """The log, which had failed, takes more."""
+        """Continue after the log had failed and accepts messages again."""
         queue.schedule_dispatch()
 
     def obey(self, rules: QueueConfig) -> None:
-        """The queue's rules are these from now on."""
+        """Apply new rules of the queue."""
 
     def join(self, queue: QueueBase, consumer: Consumer) -> None:
-        """A consumer is about to be served. Where each has a place of its own it gets it here."""
+        """Prepare for a consumer that will be served, for example give it a position in the stream."""
 
     def leave(self, queue: QueueBase, consumer: Consumer) -> None:
-        """A consumer gets nothing more."""
+        """Remove a consumer that gets no more messages."""
 
     def load_head(self, queue: QueueBase) -> None:
-        """The first ready message comes into memory, and no more: nobody may ask for the others. Where that takes the
-        disk, it is looked at when it has come. Raises: OSError.
+        """Load the first ready message into memory, and no other.
+
+        If the disk must be read, the message arrives later.
+
+        Raises:
+            OSError: the log cannot be read.
         """
         raise NotImplementedError
 
     def needs_head(self) -> bool:
-        """Whether nothing is in memory yet, so that what `look_at_first` has asked the disk for is still wanted."""
+        """Return whether `load_head` asked the disk and no message has arrived in memory yet."""
         return False
 
-    # -- to be shown
+    # -- figures
 
     def memory_count(self) -> i64:
-        """Entries in the window."""
+        """Return the number of entries in the window."""
         return 0
 
     def first_at_hand(self) -> Message | None:
-        """The message that is next, where it is in memory and that is known; nothing is read for it."""
+        """Return the next message if it is known and in memory. Reads nothing."""
         return None
 
     def scan(self, queue: QueueBase) -> bool:
-        """Whether it knows all it has to know to give something out. Else a turn's share of the log was read, and the
-        queue is pumped again; or its consumers were served, each at its own place.
+        """Read the part of the log that the order must know before the first delivery, a slice per call.
+
+        A stream serves its consumers here, each at its own position.
+
+        Returns:
+            True if the order can return messages; False if the queue must dispatch again, or if a stream did
+            everything.
         """
         return True
 
-    # -- in
+    # -- incoming messages
 
     def add(self, queue: QueueBase, message: Message, offset: i64) -> bool:
-        """The message, just appended, is ready. False: memory is full, and the queue has no log yet: it spills."""
+        """Make a message ready that was just appended.
+
+        Returns:
+            False if memory is full and the queue has no log yet. The caller then starts a temporary log.
+        """
         raise NotImplementedError
 
     def add_prepared(self, queue: QueueBase, offset: i64, count: i64, size_bytes: i64, first: list[Message]) -> None:
-        """So many messages, just appended from `offset` on, are ready. first: the oldest of them, for the window."""
+        """Make `count` messages ready that were just appended from `offset` on.
+
+        Args:
+            first: the oldest of them, for the window.
+        """
         raise NotImplementedError
 
     def skip_to(self, offset: i64) -> None:
-        """A message, just appended, goes straight to a consumer, as nothing is ready."""
+        """Pass over a message that was just appended and goes straight to a consumer. No message is ready."""
         raise NotImplementedError
 
     def requeue(self, queue: QueueBase, entry: QueueEntry) -> None:
-        """What was taken is ready again, at its place."""
+        """Make a taken entry ready again, at its place."""
         raise NotImplementedError
 
     def reserve(self, entry: QueueEntry) -> None:
-        """What was taken waits elsewhere and will be put back, or `release`d."""
+        """Note that a taken entry waits elsewhere. `requeue` or `unreserve` follows."""
 
     def unreserve(self, queue: QueueBase, entry: QueueEntry) -> None:
-        """What was taken will not be put back. Of interest where what is taken holds up something else."""
+        """Note that a reserved entry will not return. Only groups need this: the entry locks its group."""
 
     def exclude(self, offsets: OffsetBitmap) -> None:
-        """The log, which has just been opened, has these, and they are not ready: they will be put back, or end. Called
-        before `opened`; the order keeps the set.
+        """Pass over these offsets of a log that was just opened: they wait for their next try.
+
+        Each will be requeued or settled. Called before `opened`. The order keeps the set.
         """
 
-    # -- out
+    # -- outgoing messages
 
     def is_next_in_memory(self, queue: QueueBase) -> bool:
-        """Whether `take` need not wait for the disk. If not, `queue.log_arrived` is called when it has answered."""
+        """Return whether `take` works without the disk. If not, `queue.log_arrived` is called after the read."""
         raise NotImplementedError
 
     def take(self, queue: QueueBase) -> QueueEntry | None:
-        """The next ready entry, with its message. None: nothing is ready. Cost: O(1), a reading of the log once per
-        window. Raises: OSError, and the entry stays in its place.
+        """Remove and return the next ready entry with its message, or None if nothing is ready.
+
+        Raises:
+            OSError: the log cannot be read; the entry stays at its place.
+
+        Cost:
+            O(1), and one read of the log per window.
         """
         raise NotImplementedError
 
     def head(self, queue: QueueBase) -> QueueEntry | None:
-        """The entry that `take` would return; it stays where it is. None also while the disk is asked for it."""
+        """Return the entry that `take` would return, and leave it. Return None also while the disk reads it."""
         raise NotImplementedError
 
     def mark_delivered(self, store: QueueLog, offset: i64) -> None:
-        """A consumer is about to see it: after a kill it counts as redelivered."""
+        """Mark a message before its delivery: after a kill it counts as redelivered."""
         raise NotImplementedError
 
     def drop_expired(self, queue: QueueBase, host: QueueServices, arrived_max_ms: i64, count_max: i64) -> i64:
-        """As `QueueBase.drop_old`."""
+        """Drop expired messages: see `QueueBase.drop_old`."""
         return 0
 
     def stamp_arrival(self, now_ms: i64) -> None:
-        """A time to live begins: what is in memory, and nobody has noted when it came, begins to age now."""
+        """Set `now_ms` as arrival of messages in memory whose arrival is unknown: a time to live begins."""
         raise NotImplementedError
 
     # -- ends
 
     def purge(self, queue: QueueBase) -> None:
-        """Settles all that is ready."""
+        """Settle all ready messages."""
         raise NotImplementedError
 
     def clear(self, queue: QueueBase) -> None:
-        """The queue is deleted: nothing is ready, and nothing stays in memory."""
+        """Drop everything from memory: the queue is deleted."""
         raise NotImplementedError
 
     def unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
-        """The log could not take these offsets (inclusive): what of them is ready goes."""
+        """Drop ready messages that the log could not write. ranges: offsets, ends included."""
         raise NotImplementedError

@@ -1,17 +1,20 @@
-"""Messages of a queue that are settled and still in its log (x-retain), for who wants them once more.
+"""Settled messages that a queue's log still has (x-retain): to copy them, or to make them ready again.
 
-    SettledReading   gives them out as they stand, and changes nothing: to be copied, or counted
-    Rewinding        makes them ready again, in their places: what matches is gathered first, taken back in the log as
-                     one step (storage/acks/replay.py), and given to the queue's order when no crash can undo it
+    AckedBrowse   returns copies and changes nothing
+    Replay        makes the wanted messages ready again, at their places, marked as redelivered
 
-They come back marked as redelivered. What is unacked meanwhile stays where it is. In order of arrival the window is
-put back to the first of them: the order that consumers with filters use (filtered.py) knows of each message
-behind it whether it is ready, at a bit a message. With priorities each is noted in the index again, a slice at a time.
+`Replay` works in steps. It gathers the wanted messages, then makes them unsettled in the log in one step
+(storage/acks/replay.py). When no crash can undo that, it gives them to the ready order. Unacked messages are not
+affected.
 
-From the moment the log has the first of them back until all are ready they are live, and not ready. Where settled ones
-lie in front of the window (after a start, when acks came out of order), it would read them by itself, and so would a
-search: they are held out of it before anything is taken back (`_hold_out`), as what a filter has taken before its turn.
-A purge, a length limit or a time to live meanwhile does not see them either.
+In a queue ordered by arrival the window goes back to the first of them. Its `FilteredOrder` (filtered.py) has one
+bit for
+each later message: ready or not. In a queue with priorities each message enters the index again, a slice at a time.
+
+Between the commit in the log and the last step the messages are unsettled, but not ready. Settled messages can also be
+ahead of the window, after a start or after acks out of order. The window and searches would read those too early. So
+`_hold_out` excludes them before the commit, like messages that a filter took early. A purge, a length limit and a time
+to live do not see them either.
 """
 
 from __future__ import annotations
@@ -35,18 +38,21 @@ from amqpd.broker.queue.scan import SLICE_MS, QueueScan, ScanLogReader
 from amqpd.storage.acks.replay import AckedReplay
 from amqpd.storage.log.record import Record
 
-# Of a queue with priorities: how many come back in a slice, and how many of them go to its index.
+# With priorities: messages made ready per slice, and returned messages moved to the index per slice.
 LEVEL_COUNT: Final = 1024
 COOL_COUNT: Final = 8192
-# What a segment's bits cost, as bytes of headers that are looked at.
+# Cost of the bits of a segment in a slice, expressed in bytes of headers.
 BITS_STEP: Final = 8192
 EXPIRED: Final = "expired"
 
 
 @final
 class LogRange:
-    """A part of a log: from the offset `begin` on and below `until` (-1: to the end), appended between two times (ms
-    since 1970, the first included; -1: any).
+    """A part of a log, by offset and by time of the append.
+
+    Attributes:
+        begin, until: offsets; `until` is not included, -1 for the end.
+        begin_ms, until_ms: ms since 1970; `until_ms` is not included, -1 for any time.
     """
 
     def __init__(self, begin: i64, until: i64 = -1, begin_ms: i64 = -1, until_ms: i64 = -1) -> None:
@@ -57,7 +63,7 @@ class LogRange:
 
 
 class AckedScan(QueueScan):
-    """What is settled and in the log, of this section."""
+    """Base class: search of the settled messages in a section of the log."""
 
     def __init__(self, queue: Queue, judge: MessagePredicate, wake: Callable[[], None], section: LogRange) -> None:
         super().__init__(queue, judge, wake)
@@ -70,7 +76,7 @@ class AckedScan(QueueScan):
         self._from_log = LogMessageFactory()
 
     def next_settled(self) -> QueueEntry | None:
-        """The next that is wanted, with its message. None: there is none, or the slice is over, or it waits."""
+        """Return the next wanted message. None at the end, when the slice is over, or while the disk is read."""
         queue = self.queue
         store = queue.backing.store
         scans = self._scans
@@ -106,11 +112,11 @@ class AckedScan(QueueScan):
 
 @final
 class AckedBrowse(AckedScan):
-    """Gives them out and changes nothing."""
+    """Search that returns copies of settled messages."""
 
     def __init__(self, queue: Queue, judge: MessagePredicate, wake: Callable[[], None], section: LogRange) -> None:
         super().__init__(queue, judge, wake, section)
-        # Offsets that were given back, a heap; who reads them again.
+        # Heap of the offsets that were given back, and the reader for them.
         self._again: list[int] = []
         self._again_reader = ScanLogReader(wake, SETTLED)
 
@@ -127,7 +133,7 @@ class AckedBrowse(AckedScan):
             heappop(self._again)
             self._scans.step(0)
             if record is None or record.offset != offset:
-                continue  # it has left the log meanwhile
+                continue  # it was removed from the log meanwhile
             again = QueueEntry(self.queue, offset, self._from_log.message(record), True)
             entries.append(again)
             count_max -= 1
@@ -141,7 +147,7 @@ class AckedBrowse(AckedScan):
             count_max -= 1
             bytes_max -= entry.body_size
         if not self._again and not self._scans.over:
-            after = self.next_settled()  # who has room for no more is not to wait for what is not there
+            after = self.next_settled()  # find out whether there is more
             if after is not None:
                 heappush(self._again, after.offset)
 
@@ -156,8 +162,13 @@ class AckedBrowse(AckedScan):
 
 @final
 class Replay(AckedScan):
-    """Makes them ready again. rewind: of the queue's log. limit: how many at most; 0: all. leave: called for one that
-    stays, with the reason; fail: with why it cannot be done.
+    """Search that makes settled messages ready again.
+
+    Args:
+        rewind: the replay of the queue's log.
+        limit: limit of messages; 0 for none.
+        leave: called with the reason for a message that stays settled.
+        fail: called with the reason if the replay is impossible.
     """
 
     def __init__(
@@ -178,15 +189,15 @@ class Replay(AckedScan):
         self._fail = fail
         self._count: i64 = 0
         self._size_bytes: i64 = 0
-        # Segments whose messages are still to be asked for; in order of arrival, the order while it holds them out, and
-        # what is not ready between them.
+        # Segments that the present step has not processed. For a queue ordered by arrival: the order that excludes the
+        # messages, and the offsets between them that are not ready.
         self._bases: list[int] = []
         self._gathered = False
         self._held_by: FilteredOrder | None = None
         self._between = OffsetBitmap()
         self._first: i64 = -1
         self._last: i64 = -1
-        # Of a queue with priorities: what comes back, range by range, and where in the first of them.
+        # With priorities: ranges of offsets to make ready, and the position in the first range.
         self._ranges: list[tuple[int, int]] = []
         self._at: i64 = 0
         self._back = False
@@ -209,7 +220,7 @@ class Replay(AckedScan):
         queue = self.queue
         order = queue.order
         if isinstance(order, PriorityOrder) and not order.is_next_in_memory(queue):
-            self.waits = True  # its index is being made, of what is live
+            self.waits = True  # the index of unsettled messages is being built
             return
         self._scans.begin_alone(SLICE_MS)
         while self._limit == 0 or self._count < self._limit:
@@ -238,14 +249,14 @@ class Replay(AckedScan):
         self._bases = rewind.bases()
 
     def _hold_out(self) -> None:
-        """Whoever reads the log passes over what is about to be live in it, a segment after the other."""
+        """Exclude the messages from reads of the log, a segment at a time, then begin the commit in the log."""
         queue = self.queue
-        if not isinstance(queue.order, PriorityOrder):  # which reads what its index has, and nothing else
+        if not isinstance(queue.order, PriorityOrder):  # a priority order reads only what its index has
             order = queue.use_filtered_order().order
             order.rewinding = True
             self._held_by = order
             if queue.dead_letters_logged_count > 0:
-                self.waits = True  # of a range of them all goes that is live in the log when it is their turn
+                self.waits = True  # `dead_letter_range` would take every unsettled message
                 return
             scans = self._scans
             scans.begin_alone(SLICE_MS)
@@ -278,7 +289,7 @@ class Replay(AckedScan):
         self._reader = ScanLogReader(self.wake)
 
     def _give_all(self) -> None:
-        """A segment after the other, until a slice is over; then all are ready at once."""
+        """Collect which messages are ready, a segment at a time within a slice; then make all ready at once."""
         rewind = self._rewind
         scans = self._scans
         scans.begin_alone(SLICE_MS)
@@ -306,7 +317,7 @@ class Replay(AckedScan):
         store = queue.backing.store
         assert isinstance(order, PriorityOrder)
         if not order.is_next_in_memory(queue):
-            self.waits = True  # its index is being made
+            self.waits = True  # its index is being built
             return
         if not order.cool(COOL_COUNT):
             return
@@ -349,20 +360,26 @@ class Replay(AckedScan):
         if order is not None:
             order.rewinding = False
             if not self.queue.deleted:
-                self.queue.schedule_dispatch()  # which goes on with a plain order, where that will do
+                self.queue.schedule_dispatch()  # changes back to the FIFO order if possible
 
 
 def make_ready(queue: Queue, first: i64, last: i64, between: OffsetBitmap, count: i64, size_bytes: i64) -> None:
-    """Of a queue in order of arrival: so many messages from `first` to `last` are live in its log again, and ready from
-    now on: all but those in `between`, which is the order's from now on. Cost: what stands in the window, and what was
-    taken out of the log before its turn.
+    """Make messages of a queue ordered by arrival ready again. Its log has them as unsettled already.
+
+    Args:
+        first, last: the range of offsets.
+        between: offsets in the range that are not ready. The order keeps this set.
+        count, size_bytes: number of the messages, and of their body bytes.
+
+    Cost:
+        A step per entry in the window, and per message that was taken early from the log.
     """
     filtered = queue.use_filtered_order().order
     if queue.ready_count == 0:
         filtered.pass_all()
     behind = filtered.cold_offset
-    # What was taken before its turn and did not come back stays out; so does, in front of the window, whatever is live
-    # and did not come back: it is unacked, returned, or a dead letter on its way.
+    # Messages that were taken early and are not replayed stay excluded. Before the window every unsettled message that
+    # is not replayed is excluded, too: it is unacked, returned, or a pending dead letter.
     ahead = filtered.ahead
     ahead.keep_common(between, first, last)
     if first < behind:

@@ -1,23 +1,16 @@
-"""Messages out of the middle of a queue, for who is no consumer: found by a `MessagePredicate`, taken one by one,
-settled or given back (broker/jobs).
+"""Search through a queue for messages that a `MessagePredicate` wants, for jobs and lists (broker/jobs).
 
-    FifoSearch    through a cursor of its own in the order that consumers with filters use (filtered.py), which a
-                  queue has for as long as somebody searches
-    LogSearch     over what memory alone has, then over its log in order of offset; what is in memory it knows by an
-                  index (scan_index.py): `PriorityScan` of a queue with priorities, `GroupScan` (scan.py)
-                  of one with groups
+    BrowseScan     reads and takes nothing, also from streams; to show and to copy
+    FifoScan       takes from a queue ordered by arrival, by a cursor in its `FilteredOrder` (filtered.py)
+    PriorityScan   takes from a queue with priorities
+    GroupScan      takes from a queue with groups, from locked groups, too
 
-What is unacked is not ready, so nobody takes it; where it comes back before the search has ended, a `FifoScan` looks
-at it. What was taken is counted as unacked and belongs to no consumer; it is marked in the log as delivered, so that it
-counts as redelivered after a kill. Nothing here waits for the disk.
+`PriorityScan` and `GroupScan` are `LogScan`s: they look at messages that only memory has, then at the log by offset. An
+index (scan_index.py) tells them what is in memory.
 
-Messages out of the middle of a queue with groups, for who is no consumer (scan.py), whosever a group is.
-
-A queue's messages read from its front to its end, taking nothing: what is in memory alone, then the log.
-
-`QueueScan` is what whoever goes over a queue for a `MessagePredicate` has in common (scan.py has those that take);
-`Reading` shows and copies, of streams too. A search ends with what was in the queue when it began. Nothing here waits
-for the disk.
+A search ends at the messages that were in the queue when it began. Unacked messages are not taken. If one is requeued
+during the search, `FifoScan` looks at it. A taken message counts as unacked without a consumer. The log marks it as
+delivered, so that it counts as redelivered after a kill. Nothing here waits for the disk.
 """
 
 from __future__ import annotations
@@ -50,20 +43,25 @@ from amqpd.routing.selector import MATCHES_ALL
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
 
-# How long one call of `collect` looks.
+# Time limit of one call of `collect`.
 SLICE_MS: Final = 2
-# How many offsets are asked about at once, whether they are ready.
+# Offsets that a `ReadySpan` covers.
 READY_SPAN: Final = 65536
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class QueueScan:
-    """Of one queue, whose log is open. judge: who wants what. wake: called when the disk has answered. end: only what
-    is below this offset is looked at.
+    """Base class of the searches. The log of the queue must be open.
 
-    ended: there is no more. waits: `collect` has stopped since the disk is asked. position: what is below it was seen.
-    committed: it goes on to its end, whoever wants it to stop. done_count: what it has done with messages that it did
-    not give out, since that was last asked.
+    Attributes:
+        judge: decides which messages are wanted.
+        wake: called when the disk has delivered.
+        end: only messages below this offset are looked at.
+        position: messages below were looked at.
+        ended: there are no more messages.
+        waits: `collect` stopped because the disk is being read.
+        committed: the search cannot be stopped any more.
+        done_count: messages processed without being returned, since `take_done`.
     """
 
     def __init__(self, queue: Queue, judge: MessagePredicate, wake: Callable[[], None]) -> None:
@@ -78,35 +76,43 @@ class QueueScan:
         self.done_count: i64 = 0
 
     def collect(self, entries: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
-        """Appends what is found, with messages, in order: `count_max` and so many bytes of bodies at most (and one).
+        """Append the next wanted messages to `entries`, in order. Works for SLICE_MS at most.
 
-        Goes on for SLICE_MS. Raises: OSError.
+        Args:
+            count_max: limit of messages.
+            bytes_max: limit of body bytes; the last message may exceed it.
+
+        Raises:
+            OSError: the log cannot be read.
         """
         raise NotImplementedError
 
     def take_done(self) -> i64:
-        """`done_count`, which begins anew."""
+        """Return `done_count` and reset it."""
         count = self.done_count
         self.done_count = 0
         return count
 
     def settle(self, entry: QueueEntry) -> None:
-        """One of them is done with."""
+        """Settle a message that `collect` returned."""
 
     def give_back(self, entry: QueueEntry) -> None:
-        """One of them goes back to its place, where it may be found once more."""
+        """Return a message to its place. The search may find it again."""
 
     def close(self) -> None:
-        """It is over. What it has given out may still be settled or given back."""
+        """End the search. Messages that it returned may still be settled or given back."""
 
 
 @final
 class BrowseScan(QueueScan):
-    """Takes nothing. ready_only: of a queue that is no stream, only what is ready. begin: the first offset it looks at.
-    begin_ms: what the log took before (ms since 1970) is left out; when other messages came nobody knows.
+    """Search that takes nothing and returns copies of entries.
 
-    What it gives out are entries of its own, in no order's books. What is unacked is in the log and read there; where
-    there is none it is with its consumer alone.
+    Unacked messages are read from the log; a queue without a log cannot show them.
+
+    Args:
+        ready_only: skip messages that are not ready. Ignored for a stream.
+        begin: the first offset to look at.
+        begin_ms: skip messages that the log got earlier (ms since 1970). Messages only in memory have no such time.
     """
 
     def __init__(
@@ -167,7 +173,7 @@ class BrowseScan(QueueScan):
             self._look_at_log(entries, count_max, bytes_max)
 
     def _look_at_log(self, entries: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
-        """Where no more is wanted just now, the next one is kept: so it is known whether there is one."""
+        """Search the log. When `entries` is full, find and keep one more, so that `ended` is exact."""
         queue = self.queue
         scans = self._scans
         store = queue.backing.store
@@ -216,7 +222,7 @@ class BrowseScan(QueueScan):
 
     @property
     def next_offset(self) -> int:
-        """The first offset that it has not looked at, or has not given out."""
+        """Return the first offset that was not looked at or not returned."""
         if self._given_back:
             return self._given_back[0].offset
         if self._at < len(self._memory):
@@ -227,7 +233,7 @@ class BrowseScan(QueueScan):
         self.ended = False
         if entry.message is None:
             self.queue.backing.read_back(entry)
-        if entry.message is not None:  # else it was settled meanwhile
+        if entry.message is not None:  # otherwise it was settled meanwhile
             self._given_back.append(entry)
 
     def close(self) -> None:
@@ -237,9 +243,14 @@ class BrowseScan(QueueScan):
 
 @final
 class ScanLogReader:
-    """A place of one's own in a log, from which records come one by one. kind: what is read (log_reader.py). waits: the
-    disk is asked, and `wake` is called when it has answered. behind: of what is settled, `next` has answered None after
-    a long way without any, and goes on when it is asked again.
+    """Position of a search in a log, which returns one record at a time.
+
+    Attributes:
+        waits: the disk is being read; `wake` is called when it has delivered.
+        behind: only for SETTLED: `next` passed many unsettled records and returned None; call it again.
+
+    Args:
+        kind: LIVE, SAFE or SETTLED (log_reader.py).
     """
 
     def __init__(self, wake: Callable[[], None], kind: i64 = LIVE) -> None:
@@ -250,9 +261,13 @@ class ScanLogReader:
         self._asked: i64 = 0
 
     def next(self, store: QueueLog, offset: i64) -> Record | None:
-        """The first record from `offset` on. None: there is none, or it `waits`. Cost: small where offsets rise.
+        """Return the first record from `offset` on; None if there is none, or if `waits` or `behind` is set.
 
-        Raises: OSError.
+        Raises:
+            OSError: the log cannot be read.
+
+        Cost:
+            Low while offsets ascend; a lower offset reads again.
         """
         place = self._place
         if place.log is not store or offset < self._asked:
@@ -268,14 +283,18 @@ class ScanLogReader:
         return record
 
     def close(self) -> None:
-        """It holds nothing any more."""
+        """Release the memory."""
         self._place.close()
 
 
 @final
 class ReadySpan:
-    """Which messages of a queue are ready, from the offset `first` on and below `end`: true until something else runs.
-    No stream. Cost to make: some 10 ns for each entry that came back or stands in the window.
+    """The messages of a queue that are ready, from offset `first` to below `end`. Valid until other code runs.
+
+    Not for streams.
+
+    Cost:
+        To create: about 10 ns for each entry in memory.
     """
 
     def __init__(self, queue: Queue, first: i64) -> None:
@@ -296,7 +315,7 @@ class ReadySpan:
                     self._unacked.add(entry.offset)
 
     def has(self, offset: i64) -> bool:
-        """Of a message that is in the log and not settled, or in memory."""
+        """Return whether a message is ready that is in memory or unsettled in the log."""
         if offset in self._held:
             return True
         levels = self._levels
@@ -313,7 +332,7 @@ class ReadySpan:
 
 
 def held_by(queue: Queue) -> list[QueueEntry]:
-    """Ready entries that are not in the log alone, in no order. Of a stream none."""
+    """Return the ready entries in memory, in no order; none for a stream."""
     order = queue.order
     if isinstance(order, PriorityOrder):
         return order.in_memory()
@@ -329,13 +348,13 @@ def held_by(queue: Queue) -> list[QueueEntry]:
     return []
 
 
-# Of what came back to a queue with priorities: how many of them one slice notes in its index.
+# Returned messages that one slice moves to the index of a queue with priorities.
 COOL_COUNT: Final = 8192
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TakingScan(QueueScan):
-    """One that takes out what it finds."""
+    """Base class of searches that take the messages out of the queue."""
 
     def settle(self, entry: QueueEntry) -> None:
         queue = self.queue
@@ -350,7 +369,7 @@ class TakingScan(QueueScan):
 
 @final
 class FifoScan(TakingScan):
-    """Of a queue in order of arrival."""
+    """Search of a queue ordered by arrival."""
 
     def __init__(self, queue: Queue, judge: MessagePredicate, wake: Callable[[], None]) -> None:
         super().__init__(queue, judge, wake)
@@ -392,14 +411,14 @@ class FifoScan(TakingScan):
             store = backing.store
             if store is not None and offset >= backing.log_start:
                 if cursor.refused_count == 0:
-                    store.mark_delivered(offset)  # as is all before it
+                    store.mark_delivered(offset)  # all messages before it were delivered, too
                 else:
                     order.mark_delivered(store, offset)
             entries.append(entry)
             count += 1
             bytes_max -= entry.body_size
         if count == count_max and not scans.over:
-            # Who has room for no more is not to wait for what is not there.
+            # Find out whether there is more, so that the caller need not call again for nothing.
             cursor.behind = False
             offset = order.find(queue, cursor, scans)
             nothing = offset == NOTHING and not cursor.behind and cursor.next_again(order.back) is None
@@ -407,9 +426,9 @@ class FifoScan(TakingScan):
         self.position = cursor.position
 
     def _pass_over(self, cursor: FilterCursor) -> None:
-        """What came back and has no place in the log, which could not take it: it stays."""
+        """Skip a requeued message that the log could not write: it has no offset and stays."""
         entry = cursor.next_again(self._order.back)
-        assert entry is not None  # else it had a place
+        assert entry is not None  # otherwise it had an offset
         self._order.back[entry] |= cursor.bit
         cursor.matched_back = None
         cursor.refused_count += 1
@@ -418,13 +437,14 @@ class FifoScan(TakingScan):
         if self._cursor in self._order.cursors:
             self._order.remove_cursor(self._cursor)
         if not self.queue.deleted:
-            self.queue.schedule_dispatch()  # which goes on with a plain order, where that will do
+            self.queue.schedule_dispatch()  # changes back to the FIFO order if possible
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LogScan(TakingScan):
-    """Over what memory alone has, then over the log in order of offset. What comes back behind its place is looked at
-    once more.
+    """Base class of searches through memory, then through the log by offset.
+
+    A message that `give_back` returned below the position is looked at again.
     """
 
     def __init__(self, queue: Queue, judge: MessagePredicate, wake: Callable[[], None]) -> None:
@@ -434,26 +454,26 @@ class LogScan(TakingScan):
         self._from_memory = True
         self._index = MemoryIndex(queue.backing, self.end)
 
-    # -- the queue's order, of each kind
+    # -- access to the ready order, for subclasses
 
     def _begin_slice(self) -> bool:
-        """False: the order is not at hand just now, and nothing is looked at."""
+        """Prepare the ready order. Return False if nothing can be looked at now."""
         return True
 
     def _has_logged(self, record: Record) -> bool:
-        """Whether what is not in memory is ready."""
+        """Return whether a message that is not in memory is ready."""
         raise NotImplementedError
 
     def _take_logged(self, record: Record) -> QueueEntry:
-        """It is ready no more."""
+        """Take a message that is ready and only in the log."""
         raise NotImplementedError
 
     def _want(self, entry: QueueEntry, message: Message) -> None:
-        """It is in memory, maybe without its message, and is taken out when the slice ends."""
+        """Note an entry in memory, perhaps without its message, to be taken at the end of the slice."""
         raise NotImplementedError
 
     def _end_slice(self) -> None:
-        """What is wanted of what is in memory is ready no more."""
+        """Take the noted entries."""
         raise NotImplementedError
 
     # -- a slice
@@ -482,7 +502,7 @@ class LogScan(TakingScan):
             entries.append(entry)
 
     def _look_at_memory(self, found: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
-        """Those that no log has."""
+        """Search the messages that no log has."""
         scans = self._scans
         backing = self.queue.backing
         alone = self._index.alone
@@ -535,7 +555,7 @@ class LogScan(TakingScan):
             if not self.judge.wants(message):
                 continue
             if len(found) >= count_max or bytes_max <= 0:
-                self.position = record.offset  # there is more, for when there is room
+                self.position = record.offset  # look at it again when there is room
                 return
             if entry is None:
                 entry = self._take_logged(record)
@@ -557,14 +577,14 @@ class LogScan(TakingScan):
 
 @final
 class PriorityScan(LogScan):
-    """Of a queue with priorities, whatever the level. What is requeued behind its place is not looked at."""
+    """Search of a queue with priorities, all levels. Messages requeued below the position are not looked at."""
 
     def __init__(self, queue: Queue, judge: MessagePredicate, wake: Callable[[], None]) -> None:
         super().__init__(queue, judge, wake)
         order = queue.order
         assert isinstance(order, PriorityOrder)
         self._order = order
-        # Of one `collect`: what is to be taken out of memory.
+        # Entries in memory to take at the end of the present slice.
         self._wanted: dict[QueueEntry, None] = {}
         self._index.begin(order.in_memory(), [])
         order.indexes.append(self._index)
@@ -572,7 +592,7 @@ class PriorityScan(LogScan):
     def _begin_slice(self) -> bool:
         order = self._order
         if not order.is_next_in_memory(self.queue):
-            self.waits = True  # its index is being made
+            self.waits = True  # its index is being built
             return False
         return order.cool(COOL_COUNT)
 
@@ -599,14 +619,14 @@ class PriorityScan(LogScan):
 
 @final
 class GroupScan(LogScan):
-    """Of a queue with groups."""
+    """Search of a queue with groups."""
 
     def __init__(self, queue: Queue, judge: MessagePredicate, wake: Callable[[], None]) -> None:
         super().__init__(queue, judge, wake)
         order = queue.order
         assert isinstance(order, GroupedOrder)
         self._order = order
-        # Of one `collect`: what is to be taken out of memory.
+        # Entries in memory to take at the end of the present slice.
         self._wanted: list[GroupNode] = []
         self._index.begin([], order.window.nodes())
         order.window.indexes.append(self._index)

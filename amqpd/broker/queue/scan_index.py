@@ -1,8 +1,8 @@
-"""What of a queue is in memory, by offset, for who goes over the queue and is no consumer (scan.py).
+"""Index by offset of the ready messages in memory, for a search through a queue (scan.py).
 
-It is made in slices, since a hundred thousand messages may have come back, and its order tells it of what comes and
-goes from then on: a slice of the search costs what it looks at, however much is in memory. An order has a list of
-those who want to be told, which is empty unless somebody searches.
+A queue can have a hundred thousand returned messages in memory, so the index is filled in slices. The ready order
+updates it for each message that enters or leaves memory. The cost of a slice of the search does not
+depend on the number of messages in memory. An order without searches has an empty list of indexes.
 
 Compiled by mypyc.
 """
@@ -24,8 +24,12 @@ LOOK_COUNT: Final = 256
 
 @final
 class MemoryIndex:
-    """Of one search, up to the offset `end`. entries: what is in memory and ready; nodes: of a queue with groups, where
-    each stands. alone: a heap of offsets that no log has; some may have gone.
+    """The index of one search, with offsets below `end`.
+
+    Attributes:
+        entries: ready messages in memory.
+        nodes: their nodes, for a queue with groups.
+        alone: heap of the offsets that no log has; some may be gone.
     """
 
     def __init__(self, backing: QueueStore, end: i64) -> None:
@@ -34,7 +38,7 @@ class MemoryIndex:
         self.alone: list[int] = []
         self._backing = backing
         self._end = end
-        # What was in memory at the beginning, how far it was looked at, and what of it has gone meanwhile.
+        # What was in memory at the beginning, the progress of `fill`, and offsets removed before `fill` met them.
         self._first_entries: list[QueueEntry] = []
         self._first_nodes: list[GroupNode] = []
         self._at: i64 = 0
@@ -42,12 +46,12 @@ class MemoryIndex:
         self._filling = True
 
     def begin(self, entries: list[QueueEntry], nodes: list[GroupNode]) -> None:
-        """One of both is what is in memory, some of which may have gone."""
+        """Set what is in memory at the beginning. One list is empty; entries may leave before `fill` meets them."""
         self._first_entries = entries
         self._first_nodes = nodes
 
     def fill(self, scans: ScanBudget) -> bool:
-        """Goes on with what was there at the beginning. False: the slice is over before it is done."""
+        """Continue to fill the index. Return False if the slice ended first."""
         if not self._filling:
             return True
         nodes = self._first_nodes
@@ -77,7 +81,7 @@ class MemoryIndex:
         return True
 
     def came(self, offset: i64, entry: QueueEntry, node: GroupNode | None) -> None:
-        """It is in memory, and ready."""
+        """Add a message that is ready in memory."""
         if offset < 0 or offset >= self._end:
             return
         self.entries[offset] = entry
@@ -87,14 +91,14 @@ class MemoryIndex:
             heappush(self.alone, offset)
 
     def went(self, offset: i64) -> None:
-        """It is not in memory any more, or not ready."""
+        """Remove a message that is no longer in memory or no longer ready."""
         self.entries.pop(offset, None)
         self.nodes.pop(offset, None)
         if self._filling:
             self._gone.add(offset)
 
     def clear(self) -> None:
-        """Nothing is ready any more."""
+        """Remove everything: the queue has no ready message."""
         self.entries.clear()
         self.nodes.clear()
         self.alone.clear()

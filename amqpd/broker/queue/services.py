@@ -1,15 +1,11 @@
-"""What a queue needs of the broker around it, and no more.
+"""Services of the broker for queues, and the memory windows of all queues.
 
-The queue is handed one at construction and calls it; the broker's side (broker/queue_services.py) derives from it. So a
-queue knows neither its vhost nor the broker, and a test brings a host of its own. One host serves all queues of a
-vhost.
+A queue calls its `QueueServices` and therefore imports neither vhost nor broker. The broker's implementation is
+broker/queue_services.py; one object serves all queues of a vhost. A test can pass its own.
 
-How much of each log its queue may hold in memory, so that all of them together stay within bounds.
-
-A queue with a log holds a window of what is ready (ready_order.py); the rest waits in the log. Up to QUEUES_FULL queues
-have a whole window each. From there on the windows shrink as the queues double, down to a floor: a thousand queues with
-backlogs hold some 130 MB where whole windows would be gigabytes. A window that is smaller costs reading from the log
-what did not fit, and nothing else.
+A queue with a log keeps a window of its ready messages in memory (ready_order.py). Up to QUEUES_FULL queues have
+a window of full size. With more queues the windows shrink, down to a minimum: a thousand queues with backlogs use about
+130 MB instead of gigabytes. With a smaller window the queue reads more from its log; nothing else changes.
 """
 
 from __future__ import annotations
@@ -36,12 +32,12 @@ BYTES_MIN: Final = 32 * 1024
 
 
 class MemoryWindow:
-    """How much of one queue may be in memory.
+    """Limits of the ready messages of one queue in memory.
 
     Attributes:
-        count_max: Limit of ready messages.
-        bytes_max: Limit of the bytes of their bodies.
-        hot_bytes: Bytes of the bodies that are in memory now. The queue's ready order counts them.
+        count_max: limit of ready messages.
+        bytes_max: limit of the bytes of their bodies.
+        hot_bytes: bytes of the bodies in memory, counted by the queue's ready order.
     """
 
     def __init__(self, count_max: i64, bytes_max: i64) -> None:
@@ -55,16 +51,20 @@ class MemoryWindow:
 
 
 class MemoryWindows:
-    """Of all queues with logs; one per broker. `count_max`, `bytes_max`: of each window just now."""
+    """The memory windows of all queues with logs. The broker has one object.
+
+    Attributes:
+        count_max, bytes_max: the present limits of each window.
+    """
 
     def __init__(self) -> None:
         self.count_max: i64 = COUNT_MAX
         self.bytes_max: i64 = BYTES_MAX
         self._windows: set[MemoryWindow] = set()
-        self._shares: i64 = QUEUES_FULL  # how many windows the whole is cut into
+        self._shares: i64 = QUEUES_FULL  # the memory of QUEUES_FULL full windows is divided by this
 
     def add(self, window: MemoryWindow) -> None:
-        """Of another queue with a log. Cost: O(1), and now and then a step for each."""
+        """Add the window of another queue. Cost: O(1); a step per window when their number has doubled."""
         self._windows.add(window)
         if len(self._windows) > self._shares:
             self._cut(2 * self._shares)
@@ -72,7 +72,7 @@ class MemoryWindows:
             self._set(window)
 
     def remove(self, window: MemoryWindow) -> None:
-        """Its queue is deleted."""
+        """Remove the window of a deleted queue."""
         self._windows.discard(window)
         if self._shares > QUEUES_FULL and len(self._windows) < self._shares // 4:
             self._cut(self._shares // 2)
@@ -91,8 +91,12 @@ class MemoryWindows:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class QueueServices:
-    """vhost_name, vhost_id: whose queues they are. turn: pumps them at its end. timers: clock, time to live, leases.
-    windows: of all queues of the broker, what each may hold in memory.
+    """The broker as the queues of one vhost see it.
+
+    Attributes:
+        turn: dispatches queues at the end of the loop turn.
+        timers: the clock, and the timers of time to live and leases.
+        windows: the memory windows of all queues of the broker.
     """
 
     def __init__(self, vhost_name: str, vhost_id: str, turn: LoopTurn, timers: Timers, windows: MemoryWindows) -> None:
@@ -103,69 +107,87 @@ class QueueServices:
         self.windows = windows
 
     def open_soon(self, opening: LogOpening) -> bool:
-        """Begins it, or goes on with it. Whether the log is open, or cannot be; else `opening.end` is called then."""
+        """Begin or continue to open a log.
+
+        Returns:
+            True if the log is open or cannot be opened; otherwise `opening.end` is called later.
+        """
         raise NotImplementedError
 
     def pump_failed(self, queue: QueueBase, error: Exception) -> None:
-        """The queue's log could not be read, or its pump has a bug: it is tried again in a while."""
+        """Log an exception of `dispatch` (a read error or a bug), and dispatch the queue again later."""
         raise NotImplementedError
 
     def temporary_log(self, start_offset: i64) -> QueueLog:
-        """A log that is never synced and gone with the broker; its first record gets `start_offset`."""
+        """Create a log that is never synced and ends with the process. Its first record gets `start_offset`."""
         raise NotImplementedError
 
     def declare_export(self, log: QueueLog, name: str, bytes_max: int | None) -> None:
-        """x-export: what is settled stays in the log until the export of this name has it. bytes_max: None: default."""
+        """Keep settled messages in the log until the export `name` has read them (x-export).
+
+        Args:
+            bytes_max: limit of what is kept; None for the default.
+        """
         raise NotImplementedError
 
     def retain(self, log: QueueLog, max_age_ms: i64, max_bytes: i64) -> None:
-        """x-retain: what is settled stays in the log until it is older, or more; -1: no such limit; both: it goes."""
+        """Keep settled messages in the log up to an age and a size (x-retain).
+
+        Args:
+            max_age_ms, max_bytes: -1 for no such limit. If both are -1, nothing is kept any more.
+        """
         raise NotImplementedError
 
     def rewind(self, log: QueueLog) -> AckedReplay:
-        """To make settled messages of it live again."""
+        """Return the object that makes settled messages of the log ready again."""
         raise NotImplementedError
 
     def keep(self, log: QueueLog, policy: RetentionPolicy) -> None:
-        """What a stream's log keeps from now on."""
+        """Set the retention policy of a stream's log."""
         raise NotImplementedError
 
     def admit_name(self, queue_id: str, name: str) -> bool:
-        """Whether a consumer of that name may store how far it has come; False: too many others do."""
+        """Return whether a consumer of this name may store its offset. False if the queue has too many names."""
         raise NotImplementedError
 
     def stored_offset(self, queue_id: str, name: str) -> i64:
-        """The next offset that the consumer of that name reads; -1: nothing is stored."""
+        """Return the next offset of the named consumer, or -1 if none is stored."""
         raise NotImplementedError
 
     def store_offset(self, queue_id: str, name: str, offset: i64) -> None:
-        """All below it is acked. It is written soon, with others. Cost: 1 us."""
+        """Store that the named consumer acked all offsets below `offset`. Written later with others. Cost: 1 us."""
         raise NotImplementedError
 
     def settle_offset(self, queue_id: str, name: str) -> None:
-        """A consumer of that name ends: what is stored is written in this turn."""
+        """Write the stored offset in this turn: a consumer of this name has ended."""
         raise NotImplementedError
 
     def delaying(self, exchange: str) -> DelayHook:
-        """The messages that the exchange of this name delays."""
+        """Return the delayed messages of the named exchange."""
         raise NotImplementedError
 
     def end_delays(self) -> list[QueueLog]:
-        """The vhost is deleted: so is what its exchanges have delayed. Returns the logs, which are to go."""
+        """Drop all delayed messages of a deleted vhost. Return their logs; the caller removes them."""
         raise NotImplementedError
 
     def expire(self, queue: QueueBase) -> None:
-        """x-expires: nobody has used it for long enough. Its messages are not dead-lettered (rabbit: neither)."""
+        """Delete a queue whose lease is over (x-expires).
+
+        rabbit: its messages are not dead-lettered.
+        """
         raise NotImplementedError
 
     def dead_letter(self, queue: QueueBase, entry: QueueEntry | None, message: Message | None, reason: str) -> None:
-        """Publishes it to the queue's dead-letter exchange, soon; settles `entry` in its log when that is safe."""
+        """Publish a message to the queue's dead-letter exchange soon.
+
+        `entry` is settled in its log when the targets have the message safely.
+        """
         raise NotImplementedError
 
     def dead_letter_range(self, queue: QueueBase, first: i64, last: i64, reason: str) -> None:
-        """The same for all that the queue's log alone holds between these offsets, ends included."""
+        """Dead-letter all messages between these offsets, ends included, that only the queue's log has."""
         raise NotImplementedError
 
     def dead_letters_behind(self) -> bool:
-        """Whether what is over has to wait for dead letters."""
+        """Return whether too many dead letters wait, so that expiry and length limits must pause."""
         raise NotImplementedError

@@ -1,8 +1,10 @@
-"""Where a queue's messages lie: in its log, in a temporary one, or in memory alone.
+"""Store of a queue's messages: a log, a temporary log, or memory only.
 
-A durable queue's log lasts as long as the queue. A transient queue has none until its window in memory is full; what it
-cannot hold goes to a temporary log, which is never synced and dies with the broker, and begins at `log_start`: entries
-below that are in memory alone. Offsets are given out here, ascending, and never twice.
+The log of a durable queue lasts as long as the queue. A transient queue has no log until its window in memory is full.
+Then the messages that do not fit go to a temporary log, which is never synced and ends with the process. That log
+begins at the offset `log_start`; messages below are only in memory.
+
+The store assigns the offsets. They ascend, and none is used twice.
 """
 
 from __future__ import annotations
@@ -22,8 +24,16 @@ from amqpd.storage.queue_log import QueueLog
 
 @final
 class QueueStore:
-    """Of one queue. store: its log, where it has one. spilled: that is a temporary one. compacts: of each routing key
-    the last message stays, and a tombstone ends it (compaction.py).
+    """The store of one queue.
+
+    Attributes:
+        store: the log, or None.
+        spilled: the log is a temporary one.
+        compacts: the log keeps the last message of each routing key, and a tombstone removes the key (config.py).
+        in_transaction: between `begin_transaction` and `end_transaction`.
+        log_start: the first offset that the log can have.
+        next_offset: the offset of the next message.
+        numbered: the message being enqueued has a producer id and a sequence number.
     """
 
     def __init__(self, store: QueueLog | None) -> None:
@@ -33,13 +43,12 @@ class QueueStore:
         self.in_transaction = False
         self.log_start: i64 = 0
         self.next_offset: i64 = 0
-        # A message with its producer's numbers is being offered; who has numbered what, where no log remembers it.
         self.numbered = False
         self._producers: Producers | None = None
         self._from_log: LogMessageFactory | None = None
 
     def append(self, message: Message) -> i64:
-        """Gives the message its offset; in the log where there is one. -1: the log accepts nothing."""
+        """Assign an offset, and append the message to the log if there is one. Return -1 if the log has failed."""
         store = self.store
         if store is None:
             offset = self.next_offset
@@ -78,9 +87,9 @@ class QueueStore:
         return offset
 
     def spill(self, store: QueueLog, message: Message) -> None:
-        """The window is full: from `message` on, which has the last offset, everything goes to this temporary log.
+        """Start a temporary log because the window is full. `message`, which got the last offset, is its first record.
 
-        The window's entries keep the offsets they have; the log begins at the message's.
+        Entries in the window keep their offsets.
         """
         self.store = store
         self.log_start = self.next_offset - 1
@@ -88,7 +97,7 @@ class QueueStore:
         self.append(message)
 
     def drop_spill(self) -> None:
-        """Nothing is ready any more: the temporary log goes. What is unacked has its message in memory."""
+        """Remove the temporary log: no message is ready. Unacked messages are in memory."""
         store = self.store
         if store is not None:
             store.remove()
@@ -96,26 +105,26 @@ class QueueStore:
         self.spilled = False
 
     def begin_transaction(self) -> None:
-        """As `QueueLog.begin_transaction`, where there is a log."""
+        """Begin a transaction of the log, if there is one."""
         self.in_transaction = True
         if self.store is not None:
             self.store.begin_transaction()
 
     def end_transaction(self) -> None:
-        """Ends it."""
+        """End the transaction."""
         self.in_transaction = False
         if self.store is not None:
             self.store.end_transaction()
 
     def most_bytes(self, hot_bytes: i64) -> i64:
-        """No more bytes of bodies are ready than so many. hot_bytes: of those in memory."""
+        """Return an upper bound of the body bytes that are ready. hot_bytes: bytes in memory."""
         store = self.store
         if store is None:
             return 1 << 62
         return store.size_bytes + (hot_bytes if self.spilled else 0)
 
     def producers(self) -> Producers:
-        """Who has numbered what is in the queue: its log's, or, where it has none that lasts, in memory."""
+        """Return the sequence numbers of the producers: those of the log, or those in memory for a transient queue."""
         store = self.store
         if store is not None and not self.spilled:
             return store.producers()
@@ -124,14 +133,18 @@ class QueueStore:
         return self._producers
 
     def unwritten(self, ranges: list[tuple[int, int]]) -> None:
-        """The log could not take these (inclusive): their producers may send them again."""
+        """Forget sequence numbers of messages that the log could not write, so that producers can send them again."""
         if self._producers is not None:
             for first, _ in ranges:
                 self._producers.unwritten(first)
 
     def log_passthrough(self, message: Message) -> bool:
-        """A numbered message goes straight to a consumer without acks: the log is told, so that a copy is known for one
-        after a restart. False: it accepts nothing.
+        """Log a numbered message that goes straight to a consumer without acks, as settled.
+
+        A restarted broker then recognizes a copy of it.
+
+        Returns:
+            False if the log has failed.
         """
         store = self.store
         if store is None:
@@ -144,25 +157,31 @@ class QueueStore:
         return True
 
     def is_logged(self, offset: i64) -> bool:
-        """Whether the log has the message of this offset, if anybody has."""
+        """Return whether the message of this offset is in a log, and not only in memory."""
         return self.store is not None and offset >= self.log_start
 
     def settle(self, entry: QueueEntry) -> None:
-        """The log may forget the entry's message."""
+        """Settle the entry's message in the log."""
         store = self.store
         if store is not None and entry.offset >= self.log_start:
             store.settle(entry.offset, entry.body_size)
 
     def settle_with_turn(self, entry: QueueEntry) -> None:
-        """The same, written before a byte of this turn goes to a socket: nobody will answer for it."""
+        """Settle the entry, and write this before the sockets are written in this turn.
+
+        No ack follows, so the log must know of the delivery first: the message is delivered at most once, even
+        after a kill.
+        """
         store = self.store
         if store is not None and entry.offset >= self.log_start:
             store.settle(entry.offset, entry.body_size)
             store.settle_with_turn()
 
     def mark_returned(self, entry: QueueEntry, due_ms: i64) -> None:
-        """The entry was given back, in the log too. due_ms: as `QueueLog.mark_delayed`; 0: it may be delivered again at
-        once.
+        """Record in the log that the entry was returned.
+
+        Args:
+            due_ms: when it becomes ready (`QueueLog.mark_delayed`); 0 for at once.
         """
         store = self.store
         if store is not None and entry.offset >= self.log_start:
@@ -172,7 +191,7 @@ class QueueStore:
                 store.mark_returned(entry.offset, entry.delivery_count)
 
     def read_back(self, entry: QueueEntry) -> None:
-        """Gives the entry its message again, if the log still has it. Waits for the disk. Raises: OSError."""
+        """Read the entry's message from the log, if the log still has it. Waits for the disk. Raises: OSError."""
         store = self.store
         if store is not None:
             record = store.cursor.read_one(entry.offset)
@@ -180,7 +199,7 @@ class QueueStore:
                 entry.message = self.message(record)
 
     def message(self, record: Record) -> Message:
-        """What the log has given back, as a message."""
+        """Return a record of the log as a message."""
         from_log = self._from_log
         if from_log is None:
             from_log = LogMessageFactory()
@@ -188,7 +207,7 @@ class QueueStore:
         return from_log.message(record)
 
     def envelope(self, exchange: bytes, routing_key: bytes) -> MessageRoute:
-        """What messages of this route share that are read from the log."""
+        """Return the route object that all messages of this route read from the log share."""
         from_log = self._from_log
         if from_log is None:
             from_log = LogMessageFactory()

@@ -1,39 +1,29 @@
-"""One consumer's place in a stream: what it gets next, and how far it has acked.
+"""Ready order and readers of a stream: each consumer reads the log at its own position, and nothing is taken.
 
-A reader is the source of what it gives out: an ack comes back to it, is credit, and settles nothing. Nothing is ever
-given back: what a consumer has not acked it gets again when it, or who goes on under its name, reads there again.
+    StreamOrder    the ready order: serves the readers from `scan`; `take` returns nothing
+    StreamReader   the position of one consumer, and its acked offset
+    LogChunks      chunks of the log in memory, shared by readers that are near each other
 
-    offset      of the next record to look at
-    committed   all below it is acked, in order; known of readers that have a name (x-stream-consumer-name), or stand
-                in a line of which one is served (x-single-active-consumer)
+All records in the log are ready until retention removes them. A reader delivers only records below the high watermark,
+so a crash never removes a record that a consumer has seen. `StreamReader.deliver` is the one place that decides whether
+a consumer gets a record, by its filter (stream_filter.py).
 
-What a named reader has committed is stored when the queue is pumped next, once however many acks there were; of two
-that read under one name the one that began last is believed.
+A dispatch gives each reader a share, in the queue's round robin, until no consumer can take more or the turn's share is
+used. A reader at the high watermark rests until the watermark moves. A reader that waits for the disk continues when
+the data has arrived. A reader with a filter waits for scan time (broker/flow/loop_turn.py) if its
+share ended before the end of the log. So it does not take the turns of others.
 
-**Which records a consumer wants** is decided in one place: `StreamReader.deliver` asks `filter` (stream_filter.py).
-What is not wanted is passed over; a long way without anything wanted ends with the turn's share, as a delivery would.
+A delivery's source is its reader. An ack gives credit and settles nothing. Nothing is returned to the stream: a
+consumer
+reads unacked records again when it, or a consumer with its name, begins at the stored offset. The committed offset
+is known for readers with a name (x-stream-consumer-name) and for those of a single active consumer queue. A dispatch
+stores the offset of a name, once for any number of acks. If two readers use one name, the later one counts.
 
-The order of a stream: every consumer reads the log at its own place, and nothing is taken.
+Memory is bounded: chunks by the stream's memory window, cursors (256 KiB at most each) by CURSORS_MAX. A chunk is
+smaller if there are more readers, and it keeps the batches of its records in memory. Of a batch above 64 KiB it keeps
+only the bodies. Nothing here waits for the disk.
 
-All that is in the log is `ready`, whoever has read it; it leaves by retention alone. So `take` gives nothing out, and
-`scan`, with which a pump begins, serves the readers (stream.py) instead: in the queue's round robin each gets a
-share, until nobody can take more or the turn's is used up. Who has come to the high watermark rests, and all who do go
-on together when it has moved; who waits for the disk goes on when that has answered. Whose filter has looked at a share
-and found no end stands in line with all that search (broker/flow/loop_turn.py), and leaves the others their turns.
-
-What a consumer is shown is safe: below the high watermark, so it is never taken back by a crash.
-
-It knows its queue, from the first consumer until `clear`.
-
-What the readers of one stream read: slices of its log, checked, with the places of the records in them.
-
-A reader asks for the slice that has its offset. Where another one has just read there, it gets the same slice: readers
-that are near each other cost one reading. Where none has, a cursor that stands there reads
-on, or another one looks the place up. What is kept is bounded: the slices of late by `bytes_max` of the stream's
-window, cursors (each has a chunk of 256 KiB at most) by CURSORS_MAX; slices are the smaller the more readers there are,
-and hold the batches that their records stand in (of 64 KiB; of larger ones the bodies alone).
-
-Nothing above the high watermark is read, and nothing waits for the disk here.
+The order refers to its queue from the first consumer until `clear`.
 """
 
 from __future__ import annotations
@@ -57,7 +47,7 @@ from amqpd.storage.log.record import RecordViews
 from amqpd.storage.queue_log import Cursor, QueueLog
 from amqpd.storage.retention_policy import CleanerPolicy, RetentionPolicy
 
-# What fits the processor's nearer caches, with what is made of it.
+# A chunk and its encoded deliveries should fit the processor's near caches.
 SLICE_BYTES_MAX: Final = 64 * 1024
 SLICE_BYTES_MIN: Final = 32 * 1024
 SLICES_MAX: Final = 8
@@ -66,8 +56,10 @@ CURSORS_MAX: Final = 16
 
 @final
 class LogChunk:
-    """Some records that follow each other. start: whoever looks for this offset or a later one below next_offset finds
-    it here.
+    """Consecutive records of the log in memory.
+
+    Attributes:
+        start: a look-up of any offset from here to before next_offset finds this chunk.
     """
 
     def __init__(self, start: i64, places: RecordViews) -> None:
@@ -75,11 +67,11 @@ class LogChunk:
         self.next_offset: Final[i64] = places.next_offset
         self.places: Final[RecordViews] = places
         self.count: Final[i64] = places.count
-        # What filters look at: of each of `places.alikes`; empty until one does.
+        # A view for each of `places.alikes`; empty until a filter needs one.
         self._views: list[RecordView | None] = []
 
     def view(self, index: i64) -> RecordView:
-        """The record there as filters see it: one with the record before where they have the same properties."""
+        """Return the record at `index` as filters see it. Records with equal properties share one view."""
         number = self.places.alike_number(index)
         if not self._views:
             self._views = [None] * len(self.places.alikes)
@@ -96,7 +88,7 @@ class LogChunk:
 
 @final
 class ChunkPosition:
-    """A cursor, and where it stands."""
+    """A cursor, and the offset at which it continues."""
 
     def __init__(self, cursor: Cursor) -> None:
         self.cursor: Final[Cursor] = cursor
@@ -105,8 +97,10 @@ class ChunkPosition:
 
 @final
 class LogChunks:
-    """Of one stream. readers_count: how many read, which the slices' size follows. bytes_max: set by the stream's
-    window; less than FULL where many logs share the memory, and then a cursor at the end keeps nothing.
+    """The chunks and cursors of one stream.
+
+    Attributes:
+        readers_count: the number of readers; chunks are smaller if there are more.
     """
 
     def __init__(self, from_log: LogMessageFactory) -> None:
@@ -118,10 +112,18 @@ class LogChunks:
     def at(
         self, log: QueueLog, offset: i64, bytes_max: i64, reader: Callable[[], None], held: ChunkPosition | None
     ) -> tuple[LogChunk | None, ChunkPosition | None]:
-        """(the slice with what comes at `offset`, None), (None, the place that waits for the disk), or (None, None) at
-        the high watermark. reader: called on the loop when the disk has answered; the place is given as `held` then.
+        """Return the chunk with the first record at or after `offset`.
 
-        Raises: OSError.
+        Args:
+            bytes_max: the limit of the stream's memory window.
+            reader: called on the loop when the disk has delivered.
+            held: the position that an earlier call returned for the same reader.
+
+        Returns:
+            (chunk, None); (None, position) if that position waits for the disk; (None, None) at the high watermark.
+
+        Raises:
+            OSError: the log cannot be read.
         """
         for piece in self._recent:
             if piece.start <= offset < piece.next_offset:
@@ -144,7 +146,7 @@ class LogChunks:
             return None, place
         self.give_back(place)
         if places.count == 0 and places.next_offset <= offset:
-            return None, None  # what is safe ends with offsets that are not there any more
+            return None, None  # the safe part ends with offsets that were removed
         piece = LogChunk(offset, places)
         recent = self._recent
         recent.insert(0, piece)
@@ -159,7 +161,7 @@ class LogChunks:
         return size if size > SLICE_BYTES_MIN else SLICE_BYTES_MIN
 
     def _place(self, log: QueueLog, offset: i64) -> ChunkPosition:
-        """One that stands there, a new one, or the one that was not asked for longest."""
+        """Return an idle cursor at `offset`, otherwise a new one or the one idle for longest."""
         idle = self._idle
         index: i64 = 0
         for place in idle:
@@ -172,46 +174,48 @@ class LogChunks:
         return idle.pop(0) if idle else ChunkPosition(log.new_cursor())
 
     def give_back(self, place: ChunkPosition) -> None:
-        """Nobody waits at it any more. One that nobody has asked for longest may go for it."""
+        """Make a position idle. If there are too many, the one idle for longest is closed."""
         if len(self._idle) >= CURSORS_MAX:
             self._idle.pop(0).cursor.close()
         self._idle.append(place)
 
     def rest(self) -> None:
-        """Nobody reads just now, and memory is short: no bytes are kept."""
+        """Release all memory while no reader reads and memory is short."""
         for place in self._idle:
             place.cursor.release()
         self._recent.clear()
 
     def forget(self) -> None:
-        """What was read may not be there any more."""
+        """Drop the chunks: the log may have lost these records."""
         self._recent.clear()
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """Release everything: there are no readers."""
         for place in self._idle:
             place.cursor.close()
         self._idle.clear()
         self._recent.clear()
 
 
-# How a reader's share of a turn ended: there is more; at the high watermark; the disk is asked; its consumer is full.
-MORE: Final = 0
-END: Final = 1
-DISK: Final = 2
-FULL: Final = 3
-# What one reader delivers or passes over before it is the next one's turn.
+# How a reader's share of a turn ended.
+MORE: Final = 0  # the share is used up
+END: Final = 1  # at the high watermark
+DISK: Final = 2  # the disk is being read
+FULL: Final = 3  # the consumer takes no more
+# A reader's share: records delivered or skipped before the next reader is served.
 SHARE_COUNT: Final = 256
 _FROM_NOW: Final = StreamStart(NEXT)
 
 
 @final
 class Shared:
-    """What the readers of one stream share.
+    """State that the readers of one stream share.
 
-    names: who stores what is committed under a name. moved: readers whose committed offset is to be stored. resting:
-    those that stand at the high watermark, and go on when it has moved.
-    line_offset: where the next of a line of single active consumers goes on; -1: nobody has read yet.
+    Attributes:
+        names: the reader that stores the offset of each name.
+        moved: readers whose committed offset must be stored.
+        resting: readers at the high watermark.
+        line_offset: where the next single active consumer continues; -1 if none has read yet.
     """
 
     def __init__(self, slices: LogChunks) -> None:
@@ -224,33 +228,39 @@ class Shared:
 
 @final
 class StreamReader(QueueBase):
-    """One consumer's. queue: what is read. stored: the offset that is stored under its name; -1: none."""
+    """The position of one consumer in a stream, and the source of its deliveries.
+
+    Attributes:
+        stream: the queue that is read.
+        stored: the offset stored under the consumer's name, or -1.
+        offset: the next record to look at; -1 before `begin`.
+        in_line: the queue has a single active consumer, and this consumer may wait for its turn.
+        looked_count: the number of records that the last share looked at.
+    """
 
     def __init__(self, shared: Shared, queue: QueueBase, log: QueueLog, consumer: Consumer, stored: i64) -> None:
         super().__init__(queue.name, queue.vhost_name)
         self.kind = queue.kind
-        self.logged = True  # nothing of a delivery stays in memory
+        self.logged = True  # a delivery keeps no message in memory
         self.stream = queue
         self.consumer = consumer
         arguments = consumer.arguments
         self.consumer_name = arguments.consumer_name
         self.filter: Final = filter_of(arguments)
-        self._passed_over = False  # since its place was last to be stored
+        self._passed_over = False  # records were skipped since the offset was last stored
         self.stored: i64 = stored
-        # Of the next record to look at; -1: it has not begun.
         self.offset: i64 = -1
         self.in_line = queue.round_robin.single_active
-        # How many records its last share looked at.
         self.looked_count: i64 = 0
         self._shared = shared
         self._log = log
-        # From there on records count that are not older: x-stream-offset as a time.
+        # x-stream-offset as a time: older records are skipped until the first delivery.
         self._from_ms: i64 = -1
         self._seeks_last = False
         self._slice: LogChunk | None = None
         self._index: i64 = 0
         self._place: ChunkPosition | None = None  # waits for the disk
-        # Delivered and not acked, in order; acked before others that are not.
+        # Unacked offsets in order; offsets that were acked before lower ones.
         self._unacked: deque[int] = deque()
         self._acked: set[int] = set()
         self._moved = False
@@ -258,11 +268,15 @@ class StreamReader(QueueBase):
         if self.consumer_name:
             shared.names[self.consumer_name] = self
 
-    # -- where it begins
+    # -- begin
 
     def begin(self, now_ms: i64) -> None:
-        """Its place is what its consumer asked for (x-stream-offset), as of now; unless it goes on for another one, or
-        under its name. now_ms: wall clock.
+        """Set the position that the consumer asked for (x-stream-offset).
+
+        A stored offset, or that of the previous single active consumer, has priority.
+
+        Args:
+            now_ms: wall clock.
         """
         log = self._log
         if self.in_line and self._shared.line_offset >= 0:
@@ -276,7 +290,7 @@ class StreamReader(QueueBase):
             start = _FROM_NOW
         kind = start.kind
         if kind == FIRST:
-            self.offset = 0  # what is gone is passed over
+            self.offset = 0  # removed records are skipped
         elif kind == OFFSET:
             self.offset = min(max(start.number, 0), log.next_offset)
         elif kind == TIME and start.number > now_ms:  # rabbit: the same as `next`
@@ -289,7 +303,7 @@ class StreamReader(QueueBase):
             self.offset = log.next_offset
 
     def _seek_last(self) -> bool:
-        """Whether the last record batch has been found; else the disk is asked."""
+        """Go to the last record batch. Return False while the disk is read."""
         log = self._log
         place = self._place
         if place is None:
@@ -303,12 +317,19 @@ class StreamReader(QueueBase):
         self.offset = offset
         return True
 
-    # -- out
+    # -- deliver
 
     def deliver(self, bytes_max: i64) -> i64:
-        """A share of what comes next, to its consumer, which can take one. bytes_max: of the stream's window.
+        """Deliver a share of the next records. The consumer can take at least one.
 
-        Returns MORE, END, DISK or FULL. Raises: OSError.
+        Args:
+            bytes_max: the limit of the stream's memory window.
+
+        Returns:
+            MORE, END, DISK or FULL.
+
+        Raises:
+            OSError: the log cannot be read.
         """
         self.looked_count = 0
         if self._seeks_last and not self._seek_last():
@@ -343,7 +364,7 @@ class StreamReader(QueueBase):
                 if self.looked_count > 0 and not consumer.can_take():
                     return FULL
                 self._from_ms = -1
-                # What cannot be delivered is not tried again.
+                # Move on first: a record whose delivery raises is not tried again.
                 self._index = index + 1
                 self.offset = places.offset(index) + 1
                 stop = index + 1
@@ -362,7 +383,7 @@ class StreamReader(QueueBase):
                 return FULL
 
     def _pass_over(self, places: RecordViews, index: i64) -> None:
-        """It is not wanted. Looking at many headers counts for more than one."""
+        """Skip a record that the filter rejects. Large properties count as several records."""
         self._index = index + 1
         self.offset = places.offset(index) + 1
         self._passed_over = True
@@ -370,14 +391,14 @@ class StreamReader(QueueBase):
         self.looked_count += 1 + size // DEAR_PROPERTIES_BYTES
 
     def log_arrived(self) -> None:
-        """The disk has answered."""
+        """Continue: the disk has delivered."""
         if not self.deleted:
             self.stream.activate(self.consumer)
 
     def schedule_dispatch(self) -> None:
         self.stream.schedule_dispatch()
 
-    # -- home
+    # -- settle
 
     def ack(self, entry: QueueEntry) -> None:
         stream = self.stream
@@ -389,15 +410,15 @@ class StreamReader(QueueBase):
     def settle_times(self, entry: QueueEntry, count: i64) -> None:
         self.stream.unacked_count -= count
         self.stream.acked_count += count
-        if self._tracks:  # each has its own, then
+        if self._tracks:  # then each delivery has an entry of its own
             self._acknowledged(entry.offset)
 
     def reject(self, entry: QueueEntry) -> None:
-        """A front end that refuses basic.reject does not come here; for another one it is an ack."""
+        """Ack the entry. AMQP channels refuse basic.reject on a stream and never call this."""
         self.ack(entry)
 
     def requeue(self, entry: QueueEntry, counts: bool, failed: bool = True) -> None:
-        """Its consumer has gone, or gives it up: it stays where it is, and its offset is not acked."""
+        """Forget a delivery that its consumer returned. Its offset stays unacked."""
         self.stream.unacked_count -= 1
 
     def _acknowledged(self, offset: i64) -> None:
@@ -415,28 +436,28 @@ class StreamReader(QueueBase):
             self.stream.schedule_dispatch()
 
     def committed(self) -> i64:
-        """All below it is acked, or was not wanted; -1 where nobody keeps account of it."""
+        """Return the offset below which every record is acked or was skipped; -1 if acks are not tracked."""
         if not self._tracks or self.offset < 0:
             return -1
         return self._unacked[0] if self._unacked else self.offset
 
     def note_passed_over(self) -> None:
-        """What it passed over since its last ack is to be stored under its name as acked, not to be looked at again."""
+        """Have the skipped records stored as acked, so that the filter need not check them again."""
         if self._passed_over and self.consumer_name and not self._moved:
             self._moved = True
             self._shared.moved.append(self)
 
     def take_new_offset(self) -> i64:
-        """What is to be stored under its name; -1: nothing, another reader has the name by now."""
+        """Return the offset to store under the name; -1 if another reader has the name now."""
         self._moved = False
         self._passed_over = False
         owner = self._shared.names.get(self.consumer_name)
         return self.committed() if owner is None or owner is self else -1
 
-    # -- its end
+    # -- end
 
     def end(self) -> None:
-        """Its consumer takes nothing more. What it has not answered may still be acked."""
+        """End the reader: its consumer gets nothing more. Deliveries may still be acked."""
         if self.deleted:
             return
         self.deleted = True
@@ -449,33 +470,33 @@ class StreamReader(QueueBase):
         shared.resting.pop(self, None)
         self._slice = None
         place = self._place
-        if place is not None:  # it is called when the disk has answered, and is of no use to others until then
+        if place is not None:  # the disk still reads for it, so other readers cannot use it
             place.cursor.close()
             self._place = None
 
 
-# How many records one pump looks at before other queues and sockets have their turn; a reader's share of it counts as
-# SHARE_COST more.
+# Records that one dispatch looks at before other queues and sockets are served. Each reader's share costs SHARE_COST in
+# addition.
 PUMP_COUNT_MAX: Final = 1024
 SHARE_COST: Final = 8
-# x-stream-max-segment-size-bytes below and above these counts as the nearer one: a file for each batch is none of a
-# log's business, and an index has positions of 32 bits.
+# Limits of x-stream-max-segment-size-bytes; other values are moved to the nearest. The minimum avoids a file per batch;
+# the maximum is due to the index, which has positions of 32 bits.
 SEGMENT_SIZE_BYTES_MIN: Final = 64 * 1024
 SEGMENT_SIZE_BYTES_MAX: Final = 1 << 30
 
 
 @final
 class StreamOrder(ReadyOrder):
-    """Of one stream."""
+    """The ready order of one stream."""
 
     def __init__(self, backing: QueueStore, host: QueueServices) -> None:
         super().__init__(backing)
         self._host = host
         self._queue: QueueBase | None = None
         self._shared = Shared(LogChunks(LogMessageFactory()))
-        # Asked to be told when the high watermark moves.
+        # `_safe_moved` will be called when the high watermark moves.
         self._asked = False
-        # How many readers have a filter; those that have looked long enough for now.
+        # Number of readers with a filter; the ones that wait for scan time.
         self._filters_count: i64 = 0
         self._searching: dict[Consumer, None] = {}
 
@@ -488,7 +509,7 @@ class StreamOrder(ReadyOrder):
         store.recounted = self._recounted
 
     def _recounted(self) -> None:
-        """Retention has removed something, or a write has failed."""
+        """Update the counts: retention removed records, or a write failed."""
         queue = self._queue
         store = self.backing.store
         if queue is not None and store is not None:
@@ -503,24 +524,24 @@ class StreamOrder(ReadyOrder):
         self.backing.compacts = "compact" in rules.cleanup
 
     def load_head(self, queue: QueueBase) -> None:
-        """Nothing of a stream has a time to live."""
+        """Do nothing: messages of a stream have no time to live."""
 
     def add(self, queue: QueueBase, message: Message, offset: i64) -> bool:
-        """It is shown to readers when it is safe."""
+        """Count a new record. Readers see it when it is safe."""
         queue.ready_count += 1
         queue.ready_bytes += message.body_size
         if not self._asked and queue.round_robin.has_ready():
-            queue.schedule_dispatch()  # one became able to take when there was nothing, and has not looked since
+            queue.schedule_dispatch()  # a consumer got credit when there was no record
         return True
 
     def unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
-        """Nobody has seen them."""
+        """Update the counts. No reader has seen the lost records."""
         self._recounted()
 
     # -- consumers
 
     def join(self, queue: QueueBase, consumer: Consumer) -> None:
-        """It begins where it asks to, now; one that stands in a line when it is its turn."""
+        """Create the reader of a consumer. It begins now; a waiting single active consumer begins on its turn."""
         store = self.backing.store
         assert store is not None  # a stream is durable
         shared = self._shared
@@ -539,7 +560,7 @@ class StreamOrder(ReadyOrder):
             reader.begin(self._host.timers.wall_ms())
 
     def leave(self, queue: QueueBase, consumer: Consumer) -> None:
-        """What it has acked is stored; the next in its line goes on behind that."""
+        """End the reader and store its acked offset. The next single active consumer continues there."""
         reader = consumer.reader
         if not isinstance(reader, StreamReader):
             return
@@ -548,8 +569,8 @@ class StreamOrder(ReadyOrder):
             self._searching.pop(consumer, None)
         reader.note_passed_over()
         reader.end()
-        consumer.reader = None  # which knows its consumer
-        consumer.entry_for_all = None  # as it does
+        consumer.reader = None  # it refers to its consumer
+        consumer.entry_for_all = None  # it refers to the reader
         name = reader.consumer_name
         if name:
             self._store_moved(queue)
@@ -566,10 +587,10 @@ class StreamOrder(ReadyOrder):
                 if offset >= 0:
                     self._host.store_offset(queue.id, reader.consumer_name, offset)
 
-    # -- out
+    # -- deliver
 
     def scan(self, queue: QueueBase) -> bool:
-        """Serves the readers. False: nothing is to be taken."""
+        """Serve the readers. Return False: `take` has nothing to return."""
         self._store_moved(queue)
         granted = False
         if self._filters_count > 0:
@@ -587,8 +608,15 @@ class StreamOrder(ReadyOrder):
         return False
 
     def _serve(self, queue: QueueBase, granted: bool) -> bool:
-        """A share to one reader after the other. Whether there is more than a pump's. granted: it is the turn of those
-        that search; else one that does looks at a share of what has come in, and then stands in line for more.
+        """Give one reader after the other a share.
+
+        Args:
+            granted: the queue has scan time, so readers with filters may continue. Otherwise such a reader looks at
+                one share
+                of new records and then waits for scan time.
+
+        Returns:
+            True if the turn's share was used up and there is more.
         """
         robin = queue.round_robin
         shared = self._shared
@@ -599,7 +627,7 @@ class StreamOrder(ReadyOrder):
             if consumer is None:
                 return False
             reader = consumer.reader
-            assert isinstance(reader, StreamReader)  # `join` has made it
+            assert isinstance(reader, StreamReader)  # `join` created it
             searches = reader.filter is not None
             if searches and scans.over:
                 robin.park(consumer)
@@ -619,7 +647,7 @@ class StreamOrder(ReadyOrder):
             elif searches and not granted:
                 robin.park(consumer)
                 self._searching[consumer] = None
-            consumer.share_ended()  # when it rests: there may be room for it at once
+            consumer.share_ended()  # after parking it: there may be room for it at once
         return True
 
     def _ask(self, queue: QueueBase) -> None:
@@ -633,7 +661,7 @@ class StreamOrder(ReadyOrder):
         store.when_safe(store.high_watermark, self._safe_moved)
 
     def _safe_moved(self, safe: bool) -> None:
-        """It has, or what was at it could not be written and is passed over; or nothing comes any more."""
+        """Wake resting readers: the high watermark moved, also past records that could not be written."""
         self._asked = False
         queue = self._queue
         store = self.backing.store
@@ -654,22 +682,22 @@ class StreamOrder(ReadyOrder):
         return True
 
     def take(self, queue: QueueBase) -> QueueEntry | None:
-        """basic.get is refused."""
+        """Return None: basic.get is refused."""
         return None
 
     def head(self, queue: QueueBase) -> QueueEntry | None:
         return None
 
     def mark_delivered(self, store: QueueLog, offset: i64) -> None:
-        """Nobody asks."""
+        """Do nothing: a stream has no delivery marks."""
 
     def stamp_arrival(self, now_ms: i64) -> None:
-        """A stream has no time to live."""
+        """Do nothing: messages of a stream have no time to live."""
 
     # -- ends
 
     def purge(self, queue: QueueBase) -> None:
-        """It is refused: what others have not read would go."""
+        """Refuse: other consumers may not have read the records."""
         raise NotImplementedError
 
     def clear(self, queue: QueueBase) -> None:
@@ -686,8 +714,9 @@ class StreamOrder(ReadyOrder):
 
 
 def retention_of(rules: QueueConfig) -> RetentionPolicy:
-    """What a stream with these rules keeps, and how it is stored: x-max-age, x-max-length-bytes, x-compact,
-    x-stream-max-segment-size-bytes, x-compression.
+    """Return the retention policy of a stream.
+
+    It follows x-max-age, x-max-length-bytes, x-compact, x-stream-max-segment-size-bytes and x-compression.
     """
     compacts, deletes = "compact" in rules.cleanup, "delete" in rules.cleanup
     age_ms: int = rules.max_age_ms if deletes else -1

@@ -1,15 +1,15 @@
-"""Which records of a stream a consumer wants: x-filter, x-stream-filter, x-stream-match-unfiltered.
+"""Filter of a stream consumer: x-filter, x-stream-filter, x-stream-match-unfiltered.
 
-    x-filter                    a selector (routing/selector.py): what matches is wanted
-    x-stream-filter             texts: wanted is what has one of them in its header x-stream-filter-value,
-    x-stream-match-unfiltered   and, if this is true, what has no such header
+    x-filter                    a selector (routing/selector.py)
+    x-stream-filter             values; the header x-stream-filter-value must be one of them
+    x-stream-match-unfiltered   if true, records without that header pass, too
 
-Both are exact. (RabbitMQ filters whole chunks by values, and a client gets what stands beside what it wants.)
-Who has both a selector and values wants what both let through.
+A consumer with a selector and values gets the records that pass both. Both are exact. RabbitMQ filters whole chunks by
+values, so its clients also get other records of a chunk.
 
-A record is looked at through a `RecordView`, which all readers that are near each other share, and which serves all
-records behind each other that have the same properties, exchange and routing key; a filter answers for it once. So
-headers are decoded once for many records and consumers, and not at all where a value's header is nowhere in them.
+A filter sees a record as a `RecordView`. Consecutive records with equal properties, exchange and routing key share one
+view, and so do readers that are near each other. A filter decides once per view; headers are decoded at most once per
+view, and not at all if the properties do not contain the header's name.
 
 Compiled by mypyc.
 """
@@ -34,14 +34,14 @@ _VALUE_NAME: Final = VALUE_HEADER.encode()
 
 @final
 class RecordView(Selectable):
-    """What is not the body of records that are alike."""
+    """Properties, exchange and routing key that consecutive records share."""
 
     def __init__(self, alike: SharedFields) -> None:
         self._alike = alike
         self._headers: dict[str, object] | None = None
 
     def serves(self, alike: SharedFields) -> bool:
-        """Whether these are like its own. By identity: a log's reader gives the same objects for the same bytes."""
+        """Return whether these fields are the same. Compares identity: the log's reader shares equal objects."""
         own = self._alike
         return (
             alike.properties is own.properties
@@ -50,7 +50,7 @@ class RecordView(Selectable):
         )
 
     def headers(self) -> dict[str, object]:
-        """Cost: their decoding, the first time. Properties that are none (a foreign program's) have no headers."""
+        """Return the headers, decoded once. Invalid properties, written by another program, have none."""
         headers = self._headers
         if headers is None:
             properties = self._alike.properties
@@ -73,7 +73,7 @@ class RecordView(Selectable):
             return None
 
     def filter_value(self) -> object:
-        """The header x-stream-filter-value; None when there is none."""
+        """Return the header x-stream-filter-value, or None."""
         if _VALUE_NAME not in self._alike.properties:
             return None
         return self.headers().get(VALUE_HEADER)
@@ -81,8 +81,12 @@ class RecordView(Selectable):
 
 @final
 class StreamFilter:
-    """One consumer's. selector: None for all. values: of x-stream-filter, empty for all. match_unfiltered: whether
-    records without a value are wanted too, where there are values.
+    """The filter of one consumer.
+
+    Args:
+        selector: None for all records.
+        values: of x-stream-filter; empty for all records.
+        match_unfiltered: with values, records without the header pass, too.
     """
 
     def __init__(self, selector: Selector | None, values: frozenset[str], match_unfiltered: bool) -> None:
@@ -94,7 +98,7 @@ class StreamFilter:
         self._answer = False
 
     def wants(self, view: RecordView) -> bool:
-        """Whether the records of `view` are wanted. Raises nothing. Cost: a test for the view it was asked of last."""
+        """Return whether the filter passes the records of `view`. Cost: one comparison if the view is the same."""
         if view is self._view and self._answers_once:
             return self._answer
         self._view = view
@@ -105,12 +109,12 @@ class StreamFilter:
         if not self._values:
             return True
         value = view.filter_value()
-        # rabbit: a value that is no text is none
+        # rabbit: a value that is not text counts as missing
         return value in self._values if isinstance(value, str) else self._match_unfiltered
 
 
 def filter_of(arguments: ConsumerArguments) -> StreamFilter | None:
-    """What a consumer with these arguments wants; None: everything."""
+    """Return the filter for these arguments; None if the consumer gets every record."""
     if arguments.selector is None and not arguments.filter_values:
         return None
     return StreamFilter(arguments.selector, arguments.filter_values, arguments.match_unfiltered)

@@ -1,8 +1,7 @@
-"""The kinds of queue (x-queue-type): one row each, which is all that tells them apart.
+"""Queue types (x-queue-type): one row of defaults and permissions for each.
 
-A kind is a row of defaults and of what a declaration and a client may ask of it. There is one class `Queue`.
-`quorum` on one node is a durable queue that counts deliveries. A `stream` keeps what is read, and every consumer reads
-at its own place.
+All types are served by one class, `Queue`. A `quorum` queue is a durable queue that counts deliveries; one node has it,
+without replicas. A `stream` keeps its messages after delivery, and each consumer reads at its own position.
 """
 
 from __future__ import annotations
@@ -12,11 +11,14 @@ from typing import Final, NamedTuple
 
 
 class QueueType(NamedTuple):
-    """One kind.
+    """One queue type.
 
-    module: what RabbitMQ calls it in the texts of errors. durable_only: neither transient, exclusive nor auto-delete.
-    counts_shown: deliveries carry x-delivery-count. global_qos: a prefetch window of the whole channel may hold it.
-    stream: nothing is taken out of it: basic.get, automatic acknowledgement, reject, nack and purge are refused.
+    Attributes:
+        module: the name that RabbitMQ's error texts use.
+        durable_only: the queue cannot be transient, exclusive or auto-delete.
+        counts_shown: deliveries have the header x-delivery-count.
+        global_qos: a consumer can use the prefetch limit of the whole channel.
+        stream: messages are never taken: basic.get, automatic acks, reject, nack and purge are refused.
     """
 
     name: str
@@ -46,6 +48,6 @@ REPLICATED: Final = QUORUM | STREAM
 
 
 def kind_of(arguments: Mapping[str, object]) -> QueueType:
-    """What these arguments ask for; classic where they do not say, or name a kind that is not there."""
+    """Return the type that the arguments name; classic if they name none or an unknown one."""
     name = arguments.get("x-queue-type")
     return KINDS.get(name, KINDS["classic"]) if isinstance(name, str) else KINDS["classic"]
