@@ -217,7 +217,7 @@ class TestInPlace:
         fill(room, "q", 5, first=10)
         job = run(room, jobs, queue)
         assert (job.state, job.done_count, queue.ready_count) == ("failed", 0, 5)
-        assert job.reason == "queue 'q' would be over its length with 10 messages more"
+        assert job.reason == "queue 'q' would exceed its length limit with 10 more messages"
         assert run(room, jobs, queue, begin=5).done_count == 5
         assert queue.ready_count == 10
 

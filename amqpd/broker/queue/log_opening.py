@@ -36,7 +36,7 @@ class LogOpening:
         self._open_soon = open_soon
         self.begun = False
         self.asked = False
-        self._answered = False
+        self._files_read = False
         self.failed = False
         self._waiting: list[Callable[[], object]] | None = None
 
@@ -76,26 +76,26 @@ class LogOpening:
         if self._queue.deleted:
             return True
         try:
-            if self._answered:
+            if self._files_read:
                 self._store.recover()
-            elif not self._store.open_soon(self._go_on):
+            elif not self._store.open_soon(self._files_arrived):
                 self.asked = True
                 return False
         except (OSError, LogUnusable):
             return True  # `can_open` meets the same error and logs it
         return self._queue.find_delayed(self._store)
 
-    def _go_on(self) -> None:
+    def _files_arrived(self) -> None:
         """Return to the opener: the other thread has read the files."""
         self.asked = False
-        self._answered = True
+        self._files_read = True
         if self._open_soon(self):
             self.end()
 
     def end(self) -> None:
         """Finish: report success or failure to all waiting callers."""
         self.begun = False
-        self._answered = False
+        self._files_read = False
         if not self._queue.deleted:
             self.failed = not self._queue.can_open()
         waiting = self._waiting

@@ -95,7 +95,7 @@ class QueueLogReader:
         return len(fetch.records) > 0 or not fetch.waiting
 
     def read_on(self, log: QueueLog, offset: i64, size_bytes: i64, arrived: Callable[[], None]) -> bool:
-        """Call `read` from the end of the last piece, or from `offset` if that is later."""
+        """Read from the end of the last piece, or from `offset` if that is later. Returns and raises as `read`."""
         if self.log is log and self.read_offset > offset:
             offset = self.read_offset
         return self.read(log, offset, size_bytes, arrived)

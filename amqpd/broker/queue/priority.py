@@ -165,7 +165,7 @@ class PriorityOrder(ReadyOrder):
         self.indexes: list[MemoryIndex] = []
 
     def level_counts(self) -> dict[int, int]:
-        """Return the ready messages by level: returned, in memory and only in the log."""
+        """Return the number of ready messages of each level, in memory and in the log."""
         return {level.number: len(level.returned) + len(level.hot) + level.cold_count for level in self._levels}
 
     # -- the index after a start
@@ -198,7 +198,7 @@ class PriorityOrder(ReadyOrder):
         if not fetch.records and fetch.waiting:
             self._scan_offset = fetch.next_offset
             return False
-        if self._note(queue, fetch.records):
+        if self._index_records(queue, fetch.records):
             self.head(queue)  # its time to live may be over, even if no consumer is ready
             return True
         queue.schedule_dispatch()
@@ -208,10 +208,10 @@ class PriorityOrder(ReadyOrder):
         """Read the rest of the log into the index, and wait for the disk."""
         store = self.backing.store
         assert store is not None  # scanning implies a log
-        while not self._note(queue, store.cursor.read(self._scan_offset, COLD_READ_BYTES).records):
+        while not self._index_records(queue, store.cursor.read(self._scan_offset, COLD_READ_BYTES).records):
             pass
 
-    def _note(self, queue: QueueBase, records: list[Record]) -> bool:
+    def _index_records(self, queue: QueueBase, records: list[Record]) -> bool:
         """Add a range of records to the index. Return True if it was the last one."""
         for record in records:
             if record.offset >= self._scan_end:
@@ -383,13 +383,13 @@ class PriorityOrder(ReadyOrder):
                 entry = level.hot.popleft()
                 self._hot_count -= 1
                 self.memory.hot_bytes -= entry.body_size
-            self._leaves(entry.offset)
+            self._remove_from_searches(entry.offset)
             self._uncount(queue, entry)
             if entry.message is not None:
                 return entry
         return None
 
-    def _leaves(self, offset: i64) -> None:
+    def _remove_from_searches(self, offset: i64) -> None:
         """Update the searches: this message is no longer in memory or no longer ready."""
         for index in self.indexes:
             index.went(offset)
@@ -459,7 +459,7 @@ class PriorityOrder(ReadyOrder):
                     self.memory.hot_bytes -= entry.body_size
             level.hot = kept
         for entry in wanted:
-            self._leaves(entry.offset)
+            self._remove_from_searches(entry.offset)
             self._uncount(queue, entry)
 
     def _uncount(self, queue: QueueBase, entry: QueueEntry) -> None:
@@ -485,14 +485,14 @@ class PriorityOrder(ReadyOrder):
                 entry = level.hot.pop()
                 self._hot_count -= 1
                 self.memory.hot_bytes -= entry.body_size
-                self._leaves(entry.offset)
+                self._remove_from_searches(entry.offset)
                 self._add_cold(level, entry.offset)
             while returned and self.backing.is_logged(returned[-1].offset):  # a heap without its last element is a heap
                 if count_max == 0:
                     return False
                 count_max -= 1
                 entry = returned.pop()
-                self._leaves(entry.offset)
+                self._remove_from_searches(entry.offset)
                 self._add_cold(level, entry.offset)
         return True
 
@@ -535,7 +535,7 @@ class PriorityOrder(ReadyOrder):
             kept: deque[QueueEntry] = deque()
             for entry in level.hot:
                 if within(entry.offset, ranges):
-                    self._leaves(entry.offset)
+                    self._remove_from_searches(entry.offset)
                     self._hot_count -= 1
                     self.memory.hot_bytes -= entry.body_size
                     queue.ready_bytes -= entry.body_size
@@ -545,7 +545,7 @@ class PriorityOrder(ReadyOrder):
             level.hot = kept
             for entry in level.returned:
                 if within(entry.offset, ranges):
-                    self._leaves(entry.offset)
+                    self._remove_from_searches(entry.offset)
                     entry.offset = -1  # only in memory: nothing to settle
             heapify(level.returned)
             index = self._cold[level.number >> _INDEX_LEVELS_BITS]

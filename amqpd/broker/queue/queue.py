@@ -206,7 +206,7 @@ class Queue(QueueBase):
             ValueError: level_max or single_active differ. A queue keeps its ready order and its single active consumer.
         """
         if rules.level_max != self.rules.level_max or rules.single_active != self.rules.single_active:
-            raise ValueError("a queue keeps its levels and its single active consumer for life")
+            raise ValueError("a queue cannot change its priorities or its single active consumer")
         if rules.consumer_timeout_ms != self.rules.consumer_timeout_ms:
             for consumer in self.consumers:
                 consumer.obey_timeout(rules.consumer_timeout_ms)
@@ -308,9 +308,9 @@ class Queue(QueueBase):
         if self.enforcement is not None:
             self.enforcement.opened()
         if self.ready_count > 0:
-            self._look_at_head()
+            self._load_head()
 
-    def _look_at_head(self) -> None:
+    def _load_head(self) -> None:
         try:
             self.order.load_head(self)
             if self.expiry is not None:
@@ -330,7 +330,7 @@ class Queue(QueueBase):
                 self.pump_failed(error)
                 return
         elif self.ready_count > 0 and self.order.needs_head():
-            self._look_at_head()
+            self._load_head()
         self.schedule_dispatch()
 
     def log(self) -> QueueLog | None:
@@ -347,7 +347,7 @@ class Queue(QueueBase):
         """
         enforcement = self.enforcement
         if enforcement is None:
-            return self._take_in(message)
+            return self._enqueue_plain(message)
         if self.rules.ttl_ms >= 0:
             self.track_expiration(message)
         if not enforcement.accepts(message):
@@ -361,14 +361,14 @@ class Queue(QueueBase):
             message.persistent = persistent  # other queues get the same message
             return offset >= 0 and self.order.add(self, message, offset)
         kept = self.rules.retains and self.logged
-        accepted = enqueue_retained(self, self.backing, self.order, message) if kept else self._take_in(message)
+        accepted = enqueue_retained(self, self.backing, self.order, message) if kept else self._enqueue_plain(message)
         if kept:
             enforcement.on_enqueued(message, self.expiry)
         if enforcement.enforce_length() and self.expiry is not None:
             self.expiry.arm()
         return accepted
 
-    def _take_in(self, message: Message) -> bool:
+    def _enqueue_plain(self, message: Message) -> bool:
         """Enqueue a message that no limit refuses.
 
         If nothing is ready and a consumer has credit, the message goes to the consumer at once; the log is skipped for
@@ -409,7 +409,7 @@ class Queue(QueueBase):
         return True
 
     def begin_transaction(self) -> None:
-        """Begin a log transaction: after a crash all messages until `end_transaction` exist or none."""
+        """Begin a log transaction: after a crash all messages enqueued until `end_transaction` exist, or none."""
         self.backing.begin_transaction()
         if self.enforcement is not None:
             self.enforcement.begin_transaction()

@@ -11,10 +11,10 @@ In a queue ordered by arrival the window goes back to the first of them. Its `Fi
 bit for
 each later message: ready or not. In a queue with priorities each message enters the index again, a slice at a time.
 
-Between the commit in the log and the last step the messages are unsettled, but not ready. Settled messages can also be
-ahead of the window, after a start or after acks out of order. The window and searches would read those too early. So
-`_hold_out` excludes them before the commit, like messages that a filter took early. A purge, a length limit and a time
-to live do not see them either.
+Between the commit in the log and the last step the messages are unsettled, but not ready. Some can be ahead of the
+window, after a start or after acks out of order. The window and searches would read those too early. So
+`_exclude_from_reads` excludes them before the commit, like messages that a filter took early. A purge, a length limit
+and a time to live do not see them either.
 """
 
 from __future__ import annotations
@@ -94,14 +94,14 @@ class AckedScan(QueueScan):
                 return None
             self.position = record.offset + 1
             scans.step(len(record.properties))
-            if self._is_early_or_late(record):
+            if self._is_outside_times(record):
                 continue
             message = self._from_log.message(record)
             if self.judge.wants(message):
                 return QueueEntry(queue, record.offset, message, True)
         return None
 
-    def _is_early_or_late(self, record: Record) -> bool:
+    def _is_outside_times(self, record: Record) -> bool:
         if record.timestamp_ms < self._section.begin_ms:
             return True
         return 0 <= self._section.until_ms <= record.timestamp_ms
@@ -193,25 +193,25 @@ class Replay(AckedScan):
         # messages, and the offsets between them that are not ready.
         self._bases: list[int] = []
         self._gathered = False
-        self._held_by: FilteredOrder | None = None
+        self._excluding_order: FilteredOrder | None = None
         self._between = OffsetBitmap()
         self._first: i64 = -1
         self._last: i64 = -1
         # With priorities: ranges of offsets to make ready, and the position in the first range.
         self._ranges: list[tuple[int, int]] = []
-        self._at: i64 = 0
-        self._back = False
+        self._next_offset: i64 = 0
+        self._unsettled_again = False
 
     def collect(self, entries: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
         self.waits = False
-        if self._back and isinstance(self.queue.order, PriorityOrder):
-            self._give_levels()
-        elif self._back:
-            self._give_all()
+        if self._unsettled_again and isinstance(self.queue.order, PriorityOrder):
+            self._requeue_priorities()
+        elif self._unsettled_again:
+            self._make_all_ready()
         elif self.committed:
-            self._go_on()
+            self._continue_commit()
         elif self._gathered:
-            self._hold_out()
+            self._exclude_from_reads()
         else:
             self._gather()
 
@@ -242,19 +242,19 @@ class Replay(AckedScan):
             return
         rules = queue.rules
         if not rules.stream and rules.is_over(queue.ready_count + self._count, queue.ready_bytes + self._size_bytes):
-            self._fail(f"queue '{queue.name}' would be over its length with {self._count} messages more")
+            self._fail(f"queue '{queue.name}' would exceed its length limit with {self._count} more messages")
             return
         self.ended = False
         self._gathered = True
         self._bases = rewind.bases()
 
-    def _hold_out(self) -> None:
+    def _exclude_from_reads(self) -> None:
         """Exclude the messages from reads of the log, a segment at a time, then begin the commit in the log."""
         queue = self.queue
         if not isinstance(queue.order, PriorityOrder):  # a priority order reads only what its index has
             order = queue.use_filtered_order().order
             order.rewinding = True
-            self._held_by = order
+            self._excluding_order = order
             if queue.dead_letters_logged_count > 0:
                 self.waits = True  # `dead_letter_range` would take every unsettled message
                 return
@@ -271,7 +271,7 @@ class Replay(AckedScan):
         self.waits = True
         self._rewind.begin()
 
-    def _go_on(self) -> None:
+    def _continue_commit(self) -> None:
         rewind = self._rewind
         rewind.go_on()
         if not rewind.over:
@@ -284,11 +284,11 @@ class Replay(AckedScan):
             self._fail(f"queue '{self.queue.name}' could not be rewound: {error}")
             return
         self._bases = rewind.bases()
-        self._back = True
+        self._unsettled_again = True
         self._reader.close()
         self._reader = ScanLogReader(self.wake)
 
-    def _give_all(self) -> None:
+    def _make_all_ready(self) -> None:
         """Collect which messages are ready, a segment at a time within a slice; then make all ready at once."""
         rewind = self._rewind
         scans = self._scans
@@ -311,7 +311,7 @@ class Replay(AckedScan):
         self.done_count += rewind.count
         self.ended = True
 
-    def _give_levels(self) -> None:
+    def _requeue_priorities(self) -> None:
         queue = self.queue
         order = queue.order
         store = queue.backing.store
@@ -327,23 +327,23 @@ class Replay(AckedScan):
         while count < LEVEL_COUNT and not scans.over:
             if not self._ranges and self._bases:
                 self._ranges = self._rewind.ranges_of(self._bases.pop(0))
-                self._at = self._ranges[0][0]
+                self._next_offset = self._ranges[0][0]
             if not self._ranges or store is None:
                 self.ended = True
                 break
             last: i64 = self._ranges[0][1]
             record = None
-            if self._at <= last:
-                record = self._reader.next(store, self._at)
+            if self._next_offset <= last:
+                record = self._reader.next(store, self._next_offset)
                 if record is None and self._reader.waits:
                     self.waits = True
                     break
             if record is None or record.offset > last:
                 del self._ranges[0]
                 if self._ranges:
-                    self._at = self._ranges[0][0]
+                    self._next_offset = self._ranges[0][0]
                 continue
-            self._at = record.offset + 1
+            self._next_offset = record.offset + 1
             scans.step(len(record.properties))
             entry = QueueEntry(queue, record.offset, queue.backing.message(record), True)
             order.requeue(queue, entry)
@@ -356,7 +356,7 @@ class Replay(AckedScan):
 
     def close(self) -> None:
         super().close()
-        order = self._held_by
+        order = self._excluding_order
         if order is not None:
             order.rewinding = False
             if not self.queue.deleted:

@@ -136,7 +136,7 @@ class BrowseScan(QueueScan):
         self._from_log = LogMessageFactory()
         self._scans = ScanBudget(queue.host.timers)
         self._reader = ScanLogReader(wake, SAFE if queue.rules.stream else LIVE)
-        self._given_back: list[QueueEntry] = []
+        self._returned: list[QueueEntry] = []
         self._memory = [entry for entry in held_by(queue) if not queue.backing.is_logged(entry.offset)]
         self._memory.sort()
         self._at: i64 = 0
@@ -146,8 +146,8 @@ class BrowseScan(QueueScan):
         scans = self._scans
         self.waits = False
         scans.begin_alone(SLICE_MS)
-        while self._given_back and count_max > 0:
-            entries.append(self._given_back.pop(0))
+        while self._returned and count_max > 0:
+            entries.append(self._returned.pop(0))
             count_max -= 1
         size: i64 = len(self._memory)
         while self._at < size:
@@ -169,10 +169,10 @@ class BrowseScan(QueueScan):
                 entries.append(copy)
                 count_max -= 1
                 bytes_max -= copy.body_size
-        if self._at >= size and not self._given_back:
-            self._look_at_log(entries, count_max, bytes_max)
+        if self._at >= size and not self._returned:
+            self._search_log(entries, count_max, bytes_max)
 
-    def _look_at_log(self, entries: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
+    def _search_log(self, entries: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
         """Search the log. When `entries` is full, find and keep one more, so that `ended` is exact."""
         queue = self.queue
         scans = self._scans
@@ -214,7 +214,7 @@ class BrowseScan(QueueScan):
                 entry = QueueEntry(queue, record.offset, message, store.redelivered(record.offset))
                 entry.delivery_count = record.delivery_count
                 if count_max <= 0 or bytes_max <= 0:
-                    self._given_back.append(entry)
+                    self._returned.append(entry)
                     return
                 entries.append(entry)
                 count_max -= 1
@@ -223,8 +223,8 @@ class BrowseScan(QueueScan):
     @property
     def next_offset(self) -> int:
         """Return the first offset that was not looked at or not returned."""
-        if self._given_back:
-            return self._given_back[0].offset
+        if self._returned:
+            return self._returned[0].offset
         if self._at < len(self._memory):
             return self._memory[self._at].offset
         return max(self.position, self._begin)
@@ -234,7 +234,7 @@ class BrowseScan(QueueScan):
         if entry.message is None:
             self.queue.backing.read_back(entry)
         if entry.message is not None:  # otherwise it was settled meanwhile
-            self._given_back.append(entry)
+            self._returned.append(entry)
 
     def close(self) -> None:
         self._reader.close()
@@ -402,7 +402,7 @@ class FifoScan(TakingScan):
                 self.ended = True
                 break
             if offset < 0:
-                self._pass_over(cursor)
+                self._skip_unlogged(cursor)
                 continue
             entry = order.claim(queue, cursor, offset)
             if queue.ended(entry):
@@ -425,7 +425,7 @@ class FifoScan(TakingScan):
             self.ended = offset >= self.end or (nothing and cursor.position >= self.end)
         self.position = cursor.position
 
-    def _pass_over(self, cursor: FilterCursor) -> None:
+    def _skip_unlogged(self, cursor: FilterCursor) -> None:
         """Skip a requeued message that the log could not write: it has no offset and stays."""
         entry = cursor.next_again(self._order.back)
         assert entry is not None  # otherwise it had an offset
@@ -487,9 +487,9 @@ class LogScan(TakingScan):
         found: list[QueueEntry] = []
         try:
             if self._from_memory:
-                self._look_at_memory(found, count_max, bytes_max)
+                self._search_memory(found, count_max, bytes_max)
             else:
-                self._look_at_log(found, count_max, bytes_max)
+                self._search_log(found, count_max, bytes_max)
         finally:
             self._end_slice()
         for entry in found:
@@ -501,7 +501,7 @@ class LogScan(TakingScan):
                 queue.order.mark_delivered(store, entry.offset)
             entries.append(entry)
 
-    def _look_at_memory(self, found: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
+    def _search_memory(self, found: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
         """Search the messages that no log has."""
         scans = self._scans
         backing = self.queue.backing
@@ -530,7 +530,7 @@ class LogScan(TakingScan):
         if backing.store is None:
             self.ended = True
 
-    def _look_at_log(self, found: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
+    def _search_log(self, found: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
         queue = self.queue
         scans = self._scans
         store = queue.backing.store

@@ -125,11 +125,11 @@ class LogChunks:
         Raises:
             OSError: the log cannot be read.
         """
-        for piece in self._recent:
-            if piece.start <= offset < piece.next_offset:
+        for chunk in self._recent:
+            if chunk.start <= offset < chunk.next_offset:
                 if held is not None:
                     self.give_back(held)
-                return piece, None
+                return chunk, None
         if offset >= log.high_watermark:
             if held is not None:
                 self.give_back(held)
@@ -147,12 +147,12 @@ class LogChunks:
         self.give_back(place)
         if places.count == 0 and places.next_offset <= offset:
             return None, None  # the safe part ends with offsets that were removed
-        piece = LogChunk(offset, places)
+        chunk = LogChunk(offset, places)
         recent = self._recent
-        recent.insert(0, piece)
+        recent.insert(0, chunk)
         if len(recent) > SLICES_MAX or len(recent) * self._slice_bytes(bytes_max) > bytes_max:
             recent.pop()
-        return piece, None
+        return chunk, None
 
     def _slice_bytes(self, bytes_max: i64) -> i64:
         size = bytes_max // (2 * (self.readers_count + 1))
@@ -247,7 +247,7 @@ class StreamReader(QueueBase):
         arguments = consumer.arguments
         self.consumer_name = arguments.consumer_name
         self.filter: Final = filter_of(arguments)
-        self._passed_over = False  # records were skipped since the offset was last stored
+        self._skipped = False  # records were skipped since the offset was last stored
         self.stored: i64 = stored
         self.offset: i64 = -1
         self.in_line = queue.round_robin.single_active
@@ -257,13 +257,13 @@ class StreamReader(QueueBase):
         # x-stream-offset as a time: older records are skipped until the first delivery.
         self._from_ms: i64 = -1
         self._seeks_last = False
-        self._slice: LogChunk | None = None
+        self._chunk: LogChunk | None = None
         self._index: i64 = 0
         self._place: ChunkPosition | None = None  # waits for the disk
         # Unacked offsets in order; offsets that were acked before lower ones.
         self._unacked: deque[int] = deque()
         self._acked: set[int] = set()
-        self._moved = False
+        self._offset_changed = False
         self._tracks = self.in_line or self.consumer_name != ""
         if self.consumer_name:
             shared.names[self.consumer_name] = self
@@ -339,27 +339,27 @@ class StreamReader(QueueBase):
         filter_ = self.filter
         dresser = self._shared.slices.dresser
         while True:
-            piece = self._slice
-            if piece is None or self._index >= piece.count:
-                piece, self._place = self._shared.slices.at(
+            chunk = self._chunk
+            if chunk is None or self._index >= chunk.count:
+                chunk, self._place = self._shared.slices.at(
                     self._log, self.offset, bytes_max, self.log_arrived, self._place
                 )
-                self._slice = piece
-                if piece is None:
+                self._chunk = chunk
+                if chunk is None:
                     self.note_passed_over()
                     return END if self._place is None else DISK
-                self._index = piece.places.index_of(self.offset)
-            places = piece.places
-            while self._index < piece.count:
+                self._index = chunk.places.index_of(self.offset)
+            places = chunk.places
+            while self._index < chunk.count:
                 index = self._index
                 left = SHARE_COUNT - self.looked_count
                 if left <= 0:
                     self.note_passed_over()
                     return MORE
                 if places.timestamp_ms(index) < self._from_ms or (
-                    filter_ is not None and not filter_.wants(piece.view(index))
+                    filter_ is not None and not filter_.wants(chunk.view(index))
                 ):
-                    self._pass_over(places, index)
+                    self._skip(places, index)
                     continue
                 if self.looked_count > 0 and not consumer.can_take():
                     return FULL
@@ -371,22 +371,22 @@ class StreamReader(QueueBase):
                 if self._tracks:
                     self._unacked.append(places.offset(index))
                 elif filter_ is None:
-                    stop = index + left if index + left < piece.count else piece.count
+                    stop = index + left if index + left < chunk.count else chunk.count
                 stopped = consumer.deliver_places(dresser, places, index, stop, self, self._tracks)
                 self.looked_count += stopped - index
                 stream.delivered_count += stopped - index
                 stream.unacked_count += stopped - index
                 self._index = stopped
                 self.offset = places.offset(stopped - 1) + 1
-            self.offset = piece.next_offset
+            self.offset = chunk.next_offset
             if consumer.cancelled:
                 return FULL
 
-    def _pass_over(self, places: RecordViews, index: i64) -> None:
+    def _skip(self, places: RecordViews, index: i64) -> None:
         """Skip a record that the filter rejects. Large properties count as several records."""
         self._index = index + 1
         self.offset = places.offset(index) + 1
-        self._passed_over = True
+        self._skipped = True
         size: i64 = len(places.alikes[places.alike_number(index)].properties)
         self.looked_count += 1 + size // DEAR_PROPERTIES_BYTES
 
@@ -405,13 +405,13 @@ class StreamReader(QueueBase):
         stream.unacked_count -= 1
         stream.acked_count += 1
         if self._tracks:
-            self._acknowledged(entry.offset)
+            self._record_ack(entry.offset)
 
     def settle_times(self, entry: QueueEntry, count: i64) -> None:
         self.stream.unacked_count -= count
         self.stream.acked_count += count
         if self._tracks:  # then each delivery has an entry of its own
-            self._acknowledged(entry.offset)
+            self._record_ack(entry.offset)
 
     def reject(self, entry: QueueEntry) -> None:
         """Ack the entry. AMQP channels refuse basic.reject on a stream and never call this."""
@@ -421,7 +421,7 @@ class StreamReader(QueueBase):
         """Forget a delivery that its consumer returned. Its offset stays unacked."""
         self.stream.unacked_count -= 1
 
-    def _acknowledged(self, offset: i64) -> None:
+    def _record_ack(self, offset: i64) -> None:
         unacked = self._unacked
         if not unacked or unacked[0] != offset:
             self._acked.add(offset)
@@ -430,8 +430,8 @@ class StreamReader(QueueBase):
         acked = self._acked
         while acked and unacked and unacked[0] in acked:
             acked.discard(unacked.popleft())
-        if self.consumer_name and not self._moved:
-            self._moved = True
+        if self.consumer_name and not self._offset_changed:
+            self._offset_changed = True
             self._shared.moved.append(self)
             self.stream.schedule_dispatch()
 
@@ -443,14 +443,14 @@ class StreamReader(QueueBase):
 
     def note_passed_over(self) -> None:
         """Have the skipped records stored as acked, so that the filter need not check them again."""
-        if self._passed_over and self.consumer_name and not self._moved:
-            self._moved = True
+        if self._skipped and self.consumer_name and not self._offset_changed:
+            self._offset_changed = True
             self._shared.moved.append(self)
 
     def take_new_offset(self) -> i64:
         """Return the offset to store under the name; -1 if another reader has the name now."""
-        self._moved = False
-        self._passed_over = False
+        self._offset_changed = False
+        self._skipped = False
         owner = self._shared.names.get(self.consumer_name)
         return self.committed() if owner is None or owner is self else -1
 
@@ -468,7 +468,7 @@ class StreamReader(QueueBase):
             del shared.names[self.consumer_name]
         shared.slices.readers_count -= 1
         shared.resting.pop(self, None)
-        self._slice = None
+        self._chunk = None
         place = self._place
         if place is not None:  # the disk still reads for it, so other readers cannot use it
             place.cursor.close()
@@ -494,8 +494,8 @@ class StreamOrder(ReadyOrder):
         self._host = host
         self._queue: QueueBase | None = None
         self._shared = Shared(LogChunks(LogMessageFactory()))
-        # `_safe_moved` will be called when the high watermark moves.
-        self._asked = False
+        # `_high_watermark_moved` will be called when the high watermark moves.
+        self._watching = False
         # Number of readers with a filter; the ones that wait for scan time.
         self._filters_count: i64 = 0
         self._searching: dict[Consumer, None] = {}
@@ -530,7 +530,7 @@ class StreamOrder(ReadyOrder):
         """Count a new record. Readers see it when it is safe."""
         queue.ready_count += 1
         queue.ready_bytes += message.body_size
-        if not self._asked and queue.round_robin.has_ready():
+        if not self._watching and queue.round_robin.has_ready():
             queue.schedule_dispatch()  # a consumer got credit when there was no record
         return True
 
@@ -643,26 +643,26 @@ class StreamOrder(ReadyOrder):
                 robin.park(consumer)
                 if ended == END:
                     shared.resting[reader] = None
-                    self._ask(queue)
+                    self._watch_high_watermark(queue)
             elif searches and not granted:
                 robin.park(consumer)
                 self._searching[consumer] = None
             consumer.share_ended()  # after parking it: there may be room for it at once
         return True
 
-    def _ask(self, queue: QueueBase) -> None:
+    def _watch_high_watermark(self, queue: QueueBase) -> None:
         store = self.backing.store
-        if self._asked or store is None or store.failed:
+        if self._watching or store is None or store.failed:
             return
         if self.memory.bytes_max < BYTES_MAX:
             self._shared.slices.rest()
         self._queue = queue
-        self._asked = True
-        store.when_safe(store.high_watermark, self._safe_moved)
+        self._watching = True
+        store.when_safe(store.high_watermark, self._high_watermark_moved)
 
-    def _safe_moved(self, safe: bool) -> None:
+    def _high_watermark_moved(self, safe: bool) -> None:
         """Wake resting readers: the high watermark moved, also past records that could not be written."""
-        self._asked = False
+        self._watching = False
         queue = self._queue
         store = self.backing.store
         if queue is None or store is None or store.failed:
@@ -676,7 +676,7 @@ class StreamOrder(ReadyOrder):
 
     def resumed(self, queue: QueueBase) -> None:
         self._queue = queue
-        self._safe_moved(True)
+        self._high_watermark_moved(True)
 
     def is_next_in_memory(self, queue: QueueBase) -> bool:
         return True
