@@ -9,7 +9,7 @@ A ready message is in one of three places:
 Messages leave a group in order. So the passed messages of a group are all its ready messages from `Group.passed_from`
 on, and that offset and a number describe them, however many they are.
 
-**The front reading** goes on when no consumer with credit can get a message from memory. It passes messages of locked
+**The front reading** continues when no consumer with credit can get a message from memory. It passes messages of locked
 groups until it finds a free one (`read_further`).
 
 **The second reading** looks for groups that are free again, or whose owner has credit, and of which no message is in
@@ -379,7 +379,7 @@ class GroupedLogReader:
     # -- bodies ------------------------------------------------------------------------------------------------------
 
     def load_message(self, queue: QueueBase, node: GroupNode) -> bool:
-        """Return whether the message that is to be given out is in memory.
+        """Return whether the message of this node, which is next, is in memory.
 
         If not, the disk was asked (`reading`), or the message is not in the log and was dropped.
         """

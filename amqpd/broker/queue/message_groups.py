@@ -44,7 +44,7 @@ class GroupNode:
     Attributes:
         entry: The message; None once it was taken from one of them.
         returned: It was requeued.
-        in_line: It is in `GroupWindow`'s queue of arrivals, otherwise in its heap of late messages.
+        in_line: It is in `GroupWindow`'s queue of arrivals, otherwise in its heap of messages that came out of order.
         next: The next message of the group's list.
     """
 

@@ -10,8 +10,7 @@ priority (`PriorityLevel`) has
 
 After a restart the first use of the queue starts to build the index, by one read of the log. A turn reads a range, and
 another thread reads it from disk if needed. Until the index is complete nothing is delivered, and new messages are
-noted
-in the index. A caller that cannot wait (basic.get, a length limit) reads the rest at once.
+noted in the index. A caller that cannot wait (basic.get, a length limit) reads the rest at once.
 
 A priority above the maximum counts as the maximum, a missing one as 0. The head, for expiry and for a length limit, is
 the message that would be delivered next (rabbit: the same).

@@ -324,7 +324,7 @@ class Queue(QueueBase):
             return
         if self.order.is_reading():
             try:
-                # Reading the head starts its time to live, even if no consumer is ready.
+                # Reading the head shows its time to live, so that it can expire without a consumer.
                 self.order.head(self)
             except OSError as error:
                 self.pump_failed(error)

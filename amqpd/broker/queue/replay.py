@@ -7,9 +7,9 @@
 (storage/acks/replay.py). When no crash can undo that, it gives them to the ready order. Unacked messages are not
 affected.
 
-In a queue ordered by arrival the window goes back to the first of them. Its `FilteredOrder` (filtered.py) has one
-bit for
-each later message: ready or not. In a queue with priorities each message enters the index again, a slice at a time.
+In a queue ordered by arrival the window goes back to the first of them. Its `FilteredOrder` (filtered.py) has one bit
+for each later message: ready or not. In a queue with priorities each message enters the index again, a slice at a
+time.
 
 Between the commit in the log and the last step the messages are unsettled, but not ready. Some can be ahead of the
 window, after a start or after acks out of order. The window and searches would read those too early. So
@@ -102,6 +102,7 @@ class AckedScan(QueueScan):
         return None
 
     def _is_outside_times(self, record: Record) -> bool:
+        """Return whether the record was appended outside the times of the section."""
         if record.timestamp_ms < self._section.begin_ms:
             return True
         return 0 <= self._section.until_ms <= record.timestamp_ms
@@ -121,6 +122,7 @@ class AckedBrowse(AckedScan):
         self._again_reader = ScanLogReader(wake, SETTLED)
 
     def collect(self, entries: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
+        """Append the next wanted messages: first those given back, then the log."""
         self.waits = False
         self._scans.begin_alone(SLICE_MS)
         store = self.queue.backing.store
@@ -147,7 +149,7 @@ class AckedBrowse(AckedScan):
             count_max -= 1
             bytes_max -= entry.body_size
         if not self._again and not self._scans.over:
-            after = self.next_settled()  # find out whether there is more
+            after = self.next_settled()  # looks whether there is more
             if after is not None:
                 heappush(self._again, after.offset)
 
@@ -203,6 +205,7 @@ class Replay(AckedScan):
         self._unsettled_again = False
 
     def collect(self, entries: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
+        """Do a slice of the present step: gather, exclude, commit, make ready. `entries` stays empty."""
         self.waits = False
         if self._unsettled_again and isinstance(self.queue.order, PriorityOrder):
             self._requeue_priorities()
@@ -216,6 +219,7 @@ class Replay(AckedScan):
             self._gather()
 
     def _gather(self) -> None:
+        """Search the wanted messages. Expired ones stay settled. Fail if the queue would exceed its length limit."""
         rewind = self._rewind
         queue = self.queue
         order = queue.order
@@ -272,6 +276,7 @@ class Replay(AckedScan):
         self._rewind.begin()
 
     def _continue_commit(self) -> None:
+        """Continue the commit in the log, a part per turn. If it fails, the replay fails."""
         rewind = self._rewind
         rewind.go_on()
         if not rewind.over:
@@ -312,6 +317,7 @@ class Replay(AckedScan):
         self.ended = True
 
     def _requeue_priorities(self) -> None:
+        """Requeue the messages of a priority queue one by one, at most LEVEL_COUNT per slice."""
         queue = self.queue
         order = queue.order
         store = queue.backing.store

@@ -142,6 +142,7 @@ class BrowseScan(QueueScan):
         self._at: i64 = 0
 
     def collect(self, entries: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
+        """Append copies of the next wanted messages: first those given back, then memory, then the log."""
         queue = self.queue
         scans = self._scans
         self.waits = False
@@ -257,7 +258,7 @@ class ScanLogReader:
         self.waits = False
         self.behind = False
         self._wake = wake
-        self._place = QueueLogReader(kind)
+        self._reader = QueueLogReader(kind)
         self._asked: i64 = 0
 
     def next(self, store: QueueLog, offset: i64) -> Record | None:
@@ -269,22 +270,22 @@ class ScanLogReader:
         Cost:
             Low while offsets ascend; a lower offset reads again.
         """
-        place = self._place
-        if place.log is not store or offset < self._asked:
-            place.forget()
+        reader = self._reader
+        if reader.log is not store or offset < self._asked:
+            reader.forget()
         self._asked = offset
         self.waits = False
-        record = place.record(offset)
+        record = reader.record(offset)
         if record is None:
-            before = offset if place.read_offset < offset else place.read_offset
-            self.waits = not place.read_on(store, offset, COLD_READ_BYTES, self._wake)
-            record = place.record(offset)
-            self.behind = record is None and place.kind == SETTLED and place.read_offset > before
+            before = offset if reader.read_offset < offset else reader.read_offset
+            self.waits = not reader.read_on(store, offset, COLD_READ_BYTES, self._wake)
+            record = reader.record(offset)
+            self.behind = record is None and reader.kind == SETTLED and reader.read_offset > before
         return record
 
     def close(self) -> None:
         """Release the memory."""
-        self._place.close()
+        self._reader.close()
 
 
 @final
@@ -382,6 +383,10 @@ class FifoScan(TakingScan):
         self._cursor = cursor
 
     def collect(self, entries: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
+        """Take the next wanted messages: see `QueueScan.collect`.
+
+        Expired messages are discarded. When `entries` is full, look once more, so that `ended` is exact.
+        """
         queue = self.queue
         order = self._order
         cursor = self._cursor
@@ -418,7 +423,7 @@ class FifoScan(TakingScan):
             count += 1
             bytes_max -= entry.body_size
         if count == count_max and not scans.over:
-            # Find out whether there is more, so that the caller need not call again for nothing.
+            # Look once more, so that the caller need not call again if there is nothing.
             cursor.behind = False
             offset = order.find(queue, cursor, scans)
             nothing = offset == NOTHING and not cursor.behind and cursor.next_again(order.back) is None
@@ -479,6 +484,7 @@ class LogScan(TakingScan):
     # -- a slice
 
     def collect(self, entries: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
+        """Take the next wanted messages: see `QueueScan.collect`. A slice looks at memory or at the log only."""
         queue = self.queue
         self.waits = False
         self._scans.begin_alone(SLICE_MS)
@@ -531,6 +537,7 @@ class LogScan(TakingScan):
             self.ended = True
 
     def _search_log(self, found: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
+        """Search the log by offset. The index tells which messages are also in memory."""
         queue = self.queue
         scans = self._scans
         store = queue.backing.store

@@ -1,8 +1,8 @@
 """Index by offset of the ready messages in memory, for a search through a queue (scan.py).
 
 A queue can have a hundred thousand returned messages in memory, so the index is filled in slices. The ready order
-updates it for each message that enters or leaves memory. The cost of a slice of the search does not
-depend on the number of messages in memory. An order without searches has an empty list of indexes.
+updates it for each message that enters or leaves memory. The cost of a slice of the search does not depend on the
+number of messages in memory. An order without searches has an empty list of indexes.
 
 Compiled by mypyc.
 """

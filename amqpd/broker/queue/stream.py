@@ -10,14 +10,13 @@ a consumer gets a record, by its filter (stream_filter.py).
 
 A dispatch gives each reader a share, in the queue's round robin, until no consumer can take more or the turn's share is
 used. A reader at the high watermark rests until the watermark moves. A reader that waits for the disk continues when
-the data has arrived. A reader with a filter waits for scan time (broker/flow/loop_turn.py) if its
-share ended before the end of the log. So it does not take the turns of others.
+the data has arrived. A reader with a filter waits for scan time (broker/flow/loop_turn.py) if its share ended before
+the end of the log. So it does not take the turns of others.
 
 A delivery's source is its reader. An ack gives credit and settles nothing. Nothing is returned to the stream: a
-consumer
-reads unacked records again when it, or a consumer with its name, begins at the stored offset. The committed offset
-is known for readers with a name (x-stream-consumer-name) and for those of a single active consumer queue. A dispatch
-stores the offset of a name, once for any number of acks. If two readers use one name, the later one counts.
+consumer reads unacked records again when it, or a consumer with its name, begins at the stored offset. The committed
+offset is known for readers with a name (x-stream-consumer-name) and for those of a single active consumer queue. A
+dispatch stores the offset of a name, once for any number of acks. If two readers use one name, the later one counts.
 
 Memory is bounded: chunks by the stream's memory window, cursors (256 KiB at most each) by CURSORS_MAX. A chunk is
 smaller if there are more readers, and it keeps the batches of its records in memory. Of a batch above 64 KiB it keeps
@@ -110,13 +109,13 @@ class LogChunks:
         self._idle: list[ChunkPosition] = []
 
     def at(
-        self, log: QueueLog, offset: i64, bytes_max: i64, reader: Callable[[], None], held: ChunkPosition | None
+        self, log: QueueLog, offset: i64, bytes_max: i64, arrived: Callable[[], None], held: ChunkPosition | None
     ) -> tuple[LogChunk | None, ChunkPosition | None]:
         """Return the chunk with the first record at or after `offset`.
 
         Args:
             bytes_max: the limit of the stream's memory window.
-            reader: called on the loop when the disk has delivered.
+            arrived: called on the loop when the disk has delivered.
             held: the position that an earlier call returned for the same reader.
 
         Returns:
@@ -134,55 +133,55 @@ class LogChunks:
             if held is not None:
                 self.give_back(held)
             return None, None
-        place = held if held is not None else self._place(log, offset)
+        position = held if held is not None else self._idle_position(log, offset)
         try:
-            places = place.cursor.views_below_hw(offset, self._slice_bytes(bytes_max), reader)
+            places = position.cursor.views_below_hw(offset, self._chunk_bytes(bytes_max), arrived)
         except OSError:
             if held is None:
-                self.give_back(place)
+                self.give_back(position)
             raise
-        place.next_offset = places.next_offset
+        position.next_offset = places.next_offset
         if places.count == 0 and places.waiting:
-            return None, place
-        self.give_back(place)
+            return None, position
+        self.give_back(position)
         if places.count == 0 and places.next_offset <= offset:
             return None, None  # the safe part ends with offsets that were removed
         chunk = LogChunk(offset, places)
         recent = self._recent
         recent.insert(0, chunk)
-        if len(recent) > SLICES_MAX or len(recent) * self._slice_bytes(bytes_max) > bytes_max:
+        if len(recent) > SLICES_MAX or len(recent) * self._chunk_bytes(bytes_max) > bytes_max:
             recent.pop()
         return chunk, None
 
-    def _slice_bytes(self, bytes_max: i64) -> i64:
+    def _chunk_bytes(self, bytes_max: i64) -> i64:
         size = bytes_max // (2 * (self.readers_count + 1))
         if size > SLICE_BYTES_MAX:
             return SLICE_BYTES_MAX
         return size if size > SLICE_BYTES_MIN else SLICE_BYTES_MIN
 
-    def _place(self, log: QueueLog, offset: i64) -> ChunkPosition:
+    def _idle_position(self, log: QueueLog, offset: i64) -> ChunkPosition:
         """Return an idle cursor at `offset`, otherwise a new one or the one idle for longest."""
         idle = self._idle
         index: i64 = 0
-        for place in idle:
-            if place.next_offset == offset:
+        for position in idle:
+            if position.next_offset == offset:
                 del idle[index]
-                return place
+                return position
             index += 1
         if index < CURSORS_MAX and index < self.readers_count:
             return ChunkPosition(log.new_cursor())
         return idle.pop(0) if idle else ChunkPosition(log.new_cursor())
 
-    def give_back(self, place: ChunkPosition) -> None:
+    def give_back(self, position: ChunkPosition) -> None:
         """Make a position idle. If there are too many, the one idle for longest is closed."""
         if len(self._idle) >= CURSORS_MAX:
             self._idle.pop(0).cursor.close()
-        self._idle.append(place)
+        self._idle.append(position)
 
     def rest(self) -> None:
         """Release all memory while no reader reads and memory is short."""
-        for place in self._idle:
-            place.cursor.release()
+        for position in self._idle:
+            position.cursor.release()
         self._recent.clear()
 
     def forget(self) -> None:
@@ -191,8 +190,8 @@ class LogChunks:
 
     def close(self) -> None:
         """Release everything: there are no readers."""
-        for place in self._idle:
-            place.cursor.close()
+        for position in self._idle:
+            position.cursor.close()
         self._idle.clear()
         self._recent.clear()
 
@@ -208,7 +207,7 @@ _FROM_NOW: Final = StreamStart(NEXT)
 
 
 @final
-class Shared:
+class SharedReaderState:
     """State that the readers of one stream share.
 
     Attributes:
@@ -238,7 +237,9 @@ class StreamReader(QueueBase):
         looked_count: the number of records that the last share looked at.
     """
 
-    def __init__(self, shared: Shared, queue: QueueBase, log: QueueLog, consumer: Consumer, stored: i64) -> None:
+    def __init__(
+        self, shared: SharedReaderState, queue: QueueBase, log: QueueLog, consumer: Consumer, stored: i64
+    ) -> None:
         super().__init__(queue.name, queue.vhost_name)
         self.kind = queue.kind
         self.logged = True  # a delivery keeps no message in memory
@@ -259,7 +260,7 @@ class StreamReader(QueueBase):
         self._seeks_last = False
         self._chunk: LogChunk | None = None
         self._index: i64 = 0
-        self._place: ChunkPosition | None = None  # waits for the disk
+        self._waiting_position: ChunkPosition | None = None  # waits for the disk
         # Unacked offsets in order; offsets that were acked before lower ones.
         self._unacked: deque[int] = deque()
         self._acked: set[int] = set()
@@ -305,14 +306,14 @@ class StreamReader(QueueBase):
     def _seek_last(self) -> bool:
         """Go to the last record batch. Return False while the disk is read."""
         log = self._log
-        place = self._place
-        if place is None:
-            place = self._place = ChunkPosition(log.new_cursor())
-        offset = place.cursor.last_batch(log.high_watermark, self.log_arrived)
+        position = self._waiting_position
+        if position is None:
+            position = self._waiting_position = ChunkPosition(log.new_cursor())
+        offset = position.cursor.last_batch(log.high_watermark, self.log_arrived)
         if offset < 0:
             return False
-        self._place = None
-        self._shared.slices.give_back(place)
+        self._waiting_position = None
+        self._shared.slices.give_back(position)
         self._seeks_last = False
         self.offset = offset
         return True
@@ -341,13 +342,13 @@ class StreamReader(QueueBase):
         while True:
             chunk = self._chunk
             if chunk is None or self._index >= chunk.count:
-                chunk, self._place = self._shared.slices.at(
-                    self._log, self.offset, bytes_max, self.log_arrived, self._place
+                chunk, self._waiting_position = self._shared.slices.at(
+                    self._log, self.offset, bytes_max, self.log_arrived, self._waiting_position
                 )
                 self._chunk = chunk
                 if chunk is None:
                     self.note_passed_over()
-                    return END if self._place is None else DISK
+                    return END if self._waiting_position is None else DISK
                 self._index = chunk.places.index_of(self.offset)
             places = chunk.places
             while self._index < chunk.count:
@@ -401,6 +402,7 @@ class StreamReader(QueueBase):
     # -- settle
 
     def ack(self, entry: QueueEntry) -> None:
+        """Count an ack: it gives credit, and may move the committed offset."""
         stream = self.stream
         stream.unacked_count -= 1
         stream.acked_count += 1
@@ -422,6 +424,7 @@ class StreamReader(QueueBase):
         self.stream.unacked_count -= 1
 
     def _record_ack(self, offset: i64) -> None:
+        """Move the committed offset if no lower offset is unacked, and have it stored by the next dispatch."""
         unacked = self._unacked
         if not unacked or unacked[0] != offset:
             self._acked.add(offset)
@@ -469,10 +472,10 @@ class StreamReader(QueueBase):
         shared.slices.readers_count -= 1
         shared.resting.pop(self, None)
         self._chunk = None
-        place = self._place
-        if place is not None:  # the disk still reads for it, so other readers cannot use it
-            place.cursor.close()
-            self._place = None
+        position = self._waiting_position
+        if position is not None:  # the disk still reads for it, so other readers cannot use it
+            position.cursor.close()
+            self._waiting_position = None
 
 
 # Records that one dispatch looks at before other queues and sockets are served. Each reader's share costs SHARE_COST in
@@ -493,7 +496,7 @@ class StreamOrder(ReadyOrder):
         super().__init__(backing)
         self._host = host
         self._queue: QueueBase | None = None
-        self._shared = Shared(LogChunks(LogMessageFactory()))
+        self._shared = SharedReaderState(LogChunks(LogMessageFactory()))
         # `_high_watermark_moved` will be called when the high watermark moves.
         self._watching = False
         # Number of readers with a filter; the ones that wait for scan time.
@@ -503,6 +506,7 @@ class StreamOrder(ReadyOrder):
     # -- the log
 
     def opened(self, queue: QueueBase) -> None:
+        """Watch the log: retention changes the counts."""
         store = self.backing.store
         assert store is not None  # a stream is durable
         self._queue = queue
@@ -579,6 +583,7 @@ class StreamOrder(ReadyOrder):
             self._shared.slices.close()
 
     def _store_moved(self, queue: QueueBase) -> None:
+        """Store the committed offsets that have changed."""
         moved = self._shared.moved
         if moved:
             self._shared.moved = []
@@ -612,8 +617,7 @@ class StreamOrder(ReadyOrder):
 
         Args:
             granted: the queue has scan time, so readers with filters may continue. Otherwise such a reader looks at
-                one share
-                of new records and then waits for scan time.
+                one share of new records and then waits for scan time.
 
         Returns:
             True if the turn's share was used up and there is more.
@@ -651,6 +655,7 @@ class StreamOrder(ReadyOrder):
         return True
 
     def _watch_high_watermark(self, queue: QueueBase) -> None:
+        """Have `_high_watermark_moved` called once, unless that is pending or the log has failed."""
         store = self.backing.store
         if self._watching or store is None or store.failed:
             return
