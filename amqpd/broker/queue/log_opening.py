@@ -1,7 +1,8 @@
 """The opening of one queue's log after a start, with the callers that wait for it.
 
-Opening is done in steps, so that the event loop is not blocked: another thread reads the files, then the loop finds
-the messages that wait for their next try, a slice per turn. The queue uses its log only after the last step.
+Opening is done in steps, so that the event loop is not blocked. First the storage recovers the log in the background.
+Then the loop finds the messages that wait for their next try, a slice per turn. The queue uses its log only after
+the last step.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class LogOpening:
 
     Attributes:
         begun: the opener (log_opener.py) works on it.
-        asked: another thread is reading the files.
+        asked: the storage recovers the log.
         failed: the log could not be opened; the next `prepare` reports it.
 
     Args:
@@ -36,7 +37,7 @@ class LogOpening:
         self._open_soon = open_soon
         self.begun = False
         self.asked = False
-        self._files_read = False
+        self._recovered = False
         self.failed = False
         self._waiting: list[Callable[[], object]] | None = None
 
@@ -71,31 +72,31 @@ class LogOpening:
         Returns:
             True if this was the last step or it failed; the caller then calls `end`. False if there is more to do.
             While
-            `asked` is set, another thread works, and the opening returns to the opener by itself.
+            `asked` is set, the storage works, and the opening returns to the opener by itself.
         """
         if self._queue.deleted:
             return True
         try:
-            if self._files_read:
+            if self._recovered:
                 self._store.recover()
-            elif not self._store.open_soon(self._files_arrived):
+            elif not self._store.open_soon(self._recovery_done):
                 self.asked = True
                 return False
         except (OSError, LogUnusable):
             return True  # `can_open` meets the same error and logs it
         return self._queue.find_delayed(self._store)
 
-    def _files_arrived(self) -> None:
-        """Return to the opener: the other thread has read the files."""
+    def _recovery_done(self) -> None:
+        """Return to the opener: the storage has recovered the log."""
         self.asked = False
-        self._files_read = True
+        self._recovered = True
         if self._open_soon(self):
             self.end()
 
     def end(self) -> None:
         """Finish: report success or failure to all waiting callers."""
         self.begun = False
-        self._files_read = False
+        self._recovered = False
         if not self._queue.deleted:
             self.failed = not self._queue.can_open()
         waiting = self._waiting
