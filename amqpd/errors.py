@@ -3,7 +3,7 @@
 Only this module knows the numbers. A handler raises an exception; `connection/close_handler.py` answers with
 `channel.close` (SoftError) or `connection.close` (HardError). `routing` and `storage` raise their own exceptions,
 which `amqpd.connection` and the handlers translate. An OSError (the disk fails, no descriptors are left) becomes
-506. Any other exception is a bug of the broker: 541, and a traceback in the log.
+506. Any other exception is a bug in amqpd: 541, and a traceback in the log.
 
 docs/reference/errors.md has the docstrings of the classes.
 
@@ -163,7 +163,7 @@ class NotImplementedByBroker(HardError):
 
 
 class InternalError(HardError):
-    """A bug of the broker. Nothing a client sends may cause it."""
+    """A bug in amqpd, please report it. Nothing a client sends may cause it."""
 
     code = 541
     name = "INTERNAL_ERROR"

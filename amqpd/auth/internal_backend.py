@@ -568,7 +568,7 @@ class InternalBackend:
                 try:
                     context.run(apply)
                 except Exception as bug:  # the caller gets it
-                    logger.exception("auth: a bug of the broker behind a commit")
+                    logger.exception("auth: a listener failed after a commit: a bug in amqpd, please report it")
                     error = bug
             if committed.done():
                 return  # the caller was cancelled

@@ -226,7 +226,7 @@ class TransactionCommit:
             log.error("a transaction failed: %s", error, extra={"connection": self.channel.session.name})
             self._fail()
         except Exception as error:
-            log.exception("a bug of the broker", extra={"connection": self.channel.session.name})
+            log.exception("a bug in amqpd, please report it", extra={"connection": self.channel.session.name})
             self._fail()
             self.channel.owner.fail(InternalError(f"{type(error).__name__}", methods.TX_COMMIT))
 

@@ -339,7 +339,7 @@ class ClusterMetadata:
                     _answer(waiting.done, WriteFailed("the node stops"))
                     raise
                 except Exception as failed:
-                    logger.exception("a cluster-wide change failed: a bug of the broker")
+                    logger.exception("a cluster-wide change failed: a bug in amqpd, please report it")
                     error = WriteFailed(f"cannot write the metadata: {failed!r}")
                 _answer(waiting.done, error)
                 if error is None:
@@ -379,7 +379,7 @@ class ClusterMetadata:
             _answer(done, WriteFailed("the node stops"))
             raise
         except Exception as error:
-            logger.exception("a change of the metadata failed: a bug of the broker")
+            logger.exception("a change of the metadata failed: a bug in amqpd, please report it")
             _answer(done, WriteFailed(f"cannot write the metadata: {error!r}"))
         else:
             _answer(done, None)

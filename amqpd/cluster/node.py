@@ -512,7 +512,7 @@ class ClusterNode:
                 except (KafkaDisconnected, KafkaRefused, MetadataError, OSError) as error:
                     self._outages.failed(f"slot {slot} is not renewed just now", error)
                 except Exception:
-                    logger.exception("slot %d: a bug of the broker", slot)
+                    logger.exception("slot %d: a bug in amqpd, please report it", slot)
             if now - freed_s >= FREE_S:
                 freed_s = now
                 await self._delete_unneeded()

@@ -659,7 +659,7 @@ class PeerListener:
         except asyncio.CancelledError:
             _end(transport, waiting.sock)
         except Exception:
-            log.exception("peer port: a bug of the broker")
+            log.exception("peer port: a bug in amqpd, please report it")
             _end(transport, waiting.sock)
         finally:
             self._remove_waiting(waiting)

@@ -194,7 +194,7 @@ class ForwardedWriter:
             log.info("a cluster-wide change of node %s was refused: %s", node, error)
             frames.say({"error": str(error), "not_owner": isinstance(error, NotOwner)})
         except Exception:
-            log.exception("a cluster-wide change of node %s failed: a bug of the broker", node)
+            log.exception("a cluster-wide change of node %s failed: a bug in amqpd, please report it", node)
             frames.say({"error": "an error of slot 0's owner; see its log", "not_owner": False})
         else:
             frames.say({"offset": offset})
@@ -258,7 +258,7 @@ class PeerStatusMonitor:
             try:
                 await self.poll()
             except Exception:
-                logger.exception("other nodes were not asked: a bug of the broker")
+                logger.exception("other nodes were not asked: a bug in amqpd, please report it")
 
     async def poll(self) -> None:
         """Ask all other nodes if Kafka does not answer. Cost: a TLS handshake per node."""

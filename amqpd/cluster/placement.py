@@ -669,7 +669,7 @@ class QueuePlacement:
         if isinstance(error, TROUBLE):
             logger.warning("partitions for queues cannot be created or emptied now: %s", error)
         elif error is not None:
-            logger.error("partitions for queues: a bug of the broker", exc_info=error)
+            logger.error("partitions for queues: a bug in amqpd, please report it", exc_info=error)
 
     async def close(self) -> None:
         """Cancel the background tasks. The next owner frees what is left."""
@@ -738,7 +738,7 @@ class NodeTopicPolicy:
             except (KafkaDisconnected, KafkaRefused, KafkaIncompatible, UnsafeTopic, OSError) as error:
                 said = f"cannot be checked: {error}"
             except Exception:
-                logger.exception("topic %s: a bug of the broker", topic)
+                logger.exception("topic %s: a bug in amqpd, please report it", topic)
                 said = "cannot be checked: see the broker's log"
             self._answers[topic] = said
             asyncio.get_running_loop().call_later(ANSWER_KEPT_S, self._forget, topic, said)

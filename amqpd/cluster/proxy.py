@@ -357,7 +357,7 @@ class ConnectionProxy(VhostRouter):
         except asyncio.CancelledError:
             raise
         except Exception:
-            log.exception("a connection was not proxied: a bug of the broker")
+            log.exception("a connection was not proxied: a bug in amqpd, please report it")
             handover.refuse(ConnectionForced(moving(handover.vhost)))
 
     # -- inside

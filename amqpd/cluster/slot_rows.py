@@ -271,7 +271,7 @@ class RowWriter:
         except MetadataError as error:
             self._no_place(error)
         except Exception as error:
-            logger.exception("no partition for a queue: a bug of the broker")
+            logger.exception("no partition for a queue: a bug in amqpd, please report it")
             self._no_place(WriteFailed(f"cannot write the metadata: {error!r}"))
         finally:
             self._placing = None

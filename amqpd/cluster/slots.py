@@ -191,7 +191,7 @@ class Slots(Generic[H]):
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, PAUSE_S_MAX)
         except Exception:
-            logger.exception("slot %d: a bug of the broker", slot)
+            logger.exception("slot %d: a bug in amqpd, please report it", slot)
         finally:
             self._tasks.pop(slot, None)
             self._changed.pop(slot, None)

@@ -304,7 +304,7 @@ class ClusterState:
             if self._opened:
                 raise
             self.foreign_count += 1
-            logger.exception("%s %d: a bug of the broker: a record is skipped: %r", self.topic, slot, key)
+            logger.exception("%s %d: a bug in amqpd, please report it: a record is skipped: %r", self.topic, slot, key)
 
     def _lost(self, error: BaseException) -> None:
         if self._opened:

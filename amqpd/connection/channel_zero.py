@@ -261,7 +261,9 @@ class ChannelZero(ChannelZeroBase):
             return
         except Exception:
             # A failed check must neither accept the login nor leave the client without an answer.
-            log.exception("login refused, because the check failed: a bug of the broker", extra=self._log_fields())
+            log.exception(
+                "login refused, because the check failed: a bug in amqpd, please report it", extra=self._log_fields()
+            )
             self._refuse_login(connection)
             return
         self.broker.auth.attempts.count("amqp091", self.wire.peer[0], name, True)

@@ -121,7 +121,7 @@ class CloseHandler:
             log.error("a command failed: %s", error, extra={"connection": self.name})
             self.fail(ResourceError(str(error.strerror)))
         else:
-            log.error("a bug of the broker", exc_info=error, extra={"connection": self.name})
+            log.error("a bug in amqpd, please report it", exc_info=error, extra={"connection": self.name})
             self.fail(InternalError(type(error).__name__))
 
     def fail_channel(self, number: i64, error: SoftError) -> None:

@@ -360,7 +360,9 @@ class TopicFollower:
         except _CallbackFailed as error:
             self._fail(error.__cause__ or error)
         except Exception:
-            logger.exception("broker %d: a bug of the broker; the follower looks up the leaders again", leader)
+            logger.exception(
+                "broker %d: a bug in amqpd, please report it; the follower looks up the leaders again", leader
+            )
             await self._pause(leader)
         finally:
             del self._tasks[leader]

@@ -495,7 +495,9 @@ class GroupMembership(ConsumerRebalanceListener):  # type: ignore[misc]  # aioka
                 self._access.outages.failed(THE_GROUP, self.problem)
             except Exception as error:
                 self.problem = repr(error)
-                logger.exception("the group %s: a bug of the broker; next try in %g s", self._group, BEGIN_AGAIN_S)
+                logger.exception(
+                    "the group %s: a bug in amqpd, please report it; next try in %g s", self._group, BEGIN_AGAIN_S
+                )
             await self._close()
             await asyncio.sleep(BEGIN_AGAIN_S)
 

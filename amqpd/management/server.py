@@ -335,7 +335,7 @@ class AdminServer:
         except Exception as error:
             translated = _translate(error)
             if translated is None:
-                log.exception("admin API: a bug of the broker: %s %r", request.method, request.raw_path)
+                log.exception("admin API: a bug in amqpd, please report it: %s %r", request.method, request.raw_path)
                 translated = ApiError("an error of the broker; see its log")
             reply = _error_reply(translated)
             self._audit_refusal(request, translated)

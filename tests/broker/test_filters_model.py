@@ -142,7 +142,7 @@ class FilterMachine(TakerMachine):
                 self.join(who)
             try:
                 self.got(who, body, redelivered)
-            except AssertionError as error:  # the pump's caller would take it for a bug of the broker
+            except AssertionError as error:  # the pump's caller would take it for a bug in amqpd
                 self.wrong = self.wrong or error
 
         taker = take(self.room, self.queue, wanted, credit, priority=priority, no_ack=no_ack, turn=False, when_got=got)

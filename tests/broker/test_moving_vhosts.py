@@ -158,7 +158,7 @@ async def test_what_dies_while_its_vhost_leaves_stays_for_the_next_who_has_it(tm
         await until(lambda: not server.broker.republisher.line)
         assert queue.store is not None
         assert queue.store.record_count == 1, "it is settled, and nowhere else"
-        assert "a bug of the broker" not in caplog.text
+        assert "a bug in amqpd, please report it" not in caplog.text
         await server.broker.unload_vhost(vhost, WHY)
 
 

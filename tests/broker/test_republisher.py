@@ -318,7 +318,7 @@ class TestLater:
     def test_what_raises_is_tried_again(
         self, room: Any, mover: Mover, in_memory: bool, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """A bug of the broker: neither it nor what stands behind it in line is lost or stands still."""
+        """A bug in amqpd: neither it nor what stands behind it in line is lost or stands still."""
         target, bug = room.queue("target"), room.queue("bug")
         mover.keep([b"0"])
         mover.keep([b"1"], "bug")
@@ -336,7 +336,7 @@ class TestLater:
         assert room.bodies(target) == ([b"2", b"3"] if in_memory else [b"0", b"3"])
         assert [each.levelname for each in caplog.records if each.exc_info] == ["ERROR"]
         room.advance(2 * RETRY_MS + 10)
-        assert len([each for each in caplog.records if "a bug of the broker" in each.message]) == 3
+        assert len([each for each in caplog.records if "a bug in amqpd, please report it" in each.message]) == 3
         assert bug.ready_count == 0
         mover.broken = False
         room.advance(RETRY_MS + 10)

@@ -345,7 +345,7 @@ class TestFollower:
         followed = taken.follower.follow("t", 0)
         await taken.follower.caught_up([followed])
         assert taken.got == {0: expected}
-        assert caplog.text.count("a bug of the broker") == 2
+        assert caplog.text.count("a bug in amqpd, please report it") == 2
 
     async def test_closed_while_somebody_waits(self, fake: FakeKafka) -> None:
         made = Taken(fake.access)

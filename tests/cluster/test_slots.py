@@ -191,4 +191,4 @@ async def test_a_bug_in_taking_is_logged_and_tried_again(fake, caplog) -> None:
     fake.errors = [RuntimeError("a bug")]
     fake.slots.assigned(1, frozenset({1}))
     await until(lambda: 1 in fake.slots.held)
-    assert "a bug of the broker" in caplog.text
+    assert "a bug in amqpd, please report it" in caplog.text

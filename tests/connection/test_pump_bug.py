@@ -77,7 +77,7 @@ def test_one_queues_bug_hurts_no_other(house: MemoryBroker, caplog: pytest.LogCa
     assert bug.times == 0
     told = [record for record in caplog.records if record.name == "amqpd.broker.queue.log_opener"]
     assert [record.exc_info is not None for record in told] == [True, False, False, False, False, False]
-    assert "queue 'bad' in vhost '/': a bug of the broker" in told[0].getMessage()
+    assert "queue 'bad' in vhost '/': a bug in amqpd, please report it" in told[0].getMessage()
 
 
 def test_a_queue_that_is_gone_is_not_tried_again(house: MemoryBroker) -> None:

@@ -59,7 +59,7 @@ class Rig:
     def problems(self, name: str) -> list[str]:
         """What no node says."""
         text = self.nodes[name].stderr
-        return [f"{name}: {text}"] if "Traceback" in text or "a bug of the broker" in text else []
+        return [f"{name}: {text}"] if "Traceback" in text or "a bug in amqpd, please report it" in text else []
 
     def __getitem__(self, name: str) -> BrokerProcess:
         return self.nodes[name]

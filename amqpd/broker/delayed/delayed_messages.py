@@ -182,7 +182,7 @@ class DelayScheduler(DelaySchedulerBase):
         rest_ms: i64 = min(FAILED_MS << doublings, FAILED_MS_MAX)
         if wheel.failures == 0:
             log.error(
-                "delayed messages: a bug of the broker; next try in %g s",
+                "delayed messages: a bug in amqpd, please report it; next try in %g s",
                 rest_ms / 1000,
                 exc_info=error,
                 extra=wheel.about(),

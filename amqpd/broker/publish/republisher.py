@@ -522,7 +522,7 @@ class Republisher(CommitListener):
         source = pending.source
         traceback = error if not self._failed else None
         log.error(
-            "a %s message: a bug of the broker (%r); it is tried again",
+            "a %s message: a bug in amqpd, please report it (%r); it is tried again",
             source.kind,
             error,
             exc_info=traceback,

@@ -157,6 +157,6 @@ def _log_failure(queue: QueueBase, error: Exception, delay_s: float, first: bool
     if isinstance(error, OSError):
         log.error("%s cannot be read: %s; next try in %g s", name, error, delay_s)
     elif first:
-        log.error("%s: a bug of the broker; next try to deliver in %g s", name, delay_s, exc_info=error)
+        log.error("%s: a bug in amqpd, please report it; next try to deliver in %g s", name, delay_s, exc_info=error)
     else:
         log.error("%s: the bug is still there (%r); next try to deliver in %g s", name, error, delay_s)

@@ -223,14 +223,18 @@ class PendingDeclarations:
             return
         except Exception as bug:
             log.exception(
-                "a bug of the broker: %s '%s' was committed but not applied", coming.name.kind, coming.name.name
+                "%s '%s' was committed but not applied: a bug in amqpd, please report it",
+                coming.name.kind,
+                coming.name.name,
             )
             done(CallbackFailed(repr(bug)))
             return
         try:
             done(None)
         except Exception as bug:
-            log.exception("a bug of the broker after the commit of %s '%s'", coming.name.kind, coming.name.name)
+            log.exception(
+                "after the commit of %s '%s': a bug in amqpd, please report it", coming.name.kind, coming.name.name
+            )
             done(CallbackFailed(repr(bug)))
 
     def commit(self, changes: Sequence[Change], held: Iterable[ObjectName], done: Done) -> None:
@@ -283,7 +287,7 @@ class PendingDeclarations:
                 try:
                     removal.gone()
                 except Exception as bug:
-                    log.exception("a bug of the broker after the removal of %s", removal.names)
+                    log.exception("after the removal of %s: a bug in amqpd, please report it", removal.names)
                     error = CallbackFailed(repr(bug))
             else:
                 self._failed(removal, error)
