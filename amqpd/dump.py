@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from amqpd.broker.queue.log_opener import opened
 from amqpd.config import EXIT_USAGE, Settings, SettingsError, load
-from amqpd.management.definitions import definitions_of
-from amqpd.management.listing import document
+from amqpd.management.definitions import export_definitions
+from amqpd.management.listing import document_reply
 from amqpd.server import EXIT_UNAVAILABLE, Server
 from amqpd.storage.data_directory import DataDirectoryInUse
 from amqpd.storage.metadata.store import MetadataError
@@ -59,7 +59,7 @@ async def dump_directory(settings: Settings, out: TextIO) -> None:
     server.load()
     server.broker.timers.stop()
     try:
-        whole = (await document(definitions_of(server.broker))).body
+        whole = (await document_reply(export_definitions(server.broker))).body
         text = whole if isinstance(whole, bytes) else b"".join(whole or ())
         _write_line(out, {"definitions": json.loads(text)})
         for vhost in sorted(server.broker.vhosts.values(), key=lambda each: each.name):

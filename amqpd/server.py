@@ -66,16 +66,16 @@ class Server:
     """
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop, guests: Sequence[Guest] = ()) -> None:
-        self.settings = self.latest = settings
+        self.settings = self.current_settings = settings
         # Reads the settings again for a reload; raises SettingsError. An embedded broker has nothing to read.
-        self.read_settings: Callable[[], Settings] = lambda: self.latest
+        self.read_settings: Callable[[], Settings] = lambda: self.current_settings
         self.loop = loop
         self.stopped = asyncio.Event()
         self._stopping = False
         # The reason why it has stopped by itself.
         self.failed = ""
         self._suspended = False
-        self.drained = False
+        self.is_drained = False
         # Replaced in a process of its own; an embedded broker reports nothing.
         self.notifier = Notifier({})
         self._maintenance_timer: asyncio.TimerHandle | None = None
@@ -169,14 +169,14 @@ class Server:
 
         async with self._importing:
             known = self._imported
-            self._imported = await import_files(self.broker, path, self.latest.definitions, known)
+            self._imported = await import_files(self.broker, path, self.current_settings.definitions, known)
             return self._imported != known
 
     async def reload_definitions(self, asked_by: str) -> str:
         """Import changed definitions after a `reload`. Return their file or directory, or "". Raises as
         `import_definitions`.
         """
-        path = _definitions_of(self.latest)
+        path = _definitions_of(self.current_settings)
         if path is None or not await self._import_files(path):
             return ""
         log.info("%s: %s is imported again", asked_by, path)
@@ -184,7 +184,7 @@ class Server:
 
     def on_sighup(self) -> None:
         """Reload as `amqpctl reload` does, and log the result."""
-        if not self.reload("SIGHUP").problem and _definitions_of(self.latest) is not None:
+        if not self.reload("SIGHUP").problem and _definitions_of(self.current_settings) is not None:
             self._reloading = self.loop.create_task(self._reload_definitions())
 
     async def _reload_definitions(self) -> None:
@@ -213,7 +213,7 @@ class Server:
             front_end.check(settings)
         for front_end in self.front_ends:
             front_end.renew(settings)
-        latest, self.latest = self.latest, settings
+        latest, self.current_settings = self.current_settings, settings
         # Apply only changed settings: a value that amqpctl has set stays until its setting changes.
         if settings.log.level != latest.log.level:
             logging.getLogger().setLevel(settings.log.level.upper())
@@ -228,7 +228,7 @@ class Server:
             asked_by: Name for the log.
         """
         self.notifier.reloading()
-        found = process.reload(self.settings, self.latest, self.apply_settings, self.read_settings, asked_by)
+        found = process.reload(self.settings, self.current_settings, self.apply_settings, self.read_settings, asked_by)
         self.notifier.reloaded()
         return found
 
@@ -285,11 +285,11 @@ class Server:
         return any(front_end.listeners for front_end in self._app_front_ends())
 
     @property
-    def not_ready(self) -> str:
+    def not_ready_reason(self) -> str:
         """Return the reason why clients cannot connect, for probes; "" if they can."""
         if self._stopping:
             return "the broker stops"
-        if self.drained:
+        if self.is_drained:
             return "the broker is drained for maintenance"
         if self._suspended:
             return "the listeners are suspended"
@@ -305,7 +305,7 @@ class Server:
         """Listen again. Raises OSError if a port is in use."""
         for front_end in self._app_front_ends():
             await front_end.start()
-        self._suspended = self.drained = False
+        self._suspended = self.is_drained = False
 
     async def suspend_listeners(self) -> None:
         """Refuse new connections, except to the admin API; open ones stay."""
@@ -316,7 +316,7 @@ class Server:
         """Accept connections again, which also ends a drain. Raises OSError if a port is in use."""
         for front_end in self._app_front_ends():
             await front_end.resume()
-        self._suspended = self.drained = False
+        self._suspended = self.is_drained = False
 
     def stop(self) -> None:
         """Ask for a clean stop; may be called from a signal handler."""

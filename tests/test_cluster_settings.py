@@ -11,7 +11,7 @@ import pytest
 from amqpd.config import ClusterSettings, SettingsError, load
 from amqpd.config import loader as looked_at
 from amqpd.config.help import settings_text
-from amqpd.kafka.admin import options_of
+from amqpd.kafka.admin import cluster_options
 
 SECRET = "an old pond, a frog"
 
@@ -41,7 +41,7 @@ def test_one_node_without_kafka_by_default() -> None:
 
 
 def test_what_a_node_is_told(tmp_path: Path) -> None:
-    options = options_of(cluster_of(tmp_path))
+    options = cluster_options(cluster_of(tmp_path))
     here = os.uname().nodename
     assert (options.cluster, options.node, options.secret) == ("shop", f"amqpd@{here}", SECRET.encode())
     assert (options.listen, options.address) == (("", 25672), (here, 0))
@@ -57,7 +57,7 @@ def test_what_a_node_is_told(tmp_path: Path) -> None:
 
 def test_addresses(tmp_path: Path) -> None:
     text = 'listen = "[::]:7000"\naddress = "node-1.example:7001"\nnode = "one"'
-    options = options_of(cluster_of(tmp_path, text))
+    options = cluster_options(cluster_of(tmp_path, text))
     assert (options.listen, options.address, options.node) == (("::", 7000), ("node-1.example", 7001), "one")
     given = load([*toml(tmp_path, ""), "--cluster.kafka", "a:1, b:2"], {}).settings.cluster
     assert given.kafka == ("a:1", "b:2")
@@ -74,7 +74,7 @@ def test_secrets_from_files(tmp_path: Path) -> None:
         f'enabled = true\nca = "{ca}"',
         f'mechanism = "scram-sha-512"\nuser = "amqpd"\npassword_file = "{tmp_path / "password"}"',
     )
-    options = options_of(cluster)
+    options = cluster_options(cluster)
     access = options.access
     assert options.secret == SECRET.encode()
     assert (access.tls, access.ca_file) == (True, str(ca))
@@ -146,7 +146,7 @@ def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_options_are_all_there_is(tmp_path: Path) -> None:
     """A setting that a node is not told would change nothing."""
-    options = options_of(cluster_of(tmp_path))
+    options = cluster_options(cluster_of(tmp_path))
     told = {each.name for each in dataclasses.fields(options)}
     told |= {"kafka", "tls", "sasl", "name", "secret_file"}
     assert {each.name for each in dataclasses.fields(ClusterSettings)} <= told

@@ -30,7 +30,7 @@ from amqpd.auth.passwords import (
     VerifiedPasswordCache,
     check_hash,
     hash_password,
-    renewed_at_login,
+    needs_rehash,
 )
 from amqpd.auth.permissions import Kind, Permissions, TopicKind
 from amqpd.storage.metadata.interface import MetadataStore
@@ -83,7 +83,7 @@ def initial_rows(
     hashed = hash_password(default_pass.encode(), hashing) if default_pass else ""
     return [
         VhostRow(default_vhost, random_id(), description="Default virtual host"),
-        UserRow(default_user, hashed, hashing, checked_tags(tags)),
+        UserRow(default_user, hashed, hashing, validate_tags(tags)),
         PermissionRow(default_user, default_vhost, *permissions),
     ]
 
@@ -95,12 +95,12 @@ def user_row(name: str, tags: Iterable[str], password_hash: str, hashing_algorit
     """
     check_name(name)
     if not password_hash:
-        return UserRow(name, "", ARGON2ID, checked_tags(tags))
+        return UserRow(name, "", ARGON2ID, validate_tags(tags))
     try:
         check_hash(password_hash, hashing_algorithm)
     except InvalidHash as error:
         raise InvalidUser(str(error)) from error
-    return UserRow(name, password_hash, hashing_algorithm, checked_tags(tags))
+    return UserRow(name, password_hash, hashing_algorithm, validate_tags(tags))
 
 
 def check_name(name: str) -> None:
@@ -113,7 +113,7 @@ def check_name(name: str) -> None:
         raise InvalidUser(f"a user name must have 1 to {NAME_BYTES_MAX} bytes and no NUL, not {name!r}")
 
 
-def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
+def validate_tags(tags: Iterable[str]) -> tuple[str, ...]:
     """Return the tags without duplicates, in the given order. Raises: InvalidUser."""
     words = tuple(dict.fromkeys(tags))
     if len(words) > TAGS_MAX:
@@ -161,7 +161,7 @@ class User(NamedTuple):
 ChangeKind: TypeAlias = Literal["user_added", "user_deleted", "password", "tags", "permissions", "topic_permissions"]
 
 
-SENTENCES: Final[dict[ChangeKind, str]] = {
+CHANGE_LOG_TEXTS: Final[dict[ChangeKind, str]] = {
     "user_added": "user '%s' was added",
     "user_deleted": "user '%s' was deleted",
     "password": "the password of user '%s' was changed",
@@ -178,7 +178,7 @@ class AuthChange(NamedTuple):
         vhost: the vhost of changed permissions, else None.
     """
 
-    what: ChangeKind
+    kind: ChangeKind
     user: str
     vhost: str | None = None
 
@@ -224,11 +224,11 @@ class InternalBackend:
         self._users = {row.name: row for row in state.users}
         self._permissions = Permissions(state.permissions, state.topic_permissions)
         self._verified = VerifiedPasswordCache(clock=clock)
-        self.failures = FailureBackoff(clock)
-        self.attempts = LoginStats()
+        self.failure_backoff = FailureBackoff(clock)
+        self.login_stats = LoginStats()
         self._passwords = PasswordHasherPool()
         self._hashing = context.password_hashing
-        self.changing = asyncio.Lock()
+        self.change_lock = asyncio.Lock()
         for user in state.users:
             if user.password_hash and user.hashing_algorithm not in ALGORITHMS:
                 logger.warning("user %r cannot log in: unknown algorithm %r", user.name, user.hashing_algorithm)
@@ -262,7 +262,7 @@ class InternalBackend:
         stored, algorithm = (row.password_hash, row.hashing_algorithm) if row is not None else ("", ARGON2ID)
 
         def is_verified() -> bool:
-            return row is not None and self._verified.holds(username, password, stored)
+            return row is not None and self._verified.is_verified(username, password, stored)
 
         if row is not None and is_verified():
             return User(row.name, row.tags)
@@ -275,9 +275,9 @@ class InternalBackend:
         if now.password_hash != stored:
             # The password has changed, or another login of the user has replaced the hash.
             return await self.authenticate(username, password, peer_is_loopback, address)
-        if renewed_at_login(algorithm, self._hashing):
+        if needs_rehash(algorithm, self._hashing):
             now = await self._rehash(now, password)
-        self._verified.remember(username, password, now.password_hash)
+        self._verified.add(username, password, now.password_hash)
         return User(now.name, now.tags)
 
     def authenticate_external(self, username: str, peer_is_loopback: bool) -> User:
@@ -301,7 +301,7 @@ class InternalBackend:
             The row that `password` belongs to: the new one or `row`.
         """
         other = await self._passwords.hash(password, self._hashing)
-        async with self.changing:
+        async with self.change_lock:
             now = self._users.get(row.name)
             if now is None or now.password_hash != row.password_hash:
                 return row
@@ -323,18 +323,18 @@ class InternalBackend:
         """Return whether the pattern of `kind` matches, and `closed_names` permits it. Cost: 0.3 us from the cache."""
         if name in self.closed_names and (kind != "read" or "administrator" not in user.tags):
             return False
-        return self._permissions.may(user.name, vhost, kind, name)
+        return self._permissions.is_allowed(user.name, vhost, kind, name)
 
     def has_topic_permissions(self, user: User, vhost: str, exchange: str) -> bool:
         """Return whether the user has a topic permission for the exchange."""
-        return self._permissions.topic_limited(user.name, vhost, exchange)
+        return self._permissions.has_topic_permission(user.name, vhost, exchange)
 
     def is_topic_allowed(self, user: User, vhost: str, exchange: str, kind: TopicKind, routing_key: str) -> bool:
         """Return whether the routing key is allowed; without a topic permission all are.
 
         Cost: 0.2 us, with one 2 us.
         """
-        return self._permissions.may_topic(user.name, vhost, exchange, kind, routing_key)
+        return self._permissions.is_topic_allowed(user.name, vhost, exchange, kind, routing_key)
 
     # --- users ------------------------------------------------------------------------------------------------------
 
@@ -371,12 +371,12 @@ class InternalBackend:
         Raises: UserExists, InvalidUser, MetadataError if the commit fails. All changes below can raise MetadataError.
         """
         check_name(name)
-        words = checked_tags(tags)
+        words = validate_tags(tags)
         if name in self._users and not replace:  # before spending 21 ms
             raise UserExists(f"user '{name}' already exists")
         stored, algorithm = await self._hashed(password, password_hash, hashing_algorithm)
         row = UserRow(name, stored, algorithm, words)
-        async with self.changing:
+        async with self.change_lock:
             before = self._users.get(name)
             if before is not None and not replace:
                 raise UserExists(f"user '{name}' already exists")
@@ -387,7 +387,7 @@ class InternalBackend:
 
     async def delete_user(self, name: str) -> None:
         """Delete a user with its permissions. Raises: NoSuchUser."""
-        async with self.changing:
+        async with self.change_lock:
             row = self.user(name)
             await self._commit([Delete(row)], lambda: self._apply_deletion(row))
 
@@ -405,14 +405,14 @@ class InternalBackend:
         """
         self.user(name)
         stored, algorithm = await self._hashed(password, password_hash, hashing_algorithm)
-        async with self.changing:
+        async with self.change_lock:
             row = self.user(name)._replace(password_hash=stored, hashing_algorithm=algorithm)
             await self._commit([Put(row)], lambda: self._apply_user(row, AuthChange("password", name)))
 
     async def set_tags(self, name: str, tags: Iterable[str]) -> None:
         """Replace the tags of a user. Raises: NoSuchUser, InvalidUser."""
-        words = checked_tags(tags)
-        async with self.changing:
+        words = validate_tags(tags)
+        async with self.change_lock:
             row = self.user(name)._replace(tags=words)
             await self._commit([Put(row)], lambda: self._apply_user(row, AuthChange("tags", name)))
 
@@ -434,7 +434,7 @@ class InternalBackend:
 
     async def clear_permissions(self, user: str, vhost: str) -> None:
         """Remove the permissions of a user in a vhost, if there are any. Raises: NoSuchUser, NoSuchVhost."""
-        async with self.changing:
+        async with self.change_lock:
             await self._remove_permissions(self.permissions(user, vhost), AuthChange("permissions", user, vhost))
 
     async def set_topic_permissions(self, user: str, vhost: str, exchange: str, write: str, read: str) -> None:
@@ -447,15 +447,17 @@ class InternalBackend:
 
     async def clear_topic_permissions(self, user: str, vhost: str, exchange: str | None = None) -> None:
         """Remove topic permissions for one exchange or for all. Raises: NoSuchUser, NoSuchVhost."""
-        async with self.changing:
+        async with self.change_lock:
             rows = [row for row in self.topic_permissions(user, vhost) if exchange in (None, row.exchange)]
             await self._remove_permissions(rows, AuthChange("topic_permissions", user, vhost))
 
     # # --- changes without a commit of our own
     # ------------------------------------------------------------------------
 
-    def save_all(self, users: Sequence[UserRow], permissions: Sequence[PermissionRow | TopicPermissionRow]) -> None:
-        """Apply rows that the caller has checked and committed while it held `changing`."""
+    def apply_committed(
+        self, users: Sequence[UserRow], permissions: Sequence[PermissionRow | TopicPermissionRow]
+    ) -> None:
+        """Apply rows that the caller has checked and committed while it held `change_lock`."""
         for user in users:
             if user.name in self._users:
                 self._apply_user(user, AuthChange("password", user.name), AuthChange("tags", user.name))
@@ -465,7 +467,7 @@ class InternalBackend:
             self._permissions.put(row)
             self._notify(_changed(row))
 
-    def forget_vhost(self, vhost: str) -> None:
+    def remove_vhost(self, vhost: str) -> None:
         """Remove the permissions of a deleted vhost from memory. The database removes its rows with the vhost."""
         rows = self._permissions.rows(vhost=vhost)
         topic_rows = self._permissions.topic_rows(vhost=vhost)
@@ -473,7 +475,7 @@ class InternalBackend:
         for user in sorted({row.user for row in rows}):
             self._notify(AuthChange("permissions", user, vhost))
 
-    def follow(self, change: Put | Delete) -> None:
+    def apply_change(self, change: Put | Delete) -> None:
         """Apply a change that a node of the cluster has committed, this one included.
 
         Rows other than users, permissions and topic permissions are ignored, and so are rows that are equal in
@@ -508,13 +510,13 @@ class InternalBackend:
     # ----------------------------------------------------------------------------------------------------
 
     async def _put_permission(self, row: PermissionRow | TopicPermissionRow) -> None:
-        self._permissions.check(row)
+        self._permissions.check_patterns(row)
 
         def keep() -> None:
             self._permissions.put(row)
             self._notify(_changed(row))
 
-        async with self.changing:
+        async with self.change_lock:
             self._check_exist(row.user, row.vhost)
             await self._commit([Put(row)], keep)
 
@@ -542,14 +544,14 @@ class InternalBackend:
             return password_hash, algorithm
         return (await self._passwords.hash(password, self._hashing) if password else ""), self._hashing
 
-    async def hashed(self, name: str, password: bytes) -> tuple[str, str]:
+    async def hash_for_user(self, name: str, password: bytes) -> tuple[str, str]:
         """Return hash and algorithm for a user that will have this password. Does not raise.
 
         If the user's stored hash matches the password, it is returned unchanged. Cost: 21 ms, or twice that if it
         does not match.
         """
         row = self._users.get(name)
-        if row is not None and row.password_hash and not renewed_at_login(row.hashing_algorithm, self._hashing):
+        if row is not None and row.password_hash and not needs_rehash(row.hashing_algorithm, self._hashing):
             stored, algorithm = row.password_hash, row.hashing_algorithm
             if await self._passwords.verify(password, stored, algorithm, "", "", _not_verified):
                 return stored, algorithm
@@ -582,20 +584,20 @@ class InternalBackend:
 
     def _apply_user(self, row: UserRow, *changes: AuthChange) -> None:
         self._users[row.name] = row
-        self._verified.forget(row.name)
-        self._permissions.changed()
+        self._verified.remove(row.name)
+        self._permissions.clear_cache()
         for change in changes:
             self._notify(change)
 
     def _apply_deletion(self, row: UserRow) -> None:
         if self._users.pop(row.name, None) is None:
             return  # in a cluster, another node's deletion may have arrived before
-        self._verified.forget(row.name)
+        self._verified.remove(row.name)
         self._permissions.remove([*self._permissions.rows(row.name), *self._permissions.topic_rows(row.name)])
         self._notify(AuthChange("user_deleted", row.name))
 
     def _notify(self, change: AuthChange) -> None:
-        logger.info(SENTENCES[change.what], change.user, extra={"user": change.user, "vhost": change.vhost})
+        logger.info(CHANGE_LOG_TEXTS[change.kind], change.user, extra={"user": change.user, "vhost": change.vhost})
         for listener in self.listeners:
             try:
                 listener(change)

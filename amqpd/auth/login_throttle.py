@@ -114,7 +114,7 @@ class FailureBackoff:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def delay_s(self, address: str, user: str) -> float:
+    def record_failure(self, address: str, user: str) -> float:
         """Count a failure and return the delay of its answer. A minute without failures resets it. Cost: 2 to 6 us."""
         key = (network(address), user if len(user) <= _NAME_CHARACTERS_MAX else "")
         now = self._clock()
@@ -147,7 +147,7 @@ class LoginStats:
         self.track_sources = False
         self._sources_max = sources_max
 
-    def count(self, protocol: str, address: str, user: str, right: bool) -> None:
+    def count_login(self, protocol: str, address: str, user: str, right: bool) -> None:
         """Count a login. `user` is the name that the client sent; the user need not exist."""
         index = 0 if right else 1
         self.by_protocol.setdefault(protocol, [0, 0])[index] += 1
@@ -158,7 +158,7 @@ class LoginStats:
             del self.by_source[next(iter(self.by_source))]
         self.by_source.setdefault(source, [0, 0])[index] += 1
 
-    def forget(self, *, sources_only: bool = False) -> None:
+    def reset(self, *, sources_only: bool = False) -> None:
         """Reset the counters. RabbitMQ: those by source can be reset alone."""
         self.by_source.clear()
         if not sources_only:

@@ -118,7 +118,7 @@ def verify(password: bytes, stored: str, algorithm: str) -> bool:
     return hmac.compare_digest(_rabbit_digest(salt + password, algorithm), digest)
 
 
-def renewed_at_login(algorithm: str, wanted: str) -> bool:
+def needs_rehash(algorithm: str, wanted: str) -> bool:
     """Return whether a login replaces a hash of `algorithm` by one of `wanted`.
 
     A hash of RabbitMQ does not replace another one of RabbitMQ.
@@ -191,7 +191,7 @@ class VerifiedPasswordCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def holds(self, username: str, password: bytes, stored: str) -> bool:
+    def is_verified(self, username: str, password: bytes, stored: str) -> bool:
         """Return whether this password was verified against this hash in the last `lifetime_s`. Cost: 3 us."""
         entry = self._entries.get(username)
         if entry is None:
@@ -201,14 +201,14 @@ class VerifiedPasswordCache:
             return False
         return hmac.compare_digest(entry[0], self._sign(username, password, stored))
 
-    def remember(self, username: str, password: bytes, stored: str) -> None:
+    def add(self, username: str, password: bytes, stored: str) -> None:
         """Add a password that `verify` has accepted."""
         self._entries.pop(username, None)  # moves the entry to the end
         if len(self._entries) >= self._entries_max:
             del self._entries[next(iter(self._entries))]
         self._entries[username] = (self._sign(username, password, stored), self._clock() + self._lifetime_s)
 
-    def forget(self, username: str) -> None:
+    def remove(self, username: str) -> None:
         """Drop the entry of a user that was changed or deleted."""
         self._entries.pop(username, None)
 

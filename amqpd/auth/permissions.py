@@ -144,7 +144,7 @@ class Permissions:
         """Return whether the user has a permission in the vhost, with any patterns (RabbitMQ)."""
         return (user, vhost) in self._rows
 
-    def may(self, user: str, vhost: str, kind: Kind, name: str) -> bool:
+    def is_allowed(self, user: str, vhost: str, kind: Kind, name: str) -> bool:
         """Return whether the pattern of `kind` matches `name`. Cost: 0.2 us from the cache."""
         key = (user, vhost, kind, name)
         answer = self._cache.get(key)
@@ -156,11 +156,11 @@ class Permissions:
             self._cache[key] = answer
         return answer
 
-    def topic_limited(self, user: str, vhost: str, exchange: str) -> bool:
-        """Return whether `may_topic` depends on the routing key for this exchange."""
+    def has_topic_permission(self, user: str, vhost: str, exchange: str) -> bool:
+        """Return whether `is_topic_allowed` depends on the routing key for this exchange."""
         return (user, vhost, exchange) in self._topics
 
-    def may_topic(self, user: str, vhost: str, exchange: str, kind: TopicKind, routing_key: str) -> bool:
+    def is_topic_allowed(self, user: str, vhost: str, exchange: str, kind: TopicKind, routing_key: str) -> bool:
         """Return whether the user may publish with the routing key (write) or bind with it (read).
 
         Not cached, because there are too many routing keys. Cost: 0.1 us without a topic permission, 2 us with one.
@@ -196,7 +196,7 @@ class Permissions:
     # --- changes ----------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def check(row: PermissionRow | TopicPermissionRow) -> None:
+    def check_patterns(row: PermissionRow | TopicPermissionRow) -> None:
         """Raise InvalidPattern if a pattern of the row does not compile."""
         if isinstance(row, TopicPermissionRow):
             _compile_topic(row)
@@ -210,7 +210,7 @@ class Permissions:
             self._topics[row.user, row.vhost, row.exchange] = row
         else:
             self._rows[row.user, row.vhost] = row
-        self.changed()
+        self.clear_cache()
 
     def remove(self, rows: Iterable[PermissionRow | TopicPermissionRow]) -> None:
         """Remove the rows with these keys, if they exist."""
@@ -219,9 +219,9 @@ class Permissions:
                 self._topics.pop((row.user, row.vhost, row.exchange), None)
             else:
                 self._rows.pop((row.user, row.vhost), None)
-        self.changed()
+        self.clear_cache()
 
-    def changed(self) -> None:
+    def clear_cache(self) -> None:
         """Clear the caches and raise `epoch`."""
         self.epoch += 1
         self._cache.clear()

@@ -225,7 +225,7 @@ class Broker:
             self.catalogue.events.bind(False)
         for clients in self.clients:
             clients.vhost_deleted(vhost.name)
-        self.auth.forget_vhost(vhost.name)
+        self.auth.remove_vhost(vhost.name)
 
     def _host_queues(self, row: VhostRow) -> QueueServices:
         """Return the services of the broker for the queues of this vhost."""
@@ -297,7 +297,7 @@ class Broker:
         if self.catalogue.events.has_listeners:
             for key, about in auth_events(self.auth, change):
                 self.catalogue.events.emit(key, about)
-        if change.what == "user_deleted":
+        if change.kind == "user_deleted":
             self.user_limits.forget(change.user)
         for clients in self.clients:
             clients.on_user_changed(change)

@@ -204,7 +204,7 @@ def auth_events(auth: InternalBackend, change: AuthChange) -> Iterator[tuple[str
     Args:
         auth: the state after the change.
     """
-    what, name = change.what, change.user
+    what, name = change.kind, change.user
     if what == "user_added":
         yield "user.created", {"name": name}
         yield "user.tags.set", {"name": name, "tags": _tags(auth, name)}

@@ -61,7 +61,7 @@ class Session:
         """
         if self.user.name != change.user:
             return ""
-        if change.what == "user_deleted":
+        if change.kind == "user_deleted":
             return f"user '{change.user}' was deleted"
         if not self.broker.auth.may_access_vhost(self.user, self.vhost.name):
             return f"access to vhost '{self.vhost.name}' was revoked"

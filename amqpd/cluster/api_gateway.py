@@ -38,7 +38,7 @@ from urllib.parse import quote, urlencode
 from amqpd.auth.internal_backend import User
 from amqpd.broker.vhost import vhosts
 from amqpd.broker.vhost.pending import wait_done
-from amqpd.cluster.peer_http import PART_SILENT_S, PeerHttpClient, PeerTimeout, encoded, parsed, written
+from amqpd.cluster.peer_http import PART_SILENT_S, PeerHttpClient, PeerTimeout, encode_body, parse_json, sliced_reply
 from amqpd.cluster.view import NodeState
 from amqpd.management.cluster_gateway import (
     MISSING,
@@ -49,7 +49,7 @@ from amqpd.management.cluster_gateway import (
     ClusterApi,
     ForwardedRequest,
 )
-from amqpd.management.listing import Body, page_head, page_of
+from amqpd.management.listing import Body, page_head, requested_page
 from amqpd.management.request import (
     ApiRequest,
     ApiResponse,
@@ -60,7 +60,7 @@ from amqpd.management.request import (
     reply,
     to_json,
 )
-from amqpd.management.time_slice import TimeSlice, release
+from amqpd.management.time_slice import TimeSlice, free_in_slices
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -98,7 +98,7 @@ def split_definitions(document: Mapping[str, Any]) -> tuple[Document, dict[str, 
     return own, by_vhost
 
 
-async def make_vhost(broker: Broker, part: Document, name: str) -> None:
+async def ensure_vhost(broker: Broker, part: Document, name: str) -> None:
     """Declare the vhost of a part if it does not exist. Its owner imports the rest of the part."""
     item = next(iter(part.get("vhosts", ())), None)
     if item is None or broker.vhosts.exists(name):
@@ -111,7 +111,7 @@ async def make_vhost(broker: Broker, part: Document, name: str) -> None:
     await wait_done(partial(vhosts.declare, broker.vhosts, name, description, [str(tag) for tag in tags], kind))
 
 
-def together(documents: list[Document]) -> Document:
+def join_documents(documents: list[Document]) -> Document:
     """Join the parts of several vhosts."""
     found: Document = {}
     for each in documents:
@@ -120,7 +120,7 @@ def together(documents: list[Document]) -> Document:
     return found
 
 
-def add_difference(into: Document, other: Document, node: str) -> None:
+def merge_difference(into: Document, other: Document, node: str) -> None:
     """Add another node's part of a dry run, except the users, which each part contains.
 
     The added paths begin with the node's name, because their indexes count within its part.
@@ -159,10 +159,10 @@ log = logging.getLogger(__name__)
 
 OWNER_S: Final = 10.0
 """Maximum time for which a request waits for an owner of its vhost."""
-LOOK_S: Final = 0.5
+POLL_S: Final = 0.5
 BEHIND_S: Final = 5.0
 """Maximum time until an asked node has read slot 0 as far as the asking node. Then it answers anyway."""
-BEHIND_LOOK_S: Final = 0.01
+BEHIND_POLL_S: Final = 0.01
 
 LISTS: Final = frozenset(
     (
@@ -212,7 +212,7 @@ class ApiGateway(ClusterApi):
         self, broker: Broker, view: View, connector: PeerConnector, control: ClusterControl | None = None
     ) -> None:
         self.control = control
-        self.name = view.me
+        self.name = view.node_name
         self._broker = broker
         self._view = view
         self._inner = PeerHttpClient(connector, view.position)
@@ -220,14 +220,14 @@ class ApiGateway(ClusterApi):
     def close(self) -> None:
         self._inner.close()
 
-    async def session(self, node: str, digest: str, end: bool) -> str:
+    async def session_user(self, node: str, digest: str, end: bool) -> str:
         keeper = self._named(node)
         if keeper is None:
             return ""
         anonymous, told = ForwardedRequest(Principal(User(""), False), ("", 0)), {SESSION_DIGEST: digest}
         method = "DELETE" if end else "GET"
         try:
-            answer = await self._inner.ask(keeper, method, SESSION_PATH, anonymous, told, silent_s=PART_SILENT_S)
+            answer = await self._inner.request(keeper, method, SESSION_PATH, anonymous, told, silent_s=PART_SILENT_S)
         except PeerTimeout as silent:
             log.warning("a login of another node cannot be checked: %s", silent)
             return ""
@@ -235,11 +235,11 @@ class ApiGateway(ClusterApi):
 
     # -- choice of the node --------------------------------------------------------------------------------------------
 
-    async def pass_on(
+    async def forward(
         self, request: web.BaseRequest, route: ApiRoute, params: Mapping[str, str], by: ForwardedRequest
     ) -> web.StreamResponse | None:
         node = await self._node_for(params)
-        return None if node is None else await self._inner.pass_on(node, request, by)
+        return None if node is None else await self._inner.forward(node, request, by)
 
     async def _node_for(self, params: Mapping[str, str]) -> NodeState | None:
         """Return the other node that must answer; None for this node. Raises Unavailable."""
@@ -263,21 +263,21 @@ class ApiGateway(ClusterApi):
         deadline = loop.time() + OWNER_S
         while vhost not in self._broker.vhosts and self._view.knows(vhost):
             node = self._view.owner_of(vhost)
-            if node is not None and node.name != self._view.me:
+            if node is not None and node.name != self._view.node_name:
                 return node
             if loop.time() > deadline:
                 raise Unavailable(f"vhost '{vhost}' is moving")
-            await self._view.changed(LOOK_S)
+            await self._view.wait_change(POLL_S)
         return None
 
-    async def caught_up(self, headers: Mapping[str, str]) -> None:
+    async def wait_for_position(self, headers: Mapping[str, str]) -> None:
         loop = asyncio.get_running_loop()
         told = headers.get(POSITION, "")
         wanted, deadline = int(told) if told.isdecimal() else 0, loop.time() + BEHIND_S
         while self._view.position() < wanted and loop.time() < deadline:
-            await self._view.changed(BEHIND_LOOK_S)
+            await self._view.wait_change(BEHIND_POLL_S)
 
-    async def here(self, route: ApiRoute, params: Mapping[str, str], body: object) -> None:
+    async def wait_until_owner(self, route: ApiRoute, params: Mapping[str, str], body: object) -> None:
         vhost: object = params.get("vhost")
         if route.path in IN_BODY:
             vhost = body.get("vhost", "/") if isinstance(body, dict) else "/"
@@ -285,7 +285,7 @@ class ApiGateway(ClusterApi):
             raise Unavailable(f"vhost '{vhost}' is moving")
 
     def _others(self) -> list[NodeState]:
-        return [node for node in self._view.nodes() if node.name != self._view.me]
+        return [node for node in self._view.nodes() if node.name != self._view.node_name]
 
     # -- answers of all nodes ------------------------------------------------------------------------------------------
 
@@ -330,9 +330,11 @@ class ApiGateway(ClusterApi):
         """
         nodes = self._others()
         path, by = self._path(route, call), ForwardedRequest(call.caller, ("", 0))
-        body = await encoded(call.body)
+        body = await encode_body(call.body)
         asked = (
-            self._inner.ask(node, route.method, path, by, {**headers, **_forwarded_headers(call)}, body, PART_SILENT_S)
+            self._inner.request(
+                node, route.method, path, by, {**headers, **_forwarded_headers(call)}, body, PART_SILENT_S
+            )
             for node in nodes
         )
         answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -351,7 +353,7 @@ class ApiGateway(ClusterApi):
     # -- lists
 
     async def _list(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
-        page, size = page_of(call.query) if "page" in call.query else (0, 0)
+        page, size = requested_page(call.query) if "page" in call.query else (0, 0)
         others, own = await asyncio.gather(
             self._ask_all(route, call, {PART: "1"}), self._own(route, call), return_exceptions=True
         )
@@ -361,7 +363,7 @@ class ApiGateway(ClusterApi):
             raise others
         answers, missing = others
         slices = TimeSlice()
-        parts = {self._view.me: await _read_part(own, slices)}
+        parts = {self._view.node_name: await _read_part(own, slices)}
         for node, answer in answers:
             if answer.status == 200:
                 parts[node.name] = await _read_part([answer.body], slices)
@@ -383,29 +385,29 @@ class ApiGateway(ClusterApi):
 
     async def _sum(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
         answers, missing = await self._ask_all(route, call, {})
-        found = await parsed(_body_of(await route.handler(call)))
+        found = await parse_json(_body_of(await route.handler(call)))
         for node, answer in answers:
             if answer.status == 200:
-                _add(found, await parsed(answer.body))
+                _add(found, await parse_json(answer.body))
             elif answer.status not in (401, 404):
                 missing.append(_log_missing(node, answer))
         found["missing_nodes"] = missing
-        return await written(found, {MISSING: ",".join(missing)} if missing else {})
+        return await sliced_reply(found, {MISSING: ",".join(missing)} if missing else {})
 
     async def _document(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
         answers, missing = await self._ask_all(route, call, {})
         if missing:
             # an incomplete document must not look like a complete copy
             raise Unavailable(f"nodes that do not answer: {', '.join(missing)}")
-        found = await parsed(_body_of(await route.handler(call)))
+        found = await parse_json(_body_of(await route.handler(call)))
         for node, answer in answers:
             if answer.status != 200:
                 raise Unavailable(f"node {node.name} answers {answer.status}")
-            for name, value in (await parsed(answer.body)).items():
+            for name, value in (await parse_json(answer.body)).items():
                 if isinstance(value, list) and name not in _OF_CLUSTER:
                     found.setdefault(name, []).extend(value)
-        reply = await written(found)
-        await release(found)
+        reply = await sliced_reply(found)
+        await free_in_slices(found)
         return reply
 
     # -- one unknown node, and all nodes
@@ -431,10 +433,10 @@ class ApiGateway(ClusterApi):
             if found is None:
                 raise
             answers = [each for each in answers if each[1].status >= 400]
-        total = await parsed(_body_of(found)) if found.body else None
+        total = await parse_json(_body_of(found)) if found.body else None
         for node, answer in answers:
             if answer.status < 300 and answer.body and isinstance(total, dict):
-                _add(total, await parsed(answer.body))
+                _add(total, await parse_json(answer.body))
             elif answer.status >= 500:
                 missing.append(_log_missing(node, answer))
         headers = {MISSING: ",".join(missing)} if missing else {}
@@ -462,13 +464,13 @@ class ApiGateway(ClusterApi):
         """Import definitions part by part; see the module."""
         own, by_vhost = split_definitions(call.fields())
         found = await route.handler(with_body(call, own))
-        total = await parsed(_body_of(found)) if found.body else None
+        total = await parse_json(_body_of(found)) if found.body else None
         by_node: dict[NodeState | None, list[Document]] = {}
         for name, part in by_vhost.items():
-            await make_vhost(self._broker, part, name)
+            await ensure_vhost(self._broker, part, name)
             by_node.setdefault(await self._owner(name), []).append(part)
         for node, documents in by_node.items():
-            part_call = with_body(call, together(documents))
+            part_call = with_body(call, join_documents(documents))
             answer = await (route.handler(part_call) if node is None else self._ask(node, route, part_call))
             if answer.status >= 400:
                 return answer
@@ -482,24 +484,26 @@ class ApiGateway(ClusterApi):
         by_node: dict[NodeState | None, list[Document]] = {}
         for name, part in by_vhost.items():
             by_node.setdefault(await self._owner(name), []).append(part)
-        mine = {**own, **together(by_node.pop(None, []))}
+        mine = {**own, **join_documents(by_node.pop(None, []))}
         total = json.loads(_body_of(await route.handler(with_body(call, mine))))
         for node, documents in by_node.items():
             assert node is not None  # this node's part was removed
             # permissions may belong to users that the document creates
-            part = {"users": own.get("users", []), **together(documents)}
+            part = {"users": own.get("users", []), **join_documents(documents)}
             answer = await self._ask(node, route, with_body(call, part))
             if answer.status >= 400:
                 return answer
-            add_difference(total, json.loads(_body_of(answer)), node.name)
+            merge_difference(total, json.loads(_body_of(answer)), node.name)
         return reply(total)
 
     async def _ask(self, node: NodeState, route: ApiRoute, call: ApiRequest) -> ApiResponse:
         """Let another node answer. Raises Unavailable."""
-        body, by = await encoded(call.body), ForwardedRequest(call.caller, ("", 0))
+        body, by = await encode_body(call.body), ForwardedRequest(call.caller, ("", 0))
         try:
             return _response_of(
-                await self._inner.ask(node, route.method, self._path(route, call), by, _forwarded_headers(call), body)
+                await self._inner.request(
+                    node, route.method, self._path(route, call), by, _forwarded_headers(call), body
+                )
             )
         except PeerTimeout as error:
             raise Unavailable(str(error)) from error

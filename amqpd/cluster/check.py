@@ -22,13 +22,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.config import SettingsError, load
-from amqpd.kafka.admin import ClusterOptions, TopicAdmin, UnsafeTopic, options_of
+from amqpd.kafka.admin import ClusterOptions, TopicAdmin, UnsafeTopic, cluster_options
 from amqpd.kafka.config import InvalidKafkaConfig, KafkaAccess
 from amqpd.kafka.connection import KafkaDisconnected, KafkaIncompatible, open_connection
 from amqpd.kafka.consumer import KafkaReader
 from amqpd.kafka.outages import AiokafkaLog
 from amqpd.kafka.partition import UNKNOWN
-from amqpd.kafka.producer import KafkaProducer, KafkaRefused, first_answer, metadata_of, take_over
+from amqpd.kafka.producer import KafkaProducer, KafkaRefused, fetch_metadata, first_answer, take_over
 
 if TYPE_CHECKING:
     from amqpd.kafka.requests import Metadata
@@ -61,7 +61,7 @@ async def wait_for_kafka(access: KafkaAccess, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s):
             while True:
                 try:
-                    await first_answer(access, access.addresses, lambda connection: metadata_of(connection, []))
+                    await first_answer(access, access.addresses, lambda connection: fetch_metadata(connection, []))
                     return
                 except OSError:
                     await asyncio.sleep(PAUSE_S)
@@ -84,7 +84,7 @@ def _tried(access: KafkaAccess) -> str:
     found = []
     for host, port in access.addresses:
         name = f"{host}:{port}"
-        found.append(f"{name}: {access.outages.why(name) or 'no answer'}")
+        found.append(f"{name}: {access.outages.failure_reason(name) or 'no answer'}")
     return "; ".join(found)
 
 
@@ -98,36 +98,36 @@ class Checks:
         failed: number of failed checks.
     """
 
-    def __init__(self, options: ClusterOptions, say: Callable[[str], None]) -> None:
+    def __init__(self, options: ClusterOptions, print_line: Callable[[str], None]) -> None:
         self.options = options
         self.failed = 0
-        self._say = say
+        self._print_line = print_line
 
     async def run(self) -> None:
         """Run all checks that are possible with the brokers that answer."""
         metadata = await self._reach()
         await self._this_node()
         if metadata is None:
-            self._say("the other checks need a reachable broker")
+            self._print_line("the other checks need a reachable broker")
             return
         count, wanted = len(metadata.brokers), self.options.replication_factor
-        self._tell(count >= wanted, f"{count} brokers; cluster.replication_factor needs {wanted}")
+        self._report(count >= wanted, f"{count} brokers; cluster.replication_factor needs {wanted}")
         async with TopicAdmin(self.options) as topics:
             await self._own_topics(topics)
             await self._rights(topics)
             await self._try(f"the group {self.options.group} can be joined", self._group(topics))
 
-    def _tell(self, good: bool, what: str, why: object = "") -> bool:
+    def _report(self, good: bool, what: str, why: object = "") -> bool:
         self.failed += not good
-        self._say(f"{'ok   ' if good else 'WRONG'}  {what}{f': {why}' if why else ''}")
+        self._print_line(f"{'ok   ' if good else 'WRONG'}  {what}{f': {why}' if why else ''}")
         return good
 
     async def _try(self, what: str, work: Awaitable[Any]) -> bool:
         try:
             await work
         except _TROUBLE as error:
-            return self._tell(False, what, error)
-        return self._tell(True, what)
+            return self._report(False, what, error)
+        return self._report(True, what)
 
     async def _reach(self) -> Metadata | None:
         """Check each configured address, and each address that a broker advertises."""
@@ -135,7 +135,7 @@ class Checks:
         found: Metadata | None = None
         for host, port in access.addresses:
             if await self._answers(f"{host}:{port} answers", host, port) and found is None:
-                found = await first_answer(access, [(host, port)], lambda connection: metadata_of(connection, []))
+                found = await first_answer(access, [(host, port)], lambda connection: fetch_metadata(connection, []))
         for number, (host, port) in sorted(found.brokers.items() if found is not None else ()):
             if (host, port) not in access.addresses:
                 await self._answers(f"broker {number} answers at {host}:{port}, its advertised listener", host, port)
@@ -159,17 +159,17 @@ class Checks:
         try:
             found = await topics.describe(names)
         except _TROUBLE as error:
-            self._tell(False, f"topics {', '.join(names)}", error)
+            self._report(False, f"topics {', '.join(names)}", error)
             return
         for name in names:
             if name not in found:
-                self._tell(True, f"topic {name} does not exist yet: the first node creates it")
+                self._report(True, f"topic {name} does not exist yet: the first node creates it")
                 continue
             try:
                 topics.check_slots(found[name])
-                self._tell(True, f"topic {name} has the settings that a confirm needs")
+                self._report(True, f"topic {name} has the settings that a confirm needs")
             except UnsafeTopic as error:
-                self._tell(False, f"topic {name}", error)
+                self._report(False, f"topic {name}", error)
 
     async def _rights(self, topics: TopicAdmin) -> None:
         """Use a topic like a vhost's, from its creation to its deletion."""
@@ -213,7 +213,7 @@ def _nothing(_: object) -> None:
 
 
 async def _checked(options: ClusterOptions) -> int:
-    AiokafkaLog(options.access.outages).begin()
+    AiokafkaLog(options.access.outages).attach()
     checks = Checks(options, lambda line: print(line, flush=True))
     await checks.run()
     return checks.failed
@@ -227,7 +227,7 @@ def main(arguments: Sequence[str]) -> int:
         if not settings.cluster.kafka:
             print("cluster.kafka is not set: this is not a cluster node", file=sys.stderr)
             return EXIT_USAGE
-        options = options_of(settings.cluster)
+        options = cluster_options(settings.cluster)
     except SettingsError as error:
         print(*error.problems, sep="\n", file=sys.stderr)
         return EXIT_USAGE

@@ -14,7 +14,7 @@ finishes what a crash interrupted. A node that does not own the vhost's slot onl
 `deleting`, and the owner deletes the vhost.
 
 A cluster-wide change is answered when this node has read it from slot 0, so all nodes see one order. If another
-node changed the same row later, the broker gets that change again after the answer (`ClusterState.tell_again`).
+node changed the same row later, the broker gets that change again after the answer (`ClusterState.report_again`).
 
 **A vhost name has one id.** Slot 0's owner refuses a second vhost of a name, also while the first is being deleted.
 It ignores the deletion of a vhost that was replaced meanwhile. Nodes need no knowledge of pending names on other
@@ -76,7 +76,7 @@ class _PendingChanges(NamedTuple):
     done: Done
 
 
-def assigning(table: RowTable, slots: int) -> Callable[[Sequence[SlotChange]], Sequence[SlotChange]]:
+def slot_assigner(table: RowTable, slots: int) -> Callable[[Sequence[SlotChange]], Sequence[SlotChange]]:
     """Return the `prepare` function of slot 0's RowWriter: it assigns new vhosts to slots and refuses duplicate
     names.
     """
@@ -138,11 +138,11 @@ class ClusterMetadata:
         self._working: asyncio.Task[None] | None = None
         self._mixed: set[asyncio.Task[None]] = set()
 
-    def own(self, slot: int, rows: RowWriter) -> None:
+    def add_slot(self, slot: int, rows: RowWriter) -> None:
         """Use the slot's writer: this node took over the slot."""
         self.slots[slot] = rows
 
-    def disown(self, slot: int, why: str) -> None:
+    def remove_slot(self, slot: int, why: str) -> None:
         """Refuse waiting changes: the slot belongs to another node."""
         rows = self.slots.pop(slot, None)
         if rows is not None:
@@ -219,7 +219,7 @@ class ClusterMetadata:
         """Refuse waiting and later changes."""
         self._closed = True
         for slot in list(self.slots):
-            self.disown(slot, "the node stops")
+            self.remove_slot(slot, "the node stops")
         for task in (*self._mixed, *([self._working] if self._working is not None else [])):
             task.cancel()
         waiting, self._cluster = self._cluster, deque()
@@ -307,9 +307,9 @@ class ClusterMetadata:
                 left = until - self._loop.time()
                 if left <= 0 or self._closed:
                     raise
-                await self.state.changed(min(left, 1.0))  # slot 0 moves
+                await self.state.wait_change(min(left, 1.0))  # slot 0 moves
 
-    async def write_own(self, changes: Sequence[SlotChange]) -> int:
+    async def write_forwarded(self, changes: Sequence[SlotChange]) -> int:
         """Write changes of another node that takes this node for slot 0's owner.
 
         Raises:
@@ -343,7 +343,7 @@ class ClusterMetadata:
                     error = WriteFailed(f"cannot write the metadata: {failed!r}")
                 _answer(waiting.done, error)
                 if error is None:
-                    self.state.tell_again(waiting.changes)
+                    self.state.report_again(waiting.changes)
         finally:
             self._working = None
 
@@ -352,7 +352,7 @@ class ClusterMetadata:
         offset = await self.write_cluster(changes)
         try:
             async with asyncio.timeout(SEEN_TIMEOUT_S):
-                await self.state.written(offset)
+                await self.state.wait_applied(offset)
         except (TimeoutError, KafkaDisconnected) as error:
             raise WriteFailed(f"the metadata was written, but slot 0 cannot be read: {error}") from error
 
@@ -383,7 +383,7 @@ class ClusterMetadata:
             _answer(done, WriteFailed(f"cannot write the metadata: {error!r}"))
         else:
             _answer(done, None)
-            self.state.tell_again(cluster)
+            self.state.report_again(cluster)
 
     async def _end_vhost(self, row: VhostRow) -> None:
         """Delete the topic of a vhost without contents, then its row. Raises MetadataError."""

@@ -41,8 +41,8 @@ from amqpd.cluster.slots import Slots
 from amqpd.cluster.state import ClusterState
 from amqpd.cluster.storage import ClusterStorage
 from amqpd.cluster.view import NodeState, View
-from amqpd.kafka.admin import PATIENCE_S, ClusterOptions, TopicAdmin, UnsafeTopic, options_of
-from amqpd.kafka.config import split
+from amqpd.kafka.admin import PATIENCE_S, ClusterOptions, TopicAdmin, UnsafeTopic, cluster_options
+from amqpd.kafka.config import split_address
 from amqpd.kafka.connection import KafkaDisconnected, KafkaIncompatible
 from amqpd.kafka.consumer import KafkaReader
 from amqpd.kafka.group import Assignor, GroupMembership, Member, Peer
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from amqpd.storage.metadata.rows import Change, Row
 
 
-def follow(state: ClusterState, broker: Broker) -> None:
+def apply_cluster_rows(state: ClusterState, broker: Broker) -> None:
     """Apply each later change of slot 0 to the broker: users, permissions, limits, global parameters, vhosts served
     here.
 
@@ -70,7 +70,7 @@ def follow(state: ClusterState, broker: Broker) -> None:
     def changed(change: Change) -> None:
         if isinstance(change, DeleteBindings):  # DeleteBindings concerns no table of slot 0
             return
-        broker.auth.follow(change)
+        broker.auth.apply_change(change)
         broker.user_limits.follow(change)
         broker.global_parameters.follow(change)
         row = change.row
@@ -129,12 +129,12 @@ class ClusterView(View):
 
     def __init__(self, me: str, state: ClusterState, assignor: Assignor, serves: Callable[[int], bool]) -> None:
         super().__init__()
-        self.me = me
+        self.node_name = me
         self._state = state
         self._assignor = assignor
         self._serves = serves
-        state.on_vhost.append(lambda _: self.tell())
-        state.on_owner.append(lambda _: self.tell())
+        state.on_vhost.append(lambda _: self.notify_listeners())
+        state.on_owner.append(lambda _: self.notify_listeners())
 
     def knows(self, vhost: str) -> bool:
         row = self._state.vhost(vhost)
@@ -154,14 +154,14 @@ class ClusterView(View):
             None if that node left the group, or if it is this node and it no longer serves the slot.
         """
         owner = self._state.owner_of(slot)
-        if owner is None or (owner.node == self.me and not self._serves(slot)):
+        if owner is None or (owner.node == self.node_name and not self._serves(slot)):
             return None
         if not any(peer.node == owner.node and peer.fingerprint == owner.fingerprint for peer in self._assignor.peers):
             return None
-        return NodeState(owner.node, *split(owner.address), owner.fingerprint)
+        return NodeState(owner.node, *split_address(owner.address), owner.fingerprint)
 
     def nodes(self) -> list[NodeState]:
-        return [NodeState(peer.node, *split(peer.address), peer.fingerprint) for peer in self._assignor.peers]
+        return [NodeState(peer.node, *split_address(peer.address), peer.fingerprint) for peer in self._assignor.peers]
 
     def controller(self) -> NodeState | None:
         return self.owner_of_slot(0)
@@ -192,10 +192,10 @@ class ClusterNode:
         """
         _check_directory(settings.data_dir)
         self.settings = settings
-        self.options: ClusterOptions = options_of(settings.cluster)
+        self.options: ClusterOptions = cluster_options(settings.cluster)
         options = self.options
         self._outages = options.access.outages
-        AiokafkaLog(self._outages).begin()
+        AiokafkaLog(self._outages).attach()
         self.storage = ClusterStorage(settings.data_dir, **storage_options)
         self.state = ClusterState(options.access, options.meta_topic, options.slots)
         self.metadata = ClusterMetadata(self.state, options.node, self._forward)
@@ -251,8 +251,10 @@ class ClusterNode:
         self.takeovers = SlotOwnership(
             options, broker, self.storage, self.metadata, self.reader, self.topics, self._announced, first_rows
         )
-        self.slots = Slots(self.takeovers, self._members.known, self._members.rejoin, self._wanted_here, self._outages)
-        self.leases = LeaseMonitor(self.takeovers.owned.values, self.takeovers.prolong, options.session_timeout_s)
+        self.slots = Slots(
+            self.takeovers, self._members.is_current_generation, self._members.rejoin, self._wanted_here, self._outages
+        )
+        self.leases = LeaseMonitor(self.takeovers.owned.values, self.takeovers.renew_lease, options.session_timeout_s)
         self.inner = NodeFrontEnd(self, amqp, admin)
         return self.inner
 
@@ -300,7 +302,7 @@ class ClusterNode:
             raise MetadataError(f"Kafka cannot be used: {error}") from error
         await self.state.open()
         self.broker.load(RecoveryFindings(self.metadata.open(), [], [], [], RecoveryReport()))
-        follow(self.state, self.broker)
+        apply_cluster_rows(self.state, self.broker)
         self.state.on_vhost.append(self._vhost_changed)
         self.state.on_note.append(self._note_changed)
         self.state.on_owner.append(self._owner_changed)
@@ -328,7 +330,7 @@ class ClusterNode:
             if time.monotonic() > deadline:
                 why = self._members.problem or self._refusal or "no node serves slot 0"
                 raise MetadataError(f"the cluster has no users after {JOIN_S:g} s: {why}")
-            await self.state.changed(0.2)
+            await self.state.wait_change(0.2)
 
     async def leave(self) -> None:
         """Give up all slots, then leave the group."""
@@ -361,7 +363,7 @@ class ClusterNode:
         self.draining = True
         self._members.rejoin()
         while self.slots.announced_slots() and self.draining:
-            await self.state.changed(0.2)
+            await self.state.wait_change(0.2)
 
     def undrain(self) -> None:
         """Allow this node to get slots again."""
@@ -372,7 +374,7 @@ class ClusterNode:
 
     def _member(self) -> Member:
         """Return what this node sends to the group when it joins."""
-        busy = frozenset(slot for slot, owned in self.owned.items() if owned.busy)
+        busy = frozenset(slot for slot, owned in self.owned.items() if owned.has_clients)
         name, address, fingerprint = self._announced()
         mark, run = self._secret_mark, self.inner.connector.run
         return Member(
@@ -388,14 +390,14 @@ class ClusterNode:
         return self.options.node, f"{host}:{port or self.inner.port}", identity.fingerprint
 
     def _wishes(self) -> dict[int, str]:
-        found = {slot: self.state.wish(slot) for slot in range(self.options.slots)}
+        found = {slot: self.state.requested_node(slot) for slot in range(self.options.slots)}
         return {slot: node for slot, node in found.items() if node is not None}
 
     def _assigned(self, generation: int, slots: frozenset[int]) -> None:
         found = (self.state.slot_of(row.name) for row in self.state.table.rows(VhostRow))
         self._inhabited = {slot for slot in found if slot is not None}
         self.slots.assigned(generation, slots)
-        self.view.tell()
+        self.view.notify_listeners()
         if self._refusal:
             self._refused()
         else:
@@ -471,14 +473,14 @@ class ClusterNode:
                 owner = self.view.owner_of(vhost)
                 if owner is not None and (owner.name != self.options.node or vhost in self.broker.vhosts):
                     break
-                await self.state.changed(0.02)
+                await self.state.wait_change(0.02)
             done(None)
 
         task = asyncio.get_running_loop().create_task(wait())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def wish(self, slot: int, node: str | None) -> None:
+    async def request_move(self, slot: int, node: str | None) -> None:
         """Request that a node owns the slot. None removes the request.
 
         Raises:
@@ -496,7 +498,7 @@ class ClusterNode:
         keeper = self.view.controller()
         if keeper is None:
             raise NotOwner("cannot write the metadata: no node serves slot 0 just now")
-        return await self.inner.forward(keeper, changes)
+        return await self.inner.forward_changes(keeper, changes)
 
     # -- periodic work -------------------------------------------------------------------------------------------------
 
@@ -510,7 +512,7 @@ class ClusterNode:
                 try:
                     await self._keep_slot_known(owned, now)
                 except (KafkaDisconnected, KafkaRefused, MetadataError, OSError) as error:
-                    self._outages.failed(f"slot {slot} is not renewed just now", error)
+                    self._outages.report_failure(f"slot {slot} is not renewed just now", error)
                 except Exception:
                     logger.exception("slot %d: a bug in amqpd, please report it", slot)
             if now - freed_s >= FREE_S:
@@ -529,16 +531,16 @@ class ClusterNode:
         """Delete the records in Kafka below the head of each queue's log."""
         for slot, owned in list(self.owned.items()):
             try:
-                await owned.logs.free_fronts(self.topics.delete_records)
+                await owned.logs.delete_acked_records(self.topics.delete_records)
             except (KafkaDisconnected, KafkaRefused, KafkaIncompatible, OSError) as error:
-                self._outages.failed(f"slot {slot}: nothing is freed just now", error)
+                self._outages.report_failure(f"slot {slot}: nothing is freed just now", error)
 
 
 class NodeFrontEnd(PeerServer):
     """The peer port of a node. The node joins the group once the port listens."""
 
     def __init__(self, node: ClusterNode, amqp: AmqpFrontEnd, admin: AdminFrontEnd) -> None:
-        options, write = node.options, node.metadata.write_own
+        options, write = node.options, node.metadata.write_forwarded
         super().__init__(node.broker, amqp, admin, node.view, options.secret, options.listen, write)
         self.control = ClusterOperations(node)
         self.status_monitor = PeerStatusMonitor(
@@ -550,7 +552,7 @@ class NodeFrontEnd(PeerServer):
             options.session_timeout_s,
             self.cut_off,
         )
-        self._kinds[peer_link.SERVED] = self.status_monitor.take
+        self._kinds[peer_link.SERVED] = self.status_monitor.accept
         self._node = node
         self._joined = False
 

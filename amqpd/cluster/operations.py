@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOVE_S: Final = 60.0
-LOOK_S: Final = 0.5
+POLL_S: Final = 0.5
 
 
 class Controlled(Protocol):
@@ -50,7 +50,7 @@ class Controlled(Protocol):
     @property
     def peers(self) -> list[Peer]: ...
 
-    async def wish(self, slot: int, node: str | None) -> None: ...
+    async def request_move(self, slot: int, node: str | None) -> None: ...
 
     async def drain(self) -> None: ...
 
@@ -114,7 +114,7 @@ class ClusterOperations(ClusterControl):
         self._check(node)
         together = [row.name for row in state.vhosts_of(slot)]
         if not self._is_at(vhost, node):
-            await self._node.wish(slot, node)
+            await self._node.request_move(slot, node)
             log.info("slot %d with vhosts %s moves to node %s", slot, ", ".join(together), node)
             await self._until(lambda: self._is_at(vhost, node), f"vhost '{vhost}' has not moved to node {node}")
         return together
@@ -136,7 +136,7 @@ class ClusterOperations(ClusterControl):
         while not condition():
             if asyncio.get_running_loop().time() > deadline:
                 raise NotMoved(f"{text} after {timeout_s:g} s")
-            await self._node.view.changed(LOOK_S)
+            await self._node.view.wait_change(POLL_S)
 
     async def rebalance(self) -> dict[str, str]:
         state, view = self._node.state, self._node.view
@@ -147,9 +147,9 @@ class ClusterOperations(ClusterControl):
             if slot is not None and owner is not None:
                 slots[slot].append(name)
                 owners[slot] = owner.name
-        moves = evened(owners, [peer.node for peer in self._node.peers if not peer.draining])
+        moves = balancing_moves(owners, [peer.node for peer in self._node.peers if not peer.draining])
         for slot, node in moves.items():
-            await self._node.wish(slot, node)
+            await self._node.request_move(slot, node)
         found = {name: node for slot, node in moves.items() for name in slots[slot]}
         log.info("rebalance: %s", ", ".join(f"'{name}' to {node}" for name, node in found.items()) or "nothing to move")
         return found
@@ -159,22 +159,24 @@ class ClusterOperations(ClusterControl):
             async with asyncio.timeout(timeout_s):
                 await self._node.drain()
                 while not self._taken():
-                    await self._node.view.changed(LOOK_S)
+                    await self._node.view.wait_change(POLL_S)
         except TimeoutError:
             raise NotMoved(f"some vhosts have no other owner after {timeout_s:g} s") from None
 
     def _taken(self) -> bool:
         """Return whether other nodes own all vhosts, or there is no other node."""
         view = self._node.view
-        if not any(peer.node != view.me and not peer.draining for peer in self._node.peers):
+        if not any(peer.node != view.node_name and not peer.draining for peer in self._node.peers):
             return True
-        return all((owner := view.owner_of(name)) is not None and owner.name != view.me for name in view.vhosts())
+        return all(
+            (owner := view.owner_of(name)) is not None and owner.name != view.node_name for name in view.vhosts()
+        )
 
     def undrain(self) -> None:
         self._node.undrain()
 
 
-def evened(owners: Mapping[int, str], nodes: list[str]) -> dict[int, str]:
+def balancing_moves(owners: Mapping[int, str], nodes: list[str]) -> dict[int, str]:
     """Return the fewest moves, slot -> node, after which the numbers of slots of two nodes differ by at most one.
 
     Args:

@@ -44,9 +44,9 @@ from typing import TYPE_CHECKING, Final
 
 from amqpd.broker.vhost import vhosts as vhost_calls
 from amqpd.broker.vhost.pending import DeclarationPending
-from amqpd.cluster.metadata import ClusterMetadata, assigning
-from amqpd.cluster.placement import QueuePlacement, fences_of
-from amqpd.cluster.proxy import moving
+from amqpd.cluster.metadata import ClusterMetadata, slot_assigner
+from amqpd.cluster.placement import QueuePlacement, dedicated_topic_marks
+from amqpd.cluster.proxy import moving_text
 from amqpd.cluster.row_codec import NewerFormat, Note, NoteKey
 from amqpd.cluster.row_table import ALL_TABLES, SLOT_TABLES, RowTable
 from amqpd.cluster.slot_logs import LogPosition, SlotLogs
@@ -56,7 +56,7 @@ from amqpd.cluster.storage import ClusterStorage, PlacedLog
 from amqpd.kafka.consumer import SLICE_S
 from amqpd.kafka.keyed_records import KeyedRecord, keyed_records
 from amqpd.kafka.partition import UNKNOWN, Partition
-from amqpd.kafka.producer import KafkaProducer, KafkaRefused, beyond, init_producer_id, take_over
+from amqpd.kafka.producer import KafkaProducer, KafkaRefused, fencing_epoch, init_producer_id, take_over
 from amqpd.kafka.requests import ProducerId
 from amqpd.storage.log.record import BadRecord
 from amqpd.storage.metadata.store import Delete, MetadataClosed, MetadataError, Put, Row, VhostRow
@@ -135,9 +135,9 @@ class OwnedSlot:
         self.vhosts: dict[str, VHost] = {}
         self.rows: RowWriter | None = None
         self.placement: QueuePlacement | None = None
-        self.ended = ""
-        self.over = asyncio.Event()
-        self.halted = False
+        self.end_reason = ""
+        self.end_event = asyncio.Event()
+        self.is_suspended = False
         self.renewed_s = self.kept_alive_s = time.monotonic()
         self.given_up = False
         self.changing = asyncio.Lock()
@@ -149,7 +149,7 @@ class OwnedSlot:
         return int(self.held.epoch)
 
     @property
-    def busy(self) -> bool:
+    def has_clients(self) -> bool:
         """Return whether a client is connected to one of its vhosts."""
         return any(vhost.connected for vhost in self.vhosts.values())
 
@@ -187,7 +187,7 @@ class SlotOwnership:
 
     # -- taking --------------------------------------------------------------------------------------------------------
 
-    async def take(self, slot: int) -> OwnedSlot:
+    async def take_over(self, slot: int) -> OwnedSlot:
         """Take over a slot; the module's docstring lists the steps.
 
         Cost:
@@ -198,7 +198,7 @@ class SlotOwnership:
         """
         began = time.monotonic()
         options = self.options
-        await self.state.caught_up()
+        await self.state.wait_caught_up()
         producer = KafkaProducer(
             options.access,
             on_moved=_nothing,
@@ -228,11 +228,11 @@ class SlotOwnership:
             owned = OwnedSlot(slot, held, producer, meta, logs)
             self._connect_callbacks(owned)
             table = await read_rows(self._reader, options.meta_topic, slot, int(meta.next_offset) - 1)
-            await self.state.caught_up()  # later vhosts of the slot arrive in vhost_changed
+            await self.state.wait_caught_up()  # later vhosts of the slot arrive in vhost_changed
             vhosts = self.state.vhosts_of(slot)
             partitions, lost = await self._fence_queues(producer, vhosts, table.notes, key, held, recorded)
             end = int(settled.next_offset) - 1
-            await logs.take_back(self._reader.read(options.settled_topic, slot, 0, end))
+            await logs.read_acks(self._reader.read(options.settled_topic, slot, 0, end))
             self._place(owned, table, partitions, vhosts, lost)
             await self._serve(owned, table, vhosts)
             self.owned[slot] = owned
@@ -240,8 +240,8 @@ class SlotOwnership:
         except BaseException:
             if owned is not None:
                 self.owned.pop(slot, None)
-                owned.ended = owned.ended or "the takeover failed"
-                await self.drop(owned)
+                owned.end_reason = owned.end_reason or "the takeover failed"
+                await self.unload(owned)
             else:
                 await producer.close()
             raise
@@ -260,7 +260,7 @@ class SlotOwnership:
         def moved(partition: Partition) -> None:
             logs.moved(partition)
             if partition is meta and owned.rows is not None:
-                owned.rows.moved()
+                owned.rows.on_stored()
 
         def refused(partition: Partition) -> None:
             logs.refused(partition)
@@ -283,13 +283,13 @@ class SlotOwnership:
 
     def _end_slot(self, owned: OwnedSlot, why: str) -> None:
         """Stop serving the slot: another node owns it, or may own it."""
-        if owned.ended:
+        if owned.end_reason:
             return
-        owned.ended = why
-        self._metadata.disown(owned.slot, f"cannot write the metadata: {why}")
+        owned.end_reason = why
+        self._metadata.remove_slot(owned.slot, f"cannot write the metadata: {why}")
         for vhost in owned.vhosts.values():
-            self.broker.close_vhost(vhost, moving(vhost.name))
-        owned.over.set()
+            self.broker.close_vhost(vhost, moving_text(vhost.name))
+        owned.end_event.set()
 
     async def _fence_queues(
         self,
@@ -312,8 +312,8 @@ class SlotOwnership:
         Returns:
             The partitions, and for each lost topic the reason.
         """
-        marks = fences_of(notes)
-        lost = await self._topics.lost_own(marks) if marks else {}
+        marks = dedicated_topic_marks(notes)
+        lost = await self._topics.lost_dedicated(marks) if marks else {}
         own = marks.keys() - lost.keys()
         of_vhosts = {self.options.queues_topic(row.id) for row in vhosts}
         counts = await self._reader.brokers.partitions(of_vhosts | own)
@@ -325,7 +325,7 @@ class SlotOwnership:
         for first in range(0, len(partitions), BARRIERS_AT_ONCE):
             some = partitions[first : first + BARRIERS_AT_ONCE]
             if recorded is not None and recorded.producer_id != held.producer_id:
-                await producer.fence(some, key, beyond(recorded))
+                await producer.fence(some, key, fencing_epoch(recorded))
             await producer.fence(some, key, held)
         return partitions, lost
 
@@ -340,10 +340,10 @@ class SlotOwnership:
         """Assign the queues' logs to their partitions.
 
         Args:
-            lost: see `QueuePlacement.begin`.
+            lost: see `QueuePlacement.load`.
 
         Raises:
-            MetadataError: see `QueuePlacement.begin`.
+            MetadataError: see `QueuePlacement.load`.
         """
         slot, logs, options = owned.slot, owned.logs, self.options
 
@@ -359,11 +359,11 @@ class SlotOwnership:
 
         key = options.transactional_id(slot)
         placement = QueuePlacement(logs, self._topics, key, options.queues_topic, vhost_id, placed, freed)
-        placement.begin(table.notes, partitions, vhosts, lost)
+        placement.load(table.notes, partitions, vhosts, lost)
         for queue_id, place in placement.places.items():
             placed(queue_id, place)
         owned.placement = placement
-        prepare = assigning(table, options.slots) if slot == 0 else None
+        prepare = slot_assigner(table, options.slots) if slot == 0 else None
         owned.rows = RowWriter(table, owned.meta, logs, options.max_message_bytes, placement, prepare)
 
     async def _serve(self, owned: OwnedSlot, table: RowTable, vhosts: Sequence[VhostRow]) -> None:
@@ -372,8 +372,8 @@ class SlotOwnership:
         assert rows is not None  # set by `_place`
         if owned.slot == 0 and len(table) == 0 and not table.notes:
             await rows.write([Put(row) for row in self._first_rows()])
-        self._metadata.own(owned.slot, rows)
-        if orphans := list(table.orphaned()):
+        self._metadata.add_slot(owned.slot, rows)
+        if orphans := list(table.orphan_deletions()):
             logger.warning("slot %d: %d rows that a crash left behind are removed", owned.slot, len(orphans))
             await rows.write(orphans)
         for vhost in await self.broker.load_vhosts(table.state(vhosts, self._metadata.node)):
@@ -381,8 +381,8 @@ class SlotOwnership:
         assert owned.placement is not None  # set by `_place`
         owned.logs.drop_orphans(owned.placement.places)
         owned.logs.read_all()
-        if owned.ended:
-            raise KafkaRefused(owned.ended)
+        if owned.end_reason:
+            raise KafkaRefused(owned.end_reason)
 
     async def _announce(self, owned: OwnedSlot) -> None:
         assert owned.rows is not None  # set by `_place`
@@ -399,7 +399,7 @@ class SlotOwnership:
         row = self.state.vhost(name)
         if row is None:
             self._forget_vhost(name)
-        if owned is None or row is None or owned.ended or name in owned.changing_vhosts:
+        if owned is None or row is None or owned.end_reason or name in owned.changing_vhosts:
             return
         here = owned.vhosts.get(name)
         if row.state == "deleting" and (here is None or not here.deleted):
@@ -425,8 +425,8 @@ class SlotOwnership:
         try:
             assert owned.rows is not None  # set by `_place`
             for vhost in await self.broker.load_vhosts(owned.rows.table.state([row], self._metadata.node)):
-                if owned.ended:
-                    await self.broker.unload_vhost(vhost, moving(vhost.name))
+                if owned.end_reason:
+                    await self.broker.unload_vhost(vhost, moving_text(vhost.name))
                 else:
                     owned.vhosts[vhost.name] = vhost
         except Exception:
@@ -459,11 +459,11 @@ class SlotOwnership:
             KafkaRefused: another node owns the slot.
         """
         async with owned.changing:
-            if owned.over.is_set() or owned.given_up:
+            if owned.end_event.is_set() or owned.given_up:
                 return
             key = self.options.transactional_id(owned.slot)
             held = await init_producer_id(self.options.access, key, owned.held)
-            if owned.over.is_set():
+            if owned.end_event.is_set():
                 return
             if held.producer_id != owned.held.producer_id:
                 self._end_slot(owned, "Kafka gave it another producer id")
@@ -477,7 +477,7 @@ class SlotOwnership:
         """Write a record to each partition of the slot."""
         owned.logs.keep_alive(self.options.transactional_id(owned.slot).encode())
 
-    def prolong(self, owned: OwnedSlot) -> None:
+    def renew_lease(self, owned: OwnedSlot) -> None:
         """Write a record to `settled`. Its answer proves that the slot is still ours."""
         settled = owned.logs.settled
         if not settled.order and owned.logs.may_write(settled):
@@ -493,7 +493,7 @@ class SlotOwnership:
         self.owned.pop(owned.slot, None)
         self.broker.catalogue.stored_offsets.flush()
         for vhost in list(owned.vhosts.values()):
-            self.broker.close_vhost(vhost, moving(vhost.name))
+            self.broker.close_vhost(vhost, moving_text(vhost.name))
         try:
             # Complete a new epoch first: the last records must have one epoch.
             async with asyncio.timeout(GIVE_UP_S), owned.changing:
@@ -504,22 +504,22 @@ class SlotOwnership:
         except (TimeoutError, KafkaRefused, MetadataError) as error:
             why = str(error) or f"no answer within {GIVE_UP_S:g} s"
             logger.warning("slot %d: the next owner recovers what was not stored: %s", owned.slot, why)
-        owned.ended = owned.ended or "it was given up"
+        owned.end_reason = owned.end_reason or "it was given up"
         await self._unload(owned)
         logger.info("slot %d was given up", owned.slot)
 
-    async def drop(self, held: OwnedSlot) -> None:
+    async def unload(self, held: OwnedSlot) -> None:
         """Unload a slot that ended. Raises nothing."""
         self.owned.pop(held.slot, None)
-        self._end_slot(held, held.ended)
+        self._end_slot(held, held.end_reason)
         await self._unload(held)
 
     async def _unload(self, owned: OwnedSlot) -> None:
-        self._metadata.disown(owned.slot, f"cannot write the metadata: {owned.ended}")
+        self._metadata.remove_slot(owned.slot, f"cannot write the metadata: {owned.end_reason}")
         if owned.placement is not None:
             await owned.placement.close()
         for vhost in list(owned.vhosts.values()):
-            await self.broker.unload_vhost(vhost, moving(vhost.name))
+            await self.broker.unload_vhost(vhost, moving_text(vhost.name))
         owned.vhosts.clear()
         await owned.logs.close()
         for queue_id in [each for each, placed in self._storage.places.items() if placed.logs is owned.logs]:
@@ -579,12 +579,12 @@ class LeaseMonitor:
             if age_s > self._timeout_s * PROLONG_SHARE:
                 self._prolong(owned)
             lapsed = age_s > self._timeout_s
-            if lapsed and not owned.halted:
+            if lapsed and not owned.is_suspended:
                 suspended_slots.append(owned.slot)
-            elif owned.halted and not lapsed:
+            elif owned.is_suspended and not lapsed:
                 resumed_slots.append(owned.slot)
-            if lapsed or owned.halted:
-                owned.halted = lapsed
+            if lapsed or owned.is_suspended:
+                owned.is_suspended = lapsed
                 suspend_delivery(owned)
         if suspended_slots:
             text = "Kafka has not answered for %g s: the durable queues of slots %s are suspended"
@@ -598,7 +598,7 @@ def suspend_delivery(owned: OwnedSlot) -> None:
     for vhost in owned.vhosts.values():
         for queue in vhost.queues.values():
             store = queue.store
-            if store is not None and not store.local and queue.round_robin.halted != owned.halted:
-                queue.round_robin.suspend(owned.halted)
-                if not owned.halted:
+            if store is not None and not store.local and queue.round_robin.halted != owned.is_suspended:
+                queue.round_robin.suspend(owned.is_suspended)
+                if not owned.is_suspended:
                     queue.schedule_dispatch()

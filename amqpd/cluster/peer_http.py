@@ -25,7 +25,7 @@ from yarl import URL
 
 from amqpd.cluster import peer_link
 from amqpd.cluster.peer_link import PeerConnector, PeerRefused, PeerUnreachable
-from amqpd.management.cluster_gateway import CALLER, PART, POSITION, told
+from amqpd.management.cluster_gateway import CALLER, PART, POSITION, encode_caller
 from amqpd.management.listing import Body
 from amqpd.management.request import ApiResponse, Unavailable, to_json
 from amqpd.management.time_slice import TimeSlice
@@ -131,7 +131,7 @@ class PeerHttpClient:
             timeout=aiohttp.ClientTimeout(total=None, sock_read=silent_s),
         )
 
-    async def ask(
+    async def request(
         self,
         node: NodeState,
         method: str,
@@ -149,21 +149,21 @@ class PeerHttpClient:
         Raises:
             PeerTimeout: the node did not answer.
         """
-        given = {**(headers or {}), CALLER: told(by.caller, by.peer)}
+        given = {**(headers or {}), CALLER: encode_caller(by.caller, by.peer)}
         try:
             async with self._request(node, method, path, given, data, silent_s) as response:
                 return PeerAnswer(response.status, response.headers, await response.read())
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise PeerTimeout(f"node {node.name} does not answer: {str(error) or 'nothing came'}") from error
 
-    async def pass_on(self, node: NodeState, request: web.BaseRequest, by: ForwardedRequest) -> web.StreamResponse:
+    async def forward(self, node: NodeState, request: web.BaseRequest, by: ForwardedRequest) -> web.StreamResponse:
         """Pass a client's request to the node and stream the answer to the client.
 
         Raises:
             Unavailable: the node did not answer; nothing was sent to the client.
         """
         headers = {name: value for name, value in request.headers.items() if _is_passed(name)}
-        headers[CALLER] = told(by.caller, by.peer)
+        headers[CALLER] = encode_caller(by.caller, by.peer)
         data = request.content if request.can_read_body else None
         try:
             context = self._request(node, request.method, request.raw_path, headers, data, SILENT_S)
@@ -204,7 +204,7 @@ DEPTH: Final = 2
 _SPACE: Final = re.compile("[ \t\n\r]*")
 
 
-async def parsed(data: bytes) -> Any:
+async def parse_json(data: bytes) -> Any:
     """Parse a node's JSON answer. Raises ValueError."""
     text = data.decode()
     if len(text) <= AT_ONCE:
@@ -278,7 +278,7 @@ class IncrementalJsonParser:
                 return found
 
 
-async def encoded(value: object) -> bytes | None:
+async def encode_body(value: object) -> bytes | None:
     """Encode the body of a request to another node. None means no body."""
     if value is None:
         return None
@@ -287,7 +287,7 @@ async def encoded(value: object) -> bytes | None:
     return b"".join(await _chunks(value))
 
 
-async def written(found: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> ApiResponse:
+async def sliced_reply(found: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> ApiResponse:
     """Return a reply with an object whose lists may be long."""
     return ApiResponse(200, await _chunks(found), headers=dict(headers or {}))
 

@@ -173,25 +173,25 @@ class PeerHeartbeat(asyncio.Protocol):
 
     Args:
         node: the node at the other end.
-        ended: called once when the link has ended for any reason.
-        heard: called when the other end's alarms change; they are 0 at first.
-        says: alarms of this end.
+        on_ended: called once when the link has ended for any reason.
+        on_alarms: called when the other end's alarms change; they are 0 at first.
+        alarms: those of this end.
     """
 
     def __init__(
         self,
         node: str,
-        ended: Callable[[PeerHeartbeat], None],
+        on_ended: Callable[[PeerHeartbeat], None],
         ping_s: float = PING_S,
         dead_s: float = DEAD_S,
-        heard: Callable[[int], None] = lambda _: None,
-        says: int = 0,
+        on_alarms: Callable[[int], None] = lambda _: None,
+        alarms: int = 0,
     ) -> None:
         self.node = node
-        self._heard = heard
-        self._says = says
-        self._said = 0  # by the other end
-        self._ended = ended
+        self._on_alarms = on_alarms
+        self._alarms = alarms
+        self._peer_alarms = 0
+        self._on_ended = on_ended
         self._ping_s, self._dead_s = ping_s, dead_s
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -199,7 +199,7 @@ class PeerHeartbeat(asyncio.Protocol):
         self._ticked_at = 0.0
 
     @property
-    def alive(self) -> bool:
+    def is_open(self) -> bool:
         """The link is open."""
         return self._transport is not None
 
@@ -208,21 +208,21 @@ class PeerHeartbeat(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._heard_at = self._ticked_at = loop.time()
         self._timer = loop.call_later(self._ping_s, self._tick)
-        if self._says:
-            self._transport.write(bytes((self._says,)))
+        if self._alarms:
+            self._transport.write(bytes((self._alarms,)))
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = asyncio.get_running_loop().time()
-        if data[-1] != self._said:
-            self._said = data[-1]
-            self._heard(self._said)
+        if data[-1] != self._peer_alarms:
+            self._peer_alarms = data[-1]
+            self._on_alarms(self._peer_alarms)
 
-    def say(self, number: int) -> None:
+    def send_alarms(self, alarms: int) -> None:
         """Send the alarms of this end if they changed."""
-        if number != self._says:
-            self._says = number
+        if alarms != self._alarms:
+            self._alarms = alarms
             if self._transport is not None:
-                self._transport.write(bytes((number,)))
+                self._transport.write(bytes((alarms,)))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._finish()
@@ -240,7 +240,7 @@ class PeerHeartbeat(asyncio.Protocol):
         self._transport = None
         if self._timer is not None:
             self._timer.cancel()
-        self._ended(self)
+        self._on_ended(self)
 
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
@@ -256,7 +256,7 @@ class PeerHeartbeat(asyncio.Protocol):
             self.close()
             return
         # The bytes of a peer that does not read are few until the link is dead.
-        transport.write(bytes((self._says,)))
+        transport.write(bytes((self._alarms,)))
         self._timer = loop.call_later(self._ping_s, self._tick)
 
 
@@ -340,7 +340,7 @@ class Preamble(NamedTuple):
     client: ProxiedClient | None = None
 
 
-def proof(secret: bytes, nonce: bytes, fingerprint: str, preamble: bytes) -> bytes:
+def compute_proof(secret: bytes, nonce: bytes, fingerprint: str, preamble: bytes) -> bytes:
     """Return the proof for a connection.
 
     Args:
@@ -350,9 +350,9 @@ def proof(secret: bytes, nonce: bytes, fingerprint: str, preamble: bytes) -> byt
     return hmac.digest(secret, GREETING + nonce + bytes.fromhex(fingerprint) + preamble, "sha256")
 
 
-def is_proof(given: bytes, secret: bytes, nonce: bytes, fingerprint: str, preamble: bytes) -> bool:
+def is_proof(received: bytes, secret: bytes, nonce: bytes, fingerprint: str, preamble: bytes) -> bool:
     """Compare a proof in constant time."""
-    return hmac.compare_digest(given, proof(secret, nonce, fingerprint, preamble))
+    return hmac.compare_digest(received, compute_proof(secret, nonce, fingerprint, preamble))
 
 
 def secret_mark(secret: bytes, cluster: str) -> str:
@@ -368,7 +368,7 @@ def secret_mark(secret: bytes, cluster: str) -> str:
 # -- bytes -----------------------------------------------------------------------------------------------------------
 
 
-def encode(preamble: Preamble) -> bytes:
+def encode_preamble(preamble: Preamble) -> bytes:
     """Encode the preamble as JSON. If it is too long, only the important client properties are included."""
     body = _json(preamble)
     client = preamble.client
@@ -388,12 +388,12 @@ def _json(preamble: Preamble) -> bytes:
     return json.dumps(said).encode()
 
 
-def framed(body: bytes, proven: bytes) -> bytes:
+def frame_preamble(body: bytes, proven: bytes) -> bytes:
     """Return preamble and proof as they are sent."""
     return _LENGTH.pack(len(body)) + body + proven
 
 
-def cut(data: bytes) -> tuple[bytes, bytes] | None:
+def split_preamble(data: bytes) -> tuple[bytes, bytes] | None:
     """Return preamble and proof; None while the data is incomplete. Raises BadPreamble."""
     if len(data) < _LENGTH.size:
         return None
@@ -408,7 +408,7 @@ def cut(data: bytes) -> tuple[bytes, bytes] | None:
     return data[_LENGTH.size : end], data[end:]
 
 
-def decode(body: bytes) -> Preamble:
+def decode_preamble(body: bytes) -> Preamble:
     """Decode a preamble whose proof is right. The sender knows the secret but may be of another version.
 
     Raises:
@@ -452,13 +452,13 @@ def _check(value: object, kind: type) -> None:
         raise BadPreamble("a text is too long")
 
 
-def answer(number: int, text: str = "") -> bytes:
+def encode_answer(number: int, text: str = "") -> bytes:
     """Encode an answer."""
     said = text.encode()[:_NAME_BYTES_MAX]
     return _ANSWER.pack(number, len(said)) + said
 
 
-def answered(data: bytes) -> HelloAnswer | None:
+def decode_answer(data: bytes) -> HelloAnswer | None:
     """Decode the answer at the start of `data`; None while it is incomplete. Raises BadPreamble."""
     if len(data) < _ANSWER.size:
         return None
@@ -518,7 +518,7 @@ class PendingPeer(asyncio.Protocol):
             return
         self.data += data
         try:
-            found = cut(self.data)
+            found = split_preamble(self.data)
         except BadPreamble as error:
             self.complete.set_exception(error)
             return
@@ -642,15 +642,15 @@ class PeerListener:
                 body, proof = await pending.complete
                 transport.pause_reading()
                 if not is_proof(proof, self._secret, pending.nonce, self._identity.fingerprint, body):
-                    transport.write(answer(WRONG_SECRET, "the secrets differ"))
+                    transport.write(encode_answer(WRONG_SECRET, "the secrets differ"))
                     transport.close()
                     self._count_refused(waiting.address, "wrong proof: does it have another cluster.secret?")
                     return
-                preamble = decode(body)
+                preamble = decode_preamble(body)
             self._remove_waiting(waiting)
             take = self._kinds.get(preamble.kind)
             if take is None:
-                refuse(transport, NOT_MINE, f"connections of kind {preamble.kind} are not accepted here")
+                refuse_peer(transport, NOT_MINE, f"connections of kind {preamble.kind} are not accepted here")
             else:
                 await take(preamble, transport)
         except (BadPreamble, OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
@@ -694,17 +694,17 @@ def _end(transport: asyncio.Transport | None, sock: socket.socket) -> None:
         sock.close()
 
 
-def welcome(transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
+def accept_peer(transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
     """Accept the connection: the protocol owns and reads it from now on."""
-    transport.write(answer(WELCOME))
+    transport.write(encode_answer(WELCOME))
     transport.set_protocol(protocol)
     protocol.connection_made(transport)
     transport.resume_reading()
 
 
-def refuse(transport: asyncio.Transport, number: int, text: str) -> None:
+def refuse_peer(transport: asyncio.Transport, number: int, text: str) -> None:
     """Refuse the connection with NOT_MINE or REFUSED."""
-    transport.write(answer(number, text))
+    transport.write(encode_answer(number, text))
     transport.close()
 
 
@@ -754,10 +754,10 @@ class _HelloClient(asyncio.Protocol):
             nonce = self._data[len(GREETING) : HELLO_BYTES]
             self._data = self._data[HELLO_BYTES:]
             self._said = True
-            proven = proof(self._secret, nonce, self._node.fingerprint, self._body)
+            proven = compute_proof(self._secret, nonce, self._node.fingerprint, self._body)
             assert self._transport is not None  # data has arrived
-            self._transport.write(framed(self._body, proven))
-        found = answered(self._data)
+            self._transport.write(frame_preamble(self._body, proven))
+        found = decode_answer(self._data)
         if found is None:
             return
         if found.answer != WELCOME:
@@ -806,7 +806,7 @@ class PeerConnector:
             PeerUnreachable: no answer or an invalid one.
             PeerRefused: the node refused.
         """
-        opening = _HelloClient(node, self._secret, encode(preamble))
+        opening = _HelloClient(node, self._secret, encode_preamble(preamble))
         transport: asyncio.Transport | None = None
         try:
             async with asyncio.timeout(WAIT_S):

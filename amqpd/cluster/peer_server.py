@@ -48,9 +48,9 @@ from amqpd.cluster.peer_link import (
     PeerListener,
     PeerRefused,
     PeerUnreachable,
+    accept_peer,
     identity,
-    refuse,
-    welcome,
+    refuse_peer,
 )
 from amqpd.cluster.proxy import ConnectionProxy, ProxiedClients
 from amqpd.cluster.row_codec import Foreign, NewerFormat, changes_from_json, changes_to_json
@@ -115,19 +115,19 @@ class Frames(asyncio.Protocol):
         if on_message is not None:
             on_message(message)
 
-    def say(self, message: object) -> None:
+    def send(self, message: object) -> None:
         """Send a message as JSON. Does nothing if the connection ended."""
         if self.transport is not None:
             body = json.dumps(message).encode()
             self.transport.write(_LENGTH.pack(len(body)) + body)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Close the connection after everything was sent."""
         if self.transport is not None:
             self.transport.close()
 
 
-async def forward(connector: PeerConnector, node: NodeState, changes: Sequence[SlotChange]) -> int:
+async def forward_changes(connector: PeerConnector, node: NodeState, changes: Sequence[SlotChange]) -> int:
     """Send changes to the owner of slot 0 and return the offset behind them.
 
     Raises:
@@ -147,13 +147,13 @@ async def forward(connector: PeerConnector, node: NodeState, changes: Sequence[S
     except (PeerUnreachable, PeerRefused) as error:
         raise NotOwner(f"cannot write the metadata: {error}") from error
     try:
-        frames.say(changes_to_json(changes))
+        frames.send(changes_to_json(changes))
         async with asyncio.timeout(FORWARD_ANSWER_S):
             message = await answered
     except TimeoutError:
         message = None
     finally:
-        frames.end()
+        frames.close()
     if message is None:
         raise WriteFailed(f"cannot write the metadata: node {node.name}, which owns slot 0, did not answer")
     said: Any = json.loads(message)
@@ -166,38 +166,38 @@ class ForwardedWriter:
     """Receiver of the changes that other nodes send to slot 0's owner.
 
     Args:
-        write: `ClusterMetadata.write_own`.
+        write: `ClusterMetadata.write_forwarded`.
     """
 
     def __init__(self, write: Write) -> None:
         self._write = write
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def take(self, preamble: Preamble, transport: asyncio.Transport) -> None:
+    async def accept(self, preamble: Preamble, transport: asyncio.Transport) -> None:
         """Accept a connection of kind WRITE."""
 
         def on_message(message: bytes | None) -> None:
             if message is None:
-                frames.end()
+                frames.close()
                 return
             task = asyncio.get_running_loop().create_task(self._answer(preamble.node, frames, message))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
         frames = Frames(on_message)
-        welcome(transport, frames)
+        accept_peer(transport, frames)
 
     async def _answer(self, node: str, frames: Frames, message: bytes) -> None:
         try:
             offset = await self._write(changes_from_json(json.loads(message)))
         except (MetadataError, Foreign, NewerFormat, ValueError, RecursionError) as error:
             log.info("a cluster-wide change of node %s was refused: %s", node, error)
-            frames.say({"error": str(error), "not_owner": isinstance(error, NotOwner)})
+            frames.send({"error": str(error), "not_owner": isinstance(error, NotOwner)})
         except Exception:
             log.exception("a cluster-wide change of node %s failed: a bug in amqpd, please report it", node)
-            frames.say({"error": "an error of slot 0's owner; see its log", "not_owner": False})
+            frames.send({"error": "an error of slot 0's owner; see its log", "not_owner": False})
         else:
-            frames.say({"offset": offset})
+            frames.send({"offset": offset})
 
 
 logger = logging.getLogger(__name__)
@@ -263,8 +263,8 @@ class PeerStatusMonitor:
     async def poll(self) -> None:
         """Ask all other nodes if Kafka does not answer. Cost: a TLS handshake per node."""
         said = False
-        others = [node for node in self._view.nodes() if node.name != self._view.me]
-        wanted = not self._answers() or any(owned.halted for owned in self._owned().values())
+        others = [node for node in self._view.nodes() if node.name != self._view.node_name]
+        wanted = not self._answers() or any(owned.is_suspended for owned in self._owned().values())
         if wanted and others:
             said = any(await asyncio.gather(*(self._ask(node) for node in others)))
         alone = bool(others) and not said and not self._answers()
@@ -294,12 +294,12 @@ class PeerStatusMonitor:
                 logger.info("node %s did not report its slots: %s", node.name, str(error) or "no answer")
             return False
         finally:
-            frames.end()
+            frames.close()
         if message is None:
             return False
         self._silent.discard(node.name)
         try:
-            found = {int(slot): Owner.of(note) for slot, note in json.loads(message)["slots"].items()}
+            found = {int(slot): Owner.from_note(note) for slot, note in json.loads(message)["slots"].items()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, NewerFormat) as error:
             logger.error("node %s sent an invalid answer: %r", node.name, error)
             return False
@@ -310,14 +310,14 @@ class PeerStatusMonitor:
 
     def _apply_owner(self, slot: int, owner: Owner) -> None:
         known = self._state.owner_of(slot)
-        if known is not None and (owner == known or owner.was_before(known)):
+        if known is not None and (owner == known or owner.is_before(known)):
             return
         ours = self._owned().get(slot)
         if ours is not None:
-            if not ours.halted or (ours.held.producer_id == owner.producer_id and owner.epoch <= ours.epoch):
+            if not ours.is_suspended or (ours.held.producer_id == owner.producer_id and owner.epoch <= ours.epoch):
                 return
             ours.logs.fenced(f"node {owner.node} serves it with epoch {owner.epoch}")
-        self._state.hear(slot, owner)
+        self._state.apply_announcement(slot, owner)
 
     # -- answering -----------------------------------------------------------------------------------------------------
 
@@ -327,18 +327,18 @@ class PeerStatusMonitor:
         found: dict[int, Owner] = {}
         for slot, owned in self._owned().items():
             owner = self._state.owner_of(slot)
-            if owner is None or owned.ended or now - owned.producer.answered_s > self._timeout_s:
+            if owner is None or owned.end_reason or now - owned.producer.answered_s > self._timeout_s:
                 continue
             if (owner.producer_id, owner.epoch) == (owned.held.producer_id, owned.epoch):
                 found[slot] = owner
         return found
 
-    async def take(self, _preamble: Preamble, transport: asyncio.Transport) -> None:
+    async def accept(self, _preamble: Preamble, transport: asyncio.Transport) -> None:
         """Accept a connection of kind SERVED and answer; the asking node closes it."""
-        frames = Frames(lambda _: frames.end())
-        welcome(transport, frames)
+        frames = Frames(lambda _: frames.close())
+        accept_peer(transport, frames)
         said: dict[str, Any] = {str(slot): owner._asdict() for slot, owner in self.served_slots().items()}
-        frames.say({"slots": said})
+        frames.send({"slots": said})
 
 
 Serve: TypeAlias = "Callable[[Preamble, asyncio.Transport], Awaitable[None]]"
@@ -377,10 +377,10 @@ class PeerServer(FrontEnd):
         self._view = view
         self._listen = listen
         self._admin = admin
-        admin.whole = self._make_gateway
+        admin.make_cluster_api = self._make_gateway
         self.control: ClusterControl | None = None
         """Operations for administrators. Set before the HTTP API serves requests."""
-        self.connector = PeerConnector(view.me, secret)
+        self.connector = PeerConnector(view.node_name, secret)
         self.relays = ConnectionProxy(broker, view, self.connector)
         self.relayed = ProxiedClients(broker, amqp, view)
         self.identity: NodeCertificate | None = None
@@ -390,7 +390,7 @@ class PeerServer(FrontEnd):
             peer_link.HTTP: self._take_http,
         }
         if write is not None:
-            self._kinds[peer_link.WRITE] = ForwardedWriter(write).take
+            self._kinds[peer_link.WRITE] = ForwardedWriter(write).accept
         self._listener: PeerListener | None = None
 
     async def start(self) -> None:
@@ -417,16 +417,16 @@ class PeerServer(FrontEnd):
         node.
         """
         self.relays.closed = why
-        self._view.tell()  # waiting connections see that they are refused
+        self._view.notify_listeners()  # waiting connections see that they are refused
         if why:
             self.relays.force_all(why)
             for connection in list(self._amqp.connections):
                 connection.control.force(why)
             self._broker.turn.schedule()
 
-    async def forward(self, node: NodeState, changes: Sequence[SlotChange]) -> int:
+    async def forward_changes(self, node: NodeState, changes: Sequence[SlotChange]) -> int:
         """Let the owner of slot 0 write changes; see the function `forward`."""
-        return await forward(self.connector, node, changes)
+        return await forward_changes(self.connector, node, changes)
 
     def _make_gateway(self) -> ClusterApi:
         """Return the gateway. The HTTP API calls this after the ready line, so that the import does not delay the
@@ -440,9 +440,9 @@ class PeerServer(FrontEnd):
         """Accept a connection for requests of another node's HTTP API."""
         protocol = self._admin.inner_connection()
         if protocol is None:
-            refuse(transport, peer_link.NOT_MINE, "its HTTP API has not started yet")
+            refuse_peer(transport, peer_link.NOT_MINE, "its HTTP API has not started yet")
         else:
-            welcome(transport, protocol)
+            accept_peer(transport, protocol)
 
     async def stop(self) -> None:
         """Close the port and all remaining connections. The AMQP listener stopped before and notified its clients."""

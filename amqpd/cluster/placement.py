@@ -104,7 +104,7 @@ class FenceRecords:
             # A new epoch began meanwhile. Its barriers did not include these partitions.
             await self.mark(new)
 
-    async def stored(self, partitions: Iterable[Partition]) -> list[Partition]:
+    async def wait_stored(self, partitions: Iterable[Partition]) -> list[Partition]:
         """Wait until everything that was sent to the partitions is stored; return those that are still open.
 
         Raises:
@@ -113,7 +113,7 @@ class FenceRecords:
         while True:
             left = [each for each in partitions if not each.closed]
             try:
-                await self.producer.stored(left)
+                await self.producer.wait_stored(left)
             except KafkaRefused:
                 if self.producer.ended or self.producer.closed:
                     raise
@@ -129,12 +129,12 @@ class FenceRecords:
         marked: list[Partition] = []
         for each in partitions:
             while not each.closed and not self._writer.may_write(each):
-                await self.stored([each])
+                await self.wait_stored([each])
             if not each.closed:
                 self._writer.write(each, [KeyedRecord(self._key.encode(), None)])
                 marked.append(each)
         self.producer.flush()
-        return await self.stored(marked)
+        return await self.wait_stored(marked)
 
 
 logger = logging.getLogger(__name__)
@@ -159,10 +159,10 @@ class TopicMaker(Protocol):
     async def delete_records(self, name: str, before: Mapping[int, int]) -> dict[int, int]:
         """Delete the records before these offsets, by partition."""
 
-    async def make_own(self, name: str, mark: int) -> None:
+    async def create_dedicated(self, name: str, mark: int) -> None:
         """Create a topic of one partition. Refused if it exists."""
 
-    async def delete_own(self, name: str, mark: int) -> None:
+    async def delete_dedicated(self, name: str, mark: int) -> None:
         """Delete the topic if it exists and was created with that mark."""
 
     async def delete(self, name: str) -> None:
@@ -197,36 +197,36 @@ class DedicatedTopics:
         self._made: dict[str, Partition] = {}
         self._ends: dict[str, asyncio.Task[None]] = {}
 
-    def begin(self, notes: Mapping[NoteKey, Note], places: Collection[LogPosition], lost: Mapping[str, str]) -> None:
+    def load(self, notes: Mapping[NoteKey, Note], places: Collection[LogPosition], lost: Mapping[str, str]) -> None:
         """Load the topics after a takeover, and delete those that a crash left without a queue.
 
         Args:
             places: the positions of all queues of the slot.
             lost: topic -> reason, for topics that were deleted or created again.
         """
-        self._marks_of = fences_of(notes)
+        self._marks_of = dedicated_topic_marks(notes)
         for place in places:
             if place.topic in lost:
-                closed = self._marks.producer.open_lost(*place, lost[place.topic])
+                closed = self._marks.producer.open_deleted(*place, lost[place.topic])
                 self._partitions[place.topic, place.number] = closed
         for name in self._marks_of.keys() - {place.topic for place in places}:
-            self.end(name)
+            self.delete(name)
 
     def has(self, name: str) -> bool:
         """Return whether the topic was made and no queue uses it yet."""
         return name in self._made
 
-    def take(self, name: str) -> Partition:
+    def take_partition(self, name: str) -> Partition:
         """Return the partition to the queue for which it was made."""
         return self._made.pop(name)
 
-    def drop(self, name: str) -> None:
+    def delete_unused(self, name: str) -> None:
         """Delete the topic, because its queue will not be declared."""
         if name in self._made:
             del self._made[name]
-            self.end(name)
+            self.delete(name)
 
-    async def make(self, name: str) -> None:
+    async def create(self, name: str) -> None:
         """Create the topic of one queue. Other clients may write to it; that damages this queue only.
 
         Raises:
@@ -244,21 +244,21 @@ class DedicatedTopics:
         await self.write([PutAnnotation((OWN_TOPIC, name), {"mark": mark})])
         self._marks_of[name] = mark
         try:
-            await self._topics.make_own(name, mark)
+            await self._topics.create_dedicated(name, mark)
             partition = self._marks.producer.open(name, 0, UNKNOWN)
             partition.shared = True
             self._partitions[name, 0] = partition
             await self._marks.fence([partition])
         except TROUBLE:
-            self.end(name)  # Kafka may have created it
+            self.delete(name)  # Kafka may have created it
             raise
         self._made[name] = partition
 
-    def end(self, name: str) -> None:
+    def delete(self, name: str) -> None:
         """Delete the topic of a deleted queue, then its note."""
         partition = self._partitions.pop((name, 0), None)
         if partition is not None:
-            self._marks.producer.forget(partition)
+            self._marks.producer.remove(partition)
         if name not in self._ends:
             self._ends[name] = task = self._start(self._end(name, self._marks_of.get(name, -1)))
             task.add_done_callback(lambda _: self._ends.pop(name, None))
@@ -267,7 +267,7 @@ class DedicatedTopics:
         pause = RETRY_S
         while True:
             try:
-                await self._topics.delete_own(name, mark)
+                await self._topics.delete_dedicated(name, mark)
                 await self.write([PutAnnotation((OWN_TOPIC, name), None)])
             except TROUBLE as error:
                 logger.warning("topic %s cannot be deleted now; it is tried again: %s", name, error)
@@ -280,7 +280,7 @@ class DedicatedTopics:
             await asyncio.sleep(pause)
             pause = min(2 * pause, RETRY_S_MAX)
 
-    async def ended(self) -> None:
+    async def wait_deleted(self) -> None:
         """Return when no topic is being deleted.
 
         Raises:
@@ -296,7 +296,7 @@ async def _unwritten(_: Sequence[SlotChange]) -> None:
     raise WriteFailed("cannot write the metadata: the slot is not served yet")
 
 
-def own_topic(row: QueueRow) -> str:
+def dedicated_topic(row: QueueRow) -> str:
     """Return the queue's dedicated topic; "" if it shares its vhost's topic. Cost: a substring search for most
     queues.
     """
@@ -306,7 +306,7 @@ def own_topic(row: QueueRow) -> str:
     return topic if isinstance(topic, str) else ""
 
 
-def fences_of(notes: Mapping[NoteKey, Note]) -> dict[str, int]:
+def dedicated_topic_marks(notes: Mapping[NoteKey, Note]) -> dict[str, int]:
     """Return topic -> mark for all dedicated topics, also for those that were not created.
 
     Raises:
@@ -383,12 +383,12 @@ class QueuePlacement:
         self._freed: dict[str, dict[int, Partition]] = {}
         self._freeing = False
         self._loop = asyncio.get_running_loop()
-        self.own = DedicatedTopics(self._marks, topics, self._partitions, self._start)
+        self.dedicated_topics = DedicatedTopics(self._marks, topics, self._partitions, self._start)
         """The dedicated topics."""
 
     # -- takeover
 
-    def begin(
+    def load(
         self,
         notes: Mapping[NoteKey, Note],
         partitions: Iterable[Partition],
@@ -426,7 +426,7 @@ class QueuePlacement:
                     topic.ready.append(partition)
         for topic in self._topics_by_name.values():
             self._start(self._empty(topic, list(topic.ready)))
-        self.own.begin(notes, self.places.values(), lost)
+        self.dedicated_topics.load(notes, self.places.values(), lost)
 
     def _topic(self, vhost_id: str) -> _Topic:
         name = self._topic_name(vhost_id)
@@ -469,13 +469,13 @@ class QueuePlacement:
             WriteFailed: a vhost is not served here.
         """
         rows = self._new_queues(changes)
-        own = [topic for row in rows if (topic := own_topic(row))]
-        wanted = Counter(row.vhost for row in rows if not own_topic(row))
-        return all(self.own.has(topic) for topic in own) and all(
+        own = [topic for row in rows if (topic := dedicated_topic(row))]
+        wanted = Counter(row.vhost for row in rows if not dedicated_topic(row))
+        return all(self.dedicated_topics.has(topic) for topic in own) and all(
             self._ready(self._topic_of(vhost), count) for vhost, count in wanted.items()
         )
 
-    def placing(self, changes: Sequence[SlotChange]) -> Generator[None, None, Sequence[SlotChange]]:
+    def assign_positions(self, changes: Sequence[SlotChange]) -> Generator[None, None, Sequence[SlotChange]]:
         """Give positions to the new queues, as a generator. `has_room` must be true.
 
         The caller must exhaust the generator. It yields after each queue, so that the loop can run.
@@ -488,14 +488,16 @@ class QueuePlacement:
             return changes
         placed: list[SlotChange] = list(changes)
         for row in rows:
-            name = own_topic(row)
-            partition = self.own.take(name) if name else self._topic_of(row.vhost).ready.popleft()
+            name = dedicated_topic(row)
+            partition = (
+                self.dedicated_topics.take_partition(name) if name else self._topic_of(row.vhost).ready.popleft()
+            )
             place = LogPosition(partition.topic.decode(), int(partition.number), int(partition.next_offset))
             self.places[row.id] = place
             placed.append(PutAnnotation((PLACE, row.id), placement_note(place)))
             self._on_placed(row.id, place)
             yield
-        for vhost in {row.vhost for row in rows if not own_topic(row)}:
+        for vhost in {row.vhost for row in rows if not dedicated_topic(row)}:
             topic = self._topic_of(vhost)
             if len(topic.ready) < READY_MIN and not topic.growing.locked():
                 self._start(self._grow(topic, READY_MIN))
@@ -509,7 +511,7 @@ class QueuePlacement:
             ready = topic.ready = deque(each for each in ready if not each.closed)
         return len(ready) >= count
 
-    def take_back(self, changes: Iterable[SlotChange]) -> None:
+    def free_unwritten(self, changes: Iterable[SlotChange]) -> None:
         """Free the positions of changes that were not written. The partitions are still empty."""
         for change in changes:
             if isinstance(change, Put) and isinstance(change.row, QueueRow):
@@ -520,12 +522,12 @@ class QueuePlacement:
                     if topic is not None:
                         topic.ready.append(self.partition(place))
                     else:
-                        self.own.end(place.topic)
+                        self.dedicated_topics.delete(place.topic)
 
-    def unwanted(self, changes: Iterable[SlotChange]) -> None:
+    def delete_unused_topics(self, changes: Iterable[SlotChange]) -> None:
         """Delete topics that were made for changes which were then refused."""
         for row in self._new_queues(changes):
-            self.own.drop(own_topic(row))
+            self.dedicated_topics.delete_unused(dedicated_topic(row))
 
     async def make_room(self, changes: Sequence[SlotChange]) -> None:
         """Make enough partitions and dedicated topics for the new queues.
@@ -534,10 +536,10 @@ class QueuePlacement:
             WriteFailed: Kafka refused or did not answer, or a vhost is not served here.
         """
         rows = self._new_queues(changes)
-        wanted = Counter(row.vhost for row in rows if not own_topic(row))
-        for name in {each: None for row in rows if (each := own_topic(row))}:
+        wanted = Counter(row.vhost for row in rows if not dedicated_topic(row))
+        for name in {each: None for row in rows if (each := dedicated_topic(row))}:
             try:
-                await self.own.make(name)
+                await self.dedicated_topics.create(name)
             except TROUBLE as error:
                 raise WriteFailed(f"cannot write the metadata: no partition for a queue: {error}") from error
         for vhost, count in wanted.items():
@@ -567,10 +569,10 @@ class QueuePlacement:
                     await self._marks.fence(new)
                 except KafkaRefused as refused:
                     error = refused
-                taken = await self._marks.stored(new)
+                taken = await self._marks.wait_stored(new)
                 for each in new:
                     if each.closed:
-                        self._marks.producer.forget(each)
+                        self._marks.producer.remove(each)
                         topic.refused.append(int(each.number))
                 for each in taken:
                     self._partitions[topic.name, int(each.number)] = each
@@ -580,9 +582,9 @@ class QueuePlacement:
 
     # -- deleted queues
 
-    def stored(self, submission: Submission) -> None:
+    def on_stored(self, submission: Submission) -> None:
         """Free the positions whose deletion Kafka has stored."""
-        for note in submission.gone:
+        for note in submission.deleted_positions:
             queue_id = str(note.key[1])
             place = self.places.pop(queue_id, None)
             if place is not None:
@@ -591,7 +593,7 @@ class QueuePlacement:
                 if topic is not None:
                     self._freed.setdefault(place.topic, {})[place.number] = self.partition(place)
                 else:
-                    self.own.end(place.topic)
+                    self.dedicated_topics.delete(place.topic)
         if self._freed and not self._freeing:
             self._freeing = True
             self._start(self._free())
@@ -606,7 +608,7 @@ class QueuePlacement:
         async with topic.growing:
             for place, partition in list(self._partitions.items()):
                 if place[0] == topic.name:
-                    self._marks.producer.forget(partition)  # otherwise it waits for the topic
+                    self._marks.producer.remove(partition)  # otherwise it waits for the topic
                     del self._partitions[place]
             self._freed.pop(topic.name, None)
             self._topics_by_name.pop(topic.name, None)
@@ -614,7 +616,7 @@ class QueuePlacement:
                 await self._topics.delete(topic.name)
             except TROUBLE as error:
                 raise WriteFailed(f"topic {topic.name} is not deleted: {error}") from error
-        await self.own.ended()  # until then the vhost's row stays, so the slot has an owner
+        await self.dedicated_topics.wait_deleted()  # until then the vhost's row stays, so the slot has an owner
 
     async def _empty(self, topic: _Topic, partitions: list[Partition]) -> None:
         """Delete what earlier owners left in partitions that no queue uses. A failure only costs disk space."""
@@ -635,7 +637,7 @@ class QueuePlacement:
             self._freeing = False
 
     async def _free_some(self, topic: _Topic, partitions: list[Partition]) -> None:
-        left = await self._marks.stored(partitions)  # batches of the deleted queue that are unanswered
+        left = await self._marks.wait_stored(partitions)  # batches of the deleted queue that are unanswered
         before = {int(each.number): int(each.high_watermark) for each in left}
         pause = RETRY_S
         while self._topics_by_name.get(topic.name) is topic:

@@ -52,8 +52,8 @@ from amqpd.cluster.peer_link import (
     PeerHeartbeat,
     PeerRefused,
     PeerUnreachable,
-    refuse,
-    welcome,
+    accept_peer,
+    refuse_peer,
 )
 from amqpd.connection.channel_zero import OPEN, ChannelZero
 from amqpd.connection.close_handler import CLOSE_OK_FRAME
@@ -79,7 +79,7 @@ BUFFER_HIGH_BYTES: Final = 128 * 1024
 BUFFER_LOW_BYTES: Final = 32 * 1024
 MOVING_S: Final = 30.0
 """Maximum time for which connection.open waits for an owner."""
-LOOK_S: Final = 0.5
+POLL_S: Final = 0.5
 """Interval of checks for an owner, in addition to notifications."""
 UNKNOWN_S: Final = 3.0
 """Retry time for a user that the owner does not know yet."""
@@ -88,7 +88,7 @@ OPENING_MAX: Final = 32
 """Maximum number of inner connections that are being opened."""
 
 
-def moving(vhost: str) -> str:
+def moving_text(vhost: str) -> str:
     """Return the reply text of 320 for a connection whose vhost moves to another node."""
     return f"vhost '{vhost}' is moving"
 
@@ -103,13 +103,13 @@ class _ClientSide(asyncio.Protocol):
         self._relay.from_client(data)
 
     def pause_writing(self) -> None:
-        self._relay.hold_owner(True)
+        self._relay.set_owner_paused(True)
 
     def resume_writing(self) -> None:
-        self._relay.hold_owner(False)
+        self._relay.set_owner_paused(False)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._relay.client_lost()
+        self._relay.on_client_lost()
 
 
 class _OwnerSide(asyncio.Protocol):
@@ -125,13 +125,13 @@ class _OwnerSide(asyncio.Protocol):
         self._relay.from_owner(data)
 
     def pause_writing(self) -> None:
-        self._relay.hold_client(True)
+        self._relay.set_client_paused(True)
 
     def resume_writing(self) -> None:
-        self._relay.hold_client(False)
+        self._relay.set_client_paused(False)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._relay.owner_lost(exc is None)
+        self._relay.on_owner_lost(exc is None)
 
 
 class ProxiedConnection:
@@ -157,7 +157,7 @@ class ProxiedConnection:
         # this node sent connection.close and waits only for close-ok
         self._closing = False
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Take the client's socket from the connection; the owner has accepted the inner connection."""
         assert self.owner is not None
         client, rest = self._handover.take(_ClientSide(self))
@@ -166,7 +166,7 @@ class ProxiedConnection:
         self.owner.set_write_buffer_limits(BUFFER_HIGH_BYTES, BUFFER_LOW_BYTES)
         self.owner.write(methods.frame(0, ConnectionOpen(self.vhost)) + rest)
         if client.is_closing():
-            self.client_lost()
+            self.on_client_lost()
         else:
             client.resume_reading()
 
@@ -189,9 +189,9 @@ class ProxiedConnection:
             self.client.write(whole)
         if self._boundaries.is_broken:
             log.error("node %s sent an invalid frame", self.node.name, extra={"connection": self.name})
-            self.close(moving(self.vhost))
+            self.close(moving_text(self.vhost))
 
-    def hold_owner(self, on: bool) -> None:
+    def set_owner_paused(self, on: bool) -> None:
         """Pause or resume reading from the owner: the client's output buffer is full, or has drained."""
         owner = self.owner
         if owner is not None and not owner.is_closing():
@@ -200,7 +200,7 @@ class ProxiedConnection:
             else:
                 owner.resume_reading()
 
-    def hold_client(self, on: bool) -> None:
+    def set_client_paused(self, on: bool) -> None:
         """Pause or resume reading from the client: the buffer to the owner is full, or has drained."""
         client = self.client
         if client is not None and not client.is_closing() and not self._closing:
@@ -211,7 +211,7 @@ class ProxiedConnection:
 
     # -- end
 
-    def client_lost(self) -> None:
+    def on_client_lost(self) -> None:
         """Send the remaining bytes to the owner, then close the inner connection."""
         if self.client is None:
             return
@@ -219,13 +219,13 @@ class ProxiedConnection:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._relays.left(self)
+        self._relays.remove(self)
         self._handover.gone(self._passed_bytes)
         if self.owner is not None and not self.owner.is_closing():
             self.owner.resume_reading()  # read to the end of the stream and drop the bytes
             self.owner.close()
 
-    def owner_lost(self, cleanly: bool) -> None:
+    def on_owner_lost(self, cleanly: bool) -> None:
         """Close the client: with 320, or as the owner ended its stream after connection.close.
 
         Args:
@@ -236,7 +236,7 @@ class ProxiedConnection:
         if client is None or self._closing:
             return
         if not self._boundaries.saw_close:
-            self.close(moving(self.vhost))
+            self.close(moving_text(self.vhost))
         elif cleanly:
             self._end_client()
         else:
@@ -349,7 +349,7 @@ class ConnectionProxy(VhostRouter):
         for link in list(self._links.values()):
             link.close()
         for relay in list(self._relays):
-            relay.close(moving(relay.vhost))
+            relay.close(moving_text(relay.vhost))
 
     async def carry(self, handover: Handover) -> None:
         try:
@@ -358,7 +358,7 @@ class ConnectionProxy(VhostRouter):
             raise
         except Exception:
             log.exception("a connection was not proxied: a bug in amqpd, please report it")
-            handover.refuse(ConnectionForced(moving(handover.vhost)))
+            handover.refuse(ConnectionForced(moving_text(handover.vhost)))
 
     # -- inside
 
@@ -379,7 +379,7 @@ class ConnectionProxy(VhostRouter):
                 handover.refuse(NotAllowed(f"vhost {vhost} not found", methods.CONNECTION_OPEN))
                 return
             node = self._view.owner_of(vhost)
-            if node is not None and node.name != self._view.me:
+            if node is not None and node.name != self._view.node_name:
                 try:
                     await self._proxy_while_owner(handover, node)
                     return
@@ -392,12 +392,12 @@ class ConnectionProxy(VhostRouter):
                 handover.refuse(NotAllowed(refused, methods.CONNECTION_OPEN))
                 return
             if now - begun > MOVING_S:
-                handover.refuse(ConnectionForced(moving(vhost)))
+                handover.refuse(ConnectionForced(moving_text(vhost)))
                 return
             if login.heartbeat_s and now >= beat_at:
                 beat_at = now + login.heartbeat_s / 2
                 handover.alive()
-            await self._view.changed(LOOK_S)
+            await self._view.wait_change(POLL_S)
 
     async def _proxy_while_owner(self, handover: Handover, node: NodeState) -> None:
         """Run `_proxy`, but give up if another node becomes the owner while this one does not answer."""
@@ -419,7 +419,7 @@ class ConnectionProxy(VhostRouter):
             owner = self._view.owner_of(vhost)
             if owner is None or owner.fingerprint != node.fingerprint:
                 return
-            await self._view.changed(LOOK_S)
+            await self._view.wait_change(POLL_S)
 
     async def _proxy(self, handover: Handover, node: NodeState) -> None:
         """Open the inner connection and start the proxy. Raises PeerUnreachable or PeerRefused."""
@@ -428,7 +428,7 @@ class ConnectionProxy(VhostRouter):
         async with self._opening:
             try:
                 await self._connector.open(node, self._preamble(handover), _OwnerSide(relay))
-                relay.begin()
+                relay.start()
             except BaseException:
                 if relay.owner is not None:
                     relay.owner.abort()
@@ -449,10 +449,10 @@ class ConnectionProxy(VhostRouter):
         """
         key = node.fingerprint
         known = self._links.get(key)
-        if known is not None and known.alive:
+        if known is not None and known.is_open:
             return
         failed_at, why = self._unreached.get(key, (0.0, ""))
-        if why and self.loop.time() - failed_at < LOOK_S:
+        if why and self.loop.time() - failed_at < POLL_S:
             raise PeerUnreachable(why)
         making = self._linking.get(key)
         if making is None:
@@ -468,7 +468,7 @@ class ConnectionProxy(VhostRouter):
             log.error("a link to another node could not be opened", exc_info=error)
 
     async def _link(self, node: NodeState) -> None:
-        link = PeerHeartbeat(node.name, lambda ended: self._link_ended(node.fingerprint, ended), says=self._alarms())
+        link = PeerHeartbeat(node.name, lambda ended: self._link_ended(node.fingerprint, ended), alarms=self._alarms())
         try:
             await self._connector.open(node, self._connector.preamble(peer_link.LINK), link)
         except (PeerUnreachable, PeerRefused) as error:
@@ -476,7 +476,7 @@ class ConnectionProxy(VhostRouter):
             raise
         self._unreached.pop(node.fingerprint, None)
         self._links[node.fingerprint] = link
-        link.say(self._alarms())  # the alarms may have changed during the opening
+        link.send_alarms(self._alarms())  # the alarms may have changed during the opening
 
     def _alarms(self) -> int:
         """Return the alarms that other nodes must respect. `store` concerns only the queues of this node."""
@@ -485,14 +485,14 @@ class ConnectionProxy(VhostRouter):
 
     def _send_alarms(self) -> None:
         for link in list(self._links.values()):
-            link.say(self._alarms())
+            link.send_alarms(self._alarms())
 
     def _link_ended(self, fingerprint: str, link: PeerHeartbeat) -> None:
         if self._links.get(fingerprint) is link:
             del self._links[fingerprint]
         for relay in list(self._relays):
             if relay.node.fingerprint == fingerprint:
-                relay.close(moving(relay.vhost))
+                relay.close(moving_text(relay.vhost))
 
     def _preamble(self, handover: Handover) -> peer_link.Preamble:
         login, wire = handover.login, handover.wire
@@ -516,7 +516,7 @@ class ConnectionProxy(VhostRouter):
         )
         return self._connector.preamble(peer_link.AMQP, client)
 
-    def left(self, relay: ProxiedConnection) -> None:
+    def remove(self, relay: ProxiedConnection) -> None:
         """Forget a connection whose client left."""
         self._relays.discard(relay)
 
@@ -533,7 +533,7 @@ class ConnectionProxy(VhostRouter):
                 owner = self._view.owner_of(vhost)
                 owners[vhost] = None if owner is None else owner.fingerprint
             if owners[vhost] not in (None, relay.node.fingerprint):
-                relay.close(moving(vhost))
+                relay.close(moving_text(vhost))
 
 
 POSITION_WAIT_S: Final = 2.0
@@ -547,9 +547,9 @@ class ProxiedChannelZero(ChannelZero):
     """Handshake of a proxied client; it begins at connection.open."""
 
     def _look_elsewhere(self, command: ConnectionOpen, user: User) -> None:
-        raise ConnectionForced(moving(command.virtual_host))
+        raise ConnectionForced(moving_text(command.virtual_host))
 
-    def hold_for_node(self, reason: str) -> None:
+    def pause_for_node_alarm(self, reason: str) -> None:
         """Pause the client because of an alarm of its node; see `hold_for_alarm`."""
         connection = self.connection
         if not connection.gate.holds(ALARM):
@@ -605,7 +605,7 @@ class ProxiedTransport(Transport):
             )
         )
 
-    def hold_if_it_publishes(self, reason: str, first: bool) -> None:
+    def pause_if_publishing(self, reason: str, first: bool) -> None:
         """Pause the client if it has published since the last check.
 
         Args:
@@ -617,7 +617,7 @@ class ProxiedTransport(Transport):
         assert isinstance(control, ProxiedChannelZero)
         published = int(control.connection.published_count)
         if published > self._published_count and not first:
-            control.hold_for_node(reason)
+            control.pause_for_node_alarm(reason)
         self._published_count = published
 
     def name(self) -> str:
@@ -657,12 +657,14 @@ class ProxiedClients:
     async def link(self, preamble: Preamble, transport: asyncio.Transport) -> None:
         """Accept the heartbeat link of another process."""
         run = preamble.run
-        link = PeerHeartbeat(preamble.node, lambda ended: self._ended(run, ended), heard=partial(self._alarmed, run))
+        link = PeerHeartbeat(
+            preamble.node, lambda ended: self._ended(run, ended), on_alarms=partial(self._alarmed, run)
+        )
         former = self._links.get(run)
         self._links[run] = link
         if former is not None:
             former.close()  # that process lost the former link and its connections
-        welcome(transport, link)
+        accept_peer(transport, link)
 
     async def amqp(self, preamble: Preamble, transport: asyncio.Transport) -> None:
         """Accept a client of another node, or refuse it."""
@@ -671,23 +673,23 @@ class ProxiedClients:
         deadline = self._broker.loop.time() + POSITION_WAIT_S
         while self._view.position() < client.position and self._broker.loop.time() < deadline:
             # the client's user or permission may be new
-            await self._view.changed(STATE_POLL_S)
+            await self._view.wait_change(STATE_POLL_S)
         if client.vhost not in self._broker.vhosts:
-            refuse(transport, peer_link.NOT_MINE, moving(client.vhost))
+            refuse_peer(transport, peer_link.NOT_MINE, moving_text(client.vhost))
         elif run not in self._links:
-            refuse(transport, peer_link.NOT_MINE, "no link to that node's process")
+            refuse_peer(transport, peer_link.NOT_MINE, "no link to that node's process")
         else:
             try:
                 user = self._broker.auth.authenticate_external(client.user, client.loopback)
             except AuthenticationRefused as refused:
                 log.warning("node %s proxies a user that cannot log in: %s", preamble.node, refused.reason)
                 text = f"access to vhost '{client.vhost}' refused for user '{client.user}'"
-                refuse(transport, peer_link.REFUSED, text)
+                refuse_peer(transport, peer_link.REFUSED, text)
                 return
             relayed = self._by_run.setdefault(run, set())
             one = ProxiedTransport(self._broker, self._amqp, preamble.node, client, user, partial(self._left, run))
             relayed.add(one)
-            welcome(transport, one)
+            accept_peer(transport, one)
 
     def close(self) -> None:
         """Close all links, and with them all proxied connections: the node stops."""
@@ -720,7 +722,7 @@ class ProxiedClients:
     def _pause_publishers(self, run: str, first: bool) -> None:
         """Pause the publishing clients of a process. Cost: 1 us a client."""
         for relayed in list(self._by_run.get(run, ())):
-            relayed.hold_if_it_publishes(_REASONS[self._alarms[run]], first)
+            relayed.pause_if_publishing(_REASONS[self._alarms[run]], first)
 
     def _left(self, run: str, relayed: ProxiedTransport) -> None:
         found = self._by_run.get(run)

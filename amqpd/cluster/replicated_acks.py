@@ -164,7 +164,7 @@ class ReplicatedAcks:
         self.marked: bool = False
         self.returned: dict[int, tuple[int, int]] = {}
 
-    def settled(self, offset: i64) -> bool:
+    def is_acked(self, offset: i64) -> bool:
         """Return whether the offset is acked."""
         if offset < self.head:
             return True
@@ -191,13 +191,13 @@ class ReplicatedAcks:
             if start < first:
                 found.append((start, first))
             start = first + CHUNK
-        while start < end and self.settled(start):
+        while start < end and self.is_acked(start):
             start += 1
         if start < end:
             found.append((start, end))
         return found
 
-    def read(self, kind: i64, number: i64, value: bytes | None) -> None:
+    def apply(self, kind: i64, number: i64, value: bytes | None) -> None:
         """Apply one record of the log.
 
         Raises:
@@ -229,7 +229,7 @@ class ReplicatedAcks:
             raise BadSettlement(f"an ack record of the unknown kind {kind}")
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Return whether the topic has no record of the log."""
         return self.head < 0 and not self.chunks and not self.returned and not self.marked
 
@@ -273,8 +273,8 @@ class ReplicatedAckReader:
                     continue
                 acks = self.logs[log_id] = ReplicatedAcks()
             number: i64 = read_i64_be(key, 2 + _LOG_ID_SIZE) if size > 2 + _LOG_ID_SIZE else _ABSENT
-            acks.read(key[1 + _LOG_ID_SIZE], number, record.value)
-            if acks.empty:
+            acks.apply(key[1 + _LOG_ID_SIZE], number, record.value)
+            if acks.is_empty:
                 del self.logs[log_id]
 
 
@@ -309,7 +309,7 @@ class AckRecordWriter:
         elif kind == DELIVERED and a > self._delivered_mark:
             self._delivered_mark = a
 
-    def tell(self, head: i64, high_watermark: i64, message_count: i64, size_bytes: i64) -> list[KeyedRecord]:
+    def take_records(self, head: i64, high_watermark: i64, message_count: i64, size_bytes: i64) -> list[KeyedRecord]:
         """Return the records of all changes below the high watermark. The other changes wait for the next call.
 
         Args:
@@ -366,7 +366,7 @@ class AckRecordWriter:
         return self._head
 
     @property
-    def behind(self) -> bool:
+    def has_waiting(self) -> bool:
         """Return whether changes wait for the high watermark."""
         return len(self._runs) > 0 or len(self._returned) > 0 or self._delivered_mark > self._written_mark
 
@@ -437,7 +437,7 @@ class AckRecordWriter:
             self._written_chunks.discard(chunk)
             records.append(KeyedRecord(_key(self.log_id, b"C", chunk), None))
 
-    def forget(self) -> list[KeyedRecord]:
+    def tombstones(self) -> list[KeyedRecord]:
         """Return the tombstones of all records of the log, because its queue is deleted."""
         records = [KeyedRecord(_key(self.log_id, b"C", chunk), None) for chunk in sorted(self._written_chunks)]
         records += [KeyedRecord(_key(self.log_id, b"R", offset), None) for offset in sorted(self._written_returned)]

@@ -65,11 +65,11 @@ class BatchFilterResult:
         self._run: i64 = -1
         self._next_offset: i64 = 0
 
-    def begin(self, offset: i64) -> None:
+    def begin_batch(self, offset: i64) -> None:
         """Start a batch at its first offset."""
         self._next_offset = offset
 
-    def record(self, offset: i64, settled: bool, size: i64) -> None:
+    def add_record(self, offset: i64, settled: bool, size: i64) -> None:
         """Add the next record. Offsets between it and the previous record count as acked."""
         self.total_bytes += size
         if settled:
@@ -85,7 +85,7 @@ class BatchFilterResult:
                 self._run = -1
         self._next_offset = offset + 1
 
-    def end(self, last_offset: i64) -> None:
+    def finish(self, last_offset: i64) -> None:
         """Close the last run. Offsets up to `last_offset` count as acked."""
         if self._run < 0 and self._next_offset <= last_offset:
             self._run = self._next_offset
@@ -143,7 +143,7 @@ def _records(
     end: i64 = at + whole.size
     position: i64 = at + HEADER_SIZE
     left: i64 = whole.count
-    filled.begin(header.base_offset)
+    filled.begin_batch(header.base_offset)
     while left > 0:
         start: i64 = 0
         stop: i64 = 0
@@ -154,11 +154,11 @@ def _records(
         offset: i64 = whole.base_offset + delta
         if left == whole.count and not read_record(image, fields, stop, offset, 0, True).properties:
             return False
-        settled: bool = offset < first_offset or acks.settled(offset)
-        filled.record(offset, settled, value_size(image, start, stop))
+        settled: bool = offset < first_offset or acks.is_acked(offset)
+        filled.add_record(offset, settled, value_size(image, start, stop))
         position = stop
         left -= 1
-    filled.end(header.last_offset)
+    filled.finish(header.last_offset)
     return True
 
 
@@ -188,11 +188,11 @@ class ReplicaKeeper:
         self.written: list[ReplicatedLog] = []
         self.changed: list[ReplicatedLog] = []
 
-    def wake(self) -> None:
+    def schedule_send(self) -> None:
         """Send the batches of `written` at the end of this turn. Called when the list gets its first log."""
         raise NotImplementedError
 
-    def tell_soon(self) -> None:
+    def schedule_ack_pass(self) -> None:
         """Write the acks of `changed` within 50 ms. Called when the list gets its first log."""
         raise NotImplementedError
 
@@ -245,7 +245,7 @@ class ReplicatedLog(LocalLog):
         self.end_offset: i64 = 0
         self.seen_end: i64 = 0
         self._kafka_acks: ReplicatedAcks = ReplicatedAcks()
-        self.settlements: AckRecordWriter = AckRecordWriter(bytes.fromhex(queue_id), self._kafka_acks)
+        self.ack_writer: AckRecordWriter = AckRecordWriter(bytes.fromhex(queue_id), self._kafka_acks)
         self.foreign_count: i64 = 0
         self._in_transaction: bool = False
 
@@ -271,7 +271,7 @@ class ReplicatedLog(LocalLog):
         """
         self.partition = partition
         self._kafka_acks = acks
-        self.settlements = AckRecordWriter(self.settlements.log_id, acks)
+        self.ack_writer = AckRecordWriter(self.ack_writer.log_id, acks)
         self.first_offset = first_offset if acks.head < first_offset else acks.head
         self.end_offset = end_offset
         self.seen_end = seen_end
@@ -330,7 +330,7 @@ class ReplicatedLog(LocalLog):
         acks = self._kafka_acks
         returned: dict[int, int] = {}
         for offset, (count, due_ms) in acks.returned.items():
-            if offset >= self.first_offset and not acks.settled(offset):
+            if offset >= self.first_offset and not acks.is_acked(offset):
                 returned[offset] = tally(count, due_ms)
         log = self.log
         log.end = max(log.end, self.end_offset)
@@ -411,9 +411,9 @@ class ReplicatedLog(LocalLog):
             self.listed = True
             keeper.written.append(self)
             if len(keeper.written) == 1:
-                keeper.wake()
+                keeper.schedule_send()
 
-    def take(self) -> list[ClosedBatch]:
+    def take_batches(self) -> list[ClosedBatch]:
         """Return the batches to send, in order."""
         self.listed = False
         replica = self.appender.replica
@@ -421,30 +421,30 @@ class ReplicatedLog(LocalLog):
 
     # -- high watermark
 
-    def moved(self, high_watermark: i64) -> None:
+    def set_high_watermark(self, high_watermark: i64) -> None:
         """Move the high watermark: all in-sync replicas have the records below."""
         watermark = self.log.watermark
         if high_watermark > watermark.offset and not self.deleted:
             watermark.offset = high_watermark
             self.safety_moved()
-            if self.settlements.behind:
+            if self.ack_writer.has_waiting:
                 self._list_changed()
 
-    def end_waiting(self) -> None:
+    def confirm_waiting(self) -> None:
         """Confirm what waits, because the queue is being deleted.
 
         rabbit: a deleted queue confirms what it has not confirmed.
         """
         if not self.failed:
-            self.moved(self.next_offset)
+            self.set_high_watermark(self.next_offset)
 
-    def refuse(self, text: str) -> None:
+    def reject_writes(self, text: str) -> None:
         """Nack everything that is not in Kafka, now and later: Kafka rejects writes to this log."""
         self.refused = text
         self.failed = True
         self.safety_moved()
 
-    def accept(self) -> None:
+    def accept_writes(self) -> None:
         """Accept messages again. What was nacked meanwhile may be stored anyway."""
         self.refused = ""
         self.failed = False
@@ -461,7 +461,7 @@ class ReplicatedLog(LocalLog):
         return {
             "topic": partition.topic.decode(),
             "partition": partition.number,
-            "first_offset": self.settlements.head if self.settlements.head >= 0 else self.first_offset,
+            "first_offset": self.ack_writer.head if self.ack_writer.head >= 0 else self.first_offset,
             "high_watermark": self.log.watermark.offset,
             "end_offset": self.next_offset,
             "waiting_bytes": self.unsafe_bytes,
@@ -472,36 +472,36 @@ class ReplicatedLog(LocalLog):
     # -- settlements
 
     def _on_ack_entry(self, kind: i64, a: i64, b: i64, c: i64) -> None:
-        self.settlements.note(kind, a, b, c)
+        self.ack_writer.note(kind, a, b, c)
         self._list_changed()
 
     def _list_changed(self) -> None:
-        settlements = self.settlements
+        settlements = self.ack_writer
         keeper = self.keeper
         if not settlements.waiting and keeper is not None:
             settlements.waiting = True
             keeper.changed.append(self)
             if len(keeper.changed) == 1:
-                keeper.tell_soon()
+                keeper.schedule_ack_pass()
 
-    def tell(self) -> list[KeyedRecord]:
+    def take_ack_records(self) -> list[KeyedRecord]:
         """Return the records of offsets that were acked, delivered or returned since the last call."""
-        settlements = self.settlements
+        settlements = self.ack_writer
         settlements.waiting = False
         log = self.log
         if not self.ready or self.deleted:
             return []  # its start is not known yet
-        return settlements.tell(log.start_offset(), log.watermark.offset, self.record_count, self.size_bytes)
+        return settlements.take_records(log.start_offset(), log.watermark.offset, self.record_count, self.size_bytes)
 
     def when_settled(self, done: Callable[[bool], None]) -> None:
         keeper = self.keeper
         if keeper is None or self.failed or self.deleted:
             done(self.deleted)
         else:
-            self.note_all()
+            self.collect_acks()
             keeper.when_settled(self, done)
 
-    def note_all(self) -> None:
+    def collect_acks(self) -> None:
         """Collect what was acked up to now, for the next `tell`."""
         if self.ready and not self.deleted:
             self.write_late()

@@ -139,10 +139,10 @@ def encode_row(row: Row) -> tuple[bytes, bytes]:
         ValueError: see `Table.encode`.
     """
     table = TABLE_OF[type(row)]
-    return encode_plain(table, table.encode(row))
+    return encode_stored_row(table, table.encode(row))
 
 
-def encode_plain(table: Table, values: Mapping[str, Plain]) -> tuple[bytes, bytes]:
+def encode_stored_row(table: Table, values: Mapping[str, Plain]) -> tuple[bytes, bytes]:
     """Return key and value of a row whose columns are already encoded for a database."""
     rest = {name: _out(value) for name, value in values.items() if name not in table.key}
     return row_key(table, values), _json(rest)

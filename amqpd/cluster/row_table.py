@@ -1,8 +1,9 @@
 """Rows of one slot in memory.
 
-`applying` makes changes as the database of a single node does: in order, all or none, with the dependent rows. For
-example, a user's permissions and a vhost's queues are deleted with their parent (`storage/metadata/schema.py`). The
-result is the records to write. `read` applies records from Kafka. Both ways give the same rows.
+`apply_in_steps` makes changes as the database of a single node does: in order, all or none, with the dependent
+rows. For example, a user's permissions and a vhost's queues are deleted with their parent
+(`storage/metadata/schema.py`). The result is the records to write. `read` applies records from Kafka. Both ways give
+the same rows.
 
 Slot 0 has the rows of the whole cluster (CLUSTER_TABLES), the other slots those of their vhosts (SLOT_TABLES). A
 row needs its parents if they are in the same slot. If a vhost's row is deleted in slot 0, the same change goes to
@@ -10,7 +11,7 @@ the vhost's slot, which deletes the rows of the vhost.
 
 A submission has requested records and tombstones of dependent rows. If a batch cannot contain both, the tombstones
 follow in further batches. A crash in between leaves rows whose parent is missing, or a row in state `deleting`; the
-next owner deletes them (`orphaned`).
+next owner deletes them (`orphan_deletions`).
 """
 
 from __future__ import annotations
@@ -85,9 +86,9 @@ class Submission(NamedTuple):
         size: bytes of all records.
     """
 
-    asked: list[tuple[bytes, bytes | None]]
-    along: list[tuple[bytes, bytes | None]]
-    gone: list[PutAnnotation]
+    requested: list[tuple[bytes, bytes | None]]
+    dependent: list[tuple[bytes, bytes | None]]
+    deleted_positions: list[PutAnnotation]
     size: int
 
 
@@ -142,7 +143,7 @@ class RowTable:
     def __len__(self) -> int:
         return sum(len(rows) for rows in self._rows.values())
 
-    def orphaned(self) -> Iterator[Delete]:
+    def orphan_deletions(self) -> Iterator[Delete]:
         """Yield deletions of rows whose parent in this slot is missing: a crash between two batches left them."""
         for name in self.tables:
             for column, parent in _TABLE[name].parents:
@@ -242,15 +243,15 @@ class RowTable:
     # -- changes -------------------------------------------------------------------------------------------------------
 
     def apply(self, changes: Iterable[SlotChange], size_max: int = 0) -> Submission:
-        """Run `applying` to its end."""
-        steps = self.applying(changes, size_max)
+        """Run `apply_in_steps` to its end."""
+        steps = self.apply_in_steps(changes, size_max)
         while True:
             try:
                 next(steps)
             except StopIteration as end:
                 return cast("Submission", end.value)
 
-    def applying(self, changes: Iterable[SlotChange], size_max: int = 0) -> Generator[None, None, Submission]:
+    def apply_in_steps(self, changes: Iterable[SlotChange], size_max: int = 0) -> Generator[None, None, Submission]:
         """Apply the changes, all or none, as a generator. Its return value is their `Submission`.
 
         The caller must exhaust the generator before another change. It yields after each change and record.

@@ -107,12 +107,12 @@ class LogSpan:
         """Return the bytes from `head` on. The head never decreases."""
         return 0 if head >= end else self._total - self._before(head)
 
-    def due(self, head: int, end: int) -> bool:
+    def is_deletion_due(self, head: int, end: int) -> bool:
         """Return whether enough bytes before the head can be deleted."""
         gone = (self._total if head >= end else self._before(head)) - self._freed
         return head > self.freed_offset and (gone >= FREE_BYTES or (head >= end and gone >= REST_BYTES))
 
-    def free(self, head: int, end: int) -> None:
+    def mark_deleted(self, head: int, end: int) -> None:
         """Record that Kafka deleted everything before the head."""
         self.freed_offset = head
         self._freed = self._total if head >= end else self._before(head)
@@ -131,7 +131,7 @@ class RecordTruncation:
             found = self.spans[log] = LogSpan()
         return found
 
-    def forget(self, log: ReplicatedLog) -> None:
+    def remove(self, log: ReplicatedLog) -> None:
         """Remove a log that was deleted."""
         self.spans.pop(log, None)
 
@@ -146,7 +146,7 @@ class RecordTruncation:
             partition = log.partition
             if partition is None or log.failed or log.deleted or not log.ready:
                 continue
-            head, end = int(log.settlements.head), int(log.next_offset)
+            head, end = int(log.ack_writer.head), int(log.next_offset)
             size = span.size_bytes(head, end)
             log.span_bytes = size
             if size > WIDE_BYTES and log.size_bytes * LIVE_SHARE < size and not span.is_warned:
@@ -160,11 +160,11 @@ class RecordTruncation:
                 )
             elif size <= WIDE_BYTES // 2:
                 span.is_warned = False
-            if span.due(head, end):
+            if span.is_deletion_due(head, end):
                 due.setdefault(partition.topic.decode(), {})[int(partition.number)] = (log, head)
         return due
 
-    async def free(self, delete_records: DeleteRecords) -> int:
+    async def delete_unneeded(self, delete_records: DeleteRecords) -> int:
         """Delete what no queue needs. Return the number of logs.
 
         Raises the errors of `delete_records`.
@@ -175,7 +175,7 @@ class RecordTruncation:
             for log, head in partitions.values():
                 span = self.spans.get(log)
                 if span is not None:
-                    span.free(head, int(log.next_offset))
+                    span.mark_deleted(head, int(log.next_offset))
             count += len(partitions)
         return count
 
@@ -328,42 +328,42 @@ class AckWaits:
 
     def __init__(self) -> None:
         self._asking: list[AckWaiter] = []
-        self.heard: list[AckWaiter] = []
+        self.covered: list[AckWaiter] = []
         self._sent: deque[tuple[int, Callable[[bool], None]]] = deque()
 
-    def ask(self, log: ReplicatedLog, done: Callable[[bool], None]) -> None:
+    def add(self, log: ReplicatedLog, done: Callable[[bool], None]) -> None:
         self._asking.append(AckWaiter(log, done))
 
     def begin_pass(self) -> None:
         """Start a pass: it covers all callers so far."""
-        self.heard += self._asking
+        self.covered += self._asking
         self._asking = []
 
     def end_pass(self, end: int) -> None:
         """End a pass; its records are below the offset `end` of `settled`.
 
-        An ack of a message that Kafka does not have yet is written later (`ReplicatedLog.moved`), so its caller
-        waits for a later pass.
+        An ack of a message that Kafka does not have yet is written later (`ReplicatedLog.set_high_watermark`), so
+        its caller waits for a later pass.
         """
-        heard, self.heard = self.heard, []
-        for each in heard:
+        covered, self.covered = self.covered, []
+        for each in covered:
             log = each.log
             if log.failed or log.deleted:
                 each.done(bool(log.deleted))
-            elif log.settlements.behind:
+            elif log.ack_writer.has_waiting:
                 self._asking.append(each)
             else:
                 self._sent.append((end, each.done))
 
-    def moved(self, high_watermark: int) -> None:
+    def on_stored(self, high_watermark: int) -> None:
         """Answer the callers whose acks are below the high watermark of `settled`."""
         while self._sent and self._sent[0][0] <= high_watermark:
             self._sent.popleft()[1](True)
 
-    def refuse(self) -> None:
+    def fail_all(self) -> None:
         """Answer all callers with a failure."""
-        waiting = [each.done for each in (*self._asking, *self.heard)] + [done for _, done in self._sent]
-        self._asking, self.heard = [], []
+        waiting = [each.done for each in (*self._asking, *self.covered)] + [done for _, done in self._sent]
+        self._asking, self.covered = [], []
         self._sent.clear()
         for done in waiting:
             done(False)
@@ -439,8 +439,8 @@ class SlotLogs(ReplicaKeeper):
         self._kafka_acks = ReplicatedAckReader()
         self._replicas: dict[Partition, KafkaSequencer] = {}
         self._places: dict[tuple[str, int], Partition] = {}
-        self.fronts = RecordTruncation()
-        self._reading = LogRefill(read, self.fronts)
+        self.truncation = RecordTruncation()
+        self._reading = LogRefill(read, self.truncation)
         self._changing: set[Partition] = set()  # with unanswered batches of an earlier epoch
         self._held_back: set[ReplicatedLog] = set()  # with batches of the new epoch that must wait
         self._late: dict[Partition, list[ClosedBatch]] = {}  # such batches of queues that were deleted meanwhile
@@ -458,7 +458,7 @@ class SlotLogs(ReplicaKeeper):
 
     # -- takeover
 
-    async def take_back(self, batches: AsyncIterable[bytes]) -> None:
+    async def read_acks(self, batches: AsyncIterable[bytes]) -> None:
         """Read `settled` up to the barrier.
 
         Raises:
@@ -473,12 +473,12 @@ class SlotLogs(ReplicaKeeper):
                 until = time.perf_counter() + SLICE_S
 
     @property
-    def taken_cleanly(self) -> bool:
+    def is_clean_takeover(self) -> bool:
         """Return whether the previous owner gave up the slot and stored everything, with no other owner in between."""
         acks, held = self._kafka_acks, self.held
         return bool(acks.clean_producer_id == held.producer_id and acks.clean_epoch + 1 == held.epoch)
 
-    def begin(self, log: ReplicatedLog, place: LogPosition) -> None:
+    def assign(self, log: ReplicatedLog, place: LogPosition) -> None:
         """Assign a log to its partition.
 
         If the partition is closed because its topic is gone, the log is empty and accepts nothing. Its acks in
@@ -488,19 +488,19 @@ class SlotLogs(ReplicaKeeper):
             KeyError: the producer does not have the partition.
         """
         partition = self.partition(place)
-        acks = self._kafka_acks.logs.pop(log.settlements.log_id, None) or ReplicatedAcks()
+        acks = self._kafka_acks.logs.pop(log.ack_writer.log_id, None) or ReplicatedAcks()
         end = int(partition.next_offset)
         if partition.closed:
             log.open(partition, self.replica(partition), ReplicatedAcks(), end, end, end)
-            log.settlements = AckRecordWriter(log.settlements.log_id, acks)
+            log.ack_writer = AckRecordWriter(log.ack_writer.log_id, acks)
             self.logs[partition] = log
             self._lost_logs.add(log)
             log.filled()
-            log.refuse(partition.text)
+            log.reject_writes(partition.text)
             logger.error("queue '%s' accepts and delivers nothing: topic %s: %s", log.name, place.topic, partition.text)
             return
         partition.retry_ms = REFUSED_RETRY_MS
-        seen_end = int(acks.delivered_mark) + 1 if self.taken_cleanly else end
+        seen_end = int(acks.delivered_mark) + 1 if self.is_clean_takeover else end
         log.open(partition, self.replica(partition), acks, place.first_offset, end, seen_end)
         self.logs[partition] = log
         if not ranges_to_read(log):
@@ -538,17 +538,17 @@ class SlotLogs(ReplicaKeeper):
         acks = self._kafka_acks.logs
         orphans = [log_id for log_id in acks if log_id.hex() not in placed]
         for log_id in orphans:
-            self._records += AckRecordWriter(log_id, acks.pop(log_id)).forget()
+            self._records += AckRecordWriter(log_id, acks.pop(log_id)).tombstones()
         if self._records:
             self._schedule_pass(TELL_DELAY_S)
         return len(orphans)
 
     # -- publishing
 
-    def wake(self) -> None:
-        self._loop.call_soon(self.send)
+    def schedule_send(self) -> None:
+        self._loop.call_soon(self.send_batches)
 
-    def send(self) -> None:
+    def send_batches(self) -> None:
         """Send the closed batches to Kafka. Cost: 1 us a log, and the requests."""
         written = self.written
         if not written:
@@ -562,10 +562,10 @@ class SlotLogs(ReplicaKeeper):
         self.producer.flush()
 
     def _offer(self, log: ReplicatedLog) -> None:
-        batches = log.take()
+        batches = log.take_batches()
         partition = log.partition
         if partition is not None and not self.ended:
-            self.fronts.span(log).add_batches(batches)
+            self.truncation.span(log).add_batches(batches)
             self.producer.offer(partition, batches)
             self._count(log, partition)
 
@@ -580,7 +580,7 @@ class SlotLogs(ReplicaKeeper):
     def moved(self, partition: Partition) -> None:
         """Handle an answer: Kafka stored more of the partition."""
         if partition is self.settled:
-            self._waits.moved(int(partition.high_watermark))
+            self._waits.on_stored(int(partition.high_watermark))
         if self._changing and partition in self._changing and not partition.order:
             self._changing.discard(partition)
             late = self._late.pop(partition, None)
@@ -598,9 +598,9 @@ class SlotLogs(ReplicaKeeper):
             return
         self._count(log, partition)
         if log.refused and not partition.closed and not partition.refused:
-            log.accept()
+            log.accept_writes()
             self.on_accepted(log)
-        log.moved(partition.high_watermark)
+        log.set_high_watermark(partition.high_watermark)
         self.on_room()
 
     def refused(self, partition: Partition) -> None:
@@ -621,7 +621,7 @@ class SlotLogs(ReplicaKeeper):
         self.ended = text
         for log in list(self.logs.values()):
             self._end_log(log, text)
-        self._waits.refuse()
+        self._waits.fail_all()
         self.on_room()
         self.on_fenced(text)
 
@@ -630,12 +630,12 @@ class SlotLogs(ReplicaKeeper):
             self.unsafe_bytes -= int(log.unsafe_bytes)
             self._commits.unsynced_bytes -= int(log.unsafe_bytes)
             log.unsafe_bytes = 0
-        log.refuse(text)
+        log.reject_writes(text)
         self.on_failed(log)
 
     # -- acks
 
-    def tell_soon(self) -> None:
+    def schedule_ack_pass(self) -> None:
         self._schedule_pass(max(TELL_DELAY_S, self._pass_began_s + TELL_PAUSE_S - self._loop.time()))
 
     def _schedule_pass(self, delay_s: float) -> None:
@@ -663,9 +663,9 @@ class SlotLogs(ReplicaKeeper):
             if time.perf_counter() >= until:
                 break
         self._write_records()
-        if self._waits.heard and not self._pass_logs and not self._records:
+        if self._waits.covered and not self._pass_logs and not self._records:
             self._waits.end_pass(int(self.settled.next_offset))
-            self._waits.moved(int(self.settled.high_watermark))
+            self._waits.on_stored(int(self.settled.high_watermark))
         if self._pass_logs and self._pass_timer is None:
             self._pass_timer = self._loop.call_soon(self._run_pass)
         elif self.changed:
@@ -679,14 +679,14 @@ class SlotLogs(ReplicaKeeper):
         if self.ended:
             done(False)
             return
-        self._waits.ask(log, done)
+        self._waits.add(log, done)
         if self._pass_timer is not None:
             self._pass_timer.cancel()
         self._pass_timer = self._loop.call_soon(self._run_pass)
 
     def _records_of(self, log: ReplicatedLog) -> list[KeyedRecord]:
         """Return the records of a log; none for a lost one, because its topic may return."""
-        records = log.tell()
+        records = log.take_ack_records()
         return [] if log in self._lost_logs else records
 
     def _unread_records(self, log: ReplicatedLog) -> list[KeyedRecord]:
@@ -694,9 +694,9 @@ class SlotLogs(ReplicaKeeper):
 
         The next owner would otherwise believe the delivery mark in Kafka, because this owner gives up cleanly.
         """
-        settlements = log.settlements
+        settlements = log.ack_writer
         settlements.note(DELIVERED, int(log.seen_end) - 1, 0, 0)
-        return settlements.tell(settlements.head, int(log.end_offset), 0, 0)
+        return settlements.take_records(settlements.head, int(log.end_offset), 0, 0)
 
     def _write_records(self) -> None:
         if not self._records:
@@ -752,27 +752,27 @@ class SlotLogs(ReplicaKeeper):
                 partition.close(partition.refused, partition.text)  # otherwise the next queue in it would wait
             # Its batches are sent anyway: the partition's next record continues their sequence numbers.
             if partition in self._changing:
-                self._late.setdefault(partition, []).extend(log.take())
+                self._late.setdefault(partition, []).extend(log.take_batches())
             else:
                 self._offer(log)
                 self.producer.flush()
-            self.fronts.forget(log)
+            self.truncation.remove(log)
             del self.logs[partition]
-            log.end_waiting()
+            log.confirm_waiting()
             if log.unsafe_bytes:
                 self.unsafe_bytes -= int(log.unsafe_bytes)
                 self._commits.unsynced_bytes -= int(log.unsafe_bytes)
                 log.unsafe_bytes = 0
         if not self.ended:
-            self._records += log.settlements.forget()
+            self._records += log.ack_writer.tombstones()
             self._schedule_pass(TELL_DELAY_S)
 
-    async def free_fronts(self, delete_records: DeleteRecords) -> int:
+    async def delete_acked_records(self, delete_records: DeleteRecords) -> int:
         """Delete records in Kafka that are acked in `settled`. Return the number of logs.
 
         Raises the errors of `delete_records`.
         """
-        return await self.fronts.free(delete_records)
+        return await self.truncation.delete_unneeded(delete_records)
 
     def keep_alive(self, key: bytes) -> None:
         """Write a record to each partition that has no unanswered batch.
@@ -823,12 +823,12 @@ class SlotLogs(ReplicaKeeper):
         for log in list(self.logs.values()):
             if log.ready and not log.failed and not log.deleted:
                 log.write()
-        self.send()
+        self.send_batches()
         # Kafka refuses writes to some partitions; the others are stored.
-        await self.producer.stored([each for each in self.logs if not each.closed and not each.refused])
+        await self.producer.wait_stored([each for each in self.logs if not each.closed and not each.refused])
         until = time.perf_counter() + SLICE_S
         for log in list(self.logs.values()):
-            log.note_all()
+            log.collect_acks()
             self._records += self._records_of(log) if log.ready else self._unread_records(log)
             if time.perf_counter() >= until:
                 await asyncio.sleep(0)
@@ -836,12 +836,12 @@ class SlotLogs(ReplicaKeeper):
         self.changed.clear()
         self._pass_logs.clear()
         while self._records:
-            await self.producer.stored([self.settled])  # also waits for batches of an earlier epoch
+            await self.producer.wait_stored([self.settled])  # also waits for batches of an earlier epoch
             self._write_records()
-        await self.producer.stored([self.settled])
+        await self.producer.wait_stored([self.settled])
         self.write(self.settled, [owner_record(self.held.producer_id, self.held.epoch)])
         self.producer.flush()
-        await self.producer.stored([self.settled])
+        await self.producer.wait_stored([self.settled])
 
     async def close(self) -> None:
         """Stop reading and writing; the logs accept nothing more."""
@@ -853,5 +853,5 @@ class SlotLogs(ReplicaKeeper):
             log.keeper = None
             if not log.failed:
                 self._end_log(log, self.ended)
-        self._waits.refuse()
+        self._waits.fail_all()
         self.logs.clear()

@@ -62,14 +62,14 @@ class _PendingSubmission:
         asked, along: the records of `made`.
     """
 
-    __slots__ = ("along", "asked", "changes", "done", "made")
+    __slots__ = ("changes", "dependent", "done", "requested", "submission")
 
     def __init__(self, changes: Sequence[SlotChange], done: Done) -> None:
         self.changes = changes
         self.done = done
-        self.made: Submission | None = None
-        self.asked: list[KeyedRecord] = []
-        self.along: list[KeyedRecord] = []
+        self.submission: Submission | None = None
+        self.requested: list[KeyedRecord] = []
+        self.dependent: list[KeyedRecord] = []
 
 
 class RowWriter:
@@ -113,7 +113,7 @@ class RowWriter:
         self._is_scheduled = False
         self._placing: asyncio.Task[None] | None = None
         if placement is not None:
-            placement.own.write = self.write
+            placement.dedicated_topics.write = self.write
 
     @property
     def waiting_count(self) -> int:
@@ -164,7 +164,7 @@ class RowWriter:
         self.submit(changes, done)
         return await stored
 
-    def moved(self) -> None:
+    def on_stored(self) -> None:
         """Answer the submissions that Kafka has stored, and continue with the waiting ones."""
         high_watermark = self.partition.high_watermark
         while self._written and self._written[0][0] <= high_watermark:
@@ -245,7 +245,7 @@ class RowWriter:
         except MetadataError as error:
             self._queue.popleft()
             if self.placement is not None:
-                self.placement.unwanted(waiting.changes)
+                self.placement.delete_unused_topics(waiting.changes)
             self._answer(waiting, error)
             return
         self._steps = self._applying(waiting, changes)
@@ -255,9 +255,9 @@ class RowWriter:
     ) -> Generator[None, None, Submission]:
         """Apply the changes with positions for new queues; make the records."""
         if self.placement is not None:
-            changes = yield from self.placement.placing(changes)
-        made = yield from self.table.applying(changes, self._bytes_max)
-        for records, found in ((waiting.asked, made.asked), (waiting.along, made.along)):
+            changes = yield from self.placement.assign_positions(changes)
+        made = yield from self.table.apply_in_steps(changes, self._bytes_max)
+        for records, found in ((waiting.requested, made.requested), (waiting.dependent, made.dependent)):
             for record in found:
                 records.append(KeyedRecord(*record))
                 yield
@@ -285,7 +285,7 @@ class RowWriter:
         if self._unplaced:
             waiting = self._unplaced.popleft()
             if self.placement is not None:
-                self.placement.unwanted(waiting.changes)
+                self.placement.delete_unused_topics(waiting.changes)
             self._answer(waiting, error)
 
     def _step(self, waiting: _PendingSubmission) -> bool:
@@ -297,7 +297,7 @@ class RowWriter:
             self._steps = None
             self._queue.popleft()
             made: Submission = end.value
-            waiting.made = made
+            waiting.submission = made
             if self._group and self._group_bytes + made.size > self._bytes_max:
                 self._write()
             self._group.append(waiting)
@@ -309,7 +309,7 @@ class RowWriter:
             self._steps = None
             self._queue.popleft()
             if self.placement is not None:
-                self.placement.take_back(waiting.changes)
+                self.placement.free_unwritten(waiting.changes)
             self._answer(waiting, error)
             return False
         return True
@@ -330,12 +330,12 @@ class RowWriter:
         self._written.append((int(self.partition.next_offset), group))
         self._writer.producer.flush()
         if not part:  # answer submissions without records after the earlier ones
-            self.moved()
+            self.on_stored()
 
     def _stored(self, waiting: _PendingSubmission) -> None:
-        assert waiting.made is not None
+        assert waiting.submission is not None
         if self.placement is not None:
-            self.placement.stored(waiting.made)
+            self.placement.on_stored(waiting.submission)
         self._answer(waiting, None)
 
     @staticmethod
@@ -350,13 +350,13 @@ class RowWriter:
 def _merge_records(group: list[_PendingSubmission]) -> tuple[list[KeyedRecord], list[KeyedRecord]]:
     """Return the requested records and the tombstones of dependent rows. Of each key only the last record is left."""
     if len(group) == 1:
-        return group[0].asked, group[0].along
+        return group[0].requested, group[0].dependent
     asked: dict[bytes, KeyedRecord] = {}
     along: dict[bytes, KeyedRecord] = {}
     for each in group:
-        for record in each.asked:
+        for record in each.requested:
             along.pop(record.key, None)
             asked[record.key] = record
-        for record in each.along:
+        for record in each.dependent:
             (asked if record.key in asked else along)[record.key] = record
     return list(asked.values()), list(along.values())

@@ -4,10 +4,10 @@ The consumer group assigns slots (`assigned`). One task per slot does this:
 
 1. Wait until the slot is assigned and contains a vhost. Slot 0 is always taken.
 2. Ask the group whether it knows this node in the present generation.
-3. Take over the slot (`SlotTaker.take`): this node is now the only writer.
+3. Take over the slot (`SlotTaker.take_over`): this node is now the only writer.
 4. Serve it until an assignment leaves it out, or until it ends: another node owns it, or Kafka did not answer for
    too long.
-5. Release it: `SlotTaker.give_up` stores what is left; `SlotTaker.drop` after the slot ended.
+5. Release it: `SlotTaker.give_up` stores what is left; `SlotTaker.unload` after the slot ended.
 
 A slot that ended is taken again only in a later generation and after a pause, so two nodes do not fence each other
 in turns. After a release the task requests another round of the group, in which the slot belongs to no node
@@ -45,13 +45,13 @@ class HeldSlot(Protocol):
         ended: why the slot ended; "" while it is served.
     """
 
-    over: asyncio.Event
+    end_event: asyncio.Event
 
     @property
     def epoch(self) -> int: ...
 
     @property
-    def ended(self) -> str: ...
+    def end_reason(self) -> str: ...
 
 
 H = TypeVar("H", bound=HeldSlot)
@@ -60,13 +60,13 @@ H = TypeVar("H", bound=HeldSlot)
 class SlotTaker(Protocol[H]):
     """Interface that takes over and releases slots: `SlotOwnership`."""
 
-    async def take(self, slot: int) -> H:
+    async def take_over(self, slot: int) -> H:
         """Become the slot's only writer and serve it. Raises TAKE_ERRORS if that failed."""
 
     async def give_up(self, held: H) -> None:
         """Stop serving the slot and store everything, if Kafka answers. Raises nothing."""
 
-    async def drop(self, held: H) -> None:
+    async def unload(self, held: H) -> None:
         """Stop serving a slot that ended. Raises nothing."""
 
 
@@ -78,7 +78,7 @@ class Slots(Generic[H]):
     """The slots of one node. Loop thread only.
 
     Args:
-        known: see `GroupMembership.known`.
+        known: see `GroupMembership.is_current_generation`.
         rejoin: see `GroupMembership.rejoin`.
         wanted_here: returns whether a slot contains a vhost.
         outages: reports trouble with Kafka.
@@ -160,10 +160,10 @@ class Slots(Generic[H]):
                     await _first(changed.wait(), asyncio.sleep(KNOWN_PAUSE_S))
                     continue
                 try:
-                    held = await self._taker.take(slot)
+                    held = await self._taker.take_over(slot)
                 except TAKE_ERRORS as error:
                     if isinstance(error, OSError):
-                        self._outages.failed(f"slot {slot} cannot be taken", error)
+                        self._outages.report_failure(f"slot {slot} cannot be taken", error)
                     else:
                         logger.error("slot %d cannot be taken: %s; next try in %g s", slot, error, pause)
                     if isinstance(error, KafkaRefused):
@@ -172,13 +172,13 @@ class Slots(Generic[H]):
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, PAUSE_S_MAX)
                     continue
-                self._outages.answered(f"slot {slot} cannot be taken")
+                self._outages.report_success(f"slot {slot} cannot be taken")
                 began = asyncio.get_running_loop().time()
                 self.held[slot] = held
-                while slot in self.assigned_slots and not held.ended:
+                while slot in self.assigned_slots and not held.end_reason:
                     changed.clear()
-                    await _first(changed.wait(), held.over.wait())
-                ended = held.ended
+                    await _first(changed.wait(), held.end_event.wait())
+                ended = held.end_reason
                 if ended:
                     ended_in = generation = self.generation
                     logger.error("slot %d is lost: %s", slot, ended)
@@ -197,7 +197,7 @@ class Slots(Generic[H]):
             self._changed.pop(slot, None)
             if slot in self.held:
                 held = self.held.pop(slot)
-                await self._taker.drop(held)
+                await self._taker.unload(held)
             if slot in self.assigned_slots and not self._stopping:
                 asyncio.get_running_loop().call_later(PAUSE_S_MAX, self.start_serving, slot)
             elif not asked:
@@ -205,8 +205,8 @@ class Slots(Generic[H]):
 
     async def _let_go(self, slot: int, held: H) -> None:
         try:
-            if held.ended:
-                await self._taker.drop(held)
+            if held.end_reason:
+                await self._taker.unload(held)
             else:
                 await self._taker.give_up(held)
         finally:

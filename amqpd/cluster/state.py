@@ -80,14 +80,14 @@ class Owner(NamedTuple):
         """Return the note that announces this owner."""
         return PutAnnotation((OWNER, slot), self._asdict())
 
-    def was_before(self, other: Owner) -> bool:
+    def is_before(self, other: Owner) -> bool:
         """Return whether this owner is earlier than the other one. False if the producer ids differ: their order is
         unknown.
         """
         return self.producer_id == other.producer_id and self.epoch < other.epoch
 
     @staticmethod
-    def of(note: Any) -> Owner:
+    def from_note(note: Any) -> Owner:
         """Decode the value of an owner's note. Raises NewerFormat."""
         try:
             texts = [note[name] for name in ("node", "address", "fingerprint")]
@@ -156,7 +156,7 @@ class ClusterState:
         """
         self._followed = [self._follower.follow(self.topic, slot) for slot in range(self.slots)]
         try:
-            await self._follower.caught_up(self._followed)
+            await self._follower.wait_caught_up(self._followed)
         except (KafkaDisconnected, KafkaRefused) as error:
             raise MetadataError(f"the cluster's metadata cannot be read: {error}") from error
         if self.problem:
@@ -195,7 +195,7 @@ class ClusterState:
         """Return the node that announced the slot last; it may have stopped. None if no node ever did."""
         return self.owners.get(slot)
 
-    def hear(self, slot: int, owner: Owner) -> None:
+    def apply_announcement(self, slot: int, owner: Owner) -> None:
         """Apply an announcement that came from the owner directly, because Kafka does not answer this node."""
         self._set_owner(slot, owner)
 
@@ -204,7 +204,7 @@ class ClusterState:
         slot = self.slot_of(vhost)
         return None if slot is None else self.owners.get(slot)
 
-    def wish(self, slot: int) -> str | None:
+    def requested_node(self, slot: int) -> str | None:
         """Return the node to which an operator moved the slot; None if no request is open."""
         note = self.table.notes.get((WISH, slot))
         node = None if note is None else note.get("node")
@@ -221,7 +221,7 @@ class ClusterState:
             parameters=[], stored_offsets=[], seen_caches=[], seen=[],
         )  # fmt: skip
 
-    def tell_again(self, changes: Iterable[Change]) -> None:
+    def report_again(self, changes: Iterable[Change]) -> None:
         """Report the present rows again to the callbacks after this node applied its own changes.
 
         Another node may have written later changes of the same rows.
@@ -239,24 +239,24 @@ class ClusterState:
         """Everything of slot 0 below this offset is known."""
         return self._followed[0].next_offset
 
-    async def written(self, offset: int) -> None:
+    async def wait_applied(self, offset: int) -> None:
         """Return when all records of slot 0 below `offset` were applied.
 
         Raises:
             KafkaDisconnected: closed before.
         """
-        await self._follower.reached(self._followed[0], offset)
+        await self._follower.wait_reached(self._followed[0], offset)
 
-    async def caught_up(self) -> None:
+    async def wait_caught_up(self) -> None:
         """Return when all records that slot 0 has now were applied.
 
         Raises:
             KafkaDisconnected: closed before.
             KafkaRefused: Kafka refuses to be read.
         """
-        await self._follower.caught_up(self._followed[:1])
+        await self._follower.wait_caught_up(self._followed[:1])
 
-    async def changed(self, timeout_s: float = MOVE_TIMEOUT_S) -> bool:
+    async def wait_change(self, timeout_s: float = MOVE_TIMEOUT_S) -> bool:
         """Wait for the next change of an owner or a vhost. Return False after the time-out."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(future)
@@ -335,13 +335,13 @@ class ClusterState:
 
     def _apply_owner(self, slot: int, value: bytes | None) -> None:
         try:
-            owner = None if value is None else Owner.of(decode_object(value))
+            owner = None if value is None else Owner.from_note(decode_object(value))
         except (Foreign, NewerFormat) as error:
             self.foreign_count += 1
             logger.error("%s %d: the owner's record cannot be read and is skipped: %s", self.topic, slot, error)
             return
         before = self.owners.get(slot)
-        if before is not None and owner is not None and owner.was_before(before):
+        if before is not None and owner is not None and owner.is_before(before):
             return  # a later owner announced itself directly while Kafka did not answer
         self._set_owner(slot, owner)
 

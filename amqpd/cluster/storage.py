@@ -91,7 +91,7 @@ class ClusterStorage(Storage):
         store = ReplicatedLog(self.context, log, vhost_id, queue_id, name, self, placed.logs)
         self.set_policy(store, policy)
         self._stores[store] = None
-        placed.logs.begin(store, placed.place)
+        placed.logs.assign(store, placed.place)
         return store
 
     def recover_all(self) -> None:

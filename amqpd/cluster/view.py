@@ -30,7 +30,7 @@ class View:
         listeners: called on the loop when the owner of a vhost or the address of a node may have changed.
     """
 
-    me = ""
+    node_name = ""
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[], None]] = []
@@ -59,12 +59,12 @@ class View:
         """Return how far this node has read slot 0. The value only increases."""
         raise NotImplementedError
 
-    def tell(self) -> None:
+    def notify_listeners(self) -> None:
         """Call the listeners after a change."""
         for listener in list(self.listeners):
             listener()
 
-    async def changed(self, wait_s: float) -> None:
+    async def wait_change(self, wait_s: float) -> None:
         """Return at the next change, or after `wait_s`."""
         turned = asyncio.Event()
         self.listeners.append(turned.set)

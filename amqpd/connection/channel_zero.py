@@ -255,7 +255,7 @@ class ChannelZero(ChannelZeroBase):
                 user = await auth.authenticate(name, password, is_loopback, self.wire.peer[0])
         except AuthenticationRefused as refused:
             log.warning("login refused: %s", refused.reason, extra=self._log_fields())
-            self.broker.auth.attempts.count("amqp091", self.wire.peer[0], name, False)
+            self.broker.auth.login_stats.count_login("amqp091", self.wire.peer[0], name, False)
             events.logged_in(self.broker, connection, name, refused.reason)
             self._refuse_login(connection)
             return
@@ -266,7 +266,7 @@ class ChannelZero(ChannelZeroBase):
             )
             self._refuse_login(connection)
             return
-        self.broker.auth.attempts.count("amqp091", self.wire.peer[0], name, True)
+        self.broker.auth.login_stats.count_login("amqp091", self.wire.peer[0], name, True)
         if connection.ending.state != HANDSHAKE:
             return
         self._user = user

@@ -16,7 +16,7 @@ creates a topic with one partition and default settings.
 
 aiokafka is imported when the first client is opened, because administration is rare.
 
-`options_of` reads the files with secrets once, at the start. `amqpd.config.loader` has checked before that the
+`cluster_options` reads the files with secrets once, at the start. `amqpd.config.loader` has checked before that the
 settings fit together.
 """
 
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 from amqpd.config.loader import secret_text
 from amqpd.config.schema import ClusterSettings
-from amqpd.kafka.config import KafkaAccess, split
+from amqpd.kafka.config import KafkaAccess, split_address
 from amqpd.kafka.connection import KafkaDisconnected, open_connection
 from amqpd.kafka.producer import TOPIC_GONE, KafkaRefused
 from amqpd.kafka.wire import ASK_AGAIN, code_of
@@ -96,7 +96,7 @@ class ClusterOptions:
         return f"amqpd.{self.cluster}.slot{slot}"
 
 
-def options_of(cluster: ClusterSettings) -> ClusterOptions:
+def cluster_options(cluster: ClusterSettings) -> ClusterOptions:
     """Return the options for checked settings.
 
     Raises:
@@ -106,12 +106,12 @@ def options_of(cluster: ClusterSettings) -> ClusterOptions:
     node = cluster.node or f"amqpd@{here}"
     host, _, port = cluster.listen.rpartition(":")
     return ClusterOptions(
-        access=access_of(cluster, node),
+        access=kafka_access(cluster, node),
         cluster=cluster.name,
         node=node,
         secret=secret_text(cluster.secret, cluster.secret_file).encode(),
         listen=(host.removeprefix("[").removesuffix("]"), int(port)),
-        address=split(cluster.address) if cluster.address else (here, 0),
+        address=split_address(cluster.address) if cluster.address else (here, 0),
         slots=cluster.slots,
         replication_factor=cluster.replication_factor,
         required_insync=cluster.required_insync,
@@ -123,8 +123,8 @@ def options_of(cluster: ClusterSettings) -> ClusterOptions:
     )
 
 
-def access_of(cluster: ClusterSettings, client_id: str) -> KafkaAccess:
-    """Return the access to Kafka for our connections and for aiokafka's. Raises as `options_of`."""
+def kafka_access(cluster: ClusterSettings, client_id: str) -> KafkaAccess:
+    """Return the access to Kafka for our connections and for aiokafka's. Raises as `cluster_options`."""
     tls, sasl = cluster.tls, cluster.sasl
     return KafkaAccess(
         kafka=cluster.kafka,
@@ -296,7 +296,7 @@ class TopicAdmin:
             await self.grow(name, partitions)
         return max(topic.partitions, partitions)
 
-    async def make_own(self, name: str, mark: int) -> None:
+    async def create_dedicated(self, name: str, mark: int) -> None:
         """Create a queue's own topic, with one partition.
 
         Args:
@@ -308,7 +308,7 @@ class TopicAdmin:
         rules = (*queue_rules(self.options), TopicRule(MARK, str(mark), safety=False))
         await self._create(name, 1, rules, exists_ok=False)
 
-    async def lost_own(self, marks: Mapping[str, int]) -> dict[str, str]:
+    async def lost_dedicated(self, marks: Mapping[str, int]) -> dict[str, str]:
         """Return the topics that are gone or were created again, and why.
 
         Args:
@@ -324,7 +324,7 @@ class TopicAdmin:
                 lost[name] = "another program has created its topic again"
         return lost
 
-    async def delete_own(self, name: str, mark: int) -> None:
+    async def delete_dedicated(self, name: str, mark: int) -> None:
         """Delete the topic with this mark, if it exists. Another topic of that name stays."""
         topic = (await self._find_existing([name])).get(name)
         if topic is None:

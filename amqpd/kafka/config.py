@@ -48,7 +48,7 @@ class KafkaAccess:
         if not self.kafka:
             raise InvalidKafkaConfig("no Kafka broker is configured")
         for address in self.kafka:
-            split(address)
+            split_address(address)
         if self.sasl_mechanism and self.sasl_mechanism not in MECHANISMS:
             raise InvalidKafkaConfig(
                 f"unknown SASL mechanism {self.sasl_mechanism}; expected one of {', '.join(MECHANISMS)}"
@@ -63,7 +63,7 @@ class KafkaAccess:
     @property
     def addresses(self) -> list[tuple[str, int]]:
         """Return host and port of each named broker."""
-        return [split(address) for address in self.kafka]
+        return [split_address(address) for address in self.kafka]
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """Return the TLS context, which checks the broker's name; None without TLS.
@@ -95,7 +95,7 @@ class KafkaAccess:
         return options
 
 
-def split(address: str) -> tuple[str, int]:
+def split_address(address: str) -> tuple[str, int]:
     """Return host and port of `host:port` or `[host]:port`. Raises InvalidKafkaConfig."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")

@@ -32,7 +32,7 @@ from amqpd.kafka.requests import (
     encode_sasl_handshake,
     missing_versions,
 )
-from amqpd.kafka.sasl import NotProved, conversation
+from amqpd.kafka.sasl import NotProved, make_mechanism
 from amqpd.kafka.wire import BadAnswer, code_of
 
 logger = logging.getLogger(__name__)
@@ -110,13 +110,13 @@ class KafkaConnection(asyncio.Protocol):
         if self.lost or self._transport is None:
             done(None)
             return
-        parts = make(self._link.ask())
+        parts = make(self._link.next_correlation_id())
         self._waiting.append((done, self._loop.time()))
         if self._answer_timer is None:
             self._answer_timer = self._loop.call_later(min(SILENT_S, self._answer_timeout_s), self._check_answer_time)
         self._transport.writelines(parts)
 
-    async def ask(self, make: Callable[[int], bytes]) -> bytes:
+    async def request(self, make: Callable[[int], bytes]) -> bytes:
         """Send a request and return its answer. Raises KafkaDisconnected."""
         answered: asyncio.Future[bytes | None] = self._loop.create_future()
 
@@ -151,10 +151,10 @@ class KafkaConnection(asyncio.Protocol):
     def abort(self, why: str) -> None:
         """End the connection now and report the failure."""
         if not self.lost:
-            self._outages.failed(self.name, why)
+            self._outages.report_failure(self.name, why)
             self._end()
 
-    def ends_in(self, seconds: float) -> None:
+    def end_after(self, seconds: float) -> None:
         """End the connection after some seconds, before the broker does because the login has expired."""
         self._login_timer = self._loop.call_later(seconds, self._end_login)
 
@@ -220,7 +220,7 @@ class KafkaConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.lost:
-            self._outages.failed(self.name, exc or "the broker has closed the connection")
+            self._outages.report_failure(self.name, exc or "the broker has closed the connection")
         if not self._closed.done():
             self._closed.set_result(None)
         self._end()
@@ -246,9 +246,9 @@ async def open_connection(
     try:
         connection = await _open(access, host, port, name, answer_timeout_s, on_silent)
     except (OSError, KafkaIncompatible) as error:
-        access.outages.failed(name, error)
+        access.outages.report_failure(name, error)
         raise
-    access.outages.answered(name)
+    access.outages.report_success(name)
     return connection
 
 
@@ -288,7 +288,7 @@ async def _open(
 async def _negotiate(connection: KafkaConnection, access: KafkaAccess) -> None:
     """Exchange ApiVersions, then log in. Raises KafkaDisconnected, KafkaIncompatible or BadAnswer."""
     client_id = connection.client_id
-    data = await connection.ask(lambda number: encode_api_versions(number, client_id, _SOFTWARE, b"0"))
+    data = await connection.request(lambda number: encode_api_versions(number, client_id, _SOFTWARE, b"0"))
     code, versions = decode_api_versions(data)
     missing = missing_versions(versions)
     if code or missing:
@@ -300,18 +300,18 @@ async def _negotiate(connection: KafkaConnection, access: KafkaAccess) -> None:
 
 async def _authenticate(connection: KafkaConnection, access: KafkaAccess) -> None:
     client_id, mechanism = connection.client_id, access.sasl_mechanism
-    data = await connection.ask(lambda number: encode_sasl_handshake(number, client_id, mechanism.encode()))
+    data = await connection.request(lambda number: encode_sasl_handshake(number, client_id, mechanism.encode()))
     code, mechanisms = decode_sasl_handshake(data)
     if code:
         has = ", ".join(mechanisms)
         raise KafkaIncompatible(f"{connection.name} does not accept {mechanism}: {code_of(code).name}; it offers {has}")
-    talk = conversation(mechanism, access.sasl_username, access.sasl_password)
+    talk = make_mechanism(mechanism, access.sasl_username, access.sasl_password)
     message: bytes | None = talk.first()
     for _ in range(_SASL_STEPS_MAX):
         if message is None:
             break
         sent = message
-        data = await connection.ask(lambda number, sent=sent: encode_sasl_authenticate(number, client_id, sent))  # type: ignore[misc]
+        data = await connection.request(lambda number, sent=sent: encode_sasl_authenticate(number, client_id, sent))  # type: ignore[misc]
         answer = decode_sasl_authenticate(data)
         if answer.code:
             raise KafkaIncompatible(f"{connection.name}: {code_of(answer.code).name}: {answer.text}")
@@ -322,4 +322,4 @@ async def _authenticate(connection: KafkaConnection, access: KafkaAccess) -> Non
     if not talk.done:
         raise KafkaIncompatible(f"{connection.name} does not complete {mechanism}")
     if answer.lifetime_ms > 0:
-        connection.ends_in(int(answer.lifetime_ms) * _LIFETIME_SHARE / 1000)
+        connection.end_after(int(answer.lifetime_ms) * _LIFETIME_SHARE / 1000)

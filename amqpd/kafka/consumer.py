@@ -91,16 +91,16 @@ class KafkaReader:
             try:
                 found = await self._fetch(topic, number, offset)
             except (OSError, KafkaIncompatible, BadAnswer) as error:
-                await patience.rest(f"{topic} {number}: {error}")
+                await patience.wait(f"{topic} {number}: {error}")
                 continue
             if found.code:
                 offset = max(offset, await self._refused(found, offset, patience))
                 continue
             batches = found.batches()
             if not batches:
-                await patience.rest(f"{topic} {number} ends at {found.high_watermark}, before {end}")
+                await patience.wait(f"{topic} {number} ends at {found.high_watermark}, before {end}")
                 continue
-            patience.renew()
+            patience.reset()
             for batch in batches:
                 header = BatchHeader(batch, 0)
                 if header.base_offset >= end:
@@ -137,20 +137,20 @@ class KafkaReader:
                         why = f"{topic} {number}: {code_of(code).name}"
                         if code_of(code).remedy == PARTITION:
                             raise KafkaRefused(why)
-                        self.brokers.forget(topic, number)
+                        self.brokers.invalidate(topic, number)
             except (OSError, KafkaIncompatible, BadAnswer) as error:
                 why = f"{topic}: {error}"
                 for number in left:
-                    self.brokers.forget(topic, number)
+                    self.brokers.invalidate(topic, number)
             if left:
-                await patience.rest(why)
+                await patience.wait(why)
         return found
 
     async def _offsets(self, topic: str, leader: int, numbers: list[int], when: int) -> list[tuple[int, int, int]]:
         """Ask one broker. Return (partition, code, offset) of each."""
         connection = await self.brokers.connection(leader)
         name = topic.encode()
-        data = await connection.ask(lambda n: encode_list_offsets(n, connection.client_id, name, numbers, when))
+        data = await connection.request(lambda n: encode_list_offsets(n, connection.client_id, name, numbers, when))
         return [(int(each.partition), int(each.code), int(each.offset)) for each in decode_list_offsets(data)]
 
     async def _fetch(self, topic: str, number: int, offset: int) -> Fetched:
@@ -158,9 +158,9 @@ class KafkaReader:
         place = FetchPlace(topic.encode(), number, offset, READ_SIZE_MAX)
         try:
             connection = await self.brokers.connection(leader)
-            data = await connection.ask(partial(_encode, self._scratch, connection, 0, READ_SIZE_MAX, [place]))
+            data = await connection.request(partial(_encode, self._scratch, connection, 0, READ_SIZE_MAX, [place]))
         except (OSError, KafkaIncompatible):
-            self.brokers.forget(topic, number)
+            self.brokers.invalidate(topic, number)
             raise
         try:
             return _single_partition(data)
@@ -179,8 +179,8 @@ class KafkaReader:
                 return first
         elif row.remedy == PARTITION:
             raise KafkaRefused(f"{topic} {number}: {row.name}")
-        self.brokers.forget(topic, number)
-        await patience.rest(f"{topic} {number} at offset {offset}: {row.name}")
+        self.brokers.invalidate(topic, number)
+        await patience.wait(f"{topic} {number} at offset {offset}: {row.name}")
         return offset
 
     async def close(self) -> None:
@@ -263,12 +263,12 @@ class TopicFollower:
         self._find_leaders_soon()
         return followed
 
-    def leave(self, followed: FollowedPartition) -> None:
+    def unfollow(self, followed: FollowedPartition) -> None:
         """Stop following. A batch that the callback is processing now is completed."""
         self._followed.remove(followed)
         self._end([followed], KafkaDisconnected("the follower has ended"))
 
-    async def reached(self, followed: FollowedPartition, offset: int) -> None:
+    async def wait_reached(self, followed: FollowedPartition, offset: int) -> None:
         """Wait until the callback has got all offsets below `offset`. Raises KafkaDisconnected if it never will."""
         if self._closed:
             raise KafkaDisconnected("the follower has ended") from self.failed
@@ -277,7 +277,7 @@ class TopicFollower:
             followed.waiting.append((offset, future))
             await future
 
-    async def caught_up(self, followed: Iterable[FollowedPartition]) -> None:
+    async def wait_caught_up(self, followed: Iterable[FollowedPartition]) -> None:
         """Wait until the callback has got everything that Kafka has now. Raises KafkaDisconnected, KafkaRefused."""
         by_topic: dict[str, list[FollowedPartition]] = {}
         for each in followed:
@@ -285,7 +285,7 @@ class TopicFollower:
         for topic, partitions in by_topic.items():
             ends = await self._reader.offsets(topic, [each.number for each in partitions])
             for each in partitions:
-                await self.reached(each, ends[each.number])
+                await self.wait_reached(each, ends[each.number])
 
     async def close(self) -> None:
         """Stop; waiting tasks get KafkaDisconnected."""
@@ -327,9 +327,9 @@ class TopicFollower:
                         why = leader
                 outages = self._brokers.access.outages
                 if why:
-                    outages.failed(self._name, why)
+                    outages.report_failure(self._name, why)
                 else:
-                    outages.answered(self._name)
+                    outages.report_success(self._name)
                 for leader in {each.leader for each in self._followed if each.leader >= 0}:
                     if leader not in self._tasks:
                         self._tasks[leader] = self._loop.create_task(self._read_broker(leader))
@@ -342,7 +342,7 @@ class TopicFollower:
 
     def _lost(self, followed: FollowedPartition) -> None:
         followed.leader = -1
-        self._brokers.forget(followed.topic, followed.number)
+        self._brokers.invalidate(followed.topic, followed.number)
 
     # -- one broker
 
@@ -355,7 +355,7 @@ class TopicFollower:
                 self._pauses.pop(leader, None)
         except (OSError, KafkaIncompatible, KafkaRefused, BadAnswer) as error:
             if not self._closed:
-                self._brokers.access.outages.failed(self._name, error)
+                self._brokers.access.outages.report_failure(self._name, error)
             await self._pause(leader)
         except _CallbackFailed as error:
             self._fail(error.__cause__ or error)
@@ -399,7 +399,7 @@ class TopicFollower:
             FetchPlace(each.topic.encode(), each.number, each.next_offset, FOLLOW_PARTITION_SIZE_MAX) for each in led
         ]
         encode = partial(_encode, self._scratch, connection, FOLLOW_WAIT_MS, FOLLOW_SIZE_MAX, places)
-        code, answers = decode_fetch(await connection.ask(encode))
+        code, answers = decode_fetch(await connection.request(encode))
         if code:
             raise BadAnswer(f"Fetch was answered with {code_of(code).name}")
         for found in answers:
@@ -462,13 +462,13 @@ class Backoff:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self.renew()
+        self.reset()
 
-    def renew(self) -> None:
+    def reset(self) -> None:
         self._until = time.monotonic() + self._timeout_s
         self._pause = PAUSE_S / 8
 
-    async def rest(self, why: str) -> None:
+    async def wait(self, why: str) -> None:
         """Wait before another try. Raises KafkaDisconnected if the time is up."""
         if time.monotonic() + self._pause > self._until:
             raise KafkaDisconnected(f"{why} (for {self._timeout_s:g} s)")

@@ -40,7 +40,7 @@ class Correlator:
     def unanswered(self) -> i64:
         return len(self._asked)
 
-    def ask(self) -> i64:
+    def next_correlation_id(self) -> i64:
         """Return the correlation id for the next request, which is sent now."""
         number: i64 = self._next_id
         self._next_id = 0 if number == CORRELATION_MAX else number + 1

@@ -303,7 +303,7 @@ class Assignor:
         self._balance_busy = balance_busy
         self.peers: list[Peer] = []
         self.refusal = ""
-        self.asked = self.heard = 0
+        self.rejoin_count = self.joined_count = 0
 
     def metadata(self, topics: Iterable[str]) -> Any:
         """Return this node's data for a JoinGroup request.
@@ -311,8 +311,8 @@ class Assignor:
         The data changes with `asked`: if a member that is not the leader joins with unchanged data, Kafka answers
         with the old generation.
         """
-        self.heard = self.asked
-        member = self._describe_self()._replace(asked=self.asked)
+        self.joined_count = self.rejoin_count
+        member = self._describe_self()._replace(asked=self.rejoin_count)
         return ConsumerProtocolMemberMetadata(VERSION, list(topics), encode_member(member))
 
     def assign(self, _cluster: object, members: Mapping[str, Any]) -> dict[str, Any]:
@@ -457,7 +457,7 @@ class GroupMembership(ConsumerRebalanceListener):  # type: ignore[misc]  # aioka
 
     def rejoin(self) -> None:
         """Ask for another rebalance, which begins after this call: this node's data or a wish has changed."""
-        self._assignor.asked += 1
+        self._assignor.rejoin_count += 1
         if self._coordinator is not None:
             self._coordinator.request_rejoin()
 
@@ -466,7 +466,7 @@ class GroupMembership(ConsumerRebalanceListener):  # type: ignore[misc]  # aioka
         """Return the generation of the last join; -1 if the node is no member."""
         return -1 if self._coordinator is None else int(self._coordinator.generation)
 
-    async def known(self, generation: int) -> bool:
+    async def is_current_generation(self, generation: int) -> bool:
         """Ask the group whether this node is a member in that generation, and no rebalance has begun.
 
         It does not ask while the node joins. The question would wait behind the join and get an error. Because of
@@ -478,7 +478,7 @@ class GroupMembership(ConsumerRebalanceListener):  # type: ignore[misc]  # aioka
         try:
             heard = await coordinator._do_heartbeat()
         except KafkaError as error:
-            self._access.outages.failed(THE_GROUP, error)
+            self._access.outages.report_failure(THE_GROUP, error)
             return False
         still = coordinator is self._coordinator and coordinator.generation == generation
         return bool(heard) and still and not coordinator._rejoin_needed_fut.done()
@@ -492,7 +492,7 @@ class GroupMembership(ConsumerRebalanceListener):  # type: ignore[misc]  # aioka
                 await self._each_second()
             except (KafkaError, OSError, ValueError) as error:
                 self.problem = f"{type(error).__name__}: {error}"
-                self._access.outages.failed(THE_GROUP, self.problem)
+                self._access.outages.report_failure(THE_GROUP, self.problem)
             except Exception as error:
                 self.problem = repr(error)
                 logger.exception(
@@ -526,7 +526,7 @@ class GroupMembership(ConsumerRebalanceListener):  # type: ignore[misc]  # aioka
 
     def _note_answer(self, sent_s: float) -> None:
         self.heard_s = max(self.heard_s, sent_s)
-        self._access.outages.answered(THE_GROUP)
+        self._access.outages.report_success(THE_GROUP)
 
     async def _each_second(self) -> None:
         """Poll each second. Raises the errors that the coordinator cannot handle itself."""
@@ -559,5 +559,5 @@ class GroupMembership(ConsumerRebalanceListener):  # type: ignore[misc]  # aioka
         self._note_answer(asyncio.get_running_loop().time())
         slots = frozenset(each.partition for each in assigned if each.topic == self._topic)
         self._assigned(self.generation, slots)
-        if self._assignor.heard != self._assignor.asked:
+        if self._assignor.joined_count != self._assignor.rejoin_count:
             self._coordinator.request_rejoin()  # the request came while this node joined, and aiokafka forgets it then

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.connection import ANSWER_TIMEOUT_S, SILENT_S, KafkaConnection, KafkaDisconnected, open_connection
-from amqpd.kafka.producer import KafkaRefused, any_metadata, silent_last
+from amqpd.kafka.producer import KafkaRefused, fetch_any_metadata, order_silent_last
 from amqpd.kafka.wire import PARTITION, code_of
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class PartitionLeaders:
         wanted = sorted(set(topics))
         if not wanted:
             return {}
-        metadata = await any_metadata(self.access, [topic.encode() for topic in wanted])
+        metadata = await fetch_any_metadata(self.access, [topic.encode() for topic in wanted])
         if metadata is None:
             raise KafkaDisconnected("no Kafka broker answers")
         found: dict[str, int] = {}
@@ -87,7 +87,7 @@ class PartitionLeaders:
                 raise KafkaDisconnected(f"topic {topic}: {code_of(code).name}")
         return found
 
-    def forget(self, topic: str, number: int) -> None:
+    def invalidate(self, topic: str, number: int) -> None:
         """Look up the leader again at the next request."""
         self._leaders.pop((topic, number), None)
 
@@ -127,14 +127,14 @@ class PartitionLeaders:
             if led:
                 topics = sorted({topic.encode() for topic, _ in led})
                 silent = {self._addresses[each] for each in self._doubts if each in self._addresses}
-                addresses = silent_last([*self._addresses.values(), *self.access.addresses], silent)
-                metadata = await any_metadata(self.access, topics, addresses)
+                addresses = order_silent_last([*self._addresses.values(), *self.access.addresses], silent)
+                metadata = await fetch_any_metadata(self.access, topics, addresses)
                 if metadata is None:
                     return
                 self._addresses.update(metadata.brokers)
                 moved = [place for place in led if metadata.leaders.get((place[0].encode(), place[1])) != leader]
                 for place in moved:
-                    self.forget(*place)
+                    self.invalidate(*place)
             if moved or not led:  # if it leads none, its readers have found another leader
                 connection.abort(f"no answer for {SILENT_S:g} s, and other brokers lead its partitions")
         finally:
@@ -159,7 +159,7 @@ class PartitionLeaders:
                 self._wanted.clear()
                 connected = [self._addresses[each] for each in self._connections if each in self._addresses]
                 addresses = dict.fromkeys([*connected, *self.access.addresses, *self._addresses.values()])
-                metadata = await any_metadata(self.access, [topic.encode() for topic in topics], addresses)
+                metadata = await fetch_any_metadata(self.access, [topic.encode() for topic in topics], addresses)
                 if metadata is None:
                     self._wanted.clear()
                     return False

@@ -36,70 +36,70 @@ class Outages:
         self._began_s = 0.0
         self._count = 0  # failures since the last line
         self._last = ""
-        self._said = False  # the begin of this outage is logged
+        self._is_logged = False  # the begin of this outage is logged
         self._timer: asyncio.TimerHandle | None = None  # runs for REPEAT_S after a line
 
-    def failed(self, what: str, why: object) -> None:
+    def report_failure(self, component: str, why: object) -> None:
         """Report a failure. Logs at most one line a minute.
 
         Args:
-            what: The component: a broker, a slot, the group.
+            component: a broker, a slot, the group.
         """
         loop = asyncio.get_running_loop()
         now = loop.time()
         if not self._failing:
             self._began_s = now
-            if self._timer is not None and not self._said:
+            if self._timer is not None and not self._is_logged:
                 loop.call_later(LASTS_S, self._lasts, now)
         text = str(why) or type(why).__name__
-        self._failing[what] = text, now
+        self._failing[component] = text, now
         self._count += 1
-        self._last = f"{what}: {text}"
+        self._last = f"{component}: {text}"
         if self._timer is None:
             self._begin()
 
     def _begin(self) -> None:
         logger.warning("trouble with Kafka: %s", self._last)
-        self._said, self._count = True, 0
+        self._is_logged, self._count = True, 0
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(REPEAT_S, self._repeat)
 
     def _lasts(self, began_s: float) -> None:
         """Log an outage that began LASTS_S ago and is not logged yet."""
-        if self._failing and not self._said and self._began_s == began_s:
+        if self._failing and not self._is_logged and self._began_s == began_s:
             self._begin()
 
-    def answered(self, what: str) -> None:
+    def report_success(self, component: str) -> None:
         """Report that a component works. Cost: a look-up if it did not fail."""
-        if self._failing.pop(what, None) is not None and not self._failing:
+        if self._failing.pop(component, None) is not None and not self._failing:
             self._end()
 
-    def why(self, what: str) -> str:
+    def failure_reason(self, component: str) -> str:
         """Return the reason of the last failure; "" if the component works."""
-        return self._failing.get(what, ("", 0.0))[0]
+        return self._failing.get(component, ("", 0.0))[0]
 
     def _end(self) -> None:
-        if self._said:
+        if self._is_logged:
             seconds = asyncio.get_running_loop().time() - self._began_s
             logger.warning("Kafka answers again, after %.1f s", seconds)
-            self._said, self._count = False, 0
+            self._is_logged, self._count = False, 0
 
     def _repeat(self) -> None:
         """Log the state, one minute after the last line."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._timer = None
-        for what in [what for what, (_, last_s) in self._failing.items() if now - last_s > FORGOTTEN_S]:
-            self.answered(what)
+        for component in [component for component, (_, last_s) in self._failing.items() if now - last_s > FORGOTTEN_S]:
+            self.report_success(component)
         if not self._failing and not self._count:
             return
         if self._failing:
-            shown = "; ".join(f"{what}: {why}" for what, (why, _) in list(self._failing.items())[:SHOWN_MAX])
+            shown = "; ".join(f"{component}: {why}" for component, (why, _) in list(self._failing.items())[:SHOWN_MAX])
             more = len(self._failing) - SHOWN_MAX
             shown += f"; and {more} more" if more > 0 else ""
             logger.warning("trouble with Kafka for %.0f s, %d failures: %s", now - self._began_s, self._count, shown)
-            self._said = True
+            self._is_logged = True
         else:
             logger.warning("trouble with Kafka is over: %d failures, the last: %s", self._count, self._last)
         self._count = 0
@@ -117,9 +117,9 @@ class AiokafkaLog(logging.Handler):
         if record.exc_info:
             logging.getLogger().handle(record)
         else:
-            self._outages.failed(THE_GROUP, record.getMessage())
+            self._outages.report_failure(THE_GROUP, record.getMessage())
 
-    def begin(self) -> None:
+    def attach(self) -> None:
         """Handle aiokafka's records instead of the process's log, where it would log each step of each rebalance."""
         theirs = logging.getLogger("aiokafka")
         theirs.setLevel(logging.ERROR)

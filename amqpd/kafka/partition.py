@@ -249,7 +249,7 @@ class Partition:
         if offered.joined:
             offered.sent = join(batches)
 
-    def take(self, call: i64) -> QueuedBatch:
+    def take_batch(self, call: i64) -> QueuedBatch:
         """Take the next batch for the request with the number `call`."""
         self.next_size()
         self.in_flight += 1
@@ -305,7 +305,7 @@ class Partition:
         self.next_offset = base_offset + 1 + offered.batch.last_offset - offered.batch.base_offset
         self.high_watermark = self.next_offset
 
-    def stored(self, offered: QueuedBatch) -> bool:
+    def mark_stored(self, offered: QueuedBatch) -> bool:
         """Mark a batch as stored. Return whether the high watermark has risen."""
         offered.stored = True
         for follower in offered.joined:

@@ -133,7 +133,7 @@ class KafkaProducer(PartitionProducer):
         self.leader_wanted(opened)
         return opened
 
-    def open_lost(self, topic: str, number: int, next_offset: int, text: str) -> Partition:
+    def open_deleted(self, topic: str, number: int, next_offset: int, text: str) -> Partition:
         """Add a partition that is closed because its topic is gone, and that does not end the producer
         (`Partition.shared`).
         """
@@ -143,7 +143,7 @@ class KafkaProducer(PartitionProducer):
         self.partitions.append(lost)
         return lost
 
-    def forget(self, partition: Partition) -> None:
+    def remove(self, partition: Partition) -> None:
         """Remove a partition that does not exist any more. Nothing waits for its batches."""
         if partition in self.partitions:
             self.partitions.remove(partition)
@@ -158,7 +158,7 @@ class KafkaProducer(PartitionProducer):
         for batch in batches:
             self._producing.offer(partition, batch, now)
 
-    async def stored(self, partitions: Iterable[Partition]) -> None:
+    async def wait_stored(self, partitions: Iterable[Partition]) -> None:
         """Wait until Kafka has stored all batches of these partitions. Raises KafkaRefused if it never will."""
         left = list(partitions)
         while True:
@@ -195,12 +195,12 @@ class KafkaProducer(PartitionProducer):
             each.next_offset = UNKNOWN
             self.offer(each, [epoch_fence(key.encode(), held.producer_id, held.epoch, now, 0)])
         self.flush()
-        await self.stored(fenced)
+        await self.wait_stored(fenced)
 
     def flush(self) -> None:
         """Send waiting batches within the limit of unanswered requests. Cost: some 10 us, and that of the requests."""
         self._flushing = False
-        if self._producing.over or self.closed:
+        if self._producing.is_ended or self.closed:
             return
         now = self._now_ms()
         due = int(self._producing.paused_until(now))
@@ -231,7 +231,7 @@ class KafkaProducer(PartitionProducer):
 
     def _fill(self, leader: int, connection: KafkaConnection, now: int) -> None:
         while connection.unanswered < IN_FLIGHT_MAX and not connection.blocked and not connection.lost:
-            call = self._producing.take(leader, now)
+            call = self._producing.take_request(leader, now)
             if call is None:
                 return
             sent = self._sent.setdefault(leader, deque())
@@ -245,10 +245,10 @@ class KafkaProducer(PartitionProducer):
         call = sent.popleft()  # a broker answers in order
         self._flush_soon()
         if data is None:
-            self._producing.lost(call, self._now_ms())
+            self._producing.on_no_answer(call, self._now_ms())
             return
         self._moved = False
-        self._producing.answered(call, data, self._now_ms())
+        self._producing.on_answer(call, data, self._now_ms())
         if self._moved:
             self.answered_s = max(self.answered_s, sent_s)
 
@@ -362,12 +362,12 @@ class KafkaProducer(PartitionProducer):
     async def _look_up(self) -> None:
         pause = _PAUSE_S
         try:
-            while self._wanted and not self._producing.over:
+            while self._wanted and not self._producing.is_ended:
                 asked = set(self._wanted)
                 connected = [self._brokers[each] for each in self._connections if each in self._brokers]
                 silent = {self._brokers[each] for each in self._silent if each in self._brokers}
-                addresses = silent_last([*connected, *self.access.addresses, *self._brokers.values()], silent)
-                metadata = await any_metadata(self.access, sorted({each.topic for each in asked}), addresses)
+                addresses = order_silent_last([*connected, *self.access.addresses, *self._brokers.values()], silent)
+                metadata = await fetch_any_metadata(self.access, sorted({each.topic for each in asked}), addresses)
                 if metadata is not None:
                     self._brokers.update(metadata.brokers)
                     self._apply(metadata, asked)
@@ -438,12 +438,12 @@ async def take_over(
     taken = list(partitions)
     held = await init_producer_id(producer.access, transactional_id)
     if recorded is not None and recorded.producer_id != held.producer_id:
-        await producer.fence(taken, transactional_id, beyond(recorded))
+        await producer.fence(taken, transactional_id, fencing_epoch(recorded))
     await producer.fence(taken, transactional_id, held)
     return held
 
 
-def beyond(recorded: ProducerId) -> ProducerId:
+def fencing_epoch(recorded: ProducerId) -> ProducerId:
     """Return an epoch that fences the recorded owner under its own producer id.
 
     It is two epochs later: the owner may have got its next epoch and died, or hung, before recording it.
@@ -451,7 +451,9 @@ def beyond(recorded: ProducerId) -> ProducerId:
     return ProducerId(0, recorded.producer_id, min(recorded.epoch + 2, _EPOCH_MAX))
 
 
-def silent_last(addresses: Iterable[tuple[str, int]], silent: Collection[tuple[str, int]]) -> list[tuple[str, int]]:
+def order_silent_last(
+    addresses: Iterable[tuple[str, int]], silent: Collection[tuple[str, int]]
+) -> list[tuple[str, int]]:
     """Return each address once, with those of silent brokers last."""
     return sorted(dict.fromkeys(addresses), key=lambda each: each in silent)
 
@@ -472,7 +474,7 @@ async def first_answer(
         try:
             return await ask(connection)
         except BadAnswer as error:
-            access.outages.failed(connection.name, error)
+            access.outages.report_failure(connection.name, error)
             raise
         finally:
             await connection.close()
@@ -500,13 +502,13 @@ async def first_answer(
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def metadata_of(connection: KafkaConnection, topics: list[bytes]) -> Metadata:
+async def fetch_metadata(connection: KafkaConnection, topics: list[bytes]) -> Metadata:
     """Ask one broker for the cluster's brokers and the leaders of topics. Raises KafkaDisconnected, BadAnswer."""
     client_id = connection.client_id
-    return decode_metadata(await connection.ask(lambda number: encode_metadata(number, client_id, topics)))
+    return decode_metadata(await connection.request(lambda number: encode_metadata(number, client_id, topics)))
 
 
-async def any_metadata(
+async def fetch_any_metadata(
     access: KafkaAccess, topics: list[bytes], addresses: Iterable[tuple[str, int]] | None = None
 ) -> Metadata | None:
     """Return the first broker's answer about the cluster and topics; None if no broker answers.
@@ -517,7 +519,7 @@ async def any_metadata(
 
     asked = addresses if addresses is not None else access.addresses
     try:
-        return await first_answer(access, asked, lambda connection: metadata_of(connection, topics))
+        return await first_answer(access, asked, lambda connection: fetch_metadata(connection, topics))
     except (OSError, KafkaIncompatible, BadAnswer):
         return None
 
@@ -560,7 +562,7 @@ async def _init_once(
 
     async def find(connection: KafkaConnection) -> Coordinator:
         client_id = connection.client_id
-        ask = connection.ask(lambda number: encode_find_coordinator(number, client_id, transactional_id))
+        ask = connection.request(lambda number: encode_find_coordinator(number, client_id, transactional_id))
         return decode_find_coordinator(await ask)
 
     try:
@@ -576,7 +578,7 @@ async def _init_once(
         connection = await open_connection(access, coordinator.host, coordinator.port, on_silent=silent)
         connecting = False  # the request may take as long as the coordinator's replicas
         try:
-            data = await connection.ask(partial(_encode_init, connection.client_id, transactional_id, held))
+            data = await connection.request(partial(_encode_init, connection.client_id, transactional_id, held))
             answer = decode_init_producer_id(data)
         finally:
             await connection.close()

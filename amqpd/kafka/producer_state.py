@@ -127,7 +127,7 @@ class ProducerState:
         self._ready: dict[int, deque[Partition]] = {}
         self._paused: list[Partition] = []
         self._calls: i64 = 0
-        self.over: bool = False
+        self.is_ended: bool = False
 
     # -- batches and requests
 
@@ -135,7 +135,7 @@ class ProducerState:
         """Add the partition's next batch; do nothing if it takes no more batches. Raises ValueError, see
         `Partition.offer`.
         """
-        if self.over or partition.closed != 0:
+        if self.is_ended or partition.closed != 0:
             return
         partition.offer(batch, now_ms)
         self._make_ready(partition)
@@ -180,7 +180,7 @@ class ProducerState:
         self._paused = left
         return first
 
-    def take(self, leader: i64, now_ms: i64) -> ProduceCall | None:
+    def take_request(self, leader: i64, now_ms: i64) -> ProduceCall | None:
         """Return the next request to that broker, or None if there is nothing to send.
 
         The request has the next batch of each ready partition, in the order in which they became ready, as many as
@@ -189,7 +189,7 @@ class ProducerState:
         Cost: some 0.5 us a partition.
         """
         ready = self._ready.get(leader)
-        if ready is None or self.over:
+        if ready is None or self.is_ended:
             return None
         self._calls += 1
         number: i64 = self._calls
@@ -212,7 +212,7 @@ class ProducerState:
             if call is None:
                 call = ProduceCall()
             call.partitions.append(partition)
-            call.offered.append(partition.take(number))
+            call.offered.append(partition.take_batch(number))
             if partition.sendable(now_ms):
                 ready.append(partition)
             else:
@@ -221,22 +221,22 @@ class ProducerState:
 
     # -- answers
 
-    def lost(self, call: ProduceCall, now_ms: i64) -> None:
+    def on_no_answer(self, call: ProduceCall, now_ms: i64) -> None:
         """Account for a request without an answer: its batches may be stored or not."""
         for partition in call.partitions:
             self._send_again(partition, now_ms)
             self._end_request(partition)
 
-    def answered(self, call: ProduceCall, data: bytes, now_ms: i64) -> None:
+    def on_answer(self, call: ProduceCall, data: bytes, now_ms: i64) -> None:
         """Account for the answer to a request. Raises BadAnswer if it does not fit; the request then counts as lost."""
         try:
             answers = decode_produce(data)
             found = _answers_in_order(call, answers)
         except BadAnswer:
-            self.lost(call, now_ms)
+            self.on_no_answer(call, now_ms)
             raise
         for index, partition in enumerate(call.partitions):
-            if not self.over and partition.closed == 0:
+            if not self.is_ended and partition.closed == 0:
                 self._apply_answer(partition, call.offered[index], found[index], now_ms)
             self._end_request(partition)
 
@@ -254,7 +254,7 @@ class ProducerState:
                     self._events.refused(partition)
                 else:
                     self._fence(partition, text)
-            elif partition.stored(offered):
+            elif partition.mark_stored(offered):
                 self._events.moved(partition)
             return
         row = code_of(code)
@@ -285,13 +285,13 @@ class ProducerState:
             self._send_again(partition, now_ms)
 
     def _send_again(self, partition: Partition, now_ms: i64) -> None:
-        if not self.over and partition.closed == 0:
+        if not self.is_ended and partition.closed == 0:
             partition.drain(now_ms + PAUSE_MS)
 
     def _end_request(self, partition: Partition) -> None:
         drained: bool = partition.draining
         partition.end_request()
-        if self.over or partition.closed != 0 or partition.draining:
+        if self.is_ended or partition.closed != 0 or partition.draining:
             return
         if drained and partition.waiting:
             self._paused.append(partition)
@@ -304,8 +304,8 @@ class ProducerState:
 
     def end(self, text: str) -> None:
         """End the producer: nothing more is sent, and answers are ignored."""
-        if not self.over:
-            self.over = True
+        if not self.is_ended:
+            self.is_ended = True
             self._ready.clear()
             self._paused.clear()
             self._events.fenced(text)

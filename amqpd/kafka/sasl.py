@@ -106,7 +106,7 @@ class Scram(SaslMechanism):
         return hmac.digest(key, message, self._digest)
 
 
-def conversation(mechanism: str, username: str, password: str) -> SaslMechanism:
+def make_mechanism(mechanism: str, username: str, password: str) -> SaslMechanism:
     """Return the client side of `mechanism`, one of MECHANISMS. Raises ValueError."""
     if mechanism == "PLAIN":
         return PlainMechanism(username, password)

@@ -22,7 +22,7 @@ from urllib.parse import quote, quote_plus
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.pending import wait_done
-from amqpd.management.listing import listing, one, plain
+from amqpd.management.listing import amqp_to_json, listing, object_reply
 from amqpd.management.request import NO_CONTENT, ApiRequest, ApiResponse, BadRequest, ResourceNotFound, Role
 from amqpd.management.router import ApiRoute
 from amqpd.protocol.field_table import encode_table
@@ -81,7 +81,7 @@ def render_binding(item: BindingItem) -> dict[str, Any]:
         "destination": item.destination,
         "destination_type": item.destination_type,
         "routing_key": item.routing_key,
-        "arguments": plain(item.arguments),
+        "arguments": amqp_to_json(item.arguments),
         "properties_key": properties_key(item.routing_key, item.arguments),
     }
 
@@ -103,7 +103,7 @@ def _by_destination(item: BindingItem) -> Names:
     return (item.destination, item.routing_key)
 
 
-async def show(
+async def bindings_reply(
     call: ApiRequest,
     found: list[tuple[VHost, list[Queue | Binding]]],
     names_of: Callable[[BindingItem], Names] = _source,
@@ -136,7 +136,9 @@ async def show(
 
 async def get_bindings(call: ApiRequest) -> ApiResponse:
     """List bindings, of all virtual hosts or of one."""
-    return await show(call, [(vhost, [*vhost.queues.values(), *vhost.all_bindings()]) for vhost in call.vhosts()])
+    return await bindings_reply(
+        call, [(vhost, [*vhost.queues.values(), *vhost.all_bindings()]) for vhost in call.vhosts()]
+    )
 
 
 async def get_source_bindings(call: ApiRequest) -> ApiResponse:
@@ -145,10 +147,10 @@ async def get_source_bindings(call: ApiRequest) -> ApiResponse:
     try:
         exchange = call.exchange()
     except ResourceNotFound:
-        return await show(call, [])  # rabbit: nothing is bound to what there is not
+        return await bindings_reply(call, [])  # rabbit: nothing is bound to what there is not
     if exchange.matcher is None:
-        return await show(call, [(vhost, [*vhost.queues.values()])], _by_destination)
-    return await show(call, [(vhost, [*exchange.bindings.values()])], _by_destination)
+        return await bindings_reply(call, [(vhost, [*vhost.queues.values()])], _by_destination)
+    return await bindings_reply(call, [(vhost, [*exchange.bindings.values()])], _by_destination)
 
 
 async def get_destination_bindings(call: ApiRequest) -> ApiResponse:
@@ -157,8 +159,8 @@ async def get_destination_bindings(call: ApiRequest) -> ApiResponse:
     try:
         exchange = call.exchange()
     except ResourceNotFound:
-        return await show(call, [])
-    return await show(call, [(vhost, [*vhost.bindings_to(exchange)])], by_source)
+        return await bindings_reply(call, [])
+    return await bindings_reply(call, [(vhost, [*vhost.bindings_to(exchange)])], by_source)
 
 
 class BindingEnds(NamedTuple):
@@ -183,10 +185,10 @@ async def get_between(call: ApiRequest) -> ApiResponse:
     try:
         ends = _ends(call)
     except ResourceNotFound:
-        return await show(call, [])
+        return await bindings_reply(call, [])
     if ends.source.matcher is None:
-        return await show(call, [(vhost, [ends.destination] if isinstance(ends.destination, Queue) else [])])
-    return await show(call, [(vhost, [*_between(ends)])])
+        return await bindings_reply(call, [(vhost, [ends.destination] if isinstance(ends.destination, Queue) else [])])
+    return await bindings_reply(call, [(vhost, [*_between(ends)])])
 
 
 def _check(call: ApiRequest, ends: BindingEnds, routing_key: str) -> None:
@@ -234,7 +236,7 @@ def _find(call: ApiRequest, ends: BindingEnds) -> Binding:
 async def get_binding(call: ApiRequest) -> ApiResponse:
     """Return one binding."""
     binding = _find(call, _ends(call))
-    return one(call, render_binding(binding_item(binding)._replace(vhost=call.vhost().name)))
+    return object_reply(call, render_binding(binding_item(binding)._replace(vhost=call.vhost().name)))
 
 
 async def delete_binding(call: ApiRequest) -> ApiResponse:

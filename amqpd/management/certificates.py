@@ -22,7 +22,7 @@ PROTOCOLS: Final = {"amqps": "amqp/ssl", "prometheus": "http/prometheus"}
 _T = TypeVar("_T")
 
 
-def decoded(path: Path) -> dict[str, Any]:
+def decode_certificate(path: Path) -> dict[str, Any]:
     """Return the first certificate of a PEM file. Raises: OSError (ssl.SSLError is one)."""
     # The only function of the standard library that decodes a certificate without a connection.
     found: dict[str, Any] = ssl._ssl._test_decode_cert(str(path))  # type: ignore[attr-defined]
@@ -33,9 +33,9 @@ def _names(parts: Any) -> str:
     return ",".join(f"{name}={value}" for part in parts for name, value in part)
 
 
-def item(path: Path) -> dict[str, Any]:
+def certificate_item(path: Path) -> dict[str, Any]:
     """Return the first certificate of a file as the API shows it. Raises: OSError."""
-    found = decoded(path)
+    found = decode_certificate(path)
     return {
         "path": str(path),
         "subject": _names(found.get("subject", ())),
@@ -50,7 +50,7 @@ def item(path: Path) -> dict[str, Any]:
 
 def tls_listeners(call: ApiRequest) -> list[tuple[Listener, TlsSettings | HttpTlsSettings]]:
     """Return the TLS listeners with their current settings, those of the last reload included."""
-    first, last = call.broker.settings, call.server.latest
+    first, last = call.broker.settings, call.server.current_settings
     sections: dict[str, TlsSettings | HttpTlsSettings] = {
         "amqps": replace(first.amqp.tls, certificate=last.amqp.tls.certificate, key=last.amqp.tls.key),
         "https": replace(first.http.tls, certificate=last.http.tls.certificate, key=last.http.tls.key),
@@ -61,10 +61,10 @@ def tls_listeners(call: ApiRequest) -> list[tuple[Listener, TlsSettings | HttpTl
 def listeners_certificates(call: ApiRequest) -> list[dict[str, Any]]:
     """Read each certificate file once, as a reload would. Raises: ResourceNotFound for an unreadable file."""
     found = {tls.certificate: None for _, tls in tls_listeners(call)}
-    return [_read_or_404(path, item) for path in found if path is not None]
+    return [_read_or_404(path, certificate_item) for path in found if path is not None]
 
 
-def expiring(call: ApiRequest, until_s: float) -> list[dict[str, Any]]:
+def expiring_listeners(call: ApiRequest, until_s: float) -> list[dict[str, Any]]:
     """Return the TLS listeners whose certificate, or authority's certificate, expires before `until_s`.
 
     Each has the expiry times of all certificates in its files. rabbit: its format.
@@ -98,7 +98,7 @@ def _expiry_times(path: Path) -> list[int]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_verify_locations(path)
     # `get_ca_certs` returns the authorities in the file. The first certificate can be the listener's own.
-    ends = [each["notAfter"] for each in (decoded(path), *context.get_ca_certs())]
+    ends = [each["notAfter"] for each in (decode_certificate(path), *context.get_ca_certs())]
     return sorted({ssl.cert_time_to_seconds(str(end)) for end in ends})
 
 

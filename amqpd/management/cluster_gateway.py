@@ -58,7 +58,7 @@ class ForwardedRequest(NamedTuple):
     part: bool = False
 
 
-def asked(headers: Mapping[str, str], auth: InternalBackend) -> ForwardedRequest:
+def read_forwarded_request(headers: Mapping[str, str], auth: InternalBackend) -> ForwardedRequest:
     """Return the origin of a request over the inner port. This node looks up the user and checks permissions itself.
 
     Raises: NotAuthorised, BadRequest.
@@ -82,7 +82,7 @@ def asked(headers: Mapping[str, str], auth: InternalBackend) -> ForwardedRequest
     return ForwardedRequest(caller, (str(host), int(port)), True, PART in headers)
 
 
-def told(caller: Principal, peer: tuple[str, int]) -> str:
+def encode_caller(caller: Principal, peer: tuple[str, int]) -> str:
     """Return the text of the header CALLER."""
     return json.dumps({"user": caller.user.name, "operator": caller.operator, "peer": list(peer)})
 
@@ -100,14 +100,14 @@ class ClusterApi:
     name = ""
     control: ClusterControl | None = None
 
-    async def session(self, node: str, digest: str, end: bool) -> str:
+    async def session_user(self, node: str, digest: str, end: bool) -> str:
         """Ask `node` for the user of the login session with this digest. `end` also ends the session.
 
         Returns an empty text if there is no such session, or the node does not answer.
         """
         raise NotImplementedError
 
-    async def pass_on(
+    async def forward(
         self, request: web.BaseRequest, route: ApiRoute, params: Mapping[str, str], asked_by: ForwardedRequest
     ) -> web.StreamResponse | None:
         """Forward a request about another node or about a vhost of another node, and stream its answer to the client.
@@ -116,11 +116,11 @@ class ClusterApi:
         """
         raise NotImplementedError
 
-    async def caught_up(self, headers: Mapping[str, str]) -> None:
+    async def wait_for_position(self, headers: Mapping[str, str]) -> None:
         """Wait until this node has read the position in the header POSITION, or a time limit has passed."""
         raise NotImplementedError
 
-    async def here(self, route: ApiRoute, params: Mapping[str, str], body: object) -> None:
+    async def wait_until_owner(self, route: ApiRoute, params: Mapping[str, str], body: object) -> None:
         """Wait until this node owns the vhost in the path or the body of a request over the inner port, if it is to
         own it.
 

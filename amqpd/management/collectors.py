@@ -39,10 +39,10 @@ from amqpd.management.connections import pid
 from amqpd.management.loop_lag import BOUNDS_S as LAG_BOUNDS_S
 from amqpd.management.message_counts import queue_bytes, unacked_bytes
 from amqpd.management.overview import THREADS_MAX
-from amqpd.management.prometheus import CONTENT_TYPE, MetricsWriter, labels
+from amqpd.management.prometheus import CONTENT_TYPE, MetricsWriter, format_labels
 from amqpd.management.request import ApiResponse, Role
 from amqpd.management.router import ApiRoute
-from amqpd.management.stats import IO, lengths, numbers
+from amqpd.management.stats import IO, queue_lengths, read_proc_numbers
 from amqpd.management.time_slice import TimeSlice
 from amqpd.process import disk_free_bytes, process
 from amqpd.storage.fsync_thread import BOUNDS_ACKS_S, BOUNDS_BYTES, BOUNDS_LOGS, BOUNDS_S
@@ -167,7 +167,7 @@ class ObjectCollector:
         for group in prometheus.GROUPS:
             for family in group.values():
                 if family.group in self._wanted:
-                    self._sheet.begin(family)
+                    self._sheet.add_family(family)
         if not self._wanted.isdisjoint(_BY_QUEUE):
             await self._read_queues(slices)
         if not self._wanted.isdisjoint(_BY_CHANNEL | _BY_CONNECTION):
@@ -191,14 +191,14 @@ class ObjectCollector:
                     continue
                 if not await self._openings.has_opened(queue):
                     continue
-                label_set = labels(vhost=queue.vhost_name, queue=queue.name)
+                label_set = format_labels(vhost=queue.vhost_name, queue=queue.name)
                 for reader in readers:
                     reader(self, queue, label_set)
                 if slices.expired:
                     await slices.yield_loop()
 
     def coarse(self, queue: Queue, label_set: str) -> None:
-        messages, ready, unacked = lengths(queue)
+        messages, ready, unacked = queue_lengths(queue)
         values = {"queue_messages_ready": ready, "queue_messages_unacked": unacked, "queue_messages": messages}
         self._put(prometheus.QUEUE_COARSE, values, label_set)
 
@@ -224,14 +224,14 @@ class ObjectCollector:
 
     def published(self, queue: Queue, _label_set: str) -> None:
         """Write the publishes to the queue. rabbit: with the label `queue_vhost` instead of `vhost`."""
-        label_set = labels(queue_vhost=queue.vhost_name, queue=queue.name)
+        label_set = format_labels(queue_vhost=queue.vhost_name, queue=queue.name)
         self._put(prometheus.QUEUE_PUBLISHED, {"queue_messages_published_total": int(queue.published_count)}, label_set)
 
     def deliveries(self, queue: Queue, label_set: str) -> None:
         counts = dict(zip(prometheus.QUEUE_DELIVERY, queue_counts(queue)[1:], strict=True))
         self._put(prometheus.QUEUE_DELIVERY, counts, label_set)
 
-    def own_deliveries(self, queue: Queue, label_set: str) -> None:
+    def deliveries_by_queue(self, queue: Queue, label_set: str) -> None:
         counts = dict(zip(prometheus.QUEUE_DELIVERY_OWN, queue_counts(queue)[1:], strict=True))
         self._put(prometheus.QUEUE_DELIVERY_OWN, counts, label_set)
 
@@ -245,7 +245,7 @@ class ObjectCollector:
 
     def exports(self, queue: Queue, _label_set: str) -> None:
         for name, lag in export_lags(self._call, queue).items():
-            label_set = labels(vhost=queue.vhost_name, queue=queue.name, exporter=name)
+            label_set = format_labels(vhost=queue.vhost_name, queue=queue.name, exporter=name)
             self._sheet.add(prometheus.EXPORT["amqpd_export_lag_records"], lag, label_set)
 
     def stream_lag(self, queue: Queue, label_set: str) -> None:
@@ -270,7 +270,9 @@ class ObjectCollector:
                 await slices.yield_loop()
 
     def _connection(self, connection: Connection) -> None:
-        label_set = labels(channel=pid(self._call, connection.session))  # rabbit: the label of connections is `channel`
+        label_set = format_labels(
+            channel=pid(self._call, connection.session)
+        )  # rabbit: the label of connections is `channel`
         if "connection_coarse_metrics" in self._wanted:
             values = (int(connection.received_bytes), int(connection.output.sent_bytes))
             self._put(
@@ -283,9 +285,9 @@ class ObjectCollector:
     def _channel(self, channel: Channel) -> None:
         name = pid(self._call, channel.session, channel.number)
         if "channel_metrics" in self._wanted:
-            self._put(prometheus.CHANNEL, channel_gauges(channel), labels(channel=name))
+            self._put(prometheus.CHANNEL, channel_gauges(channel), format_labels(channel=name))
         if "channel_exchange_metrics" in self._wanted:
-            label_set = labels(channel=name, vhost=channel.session.vhost.name)
+            label_set = format_labels(channel=name, vhost=channel.session.vhost.name)
             counts = channel_counts(channel)
             self._put(
                 prometheus.CHANNEL_PUBLISHED, dict(zip(prometheus.CHANNEL_PUBLISHED, counts, strict=False)), label_set
@@ -294,7 +296,7 @@ class ObjectCollector:
     # -- vhosts, exchanges -------------------------------------------------------------------------------------------
 
     def _read_vhost(self, vhost: VHost) -> None:
-        label_set = labels(vhost=vhost.name)
+        label_set = format_labels(vhost=vhost.name)
         if "channel_exchange_metrics" in self._wanted:
             returned = vhost.counts.returned_count
             values = (returned, max(0, vhost.unroutable_count - returned))
@@ -306,7 +308,7 @@ class ObjectCollector:
         for exchange in list(vhost.exchanges.values()):
             if exchange.name == "":
                 continue  # rabbit
-            label_set = labels(vhost=vhost.name, exchange=exchange.name, type=exchange.kind)
+            label_set = format_labels(vhost=vhost.name, exchange=exchange.name, type=exchange.kind)
             if "exchange_names" in self._wanted:
                 self._sheet.add(prometheus.CLUSTER["cluster_exchange_name"], 1, label_set)
             if "exchange_bindings" in self._wanted:
@@ -335,7 +337,7 @@ _BY_QUEUE: Final[dict[str, Callable[[ObjectCollector, Queue, str], None]]] = {
     "queue_metrics": ObjectCollector.queue,
     "channel_queue_exchange_metrics": ObjectCollector.published,
     "channel_queue_metrics": ObjectCollector.deliveries,
-    "queue_delivery_metrics": ObjectCollector.own_deliveries,
+    "queue_delivery_metrics": ObjectCollector.deliveries_by_queue,
     "log_metrics": ObjectCollector.log,
     "export_metrics": ObjectCollector.exports,
     "stream_consumer_metrics": ObjectCollector.stream_lag,
@@ -348,17 +350,17 @@ PER_OBJECT: Final = frozenset({*_BY_QUEUE, *_BY_CHANNEL, *_BY_CONNECTION} - {"qu
 OBJECT_GROUPS: Final = frozenset({*_BY_QUEUE, *_BY_CHANNEL, *_BY_CONNECTION, *_BY_EXCHANGE, "vhost_status"})
 
 
-def put(sheet: MetricsWriter, group: Mapping[str, Family], values: Mapping[str, float]) -> None:
+def put_group(sheet: MetricsWriter, group: Mapping[str, Family], values: Mapping[str, float]) -> None:
     """Write a sample without labels for each family of the group. `values` has a value for each of them."""
     for name, family in group.items():
         sheet.add(family, values[name])
 
 
-def identity(sheet: MetricsWriter, call: ApiRequest) -> None:
+def put_identity(sheet: MetricsWriter, call: ApiRequest) -> None:
     """Write the versions and names of this broker. Dashboards join other metrics with them by `instance`."""
     broker = call.broker
     python = platform.python_version()
-    build = labels(
+    build = format_labels(
         rabbitmq_version=broker.settings.product[1],
         prometheus_plugin_version=broker.settings.product[1],
         prometheus_client_version=__version__,
@@ -369,7 +371,7 @@ def identity(sheet: MetricsWriter, call: ApiRequest) -> None:
     )
     sheet.add(prometheus.IDENTITY["build_info"], 1, build)
     # rabbit: an id that stays when the cluster's name changes; the node's name stays.
-    names = labels(
+    names = format_labels(
         rabbitmq_node=broker.node_name,
         rabbitmq_cluster=broker.cluster_name,
         rabbitmq_cluster_permanent_id=broker.node_name,
@@ -377,9 +379,9 @@ def identity(sheet: MetricsWriter, call: ApiRequest) -> None:
     sheet.add(prometheus.IDENTITY["identity_info"], 1, names)
 
 
-def churn(sheet: MetricsWriter, call: ApiRequest) -> None:
+def put_churn(sheet: MetricsWriter, call: ApiRequest) -> None:
     names = tuple(prometheus.CHURN)
-    put(sheet, prometheus.CHURN, dict(zip(names, _churn_counts(call), strict=True)))
+    put_group(sheet, prometheus.CHURN, dict(zip(names, _churn_counts(call), strict=True)))
 
 
 def _churn_counts(call: ApiRequest) -> tuple[int, ...]:
@@ -392,7 +394,7 @@ def _churn_counts(call: ApiRequest) -> tuple[int, ...]:
     )
 
 
-def node_coarse(sheet: MetricsWriter, call: ApiRequest) -> None:
+def put_node_coarse(sheet: MetricsWriter, call: ApiRequest) -> None:
     stats = process()
     usage = resource.getrusage(resource.RUSAGE_SELF)
     values = {
@@ -404,10 +406,10 @@ def node_coarse(sheet: MetricsWriter, call: ApiRequest) -> None:
         "erlang_gc_runs_total": sum(each["collections"] for each in gc.get_stats()),
         "erlang_scheduler_context_switches_total": usage.ru_nvcsw + usage.ru_nivcsw,
     }
-    put(sheet, prometheus.NODE_COARSE, values)
+    put_group(sheet, prometheus.NODE_COARSE, values)
 
 
-def node(sheet: MetricsWriter, call: ApiRequest) -> None:
+def put_node(sheet: MetricsWriter, call: ApiRequest) -> None:
     alarms = call.broker.alarms
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     values = {
@@ -418,11 +420,11 @@ def node(sheet: MetricsWriter, call: ApiRequest) -> None:
         "erlang_processes_limit": int(THREADS_MAX.read_text("ascii")),
         "erlang_uptime_seconds": time.time() - call.broker.started_at,
     }
-    put(sheet, prometheus.NODE, values)
+    put_group(sheet, prometheus.NODE, values)
 
 
-def persister(sheet: MetricsWriter, call: ApiRequest) -> None:
-    io = numbers(IO)
+def put_persister(sheet: MetricsWriter, call: ApiRequest) -> None:
+    io = read_proc_numbers(IO)
     times = call.broker.storage.sync_times
     values = {
         "io_read_ops_total": io.get("syscr", 0),
@@ -432,31 +434,31 @@ def persister(sheet: MetricsWriter, call: ApiRequest) -> None:
         "io_sync_ops_total": times.count,
         "io_sync_time_seconds_total": times.total_s,
     }
-    put(sheet, prometheus.PERSISTER, values)
+    put_group(sheet, prometheus.PERSISTER, values)
 
 
-def alarms(sheet: MetricsWriter, call: ApiRequest) -> None:
+def put_alarms(sheet: MetricsWriter, call: ApiRequest) -> None:
     raised = call.broker.alarms.raised
     values = {
         "alarms_file_descriptor_limit": 0,
         "alarms_free_disk_space_watermark": int("disk" in raised),
         "alarms_memory_used_watermark": int("memory" in raised),
     }
-    put(sheet, prometheus.ALARMS, values)
+    put_group(sheet, prometheus.ALARMS, values)
 
 
-def auth(sheet: MetricsWriter, call: ApiRequest) -> None:
+def put_login_attempts(sheet: MetricsWriter, call: ApiRequest) -> None:
     """Write login attempts by protocol. AMQP is always included, so that alerts find their metric."""
-    for protocol, counts in {"amqp091": [0, 0], **call.broker.auth.attempts.by_protocol}.items():
-        _attempts(sheet, prometheus.AUTH, counts, labels(protocol=protocol))
+    for protocol, counts in {"amqp091": [0, 0], **call.broker.auth.login_stats.by_protocol}.items():
+        _attempts(sheet, prometheus.AUTH, counts, format_labels(protocol=protocol))
 
 
-def auth_detailed(sheet: MetricsWriter, call: ApiRequest) -> None:
+def put_login_attempts_by_source(sheet: MetricsWriter, call: ApiRequest) -> None:
     """Write login attempts by source, if `PUT /api/amqpd/auth_attempt_sources` has enabled counting by source."""
     for family in prometheus.AUTH_DETAILED.values():
-        sheet.begin(family)
-    for source, counts in list(call.broker.auth.attempts.by_source.items()):
-        label_set = labels(remote_address=source.address, username=source.user, protocol=source.protocol)
+        sheet.add_family(family)
+    for source, counts in list(call.broker.auth.login_stats.by_source.items()):
+        label_set = format_labels(remote_address=source.address, username=source.user, protocol=source.protocol)
         _attempts(sheet, prometheus.AUTH_DETAILED, counts, label_set)
 
 
@@ -466,7 +468,7 @@ def _attempts(sheet: MetricsWriter, group: Mapping[str, Family], counts: list[in
         sheet.add(family, count, label_set)
 
 
-def own(sheet: MetricsWriter, call: ApiRequest, span_records: int, unread_count: int) -> None:
+def put_amqpd_metrics(sheet: MetricsWriter, call: ApiRequest, span_records: int, unread_count: int) -> None:
     """Write the metrics that RabbitMQ does not have.
 
     Args:
@@ -559,7 +561,7 @@ class AggregateCollector:
         for index, count in enumerate(queue_counts(queue)):
             counts[index] += count
         gauges = self.gauges
-        messages, ready, unacked = lengths(queue)
+        messages, ready, unacked = queue_lengths(queue)
         gauges["queue_messages"] += messages
         gauges["queue_messages_ready"] += ready
         gauges["queue_messages_unacked"] += unacked
@@ -595,29 +597,31 @@ class AggregateCollector:
             "queues": len(self._queues),
             "exchanges": sum(len(vhost.exchanges) for vhost in self._broker.vhosts.values()),
         }
-        put(sheet, prometheus.OBJECTS, values)
+        put_group(sheet, prometheus.OBJECTS, values)
 
     def put_sums(self, sheet: MetricsWriter) -> None:
         """Write the sums of the metrics that `/metrics/per-object` has for each object."""
         gauges = self.gauges
         for group in (prometheus.QUEUE_COARSE, prometheus.QUEUE_CONSUMERS, prometheus.QUEUE):
-            put(sheet, group, gauges)
+            put_group(sheet, group, gauges)
         queues = [sum(each) for each in zip(*self.by_kind.values(), strict=True)]
-        put(sheet, prometheus.QUEUE_PUBLISHED, {"queue_messages_published_total": queues[_PUBLISH]})
-        put(sheet, prometheus.QUEUE_DELIVERY, dict(zip(prometheus.QUEUE_DELIVERY, queues[_DELIVER:], strict=True)))
-        put(sheet, prometheus.CHANNEL, gauges)
-        put(
+        put_group(sheet, prometheus.QUEUE_PUBLISHED, {"queue_messages_published_total": queues[_PUBLISH]})
+        put_group(
+            sheet, prometheus.QUEUE_DELIVERY, dict(zip(prometheus.QUEUE_DELIVERY, queues[_DELIVER:], strict=True))
+        )
+        put_group(sheet, prometheus.CHANNEL, gauges)
+        put_group(
             sheet,
             prometheus.CHANNEL_PUBLISHED,
             dict(zip(prometheus.CHANNEL_PUBLISHED, self.channel_counts, strict=False)),
         )
-        put(sheet, prometheus.UNROUTABLE, dict(zip(prometheus.UNROUTABLE, self._unroutable(), strict=True)))
-        put(
+        put_group(sheet, prometheus.UNROUTABLE, dict(zip(prometheus.UNROUTABLE, self._unroutable(), strict=True)))
+        put_group(
             sheet,
             prometheus.CONNECTION_COARSE,
             dict(zip(prometheus.CONNECTION_COARSE, (self.received_bytes, self.sent_bytes), strict=True)),
         )
-        put(sheet, prometheus.CONNECTION, {"connection_channels": len(self._channels)})
+        put_group(sheet, prometheus.CONNECTION, {"connection_channels": len(self._channels)})
         for name in ("records", "bytes", "segments"):
             sheet.add(prometheus.LOG[f"amqpd_log_{name}"], getattr(self.logs, name))
         sheet.add(prometheus.EXPORT["amqpd_export_lag_records"], self.export_lag)
@@ -632,7 +636,7 @@ class AggregateCollector:
 
     def put_global(self, sheet: MetricsWriter) -> None:
         """Write RabbitMQ's global metrics, by protocol and by kind of queue."""
-        group, label_set = prometheus.GLOBAL, labels(protocol=PROTOCOL)
+        group, label_set = prometheus.GLOBAL, format_labels(protocol=PROTOCOL)
         returned, dropped = self._unroutable()
         published, confirmed = self.channel_counts[0], self.channel_counts[1]
         values: dict[str, float] = {
@@ -648,7 +652,7 @@ class AggregateCollector:
         for name, value in values.items():
             sheet.add(group[name], value, label_set)
         for kind, counts in self.by_kind.items():
-            of_kind = labels(protocol=PROTOCOL, queue_type=KINDS[kind].module)
+            of_kind = format_labels(protocol=PROTOCOL, queue_type=KINDS[kind].module)
             by_name = {
                 "global_messages_delivered_total": sum(counts[_DELIVER : _GET_NO_ACK + 1]),
                 "global_messages_delivered_consume_manual_ack_total": counts[_DELIVER],
@@ -673,19 +677,19 @@ class AggregateCollector:
         for reason in _DEATHS:
             for kind in ("classic", "quorum"):
                 counted = went.get((kind, reason))
-                label_set = labels(queue_type=KINDS[kind].module, dead_letter_strategy="at_least_once")
+                label_set = format_labels(queue_type=KINDS[kind].module, dead_letter_strategy="at_least_once")
                 family = prometheus.DEAD_LETTERED[f"global_messages_dead_lettered_{reason}_total"]
                 sheet.add(family, int(counted.count) if counted is not None else 0, label_set)
 
 
 _NODE_GROUPS: Final[dict[str, Callable[[MetricsWriter, ApiRequest], None]]] = {
-    "alarms": alarms,
-    "connection_churn_metrics": churn,
-    "node_coarse_metrics": node_coarse,
-    "node_metrics": node,
-    "node_persister_metrics": persister,
-    "auth_attempt_metrics": auth,
-    "auth_attempt_detailed_metrics": auth_detailed,
+    "alarms": put_alarms,
+    "connection_churn_metrics": put_churn,
+    "node_coarse_metrics": put_node_coarse,
+    "node_metrics": put_node,
+    "node_persister_metrics": put_persister,
+    "auth_attempt_metrics": put_login_attempts,
+    "auth_attempt_detailed_metrics": put_login_attempts_by_source,
 }
 DETAILED_GROUPS: Final = frozenset({*_NODE_GROUPS, *OBJECT_GROUPS})
 """Values of `family=`. rabbit: other values are no error."""
@@ -708,7 +712,7 @@ async def per_object(call: ApiRequest) -> ApiResponse:
 
 async def _collect(call: ApiRequest, one_by_one: bool) -> ApiResponse:
     slices, sheet, openings = TimeSlice(), MetricsWriter(), LogOpeningBudget()
-    identity(sheet, call)
+    put_identity(sheet, call)
     for name, put in _NODE_GROUPS.items():
         if name != "auth_attempt_detailed_metrics":
             put(sheet, call)
@@ -720,7 +724,7 @@ async def _collect(call: ApiRequest, one_by_one: bool) -> ApiResponse:
     else:
         sums.put_sums(sheet)
     sums.put_global(sheet)
-    own(sheet, call, sums.logs.span_records, sums.unread_count)
+    put_amqpd_metrics(sheet, call, sums.logs.span_records, sums.unread_count)
     return ApiResponse(200, await sheet.chunks(slices), CONTENT_TYPE)
 
 
@@ -730,7 +734,7 @@ async def detailed(call: ApiRequest) -> ApiResponse:
     `family=queue_coarse_metrics&family=...&vhost=...&queue=...`: these families, for these vhosts and queues.
     """
     slices, named, sheet = TimeSlice(), MetricsWriter(), MetricsWriter(detailed=True)
-    identity(named, call)  # rabbit: without the prefix of detailed metrics
+    put_identity(named, call)  # rabbit: without the prefix of detailed metrics
     wanted = frozenset(call.query_all("family"))
     for name, put in _NODE_GROUPS.items():
         if name in wanted:

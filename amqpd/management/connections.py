@@ -16,7 +16,7 @@ from amqpd.channel.channel import had_by_queue
 from amqpd.channel.consumer import ChannelConsumer, ChannelConsumers
 from amqpd.connection import peer_certificate
 from amqpd.connection.read_pause import ALARM, BACKLOG, BODIES, OUTPUT, PACED, SHARING, SYNC
-from amqpd.management.listing import listing, one, plain, spans
+from amqpd.management.listing import amqp_to_json, listing, object_reply, requested_ranges
 from amqpd.management.request import NO_CONTENT, ApiRequest, ApiResponse, ResourceNotFound, Role
 from amqpd.management.router import ApiRoute
 from amqpd.management.stats import CHANNEL, CONNECTION
@@ -49,7 +49,7 @@ def pause_reasons(reasons: int) -> list[str]:
 CLOSED_BY_API = "Closed via management plugin"
 
 
-def reason(text: str) -> str:
+def close_reason(text: str) -> str:
     """Return the reason for closing a connection, for the client and the log: one line of printable characters."""
     return "".join(each if each.isprintable() else "?" for each in text[:200]) or CLOSED_BY_API
 
@@ -67,7 +67,7 @@ def _state(call: ApiRequest, connection: Connection) -> str:
     return "flow" if connection.gate.holds(SYNC | BACKLOG) else "running"
 
 
-def nodes(call: ApiRequest, connection: Connection) -> dict[str, str]:
+def node_fields(call: ApiRequest, connection: Connection) -> dict[str, str]:
     """Return the node that has the client's socket. If another node owns the vhost, that one is `owner`."""
     node = connection.wire.node
     return {"node": node, "owner": call.node} if node else {"node": call.node}
@@ -88,7 +88,7 @@ def connection_item(call: ApiRequest, connection: Connection) -> dict[str, Any]:
         "port": wire.local[1],
         "protocol": "AMQP 0-9-1",
         "auth_mechanism": connection.control.mechanism,
-        "client_properties": plain(connection.client_properties),
+        "client_properties": amqp_to_json(connection.client_properties),
         "channels": len(connection.channels.by_number),
         "channel_max": connection.channels.count_max,
         "frame_max": connection.output.frame_payload_max + 8,
@@ -101,8 +101,8 @@ def connection_item(call: ApiRequest, connection: Connection) -> dict[str, Any]:
         **peer_certificate.ciphers(*wire.cipher()),
         **peer_certificate.tls_info(wire.peer_certificate()),
         "type": "network",
-        **nodes(call, connection),
-        **call.rates.details(connection, CONNECTION, spans(call.query)),
+        **node_fields(call, connection),
+        **call.rates.details(connection, CONNECTION, requested_ranges(call.query)),
     }
     connection_name = connection.client_properties.get("connection_name")
     if isinstance(connection_name, str):
@@ -147,7 +147,7 @@ def channel_item(call: ApiRequest, connection: Connection, channel: Channel) -> 
         "user": session.user.name,
         "user_who_performed_action": session.user.name,
         "vhost": session.vhost.name,
-        **nodes(call, connection),
+        **node_fields(call, connection),
         "state": "closing" if channel.closing else "flow" if connection.gate.holds(SYNC | BACKLOG) else "running",
         "connection_details": connection_details(session),
         "confirm": confirms is not None,
@@ -159,12 +159,12 @@ def channel_item(call: ApiRequest, connection: Connection, channel: Channel) -> 
         "messages_unconfirmed": confirms.sequence - confirms.confirmed_sequence if confirms is not None else 0,
         "messages_uncommitted": len(transaction.publishes) if transaction is not None else 0,
         "acks_uncommitted": len(transaction.settlements) if transaction is not None else 0,
-        "message_stats": call.rates.details(channel, CHANNEL, spans(call.query)),
-        **idle(call, channel),
+        "message_stats": call.rates.details(channel, CHANNEL, requested_ranges(call.query)),
+        **idle_fields(call, channel),
     }
 
 
-def idle(call: ApiRequest, thing: Channel | Queue) -> dict[str, str]:
+def idle_fields(call: ApiRequest, thing: Channel | Queue) -> dict[str, str]:
     """Return `idle_since` if the counters do not change, precise to a sweep of 5 s. rabbit: in ISO format."""
     since = call.rates.idle_since(thing)
     if since is None:
@@ -186,7 +186,7 @@ def consumer_item(call: ApiRequest, consumer: Consumer) -> dict[str, Any]:
         "activity_status": "up" if not queue.round_robin.single_active else "single_active" if first else "waiting",
         "prefetch_count": 0,
         "consumer_timeout": 0,
-        "arguments": plain(decode_table(table, 0)[0]) if table else {},
+        "arguments": amqp_to_json(decode_table(table, 0)[0]) if table else {},
     }
     if isinstance(queue, GroupedQueue):
         item["groups_held"] = queue.grouped.window.groups_held(consumer)
@@ -220,7 +220,7 @@ def stream_item(queue: Queue, reader: StreamReader) -> dict[str, Any]:
 # -- what the caller may see -----------------------------------------------------------------------------------------
 
 
-def connections(call: ApiRequest, role: Role = Role.MONITORING) -> list[Connection]:
+def visible_connections(call: ApiRequest, role: Role = Role.MONITORING) -> list[Connection]:
     """Return the connections, of the vhost in the path if there is one, sorted by name.
 
     Args:
@@ -262,15 +262,15 @@ async def _list_channels(call: ApiRequest, found: list[Connection]) -> ApiRespon
 
 async def get_connections(call: ApiRequest) -> ApiResponse:
     """List connections, of all virtual hosts or of one."""
-    return await listing(call, connections(call), lambda each: connection_item(call, each), _name)
+    return await listing(call, visible_connections(call), lambda each: connection_item(call, each), _name)
 
 
 async def get_connection(call: ApiRequest) -> ApiResponse:
     """Return one connection."""
-    return one(call, connection_item(call, _find(call)))
+    return object_reply(call, connection_item(call, _find(call)))
 
 
-def tell_forced(call: ApiRequest, connection: Connection, why: str) -> None:
+def audit_forced_close(call: ApiRequest, connection: Connection, why: str) -> None:
     """Record in the audit log that a connection is closed."""
     about = {
         "vhost": connection.session.vhost.name,
@@ -284,15 +284,15 @@ def tell_forced(call: ApiRequest, connection: Connection, why: str) -> None:
 async def delete_connection(call: ApiRequest) -> ApiResponse:
     """Close the connection. rabbit: its own user and an administrator may; the tag monitoring is not enough."""
     connection = _find(call, Role.ADMINISTRATOR)
-    why = reason(call.headers.get("X-Reason", ""))
-    tell_forced(call, connection, why)
+    why = close_reason(call.headers.get("X-Reason", ""))
+    audit_forced_close(call, connection, why)
     connection.control.force(why)
     call.broker.turn.schedule()
     return NO_CONTENT
 
 
 def _connections_of_user(call: ApiRequest) -> list[Connection]:
-    found = connections(call, Role.ADMINISTRATOR if call.method == "DELETE" else Role.MONITORING)
+    found = visible_connections(call, Role.ADMINISTRATOR if call.method == "DELETE" else Role.MONITORING)
     return [each for each in found if each.session.user.name == call.params["user"]]
 
 
@@ -300,7 +300,7 @@ def _short_item(call: ApiRequest, connection: Connection) -> dict[str, Any]:
     """Return a connection in the list of one user's connections. rabbit: it has only these fields."""
     session = connection.session
     about = {"name": connection.name, "vhost": session.vhost.name, "user": session.user.name}
-    return {**about, **nodes(call, connection)}
+    return {**about, **node_fields(call, connection)}
 
 
 async def get_user_connections(call: ApiRequest) -> ApiResponse:
@@ -313,10 +313,10 @@ async def delete_user_connections(call: ApiRequest) -> ApiResponse:
 
     A user who is not an administrator can only close their own connections.
     """
-    why = reason(call.headers.get("X-Reason", ""))
+    why = close_reason(call.headers.get("X-Reason", ""))
     slices = TimeSlice()
     for connection in _connections_of_user(call):
-        tell_forced(call, connection, why)
+        audit_forced_close(call, connection, why)
         connection.control.force(why)
         if slices.expired:
             await slices.yield_loop()
@@ -331,7 +331,7 @@ async def get_connection_channels(call: ApiRequest) -> ApiResponse:
 
 async def get_channels(call: ApiRequest) -> ApiResponse:
     """List channels, of all virtual hosts or of one."""
-    return await _list_channels(call, connections(call))
+    return await _list_channels(call, visible_connections(call))
 
 
 async def get_channel(call: ApiRequest) -> ApiResponse:
@@ -360,7 +360,7 @@ async def get_channel(call: ApiRequest) -> ApiResponse:
                 }
                 for queue, had in had_by_queue(channel.deliveries).items()
             ]
-            return one(call, item)
+            return object_reply(call, item)
     raise ResourceNotFound(f"no channel '{name}'")
 
 

@@ -25,7 +25,7 @@ from amqpd.broker.queue.types import KINDS
 from amqpd.broker.vhost.limits import COMPONENT, OF_VHOSTS, PARAMETER, checked
 from amqpd.broker.vhost.parameters import parameters
 from amqpd.management.bindings import binding_item
-from amqpd.management.listing import document, plain
+from amqpd.management.listing import amqp_to_json, document_reply
 from amqpd.management.policies import global_item, parameter_item, policy_item
 from amqpd.management.request import ApiRequest, ApiResponse, BadRequest, Role, clean_name, parse_bool
 from amqpd.management.router import ApiRoute
@@ -186,7 +186,7 @@ SCHEMA: Final[dict[str, dict[str, tuple[Any, Any]]]] = {
         "properties_key": (_ANY, ""),
     },
 }
-WHOLE_ONLY: Final = ("users", "vhosts", "permissions", "topic_permissions", "global_parameters")
+BROKER_KINDS: Final = ("users", "vhosts", "permissions", "topic_permissions", "global_parameters")
 """Kinds of items that an import into a single vhost ignores."""
 TITLES: Final = (
     "rabbit_version", "rabbitmq_version", "product_name", "product_version", "original_vhost_name", "explanation",
@@ -194,7 +194,7 @@ TITLES: Final = (
 )  # fmt: skip
 
 
-async def read(document: Item, report: ImportReport, vhost: str | None = None) -> dict[str, list[Item]]:
+async def read_items(document: Item, report: ImportReport, vhost: str | None = None) -> dict[str, list[Item]]:
     """Return the items of the document, each with all keys of its kind.
 
     Args:
@@ -211,7 +211,7 @@ async def read(document: Item, report: ImportReport, vhost: str | None = None) -
         if vhost is not None and key == "limits":
             found["parameters"] += _limits_of_vhost(vhost, document)
             continue
-        if key not in SCHEMA or (vhost is not None and key in WHOLE_ONLY):
+        if key not in SCHEMA or (vhost is not None and key in BROKER_KINDS):
             report.add_unknown_key(key)
             continue
         if not isinstance(value, list):
@@ -263,7 +263,7 @@ def _item(path: str, schema: dict[str, tuple[Any, Any]], raw: object, vhost: str
     return item
 
 
-def with_limits_of_vhosts(items: dict[str, list[Item]]) -> None:
+def add_vhost_limits(items: dict[str, list[Item]]) -> None:
     """Add the limits that are only in items of vhosts to the parameters.
 
     rabbit: 4.x has limits at the vhost and as a parameter. The parameter has priority.
@@ -297,7 +297,7 @@ def check_permission(item: Item) -> None:
     """Check one permission. Raises: BadRequest, AuthError, InvalidPattern."""
     if item.get("exchange"):
         clean_name(item["exchange"], "an exchange")
-    Permissions.check(permission_row(item))
+    Permissions.check_patterns(permission_row(item))
 
 
 def check_user(item: Item) -> None:
@@ -340,11 +340,11 @@ ExportedItem: TypeAlias = dict[str, Any] | None
 
 async def get_definitions(call: ApiRequest) -> ApiResponse:
     """Return all definitions of the broker, as one document."""
-    return await document(definitions_of(call.broker))
+    return await document_reply(export_definitions(call.broker))
 
 
-def definitions_of(broker: Broker) -> dict[str, Any]:
-    """Return the document. Its long lists are iterators, which `listing.document` encodes in slices."""
+def export_definitions(broker: Broker) -> dict[str, Any]:
+    """Return the document. Its long lists are iterators, which `listing.document_reply` encodes in slices."""
     auth = broker.auth
     vhosts = sorted(broker.vhosts.values(), key=lambda vhost: vhost.name)
     found: dict[str, Any] = {
@@ -389,7 +389,7 @@ async def get_vhost_definitions(call: ApiRequest) -> ApiResponse:
         "policies": [policy_item(policy) for policy in vhost.policies.all()],
     }
     found.update(queues=_queues(vhost), exchanges=_exchanges(vhost), bindings=_bindings(vhost))
-    return await document(found)
+    return await document_reply(found)
 
 
 def _user(limits: UserLimits, row: UserRow) -> dict[str, Any]:
@@ -424,7 +424,7 @@ def _queues(vhost: VHost) -> Iterator[ExportedItem]:
             "durable": queue.durable,
             "auto_delete": queue.auto_delete,
             "type": queue.kind,
-            "arguments": plain(queue.arguments),
+            "arguments": amqp_to_json(queue.arguments),
         }
 
 
@@ -439,7 +439,7 @@ def _exchanges(vhost: VHost) -> Iterator[ExportedItem]:
             "durable": exchange.durable,
             "auto_delete": exchange.auto_delete,
             "internal": exchange.internal,
-            "arguments": plain(exchange.arguments),
+            "arguments": amqp_to_json(exchange.arguments),
         }
 
 
@@ -451,7 +451,7 @@ def _bindings(vhost: VHost) -> Iterator[ExportedItem]:
                 continue
             item = binding_item(binding)._asdict()
             del item["vhost"]
-            item["arguments"] = plain(item["arguments"])
+            item["arguments"] = amqp_to_json(item["arguments"])
             yield item
 
 

@@ -44,15 +44,15 @@ from amqpd.management.definitions import (
     Fault,
     ImportReport,
     Item,
+    add_vhost_limits,
     check_permission,
     check_user,
     check_vhost,
     permission_row,
     queue_arguments,
-    read,
-    with_limits_of_vhosts,
+    read_items,
 )
-from amqpd.management.listing import document, plain
+from amqpd.management.listing import amqp_to_json, document_reply
 from amqpd.management.request import (
     NO_CONTENT,
     ApiError,
@@ -61,11 +61,11 @@ from amqpd.management.request import (
     BadRequest,
     Role,
     clean_name,
-    number,
+    parse_int,
     reply,
 )
 from amqpd.management.router import ApiRoute
-from amqpd.management.time_slice import TimeSlice, release
+from amqpd.management.time_slice import TimeSlice, free_in_slices
 from amqpd.management.users import tags_of
 from amqpd.protocol.field_table import CodecError
 from amqpd.routing.base import RoutingError
@@ -96,7 +96,7 @@ class Import:
         self.items = items
         self.report = report
         self.skip = skip
-        with_limits_of_vhosts(items)
+        add_vhost_limits(items)
         self.slices = TimeSlice()
         self._skipped: set[tuple[str, int]] = set()
 
@@ -123,7 +123,7 @@ class Import:
                 continue
             if item["password_hash"] or item[ARGON2ID_KEY]:
                 raise BadRequest(f"users[{index}]: both_password_and_password_hash_are_provided")
-            stored, algorithm = await self.broker.auth.hashed(item["name"], item["password"].encode())
+            stored, algorithm = await self.broker.auth.hash_for_user(item["name"], item["password"].encode())
             item["password_hash"], item["hashing_algorithm"], item["password"] = stored, algorithm, ""
 
     async def _drop_unknown_policy_keys(self) -> None:
@@ -148,7 +148,7 @@ class Import:
                 self.report.add_fault(f"{path}.{key}", "unknown policy key")
             value["definition"] = {key: each for key, each in definition.items() if key not in unknown}
 
-    def kept(self) -> Iterator[tuple[str, int, Item]]:
+    def items_to_import(self) -> Iterator[tuple[str, int, Item]]:
         """Yield kind, index in the document, and item of each item that was not skipped."""
         for kind, items in self.items.items():
             for index, item in enumerate(items):
@@ -161,26 +161,26 @@ class Import:
         found = {kind: len(items) - skipped[kind] for kind, items in self.items.items()}
         return {kind: count for kind, count in found.items() if count}
 
-    async def make(self) -> None:
+    async def import_all(self) -> None:
         """Import everything or nothing. Raises: BadRequest, DeclarationPending, MetadataError; nothing is imported
         then.
         """
         # The task continues if the client disconnects: committed rows must also be applied in memory.
         await asyncio.shield(asyncio.create_task(self._run()))
 
-    async def drop(self) -> None:
+    async def free_items(self) -> None:
         """Free the items in slices."""
         for items in self.items.values():
-            await release(items)
+            await free_in_slices(items)
 
     async def _run(self) -> None:
         try:
             declarations = Declarations(self.broker, dry=False)
-            async with self.broker.auth.changing:
+            async with self.broker.auth.change_lock:
                 await self._declare_and_commit(declarations)
             await self._release(declarations)
         finally:
-            await self.drop()
+            await self.free_items()
 
     async def _release(self, declarations: Declarations) -> None:
         for _ in declarations.transaction.let_go():
@@ -201,7 +201,7 @@ class Import:
         except BaseException:
             declarations.transaction.abandon()
             raise
-        self.broker.auth.save_all(declarations.users, declarations.permissions)
+        self.broker.auth.apply_committed(declarations.users, declarations.permissions)
         for name, limits in declarations.user_limits.items():
             self.broker.user_limits.keep(name, limits)
         for _ in declarations.transaction.make_all():
@@ -410,14 +410,14 @@ async def import_document(broker: Broker, document: Item, name: str, vhost: str 
     Raises: BadRequest, DeclarationPending, MetadataError; nothing is imported then.
     """
     report = ImportReport()
-    work = Import(broker, await read(document, report, vhost), report, skip)
+    work = Import(broker, await read_items(document, report, vhost), report, skip)
     try:
         await work.check()
     except (ApiError, DeclarationPending):
-        await work.drop()
+        await work.free_items()
         raise
     counts = work.counts()
-    await work.make()
+    await work.import_all()
     broker.catalogue.events.record("definitions.imported", {"vhost": vhost or "", "name": name, "items": counts})
     summary = ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "nothing"
     log.info("%s: imported %s", name, summary, extra={"vhost": vhost})
@@ -487,7 +487,7 @@ class DefinitionsDiff:
         for row in rows:
             self._permissions[_permission_key(row)] = row
 
-    async def find(self) -> None:
+    async def compare_all(self) -> None:
         """Compare all items, in slices. Cost: some us an item."""
         comparers: dict[str, Callable[[Item], Comparison]] = {
             "users": self._user,
@@ -502,7 +502,7 @@ class DefinitionsDiff:
             "bindings": self._binding,
         }
         slices = TimeSlice()
-        for kind, index, item in self._work.kept():
+        for kind, index, item in self._work.items_to_import():
             self._add(kind, f"{kind}[{index}]", item.get("vhost", ""), comparers[kind](item))
             if slices.expired:
                 await slices.yield_loop()
@@ -580,8 +580,8 @@ class DefinitionsDiff:
         if existing is None:
             return Comparison(item["name"], None, after)
         flags = {"durable": existing.durable, "auto_delete": existing.auto_delete, "internal": existing.internal}
-        before = {"type": existing.kind, **flags, "arguments": plain(existing.arguments)}
-        return Comparison(item["name"], before, {**after, "arguments": plain(item["arguments"])}, False)
+        before = {"type": existing.kind, **flags, "arguments": amqp_to_json(existing.arguments)}
+        return Comparison(item["name"], before, {**after, "arguments": amqp_to_json(item["arguments"])}, False)
 
     def _queue(self, item: Item) -> Comparison:
         vhost = self._broker.vhosts.get(item["vhost"])
@@ -633,16 +633,16 @@ def _policy_value(value: Item) -> Values:
 
 def _without_type(arguments: dict[str, object]) -> Values:
     """Return the arguments as JSON values, without the queue type, which has a key of its own."""
-    return {name: plain(value) for name, value in arguments.items() if name != "x-queue-type"}
+    return {name: amqp_to_json(value) for name, value in arguments.items() if name != "x-queue-type"}
 
 
 async def post_difference(call: ApiRequest) -> ApiResponse:
     """Return the changes that an import of this document would make, without making them."""
     vhost = call.vhost().name if "vhost" in call.params else None
     skip = call.query_flag("skip_unsupported")
-    count = number("count", call.query.get("count", COUNT), 0, COUNT_MAX)
+    count = parse_int("count", call.query.get("count", COUNT), 0, COUNT_MAX)
     report = ImportReport()
-    work = Import(call.broker, await read(call.fields(), report, vhost), report, skip)
+    work = Import(call.broker, await read_items(call.fields(), report, vhost), report, skip)
     try:
         try:
             await work.check()
@@ -650,10 +650,10 @@ async def post_difference(call: ApiRequest) -> ApiResponse:
             if not report.fault_count:
                 raise
         found = DefinitionsDiff(call.broker, work, count)
-        await found.find()
+        await found.compare_all()
     finally:
-        await work.drop()
-    return await document(
+        await work.free_items()
+    return await document_reply(
         {
             "possible": skip or not report.fault_count,
             "counts": found.counts,

@@ -22,7 +22,7 @@ from amqpd.broker.vhost.parameters import IMPORTED_HASH
 from amqpd.broker.vhost.pending import DeclarationPending, wait_done
 from amqpd.management.definitions import DefinitionsError
 from amqpd.management.definitions_import import import_document, log
-from amqpd.management.json_body import parse
+from amqpd.management.json_body import parse_json
 from amqpd.management.request import ApiError
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ async def _import(broker: Broker, name: str, text: str | None, skip: bool) -> No
     if text is None:
         raise DefinitionsError(f"{name}: not JSON: not UTF-8")
     try:
-        document = await parse(text or "{}", True)
+        document = await parse_json(text or "{}", True)
     except ApiError as error:
         raise DefinitionsError(f"{name}: {error.reason}") from None
     except ValueError as error:

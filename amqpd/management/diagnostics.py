@@ -43,7 +43,7 @@ from amqpd.config import rows, value_of
 from amqpd.config.help import MASK, masked, shown
 from amqpd.logging_config import LogOutput
 from amqpd.management.health import failed_logs
-from amqpd.management.listing import plain
+from amqpd.management.listing import amqp_to_json
 from amqpd.management.overview import Totals, clock_state, listeners
 from amqpd.management.request import (
     NO_CONTENT,
@@ -53,7 +53,7 @@ from amqpd.management.request import (
     BadRequest,
     ResourceNotFound,
     Role,
-    number,
+    parse_int,
     reply,
 )
 from amqpd.management.router import ApiRoute
@@ -78,7 +78,7 @@ async def environment(call: ApiRequest) -> ApiResponse:
     """Return all settings of this process; secrets are masked."""
     found: dict[str, Any] = {}
     for row in rows():
-        value = value_of(call.server.latest if row.reloaded else call.broker.settings, row.name)
+        value = value_of(call.server.current_settings if row.reloaded else call.broker.settings, row.name)
         if row.secret:
             found[row.name] = masked(row.name, shown(value))
         else:
@@ -237,7 +237,7 @@ ANSWER_MAX: Final = 500
 IDLE_S: Final = 30.0
 
 
-class Watch:
+class EventRecorder:
     """A recorder of the broker's events.
 
     Attributes:
@@ -260,7 +260,7 @@ class Watch:
         self.end += 1
         self._kept.append(event)
 
-    def since(self, position: int) -> tuple[int, list[Event]]:
+    def events_since(self, position: int) -> tuple[int, list[Event]]:
         """Return the position of the next request, and the events from `position`, at most ANSWER_MAX.
 
         Events that are no longer kept are skipped.
@@ -279,12 +279,12 @@ async def get_events(call: ApiRequest) -> ApiResponse:
     """
     events = call.broker.catalogue.events
     watch = events.watcher
-    if not isinstance(watch, Watch):
-        watch = Watch(events)
-    position = number("position", call.query.get("position", str(watch.end)), 0, 1 << 62)
+    if not isinstance(watch, EventRecorder):
+        watch = EventRecorder(events)
+    position = parse_int("position", call.query.get("position", str(watch.end)), 0, 1 << 62)
     lost = max(0, watch.end - COUNT_MAX - position)
-    position, found = watch.since(min(position, watch.end))
-    items: list[dict[str, Any]] = [{"event": each.key, **plain(each.headers)} for each in found]
+    position, found = watch.events_since(min(position, watch.end))
+    items: list[dict[str, Any]] = [{"event": each.key, **amqp_to_json(each.headers)} for each in found]
     return reply({"position": position, "lost": lost, "events": items})
 
 
@@ -365,8 +365,8 @@ async def tail(call: ApiRequest) -> ApiResponse:
     path = log_file()
     if path is None:
         raise ResourceNotFound("the log is written to standard error, not to a file (log.file)")
-    lines = number("lines", call.query.get("lines", "0"), 0, LINES_MAX)
-    position = number("position", call.query.get("position", "0"), 0, 1 << 62)
+    lines = parse_int("lines", call.query.get("lines", "0"), 0, LINES_MAX)
+    position = parse_int("position", call.query.get("position", "0"), 0, 1 << 62)
     try:
         text, end = await asyncio.to_thread(_read_log, path, position, lines)
     except OSError as error:
@@ -497,12 +497,12 @@ def _rabbitmq_status(call: ApiRequest, stats: ProcessStats) -> dict[str, Any]:
         "erlang_version": f"Python {platform.python_version()}",
         "crypto_lib_version": ssl.OPENSSL_VERSION,
         "uptime": int(time.time() - broker.started_at),
-        "is_under_maintenance": call.server.drained,
+        "is_under_maintenance": call.server.is_drained,
         "processes": {"used": threading.active_count(), "limit": int(_PID_MAX.read_text("ascii"))},
         "run_queue": 0,
         "net_ticktime": 0,
         "vm_memory_calculation_strategy": "rss",
-        "vm_memory_high_watermark_setting": _memory_setting(call.server.latest.limits),
+        "vm_memory_high_watermark_setting": _memory_setting(call.server.current_settings.limits),
         "vm_memory_high_watermark_limit": broker.alarms.memory_limit_bytes,
         "memory": {
             "rss_bytes": stats.rss_bytes,

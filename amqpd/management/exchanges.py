@@ -18,7 +18,7 @@ from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.declaration import ExchangeDeclaration
 from amqpd.broker.vhost.pending import wait_done
 from amqpd.management.connections import channel_details
-from amqpd.management.listing import by_name, listing, one, plain, spans
+from amqpd.management.listing import amqp_to_json, listing, object_reply, requested_ranges, sort_by_name
 from amqpd.management.request import (
     CREATED,
     DEFAULT_EXCHANGE,
@@ -56,14 +56,14 @@ def exchange_item(call: ApiRequest, vhost: VHost, exchange: Exchange) -> dict[st
         "durable": exchange.durable,
         "auto_delete": exchange.auto_delete,
         "internal": exchange.internal,
-        "arguments": plain(exchange.arguments),
+        "arguments": amqp_to_json(exchange.arguments),
         "policy": policy.policy or None,
         "operator_policy": policy.operator_policy or None,
         "effective_policy_definition": dict(policy.definition),
         "messages_delayed": 0 if exchange.wheel is None else int(exchange.wheel.count()),
         "state": "unavailable" if exchange.unavailable else "running",
         **_memory_counts(exchange),
-        "message_stats": call.rates.details(exchange, EXCHANGE, spans(call.query)),
+        "message_stats": call.rates.details(exchange, EXCHANGE, requested_ranges(call.query)),
         # rabbit: the broker's own exchanges belong to its internal user
         "user_who_performed_action": "rmq-internal" if exchange.name.startswith("amq.") or not exchange.name else "",
     }
@@ -86,7 +86,7 @@ async def get_exchanges(call: ApiRequest) -> ApiResponse:
     await flush_counters(list(call.server.connections), slices)
     pairs: list[tuple[VHost, Exchange]] = []
     for vhost in call.vhosts():
-        for exchange in await by_name(list(vhost.exchanges.values()), _name, slices):
+        for exchange in await sort_by_name(list(vhost.exchanges.values()), _name, slices):
             pairs.append((vhost, exchange))
             if slices.expired:
                 await slices.yield_loop()
@@ -99,7 +99,9 @@ async def get_exchange(call: ApiRequest) -> ApiResponse:
     await flush_counters(list(call.server.connections), slices)
     incoming = await _incoming(call, call.exchange(), slices)
     # rabbit: with rates_mode basic, messages from an exchange to each queue are not counted.
-    return one(call, {**exchange_item(call, call.vhost(), call.exchange()), "incoming": incoming, "outgoing": []})
+    return object_reply(
+        call, {**exchange_item(call, call.vhost(), call.exchange()), "incoming": incoming, "outgoing": []}
+    )
 
 
 async def _incoming(call: ApiRequest, exchange: Exchange, slices: TimeSlice) -> list[dict[str, Any]]:

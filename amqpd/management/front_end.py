@@ -51,7 +51,7 @@ class AdminFrontEnd(FrontEnd):
         self._server = server
         self._imported = imported
         self._admin: AdminServer | None = None
-        self.whole: Callable[[], ClusterApi] | None = None
+        self.make_cluster_api: Callable[[], ClusterApi] | None = None
         """Creates the interface to the other nodes of the cluster. Set before `start`; None for a single node."""
         self._starting: asyncio.Task[None] | None = None
         self._tls: ssl.SSLContext | None = None
@@ -92,7 +92,7 @@ class AdminFrontEnd(FrontEnd):
         from amqpd.management.server import AdminServer
 
         self._imported()
-        whole = None if self.whole is None else self.whole()
+        whole = None if self.make_cluster_api is None else self.make_cluster_api()
         self._admin = AdminServer(self._broker, self._server, whole)
         await self._admin.start(tcp_sockets, amqpctl_socket, metrics_socket)
 

@@ -13,8 +13,8 @@ from amqpd.broker.message import NO_MESSAGE, MessageRoute, make_message
 from amqpd.broker.publish import router
 from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.declaration import QueueDeclaration
-from amqpd.management.certificates import expiring
-from amqpd.management.overview import listeners, this_node
+from amqpd.management.certificates import expiring_listeners
+from amqpd.management.overview import check_node_name, listeners
 from amqpd.management.request import ApiRequest, ApiResponse, BadRequest, Role, reply
 from amqpd.management.router import ApiRoute
 from amqpd.protocol.properties import NO_PROPERTIES
@@ -132,7 +132,7 @@ async def check_certificates(call: ApiRequest) -> ApiResponse:
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdecimal() and len(digits) < 6):
         raise BadRequest("Invalid expiration value.")
-    found = expiring(call, time.time() + int(text) * _UNIT_DAYS[unit] * 86400)
+    found = expiring_listeners(call, time.time() + int(text) * _UNIT_DAYS[unit] * 86400)
     if not found:
         return _ok()
     return reply({"status": "failed", "reason": "Certificates expiring", "expired": found}, 503)
@@ -167,7 +167,7 @@ async def check_node(call: ApiRequest) -> ApiResponse:
 
     rabbit: the old single check. The node must accept clients and have no alarm.
     """
-    this_node(call)
+    check_node_name(call)
     if not call.server.app_running:
         return reply({"status": "failed", "reason": "the application is stopped"})
     if call.broker.alarm_reason:

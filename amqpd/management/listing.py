@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from amqpd.auth.permissions import InvalidPattern, compile_pattern
-from amqpd.management.request import ApiRequest, ApiResponse, BadRequest, is_true, number, to_json
+from amqpd.management.request import ApiRequest, ApiResponse, BadRequest, is_true, parse_int, to_json
 from amqpd.management.samples import NO_SPANS, SampleRange, SampleRanges
 from amqpd.management.time_slice import TimeSlice
 
@@ -35,16 +35,16 @@ PREFIXES: Final = ("msg_rates", "lengths", "data_rates", "node_stats")
 _AGE_MAX_S: Final = 7 * 86400
 
 
-def spans(query: Mapping[str, str]) -> SampleRanges:
+def requested_ranges(query: Mapping[str, str]) -> SampleRanges:
     """Return the sample ranges that the query asks for. Raises: BadRequest."""
     if not any(f"{prefix}_age" in query for prefix in PREFIXES):
         return NO_SPANS
     return SampleRanges(*(_span(query, prefix) for prefix in PREFIXES))
 
 
-def check_list(query: Mapping[str, str], count: int) -> None:
+def check_sample_count(query: Mapping[str, str], count: int) -> None:
     """Raise BadRequest if an answer with `count` objects would have more than LISTED_MAX samples."""
-    samples = sum(span.age // span.increment + 1 for span in spans(query) if span is not None)
+    samples = sum(span.age // span.increment + 1 for span in requested_ranges(query) if span is not None)
     if samples * count > LISTED_MAX:
         raise BadRequest(f"{samples} samples of each of {count} are too many: ask for a page, or for fewer samples")
 
@@ -53,8 +53,10 @@ def _span(query: Mapping[str, str], prefix: str) -> SampleRange | None:
     age, increment = query.get(f"{prefix}_age"), query.get(f"{prefix}_incr")
     if age is None or increment is None:
         return None
-    found = SampleRange(number(f"{prefix}_age", age, 1, _AGE_MAX_S), number(f"{prefix}_incr", increment, 1, _AGE_MAX_S))
-    number(f"{prefix}_age divided by {prefix}_incr", found.age // found.increment, 0, SAMPLES_MAX)
+    found = SampleRange(
+        parse_int(f"{prefix}_age", age, 1, _AGE_MAX_S), parse_int(f"{prefix}_incr", increment, 1, _AGE_MAX_S)
+    )
+    parse_int(f"{prefix}_age divided by {prefix}_incr", found.age // found.increment, 0, SAMPLES_MAX)
     return found
 
 
@@ -70,7 +72,7 @@ T = TypeVar("T")
 Item = dict[str, Any]
 
 
-def plain(value: object) -> Any:
+def amqp_to_json(value: object) -> Any:
     """Return an AMQP field value as a JSON value. Bytes become base64, decimals numbers."""
     if value is None or isinstance(value, bool | int | str):
         return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
@@ -81,9 +83,9 @@ def plain(value: object) -> Any:
     if isinstance(value, bytes | bytearray):
         return b64encode(value).decode()
     if isinstance(value, dict):
-        return {str(name): plain(item) for name, item in value.items()}
+        return {str(name): amqp_to_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [amqp_to_json(item) for item in value]
     return str(value)
 
 
@@ -120,7 +122,7 @@ class Body:
         return self._chunks
 
 
-async def collected(found: Iterable[T], slices: TimeSlice) -> list[T]:
+async def collect(found: Iterable[T], slices: TimeSlice) -> list[T]:
     """Collect a generator in slices. Its source must be a snapshot, because others change the objects meanwhile."""
     objects: list[T] = []
     for each in found:
@@ -130,14 +132,14 @@ async def collected(found: Iterable[T], slices: TimeSlice) -> list[T]:
     return objects
 
 
-async def by_name(objects: Sequence[T], name_of: Callable[[T], str], slices: TimeSlice) -> list[T]:
+async def sort_by_name(objects: Sequence[T], name_of: Callable[[T], str], slices: TimeSlice) -> list[T]:
     """Sort by name in short runs and merge them. Sorting a hundred thousand queues at once would block the loop."""
     runs = []
     for start in range(0, len(objects), _RUN):
         runs.append(sorted(objects[start : start + _RUN], key=name_of))
         if slices.expired:
             await slices.yield_loop()
-    return await collected(heapq.merge(*runs, key=name_of), slices)
+    return await collect(heapq.merge(*runs, key=name_of), slices)
 
 
 async def listing(
@@ -162,7 +164,7 @@ async def listing(
     slices = TimeSlice()
     total = len(objects)
     query = call.query
-    keep = columns(query.get("columns", ""))
+    keep = parse_columns(query.get("columns", ""))
     name = query.get("name", "")
     if name and "page" in query:
         matches = _matcher(name, is_true(query, "use_regex"))
@@ -178,7 +180,7 @@ async def listing(
     page = size = pages = 0
     sort = query.get("sort", "")
     if "page" in query:
-        page, size = page_of(query)
+        page, size = requested_page(query)
         if call.part:
             return await _part(objects, render, query, (total, filtered, page * size), keys, slices)
         pages = max(1, -(-filtered // size))
@@ -187,7 +189,7 @@ async def listing(
     elif call.part:
         return await _part(objects, render, query, (total, filtered, filtered), keys, slices)
     first, last = (page - 1) * size, page * size
-    check_list(query, max(0, min(last, filtered) - first) if page else filtered)
+    check_sample_count(query, max(0, min(last, filtered) - first) if page else filtered)
     if sort:
         objects = await _sorted(objects, keys.get(sort) or _column(render, sort), query, slices)
     # Rendered one by one while they are encoded: ten thousand live dicts cost the garbage collector more than
@@ -210,7 +212,7 @@ def page_head(filtered: int, count: int, page: int, pages: int, size: int, total
     )
 
 
-def page_of(query: Any) -> tuple[int, int]:
+def requested_page(query: Any) -> tuple[int, int]:
     """Return the number of the requested page, from 1, and its size. Raises: BadRequest."""
     page, size = _number(query, "page", 1), _number(query, "page_size", PAGE_SIZE)
     if size > PAGE_SIZE_MAX:
@@ -236,8 +238,8 @@ async def _part(
             begins in the merged list.
     """
     total, filtered, wanted = sizes
-    check_list(query, min(wanted, filtered))
-    sort, keep = query.get("sort", ""), columns(query.get("columns", ""))
+    check_sample_count(query, min(wanted, filtered))
+    sort, keep = query.get("sort", ""), parse_columns(query.get("columns", ""))
     if sort:
         objects = await _sorted(objects, keys.get(sort) or _column(render, sort), query, slices)
     path = sort.split(".") if sort else []
@@ -252,20 +254,20 @@ async def _part(
     return ApiResponse(200, body.finished(), LINES)
 
 
-def one(call: ApiRequest, item: Item) -> ApiResponse:
+def object_reply(call: ApiRequest, item: Item) -> ApiResponse:
     """Return the reply for a single object, cut to `columns`."""
-    return ApiResponse(200, to_json(cut(item, call.query.get("columns", ""))).encode())
+    return ApiResponse(200, to_json(select_columns(item, call.query.get("columns", ""))).encode())
 
 
-def cut(item: Item, names: str) -> Item:
+def select_columns(item: Item, names: str) -> Item:
     """Return the item with the named columns, separated by commas. Without names, return the whole item. Raises:
     BadRequest.
     """
-    keep = columns(names)
+    keep = parse_columns(names)
     return _cut(item, keep) if keep else item
 
 
-async def document(item: Item) -> ApiResponse:
+async def document_reply(item: Item) -> ApiResponse:
     """Return the reply for an object. Each element of a list, or of an iterator that renders one, is encoded by
     itself.
     """
@@ -307,7 +309,7 @@ async def _sorted(objects: Sequence[T], key: Callable[[T], object], query: Any, 
         run.sort(reverse=not reverse)
         runs.append(run)
     merged = heapq.merge(*map(_pop_all, runs), reverse=reverse)
-    return await collected((objects[index] for _, index in merged), slices)
+    return await collect((objects[index] for _, index in merged), slices)
 
 
 def _pop_all(run: list[T]) -> Iterator[T]:
@@ -347,7 +349,7 @@ def _matcher(name: str, regex: bool) -> Callable[[str], bool]:
     return contains
 
 
-def columns(text: str) -> list[list[str]]:
+def parse_columns(text: str) -> list[list[str]]:
     """Return the requested columns as paths into an item. An empty list means all columns. Raises: BadRequest."""
     names = [name for name in text.split(",") if name]
     if len(names) > COLUMNS_MAX:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.auth.permissions import Kind
 from amqpd.broker.queue.log_opener import opened
-from amqpd.management.listing import Body, by_name, listing
+from amqpd.management.listing import Body, listing, sort_by_name
 from amqpd.management.request import (
     NO_CONTENT,
     ApiError,
@@ -30,7 +30,7 @@ from amqpd.management.request import (
     BadRequest,
     ResourceNotFound,
     Role,
-    number,
+    parse_int,
     reply,
 )
 from amqpd.management.router import ApiRoute
@@ -63,7 +63,7 @@ async def get_all_exports(call: ApiRequest) -> ApiResponse:
     slices = TimeSlice()
     found: list[tuple[Queue, QueueLog, ExportHold, str]] = []
     for vhost in call.vhosts():
-        for queue in await by_name(list(vhost.queues.values()), _name, slices):
+        for queue in await sort_by_name(list(vhost.queues.values()), _name, slices):
             await opened(queue)
             hold = None if queue.store is None else call.broker.storage.find_hold(queue.store)
             if hold is not None and queue.store is not None:
@@ -105,7 +105,7 @@ async def put_export(call: ApiRequest) -> ApiResponse:
         raise BadRequest("name: expected letters, digits, dots, dashes and underscores, 64 at most")
     limit = call.fields().get("max_bytes")
     if limit is not None:
-        limit = number("max_bytes", limit, 0, OFFSET_MAX)
+        limit = parse_int("max_bytes", limit, 0, OFFSET_MAX)
     call.broker.storage.hold(store).add(name, limit)
     call.broker.storage.hold_changed(store)
     return NO_CONTENT
@@ -119,7 +119,7 @@ async def commit_export(call: ApiRequest) -> ApiResponse:
     store = _store(call, "read")
     if call.text("id", store.queue_id) != store.queue_id:
         raise ResourceNotFound("the queue was deleted and declared again")
-    name, offset = call.text("name"), number("offset", call.given("offset"), 0, OFFSET_MAX)
+    name, offset = call.text("name"), parse_int("offset", call.required("offset"), 0, OFFSET_MAX)
     hold = call.broker.storage.find_hold(store)
     if hold is None or not hold.commit(name, offset):
         raise ResourceNotFound(f"the queue has no export '{name}'")

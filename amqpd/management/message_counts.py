@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from amqpd.broker.queue.queue import Queue
 
 
-def unacked_apart(queue: Queue) -> int:
+def unacked_not_ready(queue: Queue) -> int:
     """Return the number of unacked messages that are not also ready. RabbitMQ: in a stream they stay ready."""
     return 0 if KINDS[queue.kind].stream else queue.unacked_count
 
 
 def unacked_bytes(queue: Queue) -> int:
     """Return the body bytes of unacked messages that are not also ready."""
-    return int(queue.unacked_bytes) if unacked_apart(queue) else 0
+    return int(queue.unacked_bytes) if unacked_not_ready(queue) else 0
 
 
 def queue_bytes(queue: Queue) -> int:
@@ -26,14 +26,14 @@ def queue_bytes(queue: Queue) -> int:
     return int(queue.ready_bytes) + unacked_bytes(queue) + int(queue.delayed_bytes)
 
 
-def sizes(queue: Queue) -> dict[str, int]:
+def size_fields(queue: Queue) -> dict[str, int]:
     """Return RabbitMQ's fields for bytes and messages in memory, on disk, and by state.
 
     A durable queue's log contains every message, also those with delivery mode 1, so all count as persistent. Messages
     outside the window of the next deliveries count as paged out. Unacked messages count as in memory only if the log
     does not have them.
     """
-    ready, unacked = int(queue.ready_count), unacked_apart(queue)
+    ready, unacked = int(queue.ready_count), unacked_not_ready(queue)
     waiting = int(queue.delayed_count)
     ready_bytes, held_bytes = int(queue.ready_bytes), unacked_bytes(queue)
     whole, whole_bytes = ready + unacked + waiting, queue_bytes(queue)

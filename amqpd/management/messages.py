@@ -43,7 +43,7 @@ from amqpd.broker.queue.replay import AckedBrowse, LogRange
 from amqpd.broker.queue.scan import BrowseScan
 from amqpd.management.connections import channel_name
 from amqpd.management.exchanges import COMMIT_WAIT_S
-from amqpd.management.listing import plain
+from amqpd.management.listing import amqp_to_json
 from amqpd.management.queue_jobs import COUNT_MAX, OFFSET_MAX, selector_of, time_ms
 from amqpd.management.request import (
     NO_CONTENT,
@@ -54,7 +54,7 @@ from amqpd.management.request import (
     ResourceNotFound,
     Role,
     Unavailable,
-    number,
+    parse_int,
     reply,
 )
 from amqpd.management.router import ApiRoute
@@ -99,7 +99,7 @@ async def get_trace(call: ApiRequest) -> ApiResponse:
     selector = selector_of("p.{} = '{}'".format(by, query["id"].replace("'", "''")))
     assert selector is not None  # it names a property
     begin = query.get("queue", "")
-    offset = number("offset", query.get("offset", 0), 0, OFFSET_MAX)
+    offset = parse_int("offset", query.get("offset", 0), 0, OFFSET_MAX)
     vhost = call.vhost()
     found: list[dict[str, Any]] = []
     slices = TimeSlice()
@@ -189,7 +189,7 @@ def _item(queue: Queue, entry: QueueEntry, part: str, owner: dict[str, Any] | No
         "exchange": message.envelope.exchange,
         "routing_key": message.envelope.routing_key,
         "redelivered": entry.redelivered and part == LIVE,
-        "deaths": plain(headers.get("x-death") or []),
+        "deaths": amqp_to_json(headers.get("x-death") or []),
         "moved_from": headers.get("x-source-queue"),
         **(owner or {"connection": None, "channel": None, "user": None, "consumer": None}),
     }
@@ -232,7 +232,7 @@ async def append(call: ApiRequest) -> ApiResponse:
     is stored; Unavailable, then the first `count` are stored, or the result is unknown.
     """
     queue = call.queue()
-    items = call.given("messages")
+    items = call.required("messages")
     if not isinstance(items, list) or len(items) > MESSAGES_MAX:
         raise BadRequest(f"messages must be a list of at most {MESSAGES_MAX}")
     slices = TimeSlice()
@@ -312,8 +312,8 @@ async def get_audit(call: ApiRequest) -> ApiResponse:
     `lost` is the number of records that could not be written and that no later record reports yet.
     """
     query = call.query
-    count = number("count", query.get("count", 100), 1, COUNT_MAX)
-    begin = number("offset", query.get("offset", 0), 0, OFFSET_MAX)
+    count = parse_int("count", query.get("count", 100), 1, COUNT_MAX)
+    begin = parse_int("offset", query.get("offset", 0), 0, OFFSET_MAX)
     begin_ms = time_ms(query.get("since"))
     until_ms = time_ms(query["until"]) if "until" in query else OFFSET_MAX
     selector = selector_of(query.get("where"))
@@ -321,10 +321,10 @@ async def get_audit(call: ApiRequest) -> ApiResponse:
     if not await opened(queue):
         raise Unavailable("the audit log cannot be read; see the broker's log")
     assert queue.store is not None  # a stream has one
-    before = number("before", query.get("before", OFFSET_MAX), 0, OFFSET_MAX)
+    before = parse_int("before", query.get("before", OFFSET_MAX), 0, OFFSET_MAX)
     end = min(before, queue.store.high_watermark)
     if "last" in query:
-        begin = max(begin, end - number("last", query["last"], 1, OFFSET_MAX))
+        begin = max(begin, end - parse_int("last", query["last"], 1, OFFSET_MAX))
     # Only retention removes records, from the start on.
     start = queue.store.next_offset - queue.store.record_count
     begin = max(begin, start)
@@ -359,7 +359,7 @@ async def get_delayed(call: ApiRequest) -> ApiResponse:
     Query: `limit` (100). Without an exchange in the path: of all exchanges of the vhost that the caller may read.
     """
     vhost = call.vhost()
-    limit = number("limit", call.query.get("limit", LIMIT), 1, LIMIT_MAX)
+    limit = parse_int("limit", call.query.get("limit", LIMIT), 1, LIMIT_MAX)
     if "exchange" in call.params:
         exchange = call.exchange()
         call.check(vhost.name, "read", "exchange", exchange.name)

@@ -33,11 +33,11 @@ from amqpd.broker.publish.firehose import trace
 from amqpd.broker.vhost import vhosts
 from amqpd.broker.vhost.parameters import CLUSTER_ID, cluster_id_row
 from amqpd.broker.vhost.pending import wait_done
-from amqpd.management.connections import pid, reason, tell_forced
+from amqpd.management.connections import audit_forced_close, close_reason, pid
 from amqpd.management.definitions import DefinitionsError
 from amqpd.management.diagnostics import version_item
 from amqpd.management.overview import clock_state
-from amqpd.management.queues import drop, purge
+from amqpd.management.queues import delete_and_wait, purge
 from amqpd.management.request import (
     NO_CONTENT,
     ApiError,
@@ -50,7 +50,7 @@ from amqpd.management.request import (
     ResourceNotFound,
     Role,
     Unavailable,
-    number,
+    parse_int,
     reply,
 )
 from amqpd.management.router import ApiRoute
@@ -123,8 +123,8 @@ async def close_connection(call: ApiRequest) -> ApiResponse:
         raise BadRequest("name or pid is required")
     for connection in call.server.connections:
         if connection.name == name or pid(call, connection.session) == wanted:
-            why = reason(call.text("reason", ""))
-            tell_forced(call, connection, why)
+            why = close_reason(call.text("reason", ""))
+            audit_forced_close(call, connection, why)
             connection.control.force(why)
             call.broker.turn.schedule()
             return NO_CONTENT
@@ -136,9 +136,9 @@ async def close_all_connections(call: ApiRequest) -> ApiResponse:
 
     `limit`: how many (0: no limit). `per_connection_delay_ms`: pause between two.
     """
-    why = reason(call.text("reason", ""))
-    limit = number("limit", call.fields().get("limit", 0), 0, PACE_MAX)
-    delay_ms = number("per_connection_delay_ms", call.fields().get("per_connection_delay_ms", 0), 0, PACE_MAX)
+    why = close_reason(call.text("reason", ""))
+    limit = parse_int("limit", call.fields().get("limit", 0), 0, PACE_MAX)
+    delay_ms = parse_int("per_connection_delay_ms", call.fields().get("per_connection_delay_ms", 0), 0, PACE_MAX)
     found = list(call.server.connections)
     if call.fields().get("vhost") is not None:
         name = call.text("vhost")
@@ -149,7 +149,7 @@ async def close_all_connections(call: ApiRequest) -> ApiResponse:
     slices = TimeSlice()
     for connection in found[:limit] if limit else found:
         if call.server.connections.by_name.get(connection.name) is connection:
-            tell_forced(call, connection, why)
+            audit_forced_close(call, connection, why)
             connection.control.force(why)
             closed += 1
         if delay_ms:
@@ -199,7 +199,7 @@ async def delete_queue(call: ApiRequest) -> ApiResponse:
     call.check(vhost.name, "configure", "queue", call.params["queue"])
     queue = call.queue()
     vhost.check_exclusive(queue, None)
-    return reply({"message_count": await drop(call, queue, call.flag("if_unused"), call.flag("if_empty"))})
+    return reply({"message_count": await delete_and_wait(call, queue, call.flag("if_unused"), call.flag("if_empty"))})
 
 
 ROUTES: Final = (
@@ -230,7 +230,7 @@ async def memory_high_watermark(call: ApiRequest) -> ApiResponse:
     """
     alarms, fields = call.broker.alarms, call.fields()
     if "bytes" in fields:
-        alarms.limit_memory_bytes(number("bytes", fields["bytes"], 1, BYTES_MAX))
+        alarms.limit_memory_bytes(parse_int("bytes", fields["bytes"], 1, BYTES_MAX))
     else:
         alarms.limit_memory_share(_fraction(call, "share", 1))
     alarms.look()
@@ -244,7 +244,7 @@ async def disk_free_limit(call: ApiRequest) -> ApiResponse:
     """
     alarms, fields = call.broker.alarms, call.fields()
     if "bytes" in fields:
-        limit_bytes = number("bytes", fields["bytes"], 0, BYTES_MAX)
+        limit_bytes = parse_int("bytes", fields["bytes"], 0, BYTES_MAX)
     else:
         limit_bytes = int(alarms.memory_total_bytes * _fraction(call, "mem_relative", RELATIVE_MAX))
     alarms.disk_free_limit_bytes = limit_bytes
@@ -295,7 +295,7 @@ async def accept_clock(call: ApiRequest) -> ApiResponse:
 
 async def set_channel_max(call: ApiRequest) -> ApiResponse:
     """Set the channel limit for new connections. 0 means no limit."""
-    call.broker.channel_max = number("value", call.fields().get("value"), 0, CHANNEL_MAX)
+    call.broker.channel_max = parse_int("value", call.fields().get("value"), 0, CHANNEL_MAX)
     return NO_CONTENT
 
 
@@ -431,13 +431,13 @@ async def close_user_connections(call: ApiRequest) -> ApiResponse:
 
     RabbitMQ: an unknown user is no error. Cost: a look at every connection, in slices.
     """
-    name, why = call.text("username"), reason(call.text("reason", ""))
+    name, why = call.text("username"), close_reason(call.text("reason", ""))
     closed = 0
     slices = TimeSlice()
     for connection in list(call.server.connections):
         here = call.server.connections.by_name.get(connection.name) is connection
         if here and connection.session.user.name == name:
-            tell_forced(call, connection, why)
+            audit_forced_close(call, connection, why)
             connection.control.force(why)
             closed += 1
         if slices.expired:
@@ -471,7 +471,7 @@ async def drain(call: ApiRequest) -> ApiResponse:
     if isinstance(grace_s, bool) or not isinstance(grace_s, int | float) or not 0 <= grace_s <= GRACE_MAX_S:
         raise BadRequest(f"grace_s must be a number of seconds from 0 to {GRACE_MAX_S:g}")
     server = call.server
-    server.drained = True
+    server.is_drained = True
     await server.suspend_listeners()
     log.info(
         "drained: new connections are refused; %d connections are closed after %g s",
@@ -479,9 +479,9 @@ async def drain(call: ApiRequest) -> ApiResponse:
         grace_s,
     )
     deadline = call.broker.loop.time() + grace_s
-    while _client_count(server.connections) and server.drained and call.broker.loop.time() < deadline:  # noqa: ASYNC110
+    while _client_count(server.connections) and server.is_drained and call.broker.loop.time() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(POLL_S)
-    if not server.drained:  # `revive` was called meanwhile
+    if not server.is_drained:  # `revive` was called meanwhile
         return reply({"closed": 0})
     if call.cluster is not None:
         try:
@@ -493,7 +493,7 @@ async def drain(call: ApiRequest) -> ApiResponse:
     slices = TimeSlice()
     for connection in list(server.connections):
         if server.connections.by_name.get(connection.name) is connection:
-            tell_forced(call, connection, WHY)
+            audit_forced_close(call, connection, WHY)
         connection.control.force(WHY)
         closed += 1
         if slices.expired:
@@ -528,7 +528,7 @@ async def live(_call: ApiRequest) -> ApiResponse:
 
 async def ready(call: ApiRequest) -> ApiResponse:
     """Check that clients can connect, else answer 503 with the reason."""
-    reason_text = call.server.not_ready
+    reason_text = call.server.not_ready_reason
     return reply({"status": "failed", "reason": reason_text}, 503) if reason_text else reply({"status": "ok"})
 
 
@@ -593,7 +593,7 @@ async def reset(call: ApiRequest) -> ApiResponse:
         if vhost.protected:
             await wait_done(partial(vhosts.protect, vhost, False))
         await wait_done(partial(vhosts.delete, broker.vhosts, vhost))
-    async with auth.changing:
+    async with auth.change_lock:
         for name, _ in broker.user_limits.all():
             await wait_done(partial(broker.user_limits.declare, name, {}))
     for name, _ in broker.global_parameters.all():

@@ -27,13 +27,13 @@ from amqpd.broker.vhost.pending import wait_done
 from amqpd.config.rabbitmq_conf import PART_OF_IT
 from amqpd.management.certificates import PROTOCOLS
 from amqpd.management.connections import HELD_BY, pause_reasons
-from amqpd.management.listing import cut, listing, one, spans
+from amqpd.management.listing import listing, object_reply, requested_ranges, select_columns
 from amqpd.management.loop_lag import BOUNDS_S as LAG_BOUNDS_S
-from amqpd.management.message_counts import sizes, unacked_apart
+from amqpd.management.message_counts import size_fields, unacked_not_ready
 from amqpd.management.request import NO_CONTENT, ApiRequest, ApiResponse, BadRequest, ResourceNotFound, Role, reply
 from amqpd.management.router import ApiRoute
 from amqpd.management.samples import POLICIES, SampleRanges
-from amqpd.management.stats import CHANNEL, CHURN, LENGTHS, NODE, QUEUE, numbers, split_stats
+from amqpd.management.stats import CHANNEL, CHURN, LENGTHS, NODE, QUEUE, read_proc_numbers, split_stats
 from amqpd.management.time_slice import TimeSlice
 from amqpd.routing.registry import exchange_type_names
 from amqpd.storage.fsync_thread import BOUNDS_S
@@ -78,7 +78,7 @@ def exchange_types() -> list[dict[str, Any]]:
 
 def churn(call: ApiRequest) -> dict[str, Any]:
     """Return the objects created and removed since the start, with rates."""
-    return call.rates.details(call.rates.churn, CHURN, spans(call.query))
+    return call.rates.details(call.rates.churn, CHURN, requested_ranges(call.query))
 
 
 class Totals:
@@ -104,7 +104,7 @@ class Totals:
                 counts["queues"] += 1
                 counts["consumers"] += len(queue.consumers)
                 counts["messages_ready"] += queue.ready_count
-                counts["messages_unacked"] += unacked_apart(queue)
+                counts["messages_unacked"] += unacked_not_ready(queue)
                 counts["messages_delayed_retry"] += queue.delayed_count
                 if slices.expired:
                     await slices.yield_loop()
@@ -150,7 +150,7 @@ async def overview(call: ApiRequest) -> ApiResponse:
         "disable_stats": False,
     }
     if call.caller.has(Role.MONITORING):
-        within = spans(call.query)
+        within = requested_ranges(call.query)
         shown = split_stats(await call.rates.totals(QUEUE, within))
         published = await _published(call, within)
         item["message_stats"] = {**shown.stats, **published, **call.rates.unroutable(within)}
@@ -159,7 +159,7 @@ async def overview(call: ApiRequest) -> ApiResponse:
         item["churn_rates"] = churn(call)
         item["listeners"] = listeners(call)
         item["contexts"] = [{"node": call.node, **each} for each in contexts(call)]
-    return one(call, cut(item, call.query.get("fields", "")))
+    return object_reply(call, select_columns(item, call.query.get("fields", "")))
 
 
 async def _published(call: ApiRequest, within: SampleRanges) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def clock_state(call: ApiRequest) -> dict[str, Any]:
     }
 
 
-def this_node(call: ApiRequest) -> None:
+def check_node_name(call: ApiRequest) -> None:
     """Raise ResourceNotFound if the path names another node."""
     if call.params.get("node", call.node) != call.node:
         raise ResourceNotFound(f"no node '{call.params['node']}'")
@@ -238,7 +238,7 @@ def node_item(call: ApiRequest, memory: dict[str, Any] | None) -> dict[str, Any]
         "name": call.node,
         "type": "disc",
         "running": True,
-        "being_drained": call.server.drained,
+        "being_drained": call.server.is_drained,
         "os_pid": str(os.getpid()),
         "uptime": int((time.time() - broker.started_at) * 1000),
         "processors": os.cpu_count(),
@@ -277,7 +277,7 @@ def node_item(call: ApiRequest, memory: dict[str, Any] | None) -> dict[str, Any]
 
 def _node_counters(call: ApiRequest) -> dict[str, Any]:
     """Return counters with rates. RabbitMQ: io_sync_avg_time is in ms, here for the syncs of the last sweep."""
-    found = call.rates.details(call.rates.node, NODE, spans(call.query))
+    found = call.rates.details(call.rates.node, NODE, requested_ranges(call.query))
     sync_us, sync_count = found.pop("io_sync_us_details")["rate"], found["io_sync_count_details"]["rate"]
     del found["io_sync_us"]
     average = round(sync_us / sync_count / 1000, 3) if sync_count else 0.0
@@ -292,8 +292,8 @@ async def get_nodes(call: ApiRequest) -> ApiResponse:
 
 async def get_node(call: ApiRequest) -> ApiResponse:
     """Return one node."""
-    this_node(call)
-    return one(call, node_item(call, await _memory_if_requested(call)))
+    check_node_name(call)
+    return object_reply(call, node_item(call, await _memory_if_requested(call)))
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ async def memory_sizes(call: ApiRequest) -> dict[str, int]:
     other_proc (the rest). The other categories exist only in Erlang and are 0.
     """
     bodies = await _queued_bytes(call)
-    status = numbers(_STATUS)
+    status = read_proc_numbers(_STATUS)
     code = status.get("RssFile", 0)
     total = code + status.get("RssAnon", 0) + status.get("RssShmem", 0)
     readers = min(call.broker.unfinished_bodies.kept_bytes, total - code)
@@ -327,7 +327,7 @@ async def _queued_bytes(call: ApiRequest) -> int:
     for vhost in list(call.broker.vhosts.values()):
         for queue in list(vhost.queues.values()):
             if queue.opening is None and not queue.deleted:
-                found += sizes(queue)["message_bytes_ram"]
+                found += size_fields(queue)["message_bytes_ram"]
             if slices.expired:
                 await slices.yield_loop()
     return found
@@ -339,7 +339,7 @@ async def _memory_if_requested(call: ApiRequest) -> dict[str, Any] | None:
 
 async def get_memory(call: ApiRequest) -> ApiResponse:
     """Return the node's memory use in bytes, by category."""
-    this_node(call)
+    check_node_name(call)
     return reply({"memory": await _memory(call)})
 
 
@@ -351,7 +351,7 @@ async def _memory(call: ApiRequest) -> dict[str, Any]:
 
 async def get_relative_memory(call: ApiRequest) -> ApiResponse:
     """Return the node's memory use in per cent, rounded up, by category."""
-    this_node(call)
+    check_node_name(call)
     found = await memory_sizes(call)
     total = max(1, sum(found.values()))
     shares: dict[str, int] = {name: -(-100 * size // total) for name, size in found.items()}
@@ -369,7 +369,7 @@ NODE_ROUTES: Final = (
 FAILED_LOGS_MAX: Final = 20
 
 
-async def get_pulse(call: ApiRequest) -> ApiResponse:
+async def get_live_status(call: ApiRequest) -> ApiResponse:
     """Return alarms, paused connections, sync times and delays of the event loop."""
     broker = call.broker
     slices = TimeSlice()
@@ -395,10 +395,10 @@ async def get_pulse(call: ApiRequest) -> ApiResponse:
     )
 
 
-async def get_pulse_of(call: ApiRequest) -> ApiResponse:
+async def get_live_status_of(call: ApiRequest) -> ApiResponse:
     """Return the pulse of a node of the cluster."""
-    this_node(call)
-    return await get_pulse(call)
+    check_node_name(call)
+    return await get_live_status(call)
 
 
 async def _failed_logs(call: ApiRequest, slices: TimeSlice) -> list[Queue]:
@@ -437,7 +437,7 @@ async def get_rights(call: ApiRequest) -> ApiResponse:
 
 
 LIVE_STATUS_ROUTES: Final = (
-    ApiRoute("GET", "api/amqpd/pulse", Role.MONITORING, get_pulse),
-    ApiRoute("GET", "api/amqpd/pulse/{node}", Role.MONITORING, get_pulse_of),
+    ApiRoute("GET", "api/amqpd/pulse", Role.MONITORING, get_live_status),
+    ApiRoute("GET", "api/amqpd/pulse/{node}", Role.MONITORING, get_live_status_of),
     ApiRoute("GET", "api/amqpd/rights/{vhost}", Role.MANAGEMENT, get_rights),
 )

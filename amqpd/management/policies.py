@@ -24,8 +24,8 @@ from amqpd.broker.vhost import parameters, policies
 from amqpd.broker.vhost.parameters import InvalidParameter, Parameter, ParameterComponent, component_of
 from amqpd.broker.vhost.pending import wait_done
 from amqpd.broker.vhost.policy_table import EXCHANGE, EffectivePolicy, InvalidPolicy, Policy, PolicyTable
-from amqpd.management.listing import document, listing, one
-from amqpd.management.message_counts import unacked_apart
+from amqpd.management.listing import document_reply, listing, object_reply
+from amqpd.management.message_counts import unacked_not_ready
 from amqpd.management.request import (
     CREATED,
     NO_CONTENT,
@@ -36,7 +36,7 @@ from amqpd.management.request import (
     Role,
     clean_name,
     missing_keys,
-    number,
+    parse_int,
 )
 from amqpd.management.router import ApiRoute
 from amqpd.management.time_slice import TimeSlice
@@ -67,7 +67,7 @@ async def get_policies(operator: bool, call: ApiRequest) -> ApiResponse:
 
 async def get_policy(operator: bool, call: ApiRequest) -> ApiResponse:
     """Return one policy."""
-    return one(call, policy_item(_policy(operator, call)))
+    return object_reply(call, policy_item(_policy(operator, call)))
 
 
 async def put_policy(operator: bool, call: ApiRequest) -> ApiResponse:
@@ -140,7 +140,7 @@ async def get_parameters(call: ApiRequest) -> ApiResponse:
 
 async def get_parameter(call: ApiRequest) -> ApiResponse:
     """Return one parameter."""
-    return one(call, parameter_item(_parameter(call)))
+    return object_reply(call, parameter_item(_parameter(call)))
 
 
 async def put_parameter(call: ApiRequest) -> ApiResponse:
@@ -150,7 +150,7 @@ async def put_parameter(call: ApiRequest) -> ApiResponse:
     """
     vhost = call.vhost()
     name = clean_name(call.params["name"], "a parameter")
-    value = call.given("value")
+    value = call.required("value")
     try:
         component = component_of(call.params["component"])
         _check(call, component)
@@ -193,13 +193,13 @@ async def get_global_parameter(call: ApiRequest) -> ApiResponse:
     """Return one global parameter."""
     name = call.params["name"]
     _global(call, name)
-    return one(call, global_item((name, call.broker.global_parameters.get(name))))
+    return object_reply(call, global_item((name, call.broker.global_parameters.get(name))))
 
 
 async def put_global_parameter(call: ApiRequest) -> ApiResponse:
     """Set a global parameter."""
     name = clean_name(call.params["name"], "a parameter")
-    value = call.given("value")
+    value = call.required("value")
     try:
         new = await wait_done(partial(call.broker.global_parameters.declare, name, value))
     except InvalidParameter as error:
@@ -310,7 +310,7 @@ class Preview:
         item |= {"before": dict(before.definition), "after": dict(after.definition)}
         if isinstance(thing, Queue):
             await opened(thing)
-            item |= {"messages": thing.ready_count + unacked_apart(thing), "consumers": len(thing.consumers)}
+            item |= {"messages": thing.ready_count + unacked_not_ready(thing), "consumers": len(thing.consumers)}
         if before.definition != after.definition:
             self.changed[things] += 1
             if isinstance(thing, Queue):
@@ -383,7 +383,7 @@ async def preview(operator: bool, call: ApiRequest) -> ApiResponse:
     vhost = call.vhost()
     fields = call.fields()
     name = clean_name(call.text("name"), "a policy")
-    count = number("count", fields.get("count", COUNT), 0, COUNT_MAX)
+    count = parse_int("count", fields.get("count", COUNT), 0, COUNT_MAX)
     policy: Policy | None = None
     if call.flag("clear"):
         if vhost.policies.get(name, operator) is None:
@@ -396,7 +396,7 @@ async def preview(operator: bool, call: ApiRequest) -> ApiResponse:
             raise BadRequest(str(error)) from None
     found = Preview(name, operator, policy, count)
     await found.run(vhost, TimeSlice())
-    return await document(found.answer())
+    return await document_reply(found.answer())
 
 
 PREVIEW_ROUTES: Final = (

@@ -24,8 +24,8 @@ from amqpd.management.time_slice import TimeSlice
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 CHUNK_BYTES: Final = 64 * 1024
-OURS: Final = "amqpd_"
-THEIRS: Final = "rabbitmq_"
+AMQPD_PREFIX: Final = "amqpd_"
+RABBITMQ_PREFIX: Final = "rabbitmq_"
 CLUSTER_PATH: Final = "rabbitmq_cluster_"
 DETAILED: Final = "detailed_"
 
@@ -48,23 +48,23 @@ class Family(NamedTuple):
         """Return the name on `/metrics/detailed`. RabbitMQ: metrics of a whole cluster keep their name."""
         if self.name.startswith(CLUSTER_PATH):
             return self.name
-        prefix = OURS if self.name.startswith(OURS) else THEIRS
+        prefix = AMQPD_PREFIX if self.name.startswith(AMQPD_PREFIX) else RABBITMQ_PREFIX
         return prefix + DETAILED + self.name.removeprefix(prefix)
 
 
-def escaped(text: str) -> str:
+def escape_label(text: str) -> str:
     """Escape a label's value."""
     if "\\" in text or '"' in text or "\n" in text:
         text = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return text
 
 
-def labels(**values: str) -> str:
+def format_labels(**values: str) -> str:
     """Return labels in braces, in the given order; empty without labels."""
-    return "{" + ",".join(f'{name}="{escaped(value)}"' for name, value in values.items()) + "}" if values else ""
+    return "{" + ",".join(f'{name}="{escape_label(value)}"' for name, value in values.items()) + "}" if values else ""
 
 
-def shown(value: float) -> str:
+def format_value(value: float) -> str:
     """Format a sample's value."""
     if isinstance(value, int):
         return str(value)
@@ -81,7 +81,7 @@ class MetricsWriter:
         self._detailed = detailed
         self._lines: dict[str, list[str]] = {}
 
-    def begin(self, family: Family) -> list[str]:
+    def add_family(self, family: Family) -> list[str]:
         """Return the family's list of lines, which begins with its heading. Append samples to it."""
         name = family.detailed() if self._detailed else family.name
         lines = self._lines.get(name)
@@ -90,10 +90,10 @@ class MetricsWriter:
             lines = self._lines[name] = [f"# TYPE {name} {family.kind}\n# HELP {name} {help_text}\n"]
         return lines
 
-    def add(self, family: Family, value: float, given: str = "") -> None:
-        """Add a sample. `given` is the text of its labels, from `labels`."""
+    def add(self, family: Family, value: float, label_text: str = "") -> None:
+        """Add a sample. `label_text` is the text of its labels, from `labels`."""
         name = family.detailed() if self._detailed else family.name
-        self.begin(family).append(f"{name}{given} {shown(value)}\n")
+        self.add_family(family).append(f"{name}{label_text} {format_value(value)}\n")
 
     def add_histogram(self, family: Family, bounds: tuple[float, ...], counts: list[int], total: float) -> None:
         """Add a histogram.
@@ -103,13 +103,13 @@ class MetricsWriter:
             total: sum of all values.
         """
         name = family.detailed() if self._detailed else family.name
-        lines = self.begin(family)
+        lines = self.add_family(family)
         below = 0
         for bound, count in zip((*bounds, math.inf), counts, strict=True):
             below += count
-            shown_bound = "+Inf" if bound == math.inf else shown(bound)
+            shown_bound = "+Inf" if bound == math.inf else format_value(bound)
             lines.append(f'{name}_bucket{{le="{shown_bound}"}} {below}\n')
-        lines += [f"{name}_sum {shown(total)}\n", f"{name}_count {below}\n"]
+        lines += [f"{name}_sum {format_value(total)}\n", f"{name}_count {below}\n"]
 
     async def chunks(self, slices: TimeSlice) -> list[bytes]:
         """Return the body in chunks and clear the writer in slices, because 10,000 queues have many lines."""

@@ -21,7 +21,7 @@ from amqpd.management.request import (
     BadRequest,
     ResourceNotFound,
     Role,
-    number,
+    parse_int,
     reply,
 )
 from amqpd.management.router import ApiRoute
@@ -56,14 +56,14 @@ async def get_messages(call: ApiRequest) -> ApiResponse:
     its `next_offset` is the offset of the next message to arrive.
     """
     query = call.query
-    count = number("count", query.get("count", 100), 1, COUNT_MAX)
-    begin = number("offset", query.get("offset", 0), 0, OFFSET_MAX)
+    count = parse_int("count", query.get("count", 100), 1, COUNT_MAX)
+    begin = parse_int("offset", query.get("offset", 0), 0, OFFSET_MAX)
     begin_ms = time_ms(query.get("time"))
     selector = selector_of(query.get("where"))
     encoding = query.get("encoding", "auto")
     if encoding not in ("auto", "base64"):
         raise BadRequest("encoding must be auto or base64")
-    truncate = number("truncate", query["truncate"], 0, OFFSET_MAX) if "truncate" in query else None
+    truncate = parse_int("truncate", query["truncate"], 0, OFFSET_MAX) if "truncate" in query else None
     queue = await _source(call, configure=False)
     if call.query_flag("end"):
         return reply({"messages": [], "next_offset": int(queue.backing.next_offset), "ended": True, "hint": ""})
@@ -106,7 +106,7 @@ async def post_job(call: ApiRequest) -> ApiResponse:
     unknown = sorted(set(fields) - _SHARED - _FIELDS[verb])
     if unknown:
         raise BadRequest(f"{verb} does not accept {', '.join(unknown)}")
-    wait_ms = number("wait_ms", fields.get("wait_ms", 0), 0, WAIT_MS_MAX)
+    wait_ms = parse_int("wait_ms", fields.get("wait_ms", 0), 0, WAIT_MS_MAX)
     job = call.broker.jobs.begin(await _request(call, verb))
     call.broker.turn.schedule()
     await call.broker.jobs.until_ended(job, wait_ms)
@@ -129,10 +129,10 @@ async def _request(call: ApiRequest, verb: str) -> JobRequest:
         raise BadRequest("rewind requires either offset or time")
     if "until_offset" in fields and "until_time" in fields:
         raise BadRequest("until_offset and until_time exclude each other")
-    until = number("until_offset", fields.get("until_offset", -1), -1, OFFSET_MAX)
+    until = parse_int("until_offset", fields.get("until_offset", -1), -1, OFFSET_MAX)
     until_ms = time_ms(fields["until_time"]) if "until_time" in fields else -1
-    limit = number("limit", fields.get("limit", 0), 0, OFFSET_MAX)
-    begin = number("offset", fields.get("offset", 0), 0, OFFSET_MAX)
+    limit = parse_int("limit", fields.get("limit", 0), 0, OFFSET_MAX)
+    begin = parse_int("offset", fields.get("offset", 0), 0, OFFSET_MAX)
     begin_ms = time_ms(fields.get("time"))
     selector = selector_of(fields.get("where"))
     dry_run = call.flag("dry_run")
@@ -201,7 +201,7 @@ async def get_jobs(call: ApiRequest) -> ApiResponse:
 async def get_job(call: ApiRequest) -> ApiResponse:
     """Return one job. With `wait_ms` in the query, the answer waits so long for its end."""
     job = _job(call)
-    await call.broker.jobs.until_ended(job, number("wait_ms", call.query.get("wait_ms", 0), 0, WAIT_MS_MAX))
+    await call.broker.jobs.until_ended(job, parse_int("wait_ms", call.query.get("wait_ms", 0), 0, WAIT_MS_MAX))
     return reply(job_item(job))
 
 
@@ -282,7 +282,7 @@ def time_ms(value: object) -> int:
             return max(0, int(moment.timestamp() * 1000))
         except (ValueError, OverflowError):
             raise BadRequest("time must be in ms since 1970, or a time like 2026-11-22T14:30:00") from None
-    return number("time", value, 0, OFFSET_MAX)
+    return parse_int("time", value, 0, OFFSET_MAX)
 
 
 _QUEUE: Final = "api/queues/{vhost}/{queue}"

@@ -22,10 +22,10 @@ from amqpd.broker.vhost.policy_table import NONE
 from amqpd.channel.channel import had_by_queue
 from amqpd.channel.consumer import ChannelConsumer, ChannelConsumers
 from amqpd.errors import AccessRefused
-from amqpd.management.bindings import by_source, show
-from amqpd.management.connections import channel_details, connection_details, consumer_item, idle
-from amqpd.management.listing import by_name, columns, listing, one, plain, spans
-from amqpd.management.message_counts import head_timestamp, sizes
+from amqpd.management.bindings import bindings_reply, by_source
+from amqpd.management.connections import channel_details, connection_details, consumer_item, idle_fields
+from amqpd.management.listing import amqp_to_json, listing, object_reply, parse_columns, requested_ranges, sort_by_name
+from amqpd.management.message_counts import head_timestamp, size_fields
 from amqpd.management.request import (
     CREATED,
     NO_CONTENT,
@@ -37,11 +37,11 @@ from amqpd.management.request import (
     Role,
     clean_name,
     missing_keys,
-    number,
+    parse_int,
     reply,
 )
 from amqpd.management.router import ApiRoute
-from amqpd.management.stats import DELIVERED, LENGTHS, QUEUE, lengths, split_stats
+from amqpd.management.stats import DELIVERED, LENGTHS, QUEUE, queue_lengths, split_stats
 from amqpd.management.time_slice import TimeSlice
 from amqpd.protocol.properties import decode_properties
 from amqpd.storage.acks.retained import retained_of
@@ -73,11 +73,11 @@ def queue_item(call: ApiRequest, queue: Queue) -> dict[str, Any]:
     is `syncing`, which RabbitMQ uses for a replica that is being filled.
     """
     store = queue.store
-    coming = is_coming(store)
+    coming = is_refilling(store)
     opened = not coming and queue.can_open()
     store = queue.store
     owner: Any = queue.exclusive_owner
-    shown = split_stats(call.rates.details(queue, QUEUE, spans(call.query)))
+    shown = split_stats(call.rates.details(queue, QUEUE, requested_ranges(call.query)))
     first = queue.consumers[0].tag if queue.consumers else None
     vhost = call.broker.vhosts.get(queue.vhost_name)
     followed = NONE if vhost is None else vhost.policies.obeyed_by(queue)
@@ -88,7 +88,7 @@ def queue_item(call: ApiRequest, queue: Queue) -> dict[str, Any]:
         "durable": queue.durable,
         "auto_delete": queue.auto_delete,
         "exclusive": owner is not None,
-        "arguments": plain(queue.arguments),
+        "arguments": amqp_to_json(queue.arguments),
         "node": call.node,
         "policy": followed.policy or None,
         "operator_policy": followed.operator_policy or None,
@@ -104,13 +104,13 @@ def queue_item(call: ApiRequest, queue: Queue) -> dict[str, Any]:
         "messages_unmatched": 0 if queue.filters is None else queue.filters.unmatched_count(),
         **groups_item(queue),
         **retained_item(queue),
-        **sizes(queue),
+        **size_fields(queue),
         **replicated_item(store),
         "head_message_timestamp": head_timestamp(queue),
         "consumer_utilisation": round(call.rates.utilisation(queue), 3),
         "consumer_capacity": round(call.rates.utilisation(queue), 3),
         **_replicas(call, queue),
-        **idle(call, queue),
+        **idle_fields(call, queue),
         "consumers": len(queue.consumers),
         "exclusive_consumer_tag": first if queue.round_robin.exclusive else None,
         "single_active_consumer_tag": first if queue.round_robin.single_active else None,
@@ -121,7 +121,7 @@ def queue_item(call: ApiRequest, queue: Queue) -> dict[str, Any]:
     return item
 
 
-def is_coming(store: QueueLog | None) -> bool:
+def is_refilling(store: QueueLog | None) -> bool:
     """Return whether the log's live messages must still be read back from Kafka."""
     return isinstance(store, LocalLog) and not store.local and not store.ready and not store.failed
 
@@ -132,7 +132,7 @@ def state_item(store: QueueLog | None, opened: bool) -> dict[str, Any]:
     Args:
         opened: the log can be used.
     """
-    if is_coming(store):
+    if is_refilling(store):
         return {"state": "syncing", "state_reason": "its messages are being read back from Kafka"}
     if opened and (store is None or not store.failed):
         return {"state": "running", "state_reason": None}
@@ -149,7 +149,7 @@ def _replicas(call: ApiRequest, queue: Queue) -> dict[str, Any]:
     return {**here, "members": [call.node], "online": [call.node]}
 
 
-def plain_item(call: ApiRequest, queue: Queue, totals: bool) -> dict[str, Any]:
+def item_without_stats(call: ApiRequest, queue: Queue, totals: bool) -> dict[str, Any]:
     """Return a queue without statistics. With `totals`, include its numbers of messages."""
     vhost = call.broker.vhosts.get(queue.vhost_name)
     followed = NONE if vhost is None else vhost.policies.obeyed_by(queue)
@@ -160,14 +160,14 @@ def plain_item(call: ApiRequest, queue: Queue, totals: bool) -> dict[str, Any]:
         "durable": queue.durable,
         "auto_delete": queue.auto_delete,
         "exclusive": queue.exclusive_owner is not None,
-        "arguments": plain(queue.arguments),
+        "arguments": amqp_to_json(queue.arguments),
         "node": call.node,
         "state": state_item(queue.store, True)["state"],
         **({"policy": followed.policy} if followed.policy else {}),
         **_replicas(call, queue),
     }
     if totals:
-        item |= zip(LENGTHS, lengths(queue), strict=True)
+        item |= zip(LENGTHS, queue_lengths(queue), strict=True)
     return item
 
 
@@ -217,14 +217,14 @@ async def get_queues(call: ApiRequest) -> ApiResponse:
     bare, totals = call.query_shows("disable_stats"), call.query_shows("enable_queue_totals")
     queues: list[Queue] = []
     for vhost in call.vhosts():
-        queues += await by_name(list(vhost.queues.values()), _name, slices)
+        queues += await sort_by_name(list(vhost.queues.values()), _name, slices)
     for queue in queues:
         if queue.opening is not None and (totals or not bare):
             await opened(queue)
         if slices.expired:
             await slices.yield_loop()
     if bare:
-        return await listing(call, queues, lambda queue: plain_item(call, queue, totals), _name)
+        return await listing(call, queues, lambda queue: item_without_stats(call, queue, totals), _name)
     return await listing(call, queues, lambda queue: queue_item(call, queue), _name, _sort_keys(call))
 
 
@@ -242,7 +242,7 @@ def _sort_keys(call: ApiRequest) -> dict[str, Callable[[Queue], object]]:
         "name": _name,
         "vhost": lambda queue: queue.vhost_name,
         "type": lambda queue: queue.kind,
-        "messages": lambda queue: lengths(queue)[0],
+        "messages": lambda queue: queue_lengths(queue)[0],
         "messages_ready": lambda queue: int(queue.ready_count),
         "messages_unacknowledged": lambda queue: int(queue.unacked_count),
         "consumers": lambda queue: len(queue.consumers),
@@ -257,14 +257,14 @@ async def get_queue(call: ApiRequest) -> ApiResponse:
     await opened(queue)
     item = queue_item(call, queue)
     # Not in the list, because they visit every consumer and every channel.
-    asked = {path[0] for path in columns(call.query.get("columns", ""))}
+    asked = {path[0] for path in parse_columns(call.query.get("columns", ""))}
     if not asked or "consumer_details" in asked:
         item["consumer_details"] = [consumer_item(call, consumer) for consumer in queue.consumers]
     # RabbitMQ: with rates_mode basic, rates between an exchange and a queue are not collected.
     item["incoming"] = []
     if not asked or "deliveries" in asked:
         item["deliveries"] = await _deliveries(call, queue)
-    return one(call, item)
+    return object_reply(call, item)
 
 
 async def get_queue_consumers(call: ApiRequest) -> ApiResponse:
@@ -324,11 +324,11 @@ async def put_queue(call: ApiRequest) -> ApiResponse:
 async def delete_queue(call: ApiRequest) -> ApiResponse:
     """Delete a queue with its messages. Query: `if-empty`, `if-unused`."""
     queue = _checked_queue(call, "configure", call.params["queue"])
-    await drop(call, queue, call.query_flag("if-unused"), call.query_flag("if-empty"))
+    await delete_and_wait(call, queue, call.query_flag("if-unused"), call.query_flag("if-empty"))
     return NO_CONTENT
 
 
-async def drop(call: ApiRequest, queue: Queue, if_unused: bool, if_empty: bool) -> int:
+async def delete_and_wait(call: ApiRequest, queue: Queue, if_unused: bool, if_empty: bool) -> int:
     """Delete a queue and wait for the commit. Raises: PreconditionFailed.
 
     Returns:
@@ -374,8 +374,8 @@ async def get_queue_bindings(call: ApiRequest) -> ApiResponse:
     try:
         queue = call.queue()
     except ResourceNotFound:
-        return await show(call, [])  # RabbitMQ: no error for an unknown queue
-    return await show(call, [(vhost, [queue, *vhost.bindings_to(queue)])], by_source)
+        return await bindings_reply(call, [])  # RabbitMQ: no error for an unknown queue
+    return await bindings_reply(call, [(vhost, [queue, *vhost.bindings_to(queue)])], by_source)
 
 
 async def get_messages(call: ApiRequest) -> ApiResponse:
@@ -386,7 +386,7 @@ async def get_messages(call: ApiRequest) -> ApiResponse:
     missing = [name for name in ("count", "ackmode", "encoding") if name not in call.fields()]
     if missing:
         raise missing_keys(*missing)
-    count = number("count", call.given("count"), 1, GET_COUNT_MAX)
+    count = parse_int("count", call.required("count"), 1, GET_COUNT_MAX)
     mode, encoding = call.text("ackmode"), call.text("encoding")
     if mode not in _ACK_MODES:
         raise BadRequest(f"ackmode must be one of {', '.join(_ACK_MODES)}")
@@ -394,7 +394,7 @@ async def get_messages(call: ApiRequest) -> ApiResponse:
         raise BadRequest("encoding must be auto or base64")
     truncate = call.fields().get("truncate")
     if truncate is not None:
-        truncate = number("truncate", truncate, 0, 1 << 62)
+        truncate = parse_int("truncate", truncate, 0, 1 << 62)
     queue = _checked_queue(call, "read", call.params["queue"])
     reject_on_stream(queue, "basic.get")
     queue.prepare()
@@ -456,7 +456,7 @@ def message_item(raw: tuple[dict[str, Any], bytes, bytes], encoding: str, trunca
     """Return a message as RabbitMQ shows it: given fields, decoded properties, body as text or base64."""
     item, properties, body = raw
     fields = decode_properties(properties)._asdict()
-    item["properties"] = {name: plain(value) for name, value in fields.items() if value is not None}
+    item["properties"] = {name: amqp_to_json(value) for name, value in fields.items() if value is not None}
     body = body[:truncate]
     if encoding == "auto":
         try:
@@ -512,7 +512,7 @@ async def put_offset(call: ApiRequest) -> ApiResponse:
     """
     queue, store = await _stream(call)
     name = clean_name(call.params["name"], "a consumer")
-    offset = number("offset", call.given("offset"), 0, store.next_offset)
+    offset = parse_int("offset", call.required("offset"), 0, store.next_offset)
     offsets = call.broker.catalogue.stored_offsets
     if not offsets.admit(queue.id, name):
         raise BadRequest(f"queue '{queue.name}' in vhost '{queue.vhost_name}' has offsets of too many consumers")

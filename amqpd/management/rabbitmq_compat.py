@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from amqpd.management import definitions, definitions_import
-from amqpd.management.overview import this_node
+from amqpd.management.overview import check_node_name
 from amqpd.management.request import NO_CONTENT, ApiRequest, ApiResponse, BadRequest, Role, reply
 from amqpd.management.router import ApiRoute
 from amqpd.management.time_slice import TimeSlice
@@ -40,7 +40,7 @@ DEPRECATED: Final = {
 """RabbitMQ's names, as in 4.x."""
 
 
-def item(name: str) -> dict[str, Any]:
+def flag_item(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "desc": FLAGS[name],
@@ -53,7 +53,7 @@ def item(name: str) -> dict[str, Any]:
 
 async def get_flags(_call: ApiRequest) -> ApiResponse:
     """List the feature flags, which are all enabled."""
-    return reply([item(name) for name in sorted(FLAGS)])
+    return reply([flag_item(name) for name in sorted(FLAGS)])
 
 
 async def enable(call: ApiRequest) -> ApiResponse:
@@ -138,8 +138,8 @@ async def start_vhost(call: ApiRequest) -> ApiResponse:
 
 async def reset_stats(call: ApiRequest) -> ApiResponse:
     """Reset rates. Counters stay."""
-    this_node(call)
-    call.rates.forget()
+    check_node_name(call)
+    call.rates.reset()
     return NO_CONTENT
 
 
@@ -150,7 +150,7 @@ async def login(_call: ApiRequest) -> ApiResponse:
 
 async def no_extra_tables(call: ApiRequest) -> ApiResponse:
     """Return the memory of Erlang's ETS tables, which is always 0."""
-    this_node(call)
+    check_node_name(call)
     return reply({"ets_tables_memory": {"total": 0}})
 
 

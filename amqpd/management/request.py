@@ -251,7 +251,7 @@ class ApiRequest:
             raise BadRequest(f"{name} must be text")
         return value
 
-    def given(self, name: str) -> Any:
+    def required(self, name: str) -> Any:
         """Return a value of the body, of any type. Raises: BadRequest if it is missing."""
         if name not in self.fields():
             raise missing_keys(name)
@@ -389,7 +389,7 @@ def is_true(query: Mapping[str, str], name: str) -> bool:
     return query.get(name, "").lower() == "true"
 
 
-def number(name: str, value: object, least: int, most: int) -> int:
+def parse_int(name: str, value: object, least: int, most: int) -> int:
     """Return an integer within limits. RabbitMQ: digits in a text count too; rabbitmqadmin sends them.
 
     Raises: BadRequest.
@@ -456,10 +456,10 @@ class ServerControl(Protocol):
         drained: True between `amqpctl drain` and `amqpctl revive`.
     """
 
-    drained: bool
+    is_drained: bool
 
     @property
-    def latest(self) -> Settings:
+    def current_settings(self) -> Settings:
         """Return the current settings: those of the start with the changes that reloads have applied."""
 
     @property
@@ -475,7 +475,7 @@ class ServerControl(Protocol):
         """Return whether AMQP runs: False between `stop_app` and `start_app`."""
 
     @property
-    def not_ready(self) -> str:
+    def not_ready_reason(self) -> str:
         """Return why clients cannot connect now; empty if they can."""
 
     async def stop_app(self) -> None:

@@ -136,7 +136,7 @@ class History:
     def size_bytes(self) -> int:
         return sum(track.size_bytes() for track in self._tracks)
 
-    def moments(self, span: SampleRange, now: float, current: Sequence[int]) -> list[SamplePoint]:
+    def points(self, span: SampleRange, now: float, current: Sequence[int]) -> list[SamplePoint]:
         """Return the recorded points of a range, newest first. The newest is always present: it is `current`.
 
         `now` is in seconds since 1970. Cost per point: 6 us, or 2 us if the counters did not change.

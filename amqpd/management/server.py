@@ -37,10 +37,16 @@ from amqpd.broker.vhost.pending import DeclarationPending
 from amqpd.connection import peer_certificate
 from amqpd.connection.transport import is_loopback
 from amqpd.errors import AccessRefused, AmqpError, NotFound, ResourceError
-from amqpd.management.cluster_gateway import SESSION_DIGEST, SESSION_PATH, ClusterApi, ForwardedRequest, asked
+from amqpd.management.cluster_gateway import (
+    SESSION_DIGEST,
+    SESSION_PATH,
+    ClusterApi,
+    ForwardedRequest,
+    read_forwarded_request,
+)
 from amqpd.management.collectors import OPEN_ROUTES
 from amqpd.management.file_response import LogFileResponse
-from amqpd.management.json_body import form, parsed, read_body
+from amqpd.management.json_body import parse_body, parse_form, read_body
 from amqpd.management.request import (
     ApiError,
     ApiRequest,
@@ -59,7 +65,7 @@ from amqpd.management.router import ApiRoute, Router
 from amqpd.management.routes import ROUTES
 from amqpd.management.sessions import FILE, LoginSessions, token_of
 from amqpd.management.stats import Rates
-from amqpd.management.time_slice import release
+from amqpd.management.time_slice import free_in_slices
 from amqpd.management.ui import PAGE_HEADER, check_header
 from amqpd.management.unix_socket import BACKLOG, NAME
 from amqpd.protocol.field_table import CodecError
@@ -162,14 +168,14 @@ class LimitedHttpServer(web.Server):
             return
         self._first[handler] = loop.call_later(HEADER_WAIT_S, handler.force_close)
 
-    def asked(self, handler: web.RequestHandler) -> None:
+    def on_request(self, handler: web.RequestHandler) -> None:
         """Stop the timer of a connection, because it has sent a request."""
         timer = self._first.pop(handler, None)
         if timer is not None:
             timer.cancel()
 
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
-        self.asked(handler)
+        self.on_request(handler)
         peer = self._peers.pop(handler, None)
         if peer is not None:
             left = self._counts[peer] - 1
@@ -272,7 +278,7 @@ class AdminServer:
         if self._cluster_api is not None:
             self._cluster_api.close()
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
-        await asyncio.to_thread(self._sessions.written)
+        await asyncio.to_thread(self._sessions.wait_saved)
 
     # # -- entry functions of the listeners
     # -----------------------------------------------------------------------------
@@ -295,9 +301,9 @@ class AdminServer:
         if request.path == SESSION_PATH:
             return _response(self._session_of(request))
         if self._cluster_api is not None:
-            await self._cluster_api.caught_up(request.headers)
+            await self._cluster_api.wait_for_position(request.headers)
         try:
-            by = asked(request.headers, self._broker.auth)
+            by = read_forwarded_request(request.headers, self._broker.auth)
         except ApiError as error:
             return _response(_error_reply(error))
         return await self._answer(request, by)
@@ -305,9 +311,9 @@ class AdminServer:
     def _session_of(self, request: web.BaseRequest) -> ApiResponse:
         """Return the user of a session on this node, for a node that received its cookie."""
         digest = request.headers.get(SESSION_DIGEST, "")
-        user = self._sessions.kept(digest, self._broker.auth)
+        user = self._sessions.user_of_digest(digest, self._broker.auth)
         if request.method == "DELETE":
-            self._sessions.end(digest)
+            self._sessions.end_by_digest(digest)
         return ApiResponse(200, to_json({"user": user or ""}).encode())
 
     def inner_connection(self) -> web.RequestHandler:
@@ -324,7 +330,7 @@ class AdminServer:
             router: the routes of this listener, if not all.
         """
         for http_server in self._http_servers:
-            http_server.asked(request.protocol)
+            http_server.on_request(request.protocol)
         try:
             reply = await self._reply(request, by, router or self._router)
         except ApiError as error:
@@ -372,11 +378,11 @@ class AdminServer:
         cluster_api = None if by.inner else self._cluster_api
         if request.method in UNSAFE:
             _check_origin(request)
-        if cluster_api is not None and (forwarded := await cluster_api.pass_on(request, route, params, by)) is not None:
+        if cluster_api is not None and (forwarded := await cluster_api.forward(request, route, params, by)) is not None:
             return forwarded
         body: object = None
         if request.method in UNSAFE:
-            body = await parsed(request, await read_body(request), route.definitions)
+            body = await parse_body(request, await read_body(request), route.definitions)
         try:
             pairs = parse_qsl(query_text, keep_blank_values=True, max_num_fields=64, errors="strict")
         except ValueError:
@@ -389,7 +395,7 @@ class AdminServer:
         handler = route.handler if cluster_api is None else cluster_api.handler(route)
         try:
             if by.inner and self._cluster_api is not None:
-                await self._cluster_api.here(route, params, body)
+                await self._cluster_api.wait_until_owner(route, params, body)
             while True:
                 try:
                     reply = await handler(call)
@@ -403,7 +409,7 @@ class AdminServer:
                     await opening_over(waits.destinations)  # ... or once the logs are open or have failed
         finally:
             if route.definitions:
-                await release(body)
+                await free_in_slices(body)
 
     def _log_change(self, request: web.BaseRequest, route: ApiRoute, caller: Principal) -> None:
         """Log a change with its caller, and report it to the audit log. Paths contain no secrets."""
@@ -463,7 +469,7 @@ class AdminServer:
         except AuthenticationRefused as refused:
             log.warning("admin API: login from %s refused: %s", peer, refused.reason)
             self._login(name, peer, refused.reason, shown)
-            await asyncio.sleep(auth.failures.delay_s(peer, name))
+            await asyncio.sleep(auth.failure_backoff.record_failure(peer, name))
             raise NotAuthorised("Login failed", REALM) from None
         self._login(name, peer, "", shown)
         return Principal(user, False)
@@ -487,7 +493,7 @@ class AdminServer:
         return request.transport.get_extra_info("peercert") or {}
 
     def _login(self, name: str, peer: str, error: str, shown: dict[str, Any]) -> None:
-        self._broker.auth.attempts.count("http", peer, name, not error)
+        self._broker.auth.login_stats.count_login("http", peer, name, not error)
         if self._broker.catalogue.events.audit_hook is not None:
             self._broker.audit.login(name, peer, error, peer_certificate.tls_info(shown))
 
@@ -520,7 +526,7 @@ def _credentials(request: web.BaseRequest) -> tuple[str, bytes]:
 async def _login_form(request: web.BaseRequest) -> tuple[str, bytes]:
     """Return name and password of a form. Raises: NotAuthorised, and as `read_body`."""
     _check_origin(request)
-    fields = form(await read_body(request))
+    fields = parse_form(await read_body(request))
     if "username" not in fields or "password" not in fields:
         raise NotAuthorised("Login failed", REALM)
     return fields["username"], fields["password"].encode()

@@ -68,7 +68,7 @@ class RemoteSessions(Protocol):
 
     name: str
 
-    async def session(self, node: str, digest: str, end: bool) -> str:
+    async def session_user(self, node: str, digest: str, end: bool) -> str:
         """Return the user of a session on another node; empty if there is none or the node is down. `end` ends it."""
         raise NotImplementedError
 
@@ -121,13 +121,13 @@ class LoginSessions:
 
     def user(self, token: str, auth: InternalBackend) -> str | None:
         """Return the user of a session on this node, or None if it has ended. Cost: 3 us."""
-        return self.kept(_digest(token), auth)
+        return self.user_of_digest(_digest(token), auth)
 
     async def find(self, token: str, auth: InternalBackend) -> str | None:
         """Return the user of a session on any node."""
         return self.user(token, auth) or await self._ask_node(token, False) or None
 
-    def kept(self, digest: str, auth: InternalBackend) -> str | None:
+    def user_of_digest(self, digest: str, auth: InternalBackend) -> str | None:
         """As `user`, for another node that has received the cookie."""
         session = self._by_digest.get(digest)
         if session is None:
@@ -137,7 +137,7 @@ class LoginSessions:
         except NoSuchUser:
             same = False
         if not same or session.ends_at <= self._clock():
-            self.end(digest)
+            self.end_by_digest(digest)
             return None
         return session.user
 
@@ -145,23 +145,23 @@ class LoginSessions:
         node = _node_of(token)
         if self._remote is None or node in ("", self._remote.name):
             return ""
-        return await self._remote.session(node, _digest(token), end)
+        return await self._remote.session_user(node, _digest(token), end)
 
-    def left_s(self, token: str) -> float | None:
+    def remaining_s(self, token: str) -> float | None:
         session = self._by_digest.get(_digest(token))
         return None if session is None else max(0.0, session.ends_at - self._clock())
 
-    def end(self, digest: str) -> None:
+    def end_by_digest(self, digest: str) -> None:
         """End a session of this node, if it exists."""
         if self._by_digest.pop(digest, None) is not None:
             self._save()
 
     async def close(self, token: str) -> None:
         """End a session on any node."""
-        self.end(_digest(token))
+        self.end_by_digest(_digest(token))
         await self._ask_node(token, True)
 
-    def written(self) -> None:
+    def wait_saved(self) -> None:
         """Wait until FILE is written. Later changes are not stored."""
         self._writer.shutdown()
 

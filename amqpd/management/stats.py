@@ -40,7 +40,7 @@ from amqpd.broker.queue.stream import StreamReader
 from amqpd.broker.stats import QUEUE_COUNTERS, queue_counts
 from amqpd.channel.channel import CHANNEL_COUNTERS, channel_counts, had_by_queue
 from amqpd.management.loop_lag import LoopLag
-from amqpd.management.message_counts import unacked_apart
+from amqpd.management.message_counts import unacked_not_ready
 from amqpd.management.samples import BASIC, GLOBAL, NO_SPANS, History, SamplePoint, SampleRange, SampleRanges, details
 from amqpd.management.time_slice import TimeSlice
 from amqpd.process import disk_free_bytes
@@ -80,7 +80,7 @@ class NodeCounts:
     def counts(self) -> tuple[int, ...]:
         """Return the counters in the order of NODE_COUNTERS. Cost: about 100 us, and 0.3 us per open file."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        io = numbers(IO)
+        io = read_proc_numbers(IO)
         syncs = self._broker.storage.sync_times
         return (
             int(_RESIDENT.read_text("ascii").split()[1]) * _PAGE_BYTES,
@@ -95,7 +95,7 @@ class NodeCounts:
         )
 
 
-def numbers(path: Path) -> dict[str, int]:
+def read_proc_numbers(path: Path) -> dict[str, int]:
     """Return the lines `name: number` of a file in /proc; empty if it cannot be read."""
     try:
         text = path.read_text("ascii")
@@ -153,28 +153,28 @@ class Churn:
         )
 
 
-def lengths(queue: Queue) -> tuple[int, int, int]:
+def queue_lengths(queue: Queue) -> tuple[int, int, int]:
     """Return the lengths in the order of LENGTHS."""
-    unacked = unacked_apart(queue)
+    unacked = unacked_not_ready(queue)
     return (queue.ready_count + unacked + queue.delayed_count, queue.ready_count, unacked)
 
 
-def counted_queue(queue: Queue) -> tuple[int, ...]:
-    return queue_counts(queue) + lengths(queue)
+def queue_stats(queue: Queue) -> tuple[int, ...]:
+    return queue_counts(queue) + queue_lengths(queue)
 
 
-def counted_connection(connection: Connection) -> tuple[int, ...]:
+def connection_octets(connection: Connection) -> tuple[int, ...]:
     """Return the counters in the order of OCTETS."""
     return (connection.received_bytes, connection.output.sent_bytes)
 
 
-def unroutable(vhost: VHost) -> tuple[int, int]:
+def unroutable_counts(vhost: VHost) -> tuple[int, int]:
     """Return the counters in the order of UNROUTABLE."""
     returned = vhost.counts.returned_count
     return (returned, max(0, vhost.unroutable_count - returned))
 
 
-def counted_exchange(exchange: Exchange) -> tuple[int, int]:
+def exchange_counts(exchange: Exchange) -> tuple[int, int]:
     """Return the counters in the order of EXCHANGE_COUNTERS."""
     return (exchange.passed.in_count, exchange.passed.out_count)
 
@@ -204,7 +204,7 @@ class VhostSum:
         self._published, self._confirmed = ended[0], ended[1]
 
     def add_queue(self, counts: tuple[int, ...]) -> None:
-        """Add the counters of a queue, from `counted_queue`."""
+        """Add the counters of a queue, from `queue_stats`."""
         size = len(QUEUE_COUNTERS)
         for index in range(size):
             self._queues[index] += counts[index]
@@ -224,7 +224,7 @@ class VhostSum:
         return (
             *(self._published, *self._queues[1:]),
             self._confirmed,
-            *unroutable(self.vhost),
+            *unroutable_counts(self.vhost),
             *self._lengths,
             *self._octets,
         )
@@ -232,12 +232,12 @@ class VhostSum:
 
 READERS: Final[tuple[Any, ...]] = (
     *(
-        counted_queue,
+        queue_stats,
         channel_counts,
-        counted_connection,
+        connection_octets,
         Churn.counts,
         VhostSum.counts,
-        counted_exchange,
+        exchange_counts,
         NodeCounts.counts,
     ),
 )
@@ -262,14 +262,22 @@ def split_stats(found: dict[str, Any]) -> StatsParts:
 
 PAIRS_MAX: Final = 10000
 ASKED_KEPT_S: Final = 600.0
-PUBLISHED: Final = ("publish",)
-HAD: Final = ("deliver", "deliver_no_ack", "get", "get_no_ack", "get_empty", "redeliver", "ack")
+PUBLISH_COUNTERS: Final = ("publish",)
+DELIVERY_COUNTERS: Final = ("deliver", "deliver_no_ack", "get", "get_no_ack", "get_empty", "redeliver", "ack")
 _DELIVERED: Final = ("deliver", "deliver_no_ack", "get", "get_no_ack")
 
 
-def had_counts(had: QueueDeliveryStats) -> tuple[int, ...]:
-    """Return the counters in the order of HAD."""
-    return (had.deliver, had.deliver_no_ack, had.get, had.get_no_ack, had.get_empty, had.redeliver, had.ack)
+def delivery_counts(stats: QueueDeliveryStats) -> tuple[int, ...]:
+    """Return the counters in the order of DELIVERY_COUNTERS."""
+    return (
+        stats.deliver,
+        stats.deliver_no_ack,
+        stats.get,
+        stats.get_no_ack,
+        stats.get_empty,
+        stats.redeliver,
+        stats.ack,
+    )
 
 
 class _PairSample:
@@ -299,17 +307,17 @@ class PairRates:
         seen = self._sent.get(sent)
         if seen is None and len(self._sent) < PAIRS_MAX:
             seen = self._sent[sent] = _PairSample(counts, 0.0)
-        return _with_rates(PUBLISHED, counts, seen)
+        return _with_rates(PUBLISH_COUNTERS, counts, seen)
 
-    def delivered(self, channel: ChannelConsumers, queue: QueueBase, had: QueueDeliveryStats) -> dict[str, Any]:
+    def delivered(self, channel: ChannelConsumers, queue: QueueBase, stats: QueueDeliveryStats) -> dict[str, Any]:
         """Return the statistics of a channel and a queue."""
-        counts = had_counts(had)
+        counts = delivery_counts(stats)
         queues = self._had.setdefault(channel, {})
         seen = queues.get(queue)
         if seen is None and self._had_count < PAIRS_MAX:
             seen = queues[queue] = _PairSample(counts, 0.0)
             self._had_count += 1
-        found = _with_rates(HAD, counts, seen)
+        found = _with_rates(DELIVERY_COUNTERS, counts, seen)
         found["deliver_get"] = sum(found[name] for name in _DELIVERED)
         found["deliver_get_details"] = {"rate": round(sum(found[f"{name}_details"]["rate"] for name in _DELIVERED), 1)}
         return found
@@ -331,7 +339,7 @@ class PairRates:
                     del queues[queue]
                     self._had_count -= 1
                 else:
-                    _update_rates(seen, had_counts(now[queue]), elapsed_s)
+                    _update_rates(seen, delivery_counts(now[queue]), elapsed_s)
             if not queues:
                 self._had.pop(channel, None)
             if slices.expired:
@@ -414,7 +422,7 @@ class Rates:
         if self._task is not None:
             self._task.cancel()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Reset rates and samples. They begin again with the next sweep."""
         self._samples = {}
         self._histories = {}
@@ -423,14 +431,14 @@ class Rates:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(INTERVAL_S)
-            if not self.due(time.monotonic()):
+            if not self.is_sweep_due(time.monotonic()):
                 continue
             try:
                 await self.sweep()
             except Exception:
                 log.exception("rates: a sweep failed; the next one is in a few seconds")
 
-    def due(self, now: float) -> bool:
+    def is_sweep_due(self, now: float) -> bool:
         """Return whether a sweep is due; half a second early counts. `now` is monotonic, in seconds."""
         idle_interval_s = min(max(INTERVAL_S, self._object_count / OBJECTS_PER_S), IDLE_INTERVAL_S_MAX)
         return now < self._asked_at + IDLE_AFTER_S or now >= self._swept_at + idle_interval_s - 0.5
@@ -526,9 +534,11 @@ class Rates:
 
     def details(self, thing: object, kind: int, within: SampleRanges = NO_SPANS) -> dict[str, Any]:
         """Return counters and rates of an object: `publish`, `publish_details: {rate}` and so on."""
-        return self.shown(thing, kind, READERS[kind](thing), within)
+        return self.stats_of_counts(thing, kind, READERS[kind](thing), within)
 
-    def shown(self, thing: object, kind: int, counts: Sequence[int], within: SampleRanges = NO_SPANS) -> dict[str, Any]:
+    def stats_of_counts(
+        self, thing: object, kind: int, counts: Sequence[int], within: SampleRanges = NO_SPANS
+    ) -> dict[str, Any]:
         """As `details`, for counters that were read already."""
         self._asked_at = time.monotonic()
         sample = self._samples.get(thing)
@@ -583,7 +593,7 @@ class Rates:
         """Return the returned and dropped messages of all vhosts."""
         counts = [0] * len(VHOST_COUNTERS)
         for vhost in self._broker.vhosts.values():
-            for name, count in zip(UNROUTABLE, unroutable(vhost), strict=True):
+            for name, count in zip(UNROUTABLE, unroutable_counts(vhost), strict=True):
                 counts[VHOST_COUNTERS.index(name)] += count
         found = self._details(VHOST, VHOST, counts, self._sums[VHOST], within)
         return {name: found[name] for each in UNROUTABLE for name in (each, f"{each}_details")}
@@ -617,7 +627,7 @@ class Rates:
             if history is not None and span is not None:
                 history.asked_at = now
                 if span not in moments:
-                    moments[span] = history.moments(span, now, counts)
+                    moments[span] = history.points(span, now, counts)
                 detail.update(details(moments[span], index, history.since))
         if "deliver" in found:
             _add_deliver_get(found)

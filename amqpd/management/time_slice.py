@@ -30,7 +30,7 @@ class TimeSlice:
         self._until = time.perf_counter() + SLICE_S
 
 
-async def release(value: object) -> None:
+async def free_in_slices(value: object) -> None:
     """Free the items of a large document in slices. Freeing a million objects at once would block the loop.
 
     Empties its lists. Items that others refer to remain.

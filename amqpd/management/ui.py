@@ -137,7 +137,7 @@ def _read(folder: Path) -> dict[str, _Asset]:
     return assets
 
 
-def accepted(header: str) -> set[str]:
+def parse_accept_encoding(header: str) -> set[str]:
     """Return the encodings that an Accept-Encoding header accepts."""
     found: set[str] = set()
     for part in header.lower().split(","):
@@ -149,7 +149,7 @@ def accepted(header: str) -> set[str]:
 
 
 def _asset_response(call: ApiRequest, asset: _Asset, caching: dict[str, str]) -> ApiResponse:
-    accepted_encodings = accepted(call.headers.get("Accept-Encoding", ""))
+    accepted_encodings = parse_accept_encoding(call.headers.get("Accept-Encoding", ""))
     encoding = next((name for name, _ in ENCODINGS if name in accepted_encodings and name in asset.content), "")
     tag = f'"{asset.tag}{"-" + encoding if encoding else ""}"'
     headers = {**HEADERS, **caching, "ETag": tag}
@@ -226,14 +226,14 @@ async def post_session(call: ApiRequest) -> ApiResponse:
     check_header(call.headers)
     sessions = _sessions(call)
     token = sessions.open(call.caller.user.name, call.broker.auth)
-    left_s = sessions.left_s(token) or 0.0
+    left_s = sessions.remaining_s(token) or 0.0
     answer = reply(_session_item(call, left_s))
     return answer._replace(headers={"Set-Cookie": cookie(call.headers, token, int(left_s))})
 
 
 async def get_session(call: ApiRequest) -> ApiResponse:
     """Return the logged-in user, its tags, and the remaining time of the session."""
-    return reply(_session_item(call, _sessions(call).left_s(token_of(call.headers))))
+    return reply(_session_item(call, _sessions(call).remaining_s(token_of(call.headers))))
 
 
 async def delete_session(call: ApiRequest) -> ApiResponse:

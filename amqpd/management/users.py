@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.auth.internal_backend import NoSuchUser
 from amqpd.auth.passwords import algorithm_of
-from amqpd.management.listing import listing, one
-from amqpd.management.overview import this_node
+from amqpd.management.listing import listing, object_reply
+from amqpd.management.overview import check_node_name
 from amqpd.management.request import (
     NO_CONTENT,
     ApiRequest,
@@ -68,7 +68,9 @@ def tags_of(value: object) -> list[str]:
 async def whoami(call: ApiRequest) -> ApiResponse:
     """Return name and tags of the caller."""
     user = call.caller.user
-    return one(call, {"name": user.name, "tags": list(user.tags), "is_internal_user": not call.caller.operator})
+    return object_reply(
+        call, {"name": user.name, "tags": list(user.tags), "is_internal_user": not call.caller.operator}
+    )
 
 
 async def get_users(call: ApiRequest) -> ApiResponse:
@@ -96,7 +98,7 @@ async def get_users_without_permissions(call: ApiRequest) -> ApiResponse:
 
 async def get_user(call: ApiRequest) -> ApiResponse:
     """Return one user."""
-    return one(call, user_item(call.broker.user_limits, call.broker.auth.user(call.params["user"])))
+    return object_reply(call, user_item(call.broker.user_limits, call.broker.auth.user(call.params["user"])))
 
 
 async def put_user(call: ApiRequest) -> ApiResponse:
@@ -187,7 +189,7 @@ async def get_permissions(call: ApiRequest) -> ApiResponse:
 
 async def get_permission(call: ApiRequest) -> ApiResponse:
     """Return the permissions of a user in the virtual host."""
-    return one(call, permission_item(_permission(call)))
+    return object_reply(call, permission_item(_permission(call)))
 
 
 def _permission(call: ApiRequest) -> PermissionRow:
@@ -301,8 +303,8 @@ def _counts(count: list[int]) -> dict[str, int]:
 
 async def by_protocol(call: ApiRequest) -> ApiResponse:
     """List login counters by protocol."""
-    this_node(call)
-    found = call.broker.auth.attempts.by_protocol
+    check_node_name(call)
+    found = call.broker.auth.login_stats.by_protocol
 
     def item(protocol: str) -> dict[str, Any]:
         return {"protocol": protocol, **_counts(found[protocol])}
@@ -312,8 +314,8 @@ async def by_protocol(call: ApiRequest) -> ApiResponse:
 
 async def by_source(call: ApiRequest) -> ApiResponse:
     """List login counters by source since `PUT /api/amqpd/auth_attempt_sources`, at most 10,000."""
-    this_node(call)
-    found = list(call.broker.auth.attempts.by_source.items())
+    check_node_name(call)
+    found = list(call.broker.auth.login_stats.by_source.items())
 
     def item(entry: tuple[Any, list[int]]) -> dict[str, Any]:
         source, count = entry
@@ -327,26 +329,26 @@ async def by_source(call: ApiRequest) -> ApiResponse:
     return await listing(call, found, item, lambda entry: str(entry[0]))
 
 
-async def forget(call: ApiRequest) -> ApiResponse:
+async def reset_counters(call: ApiRequest) -> ApiResponse:
     """Reset the login counters."""
-    this_node(call)
-    call.broker.auth.attempts.forget()
+    check_node_name(call)
+    call.broker.auth.login_stats.reset()
     return NO_CONTENT
 
 
-async def forget_sources(call: ApiRequest) -> ApiResponse:
+async def reset_source_counters(call: ApiRequest) -> ApiResponse:
     """Reset the login counters by source."""
-    this_node(call)
-    call.broker.auth.attempts.forget(sources_only=True)
+    check_node_name(call)
+    call.broker.auth.login_stats.reset(sources_only=True)
     return NO_CONTENT
 
 
 async def track_sources(call: ApiRequest) -> ApiResponse:
     """Start or stop counting logins by address and user. Stopping resets them."""
-    attempts = call.broker.auth.attempts
+    attempts = call.broker.auth.login_stats
     attempts.track_sources = call.flag("on")
     if not attempts.track_sources:
-        attempts.forget(sources_only=True)
+        attempts.reset(sources_only=True)
     return NO_CONTENT
 
 
@@ -354,8 +356,8 @@ _PATH: Final = "api/auth/attempts/{node}"
 
 AUTH_ATTEMPT_ROUTES: Final = (
     ApiRoute("GET", _PATH, Role.MONITORING, by_protocol),
-    ApiRoute("DELETE", _PATH, Role.ADMINISTRATOR, forget),
+    ApiRoute("DELETE", _PATH, Role.ADMINISTRATOR, reset_counters),
     ApiRoute("GET", f"{_PATH}/source", Role.MONITORING, by_source),
-    ApiRoute("DELETE", f"{_PATH}/source", Role.ADMINISTRATOR, forget_sources),
+    ApiRoute("DELETE", f"{_PATH}/source", Role.ADMINISTRATOR, reset_source_counters),
     ApiRoute("PUT", "api/amqpd/auth_attempt_sources", Role.ADMINISTRATOR, track_sources),
 )

@@ -16,7 +16,7 @@ from amqpd.broker.vhost.limits import InvalidLimits
 from amqpd.broker.vhost.pending import wait_done
 from amqpd.broker.vhost.vhosts import ProtectedVhost
 from amqpd.channel.channel import channel_counts
-from amqpd.management.listing import listing, one, spans
+from amqpd.management.listing import listing, object_reply, requested_ranges
 from amqpd.management.request import (
     CREATED,
     NO_CONTENT,
@@ -29,7 +29,7 @@ from amqpd.management.request import (
     clean_name,
 )
 from amqpd.management.router import ApiRoute
-from amqpd.management.stats import VHOST, VhostSum, counted_connection, counted_queue, split_stats
+from amqpd.management.stats import VHOST, VhostSum, connection_octets, queue_stats, split_stats
 from amqpd.management.time_slice import TimeSlice
 from amqpd.management.users import permission_item, tags_of, topic_item
 
@@ -54,18 +54,18 @@ async def vhost_item(call: ApiRequest, vhost: VHost, slices: TimeSlice) -> dict[
     for queue in list(vhost.queues.values()):
         await opened(queue)
         delayed += queue.delayed_count
-        found.add_queue(counted_queue(queue))
+        found.add_queue(queue_stats(queue))
         if slices.expired:
             await slices.yield_loop()
     for connection in list(call.server.connections):
         if connection.session.vhost is vhost:
-            found.add_connection(counted_connection(connection))
+            found.add_connection(connection_octets(connection))
             for channel in connection.channels.all():
                 if not channel.closing:
                     found.add_channel(channel_counts(channel))
         if slices.expired:
             await slices.yield_loop()
-    shown = split_stats(call.rates.shown(vhost, VHOST, found.counts(), spans(call.query)))
+    shown = split_stats(call.rates.stats_of_counts(vhost, VHOST, found.counts(), requested_ranges(call.query)))
     return {
         "name": vhost.name,
         "description": vhost.description,
@@ -92,7 +92,7 @@ async def get_vhosts(call: ApiRequest) -> ApiResponse:
 
 async def get_vhost(call: ApiRequest) -> ApiResponse:
     """Return one virtual host."""
-    return one(call, await vhost_item(call, call.vhost(), TimeSlice()))
+    return object_reply(call, await vhost_item(call, call.vhost(), TimeSlice()))
 
 
 async def put_vhost(call: ApiRequest) -> ApiResponse:
@@ -194,7 +194,7 @@ async def get_vhost_limits(call: ApiRequest) -> ApiResponse:
 async def put_vhost_limit(call: ApiRequest) -> ApiResponse:
     """Set a limit of the virtual host."""
     vhost = call.any_vhost()
-    value = {**vhost.limits.value, call.params["name"]: call.given("value")}
+    value = {**vhost.limits.value, call.params["name"]: call.required("value")}
     try:
         await wait_done(partial(limits.declare, vhost, limits.PARAMETER, value))
     except InvalidLimits as error:
@@ -228,7 +228,7 @@ async def get_user_limits(call: ApiRequest) -> ApiResponse:
 async def put_user_limit(call: ApiRequest) -> ApiResponse:
     """Set a limit of a user."""
     _check_user(call)
-    await _set_user_limits(call, {call.params["name"]: call.given("value")})
+    await _set_user_limits(call, {call.params["name"]: call.required("value")})
     return NO_CONTENT
 
 
@@ -240,7 +240,7 @@ def _check_user(call: ApiRequest) -> None:
 
 async def put_user_limits(call: ApiRequest) -> ApiResponse:
     """Set several limits of a user and keep the others. `amqpctl set_user_limits` uses it."""
-    value = call.given("value")
+    value = call.required("value")
     if not isinstance(value, dict):
         raise BadRequest("value must be an object")
     await _set_user_limits(call, value)
@@ -249,7 +249,7 @@ async def put_user_limits(call: ApiRequest) -> ApiResponse:
 
 async def _set_user_limits(call: ApiRequest, value: dict[str, Any]) -> None:
     user, user_limits = call.params["user"], call.broker.user_limits
-    async with call.broker.auth.changing:
+    async with call.broker.auth.change_lock:
         call.broker.auth.user(user)
         try:
             await wait_done(partial(user_limits.declare, user, {**user_limits.get(user), **value}))
@@ -260,7 +260,7 @@ async def _set_user_limits(call: ApiRequest, value: dict[str, Any]) -> None:
 async def delete_user_limit(call: ApiRequest) -> ApiResponse:
     """Clear one limit of a user, or all without a name. RabbitMQ: no error if it is not set."""
     user, user_limits = call.params["user"], call.broker.user_limits
-    async with call.broker.auth.changing:
+    async with call.broker.auth.change_lock:
         call.broker.auth.user(user)
         name = call.params.get("name")
         value = {other: limit for other, limit in user_limits.get(user).items() if name not in (None, other)}

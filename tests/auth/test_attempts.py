@@ -43,24 +43,26 @@ class Clock:
 def test_the_delay_doubles_for_that_user_from_there_and_is_forgotten() -> None:
     clock = Clock()
     failures = FailureBackoff(clock)
-    delays = [failures.delay_s("10.0.0.1", "anna") for _ in range(8)]
+    delays = [failures.record_failure("10.0.0.1", "anna") for _ in range(8)]
     assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, DELAY_MAX_S, DELAY_MAX_S])
-    assert failures.delay_s("10.0.0.1", "bert") == failures.delay_s("10.0.0.2", "anna") == pytest.approx(0.1)
+    assert (
+        failures.record_failure("10.0.0.1", "bert") == failures.record_failure("10.0.0.2", "anna") == pytest.approx(0.1)
+    )
     clock.now += FORGET_S
-    assert failures.delay_s("10.0.0.1", "anna") == pytest.approx(0.1)
-    assert [failures.delay_s("x", "y") for _ in range(5000)][-1] == DELAY_MAX_S
+    assert failures.record_failure("10.0.0.1", "anna") == pytest.approx(0.1)
+    assert [failures.record_failure("x", "y") for _ in range(5000)][-1] == DELAY_MAX_S
 
 
 def test_what_is_remembered_is_bounded() -> None:
     failures = FailureBackoff(Clock(), entries_max=100)
-    failures.delay_s("10.0.0.1", "anna")
+    failures.record_failure("10.0.0.1", "anna")
     for number in range(99):
-        failures.delay_s("10.0.0.2", f"{number}")
-    assert failures.delay_s("10.0.0.1", "anna") == pytest.approx(0.2)  # and is the newest now
+        failures.record_failure("10.0.0.2", f"{number}")
+    assert failures.record_failure("10.0.0.1", "anna") == pytest.approx(0.2)  # and is the newest now
     for number in range(99):
-        failures.delay_s("10.0.0.3", f"{number}" * 100_000)
+        failures.record_failure("10.0.0.3", f"{number}" * 100_000)
     assert len(failures) <= 100
-    assert failures.delay_s("10.0.0.1", "anna") == pytest.approx(0.4)
+    assert failures.record_failure("10.0.0.1", "anna") == pytest.approx(0.4)
     assert sum(len(user) for _, user in failures._entries) < 100 * 256
 
 
@@ -98,19 +100,19 @@ async def test_one_that_is_cancelled_just_when_it_is_called_passes_its_turn_on()
 
 def test_attempts_are_counted_by_protocol_and_where_asked_by_source() -> None:
     attempts = LoginStats(sources_max=2)
-    attempts.count("amqp091", "10.0.0.1", "anna", True)
+    attempts.count_login("amqp091", "10.0.0.1", "anna", True)
     assert (attempts.by_protocol, attempts.by_source) == ({"amqp091": [1, 0]}, {})
     attempts.track_sources = True
-    attempts.count("amqp091", "10.0.0.1", "anna", False)
-    attempts.count("http", "10.0.0.1", "x" * 1000, False)
-    attempts.count("http", "10.0.0.2", "anna", True)
-    attempts.count("http", "10.0.0.2", "anna", True)
+    attempts.count_login("amqp091", "10.0.0.1", "anna", False)
+    attempts.count_login("http", "10.0.0.1", "x" * 1000, False)
+    attempts.count_login("http", "10.0.0.2", "anna", True)
+    attempts.count_login("http", "10.0.0.2", "anna", True)
     assert attempts.by_protocol == {"amqp091": [1, 1], "http": [2, 1]}
     assert attempts.by_source == {
         AttemptSource("10.0.0.1", "x" * 255, "http"): [0, 1],
         AttemptSource("10.0.0.2", "anna", "http"): [2, 0],
     }, "bounded: the one heard of first is gone"
-    attempts.forget(sources_only=True)
+    attempts.reset(sources_only=True)
     assert (attempts.by_protocol["http"], attempts.by_source) == ([2, 1], {})
-    attempts.forget()
+    attempts.reset()
     assert attempts.by_protocol == {}

@@ -417,7 +417,7 @@ async def test_forget_vhost(house: House) -> None:
     deleted = asyncio.get_running_loop().create_future()
     house.metadata.submit([Delete(VhostRow("shop", ""))], deleted.set_result)
     assert await deleted is None
-    house.backend.forget_vhost("shop")
+    house.backend.remove_vhost("shop")
     assert house.heard_now() == [AuthChange("permissions", "guest", "shop")]
     assert not house.backend.is_allowed(GUEST, "shop", "read", "q")
     assert house.backend.is_allowed(GUEST, "/", "read", "q")

@@ -127,44 +127,44 @@ class Clock:
 def test_cache_holds_for_its_time_only() -> None:
     clock = Clock()
     cache = VerifiedPasswordCache(300.0, clock=clock)
-    assert not cache.holds("u", b"p", "hash")
-    cache.remember("u", b"p", "hash")
-    assert cache.holds("u", b"p", "hash")
+    assert not cache.is_verified("u", b"p", "hash")
+    cache.add("u", b"p", "hash")
+    assert cache.is_verified("u", b"p", "hash")
     clock.now += 299.9
-    assert cache.holds("u", b"p", "hash")
+    assert cache.is_verified("u", b"p", "hash")
     clock.now += 0.1
-    assert not cache.holds("u", b"p", "hash")
+    assert not cache.is_verified("u", b"p", "hash")
     assert len(cache) == 0
 
 
 def test_cache_is_of_user_password_and_hash() -> None:
     cache = VerifiedPasswordCache()
-    cache.remember("u", b"p", "hash")
-    assert not cache.holds("u", b"P", "hash")
-    assert not cache.holds("U", b"p", "hash")
-    assert not cache.holds("u", b"p", "other hash")
-    cache.remember("ab", b"c", "hash")
+    cache.add("u", b"p", "hash")
+    assert not cache.is_verified("u", b"P", "hash")
+    assert not cache.is_verified("U", b"p", "hash")
+    assert not cache.is_verified("u", b"p", "other hash")
+    cache.add("ab", b"c", "hash")
     cache._entries["a"] = cache._entries["ab"]
-    assert not cache.holds("a", b"bc", "hash")  # lengths are part of what is signed
-    cache.forget("u")
-    cache.forget("absent")
-    assert not cache.holds("u", b"p", "hash")
+    assert not cache.is_verified("a", b"bc", "hash")  # lengths are part of what is signed
+    cache.remove("u")
+    cache.remove("absent")
+    assert not cache.is_verified("u", b"p", "hash")
 
 
 def test_cache_is_bounded_and_the_oldest_goes() -> None:
     cache = VerifiedPasswordCache(entries_max=3)
     for user in ("a", "b", "c", "a", "d"):
-        cache.remember(user, b"p", "hash")
+        cache.add(user, b"p", "hash")
     assert len(cache) == 3
-    assert [user for user in "abcd" if cache.holds(user, b"p", "hash")] == ["a", "c", "d"]
+    assert [user for user in "abcd" if cache.is_verified(user, b"p", "hash")] == ["a", "c", "d"]
 
 
 def test_cache_keeps_no_password() -> None:
     cache = VerifiedPasswordCache()
-    cache.remember("u", b"canary", "hash")
+    cache.add("u", b"canary", "hash")
     assert b"canary" not in cache._entries["u"][0]
     other = VerifiedPasswordCache()
-    other.remember("u", b"canary", "hash")
+    other.add("u", b"canary", "hash")
     assert cache._entries["u"][0] != other._entries["u"][0]  # the key is this cache's own
 
 

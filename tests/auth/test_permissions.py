@@ -48,9 +48,9 @@ def test_bad_patterns(pattern: str) -> None:
     with pytest.raises(InvalidPattern):
         compile_pattern(pattern)
     with pytest.raises(InvalidPattern):
-        Permissions.check(PermissionRow("u", "/", ".*", ".*", pattern))
+        Permissions.check_patterns(PermissionRow("u", "/", ".*", ".*", pattern))
     with pytest.raises(InvalidPattern):
-        Permissions.check(TopicPermissionRow("u", "/", "x", ".*", pattern))
+        Permissions.check_patterns(TopicPermissionRow("u", "/", "x", ".*", pattern))
 
 
 @pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", "^(.*a){12}$"])
@@ -70,11 +70,11 @@ def test_any_text_compiles_or_is_refused(pattern: str) -> None:
 def test_kinds_users_and_vhosts_are_apart() -> None:
     permissions = Permissions([PermissionRow("u", "/", "^c", "^w", "^r"), PermissionRow("v", "shop", ".*", ".*", ".*")])
     kinds: tuple[Kind, ...] = get_args(Kind)
-    assert [kind for kind in kinds if permissions.may("u", "/", kind, "cq")] == ["configure"]
-    assert [kind for kind in kinds if permissions.may("u", "/", kind, "wq")] == ["write"]
-    assert [kind for kind in kinds if permissions.may("u", "/", kind, "rq")] == ["read"]
-    assert not any(permissions.may("u", "shop", kind, "cwr") for kind in kinds)
-    assert not any(permissions.may("nobody", "/", kind, "cwr") for kind in kinds)
+    assert [kind for kind in kinds if permissions.is_allowed("u", "/", kind, "cq")] == ["configure"]
+    assert [kind for kind in kinds if permissions.is_allowed("u", "/", kind, "wq")] == ["write"]
+    assert [kind for kind in kinds if permissions.is_allowed("u", "/", kind, "rq")] == ["read"]
+    assert not any(permissions.is_allowed("u", "shop", kind, "cwr") for kind in kinds)
+    assert not any(permissions.is_allowed("nobody", "/", kind, "cwr") for kind in kinds)
     assert permissions.may_access_vhost("u", "/")
     assert not permissions.may_access_vhost("u", "shop")
     assert permissions.rows("u") == [PermissionRow("u", "/", "^c", "^w", "^r")]
@@ -85,16 +85,16 @@ def test_kinds_users_and_vhosts_are_apart() -> None:
 def test_topic_permissions() -> None:
     row = TopicPermissionRow("bob", "/", "t", "^{username}\\.", "^{vhost}/")
     permissions = Permissions((), [row])
-    assert permissions.may_topic("bob", "/", "t", "write", "bob.x")
-    assert not permissions.may_topic("bob", "/", "t", "write", "alice.x")
-    assert permissions.may_topic("bob", "/", "t", "read", "//x")
-    assert not permissions.may_topic("bob", "/", "t", "read", "bob.x")
-    assert permissions.may_topic("bob", "/", "other exchange", "write", "alice.x")
-    assert permissions.may_topic("bob", "/", "t", "write", "bob.\udcff")
+    assert permissions.is_topic_allowed("bob", "/", "t", "write", "bob.x")
+    assert not permissions.is_topic_allowed("bob", "/", "t", "write", "alice.x")
+    assert permissions.is_topic_allowed("bob", "/", "t", "read", "//x")
+    assert not permissions.is_topic_allowed("bob", "/", "t", "read", "bob.x")
+    assert permissions.is_topic_allowed("bob", "/", "other exchange", "write", "alice.x")
+    assert permissions.is_topic_allowed("bob", "/", "t", "write", "bob.\udcff")
     permissions.put(row._replace(write=""))
-    assert not permissions.may_topic("bob", "/", "t", "write", "bob.x")
+    assert not permissions.is_topic_allowed("bob", "/", "t", "write", "bob.x")
     permissions.remove([row])
-    assert permissions.may_topic("bob", "/", "t", "write", "alice.x")
+    assert permissions.is_topic_allowed("bob", "/", "t", "write", "alice.x")
     assert permissions.topic_rows() == []
 
 
@@ -116,19 +116,19 @@ def test_variables_are_not_expanded_twice() -> None:
 
 def test_a_pattern_nobody_checked_matches_nothing(caplog: pytest.LogCaptureFixture) -> None:
     permissions = Permissions([PermissionRow("u", "/", "(", ".*", "")], [TopicPermissionRow("u", "/", "t", "(", ".*")])
-    assert not permissions.may("u", "/", "configure", "q")
-    assert permissions.may("u", "/", "write", "q")
-    assert not permissions.may_topic("u", "/", "t", "write", "k")
-    assert not permissions.may_topic("u", "/", "t", "read", "k")
+    assert not permissions.is_allowed("u", "/", "configure", "q")
+    assert permissions.is_allowed("u", "/", "write", "q")
+    assert not permissions.is_topic_allowed("u", "/", "t", "write", "k")
+    assert not permissions.is_topic_allowed("u", "/", "t", "read", "k")
     assert caplog.text.count("missing )") == 2
 
 
 def test_the_cache_is_bounded() -> None:
     permissions = Permissions([PermissionRow("u", "/", "^q1", "", "")], cache_max=10)
     for number in range(50):
-        permissions.may("u", "/", "configure", f"q{number}")
+        permissions.is_allowed("u", "/", "configure", f"q{number}")
     assert len(permissions._cache) == 10
-    assert permissions.may("u", "/", "configure", "q1")
+    assert permissions.is_allowed("u", "/", "configure", "q1")
 
 
 words = st.text("ab.", max_size=3)
@@ -162,6 +162,6 @@ def test_the_cache_against_a_naive_twin(steps: list[object]) -> None:
             case ("ask", str(user), str(vhost), kind, str(name)):
                 row = twin.get((user, vhost))
                 expected = row is not None and re.search(row[kind] or r"\A\Z", name) is not None
-                assert permissions.may(user, vhost, kind, name) is expected
+                assert permissions.is_allowed(user, vhost, kind, name) is expected
                 assert permissions.epoch == epoch
         epoch = permissions.epoch

@@ -13,7 +13,7 @@ from librt.strings import BytesWriter
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.connection import open_connection
 from amqpd.kafka.partition import Partition
-from amqpd.kafka.producer import KafkaProducer, any_metadata
+from amqpd.kafka.producer import KafkaProducer, fetch_any_metadata
 from amqpd.kafka.requests import Fetched, FetchPlace, ProducerId, decode_fetch, encode_fetch
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.appender import KafkaSequencer
@@ -148,13 +148,15 @@ def contents(batches: list[bytes]) -> list[tuple[int, bytes]]:
 
 async def fetch(access: KafkaAccess, topic: str, partition: int, offset: int = 0, size_max: int = 1 << 20) -> Fetched:
     """What one Fetch brings."""
-    metadata = await any_metadata(access, [topic.encode()])
+    metadata = await fetch_any_metadata(access, [topic.encode()])
     assert metadata is not None
     leader = metadata.leaders[topic.encode(), partition]
     connection = await open_connection(access, *metadata.brokers[leader])
     try:
         place = FetchPlace(topic.encode(), partition, offset, size_max)
-        data = await connection.ask(lambda number: encode_fetch(BytesWriter(), number, b"test", 500, size_max, [place]))
+        data = await connection.request(
+            lambda number: encode_fetch(BytesWriter(), number, b"test", 500, size_max, [place])
+        )
     finally:
         await connection.close()
     code, (found,) = decode_fetch(data)

@@ -21,7 +21,7 @@ from kafka_logs import fetch_all
 from nodes_load import Load
 
 from amqpd.kafka.config import KafkaAccess
-from amqpd.kafka.producer import any_metadata
+from amqpd.kafka.producer import fetch_any_metadata
 from amqpd.kafka.producer_state import HEADER
 from amqpd.storage.log.batch import BatchHeader
 
@@ -198,7 +198,7 @@ async def epochs_never_fall(access: KafkaAccess, cluster: str) -> dict[tuple[str
 
 async def leaders(access: KafkaAccess, topic: str) -> dict[int, int]:
     """Partition -> the broker that leads it."""
-    metadata = await any_metadata(access, [topic.encode()])
+    metadata = await fetch_any_metadata(access, [topic.encode()])
     assert metadata is not None
     return {int(number): int(leader) for (_, number), leader in metadata.leaders.items()}
 

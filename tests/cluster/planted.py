@@ -37,11 +37,11 @@ def confirm_early() -> None:
     """What is in the node's own log is confirmed, and goes to Kafka half a second later."""
 
     def offered(self: SlotLogs, log: Any) -> None:
-        batches = log.take()
+        batches = log.take_batches()
         partition = log.partition
         if partition is None or self.ended or not batches:
             return
-        log.moved(batches[-1].last_offset + 1)
+        log.set_high_watermark(batches[-1].last_offset + 1)
         self._loop.call_later(SEND_LATER_S, later, self, partition, batches)
 
     def later(self: SlotLogs, partition: Any, batches: list[Any]) -> None:

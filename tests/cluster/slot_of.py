@@ -10,9 +10,9 @@ from typing import Any
 
 from fake_kafka import FakeKafka
 
-from amqpd.cluster.metadata import assigning
+from amqpd.cluster.metadata import slot_assigner
 from amqpd.cluster.ownership import read_rows
-from amqpd.cluster.placement import QueuePlacement, TopicMaker, fences_of
+from amqpd.cluster.placement import QueuePlacement, TopicMaker, dedicated_topic_marks
 from amqpd.cluster.row_codec import SlotChange
 from amqpd.cluster.slot_logs import LogPosition, SlotLogs
 from amqpd.cluster.slot_rows import RowWriter
@@ -58,19 +58,19 @@ class FakeTopics:
             self.kafka.delete_records(name, number, offset)
         return dict(before)
 
-    async def make_own(self, name: str, mark: int) -> None:
+    async def create_dedicated(self, name: str, mark: int) -> None:
         self._call("make own", name)
         if name in self.kafka.topics:
             raise KafkaRefused(f"topic {name} cannot be created: TOPIC_ALREADY_EXISTS")
         self.kafka.create(name, 1)
         self.marks[name] = mark
 
-    async def delete_own(self, name: str, mark: int) -> None:
+    async def delete_dedicated(self, name: str, mark: int) -> None:
         self._call("delete own", name)
         if self.marks.get(name) == mark:
             self.kafka.topics.pop(name, None)
 
-    def lost_own(self, marks: Mapping[str, int]) -> dict[str, str]:
+    def lost_dedicated(self, marks: Mapping[str, int]) -> dict[str, str]:
         """As `TopicAdmin` tells it."""
         return {
             name: "its topic is gone"
@@ -127,8 +127,8 @@ class Slot:
         queues = [self.producer.open(name, each, UNKNOWN) for name, count in counts.items() for each in range(count)]
         held = await take_over(self.producer, self.key, [meta, settled, *queues])
         table = await read_rows(self.reader, META, self.number, int(meta.next_offset) - 1)
-        marks = fences_of(table.notes)
-        lost = self.topics.lost_own(marks) if isinstance(self.topics, FakeTopics) else {}
+        marks = dedicated_topic_marks(table.notes)
+        lost = self.topics.lost_dedicated(marks) if isinstance(self.topics, FakeTopics) else {}
         queues += await self._take_own(marks.keys() - lost.keys(), held)
         self.logs = SlotLogs(
             self.producer,
@@ -149,10 +149,10 @@ class Slot:
             self.placed.__setitem__,
             lambda queue_id: self.placed.pop(queue_id, None),
         )
-        self.placement.begin(table.notes, queues, self.vhosts.values(), lost)
-        prepare = None if self.number else assigning(table, self.slots)
+        self.placement.load(table.notes, queues, self.vhosts.values(), lost)
+        prepare = None if self.number else slot_assigner(table, self.slots)
         self.rows = RowWriter(table, meta, self.logs, self.bytes_max, self.placement, prepare)
-        self.logs.watched[meta] = self.rows.moved
+        self.logs.watched[meta] = self.rows.on_stored
         return self
 
     async def _take_own(self, own: AbstractSet[str], held: ProducerId) -> list[Partition]:

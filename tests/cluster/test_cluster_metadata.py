@@ -58,14 +58,16 @@ class Node:
 
     async def _forward(self, changes: Sequence[SlotChange]) -> int:
         self.forwarded.append(changes)
-        return await self.other.metadata.write_own(changes_from_json(json.loads(json.dumps(changes_to_json(changes)))))
+        return await self.other.metadata.write_forwarded(
+            changes_from_json(json.loads(json.dumps(changes_to_json(changes))))
+        )
 
     async def take(self, number: int, *vhosts: VhostRow) -> Slot:
         self.directory.mkdir(exist_ok=True)
         slot = Slot(self.fake.access, self.topics, self.directory / f"{number}", number, vhosts, slots=SLOTS)
         await slot.take()
         self.slots.append(slot)
-        self.metadata.own(number, slot.rows)
+        self.metadata.add_slot(number, slot.rows)
         return slot
 
     async def submit(self, *changes: Change) -> None:
@@ -118,15 +120,15 @@ async def test_what_is_the_cluster_s_is_known_on_both(nodes: tuple[Node, Node]) 
     await b.submit(Put(USER))
     assert b.forwarded[-1] == [Put(USER)]
     for node in (a, b):
-        await node.state.caught_up()
+        await node.state.wait_caught_up()
         assert node.state.table.row(USER) == USER
     await a.submit(Put(PermissionRow("guest", "shop", "a", "b", "c")), Put(GlobalParameterRow("p", "1")))
     assert a.forwarded == []
-    await b.state.caught_up()
+    await b.state.wait_caught_up()
     assert b.metadata.open().permissions == [PermissionRow("guest", "shop", "a", "b", "c")]
     assert b.metadata.open().global_parameters == [GlobalParameterRow("p", "1")]
     await b.submit(Delete(USER))
-    await a.state.caught_up()
+    await a.state.wait_caught_up()
     assert a.metadata.open().permissions == []
     with pytest.raises(WriteFailed, match="there is no 'nobody' in users"):
         await b.submit(Put(PermissionRow("nobody", "/", "", "", "")))
@@ -174,7 +176,7 @@ async def test_one_vhost_of_a_name(nodes: tuple[Node, Node]) -> None:
     await a.submit(Delete(VHOST))
     await b.submit(Put(again))
     await a.metadata.write_cluster([Delete(VHOST)])  # the first one's, once more: late
-    await a.state.caught_up()
+    await a.state.wait_caught_up()
     assert a.state.vhost("/") == again
     assert a.state.slot_of("/") is not None
 
@@ -189,7 +191,7 @@ async def test_a_vhost_goes_with_all_that_was_in_it(nodes: tuple[Node, Node]) ->
     assert b.slots[0].placement.places == {}
     assert topic_name(OTHER.id) not in b.fake.topics
     for node in (a, b):
-        await node.state.caught_up()
+        await node.state.wait_caught_up()
         assert node.state.vhost("shop") is None
         assert node.state.slot_of("shop") is None
 
@@ -197,7 +199,7 @@ async def test_a_vhost_goes_with_all_that_was_in_it(nodes: tuple[Node, Node]) ->
 async def test_a_node_that_does_not_own_a_vhost_leaves_its_end_to_its_owner(nodes: tuple[Node, Node]) -> None:
     a, b = nodes
     await a.submit(Delete(OTHER))
-    await b.state.caught_up()
+    await b.state.wait_caught_up()
     assert b.state.vhost("shop") == OTHER._replace(state="deleting")
     assert b.state.slot_of("shop") == 2
 
@@ -225,7 +227,7 @@ async def test_the_answers_come_in_order(nodes: tuple[Node, Node]) -> None:
 async def test_nobody_owns_slot_0(nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = nodes
     monkeypatch.setattr(metadata, "OWNER_TIMEOUT_S", 0.2)
-    a.metadata.disown(0, "the slot was given up")
+    a.metadata.remove_slot(0, "the slot was given up")
     with pytest.raises(metadata.NotOwner, match="node a does not own slot 0"):
         await b.submit(Put(USER))
 
@@ -233,13 +235,13 @@ async def test_nobody_owns_slot_0(nodes: tuple[Node, Node], monkeypatch: pytest.
 async def test_slot_0_moves(nodes: tuple[Node, Node]) -> None:
     """What is the cluster's waits for its next owner, on both nodes."""
     a, b = nodes
-    a.metadata.disown(0, "the slot was given up")
+    a.metadata.remove_slot(0, "the slot was given up")
     waiting = [asyncio.create_task(node.submit(Put(UserRow(node.name, "", "")))) for node in nodes]
     await until(lambda: b.forwarded[1:])
     slot = await b.take(0)
     await slot.rows.write([_owner("b").note(0)])
     await asyncio.gather(*waiting)
-    await a.state.caught_up()
+    await a.state.wait_caught_up()
     assert {row.name for row in a.metadata.open().users} == {"a", "b"}, "in either order: two nodes wrote"
 
 
@@ -283,31 +285,31 @@ class Backend:
 
     def _changed(self, change: Change) -> None:
         assert not isinstance(change, DeleteBindings)
-        self.auth.follow(change)
+        self.auth.apply_change(change)
 
 
 async def test_a_user_made_on_one_node_logs_in_on_the_other(nodes: tuple[Node, Node]) -> None:
     a, b = (Backend(node) for node in nodes)
     await b.auth.add_user("ann", b"secret", tags=["administrator"])
     await b.auth.set_permissions("ann", "/", "^a", "^b", "^c")
-    await a.node.state.caught_up()
+    await a.node.state.wait_caught_up()
     user = await a.auth.authenticate("ann", b"secret", True, "")
     assert user.tags == ("administrator",)
     assert a.auth.is_allowed(user, "/", "configure", "abc") and not a.auth.is_allowed(user, "/", "read", "abc")
     await a.auth.change_password("ann", b"other")
     await a.auth.set_tags("ann", ["monitoring"])
     await a.auth.set_topic_permissions("ann", "/", "amq.topic", "^x", "^y")
-    await b.node.state.caught_up()
+    await b.node.state.wait_caught_up()
     with pytest.raises(AuthenticationRefused):
         await b.auth.authenticate("ann", b"secret", True, "")
     assert (await b.auth.authenticate("ann", b"other", True, "")).tags == ("monitoring",)
     assert b.auth.has_topic_permissions(user, "/", "amq.topic")
     await b.auth.clear_permissions("ann", "/")
     await b.auth.delete_user("ann")
-    await a.node.state.caught_up()
+    await a.node.state.wait_caught_up()
     assert a.auth.users() == [] and b.auth.users() == []
     for each in (a, b):
-        what = [change.what for change in each.told]
+        what = [change.kind for change in each.told]
         assert sorted(what) == sorted(
             ["user_added", "permissions", "password", "tags", "topic_permissions", "permissions", "user_deleted"]
         ) or set(what) == {"user_added", "permissions", "password", "tags", "topic_permissions", "user_deleted"}
@@ -318,13 +320,13 @@ async def test_whoever_writes_last_stays_on_both(nodes: tuple[Node, Node]) -> No
     """Both set the tags of one user at once, many times: one order holds, and both end with it."""
     a, b = (Backend(node) for node in nodes)
     await a.auth.add_user("ann", password_hash="", hashing_algorithm=ARGON2ID)
-    await b.node.state.caught_up()
+    await b.node.state.wait_caught_up()
     for turn in range(10):
         await asyncio.gather(
             *(each.auth.set_tags("ann", [f"{each.node.name}{turn}{try_}"]) for try_ in range(3) for each in (a, b))
         )
         for each in (a, b):
-            await each.node.state.caught_up()
+            await each.node.state.wait_caught_up()
         assert a.auth.user("ann") == b.auth.user("ann") == a.node.state.table.row(UserRow("ann", "", ""))
     for each in (a, b):
         each.auth.close()

@@ -38,7 +38,7 @@ class Cluster:
     def write(self, *changes: SlotChange) -> int:
         """To slot 0; returns the offset behind it."""
         submission = self.table.apply(changes)
-        self.raw(0, *submission.asked, *submission.along)
+        self.raw(0, *submission.requested, *submission.dependent)
         return self.kafka.topics[META][0].end
 
     def vhost(self, name: str, slot: int, **columns: str) -> None:
@@ -78,7 +78,7 @@ async def test_what_was_there_before(cluster: Cluster, state: ClusterState) -> N
     assert state.owner_of_vhost("/") == B
     assert state.owner_of_vhost("none") is None
     assert [row.name for row in state.vhosts_of(1)] == ["/"]
-    assert (state.wish(1), state.wish(2)) == ("b", None)
+    assert (state.requested_node(1), state.requested_node(2)) == ("b", None)
     begins_with = state.metadata_state("me")
     assert (begins_with.users, begins_with.vhosts) == ([USER], [])
     assert begins_with.permissions == [PermissionRow("guest", "/", "", "", "")]
@@ -99,7 +99,7 @@ async def test_what_changes_is_told_in_order(cluster: Cluster, state: ClusterSta
     cluster.write(Put(USER._replace(password_hash="other")))
     cluster.write(PutAnnotation((WISH, 3), {"node": "a"}))
     cluster.write(Delete(VhostRow("shop", "")), PutAnnotation((VHOST_SLOT, "shop"), None))
-    await state.written(cluster.write(Delete(USER)))
+    await state.wait_applied(cluster.write(Delete(USER)))
     shop = VhostRow("shop", "id of shop")
     slot = PutAnnotation((VHOST_SLOT, "shop"), {"slot": 3})
     assert told == [
@@ -120,10 +120,10 @@ async def test_what_changes_is_told_in_order(cluster: Cluster, state: ClusterSta
     cluster.owner(1, A)
     cluster.owner(1, A)
     while not told:
-        assert await state.changed(60)
+        assert await state.wait_change(60)
     cluster.owner(1, B)
     while len(told) < 2:
-        assert await state.changed(60)
+        assert await state.wait_change(60)
     assert told == [(1, A), (1, B)]
 
 
@@ -136,7 +136,7 @@ async def test_a_listener_that_fails_costs_nobody_anything(
     told: list[object] = []
     state.on_row += [failing, told.append]
     await state.open()
-    await state.written(cluster.write(Put(USER)))
+    await state.wait_applied(cluster.write(Put(USER)))
     assert told == [Put(USER)]
     assert "a bug" in caplog.text
 
@@ -158,10 +158,10 @@ async def test_a_bug_in_reading_ends_it_and_the_node_is_told(
         return read(self, key, value)
 
     monkeypatch.setattr(RowTable, "read", failing)
-    waiting = asyncio.create_task(state.changed(60))
+    waiting = asyncio.create_task(state.wait_change(60))
     await asyncio.sleep(0)
     with pytest.raises(KafkaDisconnected):
-        await state.written(cluster.write(Put(USER._replace(name="cursed"))))
+        await state.wait_applied(cluster.write(Put(USER._replace(name="cursed"))))
     assert lost == ["the cluster's metadata cannot be read any more: IndexError('a bug of ours')"]
     assert await waiting
     cluster.write(Put(USER))
@@ -175,12 +175,12 @@ async def test_a_bug_in_reading_ends_it_and_the_node_is_told(
 
 async def test_waiting(cluster: Cluster, state: ClusterState) -> None:
     await state.open()
-    assert not await state.changed(0.05)
-    waiting = asyncio.create_task(state.changed(60))
+    assert not await state.wait_change(0.05)
+    waiting = asyncio.create_task(state.wait_change(60))
     await asyncio.sleep(0)
     cluster.vhost("/", 1)
     assert await waiting
-    await state.caught_up()
+    await state.wait_caught_up()
     assert state.next_offset == cluster.kafka.topics[META][0].end
 
 
@@ -191,7 +191,7 @@ async def test_what_a_later_version_has_written(cluster: Cluster, state: Cluster
     cluster.raw(0, (b'["pets","cat"]', b"{}"))
     with pytest.raises(MetadataError, match="table 'pets' is not known to this version of amqpd; start the later"):
         await state.open()
-    await other.written(cluster.write(Put(USER)))
+    await other.wait_applied(cluster.write(Put(USER)))
     assert "pets" in other.problem
     assert list(other.table.rows(UserRow)) == [USER]
     await other.close()

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqpd.cluster.api_gateway import split_definitions, together
+from amqpd.cluster.api_gateway import join_documents, split_definitions
 from amqpd.cluster.node import ClusterNode
-from amqpd.cluster.operations import evened
+from amqpd.cluster.operations import balancing_moves
 from amqpd.cluster.row_codec import WISH, PutAnnotation
 from amqpd.management.request import BadRequest
 
 
 @given(st.dictionaries(st.integers(0, 60), st.sampled_from("abcde")), st.sets(st.sampled_from("abcde"), min_size=1))
 def test_evened_moves_as_little_as_it_takes(owners: dict[int, str], nodes: set[str]) -> None:
-    moves = evened(owners, sorted(nodes))
+    moves = balancing_moves(owners, sorted(nodes))
     after = Counter(dict.fromkeys(nodes, 0))
     after.update(moves.get(slot, node) for slot, node in owners.items() if node in nodes)
     assert max(after.values()) - min(after.values()) <= 1
@@ -31,8 +31,8 @@ def test_evened_moves_as_little_as_it_takes(owners: dict[int, str], nodes: set[s
 
 
 def test_one_node_has_all() -> None:
-    assert evened({1: "a", 2: "a"}, ["a"]) == {}
-    assert evened({1: "a", 2: "a"}, []) == {}
+    assert balancing_moves({1: "a", 2: "a"}, ["a"]) == {}
+    assert balancing_moves({1: "a", 2: "a"}, []) == {}
 
 
 def test_parts_of_definitions() -> None:
@@ -52,7 +52,7 @@ def test_parts_of_definitions() -> None:
         "b": {"vhosts": [{"name": "b"}], "permissions": [{"vhost": "b", "user": "u"}]},
         "c": {"queues": [{"vhost": "c", "name": "q"}]},
     }
-    assert together([by_vhost["a"], by_vhost["c"]])["queues"] == [
+    assert join_documents([by_vhost["a"], by_vhost["c"]])["queues"] == [
         {"vhost": "a", "name": "q"},
         {"vhost": "c", "name": "q"},
     ]

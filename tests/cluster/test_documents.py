@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amqpd.cluster import peer_http
-from amqpd.cluster.peer_http import encoded, parsed, written
+from amqpd.cluster.peer_http import encode_body, parse_json, sliced_reply
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -35,7 +35,7 @@ def test_in_parts_it_is_the_same(value: object, indent: int | None) -> None:
     text = json.dumps(value, indent=indent).encode()
     documents_at_once, peer_http.AT_ONCE = peer_http.AT_ONCE, 0  # type: ignore[misc]
     try:
-        assert through(parsed(text)) == value
+        assert through(parse_json(text)) == value
     finally:
         peer_http.AT_ONCE = documents_at_once  # type: ignore[misc]
 
@@ -43,16 +43,16 @@ def test_in_parts_it_is_the_same(value: object, indent: int | None) -> None:
 @pytest.mark.slow
 @given(st.dictionaries(st.text(), VALUES))
 def test_written_and_sent(value: dict[str, Any]) -> None:
-    reply = through(written(value))
+    reply = through(sliced_reply(value))
     assert json.loads(b"".join(reply.body or [])) == value  # type: ignore[arg-type]
-    assert json.loads(through(encoded(value)) or b"") == value
+    assert json.loads(through(encode_body(value)) or b"") == value
 
 
 @pytest.mark.parametrize("text", ["", "[1", "[1}", '{"a" 1}', '{"a":1', "[1] 2", "nothing"])
 async def test_what_is_no_json(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_http, "AT_ONCE", -1)
     with pytest.raises(ValueError):
-        await parsed(text.encode())
+        await parse_json(text.encode())
 
 
 async def test_ten_thousand_queues_do_not_hold_the_loop() -> None:
@@ -69,9 +69,9 @@ async def test_ten_thousand_queues_do_not_hold_the_loop() -> None:
             turns += 1
 
     ticks = asyncio.create_task(ticking())
-    found = await parsed(text)
+    found = await parse_json(text)
     read, turns = turns, 0
-    reply = await written(found)
+    reply = await sliced_reply(found)
     ticks.cancel()
     assert found == document
     assert json.loads(b"".join(reply.body or [])) == document  # type: ignore[arg-type]

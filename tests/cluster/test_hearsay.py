@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from amqpd.cluster import peer_link
-from amqpd.cluster.peer_link import NodeCertificate, PeerConnector, PeerListener, identity, welcome
+from amqpd.cluster.peer_link import NodeCertificate, PeerConnector, PeerListener, accept_peer, identity
 from amqpd.cluster.peer_server import CUT_OFF, Frames, PeerStatusMonitor
 from amqpd.cluster.state import ClusterState, Owner
 from amqpd.cluster.view import NodeState, View
@@ -25,7 +25,7 @@ SESSION_S = 6.0
 class Table(View):
     def __init__(self, me: str, found: list[NodeState]) -> None:
         super().__init__()
-        self.me = me
+        self.node_name = me
         self._found = found
 
     def nodes(self) -> list[NodeState]:
@@ -38,13 +38,13 @@ class Slot:
     def __init__(self, epoch: int, *, silent_s: float = 0.0) -> None:
         self.held = ProducerId(0, 1000, epoch)
         self.epoch = epoch
-        self.halted = silent_s > SESSION_S
-        self.ended = ""
+        self.is_suspended = silent_s > SESSION_S
+        self.end_reason = ""
         self.producer = SimpleNamespace(answered_s=asyncio.get_running_loop().time() - silent_s)
         self.logs = SimpleNamespace(fenced=self._fenced)
 
     def _fenced(self, why: str) -> None:
-        self.ended = why
+        self.end_reason = why
 
 
 class One:
@@ -75,7 +75,7 @@ class One:
 
     async def _take(self, preamble: Any, transport: asyncio.Transport) -> None:
         self.asked += 1
-        await self.hearsay.take(preamble, transport)
+        await self.hearsay.accept(preamble, transport)
 
     def owns(self, slot: int, epoch: int, *, silent_s: float = 0.0) -> Slot:
         """It has taken it, and its note is known here."""
@@ -107,7 +107,7 @@ async def test_a_slot_that_another_serves_has_ended_and_its_clients_go_there(nod
     b.owns(1, 4)
     b.owns(2, 1)
     await a.hearsay.poll()
-    assert ours.ended == "node b serves it with epoch 4"
+    assert ours.end_reason == "node b serves it with epoch 4"
     assert a.state.owner_of(1) == b.note(4)
     assert a.state.owner_of(2) == b.note(1)
     assert a.told == []
@@ -118,7 +118,7 @@ async def test_nobody_is_asked_while_kafka_answers(nodes: list[One]) -> None:
     ours = a.owns(1, 3)
     b.owns(1, 4)
     await a.hearsay.poll()
-    assert (b.asked, c.asked, ours.ended) == (0, 0, "")
+    assert (b.asked, c.asked, ours.end_reason) == (0, 0, "")
 
 
 async def test_a_lease_that_has_not_lapsed_is_kept(nodes: list[One]) -> None:
@@ -129,7 +129,7 @@ async def test_a_lease_that_has_not_lapsed_is_kept(nodes: list[One]) -> None:
     b.owns(1, 4)
     await a.hearsay.poll()
     assert b.asked == 1
-    assert ours.ended == ""
+    assert ours.end_reason == ""
     assert a.state.owner_of(1) == a.note(3)
 
 
@@ -141,7 +141,7 @@ async def test_one_whose_own_lease_has_lapsed_says_nothing(nodes: list[One]) -> 
     b.owns(1, 4, silent_s=7)
     await a.hearsay.poll()
     assert b.asked == 1
-    assert (ours.ended, a.told) == ("", [])
+    assert (ours.end_reason, a.told) == ("", [])
 
 
 @pytest.mark.parametrize("epoch", [2, 3])
@@ -152,7 +152,7 @@ async def test_who_served_it_before_is_not_believed(nodes: list[One], epoch: int
     ours = a.owns(1, 3, silent_s=7)
     b.owns(1, epoch)
     await a.hearsay.poll()
-    assert ours.ended == ""
+    assert ours.end_reason == ""
     assert a.state.owner_of(1) == a.note(3)
 
 
@@ -160,7 +160,7 @@ async def test_what_is_not_announced_is_not_said(nodes: list[One]) -> None:
     """A later epoch that its own note does not have yet, and what has ended."""
     _, b, _ = nodes
     b.owns(1, 4).epoch = 5
-    b.owns(2, 4).ended = "another has it"
+    b.owns(2, 4).end_reason = "another has it"
     b.owns(3, 4)
     assert b.hearsay.served_slots() == {3: b.note(4)}
 
@@ -212,13 +212,13 @@ async def test_what_is_not_understood_is_no_answer(nodes: list[One], said: bytes
     ours = a.owns(1, 3, silent_s=7)
 
     async def take(_preamble: object, transport: asyncio.Transport) -> None:
-        welcome(transport, Frames(lambda _: None))
+        accept_peer(transport, Frames(lambda _: None))
         transport.write(len(said).to_bytes(4, "big") + said)
 
     b.kinds[peer_link.SERVED] = take
     await a.hearsay.poll()
     await a.hearsay.poll()
-    assert (ours.ended, a.told) == ("", [CUT_OFF])
+    assert (ours.end_reason, a.told) == ("", [CUT_OFF])
 
 
 async def test_a_node_is_believed_of_itself_alone(nodes: list[One]) -> None:
@@ -228,7 +228,7 @@ async def test_a_node_is_believed_of_itself_alone(nodes: list[One]) -> None:
     b.owns(1, 4)
     b.state.owners[1] = c.note(4)
     await a.hearsay.poll()
-    assert ours.ended == ""
+    assert ours.end_reason == ""
 
 
 async def test_a_record_that_comes_late_does_not_undo_what_was_heard(nodes: list[One]) -> None:
@@ -236,7 +236,7 @@ async def test_a_record_that_comes_late_does_not_undo_what_was_heard(nodes: list
     a, b, c = nodes
     from amqpd.cluster.row_codec import encode_note
 
-    a.state.hear(1, c.note(6))
+    a.state.apply_announcement(1, c.note(6))
     a.state._apply_owner(1, encode_note(b.note(5).note(1))[1])
     assert a.state.owner_of(1) == c.note(6)
     a.state._apply_owner(1, encode_note(b.note(7).note(1))[1])

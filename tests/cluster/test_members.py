@@ -76,7 +76,7 @@ def all_of(*nodes: Node) -> list[int]:
 async def test_two_share_a_wish_moves_one_and_who_leaves_is_followed_at_once(made, wishes) -> None:
     first = made("a")
     await until(lambda: len(first.held) == SLOTS)
-    assert await first.members.known(first.generations[-1])
+    assert await first.members.is_current_generation(first.generations[-1])
     second = made("b")
     try:
         await until(lambda: len(first.held) == len(second.held) == SLOTS // 2)
@@ -94,7 +94,9 @@ async def test_two_share_a_wish_moves_one_and_who_leaves_is_followed_at_once(mad
         await first.members.leave()
         await until(lambda: len(second.held) == SLOTS)
         assert asyncio.get_running_loop().time() - began < 6, "it was waited for as if it had been killed"
-        assert not await second.members.known(second.generations[-1] - 1), "of a generation that is over"
+        assert not await second.members.is_current_generation(second.generations[-1] - 1), (
+            "of a generation that is over"
+        )
     finally:
         await second.members.leave()
         with suppress(Exception):
@@ -108,7 +110,7 @@ async def test_who_asks_while_others_join_does_not_keep_the_group_from_its_rest(
 
     async def ask(node: Node) -> None:
         while True:
-            await node.members.known(node.members.generation)
+            await node.members.is_current_generation(node.members.generation)
             await asyncio.sleep(0.02)
 
     try:

@@ -77,7 +77,7 @@ async def test_queues_wait_while_kafka_does_not_answer_and_go_on_behind_that(tmp
         await channel.basic_publish(b"before", routing_key="q")
         assert (await got.get()).body == b"before"
         flush, owned.producer.flush = owned.producer.flush, lambda: None  # nothing goes to Kafka any more
-        await until(lambda: owned.halted)
+        await until(lambda: owned.is_suspended)
         confirm = asyncio.ensure_future(channel.basic_publish(b"meanwhile", routing_key="q"))
         await until(lambda: owned.vhosts["/"].queues["q"].ready_count == 1)
         await asyncio.sleep(0.3)
@@ -87,7 +87,7 @@ async def test_queues_wait_while_kafka_does_not_answer_and_go_on_behind_that(tmp
         flush()
         assert (await confirm).name == "Basic.Ack"
         assert (await got.get()).body == b"meanwhile"
-        await until(lambda: not owned.halted)
+        await until(lambda: not owned.is_suspended)
         await connection.close()
 
 
@@ -101,7 +101,7 @@ async def test_an_idle_slot_keeps_its_lease(tmp_path, kafka, topic, monkeypatch)
             before = owned.producer.answered_s
             await until(lambda before=before: owned.producer.answered_s > before)
             offsets.append(int(owned.logs.settled.high_watermark))
-            assert not owned.halted
+            assert not owned.is_suspended
         assert offsets[-1] - offsets[0] <= 10, "a record each two seconds, not each look"
 
 
@@ -118,7 +118,7 @@ async def test_a_later_epoch_of_another_writer_ends_all_and_the_slot_is_taken_ag
         await take_over(other, node.options.transactional_id(owned.slot), opened)
         with pytest.raises(aiormq.exceptions.AMQPError):  # a nack, or the end of the connection: no confirm
             await channel.basic_publish(b"lost", routing_key="q")
-        await until(lambda: owned.ended)
+        await until(lambda: owned.end_reason)
         assert owned.vhosts.get("/") is None or owned.vhosts["/"].deleted
         await until(lambda: node.owned.get(owned.slot) not in {None, owned})
         again = slot_of(server)
@@ -152,7 +152,7 @@ async def test_a_slot_is_renewed_under_load_and_nothing_is_lost_or_doubled(tmp_p
             node.takeovers.keep_alive(owned)
         await publishing
         assert owned.epoch == first + 3
-        assert not owned.ended
+        assert not owned.end_reason
         taken = [int((await channel.basic_get("q", no_ack=True)).body) for _ in range(400)]
         assert taken == list(range(400))
         stale = ProducerId(0, int(owned.held.producer_id), first)
@@ -181,12 +181,12 @@ async def test_a_slot_that_is_renewed_as_it_is_given_up_is_given_up_cleanly(
         await asyncio.sleep(0.2)
         gate.set()
         await asyncio.gather(renewing, giving_up)
-        again = await node.takeovers.take(owned.slot)
-        assert (again.epoch, again.logs.taken_cleanly) == (first + 2, True)
+        again = await node.takeovers.take_over(owned.slot)
+        assert (again.epoch, again.logs.is_clean_takeover) == (first + 2, True)
         await node.takeovers.renew(owned)  # nothing, for it is given up
         await node.takeovers.give_up(again)
-        again = await node.takeovers.take(owned.slot)
-        assert (again.epoch, again.logs.taken_cleanly) == (first + 3, True)
+        again = await node.takeovers.take_over(owned.slot)
+        assert (again.epoch, again.logs.is_clean_takeover) == (first + 3, True)
         await node.takeovers.give_up(again)
 
 
@@ -250,7 +250,7 @@ async def test_a_node_that_cannot_follow_the_cluster_any_more_stops(
             raise IndexError("a bug of ours")
 
         monkeypatch.setattr(type(server.node.state), "_apply_record", failing)
-        await server.node.wish(1, "nobody")
+        await server.node.request_move(1, "nobody")
         async with asyncio.timeout(25):
             await server.stopped.wait()
         assert "IndexError" in server.failed
@@ -262,11 +262,11 @@ async def test_a_wish_moves_nothing_where_there_is_no_such_node(tmp_path, kafka,
         node = server.node
         assert node is not None
         owned = slot_of(server)
-        await node.wish(owned.slot, "nobody")
-        await until(lambda: node.state.wish(owned.slot) == "nobody")
+        await node.request_move(owned.slot, "nobody")
+        await until(lambda: node.state.requested_node(owned.slot) == "nobody")
         await asyncio.sleep(1)
         assert node.owned.get(owned.slot) is owned
-        await node.wish(owned.slot, "a")
-        await node.wish(owned.slot, None)
-        await until(lambda: node.state.wish(owned.slot) is None)
+        await node.request_move(owned.slot, "a")
+        await node.request_move(owned.slot, None)
+        await until(lambda: node.state.requested_node(owned.slot) is None)
         assert node.owned[owned.slot] is owned

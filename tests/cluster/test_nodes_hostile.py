@@ -69,13 +69,13 @@ async def _garbage(nodes: Nodes) -> None:
 
 def _replayed(nodes: Nodes) -> None:
     """What a node has said, and somebody has overheard: said again to the same one and to another."""
-    change = peer_link.encode(PeerConnector("somebody", SECRET.encode()).preamble(peer_link.WRITE))
+    change = peer_link.encode_preamble(PeerConnector("somebody", SECRET.encode()).preamble(peer_link.WRITE))
     for node in nodes:
         with _spoken(node) as (sock, nonce):
             der = sock.getpeercert(binary_form=True)
             assert der is not None
-            said = peer_link.framed(
-                change, peer_link.proof(SECRET.encode(), nonce, hashlib.sha256(der).hexdigest(), change)
+            said = peer_link.frame_preamble(
+                change, peer_link.compute_proof(SECRET.encode(), nonce, hashlib.sha256(der).hexdigest(), change)
             )
             sock.sendall(said)
             assert _answer(sock) == peer_link.WELCOME
@@ -96,7 +96,7 @@ def _spoken(node: Node) -> Iterator[tuple[ssl.SSLSocket, bytes]]:
 
 
 def _answer(sock: ssl.SSLSocket) -> int:
-    answered = peer_link.answered(sock.recv(100))
+    answered = peer_link.decode_answer(sock.recv(100))
     assert answered is not None
     return answered.answer
 

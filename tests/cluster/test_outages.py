@@ -65,15 +65,15 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 def test_a_line_as_it_begins_one_a_minute_and_one_as_it_ends(clock: Clock, lines: Callable[[], list[str]]) -> None:
     outages = Outages()
     for turn in range(1300):  # ten a second
-        outages.failed("a:1" if turn % 2 else "b:2", OSError("refused"))
+        outages.report_failure("a:1" if turn % 2 else "b:2", OSError("refused"))
         clock.advance(0.1)
     first, *repeated = lines()
     assert first == "trouble with Kafka: b:2: refused"
     assert len(repeated) == 2
     assert repeated[0] == "trouble with Kafka for 60 s, 599 failures: b:2: refused; a:1: refused"
-    outages.answered("a:1")
+    outages.report_success("a:1")
     assert lines() == []
-    outages.answered("b:2")
+    outages.report_success("b:2")
     assert lines() == ["Kafka answers again, after 130.0 s"]
     clock.advance(10 * REPEAT_S)
     assert lines() == []
@@ -82,25 +82,25 @@ def test_a_line_as_it_begins_one_a_minute_and_one_as_it_ends(clock: Clock, lines
 def test_what_comes_and_goes_is_one_line_a_minute(clock: Clock, lines: Callable[[], list[str]]) -> None:
     outages = Outages()
     for _ in range(590):
-        outages.failed("a:1", TimeoutError())
-        outages.answered("a:1")
+        outages.report_failure("a:1", TimeoutError())
+        outages.report_success("a:1")
         clock.advance(0.1)
     assert lines() == ["trouble with Kafka: a:1: TimeoutError", "Kafka answers again, after 0.0 s"]
     clock.advance(REPEAT_S)
     assert lines() == ["trouble with Kafka is over: 589 failures, the last: a:1: TimeoutError"]
     clock.advance(10 * REPEAT_S)
-    outages.failed("a:1", "refused")
+    outages.report_failure("a:1", "refused")
     assert lines() == ["trouble with Kafka: a:1: refused"]
 
 
 def test_an_outage_right_behind_another_is_told_when_it_lasts(clock: Clock, lines: Callable[[], list[str]]) -> None:
     outages = Outages()
-    outages.failed("a:1", "refused")
-    outages.answered("a:1")
+    outages.report_failure("a:1", "refused")
+    outages.report_success("a:1")
     clock.advance(10)
     lines()
     for _ in range(600):
-        outages.failed("b:2", "refused")
+        outages.report_failure("b:2", "refused")
         clock.advance(0.1)
     assert lines() == ["trouble with Kafka: b:2: refused"]
     clock.advance(6)
@@ -110,10 +110,10 @@ def test_an_outage_right_behind_another_is_told_when_it_lasts(clock: Clock, line
 
 def test_what_is_not_tried_any_more_is_forgotten(clock: Clock, lines: Callable[[], list[str]]) -> None:
     outages = Outages()
-    outages.failed("gone:1", "refused")
+    outages.report_failure("gone:1", "refused")
     clock.advance(FORGOTTEN_S + 2 * REPEAT_S)
     assert lines()[-1] == "Kafka answers again, after 180.0 s"
-    assert outages.why("gone:1") == ""
+    assert outages.failure_reason("gone:1") == ""
 
 
 def test_what_aiokafka_logs_is_part_of_it(clock: Clock, lines: Callable[[], list[str]]) -> None:
@@ -121,7 +121,7 @@ def test_what_aiokafka_logs_is_part_of_it(clock: Clock, lines: Callable[[], list
     theirs = logging.getLogger("aiokafka")
     before = theirs.handlers, theirs.level, theirs.propagate
     try:
-        AiokafkaLog(outages).begin()
+        AiokafkaLog(outages).attach()
         for _ in range(100):
             logging.getLogger("aiokafka.client").error("Unable connect to node with id %s: %s", 1, "refused")
             logging.getLogger("aiokafka.consumer.group_coordinator").warning("Heartbeat failed")
@@ -156,7 +156,7 @@ async def test_many_connections_that_fail_are_one_line(fake: FakeKafka, lines: C
     producers = [Producer(access) for _ in range(5)]
     try:
         followed = [follower.follow("t", number) for number in range(4)]
-        await follower.caught_up(followed)
+        await follower.wait_caught_up(followed)
         lines()
         for number in (1, 2):
             await fake.stop(number)

@@ -226,11 +226,11 @@ class TestFollower:
     async def test_what_is_there_and_what_comes(self, fake: FakeKafka, taken: Taken) -> None:
         expected = {number: fill(fake, number, 50) for number in range(4)}
         followed = [taken.follower.follow("t", number) for number in range(4)]
-        await taken.follower.caught_up(followed)
+        await taken.follower.wait_caught_up(followed)
         assert taken.got == expected
         for number in range(4):
             expected[number] += fill(fake, number, 20)
-            await taken.follower.reached(followed[number], len(expected[number]))
+            await taken.follower.wait_reached(followed[number], len(expected[number]))
         assert taken.got == expected
         assert all(each.next_offset == len(expected[each.number]) for each in followed)
 
@@ -240,14 +240,14 @@ class TestFollower:
         before = fake.asked[FETCH]
         for number in range(200):
             fake.append("many", number, image((b"k", b"v")))
-        await taken.follower.caught_up(followed)
+        await taken.follower.wait_caught_up(followed)
         assert fake.asked[FETCH] - before < 20
 
     async def test_a_busy_partition_starves_nobody(self, fake: FakeKafka, taken: Taken) -> None:
         """An answer is full of it; the next one begins with the others."""
         fake.fetch_size_max = 1000
         busy, idle = taken.follower.follow("t", 0), taken.follower.follow("t", 2)
-        await taken.follower.caught_up([busy, idle])
+        await taken.follower.wait_caught_up([busy, idle])
 
         async def write() -> None:
             while True:
@@ -257,7 +257,7 @@ class TestFollower:
         writing = asyncio.create_task(write())
         for each in range(5):
             fake.append("t", 2, image((b"k", b"%d" % each)))
-            await taken.follower.reached(idle, each + 1)
+            await taken.follower.wait_reached(idle, each + 1)
         writing.cancel()
 
     async def test_over_whatever_passes(self, fake: FakeKafka, taken: Taken) -> None:
@@ -280,13 +280,13 @@ class TestFollower:
                         await asyncio.sleep(0.05)
                         await fake.start(1)
             await asyncio.sleep(0.01)
-        await taken.follower.caught_up(followed)
+        await taken.follower.wait_caught_up(followed)
         for number in range(4):  # `fill` gives the same records each time: their offsets tell
             assert [each.offset for each in taken.got.get(number, [])] == list(range(fake.topics["t"][number].end))
 
     async def test_a_topic_that_comes_later(self, fake: FakeKafka, taken: Taken) -> None:
         followed = taken.follower.follow("later", 0)
-        reaching = asyncio.create_task(taken.follower.reached(followed, 1))
+        reaching = asyncio.create_task(taken.follower.wait_reached(followed, 1))
         await fake.until_asked(METADATA, 2)
         fake.create("later", 1)
         fake.append("later", 0, image((b"k", b"v")))
@@ -297,17 +297,17 @@ class TestFollower:
         expected = fill(fake, 0, 30)
         fake.delete_records("t", 0, len(expected))
         followed = taken.follower.follow("t", 0)
-        await taken.follower.caught_up([followed])
+        await taken.follower.wait_caught_up([followed])
         assert taken.got == {}
         fake.append("t", 0, image((b"k", b"v")))
-        await taken.follower.caught_up([followed])
+        await taken.follower.wait_caught_up([followed])
         assert taken.got == {0: [StoredRecord(len(expected), b"k", b"v")]}
 
     async def test_left(self, fake: FakeKafka, taken: Taken) -> None:
         followed = taken.follower.follow("t", 0)
-        waiting = asyncio.create_task(taken.follower.reached(followed, 1))
+        waiting = asyncio.create_task(taken.follower.wait_reached(followed, 1))
         await asyncio.sleep(0)
-        taken.follower.leave(followed)
+        taken.follower.unfollow(followed)
         with pytest.raises(KafkaDisconnected):
             await waiting
 
@@ -320,12 +320,12 @@ class TestFollower:
         fill(fake, 0, 1)
         followed = follower.follow("t", 0)
         with pytest.raises(KafkaDisconnected):
-            await follower.caught_up([followed])
+            await follower.wait_caught_up([followed])
         assert failed == [follower.failed]
         assert isinstance(follower.failed, ValueError)
         assert "a bug" in caplog.text
         with pytest.raises(KafkaDisconnected):
-            await follower.reached(followed, 1)
+            await follower.wait_reached(followed, 1)
         await follower.close()
 
     async def test_a_bug_in_an_answer_s_reading_is_told_and_asked_again(
@@ -343,14 +343,14 @@ class TestFollower:
 
         monkeypatch.setattr(TopicFollower, "_deliver", failing)
         followed = taken.follower.follow("t", 0)
-        await taken.follower.caught_up([followed])
+        await taken.follower.wait_caught_up([followed])
         assert taken.got == {0: expected}
         assert caplog.text.count("a bug in amqpd, please report it") == 2
 
     async def test_closed_while_somebody_waits(self, fake: FakeKafka) -> None:
         made = Taken(fake.access)
         followed = made.follower.follow("t", 0)
-        waiting = asyncio.create_task(made.follower.reached(followed, 1))
+        waiting = asyncio.create_task(made.follower.wait_reached(followed, 1))
         await asyncio.sleep(0.05)
         await made.follower.close()
         with pytest.raises(KafkaDisconnected):
@@ -403,10 +403,10 @@ class TestRealKafka:
                 producer.offer(partition, [batch])
                 last.update(records)
             producer.flush()
-            await producer.stored([partition])
+            await producer.wait_stored([partition])
             end = int(partition.next_offset)
             await producer.close()
-        await follower.reached(followed, end)
+        await follower.wait_reached(followed, end)
         assert len([each for each in got if each.value is not None]) == 900
         segments = kafka.partition_directory(1, topic, 0)
         kafka.until(lambda: size_of(segments) < 2_000_000)

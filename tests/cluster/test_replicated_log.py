@@ -68,7 +68,7 @@ class Owner:
             on_room=lambda: None,
             on_fenced=self.fenced.append,
         )
-        await self.logs.take_back(self.reader.read(f"{self.topic}.settled", 0, 0, int(settled.next_offset)))
+        await self.logs.read_acks(self.reader.read(f"{self.topic}.settled", 0, 0, int(settled.next_offset)))
         for number, partition in enumerate(partitions):
             place = LogPosition(self.topic, number, self.first.setdefault(number, int(partition.next_offset)))
             name = f"{number + 1:032x}"
@@ -105,8 +105,8 @@ class Owner:
         self.turn()
         for log in self.queues:
             await until(lambda log=log: not log.deferred and not log.dirty)  # type: ignore[misc]
-            await until(lambda log=log: not log.settlements.waiting and not log.settlements.behind)  # type: ignore[misc]
-        await self.producer.stored([self.logs.settled])
+            await until(lambda log=log: not log.ack_writer.waiting and not log.ack_writer.has_waiting)  # type: ignore[misc]
+        await self.producer.wait_stored([self.logs.settled])
 
     def live(self, number: int = 0) -> list[Record]:
         return list(self.queues[number].cursor.read(0, 1 << 40).records)
@@ -215,7 +215,7 @@ async def test_given_up_and_taken_by_the_next(owners: Owners) -> None:
     owner.queues[0].settle(offsets[1], 1)
     await owner.logs.give_up()
     after = await owners.new().open()
-    assert after.logs.taken_cleanly
+    assert after.logs.is_clean_takeover
     assert after.bodies() == [b"a", b"c"]
     assert [after.queues[0].redelivered(offset) for offset in (offsets[0], offsets[2])] == [True, False]
 
@@ -236,7 +236,7 @@ async def test_a_later_epoch_under_load(owners: Owners) -> None:
         await asyncio.sleep(0)
     assert await owner.safe(owner.queues[0].next_offset - 1)
     owner.logs.keep_alive(owner.transactional_id.encode())
-    await owner.producer.stored([*owner.logs.logs, owner.logs.settled])
+    await owner.producer.wait_stored([*owner.logs.logs, owner.logs.settled])
     assert not owner.fenced
     batches = await fetch_all(owner.access, owners.topic, 0)
     epochs = [int(BatchHeader(batch, 0).producer_epoch) for batch in batches]
@@ -266,14 +266,14 @@ async def test_what_is_settled_is_freed_in_kafka(kafka: Kafka, owners: Owners) -
         await asyncio.to_thread(admin.delete_records, at)
         admin.close()
 
-    assert await owner.logs.free_fronts(delete) == 1
+    assert await owner.logs.delete_acked_records(delete) == 1
     assert freed == [(owners.topic, {0: first + 900})]
     assert owner.queues[0].about()["first_offset"] == first + 900
     left = await fetch(owner.access, owners.topic, 0, first + 900)
     assert left.log_start_offset == first + 900
     after = await owners.new().open()
     assert after.queues[0].record_count == 100
-    assert await owner.logs.free_fronts(delete) == 0
+    assert await owner.logs.delete_acked_records(delete) == 0
 
 
 async def test_forgotten_by_kafka_and_renewed_by_others(owners: Owners) -> None:
@@ -399,15 +399,15 @@ async def test_what_ten_million_alternating_acks_leave(
         told = written = 0
         for start in range(first + 1, end, 2 * at_once):
             for offset in range(start, start + 2 * at_once, 2):
-                log.settlements.note(SETTLED, offset, offset, 0)
-            records = log.settlements.tell(first, end, 0, 0)
+                log.ack_writer.note(SETTLED, offset, offset, 0)
+            records = log.ack_writer.take_records(first, end, 0, 0)
             told += len(records)
             written += sum(int(record.size()) for record in records)
             owner.logs._records += records
             owner.logs._write_records()
             if start % (200 * at_once) < 2 * at_once:
-                await owner.producer.stored([owner.logs.settled])
-        await owner.producer.stored([owner.logs.settled])
+                await owner.producer.wait_stored([owner.logs.settled])
+        await owner.producer.wait_stored([owner.logs.settled])
         directory = cleaning.partition_directory(1, f"{topic}.settled", 0)
 
         def size() -> int:
@@ -415,7 +415,7 @@ async def test_what_ten_million_alternating_acks_leave(
 
         await asyncio.to_thread(cleaning.until, lambda: size() < 64 << 20)
         after = await owners.new().take()
-        chunks = after.queues[0].settlements._chunks
+        chunks = after.queues[0].ack_writer._chunks
         assert sum(int.from_bytes(bits, "big").bit_count() for bits in chunks.values()) == count
         figures = f"{count} acks in {told} records: {size() >> 10} KiB of {written >> 10} KiB are left"
         record_property("left", figures)

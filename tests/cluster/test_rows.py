@@ -160,7 +160,7 @@ def test_the_same_rows_as_in_the_database(store: SqlAlchemyTables, submissions: 
         of_database = sorted(((type(row).__name__, row) for found in store.rows().values() for row in found), key=repr)
         assert held(table) == of_database
     assert held(replayed(records)) == of_database
-    assert list(table.orphaned()) == []
+    assert list(table.orphan_deletions()) == []
     state = _state("i", False, store.rows())
     assert everything(table.state(sorted(table.rows(VhostRow)), "i")) == everything(state)
 
@@ -284,20 +284,20 @@ class TestSubmissions:
         table = RowTable(ALL_TABLES)
         table.apply(FIRST)
         stored = [StoredOffsetRow("1", "c", 5, 0), StoredOffsetRow("1", "d", 6, 0)]
-        records = dict(RowTable(ALL_TABLES).apply([*FIRST, *map(Put, stored)]).asked)
+        records = dict(RowTable(ALL_TABLES).apply([*FIRST, *map(Put, stored)]).requested)
         table.apply([*map(Put, stored)])
         submission = table.apply([Delete(QueueRow("/", "x", "1"))])
-        assert [value for _, value in submission.asked] == [None]
-        assert len(submission.along) == 2
-        crashed = replayed({**records, **dict(submission.asked)})
-        assert sorted(crashed.orphaned()) == sorted(map(Delete, stored))
-        crashed.apply(list(crashed.orphaned()))
+        assert [value for _, value in submission.requested] == [None]
+        assert len(submission.dependent) == 2
+        crashed = replayed({**records, **dict(submission.requested)})
+        assert sorted(crashed.orphan_deletions()) == sorted(map(Delete, stored))
+        crashed.apply(list(crashed.orphan_deletions()))
         assert held(crashed) == held(table)
 
     def test_a_deletion_of_what_is_not_there_is_written(self) -> None:
         """It may be in Kafka by a submission whose answer never came."""
         row = QueueRow("/", "x", "1")
-        assert RowTable().apply([Delete(row)]).asked == [(encode_row(row)[0], None)]
+        assert RowTable().apply([Delete(row)]).requested == [(encode_row(row)[0], None)]
 
     def test_a_place_goes_with_its_queue(self) -> None:
         table = RowTable()
@@ -309,7 +309,7 @@ class TestSubmissions:
         assert submission[:3] == ([(encode_row(queue)[0], None)], [(note_key(place.key), None)], [place])
         assert table.notes == {}
         table.apply([Put(queue), place])
-        assert dict(table.apply([Delete(VhostRow("/", ""))]).along) == {
+        assert dict(table.apply([Delete(VhostRow("/", ""))]).dependent) == {
             encode_row(queue)[0]: None,
             note_key(place.key): None,
         }
@@ -323,14 +323,14 @@ class TestSubmissions:
         assert len(table) == 0
         for each in queues:
             table.apply([Put(each)], 5000)
-        assert len(table.apply([Delete(VhostRow("/", ""))], 10).along) == 100
+        assert len(table.apply([Delete(VhostRow("/", ""))], 10).dependent) == 100
 
     def test_it_gives_way(self) -> None:
         """Ten thousand queues are some twenty thousand steps."""
         table = RowTable()
-        steps = table.applying([Put(QueueRow("/", f"q{each}", f"{each}")) for each in range(100)])
+        steps = table.apply_in_steps([Put(QueueRow("/", f"q{each}", f"{each}")) for each in range(100)])
         assert sum(1 for _ in steps) == 200
-        steps = table.applying([Delete(QueueRow("/", f"q{each}", f"{each}")) for each in range(100)])
+        steps = table.apply_in_steps([Delete(QueueRow("/", f"q{each}", f"{each}")) for each in range(100)])
         for _ in range(50):
             next(steps)
         steps.close()  # given up in the middle: as if it had never begun

@@ -15,7 +15,7 @@ from amqpd.kafka import producer as producers
 from amqpd.kafka.consumer import FollowedPartition, KafkaReader, TopicFollower
 from amqpd.kafka.keyed_records import KeyedRecord, keyed_batch
 from amqpd.kafka.partition import UNKNOWN, Partition
-from amqpd.kafka.producer import any_metadata, init_producer_id, take_over
+from amqpd.kafka.producer import fetch_any_metadata, init_producer_id, take_over
 from amqpd.kafka.requests import ProducerId
 from amqpd.storage.log.batch import BatchHeader, ClosedBatch
 
@@ -124,13 +124,13 @@ async def test_what_is_followed_goes_on(fake: FakeKafka, monkeypatch: pytest.Mon
         async with asyncio.timeout(GIVEN_S), Producer(fake.access) as producer:
             followed = follower.follow("t", 0)
             partition, held = await opened(producer, fake)
-            await follower.reached(followed, 1)
+            await follower.wait_reached(followed, 1)
             await fake.until_asked(FETCH, fake.asked[FETCH] + 1)
             fake.hang(1)
             fake.lead("t", 0, 2)
             producer.offer(partition, [batch(held, 1)])
             await producer.until(partition)
-            await follower.reached(followed, 2)
+            await follower.wait_reached(followed, 2)
     finally:
         await follower.close()
 
@@ -138,7 +138,7 @@ async def test_what_is_followed_goes_on(fake: FakeKafka, monkeypatch: pytest.Mon
 async def test_the_next_broker_is_asked_beside_one_that_hangs(fake: FakeKafka) -> None:
     fake.hang(1)
     async with asyncio.timeout(8):
-        metadata = await any_metadata(fake.access, [b"t"])
+        metadata = await fetch_any_metadata(fake.access, [b"t"])
         assert metadata is not None
         assert len(metadata.brokers) == 2
 

@@ -215,7 +215,7 @@ class TestPlaces:
         assert TOPIC not in fake.topics
         # nothing waits for its partitions any more
         slot.logs.keep_alive(slot.key.encode())
-        await slot.producer.stored(slot.producer.partitions)
+        await slot.producer.wait_stored(slot.producer.partitions)
         assert not slot.fenced
 
     async def test_the_next_owner_gives_out_what_is_free(self, fake: FakeKafka, take: Take) -> None:
@@ -241,7 +241,7 @@ class TestPlaces:
         for place in places:
             slot.logs.write(slot.placement.partition(place), [_message(b"old")])
         slot.producer.flush()
-        await slot.producer.stored(slot.producer.partitions)
+        await slot.producer.wait_stored(slot.producer.partitions)
         slot.topics.failing += [KafkaDisconnected("away")] * 100  # type: ignore[attr-defined]
         await slot.rows.write([Delete(queue(0))])
         await slot.close()
@@ -272,7 +272,7 @@ class TestOwnTopics:
         assert queue(0).id not in after.placement.places
         # nothing waits for its partition any more
         after.logs.keep_alive(after.key.encode())
-        await after.producer.stored(after.producer.partitions)
+        await after.producer.wait_stored(after.producer.partitions)
 
     async def test_one_that_is_there_is_refused(self, fake: FakeKafka, take: Take) -> None:
         """It was asked for before; this is who was quicker."""
@@ -317,18 +317,18 @@ class TestOwnTopics:
 
     async def test_a_crash_before_the_queue_came_leaves_no_topic(self, fake: FakeKafka, take: Take) -> None:
         slot = await take()
-        make, made = slot.topics.make_own, asyncio.Event()
+        make, made = slot.topics.create_dedicated, asyncio.Event()
 
         async def never_answered(name: str, mark: int) -> None:
             await make(name, mark)
             made.set()
             await asyncio.Event().wait()
 
-        slot.topics.make_own = never_answered  # type: ignore[method-assign]
+        slot.topics.create_dedicated = never_answered  # type: ignore[method-assign]
         slot.submit(Put(queue(0, arguments=self.ORDERS)))
         await made.wait()
         await slot.close()
-        del slot.topics.make_own  # type: ignore[method-assign]
+        del slot.topics.create_dedicated  # type: ignore[method-assign]
         after = await take()
         await until(lambda: "orders" not in fake.topics)
         await until(lambda: self.NOTE not in after.rows.table.notes)
@@ -421,7 +421,7 @@ class TestRealKafka:
                     partition = slot.placement.partition(slot.placement.places[queue(number).id])
                     slot.logs.write(partition, [_message(b"body of %d" % number)])
                 slot.producer.flush()
-                await slot.producer.stored(slot.producer.partitions)
+                await slot.producer.wait_stored(slot.producer.partitions)
                 await slot.rows.write([Delete(queue(number)) for number in range(first, first + 10)])
                 await until(lambda: not slot.placement._freed and not slot.placement._tasks)  # noqa: B023
                 assert not slot.fenced
@@ -458,7 +458,7 @@ async def test_a_queue_that_is_deleted_while_a_later_epoch_begins(fake: FakeKafk
     def publish() -> None:
         log.append(RecordRoute(b"x", b"k"), b"\x10\x00\x02body", 0, 3, 3, 7, True)
         storage.commits.end_of_turn()
-        slot.logs.send()
+        slot.logs.send_batches()
 
     publish()
     await until(lambda: not partition.order)  # from here on more than one is sent at a time

@@ -31,7 +31,7 @@ from amqpd.storage.metadata.store import MetadataError, WriteFailed
 def rows_of(table: RowTable) -> set[object]:
     """Bindings that lead nowhere, and what a queue that is gone has left, are found at a load, and go then."""
     queues = {row.name for row in table.rows(QueueRow)}
-    rows = {row for each in TABLES for row in table.rows(each.row)} - {gone.row for gone in table.orphaned()}
+    rows = {row for each in TABLES for row in table.rows(each.row)} - {gone.row for gone in table.orphan_deletions()}
     return {row for row in rows if not isinstance(row, BindingRow) or row.destination in queues}
 
 
@@ -200,7 +200,7 @@ class TestRows:
         gone = slot.submit(Delete(queue(0)), DeleteBindings("/", "q0", "queue"))
         again = slot.submit(Put(new), Put(BindingRow("/", "x", "q0", "queue", "new")))
         slot.logs.may_write = lambda _: True  # type: ignore[method-assign]
-        slot.rows.moved()
+        slot.rows.on_stored()
         assert await answered(answers) + await answered(gone) + await answered(again) == [None] * 3
         table = RowTable()
         for batch in fake.topics[META][1].batches:

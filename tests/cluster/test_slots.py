@@ -18,12 +18,12 @@ class Slot:
     def __init__(self, slot: int, epoch: int) -> None:
         self.slot = slot
         self.epoch = epoch
-        self.ended = ""
-        self.over = asyncio.Event()
+        self.end_reason = ""
+        self.end_event = asyncio.Event()
 
     def end(self, why: str) -> None:
-        self.ended = why
-        self.over.set()
+        self.end_reason = why
+        self.end_event.set()
 
 
 class Fake:
@@ -40,7 +40,7 @@ class Fake:
         self.taking: asyncio.Event | None = None
         self.slots = Slots(self, self.is_known, self.rejoin, lambda slot: slot not in self.empty, Outages())
 
-    async def take(self, slot: int) -> Slot:
+    async def take_over(self, slot: int) -> Slot:
         self.did.append(("take", slot))
         if self.taking is not None:
             await self.taking.wait()
@@ -52,7 +52,7 @@ class Fake:
     async def give_up(self, held: Slot) -> None:
         self.did.append(("give up", held.slot))
 
-    async def drop(self, held: Slot) -> None:
+    async def unload(self, held: Slot) -> None:
         self.did.append(("drop", held.slot))
 
     async def is_known(self, generation: int) -> bool:

@@ -92,7 +92,7 @@ async def test_an_owner_that_was_stopped_stores_nothing_more(
             owner.publish(number, *bodies)
             expected[number] += bodies
         owner.kafka.flush()
-        await owner.kafka.stored(owner.partitions)
+        await owner.kafka.wait_stored(owner.partitions)
         for number in range(PARTITIONS):
             owner.publish(number, b"too late")  # offered, and not sent: it is stopped here
         zombies.append(owner)
@@ -102,12 +102,12 @@ async def test_an_owner_that_was_stopped_stores_nothing_more(
         marks = [int(partition.high_watermark) for partition in zombie.partitions]
         zombie.kafka.flush()
         with pytest.raises(KafkaRefused, match="INVALID_PRODUCER_EPOCH|PRODUCER_FENCED"):
-            await zombie.kafka.stored(zombie.partitions)
+            await zombie.kafka.wait_stored(zombie.partitions)
         assert [int(partition.high_watermark) for partition in zombie.partitions] == marks
     for number in range(PARTITIONS):
         last.publish(number, b"of the last")
     last.kafka.flush()
-    await last.kafka.stored(last.partitions)
+    await last.kafka.wait_stored(last.partitions)
     for number in range(PARTITIONS):
         batches = await fetch_all(access, topic, number)
         assert epochs(batches) == sorted(epochs(batches))
@@ -125,12 +125,12 @@ async def test_only_the_barrier_fences(kafka: Kafka, access: KafkaAccess, topic:
     assert after.held.epoch == before.held.epoch + 1
     before.publish(PARTITIONS - 1, b"stored all the same")
     before.kafka.flush()
-    await before.kafka.stored(before.partitions)
+    await before.kafka.wait_stored(before.partitions)
     assert b"stored all the same" in b"".join(await fetch_all(access, topic, PARTITIONS - 1))
     before.publish(0, b"too late")
     before.kafka.flush()
     with pytest.raises(KafkaRefused):
-        await before.kafka.stored(before.partitions)
+        await before.kafka.wait_stored(before.partitions)
 
 
 async def test_two_who_take_over_at_once(
@@ -150,10 +150,10 @@ async def test_two_who_take_over_at_once(
                 owner.publish(number, b"of %d" % owner.held.epoch)
             owner.kafka.flush()
             if owner.held.epoch == newest:
-                await owner.kafka.stored(owner.partitions)
+                await owner.kafka.wait_stored(owner.partitions)
             else:
                 with pytest.raises(KafkaRefused):
-                    await owner.kafka.stored(owner.partitions)
+                    await owner.kafka.wait_stored(owner.partitions)
     for number in range(PARTITIONS):
         batches = await fetch_all(access, topic, number)
         assert epochs(batches) == sorted(epochs(batches))
@@ -193,7 +193,7 @@ async def test_a_producer_id_that_kafka_has_forgotten(forgetful: Kafka, topic: s
             before.publish(number, b"too late")
         before.kafka.flush()
         with pytest.raises(KafkaRefused) as refused:
-            await before.kafka.stored(before.partitions)
+            await before.kafka.wait_stored(before.partitions)
         stored = b"".join([each for number in range(PARTITIONS) for each in await fetch_all(access, topic, number)])
         if known:
             assert "INVALID_PRODUCER_EPOCH" in str(refused.value)
@@ -206,12 +206,12 @@ async def test_a_producer_id_that_kafka_has_forgotten(forgetful: Kafka, topic: s
             for number in range(PARTITIONS):
                 after.publish(number, b"between")
             after.kafka.flush()
-            await after.kafka.stored(after.partitions)
+            await after.kafka.wait_stored(after.partitions)
             await third.take(recorded=recorded)
             for number in range(PARTITIONS):
                 third.publish(number, b"last")
             third.kafka.flush()
-            await third.kafka.stored(third.partitions)
+            await third.kafka.wait_stored(third.partitions)
             for number in range(PARTITIONS):
                 stored = b"".join(await fetch_all(access, topic, number))
                 assert stored.index(b"between") < stored.index(b"last")

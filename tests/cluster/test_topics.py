@@ -148,19 +148,19 @@ async def test_a_queue_s_own_is_known_by_its_mark(kafka: Kafka, options: Cluster
     """Another one of its name is never deleted."""
     name = f"{options.cluster}.orders"
     async with TopicAdmin(options) as topics_:
-        assert await topics_.lost_own({name: 5}) == {name: "its topic is gone"}
-        await topics_.delete_own(name, 5)
-        await topics_.make_own(name, 5)
-        assert await topics_.lost_own({name: 5}) == {}
-        assert await topics_.lost_own({name: 6}) == {name: "another program has created its topic again"}
-        await topics_.delete_own(name, 6)
+        assert await topics_.lost_dedicated({name: 5}) == {name: "its topic is gone"}
+        await topics_.delete_dedicated(name, 5)
+        await topics_.create_dedicated(name, 5)
+        assert await topics_.lost_dedicated({name: 5}) == {}
+        assert await topics_.lost_dedicated({name: 6}) == {name: "another program has created its topic again"}
+        await topics_.delete_dedicated(name, 6)
         assert name in await topics_.describe([name])
-        await topics_.delete_own(name, 5)
-        assert await topics_.lost_own({name: 5}) == {name: "its topic is gone"}
+        await topics_.delete_dedicated(name, 5)
+        assert await topics_.lost_dedicated({name: 5}) == {name: "its topic is gone"}
         create_topic(kafka.bootstrap, name)
-        await topics_.delete_own(name, 5)
+        await topics_.delete_dedicated(name, 5)
         with pytest.raises(KafkaRefused, match="exist"):
-            await topics_.make_own(name, 7)
+            await topics_.create_dedicated(name, 7)
 
 
 async def test_records_are_freed(kafka: Kafka, access: KafkaAccess, options: ClusterOptions) -> None:

@@ -31,7 +31,7 @@ from pika.credentials import ExternalCredentials
 from amqpd.auth.internal_backend import AuthenticationRefused
 from amqpd.config import AuthSettings
 from amqpd.connection import peer_certificate
-from amqpd.management.certificates import decoded
+from amqpd.management.certificates import decode_certificate
 from amqpd.testing import BrokerProcess
 
 CN, ORG, OU = NameOID.COMMON_NAME, NameOID.ORGANIZATION_NAME, NameOID.ORGANIZATIONAL_UNIT_NAME
@@ -200,7 +200,7 @@ def offered(broker: BrokerProcess, context: ssl.SSLContext | None) -> str:
 @pytest.mark.parametrize("case", NAMES)
 def test_names_as_rabbitmq_writes_them(authority: Authority, case: str) -> None:
     subject, distinguished, common = NAMES[case]
-    shown = decoded(authority.issue(subject))
+    shown = decode_certificate(authority.issue(subject))
     assert peer_certificate.tls_info(shown)["peer_cert_subject"] == distinguished
     assert peer_certificate.tls_info(shown)["peer_cert_issuer"] == "O=Shop\\, Inc.,CN=Test CA"
     assert peer_certificate.external_user_name(shown, AuthSettings()) == distinguished
@@ -215,7 +215,7 @@ def test_alternative_names(authority: Authority) -> None:
         x509.UniformResourceIdentifier("spiffe://a/b"),
         x509.IPAddress(ipaddress.ip_address("fd00::9")),
     ]
-    shown = decoded(authority.issue(named((CN, "s")), x509.SubjectAlternativeName(names)))
+    shown = decode_certificate(authority.issue(named((CN, "s")), x509.SubjectAlternativeName(names)))
 
     def of(kind: Any, index: int = 0) -> str:
         auth = AuthSettings(
@@ -239,7 +239,7 @@ def test_alternative_names(authority: Authority) -> None:
 
 @pytest.mark.parametrize("how", ["distinguished_name", "common_name", "subject_alternative_name"])
 def test_no_name(authority: Authority, how: Any) -> None:
-    shown = decoded(authority.issue([] if how == "distinguished_name" else named((ORG, "shop"))))
+    shown = decode_certificate(authority.issue([] if how == "distinguished_name" else named((ORG, "shop"))))
     with pytest.raises(AuthenticationRefused, match="no name found"):
         peer_certificate.external_user_name(shown, AuthSettings(ssl_cert_login_from=how))
     with pytest.raises(AuthenticationRefused, match="connection peer presented no TLS"):

@@ -16,7 +16,7 @@ import pytest
 from amqpd.cli.commands import COMMANDS
 from amqpd.config import load, rows
 from amqpd.config.rabbitmq_env import VARIABLES, WITH_FILE
-from amqpd.kafka.admin import options_of
+from amqpd.kafka.admin import cluster_options
 from amqpd.management.request import Role
 from amqpd.management.routes import ROUTES
 
@@ -78,7 +78,7 @@ def test_a_node_of_the_compose_file_can_be_started() -> None:
     environment = yaml.safe_load(COMPOSE)["services"]["amqpd-1"]["environment"]
     ours = {name: value for name, value in environment.items() if name.startswith("AMQPD_")}
     ours["AMQPD_CLUSTER__SECRET"] = SECRET
-    options = options_of(load([], ours).settings.cluster)
+    options = cluster_options(load([], ours).settings.cluster)
     assert (options.cluster, len(options.access.kafka)) == ("shop", 3)
 
 
@@ -143,7 +143,7 @@ def check_node(spec: dict[str, Any], found: dict[tuple[str, str], Any]) -> None:
         "AMQPD_CLUSTER__NAME": given[variables["AMQPD_CLUSTER__NAME"]["configMapKeyRef"]["key"]],
         "AMQPD_CLUSTER__SECRET": SECRET,
     }
-    options = options_of(load([], environ).settings.cluster)
+    options = cluster_options(load([], environ).settings.cluster)
     assert (options.node, options.address) == ("amqpd-0", ("amqpd-0.amqpd-nodes", ports["cluster"]))
     assert options.listen == ("", ports["cluster"])
 

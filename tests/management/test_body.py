@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from profiles import examples
 
 from amqpd.management import json_body, time_slice
-from amqpd.management.json_body import CONTAINERS_MAX, JSON_DEPTH_MAX, STRUCTURE_MAX, parse
+from amqpd.management.json_body import CONTAINERS_MAX, JSON_DEPTH_MAX, STRUCTURE_MAX, parse_json
 from amqpd.management.request import BadRequest, TooLarge
-from amqpd.management.time_slice import release
+from amqpd.management.time_slice import free_in_slices
 
 MANY = 3 * 1024 * 1024
 
@@ -42,17 +42,17 @@ async def turns_while(work, monkeypatch) -> tuple[object, int]:
 )
 async def test_a_body_of_many_values_is_refused_before_it_is_work(text, wrong, monkeypatch):
     """9 MB of `{}` held everybody for 0.9 s."""
-    answer, _ = await turns_while(parse(text), monkeypatch)
+    answer, _ = await turns_while(parse_json(text), monkeypatch)
     assert isinstance(answer, TooLarge | BadRequest)
     assert wrong in answer.reason
 
 
 async def test_definitions_are_read_in_slices(monkeypatch):
     document = {"queues": [{"name": f"q{n}", "arguments": {"x-max-length": n}} for n in range(20_000)]}
-    answer, turns = await turns_while(parse(json.dumps(document), True), monkeypatch)
+    answer, turns = await turns_while(parse_json(json.dumps(document), True), monkeypatch)
     assert answer == document
     assert turns > 20_000
-    _, turns = await turns_while(release(answer), monkeypatch)
+    _, turns = await turns_while(free_in_slices(answer), monkeypatch)
     assert turns >= 20
     assert answer == {"queues": []}
 
@@ -60,22 +60,22 @@ async def test_definitions_are_read_in_slices(monkeypatch):
 async def test_one_item_of_definitions_is_bounded():
     item = {"name": "q", "arguments": {"a": [{}] * STRUCTURE_MAX}}
     with pytest.raises(TooLarge, match="in one item"):
-        await parse(json.dumps({"queues": [{"name": "first"}, item]}), True)
+        await parse_json(json.dumps({"queues": [{"name": "first"}, item]}), True)
     with pytest.raises(TooLarge, match=str(CONTAINERS_MAX)):
-        await parse("[" + "{}," * CONTAINERS_MAX + "{}]", True)
+        await parse_json("[" + "{}," * CONTAINERS_MAX + "{}]", True)
 
 
 @pytest.mark.parametrize("payload", ["x" * 9_000_000, '"\\\n' * 100_000, "\U0001f600é" * 30_000])
 @pytest.mark.parametrize("ascii_only", [False, True])
 async def test_a_long_string_is_a_string(payload, ascii_only):
     document = {"payload": payload, "properties": {}}
-    assert await parse(json.dumps(document, ensure_ascii=ascii_only)) == document
+    assert await parse_json(json.dumps(document, ensure_ascii=ascii_only)) == document
 
 
 async def test_pairs_that_a_piece_cuts_stay_together():
     for before in range(16):
         text = "a" * (STRUCTURE_MAX + before) + "\U0001f600" * 5000
-        assert await parse(json.dumps([text])) == [text]
+        assert await parse_json(json.dumps([text])) == [text]
 
 
 LONG = "x" * (STRUCTURE_MAX + 1)
@@ -94,15 +94,15 @@ async def test_what_is_no_json(text):
     with pytest.raises(ValueError):
         json.loads(text, parse_constant=json_body._no_constant, parse_float=json_body._finite)
     with pytest.raises(ValueError):
-        await parse(text)
+        await parse_json(text)
 
 
 @pytest.mark.parametrize("half", ["\\ud83d", "\\ude00", "\\ud83d x"])
 async def test_half_a_pair_is_no_text(half):
     with pytest.raises(UnicodeEncodeError):
-        await parse(f'["{LONG}", "{half}"]')
+        await parse_json(f'["{LONG}", "{half}"]')
     with pytest.raises(UnicodeEncodeError):
-        await parse(f'["{LONG}{half}"]')
+        await parse_json(f'["{LONG}{half}"]')
 
 
 async def test_depth_at_the_limit_wherever_it_is():
@@ -112,9 +112,9 @@ async def test_depth_at_the_limit_wherever_it_is():
             text = f'["{LONG}",' * outer + "[" * (inner + more) + "1" + "]" * (inner + more) + "]" * outer
             if more:
                 with pytest.raises(BadRequest, match="deeper"):
-                    await parse(text)
+                    await parse_json(text)
             else:
-                await parse(text)
+                await parse_json(text)
 
 
 VALUES = st.recursive(

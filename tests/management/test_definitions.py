@@ -10,7 +10,7 @@ import pytest
 
 from amqpd.broker.vhost.parameters import CLUSTER_NAME
 from amqpd.broker.vhost.pending import wait_done
-from amqpd.management.definitions import ImportReport, definitions_of, read
+from amqpd.management.definitions import ImportReport, export_definitions, read_items
 from amqpd.management.request import BadRequest
 from amqpd.testing import BrokerProcess, embedded
 
@@ -243,15 +243,15 @@ async def test_what_rabbitmq_exports_is_read():
         "global_parameters": [{"name": "internal_cluster_id", "value": "rabbitmq-cluster-id-x"}],
     }  # fmt: skip
     report = ImportReport()
-    assert [user["name"] for user in (await read(document, report))["users"]] == ["u"]
+    assert [user["name"] for user in (await read_items(document, report))["users"]] == ["u"]
     assert report.unknown == []
     with pytest.raises(BadRequest, match=r"parameters\[0\]"):
-        await read({"parameters": [{"name": "p"}]}, ImportReport())
+        await read_items({"parameters": [{"name": "p"}]}, ImportReport())
 
 
 async def test_a_cluster_name_that_was_never_set_is_not_exported(tmp_path: Path) -> None:
     """Another broker that imports it would have the name of this one's machine."""
     async with embedded(tmp_path) as server:
-        assert CLUSTER_NAME not in [each["name"] for each in definitions_of(server.broker)["global_parameters"]]
+        assert CLUSTER_NAME not in [each["name"] for each in export_definitions(server.broker)["global_parameters"]]
         await wait_done(partial(server.broker.global_parameters.declare, CLUSTER_NAME, "shop"))
-        assert {"name": CLUSTER_NAME, "value": "shop"} in definitions_of(server.broker)["global_parameters"]
+        assert {"name": CLUSTER_NAME, "value": "shop"} in export_definitions(server.broker)["global_parameters"]

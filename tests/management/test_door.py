@@ -26,7 +26,7 @@ async def opened(handler: Any = None) -> AsyncIterator[int]:
     """A door's port; every request is answered with 204, or by `handler`."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        door.asked(request.protocol)
+        door.on_request(request.protocol)
         return web.Response(status=204)
 
     door = LimitedHttpServer(handler or answer)

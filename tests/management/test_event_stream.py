@@ -11,7 +11,7 @@ import pytest
 
 from amqpd.broker.events import Event, Events
 from amqpd.management import diagnostics
-from amqpd.management.diagnostics import ANSWER_MAX, COUNT_MAX, IDLE_S, Watch
+from amqpd.management.diagnostics import ANSWER_MAX, COUNT_MAX, IDLE_S, EventRecorder
 from amqpd.testing import BrokerProcess
 
 
@@ -37,7 +37,7 @@ def test_it_hears_with_and_without_the_exchange() -> None:
     published: list[Event] = []
     loop.events.publish = published.append
     loop.tell("before")
-    watch = Watch(loop.events)
+    watch = EventRecorder(loop.events)
     loop.tell("a")
     assert keys(watch.since(0)[1]) == ["a"]
     loop.events.bind(True)
@@ -53,7 +53,7 @@ def test_it_hears_with_and_without_the_exchange() -> None:
 
 def test_the_last_of_them_are_kept() -> None:
     loop = Loop()
-    watch = Watch(loop.events)
+    watch = EventRecorder(loop.events)
     for number in range(COUNT_MAX + 5):
         watch.heard(Event(f"{number}", {}, 0))
     position, found = watch.since(0)
@@ -65,7 +65,7 @@ def test_it_ends_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop()
     now = 1000.0
     monkeypatch.setattr(diagnostics.time, "monotonic", lambda: now)
-    watch = Watch(loop.events)
+    watch = EventRecorder(loop.events)
     now += IDLE_S
     loop.tell("a")
     watch.since(0)

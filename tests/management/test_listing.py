@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from amqpd.management import time_slice
-from amqpd.management.listing import CHUNK_BYTES, document, listing, plain
+from amqpd.management.listing import CHUNK_BYTES, amqp_to_json, document_reply, listing
 from amqpd.management.request import BadRequest
 from amqpd.protocol.field_table import Timestamp
 
@@ -61,7 +61,7 @@ class TestSlices:
 
         other = asyncio.create_task(count())
         given = {"version": "1", "queues": ITEMS, "none": []}
-        assert json.loads(b"".join((await document(given)).body)) == given
+        assert json.loads(b"".join((await document_reply(given)).body)) == given
         other.cancel()
         assert turns >= len(ITEMS)
 
@@ -102,5 +102,5 @@ def test_plain_values():
         "n": None, "l": [True, {"k": 2**63}],
     }  # fmt: skip
     wanted = {"t": 7, "d": 1.5, "b": "/w==", "x": "YWI=", "f": "inf", "n": None, "l": [True, {"k": 2**63}]}
-    assert plain(given) == wanted
-    assert json.loads(json.dumps(plain(given))) == wanted
+    assert amqp_to_json(given) == wanted
+    assert json.loads(json.dumps(amqp_to_json(given))) == wanted

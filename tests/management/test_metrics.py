@@ -22,7 +22,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from amqpd.management import prometheus
 from amqpd.management.collectors import DETAILED_GROUPS
 from amqpd.management.loop_lag import BOUNDS_S, LoopLag
-from amqpd.management.prometheus import Family, MetricsWriter, labels
+from amqpd.management.prometheus import Family, MetricsWriter, format_labels
 from amqpd.management.time_slice import TimeSlice
 from amqpd.testing import BrokerProcess
 from interop.compare.metrics import HEARD, LABELS_LESS, LABELS_MORE, MISSING
@@ -70,8 +70,8 @@ class TestText:
         sheet = MetricsWriter()
         one, two = Family("rabbitmq_a", "gauge", "A"), Family("rabbitmq_b", "counter", "B\nis\\it")
         for name in "xy":
-            sheet.add(one, 1, labels(queue=name))
-            sheet.add(two, 2.5, labels(queue=name))
+            sheet.add(one, 1, format_labels(queue=name))
+            sheet.add(two, 2.5, format_labels(queue=name))
         assert await self.text(sheet) == (
             "# TYPE rabbitmq_a gauge\n# HELP rabbitmq_a A\n"
             'rabbitmq_a{queue="x"} 1\nrabbitmq_a{queue="y"} 1\n'
@@ -80,8 +80,8 @@ class TestText:
         )
 
     def test_what_a_name_may_hold_is_escaped(self) -> None:
-        assert labels(vhost='a"b', queue="c\\d\ne") == '{vhost="a\\"b",queue="c\\\\d\\ne"}'
-        assert labels() == ""
+        assert format_labels(vhost='a"b', queue="c\\d\ne") == '{vhost="a\\"b",queue="c\\\\d\\ne"}'
+        assert format_labels() == ""
 
     async def test_a_histogram_adds_up(self) -> None:
         sheet = MetricsWriter()

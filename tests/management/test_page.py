@@ -12,7 +12,7 @@ import pytest
 from amqpd.auth.internal_backend import User
 from amqpd.management import ui
 from amqpd.management.request import ApiRequest, Principal, ResourceNotFound
-from amqpd.management.ui import PageFiles, accepted, get_asset, get_page
+from amqpd.management.ui import PageFiles, get_asset, get_page, parse_accept_encoding
 
 SCRIPT = b"console.log('a page')" * 50
 
@@ -103,7 +103,7 @@ async def test_without_a_build_it_says_why_and_asks_again(tmp_path, monkeypatch,
     [("", set()), ("br", {"br"}), ("gzip, BR ;q=1.0", {"gzip", "br"}), ("br;q=0, gzip; q=0.000", set()), (",;", set())],
 )
 def test_encodings(header, taken):
-    assert accepted(header) - {""} == taken
+    assert parse_accept_encoding(header) - {""} == taken
 
 
 class TestOverHttp:

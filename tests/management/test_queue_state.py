@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from amqpd.management import queues
-from amqpd.management.queues import is_coming, state_item
+from amqpd.management.queues import is_refilling, state_item
 
 
 class Log:
@@ -41,4 +41,4 @@ READ = "its messages are being read back from Kafka"
 def test_state(store: Any, opened: bool, state: str, reason: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queues, "LocalLog", Log)
     assert state_item(store, opened) == {"state": state, "state_reason": reason}
-    assert is_coming(store) == (state == "syncing")
+    assert is_refilling(store) == (state == "syncing")

@@ -11,7 +11,7 @@ import pytest
 
 from amqpd.cluster.api_gateway import _add
 from amqpd.management import stats as rates_module
-from amqpd.management.listing import check_list, spans
+from amqpd.management.listing import check_sample_count, requested_ranges
 from amqpd.management.request import BadRequest
 from amqpd.management.samples import BASIC, GLOBAL, NO_SPANS, History, SampleRange, SampleRanges, details
 from amqpd.management.stats import IDLE_AFTER_S, QUEUE
@@ -19,26 +19,26 @@ from amqpd.management.stats import IDLE_AFTER_S, QUEUE
 
 class TestSpans:
     def test_are_asked_for_in_pairs(self):
-        found = spans({"msg_rates_age": "60", "msg_rates_incr": "5", "lengths_age": "60"})
+        found = requested_ranges({"msg_rates_age": "60", "msg_rates_incr": "5", "lengths_age": "60"})
         assert found == (SampleRange(60, 5), None, None, None)
-        assert spans({"page": "1"}) is NO_SPANS
+        assert requested_ranges({"page": "1"}) is NO_SPANS
 
     @pytest.mark.parametrize(
         ("age", "increment"), [("x", "5"), ("60", "0"), ("-1", "5"), ("86400", "1"), ("1" * 30, "5")]
     )
     def test_that_make_no_sense(self, age, increment):
         with pytest.raises(BadRequest):
-            spans({"msg_rates_age": age, "msg_rates_incr": increment})
+            requested_ranges({"msg_rates_age": age, "msg_rates_incr": increment})
 
 
 def test_a_list_has_only_so_many_samples():
     """All of a list stands in memory before it goes: 10,000 queues with 1,000 samples each would be 5 GB."""
     query = {"lengths_age": "1000", "lengths_incr": "1"}
-    check_list(query, 900)
-    check_list({}, 10**9)
-    check_list({"lengths_age": "60", "lengths_incr": "5", "msg_rates_age": "60", "msg_rates_incr": "5"}, 30_000)
+    check_sample_count(query, 900)
+    check_sample_count({}, 10**9)
+    check_sample_count({"lengths_age": "60", "lengths_incr": "5", "msg_rates_age": "60", "msg_rates_incr": "5"}, 30_000)
     with pytest.raises(BadRequest, match="1001 samples of each of 1000 are too many: ask for a page"):
-        check_list(query, 1000)
+        check_sample_count(query, 1000)
 
 
 def shown(moments):
@@ -50,7 +50,7 @@ class TestHistory:
         history = History(1000.0, 0, (10, 0))
         history.add(1005.0, (20, 0))
         history.add(1010.0, (50, 0))
-        found = details(history.moments(SampleRange(20, 5), 1012.0, (70, 0)), 0, history.since)
+        found = details(history.points(SampleRange(20, 5), 1012.0, (70, 0)), 0, history.since)
         moments = [(each["timestamp"], each["sample"]) for each in found["samples"]]
         assert moments == [(1010000, 70), (1005000, 20), (1000000, 10)]
         assert found["avg_rate"] == (70 - 10) / 10
@@ -58,19 +58,19 @@ class TestHistory:
         assert found["recorded_since"] == 1000000
 
     def test_the_first_request_has_no_past(self):
-        found = details(History(1003.0, 0, (10,)).moments(SampleRange(600, 5), 1003.0, (10,)), 0, 1003.0)
+        found = details(History(1003.0, 0, (10,)).points(SampleRange(600, 5), 1003.0, (10,)), 0, 1003.0)
         assert found["samples"] == [{"sample": 10, "timestamp": 1000000}]
         assert found["avg_rate"] == 0.0 and found["avg"] == 10
 
     def test_sweeps_that_are_far_apart_make_a_line_and_no_steps(self):
         history = History(1000.0, 0, (0,))
         history.add(1060.0, (600,))
-        found = shown(history.moments(SampleRange(60, 5), 1060.0, (600,)))
+        found = shown(history.points(SampleRange(60, 5), 1060.0, (600,)))
         assert found == [(1060 - 5 * step, 600 - 50 * step) for step in range(13)]
 
     def test_it_goes_on_from_the_last_sweep_to_now(self):
         history = History(1000.0, 0, (0,))
-        assert shown(history.moments(SampleRange(20, 5), 1021.0, (210,))) == [
+        assert shown(history.points(SampleRange(20, 5), 1021.0, (210,))) == [
             (1020, 210),
             (1015, 150),
             (1010, 100),
@@ -83,7 +83,7 @@ class TestHistory:
         history.add(1005.0, (50,))
         history.add(1500.0, (60,))
         history.add(1505.0, (110,))
-        assert shown(history.moments(SampleRange(510, 5), 1510.0, (160,))) == [
+        assert shown(history.points(SampleRange(510, 5), 1510.0, (160,))) == [
             (1510, 160),
             (1505, 110),
             (1500, 60),
@@ -101,7 +101,7 @@ class TestHistory:
         end = 2 * 86400
         for moment in range(5, end + 1, 5):
             history.add(float(moment), (moment,))
-        moments = history.moments(span, float(end), (end,))
+        moments = history.points(span, float(end), (end,))
         assert len(moments) == span.age // span.increment + 1
         assert all(0 <= at // 1000 - counts[0] <= span.increment for at, counts in moments)
 
@@ -110,7 +110,7 @@ class TestHistory:
         end = 2 * 86400
         for moment in range(5, end + 1, 5):
             history.add(float(moment), (moment,))
-        moments = history.moments(SampleRange(86400, 1800), float(end), (end,))
+        moments = history.points(SampleRange(86400, 1800), float(end), (end,))
         assert [counts[0] for _, counts in moments] == list(range(end, end - 86401, -1800))
 
     @pytest.mark.parametrize(("steps", "most"), [(BASIC, 182), (GLOBAL, 280)])
@@ -217,11 +217,11 @@ def test_sweeps_come_also_while_no_request_does(rates_of, count, interval_s):
     rates._object_count = count
     later = time.monotonic() + IDLE_AFTER_S + 1
     rates._swept_at = later
-    assert not rates.due(later + interval_s - 1)
-    assert rates.due(later + interval_s)
+    assert not rates.is_sweep_due(later + interval_s - 1)
+    assert rates.is_sweep_due(later + interval_s)
     rates.utilisation(queue)
     rates._asked_at = later
-    assert rates.due(later + 1), "a request has come"
+    assert rates.is_sweep_due(later + 1), "a request has come"
 
 
 def test_what_happened_while_no_request_came_is_in_the_history(rates_of, monkeypatch):

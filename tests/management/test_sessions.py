@@ -52,10 +52,10 @@ class TestSessions:
         assert kept.user(token, users) == "ann"
         now[0] += 59.9
         assert kept.user(token, users) == "ann"
-        assert kept.left_s(token) == pytest.approx(0.1)
+        assert kept.remaining_s(token) == pytest.approx(0.1)
         now[0] += 0.1
         assert kept.user(token, users) is None
-        assert kept.left_s(token) is None
+        assert kept.remaining_s(token) is None
 
     def test_another_password_or_no_user_ends_it(self):
         users = Users(ann="1", bob="2")
@@ -81,8 +81,8 @@ class TestSessions:
         path = tmp_path / "page-sessions.json"
         kept = LoginSessions(60.0, path)
         token, ended = kept.open("ann", users), kept.open("bob", users)
-        kept.end(sha256(ended.encode()).hexdigest())
-        kept.written()
+        kept.end_by_digest(sha256(ended.encode()).hexdigest())
+        kept.wait_saved()
         assert token not in path.read_text("utf-8")
         assert path.stat().st_mode & 0o777 == 0o600
         again = LoginSessions(60.0, path)
@@ -101,14 +101,14 @@ class TestSessions:
         assert "log in again" in told[0]
         users = Users(ann="1")
         token = kept.open("ann", users)
-        kept.written()
+        kept.wait_saved()
         assert LoginSessions(60.0, path).user(token, users) == "ann"
 
     def test_a_disk_that_takes_nothing_costs_no_login(self, tmp_path, told):
         users = Users(ann="1")
         kept = LoginSessions(60.0, tmp_path / "none" / "page-sessions.json")
         assert kept.user(kept.open("ann", users), users) == "ann"
-        kept.written()
+        kept.wait_saved()
         assert "will be lost at the next start" in told[0]
 
     async def test_what_is_made_up_opens_nothing(self):
@@ -134,7 +134,7 @@ class TestSessions:
         assert moving.wait(60)
         assert not path.exists()
         moves.set()
-        kept.written()
+        kept.wait_saved()
         again = LoginSessions(60.0, path)
         assert [again.user(token, users) for token in tokens] == ["ann"] * 3
 

@@ -38,10 +38,10 @@ from amqpd.management import (
     vhosts,
 )
 from amqpd.management import collectors as metrics
-from amqpd.management.json_body import parse
+from amqpd.management.json_body import parse_json
 from amqpd.management.request import ApiError, ApiRequest, Principal
 from amqpd.management.stats import Rates
-from amqpd.management.time_slice import release
+from amqpd.management.time_slice import free_in_slices
 from amqpd.server import Server
 
 FEW = 600
@@ -152,7 +152,7 @@ async def test_long_answers_are_made_in_slices(server, monkeypatch):
 async def test_a_document_that_waits_for_a_name_is_let_go_of_in_slices(server, monkeypatch, at):
     """It is read once more when the name is there."""
     released = []
-    monkeypatch.setattr(definitions_import, "release", lambda items: released.append(items) or asyncio.sleep(0))
+    monkeypatch.setattr(definitions_import, "free_in_slices", lambda items: released.append(items) or asyncio.sleep(0))
     if at == "the calls":
         monkeypatch.setattr(definitions_import.Import, "check", lambda self: asyncio.sleep(0))
     server.broker.catalogue.declared.hold(ObjectName("/", "queue", "q"))
@@ -185,9 +185,9 @@ async def test_the_loop_is_held_for_20_ms_at_most(server, name):
     text = json.dumps(DOCUMENT)
 
     async def imported() -> None:
-        document = await parse(text, True)
+        document = await parse_json(text, True)
         await definitions_import.post_definitions(call(server, {}, document))
-        await release(document)
+        await free_in_slices(document)
 
     if name == "import":
         work: Any = imported()
@@ -197,9 +197,9 @@ async def test_the_loop_is_held_for_20_ms_at_most(server, name):
         body = {"pattern": "^q", "definition": definition}
         work = policies.put_policy(False, call(server, {"vhost": "/", "name": "p"}, body))
     elif name == "9 MB of {}":
-        work = parse("[" + "{}," * 3_000_000 + "{}]", True)
+        work = parse_json("[" + "{}," * 3_000_000 + "{}]", True)
     elif name == "a long payload":
-        work = parse(json.dumps({"payload": "x\\n" * 3_000_000}))
+        work = parse_json(json.dumps({"payload": "x\\n" * 3_000_000}))
     else:
         declare(server, MANY)
         work = HANDLERS[name](server)

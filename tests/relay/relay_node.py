@@ -43,7 +43,7 @@ class Table(View):
 
     def __init__(self, me: str, folder: Path) -> None:
         super().__init__()
-        self.me = me
+        self.node_name = me
         self._folder = folder
         self._owners: dict[str, str | None] = {}
         self._nodes: dict[str, NodeState] = {}
@@ -63,8 +63,8 @@ class Table(View):
                 self._owners, owners = said, text
             else:
                 self._nodes[each.stem] = NodeState(each.stem, said["host"], said["port"], said["fingerprint"])
-        self.tell()
-        (self._folder / f"{self.me}.seen").write_text(owners, "utf-8")
+        self.notify_listeners()
+        (self._folder / f"{self.node_name}.seen").write_text(owners, "utf-8")
 
     def knows(self, vhost: str) -> bool:
         return vhost in self._owners
@@ -74,7 +74,7 @@ class Table(View):
 
     def mine(self) -> list[str]:
         """What this node runs."""
-        return [vhost for vhost, owner in self._owners.items() if owner == self.me]
+        return [vhost for vhost, owner in self._owners.items() if owner == self.node_name]
 
     def owner_of(self, vhost: str) -> NodeState | None:
         name = self._owners.get(vhost)
@@ -84,10 +84,10 @@ class Table(View):
         return sorted(self._nodes.values())
 
     def controller(self) -> NodeState | None:
-        return self._nodes.get(self.me)  # a vhost is made where the test says
+        return self._nodes.get(self.node_name)  # a vhost is made where the test says
 
     def position(self) -> int:
-        place = self._folder / f"{self.me}.position"
+        place = self._folder / f"{self.node_name}.position"
         return int(place.read_text("utf-8")) if place.exists() else 0
 
 
@@ -112,14 +112,14 @@ class Port(FrontEnd):
         await self.inner.start()
         assert self.inner.identity is not None
         said = {"host": "127.0.0.1", "port": self.inner.port, "fingerprint": self.inner.identity.fingerprint}
-        aside = self._folder / f"{self._table.me}.new"
+        aside = self._folder / f"{self._table.node_name}.new"
         aside.write_text(json.dumps(said), "utf-8")
-        aside.rename(self._folder / f"{self._table.me}.json")
+        aside.rename(self._folder / f"{self._table.node_name}.json")
         self._look()
 
     def _look(self) -> None:
         self._table.look()
-        closed = self._folder / f"{self._table.me}.closed"
+        closed = self._folder / f"{self._table.node_name}.closed"
         why = closed.read_text("utf-8") if closed.exists() else ""
         if why != self.inner.relays.closed:
             self.inner.cut_off(why)
@@ -133,7 +133,7 @@ class Port(FrontEnd):
         if vhost.startswith("late"):
             await asyncio.sleep(1.5)
         # Before the vhost is there: a client that waits for it must not come between. The owner before says it as well.
-        self._broker.auth.save_all([], [PermissionRow("guest", vhost, ".*", ".*", ".*")])
+        self._broker.auth.apply_committed([], [PermissionRow("guest", vhost, ".*", ".*", ".*")])
         await wait_done(partial(declare, self._broker.vhosts, vhost, "", (), "classic"))
         await self._broker.auth.set_permissions("guest", vhost, ".*", ".*", ".*")
 

@@ -31,7 +31,7 @@ from amqpd.cluster.peer_link import (
     identity,
     peer_context,
 )
-from amqpd.cluster.peer_server import forward
+from amqpd.cluster.peer_server import forward_changes
 from amqpd.cluster.proxy import ConnectionProxy
 from amqpd.cluster.row_codec import PutAnnotation
 from amqpd.storage.metadata.store import Put, UserRow, WriteFailed
@@ -46,24 +46,26 @@ CLIENT = ProxiedClient(
 class TestPreamble:
     def test_there_and_back(self) -> None:
         said = Preamble(peer_link.AMQP, "a", "0f", CLIENT)
-        body = peer_link.encode(said)
-        assert peer_link.decode(body) == said
-        proven = peer_link.proof(b"secret", b"n" * 32, "ab" * 32, body)
-        assert peer_link.cut(peer_link.framed(body, proven)) == (body, proven)
-        assert peer_link.cut(peer_link.framed(body, proven)[:-1]) is None
+        body = peer_link.encode_preamble(said)
+        assert peer_link.decode_preamble(body) == said
+        proven = peer_link.compute_proof(b"secret", b"n" * 32, "ab" * 32, body)
+        assert peer_link.split_preamble(peer_link.frame_preamble(body, proven)) == (body, proven)
+        assert peer_link.split_preamble(peer_link.frame_preamble(body, proven)[:-1]) is None
 
     def test_a_client_with_much_to_say_is_told_in_short(self) -> None:
         properties = {"product": "x", "more": "y" * 20_000}
-        body = peer_link.encode(Preamble(peer_link.AMQP, "a", "0f", CLIENT._replace(client_properties=properties)))
+        body = peer_link.encode_preamble(
+            Preamble(peer_link.AMQP, "a", "0f", CLIENT._replace(client_properties=properties))
+        )
         assert len(body) < peer_link.PREAMBLE_BYTES_MAX
-        client = peer_link.decode(body).client
+        client = peer_link.decode_preamble(body).client
         assert client is not None
         assert (client.client_properties, client.certificate) == ({"product": "x"}, {})
 
     @pytest.mark.parametrize("other", ["secret", "nonce", "fingerprint", "body"])
     def test_a_proof_is_of_one_secret_nonce_node_and_preamble(self, other: str) -> None:
         given = {"secret": b"s" * 16, "nonce": b"n" * 32, "fingerprint": "ab" * 32, "body": b"{}"}
-        proven = peer_link.proof(*given.values())  # type: ignore[arg-type]
+        proven = peer_link.compute_proof(*given.values())  # type: ignore[arg-type]
         assert peer_link.is_proof(proven, *given.values())  # type: ignore[arg-type]
         changed = {**given, other: "cd" * 32 if other == "fingerprint" else b"x" * 32}
         assert not peer_link.is_proof(proven, *changed.values())  # type: ignore[arg-type]
@@ -78,12 +80,12 @@ class TestPreamble:
     )  # fmt: skip
     def test_what_is_none(self, body: bytes) -> None:
         with pytest.raises(BadPreamble):
-            peer_link.decode(body)
+            peer_link.decode_preamble(body)
 
     @pytest.mark.parametrize("length", [0, peer_link.PREAMBLE_BYTES_MAX + 1, 0xFFFFFFFF])
     def test_its_length_is_looked_at_before_it_is_waited_for(self, length: int) -> None:
         with pytest.raises(BadPreamble):
-            peer_link.cut(struct.pack(">I", length))
+            peer_link.split_preamble(struct.pack(">I", length))
 
 
 class TestIdentity:
@@ -147,14 +149,16 @@ class TestWhoIsANode:
     def test_a_replayed_preamble(self, rig: Rig) -> None:
         """What was right for one connection is nothing on the next."""
         connector = PeerConnector("x", SECRET.encode())
-        body = peer_link.encode(connector.preamble(peer_link.LINK))
+        body = peer_link.encode_preamble(connector.preamble(peer_link.LINK))
         with spoken(rig) as (sock, nonce):
-            said = peer_link.framed(body, peer_link.proof(SECRET.encode(), nonce, rig.node("b").fingerprint, body))
+            said = peer_link.frame_preamble(
+                body, peer_link.compute_proof(SECRET.encode(), nonce, rig.node("b").fingerprint, body)
+            )
             sock.sendall(said)
-            assert peer_link.answered(sock.recv(100)) == (peer_link.WELCOME, "", 3)
+            assert peer_link.decode_answer(sock.recv(100)) == (peer_link.WELCOME, "", 3)
         with spoken(rig) as (sock, _nonce):
             sock.sendall(said)
-            answer = peer_link.answered(sock.recv(100))
+            answer = peer_link.decode_answer(sock.recv(100))
             assert answer is not None
             assert answer.answer == peer_link.WRONG_SECRET
 
@@ -266,18 +270,18 @@ class TestChangesForSlot0:
 
     def test_it_says_the_offset_behind_them(self, rig: Rig, connector: PeerConnector) -> None:
         changes = [Put(UserRow("u", "h", "a", ("administrator",))), PutAnnotation(("wish", 3), {"node": "a"})]
-        assert run(lambda: forward(connector, rig.node("b"), changes)) == 1002
+        assert run(lambda: forward_changes(connector, rig.node("b"), changes)) == 1002
 
     def test_refused_and_not_its_own(self, rig: Rig, connector: PeerConnector) -> None:
         with pytest.raises(WriteFailed, match="this one is refused") as refused:
-            run(lambda: forward(connector, rig.node("b"), [Put(UserRow("refused", "", "", ()))]))
+            run(lambda: forward_changes(connector, rig.node("b"), [Put(UserRow("refused", "", "", ()))]))
         assert not isinstance(refused.value, NotOwner)
         with pytest.raises(NotOwner, match="slot 0 is another's"):
-            run(lambda: forward(connector, rig.node("b"), [Put(UserRow("elsewhere", "", "", ()))]))
+            run(lambda: forward_changes(connector, rig.node("b"), [Put(UserRow("elsewhere", "", "", ()))]))
 
     def test_nobody_there(self, rig: Rig, connector: PeerConnector) -> None:
         with pytest.raises(NotOwner, match="node b at"):
-            run(lambda: forward(connector, rig.node("b")._replace(port=1), []))
+            run(lambda: forward_changes(connector, rig.node("b")._replace(port=1), []))
 
     def test_no_changes(self, rig: Rig, connector: PeerConnector) -> None:
         async def go() -> bytes:

@@ -95,7 +95,7 @@ class FakeProducer:
                 partition.set_end(offered, base)
             else:
                 assert base == offered.batch.base_offset
-                partition.stored(offered)
+                partition.mark_stored(offered)
             count -= 1
             self.on_moved(partition)
 
@@ -116,7 +116,7 @@ class FakeProducer:
         self.ended = text
         self.on_fenced(text)
 
-    async def stored(self, partitions: Iterable[Partition]) -> None:
+    async def wait_stored(self, partitions: Iterable[Partition]) -> None:
         left = list(partitions)
         for each in left:
             if each.closed or self.ended:

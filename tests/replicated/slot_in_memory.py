@@ -66,7 +66,7 @@ class Slot:
     async def open(self) -> Slot:
         """Reads back what the owners before have left, of each queue."""
         settled = self.logs.settled
-        await self.logs.take_back(self.kafka.read(SETTLED, 0, 0, int(settled.next_offset)))
+        await self.logs.read_acks(self.kafka.read(SETTLED, 0, 0, int(settled.next_offset)))
         for number, partition in enumerate(self.partitions):
             self.add(number, self.first_offsets.setdefault(number, int(partition.next_offset)))
         for log in self.queues:
@@ -101,12 +101,12 @@ class Slot:
         while self.posted:
             function, arguments = self.posted.pop(0)
             function(*arguments)
-        self.logs.send()
+        self.logs.send_batches()
 
     def tell(self) -> None:
         """What was settled is on its way."""
         for log in self.queues:
-            log.note_all()
+            log.collect_acks()
         self.logs._run_pass()
         while self.logs._pass_logs and not self.logs.ended:  # a busy machine makes several slices of it
             self.logs._run_pass()

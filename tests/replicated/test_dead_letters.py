@@ -48,7 +48,7 @@ async def test_given_up_cleanly(reason: str) -> None:
     await owner.logs.give_up()
     await owner.logs.close()
     owner = await Owner(kafka, first, arguments).open()
-    assert owner.logs.taken_cleanly
+    assert owner.logs.is_clean_takeover
     kill(owner, reason)
     owner.answer()
     assert owner.letters() == [(b"a", False), (b"b", False)]

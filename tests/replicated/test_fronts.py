@@ -19,12 +19,12 @@ def test_bytes_from_the_head_on() -> None:
     assert span.size_bytes(0, 10_000) == 10_000_000
     assert abs(span.size_bytes(5000, 10_000) - 5_000_000) <= slot_logs.MARK_BYTES
     assert span.size_bytes(10_000, 10_000) == 0
-    assert span.due(10_000, 10_000)
-    span.free(10_000, 10_000)
-    assert not span.due(10_000, 10_000)
+    assert span.is_deletion_due(10_000, 10_000)
+    span.mark_deleted(10_000, 10_000)
+    assert not span.is_deletion_due(10_000, 10_000)
     span.add(10_000, 100)
     assert span.size_bytes(10_000, 10_001) <= 100 + slot_logs.MARK_BYTES
-    assert not span.due(10_001, 10_001)
+    assert not span.is_deletion_due(10_001, 10_001)
 
 
 async def test_freed_behind_what_was_told() -> None:
@@ -38,18 +38,18 @@ async def test_freed_behind_what_was_told() -> None:
         slot.append(*(b"x" * 1000 for _ in range(64)))
         slot.turn()
     slot.producer.store_all()
-    assert await slot.logs.free_fronts(delete) == 0
+    assert await slot.logs.delete_acked_records(delete) == 0
     assert 6_400_000 < slot.log.span_bytes < 7_500_000
     slot.log.settle_range(1, 6000, 6_000_000)
-    assert await slot.logs.free_fronts(delete) == 0  # Kafka was not told of it
+    assert await slot.logs.delete_acked_records(delete) == 0  # Kafka was not told of it
     slot.sync()
-    assert await slot.logs.free_fronts(delete) == 1
+    assert await slot.logs.delete_acked_records(delete) == 1
     assert freed == [(TOPIC, {0: 6001})]
-    assert await slot.logs.free_fronts(delete) == 0
+    assert await slot.logs.delete_acked_records(delete) == 0
     assert slot.log.span_bytes < 400_000 + slot_logs.MARK_BYTES
     slot.log.settle_range(6001, 6400, 400_000)
     slot.sync()
-    assert await slot.logs.free_fronts(delete) == 1
+    assert await slot.logs.delete_acked_records(delete) == 1
     assert freed[1] == (TOPIC, {0: 6401})
 
 
@@ -64,7 +64,7 @@ async def test_what_one_message_holds_back_is_told(
     slot.log.settle_range(2, 3200, 3_199_000)
     slot.sync()
     for _ in range(2):
-        assert slot.logs.fronts.deletable() == {}
+        assert slot.logs.truncation.deletable() == {}
     assert [each.message for each in caplog.records if "because the oldest one is not acked" in each.message] == [
         "queue 'q0': Kafka keeps 3 MiB for 1 messages of 1000 bytes, because the oldest one is not acked"
     ]

@@ -62,11 +62,11 @@ async def test_given_up_cleanly() -> None:
     await slot.logs.give_up()
     await slot.logs.close()
     nxt = await owner(kafka, first)
-    assert nxt.logs.taken_cleanly
+    assert nxt.logs.is_clean_takeover
     assert nxt.bodies() == [b"a", b"c", b"d"]
     assert [nxt.log.redelivered(offset) for offset in (1, 3, 4)] == [True, False, False]
     third = await owner(kafka, first)  # without a word of the second
-    assert not third.logs.taken_cleanly
+    assert not third.logs.is_clean_takeover
     assert third.log.redelivered(4)
 
 
@@ -81,13 +81,13 @@ async def test_what_a_killed_owner_delivered_is_known_over_one_who_never_read_it
     slot.sync()
     slot.log.mark_delivered(3)  # and was killed before it could tell
     between = Slot(kafka, 1, first)
-    await between.logs.take_back(kafka.read(SETTLED, 0, 0, int(between.logs.settled.next_offset)))
+    await between.logs.read_acks(kafka.read(SETTLED, 0, 0, int(between.logs.settled.next_offset)))
     log = between.add(0, first[0])
     assert not log.ready
     await between.logs.give_up()
     await between.logs.close()
     nxt = await owner(kafka, first)
-    assert nxt.logs.taken_cleanly
+    assert nxt.logs.is_clean_takeover
     assert nxt.bodies() == [b"b", b"c"]
     assert [nxt.log.redelivered(offset) for offset in (2, 3)] == [True, True]
     nxt.append(b"d")
@@ -111,7 +111,7 @@ async def test_a_queue_that_kafka_refuses_does_not_cost_the_others_what_they_hav
     await slot.logs.give_up()
     await slot.logs.close()
     nxt = await owner(kafka, first, 2)
-    assert nxt.logs.taken_cleanly
+    assert nxt.logs.is_clean_takeover
     assert (nxt.bodies(), nxt.bodies(1)) == ([b"a"], [b"c"])
 
 
@@ -123,7 +123,7 @@ async def test_a_log_that_nobody_has_opened_is_given_up_as_it_came() -> None:
     slot.log.settle(2, 1)
     slot.sync()
     nxt = Slot(kafka, 1, first)
-    await nxt.logs.take_back(kafka.read(SETTLED, 0, 0, int(nxt.logs.settled.next_offset)))
+    await nxt.logs.read_acks(kafka.read(SETTLED, 0, 0, int(nxt.logs.settled.next_offset)))
     nxt.add(0, first[0])
     assert not nxt.log.ready
     await nxt.logs.give_up()
@@ -162,7 +162,7 @@ async def test_a_full_disk_while_a_log_is_read_back() -> None:
         slot.log.settle(offset, 100)
     slot.sync()
     nxt = Slot(kafka, 1, first)
-    await nxt.logs.take_back(kafka.read(SETTLED, 0, 0, int(nxt.logs.settled.next_offset)))
+    await nxt.logs.read_acks(kafka.read(SETTLED, 0, 0, int(nxt.logs.settled.next_offset)))
     log = nxt.add(0, first[0])
     filesystem = nxt.filesystem
     filesystem.capacity = filesystem.used() + 100_000
@@ -188,7 +188,7 @@ async def test_logs_that_nobody_uses_are_read_one_after_the_other() -> None:
         slot.append(*(b"x" for _ in range(100 * (5 - number))), number=number)
     slot.sync()
     nxt = Slot(kafka, 5, first)
-    await nxt.logs.take_back(kafka.read(SETTLED, 0, 0, int(nxt.logs.settled.next_offset)))
+    await nxt.logs.read_acks(kafka.read(SETTLED, 0, 0, int(nxt.logs.settled.next_offset)))
     for number in range(5):
         nxt.add(number, first[number])
     asked: list[int] = []

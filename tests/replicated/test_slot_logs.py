@@ -215,14 +215,14 @@ async def test_alternating_acks_stay_small() -> None:
     count = 1_000_000
     log.log.end = log.next_offset = count + 1  # as if they had been appended
     log.log.watermark.offset = count + 1
-    settlements = log.settlements
+    settlements = log.ack_writer
     for offset in range(1, count, 2):
         settlements.note(1, offset, offset, 0)
-    records = settlements.tell(1, count + 1, 0, 0)
+    records = settlements.take_records(1, count + 1, 0, 0)
     size = sum(record.size() for record in records)
     assert len(records) <= (count >> 12) + 3
     assert size < 160_000  # a bit for each, and so 1.4 MB for ten million
-    again = settlements.tell(1, count + 1, 0, 0)
+    again = settlements.take_records(1, count + 1, 0, 0)
     assert again == []
 
 
@@ -243,7 +243,7 @@ async def test_a_head_that_moves_on_takes_what_was_told_along() -> None:
     assert sum(value is not None for key, value in left.items() if key[:1] == b"\x01") == 1
     nxt = await owner(kafka, first)
     assert len(nxt.bodies()) == 10_000 - 8999
-    assert nxt.log.settlements.head == 9000
+    assert nxt.log.ack_writer.head == 9000
 
 
 async def test_hourly_records_are_gaps() -> None:
@@ -262,7 +262,7 @@ async def test_hourly_records_are_gaps() -> None:
     assert slot.bodies() == [b"b"]
     slot.log.settle(5, 1)
     slot.sync()
-    assert slot.log.settlements.head == 7
+    assert slot.log.ack_writer.head == 7
     nxt = await owner(kafka, first)
     kafka.fetched_bytes = 0
     assert (nxt.bodies(), nxt.log.record_count, nxt.log.foreign_count) == ([], 0, 0)
@@ -320,7 +320,7 @@ async def test_settlements_wait_for_those_of_the_epoch_before() -> None:
     assert epochs == sorted(epochs)
     kafka.epoch = 5
     nxt = await owner(kafka, first)
-    assert nxt.logs.taken_cleanly
+    assert nxt.logs.is_clean_takeover
     assert nxt.bodies() == [b"c"]
 
 

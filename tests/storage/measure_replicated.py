@@ -81,10 +81,10 @@ def main() -> None:
 
     def turn() -> None:
         producing.offer(partition, next(batches), 0)
-        call = producing.take(1, 0)
+        call = producing.take_request(1, 0)
         assert call is not None
         call.encode(writer, 1, b"node-1", 1000)
-        producing.answered(call, next(answers), 0)
+        producing.on_answer(call, next(answers), 0)
 
     told("a batch, there and back", turn)
 

@@ -18,7 +18,7 @@ def test_answers_in_any_pieces() -> None:
     data = b"".join(frame(number, body) for number, body in enumerate(bodies))
     for size in (1, 2, 3, 5, 7, 100, len(data)):
         link = Correlator(1 << 20)
-        assert [link.ask() for _ in bodies] == [0, 1, 2, 3]
+        assert [link.next_correlation_id() for _ in bodies] == [0, 1, 2, 3]
         found = [answer for at in range(0, len(data), size) for answer in link.feed(data[at : at + size])]
         assert [answer[4:] for answer in found] == bodies
         assert link.unanswered == 0
@@ -26,7 +26,7 @@ def test_answers_in_any_pieces() -> None:
 
 def test_a_large_answer_is_not_copied_for_each_piece() -> None:
     link = Correlator(1 << 20)
-    link.ask()
+    link.next_correlation_id()
     data = frame(0, bytes(1 << 19))
     for at in range(0, len(data), 1 << 14):
         found = link.feed(data[at : at + (1 << 14)])
@@ -46,7 +46,7 @@ def test_a_large_answer_is_not_copied_for_each_piece() -> None:
 )
 def test_what_is_no_answer(data: bytes, why: str) -> None:
     link = Correlator(1000)
-    link.ask()
+    link.next_correlation_id()
     with pytest.raises(BadAnswer, match=why):
         link.feed(data)
 
@@ -54,4 +54,4 @@ def test_what_is_no_answer(data: bytes, why: str) -> None:
 def test_numbers_begin_again() -> None:
     link = Correlator(1000)
     link._next_id = CORRELATION_MAX
-    assert [link.ask(), link.ask()] == [CORRELATION_MAX, 0]
+    assert [link.next_correlation_id(), link.next_correlation_id()] == [CORRELATION_MAX, 0]

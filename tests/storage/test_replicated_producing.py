@@ -313,8 +313,8 @@ def test_an_answer_that_names_other_partitions_is_none() -> None:
     call = run.sent.pop().call
     assert other.answer is not None
     with pytest.raises(BadAnswer):
-        run.producing.answered(call, other.answer, 0)
-    run.producing.answered(other.call, other.answer, 0)
+        run.producing.on_answer(call, other.answer, 0)
+    run.producing.on_answer(other.call, other.answer, 0)
     run.settle()
     assert run.passed == {0: 1, 1: 1}
 

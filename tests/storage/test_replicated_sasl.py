@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from amqpd.kafka.sasl import NotProved, Scram, conversation
+from amqpd.kafka.sasl import NotProved, Scram, make_mechanism
 
 NONCE = "rOprNGfwEbeRWgbNEkqO"
 FIRST = "r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
@@ -19,12 +19,12 @@ def rfc7677() -> Scram:
 
 
 def test_plain() -> None:
-    talk = conversation("PLAIN", "me", "pass")
+    talk = make_mechanism("PLAIN", "me", "pass")
     assert talk.first() == b"\0me\0pass"
     assert talk.done
     assert talk.reply(b"") is None
     with pytest.raises(ValueError, match="NUL"):
-        conversation("PLAIN", "me", "a\0b")
+        make_mechanism("PLAIN", "me", "a\0b")
 
 
 def test_scram() -> None:
@@ -71,4 +71,4 @@ def test_what_no_server_says(data: bytes) -> None:
 
 def test_other_mechanisms() -> None:
     with pytest.raises(ValueError, match="GSSAPI"):
-        conversation("GSSAPI", "a", "b")
+        make_mechanism("GSSAPI", "a", "b")

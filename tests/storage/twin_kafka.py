@@ -167,7 +167,7 @@ class Run(PartitionProducer):
         self.producing.paused_until(self.now)
         for leader in self.producing.leaders():
             while sum(each.leader == leader for each in self.sent) < 5:
-                call = self.producing.take(leader, self.now)
+                call = self.producing.take_request(leader, self.now)
                 if call is None:
                     break
                 assert len({each.number for each in call.partitions}) == len(call.partitions)
@@ -211,7 +211,7 @@ class Run(PartitionProducer):
         assert sent.answer is not None
         self.sent.remove(sent)
         self.answered += 1
-        self.producing.answered(sent.call, sent.answer, self.now)
+        self.producing.on_answer(sent.call, sent.answer, self.now)
 
     def cut(self, leader: int) -> None:
         """The connection to that broker ends; what it has not carried out by then it may carry out later."""
@@ -219,7 +219,7 @@ class Run(PartitionProducer):
         self.sent = [each for each in self.sent if each.leader != leader]
         self.zombies += [each for each in gone if each.answer is None]
         for each in gone:
-            self.producing.lost(each.call, self.now)
+            self.producing.on_no_answer(each.call, self.now)
 
     def oldest_open(self, leader: int) -> Sent | None:
         """The oldest request that the broker has not carried out: it does them in order."""

@@ -128,7 +128,7 @@ def _put(vhost: VHost, limits: Limits) -> None:
 class UserLimits:
     """Limits of all users of one broker.
 
-    A caller that sets limits holds `InternalBackend.changing`, so that the user is not deleted meanwhile.
+    A caller that sets limits holds `InternalBackend.change_lock`, so that the user is not deleted meanwhile.
     """
 
     def __init__(self, catalogue: VhostServices) -> None:
