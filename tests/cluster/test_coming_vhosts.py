@@ -25,7 +25,7 @@ async def test_one_that_cannot_be_loaded_is_not_tried_again_at_once(caplog) -> N
     takeovers._metadata = cast("Any", SimpleNamespace(node="a"))
     takeovers._tasks = set()
     rows = SimpleNamespace(table=SimpleNamespace(state=lambda vhosts, _: vhosts))
-    owned = cast("OwnedSlot", SimpleNamespace(rows=rows, vhosts={}, ended="", changing_vhosts=set()))
+    owned = cast("OwnedSlot", SimpleNamespace(rows=rows, vhosts={}, end_reason="", changing_vhosts=set()))
     takeovers.owned = {1: owned}
     takeovers.vhost_changed("new")
     for _ in range(100):

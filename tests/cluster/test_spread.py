@@ -55,7 +55,7 @@ class Two(ApiGateway):
 
     def __init__(self, server: Server, other: Server) -> None:
         view: Any = SimpleNamespace(
-            me="one@host", knows=lambda vhost: vhost == "eu", owner_of=lambda _: TWO, position=lambda: 0
+            node_name="one@host", knows=lambda vhost: vhost == "eu", owner_of=lambda _: TWO, position=lambda: 0
         )
         nothing: Any = None
         super().__init__(server.broker, view, nothing)

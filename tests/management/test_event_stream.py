@@ -39,12 +39,12 @@ def test_it_hears_with_and_without_the_exchange() -> None:
     loop.tell("before")
     watch = EventRecorder(loop.events)
     loop.tell("a")
-    assert keys(watch.since(0)[1]) == ["a"]
+    assert keys(watch.events_since(0)[1]) == ["a"]
     loop.events.bind(True)
     loop.tell("b")
     loop.events.bind(False)
     loop.tell("c")
-    assert keys(watch.since(1)[1]) == ["b", "c"] and watch.since(3) == (3, [])
+    assert keys(watch.events_since(1)[1]) == ["b", "c"] and watch.events_since(3) == (3, [])
     assert keys(published) == ["a", "b", "c"]  # who routes to nobody drops them
     loop.events.watch(None)
     loop.tell("after")
@@ -56,9 +56,9 @@ def test_the_last_of_them_are_kept() -> None:
     watch = EventRecorder(loop.events)
     for number in range(COUNT_MAX + 5):
         watch.heard(Event(f"{number}", {}, 0))
-    position, found = watch.since(0)
+    position, found = watch.events_since(0)
     assert (position, keys(found)[0], len(found)) == (5 + ANSWER_MAX, "5", ANSWER_MAX)
-    assert keys(watch.since(COUNT_MAX + 3)[1]) == [f"{COUNT_MAX + 3}", f"{COUNT_MAX + 4}"]
+    assert keys(watch.events_since(COUNT_MAX + 3)[1]) == [f"{COUNT_MAX + 3}", f"{COUNT_MAX + 4}"]
 
 
 def test_it_ends_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_it_ends_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = EventRecorder(loop.events)
     now += IDLE_S
     loop.tell("a")
-    watch.since(0)
+    watch.events_since(0)
     now += IDLE_S + 1
     loop.tell("b")
     assert not loop.events.exchange_bound and loop.events.watcher is None
