@@ -140,7 +140,7 @@ class DeclarationBatch(VhostNamespace):
         self._drafts: dict[str, DraftNamespace] = {}
         self._collected = _Collected(self._declared, dry)
 
-    # -- what the calls see ------------------------------------------------------------------------------------------
+    # -- look-ups and changes ----------------------------------------------------------------------------------------
 
     def draft(self, name: str) -> DraftNamespace | None:
         """Return the draft of a vhost; None if there is no such vhost."""
@@ -176,7 +176,7 @@ class DeclarationBatch(VhostNamespace):
         """Add a row of another package (users, permissions). The caller applies it after the commit."""
         self._collected.changes.append(Put(row))
 
-    # -- all or nothing ----------------------------------------------------------------------------------------------
+    # -- commit ------------------------------------------------------------------------------------------------------
 
     def gone(self) -> VHost | Queue | Exchange | None:
         """Return the first vhost, source or destination that was deleted meanwhile, else None.

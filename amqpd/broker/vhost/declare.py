@@ -454,7 +454,7 @@ def declare_exchange(names: Namespace, asked: ExchangeDeclaration, done: Done = 
     vhost.check_not_default(asked.name)
     exchange = names.find_exchange(asked.name)
     if exchange is not None:
-        if exchange.kind != asked.kind and asked.kind != DELAYED_MESSAGE:  # an unchanged type may be uninstalled
+        if exchange.kind != asked.kind and asked.kind != DELAYED_MESSAGE:  # the same type may be uninstalled
             _exchange_type(asked)
         check_exchange_equivalent(vhost.name, exchange, asked)
         done(None)

@@ -199,7 +199,7 @@ class DeletionQueue:
         self.forget([Delete(row)])
         self._storage.departures.rename(chain, partial(self._empty_directory, chain[-1]))
 
-    # -- what is left
+    # -- files
 
     def _empty_queue(self, vhost_id: str, row: QueueRow) -> None:
         path = self._storage.queue_chain(vhost_id, row.id)[-1]

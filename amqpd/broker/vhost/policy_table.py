@@ -199,7 +199,7 @@ IGNORED: Final = (
     _ignored("filter-field-names", _is_texts, "list of filter field names", "filters read all fields"),
 )
 
-# rabbit: `unsupported_policies` of each queue type, unless the rows have them: of 3.10; for keys of 4.x, of 4.x.
+# rabbit: `unsupported_policies` of each queue type, unless the rows have them. From 3.10; keys of 4.x from 4.x.
 _MIRRORING: Final = frozenset(
     ("ha-mode", "ha-params", "ha-sync-mode", "ha-promote-on-shutdown", "ha-promote-on-failure", "queue-master-locator")
 )

@@ -286,7 +286,7 @@ class VHost(Namespace):
         """Commit and apply (`PendingDeclarations.commit_and_apply`). Raises: DeclarationPending, MetadataClosed."""
         self.catalogue.declared.commit_and_apply(coming, done)
 
-    # -- the tables --------------------------------------------------------------------------------------------------
+    # -- changes of the tables ---------------------------------------------------------------------------------------
 
     def add_queue(self, queue: Queue) -> None:
         """Add a queue. If it is durable, its row is committed."""
