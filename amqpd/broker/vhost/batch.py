@@ -212,7 +212,6 @@ class DeclarationBatch(VhostNamespace):
         done(error)
 
     def abandon(self) -> None:
-        """Drop the batch and free its names."""
         held = self._collected.held
         self._collected.clear()
         self._declared.free(held)

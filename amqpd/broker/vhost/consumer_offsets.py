@@ -73,7 +73,6 @@ class ConsumerOffsets:
         self._is_flush_scheduled = False
 
     def load(self, rows: Iterable[StoredOffsetRow]) -> None:
-        """Load the rows at a start."""
         for row in rows:
             self._of.setdefault(row.queue_id, {})[row.name] = StoredOffset(row.offset, row.time_ms)
 

@@ -330,7 +330,6 @@ def _make_queue(vhost: VHost, new: NewQueue) -> None:
 
 
 def check_queue_deletable(vhost: VHost, queue: Queue, if_unused: bool, if_empty: bool) -> None:
-    """Check if-unused and if-empty of queue.delete. Raises: PreconditionFailed."""
     if if_unused and queue.consumers:
         raise PreconditionFailed(f"queue '{queue.name}' in vhost '{vhost.name}' in use")
     if if_empty and queue.ready_count + queue.delayed_count:
@@ -433,7 +432,6 @@ def unbind(
 
 
 def _remove_binding(vhost: VHost, binding: Binding) -> None:
-    """Remove the binding from memory after its row was deleted."""
     if not binding.private:
         vhost.catalogue.events.record("binding.deleted", binding.told(vhost.name))
     vhost.catalogue.deletions.delete(remove_binding(vhost, binding))

@@ -105,7 +105,6 @@ def _name(vhost: VHost) -> ObjectName:
 
 
 def _put(vhost: VHost, limits: Limits) -> None:
-    """Apply the committed limits."""
     if vhost.deleted:
         raise DeclarationPending(vhost.catalogue.declared, _name(vhost))
     vhost.limits = limits
@@ -136,7 +135,6 @@ class UserLimits:
         self._by_user: dict[str, Limits] = {}
 
     def load(self, rows: Iterable[UserLimitsRow]) -> None:
-        """Load the rows at a start. Ignore invalid ones with an error in the log."""
         for row in rows:
             try:
                 value = checked(json.loads(row.limits), OF_USERS, "user-limits")
@@ -146,7 +144,7 @@ class UserLimits:
                 self._set(row.user, value)
 
     def all(self) -> list[tuple[str, dict[str, int]]]:
-        """Return the users with limits, by name."""
+        """Return the users with limits, sorted by name."""
         return [(user, limits.value) for user, limits in sorted(self._by_user.items())]
 
     def get(self, user: str) -> dict[str, int]:
@@ -193,7 +191,6 @@ class UserLimits:
             self.forget(user)
 
     def forget(self, user: str) -> None:
-        """Remove a user's limits from memory."""
         self._by_user.pop(user, None)
 
 
@@ -228,7 +225,6 @@ class ConnectionLimiter:
         return len(self._by_user.get(user, ()))
 
     def entered(self, session: object, user: str, vhost: VHost) -> None:
-        """Count an open connection."""
         vhost.connected.add(session)
         self._by_user.setdefault(user, set()).add(session)
 

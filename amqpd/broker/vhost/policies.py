@@ -89,7 +89,6 @@ def _kind(row: PolicyRow) -> str:
 
 
 def _put(vhost: VHost, policy: Policy) -> None:
-    """Apply a committed policy."""
     row = policy.row
     if vhost.deleted:
         raise DeclarationPending(vhost.catalogue.declared, _name(row))

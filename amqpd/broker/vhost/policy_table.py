@@ -232,7 +232,6 @@ def unsupported(kind: str) -> frozenset[str]:
 
 
 def unknown_keys(definition: Iterable[str], operator: bool) -> set[str]:
-    """Return the keys that policies (or operator policies) do not have."""
     return set(definition) - keys(operator).keys()
 
 
@@ -324,8 +323,6 @@ EXCHANGE: Final = "exchange"
 
 
 class Policy(NamedTuple):
-    """A checked policy."""
-
     row: PolicyRow
     pattern: NamePattern
     definition: Mapping[str, object]
@@ -454,7 +451,6 @@ class PolicyTable:
         self._rank(policy.row.operator)
 
     def remove(self, name: str, operator: bool) -> None:
-        """Remove a policy, if it is there."""
         self._policies[operator].pop(name, None)
         self._rank(operator)
 
@@ -479,7 +475,6 @@ class PolicyTable:
         return (each for each in self._ranked[operator] if each.matches(kind, name))
 
     def obeyed_by(self, thing: object) -> EffectivePolicy:
-        """Return the policy that a queue or exchange follows now."""
         return self.in_force.get(thing, NONE)
 
 

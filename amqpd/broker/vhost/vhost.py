@@ -101,7 +101,6 @@ class Namespace:
 
     @property
     def vhost(self) -> VHost:
-        """Return the vhost whose tables will have the new object."""
         raise NotImplementedError
 
     def find_queue(self, name: str) -> Queue | NewQueue | None:
@@ -132,8 +131,6 @@ class Namespace:
 
 
 class VHost(Namespace):
-    """One virtual host."""
-
     def __init__(
         self,
         catalogue: VhostServices,
@@ -248,7 +245,6 @@ class VHost(Namespace):
         return list(self._exclusive.get(owner, ()))
 
     def bindings_to(self, destination: Queue | Exchange) -> list[Binding]:
-        """Return the bindings whose destination is this queue or exchange."""
         return list(self._inbound.get(destination, {}).values())
 
     def all_bindings(self) -> list[Binding]:
@@ -375,7 +371,6 @@ class VHost(Namespace):
         self.policy_walk.begin(self.policy_targets, self.apply_policies)
 
     def policy_targets(self) -> list[Queue | Exchange]:
-        """Return all exchanges and queues."""
         return [*self.exchanges.values(), *self.queues.values()]
 
     def apply_policies(self, thing: Queue | Exchange) -> None:
