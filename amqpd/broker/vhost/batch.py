@@ -236,7 +236,7 @@ class DeclarationBatch(VhostNamespace):
     def let_go(self) -> Iterator[None]:
         """Free the drafts in steps, because freeing ten thousand at once blocks the event loop for 25 ms.
 
-        Call this last. Steps that are not run free nothing; the rest is freed with the batch.
+        Call this last. Steps that are not run are freed with the batch.
         """
         for draft in self._drafts.values():
             yield from draft.let_go()

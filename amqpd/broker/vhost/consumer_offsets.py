@@ -1,16 +1,13 @@
 """Stored offsets of named stream consumers.
 
-A stored offset is the *next* one to read, as in Kafka. A consumer of that name continues there. Memory is
-authoritative while the broker runs.
+A stored offset is the *next* one to read, as in Kafka. Memory is authoritative while the broker runs.
 
 `put` is for acks. It costs one look-up and writes nothing. Changed offsets are written together every WRITE_S, one row
-per consumer. They are written at once when a consumer ends (`settle`) or the broker stops (`flush`). A crash therefore
-sets an offset back by at most WRITE_S of reading, and these messages are delivered again. It never skips messages.
+per consumer; and at once when a consumer ends (`settle`) or the broker stops (`flush`). So a crash sets an offset
+back by at most WRITE_S of reading, and never skips messages.
 
-`set` and `delete` are for operators and answer after the commit. Offsets are deleted by `delete`, or with their queue
-(`forget` in memory, the rows with the queue's row).
-
-All calls run on the event loop.
+`set` and `delete` are for operators and answer after the commit. `forget` drops the offsets of a deleted queue; the
+queue's row takes their rows with it. All calls run on the event loop.
 """
 
 from __future__ import annotations
@@ -49,12 +46,7 @@ class StoredOffset(NamedTuple):
 
 
 class ConsumerOffsets:
-    """The stored offsets of one broker.
-
-    Args:
-        commit: `Metadata.submit`.
-        call_soon, call_later: the event loop's methods.
-    """
+    """The stored offsets of one broker. `commit` is `Metadata.submit`."""
 
     def __init__(
         self,
@@ -151,16 +143,12 @@ class ConsumerOffsets:
     # -- operators ---------------------------------------------------------------------------------------------------
 
     def set(self, queue_id: str, name: str, offset: int, done: Done) -> None:
-        """Set an offset for an operator.
-
-        A consumer of this name that reads at the moment continues at its own position. Its next ack overwrites the
-        offset.
+        """Set an offset for an operator. The next ack of an active consumer overwrites it.
 
         Args:
             done: called with None after the commit, or with the error; the old offset is then back.
 
-        Raises:
-            MetadataClosed.
+        Raises: MetadataClosed.
         """
         stored = StoredOffset(offset, 0)
         row = StoredOffsetRow(queue_id, name, offset, self._clock.time_ms())
@@ -181,13 +169,9 @@ class ConsumerOffsets:
         self._commit([Put(row)], committed)
 
     def delete(self, queue_id: str, name: str, done: Done) -> bool:
-        """Delete an offset for an operator. Return False if there is none.
+        """Delete an offset for an operator. Return False if there is none. `done` is as in `set`.
 
-        Args:
-            done: called with None after the commit, or with the error; the offset is then back.
-
-        Raises:
-            MetadataClosed.
+        Raises: MetadataClosed.
         """
         names = self._of.get(queue_id, {})
         stored = names.get(name)

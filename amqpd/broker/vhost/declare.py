@@ -1,20 +1,14 @@
-"""Commands that declare, delete, bind and unbind queues and exchanges.
+"""Commands that declare, delete, bind and unbind queues and exchanges, for clients, the admin API and the broker.
 
-Clients, the admin API, imports, auto-delete and expiry all use these functions.
+A declaration of an existing object must be equivalent. A new object or binding is checked, its row is committed,
+then it is added to the vhost's tables. A failed commit changes nothing in memory.
 
-A declaration of an existing object must be equivalent. A new object or binding is checked, its row is committed, and
-then the object is added to the vhost's tables. A failed commit changes nothing in memory.
+A deletion removes the object from memory at once: a queue with its bindings and consumers, an exchange with the
+bindings on both sides. The last binding of an auto-delete exchange takes the exchange with it. The `remove_`
+functions return the rows to be deleted. `deletion.py` has the order of steps. `unbind` commits first.
 
-A deletion removes the object from memory at once:
-
-- A queue is removed with its bindings and consumers; `delete_queue` answers as `deletion.py` describes.
-- An exchange is removed with the bindings on both sides; `delete_exchange` answers after the commit.
-- A removed binding also removes its source, if that is an auto-delete exchange and this was its last binding.
-
-The `remove_` functions change the memory and return the rows to be deleted. `unbind` commits first.
-
-`done(None)` is called after success, `done(error)` after a failed commit. Without a durable change, `done` is called
-before the function returns. An error found by a check is raised, and nothing has changed.
+`done(None)` is called after success, `done(error)` after a failed commit, and before the function returns if nothing
+is durable. An error found by a check is raised, and nothing has changed.
 
 Spec: AMQP 0-9-1 1.6.2.1 and 1.7.2.1. RabbitMQ: 406 for a different flag or argument, 405 for an exclusive queue of
 another connection.
@@ -150,10 +144,9 @@ def remove_queue(vhost: VHost, queue: Queue) -> tuple[int, list[Change]]:
 
 
 def unload_queue(vhost: VHost, queue: Queue) -> None:
-    """Remove a queue from memory because another node now serves its vhost.
+    """Remove a queue from memory and its log from the local disk: another node now serves its vhost.
 
-    Nothing is deleted in the metadata and no event is sent. The local files of the log are deleted at once. The
-    bindings are removed with the vhost.
+    No row is deleted and no event is sent. The bindings are removed with the vhost.
     """
     if queue.deleted:
         return
@@ -343,11 +336,9 @@ def delete_queue(vhost: VHost, queue: Queue, done: Done = ignore_result) -> int:
         done: called with None when no restart can restore the queue, or with the error of the first attempt. The
             broker repeats failed attempts.
 
-    Returns:
-        The number of ready messages; 0 if the queue was not opened since the start.
+    Returns: the number of ready messages; 0 if the queue was not opened since the start.
 
-    Raises:
-        AccessRefused: it is a system queue.
+    Raises: AccessRefused for a system queue.
     """
     vhost.check_not_system(queue.name)
     count, changes = remove_queue(vhost, queue)

@@ -105,14 +105,11 @@ class DeletionQueue:
         self._remove(changes, partial(self.drop, queues, renamed, leaving), tried)
 
     def drop(self, queues: Sequence[Queue], done: Callable[[], None], leaving: Sequence[DirectoryRemoval] = ()) -> None:
-        """Remove the directories of queues whose tombstones are committed. Transient queues need no rename.
+        """Remove the directories of queues whose tombstones are committed; `done` is step 4.
 
-        Args:
-            done: step 4.
-            leaving: other removals to wait for.
+        Transient queues need no rename. `leaving` are other removals to wait for.
 
-        Cost:
-            One rename per queue. The parent directories are synced together.
+        Cost: one rename per queue. The parent directories are synced together.
         """
         left = len(queues) + len(leaving)
 
@@ -146,7 +143,7 @@ class DeletionQueue:
         done: Callable[[], None],
         others: Sequence[QueueLog] = (),
     ) -> None:
-        """Remove a vhost's directory with all its queues, in one rename. The caller deletes the vhost's row.
+        """Remove a vhost's directory in one rename. The caller deletes the vhost's row.
 
         Args:
             others: the vhost's logs that belong to no queue.

@@ -1,11 +1,8 @@
 """Loader: metadata rows to the objects of vhosts, and back out of memory.
 
-`load` runs at a start. `load_vhost` and `unload_vhost` run in a cluster, in slices of the event loop. They change no
-metadata: the next node loads the vhost from the same rows.
-
-- A loaded vhost is visible only when it is complete.
-- An unloaded vhost disappears in one loop turn (`end`): no look-up, publish or delivery after that. `clear` then frees
-  its objects.
+`load` runs at a start. In a cluster, `load_vhost` and `unload_vhost` run in slices of the event loop and change no
+metadata. A loaded vhost is visible only when it is complete. An unloaded vhost disappears in one loop turn (`end`),
+and `clear` then frees its objects.
 
 Queue logs are opened, but not read.
 """

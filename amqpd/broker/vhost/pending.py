@@ -1,22 +1,20 @@
 """Declarations and deletions whose metadata commit is pending.
 
-**Creation**: check, commit the rows, then create the object in memory in the commit's callback. A restart therefore
-finds everything that can be found, routed to or confirmed. A failed commit leaves nothing in memory. The database may
-still have the rows, if a server disappeared or a sync failed. So they are deleted again (`PendingDeclaration.undo`).
+**Creation**: check, commit the rows, then create the object from the commit callback. So nothing can be found,
+routed to or confirmed that a restart would not find, and a failed commit leaves nothing in memory. Its rows may be
+in the database, if a server disappeared or a sync failed. So they are deleted again (`PendingDeclaration.undo`).
 
-**Deletion** of a queue or an exchange, by a client or by itself (auto-delete, x-expires): remove it from memory at
-once, then delete its rows (`remove`), every RETRY_S seconds while the database fails. A binding is removed from memory
-only after the commit: no message depends on it, and so a failure changes nothing.
+**Deletion** of a queue or an exchange: remove it from memory at once, then delete its rows (`remove`), every RETRY_S
+seconds while the database fails. A binding is removed only after the commit: no message depends on it.
 
-**A name with a pending commit is reserved** and in no table. A command that uses the name gets `DeclarationPending`,
-waits, and runs again from the start. If the removal of the old object fails, the command gets that error, because a
-restart would bring the object back. Publishers do not wait: for them a reserved name does not exist.
+**A name with a pending commit is reserved** and in no table. A command that uses it gets `DeclarationPending`, waits
+and runs again. If the removal of the old object fails, the command gets that error. Publishers do not wait: for them a
+reserved name does not exist.
 
-Only this package submits rows of vhosts, exchanges, queues and bindings. The result goes to the `done` callback of the
-command.
+Only this package submits rows of vhosts, exchanges, queues and bindings.
 
-An unexpected exception in a commit callback is a bug. The log has its traceback, and the client gets `CallbackFailed`:
-541 on a channel, 500 over HTTP. A restart then creates the committed object.
+An unexpected exception in a commit callback is a bug: the client gets `CallbackFailed` (541 on a channel, 500 over
+HTTP), and a restart creates the committed object.
 
 All calls run on the event loop. Commits and their callbacks keep the order of submission.
 """
@@ -83,7 +81,7 @@ class DeclarationPending(Exception):
 
 
 class CallbackFailed(Exception):
-    """A bug: the rows are committed, but the callback raised an exception. The log has the traceback."""
+    """A bug: the rows are committed, but the callback failed. The log has the traceback."""
 
 
 class PendingDeclaration:
@@ -124,12 +122,7 @@ class PendingRemoval:
 
 
 class PendingDeclarations:
-    """All pending declarations and removals of one broker.
-
-    Args:
-        commit: `Metadata.submit`.
-        call_soon, call_later: the event loop's methods.
-    """
+    """All pending declarations and removals of one broker. `commit` is `Metadata.submit`."""
 
     def __init__(
         self,
@@ -192,11 +185,9 @@ class PendingDeclarations:
     # -- creation ----------------------------------------------------------------------------------------------------
 
     def commit_and_apply(self, coming: PendingDeclaration, done: Done) -> None:
-        """Commit a change and apply it in memory, then call done(None), or done(error) on failure.
+        """Commit a change, apply it in memory, then call done(None); on failure call done(error).
 
-        A change without a row is applied before this returns.
-
-        Raises: DeclarationPending if the name is reserved, MetadataClosed.
+        A change without a row is applied before this returns. Raises: DeclarationPending, MetadataClosed.
         """
         if not coming.changes:
             self._apply(coming, done)
@@ -264,13 +255,13 @@ class PendingDeclarations:
         self._try(PendingRemoval(changes, names, gone), done)
 
     def rollback(self, undo: Sequence[Change], names: list[ObjectName]) -> None:
-        """Undo a failed commit of these names, as in `remove`: its rows may be in the database."""
+        """Undo a failed commit of these names, as in `remove`."""
         for name in names:
             self.hold(name)
         self._try(PendingRemoval(undo, names, _do_nothing), None)
 
     def forget_vhost(self, vhost: str) -> None:
-        """Stop all retries for a vhost and free its names: another node of the cluster has taken it over."""
+        """Stop all retries for a vhost and free its names: another node has taken it over."""
         for removal in [each for each in self._failing if any(name.vhost == vhost for name in each.names)]:
             removal.dropped = True
             del self._failing[removal]
@@ -342,7 +333,7 @@ def ignore_result(error: BaseException | None) -> None:
 
 
 async def wait_done(call: Callable[[Done], Result]) -> Result:
-    """Run `call(done)` in a task and wait for `done`. Return its result. Raises: MetadataError, DeclarationPending."""
+    """Run `call(done)` in a task, wait for `done`, and return the result. Raises: MetadataError, DeclarationPending."""
     future, done = done_future()
     result = call(done)
     await future

@@ -1,23 +1,23 @@
 r"""Policies of one vhost: keys, patterns, validation, and the table of policies in force.
 
 **In force.** At most one policy and one operator policy apply to a queue or an exchange: the matching one with the
-highest priority. Of equal priorities the first by name wins (RabbitMQ: any). A policy matches if its pattern is found
-in the name, `apply-to` includes the object, and the queue type supports all its keys. One unsupported key excludes the
-whole policy, as in RabbitMQ. `EffectivePolicy` merges the two definitions; a key in both is merged by its row's rule.
-Queue arguments are merged in `broker/queue/arguments.py`.
+highest priority, of equal ones the first by name (RabbitMQ: any). A policy matches if its pattern is found in the
+name, `apply-to` includes the object, and the queue type supports all its keys (RabbitMQ: the same).
+`EffectivePolicy` merges the two definitions, a key in both by its row's rule. `broker/queue/arguments.py` merges the
+queue's arguments.
 
 **Keys.** Nearly every key is the `policy` of an argument's row (`broker/queue/arguments.py`, `exchange.py`). `IGNORED`
-lists RabbitMQ's keys that have no effect here, such as those of mirrored queues, which RabbitMQ has removed too.
+has RabbitMQ's other keys, which have no effect, such as those of mirrored queues.
 
-**Patterns.** RE2 matches them in linear time (`auth/permissions.py` has the reason). RabbitMQ uses PCRE. RE2 lacks
-look-ahead, but many policies begin with it, such as `^(?!amq\.).*`. At the beginning, look-ahead means a second
-pattern that must match or must not, so `NamePattern` has several patterns. Other look-around, more than LOOKS_MAX of
-it, and back-references are refused. A pattern may match anywhere in the name. `$` does not match before a final
-newline, unlike in PCRE. An empty pattern matches every name, unlike in permissions (RabbitMQ: the same).
+**Patterns.** RE2 matches them in linear time (`auth/permissions.py` has the reason), RabbitMQ uses PCRE. Many policies
+begin with look-ahead, such as `^(?!amq\.).*`, which RE2 lacks. There it means a second pattern that must match or must
+not, so `NamePattern` has several patterns. Other look-around, more than LOOKS_MAX of it, and back-references are
+refused. A pattern may match anywhere in the name. Unlike PCRE, `$` does not match before a final newline. Unlike a
+permission, an empty pattern matches every name (RabbitMQ: the same).
 
 **Validation** raises `InvalidPolicy` with RabbitMQ's text, which lists all errors.
 
-The table has committed policies only. It uses no disk and no event loop. `SlicedWalk` applies a change to all objects.
+The table has committed policies only. `SlicedWalk` applies a change to all objects.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _group_end(text: str) -> int:
 
 
 def _has_alternatives(text: str) -> bool:
-    """Return whether a `|` is outside all groups. It would also be an alternative to the look-ahead."""
+    """Return whether a `|` is outside all groups: it would be an alternative to the look-ahead too."""
     return any(letter == "|" and depth == 0 for _, letter, depth in _syntax(text))
 
 
@@ -489,13 +489,9 @@ Thing = TypeVar("Thing")
 class SlicedWalk(Generic[Thing]):
     """A walk that visits many objects in slices of SLICE_S, so that the event loop runs in between.
 
-    Call `begin` after each change that all objects must follow. Changes during a walk share the next walk. The last
-    walk therefore visits all objects in the final state.
-
-    After a walk it has no reference to its objects, so that they are freed without the garbage collector.
-
-    Args:
-        call_soon: the event loop's method.
+    Call `begin` after each change that all objects must follow. Changes during a walk share the next walk, so the
+    last walk visits all objects in the final state. After a walk it has no reference to the objects: no garbage
+    collector is needed.
     """
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:

@@ -1,17 +1,16 @@
 """Reconciliation of the metadata with the queues' directories at a start.
 
-A database may have lost its latest changes: after a wrong bit, SQLite ignores the rest of its log. It then lacks the
-latest created and the latest deleted queues. The directories still have this information:
+After a wrong bit, SQLite ignores the rest of its log. The database then lacks the latest changes, but the directories
+show the latest created and deleted queues:
 
-    directory without a row        queue.json declares the queue again, without bindings; if the vhost is lost too, it
-                                   is declared again without permissions
-    the same, queue.json damaged   the directory is moved to lost+found/, with an error in the log
+    directory without a row        queue.json declares the queue again, without bindings; a lost vhost is declared
+                                   again too, without permissions
+    the same, queue.json damaged   the directory is moved to lost+found/
     a row and `<id>.deleted`       the queue was deleted: its row and its bindings are deleted
     `<id>.deleted` without a row   the directory is removed
 
-A queue that never had a message has no directory, so it is lost with its row.
-
-The log has a line for each case and a summary. `RecoveryReport` stores them for `amqpctl status`.
+A queue that never had a message has no directory, so it is lost with its row. The log has a line for each case and a
+summary; `RecoveryReport` has them for `amqpctl status`.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ class RecoveryReport:
     """Differences that a start has found.
 
     Attributes:
-        vhosts: names of vhosts that were declared again.
-        queues: queues that were declared again.
+        vhosts, queues: objects that were declared again.
         set_aside: (path in lost+found, reason).
         void: (vhost, queue) of rows of deleted objects; queue is "" for a vhost.
     """
@@ -67,10 +65,8 @@ class RecoveryFindings(NamedTuple):
     Attributes:
         state: the correct metadata.
         changes: changes that correct the stored metadata.
-        void: directories of deleted objects that still have a row; they are emptied after the commit of `changes`.
-        gone: directories of deleted objects without a row; they can be emptied at once.
-
-    The paths in `void` and `gone` lack the suffix `.deleted`.
+        void: directories of deleted objects with a row, to be emptied after the commit of `changes`.
+        gone: directories of deleted objects without a row. The paths in both lack the suffix `.deleted`.
     """
 
     state: MetadataState

@@ -1,13 +1,10 @@
 """Tables of one vhost: exchanges, queues and bindings, and the look-ups by name.
 
-`declare.py` checks commands and commits their rows; then it calls the `add_` and `take_` methods here. The vhost keeps
-its tables consistent: inbound bindings, alternate exchanges, exclusive queues of a session, policies in force. Routing
-by these tables is in `publish/router.py`.
+`declare.py` checks commands and commits their rows; then it calls the `add_` and `take_` methods here. They keep the
+tables consistent: inbound bindings, alternate exchanges, exclusive queues, policies in force. `publish/router.py`
+routes by these tables. `VhostServices` is what all vhosts of a broker share.
 
-`VhostServices` is what all vhosts of a broker share: storage, metadata, pending declarations, deletions. A declaration
-or a deletion therefore needs nothing above this package.
-
-A look-up of a name whose commit is pending raises `DeclarationPending`. Other errors are `amqpd.errors` with RabbitMQ's
+A look-up of a name with a pending commit raises `DeclarationPending`. Other errors are `amqpd.errors` with RabbitMQ's
 texts. The caller checks permissions.
 """
 
@@ -41,11 +38,7 @@ from amqpd.storage.storage import Storage
 
 
 class VhostServices:
-    """Services that all vhosts of one broker share.
-
-    Args:
-        call_soon, call_later: the event loop's methods.
-    """
+    """Services that all vhosts of one broker share. A declaration or deletion needs nothing above this package."""
 
     def __init__(
         self,
@@ -91,10 +84,7 @@ _GONE: Final = object()
 
 
 class Namespace:
-    """Interface through which declarations look up names and submit changes.
-
-    `VHost` implements it, and `DraftNamespace` for a vhost inside a batch.
-    """
+    """Interface to look up names and submit changes: a `VHost`, or a `DraftNamespace` of a batch."""
 
     default_queue_type: str
     limits: Limits
@@ -119,13 +109,9 @@ class Namespace:
         raise NotImplementedError
 
     def make(self, coming: PendingDeclaration, done: Done) -> None:
-        """Commit a pending declaration, then apply it in memory.
+        """Commit a pending declaration and apply it in memory, then call done(None); on failure call done(error).
 
-        Args:
-            done: called with None after that, or with the error.
-
-        Raises:
-            DeclarationPending: another commit for this name is pending.
+        Raises: DeclarationPending.
         """
         raise NotImplementedError
 
@@ -209,11 +195,7 @@ class VHost(Namespace):
         return queue
 
     def check_exclusive(self, queue: Queue | NewQueue, owner: object) -> None:
-        """Check that an exclusive queue belongs to this session. Raises: ResourceLocked.
-
-        Args:
-            owner: the session, or None for the admin API.
-        """
+        """Check that an exclusive queue belongs to this session (None: the admin API). Raises: ResourceLocked."""
         if queue.exclusive_owner is not None and queue.exclusive_owner is not owner:
             raise locked(queue.name, self.name)
 

@@ -28,7 +28,7 @@ class ProtectedVhost(Exception):
 
 
 class VhostNamespace:
-    """Interface through which vhosts are declared: the table of all vhosts, or a batch."""
+    """Interface to declare vhosts: the table of all vhosts, or a batch."""
 
     def find_vhost(self, name: str) -> VHost | None:
         """Return the vhost, or None."""
@@ -54,12 +54,8 @@ class VhostNamespace:
 class VHosts(dict[str, VHost], VhostNamespace):
     """All vhosts of a broker that this node serves, by name.
 
-    Args:
-        host_queues: returns the broker's services for the queues of a new vhost.
-        reply_consumers: consumers behind direct reply-to keys, of all vhosts.
-        ended: called with each deleted vhost, before its queues are removed.
-
     Attributes:
+        ended: called with each deleted vhost, before its queues are removed.
         made: called with each new vhost object, which is still empty.
         added: called with each vhost that is added.
         elsewhere: in a cluster, returns whether another node serves the vhost. The cluster adds new vhosts, not `add`.
