@@ -217,7 +217,7 @@ class Server:
         # Apply only changed settings: a value that amqpctl has set stays until its setting changes.
         if settings.log.level != latest.log.level:
             logging.getLogger().setLevel(settings.log.level.upper())
-        self.broker.alarms.obey(settings.limits, latest.limits)
+        self.broker.alarms.apply_config(settings.limits, latest.limits)
         if settings.amqp.loopback_users != latest.amqp.loopback_users:
             self.broker.auth.loopback_users = frozenset(settings.amqp.loopback_users)
 

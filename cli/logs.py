@@ -152,12 +152,12 @@ def _is_queue(path: Path) -> bool:
 def _files(path: Path) -> list[str]:
     """Return the files to dump: one file, or those of a queue or of all queues in a data directory."""
     from amqpd.storage.filesystem import FileSystem
-    from amqpd.storage.log_inspect import is_known, plain_name, queue_directories
+    from amqpd.storage.log_inspect import final_name, is_known, queue_directories
 
     if not path.exists():
         raise Failure(DATA, f"there is no {path}")
     if not path.is_dir():
-        if not is_known(plain_name(path.name)):
+        if not is_known(final_name(path.name)):
             raise Failure(DATA, f"{path}: not the name of a log file")
         return [str(path)]
     filesystem = FileSystem()
@@ -166,7 +166,7 @@ def _files(path: Path) -> list[str]:
         f"{directory}/{name}"
         for directory in directories
         for name in sorted(filesystem.listdir(directory))
-        if is_known(plain_name(name))
+        if is_known(final_name(name))
     ]
     if not found:
         raise Failure(DATA, f"{path}: neither a queue's directory nor a data directory with queues")
@@ -175,12 +175,12 @@ def _files(path: Path) -> list[str]:
 
 def _dump_file(output: _Output, path: str, deep: bool, offsets: tuple[int, int] | None) -> int:
     from amqpd.storage.filesystem import FileSystem
-    from amqpd.storage.log_inspect import Damage, look_into
+    from amqpd.storage.log_inspect import Damage, inspect_file
 
     output.write(f"Dumping {path}", {"type": "file", "file": path})
     damaged = 0
     try:
-        for event in look_into(FileSystem(), path, deep=deep, offsets=offsets):
+        for event in inspect_file(FileSystem(), path, deep=deep, offsets=offsets):
             for text, element in _shown(event, offsets):
                 output.write(text, element)
             if isinstance(event, Damage) and not event.harmless:

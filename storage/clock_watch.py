@@ -47,7 +47,7 @@ SAVE_MS: Final = 60_000
 
 @final
 class ClockWatch:
-    """The clock watch of a data directory. It checks the clocks at each reading, and when a timer calls `look`.
+    """The clock watch of a data directory. It checks the clocks at each reading, and when a timer calls `check`.
 
     Attributes:
         hold_ms: how long the wall clock must be steady after a jump; 0 accepts each jump at once.
@@ -71,12 +71,12 @@ class ClockWatch:
 
     def steady_ms(self) -> i64:
         """Return milliseconds since 1970 without the held jump."""
-        self.look()
+        self.check()
         return self.clock.time_ms() - (self._apart_ms - self._steady_apart_ms)
 
     def agreed_ms(self) -> i64:
         """Return milliseconds since 1970 by the wall clock; less while a jump ahead is held."""
-        self.look()
+        self.check()
         ahead_ms = self._apart_ms - self._steady_apart_ms
         return self.clock.time_ms() - (ahead_ms if ahead_ms > 0 else 0)
 
@@ -86,11 +86,11 @@ class ClockWatch:
         return int(self._apart_ms - self._steady_apart_ms) if self.held else 0
 
     @property
-    def left_ms(self) -> int:
+    def remaining_ms(self) -> int:
         """Remaining time of the held jump if the clock stays steady."""
         return max(0, int(self._jumped_ms + self.hold_ms - self._uptime_ms())) if self.held else 0
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Compare the clocks. Cost: two system calls, less than 1 us."""
         apart_ms = self._difference_ms()
         step_ms = apart_ms - self._apart_ms
@@ -116,7 +116,7 @@ class ClockWatch:
 
     def accept(self) -> None:
         """Accept the wall clock: messages that are old or due by it may be removed or delivered."""
-        self.look()
+        self.check()
         if self.held:
             logger.warning("the wall clock is accepted %s", self._describe_jump())
             self._end()
@@ -162,7 +162,7 @@ class ClockWatch:
         self._path = f"{directory}/{CLOCK}"
         self._boot_id = boot_id
         self.hold_ms = hold_ms
-        data = filesystem.read_if_there(self._path)
+        data = filesystem.read_optional(self._path)
         if data:
             try:
                 last = json.loads(data)
@@ -194,7 +194,7 @@ class ClockWatch:
 
     def tick(self) -> None:
         """Check the clocks, and write the file once a minute or after a change. For a timer of a few seconds."""
-        self.look()
+        self.check()
         if self._unsaved or self._uptime_ms() - self._saved_ms >= SAVE_MS:
             self.save()
 

@@ -31,7 +31,7 @@ be in its range. Any other file is renamed `.foreign`, and nothing is removed fo
 `.log.swap` is merged into `.settled`: it settles records superseded by later ones, which are synced.
 
 During a cleaning, no segment of the log is removed and no `.settled` file rewritten, so these names are not used
-otherwise. Except for `plan` and `publish_cleaned`, this module runs in the cleaner thread, on sealed files and
+otherwise. Except for `plan_cleaning` and `publish_cleaned`, this module runs in the cleaner thread, on sealed files and
 copies. It yields to the loop after each batch, and within large ones.
 """
 
@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Final
 from google_crc32c import extend, value
 
 from amqpd.storage.acks import ack_set
-from amqpd.storage.acks.ack_set import AckFileReader, AckSet, told_end
+from amqpd.storage.acks.ack_set import AckFileReader, AckSet, recorded_end
 from amqpd.storage.filesystem import APPEND, READ, FileSystem, OpenFile
 from amqpd.storage.log.batch import (
     COMPRESSION,
@@ -59,7 +59,7 @@ from amqpd.storage.log.batch import (
     BatchHeader,
     compress,
     crc_fits,
-    plain,
+    decompressed,
 )
 from amqpd.storage.log.record import BadRecord, Record, read_offset_delta, read_record, read_varint, record_stop
 from amqpd.storage.log.segment import REWRITE_FROM, Segment, segment_name
@@ -194,12 +194,14 @@ class Cleaning:
         return True
 
 
-def plan(log: Log, policy: CleanerPolicy, now_ms: int, boot: tuple[int, int]) -> Cleaning | None:
+def plan_cleaning(log: Log, policy: CleanerPolicy, now_ms: int, boot: tuple[int, int]) -> Cleaning | None:
     """Return the cleaning that the log needs, None for none. Loop thread.
 
     Cost: a step per segment, and copies of their ack sets.
     """
-    sealed = [segment for segment in log.segments[:-1] if segment.sealed and not segment.gone and segment.live > 0]
+    sealed = [
+        segment for segment in log.segments[:-1] if segment.sealed and not segment.is_removed and segment.live > 0
+    ]
     if not sealed or any(segment.removing or segment.swapping or segment.dirty() for segment in sealed):
         return None
     history = read_clean_offsets(log.filesystem, log.directory)
@@ -274,10 +276,10 @@ def batches(filesystem: FileSystem, view: CleanerView) -> Iterator[CleanedRange]
                     wanted = min(max(int(BatchHeader(chunk, 0).size), 0), view.size - position)
                     chunk = filesystem.pread(fd, wanted, position)
             header = BatchHeader(chunk, at) if at + HEADER_SIZE <= len(chunk) else None
-            good = header is not None and header.plausible() and crc_fits(chunk, at, header)
+            good = header is not None and header.is_plausible() and crc_fits(chunk, at, header)
             if header is None or not good or not expected <= header.base_offset <= header.last_offset < view.end:
                 raise BadRecord(f"{view.path} is damaged at {position}")
-            yield CleanedRange(*plain(chunk, at, header), int(header.attributes & COMPRESSION))
+            yield CleanedRange(*decompressed(chunk, at, header), int(header.attributes & COMPRESSION))
             expected = int(header.last_offset) + 1
             position += int(header.size)
     finally:
@@ -287,13 +289,13 @@ def batches(filesystem: FileSystem, view: CleanerView) -> Iterator[CleanedRange]
 def records(piece: CleanedRange) -> Iterator[tuple[Record, int, int]]:
     """Yield (record, start, end of its bytes) of a batch; nothing for a transaction marker. Raises: BadRecord."""
     header = piece.header
-    if header.control():
+    if header.is_control():
         return
     position, end = piece.at + int(HEADER_SIZE), piece.at + int(header.size)
     for _ in range(header.count):
         start, stop = record_stop(piece.data, position, end)
         delta, key = read_offset_delta(piece.data, start)
-        persistent = not header.transient()
+        persistent = not header.is_transient()
         offset = header.base_offset + delta
         time_ms = header.max_timestamp_ms
         if not header.attributes & LOG_APPEND_TIME:
@@ -329,7 +331,7 @@ class KeptRecord:
         return _BEFORE_CRC.pack(header.base_offset, length, header.epoch, 2, crc) + covered + body
 
 
-def kept_of(
+def without_removed(
     piece: CleanedRange, cleaning: Cleaning, view: CleanerView, yield_to_loop: Callable[[], None]
 ) -> KeptRecord:
     """Return the batch without removed records."""
@@ -404,7 +406,7 @@ def _write(cleaning: Cleaning, group: list[CleanerView], yield_to_loop: Callable
     log = cleaning.log
     filesystem = log.filesystem
     segment = Segment(filesystem, log.directory, group[0].base)
-    segment.begin_index()
+    segment.reset_index()
     dropped, whole = cleaning.dropped_count, True
     fd = filesystem.open(segment.prefix + ".log.cleaned", APPEND)
     try:
@@ -414,8 +416,8 @@ def _write(cleaning: Cleaning, group: list[CleanerView], yield_to_loop: Callable
                 if cleaning.cancelled:
                     raise Cancelled
                 yield_to_loop()
-                kept = kept_of(piece, cleaning, view, yield_to_loop)
-                whole = whole and not piece.header.control() and len(kept.records) == piece.header.count
+                kept = without_removed(piece, cleaning, view, yield_to_loop)
+                whole = whole and not piece.header.is_control() and len(kept.records) == piece.header.count
                 if not kept.records:
                     continue
                 if last is not None:
@@ -449,14 +451,14 @@ def _append(filesystem: FileSystem, fd: int, segment: Segment, kept: KeptRecord,
         expected = int(record.offset) + 1
         bodies += len(record.body)
     segment.settled.add(expected, last_offset)
-    if kept.header.transient():
+    if kept.header.is_transient():
         segment.add_transient(kept.records[0].offset, kept.records[-1].offset, bodies)
-    segment.note(last_offset, len(data), int(kept.header.max_timestamp_ms))
+    segment.add_batch(last_offset, len(data), int(kept.header.max_timestamp_ms))
     segment.body_bytes += bodies
 
 
 def _write_small(filesystem: FileSystem, segment: Segment, boot: tuple[int, int]) -> None:
-    data = segment.compacted(boot, -1, {})
+    data = segment.encode_ack_file(boot, -1, {})
     segment.times().add(segment.max_timestamp_ms, segment.end - 1 - segment.base)
     for suffix, content in (
         (".settled", data),
@@ -499,9 +501,9 @@ def _replace(log: Log, old: list[Segment], new: Segment) -> list[OpenFile]:
     unsynced = log.unsynced
     for segment in old:
         for file in segment.open_files():
-            unsynced.forget_file(file)
+            unsynced.remove_file(file)
         segment.release()
-        segment.gone = True
+        segment.is_removed = True
     index = log.segments.index(old[0])
     log.segments[index : index + len(old)] = [new]
     log.sealed = [segment for segment in log.sealed if segment not in old]
@@ -524,7 +526,7 @@ def publish_cleaned(
     Args:
         delivered_mark, returned: of the queue; the files that contained them are deleted.
 
-    Returns: work for the fsync thread, and files for `placed` after it.
+    Returns: work for the fsync thread, and files for `on_renamed` after it.
     Raises: OSError.
     """
     filesystem = log.filesystem
@@ -539,7 +541,7 @@ def publish_cleaned(
         for suffix in _SUFFIXES[:3]:
             if filesystem.exists(each.prefix + suffix):
                 filesystem.rename(each.prefix + suffix, each.prefix + suffix + ".deleted")
-    log.removals.later([each.prefix + suffix for each in old for suffix in _SUFFIXES[:3]], now_ms)
+    log.removals.schedule([each.prefix + suffix for each in old for suffix in _SUFFIXES[:3]], now_ms)
     changed = delivered_mark >= 0
     if delivered_mark >= 0:
         log.mark_delivered(delivered_mark, 0)
@@ -552,7 +554,7 @@ def publish_cleaned(
         if each.settled.count != view.settled.count:
             changed = True
             for low, high in each.settled.ranges():
-                log.settle(low, high, 0)
+                log.ack(low, high, 0)
         for lost in each.lost:
             if lost not in segment.lost:
                 segment.lost.append(lost)
@@ -582,7 +584,7 @@ def _rename_files(
     filesystem.rename(segment.prefix + ".log.swap", segment.prefix + ".log")
 
 
-def placed(segment: Segment, held: list[OpenFile]) -> None:
+def on_renamed(segment: Segment, held: list[OpenFile]) -> None:
     """Finish on the loop after the fsync thread has renamed the files."""
     segment.log_suffix = ".log"
     segment.swapping = False
@@ -684,7 +686,7 @@ def _recorded_end(filesystem: FileSystem, prefix: str, size: int) -> int:
     """Return the end in `.settled.swap` or `.settled` for a log of this size, 0 for none."""
     for suffix in (".settled.swap", ".settled"):
         if filesystem.exists(prefix + suffix):
-            end = told_end(AckFileReader(filesystem.read_file(prefix + suffix)).entries, size)
+            end = recorded_end(AckFileReader(filesystem.read_file(prefix + suffix)).entries, size)
             if end:
                 return end
     return 0

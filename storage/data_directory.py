@@ -41,7 +41,7 @@ class DataDirectory:
         boot_id: of the machine, 32 hexadecimal digits.
         boot: the same as two signed words.
         power_cut: the machine stopped while the previous process ran.
-        ended_badly: the previous process did not stop cleanly: a kill or a power cut.
+        was_unclean: the previous process did not stop cleanly: a kill or a power cut.
         lock_fd: a descriptor on this disk.
 
     Raises: DataDirectoryInUse; OSError; UnknownFormat.
@@ -66,10 +66,10 @@ class DataDirectory:
         self.boot_id = (boot_id if boot_id is not None else _machine_boot_id(filesystem)).replace("-", "")
         self.boot = _words(self.boot_id)
         before = self._previous_boot_id()
-        self.ended_badly = before != ""
+        self.was_unclean = before != ""
         self.power_cut = before not in {"", self.boot_id}
         if not before:
-            self.note_boot()
+            self.write_boot_id()
 
     def _lock(self) -> int:
         fd = self._filesystem.open(f"{self.path}/.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
@@ -95,7 +95,7 @@ class DataDirectory:
                 raise
             logger.warning("%s: %s", path, error)
 
-    def note_format(self, version: int) -> None:
+    def raise_format(self, version: int) -> None:
         """Raise the format version to `version` and sync it. Raises: OSError."""
         if self._format < version:
             path = f"{self.path}/{checkpoint.FORMAT}"
@@ -117,7 +117,7 @@ class DataDirectory:
             return ""
         return self._filesystem.read_file(path).decode("ascii", "replace").strip()
 
-    def note_boot(self) -> None:
+    def write_boot_id(self) -> None:
         """Record that a process runs under this boot id. Raises: OSError."""
         path = f"{self.path}/{BOOT_ID}"
         data = f"{self.boot_id}\n".encode()
@@ -131,7 +131,7 @@ class DataDirectory:
             self._filesystem.replace_file(path, data, sync=True)
         self._filesystem.fsync_dir(self.path)
 
-    def forget_boot(self) -> None:
+    def remove_boot_id(self) -> None:
         """Delete the boot id at a clean stop, when everything is synced. Raises: OSError."""
         self._filesystem.unlink(f"{self.path}/{BOOT_ID}")
 

@@ -93,7 +93,7 @@ class DirectoryRemover:
             except OSError as error:
                 logger.error("%s cannot be synced; only the metadata has the deletions: %s", above, error)
 
-    def empty(self, path: str, done: Callable[[], None]) -> None:
+    def remove_content(self, path: str, done: Callable[[], None]) -> None:
         """Delete the content of `path`.deleted, then call `done`. Errors are logged."""
         self._committer.submit(Removal(path + DELETED, done, keep=True))
 
@@ -101,7 +101,7 @@ class DirectoryRemover:
         """Delete `path`.deleted, which the metadata does not know. Errors are logged."""
         self._committer.submit(Removal(path + DELETED, _nothing))
 
-    def forget(self, paths: Sequence[str]) -> None:
+    def remove_emptied(self, paths: Sequence[str]) -> None:
         """Delete the empty `path`.deleted of each path, after the metadata has checkpointed the deletions."""
         if paths:
             self._run_in_worker(lambda: self._forget(paths))

@@ -62,7 +62,7 @@ class FdBudget:
         except OSError as error:
             logger.warning("no disk space for the reserve: %s", error)
 
-    def take_reserve_again(self) -> None:
+    def restore_reserve(self) -> None:
         """Create a released reserve again, trying once per second. Called after each commit."""
         if self.reserve.held:
             return
@@ -94,7 +94,7 @@ class FdBudget:
         counts = [(store.last_turn, store.log.open_file_count(), store) for store in self._stores if store.log.segments]
         counts.sort(key=_last_turn)
         for _, count, store in counts:
-            if count and store.release():
+            if count and store.release_files():
                 total -= count
                 if total <= bound * 3 // 4:
                     return

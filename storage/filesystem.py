@@ -58,11 +58,11 @@ class FileSystem:
         os.close(fd)
 
     @property
-    def crowded(self) -> bool:
+    def has_too_many_open(self) -> bool:
         """True if more descriptors are open than allowed."""
         return self.open_file_count > self.open_file_count_max
 
-    def room_after(self, error: OSError) -> bool:
+    def can_retry_after(self, error: OSError) -> bool:
         """Return whether to retry after `error`: no descriptor was free, and own files were closed. Loop thread."""
         return error.errno in {errno.EMFILE, errno.ENFILE} and self.make_room is not None and self.make_room()
 
@@ -115,7 +115,7 @@ class FileSystem:
             raise
         return bytes(data[:size]) if size < len(data) else bytes(data)
 
-    def fetch(self, fd: int, size: int, position: int) -> None:
+    def read_into_cache(self, fd: int, size: int, position: int) -> None:
         """Read the range into the page cache without copying it. Blocks. Cost: some 25 us per MiB already there."""
         if self._null_fd < 0:
             self._null_fd = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
@@ -202,15 +202,15 @@ class FileSystem:
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
-    def keep_spare(self) -> None:
-        """Open a spare descriptor for later, if possible. Only one thread may use it, also `give_spare`."""
+    def open_spare(self) -> None:
+        """Open a spare descriptor for later, if possible. Only one thread may use it, also `close_spare`."""
         if self._spare < 0:
             try:
                 self._spare = self.open("/dev/null", READ)
             except OSError as error:
                 logger.warning("cannot open a spare descriptor: %s", error)
 
-    def give_spare(self) -> bool:
+    def close_spare(self) -> bool:
         """Close the spare descriptor so that a file can be opened. Return False if there is none."""
         spare, self._spare = self._spare, -1
         if spare >= 0:
@@ -248,7 +248,7 @@ class FileSystem:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             data = data[written:]
 
-    def read_if_there(self, path: str) -> bytes:
+    def read_optional(self, path: str) -> bytes:
         """Return the content of an optional file; nothing if it is missing or unreadable.
 
         Raises: OSError without a free descriptor, which says nothing about the file.

@@ -121,12 +121,12 @@ def sync_with_retry(filesystem: FileSystem, sync: Callable[[str], None], path: s
         except OSError as error:
             if error.errno not in {errno.EMFILE, errno.ENFILE} or left == 1:
                 raise
-        if filesystem.give_spare():
+        if filesystem.close_spare():
             spare = True
         else:
             filesystem.pause(OPEN_RETRY_S)
     if spare:
-        filesystem.keep_spare()
+        filesystem.open_spare()
 
 
 def _sync_part(filesystem: FileSystem, part: SyncPart) -> None:
@@ -206,7 +206,7 @@ def run_job(filesystem: FileSystem, job: SyncBatch, root_fd: int) -> None:
             for part in job.parts:
                 part.failed = True
     for part in job.parts:
-        if part.failed or not part.follows():
+        if part.failed or not part.has_work_after_sync():
             continue
         try:
             _finish_part(filesystem, part)
@@ -221,8 +221,8 @@ class FsyncThread:
     Args:
         post: calls a function on the loop, from any thread.
         committed: called on the loop with each completed job.
-        settle_due: called on the loop when a `wake` is due.
-        elsewhere: runs a function in another thread. Deleting a long log takes seconds, which would delay syncs.
+        acks_due: called on the loop when a `wake` is due.
+        run_in_worker: runs a function in another thread. Deleting a long log takes seconds, which would delay syncs.
 
     Attributes:
         times: durations of the jobs.
@@ -234,8 +234,8 @@ class FsyncThread:
         root_fd: int,
         post: Callable[..., object],
         committed: Callable[[SyncBatch], None],
-        settle_due: Callable[[], None],
-        elsewhere: Callable[[Callable[[], None]], None],
+        acks_due: Callable[[], None],
+        run_in_worker: Callable[[Callable[[], None]], None],
         clock: Clock,
     ) -> None:
         self._clock = clock
@@ -243,14 +243,14 @@ class FsyncThread:
         self._root_fd = root_fd
         self._post = post
         self._committed = committed
-        self._settle_due = settle_due
-        self._elsewhere = elsewhere
+        self._acks_due = acks_due
+        self._run_in_worker = run_in_worker
         self.times = SyncTimes()
         self._begin()
 
     def _begin(self) -> None:
         self._queue: queue.SimpleQueue[SyncBatch | Removal | Task | float | None] = queue.SimpleQueue()
-        self._filesystem.keep_spare()
+        self._filesystem.open_spare()
         self._thread = threading.Thread(target=self._run, name="amqpd-committer", daemon=True)
         self._thread.start()
 
@@ -269,7 +269,7 @@ class FsyncThread:
         """Complete all submitted work, then end the thread."""
         self._queue.put(None)
         self._thread.join()
-        self._filesystem.give_spare()
+        self._filesystem.close_spare()
 
     def _run(self) -> None:
         delay_s: float | None = None
@@ -278,7 +278,7 @@ class FsyncThread:
                 work = self._queue.get(timeout=delay_s)
             except queue.Empty:
                 delay_s = None
-                self._post(self._settle_due)
+                self._post(self._acks_due)
                 continue
             if work is None:
                 return
@@ -311,7 +311,7 @@ class FsyncThread:
                 failed = error
             self._post(work.done, failed)
         else:
-            self._elsewhere(lambda: self._remove(work))
+            self._run_in_worker(lambda: self._remove(work))
 
     def _remove(self, work: Removal) -> None:
         try:
@@ -336,7 +336,7 @@ class InlineCommitter(FsyncThread):
     _closed = False
 
     def _begin(self) -> None:
-        self._elsewhere = _run_inline
+        self._run_in_worker = _run_inline
 
     def submit(self, work: SyncBatch | Removal | Task) -> None:
         """Do the work now. After `close`, do nothing."""
@@ -346,9 +346,9 @@ class InlineCommitter(FsyncThread):
     def wake(self, delay_s: float) -> None:
         """Call `settle_due` after the delay, or at once if the simulation has no timer."""
         if self.later is not None:
-            self.later(delay_s, self._settle_due)
+            self.later(delay_s, self._acks_due)
         else:
-            self._post(self._settle_due)
+            self._post(self._acks_due)
 
     def close(self) -> None:
         """Ignore later work."""

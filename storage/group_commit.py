@@ -8,7 +8,7 @@ never a message.
 
 **Ticks.** With `later` (`loop.call_later`), settled offsets are written every 50 ms instead of every turn
 (`GroupCommitLog.tick`). With many logs a tick works in slices of WRITE_SLICE_S. A loop turn that lasts longer than
-50 ms delays its timers; then `look` writes settled offsets between two reads.
+50 ms delays its timers; then `write_overdue_acks` writes settled offsets between two reads.
 
 Everything runs on the event loop's thread. The fsync thread gets immutable jobs and posts the result back. The
 functions of this module do the work for hundreds of dirty logs per turn, so the module is compiled.
@@ -56,8 +56,8 @@ def write(
             store.close_unsynced_files()
         # needs_commit: a read or a new segment in this turn may have put the append into an earlier group already.
         # If the sync of that group fails, this group must fail too.
-        if not store.gathered and (store.needs_commit or store.write_failed or store.unsynced):
-            store.gathered = True
+        if not store.is_enqueued and (store.needs_commit or store.write_failed or store.unsynced):
+            store.is_enqueued = True
             gathered.append(store)
         size += store.written_bytes
         store.written_bytes = 0
@@ -75,19 +75,19 @@ def tick(
     for store in stores:
         if store.deleted:
             continue
-        if store.settles:
+        if store.has_unwritten_acks:
             settled = True
         if store.tick():
             busy.append(store)
         if filesystem.open_file_count > filesystem.open_file_count_max:
             store.close_unsynced_files()
-        if not store.gathered and store.unsynced:
-            store.gathered = True
+        if not store.is_enqueued and store.unsynced:
+            store.is_enqueued = True
             gathered.append(store)
     return settled
 
 
-def write_settled(filesystem: FileSystem, stores: list[GroupCommitLog], count_max: i64) -> i64:
+def write_acks(filesystem: FileSystem, stores: list[GroupCommitLog], count_max: i64) -> i64:
     """Write settled offsets of up to `count_max` logs during a turn, and return how many logs wrote.
 
     The logs stay in their lists, which bring them into the next job.
@@ -96,9 +96,9 @@ def write_settled(filesystem: FileSystem, stores: list[GroupCommitLog], count_ma
     for store in stores:
         if count >= count_max:
             break
-        if store.deleted or not store.settles:
+        if store.deleted or not store.has_unwritten_acks:
             continue
-        store.write_settled()
+        store.write_acks()
         count += 1
         if filesystem.open_file_count > filesystem.open_file_count_max:
             store.close_unsynced_files()
@@ -113,8 +113,8 @@ def write_late(filesystem: FileSystem, stores: list[GroupCommitLog], gathered: l
         store.write_late()
         if filesystem.open_file_count > filesystem.open_file_count_max:
             store.close_unsynced_files()
-        if not store.gathered and store.unsynced:
-            store.gathered = True
+        if not store.is_enqueued and store.unsynced:
+            store.is_enqueued = True
             gathered.append(store)
 
 
@@ -122,7 +122,7 @@ def collect(gathered: list[GroupCommitLog], settled_too: bool) -> list[SyncPart]
     parts: list[SyncPart] = []
     for store in gathered:
         part = LogSyncPart(store)
-        store.gathered = False
+        store.is_enqueued = False
         part.write_failed = store.write_failed
         store.write_failed = False
         store.collect(part, settled_too)
@@ -143,13 +143,13 @@ def synced(parts: list[SyncPart], gathered: list[GroupCommitLog]) -> list[QueueL
             continue
         if part.failed or part.write_failed or store.failed:
             failed.append(store)
-        if not store.gathered and store.unsynced:
-            store.gathered = True  # files of removed segments remain to be deleted
+        if not store.is_enqueued and store.unsynced:
+            store.is_enqueued = True  # files of removed segments remain to be deleted
             gathered.append(store)
     return failed
 
 
-SETTLE_DELAY_S: Final = 0.05
+ACK_DELAY_S: Final = 0.05
 POSTPONE_FROM: Final = 32  # dirty logs
 # Seconds of writing to many logs before other work runs; at least DIRTY_MIN logs in each slice.
 WRITE_SLICE_S: Final = 0.005
@@ -205,12 +205,12 @@ class GroupCommit:
         # Settled offsets that are not written are younger than this time. -1: none, or not checked since.
         self._unwritten_s: float = -1.0
         # The last job with settled offsets; whether the next job must have them; whether a wake-up is scheduled.
-        self._settled_handed_s: float = -SETTLE_DELAY_S
+        self._settled_handed_s: float = -ACK_DELAY_S
         self._settled_wanted: bool = False
         self._settle_armed: bool = False
 
     def start(self, committer: FsyncThread) -> None:
-        """Set the fsync thread, which calls `committed` and `settle_due` on the loop. Call before the first write."""
+        """Set the fsync thread, before the first write. It calls `committed` and `submit_waiting` on the loop."""
         self._committer = committer
 
     # -- called by the loop turn
@@ -235,7 +235,7 @@ class GroupCommit:
             else:
                 self._schedule_wake()
 
-    def look(self) -> None:
+    def write_overdue_acks(self) -> None:
         """Write settled offsets if the tick is overdue. `LoopTurn` calls it between two reads of one turn.
 
         Cost: 0.1 us; after SETTLE_DELAY_S a write for each log with settled offsets.
@@ -246,10 +246,10 @@ class GroupCommit:
         now_s = self._clock.monotonic()
         if self._unwritten_s < 0.0:
             self._unwritten_s = now_s
-        elif now_s >= self._unwritten_s + SETTLE_DELAY_S:
+        elif now_s >= self._unwritten_s + ACK_DELAY_S:
             left: i64 = context.dirty_max
             for stores in (self._ticking, context.late, context.dirty):
-                left -= write_settled(self._filesystem, stores, left)
+                left -= write_acks(self._filesystem, stores, left)
             if left < context.dirty_max:
                 self.ack_ages.add(now_s - self._unwritten_s)
             if left > 0:  # otherwise logs may remain for the next call
@@ -290,14 +290,14 @@ class GroupCommit:
         if (self._gathered or self.commit_waiting) and self._job is None:
             self._submit_job()
 
-    def gather(self, store: GroupCommitLog) -> None:
+    def enqueue(self, store: GroupCommitLog) -> None:
         """Put the log into the next job. It has something to sync or delete, but no confirm waits."""
-        if not store.gathered:
-            store.gathered = True
+        if not store.is_enqueued:
+            store.is_enqueued = True
             self._gathered.append(store)
             self._schedule_wake()
 
-    def drop(self, store: GroupCommitLog) -> None:
+    def remove(self, store: GroupCommitLog) -> None:
         """Remove a log that is being deleted: it is not written or synced again.
 
         A running job counts as complete for it.
@@ -335,7 +335,7 @@ class GroupCommit:
         later = self._later
         if later is not None and not self._closed:
             self._tick_armed = True
-            later(SETTLE_DELAY_S, self._tick_due)
+            later(ACK_DELAY_S, self._tick_due)
             if self._unwritten_s < 0.0:
                 self._unwritten_s = self._clock.monotonic()
 
@@ -382,7 +382,7 @@ class GroupCommit:
         job = SyncBatch(self.generation)
         self.generation += 1
         now_s = self._clock.monotonic()
-        settled_too = self._settled_wanted or now_s >= self._settled_handed_s + SETTLE_DELAY_S
+        settled_too = self._settled_wanted or now_s >= self._settled_handed_s + ACK_DELAY_S
         if settled_too:
             self._settled_wanted = False
             self._settled_handed_s = now_s
@@ -399,12 +399,12 @@ class GroupCommit:
     def _schedule_wake(self) -> None:
         if not self._settle_armed and self._job is None:
             self._settle_armed = True
-            left_s = self._settled_handed_s + SETTLE_DELAY_S - self._clock.monotonic()
+            left_s = self._settled_handed_s + ACK_DELAY_S - self._clock.monotonic()
             committer = self._committer
             assert committer is not None
-            committer.wake(left_s if 0 < left_s < SETTLE_DELAY_S else SETTLE_DELAY_S)
+            committer.wake(left_s if 0 < left_s < ACK_DELAY_S else ACK_DELAY_S)
 
-    def settle_due(self) -> None:
+    def submit_waiting(self) -> None:
         """Submit data that has waited 50 ms without an append. Posted by the fsync thread."""
         self._settle_armed = False
         if (self._gathered or self.commit_waiting) and self._job is None and not self._closed:
@@ -421,13 +421,13 @@ class GroupCommit:
         failed = synced(job.parts, self._gathered)
         if self._context.late and not self._tick_armed:
             self._arm_tick()
-        self._resources.take_reserve_again()
+        self._resources.restore_reserve()
         self.on_commit(job.generation, failed)
         if self._closed:
             return
         # The end of the running turn writes its own appends; they belong to the generation read then.
         if (self._gathered or self.commit_waiting) and self._job is None:
-            overdue = self._clock.monotonic() >= self._settled_handed_s + SETTLE_DELAY_S
+            overdue = self._clock.monotonic() >= self._settled_handed_s + ACK_DELAY_S
             if self.commit_waiting or overdue:
                 self._submit_job()
             else:

@@ -1,6 +1,6 @@
 """`LocalLog`: the log of one queue on the local disk.
 
-`append` writes into the open batch, and `settle` extends a run of offsets. Neither makes an object per message or a
+`append` writes into the open batch, and `ack` extends a run of offsets. Neither makes an object per message or a
 system call. `write` runs once per loop turn, closes the batch and writes all batches of the turn with one `writev`.
 From then on a kill of the process loses no message. After the sync of the group commit, a power cut loses none
 either.
@@ -139,17 +139,17 @@ class LocalLog(GroupCommitLog):
             self._acks = QueueAcks(self, log, seen_end - 1, returned)
         self.lost = lost
         self.next_offset = log.end
-        self.recount()
+        self.recompute_counts()
 
-    def recount(self, seen_end: i64 = 0) -> None:
-        """Compute the counts from the segments again, after a failed write, a compaction or `settle_range`.
+    def recompute_counts(self, seen_end: i64 = 0) -> None:
+        """Compute the counts from the segments again, after a failed write, a compaction or `ack_range`.
 
         Args:
             seen_end: live messages below it may have been delivered.
 
         Cost: a step per segment.
         """
-        self.changed_beneath(seen_end)
+        self.on_segments_changed(seen_end)
         acks = self._acks
         if acks is not None:
             acks.flush_runs()
@@ -157,19 +157,19 @@ class LocalLog(GroupCommitLog):
         size = 0
         for segment in self.log.segments:
             live = segment.live
-            if live > 0 and not segment.gone:
+            if live > 0 and not segment.is_removed:
                 count += live
                 size += max(0, segment.body_bytes - segment.settled_body_bytes)
         self.record_count = count
         self.size_bytes = size
-        if self.recounted is not None:
-            self.recounted()
+        if self.on_counts_changed is not None:
+            self.on_counts_changed()
 
-    def changed_beneath(self, seen_end: i64) -> None:
+    def on_segments_changed(self, seen_end: i64) -> None:
         """Update cursors and delivered marks after segments changed. The caller updates the counts."""
-        self._cursors.leave_batches()
+        self._cursors.reset_positions()
         if seen_end > 0:
-            self._ensure_acks().seen(seen_end)
+            self._ensure_acks().mark_delivered_below(seen_end)
 
     # -- append
 
@@ -229,7 +229,7 @@ class LocalLog(GroupCommitLog):
 
     @property
     def cursor(self) -> Cursor:
-        return self._cursors.own(self)
+        return self._cursors.queue_cursor(self)
 
     def new_cursor(self) -> Cursor:
         return self._cursors.new(self)
@@ -244,8 +244,8 @@ class LocalLog(GroupCommitLog):
 
     # -- settle
 
-    def settle(self, offset: i64, body_size_bytes: i64 = 0) -> None:
-        """See `QueueLog.settle`.
+    def ack(self, offset: i64, body_size_bytes: i64 = 0) -> None:
+        """See `QueueLog.ack`.
 
         Args:
             body_size_bytes: without it `size_bytes` is too large until the segment is removed, and a limit in bytes
@@ -254,7 +254,7 @@ class LocalLog(GroupCommitLog):
         acks = self._acks
         if acks is None:
             acks = self._ensure_acks()
-        acks.settle(offset, body_size_bytes)
+        acks.ack(offset, body_size_bytes)
 
     def _ensure_acks(self) -> QueueAcks:
         """Return the acks of this log; create them if recovery left none."""
@@ -265,34 +265,34 @@ class LocalLog(GroupCommitLog):
             acks = self._acks = QueueAcks(self, self.log, -1, {})
         return acks
 
-    def settle_range(self, first: i64, last: i64, body_size_bytes: i64 = 0) -> None:
-        """See `QueueLog.settle_range`. Cost: per segment, not per message."""
+    def ack_range(self, first: i64, last: i64, body_size_bytes: i64 = 0) -> None:
+        """See `QueueLog.ack_range`. Cost: per segment, not per message."""
         if last < first:
             return
         self._write_now()  # the live messages are counted in what is written
         self.mark_dirty()
-        self.log.settle(first, last, body_size_bytes)
+        self.log.ack(first, last, body_size_bytes)
         acks = self._acks
         if acks is not None:
             acks.forget_returned(first, last)
-        self.recount()
+        self.recompute_counts()
 
-    def settle_with_turn(self) -> None:
+    def write_acks_this_turn(self) -> None:
         acks = self._acks
         if acks is not None:
             acks.due = True
         self.mark_dirty()
 
-    def pass_older(self, offset: i64, until_ms: i64, count_max: i64, settles: bool) -> tuple[i64, i64, i64]:
-        """See `QueueLog.pass_older`. Cost: some 50 ns per message."""
+    def skip_older(self, offset: i64, until_ms: i64, count_max: i64, settles: bool) -> tuple[i64, i64, i64]:
+        """See `QueueLog.skip_older`. Cost: some 50 ns per message."""
         count: i64 = 0
         size: i64 = 0
         acks = self._ensure_acks()
-        if acks.waiting:
+        if acks.has_unflushed_runs:
             self._write_now()  # otherwise settled messages would be counted
         log = self.log
         end: i64 = log.watermark.offset if self.failed else log.end
-        place = self._cursors.own(self)
+        place = self._cursors.queue_cursor(self)
         while count < count_max and offset < end:
             batch = place.batch_at(offset, _nothing)
             if batch is None or batch.timestamp_ms > until_ms or batch.base_offset >= end:
@@ -301,13 +301,13 @@ class LocalLog(GroupCommitLog):
             live: i64 = 0
             live_bytes: i64 = 0
             try:
-                live, live_bytes = batch.pass_over(offset, segment.settled if segment is not None else None)
+                live, live_bytes = batch.skip_rest(offset, segment.settled if segment is not None else None)
             except BadRecord:
                 break  # `read` handles damage
             first: i64 = max(offset, batch.base_offset)
             offset = batch.last_offset + 1
             if live > 0 and settles:
-                acks.settle_run(first, offset - 1, live_bytes)
+                acks.ack_range(first, offset - 1, live_bytes)
             count += live
             size += live_bytes
         return offset, count, size
@@ -324,7 +324,7 @@ class LocalLog(GroupCommitLog):
             acks = self._ensure_acks()
         acks.mark_delivered(offset)
 
-    def forget_delivered(self) -> None:
+    def clear_delivered_mark(self) -> None:
         if self._acks is not None:
             self._acks.delivered_mark = -1  # the clean-shutdown mark stores it
 
@@ -338,9 +338,9 @@ class LocalLog(GroupCommitLog):
         acks = self._acks
         return acks is not None and acks.redelivered(offset)
 
-    def seen_earlier(self, offset: i64) -> bool:
+    def maybe_delivered_before(self, offset: i64) -> bool:
         acks = self._acks
-        return acks is not None and acks.seen_earlier(offset)
+        return acks is not None and acks.maybe_delivered_before(offset)
 
     # -- end of a loop turn
 
@@ -352,9 +352,9 @@ class LocalLog(GroupCommitLog):
         log = self.log
         acks = self._acks
         due = not paced
-        if acks is not None and acks.tell_delivered_mark():
+        if acks is not None and acks.write_delivered_mark():
             due = True
-        if due or log.settled_files.pending:
+        if due or log.ack_file_writer.pending:
             self.write_late()
             if not paced:
                 log.flush_index()
@@ -363,7 +363,7 @@ class LocalLog(GroupCommitLog):
         if paced and not self.deferred:
             self.deferred = True
             self.context.late.append(self)
-        self.appender.give_writer_back()
+        self.appender.return_writer()
         self.dirty = False
 
     def tick(self) -> bool:
@@ -385,19 +385,19 @@ class LocalLog(GroupCommitLog):
     def write_late(self) -> None:
         acks = self._acks
         if acks is not None:
-            acks.note_all()
+            acks.write_all()
         log = self.log
         log.flush()
         if not log.cleaning:
-            log.settled_files.rewrite(log.delivered_mark, self.returned)
+            log.ack_file_writer.rewrite(log.delivered_mark, self.returned)
         if log.failed:
             self.failed = True
 
     @property
-    def settles(self) -> bool:
-        return self._acks is not None and self._acks.waiting
+    def has_unwritten_acks(self) -> bool:
+        return self._acks is not None and self._acks.has_unflushed_runs
 
-    def write_settled(self) -> None:
+    def write_acks(self) -> None:
         # If its message were in no file, the next message with this offset would count as settled.
         self._write_now()
         self.write_late()
@@ -427,20 +427,20 @@ class LocalLog(GroupCommitLog):
         self.log.synced(part, self.context.clock.time_ms(), not late)
         if self.log.failed:
             self.failed = True
-        self.safety_moved()
+        self.on_high_watermark()
         if late and self.log.watermark.unpublished:
             self.mark_dirty_later()
 
-    def finish(self) -> None:
+    def write_shutdown_state(self) -> None:
         """Write everything for a clean stop, totals and indexes too. Raises nothing."""
         self.write()
         self.write_late()
         writer.finish(self.log)
 
-    def let_go(self) -> None:
+    def dispose(self) -> None:
         """Detach a deleted log: its parts get a dummy owner, so that no reference cycle remains."""
-        self._cursors.let_go()
-        self.recounted = None
+        self._cursors.dispose()
+        self.on_counts_changed = None
         dummy_owner = GroupCommitLog(self.context, self.vhost_id, self.queue_id, self.name, self.directory, True)
         dummy_owner.next_offset = self.next_offset
         dummy_owner.failed = dummy_owner.deleted = dummy_owner.dirty = dummy_owner.deferred = True
@@ -450,10 +450,10 @@ class LocalLog(GroupCommitLog):
             acks.owner = dummy_owner
 
     def close_unsynced_files(self) -> None:
-        if self.log.shed():
+        if self.log.close_descriptors():
             self._cursors.release()
 
-    def release(self) -> bool:
+    def release_files(self) -> bool:
         """Close descriptors and release buffers. Return False if something is unsynced."""
         if self.dirty or not self.log.release():
             return False
@@ -462,4 +462,4 @@ class LocalLog(GroupCommitLog):
 
 
 def _nothing() -> None:
-    """Ignore the callback: the caller of `pass_older` asks again."""
+    """Ignore the callback: the caller of `skip_older` asks again."""

@@ -1,7 +1,7 @@
 """Read-only inspection of log files: `amqpctl dump_log` and `amqpctl verify_log`.
 
 It works on the data directory of a running or a killed broker, or on a copy, locks nothing, and does not trust the
-files. `look_into` reads one file and yields events in the order of its bytes. Events are batches, records, index
+files. `inspect_file` reads one file and yields events in the order of its bytes. Events are batches, records, index
 entries, entries of settled offsets, checkpoint lines, and `Damage` with file and position. `check_queue` compares
 the files of one queue: segments must follow each other, totals must match, and settled offsets must be in the log.
 
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from amqpd.storage.acks import ack_set, replay_file
-from amqpd.storage.acks.ack_set import KIND_NAMES, AckFileReader, AckSet, settle_told, totals_of
+from amqpd.storage.acks.ack_set import KIND_NAMES, AckFileReader, AckSet, add_acked_offsets, totals_entries
 from amqpd.storage.acks.retained import decode_hold, is_hold
 from amqpd.storage.filesystem import READ, FileSystem
 from amqpd.storage.log import checkpoint
@@ -32,7 +32,7 @@ from amqpd.storage.log.batch import (
     BatchCursor,
     BatchHeader,
     crc_fits,
-    plain,
+    decompressed,
 )
 from amqpd.storage.log.record import BadRecord, Record
 from amqpd.storage.log.segment import OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, OffsetIndex, TimeIndex, segment_name
@@ -126,7 +126,7 @@ class Text(NamedTuple):
 Event = InspectedBatch | IndexEntry | TimeEntry | SettledEntry | Text | Damage
 
 
-def plain_name(path: str) -> str:
+def final_name(path: str) -> str:
     """Return the file's name without `.deleted`, `.cleaned` or `.swap`."""
     name = path.rpartition("/")[2]
     for suffix in IN_BETWEEN:
@@ -139,7 +139,7 @@ def is_segment_file(name: str) -> bool:
 
 
 def is_known(name: str) -> bool:
-    """Return whether `look_into` can read files with this plain name."""
+    """Return whether `inspect_file` can read files with this plain name."""
     return (
         is_segment_file(name)
         or name in CHECKPOINTS
@@ -154,7 +154,7 @@ def is_known(name: str) -> bool:
     )
 
 
-def look_into(
+def inspect_file(
     filesystem: FileSystem, path: str, *, deep: bool = False, offsets: tuple[int, int] | None = None
 ) -> Iterator[Event]:
     """Yield the events of one file.
@@ -166,7 +166,7 @@ def look_into(
     Cost: one read of the file; a `.log` is read in pieces, so memory stays small.
     Raises: OSError; ValueError for an unknown file name.
     """
-    name = plain_name(path)
+    name = final_name(path)
     kind = name[20:] if is_segment_file(name) else name
     base = int(name[:20]) if is_segment_file(name) else 0
     first, last = offsets if offsets is not None else (0, 1 << 62)
@@ -212,7 +212,7 @@ class _LogFile:
         header = self.header(position)
         if header is None:
             return f"{self.size - position} bytes, too few for a batch"
-        if not header.plausible():
+        if not header.is_plausible():
             return f"not a batch (magic {header.magic}, size {header.size}, {header.count} records)"
         piece = self.load(position, header.size)
         if piece is None:
@@ -227,7 +227,7 @@ class _LogFile:
         It follows the bad batch if the size of that one is plausible; otherwise an entry of `index` leads to it.
         """
         header = self.header(position)
-        if header is not None and header.plausible() and not self.fault(position + header.size):
+        if header is not None and header.is_plausible() and not self.fault(position + header.size):
             return position + int(header.size)
         while (position := index.next_position(position)) >= 0:
             if not self.fault(position):
@@ -235,10 +235,10 @@ class _LogFile:
         return -1
 
 
-def beside(filesystem: FileSystem, path: str, suffix: str) -> bytes:
+def read_sibling(filesystem: FileSystem, path: str, suffix: str) -> bytes:
     """Return the file of the same segment with `suffix`, nothing if it is missing."""
     try:
-        return filesystem.read_file(path[: path.rfind("/") + 1] + plain_name(path)[:20] + suffix)
+        return filesystem.read_file(path[: path.rfind("/") + 1] + final_name(path)[:20] + suffix)
     except OSError:
         return b""
 
@@ -257,7 +257,7 @@ def _confirmed_end(filesystem: FileSystem, path: str, base: int) -> int:
 def _log(filesystem: FileSystem, path: str, base: int, deep: bool, first: int, last: int) -> Iterator[Event]:
     file = _LogFile(filesystem, path)
     try:
-        index = OffsetIndex(beside(filesystem, path, ".index"))
+        index = OffsetIndex(read_sibling(filesystem, path, ".index"))
         position = 0
         expected = base
         if first > base:
@@ -295,7 +295,7 @@ def _batch(file: _LogFile, path: str, position: int, header: BatchHeader, deep: 
     assert piece is not None
     records: list[Record] = []
     try:
-        BatchCursor(*plain(*piece, header)).read(0, None, {}, 1 << 62, records)
+        BatchCursor(*decompressed(*piece, header)).read(0, None, {}, 1 << 62, records)
     except (BadRecord, IndexError) as error:
         yield Damage(path, position, f"the checksum is right, but the records are invalid: {error}")
         return
@@ -378,7 +378,7 @@ def _latest_times(filesystem: FileSystem, path: str) -> tuple[dict[int, int], in
     except OSError:
         return found, known
     try:
-        while (header := file.header(position)) is not None and header.plausible():
+        while (header := file.header(position)) is not None and header.is_plausible():
             latest = max(latest, int(header.max_timestamp_ms))
             known = int(header.last_offset) + 1
             found[known - 1] = latest
@@ -393,7 +393,7 @@ def _latest_times(filesystem: FileSystem, path: str) -> tuple[dict[int, int], in
 def _settled(filesystem: FileSystem, path: str, base: int) -> Iterator[Event]:
     data = filesystem.read_file(path)
     file = AckFileReader(data)
-    for position, entry in file.slots():
+    for position, entry in file.entries_by_position():
         if entry is None:
             whole = position != file.torn
             text = "an entry with a wrong checksum" if whole else "an incomplete entry"
@@ -499,7 +499,7 @@ def check_queue(filesystem: FileSystem, directory: str) -> QueueReport:
                 number = bases.index(int(name[:20]))
                 _check_log(filesystem, path, report, bases[number + 1] if number + 1 < len(bases) else -1)
             else:
-                for event in look_into(filesystem, path):
+                for event in inspect_file(filesystem, path):
                     if isinstance(event, Damage):
                         report.damage.append(event)
                     elif isinstance(event, Text) and name == "queue.json":
@@ -514,10 +514,10 @@ def check_queue(filesystem: FileSystem, directory: str) -> QueueReport:
 
 
 def _check_log(filesystem: FileSystem, path: str, report: QueueReport, next_base: int) -> None:
-    base = int(plain_name(path)[:20])
+    base = int(final_name(path)[:20])
     end = base
     count = 0
-    for event in look_into(filesystem, path):
+    for event in inspect_file(filesystem, path):
         if isinstance(event, Damage):
             report.damage.append(event)
         elif isinstance(event, InspectedBatch):
@@ -530,10 +530,10 @@ def _check_log(filesystem: FileSystem, path: str, report: QueueReport, next_base
                 count += event.record_count
             report.size_bytes += event.size
     known = AckSet(base)
-    data = beside(filesystem, path, ".settled") + beside(filesystem, path, ".settled.swap")
+    data = read_sibling(filesystem, path, ".settled") + read_sibling(filesystem, path, ".settled.swap")
     entries = AckFileReader(data).entries
-    settle_told(entries, known, end)
-    for told, size in totals_of(entries):
+    add_acked_offsets(entries, known, end)
+    for told, size in totals_entries(entries):
         if next_base >= 0 and size > filesystem.size(path) and told > end:
             text = f"{size} bytes were sealed here; the rest is missing"
             report.damage.append(Damage(path, filesystem.size(path), text))

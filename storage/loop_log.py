@@ -13,7 +13,7 @@ from typing import Final, final
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
-from amqpd.storage.acks.ack_set import COUNT_MAX, TALLY_BITS
+from amqpd.storage.acks.ack_set import COUNT_MAX, DELIVERY_COUNT_BITS
 from amqpd.storage.filesystem import Clock
 from amqpd.storage.queue_log import LogFailed, QueueLog
 from amqpd.storage.sync_job import SyncPart
@@ -44,7 +44,7 @@ class GroupCommitLog(QueueLog):
 
     Attributes:
         ready: recovery is complete and the counts are correct.
-        gathered: the log waits for the next sync job.
+        is_enqueued: the log waits for the next sync job.
         needs_commit: since it was last gathered, something was appended for which a confirm waits.
         write_failed: an append could not be written.
         written_bytes: since `group_commit.write` last reset it.
@@ -59,13 +59,13 @@ class GroupCommitLog(QueueLog):
         super().__init__(vhost_id, queue_id, name, directory, True)
         self.context: LogContext = context
         self.ready: bool = ready
-        self.gathered: bool = False
+        self.is_enqueued: bool = False
         self.needs_commit: bool = False
         self.write_failed: bool = False
         self.written_bytes: i64 = 0
         self.last_turn: i64 = 0
         self.in_job: bool = False
-        self.returned: dict[int, int] = _NONE_RETURNED  # offset -> tally, for live messages that were returned
+        self.returned: dict[int, int] = _NONE_RETURNED  # of live messages: offset -> packed count, due time
         self.dirty: bool = False
         self.deferred: bool = False
 
@@ -96,7 +96,7 @@ class GroupCommitLog(QueueLog):
         else:
             self.mark_dirty()
 
-    def recount(self, seen_end: i64 = 0) -> None:
+    def recompute_counts(self, seen_end: i64 = 0) -> None:
         """Compute the counts again after live messages changed."""
         raise NotImplementedError
 
@@ -107,11 +107,11 @@ class GroupCommitLog(QueueLog):
     def mark_returned(self, offset: i64, delivery_count: i64) -> None:
         self.mark_delayed(offset, delivery_count, 0)
 
-    def given_back(self) -> list[int]:
+    def returned_offsets(self) -> list[int]:
         return list(self.returned)
 
     def due_ms(self, offset: i64) -> i64:
-        return self.returned.get(offset, 0) >> TALLY_BITS
+        return self.returned.get(offset, 0) >> DELIVERY_COUNT_BITS
 
     def delivery_count(self, offset: i64) -> i64:
         return self.returned.get(offset, 0) & COUNT_MAX
@@ -149,11 +149,11 @@ class GroupCommitLog(QueueLog):
         raise NotImplementedError
 
     @property
-    def settles(self) -> bool:
+    def has_unwritten_acks(self) -> bool:
         """True if settled offsets are not written yet."""
         raise NotImplementedError
 
-    def write_settled(self) -> None:
+    def write_acks(self) -> None:
         """Write appends, then settled offsets, between two reads of one turn. Raises nothing.
 
         The end of the turn and the next tick still run.

@@ -115,7 +115,7 @@ class LogMaintenance:
                     store.write()
                     self._wake(store)
                 elif log.removals.retention is not None:
-                    if retention.let_go(store, now_ms, self._segment_age_ms):
+                    if retention.expire_acked(store, now_ms, self._segment_age_ms):
                         store.write()
                         self._wake(store)
                 elif retention.roll_idle(store, now_ms, self._segment_age_ms):
@@ -123,8 +123,8 @@ class LogMaintenance:
                     self._wake(store)
             except (OSError, LogFailed, LogUnusable) as error:
                 logger.warning("retention of queue %s failed: %s", store.name, error)
-        if log.removals.waiting:
-            self._due += log.removals.due(now_ms)
+        if log.removals.renamed_paths:
+            self._due += log.removals.take_due(now_ms)
 
     def _unlink(self, paths: list[str]) -> None:
         for path in paths:
@@ -138,7 +138,7 @@ class LogMaintenance:
             policy = store.log.policy
             if policy is None or policy.compaction is None or store.failed or not store.ready:
                 continue
-            found = compaction.plan(store.log, policy.compaction, now_ms, self._boot)
+            found = compaction.plan_cleaning(store.log, policy.compaction, now_ms, self._boot)
             if found is not None and (best is None or found.dirty_ratio > best.dirty_ratio):
                 best, self._store = found, store
         if best is None:
@@ -181,7 +181,7 @@ class LogMaintenance:
         for group, segment in cleaning.done:
             if segment is None:  # removed like any settled segment
                 for view in group:
-                    cleaning.log.settle(view.base, view.end - 1, 0)
+                    cleaning.log.ack(view.base, view.end - 1, 0)
                 continue
             try:
                 delivered_mark, returned = cleaning.log.delivered_mark, store.returned
@@ -192,7 +192,7 @@ class LogMaintenance:
                 return
             self._rename_count += 1
             self._committer.submit(Task(work, self._rename_callback(cleaning, segment, held, complete)))
-        store.recount()
+        store.recompute_counts()
         store.write()
         if self._rename_count == 0:
             self._finish(cleaning, complete)
@@ -209,7 +209,7 @@ class LogMaintenance:
                 cleaning.log.failed = True
                 self._block_until_restart(cleaning.log)
                 return
-            compaction.placed(segment, held)
+            compaction.on_renamed(segment, held)
             if self._rename_count == 0 and cleaning.log.cleaning and self._cleaning is cleaning:
                 self._finish(cleaning, complete)
 
@@ -227,7 +227,7 @@ class LogMaintenance:
             # The next job writes it, after it has synced the directory.
             unsynced = cleaning.log.unsynced
             unsynced.checkpoints.append((path, compaction.encode_clean_offsets(cleaning.new_history())))
-            unsynced.note_directory(cleaning.log.directory)
+            unsynced.add_directory(cleaning.log.directory)
             logger.info(
                 "queue %s: compacted up to offset %d, %d records removed",
                 store.name,

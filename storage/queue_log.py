@@ -21,7 +21,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from amqpd.storage.log.prepared import PreparedTransaction
 from amqpd.storage.log.producer_state import Producers
-from amqpd.storage.log.record import Record, RecordRoute, RecordViews, places_of
+from amqpd.storage.log.record import Record, RecordRoute, RecordViews, views_of
 
 
 @final
@@ -45,7 +45,7 @@ class HighWatermarkWaiters:
             place -= 1
         waiting[place] = (offset, done)
 
-    def moved(self, high_watermark: i64) -> None:
+    def on_high_watermark(self, high_watermark: i64) -> None:
         """Call the callbacks of all offsets below `high_watermark`, in the order of their offsets."""
         if self._unwritten:
             unwritten = self._unwritten
@@ -56,16 +56,16 @@ class HighWatermarkWaiters:
         while waiting and waiting[0][0] < high_watermark:
             waiting.popleft()[1](True)
 
-    def failed(self) -> None:
+    def fail_all(self) -> None:
         """Fail every callback: the log has failed."""
         waiting = self._waiting
         while waiting:
             waiting.popleft()[1](False)
 
-    def not_written(self, first: i64, last: i64) -> None:
+    def on_not_written(self, first: i64, last: i64) -> None:
         """Mark the callbacks of `first` to `last` as failed: these offsets are a gap that the high watermark skips.
 
-        The next `moved` calls them, because a write is running now.
+        The next `on_high_watermark` calls them, because a write is running now.
         """
         waiting = self._waiting
         self._unwritten += [each[1] for each in waiting if first <= each[0] <= last]
@@ -136,7 +136,7 @@ class Cursor:
     def views_below_hw(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> RecordViews:
         """Like `read_safe`, but return views: no object per record and no copy of bodies."""
         fetch = self.read_safe(offset, size_bytes_max, arrived)
-        return places_of(fetch.records, fetch.next_offset, fetch.waiting)
+        return views_of(fetch.records, fetch.next_offset, fetch.waiting)
 
     def read_settled(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> ReadResult:
         """Like `read_if_cached`, but return settled messages that are still in the log instead of live ones.
@@ -146,7 +146,7 @@ class Cursor:
         """
         raise NotImplementedError
 
-    def last_batch(self, end: i64, arrived: Callable[[], None]) -> i64:
+    def last_batch_offset(self, end: i64, arrived: Callable[[], None]) -> i64:
         """Return the first offset of the last batch that has messages below `end`.
 
         Args:
@@ -219,7 +219,7 @@ class QueueLog:
         self.lost: list[tuple[int, int]] = _NO_RANGES
         self.failed_ranges: list[tuple[int, int]] = _NO_RANGES  # see `take_failed_ranges`
         # Called when retention, compaction or a failed write changed the counts.
-        self.recounted: Callable[[], None] | None = None
+        self.on_counts_changed: Callable[[], None] | None = None
         self._safety: HighWatermarkWaiters | None = None
         self._producers: Producers | None = None
 
@@ -329,7 +329,7 @@ class QueueLog:
 
     # -- high watermark
 
-    def about(self) -> dict[str, object]:
+    def location(self) -> dict[str, object]:
         """Return where the log is, for people; nothing if it is on this disk."""
         return {}
 
@@ -353,26 +353,26 @@ class QueueLog:
                 self._safety = HighWatermarkWaiters()
             self._safety.wait(offset, done)
 
-    def safety_moved(self) -> None:
+    def on_high_watermark(self) -> None:
         """Call waiters after the high watermark rose or the log failed. For subclasses. Cost: 2 ns without waiters."""
         safety = self._safety
         if safety is not None:
-            safety.moved(self.high_watermark)
+            safety.on_high_watermark(self.high_watermark)
             if self.failed:
-                safety.failed()
+                safety.fail_all()
 
-    def safety_not_written(self, first: i64, last: i64) -> None:
-        """Record that these offsets are a gap. For subclasses, which call `safety_moved` next."""
+    def on_not_written(self, first: i64, last: i64) -> None:
+        """Record that these offsets are a gap. For subclasses, which call `on_high_watermark` next."""
         if self._producers is not None:
-            self._producers.unwritten(first)
+            self._producers.undo_from(first)
         safety = self._safety
         if safety is not None:
-            safety.not_written(first, last)
+            safety.on_not_written(first, last)
 
     # -- read
 
     @property
-    def degraded(self) -> bool:
+    def has_lost_offsets(self) -> bool:
         """True if damage made offsets unreadable; `lost` lists them."""
         return len(self.lost) > 0
 
@@ -396,7 +396,7 @@ class QueueLog:
 
     # -- settle
 
-    def settle(self, offset: i64, body_size_bytes: i64 = 0) -> None:
+    def ack(self, offset: i64, body_size_bytes: i64 = 0) -> None:
         """Settle the message at `offset`. A second call for the same offset only makes `size_bytes` wrong.
 
         Args:
@@ -404,11 +404,11 @@ class QueueLog:
         """
         raise NotImplementedError
 
-    def settle_range(self, first: i64, last: i64, body_size_bytes: i64 = 0) -> None:
+    def ack_range(self, first: i64, last: i64, body_size_bytes: i64 = 0) -> None:
         """Settle `first` to `last`, both inclusive. Offsets that are not live are ignored."""
         raise NotImplementedError
 
-    def settle_with_turn(self) -> None:
+    def write_acks_this_turn(self) -> None:
         """Write settled offsets before any byte of this turn goes to a socket.
 
         Messages delivered without acks need it, because nothing else records that they left. So does a purge, whose
@@ -416,7 +416,7 @@ class QueueLog:
         """
         raise NotImplementedError
 
-    def when_settled(self, done: Callable[[bool], None]) -> None:
+    def when_acks_safe(self, done: Callable[[bool], None]) -> None:
         """Call `done(True)` on the loop when earlier settles are safe, else `done(False)`.
 
         Safe means: as the group commit of their turn makes them.
@@ -425,7 +425,7 @@ class QueueLog:
         """
         done(not self.failed or self.deleted)
 
-    def pass_older(self, offset: i64, until_ms: i64, count_max: i64, settles: bool) -> tuple[i64, i64, i64]:
+    def skip_older(self, offset: i64, until_ms: i64, count_max: i64, settles: bool) -> tuple[i64, i64, i64]:
         """Skip live messages from `offset` in batches appended at `until_ms` (wall clock) or earlier.
 
         The method works on whole batches. It stops after `count_max` messages, and before a batch that is younger,
@@ -443,7 +443,7 @@ class QueueLog:
         """Record a delivery of `offset`. After a crash, it and all earlier messages count as redelivered."""
         raise NotImplementedError
 
-    def forget_delivered(self) -> None:
+    def clear_delivered_mark(self) -> None:
         """Forget deliveries at a stop, when no live message is unacked: after a clean stop none is redelivered.
 
         A log that does not store this reports more messages as redelivered.
@@ -460,7 +460,7 @@ class QueueLog:
         """
         self.mark_returned(offset, delivery_count)
 
-    def given_back(self) -> list[int]:
+    def returned_offsets(self) -> list[int]:
         """Return the offsets of live messages that were returned. Cost: some 5 ns each."""
         return []
 
@@ -476,7 +476,7 @@ class QueueLog:
         """Return whether a consumer may have received it: before a restart, or because it was returned."""
         raise NotImplementedError
 
-    def seen_earlier(self, offset: i64) -> bool:
+    def maybe_delivered_before(self, offset: i64) -> bool:
         """Return whether `offset` may have left the ready order before a restart.
 
         A consumer may have received it, or it is in another queue as a dead letter. A log that does not know

@@ -14,7 +14,7 @@ So a log has at most its limit plus one segment. The active segment is removed o
 
 A log without a policy (a work queue) removes segments when all their messages are settled. Appends roll the active
 segment only by size, so `roll_idle` rolls old ones and drained ones. For logs that retain settled messages
-(acks/retained.py), `let_go` does this and removes what is too old.
+(acks/retained.py), `expire_acked` does this and removes what is too old.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def roll_idle(store: LocalLog, now_ms: int, age_ms: int) -> bool:
     return True
 
 
-def let_go(store: LocalLog, now_ms: int, age_ms: int) -> bool:
+def expire_acked(store: LocalLog, now_ms: int, age_ms: int) -> bool:
     """Roll and expire a work queue's log that retains settled messages. Return whether there is something to remove.
 
     The next sync job removes it. Cost: a step per segment; the first call recovers the log. Raises: OSError.
@@ -90,7 +90,7 @@ def let_go(store: LocalLog, now_ms: int, age_ms: int) -> bool:
     if retention is None or store.failed or log.cleaning:
         return False
     rolled = roll_idle(store, now_ms, age_ms)
-    if retention.lets_go(log.segments):
+    if retention.has_expired(log.segments):
         log.removals.wanted = True
     return rolled or log.removals.wanted
 
@@ -110,13 +110,13 @@ def trim(store: LocalLog, offset: int) -> int:
     active = log.segments[-1]
     if offset >= active.end and not active.sealed and active.size > 0:
         log.roll()  # only sealed segments can be removed
-    store.settle_range(before, offset - 1)
-    log.note_start(offset)
+    store.ack_range(before, offset - 1)
+    log.checkpoint_start(offset)
     return log.start_offset()
 
 
 def _wanted_start(log: Log, policy: RetentionPolicy, now_ms: int) -> int:
-    kept = [segment for segment in log.segments if not segment.gone and segment.live > 0]
+    kept = [segment for segment in log.segments if not segment.is_removed and segment.live > 0]
     start = log.start_offset()
     if policy.max_age_ms >= 0:
         for segment in kept:

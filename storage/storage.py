@@ -89,7 +89,7 @@ class LogRecoveryQueue:
         self._read: dict[LocalLog, recovery.RecoveredLog] = {}  # read, not in use yet
         self._without_power_cut_note: set[LocalLog] = set()  # logs that have not recorded the power cut
 
-    def expect(self, store: LocalLog) -> None:
+    def register(self, store: LocalLog) -> None:
         """Register an existing log, which must record a power cut if there was one."""
         if not self.cut_noted:
             self._without_power_cut_note.add(store)
@@ -108,7 +108,7 @@ class LogRecoveryQueue:
         if not self.cut_noted and not self._without_power_cut_note:
             # Every log has recorded the power cut, so the next start need not.
             self.cut_noted = True
-            self._data_directory.note_boot()
+            self._data_directory.write_boot_id()
 
     def open_soon(self, store: LocalLog, done: Callable[[], None]) -> bool:
         if store.ready:
@@ -122,29 +122,29 @@ class LogRecoveryQueue:
                 else:
                     reading = self._new_reader(store)
                     try:
-                        opening = reading.go_on(SLICE_S)
+                        opening = reading.read_slice(SLICE_S)
                     except OSError:
                         opening = self._read_all(store)
             if opening is None:
                 # Its slice has just ended, or it waits for another turn.
                 assert reading is not None
-                reading.waiting.append(done)
+                reading.callbacks.append(done)
                 self._readings[store] = reading
                 self._schedule_slice()
                 return False
             if self._is_complete(store, opening):
                 store.recover()
                 return True
-        elif opening.told:  # the callback was called before
+        elif opening.is_reported:  # the callback was called before
             store.recover()
             return True
-        opening.waiting.append(done)
+        opening.callbacks.append(done)
         return False
 
     def _is_complete(self, store: LocalLog, opening: recovery.RecoveredLog) -> bool:
         """Return True if the log is completely read and nothing must be written. Otherwise start the writes."""
         self._read[store] = opening
-        if self._thread is None or not opening.waits:
+        if self._thread is None or not opening.needs_write:
             return True
         self._thread.call(partial(self._write, opening))
         return False
@@ -161,21 +161,21 @@ class LogRecoveryQueue:
             return
         store, reading = next(iter(self._readings.items()))
         try:
-            opening = reading.go_on(SLICE_S)
+            opening = reading.read_slice(SLICE_S)
         except Exception as error:
             if not isinstance(error, OSError | LogUnusable):
                 logger.exception("the log of queue '%s' cannot be read", store.name)
             del self._readings[store]
             self._failed.add(store)
-            _call_all(reading.waiting)  # their `recover` raises the error
+            _call_all(reading.callbacks)  # their `recover` raises the error
         else:
             if opening is not None:
                 del self._readings[store]
                 if self._is_complete(store, opening):
-                    opening.told = True
-                    _call_all(reading.waiting)
+                    opening.is_reported = True
+                    _call_all(reading.callbacks)
                 else:
-                    opening.waiting += reading.waiting
+                    opening.callbacks += reading.callbacks
         if self._readings:
             self._schedule_slice()
 
@@ -191,14 +191,14 @@ class LogRecoveryQueue:
         reading = self._readings.pop(store, None)
         if reading is None:
             reading = self._new_reader(store)
-        elif reading.waiting:
-            self._post(_call_all, reading.waiting)
+        elif reading.callbacks:
+            self._post(_call_all, reading.callbacks)
         try:
-            return reading.all()
+            return reading.read_all()
         except OSError as error:
-            if not self._filesystem.room_after(error):
+            if not self._filesystem.can_retry_after(error):
                 raise
-            return self._new_reader(store).all()
+            return self._new_reader(store).read_all()
 
     def _write(self, opening: recovery.RecoveredLog) -> None:
         """Do the file writes of a recovery, in the recovery thread."""
@@ -206,28 +206,28 @@ class LogRecoveryQueue:
         self._post(self._written, opening)
 
     def _written(self, opening: recovery.RecoveredLog) -> None:
-        opening.told = True
-        waiting, opening.waiting = opening.waiting, []
+        opening.is_reported = True
+        waiting, opening.callbacks = opening.callbacks, []
         _call_all(waiting)
 
-    def drop(self, store: LocalLog) -> None:
+    def remove(self, store: LocalLog) -> None:
         """Remove a log that is being deleted."""
         self._without_power_cut_note.discard(store)
         self._failed.discard(store)
         reading = self._readings.pop(store, None)
         if reading is not None:
-            reading.end()
+            reading.close()
         opening = self._read.pop(store, None)
         if opening is not None:
-            opening.drop()  # its file writes may still run, and have no effect
+            opening.cancel()  # its file writes may still run, and have no effect
 
     def close(self) -> None:
         """Stop recovery of logs that are not in use. Blocks for the one being written."""
         for reading in self._readings.values():
-            reading.end()
+            reading.close()
         self._readings.clear()
         for opening in self._read.values():
-            opening.drop()
+            opening.cancel()
         if self._thread is not None:
             self._thread.close()
 
@@ -309,7 +309,7 @@ class Storage(LogKeeper):
             self._data_directory.lock_fd,
             post,
             commits.committed,
-            commits.settle_due,
+            commits.submit_waiting,
             self._worker.call,
             clock,
         )
@@ -317,12 +317,12 @@ class Storage(LogKeeper):
         if isinstance(self._committer, InlineCommitter):
             self._committer.later = later
         commits.start(self._committer)
-        self.departures = DirectoryRemover(
+        self.directory_remover = DirectoryRemover(
             filesystem, self._committer, self._worker.call if not inline else _run_inline
         )
         watch, boot = self.clock_watch, self._data_directory.boot
         self._maintenance = LogMaintenance(
-            filesystem, watch, self._committer, post, commits.gather, boot, segment_age_ms, inline
+            filesystem, watch, self._committer, post, commits.enqueue, boot, segment_age_ms, inline
         )
 
     # -- queues
@@ -366,16 +366,18 @@ class Storage(LogKeeper):
         store = LocalLog(self.context, log, vhost_id, queue_id, name, self, False)
         self.set_policy(store, policy)
         self._stores[store] = None
-        self._recovery_queue.expect(store)
+        self._recovery_queue.register(store)
         return store
 
-    def open_own(self, directory: str, queue_id: str, name: str, vhost_name: str, arguments: bytes) -> LocalLog:
+    def open_system_queue(
+        self, directory: str, queue_id: str, name: str, vhost_name: str, arguments: bytes
+    ) -> LocalLog:
         """Return the log of a system queue, in a directory beside `vhosts`. Otherwise like `open_queue`."""
         description = partial(describe, name, vhost_name, False, arguments, queue_id)
         log = self._log([self.data_dir, f"{self.data_dir}/{directory}"], description)
         store = LocalLog(self.context, log, "", queue_id, name, self, False)
         self._stores[store] = None
-        self._recovery_queue.expect(store)
+        self._recovery_queue.register(store)
         return store
 
     def recover_all(self) -> None:
@@ -409,7 +411,7 @@ class Storage(LogKeeper):
     def open_log(self, chain: list[str], name: str, vhost_name: str, vhost_id: str) -> LocalLog:
         """Return the existing log of `create_log`. Reads nothing, like `open_queue`."""
         store = self._log_at(chain, name, vhost_name, vhost_id, False)
-        self._recovery_queue.expect(store)
+        self._recovery_queue.register(store)
         return store
 
     def _log_at(self, chain: list[str], name: str, vhost_name: str, vhost_id: str, ready: bool) -> LocalLog:
@@ -427,7 +429,7 @@ class Storage(LogKeeper):
 
         def renamed() -> None:
             done()
-            self.departures.remove(chain[-1])
+            self.directory_remover.remove(chain[-1])
 
         self._retire_chain(chain, [store for store in stores if isinstance(store, LocalLog)], renamed)
 
@@ -441,17 +443,17 @@ class Storage(LogKeeper):
             chain.append(f"{chain[-1]}/{name}")
         return chain
 
-    def note_delays(self) -> None:
+    def require_delay_format(self) -> None:
         """Raise the format version before the first delayed message. Raises: OSError.
 
         Older versions would not see delayed messages, and do not start with this format.
         """
-        self._data_directory.note_format(FORMAT_WITH_DELAYS)
+        self._data_directory.raise_format(FORMAT_WITH_DELAYS)
 
     @property
-    def ended_badly(self) -> bool:
+    def was_unclean(self) -> bool:
         """True if the previous process did not stop cleanly: a kill or a power cut."""
-        return self._data_directory.ended_badly
+        return self._data_directory.was_unclean
 
     def set_policy(self, store: LocalLog, policy: RetentionPolicy | None) -> None:
         """Set the retention policy of a log; the next `maintain` applies it. None: settled messages are removed."""
@@ -471,7 +473,7 @@ class Storage(LogKeeper):
         retention = removals.retention
         if max_age_ms < 0 and max_bytes < 0:
             if retention is not None:
-                retention.end()
+                retention.stop()
             removals.retention = None
             store.log.segment_size_bytes = self.segment_size_bytes
         else:
@@ -479,17 +481,17 @@ class Storage(LogKeeper):
                 retention = removals.retention = AckedRetention(self.clock_watch, self.retained)
             retention.max_age_ms, retention.max_bytes = max_age_ms, max_bytes
             store.log.segment_size_bytes = retention.segment_size_bytes(self.segment_size_bytes)
-        self.hold_changed(store)
+        self.on_export_hold_changed(store)
 
-    def rewind(self, store: LocalLog) -> AckedReplay:
+    def replay(self, store: LocalLog) -> AckedReplay:
         """Return the replay of settled messages: see acks/replay.py."""
-        return AckedReplay(store, self._committer.submit, self.commits.gather)
+        return AckedReplay(store, self._committer.submit, self.commits.enqueue)
 
-    def find_hold(self, store: QueueLog) -> ExportHold | None:
+    def find_export_hold(self, store: QueueLog) -> ExportHold | None:
         """Return the export hold of the log, None if it never had one."""
-        return store.log.removals.hold if isinstance(store, LocalLog) else None
+        return store.log.removals.export_hold if isinstance(store, LocalLog) else None
 
-    def hold(self, store: QueueLog) -> ExportHold:
+    def export_hold(self, store: QueueLog) -> ExportHold:
         """Return the export hold, created if necessary; it is empty until it has exporters.
 
         Raises: TypeError for a log that is not local.
@@ -497,15 +499,15 @@ class Storage(LogKeeper):
         if not isinstance(store, LocalLog):
             raise TypeError(f"the log of queue '{store.name}' is not on this disk")
         removals = store.log.removals
-        if removals.hold is None:
-            removals.hold = ExportHold(self.filesystem, store.log.chain, store.name, self.export_losses)
-        return removals.hold
+        if removals.export_hold is None:
+            removals.export_hold = ExportHold(self.filesystem, store.log.chain, store.name, self.export_losses)
+        return removals.export_hold
 
-    def hold_changed(self, store: QueueLog) -> None:
+    def on_export_hold_changed(self, store: QueueLog) -> None:
         """Release what a changed hold no longer keeps; the next commit deletes it."""
         if isinstance(store, LocalLog) and store.ready and not store.failed:
             store.log.removals.wanted = True
-            self.commits.gather(store)
+            self.commits.enqueue(store)
 
     def maintain(self) -> None:
         """Run a round of maintenance: see maintenance.py. A timer calls it. Raises nothing.
@@ -526,7 +528,7 @@ class Storage(LogKeeper):
         removal = Removal(store.log.directory, done if done is not None else _nothing)
         self._maintenance.when_free(store, lambda: self._committer.submit(removal))
 
-    def leave_queue(self, store: QueueLog) -> None:
+    def remove_local_files(self, store: QueueLog) -> None:
         """Delete the local files of a queue that continues on another node."""
         store.remove()
 
@@ -538,7 +540,7 @@ class Storage(LogKeeper):
         `done` is called on the loop when the rename is synced.
         """
         self._detach(store)
-        self._maintenance.when_free(store, lambda: self.departures.rename(store.log.chain, done))
+        self._maintenance.when_free(store, lambda: self.directory_remover.rename(store.log.chain, done))
 
     def retire_vhost(self, vhost_id: str, stores: Sequence[QueueLog], done: Callable[[], None]) -> None:
         """Like `retire_queue`, for the directory of a vhost and its logs. Logs on other nodes retire one by one."""
@@ -561,9 +563,9 @@ class Storage(LogKeeper):
             self._detach(store)
         for store in stores:
             if self._maintenance.is_cleaning(store):
-                self._maintenance.when_free(store, lambda: self.departures.rename(chain, done))
+                self._maintenance.when_free(store, lambda: self.directory_remover.rename(chain, done))
                 return
-        self.departures.rename(chain, done)
+        self.directory_remover.rename(chain, done)
 
     def queue_chain(self, vhost_id: str, queue_id: str) -> list[str]:
         """Return the directories from the data directory down to the one of the queue."""
@@ -576,13 +578,13 @@ class Storage(LogKeeper):
         store.deleted = True  # the running tick skips it
         store.failed = True
         self._stores.pop(store, None)
-        self._recovery_queue.drop(store)
-        self.commits.drop(store)
-        store.let_go()
+        self._recovery_queue.remove(store)
+        self.commits.remove(store)
+        store.dispose()
         if store.log.removals.retention is not None:
-            store.log.removals.retention.end()
+            store.log.removals.retention.stop()
         store.log.abandon()
-        store.safety_moved()
+        store.on_high_watermark()
 
     def survey(self) -> DirectorySurvey:
         """Return the queue directories that exist. For the start, before queues are opened."""
@@ -611,9 +613,9 @@ class Storage(LogKeeper):
         """Recover the log from the disk before its first use. Raises: OSError; UnknownFormat; DamagedLog."""
         self._recovery_queue.recover(store)
         if find_hold(self.filesystem, store.log.directory):
-            self.hold(store).load()
+            self.export_hold(store).load()
         if store.log.dirty:  # recovered data must be synced, and settled data removed
-            self.commits.gather(store)
+            self.commits.enqueue(store)
 
     def open_soon(self, store: LocalLog, done: Callable[[], None]) -> bool:
         """Return whether the log is usable now. Otherwise recover it in the background.
@@ -654,13 +656,13 @@ class Storage(LogKeeper):
         self._sync_unopened()
         for store in self._stores:
             if store.ready:
-                store.finish()
+                store.write_shutdown_state()
         self.commits.sync_all(self._stores, self._data_directory.lock_fd)
         # their messages moved to other logs, which the sync above made safe
-        late = [store for store in self._stores if store.settles]
+        late = [store for store in self._stores if store.has_unwritten_acks]
         if late:
             for store in late:
-                store.finish()
+                store.write_shutdown_state()
             self.commits.sync_all(late, self._data_directory.lock_fd)
         for store in self._stores:
             try:
@@ -668,14 +670,14 @@ class Storage(LogKeeper):
             except OSError as error:  # the next start checks more
                 logger.warning("cannot write the clean-shutdown mark of queue %s: %s", store.name, error)
         if self._recovery_queue.cut_noted:
-            self._data_directory.forget_boot()
+            self._data_directory.remove_boot_id()
 
     def _sync_unopened(self) -> None:
         """Sync what a kill left in the page cache of logs that were not opened since.
 
         Their clean marks are then true.
         """
-        if self._data_directory.ended_badly and not all(store.ready for store in self._stores):
+        if self._data_directory.was_unclean and not all(store.ready for store in self._stores):
             try:
                 self.filesystem.syncfs(self._data_directory.lock_fd)
             except OSError as error:

@@ -29,7 +29,7 @@ class SyncPart:
         self.failed = False  # a sync failed
         self.write_failed = False  # a write before it failed
 
-    def follows(self) -> bool:
+    def has_work_after_sync(self) -> bool:
         """Return whether work remains after the syncs."""
         return bool(self.checkpoints or self.unlinks or self.discards or self.renames)
 

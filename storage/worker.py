@@ -1,7 +1,7 @@
 """`WorkerThread` for slow file work, and `ReadAhead`, which loads logs into the page cache.
 
 The loop itself reads what is in the page cache: that costs less than another thread. A read from the disk would
-block every queue for milliseconds. So a reader of a cold log asks for the next range (`LogReader.at_hand`), the
+block every queue for milliseconds. So a reader of a cold log asks for the next range (`LogReader.is_cached`), the
 thread makes the kernel read it, and then notifies the loop, which continues with the queue. While one range is
 delivered, the next is fetched, so the disk is busy and reads in order.
 
@@ -91,7 +91,9 @@ class ReadAhead:
         self._filesystem = filesystem
         self._post = post
 
-    def ask(self, file: OpenFile, position: int, end: int, arrived: Callable[[ReadAheadRange], None]) -> ReadAheadRange:
+    def request(
+        self, file: OpenFile, position: int, end: int, arrived: Callable[[ReadAheadRange], None]
+    ) -> ReadAheadRange:
         """Request a range of a file. Loop thread only. Raises nothing. Cost: some 10 us."""
         asked = ReadAheadRange(file, position, end, arrived)
         file.pins += 1
@@ -101,7 +103,7 @@ class ReadAhead:
     def _fetch(self, asked: ReadAheadRange) -> None:
         if asked.arrived is not None:
             try:
-                self._filesystem.fetch(asked.file.fd, asked.end - asked.position, asked.position)
+                self._filesystem.read_into_cache(asked.file.fd, asked.end - asked.position, asked.position)
             except OSError as error:
                 # The loop meets the same error when it reads, and raises it.
                 logger.warning("read-ahead in %s failed: %s", asked.file.path, error)

@@ -372,7 +372,7 @@ def open_stream(storage: Storage, host: QueueServices, settings: AuditSettings) 
         "x-stream-max-segment-size-bytes": max(SEGMENT_SIZE_BYTES_MIN, min(share, SEGMENT_SIZE_BYTES_MAX)),
     }
     table = encode_table(arguments)
-    store = storage.open_own(AUDIT_DIRECTORY, AUDIT_QUEUE_ID, AUDIT, host.vhost_name, table)
+    store = storage.open_system_queue(AUDIT_DIRECTORY, AUDIT_QUEUE_ID, AUDIT, host.vhost_name, table)
     queue = make_queue(host, AUDIT, True, False, None, arguments, store)
     queue.id = AUDIT_QUEUE_ID
     host.windows.add(queue.order.memory)

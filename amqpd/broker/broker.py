@@ -207,7 +207,7 @@ class Broker:
         about = {"vhost": job.source.vhost_name, "name": job.source.name, "action": job.kind, "job": job.id}
         limit = {"limit": int(job.limit)} if job.limit else {}
         dry = {"dry_run": True} if job.counts_only else {}
-        self.catalogue.events.record("queue.messages", {**job.shown, **about, **limit, **dry})
+        self.catalogue.events.record("queue.messages", {**job.description, **about, **limit, **dry})
 
     @property
     def node_name(self) -> str:
@@ -274,7 +274,7 @@ class Broker:
                     for clients in self.clients:
                         clients.on_offsets_lost(queue, ranges)
         # A full disk raises the alarm at once.
-        self.alarms.look()
+        self.alarms.check()
 
     def log_accepted(self, store: QueueLog) -> None:
         """Resume the queue of a log that accepts messages again after a failure."""
@@ -291,7 +291,7 @@ class Broker:
         self.turn.alarmed = bool(reason)
         if not reason:
             for clients in self.clients:
-                clients.alarm_ended()
+                clients.on_alarm_end()
 
     def _user_changed(self, change: AuthChange) -> None:
         if self.catalogue.events.has_listeners:

@@ -284,13 +284,13 @@ class Consumer:
         """
         raise NotImplementedError
 
-    def obey_timeout(self, queue_timeout_ms: i64) -> None:
+    def apply_timeout(self, queue_timeout_ms: i64) -> None:
         """Apply the queue's x-consumer-timeout; -1 for none. Consumers without timeouts ignore it."""
 
-    def deliver_places(
+    def deliver_records(
         self,
-        dresser: StreamDeliveryEncoder,
-        places: RecordViews,
+        encoder: StreamDeliveryEncoder,
+        views: RecordViews,
         start: i64,
         stop: i64,
         source: QueueBase,
@@ -305,18 +305,18 @@ class Consumer:
         Returns:
             the index of the first record not delivered.
         """
-        number = places.alike_number(start)
+        number = views.shared_fields_index(start)
         while True:
-            message = dresser.message(places, start)
-            self.deliver(message, QueueEntry(source, places.offset(start), message, False), False)
+            message = encoder.message(views, start)
+            self.deliver(message, QueueEntry(source, views.offset(start), message, False), False)
             start += 1
-            if start >= stop or places.alike_number(start) != number or not self.can_take():
+            if start >= stop or views.shared_fields_index(start) != number or not self.can_take():
                 return start
 
-    def share_ended(self) -> None:
+    def on_dispatch_end(self) -> None:
         """End a stream consumer's share of this turn: other consumers follow."""
 
-    def trace(self, tap: TraceHook | None) -> None:
+    def set_tap(self, tap: TraceHook | None) -> None:
         """Report deliveries to this trace from now on; None ends tracing. Consumers without tracing ignore it."""
 
     def cancel(self) -> None:

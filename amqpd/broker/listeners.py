@@ -27,5 +27,5 @@ class BrokerListener:
     def on_offsets_lost(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
         """Handle a failed write: unacked messages at these offsets (first, last) are not in the log."""
 
-    def alarm_ended(self) -> None:
+    def on_alarm_end(self) -> None:
         """Resume blocked publishers."""

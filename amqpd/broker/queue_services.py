@@ -68,7 +68,7 @@ class BrokerQueueServices(QueueServices):
         return self._storage.temporary_queue(first_offset=start_offset)
 
     def declare_export(self, log: QueueLog, name: str, bytes_max: int | None) -> None:
-        self._storage.hold(log).declare(name, bytes_max)
+        self._storage.export_hold(log).declare(name, bytes_max)
 
     def retain(self, log: QueueLog, max_age_ms: i64, max_bytes: i64) -> None:
         if isinstance(log, LocalLog):
@@ -76,7 +76,7 @@ class BrokerQueueServices(QueueServices):
 
     def rewind(self, log: QueueLog) -> AckedReplay:
         assert isinstance(log, LocalLog)  # the caller has checked it
-        return self._storage.rewind(log)
+        return self._storage.replay(log)
 
     def keep(self, log: QueueLog, policy: RetentionPolicy) -> None:
         if isinstance(log, LocalLog):
@@ -99,7 +99,7 @@ class BrokerQueueServices(QueueServices):
         return self._delays.wheel(self.vhost_name, self.vhost_id, exchange)
 
     def end_delays(self) -> list[QueueLog]:
-        return self._delays.end_vhost(self.vhost_name)
+        return self._delays.remove_vhost(self.vhost_name)
 
     def expire(self, queue: QueueBase) -> None:
         assert isinstance(queue, Queue)  # only a `Queue` has a lease

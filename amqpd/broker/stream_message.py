@@ -28,7 +28,7 @@ _HEADER_START: Final = b"\x00\x3c\x00\x00"
 class StreamDeliveryEncoder:
     """Encoder of stream deliveries. One per stream.
 
-    Equal records differ only in offset, body size and body. `dress` prepares the bytes between these once, and
+    Equal records differ only in offset, body size and body. `prepare_headers` makes the bytes between these once, and
     `write` adds a delivery without a `Message`. Consumers that need a `Message` call `message`.
 
     Attributes:
@@ -57,7 +57,7 @@ class StreamDeliveryEncoder:
         self._properties: bytes = _NONE
         self._envelope: MessageRoute | None = None
 
-    def dress(self, alike: SharedFields, number: i64) -> None:
+    def prepare_headers(self, alike: SharedFields, number: i64) -> None:
         """Prepare the bytes for records with these fields, on channel `number`.
 
         Cost:
@@ -108,8 +108,8 @@ class StreamDeliveryEncoder:
 
     def message(self, places: RecordViews, index: i64) -> Message:
         """Return the record as a message. Cost: some 250 ns if it equals the previous one, plus a copy of the body."""
-        alike = places.alikes[places.alike_number(index)]
-        self.dress(alike, 1)
+        alike = places.shared_fields[places.shared_fields_index(index)]
+        self.prepare_headers(alike, 1)
         envelope = self._envelope
         assert envelope is not None  # dress() set it
         body = places.body(index)

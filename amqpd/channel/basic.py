@@ -97,8 +97,8 @@ def basic_consume(channel: Channel, command: BasicConsume) -> None:
     channel.deliveries.consumers[tag] = consumer
     if not command.no_wait:
         channel.output.send(channel.number, BasicConsumeOk(tag))
-    consumer.trace(vhost.tap)
-    consumer.obey_timeout(queue.rules.consumer_timeout_ms)
+    consumer.set_tap(vhost.tap)
+    consumer.apply_timeout(queue.rules.consumer_timeout_ms)
     consumer_created(session, channel.number, consumer, consumer.prefetch_count)
     consume.start_consumer(queue, consumer)
 
@@ -137,20 +137,20 @@ def basic_cancel(channel: Channel, command: BasicCancel) -> None:
             consumer.queue.dispatch()
         remove_consumer(channel, consumer)
     elif channel.reply_consumer is not None and channel.reply_consumer.tag == command.consumer_tag:
-        end_replies(channel)
+        remove_reply_consumer(channel)
     # rabbit: an unknown tag is no error
     if not command.no_wait:
         channel.output.send(channel.number, BasicCancelOk(command.consumer_tag))
 
 
-def end_replies(channel: Channel) -> None:
+def remove_reply_consumer(channel: Channel) -> None:
     """Remove the channel's direct reply-to consumer, if there is one."""
     reply = channel.reply_consumer
     if reply is not None:
         channel.session.vhost.reply_consumers.pop(reply.key, None)
         channel.reply_consumer = None
         channel.publisher.reply_key = b""
-        reply.end()
+        reply.dispose()
 
 
 def remove_consumer(channel: Channel, consumer: ChannelConsumer) -> None:
@@ -187,7 +187,7 @@ def basic_get(channel: Channel, command: BasicGet) -> None:
     channel.deliveries.next_tag = tag + 1
     channel.deliveries.delivery_stats().count_get(queue, command.no_ack, entry.redelivered)
     if command.no_ack:
-        channel.deliveries.unacked.skip()
+        channel.deliveries.unacked.add_no_ack()
     else:
         channel.deliveries.unacked.add(tag, entry)
         channel.deliveries.on_get(queue, queue.rules.consumer_timeout_ms)
@@ -228,7 +228,7 @@ def basic_nack(channel: Channel, command: BasicNack) -> None:
 
 def _reject_or_nack(channel: Channel, tag: int, multiple: bool, requeue: bool, method: int) -> None:
     unacked = channel.deliveries.unacked
-    for _, entry in unacked.up_to(_signed_tag(tag)) if multiple else unacked.at(_signed_tag(tag)):
+    for _, entry in unacked.entries_up_to(_signed_tag(tag)) if multiple else unacked.entries_at(_signed_tag(tag)):
         consume.reject_on_stream(entry.queue, "basic.nack and basic.reject", method)
     # rabbit: from 4.3 on, nack returns a message, and reject means that the consumer failed to process it
     failed = method == methods.BASIC_REJECT
@@ -251,7 +251,7 @@ def _signed_tag(tag: int) -> int:
 def apply_tx_ack(channel: Channel, entry: QueueEntry, action: int) -> None:
     """Settle an entry at the commit. Its tag is removed from the unacked list already."""
     if action == ACK:
-        channel.deliveries.settle(entry)
+        channel.deliveries.ack_entry(entry)
     elif action == DISCARD:
         reject_all(channel, [entry])
     else:
@@ -260,7 +260,7 @@ def apply_tx_ack(channel: Channel, entry: QueueEntry, action: int) -> None:
 
 def reject_all(channel: Channel, entries: Sequence[QueueEntry]) -> None:
     for entry in entries:
-        channel.deliveries.returned_credit(entry)
+        channel.deliveries.return_credit(entry)
         entry.give_back()  # a dead letter can keep the entry for long
         entry.queue.reject(entry)
     channel.session.turn.schedule()

@@ -94,8 +94,8 @@ def channel_counts(channel: Channel) -> tuple[int, ...]:
     confirmed = channel.confirms.confirmed_sequence if channel.confirms is not None else 0
     deliveries = channel.deliveries
     had = QueueDeliveryStats()
-    if deliveries.served is not None:
-        had.add(deliveries.served.whole)
+    if deliveries.queue_stats is not None:
+        had.add(deliveries.queue_stats.totals)
     for consumer in deliveries.consumers.values():
         had.add_consumer(consumer)
     # Delivery tags begin with 1. Deliveries of direct replies are not in `had`, so no_ack is computed from the tag.
@@ -108,14 +108,14 @@ def channel_counts(channel: Channel) -> tuple[int, ...]:
     )
 
 
-def had_by_queue(deliveries: ChannelConsumers) -> dict[QueueBase, QueueDeliveryStats]:
+def stats_by_queue(deliveries: ChannelConsumers) -> dict[QueueBase, QueueDeliveryStats]:
     """Return the channel's delivery statistics for each queue that still exists.
 
     Cost:
         linear in the channel's consumers and the queues it received from.
     """
     found: dict[QueueBase, QueueDeliveryStats] = {}
-    served = deliveries.served
+    served = deliveries.queue_stats
     if served is not None:
         for queue, had in served.queues.items():
             if not queue.deleted:
@@ -142,13 +142,13 @@ class Transaction:
 
     Attributes:
         publishes: route and message of each publish.
-        settlements: delivery tag, entry and action: ACK, REQUEUE, DISCARD or GIVE_BACK (basic.py).
+        acks: delivery tag, entry and action: ACK, REQUEUE, DISCARD or GIVE_BACK (basic.py).
         committing: a commit of several turns is running. It owns its settlements, even if the channel closes.
     """
 
     def __init__(self) -> None:
         self.publishes: list[tuple[Route, Message]] = []
-        self.settlements: list[tuple[i64, QueueEntry, i64]] = []
+        self.acks: list[tuple[i64, QueueEntry, i64]] = []
         self._bytes: i64 = 0
         self._replicated_bytes: i64 = 0  # record bytes of messages for queues that Kafka replicates
         self.committing = False
@@ -180,9 +180,9 @@ class Transaction:
         """Mark these entries, to be settled at the commit."""
         for tag, entry in settled:
             entry.in_transaction = True
-            self.settlements.append((tag, entry, action))
+            self.acks.append((tag, entry, action))
 
-    def refuse(self) -> None:
+    def cancel_reservations(self) -> None:
         """Undo the reservations that the publishes made in exchange state, for example in a deduplication table."""
         for route, _ in self.publishes:
             if route.kept:
@@ -191,7 +191,7 @@ class Transaction:
     def clear(self) -> None:
         """Begin the next transaction. A commit takes both lists before it calls this."""
         self.publishes = []
-        self.settlements = []
+        self.acks = []
         self._bytes = 0
         self._replicated_bytes = 0
 
@@ -268,7 +268,7 @@ class Channel(ChannelState):
                 SlicedFanout(self.session, route, message, self.confirms is not None, self._on_fanout_done).step()
                 return
             accepted = publisher.offer(route, message)
-            self.offered(route, message)
+            self.on_routed(route, message)
         confirms = self.confirms
         if confirms is not None:
             confirms.add(route, message)
@@ -279,7 +279,7 @@ class Channel(ChannelState):
     def published_count(self) -> i64:
         return self.publisher.published_count
 
-    def offered(self, route: Route, message: Message) -> None:
+    def on_routed(self, route: Route, message: Message) -> None:
         """Account for a publish that went to several queues or to none. Return an unroutable mandatory message."""
         count: i64 = len(route.destinations)
         self.owner.needs_output_check = True
@@ -331,4 +331,4 @@ class Channel(ChannelState):
             PreconditionFailed: the tag is not outstanding.
         """
         unacked = self.deliveries.unacked
-        transaction.add_ack(unacked.up_to(tag) if multiple else unacked.at(tag), action)
+        transaction.add_ack(unacked.entries_up_to(tag) if multiple else unacked.entries_at(tag), action)

@@ -85,7 +85,7 @@ class DeliveryTimeout(Timer):
             self._marks.clear()
             self.fire()
 
-    def change(self, timeout_ms: i64) -> None:
+    def set_timeout(self, timeout_ms: i64) -> None:
         """Set another timeout. It also applies to unacked deliveries, from their recorded delivery times."""
         self.timeout_ms = timeout_ms
         self._timers.cancel(self)
@@ -95,7 +95,7 @@ class DeliveryTimeout(Timer):
         self._timers.cancel(self)
         self._marks.clear()
 
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Return whether none of its deliveries is unacked."""
         return self._unacked.first_of(self._first_tag, self.queue, self.consumer, True) < 0
 
@@ -106,14 +106,14 @@ class DeliveryTimeout(Timer):
         due = now + self._tick_ms()
         marks = self._marks
         if first < 0:
-            self._first_tag = unacked.end()
+            self._first_tag = unacked.next_tag()
             marks.clear()
             if self.consumer is None or self.consumer.cancelled:
                 return  # the next delivery starts the timer again
         else:
             self._first_tag = first
             first = unacked.first_of(first, self.queue, self.consumer, False)
-            marks.append((now, unacked.end()))
+            marks.append((now, unacked.next_tag()))
             while marks[0][1] <= self._first_tag or (len(marks) > 1 and marks[1][0] + self.timeout_ms <= now):
                 marks.popleft()  # the second mark is a timeout old, so the first one adds nothing
             if first >= 0:
@@ -178,7 +178,7 @@ class ChannelConsumer(Consumer):
         self._tap: TraceHook | None = None
         self.clock: DeliveryTimeout | None = None
 
-    def obey_timeout(self, queue_timeout_ms: i64) -> None:
+    def apply_timeout(self, queue_timeout_ms: i64) -> None:
         """Apply the consumer timeout: the consumer's argument, else the queue's value, else the setting.
 
         Args:
@@ -192,7 +192,7 @@ class ChannelConsumer(Consumer):
         elif clock is None:
             self.clock = self.deliveries.start_clock(self.queue, self, timeout_ms)
         elif clock.timeout_ms != timeout_ms:
-            clock.change(timeout_ms)
+            clock.set_timeout(timeout_ms)
 
     def can_take(self) -> bool:
         deliveries = self.deliveries
@@ -202,11 +202,11 @@ class ChannelConsumer(Consumer):
             return False
         output = deliveries.output
         if output.write_paused or output.cut_bytes >= OUT_BYTES_MAX:
-            output.starved.append(self)
+            output.waiting_consumers.append(self)
             return False
         return True
 
-    def has_room(self) -> bool:
+    def output_has_room(self) -> bool:
         """Return whether the output accepts more."""
         output = self.deliveries.output
         return not output.write_paused and output.cut_bytes < OUT_BYTES_MAX
@@ -228,7 +228,7 @@ class ChannelConsumer(Consumer):
                 # The log can read the message back. Memory must not grow with unread or unacked deliveries.
                 entry.message = None
         else:
-            deliveries.unacked.skip()
+            deliveries.unacked.add_no_ack()
         out = output.out
         suffix = message.envelope.suffix
         suffix_size: i64 = len(suffix)
@@ -263,10 +263,10 @@ class ChannelConsumer(Consumer):
         if not output.flush_wanted:
             output.want_flush()
 
-    def deliver_places(
+    def deliver_records(
         self,
-        dresser: StreamDeliveryEncoder,
-        places: RecordViews,
+        encoder: StreamDeliveryEncoder,
+        views: RecordViews,
         start: i64,
         stop: i64,
         source: QueueBase,
@@ -275,30 +275,30 @@ class ChannelConsumer(Consumer):
         """Deliver records of a stream: header and body are copied from the log into the output."""
         deliveries = self.deliveries
         output = deliveries.output
-        number = places.alike_number(start)
-        alike = places.alikes[number]
-        dresser.dress(alike, deliveries.number)
+        number = views.shared_fields_index(start)
+        shared = views.shared_fields[number]
+        encoder.prepare_headers(shared, deliveries.number)
         size_max = min(output.frame_payload_max, LARGE_BODY_BYTES)  # limit for a body in a single frame
-        if dresser.header_payload_size > output.frame_payload_max or self._tap is not None:
+        if encoder.header_payload_size > output.frame_payload_max or self._tap is not None:
             size_max = 0
         entry = None if tracked or deliveries.transactional else shared_entry(self, source)
         index = start
         while True:
-            body_size = places.body_size(index)
-            each = entry if entry is not None else QueueEntry(source, places.offset(index), None, False)
+            body_size = views.body_size(index)
+            each = entry if entry is not None else QueueEntry(source, views.offset(index), None, False)
             if 0 < body_size <= size_max:
-                index = self._deliver_run(dresser, places, index, index + 1 if entry is None else stop, each, size_max)
+                index = self._deliver_run(encoder, views, index, index + 1 if entry is None else stop, each, size_max)
             else:
-                self.deliver(dresser.message(places, index), each, False)
-                dresser.dress(alike, deliveries.number)
+                self.deliver(encoder.message(views, index), each, False)
+                encoder.prepare_headers(shared, deliveries.number)
                 index += 1
-            if index >= stop or places.alike_number(index) != number or not self.can_take():
+            if index >= stop or views.shared_fields_index(index) != number or not self.can_take():
                 return index
 
     def _deliver_run(
         self,
-        dresser: StreamDeliveryEncoder,
-        places: RecordViews,
+        encoder: StreamDeliveryEncoder,
+        views: RecordViews,
         start: i64,
         stop: i64,
         entry: QueueEntry,
@@ -315,10 +315,10 @@ class ChannelConsumer(Consumer):
         if deliveries.window_size > 0:
             deliveries.window_turn = self
             stop = min(stop, start + deliveries.window_size - deliveries.window_used)
-        if len(dresser.suffix) != self._suffix_size:
-            self._select_head(len(dresser.suffix))
+        if len(encoder.suffix) != self._suffix_size:
+            self._select_head(len(encoder.suffix))
         tag = deliveries.next_tag
-        stop = deliveries.output.write_records(dresser, places, start, stop, size_max, self._start, tag)
+        stop = deliveries.output.write_records(encoder, views, start, stop, size_max, self._start, tag)
         count = stop - start
         entry.consumer = self
         deliveries.unacked.add_times(tag, entry, count)
@@ -328,10 +328,10 @@ class ChannelConsumer(Consumer):
         self.delivered_count += count
         return stop
 
-    def share_ended(self) -> None:
+    def on_dispatch_end(self) -> None:
         self.deliveries.output.write_out()
 
-    def trace(self, tap: TraceHook | None) -> None:
+    def set_tap(self, tap: TraceHook | None) -> None:
         self._tap = tap
         self._suffix_size = -1
 
@@ -400,10 +400,10 @@ class ChannelConsumers(DeliveryStatsMixin):
             PreconditionFailed: the tag is not outstanding.
         """
         if multiple:
-            if self.unacked.repeats:
+            if self.unacked.has_shared_entries:
                 self._settle_runs(tag)
             else:
-                self.settle_all(self.unacked.take_multiple(tag))
+                self.ack_entries(self.unacked.take_multiple(tag))
         else:
             try:
                 entry = self.unacked.take_one(tag)
@@ -411,14 +411,14 @@ class ChannelConsumers(DeliveryStatsMixin):
                 if not self.unacked.timed_out(tag):
                     raise
                 return
-            self.settle(entry)
+            self.ack_entry(entry)
 
-    def settle(self, entry: QueueEntry) -> None:
+    def ack_entry(self, entry: QueueEntry) -> None:
         self.acked_count += 1
-        self.returned_credit(entry)
+        self.return_credit(entry)
         entry.queue.ack(entry)
 
-    def settle_all(self, entries: list[QueueEntry]) -> None:
+    def ack_entries(self, entries: list[QueueEntry]) -> None:
         """Ack each entry. The window of the channel is checked once."""
         count: i64 = len(entries)
         self.acked_count += count
@@ -438,14 +438,14 @@ class ChannelConsumers(DeliveryStatsMixin):
         """Ack all deliveries up to a tag, where one stream entry can have many deliveries."""
         for entry, count in self.unacked.take_runs(tag):
             self.acked_count += count
-            self.returned_credit(entry)
+            self.return_credit(entry)
             consumer = entry.consumer
             if consumer is not None:
                 consumer.in_flight -= count - 1
                 self.window_used -= count - 1
             entry.queue.settle_times(entry, count)
 
-    def returned_credit(self, entry: QueueEntry) -> None:
+    def return_credit(self, entry: QueueEntry) -> None:
         """Give the credit of one delivery back to its consumer and to the channel's window."""
         consumer = entry.consumer
         if consumer is None:
@@ -481,7 +481,7 @@ class ChannelConsumers(DeliveryStatsMixin):
         self.transactional = True
         self.unacked.split_shared()
 
-    def take_all(self, committing: bool) -> list[QueueEntry]:
+    def take_all_unacked(self, committing: bool) -> list[QueueEntry]:
         """Remove and return all unacked entries in delivery order, because the channel closes.
 
         Args:
@@ -493,7 +493,7 @@ class ChannelConsumers(DeliveryStatsMixin):
         self.unacked.clear()
         return entries
 
-    def forget_offsets(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
+    def clear_offsets(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
         """Clear the offsets of unacked entries that the queue's log could not write."""
         for entry in self.unacked.entries():
             if entry.queue is queue and within(entry.offset, ranges):
@@ -510,7 +510,7 @@ class ChannelConsumers(DeliveryStatsMixin):
             queue = entry.queue
             queues[queue] = None
             # Return the credit first: the queue can deliver the entry again within `requeue`.
-            self.returned_credit(entry)
+            self.return_credit(entry)
             entry.give_back()
             queue.requeue(entry, True, failed)
         for queue in queues:
@@ -520,7 +520,7 @@ class ChannelConsumers(DeliveryStatsMixin):
     # -- timeouts ----------------------------------------------------------------------------------------------------
 
     def start_clock(self, queue: QueueBase, consumer: ChannelConsumer | None, timeout_ms: i64) -> DeliveryTimeout:
-        clock = DeliveryTimeout(self.session.broker.timers, self.unacked, queue, consumer, timeout_ms, self.timed_out)
+        clock = DeliveryTimeout(self.session.broker.timers, self.unacked, queue, consumer, timeout_ms, self.on_timeout)
         if len(self.clocks) >= self._clocks_check_at:
             for each in list(self.clocks):
                 if each.tick < 0:  # stopped: all settled, no further deliveries
@@ -543,7 +543,7 @@ class ChannelConsumers(DeliveryStatsMixin):
             clock.timeout_ms = timeout_ms
             clock.start()
 
-    def timed_out(self, clock: DeliveryTimeout) -> None:
+    def on_timeout(self, clock: DeliveryTimeout) -> None:
         """Handle deliveries that stayed unacked for too long.
 
         If the client supports consumer_cancel_notify, the broker cancels the consumer and requeues its
@@ -582,7 +582,7 @@ class ChannelConsumers(DeliveryStatsMixin):
             assert isinstance(queue, Queue)  # direct replies are never unacked
             consume.stop_consumer(session, queue, consumer)
             consumer_deleted(session, self.number, consumer)
-        self.requeue(self.unacked.take_late(queue, consumer), False)
+        self.requeue(self.unacked.take_as_late(queue, consumer), False)
         self.on_consumer_ended(consumer, was_cancelled)
         session.turn.schedule()
 
@@ -597,7 +597,7 @@ class ChannelConsumers(DeliveryStatsMixin):
         clock = consumer.clock
         if clock is None:
             return
-        if clock.idle():
+        if clock.is_idle():
             self.stop_clock(clock)
         else:
             clock.start()
@@ -668,7 +668,7 @@ class ReplyConsumer(Destination):
     def is_deleted(self) -> bool:
         return self._consumer is None
 
-    def end(self) -> None:
+    def dispose(self) -> None:
         """Drop the consumer: it was cancelled, or its channel closes.
 
         Routes of other connections can keep this object for long.
@@ -682,6 +682,6 @@ class ReplyConsumer(Destination):
         Direct reply-to promises at most once, and the broker does not keep replies in memory.
         """
         consumer = self._consumer
-        if consumer is not None and consumer.has_room():
+        if consumer is not None and consumer.output_has_room():
             consumer.deliver(message, None, False)
         return True

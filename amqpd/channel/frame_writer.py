@@ -38,7 +38,7 @@ class Output:
         cuts: pieces that wait for the end of the turn.
         cut_bytes: bytes in `cuts`.
         write_paused: the transport's buffer is full, because the client does not read.
-        starved: consumers that wait for room in the output.
+        waiting_consumers: consumers that wait for room in the output.
         frame_payload_max: payload bytes of the largest frame that the client accepts.
         returned: a publish was returned, so the output grew by the client's own data.
         closing: the connection ends. After the next flush only the reason is sent.
@@ -50,7 +50,7 @@ class Output:
         self.cut_bytes: i64 = 0
         self.flush_wanted = False
         self.write_paused = False
-        self.starved: list[Consumer] = []
+        self.waiting_consumers: list[Consumer] = []
         self.frame_payload_max: i64 = 0
         self.delivered_count: i64 = 0
         self.returned = False
@@ -107,8 +107,8 @@ class Output:
 
     def write_records(
         self,
-        dresser: StreamDeliveryEncoder,
-        places: RecordViews,
+        encoder: StreamDeliveryEncoder,
+        views: RecordViews,
         start: i64,
         stop: i64,
         size_max: i64,
@@ -127,18 +127,18 @@ class Output:
         Cost:
             some 50 ns and two copies per record.
         """
-        number = places.alike_number(start)
-        data = places.alikes[number].data
+        number = views.shared_fields_index(start)
+        data = views.shared_fields[number].data
         out = self.out
         index = start
-        while index < stop and places.alike_number(index) == number:
-            body_size = places.body_size(index)
+        while index < stop and views.shared_fields_index(index) == number:
+            body_size = views.body_size(index)
             if body_size <= 0 or body_size > size_max:
                 break
             out.write(begin)
             write_i64_be(out, tag)
-            dresser.write(out, body_size, places.offset(index))
-            body_start = places.body_start(index)
+            encoder.write(out, body_size, views.offset(index))
+            body_start = views.body_start(index)
             out.write(data[body_start : body_start + body_size])
             out.append(0xCE)
             tag += 1

@@ -38,7 +38,7 @@ from amqpd.channel.replies import (
     defer_for_selector_budget,
     normalize_name,
     queue_name,
-    retry_when_settled,
+    retry_when_committed,
 )
 from amqpd.channel.tx_commit import SMALL_COUNT, TransactionCommit, commit_failed, reply_when_safe
 from amqpd.errors import (
@@ -261,7 +261,7 @@ QUEUE_HANDLERS: dict[int, Any] = {
 def channel_close(channel: Channel, _command: ChannelClose) -> None:
     channel_close_ok(channel)
     channel.closing = True
-    channel.owner.forget(channel)
+    channel.owner.free_channel(channel)
     channel.output.send(channel.number, ChannelCloseOk())
 
 
@@ -278,7 +278,7 @@ def channel_close_ok(channel: Channel) -> None:
     for consumer in list(channel.deliveries.consumers.values()):
         basic.remove_consumer(channel, consumer)
     channel.deliveries.stop_clocks()
-    basic.end_replies(channel)
+    basic.remove_reply_consumer(channel)
     channel.deliveries.window_turn = None
     channel_closed(channel.session, channel.number)
     if channel.confirms is not None:
@@ -286,9 +286,9 @@ def channel_close_ok(channel: Channel) -> None:
     committing = False
     if channel.transaction is not None:
         committing = channel.transaction.committing
-        channel.transaction.refuse()
+        channel.transaction.cancel_reservations()
         channel.transaction.clear()
-    basic.requeue_all(channel, channel.deliveries.take_all(committing))
+    basic.requeue_all(channel, channel.deliveries.take_all_unacked(committing))
 
 
 def channel_flow(channel: Channel, command: ChannelFlow) -> None:
@@ -419,7 +419,7 @@ def tx_select(channel: Channel, _command: TxSelect) -> None:
 
 def tx_commit(channel: Channel, _command: TxCommit) -> None:
     transaction = _open_transaction(channel)
-    kept, settlements = transaction.publishes, transaction.settlements
+    kept, settlements = transaction.publishes, transaction.acks
     count = len(settlements) + len(kept)
     if count > SMALL_COUNT or sum(len(route.destinations) for route, _ in kept) > SMALL_COUNT:
         transaction.clear()
@@ -438,7 +438,7 @@ def tx_commit(channel: Channel, _command: TxCommit) -> None:
     settled_logs = {log for _, entry, _ in settlements if (log := entry.queue.log()) is not None}
     for log in publish_logs | settled_logs:
         if log.failed and not log.deleted:
-            transaction.refuse()
+            transaction.cancel_reservations()
             raise PreconditionFailed(f"the log of queue '{log.name}' has failed, nothing is committed", TX_COMMIT)
     transaction.clear()
     accepted = True
@@ -447,14 +447,14 @@ def tx_commit(channel: Channel, _command: TxCommit) -> None:
     try:
         for route, message in publishes:
             accepted = channel.publisher.offer(route, message) and accepted
-            channel.offered(route, message)
+            channel.on_routed(route, message)
     finally:
         for destination in synced_logs:
             destination.end_transaction()
     if not accepted:
         raise commit_failed()
     if synced_logs and settlements:
-        TransactionCommit(channel, transaction, [], settlements).settle_behind(synced_logs.values())
+        TransactionCommit(channel, transaction, [], settlements).start_at_sync(synced_logs.values())
         return
     for tag, entry, action in settlements:
         entry.in_transaction = False
@@ -467,9 +467,9 @@ def tx_commit(channel: Channel, _command: TxCommit) -> None:
 def tx_rollback(channel: Channel, _command: TxRollback) -> None:
     """Drop the publishes; settled entries are unacked again."""
     transaction = _open_transaction(channel)
-    for _, entry, _ in transaction.settlements:
+    for _, entry, _ in transaction.acks:
         entry.in_transaction = False
-    transaction.refuse()
+    transaction.cancel_reservations()
     transaction.clear()
     channel.output.send(channel.number, TxRollbackOk())
 
@@ -529,7 +529,7 @@ def dispatch(channel: Channel, method: int, payload: bytes) -> None:
     try:
         handler(channel, command)
     except DeclarationPending as name:
-        retry_when_settled(channel, payload, name)
+        retry_when_committed(channel, payload, name)
     except LogNotOpen as logs:  # a handler looks its queues up before it changes anything
         channel.owner.retry_when_open(channel, logs.destinations, payload)
     except AmqpError as error:

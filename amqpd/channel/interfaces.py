@@ -22,14 +22,14 @@ class ChannelState:
 
     Attributes:
         closing: the broker sent channel.close and waits for close-ok.
-        crossed: the client's channel.close crossed ours on the way, and was answered.
+        is_close_crossed: the client's channel.close crossed ours on the way, and was answered.
         busy: the channel waits; its later commands are queued.
     """
 
     def __init__(self, number: i64) -> None:
         self.number = number
         self.closing = False
-        self.crossed = False
+        self.is_close_crossed = False
         self.busy = False
 
 
@@ -98,6 +98,6 @@ class ConnectionInterface:
         """Close the connection with an error."""
         raise NotImplementedError
 
-    def forget(self, channel: ChannelState) -> None:
+    def free_channel(self, channel: ChannelState) -> None:
         """Free the number of a channel that is closed on both sides, and drop its queued commands."""
         raise NotImplementedError

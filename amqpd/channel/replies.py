@@ -72,7 +72,7 @@ class DeferredReply:
             self._channel.output.write(reply)
 
 
-def retry_when_settled(channel: Channel, payload: bytes, name: DeclarationPending) -> None:
+def retry_when_committed(channel: Channel, payload: bytes, name: DeclarationPending) -> None:
     """Retry the command when the commit of this name is done."""
     channel.busy = True
     name.wait(partial(_on_name_settled, channel, payload))
@@ -134,7 +134,7 @@ def defer_for_selector_budget(channel: Channel, command: Command, arguments: Map
         if isinstance(text, str) and not is_cached(text):
             size += len(text)
     turn = channel.session.turn
-    if size == 0 or turn.scans.may_parse(turn.number, size):
+    if size == 0 or turn.scans.can_parse(turn.number, size):
         return False
     channel.owner.retry_next_turn(channel, encode(command))
     return True

@@ -61,24 +61,24 @@ class DeliveryStats:
     """The counts of one channel.
 
     Attributes:
-        whole: totals over all queues.
+        totals: totals over all queues.
         queues: counts per queue.
     """
 
     def __init__(self) -> None:
-        self.whole = QueueDeliveryStats()
+        self.totals = QueueDeliveryStats()
         self.queues: dict[QueueBase, QueueDeliveryStats] = {}
         self._cleanup_at: i64 = QUEUES_KEPT
 
     def add_ended(self, consumer: Consumer) -> None:
         """Add the counts of a closed consumer. Its later acks appear only in the channel's total."""
-        self.whole.add_consumer(consumer)
+        self.totals.add_consumer(consumer)
         if not consumer.queue.deleted:
             self._queue_stats(consumer.queue).add_consumer(consumer)
 
     def count_get(self, queue: QueueBase, no_ack: bool, redelivered: bool) -> None:
         """Count a message taken by basic.get."""
-        for had in (self.whole, self._queue_stats(queue)):
+        for had in (self.totals, self._queue_stats(queue)):
             if no_ack:
                 had.get_no_ack += 1
             else:
@@ -87,7 +87,7 @@ class DeliveryStats:
                 had.redeliver += 1
 
     def count_get_empty(self, queue: QueueBase) -> None:
-        self.whole.get_empty += 1
+        self.totals.get_empty += 1
         self._queue_stats(queue).get_empty += 1
 
     def _queue_stats(self, queue: QueueBase) -> QueueDeliveryStats:
@@ -119,9 +119,9 @@ class DeliveryStatsMixin:
     def __init__(self) -> None:
         self.acked_count: i64 = 0
         # Created with the first count.
-        self.served: DeliveryStats | None = None
+        self.queue_stats: DeliveryStats | None = None
 
     def delivery_stats(self) -> DeliveryStats:
-        if self.served is None:
-            self.served = DeliveryStats()
-        return self.served
+        if self.queue_stats is None:
+            self.queue_stats = DeliveryStats()
+        return self.queue_stats

@@ -71,7 +71,7 @@ def reply_when_safe(channel: Channel, logs: Collection[QueueLog], settled: Colle
         settled: the logs of the settled entries.
     """
     turn = channel.session.turn
-    turn.urgent = True
+    turn.is_sync_urgent = True
     when_safe(turn, logs, functools.partial(_reply, channel, list(settled)))
 
 
@@ -83,7 +83,7 @@ def _reply(channel: Channel, settled: list[QueueLog], safe: bool) -> None:
         elif not store.local:
             remote.append(store)
     if safe and remote:
-        RemoteLogWait(channel, len(remote)).ask(remote)
+        RemoteLogWait(channel, len(remote)).start(remote)
     else:
         _send_reply(channel, safe)
 
@@ -97,9 +97,9 @@ class RemoteLogWait:
         self._missing = count
         self._safe = True
 
-    def ask(self, logs: list[QueueLog]) -> None:
+    def start(self, logs: list[QueueLog]) -> None:
         for store in logs:
-            store.when_settled(self._on_settled)
+            store.when_acks_safe(self._on_settled)
 
     def _on_settled(self, safe: bool) -> None:
         self._missing -= 1
@@ -207,9 +207,9 @@ class TransactionCommit:
     def start(self) -> None:
         self.channel.busy = True
         self.transaction.committing = True
-        self.channel.owner.call_soon(self.step)
+        self.channel.owner.call_soon(self.run_slice)
 
-    def settle_behind(self, logs: Collection[QueueLog]) -> None:
+    def start_at_sync(self, logs: Collection[QueueLog]) -> None:
         """Begin at the sync stage: the handler has offered the few publishes to these logs in this turn."""
         self._stage = _SYNC
         self._check_logs(math.inf)
@@ -218,7 +218,7 @@ class TransactionCommit:
         self._syncs += 1
         when_safe(self.channel.session.turn, logs, self._synced)
 
-    def step(self) -> None:
+    def run_slice(self) -> None:
         """Run the commit for one turn's share."""
         try:
             self._work(time.monotonic() + SLICE_S)
@@ -253,7 +253,7 @@ class TransactionCommit:
         if self._stage == _SETTLE and self._settle(deadline):
             self._answer()
             return
-        self.channel.owner.call_soon(self.step)
+        self.channel.owner.call_soon(self.run_slice)
 
     def _check_logs(self, deadline: float) -> bool:
         """Collect the logs of the settlements and check them. Return whether all are checked."""
@@ -371,7 +371,7 @@ class TransactionCommit:
         if not safe:
             self._failed = True
         if self._syncs == 0 and self._stage == _SYNC:
-            self.channel.owner.call_soon(self.step)
+            self.channel.owner.call_soon(self.run_slice)
 
     def _settle(self, deadline: float) -> bool:
         channel = self.channel

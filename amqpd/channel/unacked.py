@@ -32,7 +32,7 @@ class Unacked:
     Methods that take a tag raise PreconditionFailed if it is not outstanding.
 
     Attributes:
-        repeats: an entry has several places, because a stream entry can have many deliveries.
+        has_shared_entries: an entry has several places, because a stream entry can have many deliveries.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Unacked:
         self._head: i64 = 0
         self._base_tag: i64 = 1
         self._late: dict[i64, None] = {}
-        self.repeats = False
+        self.has_shared_entries = False
 
     def add(self, tag: i64, entry: QueueEntry) -> None:
         """Add a delivery. Its tag must be the highest so far."""
@@ -56,11 +56,11 @@ class Unacked:
         if count == 1:
             self._entries.append(entry)
         else:
-            self.repeats = True
+            self.has_shared_entries = True
             times: int = count
             self._entries += [entry] * times
 
-    def skip(self) -> None:
+    def add_no_ack(self) -> None:
         """Add a place for a delivery that needs no ack, so that tags and places agree."""
         if self._entries:
             self._entries.append(None)
@@ -93,7 +93,7 @@ class Unacked:
         self._head = 0
         self._late.clear()
 
-    def end(self) -> i64:
+    def next_tag(self) -> i64:
         """Return the tag after the last one in the list."""
         count: i64 = len(self._entries)
         return self._base_tag + count
@@ -125,7 +125,7 @@ class Unacked:
             position += 1
         return -1
 
-    def take_late(self, queue: QueueBase, consumer: Consumer | None) -> list[QueueEntry]:
+    def take_as_late(self, queue: QueueBase, consumer: Consumer | None) -> list[QueueEntry]:
         """Remove and return the consumer's entries, except those settled in a transaction.
 
         Their tags are late from now on.
@@ -152,14 +152,14 @@ class Unacked:
         del self._late[tag]
         return True
 
-    def at(self, tag: i64) -> list[tuple[i64, QueueEntry]]:
+    def entries_at(self, tag: i64) -> list[tuple[i64, QueueEntry]]:
         """Return the entry of this tag, with the tag. It stays in the list. A late tag returns nothing."""
         if tag in self._late:
             return []
         index = self._index(tag)
         return self._between(index, index)
 
-    def up_to(self, tag: i64) -> list[tuple[i64, QueueEntry]]:
+    def entries_up_to(self, tag: i64) -> list[tuple[i64, QueueEntry]]:
         """Return the entries up to this tag (0: all), with their tags, except those settled in a transaction.
         They stay.
         """

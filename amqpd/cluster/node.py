@@ -86,7 +86,7 @@ class ReplicationAlarm:
     """Condition of the alarm `store`: Kafka does not keep up with the publishers.
 
     A full window of unsynced bytes (`LoopTurn.unsynced_bytes_max`) already pauses publishers. The alarm is raised
-    if the window is full at two checks in a row, and ends when half of it is free. `Alarms.store_waits` calls the
+    if the window is full at two checks in a row, and ends when half of it is free. `Alarms.is_store_slow` calls the
     object once at each check.
     """
 
@@ -247,7 +247,7 @@ class ClusterNode:
         broker.catalogue.events.node = options.node
         broker.vhosts.when_served = self._when_served
         broker.catalogue.own_topics = NodeTopicPolicy(self.topics, options.kafka_topics, self.storage.places)
-        broker.alarms.store_waits = ReplicationAlarm(broker.turn)
+        broker.alarms.is_store_slow = ReplicationAlarm(broker.turn)
         self.takeovers = SlotOwnership(
             options, broker, self.storage, self.metadata, self.reader, self.topics, self._announced, first_rows
         )

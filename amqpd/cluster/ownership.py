@@ -221,7 +221,7 @@ class SlotOwnership:
                 self._storage.commits,
                 self._reader.read,
                 on_failed=_nothing,
-                on_room=self.broker.turn.room,
+                on_room=self.broker.turn.resume_paused,
                 on_fenced=_nothing,
                 transaction_bytes_max=options.max_message_bytes,
             )

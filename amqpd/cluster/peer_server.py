@@ -399,7 +399,7 @@ class PeerServer(FrontEnd):
             self.identity = await asyncio.to_thread(identity, self._broker.settings.data_dir)
         self._listener = PeerListener(self.identity, self._secret, self._kinds)
         self.listeners += self._listener.listen(*self._listen)
-        self._amqp.connections.elsewhere = self.relays
+        self._amqp.connections.vhost_router = self.relays
 
     @property
     def port(self) -> int:
@@ -447,7 +447,7 @@ class PeerServer(FrontEnd):
     async def stop(self) -> None:
         """Close the port and all remaining connections. The AMQP listener stopped before and notified its clients."""
         self.listeners.clear()
-        self._amqp.connections.elsewhere = None
+        self._amqp.connections.vhost_router = None
         if self._listener is not None:
             self._listener.close()
             self._listener = None

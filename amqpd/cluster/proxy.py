@@ -160,7 +160,7 @@ class ProxiedConnection:
     def start(self) -> None:
         """Take the client's socket from the connection; the owner has accepted the inner connection."""
         assert self.owner is not None
-        client, rest = self._handover.take(_ClientSide(self))
+        client, rest = self._handover.take_socket(_ClientSide(self))
         self.client = client
         client.set_write_buffer_limits(BUFFER_HIGH_BYTES, BUFFER_LOW_BYTES)
         self.owner.set_write_buffer_limits(BUFFER_HIGH_BYTES, BUFFER_LOW_BYTES)
@@ -220,7 +220,7 @@ class ProxiedConnection:
             self._timer.cancel()
             self._timer = None
         self._relays.remove(self)
-        self._handover.gone(self._passed_bytes)
+        self._handover.on_socket_closed(self._passed_bytes)
         if self.owner is not None and not self.owner.is_closing():
             self.owner.resume_reading()  # read to the end of the stream and drop the bytes
             self.owner.close()
@@ -321,11 +321,11 @@ class ConnectionProxy(VhostRouter):
         self.relayed_count = 0
         """Clients that were proxied since the start."""
         view.listeners.append(self._owners_changed)
-        broker.alarms.heard.append(self._send_alarms)
+        broker.alarms.listeners.append(self._send_alarms)
 
     # -- VhostRouter
 
-    def runs(self, vhost: str) -> bool:
+    def is_remote(self, vhost: str) -> bool:
         return self._view.knows(vhost)
 
     def count(self) -> int:
@@ -351,7 +351,7 @@ class ConnectionProxy(VhostRouter):
         for relay in list(self._relays):
             relay.close(moving_text(relay.vhost))
 
-    async def carry(self, handover: Handover) -> None:
+    async def hand_over(self, handover: Handover) -> None:
         try:
             await self._carry(handover)
         except asyncio.CancelledError:
@@ -373,7 +373,7 @@ class ConnectionProxy(VhostRouter):
                 handover.refuse(ConnectionForced(self.closed))
                 return
             if vhost in self._broker.vhosts:
-                handover.stay()
+                handover.open_here()
                 return
             if not self._view.knows(vhost):
                 handover.refuse(NotAllowed(f"vhost {vhost} not found", methods.CONNECTION_OPEN))
@@ -396,7 +396,7 @@ class ConnectionProxy(VhostRouter):
                 return
             if login.heartbeat_s and now >= beat_at:
                 beat_at = now + login.heartbeat_s / 2
-                handover.alive()
+                handover.send_heartbeat()
             await self._view.wait_change(POLL_S)
 
     async def _proxy_while_owner(self, handover: Handover, node: NodeState) -> None:
@@ -550,10 +550,10 @@ class ProxiedChannelZero(ChannelZero):
         raise ConnectionForced(moving_text(command.virtual_host))
 
     def pause_for_node_alarm(self, reason: str) -> None:
-        """Pause the client because of an alarm of its node; see `hold_for_alarm`."""
+        """Pause the client because of an alarm of its node; see `pause_for_alarm`."""
         connection = self.connection
-        if not connection.gate.holds(ALARM):
-            connection.gate.pause(ALARM)
+        if not connection.read_pause.is_set(ALARM):
+            connection.read_pause.pause(ALARM)
             if connection.capabilities.get("connection.blocked") is True:
                 connection.output.send(0, ConnectionBlocked(reason))
 
@@ -593,7 +593,7 @@ class ProxiedTransport(Transport):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.begin()
         client = self._client
-        self.control.take_over(
+        self.control.continue_login(
             NegotiatedLogin(
                 self._user,
                 client.mechanism,
@@ -710,7 +710,7 @@ class ProxiedClients:
         elif had and not self._broker.turn.alarmed:
             for relayed in list(self._by_run.get(run, ())):
                 if relayed.control.step == OPEN:
-                    relayed.control.release_from_alarm()
+                    relayed.control.resume_after_alarm()
 
     def _check_publishers(self) -> None:
         self._check_timer = None

@@ -301,7 +301,7 @@ class AckRecordWriter:
         self._returned: dict[int, tuple[int, int]] = {}
 
     def note(self, kind: i64, a: i64, b: i64, c: i64) -> None:
-        """Record an entry, with the arguments of `AckFileWriter.note`. Cost: 50 ns."""
+        """Record an entry, with the arguments of `AckFileWriter.add_entry`. Cost: 50 ns."""
         if kind in (SETTLED, LOST):
             self._runs.append((a, b))
         elif kind == RETURNED:

@@ -30,10 +30,10 @@ from mypy_extensions import i64, mypyc_attr
 from amqpd.cluster.replicated_acks import AckRecordWriter, ReplicatedAcks
 from amqpd.kafka.keyed_records import KeyedRecord, read_keyed
 from amqpd.kafka.partition import Partition
-from amqpd.storage.acks.ack_set import tally
+from amqpd.storage.acks.ack_set import pack_returned
 from amqpd.storage.local_log import LocalLog, LogKeeper
 from amqpd.storage.log.appender import KafkaSequencer
-from amqpd.storage.log.batch import CONTROL, HEADER_SIZE, TRANSACTIONAL, BatchHeader, ClosedBatch, plain
+from amqpd.storage.log.batch import CONTROL, HEADER_SIZE, TRANSACTIONAL, BatchHeader, ClosedBatch, decompressed
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.record import BadRecord, RecordRoute, read_offset_delta, read_record, record_stop, value_size
 from amqpd.storage.loop_log import LogContext
@@ -139,7 +139,7 @@ def _records(
     data: bytes, header: BatchHeader, first_offset: i64, acks: ReplicatedAcks, filled: BatchFilterResult
 ) -> bool:
     """Add the records to `filled`. Return False if the first one is not a message of ours. Raises BadRecord."""
-    image, at, whole = plain(data, 0, header)
+    image, at, whole = decompressed(data, 0, header)
     end: i64 = at + whole.size
     position: i64 = at + HEADER_SIZE
     left: i64 = whole.count
@@ -201,7 +201,7 @@ class ReplicaKeeper:
         raise NotImplementedError
 
     def when_settled(self, log: ReplicatedLog, done: Callable[[bool], None]) -> None:
-        """See `QueueLog.when_settled`. The log has collected its acks before."""
+        """See `QueueLog.when_acks_safe`. The log has collected its acks before."""
         raise NotImplementedError
 
 
@@ -310,7 +310,7 @@ class ReplicatedLog(LocalLog):
         if not kept:
             return
         log = self.log
-        self.appender.fill([each.batch for each in kept if each.batch is not None])
+        self.appender.add_encoded_batches([each.batch for each in kept if each.batch is not None])
         self.appender.write()
         for each in kept:
             batch = each.batch
@@ -331,10 +331,10 @@ class ReplicatedLog(LocalLog):
         returned: dict[int, int] = {}
         for offset, (count, due_ms) in acks.returned.items():
             if offset >= self.first_offset and not acks.is_acked(offset):
-                returned[offset] = tally(count, due_ms)
+                returned[offset] = pack_returned(count, due_ms)
         log = self.log
         log.end = max(log.end, self.end_offset)
-        log.noted = self._on_ack_entry
+        log.on_ack_entry = self._on_ack_entry
         self.recovered(acks.delivered_mark, self.seen_end, returned, [])
         self.ready = True
         if log.start_offset() > acks.head:
@@ -354,9 +354,9 @@ class ReplicatedLog(LocalLog):
             raise OSError(f"the slot of queue '{self.name}' was given up")
         return keeper.open_log(self, done)
 
-    def let_go(self) -> None:
-        self.log.noted = None
-        super().let_go()
+    def dispose(self) -> None:
+        self.log.on_ack_entry = None
+        super().dispose()
 
     # -- appending
 
@@ -426,7 +426,7 @@ class ReplicatedLog(LocalLog):
         watermark = self.log.watermark
         if high_watermark > watermark.offset and not self.deleted:
             watermark.offset = high_watermark
-            self.safety_moved()
+            self.on_high_watermark()
             if self.ack_writer.has_waiting:
                 self._list_changed()
 
@@ -442,14 +442,14 @@ class ReplicatedLog(LocalLog):
         """Nack everything that is not in Kafka, now and later: Kafka rejects writes to this log."""
         self.refused = text
         self.failed = True
-        self.safety_moved()
+        self.on_high_watermark()
 
     def accept_writes(self) -> None:
         """Accept messages again. What was nacked meanwhile may be stored anyway."""
         self.refused = ""
         self.failed = False
 
-    def about(self) -> dict[str, object]:
+    def location(self) -> dict[str, object]:
         """Return the log's position in Kafka for the HTTP API.
 
         `waiting_bytes` are not answered by Kafka. `span_bytes` start at the first live offset and are from the last
@@ -493,7 +493,7 @@ class ReplicatedLog(LocalLog):
             return []  # its start is not known yet
         return settlements.take_records(log.start_offset(), log.watermark.offset, self.record_count, self.size_bytes)
 
-    def when_settled(self, done: Callable[[bool], None]) -> None:
+    def when_acks_safe(self, done: Callable[[bool], None]) -> None:
         keeper = self.keeper
         if keeper is None or self.failed or self.deleted:
             done(self.deleted)

@@ -400,7 +400,7 @@ class SlotLogs(ReplicaKeeper):
         read: reads batches back from Kafka.
         on_failed: called when a log accepts nothing more, or could not be written (`LoopTurn.log_failed`).
         on_accepted: called when Kafka accepts a log again.
-        on_room: called when fewer bytes are unsynced (`LoopTurn.room`).
+        on_room: called when fewer bytes are unsynced (`LoopTurn.resume_paused`).
         on_fenced: called with the reason when nothing is sent any more. All publishes that are not in Kafka have
         been nacked; the caller must give up the slot.
     """
@@ -672,7 +672,7 @@ class SlotLogs(ReplicaKeeper):
             self._schedule_pass(TELL_PAUSE_S)
 
     def when_settled(self, log: ReplicatedLog, done: Callable[[bool], None]) -> None:
-        """See `QueueLog.when_settled`. A transaction need not wait for the next pass.
+        """See `QueueLog.when_acks_safe`. A transaction need not wait for the next pass.
 
         A pass starts at the end of this turn if fewer than WINDOW batches of `settled` are unanswered.
         """
@@ -722,7 +722,7 @@ class SlotLogs(ReplicaKeeper):
         """Add one batch of keyed records behind the earlier ones; `producer.flush` sends it."""
         replica = self.replica(partition)
         base, now = partition.next_offset, int(time.time() * 1000)
-        sequence = replica.number(len(records))
+        sequence = replica.reserve_sequences(len(records))
         batch = keyed_batch(records, base, now, replica.producer_id, replica.epoch, sequence)
         self.producer.offer(partition, [batch])
 

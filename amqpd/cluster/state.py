@@ -280,7 +280,7 @@ class ClusterState:
     async def _apply_batch(self, followed: FollowedPartition, batch: bytes) -> None:
         slot = followed.number
         # Most batches of other slots do not contain the owner's key and need no decoding.
-        if slot and self._owner_keys[slot] not in batch and not BatchHeader(batch, 0).compressed():
+        if slot and self._owner_keys[slot] not in batch and not BatchHeader(batch, 0).is_compressed():
             return
         until = time.perf_counter() + SLICE_S
         try:

@@ -100,19 +100,19 @@ class ClusterStorage(Storage):
             if store.local:
                 store.recover()
 
-    def find_hold(self, store: QueueLog) -> ExportHold | None:
+    def find_export_hold(self, store: QueueLog) -> ExportHold | None:
         """Return None for a log in Kafka: exports do not hold its messages."""
-        return super().find_hold(store) if store.local else None
+        return super().find_export_hold(store) if store.local else None
 
-    def hold(self, store: QueueLog) -> ExportHold:
-        """See `Storage.hold`.
+    def export_hold(self, store: QueueLog) -> ExportHold:
+        """See `Storage.export_hold`.
 
         Raises:
             TypeError: the log is in Kafka.
         """
         if not store.local:
             raise TypeError(f"the log of queue '{store.name}' is not on this disk")
-        return super().hold(store)
+        return super().export_hold(store)
 
     def delete_queue(self, store: LocalLog, done: Callable[[], None] | None = None) -> None:
         """See `Storage.delete_queue`. Also deletes the acks in Kafka; the placement frees the partition."""
@@ -143,10 +143,10 @@ class ClusterStorage(Storage):
             self.delete_queue(store, one_done)
         super().retire_vhost(vhost_id, [store for store in stores if not isinstance(store, ReplicatedLog)], one_done)
 
-    def leave_queue(self, store: QueueLog) -> None:
-        """See `Storage.leave_queue`. The queue's acks in Kafka stay."""
+    def remove_local_files(self, store: QueueLog) -> None:
+        """See `Storage.remove_local_files`. The queue's acks in Kafka stay."""
         if isinstance(store, ReplicatedLog):
             self.places.pop(store.queue_id, None)
             super().delete_queue(store)
         else:
-            super().leave_queue(store)
+            super().remove_local_files(store)

@@ -154,7 +154,7 @@ class ChannelZero(ChannelZeroBase):
     def begin(self, connection: Connection) -> None:
         """Start the handshake deadline. With TLS, its handshake is over and had its own deadline."""
         self.connection = connection
-        self.connections.give_back.came()
+        self.connections.malloc_trimmer.on_opened()
         self._set_timer(self.broker.settings.amqp.handshake_timeout_s, self._on_handshake_timeout)
 
     # -- the protocol header -----------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class ChannelZero(ChannelZeroBase):
         # spec: 4.2.2 answer with the supported header, then close
         log.warning("a client does not speak AMQP 0-9-1: %r", self._header[:8], extra=self._log_fields())
         self.wire.write(HEADER)
-        self.finished()
+        self.close_socket()
 
     # -- methods -----------------------------------------------------------------------------------------------------
 
@@ -210,16 +210,16 @@ class ChannelZero(ChannelZeroBase):
         elif isinstance(command, ConnectionOpen) and self.step == WANT_OPEN:
             self._open(command)
         elif isinstance(command, ConnectionClose):
-            self.closed_by_client()
+            self.on_client_close()
         else:
             raise ChannelError(f"unexpected method '{methods.method_name(method)}' in the handshake", method)
 
     def _on_open(self, method: int, command: methods.Command) -> None:
         if isinstance(command, ConnectionClose):
-            if self.connection.backlog.unfinished_count > 0:
-                self.connection.backlog.close_waits = True
+            if self.connection.pending_commands.unfinished_count > 0:
+                self.connection.pending_commands.close_waits = True
             else:
-                self.closed_by_client()
+                self.on_client_close()
         elif isinstance(command, ConnectionUpdateSecret):
             # rabbit: nothing to do for a backend without expiring secrets
             self.connection.output.send(0, ConnectionUpdateSecretOk())
@@ -267,7 +267,7 @@ class ChannelZero(ChannelZeroBase):
             self._refuse_login(connection)
             return
         self.broker.auth.login_stats.count_login("amqp091", self.wire.peer[0], name, True)
-        if connection.ending.state != HANDSHAKE:
+        if connection.close_handler.state != HANDSHAKE:
             return
         self._user = user
         events.logged_in(self.broker, connection, name, "")
@@ -279,11 +279,11 @@ class ChannelZero(ChannelZeroBase):
         connection.resume_input()
 
     def _refuse_login(self, connection: Connection) -> None:
-        if connection.ending.state != HANDSHAKE:
+        if connection.close_handler.state != HANDSHAKE:
             return
         if connection.capabilities.get("authentication_failure_close") is True:
             self.step = OPEN
-            connection.ending.shut(
+            connection.close_handler.shut(
                 LoginRefused(
                     f"Login was refused using authentication mechanism {self.mechanism}. "
                     "For details see the broker logfile."
@@ -320,7 +320,7 @@ class ChannelZero(ChannelZeroBase):
         connection = self.connection
         user = self._user
         assert user is not None  # the step guarantees it
-        elsewhere = self.connections.elsewhere
+        elsewhere = self.connections.vhost_router
         if elsewhere is not None and elsewhere.closed:
             raise ConnectionForced(elsewhere.closed)
         vhost = broker.vhosts.get(command.virtual_host)
@@ -337,16 +337,16 @@ class ChannelZero(ChannelZeroBase):
         connection.open(user, vhost)
         product = broker.settings.product[0]
         client = connection.client_properties.get("product")
-        connection.backlog.channel_wide_qos = client == "py-amqp" and product != "RabbitMQ"
+        connection.pending_commands.channel_wide_qos = client == "py-amqp" and product != "RabbitMQ"
         self.connections.add(connection)
-        self.connections.unopened.opened(self.wire)
+        self.connections.unopened.mark_logged_in(self.wire)
         connection.output.send(0, ConnectionOpenOk())
         log.info("user '%s' has opened vhost '%s'", user.name, vhost.name, extra=self._log_fields())
         events.connection_created(broker, connection)
 
     # -- another node ------------------------------------------------------------------------------------------------
 
-    def take_over(self, login: NegotiatedLogin) -> None:
+    def continue_login(self, login: NegotiatedLogin) -> None:
         """Continue after the handshake that another node did, up to tune-ok. connection.open is next."""
         connection = self.connection
         connection.client_properties = dict(login.client_properties)
@@ -365,8 +365,8 @@ class ChannelZero(ChannelZeroBase):
             ProcessingPaused: the handover began.
         """
         connections, connection = self.connections, self.connection
-        elsewhere = connections.elsewhere
-        if elsewhere is None or not elsewhere.runs(command.virtual_host):
+        elsewhere = connections.vhost_router
+        if elsewhere is None or not elsewhere.is_remote(command.virtual_host):
             return
         if self._timer is not None:
             self._timer.cancel()  # the handover has its own deadline
@@ -377,12 +377,12 @@ class ChannelZero(ChannelZeroBase):
         agreed = NegotiatedLogin(
             user, self.mechanism, properties, channel_max, frame_max, heartbeat_s, self.connected_at
         )
-        shared = connections.unopened, connections.give_back
+        shared = connections.unopened, connections.malloc_trimmer
         stay = partial(self._open_here, command)
         handover = Handover(
             connection, agreed, command.virtual_host, shared, self._handed_over, self._refuse_open, stay
         )
-        self._task = self.broker.loop.create_task(elsewhere.carry(handover))
+        self._task = self.broker.loop.create_task(elsewhere.hand_over(handover))
         raise ProcessingPaused
 
     def _handed_over(self) -> None:
@@ -392,63 +392,63 @@ class ChannelZero(ChannelZeroBase):
 
     def _refuse_open(self, error: HardError) -> None:
         self.wire.resume_reading()
-        if self.connection.ending.state == HANDSHAKE:
-            self.connection.ending.shut(error)
+        if self.connection.close_handler.state == HANDSHAKE:
+            self.connection.close_handler.shut(error)
             self._wait_for_close_ok()
 
     def _open_here(self, command: ConnectionOpen) -> None:
         connection = self.connection
         self.wire.resume_reading()
-        if connection.ending.state != HANDSHAKE:
+        if connection.close_handler.state != HANDSHAKE:
             return
         try:
             self._open(command)
         except ProcessingPaused:
             return  # another handover began
         except AmqpError as error:
-            connection.ending.close_for(error, 0)
+            connection.close_handler.close_for(error, 0)
         connection.resume_input()
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
-    def closed_by_client(self) -> None:
+    def on_client_close(self) -> None:
         connection = self.connection
-        if connection.ending.state == RUNNING:
+        if connection.close_handler.state == RUNNING:
             log.info("the client has closed its connection", extra=self._log_fields())
             self.release()
-        connection.ending.enter(CLOSING)
+        connection.close_handler.set_state(CLOSING)
         connection.output.send(0, ConnectionCloseOk())
         connection.output.flush()
         # rabbit: the client ends the stream. amqp091-go treats our end of stream as a failure if it comes before
         # its threads have seen close-ok.
-        connection.gate.disable()
-        self._set_timer(CLOSE_WAIT_S, self.finished)
+        connection.read_pause.disable()
+        self._set_timer(CLOSE_WAIT_S, self.close_socket)
 
     def fail(self, error: AmqpError) -> None:
         """Handle a hard error. Most errors in the handshake close the socket without an answer."""
         connection = self.connection
         is_answered = self.step >= WANT_TUNE_OK and isinstance(error, _ANSWERED_ERRORS)
-        if connection.ending.state == HANDSHAKE and not is_answered:
+        if connection.close_handler.state == HANDSHAKE and not is_answered:
             log.warning("a handshake failed: %s", error.reply_text, extra=self._log_fields())
             self._close_delayed()
             return
         assert isinstance(error, HardError)  # the caller passes no other error here
-        connection.ending.shut(error)
+        connection.close_handler.shut(error)
         self._wait_for_close_ok()
 
     def force(self, reason: str) -> None:
         """Close with 320 at the request of amqpctl, the HTTP API, a vhost deletion or a stop."""
         if self.step == GONE:
             return
-        if self.connection.ending.state == RUNNING:
-            self.connection.ending.shut(ConnectionForced(reason))
+        if self.connection.close_handler.state == RUNNING:
+            self.connection.close_handler.shut(ConnectionForced(reason))
             self._wait_for_close_ok()
         else:
-            self.finished()
+            self.close_socket()
 
     def _close_delayed(self) -> None:
-        self.connection.ending.enter(CLOSING)
-        self._set_timer(PENALTY_S, self.finished)
+        self.connection.close_handler.set_state(CLOSING)
+        self._set_timer(PENALTY_S, self.close_socket)
 
     def _wait_for_close_ok(self) -> None:
         self._set_timer(CLOSE_WAIT_S, self._on_close_timeout)
@@ -472,12 +472,12 @@ class ChannelZero(ChannelZeroBase):
     def _on_handshake_timeout(self) -> None:
         self._timer = None
         log.warning("a handshake was not finished in time", extra=self._log_fields())
-        self.finished()
+        self.close_socket()
 
-    def finished(self) -> None:
+    def close_socket(self) -> None:
         """Write the remaining output and close the socket. Cancel a login check or handover."""
         self._stop_waiting()
-        if self.connection.ending.state != CLOSED:
+        if self.connection.close_handler.state != CLOSED:
             self.connection.output.flush()
             self.wire.close()
 
@@ -498,7 +498,7 @@ class ChannelZero(ChannelZeroBase):
         """Release the resources of the connection."""
         self.connections.release(self.connection)
 
-    def lost(self) -> None:
+    def on_socket_closed(self) -> None:
         """Dispose of the connection: the socket is closed."""
         if self._timer is not None:
             self._timer.cancel()
@@ -506,38 +506,38 @@ class ChannelZero(ChannelZeroBase):
         self._stop_waiting()
         connection = self.connection
         was_open = self.step == OPEN and connection.opened is not None
-        if connection.ending.state == RUNNING:
+        if connection.close_handler.state == RUNNING:
             log.info("the client closed its socket without connection.close", extra=self._log_fields())
-        connection.ending.enter(CLOSED)
+        connection.close_handler.set_state(CLOSED)
         if was_open:
             self.release()
             self.connections.closed_count += 1
             self.connections.ended_received_bytes += connection.received_bytes
             self.connections.ended_sent_bytes += connection.output.sent_bytes
         events.connection_closed(self.broker, connection)
-        connection.let_go()
-        self.connections.give_back.gone(connection.received_bytes + connection.output.sent_bytes)
+        connection.dispose()
+        self.connections.malloc_trimmer.on_closed(connection.received_bytes + connection.output.sent_bytes)
         self.step = GONE
         del self.connection
 
     # -- alarms ------------------------------------------------------------------------------------------------------
 
-    def hold_for_alarm(self) -> None:
+    def pause_for_alarm(self) -> None:
         """Stop reading a client that published during an alarm, and send connection.blocked."""
         connection = self.connection
-        if connection.gate.holds(ALARM):
+        if connection.read_pause.is_set(ALARM):
             return
-        connection.gate.pause(ALARM)
+        connection.read_pause.pause(ALARM)
         if connection.capabilities.get("connection.blocked") is True:
             connection.output.send(0, ConnectionBlocked(self.broker.alarm_reason))
 
-    def release_from_alarm(self) -> None:
+    def resume_after_alarm(self) -> None:
         connection = self.connection
-        if not connection.gate.holds(ALARM):
+        if not connection.read_pause.is_set(ALARM):
             return
         if connection.capabilities.get("connection.blocked") is True:
             connection.output.send(0, ConnectionUnblocked())
-        connection.gate.release_in_turn(ALARM)
+        connection.read_pause.resume_in_later_turn(ALARM)
 
-    def soon(self, function: Callable[[], None]) -> None:
+    def call_soon(self, function: Callable[[], None]) -> None:
         self.broker.loop.call_soon(function)

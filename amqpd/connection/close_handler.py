@@ -63,7 +63,7 @@ class ChannelTable:
     def add(self, channel: Channel) -> None:
         self.by_number[channel.number] = channel
 
-    def forget(self, number: i64) -> None:
+    def remove(self, number: i64) -> None:
         self.by_number.pop(number, None)
         self._last_number = -1
         self._last = None
@@ -91,7 +91,7 @@ class CloseHandler:
         self,
         name: str,
         control: ChannelZeroBase,
-        gate: ReadPause,
+        read_pause: ReadPause,
         output: Output,
         parser: FrameParser,
         channels: ChannelTable,
@@ -99,17 +99,17 @@ class CloseHandler:
         self.name = name
         self.state: i64 = HANDSHAKE
         self._control = control
-        self._gate = gate
+        self._read_pause = read_pause
         self._output = output
         self._parser = parser
         self._channels = channels
 
-    def enter(self, state: i64) -> None:
+    def set_state(self, state: i64) -> None:
         """Set the state. No other code does."""
         self.state = state
         if state >= CLOSING:
             self._output.closing = True
-            self._gate.closing = True
+            self._read_pause.closing = True
 
     def close_for(self, error: Exception, number: i64) -> None:
         """Close the channel or the connection because of an exception."""
@@ -153,13 +153,13 @@ class CloseHandler:
 
     def shut(self, error: HardError) -> None:
         """Send connection.close and wait for close-ok. `ChannelZero` limits the wait."""
-        self.enter(CLOSING)
+        self.set_state(CLOSING)
         log.warning("a connection is closed: %s", error.reply_text, extra={"connection": self.name})
         self._control.release()
         close = methods.ConnectionClose(error.code, error.reply_text, error.method >> 16, error.method & 0xFFFF)
         self._output.write(methods.frame(0, close))
         # The client's close-ok must be read, even if the connection was paused.
-        self._gate.disable()
+        self._read_pause.disable()
         rest = self._parser.take_unparsed()
         if not isinstance(error, FrameError) and CLOSE_OK_FRAME in rest:
-            self._control.finished()
+            self._control.close_socket()

@@ -61,11 +61,11 @@ class Connection(FrameHandler):
 
     Attributes:
         name: addresses of peer and broker, for logs and lists.
-        gate: reasons for which the socket is not read.
+        read_pause: reasons for which the socket is not read.
         output: bytes that wait to be written.
         channels: channels by number.
-        ending: state of the connection, and how it closes.
-        backlog: commands that wait for busy channels.
+        close_handler: state of the connection, and how it closes.
+        pending_commands: commands that wait for busy channels.
         opened: the session, from connection.open on.
         received: bytes arrived since the last heartbeat tick.
 
@@ -82,15 +82,15 @@ class Connection(FrameHandler):
         self.wire = wire
         self.control = control
         self.name = name
-        self.gate = ReadPause(wire, turn)
-        self.output = SocketWriter(wire, turn, self.gate, control)
+        self.read_pause = ReadPause(wire, turn)
+        self.output = SocketWriter(wire, turn, self.read_pause, control)
         self.parser = FrameParser(self, sink_frame_max, broker.message_size_max_bytes)
         self.channels = ChannelTable()
-        self.ending = CloseHandler(name, control, self.gate, self.output, self.parser, self.channels)
-        self.backlog = PendingCommands(
-            self, turn, control, self.gate, self.output, self.parser, self.channels, self.ending
+        self.close_handler = CloseHandler(name, control, self.read_pause, self.output, self.parser, self.channels)
+        self.pending_commands = PendingCommands(
+            self, turn, control, self.read_pause, self.output, self.parser, self.channels, self.close_handler
         )
-        self.gate.on_resume = self.resume_input
+        self.read_pause.on_resume = self.resume_input
         self.opened: Session | None = None
         self.client_properties: dict[str, object] = {}
         self.capabilities: dict[str, object] = {}
@@ -115,7 +115,7 @@ class Connection(FrameHandler):
 
     def open(self, user: User, vhost: VHost) -> None:
         self.opened = Session(self.broker, vhost, user, self.name, self.wire.peer, self.capabilities)
-        self.ending.enter(RUNNING)
+        self.close_handler.set_state(RUNNING)
 
     def set_frame_max(self, frame_max: int) -> None:
         """Apply tune-ok.
@@ -126,22 +126,22 @@ class Connection(FrameHandler):
         self.output.frame_payload_max = frame_max - FRAME_OVERHEAD_BYTES
         self.parser.frame_payload_max = frame_max
 
-    def forget_routes(self) -> None:
+    def clear_route_cache(self) -> None:
         """Drop cached routes, because permissions changed."""
         for channel in self.channels.all():
             channel.publisher.forget_routes()
 
-    def let_go(self) -> None:
+    def dispose(self) -> None:
         """Break all reference cycles after the socket is closed.
 
-        Together with `ChannelZero.lost` and `Transport.connection_lost`. Reference counting then frees the
+        Together with `ChannelZero.on_socket_closed` and `Transport.connection_lost`. Reference counting then frees the
         connection when the last turn or commit that refers to it ends; no garbage collection is needed.
         """
-        self.ending.enter(CLOSED)
+        self.close_handler.set_state(CLOSED)
         self.parser.dispose()
-        self.gate.let_go()
+        self.read_pause.dispose()
         self.output.dispose()
-        self.backlog.let_go()
+        self.pending_commands.dispose()
         self._input.clear()
 
     # -- bytes -------------------------------------------------------------------------------------------------------
@@ -150,11 +150,11 @@ class Connection(FrameHandler):
         """Process bytes from the socket. Raises nothing."""
         self.received = True
         self.received_bytes += len(data)
-        ending = self.ending
+        ending = self.close_handler
         if ending.state >= CLOSING:
             self._receive_closing(data)
             return
-        if self.backlog.input_waits:
+        if self.pending_commands.input_waits:
             self._input.append(data)
             if ending.state == HANDSHAKE and self.received_bytes > LOGIN_BYTES_MAX:
                 ending.fail(FrameError("too much data before the login"))
@@ -169,7 +169,7 @@ class Connection(FrameHandler):
                 self._turn_bytes = 0
             self._turn_bytes += len(data)
             if turn.account_read(len(data), self._turn_bytes) and ending.state == RUNNING:
-                self.gate.pause_for_turn()
+                self.read_pause.pause_for_turn()
         finally:
             if alone:  # no other call ends this turn
                 turn.end_read()
@@ -182,15 +182,15 @@ class Connection(FrameHandler):
                 parser.parse()
                 break
             except ProcessingPaused:
-                self.backlog.input_waits = True
+                self.pending_commands.input_waits = True
                 break
             except Exception as error:  # noqa: BLE001  # close_for logs unknown exceptions
-                self.ending.close_for(error, parser.channel)
+                self.close_handler.close_for(error, parser.channel)
                 if not isinstance(error, SoftError):
                     break
         turn = self.turn
-        if self.publishes and (turn.crowded or turn.commits.unsynced_bytes > turn.unsynced_bytes_max):
-            self.gate.hold_for_sync()
+        if self.publishes and (turn.is_republisher_full or turn.commits.unsynced_bytes > turn.unsynced_bytes_max):
+            self.read_pause.pause_until_synced()
         if parser.buffered_bytes != self._reported_body_bytes:
             self._report_partial_bodies()
 
@@ -198,18 +198,18 @@ class Connection(FrameHandler):
         """Look for close-ok after our connection.close. All other bytes are ignored."""
         self._input.clear()
         if CLOSE_OK_FRAME in data or (len(data) < 12 and CLOSE_OK_FRAME.endswith(data)):
-            self.control.finished()
+            self.control.close_socket()
 
     def resume_input(self) -> None:
         """Process the data that arrived during a pause, unless another reason still applies."""
-        backlog = self.backlog
-        gate = self.gate
+        backlog = self.pending_commands
+        gate = self.read_pause
         output = self.output
         if not backlog.input_waits:
             return
-        if gate.holds(ALARM):
+        if gate.is_set(ALARM):
             return  # the end of the alarm calls this again
-        if gate.holds(OUTPUT) and (output.write_paused or output.output_bytes() >= OUTPUT_BYTES_MAX):
+        if gate.is_set(OUTPUT) and (output.write_paused or output.output_bytes() >= OUTPUT_BYTES_MAX):
             return  # `flush` calls this again
         gate.resume(OUTPUT | SHARING)
         backlog.input_waits = False
@@ -217,7 +217,7 @@ class Connection(FrameHandler):
         if backlog.input_waits:
             return
         rest = self.take_input()
-        if rest and self.ending.state < CLOSING:
+        if rest and self.close_handler.state < CLOSING:
             self.parser.feed_data(rest)
             self.turn.schedule()
             self.run()
@@ -234,9 +234,9 @@ class Connection(FrameHandler):
         Raises:
             ProcessingPaused: always.
         """
-        self.backlog.fanout_count = 0
-        self.gate.pause(SHARING)
-        self.control.soon(self.resume_input)
+        self.pending_commands.fanout_count = 0
+        self.read_pause.pause(SHARING)
+        self.control.call_soon(self.resume_input)
         raise ProcessingPaused
 
     def _check_output(self) -> None:
@@ -245,8 +245,8 @@ class Connection(FrameHandler):
         Raises:
             ProcessingPaused: OUTPUT_BYTES_MAX bytes wait.
         """
-        if self.output.output_bytes() >= OUTPUT_BYTES_MAX and self.ending.state == RUNNING:
-            self.gate.pause(OUTPUT)
+        if self.output.output_bytes() >= OUTPUT_BYTES_MAX and self.close_handler.state == RUNNING:
+            self.read_pause.pause(OUTPUT)
             raise ProcessingPaused
 
     # -- unfinished bodies -------------------------------------------------------------------------------------------
@@ -260,15 +260,15 @@ class Connection(FrameHandler):
             # so none can wait for another.
             text = f"more than {bodies.limit_bytes} bytes of incomplete messages"
             number = parser.newest_channel()
-            self.ending.fail_channel(number, ContentTooLarge(text, BASIC_PUBLISH))
+            self.close_handler.fail_channel(number, ContentTooLarge(text, BASIC_PUBLISH))
             parser.ignore_channel(number)  # also if the channel was not open
         kept = parser.buffered_bytes
         self._reported_body_bytes = kept
-        bodies.changed(self.gate, kept, parser.oldest_serial() if kept > 0 else 0)
+        bodies.update(self.read_pause, kept, parser.oldest_serial() if kept > 0 else 0)
         if kept > 0 and self.turn.alarmed:
-            self.control.hold_for_alarm()
+            self.control.pause_for_alarm()
 
-    def drop_bodies(self) -> None:
+    def drop_partial_bodies(self) -> None:
         """Drop incomplete bodies, because the connection ends."""
         self.parser.drop_partial_contents()
         if self._reported_body_bytes > 0:
@@ -279,11 +279,11 @@ class Connection(FrameHandler):
     def on_large_publish(self, number: i64, method: bytes, header: bytes, parts: list[bytes], body_size: i64) -> None:
         # `parts` is no argument of on_publish: mypyc calls a method slower if its signature differs from the base
         # class.
-        self.backlog.parts = parts
+        self.pending_commands.parts = parts
         try:
             self.on_publish(number, method, header, len(header), body_size, 0, False)
         finally:
-            self.backlog.parts = None
+            self.pending_commands.parts = None
 
     def on_publish(
         self,
@@ -301,29 +301,35 @@ class Connection(FrameHandler):
         if channel.closing:
             return
         if channel.busy:
-            item = PendingCommand(1, method, content, header_size, body_size, frame_payload_max, self.backlog.parts)
-            self.backlog.enqueue(number, item)
+            item = PendingCommand(
+                1, method, content, header_size, body_size, frame_payload_max, self.pending_commands.parts
+            )
+            self.pending_commands.enqueue(number, item)
             return
         self.publishes = True
         if self.turn.alarmed:
-            self.control.hold_for_alarm()
+            self.control.pause_for_alarm()
             if body_size > 0:  # rabbit: publishes without a body are not blocked
                 # The first pending command of its channel. Data behind it waits unparsed.
-                item = PendingCommand(1, method, content, header_size, body_size, frame_payload_max, self.backlog.parts)
-                self.backlog.block(channel, item)
+                item = PendingCommand(
+                    1, method, content, header_size, body_size, frame_payload_max, self.pending_commands.parts
+                )
+                self.pending_commands.block(channel, item)
                 raise ProcessingPaused
         self.published_count += 1
         try:
             channel.publish(method, content, header_size, body_size, frame_payload_max, same_as_last)
         except LogNotOpen as waits:
             self.published_count -= 1
-            item = PendingCommand(1, method, content, header_size, body_size, frame_payload_max, self.backlog.parts)
-            self.backlog.wait_with(channel, waits.destinations, item)
+            item = PendingCommand(
+                1, method, content, header_size, body_size, frame_payload_max, self.pending_commands.parts
+            )
+            self.pending_commands.process_when_open(channel, waits.destinations, item)
             return
         except AmqpError as error:
             error.method = BASIC_PUBLISH
             raise
-        if self.backlog.needs_output_check:
+        if self.pending_commands.needs_output_check:
             self._check_after_publish()
 
     def _check_after_publish(self) -> None:
@@ -335,8 +341,8 @@ class Connection(FrameHandler):
         if self.output.returned:
             self.output.returned = False
             self._check_output()
-        self.backlog.needs_output_check = False
-        if self.backlog.fanout_count > OFFERS_MAX:
+        self.pending_commands.needs_output_check = False
+        if self.pending_commands.fanout_count > OFFERS_MAX:
             self._yield_loop()
 
     def on_ack(self, number: i64, tag: i64, multiple: bool) -> None:
@@ -346,7 +352,7 @@ class Connection(FrameHandler):
         if channel.closing:
             return
         if channel.busy:
-            self.backlog.enqueue(number, deferred_ack(tag, multiple))
+            self.pending_commands.enqueue(number, deferred_ack(tag, multiple))
             return
         try:
             channel.ack(tag, multiple)
@@ -356,12 +362,12 @@ class Connection(FrameHandler):
 
     def on_method(self, number: i64, payload: bytes) -> None:
         method = read_u32(payload, 0)
-        if number == 0 or self.ending.state == HANDSHAKE:
+        if number == 0 or self.close_handler.state == HANDSHAKE:
             self.control.on_method(number, method, payload)
             return
         channel = self.channels.get(number)
         if channel is not None and channel.busy and method != methods.CHANNEL_CLOSE_OK:
-            self.backlog.enqueue(number, deferred_method(payload))
+            self.pending_commands.enqueue(number, deferred_method(payload))
             return
         if method == methods.CHANNEL_OPEN:
             self._open_channel(channel, number)
@@ -386,14 +392,14 @@ class Connection(FrameHandler):
         if channel is not None:
             if not channel.closing:
                 raise ChannelError("second 'channel.open' seen", methods.CHANNEL_OPEN)
-            if not channel.crossed:
+            if not channel.is_close_crossed:
                 # The client has not answered our channel.close yet, so it must not reuse the number.
                 return
             # The client's own close was answered; it does not answer ours.
-            self.backlog.forget(channel)
+            self.pending_commands.free_channel(channel)
         self.channels.check_count()
         self.broker.admission.open_channel(self.session.user.name)
-        self.channels.add(Channel(self.session, self.output, self.backlog, number))
+        self.channels.add(Channel(self.session, self.output, self.pending_commands, number))
         self.broker.channels.opened_count += 1
         channel_created(self.session, number)
         self.output.send(number, methods.ChannelOpenOk())
@@ -401,11 +407,11 @@ class Connection(FrameHandler):
     def _closing_channel(self, channel: Channel, method: i64) -> None:
         """Handle a method on a channel that the broker closed and whose close-ok is due."""
         if method == methods.CHANNEL_CLOSE_OK:
-            self.backlog.forget(channel)
+            self.pending_commands.free_channel(channel)
         elif method == methods.CHANNEL_CLOSE:
             # Both closes crossed. A client that sent its own still answers ours (spec: 1.5.2.5).
             self.output.send(channel.number, methods.ChannelCloseOk())
-            channel.crossed = True
+            channel.is_close_crossed = True
 
     def on_publish_started(self, number: i64) -> None:
         if number == 0 or self.channels.get(number) is None:

@@ -1,8 +1,8 @@
 """Handover of a connection to the node of a cluster that serves its vhost.
 
 After connection.open this node keeps only the socket. Login and tuning go to the other node as a `NegotiatedLogin`;
-a proxy takes the socket (`Handover.take`) and forwards bytes. The other node continues the handshake before
-connection.open (`ChannelZero.take_over`).
+a proxy takes the socket (`Handover.take_socket`) and forwards bytes. The other node continues the handshake before
+connection.open (`ChannelZero.continue_login`).
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ class Handover:
         self.wire = connection.wire
         self.name = connection.name
         self.refuse = refuse
-        self.stay = stay
+        self.open_here = stay
         self._unopened, self._give_back = shared
         self._left = left
-        self._unopened.opened(self.wire)  # logged in: it is not closed to make room for others
+        self._unopened.mark_logged_in(self.wire)  # logged in: it is not closed to make room for others
 
-    def alive(self) -> None:
+    def send_heartbeat(self) -> None:
         """Send a heartbeat to the client."""
         self.connection.output.write(HEARTBEAT_FRAME)
 
-    def take(self, protocol: asyncio.Protocol) -> tuple[asyncio.Transport, bytes]:
+    def take_socket(self, protocol: asyncio.Protocol) -> tuple[asyncio.Transport, bytes]:
         """Give the socket, not read, to `protocol` and dispose of the connection.
 
         Returns:
@@ -86,14 +86,14 @@ class Handover:
         rest = connection.take_input()
         transport: asyncio.Transport = self.wire.hand_over(protocol)
         self._left()
-        connection.let_go()
-        del self.connection, self._left, self.refuse, self.stay
+        connection.dispose()
+        del self.connection, self._left, self.refuse, self.open_here
         return transport, rest
 
-    def gone(self, size: int) -> None:
+    def on_socket_closed(self, size: int) -> None:
         """Account for the closed socket, through which `size` bytes passed."""
-        self._unopened.left(self.wire)
-        self._give_back.gone(size)
+        self._unopened.remove(self.wire)
+        self._give_back.on_closed(size)
 
 
 class VhostRouter:
@@ -105,11 +105,11 @@ class VhostRouter:
 
     closed = ""
 
-    def runs(self, vhost: str) -> bool:
+    def is_remote(self, vhost: str) -> bool:
         """Return whether the vhost exists in the cluster but not on this node. It can be without a node at present."""
         raise NotImplementedError
 
-    async def carry(self, handover: Handover) -> None:
+    async def hand_over(self, handover: Handover) -> None:
         """Hand the connection over to the vhost's node, or refuse it. Raises nothing except a cancellation."""
         raise NotImplementedError
 

@@ -65,8 +65,8 @@ class Heartbeats:
     def finish_unopened(self) -> None:
         """Close the connections in a handshake, and those that wait for the client's end of stream."""
         for connection in list(self._clocks):
-            if connection.ending.state != RUNNING:
-                connection.control.finished()
+            if connection.close_handler.state != RUNNING:
+                connection.control.close_socket()
 
     def abort_all(self) -> None:
         for connection in list(self._clocks):
@@ -92,9 +92,9 @@ class Heartbeats:
         if connection.output.sent:
             connection.output.sent = False
             clock.sent = now
-        if connection.ending.state != RUNNING:
+        if connection.close_handler.state != RUNNING:
             return
-        reasons = connection.gate.reasons
+        reasons = connection.read_pause.reasons
         if reasons:
             # The broker does not read, so neither a heartbeat nor the rest of a frame can arrive.
             clock.received = now

@@ -78,7 +78,7 @@ class ChannelZeroBase:
         self.mechanism = ""
         self.connected_at = 0.0
 
-    def soon(self, function: Callable[[], None]) -> None:
+    def call_soon(self, function: Callable[[], None]) -> None:
         """Call the function in the next loop turn."""
         raise NotImplementedError
 
@@ -94,11 +94,11 @@ class ChannelZeroBase:
         """Close with 320 at the request of amqpctl, the HTTP API, a vhost deletion or a stop."""
         raise NotImplementedError
 
-    def closed_by_client(self) -> None:
+    def on_client_close(self) -> None:
         """Answer the client's connection.close, after the commands before it are done."""
         raise NotImplementedError
 
-    def finished(self) -> None:
+    def close_socket(self) -> None:
         """Write the remaining output and close the socket."""
         raise NotImplementedError
 
@@ -106,10 +106,10 @@ class ChannelZeroBase:
         """Release the connection's consumers, unacked messages and exclusive queues."""
         raise NotImplementedError
 
-    def hold_for_alarm(self) -> None:
+    def pause_for_alarm(self) -> None:
         """Stop reading a client that published during an alarm, and send connection.blocked."""
         raise NotImplementedError
 
-    def release_from_alarm(self) -> None:
+    def resume_after_alarm(self) -> None:
         """Read the client again: the alarm is over."""
         raise NotImplementedError

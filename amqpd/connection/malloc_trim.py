@@ -78,11 +78,11 @@ class MallocTrimmer:
         self._gone_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def came(self) -> None:
+    def on_opened(self) -> None:
         self._open_count += 1
         self._peak = max(self._peak, self._open_count)
 
-    def gone(self, size: int) -> None:
+    def on_closed(self, size: int) -> None:
         """Account for a closed connection through which `size` bytes passed."""
         self._open_count -= 1
         self._gone_bytes += size + CONNECTION_BYTES

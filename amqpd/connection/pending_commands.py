@@ -104,21 +104,21 @@ class PendingCommands(ConnectionInterface):
         sink: FrameHandler,
         turn: LoopTurn,
         control: ChannelZeroBase,
-        gate: ReadPause,
+        read_pause: ReadPause,
         output: Output,
         parser: FrameParser,
         channels: ChannelTable,
-        ending: CloseHandler,
+        close_handler: CloseHandler,
     ) -> None:
         super().__init__()
         self._sink = sink
         self._turn = turn
         self._control = control
-        self._gate = gate
+        self._read_pause = read_pause
         self._output = output
         self._parser = parser
         self._channels = channels
-        self._ending = ending
+        self._close_handler = close_handler
         self.deferred: dict[int, list[PendingCommand]] = {}
         self.deferred_bytes: i64 = 0
         self.unfinished_count: i64 = 0
@@ -138,7 +138,7 @@ class PendingCommands(ConnectionInterface):
         waiting.append(item)
         self.deferred_bytes += item.size_bytes()
         if self.deferred_bytes > DEFERRED_BYTES_MAX:
-            self._gate.pause(BACKLOG)
+            self._read_pause.pause(BACKLOG)
 
     def block(self, channel: Channel, item: PendingCommand | None) -> None:
         """Make the channel busy until processing resumes. `item` is then its first command."""
@@ -149,7 +149,7 @@ class PendingCommands(ConnectionInterface):
 
     def drop(self, number: i64) -> None:
         """Remove the channel and its waiting commands."""
-        self._channels.forget(number)
+        self._channels.remove(number)
         deferred = self.deferred.pop(number, None)
         if deferred is not None:
             for item in deferred:
@@ -157,8 +157,8 @@ class PendingCommands(ConnectionInterface):
             self._resume_if_short()
 
     def _resume_if_short(self) -> None:
-        if self.deferred_bytes <= DEFERRED_BYTES_MAX and self._gate.holds(BACKLOG):
-            self._gate.release_in_turn(BACKLOG)
+        if self.deferred_bytes <= DEFERRED_BYTES_MAX and self._read_pause.is_set(BACKLOG):
+            self._read_pause.resume_in_later_turn(BACKLOG)
 
     def _insert_first(self, channel: ChannelState, item: PendingCommand) -> None:
         """Put the command before all that wait on the channel, and continue the channel."""
@@ -173,7 +173,7 @@ class PendingCommands(ConnectionInterface):
 
     def _is_open(self, channel: ChannelState) -> bool:
         """Return False if the channel closed meanwhile. Another channel can have its number by now."""
-        return self._ending.state == RUNNING and self._channels.get(channel.number) is channel
+        return self._close_handler.state == RUNNING and self._channels.get(channel.number) is channel
 
     # -- continuing ----------------------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class PendingCommands(ConnectionInterface):
         if waiting is None:
             return
         index = 0
-        while index < len(waiting) and self._ending.state == RUNNING:
+        while index < len(waiting) and self._close_handler.state == RUNNING:
             # The waiting commands can include channel.close and channel.open, so look the channel up by number each
             # time.
             current = self._channels.get(number)
@@ -209,7 +209,7 @@ class PendingCommands(ConnectionInterface):
                 if current is not None and not current.busy:
                     self.block(current, None)
             except Exception as error:  # noqa: BLE001  # close_for logs unknown exceptions
-                self._ending.close_for(error, number)
+                self._close_handler.close_for(error, number)
         if index < len(waiting):
             # These stay behind a command that an alarm put back. A closing connection drops them.
             self.deferred[number] = self.deferred.pop(number, []) + waiting[index:]
@@ -229,12 +229,12 @@ class PendingCommands(ConnectionInterface):
     # -- called by channels --------------------------------------------------------------------------------------------
 
     def call_soon(self, function: Callable[[], None]) -> None:
-        self._control.soon(function)
+        self._control.call_soon(function)
 
     def yield_to_others(self) -> None:
         self.fanout_count = OFFERS_MAX + 1
         self.needs_output_check = True
-        self._control.soon(self._turn.run)  # run the turn now, even if it was postponed
+        self._control.call_soon(self._turn.run)  # run the turn now, even if it was postponed
 
     def finish_busy(self, channel: ChannelState, reply: bytes) -> None:
         channel.busy = False
@@ -255,16 +255,18 @@ class PendingCommands(ConnectionInterface):
 
     def retry_next_turn(self, channel: ChannelState, payload: bytes) -> None:
         self.begin_waiting(channel)
-        self._control.soon(partial(self._finish_waiting, channel, deferred_method(payload)))
+        self._control.call_soon(partial(self._finish_waiting, channel, deferred_method(payload)))
 
     def retry_when_open(self, channel: ChannelState, destinations: Sequence[Destination], payload: bytes) -> None:
-        self.wait_with(channel, destinations, deferred_method(payload))
+        self.process_when_open(channel, destinations, deferred_method(payload))
 
-    def wait_with(self, channel: ChannelState, destinations: Sequence[Destination], item: PendingCommand) -> None:
+    def process_when_open(
+        self, channel: ChannelState, destinations: Sequence[Destination], item: PendingCommand
+    ) -> None:
         """Process `item` when the logs of these queues are open; as `retry_when_open`."""
         self.begin_waiting(channel)
         # In a loop turn of its own: the caller of these callbacks is in the middle of a change.
-        when_open(destinations, partial(self._control.soon, partial(self._finish_waiting, channel, item)))
+        when_open(destinations, partial(self._control.call_soon, partial(self._finish_waiting, channel, item)))
 
     def _finish_waiting(self, channel: ChannelState, item: PendingCommand | None) -> None:
         self.unfinished_count -= 1
@@ -274,12 +276,12 @@ class PendingCommands(ConnectionInterface):
             self.finish_busy(channel, b"")
         if self.unfinished_count == 0 and self.close_waits:
             self.close_waits = False
-            self._control.closed_by_client()
+            self._control.on_client_close()
 
     def fail_channel(self, channel: ChannelState, error: SoftError) -> None:
         channel.busy = False
         if self._is_open(channel):
-            self._ending.fail_channel(channel.number, error)
+            self._close_handler.fail_channel(channel.number, error)
             self._run_waiting(channel.number)
 
     def fail_channel_number(self, number: i64, error: SoftError) -> None:
@@ -288,13 +290,13 @@ class PendingCommands(ConnectionInterface):
             self.fail_channel(channel, error)
 
     def fail(self, error: HardError) -> None:
-        self._ending.fail(error)
+        self._close_handler.fail(error)
 
-    def forget(self, channel: ChannelState) -> None:
+    def free_channel(self, channel: ChannelState) -> None:
         self.drop(channel.number)
         self._parser.accept_channel(channel.number)
 
-    def let_go(self) -> None:
-        """Break reference cycles after the socket is closed: see Connection.let_go."""
+    def dispose(self) -> None:
+        """Break reference cycles after the socket is closed: see Connection.dispose."""
         self._stalled.clear()
         self._sink = _NO_HANDLER

@@ -54,7 +54,7 @@ class ReadPause:
         self._turn = turn
         self._disabled = False
 
-    def holds(self, reason: i64) -> bool:
+    def is_set(self, reason: i64) -> bool:
         """Return whether the reason is set."""
         return self.reasons & reason != 0
 
@@ -85,11 +85,11 @@ class ReadPause:
 
     def pause_for_turn(self) -> None:
         """Pause because the connection used its share of this turn."""
-        if not self.closing and not self.holds(PACED):
+        if not self.closing and not self.is_set(PACED):
             self.pause(PACED)
             self._turn.pause_until_next_turn(self)
 
-    def release_in_turn(self, reason: i64) -> None:
+    def resume_in_later_turn(self, reason: i64) -> None:
         """Remove a reason that many connections share.
 
         They resume in later turns, so that they do not all read at once.
@@ -97,29 +97,29 @@ class ReadPause:
         self.pause_for_turn()
         self.resume(reason)
 
-    def hold_for_sync(self) -> None:
+    def pause_until_synced(self) -> None:
         """Pause until fewer bytes are unsynced and fewer messages wait to be republished."""
-        if not self.holds(SYNC):
+        if not self.is_set(SYNC):
             self.pause(SYNC)
             self._turn.pause_until_synced(self)
 
-    def synced(self) -> None:
+    def on_synced(self) -> None:
         """Remove SYNC: the data is on the disk."""
-        self.release_in_turn(SYNC)
+        self.resume_in_later_turn(SYNC)
 
     def read_bodies(self, on: bool) -> None:
         """Allow or stop reading, as far as memory for incomplete bodies is concerned."""
         if not on:
             self.pause(BODIES)
-        elif self.holds(BODIES):
-            self.release_in_turn(BODIES)
+        elif self.is_set(BODIES):
+            self.resume_in_later_turn(BODIES)
 
-    def read_on(self) -> None:
+    def on_next_turn(self) -> None:
         """Remove PACED: another turn has begun."""
         self.resume(PACED)
-        if not self.holds(SHARING):
+        if not self.is_set(SHARING):
             self.on_resume()
 
-    def let_go(self) -> None:
+    def dispose(self) -> None:
         """Drop the callback: the socket is closed."""
         self.on_resume = _do_nothing

@@ -26,7 +26,7 @@ class ConnectionRegistry(BrokerListener):
     Attributes:
         opened_count, closed_count: since the start.
         ended_received_bytes, ended_sent_bytes: totals of the closed connections.
-        elsewhere: the router to other nodes of a cluster.
+        vhost_router: the router to other nodes of a cluster.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -40,8 +40,8 @@ class ConnectionRegistry(BrokerListener):
         self.unopened = UnauthenticatedSockets(
             broker.loop.call_soon, limits.unopened_share, limits.reserved_descriptors
         )
-        self.elsewhere: VhostRouter | None = None
-        self.give_back = MallocTrimmer(broker.loop, malloc_trim())
+        self.vhost_router: VhostRouter | None = None
+        self.malloc_trimmer = MallocTrimmer(broker.loop, malloc_trim())
         broker.clients.append(self)
 
     def __iter__(self) -> Iterator[Connection]:
@@ -57,12 +57,12 @@ class ConnectionRegistry(BrokerListener):
     def release(self, connection: Connection) -> None:
         """Release all resources of an ending connection. Can be called twice."""
         self.by_name.pop(connection.name, None)
-        connection.drop_bodies()
+        connection.drop_partial_bodies()
         for channel in connection.channels.all():
             if not channel.closing:
                 channel.closing = True
                 handlers.channel_close_ok(channel)
-            connection.backlog.drop(channel.number)
+            connection.pending_commands.drop(channel.number)
         session = connection.opened
         if session is None:
             return
@@ -75,7 +75,7 @@ class ConnectionRegistry(BrokerListener):
     def on_user_changed(self, change: AuthChange) -> None:
         """Drop cached routes of all connections. Close those of a user without access."""
         for connection in self:
-            connection.forget_routes()
+            connection.clear_route_cache()
             if why := connection.session.revocation_reason(change):
                 connection.control.force(why)
 
@@ -90,8 +90,8 @@ class ConnectionRegistry(BrokerListener):
     def on_offsets_lost(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
         for connection in self:
             for channel in connection.channels.all():
-                channel.deliveries.forget_offsets(queue, ranges)
+                channel.deliveries.clear_offsets(queue, ranges)
 
-    def alarm_ended(self) -> None:
+    def on_alarm_end(self) -> None:
         for connection in self:
-            connection.control.release_from_alarm()
+            connection.control.resume_after_alarm()

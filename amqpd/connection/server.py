@@ -101,7 +101,7 @@ class AmqpFrontEnd(FrontEnd):
         self.heartbeats.finish_unopened()
         for connection in self.connections:
             connection.control.force(SHUTDOWN)
-        elsewhere = self.connections.elsewhere
+        elsewhere = self.connections.vhost_router
         if elsewhere is not None:
             elsewhere.force_all(SHUTDOWN)
         self._broker.turn.schedule()
@@ -113,7 +113,7 @@ class AmqpFrontEnd(FrontEnd):
 
     def _served(self) -> int:
         """Return the number of clients, including those that other nodes serve."""
-        elsewhere = self.connections.elsewhere
+        elsewhere = self.connections.vhost_router
         return self.heartbeats.open_count() + (0 if elsewhere is None else elsewhere.count())
 
     def check(self, settings: Settings) -> None:
@@ -127,4 +127,4 @@ class AmqpFrontEnd(FrontEnd):
 
     def close(self) -> None:
         self.heartbeats.stop()
-        self.connections.give_back.stop()
+        self.connections.malloc_trimmer.stop()

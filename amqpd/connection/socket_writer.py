@@ -32,11 +32,11 @@ class SocketWriter(Output):
         sent: bytes were written since the last heartbeat tick.
     """
 
-    def __init__(self, wire: TransportBase, turn: LoopTurn, gate: ReadPause, control: ChannelZeroBase) -> None:
+    def __init__(self, wire: TransportBase, turn: LoopTurn, read_pause: ReadPause, control: ChannelZeroBase) -> None:
         super().__init__()
         self._wire = wire
         self._turn = turn
-        self._gate = gate
+        self._read_pause = read_pause
         self._control = control
         self.sent = False
         self.sent_bytes: i64 = 0
@@ -64,11 +64,11 @@ class SocketWriter(Output):
                     self.sent_bytes += self.cut_bytes
                     self.cut_bytes = 0
                     self._wire.writelines(cuts)
-        if self.starved and not self.write_paused:
+        if self.waiting_consumers and not self.write_paused:
             self._resume_consumers()
-        if self._gate.holds(OUTPUT):
+        if self._read_pause.is_set(OUTPUT):
             # Deferred: the transport may first report that it cannot take more.
-            self._control.soon(self._gate.on_resume)
+            self._control.call_soon(self._read_pause.on_resume)
 
     def write_out(self) -> None:
         # A delivery from a work queue must not be sent before the turn has written its delivery mark.
@@ -92,9 +92,9 @@ class SocketWriter(Output):
 
     def _resume_consumers(self) -> None:
         """Activate the consumers that waited for room in the output."""
-        starved = self.starved
+        starved = self.waiting_consumers
         if starved:
-            self.starved = []
+            self.waiting_consumers = []
             for consumer in starved:
                 consumer.queue.activate(consumer)
 
@@ -106,12 +106,12 @@ class SocketWriter(Output):
         if self.cuts and not self.flush_wanted:
             self.want_flush()
         self._resume_consumers()
-        if self._gate.holds(OUTPUT):
-            self._gate.on_resume()
+        if self._read_pause.is_set(OUTPUT):
+            self._read_pause.on_resume()
 
     def dispose(self) -> None:
         """Drop all output: the socket is closed."""
-        self.starved.clear()
+        self.waiting_consumers.clear()
         self.cuts.clear()
         self.cut_bytes = 0
         self.take_output()

@@ -61,7 +61,7 @@ class Transport(TransportBase, asyncio.Protocol):
         self.local = _address(transport.get_extra_info("sockname"))
         self.peer_is_loopback = is_loopback(self.peer[0])
         self.begin()
-        self.control.connections.unopened.entered(self)
+        self.control.connections.unopened.add(self)
 
     def name(self) -> str:
         """Return the connection's name for logs and lists, in RabbitMQ's form."""
@@ -88,9 +88,9 @@ class Transport(TransportBase, asyncio.Protocol):
             self._linger.cancel()
             self._linger = None
         self.heartbeats.remove(self.connection)
-        self.control.connections.unopened.left(self)
-        self.control.lost()
-        # Break the cycle: the connection and its channel 0 refer to this transport. See Connection.let_go.
+        self.control.connections.unopened.remove(self)
+        self.control.on_socket_closed()
+        # Break the cycle: the connection and its channel 0 refer to this transport. See Connection.dispose.
         del self.connection, self.control
 
     def hand_over(self, protocol: asyncio.Protocol) -> asyncio.Transport:
@@ -139,7 +139,7 @@ class Transport(TransportBase, asyncio.Protocol):
         transport = self._transport
         if transport is None or self._finished or transport.is_closing():
             return
-        self.connection.gate.disable()
+        self.connection.read_pause.disable()
         if not transport.can_write_eof():
             # TLS cannot end one direction.
             transport.close()

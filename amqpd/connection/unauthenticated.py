@@ -52,7 +52,7 @@ class UnauthenticatedSockets:
         self._waiting_count = 0
         self._log_at = 0.0
 
-    def entered(self, wire: TransportBase) -> None:
+    def add(self, wire: TransportBase) -> None:
         """Add a new socket and close others if necessary. Cost: 2 us, and the closes."""
         self._sockets.add(wire)
         self._waiting.setdefault(_network(wire.peer[0]), {})[wire] = None
@@ -65,7 +65,7 @@ class UnauthenticatedSockets:
             self._close(wire)
             self._log_closed(f"only reserved descriptors of {limit} are free", wire.peer[0])
 
-    def opened(self, wire: TransportBase) -> None:
+    def mark_logged_in(self, wire: TransportBase) -> None:
         """Mark the socket as logged in. It is not closed to make room."""
         address = _network(wire.peer[0])
         waiting = self._waiting.get(address)
@@ -75,9 +75,9 @@ class UnauthenticatedSockets:
             if not waiting:
                 del self._waiting[address]
 
-    def left(self, wire: TransportBase) -> None:
+    def remove(self, wire: TransportBase) -> None:
         """Remove a closed socket. Can be called for one that this class closed."""
-        self.opened(wire)
+        self.mark_logged_in(wire)
         self._sockets.discard(wire)
 
     def _make_room(self, count: int, limit: int) -> None:
@@ -95,7 +95,7 @@ class UnauthenticatedSockets:
             self._log_closed(f"more than {int(limit * self.share)} of {limit} descriptors are sockets", address)
 
     def _close(self, wire: TransportBase) -> None:
-        self.left(wire)
+        self.remove(wire)
         self.closed_count += 1
         # Deferred: `wire` may be in its own connection_made.
         self._soon(wire.abort)

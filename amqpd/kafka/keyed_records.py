@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, final
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
-from amqpd.storage.log.batch import HEADER_SIZE, BatchCursor, BatchHeader, ClosedBatch, close_batch, plain
+from amqpd.storage.log.batch import HEADER_SIZE, BatchCursor, BatchHeader, ClosedBatch, close_batch, decompressed
 from amqpd.storage.log.record import (
     BadRecord,
     Record,
@@ -97,9 +97,9 @@ def read_keyed(batch: bytes) -> list[KeyedRecord]:
     Raises: BadRecord.
     """
     header = BatchHeader(batch, 0)
-    if header.control():
+    if header.is_control():
         return []
-    data, at, header = plain(batch, 0, header)
+    data, at, header = decompressed(batch, 0, header)
     found: list[KeyedRecord] = []
     end: i64 = at + header.size
     position: i64 = at + HEADER_SIZE
@@ -151,7 +151,7 @@ def keyed_records(batch: bytes) -> Iterator[list[StoredRecord]]:
 
     Raises: BadRecord if another program wrote the batch in another format.
     """
-    data, at, header = plain(batch, 0, BatchHeader(batch, 0))
+    data, at, header = decompressed(batch, 0, BatchHeader(batch, 0))
     cursor = BatchCursor(data, at, header)
     while cursor.remaining > 0:
         records: list[Record] = []

@@ -607,7 +607,7 @@ class Fetched:
         position: i64 = self.start
         while position + HEADER_SIZE <= self.end:
             header = BatchHeader(data, position)
-            if not header.plausible() and not header.emptied():
+            if not header.is_plausible() and not header.is_header_only():
                 raise BadAnswer("the records of a partition are no record batch")
             if position + header.size > self.end:
                 break

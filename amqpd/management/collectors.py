@@ -124,7 +124,7 @@ def export_lags(call: ApiRequest, queue: Queue) -> dict[str, int]:
     store = queue.store
     if not isinstance(store, LocalLog) or not store.ready:
         return {}
-    hold = call.broker.storage.find_hold(store)
+    hold = call.broker.storage.find_export_hold(store)
     if hold is None:
         return {}
     end = store.next_offset
@@ -325,7 +325,7 @@ def channel_gauges(channel: Channel) -> dict[str, int]:
         "channel_messages_unacked": deliveries.unacked.count(),
         "channel_messages_unconfirmed": confirms.sequence - confirms.confirmed_sequence if confirms is not None else 0,
         "channel_messages_uncommitted": len(transaction.publishes) if transaction is not None else 0,
-        "channel_acks_uncommitted": len(transaction.settlements) if transaction is not None else 0,
+        "channel_acks_uncommitted": len(transaction.acks) if transaction is not None else 0,
         "consumer_prefetch": deliveries.prefetch_count,
         "channel_prefetch": deliveries.window_size,
     }
@@ -476,7 +476,7 @@ def put_amqpd_metrics(sheet: MetricsWriter, call: ApiRequest, span_records: int,
         unread_count: queues that are missing in the sums because their logs are not open yet.
     """
     broker, group = call.broker, prometheus.OWN
-    times, lag, tally = broker.storage.sync_times, call.rates.loop_lag, broker.delays.tally
+    times, lag, tally = broker.storage.sync_times, call.rates.loop_lag, broker.delays.stats
     sheet.add(group["amqpd_uptime_seconds"], time.time() - broker.started_at)
     sheet.add_histogram(group["amqpd_loop_lag_seconds"], LAG_BOUNDS_S, lag.counts, lag.total_s)
     sheet.add_histogram(group["amqpd_storage_sync_seconds"], BOUNDS_S, times.by_time, times.total_s)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.broker.queue.grouped_queue import GroupedQueue
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.stream import StreamReader
-from amqpd.channel.channel import had_by_queue
+from amqpd.channel.channel import stats_by_queue
 from amqpd.channel.consumer import ChannelConsumer, ChannelConsumers
 from amqpd.connection import peer_certificate
 from amqpd.connection.read_pause import ALARM, BACKLOG, BODIES, OUTPUT, PACED, SHARING, SYNC
@@ -60,11 +60,11 @@ def pid(call: ApiRequest, session: Session, channel: int = 0) -> str:
 
 
 def _state(call: ApiRequest, connection: Connection) -> str:
-    if connection.gate.holds(ALARM):
+    if connection.read_pause.is_set(ALARM):
         return "blocked"
     if call.broker.alarm_reason and connection.publishes:
         return "blocking"
-    return "flow" if connection.gate.holds(SYNC | BACKLOG) else "running"
+    return "flow" if connection.read_pause.is_set(SYNC | BACKLOG) else "running"
 
 
 def node_fields(call: ApiRequest, connection: Connection) -> dict[str, str]:
@@ -94,7 +94,7 @@ def connection_item(call: ApiRequest, connection: Connection) -> dict[str, Any]:
         "frame_max": connection.output.frame_payload_max + 8,
         "timeout": connection.heartbeat_s,
         "state": _state(call, connection),
-        "held_by": pause_reasons(connection.gate.reasons),
+        "held_by": pause_reasons(connection.read_pause.reasons),
         "connected_at": int(connection.control.connected_at * 1000),
         "ssl": wire.tls,
         **dict.fromkeys((*peer_certificate.CIPHER_KEYS, *peer_certificate.KEYS)),
@@ -148,7 +148,11 @@ def channel_item(call: ApiRequest, connection: Connection, channel: Channel) -> 
         "user_who_performed_action": session.user.name,
         "vhost": session.vhost.name,
         **node_fields(call, connection),
-        "state": "closing" if channel.closing else "flow" if connection.gate.holds(SYNC | BACKLOG) else "running",
+        "state": "closing"
+        if channel.closing
+        else "flow"
+        if connection.read_pause.is_set(SYNC | BACKLOG)
+        else "running",
         "connection_details": connection_details(session),
         "confirm": confirms is not None,
         "transactional": transaction is not None,
@@ -158,7 +162,7 @@ def channel_item(call: ApiRequest, connection: Connection, channel: Channel) -> 
         "messages_unacknowledged": deliveries.unacked.count(),
         "messages_unconfirmed": confirms.sequence - confirms.confirmed_sequence if confirms is not None else 0,
         "messages_uncommitted": len(transaction.publishes) if transaction is not None else 0,
-        "acks_uncommitted": len(transaction.settlements) if transaction is not None else 0,
+        "acks_uncommitted": len(transaction.acks) if transaction is not None else 0,
         "message_stats": call.rates.details(channel, CHANNEL, requested_ranges(call.query)),
         **idle_fields(call, channel),
     }
@@ -358,7 +362,7 @@ async def get_channel(call: ApiRequest) -> ApiResponse:
                     "queue": {"name": queue.name, "vhost": queue.vhost_name},
                     "stats": call.rates.pairs.delivered(channel.deliveries, queue, had),
                 }
-                for queue, had in had_by_queue(channel.deliveries).items()
+                for queue, had in stats_by_queue(channel.deliveries).items()
             ]
             return object_reply(call, item)
     raise ResourceNotFound(f"no channel '{name}'")

@@ -476,7 +476,7 @@ def _own_status(call: ApiRequest, stats: ProcessStats) -> dict[str, Any]:
             *broker.alarms.raised.values(),
             *(f"the log of queue '{each.name}' in vhost '{each.vhost_name}' failed" for each in failed_logs(call)),
         ],
-        "alarms_by_hand": sorted(broker.alarms.by_hand),
+        "alarms_by_hand": sorted(broker.alarms.raised_by_hand),
         "clock": clock_state(call),
         "disk_free_limit_bytes": broker.alarms.disk_free_limit_bytes,
         "disk_free_bytes": disk_free_bytes(broker.settings.data_dir),

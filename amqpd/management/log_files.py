@@ -50,7 +50,7 @@ OFFSET_MAX: Final = (1 << 63) - 1
 async def get_exports(call: ApiRequest) -> ApiResponse:
     """List the exporters of the queue, with their offsets and the bytes kept for them."""
     store = _store(call, "read")
-    hold = call.broker.storage.find_hold(store)
+    hold = call.broker.storage.find_export_hold(store)
     if hold is None:
         return reply({"id": store.queue_id, "exports": [], "kept_bytes": 0})
     found = [{"name": name, "offset": offset} for name, offset in sorted(hold.exported.items())]
@@ -65,7 +65,7 @@ async def get_all_exports(call: ApiRequest) -> ApiResponse:
     for vhost in call.vhosts():
         for queue in await sort_by_name(list(vhost.queues.values()), _name, slices):
             await opened(queue)
-            hold = None if queue.store is None else call.broker.storage.find_hold(queue.store)
+            hold = None if queue.store is None else call.broker.storage.find_export_hold(queue.store)
             if hold is not None and queue.store is not None:
                 found += [(queue, queue.store, hold, name) for name in sorted(hold.exported)]
             if slices.expired:
@@ -106,8 +106,8 @@ async def put_export(call: ApiRequest) -> ApiResponse:
     limit = call.fields().get("max_bytes")
     if limit is not None:
         limit = parse_int("max_bytes", limit, 0, OFFSET_MAX)
-    call.broker.storage.hold(store).add(name, limit)
-    call.broker.storage.hold_changed(store)
+    call.broker.storage.export_hold(store).add(name, limit)
+    call.broker.storage.on_export_hold_changed(store)
     return NO_CONTENT
 
 
@@ -120,10 +120,10 @@ async def commit_export(call: ApiRequest) -> ApiResponse:
     if call.text("id", store.queue_id) != store.queue_id:
         raise ResourceNotFound("the queue was deleted and declared again")
     name, offset = call.text("name"), parse_int("offset", call.required("offset"), 0, OFFSET_MAX)
-    hold = call.broker.storage.find_hold(store)
+    hold = call.broker.storage.find_export_hold(store)
     if hold is None or not hold.commit(name, offset):
         raise ResourceNotFound(f"the queue has no export '{name}'")
-    call.broker.storage.hold_changed(store)
+    call.broker.storage.on_export_hold_changed(store)
     return NO_CONTENT
 
 
@@ -131,12 +131,12 @@ async def delete_export(call: ApiRequest) -> ApiResponse:
     """Remove the exporter; the queue keeps nothing for it any more."""
     store = _store(call, "configure")
     name = call.params["name"]
-    hold = call.broker.storage.find_hold(store)
+    hold = call.broker.storage.find_export_hold(store)
     if hold is not None and hold.declared == name:
         raise BadRequest(f"the queue is declared with x-export '{name}'")
     if hold is None or not hold.clear(name):
         raise ResourceNotFound(f"the queue has no export '{name}'")
-    call.broker.storage.hold_changed(store)
+    call.broker.storage.on_export_hold_changed(store)
     return NO_CONTENT
 
 

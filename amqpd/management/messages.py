@@ -31,7 +31,7 @@ from base64 import b64decode
 from binascii import Error as NotBase64
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from amqpd.broker.delayed.bucket import from_name
+from amqpd.broker.delayed.bucket import parse_id
 from amqpd.broker.delayed.listing import DelayedMessage, cancel, next_due
 from amqpd.broker.jobs.job import JobFilter
 from amqpd.broker.jobs.jobs import READY, UNACKED, browse
@@ -363,7 +363,7 @@ async def get_delayed(call: ApiRequest) -> ApiResponse:
     if "exchange" in call.params:
         exchange = call.exchange()
         call.check(vhost.name, "read", "exchange", exchange.name)
-        wheels = [wheel for wheel in call.broker.delays.of_vhost(vhost.name) if wheel.exchange == exchange.name]
+        wheels = [wheel for wheel in call.broker.delays.wheels_of(vhost.name) if wheel.exchange == exchange.name]
     else:
         wheels = _allowed(call, vhost, "read")
     slices = TimeSlice()
@@ -378,7 +378,7 @@ async def get_delayed(call: ApiRequest) -> ApiResponse:
 
 def _allowed(call: ApiRequest, vhost: VHost, kind: Literal["read", "write"]) -> list[TimingWheel]:
     found = []
-    for wheel in call.broker.delays.of_vhost(vhost.name):
+    for wheel in call.broker.delays.wheels_of(vhost.name):
         try:
             call.check(vhost.name, kind, "exchange", wheel.exchange)
         except NotAuthorised:
@@ -408,7 +408,7 @@ async def delete_delayed(call: ApiRequest) -> ApiResponse:
     vhost = call.vhost()
     name = call.params["id"]
     try:
-        due_ms, message_number = from_name(name)
+        due_ms, message_number = parse_id(name)
     except ValueError:
         raise BadRequest(f"'{name}' is not an id of a delayed message") from None
     slices = TimeSlice()

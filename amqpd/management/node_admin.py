@@ -233,7 +233,7 @@ async def memory_high_watermark(call: ApiRequest) -> ApiResponse:
         alarms.limit_memory_bytes(parse_int("bytes", fields["bytes"], 1, BYTES_MAX))
     else:
         alarms.limit_memory_share(_fraction(call, "share", 1))
-    alarms.look()
+    alarms.check()
     return reply({"limit_bytes": alarms.memory_limit_bytes})
 
 
@@ -248,7 +248,7 @@ async def disk_free_limit(call: ApiRequest) -> ApiResponse:
     else:
         limit_bytes = int(alarms.memory_total_bytes * _fraction(call, "mem_relative", RELATIVE_MAX))
     alarms.disk_free_limit_bytes = limit_bytes
-    alarms.look()
+    alarms.check()
     return reply({"limit_bytes": limit_bytes})
 
 
@@ -488,7 +488,7 @@ async def drain(call: ApiRequest) -> ApiResponse:
             await call.cluster.drain(DRAIN_S)  # its vhosts move to other nodes, and their clients with them
         except NotMoved as error:
             raise Unavailable(str(error)) from None
-    elsewhere = server.connections.elsewhere
+    elsewhere = server.connections.vhost_router
     closed = 0 if elsewhere is None else elsewhere.force_all(WHY)
     slices = TimeSlice()
     for connection in list(server.connections):
@@ -505,7 +505,7 @@ async def drain(call: ApiRequest) -> ApiResponse:
 
 def _client_count(connections: ConnectionRegistry) -> int:
     """Return the number of clients of this node, including those whose vhost another node serves."""
-    elsewhere = connections.elsewhere
+    elsewhere = connections.vhost_router
     return len(connections.by_name) + (0 if elsewhere is None else elsewhere.count())
 
 

@@ -189,7 +189,7 @@ def clock_state(call: ApiRequest) -> dict[str, Any]:
     return {
         "state": "held" if watch.held else "steady",
         "jump_s": watch.jump_ms / 1000,
-        "held_for_s": -(-watch.left_ms // 1000),
+        "held_for_s": -(-watch.remaining_ms // 1000),
     }
 
 
@@ -375,7 +375,7 @@ async def get_live_status(call: ApiRequest) -> ApiResponse:
     slices = TimeSlice()
     held = dict.fromkeys(HELD_BY.values(), 0)
     for connection in list(call.server.connections):
-        for word in pause_reasons(connection.gate.reasons):
+        for word in pause_reasons(connection.read_pause.reasons):
             held[word] += 1
         if slices.expired:
             await slices.yield_loop()

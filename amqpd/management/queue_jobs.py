@@ -228,13 +228,13 @@ def job_item(job: QueueJob) -> dict[str, Any]:
     """Return a job as the API shows it."""
     took_ms: int = max(1, (job.ended_ms or job.now_ms()) - job.begun_ms)
     selector = job.conditions.selector
-    nothing = job.ended_ms > 0 and job.done_count == 0 and not job.conditions.left
+    nothing = job.ended_ms > 0 and job.done_count == 0 and not job.conditions.left_counts
     return {
         "id": job.id,
         "action": job.kind,
         "vhost": job.source.vhost_name,
         "queue": job.source.name,
-        **job.shown,
+        **job.description,
         "limit": job.limit,
         "dry_run": job.counts_only,
         "state": job.state,
@@ -242,7 +242,7 @@ def job_item(job: QueueJob) -> dict[str, Any]:
         "done": job.done_count,
         "looked_at": job.conditions.looked_count,
         "under_way": job.under_way_count,
-        "left": dict(job.conditions.left),
+        "left": dict(job.conditions.left_counts),
         "hint": suggest_fix(selector.text) if nothing and selector is not None else "",
         "begun": job.begun_ms,
         "ended": job.ended_ms or None,

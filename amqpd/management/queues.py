@@ -19,7 +19,7 @@ from amqpd.broker.vhost import declare as declarations
 from amqpd.broker.vhost.declaration import QueueDeclaration
 from amqpd.broker.vhost.pending import wait_done
 from amqpd.broker.vhost.policy_table import NONE
-from amqpd.channel.channel import had_by_queue
+from amqpd.channel.channel import stats_by_queue
 from amqpd.channel.consumer import ChannelConsumer, ChannelConsumers
 from amqpd.errors import AccessRefused
 from amqpd.management.bindings import bindings_reply, by_source
@@ -94,7 +94,7 @@ def queue_item(call: ApiRequest, queue: Queue) -> dict[str, Any]:
         "operator_policy": followed.operator_policy or None,
         "effective_policy_definition": dict(followed.definition),
         **state_item(store, opened),
-        "degraded": store is not None and store.degraded,
+        "degraded": store is not None and store.has_lost_offsets,
         "lost_offsets": [] if store is None else [[first, last] for first, last in store.lost],
         **shown.lengths,
         "messages_unacknowledged": queue.unacked_count,
@@ -136,7 +136,7 @@ def state_item(store: QueueLog | None, opened: bool) -> dict[str, Any]:
         return {"state": "syncing", "state_reason": "its messages are being read back from Kafka"}
     if opened and (store is None or not store.failed):
         return {"state": "running", "state_reason": None}
-    about = {} if store is None or store.local else store.about()
+    about = {} if store is None or store.local else store.location()
     why = about.get("refused") or "its log cannot be used; see the broker's log"
     return {"state": "down", "state_reason": why}
 
@@ -188,8 +188,8 @@ def groups_item(queue: Queue) -> dict[str, Any]:
 
 
 def replicated_item(store: QueueLog | None) -> dict[str, Any]:
-    """Return the state of a log in Kafka (`QueueLog.about`), {} for other logs."""
-    return {} if store is None or store.local else {"kafka": store.about()}
+    """Return the state of a log in Kafka (`QueueLog.location`), {} for other logs."""
+    return {} if store is None or store.local else {"kafka": store.location()}
 
 
 def retained_item(queue: Queue) -> dict[str, Any]:
@@ -282,14 +282,14 @@ async def _deliveries(call: ApiRequest, queue: Queue) -> list[dict[str, Any]]:
             found[consumer.deliveries] = None
     for connection in list(call.server.connections):
         for channel in connection.channels.all():
-            served = channel.deliveries.served
+            served = channel.deliveries.queue_stats
             if served is not None and queue in served.queues and not channel.closing:
                 found[channel.deliveries] = None
         if slices.expired:
             await slices.yield_loop()
     items: list[dict[str, Any]] = []
     for deliveries in found:
-        had = had_by_queue(deliveries).get(queue)
+        had = stats_by_queue(deliveries).get(queue)
         if had is not None:
             stats = call.rates.pairs.delivered(deliveries, queue, had)
             items.append({"channel_details": channel_details(call, deliveries), "stats": stats})

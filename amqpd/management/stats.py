@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from amqpd.broker.queue.stream import StreamReader
 from amqpd.broker.stats import QUEUE_COUNTERS, queue_counts
-from amqpd.channel.channel import CHANNEL_COUNTERS, channel_counts, had_by_queue
+from amqpd.channel.channel import CHANNEL_COUNTERS, channel_counts, stats_by_queue
 from amqpd.management.loop_lag import LoopLag
 from amqpd.management.message_counts import unacked_not_ready
 from amqpd.management.samples import BASIC, GLOBAL, NO_SPANS, History, SamplePoint, SampleRange, SampleRanges, details
@@ -333,7 +333,7 @@ class PairRates:
             if slices.expired:
                 await slices.yield_loop()
         for channel, queues in list(self._had.items()):
-            now = had_by_queue(channel)
+            now = stats_by_queue(channel)
             for queue, seen in list(queues.items()):
                 if seen.asked_at < since or queue not in now:
                     del queues[queue]

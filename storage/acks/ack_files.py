@@ -22,7 +22,7 @@ from amqpd.storage.sync_job import SyncPart
 logger = logging.getLogger(__name__)
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-PASSING = (*FULL, errno.EMFILE, errno.ENFILE)  # errors that pass: the log accepts messages again later
+DISK_FULL_ERRORS = (*FULL, errno.EMFILE, errno.ENFILE)  # errors that pass: the log accepts messages again later
 
 
 def replace_settled(filesystem: FileSystem, path: str, data: bytes) -> None:
@@ -68,14 +68,14 @@ class AckFileWriter:
         self._swapping: list[Segment] = []
         self._renames: list[tuple[str, str]] = []
 
-    def entries(self, segment: Segment) -> BytesWriter:
+    def entry_writer(self, segment: Segment) -> BytesWriter:
         """Return the writer for the segment's entries of this turn.
 
         A new file begins with a header entry, the first entries of this process with the boot id.
         """
-        writer = segment.entries
+        writer = segment.unwritten_entries
         if writer is None:
-            writer = segment.entries = BytesWriter()
+            writer = segment.unwritten_entries = BytesWriter()
             self.pending.append(segment)
         if not segment.settled_begun:
             segment.settled_begun = True
@@ -84,9 +84,9 @@ class AckFileWriter:
             ack_set.write_entry(writer, self._scratch, ack_set.BOOT, self._boot[0], self._boot[1], 0)
         return writer
 
-    def note(self, segment: Segment, kind: i64, a: i64, b: i64, c: i64) -> None:
+    def add_entry(self, segment: Segment, kind: i64, a: i64, b: i64, c: i64) -> None:
         """Add an entry for the next `flush`."""
-        ack_set.write_entry(self.entries(segment), self._scratch, kind, a, b, c)
+        ack_set.write_entry(self.entry_writer(segment), self._scratch, kind, a, b, c)
 
     def flush(self) -> None:
         """Write the pending entries, one write per segment, in the order of their first entries.
@@ -96,8 +96,8 @@ class AckFileWriter:
         """
         while self.pending:
             segment = self.pending[0]
-            writer = segment.entries
-            if writer is not None and not segment.gone:
+            writer = segment.unwritten_entries
+            if writer is not None and not segment.is_removed:
                 file = segment.open_settled()
                 data = writer.getvalue()
                 try:
@@ -109,10 +109,10 @@ class AckFileWriter:
                 if not file.dirty:
                     file.dirty = True
                     self._dirty.append(file)
-            segment.entries = None
+            segment.unwritten_entries = None
             del self.pending[0]
 
-    def forget(self, segment: Segment) -> None:
+    def close_file(self, segment: Segment) -> None:
         """Close the `.settled` file of a segment without a sync, before it is replaced."""
         file = segment.settled_file
         if file is not None:
@@ -138,15 +138,15 @@ class AckFileWriter:
         restart reads both files.
 
         Args:
-            delivered_mark: as for `Segment.compacted`.
-            returned: as for `Segment.compacted`.
+            delivered_mark: as for `Segment.encode_ack_file`.
+            returned: as for `Segment.encode_ack_file`.
         """
         grown, self._grown = self._grown, []
         for segment in grown:
-            if segment.swapping or segment.gone or segment.removing:
+            if segment.swapping or segment.is_removed or segment.removing:
                 continue
             path = f"{segment.prefix}.settled.swap"
-            data = segment.compacted(self._boot, delivered_mark, returned)
+            data = segment.encode_ack_file(self._boot, delivered_mark, returned)
             try:
                 self._filesystem.unlink(path)
                 file = OpenFile(self._filesystem, path, APPEND)
@@ -160,7 +160,7 @@ class AckFileWriter:
                 segment.rewrite_from = 2 * segment.settled_size
                 logger.warning("%s: cannot rewrite the file: %s", path, error)
                 continue
-            self.forget(segment)
+            self.close_file(segment)
             segment.settled_file = file
             segment.settled_size = len(data)
             segment.rewrite_from = max(2 * len(data), REWRITE_FROM)
@@ -170,7 +170,7 @@ class AckFileWriter:
             self._swapping.append(segment)
             self._renames.append((path, f"{segment.prefix}.settled"))
 
-    def rewrite_now(self, segment: Segment, delivered_mark: i64, returned: dict[int, int]) -> bool:
+    def rewrite_segment(self, segment: Segment, delivered_mark: i64, returned: dict[int, int]) -> bool:
         """Rewrite the file of this segment, after offsets were removed from its set: only the new file says so.
 
         The segment has no pending entries and is not `swapping`. Return False if the file could not be written.

@@ -53,9 +53,8 @@ TRANSIENT: Final[i64] = 8
 BYTES: Final[i64] = 9
 TIMES: Final[i64] = 10
 _RANGES_MAX: Final[i64] = 256
-# The tally of a returned message is one number: the delivery count, and in the bits above the earliest time of its next
-# delivery.
-TALLY_BITS: Final[i64] = 20
+# A returned message has one number: the delivery count, and in the bits above the earliest time of its next delivery.
+DELIVERY_COUNT_BITS: Final[i64] = 20
 COUNT_MAX: Final[i64] = (1 << 20) - 1
 _DUE_MS_MAX: Final[i64] = (1 << 42) - 1  # the year 2109
 _PADDING: Final = b"\x00\x00\x00"
@@ -92,8 +91,8 @@ def encode_entry(kind: int, a: int, b: int, c: int) -> bytes:
     return writer.getvalue()
 
 
-def tally(count: i64, due_ms: i64) -> i64:
-    """Return the tally of a returned message: its delivery count, and above that its due time.
+def pack_returned(count: i64, due_ms: i64) -> i64:
+    """Pack the delivery count of a returned message, and in the bits above it its due time, into one number.
 
     Args:
         count: deliveries; counts above a million are stored as a million.
@@ -103,7 +102,7 @@ def tally(count: i64, due_ms: i64) -> i64:
         count = COUNT_MAX
     if due_ms < 0 or due_ms > _DUE_MS_MAX:
         due_ms = 0 if due_ms < 0 else _DUE_MS_MAX
-    return (due_ms << TALLY_BITS) | count
+    return (due_ms << DELIVERY_COUNT_BITS) | count
 
 
 @final
@@ -168,7 +167,7 @@ class AckSet:
             self._to_range()
         return self.count - before
 
-    def take_out(self, other: AckSet) -> i64:
+    def remove_all(self, other: AckSet) -> i64:
         """Remove the offsets of `other`, which has the same base. Return how many were removed.
 
         Cost: a step per range, and some ns per byte of bits.
@@ -421,21 +420,21 @@ class AckFileReader:
         """Return the number of unusable entries, including an incomplete one."""
         return len(self.bad) + (1 if self.torn >= 0 else 0)
 
-    def newer(self) -> int:
+    def newer_version(self) -> int:
         """Return the version in a header if it is above ours, else 0."""
         for kind, _, b, _ in self.entries:
             if kind == HEADER and b > VERSION:
                 return b
         return 0
 
-    def foreign(self, base: int) -> bool:
+    def has_other_base(self, base: int) -> bool:
         """Return whether a header belongs to another segment than the one at `base`."""
         for kind, a, _, _ in self.entries:  # noqa: SIM110  # a generator would cost a nested function when compiled
             if kind == HEADER and a != base:
                 return True
         return False
 
-    def slots(self) -> list[tuple[int, Entry | None]]:
+    def entries_by_position(self) -> list[tuple[int, Entry | None]]:
         """Return (position, entry) of all entries; the entry is None if it is bad or incomplete."""
         found: list[tuple[int, Entry | None]] = []
         bad = set(self.bad)
@@ -452,7 +451,7 @@ class AckFileReader:
         return found
 
 
-def settle_told(entries: list[Entry], known: AckSet, end: int) -> None:
+def add_acked_offsets(entries: list[Entry], known: AckSet, end: int) -> None:
     """Settle in `known` the offsets below `end` that the entries call settled, lost or transient.
 
     Cost: a step per entry, 128 for one of bits.
@@ -464,14 +463,14 @@ def settle_told(entries: list[Entry], known: AckSet, end: int) -> None:
             known.add_bits(a, b, c, end - 1)
 
 
-def totals_of(entries: list[Entry]) -> list[tuple[int, int]]:
+def totals_entries(entries: list[Entry]) -> list[tuple[int, int]]:
     """Return (end offset, size of the log in bytes) of each `totals` entry, latest last."""
     return [(a, b) for kind, a, b, _ in entries if kind == TOTALS]
 
 
-def told_end(entries: list[Entry], log_size: int) -> int:
+def recorded_end(entries: list[Entry], log_size: int) -> int:
     """Return the end offset from the latest `totals` entry for a log of `log_size` bytes, 0 if there is none."""
-    for end, size in reversed(totals_of(entries)):
+    for end, size in reversed(totals_entries(entries)):
         if size == log_size:
             return end
     return 0

@@ -1,6 +1,6 @@
 """Acknowledgements of a work queue: which messages of its log are settled, delivered, returned.
 
-`settle` extends a run of neighbouring offsets and makes no object per message. `flush_runs` passes the runs to the
+`ack` extends a run of neighbouring offsets and makes no object per message. `flush_runs` passes the runs to the
 segments of the log, and so to `.settled` files. The counts of the log (`record_count`, `size_bytes`) change with each
 call already.
 
@@ -17,7 +17,7 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.storage.acks.ack_set import tally
+from amqpd.storage.acks.ack_set import pack_returned
 from amqpd.storage.log.log import Log
 from amqpd.storage.loop_log import GroupCommitLog
 
@@ -32,7 +32,7 @@ class QueueAcks:
 
     Attributes:
         owner: the log, whose counts are updated.
-        returned: offset -> tally (ack_set.py) of live messages that were returned.
+        returned: offset -> packed delivery count and due time (ack_set.py) of returned live messages.
         delivered_mark: the highest offset that was delivered, or may have been.
         due: acknowledgements must be written in this turn.
     """
@@ -50,7 +50,7 @@ class QueueAcks:
         # Acknowledgements of this turn: the open run, and the runs before it.
         self._run_first: i64 = -1
         self._run_next: i64 = -1
-        self._run_limit: i64 = 0  # a run is in one segment and of one kind (`Segment.kind_end`)
+        self._run_limit: i64 = 0  # a run is in one segment and of one kind (`Segment.same_durability_end`)
         self._run_bytes: i64 = 0
         self._runs: list[tuple[int, int, int]] = []
         # Rate of deliveries, for `_mark_lead`.
@@ -59,14 +59,14 @@ class QueueAcks:
         self._steady: i64 = 0  # ticks in a row with deliveries
 
     @property
-    def waiting(self) -> bool:
+    def has_unflushed_runs(self) -> bool:
         """Return whether there are runs that the segments do not know yet."""
         return self._run_first >= 0 or len(self._runs) > 0
 
     # -- settled
 
-    def settle(self, offset: i64, body_size_bytes: i64) -> None:
-        """See `QueueLog.settle`. Cost: 10 ns in order, about 0.3 us for a new run."""
+    def ack(self, offset: i64, body_size_bytes: i64) -> None:
+        """See `QueueLog.ack`. Cost: 10 ns in order, about 0.3 us for a new run."""
         owner = self.owner
         owner.record_count -= 1
         owner.size_bytes -= body_size_bytes
@@ -76,7 +76,7 @@ class QueueAcks:
             return
         self._begin_run(offset, offset, body_size_bytes)
 
-    def settle_run(self, first: i64, last: i64, body_size_bytes: i64) -> None:
+    def ack_range(self, first: i64, last: i64, body_size_bytes: i64) -> None:
         """Settle `first`..`last`, a whole batch.
 
         The counts may drop too far if a part was settled before; `flush_runs` corrects them.
@@ -98,7 +98,7 @@ class QueueAcks:
         self._run_next = last + 1
         segment = self._log.segment_of(first)
         # A message that is in no file yet gets a run of its own: the kind of its neighbours is not known yet.
-        self._run_limit = segment.kind_end(first) if segment is not None else last + 1
+        self._run_limit = segment.same_durability_end(first) if segment is not None else last + 1
         self._run_bytes = body_size_bytes
 
     def flush_runs(self) -> None:
@@ -121,7 +121,7 @@ class QueueAcks:
         for index in range(1, len(runs)):
             first, last, more = runs[index]
             segment = self._log.segment_of(low)
-            if first == high + 1 and segment is not None and first < segment.kind_end(low):
+            if first == high + 1 and segment is not None and first < segment.same_durability_end(low):
                 high = last
                 size += more
             else:
@@ -130,7 +130,7 @@ class QueueAcks:
         self._settle_range(low, high, size)
 
     def _settle_range(self, first: i64, last: i64, body_size_bytes: i64) -> None:
-        live: i64 = self._log.settle(first, last, body_size_bytes)
+        live: i64 = self._log.ack(first, last, body_size_bytes)
         self.owner.record_count += last - first + 1 - live  # some were settled before, or never written
         if self.returned:
             self.forget_returned(first, last)
@@ -147,7 +147,7 @@ class QueueAcks:
 
     def mark_returned(self, offset: i64, delivery_count: i64, due_ms: i64) -> None:
         """See `QueueLog.mark_delayed`. `due_ms` is 0 for at once."""
-        self.returned[offset] = tally(delivery_count, due_ms)
+        self.returned[offset] = pack_returned(delivery_count, due_ms)
         self._returns.append(offset)
         self.owner.mark_dirty()
 
@@ -157,13 +157,13 @@ class QueueAcks:
             return True
         return len(self.returned) > 0 and offset in self.returned
 
-    def seen_earlier(self, offset: i64) -> bool:
-        """See `QueueLog.seen_earlier`."""
+    def maybe_delivered_before(self, offset: i64) -> bool:
+        """See `QueueLog.maybe_delivered_before`."""
         if offset < self._seen_end:
             return True
         return len(self._returned_earlier) > 0 and offset in self._returned_earlier
 
-    def seen(self, end: i64) -> None:
+    def mark_delivered_below(self, end: i64) -> None:
         """Record that all live messages below `end` may have been delivered."""
         if self._seen_end < end:
             self._seen_end = end
@@ -181,7 +181,7 @@ class QueueAcks:
 
     # -- the end of a turn, and ticks
 
-    def tell_delivered_mark(self) -> bool:
+    def write_delivered_mark(self) -> bool:
         """Write the delivery mark to the log if deliveries have passed the written one.
 
         Return whether the pending entries must be written in this turn, not at the next tick.
@@ -217,13 +217,13 @@ class QueueAcks:
             return 0
         return ahead if ahead < AHEAD_MAX else AHEAD_MAX
 
-    def note_all(self) -> None:
+    def write_all(self) -> None:
         """Pass all runs and returns to the log, for its next `flush`."""
         self.due = False
         self.flush_runs()
         if self._returns:
             for offset in self._returns:
-                returned_tally = self.returned.get(offset)
-                if returned_tally is not None:
-                    self._log.mark_returned(offset, returned_tally)
+                packed = self.returned.get(offset)
+                if packed is not None:
+                    self._log.mark_returned(offset, packed)
             self._returns = []

@@ -39,7 +39,7 @@ _OVER: Final[int] = 4
 
 
 class AckedReplay:
-    """One replay in one log. The caller adds offsets, calls `begin`, and then `go_on` until it is `over`.
+    """One replay in one log. The caller adds offsets, calls `begin`, and then `run_slice` until `is_finished`.
 
     Attributes:
         taken: base of a segment -> offsets to make live; at the end, those that were.
@@ -92,7 +92,7 @@ class AckedReplay:
         return [each for base in self.bases() for each in self.ranges_of(base)]
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         """Return whether the replay has ended, with or without success."""
         return self._step == _OVER
 
@@ -127,7 +127,7 @@ class AckedReplay:
             # The file may exist nevertheless, with or without its name.
             self._remove(error)
 
-    def go_on(self) -> None:
+    def run_slice(self) -> None:
         """Do the next steps that are possible now, for about 2 ms. Raises nothing."""
         queue_log = self._queue_log
         if self._step not in (_WRITTEN, _SETTLED):
@@ -167,21 +167,21 @@ class AckedReplay:
         if segment.swapping:
             self._gather(queue_log)
             return False
-        if log.settled_files.pending:
+        if log.ack_file_writer.pending:
             self._undo(log.error or OSError("acknowledgements could not be written"))
             return False
         offsets = self.taken[segment.base]
         before = _size_bytes(segment)
-        count = segment.settled.take_out(offsets)
+        count = segment.settled.remove_all(offsets)
         segment.settled_body_bytes = max(0, segment.settled_body_bytes - self.body_bytes[segment.base])
         self.count += count
         self._done.append(segment)
-        queue_log.changed_beneath(offsets.highest + 1)
+        queue_log.on_segments_changed(offsets.highest + 1)
         queue_log.record_count += count
         queue_log.size_bytes += _size_bytes(segment) - before
         # The new file must also say that they were delivered: the entries that said so may have gone with the acks.
         mark = max(log.delivered_mark, offsets.highest)
-        if not log.settled_files.rewrite_now(segment, mark, queue_log.returned):
+        if not log.ack_file_writer.rewrite_segment(segment, mark, queue_log.returned):
             self._undo(log.error or OSError("acknowledgements could not be written"))
             return False
         log.delivered_mark = mark
@@ -203,9 +203,9 @@ class AckedReplay:
         for segment in self._done:
             if _is_on_disk(segment):
                 for first, last in self.taken[segment.base].ranges():
-                    queue_log.log.settle(first, last, 0)
+                    queue_log.log.ack(first, last, 0)
                 segment.settled_body_bytes += self.body_bytes[segment.base]
-        queue_log.recount()
+        queue_log.recompute_counts()
         self.count = 0
         self._remove(error)
 
@@ -240,7 +240,7 @@ class AckedReplay:
 
 
 def _is_on_disk(segment: Segment) -> bool:
-    return not segment.gone and not segment.removing
+    return not segment.is_removed and not segment.removing
 
 
 def _size_bytes(segment: Segment) -> int:

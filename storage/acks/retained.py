@@ -78,19 +78,19 @@ class AckedRetention:
         """Return the size at which the active segment is rolled. `usual` is the default."""
         return usual if self.max_bytes < 0 else min(usual, max(self.max_bytes // SEGMENTS, SEGMENT_SIZE_BYTES_MIN))
 
-    def keeps(self, segments: list[Segment]) -> set[int]:
+    def kept_bases(self, segments: list[Segment]) -> set[int]:
         """Return the bases of drained segments to keep. Cost: a step per segment."""
         kept = self._kept_segments(segments)
         size = sum(segment.size for segment in kept)
         self._set_kept_bytes(size)
         return {segment.base for segment in kept}
 
-    def lets_go(self, segments: list[Segment]) -> bool:
+    def has_expired(self, segments: list[Segment]) -> bool:
         """Return whether a drained segment has become old enough to be removed. Cost: a step per segment."""
         drained = sum(1 for segment in segments if _is_drained(segment))
         return drained > 0 and len(self._kept_segments(segments)) < drained
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Stop keeping segments: retention was switched off, or the log is deleted."""
         self._set_kept_bytes(0)
 
@@ -103,7 +103,7 @@ class AckedRetention:
         settled_bytes = 0  # in the later segments
         until_ms = self._watch.agreed_ms() - self.max_age_ms if self.max_age_ms >= 0 else -1
         for segment in reversed(segments):
-            if segment.gone or segment.removing:
+            if segment.is_removed or segment.removing:
                 continue
             if _is_drained(segment):
                 enough = 0 <= self.max_bytes <= settled_bytes
@@ -116,7 +116,7 @@ class AckedRetention:
 
 
 def _is_drained(segment: Segment) -> bool:
-    return segment.sealed and segment.live == 0 and not segment.gone and not segment.removing
+    return segment.sealed and segment.live == 0 and not segment.is_removed and not segment.removing
 
 
 class Retained(NamedTuple):
@@ -141,7 +141,7 @@ def retained_of(segments: list[Segment], next_offset: int, record_count: int) ->
     Args:
         record_count: messages of the log that are not settled.
     """
-    there = [segment for segment in segments if not segment.gone and segment.end > segment.base]
+    there = [segment for segment in segments if not segment.is_removed and segment.end > segment.base]
     if not there:
         return Retained(0, 0, -1, -1)
     offsets = sum(segment.end - segment.base for segment in there) + next_offset - there[-1].end
@@ -149,7 +149,7 @@ def retained_of(segments: list[Segment], next_offset: int, record_count: int) ->
     return Retained(max(0, offsets - record_count), body_bytes, there[0].base, there[0].first_timestamp_ms)
 
 
-def offsets_there(segments: list[Segment], begin: int, begin_ms: int, until: int) -> tuple[int, int]:
+def find_replay_start(segments: list[Segment], begin: int, begin_ms: int, until: int) -> tuple[int, int]:
     """Return where a replay of begin..until - 1 starts, and how many of these offsets are no longer in the log.
 
     It starts with the first offset in a segment that has a message of `begin_ms` (since 1970) or later.
@@ -159,7 +159,7 @@ def offsets_there(segments: list[Segment], begin: int, begin_ms: int, until: int
     first = until
     there = 0
     for segment in segments:
-        if segment.gone or segment.removing or segment.end <= begin or segment.base >= until:
+        if segment.is_removed or segment.removing or segment.end <= begin or segment.base >= until:
             continue
         there += min(segment.end, until) - max(segment.base, begin)
         if first == until and segment.latest_ms() >= begin_ms:
@@ -281,7 +281,7 @@ class ExportHold:
         if sync:
             self._filesystem.fsync_dir(self._directory)
 
-    def keeps(self, segments: list[Segment]) -> set[int]:
+    def kept_bases(self, segments: list[Segment]) -> set[int]:
         """Return the bases of drained segments to keep. Gives up the oldest ones if they exceed the limit.
 
         Cost: a step per segment.
@@ -307,7 +307,9 @@ class ExportHold:
 
     @staticmethod
     def _drained(segments: list[Segment]) -> Iterator[Segment]:
-        return (each for each in segments if each.sealed and each.live == 0 and not each.gone and not each.removing)
+        return (
+            each for each in segments if each.sealed and each.live == 0 and not each.is_removed and not each.removing
+        )
 
 
 def find_hold(filesystem: FileSystem, directory: str) -> bool:

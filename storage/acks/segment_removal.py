@@ -34,9 +34,9 @@ class SegmentRemoval:
         full: the disk has no room for those entries. A fully settled segment is then removed without them, which
             makes room. If a crash comes before the removal, its messages are delivered again.
         delay_ms: time between renaming and removal; 0: remove at once, without renaming.
-        hold: the exporters, if any.
+        export_hold: the exporters, if any.
         retention: the retention of settled messages, if any.
-        waiting: (earliest removal time, path) of renamed files.
+        renamed_paths: (earliest removal time, path) of renamed files.
     """
 
     def __init__(self, directory: str) -> None:
@@ -44,9 +44,9 @@ class SegmentRemoval:
         self.postponed = False
         self.full = False
         self.delay_ms = 0
-        self.hold: ExportHold | None = None
+        self.export_hold: ExportHold | None = None
         self.retention: AckedRetention | None = None
-        self.waiting: list[tuple[int, str]] = []
+        self.renamed_paths: list[tuple[int, str]] = []
         self._directory = directory
 
     def collect(self, segments: list[Segment], start: int, part: SyncPart) -> None:
@@ -57,27 +57,29 @@ class SegmentRemoval:
         """
         self.wanted = False
         head = True
-        held: set[int] = self.hold.keeps(segments) if self.hold is not None else set()
+        held: set[int] = self.export_hold.kept_bases(segments) if self.export_hold is not None else set()
         if self.retention is not None:
-            held |= self.retention.keeps(segments)
+            held |= self.retention.kept_bases(segments)
         first_kept = min(held) if held else start
         for segment in segments:
             if not segment.sealed or segment.live > 0 or segment.removing or segment.base in held:
                 head = False
                 continue
-            if segment.entries is not None and not self.full:  # its last entries, of this turn, are not written yet
+            if (
+                segment.unwritten_entries is not None and not self.full
+            ):  # its last entries, of this turn, are not written yet
                 self.postponed = True
                 head = False
                 continue
             files = segment.files()
-            if head and segment.gone:
+            if head and segment.is_removed:
                 if self._directory not in part.directories:
                     part.directories.append(self._directory)
                 part.unlinks += files[3:]
                 self._begin(segment, part)
                 text = checkpoint.encode_lines([(min(start, first_kept),)])
                 part.checkpoints.append((f"{self._directory}/{checkpoint.LOG_START}", text))
-            elif not segment.gone:
+            elif not segment.is_removed:
                 if self.delay_ms > 0:
                     part.discards += files[:3]
                 else:
@@ -88,7 +90,7 @@ class SegmentRemoval:
         segment.removing = True
         part.removed.append(segment.base)
 
-    def done(self, segments: list[Segment], part: SyncPart, now_ms: int) -> list[Segment]:
+    def on_removed(self, segments: list[Segment], part: SyncPart, now_ms: int) -> list[Segment]:
         """Process a job that has removed files. Return the remaining segments.
 
         Sets `wanted` if a remaining `.settled` file can be removed next.
@@ -102,23 +104,23 @@ class SegmentRemoval:
                 for file in segment.open_files():
                     file.removed = True
                 segment.release()
-                if segment.gone:
+                if segment.is_removed:
                     continue
-                segment.gone = True
-            if not segment.gone:
+                segment.is_removed = True
+            if not segment.is_removed:
                 head = False
             elif head:
                 self.wanted = True
             keep.append(segment)
-        self.later(part.discards, now_ms)
+        self.schedule(part.discards, now_ms)
         return keep
 
-    def later(self, paths: list[str], now_ms: int) -> None:
+    def schedule(self, paths: list[str], now_ms: int) -> None:
         """Add paths that were renamed `.deleted`, for removal after the delay."""
-        self.waiting += [(now_ms + self.delay_ms, path + DELETED) for path in paths]
+        self.renamed_paths += [(now_ms + self.delay_ms, path + DELETED) for path in paths]
 
-    def due(self, now_ms: int) -> list[str]:
+    def take_due(self, now_ms: int) -> list[str]:
         """Return and forget the paths whose delay is over; the caller removes them."""
-        paths = [path for time_ms, path in self.waiting if time_ms <= now_ms]
-        self.waiting = [each for each in self.waiting if each[0] > now_ms]
+        paths = [path for time_ms, path in self.renamed_paths if time_ms <= now_ms]
+        self.renamed_paths = [each for each in self.renamed_paths if each[0] > now_ms]
         return paths

@@ -50,7 +50,7 @@ from amqpd.storage.log.batch import (
     close_batch,
     compress_records,
     crc_fits,
-    plain,
+    decompressed,
 )
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.prepared import PreparedTransaction
@@ -58,7 +58,7 @@ from amqpd.storage.log.record import (
     BadRecord,
     RecordDecoder,
     RecordRoute,
-    around_body,
+    encode_around_body,
     read_offset_delta,
     read_varint,
     record_stop,
@@ -92,14 +92,14 @@ def check_batches(data: bytes) -> list[ClosedBatch]:
         header = BatchHeader(data, position)
         if header.attributes & ~_ATTRIBUTES != 0:
             raise BadBatch(f"the batch at {position} has attributes {header.attributes:#x}, which are not accepted")
-        if not header.plausible() or header.count != header.last_offset - header.base_offset + 1:
+        if not header.is_plausible() or header.count != header.last_offset - header.base_offset + 1:
             raise BadBatch(f"no valid batch header at {position}")
         if position + header.size > size:
             raise BadBatch(f"the batch at {position} is incomplete")
         if not crc_fits(data, position, header):
             raise BadBatch(f"the checksum of the batch at {position} is wrong")
         try:
-            image, at, plain_header = plain(data, position, header)
+            image, at, plain_header = decompressed(data, position, header)
             body_bytes = _check_records(image, at, plain_header, decoder)
         except BadRecord as error:
             raise BadBatch(f"bad record in the batch at {position}: {error}") from error
@@ -153,7 +153,7 @@ def _check_records(data: bytes, position: i64, header: BatchHeader, decoder: Rec
     return total
 
 
-def place(scratch: BytesWriter, batch: ClosedBatch, base_offset: i64, epoch: i64) -> ClosedBatch:
+def with_base_offset(scratch: BytesWriter, batch: ClosedBatch, base_offset: i64, epoch: i64) -> ClosedBatch:
     """Return `batch` with this base offset and leader epoch. `scratch` is any writer; its content is lost."""
     scratch.truncate(0)
     write_i64_be(scratch, base_offset)
@@ -197,7 +197,7 @@ class KafkaSequencer:
         self.transaction_bytes_max: i64 = transaction_bytes_max
         self.closed: list[ClosedBatch] = []
 
-    def number(self, count: i64) -> i64:
+    def reserve_sequences(self, count: i64) -> i64:
         """Reserve sequences for `count` records and return the first one."""
         first: i64 = self.sequence
         self.sequence = (first + count) & _SEQUENCE_MAX
@@ -326,7 +326,7 @@ class Appender:
         if self._count > 0:
             self._close_batch()
         self._open_batch(persistent)
-        before, after = around_body(route, properties, body_size)
+        before, after = encode_around_body(route, properties, body_size)
         offset = self._assign_offsets(1, body_size)
         self._close(before, [*parts, after])
         return offset
@@ -374,7 +374,7 @@ class Appender:
         owner.ensure_open()
         first: i64 = owner.next_offset
         for batch in batches:
-            placed = place(self._context.scratch, batch, owner.next_offset, self._log.next_epoch())
+            placed = with_base_offset(self._context.scratch, batch, owner.next_offset, self._log.next_epoch())
             self._batches.append(placed)
             owner.record_count += placed.last_offset + 1 - placed.base_offset
             owner.size_bytes += placed.body_size_bytes
@@ -383,7 +383,7 @@ class Appender:
                 owner.needs_commit = True
         return first
 
-    def fill(self, batches: list[ClosedBatch]) -> None:
+    def add_encoded_batches(self, batches: list[ClosedBatch]) -> None:
         """Add batches that already have their offsets; the next `write` writes them.
 
         They are not counted as messages: they fill a cache with batches that were appended elsewhere.
@@ -513,7 +513,7 @@ class Appender:
             attributes &= COMPRESSION
             producer = replica.producer_id
             epoch = replica.epoch
-            sequence = replica.number(self._count)
+            sequence = replica.reserve_sequences(self._count)
         batch = close_batch(
             self._context.scratch,
             records,
@@ -567,7 +567,7 @@ class Appender:
         if log.durable:
             owner.written_bytes += size
         else:
-            size = log.unsynced.spilled(size)
+            size = log.unsynced.count_spilled(size)
             if size > 0:
                 owner.written_bytes += size
                 owner.needs_commit = True
@@ -576,7 +576,7 @@ class Appender:
             if log.failed:
                 owner.failed = True
             self._note_failed(batches, done)
-            owner.recount()
+            owner.recompute_counts()
 
     def _note_failed(self, batches: list[ClosedBatch], done: i64) -> None:
         ranges: list[tuple[int, int]] = []
@@ -597,9 +597,9 @@ class Appender:
         owner = self.owner
         owner.failed_ranges = owner.failed_ranges + ranges
         for range_first, range_last in ranges:
-            owner.safety_not_written(range_first, range_last)
+            owner.on_not_written(range_first, range_last)
 
-    def give_writer_back(self) -> None:
+    def return_writer(self) -> None:
         """Return the empty writer to the pool for another log, at the end of a loop turn."""
         writer = self._writer
         if writer is not None:

@@ -44,7 +44,7 @@ Formats written here:
 
 The checksum is over the compressed bytes and is checked first. Still no size in them is trusted: records that
 decompress to more than UNPACKED_MAX, or not at all, raise BadRecord. An attempt costs at most that memory and about
-15 ms. `plain` returns any batch as if it had never been compressed; all readers of records use it.
+15 ms. `decompressed` returns any batch as if it had never been compressed; all readers of records use it.
 
 cramjam (snappy, lz4, zstd) and zlib release the interpreter lock while they work. cramjam is imported with the first
 batch that needs it: 2 ms.
@@ -232,7 +232,7 @@ class BatchHeader:
         self.base_sequence: i64 = word & 0xFFFF_FFFF
         self.count: i64 = read_i64_be(data, position + 53) & 0xFFFF_FFFF
 
-    def plausible(self) -> bool:
+    def is_plausible(self) -> bool:
         """Return whether the fields can belong to a batch. The checksum is not looked at."""
         return (
             self.magic == MAGIC
@@ -244,7 +244,7 @@ class BatchHeader:
             and self.attributes & COMPRESSION <= _CODEC_MAX
         )
 
-    def emptied(self) -> bool:
+    def is_header_only(self) -> bool:
         """Return whether Kafka's compaction has left only the header. No log of ours has such a batch."""
         return (
             self.magic == MAGIC
@@ -254,7 +254,7 @@ class BatchHeader:
             and self.last_offset >= self.base_offset
         )
 
-    def leads_to(self, behind: BatchHeader, expected: i64) -> bool:
+    def is_followed_by(self, behind: BatchHeader, expected: i64) -> bool:
         """Return whether the header `behind`, found where this damaged batch ends, continues it.
 
         The last offset or the record count must fit: one bad bit damages only one of them.
@@ -274,16 +274,16 @@ class BatchHeader:
         wrong: i64 = 0x1_0000_0000 >> (32 - bit)  # in C, 1 << bit is an int, and negative for bit 31
         return LENGTH_OVERHEAD + (((self.size - LENGTH_OVERHEAD) & 0xFFFF_FFFF) ^ wrong)
 
-    def transient(self) -> bool:
+    def is_transient(self) -> bool:
         """Return whether the batch does not count after a restart."""
         return self.attributes & TRANSIENT != 0
 
-    def control(self) -> bool:
+    def is_control(self) -> bool:
         """Return whether it contains a marker instead of messages."""
         return self.attributes & CONTROL != 0
 
-    def compressed(self) -> bool:
-        """Return whether its records are compressed. Readers then call `plain` first."""
+    def is_compressed(self) -> bool:
+        """Return whether its records are compressed. Readers then call `decompressed` first."""
         return self.attributes & COMPRESSION != 0
 
 
@@ -310,7 +310,7 @@ def crc_fits(data: bytes, position: i64, header: BatchHeader) -> bool:
     return crc == header.crc
 
 
-def checked(data: bytes, position: i64, header: BatchHeader) -> bytes:
+def verified_bytes(data: bytes, position: i64, header: BatchHeader) -> bytes:
     """Return the bytes that the checksum of the batch at `position` covers (from CRC_START), empty if it is wrong.
 
     Cost: the CRC and one copy.
@@ -347,7 +347,7 @@ def missing_offsets(data: bytes, position: i64, header: BatchHeader) -> list[tup
     Cost: none if the count is complete, else about 50 ns per record. Raises: BadRecord.
     """
     found: list[tuple[int, int]] = []
-    if header.control() or header.count == header.last_offset - header.base_offset + 1:
+    if header.is_control() or header.count == header.last_offset - header.base_offset + 1:
         return found
     end: i64 = position + header.size
     position += HEADER_SIZE
@@ -385,14 +385,14 @@ class BatchCursor:
         self._data: bytes = data
         self._position: i64 = position + HEADER_SIZE
         self._end: i64 = position + header.size
-        self.remaining: i64 = 0 if header.control() else header.count
+        self.remaining: i64 = 0 if header.is_control() else header.count
         self.base_offset: i64 = header.base_offset
         self.last_offset: i64 = header.last_offset
         self.next_offset: i64 = header.base_offset
         self.timestamp_ms: i64 = header.max_timestamp_ms
         self._base_timestamp_ms: i64 = header.base_timestamp_ms
         self._create_time: bool = header.attributes & LOG_APPEND_TIME == 0
-        self._persistent: bool = not header.transient()
+        self._persistent: bool = not header.is_transient()
 
     def read(
         self,
@@ -407,7 +407,7 @@ class BatchCursor:
         The record that uses up the budget is still returned.
 
         Args:
-            returned: offset -> tally (ack_set.py), for the delivery counts.
+            returned: offset -> packed count and due time (ack_set.py), for the delivery counts.
 
         Returns: the remaining budget.
         Cost: about 120 ns per record, 15 ns per skipped record. Raises: BadRecord.
@@ -446,8 +446,8 @@ class BatchCursor:
             self.next_offset = self.last_offset + 1
         return budget
 
-    def read_places(self, wanted: i64, settled: AckSet | None, budget: i64, places: RecordViews) -> i64:
-        """Add views of records to `places`; otherwise as `read`. Delivery counts are not read.
+    def read_views(self, wanted: i64, settled: AckSet | None, budget: i64, views: RecordViews) -> i64:
+        """Add views of records to `views`; otherwise as `read`. Delivery counts are not read.
 
         From a batch of more than 128 KiB the bodies are copied, so that a few views do not keep a large batch in
         memory.
@@ -481,16 +481,16 @@ class BatchCursor:
                 continue
             if copies:
                 record = decoder.read(data, start, stop, offset, timestamp_ms, self._persistent)
-                places.add_record(record)
+                views.add_record(record)
                 budget -= len(record.body) + len(record.properties) + RECORD_OVERHEAD_BYTES
             else:
-                budget -= decoder.place(data, start, stop, offset, timestamp_ms, self._persistent, places)
+                budget -= decoder.read_view(data, start, stop, offset, timestamp_ms, self._persistent, views)
         self._position = position
         if self.remaining == 0:
             self.next_offset = self.last_offset + 1
         return budget
 
-    def pass_over(self, wanted: i64, settled: AckSet | None) -> tuple[i64, i64]:
+    def skip_rest(self, wanted: i64, settled: AckSet | None) -> tuple[i64, i64]:
         """Go to the end of the batch. Return the number of unsettled records with an offset of at least `wanted`, and
         the size of their bodies.
 
@@ -530,10 +530,10 @@ __all__ = [
     "BatchHeader",
     "ClosedBatch",
     "body_size_bytes",
-    "checked",
     "close_batch",
     "crc_fits",
     "missing_offsets",
+    "verified_bytes",
 ]
 
 
@@ -678,7 +678,7 @@ def _decompress_snappy_block(data: bytes, left: int) -> bytes:
         raise BadRecord(f"cannot be decompressed: {error}") from None
 
 
-def plain(data: bytes, at: int, header: BatchHeader) -> tuple[bytes, int, BatchHeader]:
+def decompressed(data: bytes, at: int, header: BatchHeader) -> tuple[bytes, int, BatchHeader]:
     """Return the uncompressed batch as (bytes, its position in them, its header).
 
     The arguments are returned if the batch is not compressed. The caller has checked that all of the batch is in

@@ -85,7 +85,7 @@ def read_lines(filesystem: FileSystem, path: str, width: int) -> list[tuple[int,
     An unknown version counts as damage: these files have no checksum, and `.settled` has the version of the log.
     """
     try:
-        lines = filesystem.read_if_there(path).decode("ascii").splitlines()
+        lines = filesystem.read_optional(path).decode("ascii").splitlines()
         entries = [tuple(map(int, line.split())) for line in lines[2:]]
         if int(lines[0]) != VERSION or len(entries) != int(lines[1]) or any(len(entry) != width for entry in entries):
             return []
@@ -107,7 +107,7 @@ def read_clean(filesystem: FileSystem, path: str) -> tuple[int, int, int, int] |
     In a mark of an older version the last number is missing; it is then far above all offsets. Raises: UnknownFormat.
     """
     try:
-        text, _, crc = filesystem.read_if_there(path).decode("ascii").strip().rpartition(" ")
+        text, _, crc = filesystem.read_optional(path).decode("ascii").strip().rpartition(" ")
         if value(text.encode()) != int(crc):
             return None
         version, next_offset, base, size, *more = map(int, text.split())
@@ -133,4 +133,4 @@ def decode_high_watermark(data: bytes) -> int:
 
 def read_high_watermark(filesystem: FileSystem, path: str) -> int:
     """Return the offset in the file, 0 if there is none."""
-    return decode_high_watermark(filesystem.read_if_there(path))
+    return decode_high_watermark(filesystem.read_optional(path))

@@ -45,7 +45,7 @@ class CursorSet:
         self._queue_cursor: LocalCursor | None = None
         self._all: list[LocalCursor] = []
 
-    def own(self, owner: GroupCommitLog) -> LocalCursor:
+    def queue_cursor(self, owner: GroupCommitLog) -> LocalCursor:
         """Return the cursor of the queue itself, created if necessary.
 
         Args:
@@ -65,24 +65,24 @@ class CursorSet:
             self._all.append(cursor)
         return cursor
 
-    def forget(self, cursor: LocalCursor) -> None:
+    def remove(self, cursor: LocalCursor) -> None:
         """Remove a closed cursor."""
         if cursor in self._all:
             self._all.remove(cursor)
         if cursor is self._queue_cursor:
             self._queue_cursor = None
 
-    def leave_batches(self) -> None:
+    def reset_positions(self) -> None:
         """Make all cursors look their position up again: the log has other segments now."""
         for cursor in self._all:
-            cursor.leave_batch()
+            cursor.reset_position()
 
     def release(self) -> None:
         """Make all cursors drop their bytes: the descriptors are closed."""
         for cursor in self._all:
             cursor.release()
 
-    def let_go(self) -> None:
+    def dispose(self) -> None:
         """Drop all cursors: the queue is deleted."""
         self.release()
         self._queue_cursor = None
@@ -111,26 +111,26 @@ class LocalCursor(Cursor):
         return self._read_below(self._log.watermark.offset, offset, size_bytes_max, arrived)
 
     def views_below_hw(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> RecordViews:
-        self._reader.cuts_out = True
-        places = RecordViews()
-        next_offset = self._read_on(self._log.watermark.offset, offset, size_bytes_max, arrived, [], places)
-        places.close(next_offset, self._waiting)
-        return places
+        self._reader.copies_batches = True
+        views = RecordViews()
+        next_offset = self._read_on(self._log.watermark.offset, offset, size_bytes_max, arrived, [], views)
+        views.close(next_offset, self._waiting)
+        return views
 
     def read_settled(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> ReadResult:
-        self._reader.reads_settled = True
+        self._reader.reads_acked_segments = True
         fetch = self._read_below(self._owner.read_end(), offset, size_bytes_max, arrived)
         log = self._log
         found: list[Record] = []
         for record in fetch.records:
             segment = log.segment_of(record.offset)
-            if segment is None or segment.gone or segment.removing or not segment.settled.contains(record.offset):
+            if segment is None or segment.is_removed or segment.removing or not segment.settled.contains(record.offset):
                 continue
-            if not within(record.offset, segment.transient_gone):
+            if not in_ranges(record.offset, segment.acked_transient):
                 found.append(record)
         return ReadResult(found, fetch.next_offset, fetch.waiting)
 
-    def last_batch(self, end: i64, arrived: Callable[[], None]) -> i64:
+    def last_batch_offset(self, end: i64, arrived: Callable[[], None]) -> i64:
         self._waiting = False
         offset = end - 1
         while offset >= 0:
@@ -166,9 +166,9 @@ class LocalCursor(Cursor):
         size_bytes_max: i64,
         arrived: Callable[[], None] | None,
         records: list[Record],
-        places: RecordViews | None,
+        views: RecordViews | None,
     ) -> i64:
-        """Append records to `records`, or to `places` if given. Return the offset to continue at."""
+        """Append records to `records`, or to `views` if given. Return the offset to continue at."""
         owner = self._owner
         log = self._log
         self._waiting = False
@@ -178,19 +178,19 @@ class LocalCursor(Cursor):
             if batch is None or batch.base_offset >= end:
                 break
             segment = log.segment_of(batch.base_offset)
-            set_ = segment.settled if segment is not None and not self._reader.reads_settled else None
+            set_ = segment.settled if segment is not None and not self._reader.reads_acked_segments else None
             try:
-                if places is None:
+                if views is None:
                     budget = batch.read(offset, set_, owner.returned, budget, records)
                 else:
-                    budget = batch.read_places(offset, set_, budget, places)
+                    budget = batch.read_views(offset, set_, budget, views)
             except BadRecord:
                 self._batch = None
                 self._report_invalid(max(offset, batch.next_offset), batch.last_offset)
                 offset = batch.last_offset + 1
                 continue
             offset = batch.next_offset
-            if places is not None and batch.remaining == 0 and budget < size_bytes_max // SHORT_BY:
+            if views is not None and batch.remaining == 0 and budget < size_bytes_max // SHORT_BY:
                 break  # the next batch would be split
         return offset
 
@@ -204,7 +204,7 @@ class LocalCursor(Cursor):
         """
         batch = self._batch
         if batch is None or batch.remaining == 0 or offset < batch.next_offset or offset > batch.last_offset:
-            if arrived is not None and not self._reader.at_hand(offset, arrived):
+            if arrived is not None and not self._reader.is_cached(offset, arrived):
                 self._waiting = True
                 return None
             batch = self._reader.cursor(offset)
@@ -219,7 +219,7 @@ class LocalCursor(Cursor):
         """Report offsets as lost: a batch with a right checksum has no valid records, a defect of its writer."""
         segment = self._log.segment_of(first)
         if segment is not None:
-            self._note_lost([(first, last)], self._log.note_lost(segment, first, last))
+            self._note_lost([(first, last)], self._log.mark_lost(segment, first, last))
             logger.error("queue '%s': the batch of offsets %d to %d has invalid records", self._owner.name, first, last)
 
     def _note_lost(self, lost: list[tuple[int, int]], live: i64) -> None:
@@ -228,7 +228,7 @@ class LocalCursor(Cursor):
         owner.record_count -= live
         owner.mark_dirty()
 
-    def leave_batch(self) -> None:
+    def reset_position(self) -> None:
         """Look the position up at the next read."""
         self._batch = None
 
@@ -238,10 +238,10 @@ class LocalCursor(Cursor):
 
     def close(self) -> None:
         self.release()
-        self._cursors.forget(self)
+        self._cursors.remove(self)
 
 
-def within(offset: i64, ranges: list[tuple[int, int, int]]) -> bool:
+def in_ranges(offset: i64, ranges: list[tuple[int, int, int]]) -> bool:
     """Return whether `offset` is in one of the ranges (first, last, bytes)."""
     for first, last, _ in ranges:  # noqa: SIM110  # a generator would cost a nested function when compiled
         if first <= offset <= last:
@@ -252,7 +252,7 @@ def within(offset: i64, ranges: list[tuple[int, int, int]]) -> bool:
 def offset_before(log: Log, timestamp_ms: int) -> int:
     """See `QueueLog.offset_before`. Everything appended must be in the segments."""
     for segment in log.segments:
-        if segment.gone or segment.live == 0 or segment.latest_ms() < timestamp_ms:
+        if segment.is_removed or segment.live == 0 or segment.latest_ms() < timestamp_ms:
             continue
         relative = segment.times().offset_before(timestamp_ms)
         if 0 < relative < segment.end - segment.base and _entry_is_early(log, segment, relative, timestamp_ms):
@@ -271,7 +271,11 @@ def _entry_is_early(log: Log, segment: Segment, relative: int, timestamp_ms: int
     if len(data) < HEADER_SIZE:
         return False
     header = BatchHeader(data, 0)
-    if not header.plausible() or header.last_offset != segment.base + relative or position + header.size > segment.size:
+    if (
+        not header.is_plausible()
+        or header.last_offset != segment.base + relative
+        or position + header.size > segment.size
+    ):
         return False
     data = filesystem.pread(fd, int(header.size), position)
     return crc_fits(data, 0, header) and header.max_timestamp_ms < timestamp_ms

@@ -1,6 +1,6 @@
 """A log: the segments of one directory, appended to at the end, acknowledged anywhere, removed when acknowledged.
 
-The log owns its directory; directory and files are created with the first append. writer.py writes batches, `settle`
+The log owns its directory; directory and files are created with the first append. writer.py writes batches, `ack`
 records acknowledged ranges, `flush` writes the entries of `.settled` files. None of them syncs. `unsynced` collects
 what they wrote, `collect` moves it into the next job of the fsync thread, and `synced` takes the result and moves the
 high watermark.
@@ -24,7 +24,7 @@ from typing import Final, final
 from mypy_extensions import i64
 
 from amqpd.storage.acks import ack_set
-from amqpd.storage.acks.ack_files import FULL, PASSING, AckFileWriter
+from amqpd.storage.acks.ack_files import DISK_FULL_ERRORS, FULL, AckFileWriter
 from amqpd.storage.acks.segment_removal import SegmentRemoval
 from amqpd.storage.filesystem import FileSystem, MappedBytes, OpenFile, Reserve
 from amqpd.storage.log import checkpoint
@@ -44,8 +44,8 @@ class DirtyFiles:
 
     Attributes:
         files: `.log` files.
-        settled: `.settled` files.
-        closed: some files were closed before their sync (`Log.shed`).
+        ack_files: `.settled` files.
+        closed: some files were closed before their sync (`Log.close_descriptors`).
         directories: directories with new names.
         paths: small files, already closed.
         checkpoints: (path, text), to be written after all of that is synced.
@@ -53,7 +53,7 @@ class DirtyFiles:
 
     def __init__(self) -> None:
         self.files: list[OpenFile] = []
-        self.settled: list[OpenFile] = []
+        self.ack_files: list[OpenFile] = []
         self.closed: bool = False
         self.directories: list[str] = []
         self.paths: list[str] = []
@@ -62,28 +62,28 @@ class DirtyFiles:
         self._spilled_due: bool = False  # the next job syncs them
 
     @property
-    def any(self) -> bool:
+    def needs_job(self) -> bool:
         """Return whether a job is needed. Checkpoints alone wait for the next one."""
-        return bool(self.files or self.settled or self.closed or self.directories or self.paths)
+        return bool(self.files or self.ack_files or self.closed or self.directories or self.paths)
 
-    def note(self, file: OpenFile) -> None:
+    def add_log_file(self, file: OpenFile) -> None:
         """Add a `.log` file that was written to."""
         if not file.dirty:
             file.dirty = True
             self.files.append(file)
 
-    def note_settled(self, file: OpenFile) -> None:
+    def add_ack_file(self, file: OpenFile) -> None:
         """Add a `.settled` file that was written to."""
         if not file.dirty:
             file.dirty = True
-            self.settled.append(file)
+            self.ack_files.append(file)
 
-    def note_directory(self, directory: str) -> None:
+    def add_directory(self, directory: str) -> None:
         """Add a directory that has a new name."""
         if directory not in self.directories:
             self.directories.append(directory)
 
-    def spilled(self, size: i64) -> i64:
+    def count_spilled(self, size: i64) -> i64:
         """Count bytes written to a temporary log. Return how many of them the next job must sync, mostly 0.
 
         No durability is promised for them. But if too many dirty pages wait for the disk, the kernel blocks the
@@ -111,10 +111,10 @@ class DirtyFiles:
         self._spilled_due = False
         if failed or not durable:
             if failed or not spilled:  # a later sync of a failed file may succeed wrongly
-                for file in self.files + self.settled:
+                for file in self.files + self.ack_files:
                     file.dirty = False
                 self.files.clear()
-                self.settled.clear()
+                self.ack_files.clear()
             self.closed = False
             self.directories = []
             self.paths = []
@@ -123,8 +123,8 @@ class DirtyFiles:
         files = self.files[:]
         self.files.clear()
         if settled_too or self.directories or self.checkpoints:
-            files += self.settled
-            self.settled.clear()
+            files += self.ack_files
+            self.ack_files.clear()
         for file in files:
             file.dirty = False
             file.pins += 1
@@ -136,35 +136,35 @@ class DirtyFiles:
         self.paths = []
         self.checkpoints = []
 
-    def forget_file(self, file: OpenFile) -> None:
+    def remove_file(self, file: OpenFile) -> None:
         """Forget a file that will be closed without a sync because another one replaces it."""
         if file.dirty:
-            (self.files if file in self.files else self.settled).remove(file)
+            (self.files if file in self.files else self.ack_files).remove(file)
 
     def drop_closed_files(self) -> None:
         """Forget files that were closed and deleted."""
-        for waiting in (self.files, self.settled):
+        for waiting in (self.files, self.ack_files):
             waiting[:] = [file for file in waiting if file.fd >= 0]
 
-    def shed_files(self, closed: bool) -> None:
+    def drop_open_files(self, closed: bool) -> None:
         """Forget all files: they will be closed before their sync.
 
         Args:
             closed: whether the next job must sync the whole disk instead.
         """
-        for waiting in (self.files, self.settled):
+        for waiting in (self.files, self.ack_files):
             for file in waiting:
                 file.dirty = False
                 self.closed = closed
             waiting.clear()
 
-    def forget_files(self) -> None:
+    def clear_files(self) -> None:
         """Forget all files: they are closed and will not be synced."""
         self.files.clear()
-        self.settled.clear()
+        self.ack_files.clear()
         self.closed = False
 
-    def forget_names(self) -> None:
+    def clear_paths(self) -> None:
         """Forget directories, small files and checkpoints."""
         self.directories = []
         self.paths = []
@@ -218,7 +218,7 @@ class HighWatermark:
                 file = self._file = self._map_file(f"{self._directory}/{checkpoint.HIGH_WATERMARK}")
                 self._filesystem.open_file_count += 1
             file[0 : checkpoint.HIGH_WATERMARK_SIZE] = checkpoint.encode_high_watermark(self.offset)
-            if self._filesystem.crowded:
+            if self._filesystem.has_too_many_open:
                 self.close()
         except OSError as error:  # external readers then see an older end
             logger.warning("%s: cannot write the high watermark: %s", self._directory, error)
@@ -227,7 +227,7 @@ class HighWatermark:
         try:
             return self._filesystem.map(path, checkpoint.HIGH_WATERMARK_SIZE)
         except OSError as error:
-            if not self._filesystem.room_after(error):
+            if not self._filesystem.can_retry_after(error):
                 raise
             return self._filesystem.map(path, checkpoint.HIGH_WATERMARK_SIZE)
 
@@ -264,7 +264,7 @@ class Log:
         found: the segment of the last look-up.
         producers: numbers of idempotent producers; None if there are none.
         replicated: the log is a cache of a Kafka partition, and the cluster moves the watermark.
-        noted: for a replicated log, receives the entries that would go to `.settled`.
+        on_ack_entry: for a replicated log, receives the entries that would go to `.settled`.
     """
 
     def __init__(
@@ -297,14 +297,14 @@ class Log:
         self.recovery_rest: Callable[[], None] | None = None
         self.begun = False
         self.unsynced = DirtyFiles()
-        self.settled_files = AckFileWriter(filesystem, boot, reserve, self.unsynced.settled)
+        self.ack_file_writer = AckFileWriter(filesystem, boot, reserve, self.unsynced.ack_files)
         self.watermark = HighWatermark(filesystem, self.directory)
         self.sealed: list[Segment] = []
         self.found: Segment | None = None
         self.removals = SegmentRemoval(self.directory)
         self.producers: Producers | None = None
         self.replicated = False
-        self.noted: Callable[[int, int, int, int], object] | None = None
+        self.on_ack_entry: Callable[[int, int, int, int], object] | None = None
 
     # -- beginning, segments
 
@@ -327,15 +327,15 @@ class Log:
                 self.unsynced.directories.append(self.chain[index - 1])
         readable = f"{self.directory}/queue.json"
         text = self._description()
-        if filesystem.read_if_there(readable) != text:  # missing, damaged, or written by an earlier version
+        if filesystem.read_optional(readable) != text:  # missing, damaged, or written by an earlier version
             filesystem.replace_file(readable, text, sync=False)
             self.unsynced.paths.append(readable)
-        if self.removals.hold is not None:
-            self.removals.hold.write()
+        if self.removals.export_hold is not None:
+            self.removals.export_hold.write()
         if self.segments and self.durable:
             # Write the boot id before removing the clean mark: without both, all messages would count as delivered.
-            self.settled_files.entries(self.segments[-1])
-            self.settled_files.flush()
+            self.ack_file_writer.entry_writer(self.segments[-1])
+            self.ack_file_writer.flush()
         if self.clean:
             filesystem.unlink(f"{self.directory}/{checkpoint.CLEAN_SHUTDOWN}")
             self.clean = False
@@ -354,17 +354,17 @@ class Log:
 
     def new_segment(self, base: int) -> Segment:
         segment = Segment(self.filesystem, self.directory, base)
-        segment.begin_index()
+        segment.reset_index()
         file = segment.open_log(create=True)
         if self.filesystem.file_size(file.fd) > 0:  # an earlier creation failed half-way
             self.filesystem.truncate(file.fd, 0)
         self.segments.append(segment)
-        self.unsynced.note_directory(self.directory)  # first: the new name needs a sync even if the rest fails
+        self.unsynced.add_directory(self.directory)  # first: the new name needs a sync even if the rest fails
         if self.durable:
-            self.settled_files.entries(segment)
+            self.ack_file_writer.entry_writer(segment)
             if self.delivered_mark >= base:  # ahead: the file with the mark may be removed first
-                self.note(segment, ack_set.DELIVERED, self.delivered_mark, 0, 0)
-            self.settled_files.flush()
+                self.add_ack_entry(segment, ack_set.DELIVERED, self.delivered_mark, 0, 0)
+            self.ack_file_writer.flush()
         return segment
 
     def seal(self) -> None:
@@ -372,7 +372,7 @@ class Log:
         OSError.
         """
         segment = self.segments[-1]
-        self.note_totals(segment)
+        self.write_totals(segment)
         segment.flush_index()
         segment.write_time_index()
         segment.sealed = True
@@ -392,26 +392,26 @@ class Log:
         self.seal()
         self.new_segment(self.end)
 
-    def note_totals(self, segment: Segment) -> None:
+    def write_totals(self, segment: Segment) -> None:
         """Write to `.settled` what the segment contains, and which offsets will not count after a restart."""
         for first, last in segment.gaps:
-            self.note(segment, ack_set.SETTLED, first, last, 0)
+            self.add_ack_entry(segment, ack_set.SETTLED, first, last, 0)
         segment.gaps = []
-        for first, last, size in segment.transient_gone + segment.transient:
-            self.note(segment, ack_set.TRANSIENT, first, last, size)
-        self.note(segment, ack_set.TOTALS, segment.end, segment.size, segment.body_bytes)
-        self.note(segment, ack_set.TIMES, segment.first_timestamp_ms, segment.max_timestamp_ms, 0)
+        for first, last, size in segment.acked_transient + segment.transient:
+            self.add_ack_entry(segment, ack_set.TRANSIENT, first, last, size)
+        self.add_ack_entry(segment, ack_set.TOTALS, segment.end, segment.size, segment.body_bytes)
+        self.add_ack_entry(segment, ack_set.TIMES, segment.first_timestamp_ms, segment.max_timestamp_ms, 0)
 
     # -- the start
 
     def start_offset(self) -> int:
         """Return the first offset that is not settled, `end` if there is none. Cost: a step per settled segment."""
         for segment in self.segments:
-            if not segment.gone and segment.live > 0:
+            if not segment.is_removed and segment.live > 0:
                 return segment.settled.first_free()
         return self.end
 
-    def note_start(self, offset: int) -> None:
+    def checkpoint_start(self, offset: int) -> None:
         """Update Kafka's log-start checkpoint with the next job. (`.settled` files are authoritative.)"""
         if self.durable:
             start = checkpoint.encode_lines([(offset,)])
@@ -425,7 +425,7 @@ class Log:
         Cost: O(1) for the segment of the last look-up and for the active one, else a bisection.
         """
         segment = self.found
-        if segment is not None and segment.base <= offset < segment.end and not segment.gone:
+        if segment is not None and segment.base <= offset < segment.end and not segment.is_removed:
             return segment
         segments = self.segments
         if segments and offset >= segments[-1].base:
@@ -440,7 +440,7 @@ class Log:
         self.found = segment
         return segment
 
-    def settle(self, first: int, last: int, body_size_bytes: int) -> int:
+    def ack(self, first: int, last: int, body_size_bytes: int) -> int:
         """Settle a range and return how many of its offsets were live. Offsets that are not in the log are skipped.
 
         Args:
@@ -468,22 +468,24 @@ class Log:
                 body_size_bytes = max(0, body_size_bytes - share)
                 segment.settled_body_bytes += share
                 if segment.transient:
-                    segment.settle_transient(offset, stop, share)
-                self.note(segment, ack_set.SETTLED, offset, stop, share)
+                    segment.ack_transient(offset, stop, share)
+                self.add_ack_entry(segment, ack_set.SETTLED, offset, stop, share)
                 if segment.sealed and segment.live == 0:
                     self.removals.wanted = True
             offset = stop + 1
         return added
 
-    def mark_returned(self, offset: int, tally: int) -> None:
+    def mark_returned(self, offset: int, packed: int) -> None:
         """Record for the next `flush` that a message was returned.
 
         Args:
-            tally: its delivery count and due time (ack_set.py).
+            packed: its delivery count and due time (ack_set.py).
         """
         segment = self.segment_of(offset)
-        if segment is not None and not segment.gone and segment.live > 0:
-            self.note(segment, ack_set.RETURNED, offset, tally & ack_set.COUNT_MAX, tally >> ack_set.TALLY_BITS)
+        if segment is not None and not segment.is_removed and segment.live > 0:
+            self.add_ack_entry(
+                segment, ack_set.RETURNED, offset, packed & ack_set.COUNT_MAX, packed >> ack_set.DELIVERY_COUNT_BITS
+            )
 
     def mark_delivered(self, offset: int, ahead: int) -> None:
         """Record a delivery mark of `offset` + `ahead` for the next `flush`. No offset above the mark is delivered
@@ -498,7 +500,7 @@ class Log:
         if segment is not self.segments[-1]:
             mark = max(offset, min(mark, segment.end - 1))
         self.delivered_mark = max(self.delivered_mark, mark)
-        self.note(segment, ack_set.DELIVERED, mark, 0, 0)
+        self.add_ack_entry(segment, ack_set.DELIVERED, mark, 0, 0)
 
     def delivered_mark_segment(self, offset: int) -> Segment | None:
         """Return the segment whose `.settled` file records the delivery of `offset`.
@@ -507,27 +509,27 @@ class Log:
         segment.
         """
         segment = self.segment_of(offset)
-        if segment is None or segment.gone or segment.live == 0:
-            there = [each for each in self.segments if not each.gone]
+        if segment is None or segment.is_removed or segment.live == 0:
+            there = [each for each in self.segments if not each.is_removed]
             return there[-1] if there else None
         return segment
 
-    def note_lost(self, segment: Segment, first: int, last: int) -> int:
+    def mark_lost(self, segment: Segment, first: int, last: int) -> int:
         """Settle offsets that are unreadable, and record them as lost. Return how many were live."""
         last = min(last, segment.end - 1)
         added = segment.settled.add(first, last)
         if added:
             segment.lost.append((first, last))
-            self.note(segment, ack_set.LOST, first, last, 0)
+            self.add_ack_entry(segment, ack_set.LOST, first, last, 0)
             if segment.sealed and segment.live == 0:
                 self.removals.wanted = True
         return added
 
-    def note(self, segment: Segment, kind: int, a: int, b: int, c: int) -> None:
-        if self.durable and not segment.gone:
-            self.settled_files.note(segment, kind, a, b, c)
-        elif self.noted is not None:
-            self.noted(kind, a, b, c)
+    def add_ack_entry(self, segment: Segment, kind: int, a: int, b: int, c: int) -> None:
+        if self.durable and not segment.is_removed:
+            self.ack_file_writer.add_entry(segment, kind, a, b, c)
+        elif self.on_ack_entry is not None:
+            self.on_ack_entry(kind, a, b, c)
 
     def flush_index(self) -> None:
         """Write all new entries of the active segment to `.index`. Without them, damage costs more after a kill.
@@ -535,7 +537,7 @@ class Log:
         Raises nothing.
         """
         active = self.segments[-1] if self.segments and self.durable and not self.failed else None
-        if active is not None and not active.sealed and not active.gone:
+        if active is not None and not active.sealed and not active.is_removed:
             try:
                 active.flush_index()
             except OSError as error:
@@ -557,14 +559,14 @@ class Log:
                     active.flush_index(INDEX_ENTRIES_MIN)
         except OSError as error:
             self.on_error(error)
-        if self.settled_files.pending:
+        if self.ack_file_writer.pending:
             try:
                 self._flush_settled()
                 self.removals.full = False
             except OSError as error:
                 self.on_error(error)
                 self.removals.full = error.errno in FULL
-            if self.removals.postponed and (self.removals.full or not self.settled_files.pending):
+            if self.removals.postponed and (self.removals.full or not self.ack_file_writer.pending):
                 self.removals.postponed = False
                 self.removals.wanted = True
 
@@ -572,18 +574,18 @@ class Log:
         try:
             if not self.begun:
                 self.begin()
-            self.settled_files.flush()
+            self.ack_file_writer.flush()
         except OSError as error:
-            if not self.filesystem.room_after(error):
+            if not self.filesystem.can_retry_after(error):
                 raise
             if not self.begun:
                 self.begin()
-            self.settled_files.flush()
+            self.ack_file_writer.flush()
 
     def on_error(self, error: OSError) -> None:
         """Record a failed write that was not one of batches."""
         self.error = error
-        if error.errno not in PASSING:
+        if error.errno not in DISK_FULL_ERRORS:
             self.failed = True
         logger.error("%s: a write failed: %s", self.directory, error)
 
@@ -592,7 +594,7 @@ class Log:
     @property
     def dirty(self) -> bool:
         """Return whether a job has something to do."""
-        return self.unsynced.any or (self.removals.wanted and not self.cleaning)
+        return self.unsynced.needs_job or (self.removals.wanted and not self.cleaning)
 
     def collect(self, part: SyncPart, settled_too: bool = True) -> None:
         """Move everything that needs a sync into `part`.
@@ -601,9 +603,9 @@ class Log:
             settled_too: if False, acknowledgements may wait for a later job unless this one depends on them. They
                 cost a sync of their own, and no confirm promises them.
         """
-        settled_too = settled_too or self.removals.wanted or self.settled_files.renaming
+        settled_too = settled_too or self.removals.wanted or self.ack_file_writer.renaming
         self.unsynced.collect(part, settled_too, self.durable, self.failed)
-        self.settled_files.collect(part)
+        self.ack_file_writer.collect(part)
         if part.renames and self.directory not in part.directories:
             part.directories.append(self.directory)  # else the new file and its facts could be lost
         part.end_offset = self.segments[-1].end if self.segments else 0  # not `end`: later offsets were not written
@@ -635,11 +637,11 @@ class Log:
                 self.publish()
             if part.removed:
                 self.found = None
-                self.segments = self.removals.done(self.segments, part, now_ms)
+                self.segments = self.removals.on_removed(self.segments, part, now_ms)
                 self.unsynced.drop_closed_files()
                 if self.removals.wanted:
-                    self.unsynced.note_directory(self.directory)
-        self.settled_files.synced(part)
+                    self.unsynced.add_directory(self.directory)
+        self.ack_file_writer.synced(part)
         sealed, self.sealed = self.sealed, []
         for segment in sealed:
             if segment.dirty():
@@ -662,7 +664,7 @@ class Log:
         try:
             write()
         except OSError as error:
-            if error.errno not in FULL or not self.settled_files.reserve.release():
+            if error.errno not in FULL or not self.ack_file_writer.reserve.release():
                 raise
             write()
         self.recovery_rest = None
@@ -684,8 +686,8 @@ class Log:
         self.recovery_rest = None
         self.sealed = []
         self.found = None
-        self.unsynced.forget_names()
-        self.settled_files.pending = []
+        self.unsynced.clear_paths()
+        self.ack_file_writer.pending = []
         self.removals.wanted = False
 
     def open_file_count(self) -> int:
@@ -694,19 +696,19 @@ class Log:
         return mapped + sum([len(segment.open_files()) for segment in self.segments])
 
     @property
-    def pinned(self) -> bool:
+    def is_pinned(self) -> bool:
         """Return whether a sync or a read-ahead uses one of the files."""
         return True in [file.pins > 0 for segment in self.segments for file in segment.open_files()]
 
-    def shed(self) -> bool:
+    def close_descriptors(self) -> bool:
         """Close all descriptors, also of files that are not synced, because too many are open.
 
         A job with such a log syncs the whole disk (fsync_thread.py). Return False, and close none, while a sync or a
         read-ahead uses one.
         """
-        if self.pinned:
+        if self.is_pinned:
             return False
-        self.unsynced.shed_files(self.durable)
+        self.unsynced.drop_open_files(self.durable)
         for segment in self.segments:
             segment.release()
         self.watermark.close()
@@ -716,7 +718,7 @@ class Log:
         """Close all descriptors. Return False, and close none, if a file is dirty or in use. They are opened again on
         demand.
         """
-        if self.pinned or True in [segment.dirty() for segment in self.segments]:
+        if self.is_pinned or True in [segment.dirty() for segment in self.segments]:
             return False
         for segment in self.segments:
             segment.release()
@@ -730,7 +732,7 @@ class Log:
         """Close everything, synced or not. The log is not used afterwards."""
         for segment in self.segments:
             segment.release()
-        self.unsynced.forget_files()
+        self.unsynced.clear_files()
         self.watermark.close()
 
     def abandon(self) -> None:

@@ -16,7 +16,7 @@ scans. If the snapshot is damaged, all segments are scanned. A log without such 
 Limits: beyond PRODUCERS_MAX the producer that was silent longest is forgotten, and so is one that was silent for a
 day.
 
-Failed writes: `unwritten` restores the previous state of a producer, because its messages may be sent again. The
+Failed writes: `undo_from` restores the previous state of a producer, because its messages may be sent again. The
 previous states of the last UNSAFE_MAX unsynced messages are known; before those, only the state before the first
 message of each producer. If so many writes fail, messages may be stored twice, but no lost message counts as stored.
 
@@ -62,7 +62,7 @@ class Producer:
         self.offset: i64 = offset
         self.time_ms: i64 = time_ms
 
-    def has(self, epoch: i64, sequence: i64) -> bool:
+    def contains(self, epoch: i64, sequence: i64) -> bool:
         """Return whether a message with these numbers is already in the log."""
         return epoch == self.epoch and sequence <= self.sequence
 
@@ -108,7 +108,7 @@ class Producers:
             return None
         return producer
 
-    def note(self, producer: Producer, high_watermark: i64) -> None:
+    def record(self, producer: Producer, high_watermark: i64) -> None:
         """Record the last message of a producer. Cost: about 1 us.
 
         Args:
@@ -141,7 +141,7 @@ class Producers:
             known.popitem(last=False)
         return before
 
-    def unwritten(self, first: i64) -> None:
+    def undo_from(self, first: i64) -> None:
         """Restore the state before the messages at `first` and above: they are not in the log."""
         unsafe = self._unsafe
         while unsafe and unsafe[-1].offset >= first:
@@ -152,7 +152,7 @@ class Producers:
                     _restore(self._known, step)
                     del self._older[step.producer_id]
 
-    def cut(self, end: i64) -> None:
+    def truncate(self, end: i64) -> None:
         """Forget producers whose last message is at `end` or above: recovery has cut the log there."""
         for producer in list(self._known.values()):
             if producer.offset >= end:

@@ -5,10 +5,10 @@ continues at the next position in `.index` that has a good batch. The offsets be
 once. Bodies are never searched for a batch, because a publisher could have put bytes there that look like one.
 
 Bytes are read in chunks of 256 KiB, and the last chunk is kept until `release`, so that sequential reads need no
-look-up. With `cuts_out` each batch is a `bytes` object of its own, so that a reader can keep it without the chunk. A
-large batch is then read alone: first its header, then the bytes under the checksum, without a copy.
+look-up. With `copies_batches` each batch is a `bytes` object of its own, which a reader can keep without the chunk.
+A large batch is then read alone: first its header, then the bytes under the checksum, without a copy.
 
-A caller that must not wait for the disk calls `at_hand` before `cursor`. If the batch is not in the page cache, the
+A caller that must not wait for the disk calls `is_cached` before `cursor`. If the batch is not in the page cache, the
 read-ahead thread (worker.py) fetches it, and then ranges of 4 MiB, each while the previous one is being read.
 """
 
@@ -30,9 +30,9 @@ from amqpd.storage.log.batch import (
     LENGTH_OVERHEAD,
     BatchCursor,
     BatchHeader,
-    checked,
     crc_fits,
-    plain,
+    decompressed,
+    verified_bytes,
 )
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.record import BadRecord, RecordDecoder
@@ -55,8 +55,8 @@ class LogReader:
         ahead: the read-ahead thread; None: reads wait for the disk.
 
     Attributes:
-        reads_settled: read segments without live messages, too.
-        cuts_out: each batch is an object of its own.
+        reads_acked_segments: read segments without live messages, too.
+        copies_batches: each batch is an object of its own.
         lost: unreadable ranges that the caller has not processed yet. It clears the list.
         lost_live: number of live offsets in `lost`; the caller subtracts them from `record_count`.
     """
@@ -68,8 +68,8 @@ class LogReader:
         self._fetched: OpenFile | None = None  # file of the previous range, and where that range ends
         self._fetched_end: i64 = 0
         self._waiting: Callable[[], None] | None = None  # called when the range has been read
-        self.reads_settled: bool = False
-        self.cuts_out: bool = False
+        self.reads_acked_segments: bool = False
+        self.copies_batches: bool = False
         self._cut_out = b""
         self._chunk_size: i64 = CHUNK_SIZE  # size of the next chunk; that of a header if batches are read alone
         self.lost: list[tuple[int, int]] = []
@@ -91,7 +91,7 @@ class LogReader:
         self._fetched = None
         self._cancel_request()
 
-    def at_hand(self, offset: i64, arrived: Callable[[], None]) -> bool:
+    def is_cached(self, offset: i64, arrived: Callable[[], None]) -> bool:
         """Return whether `cursor(offset)` finds its batch without the disk. If not, the batch is being fetched.
 
         Args:
@@ -103,7 +103,7 @@ class LogReader:
         if ahead is None:
             return True
         segment = self._segment
-        if segment is None or offset != self._next_offset or segment.gone or offset >= segment.end:
+        if segment is None or offset != self._next_offset or segment.is_removed or offset >= segment.end:
             segment = self._seek(offset)
             if segment is None:
                 return True
@@ -141,7 +141,7 @@ class LogReader:
             return True
         # A chunk first: it arrives soon, and a caller that wants one message reads no more. Ranges of RANGE_SIZE follow
         # when the caller continues.
-        self._requested = ahead.ask(file, position, end, self._range_arrived)
+        self._requested = ahead.request(file, position, end, self._range_arrived)
         self._waiting = arrived
         return False
 
@@ -173,7 +173,7 @@ class LogReader:
             position = 0
         if segment.size - position > CHUNK_SIZE or segment.sealed:
             end: i64 = position + RANGE_SIZE
-            self._requested = ahead.ask(segment.open_log(), position, min(end, segment.size), self._range_arrived)
+            self._requested = ahead.request(segment.open_log(), position, min(end, segment.size), self._range_arrived)
 
     def _range_arrived(self, asked: ReadAheadRange) -> None:
         if asked is not self._requested:
@@ -200,7 +200,7 @@ class LogReader:
         Raises: OSError.
         """
         segment = self._segment
-        if segment is None or offset != self._next_offset or segment.gone or offset >= segment.end:
+        if segment is None or offset != self._next_offset or segment.is_removed or offset >= segment.end:
             segment = self._seek(offset)
         while segment is not None:
             cursor = self._find_in_segment(segment, offset)
@@ -235,8 +235,8 @@ class LogReader:
         return segments[index] if index < len(segments) else None
 
     def _is_wanted(self, segment: Segment) -> bool:
-        if self.reads_settled:
-            return not segment.gone and not segment.removing and segment.size > 0
+        if self.reads_acked_segments:
+            return not segment.is_removed and not segment.removing and segment.size > 0
         return segment.live > 0
 
     def _enter_segment(self, segment: Segment, offset: i64) -> None:
@@ -259,7 +259,7 @@ class LogReader:
 
     def _entry_is_right(self, segment: Segment, relative: i64, position: i64) -> bool:
         header = self._header(segment, position)
-        return header is not None and header.plausible() and header.last_offset == segment.base + relative
+        return header is not None and header.is_plausible() and header.last_offset == segment.base + relative
 
     def _find_in_segment(self, segment: Segment, offset: i64) -> BatchCursor | None:
         position: i64 = self._next_position
@@ -268,7 +268,7 @@ class LogReader:
         while position < size:
             header = self._header(segment, position)
             at: i64 = -1
-            if header is not None and header.plausible() and position + header.size <= size:
+            if header is not None and header.is_plausible() and position + header.size <= size:
                 if header.last_offset < offset and self._offsets_fit(header, segment, position, expected):
                     expected = header.last_offset + 1
                     position += header.size
@@ -285,7 +285,7 @@ class LogReader:
                 continue
             self._next_position = position + header.size
             self._next_offset = self._expected = header.last_offset + 1
-            if not header.compressed():
+            if not header.is_compressed():
                 cut_out = self._cut_out
                 if cut_out:
                     self._cut_out = b""
@@ -303,10 +303,10 @@ class LogReader:
     def _check_batch(self, segment: Segment, position: i64, header: BatchHeader) -> i64:
         """Return the position in the chunk of the batch at `position`, -1 if its checksum is wrong.
 
-        With `cuts_out`, `_cut_out` has the bytes of the batch. If the batch is read alone, the chunk has only its
+        With `copies_batches`, `_cut_out` has the bytes of the batch. If the batch is read alone, the chunk has only its
         header.
         """
-        if not self.cuts_out or header.compressed():
+        if not self.copies_batches or header.is_compressed():
             at = self._load(segment, position, header.size)
             return at if at >= 0 and crc_fits(self._chunk, at, header) else -1
         is_read_alone: bool = header.size >= APART_SIZE_MIN
@@ -315,7 +315,7 @@ class LogReader:
         if at < 0:
             return -1
         if at + header.size <= len(self._chunk):
-            self._cut_out = checked(self._chunk, at, header)
+            self._cut_out = verified_bytes(self._chunk, at, header)
         else:
             size = header.size - CRC_START
             covered = self._log.filesystem.pread(segment.open_log().fd, size, position + CRC_START)
@@ -335,7 +335,7 @@ class LogReader:
     def _decompressed_cursor(self, segment: Segment, chunk: bytes, at: i64, header: BatchHeader) -> BatchCursor | None:
         """Return the cursor of a compressed batch. None if it does not decompress: only this batch is lost."""
         try:
-            image, image_at, image_header = plain(chunk, at, header)
+            image, image_at, image_header = decompressed(chunk, at, header)
         except BadRecord as error:
             lost = len(self.lost)
             self._report_lost(segment, header.base_offset, header.last_offset)
@@ -352,20 +352,20 @@ class LogReader:
         if header.base_offset == expected:
             return True
         behind = self._header(segment, position + header.size)  # gaps are legal, overlaps are not
-        return behind is None or not behind.plausible() or not expected <= behind.base_offset <= header.last_offset
+        return behind is None or not behind.is_plausible() or not expected <= behind.base_offset <= header.last_offset
 
     def _report_lost_until(self, segment: Segment, position: i64, first: i64) -> None:
         """Report the offsets from `first` to the batch at `position` as lost, or to the end of the segment."""
         header = self._header(segment, position)
         last: i64 = segment.end - 1
-        if header is not None and header.plausible() and first < header.base_offset <= segment.end:
+        if header is not None and header.is_plausible() and first < header.base_offset <= segment.end:
             last = header.base_offset - 1
         self._report_lost(segment, first, last)
 
     def _report_lost(self, segment: Segment, first: i64, last: i64) -> None:
         if last < first:
             return
-        live = self._log.note_lost(segment, first, last)
+        live = self._log.mark_lost(segment, first, last)
         if live > 0:  # else recovery has reported it
             logger.error("%s.log: offsets %d to %d are lost", segment.prefix, first, last)
             self.lost.append((first, last))
@@ -380,7 +380,7 @@ class LogReader:
         bad = self._header(segment, position)
         if bad is not None and bad.size >= HEADER_SIZE and position + bad.size < segment.size:
             header = self._header(segment, position + bad.size)
-            if header is not None and header.plausible() and bad.leads_to(header, expected):
+            if header is not None and header.is_plausible() and bad.is_followed_by(header, expected):
                 at: i64 = self._load(segment, position + bad.size, header.size)
                 if at >= 0 and crc_fits(self._chunk, at, header) and header.last_offset < segment.end:
                     self._report_lost(segment, expected, header.base_offset - 1)
@@ -408,7 +408,7 @@ class LogReader:
                 position = segment.size
                 break
             header = self._header(segment, position)
-            if header is None or not header.plausible() or position + header.size > segment.size:
+            if header is None or not header.is_plausible() or position + header.size > segment.size:
                 continue
             at = self._load(segment, position, header.size)
             if at >= 0 and crc_fits(self._chunk, at, header) and self._offsets_fit(header, segment, position, expected):

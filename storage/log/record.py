@@ -15,7 +15,7 @@ A record, with numbers as zigzag varints:
 `RecordRoute` keeps the bytes around the body that all messages of one route share. The decoder accepts headers in any
 order and skips unknown ones, since other programs may write this format.
 
-Reading: `RecordDecoder.read` makes one `Record` per message. `RecordDecoder.place` only notes in a `RecordViews`
+Reading: `RecordDecoder.read` makes one `Record` per message. `RecordDecoder.read_view` only notes in a `RecordViews`
 where the body is: 32 bytes per record, no object and no copy, for readers that pass bodies on. Consecutive records
 with the same key and headers share these objects.
 
@@ -123,7 +123,7 @@ class RecordRoute:
         self.before_body: bytes = _NO_BYTES
         self.before_properties: bytes = _NO_BYTES
 
-    def fit(self, sizes: i64, body_size: i64, properties_size: i64) -> None:
+    def prepare_sizes(self, sizes: i64, body_size: i64, properties_size: i64) -> None:
         """Prepare the parts for records of these sizes.
 
         Args:
@@ -159,7 +159,7 @@ def write_record(
     sizes: i64 = (properties_size << 32) | body_size
     if delta < 64:  # one byte
         if sizes != route.sizes and sizes == route.sizes_before:
-            route.fit(sizes, body_size, properties_size)
+            route.prepare_sizes(sizes, body_size, properties_size)
         route.sizes_before = sizes
         if sizes == route.sizes:
             writer.write(route.before_delta)
@@ -190,7 +190,7 @@ def write_record(
     _write_slice(writer, source, properties_start, properties_end)
 
 
-def around_body(route: RecordRoute, properties: bytes, body_size: i64) -> tuple[bytes, bytes]:
+def encode_around_body(route: RecordRoute, properties: bytes, body_size: i64) -> tuple[bytes, bytes]:
     """Return the bytes before and after the body of a record that is the first of its batch."""
     properties_size: i64 = len(properties)
     length: i64 = route.fixed_size + 1 + varint_size(body_size) + body_size
@@ -367,14 +367,14 @@ class RecordViews:
     `SharedFields`.
 
     Attributes:
-        alikes: the `SharedFields`, by number.
+        shared_fields: the `SharedFields`, by number.
         next_offset: where to continue reading.
         waiting: as `ReadResult.waiting`.
     """
 
     def __init__(self) -> None:
         self.count: i64 = 0
-        self.alikes: list[SharedFields] = []
+        self.shared_fields: list[SharedFields] = []
         self.next_offset: i64 = -1
         self.waiting: bool = False
         self._writer: BytesWriter | None = BytesWriter()
@@ -410,10 +410,10 @@ class RecordViews:
         ):
             last = SharedFields(data, exchange, routing_key, properties, persistent)
             self._last = last
-            self.alikes.append(last)
+            self.shared_fields.append(last)
         writer = self._writer
         assert writer is not None  # `close` was not called
-        number: i64 = len(self.alikes)
+        number: i64 = len(self.shared_fields)
         write_i64_le(writer, offset)
         write_i64_le(writer, timestamp_ms)
         write_i64_le(writer, body_start << 32 | (body_size + 1))
@@ -459,7 +459,7 @@ class RecordViews:
         """Return the size of the body in bytes, -1 for a null value."""
         return (read_i64_le(self._packed, index * _PLACE_SIZE + 16) & 0xFFFF_FFFF) - 1
 
-    def alike_number(self, index: i64) -> i64:
+    def shared_fields_index(self, index: i64) -> i64:
         """Return the index of its `SharedFields` in `alikes`."""
         return read_i64_le(self._packed, index * _PLACE_SIZE + 24)
 
@@ -467,7 +467,7 @@ class RecordViews:
         """Return the body, empty for a null value. Cost: a copy."""
         start = self.body_start(index)
         size = self.body_size(index)
-        return self.alikes[self.alike_number(index)].data[start : start + size] if size > 0 else _NO_BYTES
+        return self.shared_fields[self.shared_fields_index(index)].data[start : start + size] if size > 0 else _NO_BYTES
 
     def index_of(self, offset: i64) -> i64:
         """Return the index of the first record at or after `offset`. Cost: a bisection."""
@@ -482,13 +482,13 @@ class RecordViews:
         return low
 
 
-def places_of(records: list[Record], next_offset: i64, waiting: bool) -> RecordViews:
+def views_of(records: list[Record], next_offset: i64, waiting: bool) -> RecordViews:
     """Return views of records that are already objects."""
-    places = RecordViews()
+    views = RecordViews()
     for record in records:
-        places.add_record(record)
-    places.close(next_offset, waiting)
-    return places
+        views.add_record(record)
+    views.close(next_offset, waiting)
+    return views
 
 
 _KEPT_SIZE_MAX: Final[i64] = 1024
@@ -543,7 +543,7 @@ class RecordDecoder:
         self._remember(data, position, end, record)
         return record
 
-    def place(
+    def read_view(
         self,
         data: bytes,
         position: i64,
@@ -551,9 +551,9 @@ class RecordDecoder:
         offset: i64,
         timestamp_ms: i64,
         persistent: bool,
-        places: RecordViews,
+        views: RecordViews,
     ) -> i64:
-        """Add a view of the record to `places`, and return its size for read limits.
+        """Add a view of the record to `views`, and return its size for read limits.
 
         Cost: about 30 ns if its parts equal those of the previous record, for any size of the body. Raises:
         BadRecord.
@@ -568,7 +568,7 @@ class RecordDecoder:
             after = self._after
             after_size: i64 = len(after)
             if size >= 0 and after_size > 0 and end - body_end == after_size and matches_at(data, body_end, after):
-                places.add(
+                views.add(
                     offset, timestamp_ms, start, size, data, self._exchange, self._key, self._properties, persistent
                 )
                 properties_size: i64 = len(self._properties)
@@ -579,7 +579,7 @@ class RecordDecoder:
                 properties_size, properties_start = read_varint(data, properties_start)
                 if properties_size >= 0 and properties_start + properties_size == end:
                     properties = self._next_properties(data, body_end, properties_start, end)
-                    places.add(
+                    views.add(
                         offset, timestamp_ms, start, size, data, self._exchange, self._key, properties, persistent
                     )
                     return size + properties_size + RECORD_OVERHEAD_BYTES
@@ -591,7 +591,7 @@ class RecordDecoder:
         size, start = read_varint(data, start)
         if size < 0:
             size = -1
-        places.add(
+        views.add(
             offset,
             timestamp_ms,
             start,

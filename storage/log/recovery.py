@@ -25,7 +25,7 @@ Steps:
 
 - `RecoveryReader` reads and decides, on the loop, in slices (100,000 acknowledgements take 0.1 s): checkpoints,
   segments with their `.settled` entries (`load_segments`), scans and cuts (`check_tail`), entries (`apply_entries`),
-  an interrupted replay (`apply_rewind`), missing files (`find_missing`). `RecoveryState` has the results.
+  an interrupted replay (`complete_replay`), missing files (`find_missing`). `RecoveryState` has the results.
 - `RecoveredLog.write` writes `RecoveryWrites` in any thread, because that waits for the disk. A crash before it is
   done changes nothing: the next recovery makes the same decisions.
 - `RecoveredLog.finish` ends it on the loop. Nothing else touches the log in between.
@@ -69,7 +69,7 @@ class RecoveryState:
         scanned: segments that were scanned.
         aborted: (first, last, size of bodies) of incomplete transactions.
         delivered_mark: the delivery mark in the entries.
-        returned: offset -> tally in the entries.
+        returned: offset -> packed delivery count and due time, from the entries.
         lost: offset ranges.
         rewrite: segments whose `.settled` must be rewritten.
         cut: the directory must be synced.
@@ -156,7 +156,7 @@ class RecoveryWrites:
             except OSError as error:  # the next start then scans the same segments again
                 logger.warning("%s: cannot write the recovery point: %s", self.directory, error)
 
-    def written(self) -> None:
+    def on_written(self) -> None:
         """Update the segments after `write`, on the loop."""
         for index, segment in enumerate(self.segments):
             segment.settled_size = len(self.settled[index][1])
@@ -169,8 +169,8 @@ def plan_writes(state: RecoveryState) -> Generator[RecoveryWrites | None, None, 
     """
     log = state.log
     rest = RecoveryWrites(log.directory)
-    checked = [segment for segment in state.scanned if segment in log.segments and not segment.gone]
-    state.rewrite = [each for each in state.rewrite if each in log.segments and not (each.gone and each.removing)]
+    checked = [segment for segment in state.scanned if segment in log.segments and not segment.is_removed]
+    state.rewrite = [each for each in state.rewrite if each in log.segments and not (each.is_removed and each.removing)]
     rest.syncs += state.cut_paths
     for segment in checked:
         if segment.sealed:
@@ -182,15 +182,15 @@ def plan_writes(state: RecoveryState) -> Generator[RecoveryWrites | None, None, 
     boot = state.last_boot if state.last_boot is not None else (0, 0)
     returned: dict[int, dict[int, int]] = {segment.base: {} for segment in state.rewrite}
     if returned:
-        for count, (offset, tally) in enumerate(state.returned.items(), 1):
+        for count, (offset, packed) in enumerate(state.returned.items(), 1):
             home = log.segment_of(offset)
             if home is not None and home.base in returned:
-                returned[home.base][offset] = tally
+                returned[home.base][offset] = packed
             if count % PIECE_COUNT == 0:
                 yield None
     for segment in state.rewrite:
-        log.settled_files.forget(segment)
-        data = segment.compacted(boot, state.delivered_mark, returned[segment.base])
+        log.ack_file_writer.close_file(segment)
+        data = segment.encode_ack_file(boot, state.delivered_mark, returned[segment.base])
         rest.segments.append(segment)
         rest.settled.append((segment.prefix + ".settled", data))
         rest.unlinks.append(segment.prefix + ".settled.swap")
@@ -208,10 +208,10 @@ def write_now(state: RecoveryState) -> None:
     for rest in plan_writes(state):
         if rest is not None:
             rest.write(state.filesystem)
-            rest.written()
+            rest.on_written()
 
 
-def after_recovery(log: Log, *, clean: bool) -> None:
+def schedule_syncs(log: Log, *, clean: bool) -> None:
     """Let the next job sync everything that a killed process left in the page cache only."""
     if True in [segment.sealed and segment.live == 0 for segment in log.segments]:
         log.removals.wanted = True
@@ -227,14 +227,14 @@ def after_recovery(log: Log, *, clean: bool) -> None:
     log.unsynced.paths += [
         f"{segment.prefix}.settled"
         for segment in log.segments
-        if segment.settled_size != 0 and (segment.gone or segment is not log.segments[-1])
+        if segment.settled_size != 0 and (segment.is_removed or segment is not log.segments[-1])
     ]
     for segment in log.segments[-1:]:
-        if segment.gone:
+        if segment.is_removed:
             continue
-        log.unsynced.note(segment.open_log())
+        log.unsynced.add_log_file(segment.open_log())
         if segment.settled_size:
-            log.unsynced.note_settled(segment.open_settled())
+            log.unsynced.add_ack_file(segment.open_settled())
 
 
 LogPosition: TypeAlias = tuple[int, int, int, int]
@@ -262,7 +262,7 @@ def check_tail(state: RecoveryState) -> Generator[None, None, None]:
         trusted = not state.strict and (state.clean is not None or (segment.base < point and segment.sealed))
         trusted = trusted and not state.snapshot_damaged
         trusted = trusted and segment.base not in state.doubtful  # gaps from compaction may be unknown
-        if segment.gone or (trusted and _apply_totals(state, segment, next_base)):
+        if segment.is_removed or (trusted and _apply_totals(state, segment, next_base)):
             found = _hole_in_unscanned(state, segment, next_base, floor)
             hole = hole or found
             before = None
@@ -303,14 +303,14 @@ def _merge_producers(state: RecoveryState, scanned: Producers) -> None:
     known, start = state.snapshot if state.snapshot is not None else (Producers(), 0)
     below = Producers()
     below.merge(known, 0)
-    scanned.unwritten(log.end)
+    scanned.undo_from(log.end)
     known.merge(scanned, start)
-    known.cut(log.end)
+    known.truncate(log.end)
     if state.snapshot is not None or state.snapshot_damaged or len(known) > 0:
         log.producers = known
         known.due = state.clean is None or state.snapshot_damaged
         base = max([segment.base for segment in log.segments], default=0)
-        scanned.unwritten(base)
+        scanned.undo_from(base)
         below.merge(scanned, start)
         state.snapshot_below = (snapshot_path(log.directory, base), below.encode(base))
 
@@ -330,7 +330,7 @@ def _apply_totals(state: RecoveryState, segment: Segment, next_base: int) -> boo
 
 def _hole_in_unscanned(state: RecoveryState, segment: Segment, next_base: int, floor: int) -> LogPosition | None:
     """Return the first hole in or after a segment that is not scanned: a removed or a trusted one."""
-    if segment.gone:
+    if segment.is_removed:
         segment.end = _totals_end(state, segment)
         segment.settled.add(segment.base, segment.end - 1)
         missing = unrecorded_ranges(state.entries[segment.base], segment.base, min(segment.end, next_base))
@@ -348,7 +348,7 @@ def _find_hole_after(state: RecoveryState, segment: Segment, next_base: int, sca
     entries = state.entries[segment.base]
     ends = [end for kind, end, size, _ in entries if kind == ack_set.TOTALS and size == segment.size]
     if not ends:
-        scan.note_hole(segment.end, segment.size)
+        scan.record_gap(segment.end, segment.size)
     elif scan.hole is None:
         scan.hole = _missing_segment(state, max(ends), next_base, scan.floor)
 
@@ -374,7 +374,7 @@ def _settle_part(segment: Segment, part: tuple[int, int, int]) -> None:
     """Settle offsets (first, last, size of bodies) that do not count after a restart."""
     if segment.settled.add(part[0], part[1]):
         segment.settled_body_bytes += part[2]
-        segment.transient_gone.append(part)
+        segment.acked_transient.append(part)
 
 
 def _ensure_recorded(state: RecoveryState, segment: Segment, first: int, last: int) -> None:
@@ -430,16 +430,16 @@ def _cut_at(state: RecoveryState, place: LogPosition) -> None:
     offset, position, body_bytes, base = place
     log = state.log
     for segment in log.segments:
-        if segment.base < base or segment.gone:
+        if segment.base < base or segment.is_removed:
             continue
         keep = position if segment.base == base else 0
         state.torn_bytes += segment.size - keep
-        segment.cut(keep, max(offset, segment.base), body_bytes if segment.base == base else 0)
+        segment.truncate(keep, max(offset, segment.base), body_bytes if segment.base == base else 0)
         _cut_log(state, segment, keep)
     first = next(segment for segment in log.segments if segment.base == base)
-    log.segments[:] = [segment for segment in log.segments if segment.base <= base or segment.gone]
+    log.segments[:] = [segment for segment in log.segments if segment.base <= base or segment.is_removed]
     first.sealed = False
-    first.forget_settled(offset)
+    first.truncate_acks(offset)
 
 
 def _cut_log(state: RecoveryState, segment: Segment, size: int) -> None:
@@ -490,9 +490,9 @@ def load_segments(state: RecoveryState, names: list[str]) -> Generator[None, Non
         if base in present:
             segment.size = filesystem.size(segment.prefix + ".log")
         else:
-            segment.gone = True
+            segment.is_removed = True
         log.segments.append(segment)
-    live = [segment for segment in log.segments if not segment.gone]
+    live = [segment for segment in log.segments if not segment.is_removed]
     if live:
         live[-1].sealed = False
         if live[-1] is not log.segments[-1]:
@@ -523,9 +523,9 @@ def _read_entries(filesystem: FileSystem, segment: Segment) -> Generator[None, N
         for start in range(0, len(data), PIECE_COUNT * ENTRY_SIZE):
             file = AckFileReader(data[start : start + PIECE_COUNT * ENTRY_SIZE])
             bad += file.bad_count
-            if file.newer():
+            if file.newer_version():
                 raise checkpoint.UnknownFormat(path)
-            foreign = foreign or file.foreign(segment.base)
+            foreign = foreign or file.has_other_base(segment.base)
             file_entries += file.entries
             yield
         if foreign:
@@ -550,7 +550,7 @@ def apply_entries(state: RecoveryState) -> Generator[None, None, None]:
     for segment in log.segments:
         end = segment.end
         scanned = segment in state.scanned
-        segment.transient_gone.sort()  # found by a scan, settled already
+        segment.acked_transient.sort()  # found by a scan, settled already
         transient = _transient_offsets(segment, state.entries[segment.base])
         recorded = AckSet(segment.base)
         for kind, a, b, c in state.entries[segment.base]:
@@ -564,11 +564,11 @@ def apply_entries(state: RecoveryState) -> Generator[None, None, None]:
                 if new:
                     segment.settled_body_bytes += c
                     if kind == ack_set.TRANSIENT:
-                        segment.transient_gone.append((a, b, c))
+                        segment.acked_transient.append((a, b, c))
                     elif transient.contains(a):
                         segment.settled_transient_bytes += c
                 elif scanned and kind == ack_set.SETTLED and c > 0 and recorded.add(a, min(b, end - 1)):
-                    segment.settle_gone(a, c)
+                    segment.ack_transient_again(a, c)
                 if kind == ack_set.LOST and (a, b) not in state.lost:
                     state.lost.append((a, b))
                     segment.lost.append((a, b))
@@ -579,7 +579,7 @@ def apply_entries(state: RecoveryState) -> Generator[None, None, None]:
             elif kind == ack_set.BYTES:
                 _apply_bytes(segment, a, b, scanned)
             elif kind == ack_set.RETURNED:
-                state.returned[a] = ack_set.tally(b, c)
+                state.returned[a] = ack_set.pack_returned(b, c)
             elif kind == ack_set.DELIVERED:
                 state.delivered_mark = max(state.delivered_mark, a)
                 if a >= log.end:
@@ -598,7 +598,7 @@ def apply_entries(state: RecoveryState) -> Generator[None, None, None]:
         if count % PIECE_COUNT == 0:
             yield
         place = log.segment_of(offset)
-        if place is None or place.gone or place.settled.contains(offset):
+        if place is None or place.is_removed or place.settled.contains(offset):
             del state.returned[offset]
 
 
@@ -626,7 +626,7 @@ def _apply_bytes(segment: Segment, size: int, transient: int, scanned: bool) -> 
         segment.settled_size = -1
 
 
-def apply_rewind(state: RecoveryState) -> None:
+def complete_replay(state: RecoveryState) -> None:
     """Complete an interrupted replay (storage/acks/replay.py): the messages in its file are live again."""
     log = state.log
     path = f"{log.directory}/{replay_file.NAME}"
@@ -640,14 +640,14 @@ def apply_rewind(state: RecoveryState) -> None:
     count = 0
     parts = replay_file.by_segment(rewind[0])
     for segment in log.segments:
-        if segment.gone or segment.base not in parts:
+        if segment.is_removed or segment.base not in parts:
             continue
         offsets, size = replay_file.replayed_offsets(parts[segment.base], segment.base, segment.end)
-        for first, last, _ in segment.transient_gone:
+        for first, last, _ in segment.acked_transient:
             ended = AckSet(segment.base)
             ended.add(first, last)
-            offsets.take_out(ended)
-        taken = segment.settled.take_out(offsets)
+            offsets.remove_all(ended)
+        taken = segment.settled.remove_all(offsets)
         if taken:
             count += taken
             segment.settled_body_bytes = max(0, segment.settled_body_bytes - size)
@@ -657,7 +657,7 @@ def apply_rewind(state: RecoveryState) -> None:
     logger.info("%s: an interrupted replay was completed, %d messages are in the queue again", log.directory, count)
 
 
-def delivered_up_to(state: RecoveryState) -> int:
+def stored_delivered_mark(state: RecoveryState) -> int:
     """Return the delivery mark in the `.settled` file that must have it. Other files, of older segments, are removed
     earlier.
     """
@@ -675,15 +675,15 @@ class RecoveredLog:
     """A log that was read. It must be written (`write`) and finished before its use.
 
     Attributes:
-        waiting: called on the loop when a thread has written it.
+        callbacks: called on the loop when a thread has written it.
     """
 
     def __init__(
         self, store: LocalLog, state: RecoveryState | None, boot: tuple[int, int], power_cut: bool, rest: RecoveryWrites
     ) -> None:
         self.store = store
-        self.waiting: list[Callable[[], None]] = []
-        self.told = False  # `waiting` was called
+        self.callbacks: list[Callable[[], None]] = []
+        self.is_reported = False  # `waiting` was called
         self._state = state  # None: the log is new
         self._boot = boot
         self._power_cut = power_cut
@@ -693,7 +693,7 @@ class RecoveredLog:
         self._error: OSError | None = None
 
     @property
-    def waits(self) -> bool:
+    def needs_write(self) -> bool:
         """Return whether `write` waits for the disk."""
         return not self._writes.empty
 
@@ -708,7 +708,7 @@ class RecoveredLog:
             except OSError as error:  # for `finish`
                 self._error = error
 
-    def drop(self) -> bool:
+    def cancel(self) -> bool:
         """Prevent the write, because the queue is deleted. Return False if a thread is writing just now."""
         if not self._writing.acquire(blocking=False):
             return False
@@ -729,7 +729,7 @@ class RecoveredLog:
             return
         error = self._error
         if error is None:
-            self._writes.written()
+            self._writes.on_written()
         elif error.errno not in FULL:
             raise error
         else:
@@ -743,7 +743,7 @@ class RecoveredLog:
                     "%s: the disk is full; the results of recovery are written later, before anything else",
                     log.directory,
                 )
-        after_recovery(log, clean=state.clean is not None)
+        schedule_syncs(log, clean=state.clean is not None)
         seen_end = state.delivered_mark + 1
         if state.clean is None:
             logger.info(
@@ -759,7 +759,7 @@ class RecoveredLog:
         if self._power_cut or (state.clean is None and state.last_boot != self._boot):
             seen_end = log.end  # the mark may be lost: every message may have been delivered
         store.torn_bytes = state.torn_bytes
-        store.recovered(delivered_up_to(state), seen_end, state.returned, state.lost)
+        store.recovered(stored_delivered_mark(state), seen_end, state.returned, state.lost)
 
 
 class RecoveryReader:
@@ -771,15 +771,15 @@ class RecoveryReader:
         strict: bad bytes in the middle of a log are an error, and all segments are scanned.
 
     Attributes:
-        waiting: called on the loop when the log can be used, or after an error.
+        callbacks: called on the loop when the log can be used, or after an error.
     """
 
     def __init__(self, store: LocalLog, boot: tuple[int, int], clock: Clock, *, power_cut: bool, strict: bool) -> None:
-        self.waiting: list[Callable[[], None]] = []
+        self.callbacks: list[Callable[[], None]] = []
         self._clock = clock
         self._steps = _steps(store, boot, clock, power_cut, strict)
 
-    def go_on(self, slice_s: float) -> RecoveredLog | None:
+    def read_slice(self, slice_s: float) -> RecoveredLog | None:
         """Continue for `slice_s` seconds. Return None if there is more to do.
 
         Raises: OSError; UnknownFormat if a newer version wrote the log; DamagedLog (only if strict). A new reader may
@@ -793,14 +793,14 @@ class RecoveryReader:
             if self._clock.monotonic() >= end_s:
                 return None
 
-    def all(self) -> RecoveredLog:
-        """Do the rest at once. Raises: as `go_on`."""
+    def read_all(self) -> RecoveredLog:
+        """Do the rest at once. Raises: as `read_slice`."""
         while True:
             opening = next(self._steps)
             if opening is not None:
                 return opening
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Give up."""
         self._steps.close()
 
@@ -833,7 +833,7 @@ def _steps(
             state.filesystem.unlink(f"{log.directory}/{name}")
     yield from check_tail(state)
     yield from apply_entries(state)
-    apply_rewind(state)
+    complete_replay(state)
     for segment, first, last in find_missing(log, state.entries, state.clean is not None):
         state.lost.append((first, last))
         if segment is not None and segment not in state.rewrite:
@@ -842,7 +842,7 @@ def _steps(
         # A power cut removed the name of this log; nothing in it was confirmed. Record its offsets now: later they
         # would look like damage.
         if (
-            segment.gone
+            segment.is_removed
             and segment not in state.rewrite
             and has_unrecorded_offsets(state.entries[segment.base], segment)
         ):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
-from amqpd.storage.acks.ack_set import AckSet, Entry, settle_told, totals_of
+from amqpd.storage.acks.ack_set import AckSet, Entry, add_acked_offsets, totals_entries
 from amqpd.storage.filesystem import READ, FileSystem
 from amqpd.storage.log.batch import (
     HEADER_SIZE,
@@ -34,8 +34,8 @@ from amqpd.storage.log.batch import (
     BatchHeader,
     body_size_bytes,
     crc_fits,
+    decompressed,
     missing_offsets,
-    plain,
 )
 from amqpd.storage.log.producer_state import Producer, Producers
 from amqpd.storage.log.segment import OffsetIndex, Segment
@@ -119,7 +119,7 @@ class Scan:
         """
         segment = self._segment
         segment.size = 0
-        segment.begin_index()
+        segment.reset_index()
         self._fd = self._filesystem.open(segment.prefix + ".log", READ)
         try:
             end = yield from self._batches()
@@ -161,9 +161,9 @@ class Scan:
                     position += header.size
                     continue
                 try:
-                    chunk, at, whole = plain(self._chunk, at, header)
+                    chunk, at, whole = decompressed(self._chunk, at, header)
                     holes = missing_offsets(chunk, at, whole)
-                    bodies = 0 if header.control() else body_size_bytes(chunk, at, whole)
+                    bodies = 0 if header.is_control() else body_size_bytes(chunk, at, whole)
                 except BadRecord as error:
                     logger.error("%s.log: the batch at %d is unreadable: %s", segment.prefix, position, error)
             if header is None or bodies < 0:
@@ -192,9 +192,9 @@ class Scan:
     def _record_lost(self, first: int, last: int, position: int) -> None:
         """Record missing offsets before a good batch. `position` is the end of the last good batch before them."""
         self.lost.append((first, last))
-        self.note_hole(first, position)
+        self.record_gap(first, position)
 
-    def note_hole(self, offset: int, position: int) -> None:
+    def record_gap(self, offset: int, position: int) -> None:
         """Record that offsets from `offset` on are missing after `position`."""
         if self.hole is None and offset >= self.floor:
             self.hole = (offset, position, self._segment.body_bytes, self._segment.base)
@@ -208,7 +208,7 @@ class Scan:
                 self._intact = False
             if not in_transaction or header.producer_id != self.open_transaction[0]:
                 self._end_transaction()  # its marker is missing
-        if header.control():
+        if header.is_control():
             if self.open_transaction is None:
                 self._intact = False
             self._end_transaction()
@@ -220,16 +220,16 @@ class Scan:
                 self.open_transaction = (header.producer_id, start, segment.body_bytes, segment.base)
             self._transaction_parts.append((header.base_offset, header.last_offset, bodies))
             self._transaction_end = header.last_offset + 1
-        elif header.producer_id >= 0 and not header.transient():
+        elif header.producer_id >= 0 and not header.is_transient():
             self.numbered_behind = self.hole is not None or self.numbered_behind
             last: int = header.base_sequence + header.last_offset - header.base_offset
-            self.producers.note(
+            self.producers.record(
                 Producer(header.producer_id, header.producer_epoch, last, header.last_offset, header.max_timestamp_ms),
                 self._high_watermark,
             )
-        if header.transient():
+        if header.is_transient():
             self.transient.append((header.base_offset, header.last_offset, bodies))
-        segment.note(header.last_offset, header.size, header.max_timestamp_ms)
+        segment.add_batch(header.last_offset, header.size, header.max_timestamp_ms)
         segment.body_bytes += bodies
         self.epoch = max(self.epoch, header.epoch)
 
@@ -249,7 +249,7 @@ class Scan:
         chunk.
         """
         header = self._header(position)
-        if header is None or not header.plausible() or position + header.size > self._file_size:
+        if header is None or not header.is_plausible() or position + header.size > self._file_size:
             return None
         at: i64 = self._load(position, header.size)
         if at < 0 or not crc_fits(self._chunk, at, header):
@@ -267,7 +267,7 @@ class Scan:
         # batch suffices: one of the two batches is damaged in any case.
         chunk, start = self._chunk, self._chunk_start
         behind = self._header(position + header.size)
-        wrong = behind is not None and behind.plausible() and expected <= behind.base_offset <= header.last_offset
+        wrong = behind is not None and behind.is_plausible() and expected <= behind.base_offset <= header.last_offset
         self._chunk, self._chunk_start = chunk, start
         return not wrong
 
@@ -302,7 +302,7 @@ class Scan:
             behind = self._whole_batch(position + bad.size)
             if (
                 behind is not None
-                and bad.leads_to(behind, expected)
+                and bad.is_followed_by(behind, expected)
                 and self._offsets_fit(behind, expected, position + bad.size)
             ):
                 return position + bad.size
@@ -361,7 +361,7 @@ def _is_foreign(filesystem: FileSystem, path: str, base: int, following: int) ->
             if len(data) < HEADER_SIZE:
                 break
             header = BatchHeader(data, 0)
-            if not header.plausible():
+            if not header.is_plausible():
                 return False
             outside = header.base_offset < base or 0 <= following <= header.base_offset
             if first is None and not outside:
@@ -392,11 +392,11 @@ def find_missing(log: Log, entries: Entries, clean: bool) -> list[tuple[Segment 
         if number + 1 < len(segments):
             limit = min(limit, segments[number + 1].base)
         entries_of = entries.get(segment.base, [])
-        if segment.gone:
+        if segment.is_removed:
             end = min(segment.end, limit)
             found += [(segment, first, last) for first, last in unrecorded_ranges(entries_of, segment.base, end)]
         elif number + 1 < len(segments):
-            end = min(max([each[0] for each in totals_of(entries_of)], default=0), limit)
+            end = min(max([each[0] for each in totals_entries(entries_of)], default=0), limit)
             if segment.end < end:
                 holes = unrecorded_ranges(entries_of, segment.end, end)
                 segment.settled.add(segment.end, end - 1)
@@ -424,7 +424,7 @@ def has_unrecorded_offsets(entries: list[Entry], segment: Segment) -> bool:
 def unrecorded_ranges(entries: list[Entry], start: int, end: int) -> list[tuple[int, int]]:
     """Return the ranges of start..end - 1 that no `.settled` entry mentions."""
     recorded = AckSet(start)
-    settle_told(entries, recorded, end)
+    add_acked_offsets(entries, recorded, end)
     holes = []
     for low, high in [*recorded.ranges(), (end, end)]:
         if start < low:

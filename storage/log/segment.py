@@ -90,7 +90,7 @@ class OffsetIndex:
                 high = middle
         return self.entry(low)[1] if low < len(self) else -1
 
-    def cut(self, size: int) -> None:
+    def truncate(self, size: int) -> None:
         """Remove the entries at position `size` and later."""
         number = len(self)
         while number and self.entry(number - 1)[1] >= size:
@@ -140,7 +140,7 @@ class TimeIndex:
                 high = middle
         return self.entry(low - 1)[1] if low else 0
 
-    def cut(self, relative_offset: int) -> None:
+    def truncate(self, relative_offset: int) -> None:
         """Remove the entries at `relative_offset` and later."""
         number = len(self)
         while number and self.entry(number - 1)[1] >= relative_offset:
@@ -169,7 +169,7 @@ class Segment:
         settled_transient_bytes: the part of it that belongs to transient messages, without those in `transient_gone`.
             A scan would count them again.
         settled_size: bytes of the `.settled` file; 0: there is none; -1: it must be rewritten.
-        entries: entries for the `.settled` file, written at the end of the turn.
+        unwritten_entries: entries for the `.settled` file, written at the end of the turn.
         settled_begun: this process has written to the `.settled` file.
         rewrite_from: size at which the `.settled` file is rewritten.
         log_suffix: `.log`, or the temporary name that compaction gave it.
@@ -177,7 +177,7 @@ class Segment:
         lost: offset ranges that are unreadable.
         gaps: offset ranges without messages, found by a scan. They count as settled.
         transient: (first, last, size of live bodies) of transient messages appended by this process.
-        transient_gone: the same of earlier processes; the restart has settled them.
+        acked_transient: the same of earlier processes; the restart has settled them.
     """
 
     def __init__(self, filesystem: FileSystem, directory: str, base: int) -> None:
@@ -191,7 +191,7 @@ class Segment:
         self.settled_body_bytes = 0
         self.settled_transient_bytes = 0
         self.settled_size = 0
-        self.entries: BytesWriter | None = None
+        self.unwritten_entries: BytesWriter | None = None
         self.settled_begun = False
         self.rewrite_from = REWRITE_FROM
         self.log_suffix = ".log"
@@ -201,10 +201,10 @@ class Segment:
         self.max_timestamp_ms = -1
         self.first_timestamp_ms = -1
         self.transient: list[tuple[int, int, int]] = []
-        self.transient_gone: list[tuple[int, int, int]] = []
+        self.acked_transient: list[tuple[int, int, int]] = []
         self.sealed = False
         self.removing = False
-        self.gone = False
+        self.is_removed = False
         self.log_file: OpenFile | None = None
         self.settled_file: OpenFile | None = None
         self._index_file: OpenFile | None = None
@@ -233,20 +233,20 @@ class Segment:
             file = self.settled_file = OpenFile(self._filesystem, self.prefix + name, APPEND)
         return file
 
-    def compacted(self, boot: tuple[int, int], delivered_mark: int, returned: dict[int, int]) -> bytes:
+    def encode_ack_file(self, boot: tuple[int, int], delivered_mark: int, returned: dict[int, int]) -> bytes:
         """Return the content of a new `.settled` file with all that is known, each fact once.
 
         Args:
             boot: the boot id, for a BOOT entry.
             delivered_mark: -1 for none.
-            returned: offset -> tally (ack_set.py).
+            returned: offset -> packed delivery count and due time (ack_set.py).
         """
         parts = [
             encode_entry(ack_set.HEADER, self.base, ack_set.VERSION, 0),
             encode_entry(ack_set.BOOT, boot[0], boot[1], 0),
         ]
-        parts += [encode_entry(ack_set.TRANSIENT, *each) for each in self.transient_gone]
-        body_bytes = self.settled_body_bytes - sum(each[2] for each in self.transient_gone)
+        parts += [encode_entry(ack_set.TRANSIENT, *each) for each in self.acked_transient]
+        body_bytes = self.settled_body_bytes - sum(each[2] for each in self.acked_transient)
         if self.sealed:
             parts += [encode_entry(ack_set.TRANSIENT, *each) for each in self.transient]
             parts.append(encode_entry(ack_set.TOTALS, self.end, self.size, self.body_bytes))
@@ -263,24 +263,24 @@ class Segment:
         parts += [encode_entry(ack_set.LOST, first, last, 0) for first, last in self.lost]
         if delivered_mark >= 0:
             parts.append(encode_entry(ack_set.DELIVERED, delivered_mark, 0, 0))
-        for offset, tally in returned.items():
+        for offset, packed in returned.items():
             if self.base <= offset < self.end:
-                count, due_ms = tally & ack_set.COUNT_MAX, tally >> ack_set.TALLY_BITS
+                count, due_ms = packed & ack_set.COUNT_MAX, packed >> ack_set.DELIVERY_COUNT_BITS
                 parts.append(encode_entry(ack_set.RETURNED, offset, count, due_ms))
         return b"".join(parts)
 
-    def begin_index(self) -> None:
+    def reset_index(self) -> None:
         """Start with empty indexes: the segment is new or will be scanned."""
         self._index = OffsetIndex()
         self._times = TimeIndex()
         self._since_entry = 0
 
-    def appended(self, batch: ClosedBatch) -> None:
+    def on_append(self, batch: ClosedBatch) -> None:
         """Record a batch that was appended to the log, and index it."""
-        self.note(batch.last_offset, batch.size, batch.timestamp_ms)
+        self.add_batch(batch.last_offset, batch.size, batch.timestamp_ms)
         self.body_bytes += batch.body_size_bytes
 
-    def note(self, last_offset: int, size: int, timestamp_ms: int) -> None:
+    def add_batch(self, last_offset: int, size: int, timestamp_ms: int) -> None:
         """Record a batch of `size` bytes at the end. The caller adds its body bytes."""
         index, times = self._index, self._times
         if timestamp_ms > self.max_timestamp_ms:
@@ -329,7 +329,7 @@ class Segment:
             if len(data) < HEADER_SIZE:
                 break
             header = BatchHeader(data, 0)
-            if not header.plausible() or header.base_offset < expected or header.last_offset >= self.end:
+            if not header.is_plausible() or header.base_offset < expected or header.last_offset >= self.end:
                 position = stored.next_position(position)
                 since = INTERVAL_BYTES + 1
                 continue
@@ -378,7 +378,7 @@ class Segment:
             self.write_time_index()  # an active segment writes it when it is sealed
 
     def _stored(self, suffix: str) -> bytes:
-        return self._filesystem.read_if_there(self.prefix + suffix)
+        return self._filesystem.read_optional(self.prefix + suffix)
 
     def write_time_index(self) -> None:
         """Write `.timeindex` from memory, with the latest time as its last entry. Raises: OSError."""
@@ -409,34 +409,34 @@ class Segment:
 
         Cost: none if the time is known, else one small read per batch.
         """
-        if self.max_timestamp_ms < 0 and self.size > 0 and not self.gone:
+        if self.max_timestamp_ms < 0 and self.size > 0 and not self.is_removed:
             fd = self.open_log().fd
             position = latest = 0
             while position + HEADER_SIZE <= self.size:
                 data = self._filesystem.pread(fd, HEADER_SIZE, position)
                 header = BatchHeader(data, 0) if len(data) == HEADER_SIZE else None
-                if header is None or not header.plausible():
+                if header is None or not header.is_plausible():
                     return _NEVER_MS
                 latest = max(latest, header.max_timestamp_ms)
                 position += header.size
             self.max_timestamp_ms = latest
         return self.max_timestamp_ms
 
-    def cut(self, size: int, end: int, body_bytes: int) -> None:
+    def truncate(self, size: int, end: int, body_bytes: int) -> None:
         """Record that the log was cut to `size` bytes and now ends before offset `end`. Later index entries go."""
         self.size = size
         self.end = end
         self.body_bytes = body_bytes
         if self._index is not None:
             flushed = self._index.flushed
-            self._index.cut(size)
+            self._index.truncate(size)
             if self._index.flushed < flushed:
                 self.rewrite_index()
         if self._times is not None:
-            self._times.cut(max(0, end - self.base))
+            self._times.truncate(max(0, end - self.base))
         self._since_entry = INTERVAL_BYTES + 1
 
-    def forget_settled(self, end: int) -> None:
+    def truncate_acks(self, end: int) -> None:
         """Forget settled, lost and transient offsets at `end` and above. Recovery has cut the log there, so these
         offsets are used again.
         """
@@ -447,7 +447,7 @@ class Segment:
                 self.settled.add(first, min(last, end - 1))
         self.lost = [(first, min(last, end - 1)) for first, last in self.lost if first < end]
         self.gaps = [(first, min(last, end - 1)) for first, last in self.gaps if first < end]
-        self.transient_gone = [each for each in self.transient_gone if each[1] < end]  # other ranges stay settled
+        self.acked_transient = [each for each in self.acked_transient if each[1] < end]  # other ranges stay settled
         self.transient = [
             # A range may be several batches, so a part of it gets its share of the bytes.
             (first, min(last, end - 1), body_bytes * (min(last + 1, end) - first) // (last + 1 - first))
@@ -462,7 +462,7 @@ class Segment:
             first, body_bytes = before[0], before[2] + body_bytes
         self.transient.append((first, last, body_bytes))
 
-    def kind_end(self, offset: int) -> int:
+    def same_durability_end(self, offset: int) -> int:
         """Return where the run of messages of the same kind as `offset` (transient or persistent) ends.
 
         `.settled` counts settled bytes by kind. Cost: a bisection if there are transient messages.
@@ -475,7 +475,7 @@ class Segment:
             return ranges[index][1] + 1
         return ranges[index + 1][0] if index + 1 < len(ranges) else self.end
 
-    def settle_transient(self, first: int, last: int, body_bytes: int) -> None:
+    def ack_transient(self, first: int, last: int, body_bytes: int) -> None:
         """Record that a range with bodies of this size was settled. A scan after a restart will not count its
         transient part again.
 
@@ -492,7 +492,7 @@ class Segment:
                 self.settled_transient_bytes += share
             index += 1
 
-    def settle_gone(self, offset: int, body_bytes: int) -> None:
+    def ack_transient_again(self, offset: int, body_bytes: int) -> None:
         """Record that transient messages found by a scan were already settled by an earlier process, as `.settled`
         says.
 
@@ -500,7 +500,7 @@ class Segment:
             offset: in the range of `transient_gone`.
             body_bytes: size of their bodies.
         """
-        parts = self.transient_gone
+        parts = self.acked_transient
         index = bisect_right(parts, offset, key=_first_of) - 1
         if index >= 0 and offset <= parts[index][1]:
             first, last, size = parts[index]

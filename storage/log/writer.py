@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 
 from amqpd.storage.acks import ack_set
-from amqpd.storage.acks.ack_files import PASSING
+from amqpd.storage.acks.ack_files import DISK_FULL_ERRORS
 from amqpd.storage.filesystem import OpenFile
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.batch import CONTROL, TRANSIENT, ClosedBatch
@@ -41,7 +41,7 @@ def append(log: Log, batches: list[ClosedBatch]) -> int:
                 segment = _segment_for(log, batches[done])
                 segment.open_log(create=True)
             except OSError as error:
-                if not log.filesystem.room_after(error):
+                if not log.filesystem.can_retry_after(error):
                     raise
                 segment = _segment_for(log, batches[done])
             stop = _run_end(log, segment, batches, done)
@@ -50,7 +50,7 @@ def append(log: Log, batches: list[ClosedBatch]) -> int:
             _raise_error(log)
     except OSError as error:
         log.error = error
-        if error.errno not in PASSING:
+        if error.errno not in DISK_FULL_ERRORS:
             log.failed = True
         done = _back_to_transaction_start(log, batches, done)
     if total:
@@ -120,17 +120,17 @@ def _write_run(log: Log, segment: Segment, batches: list[ClosedBatch], start: in
                     written += more
     except OSError as error:
         log.error = error
-    log.unsynced.note(file)
+    log.unsynced.add_log_file(file)
     index = start
     while index < stop and written >= batches[index].size:
         batch = batches[index]
         written -= batch.size
         _fill_gap(log, segment, batch.base_offset)
-        segment.appended(batch)
+        segment.on_append(batch)
         if batch.attributes & TRANSIENT:
             segment.add_transient(batch.base_offset, batch.last_offset, batch.body_size_bytes)
         if batch.attributes & CONTROL:
-            log.settle(batch.base_offset, batch.last_offset, 0)
+            log.ack(batch.base_offset, batch.last_offset, 0)
         index += 1
     if written > 0:
         _cut_file(log, file, segment.size)
@@ -143,7 +143,7 @@ def _fill_gap(log: Log, segment: Segment, offset: int) -> None:
         first = segment.end
         segment.end = offset
         segment.settled.add(first, offset - 1)
-        log.note(segment, ack_set.SETTLED, first, offset - 1, 0)
+        log.add_ack_entry(segment, ack_set.SETTLED, first, offset - 1, 0)
 
 
 def _cut_file(log: Log, file: OpenFile, size: int) -> None:
@@ -167,7 +167,7 @@ def _back_to_transaction_start(log: Log, batches: list[ClosedBatch], done: int) 
         segment = log.segment_of(batch.base_offset)
         if segment is None:
             continue
-        segment.cut(segment.size - batch.size, batch.base_offset, segment.body_bytes - batch.body_size_bytes)
+        segment.truncate(segment.size - batch.size, batch.base_offset, segment.body_bytes - batch.body_size_bytes)
         try:
             _cut_file(log, segment.open_log(), segment.size)
         except OSError as error:
@@ -183,8 +183,8 @@ def finish(log: Log) -> None:
     active = log.segments[-1]
     try:
         if not active.sealed:
-            log.note_totals(active)
-            log.settled_files.flush()
+            log.write_totals(active)
+            log.ack_file_writer.flush()
             active.flush_index()
             active.write_time_index()
     except OSError as error:

@@ -161,7 +161,7 @@ class SqliteBootstrap:
             return
         with tempfile.TemporaryDirectory(dir=MEMORY if filesystem.exists(MEMORY) else None) as temporary_directory:
             for path in (self._path, self._path.with_name(self._path.name + "-wal")):
-                data = filesystem.read_if_there(str(path))
+                data = filesystem.read_optional(str(path))
                 if data:
                     filesystem.replace_file(str(Path(temporary_directory, path.name)), data, sync=False)
             with self._connected(Path(temporary_directory, self._path.name)) as connection:

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from amqpd.protocol import properties as p
-from amqpd.storage.log.batch import HEADER_SIZE, BatchCursor, BatchHeader, crc_fits, plain
+from amqpd.storage.log.batch import HEADER_SIZE, BatchCursor, BatchHeader, crc_fits, decompressed
 from amqpd.storage.log.record import BadRecord, Record
 from amqpd.storage.log.segment import OffsetIndex, segment_name
 from amqpd.storage.spark.columns import PROPERTIES
@@ -425,7 +425,7 @@ class PartReader:
         while size < self._files.read_size:
             header = BatchHeader(self._data, found.position)
             try:
-                image, _, _ = plain(self._data, found.position, header)
+                image, _, _ = decompressed(self._data, found.position, header)
                 images.append(image)
                 size += len(image)
             except BadRecord as error:
@@ -480,7 +480,7 @@ class PartReader:
         if part.position:
             self._load(part.position, HEADER_SIZE)
             header = BatchHeader(self._data, 0) if len(self._data) >= HEADER_SIZE else None
-            if header is not None and header.plausible() and header.last_offset == part.anchor:
+            if header is not None and header.is_plausible() and header.last_offset == part.anchor:
                 self._found.expected = header.base_offset
                 return
             self._check_not_replaced()
@@ -573,7 +573,7 @@ class PartReader:
             if not self._load(candidate, HEADER_SIZE):
                 continue
             header = BatchHeader(self._data, 0)
-            if not header.plausible() or header.base_offset < found.expected or header.last_offset >= self._part.end:
+            if not header.is_plausible() or header.base_offset < found.expected or header.last_offset >= self._part.end:
                 continue
             if (len(self._data) >= header.size or self._load(candidate, header.size)) and crc_fits(
                 self._data, 0, header
@@ -588,7 +588,7 @@ class PartReader:
         """Yield positions of possible good batches: behind this one, if its size is right, then those of the index."""
         if self._load(position, HEADER_SIZE):
             header = BatchHeader(self._data, 0)
-            if header.plausible():
+            if header.is_plausible():
                 yield position + header.size
         index = OffsetIndex(self._files.read(segment_name(self._part.base) + ".index"))
         while (position := index.next_position(position)) >= 0:

@@ -137,7 +137,7 @@ def scan(
             found.needed = HEADER_SIZE
             return MORE
         header = BatchHeader(data, position)
-        if not header.plausible():
+        if not header.is_plausible():
             found.reason = "no batch begins there"
             return BAD
         if header.base_offset < found.expected or header.last_offset >= found.segment_end:
@@ -150,8 +150,8 @@ def scan(
         if header.base_offset >= stop:
             return DONE
         end: i64 = position + header.size
-        dead = header.transient() and header.base_offset < transient_start
-        if header.last_offset < first or header.control() or dead:
+        dead = header.is_transient() and header.base_offset < transient_start
+        if header.last_offset < first or header.is_control() or dead:
             found.expected = header.last_offset + 1
             position = end
             if position > size:
@@ -180,7 +180,7 @@ def _gap(found: FieldOffsets, data: bytes, position: i64, header: BatchHeader) -
     next_position: i64 = position + header.size
     if next_position + HEADER_SIZE <= len(data):
         next_header = BatchHeader(data, next_position)
-        if next_header.plausible() and found.expected <= next_header.base_offset <= header.last_offset:
+        if next_header.is_plausible() and found.expected <= next_header.base_offset <= header.last_offset:
             found.reason = "the batch's offset does not fit its neighbours"
             return BAD
     elif not found.at_end:
@@ -312,7 +312,7 @@ def _batch(
     settled_base: i64,
 ) -> i64:
     """Add the wanted records of a batch, or none of them. Return DONE, BAD, IRREGULAR or PACKED."""
-    if header.compressed():
+    if header.is_compressed():
         return PACKED
     rows: i64 = found.rows
     try:

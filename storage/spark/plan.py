@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from amqpd.storage.acks import ack_set
-from amqpd.storage.acks.ack_set import AckFileReader, told_end, totals_of
+from amqpd.storage.acks.ack_set import AckFileReader, recorded_end, totals_entries
 from amqpd.storage.compaction import CLEANER_OFFSET, decode_clean_offsets
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.batch import HEADER_SIZE, BatchHeader
@@ -144,7 +144,7 @@ class Snapshot:
             base = int(name[:20])
             prefix = segment_name(base)
             new = self.files.read(f"{prefix}.settled.swap")  # first: see _entries
-            end = told_end(AckFileReader(self.files.read(f"{prefix}.settled") + new).entries, size)
+            end = recorded_end(AckFileReader(self.files.read(f"{prefix}.settled") + new).entries, size)
             if not end:
                 logger.warning("%s of queue %s is not from a compaction and is ignored", name, self.queue.queue)
                 continue
@@ -197,7 +197,7 @@ class Snapshot:
                 if len(chunk) < HEADER_SIZE:
                     return
             header = BatchHeader(chunk, at)
-            if not header.plausible() or header.base_offset < expected or position + header.size > segment.size:
+            if not header.is_plausible() or header.base_offset < expected or position + header.size > segment.size:
                 return
             yield position, header
             position += header.size
@@ -265,7 +265,7 @@ class Snapshot:
             for _, header in self.headers(segment, position):
                 if header.base_offset >= segment.end:
                     break
-                if header.max_timestamp_ms >= timestamp_ms and not header.control():
+                if header.max_timestamp_ms >= timestamp_ms and not header.is_control():
                     return int(header.base_offset)
         return None
 
@@ -297,7 +297,7 @@ class Snapshot:
 
     def _cut(self, segment: SegmentView) -> int | None:
         """Return the first missing offset of a sealed segment whose file is shorter than its noted size; else None."""
-        noted = totals_of(AckFileReader(self._entries(segment)).entries)
+        noted = totals_entries(AckFileReader(self._entries(segment)).entries)
         return self._complete_end(segment) if noted and noted[-1][1] > segment.size else None
 
     def parts(

@@ -12,16 +12,16 @@ from amqpd.broker.delayed.bucket import (
     LEVEL_COUNT,
     REACH,
     due_ms,
-    due_of,
-    from_name,
-    keys_of,
-    name_of,
-    number_of,
+    format_id,
+    key_below,
+    key_for,
+    parse_id,
     parse_name,
-    place_below,
-    place_of,
-    shift,
+    read_due_ms,
+    read_keys,
+    read_number,
     strip_delay_header,
+    width_bits,
     with_delay,
     without_delay,
 )
@@ -73,7 +73,7 @@ class TestStored:
     def test_it_comes_back_as_it_was(self, keys: list[str] | None) -> None:
         before = encode_properties(Properties("text", headers={"x-delay": 5, "é": [1]}, priority=3, app_id="app"))
         stored = with_delay(before, {"x-delay": -5}, 1_700_000_000_000, 12345, keys)
-        assert (due_of(stored), number_of(stored), keys_of(stored)) == (1_700_000_000_000, 12345, keys)
+        assert (read_due_ms(stored), read_number(stored), read_keys(stored)) == (1_700_000_000_000, 12345, keys)
         after = decode_properties(without_delay(stored))
         assert after == decode_properties(before)._replace(headers={"x-delay": -5, "é": [1]})
 
@@ -83,41 +83,41 @@ class TestStored:
 
     def test_what_was_not_delayed_is_seen(self) -> None:
         with pytest.raises(ValueError, match="no delayed message"):
-            due_of(encode_properties(Properties(headers={"a": 1})))
+            read_due_ms(encode_properties(Properties(headers={"a": 1})))
 
     def test_names(self) -> None:
-        assert from_name(name_of(1_700_000_000_000, 77)) == (1_700_000_000_000, 77)
+        assert parse_id(format_id(1_700_000_000_000, 77)) == (1_700_000_000_000, 77)
         for wrong in ("", "1-2", "x" * 12 + "-" + "0" * 16, "018bcfe56800:000000000000004d"):
             with pytest.raises(ValueError, match="id of a delayed|invalid literal"):
-                from_name(wrong)
+                parse_id(wrong)
 
 
 class TestPlaces:
     def test_each_level_reaches_as_far_as_it_says(self) -> None:
         now = 1_700_000_000_123
         for level in range(LEVEL_COUNT):
-            far = now + ((REACH - 1) << shift(level))
-            assert place_of(far, now, LEVEL_COUNT - 1).level <= level
-        assert place_of(now + YEARS, now, LEVEL_COUNT - 1).level == LEVEL_COUNT - 1
-        over, at_once = place_of(now - DAY, now, LEVEL_COUNT - 1), place_of(now, now, LEVEL_COUNT - 1)
+            far = now + ((REACH - 1) << width_bits(level))
+            assert key_for(far, now, LEVEL_COUNT - 1).level <= level
+        assert key_for(now + YEARS, now, LEVEL_COUNT - 1).level == LEVEL_COUNT - 1
+        over, at_once = key_for(now - DAY, now, LEVEL_COUNT - 1), key_for(now, now, LEVEL_COUNT - 1)
         assert over == at_once, "what is over belongs to now"
 
     def test_when_a_bucket_goes_down_nothing_new_comes_for_it(self) -> None:
         """From `work_ms` on whatever is due in it belongs to a level below."""
         for level in range(1, LEVEL_COUNT):
             for position in (5, 1 << 10):
-                start = position << shift(level)
-                work = start - (8 << shift(level - 1))
-                for due in (start, start + (1 << shift(level)) - 1):
-                    assert place_of(due, work, LEVEL_COUNT - 1).level < level
+                start = position << width_bits(level)
+                work = start - (8 << width_bits(level - 1))
+                for due in (start, start + (1 << width_bits(level)) - 1):
+                    assert key_for(due, work, LEVEL_COUNT - 1).level < level
                     assert (
-                        place_below(due, work, level).level == level - 1
+                        key_below(due, work, level).level == level - 1
                         or level == 1
-                        or place_below(due, work, level).level < level
+                        or key_below(due, work, level).level < level
                     )
 
     def test_a_backlog_keeps_its_place_in_time(self) -> None:
-        assert place_below(1 << 40, 1 << 41, 3) == (2, 1 << 40 >> shift(2))
+        assert key_below(1 << 40, 1 << 41, 3) == (2, 1 << 40 >> width_bits(2))
 
     @pytest.mark.parametrize("name", ["0.1.2", "9.1.a.-", "x.1.a.-", "0.-1.a.-", "queue.json", "0.1.a.b.c"])
     def test_what_is_no_bucket(self, name: str) -> None:
@@ -228,7 +228,7 @@ class TestDelay:
         later(room, 100, b"x")
         room.delete(room.vhost.queues["later"])
         leap(room, 200)
-        assert (wheel.count(), wheel.works.tally.unroutable, room.vhost.unroutable_count) == (0, 1, 1)
+        assert (wheel.count(), wheel.scheduler.stats.unroutable, room.vhost.unroutable_count) == (0, 1, 1)
 
     def test_the_alternate_takes_what_nobody_does_when_it_is_due(self, room: Any) -> None:
         room.exchange("spare", "fanout")
@@ -483,7 +483,7 @@ class TestDrop:
         for delay in (100, HOUR, DAY):
             later(room, delay, b"x")
         exchanges.delete_exchange(room.vhost, room.vhost.exchanges["later"], False)
-        assert (wheel.count(), wheel.works.tally.dropped) == (0, 3)
+        assert (wheel.count(), wheel.scheduler.stats.dropped) == (0, 3)
         leap(room, 2 * DAY)
         assert room.vhost.queues["later"].ready_count == 0
         assert directories(room) == []
@@ -502,7 +502,7 @@ class TestDrop:
         exchange = room.vhost.exchanges["later"]
         exchange.durable = durable
         asked: list[tuple[list[str], Any]] = []
-        monkeypatch.setattr(room.storage.departures, "rename", lambda chain, done: asked.append((chain, done)))
+        monkeypatch.setattr(room.storage.directory_remover, "rename", lambda chain, done: asked.append((chain, done)))
         answers: list[object] = []
         exchanges.delete_exchange(room.vhost, exchange, False, answers.append)
         room.turns()

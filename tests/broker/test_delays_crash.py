@@ -15,7 +15,7 @@ import pytest
 from delay_room import HOUR, MINUTE, declare, later, leap, restart
 from simulated_filesystem import SimulatedFileSystem
 
-from amqpd.broker.delayed.bucket import due_of, number_of
+from amqpd.broker.delayed.bucket import read_due_ms, read_number
 from amqpd.broker.delayed.listing import cancel
 from amqpd.protocol.properties import decode_properties
 
@@ -158,7 +158,7 @@ def test_what_was_cancelled_does_not_come(make_room: Callable[..., Any]) -> None
         (bucket,) = wheel.buckets
         record = bucket.store.new_cursor().read(3, 1).records[0]
         leap(room, seed * 100_000)
-        *_, answer = cancel([wheel], due_of(record.properties), number_of(record.properties))
+        *_, answer = cancel([wheel], read_due_ms(record.properties), read_number(record.properties))
         room.turns()
         assert answer is True, seed
         room.advance(100)

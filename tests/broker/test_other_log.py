@@ -82,11 +82,11 @@ class MemoryLog(QueueLog):
 
     def advance(self, high_watermark: int) -> None:
         self.safe_end = high_watermark
-        self.safety_moved()
+        self.on_high_watermark()
 
     def fail(self) -> None:
         self.failed = True
-        self.safety_moved()
+        self.on_high_watermark()
 
     # -- its life
 
@@ -161,21 +161,21 @@ class MemoryLog(QueueLog):
 
     # -- settling
 
-    def settle(self, offset: int, body_size_bytes: int = 0) -> None:
+    def ack(self, offset: int, body_size_bytes: int = 0) -> None:
         if self.records.pop(offset, None) is not None:
             self.record_count -= 1
             self.size_bytes -= body_size_bytes
             self.returned.pop(offset, None)
 
-    def settle_range(self, first: int, last: int, body_size_bytes: int = 0) -> None:
+    def ack_range(self, first: int, last: int, body_size_bytes: int = 0) -> None:
         for offset in range(first, last + 1):
             if (record := self.records.get(offset)) is not None:
-                self.settle(offset, len(record.body))
+                self.ack(offset, len(record.body))
 
-    def settle_with_turn(self) -> None:
+    def write_acks_this_turn(self) -> None:
         """Nothing is written."""
 
-    def pass_older(self, offset: int, until_ms: int, count_max: int, settles: bool) -> tuple[int, int, int]:
+    def skip_older(self, offset: int, until_ms: int, count_max: int, settles: bool) -> tuple[int, int, int]:
         return offset, 0, 0
 
     def mark_delivered(self, offset: int) -> None:

@@ -32,7 +32,7 @@ class TestRedrive:
         work, dead = self.dead(room)
         room.publish("dead", b"never died")
         job = run(room, jobs, "redrive", dead)
-        assert (job.state, job.done_count, job.conditions.left) == ("done", 4, {"not dead-lettered": 1})
+        assert (job.state, job.done_count, job.conditions.left_counts) == ("done", 4, {"not dead-lettered": 1})
         first = room.get(work)
         assert (first.exchange, first.routing_key, first.body) == ("x", "order.0", b"0")
         assert first.headers == {
@@ -56,7 +56,7 @@ class TestRedrive:
     def test_to_the_exchange_where_the_queue_is_gone(self, room: Any, jobs: JobManager) -> None:
         work, dead = self.dead(room)
         room.delete(work)
-        assert run(room, jobs, "redrive", dead).conditions.left == {"no target": 4}
+        assert run(room, jobs, "redrive", dead).conditions.left_counts == {"no target": 4}
         again = room.queue("again")
         room.bind("x", again, "order.#")
         assert run(room, jobs, "redrive", dead).done_count == 4
@@ -66,7 +66,7 @@ class TestRedrive:
     def test_without_permission_they_stay(self, room: Any, jobs: JobManager) -> None:
         _, dead = self.dead(room)
         job = run(room, jobs, "redrive", dead, may_write=lambda kind, name: False)
-        assert (job.done_count, job.conditions.left, dead.ready_count) == (0, {"no permission": 4}, 4)
+        assert (job.done_count, job.conditions.left_counts, dead.ready_count) == (0, {"no permission": 4}, 4)
         job = run(room, jobs, "redrive", dead, dry_run=True)
         assert (job.done_count, dead.ready_count) == (4, 4)
 

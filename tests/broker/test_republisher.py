@@ -149,7 +149,7 @@ class TestRoad:
     def test_what_is_settled_already_is_not_published(self, room: Any, mover: Mover) -> None:
         target = room.queue("target")
         mover.keep([b"0", b"1", b"2"])
-        mover.store.settle(1, 1)
+        mover.store.ack(1, 1)
         room.republisher.add_range(mover, 0, 2)
         room.turns()
         assert quickly(target) == [b"0", b"2"]
@@ -508,16 +508,16 @@ class TestLater:
             scan_properties(properties, 0, len(properties)),
         )
         released: list[int] = []
-        holding = SimpleNamespace(synced=lambda: released.append(len(room.republisher.line)))
+        holding = SimpleNamespace(on_synced=lambda: released.append(len(room.republisher.line)))
         for number in range(count):
-            assert not room.turn.crowded, number
+            assert not room.turn.is_republisher_full, number
             room.republisher.add(mover, message, -1)
-        assert room.turn.crowded
+        assert room.turn.is_republisher_full
         room.turn.pause_until_synced(holding)
-        room.turn.room()
+        room.turn.resume_paused()
         assert released == []
         room.turns()
-        assert not room.turn.crowded
+        assert not room.turn.is_republisher_full
         assert len(released) == 1
         assert released[0] <= count // 2
         assert room.republisher.held_bytes == 0
@@ -536,9 +536,9 @@ class TestLater:
         )
         for _ in range(64):
             room.republisher.add(mover, message, -1)
-        assert room.turn.crowded
+        assert room.turn.is_republisher_full
         room.turns()
-        assert not room.turn.crowded
+        assert not room.turn.is_republisher_full
         assert room.republisher.held_bytes == 64 << 20
 
     def test_a_disk_that_is_behind_holds_it_up(self, room: Any, mover: Mover) -> None:
@@ -572,11 +572,11 @@ class Elsewhere(QueueLog):
 
     def confirm(self) -> None:
         self.safe_end = self.next_offset
-        self.safety_moved()
+        self.on_high_watermark()
 
     def fail(self) -> None:
         self.failed = True
-        self.safety_moved()
+        self.on_high_watermark()
 
 
 class TestOtherMachines:

@@ -348,7 +348,7 @@ class DelayingLog(ShyLog):
         if self.broken:
             raise OSError(5, "Input/output error")
 
-    def given_back(self) -> list[int]:
+    def returned_offsets(self) -> list[int]:
         return list(self.returned)
 
     def due_ms(self, offset: int) -> int:

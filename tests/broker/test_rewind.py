@@ -47,7 +47,7 @@ class TestInPlace:
         fill(room, "q", 50)
         assert len(room.bodies(queue)) == 50
         job = run(room, jobs, queue)
-        assert (job.state, job.done_count, job.shown["from_offset"]) == ("done", 50, 0)
+        assert (job.state, job.done_count, job.description["from_offset"]) == ("done", 50, 0)
         assert queue.ready_count == 50 and queue.ready_bytes == sum(len(b"%d" % n) for n in range(50))
         got = [room.get(queue) for _ in range(50)]
         assert [int(each.body) for each in got] == list(range(50))
@@ -208,7 +208,7 @@ class TestInPlace:
         fill(room, "q", 5, first=5)
         room.bodies(queue)
         job = run(room, jobs, queue)
-        assert (job.done_count, dict(job.conditions.left)) == (5, {"expired": 5})
+        assert (job.done_count, dict(job.conditions.left_counts)) == (5, {"expired": 5})
 
     def test_not_over_a_length(self, room, jobs) -> None:
         queue = room.queue("q", x_retain="1h", x_max_length=10)
@@ -234,7 +234,7 @@ class TestInPlace:
         queue.prepare()
         jobs = JobManager(room.republisher, room.turn, room._soon.append)
         job = run(room, jobs, queue)
-        assert (job.done_count, dict(job.conditions.left)) == (1, {"expired": 1})
+        assert (job.done_count, dict(job.conditions.left_counts)) == (1, {"expired": 1})
         assert room.bodies(queue) == [b"long"]
 
     def test_through_a_restart(self, room, jobs) -> None:
@@ -261,9 +261,9 @@ class TestInPlace:
             room.turn.schedule()
             room.turns()
         job = run(room, jobs, queue)
-        first = job.shown["from_offset"]
+        first = job.description["from_offset"]
         assert 0 < first < 60
-        assert dict(job.conditions.left) == {"gone": first}
+        assert dict(job.conditions.left_counts) == {"gone": first}
         assert job.done_count == 80 - first == queue.ready_count
         assert numbers(room.bodies(queue)) == list(range(first, 80))
 

@@ -153,7 +153,7 @@ class RewindMachine(RuleBasedStateMachine):
         self.job = None
 
     def there(self) -> set[int]:
-        segments = [each for each in self.queue.store.log.segments if not each.gone]
+        segments = [each for each in self.queue.store.log.segments if not each.is_removed]
         return {offset for segment in segments for offset in range(segment.base, segment.end)}
 
     @rule()

@@ -223,7 +223,7 @@ class TestCost:
             stream.remove_consumer(gone)
         room.turns()
         assert [len(reader.got) for reader in readers] == [0, 0, 1]
-        assert not room.turn.scans.line
+        assert not room.turn.scans.waiting_queues
 
     def test_a_stream_may_go_while_somebody_searches(self, room, stream) -> None:
         publish(room, *[{"n": n} for n in range(2000)])
@@ -231,7 +231,7 @@ class TestCost:
         room.delete(stream)
         room.turns()
         assert reader.got == [] and reader.told
-        assert not room.turn.scans.line
+        assert not room.turn.scans.waiting_queues
 
     def test_headers_are_decoded_once_for_all(self, room, stream, monkeypatch) -> None:
         publish(room, *[{"n": n} for n in range(50)], *[{"n": "same"}] * 50)
@@ -323,10 +323,10 @@ def test_the_clock_is_looked_at_the_oftener_the_larger_messages_are(room, stream
     scans = room.turn.scans
     for size, steps in ((0, LOOK_COUNT), (100, LOOK_COUNT), (600, LOOK_COUNT / 2), (120_000, 1)):
         scans.begin(stream, room.turn.number + size)
-        assert not scans.over
+        assert not scans.is_used_up
         room.clock.now_ms += SLICE_MS
         count = 0
-        while not scans.over:
+        while not scans.is_used_up:
             scans.step(size)
             count += 1
         assert count == steps
@@ -334,7 +334,7 @@ def test_the_clock_is_looked_at_the_oftener_the_larger_messages_are(room, stream
 
 def test_new_selectors_are_parsed_so_many_in_a_turn(room) -> None:
     scans = room.turn.scans
-    assert scans.may_parse(1, 4000)  # one in any case
-    assert not scans.may_parse(1, 1)
-    assert [scans.may_parse(2, 600) for _ in range(4)] == [True, True, False, False]
-    assert scans.may_parse(3, 600)
+    assert scans.can_parse(1, 4000)  # one in any case
+    assert not scans.can_parse(1, 1)
+    assert [scans.can_parse(2, 600) for _ in range(4)] == [True, True, False, False]
+    assert scans.can_parse(3, 600)

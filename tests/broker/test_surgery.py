@@ -158,7 +158,7 @@ class TestMove:
         room.bind("x", target, "a.*")
         fill(room, "source", 2)
         job = run(room, jobs, "move", source, to_exchange="x")
-        assert (job.state, job.done_count, job.conditions.left) == ("done", 0, {"no target": 2})
+        assert (job.state, job.done_count, job.conditions.left_counts) == ("done", 0, {"no target": 2})
         assert source.ready_count == 2, "what no queue takes stays"
         job = run(room, jobs, "move", source, to_exchange="x", routing_key="a.b")
         assert job.done_count == 2
@@ -234,7 +234,7 @@ class TestRefused:
         room.bind("x", source)
         fill(room, "source", 1)
         job = run(room, jobs, "move", source, to_exchange="x")
-        assert (job.state, job.conditions.left, source.ready_count) == ("done", {"no target": 1}, 1)
+        assert (job.state, job.conditions.left_counts, source.ready_count) == ("done", {"no target": 1}, 1)
 
     def test_a_target_that_is_missing(self, room: Any, jobs: JobManager) -> None:
         source = room.queue("source")

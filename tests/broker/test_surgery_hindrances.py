@@ -98,7 +98,7 @@ class TestHindrances:
         fill(room, "source", 3)
         monkeypatch.setattr(targets, "is_full", lambda queue, size: False)
         monkeypatch.setattr(job_module, "is_full", lambda queue, size: False)
-        monkeypatch.setattr(job_module, "room", lambda queue, count: count)
+        monkeypatch.setattr(job_module, "free_count", lambda queue, count: count)
         fill(room, "target", 4)
         job = run(room, jobs, "move", source, to_queue="target")
         assert (job.state, job.done_count, source.ready_count, target.ready_count) == ("waiting", 1, 2, 5)

@@ -41,7 +41,7 @@ class FakeChannel:
         return clock
 
     def over(self, clock: DeliveryTimeout) -> None:
-        taken = self.unacked.take_late(self.queue, clock.consumer)
+        taken = self.unacked.take_as_late(self.queue, clock.consumer)
         self.late.append((self.clock.now_ms, [entry.offset for entry in taken]))
         clock.start()
 
@@ -130,7 +130,7 @@ def test_what_a_transaction_has_acked_waits_for_its_end(channel: FakeChannel) ->
     consumer = channel.consumer()
     channel.watch(consumer, 1000)
     tag = channel.deliver(consumer)
-    ((_, entry),) = channel.unacked.at(tag)
+    ((_, entry),) = channel.unacked.entries_at(tag)
     entry.in_transaction = True
     channel.advance(5000)
     assert channel.late == []
@@ -159,7 +159,7 @@ def test_a_new_timeout_holds_for_what_is_unacked(channel: FakeChannel) -> None:
     watch = channel.watch(consumer, 60_000)
     tag = channel.deliver(consumer)
     channel.advance(20_000)
-    watch.change(10_000)
+    watch.set_timeout(10_000)
     channel.advance(TICK_MS)
     assert [offsets for _, offsets in channel.late] == [[tag]]
 
@@ -184,19 +184,19 @@ class TestLateAnswers:
     def test_each_is_known_once(self, channel: FakeChannel) -> None:
         consumer = channel.consumer()
         tags = [channel.deliver(consumer) for _ in range(3)]
-        channel.unacked.take_late(channel.queue, consumer)
+        channel.unacked.take_as_late(channel.queue, consumer)
         assert channel.unacked.take(tags[1], False) == []
         with pytest.raises(PreconditionFailed, match=f"unknown delivery tag {tags[1]}"):
             channel.unacked.take(tags[1], False)
         assert channel.unacked.timed_out(tags[0])
         assert not channel.unacked.timed_out(99)
-        assert channel.unacked.at(tags[2]) == []
+        assert channel.unacked.entries_at(tags[2]) == []
 
     @pytest.mark.parametrize("late", range(1, 7))
     def test_multiple_settles_what_others_have_before_it(self, channel: FakeChannel, late: int) -> None:
         consumer, other = channel.consumer(), channel.consumer()
         tags = [channel.deliver(consumer if number == late else other) for number in range(1, 7)]
-        channel.unacked.take_late(channel.queue, consumer)
+        channel.unacked.take_as_late(channel.queue, consumer)
         taken = [entry.offset for entry in channel.unacked.take_multiple(late)]
         assert taken == [tag for tag in tags if tag < late]
         assert [entry.offset for entry in channel.unacked.entries()] == [tag for tag in tags if tag > late]
@@ -208,6 +208,6 @@ class TestLateAnswers:
         consumer = channel.consumer()
         for _ in range(LATE_MAX + 10):
             channel.deliver(consumer)
-        channel.unacked.take_late(channel.queue, consumer)
+        channel.unacked.take_as_late(channel.queue, consumer)
         assert not channel.unacked.timed_out(10)
         assert channel.unacked.timed_out(11)

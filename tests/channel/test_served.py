@@ -17,7 +17,7 @@ def test_deleted_queues_are_not_kept() -> None:
         queue.deleted = True
         assert len(served.queues) <= QUEUES_KEPT
     assert [served.queues[queue].get for queue in lasting] == [2 * QUEUES_KEPT] * 5
-    assert (served.whole.get, served.whole.get_no_ack) == (10 * QUEUES_KEPT, 10 * QUEUES_KEPT)
+    assert (served.totals.get, served.totals.get_no_ack) == (10 * QUEUES_KEPT, 10 * QUEUES_KEPT)
 
 
 def test_no_more_than_so_many() -> None:
@@ -25,4 +25,4 @@ def test_no_more_than_so_many() -> None:
     for number in range(3 * QUEUES_MAX):
         served.count_get_empty(QueueBase(str(number), "/"))
         assert len(served.queues) <= QUEUES_MAX
-    assert served.whole.get_empty == 3 * QUEUES_MAX
+    assert served.totals.get_empty == 3 * QUEUES_MAX

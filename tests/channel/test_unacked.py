@@ -25,7 +25,7 @@ def test_runs() -> None:
     assert unacked.take_runs(2) == [(one, 2)]
     assert unacked.take_one(4) is one
     assert unacked.take_runs(8) == [(one, 1), (one, 1), (other, 1), (one, 2)]
-    assert unacked.end() == 10
+    assert unacked.next_tag() == 10
     with pytest.raises(PreconditionFailed):
         unacked.take_runs(8)
     assert unacked.take_runs(0) == [(one, 1)]
@@ -39,7 +39,7 @@ def test_an_entry_that_comes_once_is_no_run() -> None:
     unacked = Unacked()
     unacked.add_times(1, one, 1)
     unacked.add_times(2, other, 1)
-    assert not unacked.repeats
+    assert not unacked.has_shared_entries
     assert unacked.take_runs(0) == [(one, 1), (other, 1)]
 
 
@@ -59,8 +59,8 @@ def test_beside_one_by_one(seed: int) -> None:
                 single.add(tag + number, entry)
             tag += count
         elif what < 0.6:
-            runs.skip()
-            single.skip()
+            runs.add_no_ack()
+            single.add_no_ack()
             tag += 1
         else:
             acked, multiple = chance.randrange(max(0, tag - 1500), tag + 2), chance.random() < 0.5

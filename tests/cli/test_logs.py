@@ -61,7 +61,7 @@ class Data:
         self.store.append_parts(ROUTE, b"\x00\x00", b"\xff\x00\n", True)
         self.turn()
         for offset in (0, 1, 2, 50):
-            self.store.settle(offset)
+            self.store.ack(offset)
         self.store.mark_delivered(60)
         self.turn()
         self.storage.commits.flush()

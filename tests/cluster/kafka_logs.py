@@ -136,7 +136,7 @@ def contents(batches: list[bytes]) -> list[tuple[int, bytes]]:
     found = []
     for batch in batches:
         header = BatchHeader(batch, 0)
-        assert not header.compressed() and crc_fits(batch, 0, header)
+        assert not header.is_compressed() and crc_fits(batch, 0, header)
         position = int(HEADER_SIZE)
         while position < len(batch):
             start, stop = record_stop(batch, position, len(batch))

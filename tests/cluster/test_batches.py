@@ -132,9 +132,9 @@ async def test_what_waited_is_stored_as_one(kafka: Kafka, access: KafkaAccess, t
 
     theirs = await fetch_all(access, topic, 0)
     assert len(theirs) < len(ours) - 3
-    packed = [batch[MAGIC_AT:] for batch in ours if BatchHeader(batch, 0).compressed()]
-    assert [batch[MAGIC_AT:] for batch in theirs if BatchHeader(batch, 0).compressed()] == packed
-    plain = [[batch for batch in side if not BatchHeader(batch, 0).compressed()] for side in (theirs, ours)]
+    packed = [batch[MAGIC_AT:] for batch in ours if BatchHeader(batch, 0).is_compressed()]
+    assert [batch[MAGIC_AT:] for batch in theirs if BatchHeader(batch, 0).is_compressed()] == packed
+    plain = [[batch for batch in side if not BatchHeader(batch, 0).is_compressed()] for side in (theirs, ours)]
     assert contents(plain[0]) == contents(plain[1])
 
     wanted = rows(records_of(log))
@@ -243,7 +243,7 @@ async def test_kafka_keeps_a_bit_that_it_leaves_free_only_while_it_need_not_look
             assert partition.high_watermark == 60
         (theirs,) = await fetch_all(access, name, 0)
         header = BatchHeader(theirs, 0)
-        assert header.transient() == kept
+        assert header.is_transient() == kept
         assert int(header.attributes & COMPRESSION) == (0 if kept else GZIP)
 
 

@@ -164,7 +164,7 @@ async def test_the_next_owner_has_what_is_live(owners: Owners) -> None:
     offsets = owner.append(*(b"%d" % number for number in range(1000)))
     assert await owner.safe(offsets[-1])
     for offset in offsets[::2]:
-        owner.queues[0].settle(offset, len(b"%d" % (offset - offsets[0])))
+        owner.queues[0].ack(offset, len(b"%d" % (offset - offsets[0])))
     owner.queues[0].mark_returned(offsets[1], 4)
     owner.append(b"other", number=1)
     await owner.told()
@@ -198,7 +198,7 @@ async def test_who_was_before_takes_nothing_more_once_he_knows(owners: Owners) -
     assert await owner.safe(offset)
     await owner.told()
     after = await owners.new().open()
-    owner.queues[0].settle(offset, 1)
+    owner.queues[0].ack(offset, 1)
     owner.turn()
     await until(lambda: bool(owner.fenced))
     with pytest.raises(LogFailed):
@@ -212,7 +212,7 @@ async def test_given_up_and_taken_by_the_next(owners: Owners) -> None:
     offsets = owner.append(b"a", b"b", b"c")
     owner.queues[0].mark_delivered(offsets[0])
     owner.turn()
-    owner.queues[0].settle(offsets[1], 1)
+    owner.queues[0].ack(offsets[1], 1)
     await owner.logs.give_up()
     after = await owners.new().open()
     assert after.logs.is_clean_takeover
@@ -255,7 +255,7 @@ async def test_what_is_settled_is_freed_in_kafka(kafka: Kafka, owners: Owners) -
         await asyncio.sleep(0)
     assert await owner.safe(owner.queues[0].next_offset - 1)
     first = owner.queues[0].first_offset
-    owner.queues[0].settle_range(first, first + 899, 900 * len(body))
+    owner.queues[0].ack_range(first, first + 899, 900 * len(body))
     await owner.told()
     freed: list[tuple[str, dict[int, int]]] = []
 
@@ -268,7 +268,7 @@ async def test_what_is_settled_is_freed_in_kafka(kafka: Kafka, owners: Owners) -
 
     assert await owner.logs.delete_acked_records(delete) == 1
     assert freed == [(owners.topic, {0: first + 900})]
-    assert owner.queues[0].about()["first_offset"] == first + 900
+    assert owner.queues[0].location()["first_offset"] == first + 900
     left = await fetch(owner.access, owners.topic, 0, first + 900)
     assert left.log_start_offset == first + 900
     after = await owners.new().open()
@@ -312,7 +312,7 @@ async def test_as_a_twin_says(owners: Owners, seed: int) -> None:
                     if step == "return":
                         owner.queues[0].mark_returned(record.offset, 2)
                     else:
-                        owner.queues[0].settle(record.offset, len(record.body))
+                        owner.queues[0].ack(record.offset, len(record.body))
                         settled.add(int(record.offset))
             elif step == "wait":
                 await asyncio.sleep(dice.choice([0, 0.01, 0.1]))

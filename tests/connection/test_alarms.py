@@ -37,7 +37,7 @@ class Room:
 
     def look(self, memory: int, disk: int) -> list[str]:
         self.memory, self.disk = memory, disk
-        self.alarms.look()
+        self.alarms.check()
         told, self.told[:] = list(self.told), []
         return told
 
@@ -83,7 +83,7 @@ def test_the_real_readings(tmp_path: Path) -> None:
     assert 1 << 20 < alarms.resident_bytes() < alarms.total_memory_bytes()
     loop: Any = StillLoop()
     real = Alarms(loop, tmp_path, LimitSettings(memory_high_watermark=1.0, disk_free_bytes=0), lambda _: None)
-    real.look()
+    real.check()
     assert real.disk_free_bytes > 0
     assert real.raised == {}
 

@@ -63,7 +63,7 @@ def test_a_busy_channel_keeps_the_order_and_a_bound(house: MemoryBroker) -> None
     assert not client.socket.reading
     assert client.names() == ["Queue.DeclareOk", "Basic.GetOk", "Queue.PurgeOk", "Basic.Ack"]
     assert client.socket.reading
-    assert client.connection.backlog.deferred_bytes == 0
+    assert client.connection.pending_commands.deferred_bytes == 0
 
 
 def test_other_channels_do_not_wait_for_a_busy_one(house: MemoryBroker) -> None:
@@ -89,7 +89,7 @@ def test_a_channel_that_fails_while_it_is_busy_holds_nobody(house: MemoryBroker)
     client.transport.data_received(begun_publish(MIB + 1))
     assert client.names() == ["Channel.Close"]
     assert client.socket.reading
-    assert client.connection.backlog.deferred_bytes == 0
+    assert client.connection.pending_commands.deferred_bytes == 0
     client.say(1, spec.Channel.CloseOk(), spec.Channel.Open(), spec.Queue.Declare(queue="q", passive=True))
     assert client.names() == ["Channel.OpenOk", "Queue.DeclareOk"]
     assert house.vhost.queues["q"].ready_count == 0
@@ -111,7 +111,7 @@ def test_close_and_open_behind_a_busy_channel(house: MemoryBroker) -> None:
     )
     answers = ["Queue.DeclareOk", "Channel.CloseOk", "Channel.OpenOk", "Queue.DeclareOk", "Queue.DeclareOk"]
     assert client.names() == answers
-    assert client.connection.backlog.deferred_bytes == 0
+    assert client.connection.pending_commands.deferred_bytes == 0
 
 
 @pytest.mark.parametrize("behind", ["close", "qos", "publish"])

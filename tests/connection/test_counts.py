@@ -23,7 +23,7 @@ def test_who_had_left_and_is_timed_out_is_counted_once() -> None:
     client.house.settle()
     clock = consumer.clock
     assert clock is not None
-    channel.deliveries.timed_out(clock)
+    channel.deliveries.on_timeout(clock)
     client.house.settle()
     assert channel.deliveries.unacked.count() == 0
     counts = dict(zip(CHANNEL_COUNTERS, channel_counts(channel), strict=True))

@@ -40,7 +40,7 @@ def test_a_publisher_is_held_a_consumer_is_not(house: MemoryBroker) -> None:
     consumer.transport.data_received(publishes("other", [b"two"]))  # its commit brings the news
     assert consumer.names() == ["Queue.DeclareOk"]
     assert publisher.socket.reading
-    assert not publisher.connection.gate.holds(SYNC)
+    assert not publisher.connection.read_pause.is_set(SYNC)
 
 
 def test_publishers_are_held_while_what_is_published_again_fills_memory(house: MemoryBroker) -> None:
@@ -49,16 +49,16 @@ def test_publishers_are_held_while_what_is_published_again_fills_memory(house: M
         client.say(1, spec.Channel.Open(), spec.Queue.Declare(queue="q"))
         client.heard()
     turn = house.broker.turn
-    turn.crowded = True
+    turn.is_republisher_full = True
     publisher.transport.data_received(publishes("q", [b"one"]))
     consumer.say(1, spec.Basic.Consume(queue="q", no_ack=True))
     assert consumer.names() == ["Basic.ConsumeOk", "Basic.Deliver"]
-    turn.room()
+    turn.resume_paused()
     house.settle()
     assert not publisher.socket.reading
     assert consumer.socket.reading
-    turn.crowded = False
-    turn.room()
+    turn.is_republisher_full = False
+    turn.resume_paused()
     house.settle()
     assert publisher.socket.reading
 
@@ -93,7 +93,7 @@ def publisher_of(house: MemoryBroker, **capabilities: bool) -> Served:
 def test_an_alarm_blocks_at_the_next_publish(house: MemoryBroker) -> None:
     """It waits, with all that comes behind it; who does not publish is left alone; connection.blocked says why."""
     publisher, consumer = publisher_of(house, connection_blocked=True), publisher_of(house, connection_blocked=True)
-    house.broker.alarms.set("disk", True)
+    house.broker.alarms.set_alarm("disk", True)
     assert publisher.names() == []
     publisher.transport.data_received(publishes("q", [b"one", b"two"]))
     consumer.say(1, spec.Basic.Consume(queue="q", no_ack=True))
@@ -104,7 +104,7 @@ def test_an_alarm_blocks_at_the_next_publish(house: MemoryBroker) -> None:
     assert not publisher.socket.reading
     assert consumer.names() == ["Basic.ConsumeOk"]
     assert consumer.socket.reading
-    house.broker.alarms.set("disk", False)
+    house.broker.alarms.set_alarm("disk", False)
     assert publisher.names() == ["Connection.Unblocked"]
     assert publisher.socket.reading
     assert consumer.names() == ["Basic.Deliver", "Basic.Deliver"]
@@ -113,12 +113,12 @@ def test_an_alarm_blocks_at_the_next_publish(house: MemoryBroker) -> None:
 def test_a_message_without_a_body_passes_an_alarm(house: MemoryBroker) -> None:
     """As RabbitMQ takes it; the connection is blocked by it all the same."""
     publisher = publisher_of(house, connection_blocked=True)
-    house.broker.alarms.set("memory", True)
+    house.broker.alarms.set_alarm("memory", True)
     empty = publishes("q", [b""])[:-8]
     publisher.transport.data_received(empty + publishes("q", [b"one"]) + empty)
     assert publisher.names() == ["Connection.Blocked"]
     assert house.vhost.queues["q"].ready_count == 1
-    house.broker.alarms.set("memory", False)
+    house.broker.alarms.set_alarm("memory", False)
     assert publisher.names() == ["Connection.Unblocked"]
     assert house.vhost.queues["q"].ready_count == 3
 
@@ -129,13 +129,13 @@ def test_an_alarm_while_a_channel_is_busy(house: MemoryBroker) -> None:
     client.say(1, spec.Queue.Declare(queue="d", durable=True))
     client.transport.data_received(publishes("d", [b"one", b"two"]))
     client.say(1, spec.Queue.Declare(queue="d", passive=True), spec.Basic.Get(queue="d"), spec.Queue.Purge(queue="d"))
-    house.broker.alarms.set("disk", True)
+    house.broker.alarms.set_alarm("disk", True)
     assert client.names() == ["Queue.DeclareOk"]
-    house.broker.alarms.set("disk", False)
+    house.broker.alarms.set_alarm("disk", False)
     answers = client.heard()
     assert [event.method.name for event in answers] == ["Queue.DeclareOk", "Basic.GetOk", "Queue.PurgeOk"]
     assert answers[0].method.message_count == 2
-    assert client.connection.backlog.deferred_bytes == 0
+    assert client.connection.pending_commands.deferred_bytes == 0
 
 
 def test_acks_of_a_consumer_pass_an_alarm(house: MemoryBroker) -> None:
@@ -144,7 +144,7 @@ def test_acks_of_a_consumer_pass_an_alarm(house: MemoryBroker) -> None:
     client.transport.data_received(publishes("q", [b"one"]))
     client.say(1, spec.Basic.Get(queue="q"))
     house.settle()
-    house.broker.alarms.set("memory", True)
+    house.broker.alarms.set_alarm("memory", True)
     client.say(1, spec.Basic.Ack(delivery_tag=1), spec.Basic.Get(queue="q"))
     assert client.names() == ["Basic.GetOk", "Basic.GetEmpty"]
     assert client.connection.channels.by_number[1].deliveries.unacked.count() == 0
@@ -152,13 +152,13 @@ def test_acks_of_a_consumer_pass_an_alarm(house: MemoryBroker) -> None:
 
 def test_both_alarms_have_to_end(house: MemoryBroker) -> None:
     publisher = publisher_of(house, connection_blocked=True)
-    house.broker.alarms.set("memory", True)
-    house.broker.alarms.set("disk", True)
+    house.broker.alarms.set_alarm("memory", True)
+    house.broker.alarms.set_alarm("disk", True)
     publisher.transport.data_received(publishes("q", [b"one"]))
     assert publisher.names() == ["Connection.Blocked"]
-    house.broker.alarms.set("memory", False)
+    house.broker.alarms.set_alarm("memory", False)
     assert (publisher.names(), publisher.socket.reading) == ([], False)
-    house.broker.alarms.set("disk", False)
+    house.broker.alarms.set_alarm("disk", False)
     assert (publisher.names(), publisher.socket.reading) == (["Connection.Unblocked"], True)
     publisher.transport.data_received(publishes("q", [b"two"]))
     assert (publisher.names(), publisher.socket.reading) == ([], True)
@@ -166,10 +166,10 @@ def test_both_alarms_have_to_end(house: MemoryBroker) -> None:
 
 def test_a_client_that_cannot_be_told_is_held_all_the_same(house: MemoryBroker) -> None:
     publisher = publisher_of(house)
-    house.broker.alarms.set("memory", True)
+    house.broker.alarms.set_alarm("memory", True)
     publisher.transport.data_received(publishes("q", [b"one"]))
     assert (publisher.names(), publisher.socket.reading) == ([], False)
-    house.broker.alarms.set("memory", False)
+    house.broker.alarms.set_alarm("memory", False)
     assert (publisher.names(), publisher.socket.reading) == ([], True)
 
 
@@ -179,13 +179,13 @@ def test_two_reasons_to_hold_one_connection(house: MemoryBroker) -> None:
         publisher = publisher_of(house)
         house.broker.turn.unsynced_bytes_max = 1000
         house.storage.commits.unsynced_bytes += 5000
-        house.broker.alarms.set("disk", True)
+        house.broker.alarms.set_alarm("disk", True)
         publisher.transport.data_received(publishes("q", [b"one"]))
-        assert publisher.connection.gate.holds(SYNC)
-        assert publisher.connection.gate.holds(ALARM)
+        assert publisher.connection.read_pause.is_set(SYNC)
+        assert publisher.connection.read_pause.is_set(ALARM)
 
         def alarm_over() -> None:
-            house.broker.alarms.set("disk", False)
+            house.broker.alarms.set_alarm("disk", False)
 
         def disk_caught_up() -> None:
             house.storage.commits.unsynced_bytes -= 5000
@@ -211,7 +211,7 @@ def test_a_read_of_wide_publishes_is_worked_off_in_slices(house: MemoryBroker) -
     served.transport.data_received(publish * 500)
     vhost = served.house.vhost
     assert OFFERS_MAX < 100 * vhost.queues["q0"].ready_count < 2 * OFFERS_MAX
-    assert served.connection.gate.holds(SHARING) and not served.socket.reading
+    assert served.connection.read_pause.is_set(SHARING) and not served.socket.reading
     served.heard()
     assert {vhost.queues[name].ready_count for name in names} == {500}
-    assert not served.connection.gate.holds(SHARING) and served.socket.reading
+    assert not served.connection.read_pause.is_set(SHARING) and served.socket.reading

@@ -28,18 +28,18 @@ def test_once_for_all_that_went_meanwhile() -> None:
     trims: list[int] = []
     give_back = MallocTrimmer(loop, lambda pad: trims.append(pad) or 1)
     for _ in range(GONE_BYTES_MIN // CONNECTION_BYTES):
-        give_back.gone(0)
+        give_back.on_closed(0)
     assert loop.timers == []
     for _ in range(100):
-        give_back.gone(1_000_000)
+        give_back.on_closed(1_000_000)
     ((delay_s, call),) = loop.timers
     assert delay_s == WAIT_S
     loop.timers.clear()
     call()
     assert trims == [0]
-    give_back.gone(1000)
+    give_back.on_closed(1000)
     assert loop.timers == []
-    give_back.gone(GONE_BYTES_MIN)
+    give_back.on_closed(GONE_BYTES_MIN)
     assert len(loop.timers) == 1
     give_back.stop()
     assert loop.timers == []
@@ -53,19 +53,19 @@ def test_the_free_lists_are_emptied_once_for_many_that_went_together() -> None:
     def went(count: int) -> list[str]:
         done.clear()
         for number in range(count):
-            give_back.gone(GONE_BYTES_MIN if number == 0 else 0)
+            give_back.on_closed(GONE_BYTES_MIN if number == 0 else 0)
         loop.timers.pop()[1]()
         return done
 
     for _ in range(3 * FEWER_MIN):
-        give_back.came()
+        give_back.on_opened()
     assert went(FEWER_MIN - 1) == ["trim"]
     assert went(1) == ["collect", "trim"]
     assert went(1) == ["trim"]
     for _ in range(FEWER_MIN):
         # The others come and go, one at a time.
-        give_back.came()
-        give_back.gone(0)
+        give_back.on_opened()
+        give_back.on_closed(0)
     assert went(1) == ["trim"]
     assert went(FEWER_MIN) == ["collect", "trim"]
 
@@ -74,7 +74,7 @@ def test_a_c_library_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
     assert malloc_trim() is None
     loop: Any = Loop()
-    MallocTrimmer(loop, malloc_trim()).gone(10 * GONE_BYTES_MIN)
+    MallocTrimmer(loop, malloc_trim()).on_closed(10 * GONE_BYTES_MIN)
     assert loop.timers == []
 
 

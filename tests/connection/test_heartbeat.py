@@ -87,11 +87,11 @@ class Connection:
 
     def __init__(self, turn: LoopTurn, heartbeat_s: int) -> None:
         self.name = "test"
-        self.ending = SimpleNamespace(state=RUNNING)
+        self.close_handler = SimpleNamespace(state=RUNNING)
         self.heartbeat_s = heartbeat_s
         self.received = False
         self.output = Output()
-        self.gate = ReadPause(Wire(), turn)
+        self.read_pause = ReadPause(Wire(), turn)
         self.parser = Parser()
         self.broker = SimpleNamespace(unfinished_bodies=SimpleNamespace(full=False))
         self.wire = self.control = self
@@ -173,11 +173,11 @@ def test_our_own_pause_does_not_count_against_the_peer(reason: int) -> None:
     """Neither while it lasts nor in the tick after it, and not for half a frame that we did not read on."""
     room = Room(10)
     room.connection.parser.half_a_frame = True
-    room.connection.gate.pause(reason)
+    room.connection.read_pause.pause(reason)
     room.pass_by(500, speaks=False)
     assert not room.connection.aborted
     assert len(room.connection.output.written) >= 90, "we go on to send heartbeats"
-    room.connection.gate.resume(reason)
+    room.connection.read_pause.resume(reason)
     room.pass_by(19, speaks=False)
     assert not room.connection.aborted
     room.pass_by(3, speaks=False)
@@ -210,9 +210,9 @@ def test_a_message_that_does_not_go_on_closes_its_connection() -> None:
         room.connection.parser.missing -= 1
         room.pass_by(MID_FRAME_S - 2)
         assert not room.connection.forced
-    room.connection.gate.pause(BODIES)
+    room.connection.read_pause.pause(BODIES)
     room.pass_by(500)
-    room.connection.gate.resume(BODIES)
+    room.connection.read_pause.resume(BODIES)
     room.pass_by(MID_FRAME_S - 2)
     assert not room.connection.forced
     room.pass_by(4)
@@ -225,7 +225,7 @@ def test_a_message_of_a_peer_that_does_not_read(full: bool) -> None:
     """It may take its time, but not where others' messages wait for the end of its own."""
     room = Room(10)
     room.connection.parser.contents = 1
-    room.connection.gate.pause(OUTPUT)
+    room.connection.read_pause.pause(OUTPUT)
     room.connection.broker.unfinished_bodies.full = full
     room.pass_by(MID_FRAME_S - 2, speaks=False)
     assert not room.connection.forced
@@ -237,7 +237,7 @@ def test_a_message_of_a_peer_that_does_not_read(full: bool) -> None:
 @pytest.mark.parametrize("state", [HANDSHAKE, CLOSING])
 def test_other_states_have_deadlines_of_their_own(state: int) -> None:
     room = Room(1)
-    room.connection.ending.state = state
+    room.connection.close_handler.state = state
     room.connection.parser.half_a_frame = True
     room.pass_by(500, speaks=False)
     assert not room.connection.aborted

@@ -109,7 +109,7 @@ def test_those_that_were_held_come_back_in_turn(house: MemoryBroker) -> None:
     house.storage.commits.unsynced_bytes += 1 << 30
     for client in clients:
         client.transport.data_received(publishes(1))
-        assert client.connection.gate.holds(SYNC)
+        assert client.connection.read_pause.is_set(SYNC)
     house.settle()
     house.storage.commits.unsynced_bytes -= 1 << 30
     house.broker.turn.committed(house.storage.commits.generation, [])
@@ -125,14 +125,14 @@ def test_those_that_were_held_come_back_in_turn(house: MemoryBroker) -> None:
 def test_what_else_holds_a_connection_goes_on_holding_it(house: MemoryBroker) -> None:
     client, other = sender(house), sender(house)
     client.transport.data_received(publishes(TURN_BYTES_MAX))
-    house.broker.alarms.set("disk", True)
+    house.broker.alarms.set_alarm("disk", True)
     house.settle()
     assert client.socket.reading, "it has not published since"
     client.transport.data_received(publishes(TURN_BYTES_MAX))
-    assert client.connection.gate.holds(ALARM) and client.connection.gate.holds(PACED)
+    assert client.connection.read_pause.is_set(ALARM) and client.connection.read_pause.is_set(PACED)
     house.settle()
-    assert not client.connection.gate.holds(PACED) and not client.socket.reading
-    house.broker.alarms.set("disk", False)
+    assert not client.connection.read_pause.is_set(PACED) and not client.socket.reading
+    house.broker.alarms.set_alarm("disk", False)
     house.settle()
     assert client.socket.reading and other.socket.reading
 

@@ -109,7 +109,7 @@ def test_permissions_that_change_are_asked_again(
     client.publish(1, "a.1", [b"x"], PLAIN, "t")
     monkeypatch.setattr(house.broker.auth, "has_topic_permissions", lambda *_: True)
     monkeypatch.setattr(house.broker.auth, "is_topic_allowed", lambda *arguments: arguments[-1] != "a.3")
-    client.connection.forget_routes()
+    client.connection.clear_route_cache()
     client.publish(1, "a.2", [b"x"], PLAIN, "t")
     client.publish(1, "a.3", [b"x"], PLAIN, "t")
     house.loop.run()

@@ -52,9 +52,9 @@ class Room:
     def enter(self, address: str, count: int, *, login: bool = False) -> list[Any]:
         made: list[Any] = [Silent(address) for _ in range(count)]
         for each in made:
-            self.unopened.entered(each)
+            self.unopened.add(each)
             if login:
-                self.unopened.opened(each)
+                self.unopened.mark_logged_in(each)
         return made
 
 
@@ -109,7 +109,7 @@ def test_the_last_descriptors_are_for_files(monkeypatch: pytest.MonkeyPatch) -> 
     clients = room.enter("10.0.0.1", 108, login=True)
     (more,) = room.enter("10.0.0.3", 1)
     assert more.aborted and gone(clients) == []
-    room.unopened.left(clients[0])
+    room.unopened.remove(clients[0])
     (more,) = room.enter("10.0.0.3", 1)
     assert not more.aborted
 
@@ -117,7 +117,7 @@ def test_the_last_descriptors_are_for_files(monkeypatch: pytest.MonkeyPatch) -> 
 def test_those_that_went_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     room = Room(monkeypatch)
     for each in room.enter("10.0.0.1", 200) + room.enter("::1", 5, login=True):
-        room.unopened.left(each)
+        room.unopened.remove(each)
     assert (room.unopened._sockets, room.unopened._waiting, room.unopened._waiting_count) == (set(), {}, 0)
 
 

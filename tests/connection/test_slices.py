@@ -91,7 +91,7 @@ def test_a_connection_that_closes_gets_all_of_it(client: Client) -> None:
     client.output.write_content(1, message)
     client.output.flush()
     client.output.write(b"close")
-    client.served.connection.ending.enter(CLOSING)
+    client.served.connection.close_handler.set_state(CLOSING)
     client.output.flush()
     assert bytes(client.sent) == expected(message) + b"close"
     assert len(client.writes) == 2

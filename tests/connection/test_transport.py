@@ -36,7 +36,7 @@ def test_a_finished_connection_is_read_on_and_heard_no_more(served: Served, monk
     """A close over unread bytes is a reset, which may cost the peer the close-ok before it."""
     timers: list[tuple[Any, ...]] = []
     monkeypatch.setattr(served.house.loop, "call_later", lambda *timer: timers.append(timer))
-    served.connection.gate.pause(SYNC)
+    served.connection.read_pause.pause(SYNC)
     served.say(0, spec.Connection.Close(reply_code=200, reply_text="bye", class_id=0, method_id=0))
     served.say(0, spec.Connection.Close(reply_code=200, reply_text="bye", class_id=0, method_id=0))
     assert served.names() == ["Connection.CloseOk"]
@@ -81,7 +81,7 @@ def test_the_end_of_the_socket_is_the_end_of_the_connection(served: Served) -> N
     assert len(vhost.queues["q"].consumers) == 1
     served.transport.connection_lost(None)
     served.house.settle()
-    assert served.connection.ending.state == CLOSED
+    assert served.connection.close_handler.state == CLOSED
     assert set(vhost.queues) == {"q"}
     assert vhost.queues["q"].consumers == []
     assert served.house.connections.by_name == {}

@@ -42,7 +42,7 @@ class Disk(GroupCommit):
     def flush(self) -> None:
         self.log.append("flush logs")
 
-    def look(self) -> None:
+    def write_overdue_acks(self) -> None:
         self.log.append("look")
 
 
@@ -54,7 +54,7 @@ class Sock:
     def flush(self) -> None:
         self.log.append("send" + self.name)
 
-    def synced(self) -> None:
+    def on_synced(self) -> None:
         self.log.append("release" + self.name)
 
 
@@ -175,7 +175,7 @@ def test_who_waits_already_is_asked_once(room: Room) -> None:
 
 
 def test_tx_commit_does_not_wait_for_the_next_append(room: Room) -> None:
-    room.turn.urgent = True
+    room.turn.is_sync_urgent = True
     room.turn.schedule()
     assert room.run() == ["flush logs"]
     room.turn.schedule()

@@ -210,11 +210,11 @@ def test_a_body_on_its_way_is_not_read_on_in_an_alarm(house: MemoryBroker) -> No
     client = client_of(house)
     client.transport.data_received(begin(MIB) + body(100_000))
     assert client.socket.reading
-    house.broker.alarms.set("memory", True)
+    house.broker.alarms.set_alarm("memory", True)
     client.transport.data_received(body(100_000))
     house.settle()
     assert not client.socket.reading
-    house.broker.alarms.set("memory", False)
+    house.broker.alarms.set_alarm("memory", False)
     house.settle()
     assert client.socket.reading
     client.transport.data_received(body(MIB - 200_000))
@@ -228,7 +228,7 @@ def test_what_an_alarm_kept_back_goes_on_in_order_and_once(house: MemoryBroker) 
     publisher.say(1, spec.Confirm.Select(), spec.Queue.Declare(queue="d", durable=True))
     publisher.say(2, spec.Channel.Open())
     publisher.heard()
-    house.broker.alarms.set("memory", True)
+    house.broker.alarms.set_alarm("memory", True)
     small = [begin(6, "d") + frame(3, 1, b"%06d" % number) for number in range(1, 500)]
     whole = begin(200_000, "d") + body(200_000) + b"".join(small)
     for start in range(0, len(whole), 100_000):
@@ -237,10 +237,10 @@ def test_what_an_alarm_kept_back_goes_on_in_order_and_once(house: MemoryBroker) 
     publisher.say(1, spec.Queue.Declare(queue="d", passive=True))
     assert publisher.names() == []
     assert house.vhost.queues["d"].ready_count == 0
-    house.broker.alarms.set("memory", False)
-    house.broker.alarms.set("memory", True)
+    house.broker.alarms.set_alarm("memory", False)
+    house.broker.alarms.set_alarm("memory", True)
     assert (publisher.names(), house.vhost.queues["d"].ready_count) == ([], 0)
-    house.broker.alarms.set("memory", False)
+    house.broker.alarms.set_alarm("memory", False)
     answers = publisher.heard()
     counts = [event.method.message_count for event in answers if event.method.name == "Queue.DeclareOk"]
     assert counts == [500, 500]

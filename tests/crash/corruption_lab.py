@@ -127,4 +127,4 @@ def _open(specimen: Specimen, disk: Disk, new: bytes) -> Finding:
     offsets = [record.offset for record in records]
     assert offsets == sorted(set(offsets))
     bodies = [record.body for record in records]
-    return Finding(bodies, offsets, list(store.lost), store.degraded, store.next_offset)
+    return Finding(bodies, offsets, list(store.lost), store.has_lost_offsets, store.next_offset)

@@ -145,7 +145,7 @@ def look(
 
 
 def left(life: BrokerLife) -> int:
-    return sum(wheel.count() for wheel in life.delays.of_vhost("/")) + sum(
+    return sum(wheel.count() for wheel in life.delays.wheels_of("/")) + sum(
         queue.delayed_count for queue in life.vhost.queues.values()
     )
 

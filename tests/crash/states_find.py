@@ -57,5 +57,5 @@ def described(image: Image) -> Rows:
     """The rows that a start without metadata makes of the directories."""
     disk = Disk(image)
     found = survey(disk, "/data").queues.get("v", [])
-    texts = {queue: disk.read_if_there(f"{QUEUES}/{queue}/{DESCRIPTION}") for queue in found}
+    texts = {queue: disk.read_optional(f"{QUEUES}/{queue}/{DESCRIPTION}") for queue in found}
     return {queue: "live" for queue, text in texts.items() if read_description(text, queue) is not None}

@@ -85,7 +85,7 @@ class Life:
             if state == "live":
                 self._open(queue)
             else:
-                self.storage.departures.rename(self.storage.queue_chain("v", queue), partial(self._empty, queue))
+                self.storage.directory_remover.rename(self.storage.queue_chain("v", queue), partial(self._empty, queue))
         for queue in deleted:
             if queue not in rows:
                 self._empty(queue)
@@ -95,15 +95,15 @@ class Life:
         """What was deleted goes, its name too where the metadata have forgotten it."""
         path = self.storage.queue_chain("v", queue)[-1]
         forgotten = queue not in self.ledger.rows[-1]
-        self.storage.departures.empty(path, _nothing)
+        self.storage.directory_remover.remove_content(path, _nothing)
         if forgotten:
-            self.storage.departures.forget([path])
+            self.storage.directory_remover.remove_emptied([path])
 
     def _open(self, queue: str) -> None:
         store = self.storage.open_queue("v", queue, queue, "/", self.ledger.policies.get(queue))
         self.stores[queue] = store
         if queue in self.ledger.exports:
-            self.storage.hold(store).declare(self.ledger.exports[queue], None)
+            self.storage.export_hold(store).declare(self.ledger.exports[queue], None)
 
     def _committed(self, generation: int, failed: list[LocalLog]) -> None:
         self.ledger.version += 1
@@ -212,13 +212,13 @@ class Life:
         """with_turn: as what was given to a consumer without acks."""
         self._touch()
         if with_turn:
-            self.stores[queue].settle_with_turn()
+            self.stores[queue].write_acks_this_turn()
         for message in messages:
             message.settled = True
             message.held = queue in self.ledger.holds
             message.settle_with = self.storage.commits.generation
             message.due_ms = 0 if with_turn else -1
-            self.stores[queue].settle(message.offset, len(message.body))
+            self.stores[queue].ack(message.offset, len(message.body))
 
     def purge(self, queue: str) -> None:
         self._touch()
@@ -229,11 +229,11 @@ class Life:
             message.due_ms = 0
         if live:
             size = sum(len(each.body) for each in live)
-            self.stores[queue].settle_range(live[0].offset, live[-1].offset, size)
+            self.stores[queue].ack_range(live[0].offset, live[-1].offset, size)
 
     def hold(self, queue: str, name: str) -> None:
         """What is settled from now on stays until the exporter has it."""
-        self.storage.hold(self.stores[queue]).add(name)
+        self.storage.export_hold(self.stores[queue]).add(name)
         self._touch()
         self.ledger.holds.add(queue)
 
@@ -242,8 +242,8 @@ class Life:
         for message in self.ledger.queues[queue]:
             if message.offset < offset:
                 message.held = False
-        self.storage.hold(self.stores[queue]).commit(name, offset)
-        self.storage.hold_changed(self.stores[queue])
+        self.storage.export_hold(self.stores[queue]).commit(name, offset)
+        self.storage.on_export_hold_changed(self.stores[queue])
 
     def pass_time(self, milliseconds: int) -> None:
         until_ms = self.clock.now_ms + milliseconds

@@ -140,7 +140,7 @@ class Script:
             return
         for record in records:
             store.mark_delivered(record.offset)
-            store.settle(record.offset, len(record.body))
+            store.ack(record.offset, len(record.body))
             self.settled[name].add(record.body)
         self._turn()
 

@@ -180,7 +180,7 @@ def test_a_hold_of_a_queue_that_never_held_a_message() -> None:
     ledger = life.ledger
     life.hold("q", "nightly")
     life = again(barest(life.disk), ledger, 2, "cut")
-    hold = life.stores["q"].log.removals.hold
+    hold = life.stores["q"].log.removals.export_hold
     assert hold is not None and hold.exported == {"nightly": 0}
     for _ in range(3):
         life.append("q", 3, 900)
@@ -189,10 +189,10 @@ def test_a_hold_of_a_queue_that_never_held_a_message() -> None:
         life.turn()
         life.flush()
     life = again(barest(life.disk), ledger, 3, "cut")
-    assert life.storage.hold(life.stores["q"]).clear("nightly")
+    assert life.storage.export_hold(life.stores["q"]).clear("nightly")
     ledger.holds.clear()
     life = Life(barest(life.disk), ledger, 4)
-    assert life.storage.hold(life.stores["q"]).exported == {}
+    assert life.storage.export_hold(life.stores["q"]).exported == {}
 
 
 def test_a_mark_that_only_an_older_segment_tells() -> None:

@@ -268,6 +268,6 @@ def written(tmp_path: Path) -> Lake:
         if number % 250 == 249:
             lake.turn()
             lake.clock.now_ms += 1000
-    lake.store.settle_range(0, 999)
+    lake.store.ack_range(0, 999)
     lake.settled()
     return lake

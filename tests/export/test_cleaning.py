@@ -109,12 +109,12 @@ def test_what_was_settled_when_it_was_planned_stays_so(watched: Watched) -> None
     """A plan that is carried out after a cleaning gives the rows that it would have given, less those cleaned away."""
     lake = watched.lake
     settled, later = watched.kept[0], watched.kept[1]
-    lake.store.settle_range(settled, settled)
+    lake.store.ack_range(settled, settled)
     lake.settled()
     options = lake.options()
     parts = offsets.batch_parts(options)
     watched.maintain()
-    lake.store.settle_range(later, later)
+    lake.store.ack_range(later, later)
     lake.settled()
     lake.clock.now_ms += FILE_DELETE_DELAY_MS
     watched.maintain()

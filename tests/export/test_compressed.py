@@ -48,8 +48,8 @@ def test_every_codec(
         lake.append(b"between")
     lake.store.appender.append_batches(theirs(codec, 50, OURS) * 7)
     lake.turn()
-    lake.store.settle_range(20, 44)
-    lake.store.settle_range(300, 400)
+    lake.store.ack_range(20, 44)
+    lake.store.ack_range(300, 400)
     lake.settled()
     assert lake.store.record_count > 500
     rows_of(lake, read_size)

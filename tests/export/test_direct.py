@@ -20,7 +20,7 @@ def test_the_files_hold_the_rows_for_any_reader(lake: Any, tmp_path: Path) -> No
     for start in range(0, 300, 10):
         lake.append(*(b"%d" % number for number in range(start, start + 10)))
         lake.turn()
-    lake.store.settle_range(40, 49)
+    lake.store.ack_range(40, 49)
     lake.settled()
     options: ReadOptions = lake.options(splitBytes="2000", includeHeaders="true", includeProperties="true")
     parts = batch_parts(options)

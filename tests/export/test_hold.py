@@ -21,11 +21,11 @@ from amqpd.testing import BrokerFailed, BrokerProcess
 def held(make_lake):
     """200 records of 100 bytes in segments of some 4 KB, held for `nightly`, all settled."""
     lake = make_lake(4096)
-    lake.storage.hold(lake.store).declare("nightly", None)
+    lake.storage.export_hold(lake.store).declare("nightly", None)
     for number in range(200):
         lake.append(b"%04d" % number + b"." * 96)
         lake.turn()
-    lake.store.settle_range(0, 199)
+    lake.store.ack_range(0, 199)
     lake.settled()
     return lake
 
@@ -40,7 +40,7 @@ def test_without_a_hold_they_go(make_lake):
     for number in range(200):
         lake.append(b"%04d" % number + b"." * 96)
         lake.turn()
-    lake.store.settle_range(0, 199)
+    lake.store.ack_range(0, 199)
     lake.settled()
     assert drained(lake) == []
 
@@ -51,31 +51,31 @@ def test_settled_segments_stay_until_the_commit(held):
     assert held.offsets(includeSettled="true") == list(range(200))
     assert held.offsets() == []
     assert held.store.record_count == 0
-    keeper = held.storage.hold(held.store)
+    keeper = held.storage.export_hold(held.store)
     assert keeper.kept_bytes > 4096 * 5
     middle = bases[3]
     keeper.commit("nightly", middle + 1)
-    held.storage.hold_changed(held.store)
+    held.storage.on_export_hold_changed(held.store)
     held.settled()
     assert drained(held) == bases[3:]
     keeper.commit("nightly", 200)
-    held.storage.hold_changed(held.store)
+    held.storage.on_export_hold_changed(held.store)
     held.settled()
     assert drained(held) == []
 
 
 def test_the_hold_outlives_a_kill(held):
-    held.storage.hold(held.store).commit("nightly", 50)
-    held.storage.hold_changed(held.store)
+    held.storage.export_hold(held.store).commit("nightly", 50)
+    held.storage.on_export_hold_changed(held.store)
     held.settled()
     bases = drained(held)
     held.again()  # no declaration is read here: the file is the hold
     held.settled()
     assert drained(held) == bases
-    keeper = held.storage.hold(held.store)
+    keeper = held.storage.export_hold(held.store)
     assert keeper.exported == {"nightly": 50}
     assert keeper.clear("nightly")
-    held.storage.hold_changed(held.store)
+    held.storage.on_export_hold_changed(held.store)
     held.settled()
     assert drained(held) == []
     assert not keeper.clear("nightly")
@@ -83,25 +83,25 @@ def test_the_hold_outlives_a_kill(held):
 
 
 def test_every_exporter_counts(held):
-    keeper = held.storage.hold(held.store)
+    keeper = held.storage.export_hold(held.store)
     keeper.add("other")
     keeper.commit("nightly", 200)
-    held.storage.hold_changed(held.store)
+    held.storage.on_export_hold_changed(held.store)
     held.settled()
     assert drained(held)[0] == 0
     assert keeper.commit("other", 100)
     assert not keeper.commit("unknown", 100)
-    held.storage.hold_changed(held.store)
+    held.storage.on_export_hold_changed(held.store)
     held.settled()
     assert drained(held)[0] > 50
 
 
 def test_over_the_limit_the_oldest_go_and_it_is_said(held, caplog):
     bases = drained(held)
-    keeper = held.storage.hold(held.store)
+    keeper = held.storage.export_hold(held.store)
     with caplog.at_level(logging.ERROR):
         keeper.add("nightly", 10_000)
-        held.storage.hold_changed(held.store)
+        held.storage.on_export_hold_changed(held.store)
         held.settled()
     left = drained(held)
     assert left == bases[-len(left) :]
@@ -118,13 +118,13 @@ def test_over_the_limit_the_oldest_go_and_it_is_said(held, caplog):
 
 
 def test_a_damaged_file_keeps_everything(held, caplog):
-    held.storage.hold(held.store).commit("nightly", 150)
+    held.storage.export_hold(held.store).commit("nightly", 150)
     path = f"{held.place}/export-nightly.offset"
     held.filesystem.replace_file(path, b"1 150 17179869184 0\n", sync=False)
     bases = drained(held)
     held.again()
     held.settled()
-    assert held.storage.hold(held.store).exported == {"nightly": 0}
+    assert held.storage.export_hold(held.store).exported == {"nightly": 0}
     assert drained(held) == bases
     assert "export-nightly.offset is damaged" in caplog.text
 

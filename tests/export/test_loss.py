@@ -107,7 +107,7 @@ def test_a_segment_that_went_because_all_in_it_was_settled(make_lake: Callable[.
     lake = filled(make_lake)
     names = lake.names(".log")
     first, stop = int(names[1][:20]), int(names[2][:20])
-    lake.store.settle_range(first, stop - 1)
+    lake.store.ack_range(first, stop - 1)
     lake.settled()
     assert names[1] not in lake.names(".log")
     assert lake.offsets() == [n for n in range(120) if not first <= n < stop]
@@ -118,7 +118,7 @@ def test_a_segment_that_went_because_all_in_it_was_settled(make_lake: Callable[.
 def test_an_offset_before_the_log(make_lake: Callable[..., Any]) -> None:
     lake = filled(make_lake)
     stop = int(lake.names(".log")[1][:20])
-    lake.store.settle_range(0, stop - 1)
+    lake.store.ack_range(0, stop - 1)
     lake.settled()
     lake.settled()
     assert lake.snapshot().start == stop
@@ -142,7 +142,7 @@ def test_a_segment_removed_between_planning_and_reading(make_lake: Callable[...,
     parts = offsets.batch_parts(options)
     names = lake.names(".log")
     stop = int(names[1][:20])
-    lake.store.settle_range(0, stop - 1)
+    lake.store.ack_range(0, stop - 1)
     lake.settled()
     with pytest.raises(DataLoss, match="removed since the query was planned"):
         list(lake.read(options, parts))
@@ -154,7 +154,7 @@ def test_what_was_planned_is_read_though_it_is_settled_meanwhile(make_lake: Call
     lake = filled(make_lake, segment_size_bytes=1 << 26)
     options = lake.options()
     parts = offsets.batch_parts(options)
-    lake.store.settle_range(10, 30)
+    lake.store.ack_range(10, 30)
     lake.append(b"more")
     lake.settled()
     assert [row["offset"] for row in lake.read(options, parts)] == list(range(120))

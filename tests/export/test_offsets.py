@@ -113,7 +113,7 @@ def test_retention_that_overtook_a_checkpoint(make_lake: Callable[..., Any]) -> 
     for _ in range(10):
         lake.append(*(b"." * 1000 for _ in range(10)))
         lake.turn()
-    lake.store.settle_range(0, 59)
+    lake.store.ack_range(0, 59)
     lake.settled()
     lake.settled()
     start = lake.snapshot().start

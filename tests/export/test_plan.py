@@ -41,11 +41,11 @@ def play(lake: Any, steps: list[tuple[str, int, int]]) -> None:
             number += a
         elif step == "settle":
             lake.turn()
-            lake.store.settle_range(a, min(a + b, lake.store.next_offset - 1))
+            lake.store.ack_range(a, min(a + b, lake.store.next_offset - 1))
         elif step == "every other":
             lake.turn()
             for offset in range(a, min(a + b, lake.store.next_offset), 2):
-                lake.store.settle(offset)
+                lake.store.ack(offset)
         elif step == "later":
             lake.clock.now_ms += a
         else:
@@ -122,7 +122,7 @@ def test_bits_of_settlements(entries: list[tuple[bool, int, int]], count: int) -
 def test_what_is_settled_is_left_out_and_had_with_include_settled(lake: Any) -> None:
     lake.append(*(b"%d" % number for number in range(10)))
     lake.turn()
-    lake.store.settle(3)
+    lake.store.ack(3)
     lake.settled()
     assert lake.offsets() == [0, 1, 2, 4, 5, 6, 7, 8, 9]
     assert lake.offsets(includeSettled="true") == list(range(10))
@@ -134,7 +134,7 @@ def test_a_range_that_is_all_settled_makes_no_part(make_lake: Callable[..., Any]
         lake.append(*(b"." * 1000 for _ in range(10)))
         lake.turn()
     for offset in (*range(20, 60), 99):
-        lake.store.settle(offset)
+        lake.store.ack(offset)
     lake.settled()
     snapshot = lake.snapshot()
     parts = snapshot.parts(0, 100, split_bytes=5000)

@@ -169,7 +169,7 @@ def test_a_stream_that_retention_has_overtaken_fails_clearly(spark: Any, written
     stream.run(startingOffsets="1200", maxOffsetsPerTrigger="100000")
     written.append(*(b"." * 1000 for _ in range(1500)))
     written.turn()
-    written.store.settle_range(1000, 6200)
+    written.store.ack_range(1000, 6200)
     written.settled()
     written.settled()
     assert written.snapshot().start > 5000

@@ -26,7 +26,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from simulated_filesystem import SimulatedClock
 
 from amqpd.auth.passwords import hash_password
-from amqpd.broker.delayed.bucket import due_of, keys_of, new_name, number_of, place_of, with_delay
+from amqpd.broker.delayed.bucket import key_for, new_name, read_due_ms, read_keys, read_number, with_delay
 from amqpd.protocol.field_table import encode_table
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.batch import GZIP, LZ4, NO_PRODUCER, SNAPPY, ZSTD
@@ -128,9 +128,9 @@ def clean_queue(maker: Maker) -> str:
         store.append_parts(RecordRoute(b"", b"clean"), b"\x00\x00", b"%d" % number, True)
     store.end_transaction()
     maker.turn()
-    store.settle_range(8, 23)  # whole segments in the middle among them
+    store.ack_range(8, 23)  # whole segments in the middle among them
     for offset in (0, 2, 4, 6, 50):
-        store.settle(offset)
+        store.ack(offset)
     store.mark_delivered(30)
     store.mark_returned(1, 2)
     maker.sync()
@@ -165,7 +165,7 @@ def packed_queue(maker: Maker) -> str:
             builder.append(number, 1_600_000_000_000 + 50 * number, b"key.5", b"theirs %d " % number * 9, headers)
         store.appender.append_batches(bytes(builder.build()))
         maker.turn()
-    store.settle_range(100, 119)
+    store.ack_range(100, 119)
     maker.sync()
     return queue_id
 
@@ -177,21 +177,23 @@ def numbered_queue(maker: Maker) -> str:
         store.set_producer(producer, epoch, sequence)
         offset = store.append_parts(RecordRoute(b"", b"numbered"), PROPERTIES, b"%d" % sequence, True)
         store.set_producer(NO_PRODUCER, 0, -1)
-        store.producers().note(Producer(producer, epoch, sequence, offset, maker.clock.time_ms()), store.high_watermark)
+        store.producers().record(
+            Producer(producer, epoch, sequence, offset, maker.clock.time_ms()), store.high_watermark
+        )
         maker.turn()
-    store.settle(1)
+    store.ack(1)
     maker.sync()
     return queue_id
 
 
 def delayed(maker: Maker) -> None:
     """Messages of `reminders`, as a wheel would have them (broker/delayed); one was released before a crash."""
-    maker.storage.note_delays()
+    maker.storage.require_delay_format()
     stores: dict[object, LocalLog] = {}
     now_ms = maker.clock.time_ms()
     for number, delay_ms in enumerate(DELAYS_MS):
         due_ms = now_ms + delay_ms
-        place = place_of(due_ms, now_ms, 4)
+        place = key_for(due_ms, now_ms, 4)
         store = stores.get(place)
         if store is None:
             chain = maker.storage.delay_chain(VHOST_ID, DELAYS_ID, new_name(place, ""))
@@ -214,9 +216,9 @@ def told_delayed(maker: Maker) -> list[dict[str, Any]]:
         store.recover()
         found += [
             {
-                "due_ms": int(due_of(record.properties)),
-                "number": int(number_of(record.properties)),
-                "keys": keys_of(record.properties),
+                "due_ms": int(read_due_ms(record.properties)),
+                "number": int(read_number(record.properties)),
+                "keys": read_keys(record.properties),
                 "body": record.body.decode(),
                 "released": bool(store.redelivered(record.offset)),
                 "level": int(directory.name.partition(".")[0]),
@@ -231,7 +233,7 @@ def killed_queue(maker: Maker) -> str:
     maker.fill(store, 10)
     store.append_parts(RecordRoute(b"", b"killed"), b"\x00\x00", b"transient", False)
     maker.turn()
-    store.settle(3)
+    store.ack(3)
     store.mark_delivered(5)
     maker.sync()
     return queue_id

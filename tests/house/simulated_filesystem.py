@@ -183,7 +183,7 @@ class SimulatedFileSystem(FileSystem):
         """Everything is in memory."""
         return self.pread(fd, size, position)
 
-    def fetch(self, fd: int, size: int, position: int) -> None:
+    def read_into_cache(self, fd: int, size: int, position: int) -> None:
         """It is there already."""
 
     def truncate(self, fd: int, size: int) -> None:
@@ -278,7 +278,7 @@ class SimulatedFileSystem(FileSystem):
         """Room for bytes."""
         return self.capacity - self.used() if self.capacity is not None else 1 << 60
 
-    def keep_spare(self) -> None:
+    def open_spare(self) -> None:
         """Descriptors are counted by nobody here."""
 
     def pause(self, seconds: float) -> None:

@@ -21,7 +21,7 @@ fetched: dict[int, list[tuple[int, int]]] = {}
 system_open, system_close, system_fetch, system_pread = (
     FileSystem.open,
     FileSystem.close,
-    FileSystem.fetch,
+    FileSystem.read_into_cache,
     FileSystem.pread,
 )
 
@@ -71,6 +71,6 @@ FileSystem.open = open_file  # type: ignore[method-assign]
 FileSystem.close = close  # type: ignore[method-assign]
 FileSystem.resident = resident  # type: ignore[method-assign]
 FileSystem.read_resident = read_resident  # type: ignore[method-assign]
-FileSystem.fetch = fetch  # type: ignore[method-assign]
+FileSystem.read_into_cache = fetch  # type: ignore[method-assign]
 FileSystem.pread = pread  # type: ignore[method-assign]
 sys.exit(main())

@@ -116,7 +116,7 @@ class NoControl(ChannelZeroBase):
         super().__init__()
         self._loop = loop
 
-    def soon(self, function: Callable[[], None]) -> None:
+    def call_soon(self, function: Callable[[], None]) -> None:
         self._loop.call_soon(function)
 
     def fail(self, error: Exception) -> None:
@@ -185,7 +185,7 @@ class Client:
 
     def vanish(self) -> None:
         """The socket is gone."""
-        self.connection.ending.enter(CLOSED)
+        self.connection.close_handler.set_state(CLOSED)
         self.house.connections.release(self.connection)
 
 

@@ -134,7 +134,7 @@ class FailingClient(Client):
 
     @property
     def open(self) -> bool:
-        return bool(self.connection.ending.state != CLOSED)
+        return bool(self.connection.close_handler.state != CLOSED)
 
 
 class DeclaredHouse(MemoryBroker):

@@ -25,7 +25,7 @@ def house(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     if request.param == "slices":
         monkeypatch.setattr(handlers, "SMALL_COUNT", 0)
     house = MemoryBroker()
-    house.broker.alarms.look = lambda: None  # type: ignore[method-assign]  # this disk is no file system
+    house.broker.alarms.check = lambda: None  # type: ignore[method-assign]  # this disk is no file system
     yield house
     house.end()
 
@@ -127,7 +127,7 @@ def test_a_disk_that_fills_up_under_it(house: MemoryBroker) -> None:
     answers = set()
     for room in range(0, 4000, 80):
         own = MemoryBroker()
-        own.broker.alarms.look = lambda: None  # type: ignore[method-assign]
+        own.broker.alarms.check = lambda: None  # type: ignore[method-assign]
         shop = Shop(own, {})
         own.filesystem.capacity = own.filesystem.used() + room
         answer = shop.work(5)

@@ -213,7 +213,9 @@ class DeclaredModel(RuleBasedStateMachine):
                 assert there.matcher.match("k", None) == {binding.destination for binding in there.bindings.values()}
         if not self.house.metadata.waiting and not self.house.retry_loop.retries:
             assert not held
-            assert not any(self.house.connections.by_name[c.connection.name].backlog.deferred for c in self.clients)
+            assert not any(
+                self.house.connections.by_name[c.connection.name].pending_commands.deferred for c in self.clients
+            )
 
     def listen(self) -> None:
         """Answers in the order they come; a client that was closed is replaced."""

@@ -35,7 +35,7 @@ class Disk:
 
     def __init__(self) -> None:
         self.house = MemoryBroker()
-        self.house.broker.alarms.look = lambda: None  # type: ignore[method-assign]  # this disk is no file system
+        self.house.broker.alarms.check = lambda: None  # type: ignore[method-assign]  # this disk is no file system
         self.account = Account()
         self.published = 0
         self.client = Client(self.house, "c")
@@ -133,7 +133,7 @@ def test_a_transaction_that_displaces_what_a_queue_holds(cold: bool, kind: str, 
     assert disk.account.acked == set(range(1, 16))
     if cold:
         disk.house.again(clean=True)
-        disk.house.broker.alarms.look = lambda: None  # type: ignore[method-assign]
+        disk.house.broker.alarms.check = lambda: None  # type: ignore[method-assign]
         disk.client = Client(disk.house, "d")
         disk.say(spec.Channel.Open())
     for fits in (False, True):

@@ -130,7 +130,7 @@ class LocalLogMachine(RuleBasedStateMachine):
         live = self.live()
         for offset in live[start : start + step * count : step]:
             message = self.messages[offset]
-            self.store.settle(offset, len(message.body))
+            self.store.ack(offset, len(message.body))
             self.sizes_exact &= message.written and (message.persistent or not message.body)
             message.settled = True
             message.settle_generation = self.storage.commits.generation
@@ -139,7 +139,7 @@ class LocalLogMachine(RuleBasedStateMachine):
     def purge(self) -> None:
         live = self.live()
         if live:
-            self.store.settle_range(live[0], live[-1], sum(len(self.messages[each].body) for each in live))
+            self.store.ack_range(live[0], live[-1], sum(len(self.messages[each].body) for each in live))
             for offset in live:
                 self.sizes_exact &= self.messages[offset].written
                 self.sizes_exact &= self.messages[offset].persistent or not self.messages[offset].body

@@ -110,7 +110,7 @@ def test_what_was_confirmed_early_is_not_told_twice(house: MemoryBroker) -> None
 
 def test_what_a_log_did_not_take_is_refused(house: MemoryBroker) -> None:
     front = Front(house)
-    house.broker.alarms.look = lambda: None  # type: ignore[method-assign]  # this disk is no file system
+    house.broker.alarms.check = lambda: None  # type: ignore[method-assign]  # this disk is no file system
     front.publish("", "kept")
     house.settle()
     house.filesystem.capacity = house.filesystem.used()
@@ -187,7 +187,7 @@ def test_a_route_that_was_kept_is_asked_for_anew_when_its_exchange_has_changed(h
 
 def test_one_question_whether_it_is_safe(house: MemoryBroker) -> None:
     front = Front(house)
-    house.broker.alarms.look = lambda: None  # type: ignore[method-assign]
+    house.broker.alarms.check = lambda: None  # type: ignore[method-assign]
     found: list[bool] = []
     for room in (True, False):
         if not room:
@@ -248,11 +248,11 @@ class RemoteLog(QueueLog):
 
     def advance(self, safe_offset: int) -> None:
         self.safe_offset = safe_offset
-        self.safety_moved()
+        self.on_high_watermark()
 
     def fail(self) -> None:
         self.failed = True
-        self.safety_moved()
+        self.on_high_watermark()
 
 
 @pytest.fixture
@@ -332,7 +332,7 @@ def test_a_failure_of_it_refuses_what_it_had_not_made_safe(house: MemoryBroker, 
 
 
 def test_both_must_be_safe_where_a_message_went_to_both(house: MemoryBroker, far: RemoteLog) -> None:
-    house.broker.alarms.look = lambda: None  # type: ignore[method-assign]
+    house.broker.alarms.check = lambda: None  # type: ignore[method-assign]
     client = Client(house, "binder")
     client.say(1, spec.Channel.Open(), spec.Queue.Bind(queue="far", exchange="amq.fanout", routing_key=""))
     house.settle()

@@ -66,7 +66,7 @@ def test_a_copy_is_confirmed_with_the_first(house: MemoryBroker, name: str) -> N
 
 @pytest.mark.parametrize("name", ["once", "disk"])
 def test_what_could_not_be_written_has_not_been_seen(house: MemoryBroker, name: str) -> None:
-    house.broker.alarms.look = lambda: None  # type: ignore[method-assign]
+    house.broker.alarms.check = lambda: None  # type: ignore[method-assign]
     front, other = Front(house), Front(house)
     capacity = house.filesystem.capacity
     house.filesystem.capacity = house.filesystem.used()

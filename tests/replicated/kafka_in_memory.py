@@ -15,7 +15,7 @@ from amqpd.kafka.partition import UNKNOWN, Partition, QueuedBatch
 from amqpd.kafka.producer import KafkaRefused
 from amqpd.kafka.producer_state import epoch_fence
 from amqpd.kafka.requests import ProducerId
-from amqpd.storage.log.appender import place
+from amqpd.storage.log.appender import with_base_offset
 from amqpd.storage.log.batch import BatchHeader, ClosedBatch
 
 NOW_MS = 1_700_000_000_000
@@ -37,7 +37,7 @@ class FakeKafka:
     def store(self, topic: str, number: int, batch: ClosedBatch) -> int:
         """Returns its offset."""
         base = self.end(topic, number)
-        placed = place(BytesWriter(), batch, base, 7)
+        placed = with_base_offset(BytesWriter(), batch, base, 7)
         self.stored[topic, number].append(b"".join([placed.header, placed.records, *placed.more]))
         return base
 

@@ -40,14 +40,14 @@ async def test_freed_behind_what_was_told() -> None:
     slot.producer.store_all()
     assert await slot.logs.delete_acked_records(delete) == 0
     assert 6_400_000 < slot.log.span_bytes < 7_500_000
-    slot.log.settle_range(1, 6000, 6_000_000)
+    slot.log.ack_range(1, 6000, 6_000_000)
     assert await slot.logs.delete_acked_records(delete) == 0  # Kafka was not told of it
     slot.sync()
     assert await slot.logs.delete_acked_records(delete) == 1
     assert freed == [(TOPIC, {0: 6001})]
     assert await slot.logs.delete_acked_records(delete) == 0
     assert slot.log.span_bytes < 400_000 + slot_logs.MARK_BYTES
-    slot.log.settle_range(6001, 6400, 400_000)
+    slot.log.ack_range(6001, 6400, 400_000)
     slot.sync()
     assert await slot.logs.delete_acked_records(delete) == 1
     assert freed[1] == (TOPIC, {0: 6401})
@@ -61,7 +61,7 @@ async def test_what_one_message_holds_back_is_told(
     for _ in range(50):
         slot.append(*(b"x" * 1000 for _ in range(64)))
         slot.turn()
-    slot.log.settle_range(2, 3200, 3_199_000)
+    slot.log.ack_range(2, 3200, 3_199_000)
     slot.sync()
     for _ in range(2):
         assert slot.logs.truncation.deletable() == {}

@@ -19,7 +19,7 @@ async def test_the_next_owner_reads_back_what_is_live() -> None:
     slot.append(*(b"%d" % number for number in range(200)))
     slot.turn()
     for offset in (1, 2, 3, 7, 100, 200):
-        slot.log.settle(offset, 3)
+        slot.log.ack(offset, 3)
     slot.log.mark_returned(8, 3)
     slot.log.mark_delayed(9, 1, 1_800_000_000_000)
     slot.log.mark_delivered(101)
@@ -30,7 +30,10 @@ async def test_the_next_owner_reads_back_what_is_live() -> None:
     assert nxt.log.record_count == len(expected)
     assert nxt.log.size_bytes == sum(len(body) for body in expected)
     assert (nxt.log.delivery_count(8), nxt.log.delivery_count(9), nxt.log.delivery_count(10)) == (3, 1, 0)
-    assert [(offset, nxt.log.due_ms(offset)) for offset in nxt.log.given_back()] == [(8, 0), (9, 1_800_000_000_000)]
+    assert [(offset, nxt.log.due_ms(offset)) for offset in nxt.log.returned_offsets()] == [
+        (8, 0),
+        (9, 1_800_000_000_000),
+    ]
     assert nxt.append(b"next") == [202]  # behind its barrier
     nxt.turn()
     assert nxt.bodies() == [*expected, b"next"]
@@ -56,7 +59,7 @@ async def test_given_up_cleanly() -> None:
     slot = await owner(kafka, first)
     slot.append(b"a", b"b", b"c")
     slot.log.mark_delivered(1)
-    slot.log.settle(2, 1)
+    slot.log.ack(2, 1)
     slot.turn()
     slot.append(b"d")
     await slot.logs.give_up()
@@ -76,7 +79,7 @@ async def test_what_a_killed_owner_delivered_is_known_over_one_who_never_read_it
     slot = await owner(kafka, first)
     slot.append(b"a", b"b", b"c")
     slot.turn()
-    slot.log.settle(1, 1)
+    slot.log.ack(1, 1)
     slot.log.mark_delivered(2)
     slot.sync()
     slot.log.mark_delivered(3)  # and was killed before it could tell
@@ -106,7 +109,7 @@ async def test_a_queue_that_kafka_refuses_does_not_cost_the_others_what_they_hav
     slot.append(b"x" * 100)
     slot.turn()
     slot.producer.refuse(slot.partitions[0], 10, "MESSAGE_TOO_LARGE")
-    slot.queues[1].settle(1, 1)
+    slot.queues[1].ack(1, 1)
     slot.turn()
     await slot.logs.give_up()
     await slot.logs.close()
@@ -120,7 +123,7 @@ async def test_a_log_that_nobody_has_opened_is_given_up_as_it_came() -> None:
     slot = await owner(kafka, first)
     slot.append(b"a", b"b", b"c")
     slot.turn()
-    slot.log.settle(2, 1)
+    slot.log.ack(2, 1)
     slot.sync()
     nxt = Slot(kafka, 1, first)
     await nxt.logs.read_acks(kafka.read(SETTLED, 0, 0, int(nxt.logs.settled.next_offset)))
@@ -128,7 +131,7 @@ async def test_a_log_that_nobody_has_opened_is_given_up_as_it_came() -> None:
     assert not nxt.log.ready
     await nxt.logs.give_up()
     for log in nxt.queues:
-        nxt.storage.leave_queue(log)
+        nxt.storage.remove_local_files(log)
     nxt.turn()
     nxt.logs._run_pass()
     nxt.producer.store_all()
@@ -141,7 +144,7 @@ async def test_full_chunks_are_not_read() -> None:
     slot = await owner(kafka, first)
     slot.append(*(b"x" for _ in range(50_000)))
     slot.turn()
-    slot.log.settle_range(2, 49_000, 48_999)
+    slot.log.ack_range(2, 49_000, 48_999)
     slot.sync()
     kafka.fetched_bytes = 0
     total = sum(len(batch) for batch in kafka.stored[TOPIC, 0])
@@ -159,7 +162,7 @@ async def test_a_full_disk_while_a_log_is_read_back() -> None:
         slot.append(*bodies[start : start + 100])
         slot.turn()
     for offset in range(1, 2000, 3):
-        slot.log.settle(offset, 100)
+        slot.log.ack(offset, 100)
     slot.sync()
     nxt = Slot(kafka, 1, first)
     await nxt.logs.read_acks(kafka.read(SETTLED, 0, 0, int(nxt.logs.settled.next_offset)))

@@ -30,7 +30,7 @@ async def test_a_confirm_waits_for_the_answer() -> None:
     assert told == [True]
     assert (slot.storage.commits.unsynced_bytes, slot.logs.unsafe_bytes) == (0, 0)
     assert slot.log.high_watermark == 3
-    assert slot.log.about() == {
+    assert slot.log.location() == {
         "topic": TOPIC,
         "partition": 0,
         "first_offset": 1,
@@ -84,7 +84,7 @@ async def test_offsets_that_kafka_never_got_are_not_told() -> None:
     slot.turn()
     for offset in (2, 3, 4):
         slot.log.mark_delivered(offset)
-        slot.log.settle(offset, 4)
+        slot.log.ack(offset, 4)
     slot.log.mark_returned(1, 1)
     slot.tell()
     slot.producer.store(slot.logs.settled)
@@ -105,7 +105,7 @@ async def test_a_head_beyond_what_kafka_has_is_not_told() -> None:
     slot.append(b"lost", b"lost", b"lost")
     slot.turn()
     for offset in (1, 2, 3, 4):
-        slot.log.settle(offset, 4)
+        slot.log.ack(offset, 4)
     slot.tell()
     slot.producer.store(slot.logs.settled)
     nxt = await owner(kafka, first)
@@ -119,7 +119,7 @@ async def test_settled_before_it_is_safe_is_told_behind_it() -> None:
     slot = await owner(kafka, first)
     slot.append(b"a", b"b")
     slot.turn()
-    slot.log.settle(1, 1)
+    slot.log.ack(1, 1)
     slot.tell()
     slot.producer.store_all()
     slot.tell()
@@ -159,12 +159,12 @@ async def test_a_refused_partition_takes_nothing_until_kafka_takes_what_it_has_r
     assert partition.retry_ms == 10_000
     slot.producer.refuse_now(partition, 10, "MESSAGE_TOO_LARGE")
     assert (told, slot.failed, accepted) == ([False], [slot.log], [])
-    assert slot.log.about()["refused"] == "MESSAGE_TOO_LARGE"
+    assert slot.log.location()["refused"] == "MESSAGE_TOO_LARGE"
     with pytest.raises(LogFailed):
         slot.append(b"b")
     slot.producer.store_all()
     assert accepted == [slot.log]
-    assert slot.log.about()["refused"] is None
+    assert slot.log.location()["refused"] is None
     (offset,) = slot.append(b"b")
     slot.log.when_safe(offset, told.append)
     slot.sync()
@@ -232,10 +232,10 @@ async def test_a_head_that_moves_on_takes_what_was_told_along() -> None:
     slot.append(*(b"x" for _ in range(10_000)))
     slot.turn()
     for offset in range(2, 9000, 2):
-        slot.log.settle(offset, 1)
+        slot.log.ack(offset, 1)
     slot.sync()
     for offset in range(1, 9000, 2):
-        slot.log.settle(offset, 1)
+        slot.log.ack(offset, 1)
     slot.sync()
     left: dict[bytes, bytes | None] = {}
     for batch in kafka.stored[SETTLED, 0]:
@@ -255,12 +255,12 @@ async def test_hourly_records_are_gaps() -> None:
         slot.logs.keep_alive(b"slot")
         slot.sync()
     assert slot.append(b"b") == [5]
-    slot.log.settle(1, 1)
+    slot.log.ack(1, 1)
     slot.sync()
     slot.logs.keep_alive(b"slot")
     slot.sync()
     assert slot.bodies() == [b"b"]
-    slot.log.settle(5, 1)
+    slot.log.ack(5, 1)
     slot.sync()
     assert slot.log.ack_writer.head == 7
     nxt = await owner(kafka, first)
@@ -306,12 +306,12 @@ async def test_settlements_wait_for_those_of_the_epoch_before() -> None:
     slot = await owner(kafka, first)
     slot.append(b"a", b"b", b"c")
     slot.sync()
-    slot.log.settle(1, 1)
+    slot.log.ack(1, 1)
     slot.tell()
     later = ProducerId(0, slot.producer.held.producer_id, 5)
     slot.logs.renew(later)
     slot.producer.held = later
-    slot.log.settle(2, 1)
+    slot.log.ack(2, 1)
     slot.tell()
     assert len(slot.logs.settled.order) == 1
     slot.producer.store_all()
@@ -329,7 +329,7 @@ async def test_a_deleted_queue_leaves_nothing_told() -> None:
     slot = await owner(kafka, first)
     slot.append(*(b"x" for _ in range(20)))
     slot.turn()
-    slot.log.settle(7, 1)
+    slot.log.ack(7, 1)
     slot.log.mark_returned(8, 2)
     slot.log.mark_delivered(8)
     slot.sync()
@@ -401,7 +401,7 @@ async def _twin(steps: list[Step]) -> None:
             if live:
                 record = live[number % len(live)]
                 if step == "settle":
-                    log.settle(record.offset, len(record.body))
+                    log.ack(record.offset, len(record.body))
                     settled.add(record.offset)
                 elif step == "return":
                     log.mark_returned(record.offset, number)

@@ -55,7 +55,7 @@ def one_queue(storage: Storage, loop: Loop, size: int) -> None:
     route = RecordRoute(b"", b"bench-queue")
     source = b"\x10\x00\x02" + b"x" * size
     end = len(source)
-    append, settle, clock = store.append, store.settle, time.thread_time
+    append, settle, clock = store.append, store.ack, time.thread_time
     appending = writing = settling = settled = 0.0
     for _ in range(COUNT // TURN):
         began = clock()

@@ -50,7 +50,7 @@ def make(
 def test_header_fields() -> None:
     closed = make(BODIES)
     header = BatchHeader(b"__" + closed.header, 2)
-    assert header.plausible()
+    assert header.is_plausible()
     assert (header.base_offset, header.last_offset, header.count) == (41, 44, 4)
     assert (header.size, header.epoch, header.magic) == (closed.size, 3, 2)
     assert (header.attributes, header.producer_id, header.max_timestamp_ms) == (8, -1, 1_700_000_000_123)
@@ -101,7 +101,7 @@ def test_every_flipped_bit_is_seen() -> None:
         broken = bytearray(data)
         broken[place // 8] ^= 1 << (place % 8)
         header = BatchHeader(bytes(broken), 0)
-        assert not (header.plausible() and crc_fits(bytes(broken), 0, header)), place
+        assert not (header.is_plausible() and crc_fits(bytes(broken), 0, header)), place
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=64), st.data())

@@ -120,7 +120,7 @@ def test_after_a_restart(twin: Twin, how: str) -> None:
                 after.unlink(f"{twin.house.directory}/{name}")
     twin.house.again(after)
     twin.check(expected)
-    assert not twin.house.store.degraded
+    assert not twin.house.store.has_lost_offsets
     twin.put(b"k0", b"more")
     twin.house.turn()
     twin.check([*expected, twin.all[-1][0]])
@@ -368,7 +368,7 @@ def test_the_machine_ends_at_any_call(make_house: Callable[..., Any]) -> None:
             assert set(compacted) <= set(offsets) <= set(whole), (number, seed)
             assert offsets == sorted(set(offsets))
             assert house.store.record_count == len(offsets), (number, seed)
-            assert not house.store.degraded, (number, seed)
+            assert not house.store.has_lost_offsets, (number, seed)
             assert house.names(".log.swap") == house.names(".cleaned") == []
             seen.add(len(offsets))
             (new,) = house.append(b"new")

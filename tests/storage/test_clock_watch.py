@@ -53,7 +53,7 @@ def test_a_jump_ahead_makes_nothing_due_or_old(house: House, jump_ms: int, caplo
     assert house.shift() == (-jump_ms, -jump_ms)
     house.clock.now_ms += HOLD_MS - 1
     assert house.shift() == (-jump_ms, -jump_ms), "both go on with the uptime"
-    assert house.watch.held and house.watch.jump_ms == jump_ms and house.watch.left_ms == 1
+    assert house.watch.held and house.watch.jump_ms == jump_ms and house.watch.remaining_ms == 1
     house.clock.now_ms += 1
     assert house.shift() == (0, 0)
     assert not house.watch.held and house.watch.jump_ms == 0
@@ -70,7 +70,7 @@ def test_after_a_jump_back_what_was_stamped_since_is_young(house: House) -> None
 
 def test_a_clock_that_goes_back_to_where_it_was_ends_the_hold(house: House) -> None:
     house.clock.jump_ms += DAY_MS
-    house.watch.look()
+    house.watch.check()
     house.clock.now_ms += 5000
     house.clock.jump_ms -= DAY_MS - 100
     assert house.shift() == (0, 0)
@@ -79,10 +79,10 @@ def test_a_clock_that_goes_back_to_where_it_was_ends_the_hold(house: House) -> N
 
 def test_each_jump_begins_the_time_anew(house: House) -> None:
     house.clock.jump_ms += DAY_MS
-    house.watch.look()
+    house.watch.check()
     house.clock.now_ms += HOLD_MS - 1
     house.clock.jump_ms += DAY_MS
-    house.watch.look()
+    house.watch.check()
     house.clock.now_ms += HOLD_MS - 1
     assert house.shift() == (-2 * DAY_MS, -2 * DAY_MS)
     house.clock.now_ms += 1
@@ -109,7 +109,7 @@ def test_a_process_that_stood_between_its_two_readings_saw_no_jump() -> None:
     clock = Stopped()
     watch = ClockWatch(clock)
     clock.stop_ms = DAY_MS
-    watch.look()
+    watch.check()
     assert not watch.held
 
 
@@ -164,7 +164,7 @@ def test_after_a_boot_a_clock_before_the_last_time_is_not_believed(house: House)
 @pytest.mark.parametrize(("jump_ms", "off_ms"), [(0, GAP_MS_MAX + 1), (DAY_MS, DAY_MS)])
 def test_after_a_boot_a_clock_far_ahead_or_one_that_was_held_waits(house: House, jump_ms: int, off_ms: int) -> None:
     house.clock.jump_ms += jump_ms
-    house.watch.look()
+    house.watch.check()
     boot_again(house, off_ms)
     assert house.watch.held and house.watch.jump_ms == off_ms + jump_ms
 
@@ -196,5 +196,5 @@ def test_the_file_is_written_once_a_minute_and_when_something_changes(house: Hou
 
 def test_the_real_clock_drifts_at_most() -> None:
     watch = ClockWatch(Clock())
-    watch.look()
+    watch.check()
     assert not watch.held and abs(watch.steady_ms() - watch.clock.time_ms()) <= 1

@@ -26,7 +26,17 @@ from profiles import examples
 from time_search import offset_at
 
 from amqpd.storage.log.appender import BadBatch
-from amqpd.storage.log.batch import GZIP, LZ4, SNAPPY, UNPACKED_MAX, ZSTD, BatchHeader, compress, decompress, plain
+from amqpd.storage.log.batch import (
+    GZIP,
+    LZ4,
+    SNAPPY,
+    UNPACKED_MAX,
+    ZSTD,
+    BatchHeader,
+    compress,
+    decompress,
+    decompressed,
+)
 from amqpd.storage.log.record import BadRecord, RecordRoute
 from amqpd.storage.retention_policy import CleanerPolicy, RetentionPolicy
 
@@ -147,7 +157,7 @@ class TestTheirs:
             assert [record.offset for record in store.cursor.read(85, 1 << 30).records] == list(range(85, 182))
             assert bytes(house.log()).count(theirs[21:]) == 2, "as it came, but for its place"
             store = house.again()  # after a kill everything is counted anew
-        store.settle_range(0, 100)
+        store.ack_range(0, 100)
         house.turn()
         house.turn()
         store = house.again(house.filesystem.crashed(1))
@@ -173,11 +183,11 @@ def test_theirs_read_what_is_compressed_here(codec: int) -> None:
 def test_plain_is_the_batch_as_it_would_stand_there(codec: int) -> None:
     before = by_kafka_python(0, [TEXT] * 3, [T, T + 5, T + 1])
     compressed = b"xyz" + by_kafka_python(codec, [TEXT] * 3, [T, T + 5, T + 1]) + b"tail"
-    image, at, header = plain(compressed, 3, BatchHeader(compressed, 3))
+    image, at, header = decompressed(compressed, 3, BatchHeader(compressed, 3))
     assert at == 0
     assert image[:17] + image[21:] == before[:17] + before[21:], "all but the checksum"
     assert (header.size, header.attributes, header.count) == (len(before), 0, 3)
-    assert plain(before, 0, header) == (before, 0, header)
+    assert decompressed(before, 0, header) == (before, 0, header)
 
 
 class TestDamage:
@@ -287,7 +297,7 @@ class TestOurs:
         bodies = [json_body(number) for number in range(400)]
         house.append(*bodies)
         house.turn()
-        store.settle_range(0, 99, sum(map(len, bodies[:100])))
+        store.ack_range(0, 99, sum(map(len, bodies[:100])))
         house.turn()
         house.turn()
         for left in (house.filesystem.killed(), house.filesystem.crashed(1)):

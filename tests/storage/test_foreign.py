@@ -71,7 +71,7 @@ def _batches(data: bytes) -> list[DefaultRecordBatch]:
 def test_they_are_there_after_a_kill_and_after_a_power_cut(house: Any) -> None:
     store = house.begin()
     store.appender.append_batches(batch(*[b"%d" % number for number in range(300)]))
-    store.settle_range(0, 99)
+    store.ack_range(0, 99)
     house.turn()
     killed, cut = house.filesystem.killed(), house.filesystem.crashed(1)
     for left in (killed, cut):

@@ -41,7 +41,7 @@ def test_what_is_settled_goes_before_a_checkpoint_that_has_no_room() -> None:
 def settle(house: Any, start: int, stop: int) -> None:
     """Messages of 600 bytes, and time for what follows."""
     for offset in range(start, stop):
-        house.store.settle(offset, 600)
+        house.store.ack(offset, 600)
     for _ in range(4):
         house.clock.now_ms += 1000
         house.turn()
@@ -62,7 +62,7 @@ def test_a_segment_goes_whose_last_settlements_have_no_room(make_house: Callable
     house.storage._resources.reserve.held = False
     house.filesystem.capacity = house.filesystem.used()
     settle(house, first.base, second.end)
-    assert first.gone and second.gone
+    assert first.is_removed and second.is_removed
     assert not any(house.filesystem.exists(f"{segment.prefix}.log") for segment in (first, second))
     assert not store.failed
     house.append(b"there is room")
@@ -94,7 +94,7 @@ def test_a_start_on_a_disk_without_a_block(make_house: Callable[..., Any]) -> No
     assert store.take_failed_ranges() == [(refused, refused)]
     assert not store.failed
     settle(house, first.base, first.end)
-    assert first.gone
+    assert first.is_removed
     assert house.bodies() == kept[first.end :]
     house.append(b"there is room")
     house.turn()

@@ -19,7 +19,7 @@ def test_offset_look_up() -> None:
     assert [index.floor(each)[1] for each in (0, 8, 9, 18, 19, 100)] == [0, 0, 5000, 5000, 10_000, 15_000]
     assert [index.next_position(each) for each in (0, 4999, 5000, 15_000)] == [5000, 5000, 10_000, -1]
     assert bytes(index.data) == struct.pack(">6I", 9, 5000, 19, 10_000, 29, 15_000)
-    index.cut(10_000)
+    index.truncate(10_000)
     assert index.floor(100) == (9, 5000)
 
 
@@ -43,7 +43,7 @@ def test_time_look_up() -> None:
         times.add(timestamp, relative)
     assert bytes(times.data) == struct.pack(">qIqI", 1000, 5, 2000, 8)
     assert [times.offset_before(each) for each in (0, 1000, 1001, 2000, 2001)] == [0, 0, 5, 5, 8]
-    times.cut(8)
+    times.truncate(8)
     assert len(times) == 1
 
 

@@ -34,7 +34,7 @@ while True:
         offset = store.append_parts(route, b"", b"%d" % store.next_offset * 30, True)
     ends[storage.commits.generation] = offset + 1
     while settled < offset - 500:
-        store.settle(settled)
+        store.ack(settled)
         settled += 1
     storage.commits.end_of_turn()
     while not posted.empty():
@@ -68,7 +68,7 @@ def test_kill_in_the_middle(tmp_path: Path) -> None:
     assert offsets[0] <= store.next_offset - 500, "nothing younger was settled"
     assert offsets[0] >= int(settled) - 1000, "what was settled long ago does not come back"
     assert all(record.body == b"%d" % record.offset * 30 for record in records)
-    assert not store.degraded
+    assert not store.has_lost_offsets
     assert not store.redelivered(offsets[0]), "nothing was ever delivered"
     while len(list((tmp_path / "vhosts" / "v" / "queues" / queue_id).glob("*.log"))) > 4:
         function, arguments = posted.get(timeout=60)  # the space comes back without anything else being done

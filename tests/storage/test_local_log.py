@@ -45,7 +45,7 @@ def test_offsets_counts_and_parts(house: Any) -> None:
     )
     assert (first.persistent, second.persistent, second.body) == (True, False, b"")
     assert first.timestamp_ms == house.clock.now_ms
-    store.settle(0, 10)
+    store.ack(0, 10)
     assert (store.record_count, store.size_bytes) == (1, 0)
     assert store.cursor.read_one(0) is None
     assert store.cursor.read_one(1).offset == 1
@@ -57,11 +57,11 @@ def test_settling_twice_counts_once(house: Any) -> None:
     house.append(b"a", b"b", b"c")
     house.turn()
     for offset in (1, 1, 0, 1):
-        store.settle(offset)
+        store.ack(offset)
     house.turn()
     assert store.record_count == 1
-    store.settle(1)
-    store.settle_range(0, 1)
+    store.ack(1)
+    store.ack_range(0, 1)
     house.turn()
     assert store.record_count == 1
     assert house.offsets() == [2]
@@ -117,7 +117,7 @@ def test_full_disk_and_room_again(house: Any) -> None:
     assert store.record_count == first
     assert house.offsets() == list(range(first))
     house.filesystem.capacity = house.filesystem.used()  # not a byte is free
-    store.settle(0)
+    store.ack(0)
     house.turn()
     assert store.record_count == first - 1
     again = house.again(house.filesystem.killed())
@@ -184,7 +184,7 @@ def test_a_failed_sync_is_never_tried_again(house: Any) -> None:
     assert not other.failed
     assert house.bodies() == [b"old"], "nothing behind the synced end is served"
     house.filesystem.calls.clear()
-    store.settle(0)
+    store.ack(0)
     house.turn()
     other.append_parts(RecordRoute(b"", b"o"), b"", b"other", True)
     house.turn()
@@ -231,7 +231,7 @@ def test_space_comes_back_in_the_middle_too(make_house: Callable[..., Any]) -> N
         house.turn()
     assert len(house.names(".log")) >= 15
     for offset in range(1, 150):
-        store.settle(offset, 1000)
+        store.ack(offset, 1000)
     for _ in range(3):
         house.turn()
         house.storage.commits.flush()
@@ -241,7 +241,7 @@ def test_space_comes_back_in_the_middle_too(make_house: Callable[..., Any]) -> N
     again = house.again()
     assert (again.record_count, again.size_bytes, again.lost) == (1, 1000, [])
     assert house.offsets() == [0]
-    again.settle(0, 1000)
+    again.ack(0, 1000)
     for _ in range(4):
         house.turn()
         house.storage.commits.flush()
@@ -264,7 +264,7 @@ def test_settled_file_is_written_anew_when_it_has_grown(house: Any) -> None:
             house.storage.commits.flush()
             house.loop()
             largest = max(largest, *(len(house.data(name)) for name in house.names(".settled")))
-    store.settle(1)
+    store.ack(1)
     house.turn()
     house.storage.commits.flush()
     house.loop()
@@ -284,7 +284,7 @@ def test_a_kill_while_settled_is_written_anew(house: Any) -> None:
         store.write()
         if house.names(".swap"):
             break
-    store.settle(5)
+    store.ack(5)
     store.write()
     assert house.names(".swap")
     again = house.again()
@@ -356,25 +356,25 @@ def test_what_is_old_is_settled_by_the_batch(house: Any) -> None:
         house.turn()
         house.clock.now_ms += 10
     began = house.clock.now_ms - 60
-    store.settle(5, 1)
-    store.settle(40, 2)
+    store.ack(5, 1)
+    store.ack(40, 2)
     house.turn()
-    assert store.pass_older(0, began - 1, 1000, True) == (0, 0, 0)
-    assert store.pass_older(0, began + 10, 1, True) == (30, 29, 29), "as many as asked for, and the batch they are in"
-    assert store.pass_older(30, began + 10, 1000, True) == (60, 29, 58)
-    assert store.pass_older(60, began + 10, 1000, True) == (60, 0, 0)
+    assert store.skip_older(0, began - 1, 1000, True) == (0, 0, 0)
+    assert store.skip_older(0, began + 10, 1, True) == (30, 29, 29), "as many as asked for, and the batch they are in"
+    assert store.skip_older(30, began + 10, 1000, True) == (60, 29, 58)
+    assert store.skip_older(60, began + 10, 1000, True) == (60, 0, 0)
     house.turn()
     assert (store.record_count, store.size_bytes) == (120, 30 * (3 + 4 + 5 + 6))
     first = store.cursor.read(60, 1).records
     assert [record.offset for record in first] == [60]
-    offset, count, size = store.pass_older(61, began + 20, 1000, True)
+    offset, count, size = store.skip_older(61, began + 20, 1000, True)
     assert (offset, count, size) == (90, 29, 87), "the rest of a batch that was begun"
     house.turn()
     again = house.again()
     assert house.offsets() == [60, *range(90, 180)]
     assert (again.record_count, again.size_bytes) == (91, 3 + 30 * (4 + 5 + 6))
     house.append(b"open")
-    assert again.pass_older(90, house.clock.now_ms, 1000, True) == (180, 90, 30 * 15), "what is not written yet waits"
+    assert again.skip_older(90, house.clock.now_ms, 1000, True) == (180, 90, 30 * 15), "what is not written yet waits"
     assert house.offsets(180) == [180]
 
 
@@ -404,10 +404,10 @@ def test_a_log_that_is_deleted_ends_by_reference_counting(house: Any) -> None:
             cursor = store.new_cursor()
             assert len(store.cursor.read(0, 100).records) == len(cursor.read(0, 100).records) == 1
             store.mark_delivered(0)
-            store.settle(0, 1)
+            store.ack(0, 1)
             house.storage.retire_queue(store, lambda: None)
             assert store.cursor.read(0, 100).records == []
-            store.settle(0, 1)  # an ack that comes too late
+            store.ack(0, 1)  # an ack that comes too late
             with pytest.raises(LogFailed):
                 store.append_parts(route, b"", b"x", True)
             house.turn()

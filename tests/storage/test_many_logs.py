@@ -74,7 +74,7 @@ def test_settlements_of_more_logs_than_there_are_descriptors(make_house: Callabl
     house.turn()
     for store in stores:
         store.mark_delivered(1)
-        store.settle(0, 5)
+        store.ack(0, 5)
     house.turn()
     assert descriptors.most <= BOUND + 8
     house.filesystem = house.filesystem.killed()

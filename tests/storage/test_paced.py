@@ -69,15 +69,15 @@ def test_what_is_settled_is_written_with_the_tick(paced: Paced) -> None:
     offsets = paced.append(b"a", b"b", b"c")
     paced.deliver(*offsets)
     paced.turn()
-    store.settle(0, 1)
+    store.ack(0, 1)
     paced.turn()
     assert paced.entries(DELIVERED) == [(2, 0)] and paced.entries(SETTLED) == []
     store = paced.again()
     assert paced.offsets() == [0, 1, 2] and store.redelivered(0), "a kill within 50 ms brings it back"
-    store.settle(0, 1)
+    store.ack(0, 1)
     paced.turn()
     paced.pass_ms(20)
-    store.settle(1, 1)
+    store.ack(1, 1)
     paced.turn()
     paced.pass_ms(TICK_MS - 20)
     assert paced.entries(SETTLED) == [(0, 1)], "in one entry"
@@ -89,10 +89,10 @@ def test_a_tick_in_the_middle_of_a_turn(paced: Paced) -> None:
     """What the turn has appended is left to its end, which writes the settlements too; and no timer is lost."""
     paced.deliver(*paced.append(b"a", b"b"))
     paced.turn()
-    paced.store.settle(0, 1)
+    paced.store.ack(0, 1)
     paced.turn()
     paced.append(b"c")
-    paced.store.settle(1, 1)
+    paced.store.ack(1, 1)
     paced.pass_ms(TICK_MS)
     assert paced.entries(SETTLED) == []
     paced.turn()
@@ -104,7 +104,10 @@ def test_a_tick_in_the_middle_of_a_turn(paced: Paced) -> None:
 
 
 class TestAnOverdueTick:
-    """A turn of the loop takes so long that the timer of the tick cannot come: `look`, between two of its reads."""
+    """A turn of the loop takes so long that the timer of the tick cannot come.
+
+    `write_overdue_acks` is called between two of its reads.
+    """
 
     def written(self, paced: Paced) -> dict[float, int]:
         """How often acks were written, by the bound that the oldest one's age was within."""
@@ -114,29 +117,29 @@ class TestAnOverdueTick:
     def test_acks_are_written_all_the_same(self, paced: Paced) -> None:
         paced.deliver(*paced.append(b"a", b"b", b"c"))
         paced.turn()
-        paced.store.settle(0, 1)
+        paced.store.ack(0, 1)
         paced.turn()
         paced.clock.now_ms += TICK_MS - 1
-        paced.storage.commits.look()
+        paced.storage.commits.write_overdue_acks()
         assert paced.entries(SETTLED) == []
         paced.clock.now_ms += 1
-        paced.store.settle(1, 1)
-        paced.storage.commits.look()
+        paced.store.ack(1, 1)
+        paced.storage.commits.write_overdue_acks()
         assert paced.entries(SETTLED) == [(0, 1)]
         paced.clock.now_ms += TICK_MS - 1
-        paced.store.settle(2, 1)
-        paced.storage.commits.look()
+        paced.store.ack(2, 1)
+        paced.storage.commits.write_overdue_acks()
         assert paced.entries(SETTLED) == [(0, 1)], "those that were written have an age no longer"
         paced.again()
         assert paced.offsets() == [2]
 
     def test_what_the_same_turn_has_appended_is_written_before_its_acks(self, paced: Paced) -> None:
-        paced.storage.commits.look()
+        paced.storage.commits.write_overdue_acks()
         paced.deliver(*paced.append(b"a", b"b"))
-        paced.storage.commits.look()
+        paced.storage.commits.write_overdue_acks()
         paced.clock.now_ms += TICK_MS
-        paced.store.settle(0, 1)
-        paced.storage.commits.look()
+        paced.store.ack(0, 1)
+        paced.storage.commits.write_overdue_acks()
         assert paced.store.record_count == 1
         paced.again()
         assert paced.offsets() == [1]
@@ -144,10 +147,10 @@ class TestAnOverdueTick:
 
     def test_a_commit_that_waits_for_the_turn_still_comes(self, paced: Paced) -> None:
         paced.append(b"a")
-        paced.storage.commits.look()
+        paced.storage.commits.write_overdue_acks()
         paced.clock.now_ms += TICK_MS
-        paced.store.settle(0, 1)
-        paced.storage.commits.look()
+        paced.store.ack(0, 1)
+        paced.storage.commits.write_overdue_acks()
         assert paced.commits == []
         paced.turn()
         assert paced.commits == [(1, [])]
@@ -160,14 +163,14 @@ class TestAnOverdueTick:
             store.append_parts(RecordRoute(b"", b"k"), b"", b"x", True)
         paced.turn()
         for store in stores:
-            store.settle(0, 1)
+            store.ack(0, 1)
         paced.turn()
         paced.storage.context.dirty_max = 4
         paced.clock.now_ms += TICK_MS
         left = []
         for _ in range(4):
-            paced.storage.commits.look()
-            left.append(sum(store.settles for store in stores))
+            paced.storage.commits.write_overdue_acks()
+            left.append(sum(store.has_unwritten_acks for store in stores))
         assert left == [6, 2, 0, 0]
         assert self.written(paced) == {0.05: 3}
 
@@ -178,34 +181,34 @@ class TestAnOverdueTick:
             paced.pass_ms(TICK_MS)
         assert self.written(paced) == {}, "no ack, no age"
         for offset, late_ms in enumerate((0, 10, 350)):
-            paced.store.settle(offset, 1)
+            paced.store.ack(offset, 1)
             paced.turn()
             paced.pass_ms(TICK_MS + late_ms)
         assert self.written(paced) == {0.05: 1, 0.06: 1, 0.5: 1}
 
     def test_a_deleted_log_leaves_no_age(self, paced: Paced) -> None:
         paced.append(b"a")
-        paced.storage.commits.look()
-        paced.storage.commits.drop(paced.store)
+        paced.storage.commits.write_overdue_acks()
+        paced.storage.commits.remove(paced.store)
         paced.clock.now_ms += 60_000
         _, paced.house.store = paced.storage.create_queue("v", "other", "/")
         paced.append(b"b")
-        paced.store.settle(0, 1)
+        paced.store.ack(0, 1)
         paced.turn()
-        paced.storage.commits.look()
+        paced.storage.commits.write_overdue_acks()
         assert self.written(paced) == {}
 
 
 def test_commits_that_cannot_wait(paced: Paced) -> None:
-    """`flush` is what a tx.commit asks for; `settle_with_turn` is for what nobody will answer."""
+    """`flush` is what a tx.commit asks for; `write_acks_this_turn` is for what nobody will answer."""
     paced.append(b"a", b"b", b"c")
     paced.turn()
-    paced.store.settle(0, 1)
+    paced.store.ack(0, 1)
     paced.storage.commits.flush()
     assert paced.entries(SETTLED) == [(0, 0)]
     paced.loop()
-    paced.store.settle(1, 1)
-    paced.store.settle_with_turn()
+    paced.store.ack(1, 1)
+    paced.store.write_acks_this_turn()
     paced.turn()
     assert paced.entries(SETTLED) == [(0, 0), (1, 1)]
     calls = [call for _, call in paced.waiting]
@@ -219,7 +222,7 @@ def test_commits_tell_no_time(paced: Paced) -> None:
     store = paced.store
     for first in range(0, 30, 3):
         paced.deliver(first, first + 1, first + 2)
-        store.settle(first, 1)
+        store.ack(first, 1)
         paced.storage.commits.flush()
         paced.loop()
         paced.pass_ms(2)
@@ -237,7 +240,7 @@ def test_the_mark_runs_ahead_of_a_busy_queue(paced: Paced) -> None:
         paced.deliver(*offsets)
         paced.turn()
         for offset in offsets:
-            store.settle(offset, 1)
+            store.ack(offset, 1)
         paced.turn()
         paced.pass_ms(10)
     assert len(paced.entries(DELIVERED)) < turns // 5, "not with every turn"
@@ -355,7 +358,7 @@ def test_kills_at_any_moment(make_house: Callable[..., Any], seed: int) -> None:
             unacked += going
             choose.shuffle(unacked)
             for offset in unacked[: choose.randint(0, len(unacked))]:
-                store.settle(offset, 1)
+                store.ack(offset, 1)
                 settled[offset] = paced.clock.now_ms
                 unacked.remove(offset)
             if choose.random() < 0.1:

@@ -23,7 +23,7 @@ def nothing() -> None:
 def told(places: RecordViews) -> list[tuple[object, ...]]:
     found: list[tuple[object, ...]] = []
     for index in range(places.count):
-        alike = places.alikes[places.alike_number(index)]
+        alike = places.shared_fields[places.shared_fields_index(index)]
         found.append(
             (
                 places.offset(index),
@@ -90,7 +90,7 @@ def test_the_same_records(house: Any) -> None:
     fill(house, chance, 300)
     for offset in chance.sample(range(300), 60):  # of streams the cleaner does so
         record = store.cursor.read_one(offset)
-        store.settle(offset, len(record.body))
+        store.ack(offset, len(record.body))
     house.turn()
     due = all_records(store.new_cursor(), 0)
     assert len(due) == 240
@@ -130,7 +130,7 @@ def test_they_outlive_the_cursor(house: Any) -> None:
     places = cursor.views_below_hw(0, 1, nothing)
     cursor.close()
     assert [each[5] for each in told(places)] == [b"x" * 1000]
-    assert len(places.alikes[0].data) < 1200
+    assert len(places.shared_fields[0].data) < 1200
 
 
 def test_of_a_large_batch_only_what_was_asked_for_is_held(house: Any) -> None:
@@ -138,7 +138,7 @@ def test_of_a_large_batch_only_what_was_asked_for_is_held(house: Any) -> None:
     house.append(b"x" * 1000, b"y" * 300_000)
     house.turn()
     places = store.new_cursor().views_below_hw(0, 1 << 20, nothing)
-    assert [len(alike.data) for alike in places.alikes][-1] == 300_000
+    assert [len(alike.data) for alike in places.shared_fields][-1] == 300_000
 
 
 def test_a_damaged_batch_is_passed_over(house: Any) -> None:

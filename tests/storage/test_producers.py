@@ -21,14 +21,14 @@ def send(house: Any, sequence: int, producer: int = 5, epoch: int = 0, size: int
     store = house.store
     now_ms = house.clock.time_ms()
     last = store.producers().find(producer, now_ms)
-    if last is not None and last.has(epoch, sequence):
+    if last is not None and last.contains(epoch, sequence):
         return False
     store.set_producer(producer, epoch, sequence)
     try:
         offset = house.append(b"%d/%d/%d" % (producer, epoch, sequence) + b"." * size)[0]
     finally:
         store.set_producer(NO_PRODUCER, 0, -1)
-    store.producers().note(Producer(producer, epoch, sequence, offset, now_ms), store.high_watermark)
+    store.producers().record(Producer(producer, epoch, sequence, offset, now_ms), store.high_watermark)
     return True
 
 
@@ -122,7 +122,7 @@ def test_known_after_a_kill_and_after_a_stop(house: Any) -> None:
 
 def test_kafkas_snapshot(house: Any) -> None:
     producers = Producers()
-    producers.note(Producer(7, 3, 99, 1234, 1_700_000_000_000), 2000)
+    producers.record(Producer(7, 3, 99, 1234, 1_700_000_000_000), 2000)
     data = producers.encode(2000)
     version, crc, count = struct.unpack_from(">hIi", data)
     assert (version, count, crc) == (1, 1, value(data[6:]))
@@ -143,7 +143,7 @@ def test_a_segment_that_went_is_remembered(make_house: Any) -> None:
     for sequence in range(40):
         send(house, sequence, size=500)
         house.turn()
-    house.store.settle_range(0, 39)
+    house.store.ack_range(0, 39)
     house.turn()
     house.storage.commits.flush()
     house.loop()
@@ -256,8 +256,8 @@ def test_what_could_not_be_written_may_come_again(house: Any) -> None:
 def test_the_silent_are_forgotten() -> None:
     producers = Producers()
     for each in range(PRODUCERS_MAX + 1):
-        producers.note(Producer(each, 0, 0, each, 1000), 1 << 40)
-        producers.note(Producer(0, 0, each, each, 1000), 1 << 40)
+        producers.record(Producer(each, 0, 0, each, 1000), 1 << 40)
+        producers.record(Producer(0, 0, each, each, 1000), 1 << 40)
     assert len(producers) == PRODUCERS_MAX
     assert producers.find(1, 1000) is None
     assert producers.find(0, 1000) is not None
@@ -273,7 +273,7 @@ def work(house: Any, told: dict[int, int]) -> None:
             send(house, 2 * turn + 1, producer=producer, size=300)
         house.append(b"plain")
         if turn % 7 == 6:
-            house.store.settle_range(0, house.store.next_offset - 8)
+            house.store.ack_range(0, house.store.next_offset - 8)
         house.turn()
         for producer in (1, 2):
             told[producer] = 2 * turn + 1
@@ -333,12 +333,12 @@ def test_more_fails_than_is_known_one_by_one() -> None:
         last = {}
         for offset in range(UNSAFE_MAX + 30_000):
             number = 3 if offset % 1000 == 999 else offset % 2
-            producers.note(Producer(number, 0, offset, offset, 1), min(offset, 30))
+            producers.record(Producer(number, 0, offset, offset, 1), min(offset, 30))
             if offset < first:
                 last[number] = offset
         told = Producers()
         assert told.decode(producers.encode(first))
-        producers.unwritten(first)
+        producers.undo_from(first)
         for each in (producers, told):
             for number in (0, 1, 3):
                 found = each.find(number, 1)
@@ -346,7 +346,7 @@ def test_more_fails_than_is_known_one_by_one() -> None:
                 assert known <= last.get(number, -1), (first, number)
                 if first > UNSAFE_MAX:
                     assert known == last[number], "it is known one by one"
-        producers.note(Producer(0, 0, first + 7, first, 1), first)
-        producers.note(Producer(1, 0, first + 8, first + 1, 1), first + 2)
-        producers.unwritten(first + 2)
+        producers.record(Producer(0, 0, first + 7, first, 1), first)
+        producers.record(Producer(1, 0, first + 8, first + 1, 1), first + 2)
+        producers.undo_from(first + 2)
         assert producers.find(0, 1).sequence == first + 7

@@ -62,13 +62,13 @@ class ColdFileSystem(FileSystem):
         self.logs.discard(fd)
         super().close(fd)
 
-    def fetch(self, fd: int, size: int, position: int) -> None:
+    def read_into_cache(self, fd: int, size: int, position: int) -> None:
         self.gate.wait(60)
         self.fetches += 1
         self.fetched_bytes += size
         if self.failing:
             raise OSError(errno.EIO, "the disk")
-        super().fetch(fd, size, position)
+        super().read_into_cache(fd, size, position)
         self.fetched.setdefault(fd, []).append((position, position + size))
 
     def pread(self, fd: int, size: int, position: int) -> bytes:
@@ -100,7 +100,7 @@ class Reading:
                 self.storage.commits.end_of_turn()
         self.storage.commits.flush()
         self.until(lambda: self.storage.commits.unsynced_bytes == 0)
-        self.store.release()
+        self.store.release_files()
         self.filesystem.waits.clear()
 
     def until(self, ready: Callable[[], bool]) -> None:
@@ -179,7 +179,7 @@ def test_the_next_range_is_fetched_while_this_one_is_delivered(reading: Reading)
 
 def test_settled_parts_are_passed_over(reading: Reading) -> None:
     reading.fill(12_000)
-    reading.store.settle_range(10, 9_999)
+    reading.store.ack_range(10, 9_999)
     reading.storage.commits.end_of_turn()
     assert reading.numbers(reading.read_all()) == [*range(10), *range(10_000, 12_000)]
     assert reading.filesystem.waits == []
@@ -220,10 +220,10 @@ def test_files_in_use_are_not_given_up(reading: Reading) -> None:
     reading.fill(6_000)
     reading.filesystem.gate.clear()
     assert reading.store.cursor.read_if_cached(0, READ_SIZE, reading.arrived).records == []
-    assert not reading.store.release()
+    assert not reading.store.release_files()
     reading.filesystem.gate.set()
     reading.until(lambda: reading.arrivals == 1)
-    assert reading.store.release()
+    assert reading.store.release_files()
     assert reading.numbers(reading.read_all()) == list(range(6_000))
 
 
@@ -253,7 +253,7 @@ def test_the_page_cache_is_asked(tmp_path: Path) -> None:
         filesystem.fdatasync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         assert not filesystem.resident(fd, 1 << 20, 0)
-        filesystem.fetch(fd, 1 << 20, 0)
+        filesystem.read_into_cache(fd, 1 << 20, 0)
         assert filesystem.resident(fd, 1 << 20, 0)
     finally:
         filesystem.close(fd)
@@ -274,7 +274,7 @@ def test_a_removed_segment_is_closed_elsewhere(reading: Reading) -> None:
         close(fd)
 
     reading.filesystem.close = noted  # type: ignore[method-assign]
-    store.settle_range(0, 29_999)
+    store.ack_range(0, 29_999)
     reading.storage.commits.flush()
     reading.until(lambda: not {segment.base for segment in store.log.segments} & set(gone))
     reading.storage._worker.close()

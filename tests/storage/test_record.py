@@ -140,7 +140,7 @@ def test_places_are_where_the_records_are(shapes: list[tuple[bytes, bytes, bytes
         data = b"behind" + encode(exchange, key, properties, body, number) + b"before"
         _, stop = record_stop(data, 6, len(data))
         _, position = read_offset_delta(data, record_stop(data, 6, len(data))[0])
-        counted = decoder.place(data, position, stop, number, 7 + number, number % 2 == 0, places)
+        counted = decoder.read_view(data, position, stop, number, 7 + number, number % 2 == 0, places)
         assert counted == len(body) + len(properties) + 64
         due.append(fields(read_record(data, position, stop, number, 7 + number, number % 2 == 0)))
     places.close(len(shapes), False)
@@ -151,7 +151,7 @@ def test_places_are_where_the_records_are(shapes: list[tuple[bytes, bytes, bytes
 def records_of(places: RecordViews) -> list[Record]:
     found = []
     for index in range(places.count):
-        alike = places.alikes[places.alike_number(index)]
+        alike = places.shared_fields[places.shared_fields_index(index)]
         record = Record(
             places.offset(index),
             places.timestamp_ms(index),

@@ -41,7 +41,7 @@ def test_a_kill_loses_nothing_that_was_written(house: Any) -> None:
     assert house.bodies() == before
     assert store.record_count == 18
     assert store.size_bytes == sum(map(len, before))
-    assert not store.degraded
+    assert not store.has_lost_offsets
 
 
 @pytest.mark.slow
@@ -50,8 +50,8 @@ def test_torn_tail_at_every_byte(house: Any, tail: str) -> None:
     """Whatever stands where the log was torn: all whole batches are there, no more, and appending goes on."""
     ends = filled(house)
     house.store.mark_delivered(17)
-    house.store.settle(2)
-    house.store.settle(16)
+    house.store.ack(2)
+    house.store.ack(16)
     house.turn()
     whole = bytes(house.log())
     image = house.filesystem
@@ -72,7 +72,7 @@ def test_torn_tail_at_every_byte(house: Any, tail: str) -> None:
         assert house.offsets() == [offset for offset in range(3 * kept) if offset not in {2, 16}]
         assert len(house.log()) == ([0, *ends])[kept]
         assert store.delivered_mark == 3 * kept - 1
-        assert not store.degraded
+        assert not store.has_lost_offsets
         house.append(b"new", b"newer")  # the offset of a settlement that was cut off is used again
         house.turn()
         again = house.again()
@@ -102,10 +102,10 @@ def test_bad_batch_in_the_middle(make_house: Callable[..., Any], clean: bool) ->
     house.log()[ends[2] + 200] ^= 4
     store = house.again()
     assert house.offsets() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 14, 15, 16, 17]
-    assert store.degraded
+    assert store.has_lost_offsets
     assert store.lost == [(9, 11)]
     assert store.record_count == 15
-    store.settle(0)
+    store.ack(0)
     house.turn()
     assert house.again().lost == [(9, 11)]  # it is still known at the next start
 
@@ -136,13 +136,13 @@ def test_damage_to_what_was_settled_loses_nothing(make_house: Callable[..., Any]
     house = make_house(segment_size_bytes=1 << 20)
     ends = filled(house)
     for offset in range(3, 6):
-        house.store.settle(offset)
+        house.store.ack(offset)
     house.turn()
     house.storage.commits.flush()
     house.loop()
     house.log()[ends[0] + 70] ^= 1  # in the second batch, of which all is settled
     store = house.again()
-    assert (store.lost, store.degraded) == ([], False)
+    assert (store.lost, store.has_lost_offsets) == ([], False)
     assert house.offsets() == [0, 1, 2, *range(6, 18)]
 
 
@@ -198,7 +198,7 @@ def test_random_flips_lose_one_batch_at_most(house: Any) -> None:
     """Over all kinds of files: never wrong bytes, never a start that fails; only a flip in the log loses, one batch."""
     chance = random.Random(7)
     ends = filled(house, turns=8, size=1500)
-    house.store.settle(1)
+    house.store.ack(1)
     house.store.mark_returned(4, 2)
     house.storage.commits.flush()
     house.storage.close(clean=False)
@@ -231,7 +231,7 @@ def test_random_flips_lose_one_batch_at_most(house: Any) -> None:
 def test_side_files_may_go(make_house: Callable[..., Any], suffix: str, damage: str) -> None:
     house = make_house(segment_size_bytes=4000)
     filled(house, turns=12, size=900)
-    house.store.settle(0)
+    house.store.ack(0)
     house.storage.close(clean=True)
     for name in house.names(suffix):
         if damage == "missing":
@@ -286,7 +286,7 @@ def test_returned_offsets_keep_their_count(house: Any) -> None:
     house.store.mark_returned(5, 3)
     house.store.mark_returned(9, 1)
     house.turn()
-    house.store.settle(9)
+    house.store.ack(9)
     house.turn()
     store = house.again()
     assert store.returned == {5: 3}
@@ -330,7 +330,7 @@ def test_bytes_of_settled_transient_messages_count_once(
             sizes.update(zip(house.append(*bodies, persistent=persistent), map(len, bodies), strict=True))
         house.turn()
     for offset in [each for each in sizes if each % 10 in (1, 2, 4, 5, 6, 9)]:  # 4 to 6 in one run, over the border
-        house.store.settle(offset, sizes.pop(offset))
+        house.store.ack(offset, sizes.pop(offset))
         if offset % 3 == 0:
             house.turn()
     house.turn()
@@ -393,7 +393,7 @@ def test_a_log_that_could_not_be_opened_is_opened_by_the_next_call(house: Any) -
     """Whichever of its calls finds no descriptor: nothing of the first try is left to be met by the second."""
     filled(house, turns=5)
     wanted = house.bodies()
-    house.store.settle(0)
+    house.store.ack(0)
     house.turn()
     image = house.filesystem.killed()
     calls = 0
@@ -476,10 +476,10 @@ def test_bytes_of_transient_messages_count_once(house: Any, lives: str) -> None:
     house.append(b"p" * 1000)
     house.append(*[b"t" * 10] * 6, persistent=False)
     house.append(b"q" * 100)
-    house.store.settle(6, 10)  # in no file yet, and so is what stands beside it, of the other kind
-    house.store.settle(7, 100)
+    house.store.ack(6, 10)  # in no file yet, and so is what stands beside it, of the other kind
+    house.store.ack(7, 100)
     house.turn()
-    house.store.settle(2, 10)
+    house.store.ack(2, 10)
     house.turn()
     for number, life in enumerate(lives.split(), 2):
         house.append(b"")
@@ -515,7 +515,7 @@ def test_bytes_after_any_lives(
                     if chance.random() < 0.7:
                         house.turn()
                     for offset in [each for each in live if chance.random() < part]:
-                        store.settle(offset, live.pop(offset))
+                        store.ack(offset, live.pop(offset))
                 assert (store.record_count, store.size_bytes) == (len(live), sum(live.values())), seed
             house.turn()
             if chance.random() < 0.5:
@@ -545,9 +545,9 @@ def test_a_range_that_begins_at_the_end_or_beyond_goes(
         segment.settled.add(first, last)
     segment.gaps = list(ranges)
     segment.lost = list(ranges)
-    segment.transient_gone = [(first, last, 10) for first, last in ranges]
-    segment.forget_settled(end)
+    segment.acked_transient = [(first, last, 10) for first, last in ranges]
+    segment.truncate_acks(end)
     assert segment.settled.ranges() == left
     assert segment.settled.highest == max([last for _, last in left], default=-1)
     assert segment.gaps == segment.lost == left
-    assert segment.transient_gone == [(first, last, 10) for first, last in ranges if last < end]
+    assert segment.acked_transient == [(first, last, 10) for first, last in ranges if last < end]

@@ -18,9 +18,9 @@ def test_drained_in_a_turn_that_has_not_ended(make_house: Callable[..., Any]) ->
     house.append(b"last")
     house.storage.commits.end_of_turn()  # a job is at work
     house.clock.now_ms += 10_000
-    store.settle_range(first.base, first.end - 1, 0)
+    store.ack_range(first.base, first.end - 1, 0)
     house.loop()  # it comes back, and the next one is handed over at once
-    assert not first.removing and not first.gone
+    assert not first.removing and not first.is_removed
     house.turn()
     for _ in range(3):
         house.clock.now_ms += 10_000
@@ -28,7 +28,7 @@ def test_drained_in_a_turn_that_has_not_ended(make_house: Callable[..., Any]) ->
         house.turn()
         house.storage.commits.flush()
         house.loop()
-    assert first.gone
+    assert first.is_removed
     assert not store.failed and not any(failed for _, failed in house.commits)
     assert house.again().next_offset == 24
     assert house.offsets()[0] == first.end

@@ -27,7 +27,7 @@ def fill(house: Any, count: int) -> None:
     for _ in range(count):
         offset = store.next_offset
         house.append(BODY)
-        store.settle(offset, len(BODY))
+        store.ack(offset, len(BODY))
         house.turn()
     rest(house)
 
@@ -46,21 +46,21 @@ class TestBytes:
         store = house.begin()
         house.storage.retain(store, -1, 12_000)
         fill(house, 100)
-        kept = sum(segment.size for segment in store.log.segments if not segment.gone)
+        kept = sum(segment.size for segment in store.log.segments if not segment.is_removed)
         assert 12_000 <= kept <= 12_000 + 3 * 4000
         found = kept_of(store)
         assert found.messages == store.next_offset - found.first_offset < 100
         assert found.body_bytes == found.messages * len(BODY)
         assert store.record_count == 0
         assert house.storage.retained.bytes == sum(
-            segment.size for segment in store.log.segments if not segment.gone and segment.sealed
+            segment.size for segment in store.log.segments if not segment.is_removed and segment.sealed
         )
 
     def test_nothing_of_0_bytes(self, house: Any) -> None:
         store = house.begin()
         house.storage.retain(store, -1, 0)
         fill(house, 100)
-        assert len([segment for segment in store.log.segments if not segment.gone]) <= 2
+        assert len([segment for segment in store.log.segments if not segment.is_removed]) <= 2
         assert house.storage.retained.bytes == 0
 
     def test_what_waits_is_not_counted(self, house: Any) -> None:
@@ -108,7 +108,7 @@ class TestAge:
             house.append(BODY)
             house.turn()
         house.clock.now_ms += 61_000
-        store.settle_range(0, 49, 50 * len(BODY))
+        store.ack_range(0, 49, 50 * len(BODY))
         house.turn()
         rest(house)
         assert kept_of(store).messages == 0
@@ -144,7 +144,7 @@ class TestItsLife:
         assert house.storage.retained.bytes > 0
         house.storage.retain(store, -1, -1)
         rest(house)
-        assert len([segment for segment in store.log.segments if not segment.gone]) <= 2
+        assert len([segment for segment in store.log.segments if not segment.is_removed]) <= 2
         assert house.storage.retained.bytes == 0
         assert store.log.segment_size_bytes == house.storage.segment_size_bytes
 

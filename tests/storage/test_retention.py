@@ -167,7 +167,7 @@ def test_roll_by_age(make_house: Any) -> None:
 
 def drained(house: Any, count: int, size: int = 1000) -> None:
     for offset in house.append(*(b"." * size for _ in range(count))):
-        house.store.settle(offset, size)
+        house.store.ack(offset, size)
     house.turn()
 
 
@@ -218,7 +218,7 @@ def test_a_work_queue_rolls_by_age(make_house: Any) -> None:
     house.turn()
     assert house.bodies() == [b"a", b"b", b"c", b"d"]
     for offset in [*first, 2]:
-        house.store.settle(offset, 1)
+        house.store.ack(offset, 1)
     house.turn()
     house.storage.commits.flush()
     house.loop()
@@ -294,17 +294,17 @@ def test_a_round_gives_way(make_house: Any) -> None:
     house.begin()
     stores = [house.storage.create_queue("v", f"q{number}")[1] for number in range(20)]
     for store in stores:
-        store.log.removals.later(["x"], clock.now_ms)
+        store.log.removals.schedule(["x"], clock.now_ms)
     looked_after: list[int] = []
     upkeep.maintain(stores)
     while posted:
-        looked_after.append(sum(not store.log.removals.waiting for store in stores))
+        looked_after.append(sum(not store.log.removals.renamed_paths for store in stores))
         upkeep.maintain(stores)  # does not begin anew
         assert len(posted) == 1
         posted.pop()()
     assert len(looked_after) >= 5
     assert looked_after == sorted(set(looked_after)), "each slice went on where the last one had ended"
-    assert not any(store.log.removals.waiting for store in stores)
+    assert not any(store.log.removals.renamed_paths for store in stores)
     assert len(tasks) == 1, "the files of all of them go in one task"
 
 
@@ -361,7 +361,7 @@ def test_a_trim_that_was_committed_survives_every_power_cut(small: Any) -> None:
         store = small.again(image.crashed(seed), boot_id="2" * 32)
         assert small.offsets() == list(range(10, 18)), seed
         assert store.next_offset == 18
-        assert not store.degraded
+        assert not store.has_lost_offsets
 
 
 def test_a_trim_at_work_leaves_the_log_before_or_behind_it(small: Any) -> None:

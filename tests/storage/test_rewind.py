@@ -34,8 +34,8 @@ def fill(house: Any, count: int, *, settle: Callable[[int], bool] = lambda offse
         house.turn()
     for offset in range(store.next_offset - count, store.next_offset):
         if settle(offset):
-            store.settle(offset, len(BODY))
-    store.settle_with_turn()
+            store.ack(offset, len(BODY))
+    store.write_acks_this_turn()
     rest(house)
 
 
@@ -49,10 +49,10 @@ def rest(house: Any) -> None:
 
 def wanted(house: Any, offsets: set[int]) -> AckedReplay:
     store = house.store
-    made: AckedReplay = house.storage.rewind(store)
+    made: AckedReplay = house.storage.replay(store)
     for offset in sorted(offsets):
         segment = store.log.segment_of(offset)
-        if segment is not None and not segment.gone and segment.settled.contains(offset):
+        if segment is not None and not segment.is_removed and segment.settled.contains(offset):
             made.add(offset, len(BODY))
     return made
 
@@ -61,11 +61,11 @@ def rewind(house: Any, offsets: set[int]) -> AckedReplay:
     made = wanted(house, offsets)
     made.begin()
     for _ in range(50):
-        if made.over:
+        if made.is_finished:
             break
-        made.go_on()
+        made.run_slice()
         rest(house)
-    assert made.over
+    assert made.is_finished
     return made
 
 
@@ -89,7 +89,7 @@ class TestSet:
                 for offset in sorted(offsets):
                     made.add(offset, offset)
                 sets.append(made)
-            assert sets[0].take_out(sets[1]) == len(mine & other)
+            assert sets[0].remove_all(sets[1]) == len(mine & other)
             left = mine - other
             assert sets[0].count == len(left)
             assert {each for each in range(base, base + 2001) if sets[0].contains(each)} == left
@@ -152,8 +152,8 @@ class TestRewind:
         assert live(house) == chosen | sevens
         assert house.store.record_count == len(chosen | sevens)
         for offset in sorted(chosen):
-            house.store.settle(offset, len(BODY))
-        house.store.settle_with_turn()
+            house.store.ack(offset, len(BODY))
+        house.store.write_acks_this_turn()
         rest(house)
         house.again()
         assert live(house) == sevens - chosen
@@ -166,9 +166,9 @@ class TestRewind:
         rest(house)
         made.begin()
         for _ in range(10):
-            made.go_on()
+            made.run_slice()
             rest(house)
-        assert made.over
+        assert made.is_finished
         assert made.error is None
         assert live(house) == {offset for first, last in made.ranges() for offset in range(first, last + 1)} != set()
 
@@ -178,8 +178,8 @@ class TestRewind:
         made = wanted(house, set(range(5)))
         made.begin()
         rest(house)
-        made.go_on()
-        house.storage.commits.settle_due()
+        made.run_slice()
+        house.storage.commits.submit_waiting()
         assert house.names(".swap") == []
         house.again(house.filesystem.killed())
         assert live(house) == set(range(5))
@@ -189,7 +189,7 @@ class TestRewind:
         for number in range(20):
             house.append(BODY, persistent=number % 2 == 0)
             house.turn()
-        house.store.settle_range(0, 19, 20 * len(BODY))
+        house.store.ack_range(0, 19, 20 * len(BODY))
         rest(house)
         house.again()
         fetch = house.store.new_cursor().read_settled(0, 1 << 30, nothing)
@@ -218,13 +218,13 @@ def test_what_it_costs_grows_with_its_segments(house: Any) -> None:
     made.begin()
     for _ in range(300):
         rest(house)
-        if made.over:
+        if made.is_finished:
             break
         log.segments = counted = _Counted(log.segments)
-        made.go_on()
+        made.run_slice()
         looked_at += counted.looked_at
         log.segments = list(counted)
-    assert made.over and made.count == 900
+    assert made.is_finished and made.count == 900
     assert looked_at <= 4 * count
     assert (house.store.record_count, house.store.size_bytes) == (900, 900 * len(BODY))
 
@@ -280,9 +280,9 @@ class TestCrash:
             rest(house)
             store = house.store
             for offset in sorted(found):
-                store.settle(offset, len(BODY))
+                store.ack(offset, len(BODY))
             house.append(BODY)
-            store.settle_with_turn()
+            store.write_acks_this_turn()
             rest(house)
             house.again()
             assert live(house) == {45}, "what was settled behind it stays settled"

@@ -10,14 +10,14 @@ from amqpd.storage.acks.ack_set import (
     BITS,
     BOOT,
     COUNT_MAX,
+    DELIVERY_COUNT_BITS,
     ENTRY_SIZE,
     RETURNED,
     SETTLED,
-    TALLY_BITS,
     AckFileReader,
     AckSet,
     encode_entry,
-    tally,
+    pack_returned,
 )
 
 RANGES = st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 40)), max_size=80)
@@ -72,14 +72,14 @@ def test_ten_million_alternating_settlements_cost_bits() -> None:
 @pytest.mark.parametrize("count", [0, 1, 1_048_575])
 @pytest.mark.parametrize("due_ms", [0, 1, 1_700_000_000_000, (1 << 42) - 1])
 def test_a_tally_is_both_numbers(count: int, due_ms: int) -> None:
-    told = tally(count, due_ms)
-    assert (told & COUNT_MAX, told >> TALLY_BITS) == (count, due_ms)
+    told = pack_returned(count, due_ms)
+    assert (told & COUNT_MAX, told >> DELIVERY_COUNT_BITS) == (count, due_ms)
 
 
 def test_a_tally_of_too_much_stands_still() -> None:
-    assert tally(1 << 40, 5) == tally(COUNT_MAX, 5)
-    assert tally(1, 1 << 50) >> TALLY_BITS == (1 << 42) - 1
-    assert tally(3, -1) == 3
+    assert pack_returned(1 << 40, 5) == pack_returned(COUNT_MAX, 5)
+    assert pack_returned(1, 1 << 50) >> DELIVERY_COUNT_BITS == (1 << 42) - 1
+    assert pack_returned(3, -1) == 3
 
 
 ENTRIES = [(SETTLED, 3, 9, 700), (RETURNED, 4, 2, 0), (BITS, 128, -1, 5), (BOOT, -(1 << 62), 1 << 62, 0)]
@@ -91,7 +91,7 @@ def test_entries_round_trip() -> None:
     file = AckFileReader(data)
     assert file.entries == ENTRIES
     assert (file.bad_count, file.torn) == (0, -1)
-    assert file.slots() == [(number * ENTRY_SIZE, entry) for number, entry in enumerate(ENTRIES)]
+    assert file.entries_by_position() == [(number * ENTRY_SIZE, entry) for number, entry in enumerate(ENTRIES)]
 
 
 def test_each_flipped_bit_costs_its_entry_only() -> None:
@@ -104,7 +104,7 @@ def test_each_flipped_bit_costs_its_entry_only() -> None:
         assert file.entries == ENTRIES[:number] + ENTRIES[number + 1 :]
         assert (file.bad_count, file.bad) == (1, [number * ENTRY_SIZE])
         slots = [(each * ENTRY_SIZE, None if each == number else entry) for each, entry in enumerate(ENTRIES)]
-        assert file.slots() == slots
+        assert file.entries_by_position() == slots
 
 
 def test_a_torn_entry_is_bad() -> None:

@@ -60,7 +60,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
             if number % 3:
                 store.mark_returned(number, count)
             elif count == 2:
-                store.settle(number, len(b"%d" % number))
+                store.ack(number, len(b"%d" % number))
         storage.commits.end_of_turn()
     storage.commits.flush()
     storage.close(clean=False)

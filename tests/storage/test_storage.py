@@ -92,7 +92,7 @@ def test_settlements_alone_are_synced_after_a_while(storage: Storage, loop: Loop
     loop.until(lambda: len(loop.commits) == 1)
     storage.commits._settled_handed_s = time.monotonic() + 60  # the disk may have taken longer than they wait
     began = time.monotonic()
-    store.settle(0, 1)
+    store.ack(0, 1)
     storage.commits.end_of_turn()
     assert storage.commits.generation == 2
     loop.until(lambda: len(loop.commits) == 2)
@@ -107,7 +107,7 @@ def test_a_commit_soon_after_the_last_leaves_settlements_for_later(storage: Stor
     storage.commits._settled_handed_s = time.monotonic() + 60
     for urgent, expected in ((False, {"log", "settled"}), (False, {"log"}), (True, {"log", "settled"})):
         store.append_parts(ROUTE, b"", b"x", True)
-        store.settle(store.next_offset - 1, 1)
+        store.ack(store.next_offset - 1, 1)
         if urgent:
             storage.commits.flush()
         else:
@@ -144,7 +144,7 @@ def test_clean_stop_and_start(tmp_path: Path, loop: Loop) -> None:
     for number in range(300):
         store.append_parts(ROUTE, b"", b"%d" % number * 100, True)
         storage.commits.end_of_turn()
-    store.settle_range(10, 19)
+    store.ack_range(10, 19)
     store.mark_delivered(25)
     storage.close(clean=True)
     directory = tmp_path / "vhosts" / "v" / "queues" / queue_id
@@ -298,7 +298,7 @@ def test_what_the_last_sync_makes_safe_is_settled_where_it_came_from(tmp_path: P
 
     def safe(generation: int, failed: list[LocalLog]) -> None:
         if not failed and target.record_count == 1 and source.record_count == 2 and target.high_watermark == 1:
-            source.settle(0, 5)
+            source.ack(0, 5)
 
     storage.commits.on_commit = safe
     storage.close(clean=True)

@@ -54,7 +54,7 @@ def test_after_a_restart(timed: Any, clean: bool) -> None:
 
 def test_what_is_settled_is_no_answer(timed: Any) -> None:
     for first in range(0, 350, 50):
-        timed.store.settle_range(first, first + 37)
+        timed.store.ack_range(first, first + 37)
     timed.turn()
     agree(timed)
 

@@ -45,7 +45,7 @@ bucket's delivered mark.
 
 keys     short strings: the routing keys of a message with several (CC, BCC), else nothing
 due      i64, milliseconds since 1970
-number   i64, of the message, the same in each log; `name_of` makes the public id from due and number
+number   i64, of the message, the same in each log; `format_id` makes the public id from due and number
 size     u32, of the whole entry with its name
 
 So every tool can read the log, and the numbers are at a fixed distance from the end of the table.
@@ -93,33 +93,33 @@ class BucketKey(NamedTuple):
     position: int
 
 
-def shift(level: i64) -> i64:
+def width_bits(level: i64) -> i64:
     """Return the width of a level as a power of two, in milliseconds."""
     return 13 + 5 * level
 
 
-def place_of(due_ms: i64, now_ms: i64, level_max: i64) -> BucketKey:
+def key_for(due_ms: i64, now_ms: i64, level_max: i64) -> BucketKey:
     """Return the place for a due time; the past counts as now. `level_max`: 0 to 4."""
     if due_ms < now_ms:
         due_ms = now_ms
     level: i64 = 0
-    while level < level_max and (due_ms >> shift(level)) - (now_ms >> shift(level)) >= REACH:
+    while level < level_max and (due_ms >> width_bits(level)) - (now_ms >> width_bits(level)) >= REACH:
         level += 1
-    return BucketKey(level, due_ms >> shift(level))
+    return BucketKey(level, due_ms >> width_bits(level))
 
 
-def place_below(due_ms: i64, now_ms: i64, level: i64) -> BucketKey:
+def key_below(due_ms: i64, now_ms: i64, level: i64) -> BucketKey:
     """Return the place for a message that cascades from `level`, 1 or above.
 
     The past keeps its place in time, so that a backlog keeps its order. A bucket has at most 32 children.
     """
     if due_ms < now_ms:
-        return BucketKey(level - 1, due_ms >> shift(level - 1))
-    return place_of(due_ms, now_ms, level - 1)
+        return BucketKey(level - 1, due_ms >> width_bits(level - 1))
+    return key_for(due_ms, now_ms, level - 1)
 
 
 class BucketName(NamedTuple):
-    place: BucketKey
+    key: BucketKey
     nonce: str
     parent: str
 
@@ -145,39 +145,39 @@ class Bucket:
     """One bucket and its log.
 
     Attributes:
-        taking: accepts new messages.
+        is_accepting: accepts new messages.
         active: its messages are counted, released and cascaded. False while copies are written into it.
         opened: its log is recovered.
         loaded: the positions of its messages are in the wheel's slots.
         waiting: no work until a callback.
-        again: it may contain messages that were released before a crash.
+        maybe_released: it may contain messages that were released before a crash.
         pending: positions in the slots.
-        out: offset -> body size of messages on the way to their queues.
+        in_flight: offset -> body size of messages on the way to their queues.
         job_offset, job_end: progress of loading or of a cascade.
     """
 
     def __init__(self, place: BucketKey, name: str, chain: list[str], store: QueueLog, opened: bool) -> None:
         level: i64 = place.level
-        self.place = place
+        self.key = place
         self.level = level
         self.chain = chain
         self.nonce = name.split(".")[2]
         self.store = store
-        self.start_ms: i64 = place.position << shift(level)
-        self.end_ms: i64 = (place.position + 1) << shift(level)
+        self.start_ms: i64 = place.position << width_bits(level)
+        self.end_ms: i64 = (place.position + 1) << width_bits(level)
         # Wall-clock time at which loading or the cascade begins.
-        self.work_ms: i64 = self.start_ms - (1 << shift(0) if level == 0 else LEAD << shift(level - 1))
-        self.taking = False
+        self.work_ms: i64 = self.start_ms - (1 << width_bits(0) if level == 0 else LEAD << width_bits(level - 1))
+        self.is_accepting = False
         self.active = True
         self.opened = opened
         self.loaded = False
         self.job_offset: i64 = 0
         self.job_end: i64 = -1
         self.waiting = False
-        self.gone = False
-        self.again = False
+        self.is_removed = False
+        self.maybe_released = False
         self.pending: i64 = 0
-        self.out: dict[int, i64] = {}
+        self.in_flight: dict[int, i64] = {}
         self.number: i64 = -1
         self._cursor: Cursor | None = None
         self._window: list[Record] = _NO_RECORDS
@@ -194,14 +194,14 @@ class Bucket:
             self._cursor = cursor
         return cursor
 
-    def rest(self) -> None:
+    def close_reader(self) -> None:
         """Release the reader while the bucket is not read."""
-        self.forget_window()
+        self.clear_window()
         if self._cursor is not None:
             self._cursor.close()
             self._cursor = None
 
-    def forget_window(self) -> None:
+    def clear_window(self) -> None:
         self._window = _NO_RECORDS
         self._window_at = 0
 
@@ -326,13 +326,13 @@ def with_delay(
     return with_encoded_headers(changed, _START + value_size.to_bytes(4, "big") + named + tail)
 
 
-def due_of(properties: bytes) -> i64:
+def read_due_ms(properties: bytes) -> i64:
     """Return the due time. Raises: ValueError for a record that is no delayed message."""
     return read_i64_be(properties, _stop(properties) - 20)
 
 
-def number_of(properties: bytes) -> i64:
-    """Return the number of the message. Raises: as `due_of`."""
+def read_number(properties: bytes) -> i64:
+    """Return the number of the message. Raises: as `read_due_ms`."""
     return read_i64_be(properties, _stop(properties) - 12)
 
 
@@ -343,7 +343,7 @@ def _stop(properties: bytes) -> i64:
     return stop
 
 
-def keys_of(properties: bytes) -> list[str] | None:
+def read_keys(properties: bytes) -> list[str] | None:
     """Return the routing keys, None for its own key only."""
     stop = _stop(properties)
     position = stop - _size(properties, stop) + len(_START) + 4
@@ -371,12 +371,12 @@ def without_delay(properties: bytes) -> bytes:
     return properties[:start] + table_size.to_bytes(4, "big") + properties[start + 4 : left] + properties[stop:]
 
 
-def name_of(due_ms: int, number: int) -> str:
+def format_id(due_ms: int, number: int) -> str:
     """Return the public id of a delayed message: hexadecimal digits of its due time, a dash, and its number."""
     return f"{due_ms:012x}-{number:016x}"
 
 
-def from_name(name: str) -> tuple[int, int]:
+def parse_id(name: str) -> tuple[int, int]:
     """Parse a public id into (due_ms, number). Raises: ValueError."""
     due, dash, number = name.partition("-")
     if len(due) != 12 or not dash or len(number) != 16:
@@ -439,7 +439,7 @@ class Cascade:
                 if record.offset >= bucket.job_end:
                     break
                 try:
-                    due = due_of(record.properties)
+                    due = read_due_ms(record.properties)
                 except ValueError:
                     log.error("offset %d of %s is not a delayed message", record.offset, bucket.chain[-1])
                     continue
@@ -480,14 +480,14 @@ class Cascade:
                 if not fetch.records:
                     break
                 for record in fetch.records:
-                    if number_of(record.properties) == number:
-                        child.store.settle(record.offset, size)
+                    if read_number(record.properties) == number:
+                        child.store.ack(record.offset, size)
                         self.copied -= 1
                         return
                 position = fetch.next_offset
 
     def _copy(self, record: Record, due_ms: i64, now_ms: i64) -> QueueLog:
-        place = place_below(due_ms, now_ms, self.bucket.level)
+        place = key_below(due_ms, now_ms, self.bucket.level)
         child = self.children.get(place)
         if child is None:
             child = self._make(place, self.bucket)
@@ -552,7 +552,7 @@ class DelayStats:
         unroutable: released messages that no queue got.
         dropped: deleted with their exchange.
         cancelled: by an operator.
-        out, out_bytes: on the way to their queues.
+        in_flight, in_flight_bytes: on the way to their queues.
     """
 
     def __init__(self) -> None:
@@ -561,8 +561,8 @@ class DelayStats:
         self.unroutable: i64 = 0
         self.dropped: i64 = 0
         self.cancelled: i64 = 0
-        self.out: i64 = 0
-        self.out_bytes: i64 = 0
+        self.in_flight: i64 = 0
+        self.in_flight_bytes: i64 = 0
 
 
 @final
@@ -581,7 +581,7 @@ class DelayedRelease(RepublishSource):
         exchange: str,
         vhost: str,
         vhosts: Mapping[str, VHost],
-        tally: DelayStats,
+        stats: DelayStats,
         again: bool,
         done: Callable[[Bucket], None],
     ) -> None:
@@ -590,16 +590,16 @@ class DelayedRelease(RepublishSource):
         self.exchange = exchange
         self.vhost = vhost
         self._vhosts = vhosts
-        self._tally = tally
+        self._stats = stats
         self._again = again
         self._done = done
         self._envelopes: dict[bytes, MessageRoute] = {}
 
     def log(self) -> QueueLog | None:
-        return None if self.bucket.gone else self.bucket.store
+        return None if self.bucket.is_removed else self.bucket.store
 
     def gone(self) -> bool:
-        return self.bucket.gone
+        return self.bucket.is_removed
 
     def envelope_of(self, exchange: bytes, routing_key: bytes) -> MessageRoute:
         key = exchange + b"\0" + routing_key
@@ -615,9 +615,9 @@ class DelayedRelease(RepublishSource):
         vhost = self._vhosts.get(self.vhost)
         exchange = None if vhost is None else vhost.exchanges.get(self.exchange)
         if vhost is None or exchange is None:
-            self._tally.dropped += 1
+            self._stats.dropped += 1
             return None
-        keys = keys_of(properties)
+        keys = read_keys(properties)
         if keys is None:
             keys = [envelope.routing_key]
         properties = without_delay(properties)
@@ -626,7 +626,7 @@ class DelayedRelease(RepublishSource):
         info = scan_properties(properties, 0, len(properties))
         destinations = router.route(vhost, exchange, keys, PropertiesView(envelope, properties), exchange)
         if not destinations:
-            self._tally.unroutable += 1
+            self._stats.unroutable += 1
             vhost.unroutable_count += 1
         return RewrittenMessage(envelope, properties, info, destinations)
 
@@ -635,28 +635,28 @@ class DelayedRelease(RepublishSource):
         offset = first
         while offset <= last:
             if self._finish(offset):
-                self._tally.released += 1
+                self._stats.released += 1
             offset += 1
-        if not bucket.gone:
+        if not bucket.is_removed:
             super().on_safe(first, last, size)
-            if not bucket.out:
+            if not bucket.in_flight:
                 self._done(bucket)
 
     def on_stop(self, offset: i64, again: bool) -> None:
         bucket = self.bucket
         self._finish(offset)
         if again:
-            bucket.again = True  # the delivered mark must not be cleared
-        if not bucket.gone and not bucket.out:
+            bucket.maybe_released = True  # the delivered mark must not be cleared
+        if not bucket.is_removed and not bucket.in_flight:
             self._done(bucket)
 
     def _finish(self, offset: i64) -> bool:
-        """Remove the offset from `out`. Return whether it was there."""
-        size = self.bucket.out.pop(offset, -1)
+        """Remove the offset from `in_flight`. Return whether it was there."""
+        size = self.bucket.in_flight.pop(offset, -1)
         if size < 0:
             return False
-        self._tally.out -= 1
-        self._tally.out_bytes -= size
+        self._stats.in_flight -= 1
+        self._stats.in_flight_bytes -= size
         return True
 
     def log_fields(self) -> dict[str, object]:

@@ -57,7 +57,7 @@ class ClockWatcher(Timer):
         self.delays = delays
 
     def fire(self) -> None:
-        self.delays.look_at_clock()
+        self.delays.check_clock()
 
 
 @final
@@ -104,29 +104,29 @@ class DelayScheduler(DelaySchedulerBase):
                 self.timers.arm(self._watch, self.timers.now_ms() + WATCH_MS)
         return wheel
 
-    def of_vhost(self, vhost: str) -> list[TimingWheel]:
+    def wheels_of(self, vhost: str) -> list[TimingWheel]:
         wheels = self._wheels.get(vhost)
         return [] if wheels is None else list(wheels.values())
 
     def count_of(self, vhost: str) -> int:
         total: i64 = 0
-        for wheel in self.of_vhost(vhost):
+        for wheel in self.wheels_of(vhost):
             total += wheel.count()
         return total
 
-    def gone(self, vhost: str, exchange: str) -> None:
+    def remove_wheel(self, vhost: str, exchange: str) -> None:
         wheels = self._wheels.get(vhost)
         if wheels is not None:
             wheels.pop(exchange, None)
             if not wheels:
                 del self._wheels[vhost]
 
-    def end_vhost(self, vhost: str) -> list[QueueLog]:
+    def remove_vhost(self, vhost: str) -> list[QueueLog]:
         """End the wheels of a deleted vhost and return their logs, which are deleted with its directory."""
         stores: list[QueueLog] = []
-        for wheel in self.of_vhost(vhost):
-            self.tally.dropped += wheel.count()
-            stores += wheel.end()
+        for wheel in self.wheels_of(vhost):
+            self.stats.dropped += wheel.count()
+            stores += wheel.remove()
         self._wheels.pop(vhost, None)
         return stores
 
@@ -140,9 +140,9 @@ class DelayScheduler(DelaySchedulerBase):
 
     # -- scheduling -----------------------------------------------------------------------------------------------
 
-    def busy(self, wheel: TimingWheelBase) -> None:
+    def schedule(self, wheel: TimingWheelBase) -> None:
         if not wheel.queued and not self._stopped:
-            left_ms: i64 = wheel.rest_ms - self.timers.now_ms()
+            left_ms: i64 = wheel.paused_until_ms - self.timers.now_ms()
             if left_ms > 0:
                 wheel.arm(self.timers.steady_ms() + left_ms)
                 return
@@ -169,7 +169,7 @@ class DelayScheduler(DelaySchedulerBase):
                 self._queue.append(wheel)
             else:
                 wheel.queued = False
-                wheel.rearm()
+                wheel.update_timer()
             if timers.now_ms() - begun_ms >= SLICE_MS:
                 break
         self.turn.schedule()  # writes what was appended, settled and marked
@@ -185,19 +185,19 @@ class DelayScheduler(DelaySchedulerBase):
                 "delayed messages: a bug in amqpd, please report it; next try in %g s",
                 rest_ms / 1000,
                 exc_info=error,
-                extra=wheel.about(),
+                extra=wheel.log_fields(),
             )
         else:
             log.error(
                 "delayed messages: the bug persists (%r); next try in %g s",
                 error,
                 rest_ms / 1000,
-                extra=wheel.about(),
+                extra=wheel.log_fields(),
             )
         wheel.failures += 1
-        wheel.rest_ms = self.timers.now_ms() + rest_ms
+        wheel.paused_until_ms = self.timers.now_ms() + rest_ms
 
-    def look_at_clock(self) -> None:
+    def check_clock(self) -> None:
         """Check whether the wall clock was set; if so, set the timer of every wheel again."""
         timers = self.timers
         apart_ms = timers.steady_ms() - timers.now_ms()
@@ -206,7 +206,7 @@ class DelayScheduler(DelaySchedulerBase):
             self._apart_ms = apart_ms
             for wheels in self._wheels.values():
                 for wheel in wheels.values():
-                    wheel.rearm()
+                    wheel.update_timer()
         if self._wheels:
             timers.arm(self._watch, timers.now_ms() + WATCH_MS)
 
@@ -221,7 +221,7 @@ class DelayScheduler(DelaySchedulerBase):
             root = self.storage.delay_chain(vhost.id)[-1]
             for folder in sorted(self.storage.filesystem.listdir(root)):
                 if folder.endswith(DELETED):
-                    self.storage.departures.remove(f"{root}/{folder.removesuffix(DELETED)}")
+                    self.storage.directory_remover.remove(f"{root}/{folder.removesuffix(DELETED)}")
                 else:
                     self._begin_folder(vhost, folder)
 
@@ -233,7 +233,7 @@ class DelayScheduler(DelaySchedulerBase):
         name = ""
         for each in sorted(storage.filesystem.listdir(root)):
             if each.endswith(DELETED):
-                storage.departures.remove(f"{root}/{each.removesuffix(DELETED)}")
+                storage.directory_remover.remove(f"{root}/{each.removesuffix(DELETED)}")
                 continue
             named = parse_name(each)
             if named is None:
@@ -241,7 +241,7 @@ class DelayScheduler(DelaySchedulerBase):
                 continue
             found[each] = named
             if not name:
-                description = read_description(storage.filesystem.read_if_there(f"{root}/{each}/{DESCRIPTION}"), each)
+                description = read_description(storage.filesystem.read_optional(f"{root}/{each}/{DESCRIPTION}"), each)
                 name = "" if description is None else description.queue
         if not name and not self._has_records(root, found):  # the process ended before its first message
             storage.retire_directory(chain, [], _nothing)
@@ -258,20 +258,20 @@ class DelayScheduler(DelaySchedulerBase):
                 extra={"vhost": vhost.name, "exchange": name},
             )
             # Now, because clients may soon declare an exchange of this name.
-            storage.departures.rename_now(chain)
-            storage.departures.remove(root)
+            storage.directory_remover.rename_now(chain)
+            storage.directory_remover.remove(root)
             return
         wheel = self.wheel(vhost.name, vhost.id, name)
         exchange.wheel = wheel
-        storage.note_delays()
+        storage.require_delay_format()
         if wheel.buckets:
             # A deleted exchange of this name whose directory could not be renamed, or copied files.
-            log.warning("%s also has delayed messages of exchange '%s'", root, name, extra=wheel.about())
-            wheel.others.append(folder)
+            log.warning("%s also has delayed messages of exchange '%s'", root, name, extra=wheel.log_fields())
+            wheel.old_folders.append(folder)
         else:
             wheel.folder = folder
         self._restore(wheel, folder, found)
-        self.busy(wheel)
+        self.schedule(wheel)
 
     def _has_records(self, root: str, names: Mapping[str, BucketName]) -> bool:
         filesystem = self.storage.filesystem
@@ -292,19 +292,19 @@ class DelayScheduler(DelaySchedulerBase):
             if storage.power_cut:
                 self._restore_description(wheel, chain[-1], name)
             store = storage.open_log(chain, wheel.exchange, wheel.vhost, wheel.vhost_id)
-            wheel.restore(named.place, name, chain, store)
+            wheel.restore(named.key, name, chain, store)
 
     def _restore_description(self, wheel: TimingWheel, directory: str, name: str) -> None:
         """Write the queue.json that a power cut removed from a bucket. Otherwise the next start may find no owner."""
         filesystem = self.storage.filesystem
         path = f"{directory}/{DESCRIPTION}"
-        if read_description(filesystem.read_if_there(path), name) is not None:
+        if read_description(filesystem.read_optional(path), name) is not None:
             return
         try:
             filesystem.replace_file(path, describe(wheel.exchange, wheel.vhost, False, b"", name), sync=True)
             filesystem.fsync_dir(directory)
         except OSError as error:
-            log.error("%s cannot be rewritten: %s", path, error, extra=wheel.about())
+            log.error("%s cannot be rewritten: %s", path, error, extra=wheel.log_fields())
 
 
 def _nothing() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from heapq import heappush, heappushpop
 from typing import NamedTuple
 
-from amqpd.broker.delayed.bucket import READ_BYTES, Bucket, due_of, keys_of, name_of, number_of
+from amqpd.broker.delayed.bucket import READ_BYTES, Bucket, format_id, read_due_ms, read_keys, read_number
 from amqpd.broker.delayed.timing_wheel import TimingWheel
 from amqpd.storage.log.record import Record
 
@@ -33,7 +33,7 @@ class DelayedMessage(NamedTuple):
 
     @property
     def id(self) -> str:
-        return name_of(self.due_ms, self.number)
+        return format_id(self.due_ms, self.number)
 
 
 def next_due(wheels: list[TimingWheel], count_max: int) -> Iterator[list[DelayedMessage] | None]:
@@ -68,8 +68,8 @@ def cancel(wheels: list[TimingWheel], due_ms: int, number: int) -> Iterator[bool
     """
     for wheel in wheels:
         moves = -1
-        while moves != wheel.moves:
-            moves = wheel.moves
+        while moves != wheel.cascade_count:
+            moves = wheel.cascade_count
             for bucket in list(wheel.buckets):
                 if not bucket.loaded and not bucket.start_ms <= due_ms < bucket.end_ms:
                     continue  # a loaded bucket may have messages that were overdue on arrival
@@ -77,14 +77,14 @@ def cancel(wheels: list[TimingWheel], due_ms: int, number: int) -> Iterator[bool
                     if record is None:
                         yield None
                     elif _is(record, due_ms, number):
-                        yield wheel.settle(bucket, record.offset, due_ms, number, len(record.body))
+                        yield wheel.cancel(bucket, record.offset, due_ms, number, len(record.body))
                         return
     yield False
 
 
 def _is(record: Record, due_ms: int, number: int) -> bool:
     try:
-        return number_of(record.properties) == number and due_of(record.properties) == due_ms
+        return read_number(record.properties) == number and read_due_ms(record.properties) == due_ms
     except ValueError:
         return False
 
@@ -98,12 +98,12 @@ def _buckets(wheels: list[TimingWheel]) -> Iterator[tuple[TimingWheel, Bucket]]:
 
 def _records(bucket: Bucket) -> Iterator[Record | None]:
     """Yield the live records, and None after each piece."""
-    if bucket.gone or not bucket.active or not bucket.opened or bucket.store.record_count == 0:
+    if bucket.is_removed or not bucket.active or not bucket.opened or bucket.store.record_count == 0:
         return
     cursor = bucket.store.new_cursor()
     offset = 0
     try:
-        while not bucket.gone:
+        while not bucket.is_removed:
             fetch = cursor.read(offset, READ_BYTES)
             yield from fetch.records
             yield None
@@ -116,11 +116,11 @@ def _records(bucket: Bucket) -> Iterator[Record | None]:
 
 def _found(wheel: TimingWheel, record: Record) -> DelayedMessage | None:
     try:
-        due = due_of(record.properties)
-        number = number_of(record.properties)
+        due = read_due_ms(record.properties)
+        number = read_number(record.properties)
     except ValueError:
         return None
-    keys = keys_of(record.properties) or [record.routing_key.decode("utf-8", "replace")]
+    keys = read_keys(record.properties) or [record.routing_key.decode("utf-8", "replace")]
     return DelayedMessage(
         due, number, wheel.exchange, record.exchange.decode(), keys, len(record.body), record.persistent
     )

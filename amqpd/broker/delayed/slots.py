@@ -35,14 +35,14 @@ class DueSlots:
         self._slot: array[int] | None = None
         self._at: i64 = 0
 
-    def number(self, bucket: Bucket) -> None:
+    def assign_number(self, bucket: Bucket) -> None:
         """Give the bucket a number before it is loaded."""
         if bucket.number < 0:
             bucket.number = self._next_number
             self._buckets[self._next_number] = bucket
             self._next_number += 1
 
-    def forget(self, bucket: Bucket) -> None:
+    def release_number(self, bucket: Bucket) -> None:
         """Remove the number of a bucket without positions."""
         if bucket.pending == 0:
             self._buckets.pop(bucket.number, None)
@@ -54,7 +54,7 @@ class DueSlots:
         self._buckets.clear()
         self._slot = None
 
-    def put(self, bucket: Bucket, due_ms: i64, offset: i64) -> None:
+    def add(self, bucket: Bucket, due_ms: i64, offset: i64) -> None:
         """Add a position. Cost: 0.1 us, 1 us for a new millisecond."""
         slot = self._slots.get(due_ms)
         if slot is None:
@@ -74,7 +74,7 @@ class DueSlots:
         return self._times[0] if self._times else NEVER
 
     def begin(self, until_ms: i64) -> bool:
-        """Return whether a position is due before `until_ms`. It is then in `bucket`, `offset` and `goes_on`."""
+        """Return whether a position is due before `until_ms`. It is then in `bucket`, `offset` and `is_next_near`."""
         if self._slot is None:
             if not self._times or self._times[0] >= until_ms:
                 return False
@@ -93,7 +93,7 @@ class DueSlots:
     def offset(self) -> i64:
         return self._place() & _OFFSETS
 
-    def goes_on(self) -> bool:
+    def is_next_near(self) -> bool:
         """Return whether the next position is close after this one."""
         slot = self._slot
         after = self._at + 1
@@ -102,14 +102,14 @@ class DueSlots:
         near: i64 = slot[after] - self._place()
         return 0 < near < NEAR
 
-    def take(self) -> None:
+    def advance(self) -> None:
         slot = self._slot
         assert slot is not None  # after `begin`
         bucket = self.bucket()
         bucket.pending -= 1
         self.count -= 1
-        if bucket.gone:
-            self.forget(bucket)
+        if bucket.is_removed:
+            self.release_number(bucket)
         self._at += 1
         if self._at >= len(slot):
             self._slot = None

@@ -38,9 +38,9 @@ from amqpd.broker.delayed.bucket import (
     DelayedRelease,
     DelayStats,
     due_ms,
-    due_of,
+    key_for,
     new_name,
-    place_of,
+    read_due_ms,
     strip_delay_header,
     with_delay,
 )
@@ -78,14 +78,14 @@ class DelaySchedulerBase:
         self.timers = timers
         self.republisher = republisher
         self.vhosts = vhosts
-        self.tally = DelayStats()
+        self.stats = DelayStats()
         self._number: i64 = 0
 
-    def busy(self, wheel: TimingWheelBase) -> None:
+    def schedule(self, wheel: TimingWheelBase) -> None:
         """Schedule the wheel: `step` is called until it returns False."""
         raise NotImplementedError
 
-    def gone(self, vhost: str, exchange: str) -> None:
+    def remove_wheel(self, vhost: str, exchange: str) -> None:
         """Remove the wheel of a deleted exchange."""
         raise NotImplementedError
 
@@ -105,27 +105,27 @@ class TimingWheelBase(DelayHook):
         queued: the wheel is in the scheduler's queue.
         armed_ms: the wall-clock time of its next call.
         failures: consecutive failures of `step`.
-        rest_ms: after a failure, the wheel is not called before this monotonic time.
+        paused_until_ms: after a failure, the wheel is not called before this monotonic time.
     """
 
-    def __init__(self, works: DelaySchedulerBase) -> None:
+    def __init__(self, scheduler: DelaySchedulerBase) -> None:
         super().__init__()
-        self.works = works
+        self.scheduler = scheduler
         self.queued = False
         self.dropped = False
         self.armed_ms: i64 = NEVER
         self.failures: i64 = 0
-        self.rest_ms: i64 = 0
+        self.paused_until_ms: i64 = 0
         self._wake = WheelTimer(self)
 
-    def taking(self, due: i64) -> Bucket:
+    def accepting_bucket(self, due: i64) -> Bucket:
         """Return the bucket for a new message, created if necessary. Raises: LogFailed."""
         raise NotImplementedError
 
-    def took(self, bucket: Bucket, due: i64, offset: i64) -> None:
+    def on_append(self, bucket: Bucket, due: i64, offset: i64) -> None:
         raise NotImplementedError
 
-    def about(self) -> dict[str, object]:
+    def log_fields(self) -> dict[str, object]:
         """Return fields for log lines."""
         raise NotImplementedError
 
@@ -133,7 +133,7 @@ class TimingWheelBase(DelayHook):
         """Do a piece of work. Return False if there is none now."""
         raise NotImplementedError
 
-    def rearm(self) -> None:
+    def update_timer(self) -> None:
         """Set the timer for the next work, after a step without work or after the clock was set."""
         raise NotImplementedError
 
@@ -141,23 +141,23 @@ class TimingWheelBase(DelayHook):
         """Call the wheel at this time or earlier. Cost: a comparison if it is already armed."""
         if wall_ms < self.armed_ms and not self.dropped:
             self.armed_ms = wall_ms
-            timers = self.works.timers
+            timers = self.scheduler.timers
             timers.arm(self._wake, timers.now_ms() + wall_ms - timers.steady_ms())
 
     def disarm(self) -> None:
         self.armed_ms = NEVER
-        self.works.timers.cancel(self._wake)
+        self.scheduler.timers.cancel(self._wake)
 
 
 @final
 class CountdownLatch:
-    """Calls `done` after `count` calls of `one`."""
+    """Calls `done` after `count` calls of `count_down`."""
 
     def __init__(self, count: i64, done: Callable[[], None]) -> None:
         self._count = count
         self._done = done
 
-    def one(self) -> None:
+    def count_down(self) -> None:
         self._count -= 1
         if self._count == 0:
             self._done()
@@ -172,7 +172,7 @@ class WheelTimer(Timer):
     def fire(self) -> None:
         wheel = self.wheel
         wheel.armed_ms = NEVER
-        wheel.works.busy(wheel)
+        wheel.scheduler.schedule(wheel)
 
 
 log = logging.getLogger(__name__)
@@ -202,8 +202,8 @@ class DelayDestination(Destination):
         Raises: LogFailed.
         """
         bucket = self._bucket
-        if bucket is None or not bucket.taking or bucket.store.failed:
-            bucket = self.wheel.taking(self.due_ms)
+        if bucket is None or not bucket.is_accepting or bucket.store.failed:
+            bucket = self.wheel.accepting_bucket(self.due_ms)
             self._bucket = bucket
         return bucket
 
@@ -226,7 +226,7 @@ class DelayDestination(Destination):
         try:
             bucket = self.bucket()
             store = bucket.store
-            number = wheel.works.next_number()
+            number = wheel.scheduler.next_number()
             properties = with_delay(message.properties(), self.changes, self.due_ms, number, self.keys)
             route = message.envelope.record_route()
             parts = message.parts
@@ -235,9 +235,9 @@ class DelayDestination(Destination):
             else:
                 offset = store.append_parts(route, properties, message.body(), message.persistent)
         except (LogFailed, CodecError) as error:
-            log.warning("a message cannot be delayed: %s", error, extra=wheel.about())
+            log.warning("a message cannot be delayed: %s", error, extra=wheel.log_fields())
             return False
-        wheel.took(bucket, self.due_ms, offset)
+        wheel.on_append(bucket, self.due_ms, offset)
         return True
 
 
@@ -256,19 +256,19 @@ class TimingWheel(TimingWheelBase):
 
     Attributes:
         folder: directory of its buckets in the vhost's `delays`.
-        others: more directories, from an earlier process (`DelayScheduler._begin_folder`).
-        moves: count of completed cascades. A caller that reads buckets in slices starts again when it changes.
+        old_folders: more directories, from an earlier process (`DelayScheduler._begin_folder`).
+        cascade_count: count of completed cascades. A caller that reads buckets in slices starts again when it changes.
     """
 
-    def __init__(self, works: DelaySchedulerBase, vhost: str, vhost_id: str, exchange: str, folder: str) -> None:
-        super().__init__(works)
+    def __init__(self, scheduler: DelaySchedulerBase, vhost: str, vhost_id: str, exchange: str, folder: str) -> None:
+        super().__init__(scheduler)
         self.vhost = vhost
         self.vhost_id = vhost_id
         self.exchange = exchange
         self.folder = folder
-        self.others: list[str] = []
+        self.old_folders: list[str] = []
         self.buckets: dict[Bucket, None] = {}
-        self.moves: i64 = 0
+        self.cascade_count: i64 = 0
         self._taking: dict[BucketKey, Bucket] = {}
         self._unopened: list[Bucket] = []
         self._cascades: dict[Bucket, Cascade] = {}
@@ -280,48 +280,48 @@ class TimingWheel(TimingWheelBase):
     # -- publish --------------------------------------------------------------------------------------------------
 
     def destination(self, keys: list[str], headers: Mapping[str, object], strict: bool) -> Destination | None:
-        due = due_ms(headers, self.works.timers.steady_ms(), strict)
+        due = due_ms(headers, self.scheduler.timers.steady_ms(), strict)
         if due == 0:
             return None
         return DelayDestination(self, due, keys if len(keys) > 1 else None, strip_delay_header(headers))
 
-    def taking(self, due: i64) -> Bucket:
+    def accepting_bucket(self, due: i64) -> Bucket:
         """Return the bucket for a new message, created if necessary. Raises: LogFailed."""
-        now = self.works.timers.steady_ms()
-        place = place_of(due, now, LEVEL_COUNT - 1)
+        now = self.scheduler.timers.steady_ms()
+        place = key_for(due, now, LEVEL_COUNT - 1)
         bucket = self._taking.get(place)
         if bucket is not None and not bucket.store.failed:
             return bucket
         if bucket is not None:
-            bucket.taking = False
+            bucket.is_accepting = False
         try:
-            self.works.storage.note_delays()
+            self.scheduler.storage.require_delay_format()
         except OSError as error:
             log.error("no message can be delayed: %s", error)
             raise LogFailed(self.exchange) from error
         bucket = self._make(place, "")
-        bucket.taking = True
+        bucket.is_accepting = True
         self._taking[place] = bucket
         if bucket.level == 0 and bucket.work_ms <= now:
-            self._slots.number(bucket)
+            self._slots.assign_number(bucket)
             bucket.job_end = 0
             bucket.loaded = True
         self.arm(bucket.end_ms if bucket.loaded else bucket.work_ms)
         return bucket
 
     def _make(self, place: BucketKey, parent: str) -> Bucket:
-        works = self.works
+        scheduler = self.scheduler
         name = new_name(place, parent)
-        chain = works.storage.delay_chain(self.vhost_id, self.folder, name)
-        store = works.storage.create_log(chain, self.exchange, self.vhost, self.vhost_id)
+        chain = scheduler.storage.delay_chain(self.vhost_id, self.folder, name)
+        store = scheduler.storage.create_log(chain, self.exchange, self.vhost, self.vhost_id)
         bucket = Bucket(place, name, chain, store, True)
         self.buckets[bucket] = None
         return bucket
 
-    def took(self, bucket: Bucket, due: i64, offset: i64) -> None:
-        self.works.tally.delayed += 1
+    def on_append(self, bucket: Bucket, due: i64, offset: i64) -> None:
+        self.scheduler.stats.delayed += 1
         if bucket.job_end >= 0 and offset >= bucket.job_end:
-            self._slots.put(bucket, due, offset)
+            self._slots.add(bucket, due, offset)
             self.arm(due)
 
     # -- buckets of an earlier process ----------------------------------------------------------------------------
@@ -334,7 +334,7 @@ class TimingWheel(TimingWheelBase):
     def _open(self) -> bool:
         """Recover the next log of an earlier process. Return False while the disk is read."""
         bucket = self._unopened[len(self._unopened) - 1]
-        if not bucket.gone and not bucket.opened:
+        if not bucket.is_removed and not bucket.opened:
             if bucket.waiting:
                 return False
             try:
@@ -343,13 +343,13 @@ class TimingWheel(TimingWheelBase):
                     return False
                 bucket.store.recover()
             except (OSError, LogUnusable) as error:
-                log.error("delayed messages cannot be read: %s", error, extra=self.about())
+                log.error("delayed messages cannot be read: %s", error, extra=self.log_fields())
                 self._retry(bucket)
                 self._unopened.pop()
                 self._unopened.insert(0, bucket)
                 return False
             bucket.opened = True
-            bucket.again = bucket.store.redelivered(0)
+            bucket.maybe_released = bucket.store.redelivered(0)
             self._retry_ms.pop(bucket, 0)
             if bucket.store.record_count == 0:
                 self._remove(bucket)
@@ -362,7 +362,7 @@ class TimingWheel(TimingWheelBase):
         """Do a piece of work. Return False if there is none now."""
         if self.dropped:
             return False
-        now = self.works.timers.steady_ms()
+        now = self.scheduler.timers.steady_ms()
         if self._unopened and self._may_open(now) and self._open():
             return True
         bucket, limit = self._next_bucket(now)
@@ -376,7 +376,7 @@ class TimingWheel(TimingWheelBase):
                 return self._cascade_step(bucket, now)
             return self._load(bucket)
         except OSError as error:
-            log.error("delayed messages cannot be read: %s", error, extra=self.about())
+            log.error("delayed messages cannot be read: %s", error, extra=self.log_fields())
             self._retry(bucket)
             return True
 
@@ -389,10 +389,10 @@ class TimingWheel(TimingWheelBase):
         limit: i64 = NEVER
         for bucket in self.buckets:
             if bucket.loaded or bucket.work_ms > now:
-                if bucket.loaded and bucket.taking and bucket.end_ms <= now:
+                if bucket.loaded and bucket.is_accepting and bucket.end_ms <= now:
                     self._stop_taking(bucket)
                 continue
-            if bucket.gone or (bucket in self._retry_ms and self._retry_ms[bucket] > now):
+            if bucket.is_removed or (bucket in self._retry_ms and self._retry_ms[bucket] > now):
                 continue
             if bucket.active and bucket.start_ms < limit:
                 limit = bucket.start_ms
@@ -405,19 +405,19 @@ class TimingWheel(TimingWheelBase):
         if best is not None and best.start_ms > limit and limit <= now:
             # An earlier bucket waits for the disk and has due messages: keep the order.
             best = None
-        for each in [bucket for bucket in self.buckets if bucket.loaded and not bucket.taking]:
+        for each in [bucket for bucket in self.buckets if bucket.loaded and not bucket.is_accepting]:
             self._remove_if_done(each)
         return best, limit
 
     def _resume(self, bucket: Bucket) -> None:
         """Continue after a disk read or a sync."""
         bucket.waiting = False
-        if not bucket.gone:
-            self.works.busy(self)
+        if not bucket.is_removed:
+            self.scheduler.schedule(self)
 
     def _retry(self, bucket: Bucket) -> None:
-        bucket.rest()
-        retry = self.works.timers.steady_ms() + RETRY_MS
+        bucket.close_reader()
+        retry = self.scheduler.timers.steady_ms() + RETRY_MS
         self._retry_ms[bucket] = retry
         self.arm(retry)
 
@@ -427,17 +427,17 @@ class TimingWheel(TimingWheelBase):
         if bucket.job_end < 0:
             bucket.job_offset = 0
             bucket.job_end = bucket.store.next_offset  # new messages get their slot at once
-            self._slots.number(bucket)
+            self._slots.assign_number(bucket)
         fetch = bucket.cursor().read_if_cached(bucket.job_offset, READ_BYTES, partial(self._resume, bucket))
         for record in fetch.records:
             if record.offset >= bucket.job_end:
                 break
             try:
-                due = due_of(record.properties)
+                due = read_due_ms(record.properties)
             except ValueError:
-                log.error("offset %d is not a delayed message", record.offset, extra=self.about())
+                log.error("offset %d is not a delayed message", record.offset, extra=self.log_fields())
             else:
-                self._slots.put(bucket, due, record.offset)
+                self._slots.add(bucket, due, record.offset)
         bucket.job_offset = fetch.next_offset
         if fetch.waiting:
             if not fetch.records:
@@ -446,7 +446,7 @@ class TimingWheel(TimingWheelBase):
             return True
         if not fetch.records or fetch.next_offset >= bucket.job_end:
             bucket.loaded = True
-            bucket.rest()
+            bucket.close_reader()
         return True
 
     # -- cascade --------------------------------------------------------------------------------------------------
@@ -454,13 +454,13 @@ class TimingWheel(TimingWheelBase):
     def _cascade_step(self, bucket: Bucket, now: i64) -> bool:
         cascade = self._cascades.get(bucket)
         if cascade is None:
-            if bucket.taking:
-                bucket.taking = False
-                self._taking.pop(bucket.place, None)
+            if bucket.is_accepting:
+                bucket.is_accepting = False
+                self._taking.pop(bucket.key, None)
             if bucket.count == 0:
                 self._remove(bucket)
                 return True
-            cascade = Cascade(bucket, self.works.turn, self._copy_to, self._cascade_done)
+            cascade = Cascade(bucket, self.scheduler.turn, self._copy_to, self._cascade_done)
             self._cascades[bucket] = cascade
         bucket.waiting = True
         try:
@@ -482,9 +482,9 @@ class TimingWheel(TimingWheelBase):
         bucket = cascade.bucket
         if self._cascades.pop(bucket, None) is None:
             return  # the exchange was deleted
-        bucket.rest()
+        bucket.close_reader()
         if not whole:
-            log.warning("delayed messages cannot move to their next bucket yet", extra=self.about())
+            log.warning("delayed messages cannot move to their next bucket yet", extra=self.log_fields())
             for child in cascade.children.values():
                 self._remove(child)
             bucket.waiting = False
@@ -496,8 +496,8 @@ class TimingWheel(TimingWheelBase):
             child.active = True
             child.waiting = True
         self._detach(bucket)
-        self.moves += 1
-        storage = self.works.storage
+        self.cascade_count += 1
+        storage = self.scheduler.storage
         storage.retire_directory(bucket.chain, [bucket.store], partial(self._parent_removed, children))
 
     def _parent_removed(self, children: list[Bucket]) -> None:
@@ -506,58 +506,60 @@ class TimingWheel(TimingWheelBase):
             child.waiting = False
             self.arm(child.work_ms)
         if children and not self.dropped:
-            self.works.busy(self)
+            self.scheduler.schedule(self)
 
     # -- release --------------------------------------------------------------------------------------------------
 
     def _release(self, now: i64, limit: i64) -> bool:
         """Release due messages. Return whether more can be released now."""
-        tally = self.works.tally
-        republisher = self.works.republisher
+        stats = self.scheduler.stats
+        republisher = self.scheduler.republisher
         slots = self._slots
         until = now + 1 if now < limit else limit
         count: i64 = 0
         while count < STEP_COUNT:
             if not slots.begin(until):
                 return False
-            if tally.out >= HELD_COUNT_MAX or tally.out_bytes >= HELD_BYTES_MAX:
+            if stats.in_flight >= HELD_COUNT_MAX or stats.in_flight_bytes >= HELD_BYTES_MAX:
                 return False
-            if not self._release_one(republisher, slots.bucket(), slots.offset(), slots.goes_on()):
-                return False  # `rearm` tries again
-            slots.take()
+            if not self._release_one(republisher, slots.bucket(), slots.offset(), slots.is_next_near()):
+                return False  # `update_timer` tries again
+            slots.advance()
             count += 1
         return True
 
     def _release_one(self, republisher: Republisher, bucket: Bucket, offset: i64, ahead: bool) -> bool:
         """Pass a message to the republisher. Return False if it cannot be read now."""
-        if bucket.gone:
+        if bucket.is_removed:
             return True
         try:
             record = bucket.record(offset, ahead)
         except OSError as error:
-            log.error("a delayed message cannot be read: %s", error, extra=self.about())
+            log.error("a delayed message cannot be read: %s", error, extra=self.log_fields())
             return False
         if record is None:
             return True  # cancelled, or never written
         releases = self._releases.get(bucket)
         if releases is None:
-            works = self.works
+            scheduler = self.scheduler
             pair: list[DelayedRelease] = []
             for again in (False, True):
                 pair.append(
-                    DelayedRelease(bucket, self.exchange, self.vhost, works.vhosts, works.tally, again, self._released)
+                    DelayedRelease(
+                        bucket, self.exchange, self.vhost, scheduler.vhosts, scheduler.stats, again, self._released
+                    )
                 )
             releases = (pair[0], pair[1])
             self._releases[bucket] = releases
         store = bucket.store
-        release = releases[1] if bucket.again and store.redelivered(offset) else releases[0]
+        release = releases[1] if bucket.maybe_released and store.redelivered(offset) else releases[0]
         envelope = release.envelope_of(record.exchange, record.routing_key)
         message = make_message(envelope, record.properties, record.body, record.persistent, None)
         store.mark_delivered(offset)
         size: i64 = message.body_size
-        bucket.out[offset] = size
-        self.works.tally.out += 1
-        self.works.tally.out_bytes += size
+        bucket.in_flight[offset] = size
+        self.scheduler.stats.in_flight += 1
+        self.scheduler.stats.in_flight_bytes += size
         republisher.add(release, message, offset)
         return True
 
@@ -571,12 +573,12 @@ class TimingWheel(TimingWheelBase):
     # -- remove ---------------------------------------------------------------------------------------------------
 
     def _stop_taking(self, bucket: Bucket) -> None:
-        bucket.taking = False
-        if self._taking.get(bucket.place) is bucket:
-            del self._taking[bucket.place]
+        bucket.is_accepting = False
+        if self._taking.get(bucket.key) is bucket:
+            del self._taking[bucket.key]
 
     def _remove_if_done(self, bucket: Bucket) -> None:
-        if bucket.gone or bucket.taking or not bucket.loaded or bucket.pending > 0 or bucket.out:
+        if bucket.is_removed or bucket.is_accepting or not bucket.loaded or bucket.pending > 0 or bucket.in_flight:
             return
         if bucket.store.record_count == 0:
             self._remove(bucket)
@@ -585,18 +587,18 @@ class TimingWheel(TimingWheelBase):
         """Remove the directory of a bucket without messages, or of copies."""
         self._detach(bucket)
         if bucket.store.next_offset > 0 or not bucket.opened:
-            self.works.storage.retire_directory(bucket.chain, [bucket.store], _nothing)
+            self.scheduler.storage.retire_directory(bucket.chain, [bucket.store], _nothing)
         else:
             bucket.store.remove()
 
     def _detach(self, bucket: Bucket) -> None:
         self._stop_taking(bucket)
-        bucket.rest()
-        bucket.gone = True
+        bucket.close_reader()
+        bucket.is_removed = True
         self.buckets.pop(bucket, None)
         self._releases.pop(bucket, None)
         self._retry_ms.pop(bucket, 0)
-        self._slots.forget(bucket)
+        self._slots.release_number(bucket)
 
     def stop(self) -> None:
         """Prepare a clean stop, so that no released message is released again.
@@ -606,42 +608,42 @@ class TimingWheel(TimingWheelBase):
         """
         self._stopped = True
         for bucket in self.buckets:
-            if not bucket.out:
+            if not bucket.in_flight:
                 self._forget_deliveries(bucket)
 
     def _forget_deliveries(self, bucket: Bucket) -> None:
-        if bucket.opened and not bucket.again:
-            bucket.store.forget_delivered()
+        if bucket.opened and not bucket.maybe_released:
+            bucket.store.clear_delivered_mark()
 
     def drop(self, done: Callable[[], None]) -> None:
         if self.dropped:
             done()
             return
-        self.works.gone(self.vhost, self.exchange)
-        tally = self.works.tally
-        tally.dropped += self.count()
-        storage = self.works.storage
+        self.scheduler.remove_wheel(self.vhost, self.exchange)
+        stats = self.scheduler.stats
+        stats.dropped += self.count()
+        storage = self.scheduler.storage
         buckets = list(self.buckets)
-        self.end()
-        gone = CountdownLatch(1 + len(self.others), done)
-        for folder in (self.folder, *self.others):
+        self.remove()
+        gone = CountdownLatch(1 + len(self.old_folders), done)
+        for folder in (self.folder, *self.old_folders):
             chain = storage.delay_chain(self.vhost_id, folder)
             stores = [bucket.store for bucket in buckets if bucket.chain[:-1] == chain]
             if stores:
-                storage.retire_directory(chain, stores, gone.one)
+                storage.retire_directory(chain, stores, gone.count_down)
             else:
-                gone.one()
+                gone.count_down()
 
-    def end(self) -> list[QueueLog]:
+    def remove(self) -> list[QueueLog]:
         """End the wheel and return its logs, which the caller removes."""
         self.dropped = True
         stores = [bucket.store for bucket in self.buckets]
-        tally = self.works.tally
+        stats = self.scheduler.stats
         for bucket in list(self.buckets):
-            for size in bucket.out.values():
-                tally.out -= 1
-                tally.out_bytes -= size
-            bucket.out.clear()
+            for size in bucket.in_flight.values():
+                stats.in_flight -= 1
+                stats.in_flight_bytes -= size
+            bucket.in_flight.clear()
             self._detach(bucket)
         self._cascades.clear()
         self._unopened.clear()
@@ -666,32 +668,32 @@ class TimingWheel(TimingWheelBase):
                 total += bucket.store.size_bytes
         return total
 
-    def about(self) -> dict[str, object]:
+    def log_fields(self) -> dict[str, object]:
         return {"vhost": self.vhost, "exchange": self.exchange}
 
-    def settle(self, bucket: Bucket, offset: i64, due_ms: i64, number: int, size: i64) -> bool:
+    def cancel(self, bucket: Bucket, offset: i64, due_ms: i64, number: int, size: i64) -> bool:
         """Cancel a message and its copy. Return False if it is on the way to its queues."""
-        if bucket.gone or offset in bucket.out:
+        if bucket.is_removed or offset in bucket.in_flight:
             return False
         cascade = self._cascades.get(bucket)
         if cascade is not None:
             cascade.cancel(offset, due_ms, number, size)
-        bucket.store.settle(offset, size)
-        bucket.forget_window()
-        self.works.tally.cancelled += 1
-        self.works.turn.schedule()
+        bucket.store.ack(offset, size)
+        bucket.clear_window()
+        self.scheduler.stats.cancelled += 1
+        self.scheduler.turn.schedule()
         return True
 
     # -- timer ----------------------------------------------------------------------------------------------------
 
-    def rearm(self) -> None:
+    def update_timer(self) -> None:
         """Set the timer for the next work. Cost: a step per bucket."""
         if self.dropped:
             return
         soonest = self._slots.first_ms()
         for bucket in self.buckets:
             if bucket.loaded:
-                if bucket.taking and bucket.end_ms < soonest:
+                if bucket.is_accepting and bucket.end_ms < soonest:
                     soonest = bucket.end_ms
             elif bucket in self._retry_ms:
                 soonest = min(soonest, self._retry_ms[bucket])

@@ -39,8 +39,8 @@ class Alarms:
 
     Attributes:
         `told`: called with kind and state when an alarm of one kind begins or ends.
-        heard: called after each change of `raised`.
-        store_waits: in a cluster, whether publishes wait too long for Kafka.
+        listeners: called after each change of `raised`.
+        is_store_slow: in a cluster, whether publishes wait too long for Kafka.
 
     Args:
         changed: called with the reason when the first alarm begins, and with '' when the last one ends.
@@ -56,18 +56,18 @@ class Alarms:
         self.memory_total_bytes = total_memory_bytes()
         self.memory_limit_bytes = 0
         self.disk_free_limit_bytes = 0
-        self.obey(limits)
+        self.apply_config(limits)
         self.memory_used_bytes = 0
         self.disk_free_bytes = 0
         self.raised: dict[str, str] = {}
-        self.by_hand: set[str] = set()
+        self.raised_by_hand: set[str] = set()
         self._low = dict.fromkeys(REASONS, False)  # at the last successful check
         self._data_dir = data_dir
         self._filesystem = FileSystem()
         self._changed = changed
         self.on_change: Callable[[str, bool], object] = _do_nothing
-        self.heard: list[Callable[[], None]] = []
-        self.store_waits: Callable[[], bool] | None = None
+        self.listeners: list[Callable[[], None]] = []
+        self.is_store_slow: Callable[[], bool] | None = None
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
 
@@ -75,7 +75,7 @@ class Alarms:
         """Set the memory limit as a share of the total, 0 to 1. Applies from the next check."""
         self.memory_limit_bytes = int(self.memory_total_bytes * share)
 
-    def obey(self, limits: LimitSettings, former: LimitSettings | None = None) -> None:
+    def apply_config(self, limits: LimitSettings, former: LimitSettings | None = None) -> None:
         """Apply the limits of the settings, from the next check.
 
         Args:
@@ -99,13 +99,13 @@ class Alarms:
 
     def raise_by_hand(self, kind: str) -> None:
         """Raise an alarm now, until `clear_by_hand`. The kind is memory or disk."""
-        self.by_hand.add(kind)
-        self.look()
+        self.raised_by_hand.add(kind)
+        self.check()
 
     def clear_by_hand(self, kind: str) -> None:
         """Clear an alarm raised by hand. It continues if it also has a cause."""
-        self.by_hand.discard(kind)
-        self.look()
+        self.raised_by_hand.discard(kind)
+        self.check()
 
     def start(self) -> None:
         self._tick()
@@ -117,9 +117,9 @@ class Alarms:
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(TICK_S, self._tick)
-        self.look()
+        self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check memory and disk now. Cost: 20 us."""
         try:
             self.memory_used_bytes = resident_bytes()
@@ -129,14 +129,14 @@ class Alarms:
         else:
             self._low["memory"] = self.memory_used_bytes > self.memory_limit_bytes
             self._low["disk"] = self.disk_free_bytes < self.disk_free_limit_bytes
-        found = {kind: low or kind in self.by_hand for kind, low in self._low.items()}
-        if self.store_waits is not None:
-            found[STORE] = self.store_waits()
+        found = {kind: low or kind in self.raised_by_hand for kind, low in self._low.items()}
+        if self.is_store_slow is not None:
+            found[STORE] = self.is_store_slow()
         # New alarms first: if one follows another directly, publishers stay paused.
         for kind, on in sorted(found.items(), key=lambda item: not item[1]):
-            self.set(kind, on)
+            self.set_alarm(kind, on)
 
-    def set(self, kind: str, on: bool) -> None:
+    def set_alarm(self, kind: str, on: bool) -> None:
         """Begin or end the alarm of a kind: memory, disk or store."""
         if on == (kind in self.raised):
             return
@@ -151,7 +151,7 @@ class Alarms:
             log.warning("alarm ended: %s", _TEXTS[kind])
             if not self.raised:
                 self._changed("")
-        for listener in self.heard:
+        for listener in self.listeners:
             listener()
 
 
@@ -218,7 +218,7 @@ class PartialBodyMemory:
         """Return the number of connections with incomplete bodies."""
         return len(self._readers)
 
-    def changed(self, reader: BodyReader, kept_bytes: int, oldest: int) -> None:
+    def update(self, reader: BodyReader, kept_bytes: int, oldest: int) -> None:
         """Update a connection after a read.
 
         Args:

@@ -38,17 +38,17 @@ class ScanBudget:
     """The time per turn in which queues search for messages that match consumer filters. One per broker.
 
     A queue checks new messages at once. If a search needs more than a slice, for example over a backlog, the queue
-    waits in `line` and continues in later turns. All queues together use SLICE_MS of a turn, each SHARE_MS at a
-    time. So the number of filters does not delay the loop, and no search waits for the end of another.
+    waits in `waiting_queues` and continues in later turns. All queues together use SLICE_MS of a turn, each SHARE_MS
+    at a time. So the number of filters does not delay the loop, and no search waits for the end of another.
 
     Attributes:
-        over: the current search must stop.
+        is_used_up: the current search must stop.
     """
 
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
-        self.line: deque[QueueBase] = deque()
-        self.over = False
+        self.waiting_queues: deque[QueueBase] = deque()
+        self.is_used_up = False
         self._turn: i64 = -1
         self._turn_until_ms: i64 = 0
         self._until_ms: i64 = 0
@@ -60,10 +60,10 @@ class ScanBudget:
         self._parse_size: i64 = 0
 
     def begin(self, queue: QueueBase, turn: i64) -> bool:
-        """Begin the dispatch of a queue in this turn. `over` then tells whether the queue may search.
+        """Begin the dispatch of a queue in this turn. `is_used_up` then tells whether the queue may search.
 
         Returns:
-            True if the queue waited in `line` and has its share now.
+            True if the queue waited in `waiting_queues` and has its share now.
         """
         now_ms = self._timers.now_ms()
         if turn != self._turn:
@@ -74,18 +74,18 @@ class ScanBudget:
             self._until_ms = now_ms + SHARE_MS
             self._count = 0
             self._unlooked = 0
-            self.over = False
+            self.is_used_up = False
             return True
         self._until_ms = self._turn_until_ms
-        self.over = queue.scan_wanted or now_ms >= self._until_ms or self._count >= SLICE_COUNT_MAX
+        self.is_used_up = queue.scan_wanted or now_ms >= self._until_ms or self._count >= SLICE_COUNT_MAX
         return False
 
-    def begin_alone(self, slice_ms: i64) -> None:
+    def begin_slice(self, slice_ms: i64) -> None:
         """Begin a slice outside of turns, for the owner of a separate `ScanBudget`."""
         self._until_ms = self._timers.now_ms() + slice_ms
         self._count = 0
         self._unlooked = 0
-        self.over = False
+        self.is_used_up = False
 
     def step(self, size: i64) -> None:
         """Count one checked message, with `size` bytes of properties."""
@@ -93,14 +93,14 @@ class ScanBudget:
         self._unlooked += 1 + size // DEAR_PROPERTIES_BYTES
         if self._unlooked >= LOOK_COUNT:
             self._unlooked = 0
-            self.over = self._count >= SLICE_COUNT_MAX or self._timers.now_ms() >= self._until_ms
+            self.is_used_up = self._count >= SLICE_COUNT_MAX or self._timers.now_ms() >= self._until_ms
 
-    def looked_at(self, count: i64) -> None:
+    def count_checked(self, count: i64) -> None:
         """Count `count` more checked messages."""
         self._count += count
-        self.over = self._count >= SLICE_COUNT_MAX or self._timers.now_ms() >= self._until_ms
+        self.is_used_up = self._count >= SLICE_COUNT_MAX or self._timers.now_ms() >= self._until_ms
 
-    def may_parse(self, turn: i64, size: i64) -> bool:
+    def can_parse(self, turn: i64, size: i64) -> bool:
         """Return whether a new selector of `size` characters may be parsed in this turn.
 
         A turn parses some 5 ms of new selectors, and at least one.
@@ -113,22 +113,22 @@ class ScanBudget:
         self._parse_size += size
         return True
 
-    def wait(self, queue: QueueBase) -> None:
+    def enqueue(self, queue: QueueBase) -> None:
         """Put the queue in line: its search is not finished."""
         if not queue.scan_wanted:
             queue.scan_wanted = True
-            self.line.append(queue)
+            self.waiting_queues.append(queue)
 
-    def go_on(self, turn: i64) -> bool:
+    def dispatch_waiting(self, turn: i64) -> bool:
         """Dispatch the queues in line, at least one, until the slice is used up. Return whether queues still wait."""
         timers = self._timers
         until_ms = timers.now_ms() + SLICE_MS
         if turn == self._turn:
             until_ms = self._turn_until_ms
         shares: i64 = 0
-        while self.line and shares < SLICE_MS // SHARE_MS:
+        while self.waiting_queues and shares < SLICE_MS // SHARE_MS:
             shares += 1
-            queue = self.line.popleft()
+            queue = self.waiting_queues.popleft()
             queue.scan_wanted = False
             self._granted = queue
             try:
@@ -138,7 +138,7 @@ class ScanBudget:
             self._granted = None
             if timers.now_ms() >= until_ms:
                 break
-        return len(self.line) > 0
+        return len(self.waiting_queues) > 0
 
 
 # Bytes that one turn accepts from all clients that send without a pause: a few milliseconds of work.
@@ -166,10 +166,10 @@ class Flushable(Protocol):
 class PausedReader(Protocol):
     """The input of a socket."""
 
-    def synced(self) -> None:
+    def on_synced(self) -> None:
         """Continue reading: the unsynced bytes are on the disk."""
 
-    def read_on(self) -> None:
+    def on_next_turn(self) -> None:
         """Continue reading: another turn has begun."""
 
 
@@ -203,9 +203,9 @@ class LoopTurn:
 
     Attributes:
         stores: the logs that this turn writes to.
-        crowded: messages that wait to be republished fill the memory; publishers are paused.
+        is_republisher_full: messages that wait to be republished fill the memory; publishers are paused.
         alarmed: a resource alarm; publishers are paused at their next publish.
-        urgent: a tx.commit waits for settlements; they are synced with this turn instead of within 50 ms.
+        is_sync_urgent: a tx.commit waits for settlements; they are synced with this turn instead of within 50 ms.
         log_failed: called with each failed log, before its publishers are nacked.
         number: increases with each turn.
         taken_bytes: bytes read in this turn.
@@ -217,9 +217,9 @@ class LoopTurn:
         self.commits: GroupCommit = storage.commits
         self.stores: LogContext = storage.context
         self.unsynced_bytes_max: i64 = 64 * 1024 * 1024
-        self.crowded = False
+        self.is_republisher_full = False
         self.alarmed = False
-        self.urgent = False
+        self.is_sync_urgent = False
         self.log_failed: Callable[[QueueLog], None] | None = None
         self.number: i64 = 0
         self.taken_bytes: i64 = 0
@@ -264,7 +264,7 @@ class LoopTurn:
         self._reads += 1
         self._now_ms = -1
         if size > SMALL_READ_BYTES or self._reads & (LOOK_READS - 1) == 0:
-            self.commits.look()
+            self.commits.write_overdue_acks()
         if self._lone and self._reads == 1 and size <= SMALL_READ_BYTES and not self._scheduled and not self._paced:
             self._scheduled = True  # `end_read` does what is scheduled
             return True
@@ -292,7 +292,7 @@ class LoopTurn:
         self.schedule()
 
     def pause_until_synced(self, connection: PausedReader) -> None:
-        """Add a paused publisher. `room` resumes it."""
+        """Add a paused publisher. `resume_paused` resumes it."""
         self._held.append(connection)
 
     def call_when_below_limit(self, call: Callable[[], None]) -> None:
@@ -342,12 +342,12 @@ class LoopTurn:
                     queue.dispatch()
                 except Exception as error:  # noqa: BLE001  # pump_failed logs it; other queues continue
                     queue.pump_failed(error)
-        if self.scans.line and self.scans.go_on(self.number):
+        if self.scans.waiting_queues and self.scans.dispatch_waiting(self.number):
             self.schedule()
         commits = self.commits
         generation: i64 = commits.generation
-        if self.urgent:
-            self.urgent = False
+        if self.is_sync_urgent:
+            self.is_sync_urgent = False
             commits.flush()
         else:
             commits.end_of_turn()
@@ -385,7 +385,7 @@ class LoopTurn:
         self.share_bytes = TURN_BYTES_MAX // count
         while count > 0:
             count -= 1
-            paced.popleft().read_on()
+            paced.popleft().on_next_turn()
 
     def committed(self, generation: int, failed: list[QueueLog]) -> None:
         """Process the sync of every group up to `generation`. Called on the loop after the fsync thread."""
@@ -398,17 +398,17 @@ class LoopTurn:
             for channel in waiting:
                 if channel.on_commit(generation, failed):
                     self._waiting.append(channel)
-        self.room()
+        self.resume_paused()
 
-    def room(self) -> None:
+    def resume_paused(self) -> None:
         """Resume paused publishers if few enough bytes are unsynced and few enough messages wait to be republished."""
         if self._wanting_room and self.commits.unsynced_bytes < self.unsynced_bytes_max:
             wanting = self._wanting_room
             self._wanting_room = []
             for call in wanting:
                 call()
-        if self._held and not self.crowded and self.commits.unsynced_bytes < self.unsynced_bytes_max:
+        if self._held and not self.is_republisher_full and self.commits.unsynced_bytes < self.unsynced_bytes_max:
             held = self._held
             self._held = []
             for connection in held:
-                connection.synced()
+                connection.on_synced()

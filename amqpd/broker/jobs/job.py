@@ -29,7 +29,7 @@ from mypy_extensions import i64, mypyc_attr
 from amqpd.broker.consumer import QueueEntry
 from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.flow.timers import Timer
-from amqpd.broker.jobs.targets import JobTarget, is_full, room
+from amqpd.broker.jobs.targets import JobTarget, free_count, is_full
 from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Message, MessageRoute, MessageView
 from amqpd.broker.publish.republisher import KEEP, Republisher, RepublishSource, RewrittenMessage
 from amqpd.broker.queue.filtered import MessagePredicate
@@ -56,7 +56,7 @@ class SourceHeaders:
         self._first = encode_entry(QUEUE, queue) + encode_entry(OFFSET, Int64(0))[:-8]
         self._redelivered = encode_entry(REDELIVERED, True)
 
-    def marked(self, properties: bytes, offset: i64, redelivered: bool) -> bytes:
+    def with_source(self, properties: bytes, offset: i64, redelivered: bool) -> bytes:
         """Return the properties with these headers; without them if they would not fit into a frame. Cost: 0.5 us."""
         bare = properties
         if properties[0] & _HAS_HEADERS:
@@ -100,7 +100,7 @@ class JobFilter(MessagePredicate):
         self.address = address
         self.looked_count: i64 = 0
         # Reason -> number of messages that stay in the source.
-        self.left: dict[str, int] = {}
+        self.left_counts: dict[str, int] = {}
         # Cache for consecutive messages with the same content except for the body.
         self._content: bytes = b""
         self._envelope: MessageRoute | None = None
@@ -120,14 +120,14 @@ class JobFilter(MessagePredicate):
         address = self.address
         if not answer or address is None or (address.queue is not None and not address.queue.deleted):
             return answer
-        if address.find(message.envelope, message.properties()) is None:
-            self.leave(address.why)
+        if address.route_of(message.envelope, message.properties()) is None:
+            self.count_left(address.stay_reason)
             return False
         return True
 
-    def leave(self, why: str) -> None:
+    def count_left(self, why: str) -> None:
         """Count a selected message that stays in the source."""
-        self.left[why] = self.left.get(why, 0) + 1
+        self.left_counts[why] = self.left_counts.get(why, 0) + 1
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -137,7 +137,7 @@ class SlicedTask:
     def __init__(self) -> None:
         self.scheduled = False
 
-    def work(self) -> bool:
+    def run_slice(self) -> bool:
         """Do one slice. Return True if there is more now; otherwise `SlicedRunner.wake` must be called later."""
         raise NotImplementedError
 
@@ -180,7 +180,7 @@ class SlicedRunner:
             return  # the broker stops
         worker = self._queue.popleft()
         worker.scheduled = False
-        if worker.work():
+        if worker.run_slice():
             self.wake(worker)
         if self._queue:
             self._schedule_run()
@@ -202,14 +202,14 @@ class JobTask(SlicedTask):
         super().__init__()
         self.job = job
 
-    def work(self) -> bool:
+    def run_slice(self) -> bool:
         job = self.job
         try:
-            return job.work()
+            return job.run_slice()
         except Exception:
             log.exception("a %s job failed", job.kind, extra=job.log_fields())
             job.fail("an internal error; see the broker's log")
-            return job.end()
+            return job.finish()
 
 
 @final
@@ -255,7 +255,7 @@ class QueueJob(RepublishSource):
         self.begun_ms: i64 = republisher.timers.wall_ms()
         self.ended_ms: i64 = 0
         # More fields to show in listings.
-        self.shown: dict[str, object] = {}
+        self.description: dict[str, object] = {}
         self._republisher = republisher
         self._turn = turn
         self._runner = runner
@@ -317,7 +317,7 @@ class QueueJob(RepublishSource):
         self._republisher.timers.arm(self._retry_timer, self._until_ms)
         return False
 
-    def end(self) -> bool:
+    def finish(self) -> bool:
         """Close the scan, and end the job if no message is under way."""
         search = self._search
         if search is not None and not self._closed:
@@ -339,20 +339,20 @@ class QueueJob(RepublishSource):
 
     # -- slices ---------------------------------------------------------------------------------------------------
 
-    def work(self) -> bool:
+    def run_slice(self) -> bool:
         """Do one slice. Return whether there is more to do now."""
         if self.ended_ms > 0:
             return False
         search = self._search
         if search is None or (self.state in (STOPPING, FAILED) and not search.committed):
-            return self.end()
+            return self.finish()
         self.source.touch()
         trouble = self._permanent_reason()
         if trouble:
             self.fail(trouble)
-            return self.end()
+            return self.finish()
         if search.ended or (self.limit > 0 and self.found_count >= self.limit):
-            return self.end()
+            return self.finish()
         if self.state == WAITING and self._republisher.timers.now_ms() < self._until_ms:
             return False
         why = self._wait_reason()
@@ -370,7 +370,7 @@ class QueueJob(RepublishSource):
         self.reason = ""
         entries: list[QueueEntry] = []
         if self.conditions.address is not None:
-            self.conditions.address.forget()
+            self.conditions.address.clear_cache()
         try:
             search.collect(entries, count, self._bytes_share())
         except OSError as error:
@@ -442,7 +442,7 @@ class QueueJob(RepublishSource):
             return count
         if self._unpublished_count > 0 and target.rules.length_bytes_max >= 0:
             return 0  # their bytes are unknown until they are in the target
-        count = room(target, count + self._unpublished_count) - self._unpublished_count
+        count = free_count(target, count + self._unpublished_count) - self._unpublished_count
         if self._unpublished_count == 0 and (count <= 0 or self._bytes_share() <= 0):
             self._full = True
             return 0
@@ -461,7 +461,7 @@ class QueueJob(RepublishSource):
         """Return the permanent reason why the job cannot continue, "" for none."""
         if self.source.deleted:
             return f"queue '{self.source.name}' was deleted"
-        return "" if self.conditions.address is None else self.conditions.address.trouble()
+        return "" if self.conditions.address is None else self.conditions.address.permanent_reason()
 
     def _wait_reason(self) -> str:
         """Return the temporary reason why the job cannot continue, "" for none."""
@@ -500,8 +500,8 @@ class QueueJob(RepublishSource):
             return KEEP
         if self._slice != self._republisher.slice_number:
             self._slice = self._republisher.slice_number
-            address.forget()
-        found = address.find(envelope, properties)
+            address.clear_cache()
+        found = address.route_of(envelope, properties)
         if found is None:
             return KEEP  # its target is gone
         for destination in found.destinations:
@@ -509,7 +509,7 @@ class QueueJob(RepublishSource):
                 self._full = True
                 self._full_target = destination
                 return KEEP
-        changed = self._marks.marked(found.properties, entry.offset, entry.redelivered)
+        changed = self._marks.with_source(found.properties, entry.offset, entry.redelivered)
         return RewrittenMessage(found.envelope, changed, scan_properties(changed, 0, len(changed)), found.destinations)
 
     def on_unloaded(self, offset: i64) -> None:

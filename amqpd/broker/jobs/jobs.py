@@ -30,7 +30,7 @@ from amqpd.broker.queue.scan import BrowseScan, FifoScan, GroupScan, PrioritySca
 from amqpd.broker.vhost.vhost import VHost
 from amqpd.errors import NotFound, PreconditionFailed
 from amqpd.routing.selector import Selector
-from amqpd.storage.acks.retained import offsets_there, retained_of
+from amqpd.storage.acks.retained import find_replay_start, retained_of
 from amqpd.storage.local_log import LocalLog
 
 PAGE_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -224,7 +224,7 @@ class JobManager:
         for job in self._jobs.values():
             if job.source is not source or job.kind != REWIND or job.ended_ms > 0:
                 continue
-            if not job.counts_only and "to_queue" not in job.shown:
+            if not job.counts_only and "to_queue" not in job.description:
                 raise PreconditionFailed(
                     f"queue '{source.name}' in vhost '{source.vhost_name}' is being rewound: wait for job {job.id} to "
                     "end, or stop it"
@@ -259,7 +259,7 @@ class JobManager:
             self.runner,
             partial(self._ended, ended),
         )
-        job.shown = _shown_fields(request)
+        job.description = _shown_fields(request)
         self._jobs[id_] = job
         over = [each for each, old in self._jobs.items() if old.ended_ms > 0]
         for each in over[: max(0, len(over) - ENDED_COUNT_MAX)]:
@@ -370,16 +370,16 @@ def _replay_scan(request: JobRequest, job: QueueJob) -> QueueScan:
     assert isinstance(store, LocalLog)  # after `check_rewind`
     end: int = int(store.next_offset)
     until = min(end, request.until) if request.until >= 0 else end
-    begin, gone = offsets_there(store.log.segments, request.begin, request.begin_ms, until)
+    begin, gone = find_replay_start(store.log.segments, request.begin, request.begin_ms, until)
     if gone > 0 and request.begin_ms == 0:
-        job.conditions.left[GONE] = gone
+        job.conditions.left_counts[GONE] = gone
     first = retained_of(store.log.segments, end, int(store.record_count))
-    job.shown["messages"] = max(0, until - begin)
-    job.shown["from_offset"] = begin
-    job.shown["retained_first_offset"] = first.first_offset
-    job.shown["retained_first_timestamp"] = first.first_timestamp_ms
+    job.description["messages"] = max(0, until - begin)
+    job.description["from_offset"] = begin
+    job.description["retained_first_offset"] = first.first_offset
+    job.description["retained_first_timestamp"] = first.first_timestamp_ms
     section = LogRange(begin, request.until, request.begin_ms, request.until_ms)
     if request.dry_run or request.to_queue is not None:
         return AckedBrowse(source, job.conditions, job.wake, section)
     rewind = source.host.rewind(store)
-    return Replay(source, job.conditions, job.wake, section, rewind, request.limit, job.conditions.leave, job.fail)
+    return Replay(source, job.conditions, job.wake, section, rewind, request.limit, job.conditions.count_left, job.fail)

@@ -1,6 +1,6 @@
 """Targets of jobs: a queue, an exchange, or the queue in which a dead letter died first.
 
-`JobTarget.find` returns the destination of a message, or the reason why it stays in the source. Results for a route
+`JobTarget.route_of` returns the destination of a message, or the reason why it stays in the source. Results for a route
 and properties are cached for one slice, in which no declaration, binding or deletion can happen.
 
 A message moved or copied to a queue keeps its exchange and routing key. A message sent to an exchange gets the name
@@ -54,22 +54,25 @@ class JobTarget:
     """The target of a job.
 
     Attributes:
-        why: a fixed short text, the reason why the last message stays.
+        stay_reason: a fixed short text, the reason why the last message stays.
         queue: the only target, if there is only one.
     """
 
     def __init__(self, queue: Queue | None) -> None:
         self.queue = queue
-        self.why = NO_TARGET
+        self.stay_reason = NO_TARGET
 
-    def find(self, envelope: MessageRoute, properties: bytes) -> TargetRoute | None:
-        """Return the route for a message, valid until the next call; None if it stays, with the reason in `why`."""
+    def route_of(self, envelope: MessageRoute, properties: bytes) -> TargetRoute | None:
+        """Return the route for a message, valid until the next call.
+
+        None if the message stays; `stay_reason` has the reason.
+        """
         raise NotImplementedError
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Clear the cache at the beginning of a slice."""
 
-    def trouble(self) -> str:
+    def permanent_reason(self) -> str:
         """Return the permanent reason why no message can be sent, "" for none."""
         return ""
 
@@ -81,7 +84,7 @@ class QueueTarget(JobTarget):
         self._target = queue
         self._found = TargetRoute(MessageRoute("", ""), b"", [queue])
 
-    def find(self, envelope: MessageRoute, properties: bytes) -> TargetRoute | None:
+    def route_of(self, envelope: MessageRoute, properties: bytes) -> TargetRoute | None:
         if self._target.deleted:
             return None
         found = self._found
@@ -89,7 +92,7 @@ class QueueTarget(JobTarget):
         found.properties = properties
         return found
 
-    def trouble(self) -> str:
+    def permanent_reason(self) -> str:
         return f"queue '{self._target.name}' was deleted" if self._target.deleted else ""
 
 
@@ -110,10 +113,10 @@ class ExchangeTarget(JobTarget):
         self._key = key
         self._cache: dict[tuple[MessageRoute, bytes], TargetRoute | None] = {}
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         self._cache.clear()
 
-    def find(self, envelope: MessageRoute, properties: bytes) -> TargetRoute | None:
+    def route_of(self, envelope: MessageRoute, properties: bytes) -> TargetRoute | None:
         known = (envelope, properties)
         if known in self._cache:
             return self._cache[known]
@@ -132,7 +135,7 @@ class ExchangeTarget(JobTarget):
         self._cache[known] = found
         return found
 
-    def trouble(self) -> str:
+    def permanent_reason(self) -> str:
         return "" if self._exchange in self._vhost.exchanges else f"exchange '{self._exchange}' was deleted"
 
 
@@ -156,29 +159,29 @@ class FirstDeathTarget(JobTarget):
         # True if an equal message may get another route.
         self._varies = False
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         self._cache.clear()
         self._reasons.clear()
 
-    def find(self, envelope: MessageRoute, properties: bytes) -> TargetRoute | None:
+    def route_of(self, envelope: MessageRoute, properties: bytes) -> TargetRoute | None:
         if properties in self._cache:
             found = self._cache[properties]
             if found is None:
-                self.why = self._reasons[properties]
+                self.stay_reason = self._reasons[properties]
             return found
         self._varies = False
         found = self._find(properties)
         if self._varies:
             return found
         if len(self._cache) >= REMEMBERED_MAX:
-            self.forget()
+            self.clear_cache()
         self._cache[properties] = found
         if found is None:
-            self._reasons[properties] = self.why
+            self._reasons[properties] = self.stay_reason
         return found
 
     def _find(self, properties: bytes) -> TargetRoute | None:
-        self.why = NO_DEATH
+        self.stay_reason = NO_DEATH
         if b"x-death" not in properties:
             return None
         info = scan_properties(properties, 0, len(properties))
@@ -193,12 +196,12 @@ class FirstDeathTarget(JobTarget):
         count: int = before if isinstance(before, int) and 0 <= before < 1 << 62 else 0
         to = MessageRoute(exchange_name, keys[0])
         changed = with_headers(properties, {REDRIVE_COUNT: Int64(count + 1)}, DEATH_HEADERS)
-        self.why = NO_TARGET
+        self.stay_reason = NO_TARGET
         if queue is not None:
             if queue is self._source or queue.exclusive_owner is not None:
                 return None
             if not self._may_write("queue", name):
-                self.why = NO_PERMISSION
+                self.stay_reason = NO_PERMISSION
                 return None
             destinations = [queue]
         else:
@@ -206,7 +209,7 @@ class FirstDeathTarget(JobTarget):
             if exchange is None or exchange.matcher is None:
                 return None  # the default exchange would need the missing queue
             if not self._may_write("exchange", exchange_name):
-                self.why = NO_PERMISSION
+                self.stay_reason = NO_PERMISSION
                 return None
             self._varies = router.depends_on(self._vhost, exchange) & (RANDOMNESS | HISTORY) != 0
             destinations = router.route(self._vhost, exchange, keys, PropertiesView(to, changed))
@@ -252,7 +255,7 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def room(queue: Queue, count: i64) -> i64:
+def free_count(queue: Queue, count: i64) -> i64:
     """Return how many of `count` messages the queue can take before its length limit; bytes are not known yet."""
     rules = queue.rules
     if rules.stream or rules.length_max < 0:

@@ -17,8 +17,8 @@ The expiration is removed, so that the dead letter does not expire at once.
 
 **Repetitions.** After a crash, or a failed write of a target, a message may be published twice. Before it is published,
 it is marked as delivered in the log of its queue. The mark is written before the dead letter is safe. So the next start
-knows which dead letters may exist already (`QueueLog.seen_earlier`) and sets x-death-redelivered. The header is also on
-some that exist once, and it is never removed.
+knows which dead letters may exist already (`QueueLog.maybe_delivered_before`) and sets x-death-redelivered. The header
+is also on some that exist once, and it is never removed.
 
 **Memory.** A dead letter that the log of its queue has is not kept in memory while many wait: a range of offsets waits
 instead. A million messages that expire together leave their queue at once. Dead letters that only memory has are
@@ -203,7 +203,11 @@ class DeadLetterPublisher:
         again = source.again
         if not again:
             store = queue.store
-            again = store is not None and queue.backing.is_logged(source.offset) and store.seen_earlier(source.offset)
+            again = (
+                store is not None
+                and queue.backing.is_logged(source.offset)
+                and store.maybe_delivered_before(source.offset)
+            )
         return self.make(queue, envelope, properties, source.reason, again)
 
     def begin_slice(self, time_s: int) -> None:

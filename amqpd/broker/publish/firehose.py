@@ -249,7 +249,7 @@ def _apply_trace(vhost: VHost, thing: Queue | Exchange) -> None:
         return
     thing.version += 1
     for consumer in thing.consumers:
-        consumer.trace(vhost.tap)
+        consumer.set_tap(vhost.tap)
 
 
 def _cc_keys(properties: Properties) -> list[object]:

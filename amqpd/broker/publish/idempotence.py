@@ -101,7 +101,7 @@ def idempotent_route(route: Route, message: Message) -> Route:
                 f"producer {numbers.producer_id} of epoch {numbers.epoch} has been replaced in queue "
                 f"'{destination.name}' in vhost '{destination.vhost_name}': its epoch is {last.epoch}"
             )
-        if last is not None and last.has(numbers.epoch, numbers.sequence):
+        if last is not None and last.contains(numbers.epoch, numbers.sequence):
             destinations.append(DuplicateDestination(destination, last.offset))
         else:
             destinations.append(IdempotentDestination(destination, numbers))
@@ -135,7 +135,7 @@ class IdempotentDestination(Destination):
         producers = backing.producers()
         timers = queue.host.timers
         last = producers.find(numbers.producer_id, timers.agreed_ms())
-        if last is not None and (numbers.epoch < last.epoch or last.has(numbers.epoch, numbers.sequence)):
+        if last is not None and (numbers.epoch < last.epoch or last.contains(numbers.epoch, numbers.sequence)):
             # The state has changed since the route was made, during a fan-out in slices. A copy counts as accepted, a
             # lower epoch is refused.
             return numbers.epoch == last.epoch
@@ -155,7 +155,7 @@ class IdempotentDestination(Destination):
                 safe = backing.store.high_watermark
             offset, now_ms = backing.next_offset - 1, timers.wall_ms()
             producer = Producer(numbers.producer_id, numbers.epoch, numbers.sequence, offset, now_ms)
-            backing.producers().note(producer, safe)
+            backing.producers().record(producer, safe)
         return accepted
 
 

@@ -6,8 +6,8 @@ what a message becomes and where it goes, and `on_safe` settles it at the source
     line      What waits to be published, in order of arrival: single messages, and ranges of offsets that are read from
               the source's log piece by piece. A range of a million messages takes some bytes.
     slice     It publishes for SLICE_MS, then the loop has its turn. While more is left, publishers without a limit of
-              their own are slowed (`LoopTurn.dead_letters_pending`). All publishers wait (`LoopTurn.crowded`) while the
-              line has HELD_BYTES_MAX in memory or HELD_COUNT_MAX entries.
+              their own are slowed (`LoopTurn.dead_letters_pending`). All publishers wait while the
+              line has HELD_BYTES_MAX in memory or HELD_COUNT_MAX entries (`LoopTurn.is_republisher_full`).
     safe      A message stays unsettled at its source until every durable target has its copy safely: synced, or below
               the high watermark of a replicated log. A crash in between publishes it again.
     retry     If the log of a target takes nothing, no target gets the message, and it is tried again after RETRY_MS. If
@@ -125,7 +125,7 @@ class RepublishSource:
         if store is not None:
             offset = first
             while offset <= last:
-                store.settle(offset, size)
+                store.ack(offset, size)
                 offset += 1
 
     def on_unloaded(self, offset: i64) -> None:
@@ -316,7 +316,7 @@ class Republisher(CommitListener):
         self._count(pending, 1)
         self.line.append(pending)
         if self.held_bytes >= HELD_BYTES_MAX or len(self.line) >= HELD_COUNT_MAX:
-            self._turn.crowded = True
+            self._turn.is_republisher_full = True
         self._schedule()
 
     def _drop_first(self) -> None:
@@ -371,7 +371,7 @@ class Republisher(CommitListener):
                     self._on_exception(first, error)
             if timers.now_ms() - begun_ms >= SLICE_MS:
                 break
-        if turn.crowded:
+        if turn.is_republisher_full:
             self._update_crowded()
         if self.line:
             turn.dead_letters_pending = True
@@ -386,8 +386,8 @@ class Republisher(CommitListener):
     def _update_crowded(self) -> None:
         """Update the state after a slice. A message that its target refuses is not in line, so it delays no other."""
         if not self.line or (self.held_bytes < HELD_BYTES_MAX // 2 and len(self.line) < HELD_COUNT_MAX // 2):
-            self._turn.crowded = False
-            self._turn.room()
+            self._turn.is_republisher_full = False
+            self._turn.resume_paused()
 
     def _continue(self) -> None:
         self._pausing = False
@@ -573,7 +573,7 @@ class Republisher(CommitListener):
         self.line.clear()
         self._failed.clear()
         self._unopened.clear()
-        self._turn.crowded = False
+        self._turn.is_republisher_full = False
         for pending in left:
             if pending.message is not None and pending.first >= 0:
                 pending.source.on_stop(pending.first, pending.first < pending.again_end)

@@ -153,7 +153,7 @@ class DelayedRetries(Timer):
             return True
         unchecked = self._unchecked
         if unchecked is None:
-            unchecked = store.given_back()
+            unchecked = store.returned_offsets()
             unchecked.reverse()  # the heap is cheapest in the order of returns
             self._unchecked = unchecked
         timers = self._timers

@@ -228,7 +228,7 @@ class FifoOrder(ReadyOrder):
             cold: i64 = 0
             size_bytes: i64 = 0
             first: i64 = self.cold_offset
-            self.cold_offset, cold, size_bytes = store.pass_older(
+            self.cold_offset, cold, size_bytes = store.skip_older(
                 first, logged_max_ms, count_max - count, not dead_letters
             )
             if dead_letters and cold > 0:
@@ -267,8 +267,8 @@ class FifoOrder(ReadyOrder):
             if first < backing.log_start:
                 first = backing.log_start
             if first < store.next_offset:
-                store.settle_range(first, store.next_offset - 1, size if size > 0 else 0)
-            store.settle_with_turn()
+                store.ack_range(first, store.next_offset - 1, size if size > 0 else 0)
+            store.write_acks_this_turn()
         self.clear(queue)
         self.cold_offset = backing.next_offset
 

@@ -236,7 +236,7 @@ class FilteredOrder(FifoOrder):
                 return NOTHING
             if again is cursor.matched_back and again.message is not None:
                 return limit
-            if scans.over:
+            if scans.is_used_up:
                 cursor.behind = True
                 return NOTHING
             held = again.message is not None
@@ -272,7 +272,7 @@ class FilteredOrder(FifoOrder):
                     return _NONE
                 if offset == cursor.matched_offset:
                     return offset
-                if scans.over:
+                if scans.is_used_up:
                     cursor.behind = True
                     return _STOPPED
                 message = entry.message
@@ -309,7 +309,7 @@ class FilteredOrder(FifoOrder):
                 return _NONE
             if offset == cursor.matched_offset and not self.ahead.has(offset):
                 return offset
-            if scans.over:
+            if scans.is_used_up:
                 cursor.behind = True
                 return _STOPPED
             if self.ahead.has(offset):
@@ -590,14 +590,14 @@ class FilteredOrder(FifoOrder):
             # Unacked messages are in `ahead`, so they are not in the gaps.
             for begin, end in self.ahead.gaps(first, store.next_offset - 1):
                 if end - begin >= RANGE_MIN:
-                    store.settle_range(begin, end, size if size > 0 else 0)
+                    store.ack_range(begin, end, size if size > 0 else 0)
                     size = 0
                     continue
                 while begin <= end:
-                    store.settle(begin, size if size > 0 else 0)
+                    store.ack(begin, size if size > 0 else 0)
                     size = 0
                     begin += 1
-            store.settle_with_turn()
+            store.write_acks_this_turn()
         self.clear(queue)
         self.cold_offset = backing.next_offset
 
@@ -795,7 +795,7 @@ class FilteredConsumers:
         if not queue.scan_wanted:
             for cursor in self._cursors:
                 if cursor.behind:
-                    self._scans.wait(queue)
+                    self._scans.enqueue(queue)
                     self._host.turn.schedule()
                     break
         return None

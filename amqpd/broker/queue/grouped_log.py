@@ -189,7 +189,7 @@ class GroupedLogReader:
             if record is None:
                 if read:
                     return True
-                if scans is not None and scans.over:
+                if scans is not None and scans.is_used_up:
                     self.sliced = True
                     return False
                 arrived = None if waits else queue.log_arrived
@@ -202,7 +202,7 @@ class GroupedLogReader:
                     self._end_front(queue, store)
                     return False
             if scans is not None:
-                if scans.over:
+                if scans.is_used_up:
                     self.sliced = True
                     return read
                 scans.step(len(record.properties))
@@ -257,7 +257,7 @@ class GroupedLogReader:
             if record is None:
                 if read:
                     return True
-                if scans.over:
+                if scans.is_used_up:
                     self.sliced = True
                     return False
                 if not place.read(store, self._second_offset, self._read_bytes(), queue.log_arrived):
@@ -268,7 +268,7 @@ class GroupedLogReader:
             if record is None or record.offset >= self.cold_offset:
                 self._end_second(queue)
                 return True
-            if scans.over:
+            if scans.is_used_up:
                 self.sliced = True
                 return read
             scans.step(len(record.properties))

@@ -235,9 +235,9 @@ class GroupedOrder(ReadyOrder):
                     if returned.offset >= first:
                         leaving.add(returned.offset)
             for begin, end in leaving.gaps(first, store.next_offset - 1):
-                store.settle_range(begin, end, size if size > 0 else 0)
+                store.ack_range(begin, end, size if size > 0 else 0)
                 size = 0
-            store.settle_with_turn()
+            store.write_acks_this_turn()
         self._clear_ready(queue)
         self.log.cold_offset = backing.next_offset
 

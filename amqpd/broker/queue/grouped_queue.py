@@ -116,7 +116,7 @@ class GroupedQueue(Queue):
         """If the slice is over, continue in the next turn."""
         if self.grouped.log.sliced and not self.scan_wanted:
             turn = self.host.turn
-            turn.scans.wait(self)
+            turn.scans.enqueue(self)
             turn.schedule()
 
     def _deliver_next(self) -> i64:

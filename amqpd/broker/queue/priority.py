@@ -502,10 +502,10 @@ class PriorityOrder(ReadyOrder):
         if store is not None:
             if self._scanning():
                 # Nothing is unacked yet.
-                store.settle_range(self.backing.log_start, store.next_offset - 1, queue.ready_bytes)
+                store.ack_range(self.backing.log_start, store.next_offset - 1, queue.ready_bytes)
             else:
                 self._settle_ready(queue, store)
-            store.settle_with_turn()
+            store.write_acks_this_turn()
         self.clear(queue)
 
     def _settle_ready(self, queue: QueueBase, store: QueueLog) -> None:
@@ -525,7 +525,7 @@ class PriorityOrder(ReadyOrder):
         left: i64 = len(offsets)
         for offset in offsets:
             share: i64 = size // left if size > 0 else 0
-            store.settle(offset, share)
+            store.ack(offset, share)
             size -= share
             left -= 1
 

@@ -209,7 +209,7 @@ class Queue(QueueBase):
             raise ValueError("a queue cannot change its priorities or its single active consumer")
         if rules.consumer_timeout_ms != self.rules.consumer_timeout_ms:
             for consumer in self.consumers:
-                consumer.obey_timeout(rules.consumer_timeout_ms)
+                consumer.apply_timeout(rules.consumer_timeout_ms)
         if self.logged and (rules.retains or self.rules.retains):
             apply_retention(self.host, self.backing, rules)
         self.rules = rules
@@ -612,7 +612,7 @@ class Queue(QueueBase):
         backing = self.backing
         store = backing.store
         if store is not None and entry.offset >= backing.log_start:
-            store.settle(entry.offset, entry.body_size)
+            store.ack(entry.offset, entry.body_size)
 
     def reject(self, entry: QueueEntry) -> None:
         """Discard an entry that its consumer rejected without requeue."""

@@ -80,7 +80,7 @@ class AckedScan(QueueScan):
         queue = self.queue
         store = queue.backing.store
         scans = self._scans
-        while not scans.over:
+        while not scans.is_used_up:
             if store is None or self.position >= self.end:
                 self.ended = True
                 return None
@@ -124,9 +124,9 @@ class AckedBrowse(AckedScan):
     def collect(self, entries: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
         """Append the next wanted messages: first those given back, then the log."""
         self.waits = False
-        self._scans.begin_alone(SLICE_MS)
+        self._scans.begin_slice(SLICE_MS)
         store = self.queue.backing.store
-        while self._again and store is not None and count_max > 0 and bytes_max > 0 and not self._scans.over:
+        while self._again and store is not None and count_max > 0 and bytes_max > 0 and not self._scans.is_used_up:
             offset: i64 = self._again[0]
             record = self._again_reader.next(store, offset)
             if record is None and (self._again_reader.waits or self._again_reader.behind):
@@ -148,7 +148,7 @@ class AckedBrowse(AckedScan):
             entries.append(entry)
             count_max -= 1
             bytes_max -= entry.body_size
-        if not self._again and not self._scans.over:
+        if not self._again and not self._scans.is_used_up:
             after = self.next_settled()  # looks whether there is more
             if after is not None:
                 heappush(self._again, after.offset)
@@ -226,7 +226,7 @@ class Replay(AckedScan):
         if isinstance(order, PriorityOrder) and not order.is_next_in_memory(queue):
             self.waits = True  # the index of unsettled messages is being built
             return
-        self._scans.begin_alone(SLICE_MS)
+        self._scans.begin_slice(SLICE_MS)
         while self._limit == 0 or self._count < self._limit:
             entry = self.next_settled()
             if entry is None:
@@ -263,9 +263,9 @@ class Replay(AckedScan):
                 self.waits = True  # `dead_letter_range` would take every unsettled message
                 return
             scans = self._scans
-            scans.begin_alone(SLICE_MS)
+            scans.begin_slice(SLICE_MS)
             while self._bases:
-                if scans.over:
+                if scans.is_used_up:
                     return
                 taken = self._rewind.taken[self._bases.pop(0)]
                 if taken.highest >= order.cold_offset:
@@ -278,8 +278,8 @@ class Replay(AckedScan):
     def _continue_commit(self) -> None:
         """Continue the commit in the log, a part per turn. If it fails, the replay fails."""
         rewind = self._rewind
-        rewind.go_on()
-        if not rewind.over:
+        rewind.run_slice()
+        if not rewind.is_finished:
             self.waits = True
             self.queue.host.turn.schedule()
             return
@@ -297,10 +297,10 @@ class Replay(AckedScan):
         """Collect which messages are ready, a segment at a time within a slice; then make all ready at once."""
         rewind = self._rewind
         scans = self._scans
-        scans.begin_alone(SLICE_MS)
+        scans.begin_slice(SLICE_MS)
         between = self._between
         while self._bases:
-            if scans.over:
+            if scans.is_used_up:
                 return
             taken = rewind.taken[self._bases.pop(0)]
             bits = taken.as_bits()
@@ -328,9 +328,9 @@ class Replay(AckedScan):
         if not order.cool(COOL_COUNT):
             return
         scans = self._scans
-        scans.begin_alone(SLICE_MS)
+        scans.begin_slice(SLICE_MS)
         count: i64 = 0
-        while count < LEVEL_COUNT and not scans.over:
+        while count < LEVEL_COUNT and not scans.is_used_up:
             if not self._ranges and self._bases:
                 self._ranges = self._rewind.ranges_of(self._bases.pop(0))
                 self._next_offset = self._ranges[0][0]

@@ -146,7 +146,7 @@ class BrowseScan(QueueScan):
         queue = self.queue
         scans = self._scans
         self.waits = False
-        scans.begin_alone(SLICE_MS)
+        scans.begin_slice(SLICE_MS)
         while self._returned and count_max > 0:
             entries.append(self._returned.pop(0))
             count_max -= 1
@@ -154,7 +154,7 @@ class BrowseScan(QueueScan):
         while self._at < size:
             entry = self._memory[self._at]
             message = entry.message
-            if scans.over:
+            if scans.is_used_up:
                 return
             wanted = False
             if message is not None and entry.offset >= self._begin:
@@ -189,7 +189,7 @@ class BrowseScan(QueueScan):
                 self.waits = True
                 return
             ready = ReadySpan(queue, self.position)
-        while not scans.over:
+        while not scans.is_used_up:
             if store is None or self.position >= self.end:
                 self.ended = True
                 return
@@ -393,7 +393,7 @@ class FifoScan(TakingScan):
         scans = self._scans
         backing = queue.backing
         self.waits = False
-        scans.begin_alone(SLICE_MS)
+        scans.begin_slice(SLICE_MS)
         count: i64 = 0
         while count < count_max and bytes_max > 0:
             cursor.behind = False
@@ -422,7 +422,7 @@ class FifoScan(TakingScan):
             entries.append(entry)
             count += 1
             bytes_max -= entry.body_size
-        if count == count_max and not scans.over:
+        if count == count_max and not scans.is_used_up:
             # Look once more, so that the caller need not call again if there is nothing.
             cursor.behind = False
             offset = order.find(queue, cursor, scans)
@@ -487,7 +487,7 @@ class LogScan(TakingScan):
         """Take the next wanted messages: see `QueueScan.collect`. A slice looks at memory or at the log only."""
         queue = self.queue
         self.waits = False
-        self._scans.begin_alone(SLICE_MS)
+        self._scans.begin_slice(SLICE_MS)
         if not self._begin_slice() or not self._index.fill(self._scans):
             return
         found: list[QueueEntry] = []
@@ -519,7 +519,7 @@ class LogScan(TakingScan):
             if entry is None or message is None or offset < self.position:
                 heappop(alone)
                 continue
-            if scans.over:
+            if scans.is_used_up:
                 return
             scans.step(message.header_size)
             wanted = self.judge.wants(message)
@@ -541,7 +541,7 @@ class LogScan(TakingScan):
         queue = self.queue
         scans = self._scans
         store = queue.backing.store
-        while not scans.over:
+        while not scans.is_used_up:
             if store is None or self.position >= self.end:
                 self.ended = True
                 return

@@ -58,12 +58,12 @@ class MemoryIndex:
         entries = self._first_entries
         count: i64 = len(nodes) + len(entries)
         while self._at < count:
-            if scans.over:
+            if scans.is_used_up:
                 return False
             stop = self._at + LOOK_COUNT
             if stop > count:
                 stop = count
-            scans.looked_at(stop - self._at)
+            scans.count_checked(stop - self._at)
             while self._at < stop:
                 if nodes:
                     node = nodes[self._at]

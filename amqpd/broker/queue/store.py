@@ -136,7 +136,7 @@ class QueueStore:
         """Forget sequence numbers of messages that the log could not write, so that producers can send them again."""
         if self._producers is not None:
             for first, _ in ranges:
-                self._producers.unwritten(first)
+                self._producers.undo_from(first)
 
     def log_passthrough(self, message: Message) -> bool:
         """Log a numbered message that goes straight to a consumer without acks, as settled.
@@ -152,8 +152,8 @@ class QueueStore:
         offset = self.append(message)
         if offset < 0:
             return False
-        store.settle(offset, message.body_size)
-        store.settle_with_turn()
+        store.ack(offset, message.body_size)
+        store.write_acks_this_turn()
         return True
 
     def is_logged(self, offset: i64) -> bool:
@@ -164,7 +164,7 @@ class QueueStore:
         """Settle the entry's message in the log."""
         store = self.store
         if store is not None and entry.offset >= self.log_start:
-            store.settle(entry.offset, entry.body_size)
+            store.ack(entry.offset, entry.body_size)
 
     def settle_with_turn(self, entry: QueueEntry) -> None:
         """Settle the entry, and write this before the sockets are written in this turn.
@@ -174,8 +174,8 @@ class QueueStore:
         """
         store = self.store
         if store is not None and entry.offset >= self.log_start:
-            store.settle(entry.offset, entry.body_size)
-            store.settle_with_turn()
+            store.ack(entry.offset, entry.body_size)
+            store.write_acks_this_turn()
 
     def mark_returned(self, entry: QueueEntry, due_ms: i64) -> None:
         """Record in the log that the entry was returned.

@@ -71,12 +71,12 @@ class LogChunk:
 
     def view(self, index: i64) -> RecordView:
         """Return the record at `index` as filters see it. Records with equal properties share one view."""
-        number = self.places.alike_number(index)
+        number = self.places.shared_fields_index(index)
         if not self._views:
-            self._views = [None] * len(self.places.alikes)
+            self._views = [None] * len(self.places.shared_fields)
         view = self._views[number]
         if view is None:
-            alike = self.places.alikes[number]
+            alike = self.places.shared_fields[number]
             if number > 0:
                 view = self._views[number - 1]
             if view is None or not view.serves(alike):
@@ -309,7 +309,7 @@ class StreamReader(QueueBase):
         position = self._waiting_position
         if position is None:
             position = self._waiting_position = ChunkPosition(log.new_cursor())
-        offset = position.cursor.last_batch(log.high_watermark, self.log_arrived)
+        offset = position.cursor.last_batch_offset(log.high_watermark, self.log_arrived)
         if offset < 0:
             return False
         self._waiting_position = None
@@ -373,7 +373,7 @@ class StreamReader(QueueBase):
                     self._unacked.append(places.offset(index))
                 elif filter_ is None:
                     stop = index + left if index + left < chunk.count else chunk.count
-                stopped = consumer.deliver_places(dresser, places, index, stop, self, self._tracks)
+                stopped = consumer.deliver_records(dresser, places, index, stop, self, self._tracks)
                 self.looked_count += stopped - index
                 stream.delivered_count += stopped - index
                 stream.unacked_count += stopped - index
@@ -388,7 +388,7 @@ class StreamReader(QueueBase):
         self._index = index + 1
         self.offset = places.offset(index) + 1
         self._skipped = True
-        size: i64 = len(places.alikes[places.alike_number(index)].properties)
+        size: i64 = len(places.shared_fields[places.shared_fields_index(index)].properties)
         self.looked_count += 1 + size // DEAR_PROPERTIES_BYTES
 
     def log_arrived(self) -> None:
@@ -510,7 +510,7 @@ class StreamOrder(ReadyOrder):
         store = self.backing.store
         assert store is not None  # a stream is durable
         self._queue = queue
-        store.recounted = self._recounted
+        store.on_counts_changed = self._recounted
 
     def _recounted(self) -> None:
         """Update the counts: retention removed records, or a write failed."""
@@ -608,7 +608,7 @@ class StreamOrder(ReadyOrder):
         if self._serve(queue, granted):
             queue.schedule_dispatch()
         if self._searching and not queue.scan_wanted:
-            self._host.turn.scans.wait(queue)
+            self._host.turn.scans.enqueue(queue)
             self._host.turn.schedule()
         return False
 
@@ -633,7 +633,7 @@ class StreamOrder(ReadyOrder):
             reader = consumer.reader
             assert isinstance(reader, StreamReader)  # `join` created it
             searches = reader.filter is not None
-            if searches and scans.over:
+            if searches and scans.is_used_up:
                 robin.park(consumer)
                 self._searching[consumer] = None
                 continue
@@ -642,7 +642,7 @@ class StreamOrder(ReadyOrder):
             ended = reader.deliver(self.memory.bytes_max)
             left -= reader.looked_count + SHARE_COST
             if searches:
-                scans.looked_at(reader.looked_count)
+                scans.count_checked(reader.looked_count)
             if ended != MORE:
                 robin.park(consumer)
                 if ended == END:
@@ -651,7 +651,7 @@ class StreamOrder(ReadyOrder):
             elif searches and not granted:
                 robin.park(consumer)
                 self._searching[consumer] = None
-            consumer.share_ended()  # after parking it: there may be room for it at once
+            consumer.on_dispatch_end()  # after parking it: there may be room for it at once
         return True
 
     def _watch_high_watermark(self, queue: QueueBase) -> None:
@@ -713,7 +713,7 @@ class StreamOrder(ReadyOrder):
         self._queue = None
         store = self.backing.store
         if store is not None:
-            store.recounted = None
+            store.on_counts_changed = None
         queue.ready_count = 0
         queue.ready_bytes = 0
 

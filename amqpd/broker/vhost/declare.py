@@ -158,7 +158,7 @@ def unload_queue(vhost: VHost, queue: Queue) -> None:
     store = queue.backing.store
     queue.backing.store = None
     if store is not None:
-        vhost.catalogue.storage.leave_queue(store)
+        vhost.catalogue.storage.remove_local_files(store)
 
 
 def _mark_deleted(vhost: VHost, queue: Queue) -> None:

@@ -188,22 +188,22 @@ class DeletionQueue:
     def finish(self, vhost_id: str, row: QueueRow) -> None:
         """Complete a queue's deletion that a crash interrupted after its tombstone."""
         chain = self._storage.queue_chain(vhost_id, row.id)
-        self._storage.departures.rename(chain, partial(self._empty_queue, vhost_id, row))
+        self._storage.directory_remover.rename(chain, partial(self._empty_queue, vhost_id, row))
 
     def finish_vhost(self, row: VhostRow) -> None:
         """Complete a vhost's deletion. The row is deleted at once, to free the name for a new vhost."""
         chain = self._storage.vhost_chain(row.id)
         self.forget([Delete(row)])
-        self._storage.departures.rename(chain, partial(self._empty_directory, chain[-1]))
+        self._storage.directory_remover.rename(chain, partial(self._empty_directory, chain[-1]))
 
     # -- files
 
     def _empty_queue(self, vhost_id: str, row: QueueRow) -> None:
         path = self._storage.queue_chain(vhost_id, row.id)[-1]
-        self._storage.departures.empty(path, partial(self._emptied, path, row))
+        self._storage.directory_remover.remove_content(path, partial(self._emptied, path, row))
 
     def _empty_directory(self, path: str) -> None:
-        self._storage.departures.empty(path, partial(self._emptied, path, None))
+        self._storage.directory_remover.remove_content(path, partial(self._emptied, path, None))
 
     def _emptied(self, path: str, row: QueueRow | None) -> None:
         if row is not None:
@@ -232,7 +232,7 @@ class DeletionQueue:
             log.warning("empty directories of deleted queues are removed later: %s", error)
             self._empty += paths
             return
-        self._storage.departures.forget(paths)
+        self._storage.directory_remover.remove_emptied(paths)
 
 
 def _do_nothing() -> None:

@@ -165,7 +165,7 @@ class Reconciler:
 
     def _restore(self, vhost_id: str, queue_id: str) -> None:
         path = f"{self.storage.queue_chain(vhost_id, queue_id)[-1]}/{DESCRIPTION}"
-        description = read_description(self.storage.filesystem.read_if_there(path), queue_id)
+        description = read_description(self.storage.filesystem.read_optional(path), queue_id)
         if description is None:
             self._set_aside(vhost_id, queue_id, f"its {DESCRIPTION} is missing or damaged")
             return
