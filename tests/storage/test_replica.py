@@ -102,5 +102,5 @@ def test_a_transaction_is_one_batch(house: Any) -> None:
 
 def test_batches_of_another_program_are_refused(house: Any, kafka_batch: Any) -> None:
     begun(house)
-    with pytest.raises(ValueError, match="numbered"):
+    with pytest.raises(ValueError, match="batches of other programs"):
         house.store.appender.append_batches(kafka_batch(0, [(1, b"x")], []))
