@@ -199,7 +199,7 @@ async def run() -> None:
     size = int(sys.argv[2]) if len(sys.argv) > 2 else 100
     with tempfile.TemporaryDirectory() as directory:
         notes = Path(directory) / "notes"
-        command = [sys.executable, "-P", str(FOLDER / "connections.py"), str(notes)]
+        command = [sys.executable, "-P", str(FOLDER / "held.py"), str(notes)]
         with BrokerProcess(Path(directory) / "data", command=command) as broker:
             if count:
                 await memory(broker, count, size)

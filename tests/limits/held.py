@@ -1,5 +1,5 @@
 """A broker that notes the most processor time its loop took from one look at its sockets to the next, in ms, since it
-was asked to begin anew (NOTES.begin): `python connections.py NOTES OPTION...`.
+was asked to begin anew (NOTES.begin): `python held.py NOTES OPTION...`.
 
 The loop is asyncio's, where uvloop serves else: what one iteration does is the broker's, and can be timed from outside.
 Processor time, so that it does not count what else the machine does; less what Python's collector took, which comes by

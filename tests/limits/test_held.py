@@ -34,7 +34,7 @@ class Held:
 
     def __init__(self, directory: Path) -> None:
         self.notes = directory / "notes"
-        script = str(Path(__file__).with_name("connections.py"))
+        script = str(Path(__file__).with_name("held.py"))
         command = [sys.executable, "-P", script, str(self.notes)]
         self.process = BrokerProcess(directory / "data", command=command)
 
