@@ -65,7 +65,7 @@ COUNT_MAX: Final[i64] = 1 << 20
 
 @final
 class RetryPolicy:
-    """x-delayed-retry-*: which returned messages wait before the next delivery, and how long.
+    """Policy for returned messages (x-delayed-retry-*): which ones wait before the next delivery, and how long.
 
     A message is *failed* after basic.reject with requeue, or when its channel or connection has ended. It is *returned*
     after basic.nack with requeue, basic.recover or a consumer timeout. RabbitMQ 4.3 makes the same distinction.

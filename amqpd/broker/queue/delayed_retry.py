@@ -1,10 +1,10 @@
 """Delayed retry: returned messages that wait in their queue for the next delivery (x-delayed-retry-*).
 
 `RetryPolicy` (config.py) decides which messages wait, and how long. A waiting message is neither ready nor unacked. It
-counts for length limits (rabbit: the same). A full queue drops waiting messages before ready ones, the one that is due
-first at first. The end of its time to live also ends the wait. Then the message is ready again at its old place
-(`QueueBase.make_ready`), like a requeued one. One timer per queue watches the first due message; due messages become
-ready in slices.
+counts for length limits (rabbit: the same). A full queue drops waiting messages before ready ones, in the order of
+their due times. The end of a message's time to live also ends its wait. Then the message is ready again at its old
+place (`QueueBase.make_ready`), like a requeued one. One timer per queue watches the message that is due first. Due
+messages become ready in slices.
 
 **Restart.** The log stores with the delivery count when a message is due, by wall clock (`QueueLog.mark_delayed`), in
 the turn of its return. After a kill the message waits for the rest of its time and counts as redelivered. After a power
@@ -91,7 +91,7 @@ class DelayedRetries(Timer):
         # before the start and have no entry yet.
         self._heap: list[DelayedEntry] = []
         self._earlier: list[tuple[int, int]] = []
-        # Until the log is open: offsets that `find` must still check, the next one last; and those found waiting.
+        # Both until the log is open: offsets that `find` must still check, the next one last; offsets that wait.
         self._unchecked: list[int] | None = None
         self._found = OffsetBitmap()
         # Bytes that a message of `_earlier` counts until its size is known.

@@ -100,10 +100,10 @@ class MessageTtl(Timer):
     def came(self, message: Message, offset: i64, late: bool, may_lead: bool) -> None:
         """Watch a message that has become ready.
 
-        rabbit: a time to live of 0 means "deliver or drop".
+        rabbit: a time to live of 0 means "deliver or drop", so consumers are asked before it expires.
 
         Args:
-            late: The next `pump` offers it to the consumers. Otherwise no consumer could take it.
+            late: The next pump will offer it to consumers. If false, no consumer had credit for it.
             may_lead: It may be the head although the queue has other messages.
         """
         queue = self.queue
@@ -115,7 +115,11 @@ class MessageTtl(Timer):
             self.arm()
 
     def pumped(self, asked: bool) -> None:
-        """Continue after a pump. asked: all messages were offered to all consumers, so that they may expire now."""
+        """Set the timer after a pump.
+
+        Args:
+            asked: The pump offered all messages to all consumers, so that they may expire now.
+        """
         if asked:
             self._fresh_from = NEVER
         if not self.behind:

@@ -46,7 +46,7 @@ class FifoOrder(ReadyOrder):
         self.cold_offset: i64 = 0
 
     def go_on_from(self, other: FifoOrder) -> None:
-        """Take over the entries in memory of an order that is not used any more, without its requeued entries."""
+        """Take over the entries in memory of an order that is no longer used. Requeued entries are not included."""
         self.memory = other.memory
         self.hot = other.hot
         self.cold_offset = other.cold_offset

@@ -81,8 +81,8 @@ class FilterCursor:
         self._matched_message: Message | None = None
         self.again: list[QueueEntry] = []
         self.behind = False
-        # The last answer of the selector, and the properties and route for which it was given. Messages that follow
-        # each other in the log often share these objects.
+        # The last answer of the selector, and the properties and route for which it was given. Consecutive messages
+        # of the log often share these two objects.
         self.asked_content: bytes = b""
         self.asked_envelope: MessageRoute | None = None
         self.answer = False
@@ -378,7 +378,7 @@ class FilteredOrder(FifoOrder):
         return False
 
     def claim(self, queue: QueueBase, cursor: FilterCursor, offset: i64) -> QueueEntry:
-        """Take the message that `find` has just found."""
+        """Remove and return the message that `find` has just found. It is no longer ready."""
         matched = cursor.matched_back
         if matched is not None and matched.offset == offset and matched is cursor.next_again(self.back):
             heappop(cursor.again)
@@ -622,8 +622,9 @@ class FilteredOrder(FifoOrder):
             cursor.begin_anew(self.back)
 
 
+# Different selectors per queue.
 FILTERS_MAX: Final = 8
-# Deliveries of one pump before other queues and sockets have their turn.
+# Deliveries of one pump; then other queues and sockets have their turn.
 PUMP_COUNT_MAX: Final = 1000
 
 

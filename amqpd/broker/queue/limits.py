@@ -12,8 +12,8 @@ queues have it.
 If a new rule makes the queue much too long, messages are dropped in slices of SLICE_MS. Between two slices the event
 loop does its other work, and the queue delivers nothing. Meanwhile each new message drops DISPLACED_COUNT others.
 
-A transaction drops messages only at the end of its turn, when it is in the log as a whole. Reading in the middle would
-write a part of it, and a disk that is full would drop messages for new ones that were never written.
+A transaction drops messages only at the end of its turn, when the log has all of it. A read in its middle would write
+a part of it. And no message may be dropped for a new one that a full disk refuses.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class StartupExpiryTimer(Timer):
 
 @final
 class QueueLimits:
-    """The rules of one queue in operation.
+    """Length limits, overflow, delivery limit, retries and x-expires of one queue. Exists only if a rule is set.
 
     Attributes:
         lease: Timer of x-expires.
@@ -130,7 +130,7 @@ class QueueLimits:
         return self.retries is not None and self._queue.delayed_count > 0
 
     def end(self) -> None:
-        """Cancel all timers: the queue is deleted, or has plain rules now."""
+        """Cancel all timers and forget waiting messages: the queue is deleted, or has plain rules now."""
         if self.retries is not None:
             self.retries.end()
             self.retries = None
