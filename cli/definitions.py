@@ -1,4 +1,4 @@
-"""Definitions: all declared objects as one JSON document, exported and imported. Format: docs/definitions.md.
+"""Definitions: all declared objects as one JSON document, exported and imported. Format: docs/backup.md.
 
 Texts and codes are rabbitmqctl's. Its other format, Erlang terms, is refused: no other program reads it.
 """

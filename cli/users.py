@@ -397,7 +397,7 @@ COMMANDS: Final = (
 
 SALT_BYTES: Final = 4
 HASHES: Final = ("sha512", "sha256")
-"""RabbitMQ's password hashes that amqpd accepts. Its own: docs/definitions.md."""
+"""RabbitMQ's password hashes that amqpd accepts. Its own: docs/backup.md."""
 
 
 def hash_password(context: Context) -> None:

@@ -12,7 +12,7 @@ from another broker. A publish would route them again. Administrators only.
 
 - `offset`, `since` (a time) or `last` (number of records before the end): the first record
 - `until` (a time) or `before` (an offset): the last record
-- `where`: a selector on the fields of a record (docs/watching.md)
+- `where`: a selector on the fields of a record (docs/metrics.md)
 - `count`: limit of the page
 
 For the next page, repeat the request with `offset` = `next_offset` until `ended` is true. For the previous page, use

@@ -67,7 +67,7 @@ MEANINGS = {
     "x-recent-history": "every binding; a new binding gets the last messages",
 }
 PAGES = {
-    "x-delayed-message": "delays",
+    "x-delayed-message": "retries",
     "x-jms-topic": "filters",
     "x-message-deduplication": "deduplication",
 }

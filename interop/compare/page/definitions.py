@@ -18,7 +18,7 @@ def section() -> Section:
         "`make test-peer` imports a document of RabbitMQ 3.10.8 into amqpd, imports amqpd's export of it into an "
         "empty RabbitMQ, and compares that broker's export with the first document. Logins work on both. Documents of "
         "3.13 and 4.1, written after their documentation, are imported and exported without a change. Unknown keys and "
-        f"items: [definitions.md](definitions.md). The documents have every kind: {codes(kinds)}.\n\n"
+        f"items: [definitions](backup.md#definitions). The documents have every kind: {codes(kinds)}.\n\n"
     )
     rows: list[tuple[str, ...]] = [(code(name), f"{count}", "all") for name, count in items.items()]
     text += table(("document", "items", "imported and exported again"), rows)
