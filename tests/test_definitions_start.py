@@ -207,7 +207,7 @@ def test_a_reload_imports_what_has_changed(tmp_path: Path) -> None:
         path.write_text("{")
         refused_reload = broker.ctl("reload")
         assert refused_reload.returncode != 0
-        assert f"the definitions are not: {path}: " in refused_reload.stderr
+        assert f"the definitions were not: {path}: " in refused_reload.stderr
         os.kill(broker.pid, signal.SIGHUP)
         assert broker.says("SIGHUP: the definitions are not imported")
         written(path, DOCUMENT)

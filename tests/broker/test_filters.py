@@ -49,6 +49,19 @@ class TestWhoGetsWhat:
         publish(room, "r", 5)
         assert texts(high.got) == "r0 r2 r5"
 
+    def test_what_came_back_goes_to_the_highest_priority_although_memory_is_full(self, room, durable) -> None:
+        queue = room.queue("q", durable=durable)
+        low = take(room, queue, RED)
+        queue.order.memory.count_max = 2
+        for name in ("r0", "r1", "r2"):
+            room.publish("q", name.encode(), headers={"colour": "red"}, turn=False)
+        room.turns()
+        high = take(room, queue, priority=3)
+        while low.entries:
+            low.requeue()
+        room.turns()
+        assert (texts(high.got), texts(low.got[3:])) == ("r0 r1 r2", "")
+
     def test_credit(self, room, durable) -> None:
         queue = room.queue("q", durable=durable)
         publish(room, "rrbr")

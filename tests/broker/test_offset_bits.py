@@ -19,7 +19,10 @@ class TestOffsetBits:
         for offset in [*twin, *range(500)]:
             assert bits.has(offset) == (offset in twin)
         found = [offset for first, last in bits.gaps(3, 5 * CHUNK_SIZE) for offset in range(first, last + 1)]
-        assert found == [offset for offset in range(3, 5 * CHUNK_SIZE + 1) if offset not in twin]
+        absent = [offset for offset in range(3, 5 * CHUNK_SIZE + 1) if offset not in twin]
+        assert found == absent
+        for offset in range(3, 500):
+            assert bits.first_absent(offset) == next(each for each in absent if each >= offset)
         bits.drop_below(CHUNK_SIZE + 5)
         assert not bits.has(min(twin))
         assert all(bits.has(offset) for offset in twin if offset >= CHUNK_SIZE)
@@ -34,5 +37,6 @@ class TestOffsetBits:
         assert not bits.has(CHUNK_SIZE + 3)
         assert bits.gaps(0, CHUNK_SIZE + 9) == [(CHUNK_SIZE + 3, CHUNK_SIZE + 9)]
         assert bits.gaps(0, CHUNK_SIZE - 1) == []
+        assert bits.first_absent(5) == CHUNK_SIZE + 3
         bits.clear()
         assert not bits

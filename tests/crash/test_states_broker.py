@@ -165,7 +165,7 @@ class SettlesAtOnce:
         self.channel = channel
         self.settlements = settlements
 
-    def settle_behind(self, logs: Collection[Any]) -> None:
+    def start_at_sync(self, logs: Collection[Any]) -> None:
         for tag, entry, action in self.settlements:
             entry.in_transaction = False
             self.channel.deliveries.unacked.take_one(tag)

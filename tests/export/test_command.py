@@ -40,7 +40,7 @@ def call(*arguments):
         (("--to", "x", "--queue", "q", "--to-offset", "end"), "--to-offset : end"),
         (("--to", "x", "--queue", "q", "--name", "a/b"), "--name : a/b"),
         (("--to", "x", "--vhost", "v", "--to-offset", "5"), "--to-offset needs one --queue"),
-        (("--to", "x", "--queue", "q", "--columns", "offset,bdy"), "no column 'bdy'"),
+        (("--to", "x", "--queue", "q", "--columns", "offset,bdy"), "unknown column 'bdy'"),
         (("--to", "x", "--queue", "q", "--from", "yesterday"), "expected ms since 1970"),
         (("--to", "x", "--queue", "q", "--partition-by", "year"), "--partition-by year"),
     ],

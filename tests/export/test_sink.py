@@ -134,7 +134,7 @@ def test_bad_options(options, text):
         ("routing_key string", "column 'value' is missing"),
         ("value int", "column 'value' cannot be int"),
         ("value binary, key string", "unknown column 'key'"),
-        ("value binary, properties struct<mesage_id:string>", "no property mesage_id"),
+        ("value binary, properties struct<mesage_id:string>", "unknown property mesage_id"),
         ("value binary, headers string", "column 'headers' cannot be string"),
     ],
 )

@@ -46,7 +46,7 @@ def test_columns_by_option_and_by_schema(spark: Any, written: Any) -> None:
     assert chosen.where("offset < 1003").select("offset").count() == 3
     with pytest.raises(Exception, match="column 'offset' is bigint, not string"):
         reader.schema("offset string").load().collect()
-    with pytest.raises(Exception, match="no column 'body'"):
+    with pytest.raises(Exception, match="unknown column 'body'"):
         reader.schema("body binary").load().collect()
 
 
@@ -108,7 +108,7 @@ def test_a_frame_is_a_snapshot(spark: Any, written: Any) -> None:
 def test_errors_are_words(spark: Any, written: Any) -> None:
     with pytest.raises(Exception, match="no durable queue 'none'"):
         spark.read.format("amqp").options(path=written.data_dir, queue="none").load().count()
-    with pytest.raises(Exception, match="no option 'startingofset'"):
+    with pytest.raises(Exception, match="unknown option 'startingofset'"):
         load(spark, written, startingOfset="5")
     with pytest.raises(Exception, match="offsets 5000 to 8999 are missing: the log ends before them"):
         load(spark, written, endingOffsets="9000").count()

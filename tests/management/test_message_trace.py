@@ -68,7 +68,7 @@ def test_its_way(channel: BlockingChannel, api: Any, v: str, amqpd_broker: Broke
     assert {line.split("\t")[0] for line in shown.stdout.splitlines()} == {"queue", "failed", "kept", "orders"}
     none = amqpd_broker.ctl("trace_message", "-p", amqpd_vhost.name, "nobody")
     assert none.returncode == 0
-    assert "No log has it" in none.stderr
+    assert "No log has the message" in none.stderr
 
 
 def test_who_has_each_of_several(channel: BlockingChannel, api: Any, v: str) -> None:

@@ -18,7 +18,7 @@ class Log:
     ) -> None:
         self.local, self.ready, self.failed, self.refused = local, ready, failed, refused
 
-    def about(self) -> dict[str, object]:
+    def location(self) -> dict[str, object]:
         return {"refused": self.refused}
 
 

@@ -315,7 +315,7 @@ async def test_a_link_that_fails_when_its_clients_have_gone_is_told_nowhere_as_a
         raise PeerUnreachable("node b at 127.0.0.1:1: no answer")
 
     connector: Any = SimpleNamespace(open=unreached, preamble=lambda _: None)
-    broker: Any = SimpleNamespace(loop=loop, alarms=SimpleNamespace(heard=[], raised={}))
+    broker: Any = SimpleNamespace(loop=loop, alarms=SimpleNamespace(listeners=[], raised={}))
     view: Any = SimpleNamespace(listeners=[])
     relays = ConnectionProxy(broker, view, connector)
     node: Any = SimpleNamespace(name="b", fingerprint="ab")

@@ -1,4 +1,6 @@
-"""Delayed retry: returned messages that wait in their queue for the next delivery (x-delayed-retry-*).
+"""Delayed retry: returned messages that wait in their queue for the next delivery.
+
+Arguments: x-delayed-retry-type, x-delayed-retry-min, x-delayed-retry-max and x-delayed-retry-levels.
 
 `RetryPolicy` (config.py) decides which messages wait, and how long. A waiting message is neither ready nor unacked. It
 counts for length limits (rabbit: the same). A full queue drops waiting messages before ready ones, in the order of

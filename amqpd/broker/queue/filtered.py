@@ -535,6 +535,7 @@ class FilteredOrder(FifoOrder):
         store = self.backing.store
         if self.hot or store is None:
             return True
+        self._skip_taken()
         back = self._first_back()
         if back is not None and back.offset < self.cold_offset:
             return True
@@ -555,10 +556,16 @@ class FilteredOrder(FifoOrder):
         if store is None:
             return False
         self.reading = False
+        self._skip_taken()
         while True:
             records = store.cursor.read(self.cold_offset, self._read_bytes()).records
             if not records or self._keep(queue, store, records):
                 return len(self.hot) > 0
+
+    def _skip_taken(self) -> None:
+        """Move `cold_offset` past messages that were taken out of order, so that no turn is spent on reading them."""
+        if self.ahead.has(self.cold_offset):
+            self.cold_offset = self.ahead.first_absent(self.cold_offset)
 
     def _keep(self, queue: QueueBase, store: QueueLog, records: list[Record]) -> bool:
         ahead = self.ahead
