@@ -102,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
             command=shlex.join(["python", "-m", "interop.bench.cluster", *words]),
             machine=machine.facts(directory),
             versions=[side.version for side in sides],
-            what={each.name: each.kind for each in given.chosen},
+            what={each.name: each.what for each in given.chosen},
         )
         return _measure(given, program, sides, found)
 
