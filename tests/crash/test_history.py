@@ -115,7 +115,8 @@ async def lives(broker: BrokerProcess, count: int, seed: int, end: Callable[[int
     streams += f"; groups: {history.groups.deliveries} given"
     found = history.violations + judge.violations + history.stream.violations + history.groups.failures
     print(f"\nseed {seed}: {totals}; stream: {streams}; {len(found)} violations")
-    assert not found, "\n".join([f"seed {seed}: {totals}", *found, judge.tell(), *said[-50:]])
+    # The first violation comes first, because pytest's summary shows one line.
+    assert not found, "\n".join([*found, f"seed {seed}: {totals}", judge.tell(), *said[-50:]])
     assert judge.totals["copies accounted for"] > 20 * count, f"hardly any load: {totals}"
     assert history.stream.totals["cut"], f"retention has cut nothing: {streams}"
     assert judge.totals["settled for certain, ack"], f"no ack was old enough to count: {totals}"

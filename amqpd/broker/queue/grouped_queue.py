@@ -2,7 +2,7 @@
 
 A consumer with credit gets the oldest message that it may have: of a free group, or of a group that it already has. The
 message of a free group goes to the next consumer in turn among those of the highest priority with credit (strict round
-robin). The message of a locked group goes to the owner of the group, whatever other consumers wait. So groups spread
+robin). The message of a locked group goes to the owner of the group, even if other consumers wait. So groups spread
 over the consumers, no consumer waits behind a locked group, and no group waits for ever behind a busier one.
 
 A basic.get takes the oldest message of a free group and locks the group until that message is answered.
