@@ -552,12 +552,12 @@ class Audit:
             log.error("audit log: it accepts no records; they are lost, and the broker continues without them")
         self.lost_count += count
 
-    def written_not(self, ranges: list[tuple[int, int]]) -> None:
+    def count_unwritten(self, ranges: list[tuple[int, int]]) -> None:
         """Count records that a failed write lost, at these offsets of the stream."""
         self._count_lost(sum(last - first + 1 for first, last in ranges))
         self.queue.on_write_failed(ranges)
 
-    def trouble(self) -> str:
+    def health_problem(self) -> str:
         """Return the text of the health check, or "" if all is well."""
         if self._failed():
             return "the audit log accepts nothing more"

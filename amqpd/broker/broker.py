@@ -257,7 +257,7 @@ class Broker:
         """Handle a log that could not write: its queue drops what is missing. The caller nacks the publishers."""
         ranges = store.take_failed_ranges()
         if store is self.audit.queue.store:
-            self.audit.written_not(ranges)
+            self.audit.count_unwritten(ranges)
         for vhost in self.vhosts.values():
             for queue in vhost.queues.values():
                 if queue.store is not store:
@@ -284,7 +284,7 @@ class Broker:
                     about = {"vhost": vhost.name, "queue": queue.name}
                     text = "queue '%s' in vhost '%s': the log accepts messages again"
                     log.warning(text, queue.name, vhost.name, extra=about)
-                    queue.order.resumed(queue)
+                    queue.order.on_log_resumed(queue)
 
     def _alarm_changed(self, reason: str) -> None:
         self.alarm_reason = reason

@@ -189,7 +189,7 @@ class QueueEntry:
         self.consumer: Consumer | None = None
         self.in_transaction = False
 
-    def give_back(self) -> None:
+    def detach(self) -> None:
         """Detach the entry from its consumer, which returned or rejected it."""
         if self.consumer is not None:
             self.consumer.given_back_count += 1
@@ -609,7 +609,7 @@ class QueueBase(Destination):
         """Deliver an entry that was taken from the ready ones."""
         raise NotImplementedError
 
-    def ended(self, entry: QueueEntry) -> bool:
+    def discard_if_expired(self, entry: QueueEntry) -> bool:
         """Return whether the time to live of a taken entry is over. The entry is then discarded."""
         raise NotImplementedError
 

@@ -84,7 +84,7 @@ class Event(NamedTuple):
 class EventListener(Protocol):
     """Receives every event, like the exchange."""
 
-    def heard(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Handle an event. Must be cheap and raise nothing."""
 
 
@@ -173,7 +173,7 @@ class Events:
             event = waiting.popleft()
             self.publish(event)
             if self.watcher is not None:
-                self.watcher.heard(event)
+                self.watcher.on_event(event)
             if time.perf_counter() >= until:
                 break
         if waiting:

@@ -70,15 +70,15 @@ class BrokerQueueServices(QueueServices):
     def declare_export(self, log: QueueLog, name: str, bytes_max: int | None) -> None:
         self._storage.export_hold(log).declare(name, bytes_max)
 
-    def retain(self, log: QueueLog, max_age_ms: i64, max_bytes: i64) -> None:
+    def set_acked_retention(self, log: QueueLog, max_age_ms: i64, max_bytes: i64) -> None:
         if isinstance(log, LocalLog):
             self._storage.retain(log, max_age_ms, max_bytes)
 
-    def rewind(self, log: QueueLog) -> AckedReplay:
+    def rewinder(self, log: QueueLog) -> AckedReplay:
         assert isinstance(log, LocalLog)  # the caller has checked it
         return self._storage.replay(log)
 
-    def keep(self, log: QueueLog, policy: RetentionPolicy) -> None:
+    def set_stream_retention(self, log: QueueLog, policy: RetentionPolicy) -> None:
         if isinstance(log, LocalLog):
             self._storage.set_policy(log, policy)
 
@@ -95,7 +95,7 @@ class BrokerQueueServices(QueueServices):
     def settle_offset(self, queue_id: str, name: str) -> None:
         self._stored_offsets.settle(queue_id, name)
 
-    def delaying(self, exchange: str) -> DelayHook:
+    def delay_hook(self, exchange: str) -> DelayHook:
         return self._delays.wheel(self.vhost_name, self.vhost_id, exchange)
 
     def end_delays(self) -> list[QueueLog]:

@@ -174,7 +174,7 @@ def basic_get(channel: Channel, command: BasicGet) -> None:
     queue.touch()
     entry = queue.get(command.no_ack)
     if entry is None:
-        if queue.waits():
+        if queue.must_wait():
             _get_later(channel, command, queue)
         else:
             queue.get_empty_count += 1
@@ -261,7 +261,7 @@ def apply_tx_ack(channel: Channel, entry: QueueEntry, action: int) -> None:
 def reject_all(channel: Channel, entries: Sequence[QueueEntry]) -> None:
     for entry in entries:
         channel.deliveries.return_credit(entry)
-        entry.give_back()  # a dead letter can keep the entry for long
+        entry.detach()  # a dead letter can keep the entry for long
         entry.queue.reject(entry)
     channel.session.turn.schedule()
 

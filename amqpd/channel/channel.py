@@ -254,7 +254,7 @@ class Channel(ChannelState):
         transaction = self.transaction
         if transaction is not None:
             if route.tap is not None:  # rabbit: the trace shows a publish when it is made, not at the commit
-                publisher.tapped(route.tap, route, message, self.number)
+                publisher.trace_publish(route.tap, route, message, self.number)
             transaction.add_publish(route, message)
             return
         only = route.only
@@ -262,7 +262,7 @@ class Channel(ChannelState):
             accepted = only.enqueue(message)  # the same as `Publisher.offer`, with one call less
         else:
             if route.tap is not None:
-                publisher.tapped(route.tap, route, message, self.number)
+                publisher.trace_publish(route.tap, route, message, self.number)
             if len(route.destinations) > WIDE_COUNT:
                 self.owner.begin_waiting(self)
                 SlicedFanout(self.session, route, message, self.confirms is not None, self._on_fanout_done).step()

@@ -511,7 +511,7 @@ class ChannelConsumers(DeliveryStatsMixin):
             queues[queue] = None
             # Return the credit first: the queue can deliver the entry again within `requeue`.
             self.return_credit(entry)
-            entry.give_back()
+            entry.detach()
             queue.requeue(entry, True, failed)
         for queue in queues:
             if not queue.deleted:

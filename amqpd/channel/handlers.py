@@ -425,7 +425,7 @@ def tx_commit(channel: Channel, _command: TxCommit) -> None:
         transaction.clear()
         TransactionCommit(channel, transaction, kept, settlements).start()
         return
-    publishes = [(route.still_there(), message) for route, message in kept]
+    publishes = [(route.without_deleted(), message) for route, message in kept]
     synced_logs: dict[Destination, QueueLog] = {}  # those with a log that gets a persistent message
     publish_logs: set[QueueLog] = set()
     for route, message in publishes:

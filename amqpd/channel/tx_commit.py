@@ -283,7 +283,7 @@ class TransactionCommit:
             original, message = publishes.pop()
             if route is None or original is not last:
                 last = original
-                route = original.still_there()
+                route = original.without_deleted()
             if not route.routed:
                 channel.session.vhost.unroutable_count += 1
                 if not route.mandatory:

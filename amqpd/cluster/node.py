@@ -71,8 +71,8 @@ def apply_cluster_rows(state: ClusterState, broker: Broker) -> None:
         if isinstance(change, DeleteBindings):  # DeleteBindings concerns no table of slot 0
             return
         broker.auth.apply_change(change)
-        broker.user_limits.follow(change)
-        broker.global_parameters.follow(change)
+        broker.user_limits.apply_replicated(change)
+        broker.global_parameters.apply_replicated(change)
         row = change.row
         if isinstance(row, VhostRow) and isinstance(change, Put) and row.state != "deleting":
             vhost = broker.vhosts.get(row.name)

@@ -51,7 +51,7 @@ class ConnectionRegistry(BrokerListener):
     def add(self, connection: Connection) -> None:
         self.by_name[connection.name] = connection
         session = connection.session
-        self.admission.entered(session, session.user.name, session.vhost)
+        self.admission.on_opened(session, session.user.name, session.vhost)
         self.opened_count += 1
 
     def release(self, connection: Connection) -> None:
@@ -66,7 +66,7 @@ class ConnectionRegistry(BrokerListener):
         session = connection.opened
         if session is None:
             return
-        self.admission.left(session, session.user.name, session.vhost)
+        self.admission.on_closed(session, session.user.name, session.vhost)
         with as_broker():  # rabbit
             declare.delete_queues(session.vhost, session.vhost.exclusive_queues(session))
 

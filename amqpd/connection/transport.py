@@ -94,7 +94,7 @@ class Transport(TransportBase, asyncio.Protocol):
         del self.connection, self.control
 
     def hand_over(self, protocol: asyncio.Protocol) -> asyncio.Transport:
-        # Reading stays paused. The socket counts as a used descriptor until `unopened.left`.
+        # Reading stays paused. The socket counts as a used descriptor until `unopened.on_closed`.
         transport = self._transport
         assert transport is not None  # the connection waits behind connection.open
         self._transport = None

@@ -183,7 +183,7 @@ class Import:
             await self.free_items()
 
     async def _release(self, declarations: Declarations) -> None:
-        for _ in declarations.transaction.let_go():
+        for _ in declarations.transaction.free_drafts():
             if self.slices.expired:
                 await self.slices.yield_loop()
 
@@ -191,7 +191,7 @@ class Import:
         try:
             await self._declare(declarations)
             # No yield from here to the commit.
-            gone = declarations.transaction.gone()
+            gone = declarations.transaction.find_deleted()
             if isinstance(gone, VHost):
                 raise BadRequest(f"vhost '{gone.name}': unknown")
             if gone is not None:
@@ -203,7 +203,7 @@ class Import:
             raise
         self.broker.auth.apply_committed(declarations.users, declarations.permissions)
         for name, limits in declarations.user_limits.items():
-            self.broker.user_limits.keep(name, limits)
+            self.broker.user_limits.apply_committed(name, limits)
         for _ in declarations.transaction.make_all():
             if self.slices.expired:
                 await self.slices.yield_loop()
@@ -350,7 +350,7 @@ class Declarations:
     def global_parameter(self, item: Item) -> None:
         self._check_once("global", item["name"])
         self.transaction.make(
-            self._globals.coming(clean_name(item["name"], "a parameter"), item["value"]), ignore_result
+            self._globals.pending_change(clean_name(item["name"], "a parameter"), item["value"]), ignore_result
         )
 
     def exchange(self, item: Item) -> None:

@@ -123,6 +123,6 @@ async def _import(broker: Broker, name: str, text: str | None, skip: bool) -> No
             await import_document(broker, document, name, None, skip)
             return
         except DeclarationPending as pending:
-            await pending.over()  # an object with that name is still being deleted after a crash
+            await pending.wait_in_task()  # an object with that name is still being deleted after a crash
         except ApiError as error:
             raise DefinitionsError(f"{name}: {error.reason}") from None

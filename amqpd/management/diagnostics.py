@@ -251,7 +251,7 @@ class EventRecorder:
         self._asked_at = time.monotonic()
         events.watch(self)
 
-    def heard(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Record an event, or stop recording if no client has asked for IDLE_S. Cost: one append."""
         if time.monotonic() - self._asked_at > IDLE_S:
             self._events.watch(None)

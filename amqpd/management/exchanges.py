@@ -48,7 +48,7 @@ COMMIT_WAIT_S: Final = 30.0
 
 def exchange_item(call: ApiRequest, vhost: VHost, exchange: Exchange) -> dict[str, Any]:
     """Return one exchange. Its counters are as new as the last `flush_counters`."""
-    policy = vhost.policies.obeyed_by(exchange)
+    policy = vhost.policies.policy_of(exchange)
     return {
         "name": exchange.name,
         "vhost": vhost.name,
@@ -189,7 +189,7 @@ async def _offer(call: ApiRequest, publisher: Publisher, message: Message) -> No
     """
     route, turn = publisher.route, call.broker.turn
     if route.tap is not None:
-        publisher.tapped(route.tap, route, message, 1)
+        publisher.trace_publish(route.tap, route, message, 1)
     future: asyncio.Future[bool] = call.broker.loop.create_future()
 
     def done(safe: bool) -> None:

@@ -75,7 +75,7 @@ async def check_alarms(call: ApiRequest) -> ApiResponse:
 
 async def check_audit(call: ApiRequest) -> ApiResponse:
     """Check that the audit log is writable. The broker continues without it. RabbitMQ has no such check."""
-    trouble = call.broker.audit.trouble()
+    trouble = call.broker.audit.health_problem()
     return reply({"status": "failed", "reason": trouble}, 503) if trouble else _ok()
 
 

@@ -298,7 +298,7 @@ class Preview:
     async def _check_object(self, vhost: VHost, table: PolicyTable, thing: Queue | Exchange) -> None:
         is_queue = isinstance(thing, Queue)
         kind = thing.kind if is_queue else EXCHANGE
-        before, after = vhost.policies.obeyed_by(thing), table.effective(kind, thing.name)
+        before, after = vhost.policies.policy_of(thing), table.effective(kind, thing.name)
         result = self._result(kind, thing.name, before, after)
         if not result:
             return

@@ -80,7 +80,7 @@ def queue_item(call: ApiRequest, queue: Queue) -> dict[str, Any]:
     shown = split_stats(call.rates.details(queue, QUEUE, requested_ranges(call.query)))
     first = queue.consumers[0].tag if queue.consumers else None
     vhost = call.broker.vhosts.get(queue.vhost_name)
-    followed = NONE if vhost is None else vhost.policies.obeyed_by(queue)
+    followed = NONE if vhost is None else vhost.policies.policy_of(queue)
     item: dict[str, Any] = {
         "name": queue.name,
         "vhost": queue.vhost_name,
@@ -152,7 +152,7 @@ def _replicas(call: ApiRequest, queue: Queue) -> dict[str, Any]:
 def item_without_stats(call: ApiRequest, queue: Queue, totals: bool) -> dict[str, Any]:
     """Return a queue without statistics. With `totals`, include its numbers of messages."""
     vhost = call.broker.vhosts.get(queue.vhost_name)
-    followed = NONE if vhost is None else vhost.policies.obeyed_by(queue)
+    followed = NONE if vhost is None else vhost.policies.policy_of(queue)
     item: dict[str, Any] = {
         "name": queue.name,
         "vhost": queue.vhost_name,
@@ -491,7 +491,7 @@ ROUTES: Final = (
 async def get_offsets(call: ApiRequest) -> ApiResponse:
     """List the stored offsets of a stream by consumer name."""
     queue, store = await _stream(call)
-    stored = list(call.broker.catalogue.stored_offsets.of(queue.id).items())
+    stored = list(call.broker.catalogue.stored_offsets.of_queue(queue.id).items())
     return await listing(call, stored, partial(_offset_item, store), lambda each: each[0])
 
 
@@ -499,7 +499,7 @@ async def get_offset(call: ApiRequest) -> ApiResponse:
     """Return the stored offset of a consumer name."""
     queue, store = await _stream(call)
     name = call.params["name"]
-    stored = call.broker.catalogue.stored_offsets.of(queue.id).get(name)
+    stored = call.broker.catalogue.stored_offsets.of_queue(queue.id).get(name)
     if stored is None:
         raise _no_stored_offset(queue, name)
     return reply(_offset_item(store, (name, stored)))

@@ -404,7 +404,7 @@ class AdminServer:
                     return reply
                 # Nothing has changed yet, so the handler is called again ...
                 except DeclarationPending as name:
-                    await name.over()  # ... once the name is created or deleted
+                    await name.wait_in_task()  # ... once the name is created or deleted
                 except LogNotOpen as waits:
                     await opening_over(waits.destinations)  # ... or once the logs are open or have failed
         finally:

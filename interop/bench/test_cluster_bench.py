@@ -36,7 +36,12 @@ def test_one_broker_as_three_nodes(tmp_path: Path) -> None:
         side.ports, side.pids, side.besides = [broker.port] * 3, [broker.pid, idle.pid], [idle.pid]
         timed = ["--time", "0.3", "--warm", "0.1", "--verify"]
         for scenario in ("S3", "S3x200", "S3r"):
-            result = generator.run(program, "127.0.0.1", 0, 0, ["-s", scenario, *timed, *side.options()])
+            # CPU time is counted in ticks of 10 ms. On a busy machine a short run may have none: a longer one follows.
+            for time_s in (0.3, 3, 30):
+                measured = ["--time", f"{time_s}", "--warm", "0.1", "--verify"]
+                result = generator.run(program, "127.0.0.1", 0, 0, ["-s", scenario, *measured, *side.options()])
+                if result["cpu_us"] > 0:
+                    break
             assert result["checked"] >= result["messages"] > 0 == result["wrong"]
             assert result["beside_cpu_us"] == 0.0 < result["beside_anon_peak_mb"] < result["anon_peak_mb"]
             assert result["cpu_us"] > 0
@@ -228,8 +233,10 @@ def test_a_short_run_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     kafka_rig.need(kafka_rig.missing())
     if not rabbitmq.is_installed():
         pytest.skip(f"needs RabbitMQ: apt install {rabbitmq.PACKAGE}")
-    given = {"rounds": 1, "time": 1, "warm-up": 2, "scenarios": "S3,S3 one node,S3r", "directory": tmp_path}
-    assert cluster.main([f"--{name}={value}" for name, value in given.items()]) == 0
+    given = {"rounds": 1, "warm-up": 2, "scenarios": "S3,S3 one node,S3r", "directory": tmp_path}
+    # On a busy machine no message may come through in a second, which is an error: a longer run follows.
+    command = [f"--{name}={value}" for name, value in given.items()]
+    assert any(cluster.main([*command, f"--time={time_s}"]) == 0 for time_s in (1, 10, 60))
     out = capsys.readouterr().out
     assert "| S3 one node " in out and "| S3r rabbitmq " in out and "with Kafka" in out and str(ROOT) not in out
     assert not list(tmp_path.glob("amqpd-bench-*")), "the nodes' directories are removed"

@@ -245,7 +245,7 @@ class Room:
     def get(self, queue: Queue) -> Got | None:
         """basic.get without an answer to wait for. A queue that is still being read is asked again, as channels do."""
         entry = queue.get(True)
-        while entry is None and queue.waits():
+        while entry is None and queue.must_wait():
             called: list[bool] = []
             queue.when_ready(lambda called=called: called.append(True))  # type: ignore[misc]
             self.turns()

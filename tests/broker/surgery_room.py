@@ -43,7 +43,7 @@ def got(room: Any, queue: Any) -> list[int]:
         entry = queue.get(True)
         if entry is not None:
             found.append(int(entry.message.body()))
-        elif queue.waits():
+        elif queue.must_wait():
             queue.when_ready(int)
             room.turns()
         else:

@@ -364,11 +364,11 @@ class TestHowItIsWritten:
         stream.failing = True
         for _ in range(3):
             audit.record("queue.deleted", deleted(), "alice")
-        assert audit.trouble() == "3 records of the audit log are lost"
+        assert audit.health_problem() == "3 records of the audit log are lost"
         assert sum("accepts no records" in each.message for each in caplog.records) == 1
         stream.failing = False
         audit.record("queue.deleted", deleted("after"), "alice")
-        assert audit.trouble() == ""
+        assert audit.health_problem() == ""
         assert [(each["event"], each.get("name")) for each in stream.records] == [
             (LOST, "3"), ("queue.deleted", "after")
         ]  # fmt: skip

@@ -31,7 +31,7 @@ def live(room, name: str) -> list[Record]:
 def given(room, queue) -> QueueEntry:
     """To a consumer. A queue that is still being read is asked again."""
     while (entry := queue.get(False)) is None:
-        assert queue.waits()
+        assert queue.must_wait()
         room.turns()
     return entry
 

@@ -36,10 +36,10 @@ def test_it_is_a_deque(entry: Callable[[int], QueueEntry], seed: int) -> None:
                 assert fifo.popleft() is twin.popleft()
             assert len(fifo) == len(twin)
             assert bool(fifo) is bool(twin)
-        assert fifo.rest() == list(twin)
+        assert fifo.entries() == list(twin)
     fifo.clear()
     assert not fifo
-    assert fifo.rest() == []
+    assert fifo.entries() == []
     fifo.append(one)
     assert fifo.popleft() is one
 

@@ -238,7 +238,7 @@ def test_messages_with_the_same_properties_age_each_by_itself(room) -> None:
     for _ in range(3):
         room.publish("q", expiration="100")
         room.advance(30)
-    entries = queue.order.hot.rest()
+    entries = queue.order.hot.entries()
     info = entries[0].message.info
     for entry in entries:
         entry.message.info = info

@@ -59,7 +59,7 @@ class TestLog:
             publish(room, "rgrb", number)
             red.ack_all()
         assert len(red.got) == 40
-        assert len(queue.order.hot.rest()) <= 5
+        assert len(queue.order.hot.entries()) <= 5
         assert queue.ready_count == queue.filters.unmatched_count() == 60
         green = take(room, queue, "colour = 'green'")
         assert len(green.got) == 20

@@ -178,7 +178,7 @@ class TestWhatComesBack:
         second = queue.get(False)
         assert second.message.body() == b"b2", "the oldest of a free group"
         assert queue.get(False) is None
-        assert not queue.waits()
+        assert not queue.must_wait()
         assert queue.ready_count == 2
         queue.ack(second)
         assert texts(room.bodies(queue)) == "b3", "and nothing is held by one that needs no answer"

@@ -228,7 +228,7 @@ class GroupMachine(TakerMachine):
         self.rest()
         entry = self.queue.get(no_ack)
         for _ in range(2000):
-            if entry is not None or not self.queue.waits():
+            if entry is not None or not self.queue.must_wait():
                 break
             called: list[bool] = []
             self.queue.when_ready(lambda called=called: called.append(True))
@@ -298,7 +298,7 @@ class GroupMachine(TakerMachine):
         for entry, held, settled in zip(entries, wanted, answers, strict=False):
             if not settled:
                 self.back(held)
-                search.give_back(entry)
+                search.return_message(entry)
                 self.displaced()
         search.close()
         self.rest()

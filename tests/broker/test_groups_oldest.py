@@ -87,7 +87,7 @@ def test_what_is_given_back_behind_the_oldest_is_not_forgotten(room: Any, more: 
             room.turns()
     bench.publish("b" * (12 + more))
     entries[0].message = None
-    search.give_back(entries[0])
+    search.return_message(entries[0])
     search.close()
     bench.publish("b" * 170)
     ready = bench.queue.ready_count

@@ -120,10 +120,10 @@ class TestLog:
         room.restart()
         queue = room.vhost.queues["q"]
         queue.prepare()
-        assert queue.get(True) is None and queue.waits()
+        assert queue.get(True) is None and queue.must_wait()
         assert queue.ready_count == 900
         assert room.get(queue).body == b"%1000d" % 2
-        assert (queue.ready_count, queue.waits(), len(queue.getters or ())) == (899, False, 0)
+        assert (queue.ready_count, queue.must_wait(), len(queue.getters or ())) == (899, False, 0)
 
     @pytest.mark.parametrize("pumps", [0, 1])
     def test_purged_while_it_is_opened(self, room, pumps) -> None:

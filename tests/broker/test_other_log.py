@@ -234,7 +234,7 @@ def test_what_is_not_at_hand_is_waited_for(room: Any, log: MemoryLog) -> None:
         room.get(queue)
     log.slow = True
     assert queue.get(True) is None
-    assert queue.waits()
+    assert queue.must_wait()
     called: list[bool] = []
     queue.when_ready(lambda: called.append(True))
     cursor = log.cursor

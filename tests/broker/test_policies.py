@@ -36,7 +36,7 @@ def clear(room: Any, name: str, operator: bool = False) -> list[object]:
 
 
 def shown(room: Any, thing: object) -> tuple[str, str, dict[str, object]]:
-    effective = room.vhost.policies.obeyed_by(thing)
+    effective = room.vhost.policies.policy_of(thing)
     return effective.policy, effective.operator_policy, dict(effective.definition)
 
 

@@ -112,7 +112,7 @@ def check(room: Any, twin: Twin) -> None:
     vhost = room.vhost
     for name, queue in vhost.queues.items():
         policy, operator, definition = twin.effective(queue.kind, name)
-        seen = vhost.policies.obeyed_by(queue)
+        seen = vhost.policies.policy_of(queue)
         assert (seen.policy, seen.operator_policy, dict(seen.definition)) == (policy, operator, definition)
         rules, given = queue.rules, queue.arguments
         assert rules.ttl_ms == twin.rule(definition, given, "message-ttl")
@@ -127,7 +127,7 @@ def check(room: Any, twin: Twin) -> None:
     upstream: dict[str, dict[str, int]] = {}
     for name, exchange in vhost.exchanges.items():
         policy, operator, definition = twin.effective("exchange", name)
-        seen = vhost.policies.obeyed_by(exchange)
+        seen = vhost.policies.policy_of(exchange)
         assert (seen.policy, seen.operator_policy, dict(seen.definition)) == (policy, operator, definition)
         alternate = exchange.arguments.get("alternate-exchange") or definition.get("alternate-exchange") or ""
         assert exchange.alternate == (alternate if name else "")

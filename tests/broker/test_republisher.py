@@ -55,10 +55,10 @@ class Mover(RepublishSource):
     def log(self) -> Any:
         return self.store
 
-    def lasts(self) -> bool:
+    def is_durable(self) -> bool:
         return self.lasting
 
-    def gone(self) -> bool:
+    def is_deleted(self) -> bool:
         return self.deleted
 
     def rewrite(self, envelope: MessageRoute, properties: bytes) -> RewrittenMessage | None:

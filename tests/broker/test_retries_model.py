@@ -122,7 +122,7 @@ class RetryMachine(RuleBasedStateMachine):
                 locked = {held.group for _, held in self.unacked} | {held.group for held in self.waiting}
             expected = next((each for each in self.ready if each.group not in locked), None)
             entry = self.queue.get(False)
-            while entry is None and self.queue.waits():
+            while entry is None and self.queue.must_wait():
                 self.queue.when_ready(lambda: None)
                 self.room.turns()
                 entry = self.queue.get(False)

@@ -83,7 +83,7 @@ class RewindMachine(RuleBasedStateMachine):
     def get(self) -> Any:
         """As channels do: a queue that goes on reading behind what was taken out of it is asked again."""
         entry = self.queue.get(False)
-        while entry is None and self.queue.waits():
+        while entry is None and self.queue.must_wait():
             self.turns()
             entry = self.queue.get(False)
         return entry

@@ -63,7 +63,7 @@ def test_whatever_happens(room: Any, kind: str, durable: bool, window: int, seed
             room.clock.per_look_ms = 0
             looked += 1
         elif what in ("back", "settle") and found:
-            (search.give_back if what == "back" else search.settle)(found.pop(rng.randrange(len(found))))
+            (search.return_message if what == "back" else search.settle)(found.pop(rng.randrange(len(found))))
         room.turn.schedule()
         room.turns()
         index = search._index

@@ -96,7 +96,7 @@ class TestLazy:
         assert len(database.later) == 1
         database.run_later()
         assert database.rows == {(A, "reader"): (1000, database.clock.now_ms)}
-        assert offsets.of(A)["reader"].time_ms == database.clock.now_ms
+        assert offsets.of_queue(A)["reader"].time_ms == database.clock.now_ms
         assert database.later == [], "nothing changes, nothing is timed"
         offsets.put(A, "reader", 1001)
         assert len(database.later) == 1
@@ -144,15 +144,15 @@ class TestLazy:
         database.held = []
         offsets.flush()
         offsets.set(A, "other", 3, lambda error: None)
-        assert [offsets.of(A)[name].time_ms for name in ("reader", "other")] == [0, 0]
+        assert [offsets.of_queue(A)[name].time_ms for name in ("reader", "other")] == [0, 0]
         database.answer()
-        assert {offsets.of(A)[name].time_ms for name in ("reader", "other")} == {database.clock.now_ms}
+        assert {offsets.of_queue(A)[name].time_ms for name in ("reader", "other")} == {database.clock.now_ms}
         database.held = []
         offsets.put(A, "reader", 10)
         offsets.flush()
         offsets.put(A, "reader", 11)
         database.answer()
-        assert offsets.of(A)["reader"] == (11, 0), "10 is written"
+        assert offsets.of_queue(A)["reader"] == (11, 0), "10 is written"
 
     def test_after_the_end_of_the_metadata(self, database: Database, offsets: ConsumerOffsets) -> None:
         offsets.admit(A, "reader")
@@ -229,7 +229,7 @@ class TestQueueGone:
         offsets.put(A, "reader", 4)  # an ack that comes late
         offsets.flush()
         assert database.submissions == []
-        assert offsets.of(A) == {}
+        assert offsets.of_queue(A) == {}
 
     def test_a_failed_write_does_not_bring_it_back(self, database: Database, offsets: ConsumerOffsets) -> None:
         offsets.admit(A, "reader")
@@ -251,4 +251,4 @@ class TestQueueGone:
         stored.put(queue.id, "reader", 3)
         assert stored.get(queue.id, "reader") == 3
         declare.delete_queue(room.vhost, queue)
-        assert stored.of(queue.id) == {}
+        assert stored.of_queue(queue.id) == {}

@@ -72,7 +72,7 @@ class TestSelectors:
         publish(room, *COLOURS)
         reader = read(room, stream, x_filter="missing = 1", x_stream_consumer_name="me")
         assert reader.place.offset == 8
-        stream.order.leave(stream, reader)
+        stream.order.remove_consumer(stream, reader)
         stream.remove_consumer(reader)
         publish(room, {"missing": 1})
         again = read(room, stream, x_filter="missing = 1", x_stream_consumer_name="me", turn=False)
@@ -81,14 +81,14 @@ class TestSelectors:
         assert len(again.got) == 1
         again.ack(len(again.entries))
         room.turns()
-        stream.order.leave(stream, again)
+        stream.order.remove_consumer(stream, again)
         assert room.vhost.queue_host.stored_offset(stream.id, "me") == 9
 
     def test_what_is_delivered_and_not_acked_is_not_passed_over(self, room, stream) -> None:
         publish(room, {"a": 1}, {"a": 2}, {"a": 2})
         reader = read(room, stream, x_filter="a = 1", x_stream_consumer_name="me")
         assert len(reader.got) == 1
-        stream.order.leave(stream, reader)
+        stream.order.remove_consumer(stream, reader)
         assert room.vhost.queue_host.stored_offset(stream.id, "me") <= 0
 
     def test_acks_give_credit_across_what_is_passed_over(self, room, stream) -> None:
@@ -219,7 +219,7 @@ class TestCost:
         publish(room, *[{"n": n} for n in range(2000)])
         readers = [read(room, stream, x_filter="n = 1999", turn=False) for _ in range(3)]
         for gone in readers[:2]:
-            stream.order.leave(stream, gone)
+            stream.order.remove_consumer(stream, gone)
             stream.remove_consumer(gone)
         room.turns()
         assert [len(reader.got) for reader in readers] == [0, 0, 1]

@@ -259,7 +259,7 @@ class TestNames:
     def test_what_is_acked_after_the_consumer_counts(self, room, stream) -> None:
         fill(room, 5)
         reader = read(room, stream, x_stream_offset="first", x_stream_consumer_name="me")
-        stream.order.leave(stream, reader)
+        stream.order.remove_consumer(stream, reader)
         stream.remove_consumer(reader)
         reader.ack(3)
         room.turns()

@@ -39,7 +39,7 @@ def bodies(room: Any, name: str) -> list[tuple[int, Any]]:
     queue = room.vhost.queues[name]
     assert queue.can_open()
     found = []
-    while (entry := queue.get(False)) is not None or queue.waits():
+    while (entry := queue.get(False)) is not None or queue.must_wait():
         if entry is None:
             room.turns()
             continue

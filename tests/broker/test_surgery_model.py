@@ -171,7 +171,7 @@ class SurgeryMachine(RuleBasedStateMachine):
         self.empty_target(set(self.before))
 
     def empty_target(self, settled: set[int]) -> None:
-        while (entry := self.target.get(True)) is not None or self.target.waits():
+        while (entry := self.target.get(True)) is not None or self.target.must_wait():
             if entry is None:
                 self.room.turns()
         self.settled |= settled

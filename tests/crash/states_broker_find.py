@@ -86,7 +86,7 @@ class Drain:
                     message = for_consumer(entry, queue.rules.counts_shown)
                     assert message is not None
                     self.got(name, message, entry.redelivered, entry.delivery_count)
-                elif queue.waits():
+                elif queue.must_wait():
                     queue.when_ready(_nothing)
                     life.turns()
                 else:

@@ -169,7 +169,7 @@ class BrokerLife(Process):
         while len(taken) < count:
             entry = found.get(False)
             if entry is None:
-                if not found.waits():
+                if not found.must_wait():
                     break
                 found.when_ready(_nothing)
                 self.turns()

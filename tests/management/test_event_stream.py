@@ -55,7 +55,7 @@ def test_the_last_of_them_are_kept() -> None:
     loop = Loop()
     watch = EventRecorder(loop.events)
     for number in range(COUNT_MAX + 5):
-        watch.heard(Event(f"{number}", {}, 0))
+        watch.on_event(Event(f"{number}", {}, 0))
     position, found = watch.events_since(0)
     assert (position, keys(found)[0], len(found)) == (5 + ANSWER_MAX, "5", ANSWER_MAX)
     assert keys(watch.events_since(COUNT_MAX + 3)[1]) == [f"{COUNT_MAX + 3}", f"{COUNT_MAX + 4}"]

@@ -192,17 +192,17 @@ def test_an_end_that_goes_before_the_commit_is_told(room: Room) -> None:
     draft = transaction.draft("/")
     assert draft is not None
     declare.bind(draft, room.vhost.exchanges["amq.direct"], queue, "k", {})
-    assert transaction.gone() is None
+    assert transaction.find_deleted() is None
     declare.delete_queue(room.vhost, queue)
-    assert transaction.gone() is queue
+    assert transaction.find_deleted() is queue
 
 
 def test_a_vhost_that_goes_before_the_commit_is_told(room: Room) -> None:
     transaction = room.transaction()
     declare_all(transaction)
-    assert transaction.gone() is None
+    assert transaction.find_deleted() is None
     room.vhost.deleted = True
-    assert transaction.gone() is room.vhost
+    assert transaction.find_deleted() is room.vhost
 
 
 def test_an_end_that_goes_behind_the_commit_takes_its_binding_with_it(room: Room) -> None:

@@ -90,7 +90,7 @@ class Client:
                 except LogNotOpen as waits:  # the line is given again once its queues' logs are open
                     await opening_over(waits.destinations)
                 except DeclarationPending as name:
-                    await name.over()
+                    await name.wait_in_task()
             self.broker.turn.schedule()
             await asyncio.sleep(0)  # others have their turn
 

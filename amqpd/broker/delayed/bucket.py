@@ -598,7 +598,7 @@ class DelayedRelease(RepublishSource):
     def log(self) -> QueueLog | None:
         return None if self.bucket.is_removed else self.bucket.store
 
-    def gone(self) -> bool:
+    def is_deleted(self) -> bool:
         return self.bucket.is_removed
 
     def envelope_of(self, exchange: bytes, routing_key: bytes) -> MessageRoute:

@@ -482,7 +482,7 @@ class QueueJob(RepublishSource):
     def log(self) -> QueueLog | None:
         return self.source.store
 
-    def lasts(self) -> bool:
+    def is_durable(self) -> bool:
         return self.source.log() is not None
 
     def envelope_of(self, exchange: bytes, routing_key: bytes) -> MessageRoute:
@@ -517,7 +517,7 @@ class QueueJob(RepublishSource):
         if entry is not None:
             self.found_count -= 1
             if self._search is not None:
-                self._search.give_back(entry)
+                self._search.return_message(entry)
             self.wake()
 
     def refused(self, offset: i64) -> bool:

@@ -381,5 +381,5 @@ def _replay_scan(request: JobRequest, job: QueueJob) -> QueueScan:
     section = LogRange(begin, request.until, request.begin_ms, request.until_ms)
     if request.dry_run or request.to_queue is not None:
         return AckedBrowse(source, job.conditions, job.wake, section)
-    rewind = source.host.rewind(store)
+    rewind = source.host.rewinder(store)
     return Replay(source, job.conditions, job.wake, section, rewind, request.limit, job.conditions.count_left, job.fail)

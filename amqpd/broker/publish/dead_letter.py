@@ -93,10 +93,10 @@ class DeadLetterSource(RepublishSource):
     def log(self) -> QueueLog | None:
         return self.queue.store
 
-    def lasts(self) -> bool:
+    def is_durable(self) -> bool:
         return self.queue.log() is not None
 
-    def gone(self) -> bool:
+    def is_deleted(self) -> bool:
         return self.queue.deleted
 
     def envelope_of(self, exchange: bytes, routing_key: bytes) -> MessageRoute:

@@ -73,7 +73,7 @@ class EntryLog(QueueLog):
         self._entry = entry
 
     def when_safe(self, offset: i64, done: Callable[[bool], None]) -> None:
-        self._entry.when_over(done)
+        self._entry.when_done(done)
 
 
 @final
@@ -126,7 +126,7 @@ class CacheEntry(Destination):
     def refuse(self) -> None:
         self._cache.forget(self)
 
-    def when_over(self, done: Callable[[bool], None]) -> None:
+    def when_done(self, done: Callable[[bool], None]) -> None:
         """Call `done(True)` when the message is safe, or `done(False)` when it failed; at once if that is certain."""
         if self.state == _NEW or self.state == _UNSAFE:
             self._waiting.append(done)

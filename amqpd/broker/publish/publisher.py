@@ -274,7 +274,7 @@ class Publisher:
             self.session.vhost.unroutable_count += 1
         return offer_to_all(route.destinations, message, None) == TAKEN
 
-    def tapped(self, tap: TraceHook, route: Route, message: Message, number: i64) -> None:
+    def trace_publish(self, tap: TraceHook, route: Route, message: Message, number: i64) -> None:
         """Report a publish on channel `number` to the firehose. The front end calls this once per message."""
         keys = route.keys
         if keys is None:

@@ -95,11 +95,11 @@ class RepublishSource:
         """
         raise NotImplementedError
 
-    def lasts(self) -> bool:
+    def is_durable(self) -> bool:
         """Return whether the log survives the broker, so that it must keep a message until the targets are safe."""
         return True
 
-    def gone(self) -> bool:
+    def is_deleted(self) -> bool:
         """Return whether the source was deleted. Its unpublished messages are then dropped."""
         return False
 
@@ -399,7 +399,7 @@ class Republisher(CommitListener):
         targets: list[QueueLog] = []
         source.offset = pending.first
         source.again = pending.first < pending.again_end
-        rewritten = None if source.gone() else source.rewrite(message.envelope, message.properties())
+        rewritten = None if source.is_deleted() else source.rewrite(message.envelope, message.properties())
         if rewritten is KEEP:
             source.on_unloaded(pending.first)
             return
@@ -417,7 +417,7 @@ class Republisher(CommitListener):
         store = source.log()
         count: i64 = 0
         size: i64 = 0
-        if store is None or source.gone():
+        if store is None or source.is_deleted():
             self._drop_first()
             return count, size
         try:
@@ -503,7 +503,7 @@ class Republisher(CommitListener):
 
     def _published(self, source: RepublishSource, offset: i64, size: i64, targets: list[QueueLog]) -> None:
         """Note that a message was published. Neighbours with the same targets wait as one range."""
-        if not targets or not source.lasts():
+        if not targets or not source.is_durable():
             source.on_safe(offset, offset, size)
             return
         if self._fresh:

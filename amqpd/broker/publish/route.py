@@ -161,7 +161,7 @@ class Route:
                     logs.append(log)
         return logs
 
-    def still_there(self) -> Route:
+    def without_deleted(self) -> Route:
         """Return the route without its deleted destinations, for a message that waited in a transaction.
 
         rabbit: a publish is routed when it arrives, not at the commit.

@@ -1,8 +1,8 @@
 """Rules of a queue (`QueueConfig`): everything that it obeys besides the order of its messages, as an immutable value.
 
-`arguments.rules_of` makes the rules from arguments and policies. `Queue.obey` replaces them as a whole while the queue
-runs. A queue with `plain` rules has no `QueueLimits` (limits.py), and this is its only test. Queues with equal rules
-may share one object.
+`arguments.rules_of` makes the rules from arguments and policies. `Queue.apply_config` replaces them as a whole while
+the queue runs. A queue with `plain` rules has no `QueueLimits` (limits.py), and this is its only test. Queues with
+equal rules may share one object.
 
 **Compacted streams** (x-compact, policy key cleanup-policy) keep the latest message of each routing key. Compaction
 (storage/compaction.py) removes older ones in the background. Offsets do not change, so readers see gaps. A *tombstone*

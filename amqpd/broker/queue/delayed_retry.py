@@ -100,7 +100,7 @@ class DelayedRetries(Timer):
         self._mean_size_bytes: i64 = 0
         self._held_bytes: i64 = 0
 
-    def obey(self, rule: RetryPolicy | None) -> None:
+    def apply_config(self, rule: RetryPolicy | None) -> None:
         """Replace the rule. Waiting messages keep their time; without a rule they are due at once."""
         self._rule = rule
         if self._unchecked is not None:
@@ -357,7 +357,7 @@ class DelayedRetries(Timer):
         self._queue.delayed_count = 0
         self._queue.delayed_bytes = 0
 
-    def unwritten(self, ranges: list[tuple[int, int]], order: ReadyOrder) -> None:
+    def drop_unwritten(self, ranges: list[tuple[int, int]], order: ReadyOrder) -> None:
         """Handle offsets that the log could not write: messages in memory stay there, the others are lost."""
         kept: list[DelayedEntry] = []
         for delayed in self._heap:

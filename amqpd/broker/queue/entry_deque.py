@@ -94,6 +94,6 @@ class EntryDeque:
         self._entries.clear()
         self._head = 0
 
-    def rest(self) -> list[QueueEntry]:
+    def entries(self) -> list[QueueEntry]:
         """Return all entries in order."""
         return [entry for entry in self._entries if entry is not None]

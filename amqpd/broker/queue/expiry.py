@@ -59,7 +59,7 @@ class MessageTtl(Timer):
         # Messages from this offset on have not been offered to all consumers yet, so they do not expire.
         self._fresh_from: i64 = NEVER
 
-    def obey(self, ttl_ms: i64) -> None:
+    def apply_config(self, ttl_ms: i64) -> None:
         """Replace the queue's own time to live. -1: none."""
         self.ttl_ms = ttl_ms
         self.behind = False
@@ -97,7 +97,7 @@ class MessageTtl(Timer):
         due_ms = self.deadline(message)
         return due_ms != NEVER and due_ms <= self.now_ms()
 
-    def came(self, message: Message, offset: i64, late: bool, may_lead: bool) -> None:
+    def on_ready(self, message: Message, offset: i64, late: bool, may_lead: bool) -> None:
         """Watch a message that has become ready.
 
         rabbit: a time to live of 0 means "deliver or drop", so consumers are asked before it expires.
@@ -114,7 +114,7 @@ class MessageTtl(Timer):
         elif may_lead or queue.ready_count == 1:
             self.arm()
 
-    def pumped(self, asked: bool) -> None:
+    def on_dispatched(self, asked: bool) -> None:
         """Set the timer after a pump.
 
         Args:

@@ -242,7 +242,7 @@ class FifoOrder(ReadyOrder):
         return count
 
     def stamp_arrival(self, now_ms: i64) -> None:
-        entries = self.hot.rest()
+        entries = self.hot.entries()
         if self.returned is not None:
             entries += self.returned
         for entry in entries:
@@ -279,10 +279,10 @@ class FifoOrder(ReadyOrder):
         queue.ready_count = 0
         queue.ready_bytes = 0
 
-    def unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
+    def drop_unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
         kept = EntryDeque()
         gone: i64 = 0
-        for entry in self.hot.rest():
+        for entry in self.hot.entries():
             if within(entry.offset, ranges):
                 gone += 1
                 self.memory.hot_bytes -= entry.body_size

@@ -180,14 +180,14 @@ class FilteredOrder(FifoOrder):
         self._views: dict[Message, MessageView] = {}
         self.go_on_from(plain)
 
-    def exclude(self, offsets: OffsetBitmap) -> None:
+    def exclude_offsets(self, offsets: OffsetBitmap) -> None:
         self.ahead = offsets
 
     def is_plain(self) -> bool:
         """Return whether a plain order can replace this one, if no message is unacked."""
         return not self.cursors and not self.ahead and not self.back and not self.rewinding
 
-    def pass_all(self) -> None:
+    def skip_to_end(self) -> None:
         """Move to the end of the log when no message is ready: all offsets in `ahead` are below new messages."""
         self.ahead.clear()
         self.cold_offset = self.backing.next_offset
@@ -324,7 +324,7 @@ class FilteredOrder(FifoOrder):
             cursor.position = offset + 1
             cursor.refused_count += 1
         cursor.position = end
-        place.rest()
+        place.release_memory()
         return _NONE
 
     def _message(self, queue: QueueBase, record: Record) -> Message:
@@ -588,7 +588,7 @@ class FilteredOrder(FifoOrder):
         store = backing.store
         size = queue.ready_bytes
         if store is not None:
-            for entry in [*self.back, *self.hot.rest()]:
+            for entry in [*self.back, *self.hot.entries()]:
                 backing.settle(entry)
                 size -= entry.body_size
             first = self.cold_offset
@@ -614,8 +614,8 @@ class FilteredOrder(FifoOrder):
         self.back.clear()
         self._begin_anew()
 
-    def unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
-        super().unwritten(queue, ranges)
+    def drop_unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
+        super().drop_unwritten(queue, ranges)
         if self.returned is not None:
             # Messages that are in memory only have lost their offset.
             self.returned = list(self.back)
@@ -682,7 +682,7 @@ class FilteredConsumers:
                 return cursor
         return None
 
-    def join(self, consumer: Consumer) -> None:
+    def add_consumer(self, consumer: Consumer) -> None:
         """Prepare for a consumer that the queue adds next."""
         selector = consumer.arguments.selector
         robin = self._queue.round_robin
@@ -701,7 +701,7 @@ class FilteredConsumers:
         cursor.robin.consumers.append(consumer)
         self._filter_of[consumer] = cursor
 
-    def leave(self, consumer: Consumer) -> None:
+    def remove_consumer(self, consumer: Consumer) -> None:
         """Prepare for the removal of a consumer from the queue."""
         robin = self._queue.round_robin
         if not robin.filtered:
@@ -790,7 +790,7 @@ class FilteredConsumers:
                 entry = order.claim(queue, cursor_chosen, self._offset)
             self._served_count += 1
             consumer.served = self._served_count
-            if not queue.ended(entry):
+            if not queue.discard_if_expired(entry):
                 queue.deliver_to(consumer, entry)
             count += 1
             if count >= PUMP_COUNT_MAX:
@@ -844,7 +844,7 @@ class FilteredConsumers:
         queue = self._queue
         order = self.order
         if queue.ready_count == 0:
-            order.pass_all()
+            order.skip_to_end()
         if queue.unacked_count + queue.delayed_count > 0 or not order.is_plain():
             return order
         plain = order.to_plain()

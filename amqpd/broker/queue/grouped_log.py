@@ -211,9 +211,9 @@ class GroupedLogReader:
 
     def _end_front(self, queue: QueueBase, store: QueueLog) -> None:
         """The log has no more messages. If it has fewer than were counted, correct the count."""
-        self._front.rest()
+        self._front.release_memory()
         if store.failed_ranges:
-            return  # `GroupedOrder.unwritten` corrects it
+            return  # `GroupedOrder.drop_unwritten` corrects it
         self.cold_offset = self._backing.next_offset
         window = self._window
         queue.ready_count = window.hot_count + window.returned_count + window.passed_count
@@ -317,7 +317,7 @@ class GroupedLogReader:
             if group.refused_by != self._second_number and group.passed_from >= self._second_from:
                 self._drop_missing(queue, group)
         self._second_offset = -1
-        self._second.rest()
+        self._second.release_memory()
         low = self.cold_offset
         for group in window.groups.values():
             if group.passed_count > 0 and group.passed_from < low:
@@ -450,14 +450,14 @@ class GroupedLogReader:
             if record is None or record.offset >= self.cold_offset:
                 for group in [each for each in window.groups.values() if each.passed_count > 0]:
                     self._drop_missing(queue, group)
-                place.rest()
+                place.release_memory()
                 return True
             passed = self.group_of_passed(record)
             if passed is not None:
                 self._take_passed(queue, store, passed, record)
                 count += 1
                 if window.passed_count == 0:
-                    place.rest()
+                    place.release_memory()
                     break
             window.passed_low = record.offset + 1
         return True
@@ -476,9 +476,9 @@ class GroupedLogReader:
         """No message is ready any more: end all readings."""
         self._second_offset = -1
         self._trimmed_count = 0
-        self._front.rest()
-        self._second.rest()
-        self._oldest.rest()
+        self._front.release_memory()
+        self._second.release_memory()
+        self._oldest.release_memory()
 
     def close(self) -> None:
         """Close the readers: the queue is deleted."""

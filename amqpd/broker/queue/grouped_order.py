@@ -55,10 +55,10 @@ class GroupedOrder(ReadyOrder):
 
     # -- consumers ---------------------------------------------------------------------------------------------------
 
-    def join(self, queue: QueueBase, consumer: Consumer) -> None:
+    def add_consumer(self, queue: QueueBase, consumer: Consumer) -> None:
         self.window.add_owner(consumer)
 
-    def leave(self, queue: QueueBase, consumer: Consumer) -> None:
+    def remove_consumer(self, queue: QueueBase, consumer: Consumer) -> None:
         self.window.remove_owner(consumer)
 
     # -- incoming messages -------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class GroupedOrder(ReadyOrder):
         self.window.clear_ready(queue)
         self.log.reset()
 
-    def unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
+    def drop_unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
         gone: list[GroupNode] = []
         for node in self.window.ready_nodes():
             entry = node.entry

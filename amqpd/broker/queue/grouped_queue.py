@@ -151,7 +151,7 @@ class GroupedQueue(Queue):
         if not log.load_message(self, head):
             return _WAITS if log.reading else _DELIVERED
         entry = self._window.claim(self, head, owner)
-        if not self.ended(entry):
+        if not self.discard_if_expired(entry):
             self.deliver_to(owner.consumer, entry)
         return _DELIVERED
 

@@ -143,7 +143,7 @@ class GroupedWindow:
         if entry.message is not None:
             self.memory.hot_bytes += entry.body_size
         for index in self.indexes:
-            index.came(node.offset, entry, node)
+            index.add_ready(node.offset, entry, node)
         group.append(node)
         if group.passed_count > 0:
             self.cold_groups.pop(group, None)
@@ -159,7 +159,7 @@ class GroupedWindow:
         group.add_returned(node)
         self._add_late(node)
         for index in self.indexes:
-            index.came(node.offset, entry, node)
+            index.add_ready(node.offset, entry, node)
         self.returned_count += 1
         if group.passed_count > 0:
             self.cold_groups.pop(group, None)
@@ -289,7 +289,7 @@ class GroupedWindow:
     def _remove_node(self, node: GroupNode) -> None:
         node.entry = None
         for index in self.indexes:
-            index.went(node.offset)
+            index.remove(node.offset)
         if not node.in_line:
             self._late_count -= 1
 

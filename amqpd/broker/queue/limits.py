@@ -95,7 +95,7 @@ class QueueLimits:
         # One slice was dropped; the next turn drops more.
         self._behind = False
 
-    def obey(self, rules: QueueConfig, opened: bool) -> None:
+    def apply_config(self, rules: QueueConfig, opened: bool) -> None:
         """Replace the rules. opened: the log is open, so the counts of ready messages are known."""
         queue = self._queue
         host = self._host
@@ -103,7 +103,7 @@ class QueueLimits:
         if self.retries is None and rules.retry is not None:
             self.retries = DelayedRetries(queue, host, self._backing)
         if self.retries is not None:
-            self.retries.obey(rules.retry)
+            self.retries.apply_config(rules.retry)
         lease = self.lease
         if lease is not None and lease.expires_ms != rules.expires_ms:
             lease.cancel()
@@ -125,7 +125,7 @@ class QueueLimits:
         elif self._startup_timer is None and (rules.ttl_ms >= 0 or rules.dead_letter_exchange is not None):
             self._startup_timer = StartupExpiryTimer(queue, host.timers)
 
-    def needed(self) -> bool:
+    def is_needed(self) -> bool:
         """Return whether plain rules still need this object: some messages still wait for a retry."""
         return self.retries is not None and self._queue.delayed_count > 0
 
@@ -143,7 +143,7 @@ class QueueLimits:
             self._host.timers.cancel(self._startup_timer)
             self._startup_timer = None
 
-    def opened(self) -> None:
+    def on_log_opened(self) -> None:
         """Enforce the length limits when the log has been opened."""
         if self.rules.drops_head and self._is_full():
             # The broker was killed after an append and before it settled the dropped message.
@@ -154,7 +154,7 @@ class QueueLimits:
                 self._queue.pump_failed(error)  # the retried pump continues
             self._host.turn.schedule()
 
-    def used(self) -> None:
+    def on_queue_used(self) -> None:
         """Restart the x-expires timer: the queue was used."""
         if self.lease is not None:
             self.lease.renew()
@@ -196,7 +196,7 @@ class QueueLimits:
         """
         if expiry is not None:
             late = not (self._in_transaction and len(self.rules.admissions) > 0)
-            expiry.came(message, self._backing.next_offset - 1, late, False)
+            expiry.on_ready(message, self._backing.next_offset - 1, late, False)
         if self._is_full():
             self._dispatch_first()
 
@@ -212,12 +212,12 @@ class QueueLimits:
         self._drop_head()
         return True
 
-    def limits_return(self, entry: QueueEntry) -> bool:
+    def has_reached_delivery_limit(self, entry: QueueEntry) -> bool:
         """Return whether a returned entry has reached the delivery limit."""
         limit = self.rules.delivery_limit
         return limit >= 0 and entry.delivery_count >= limit
 
-    def delays(self, entry: QueueEntry, failed: bool, expiry: MessageTtl | None, order: ReadyOrder) -> bool:
+    def wait_for_retry(self, entry: QueueEntry, failed: bool, expiry: MessageTtl | None, order: ReadyOrder) -> bool:
         """Let a returned entry wait for its retry, if the rules say so. Return whether it waits.
 
         Args:
@@ -278,7 +278,7 @@ class QueueLimits:
         """Drop messages for a transaction or a new rule.
 
         Returns:
-            False if the dispatch must wait: the log could not be written and `unwritten` comes first, or the next
+            False if the dispatch must wait: the log could not be written and `drop_unwritten` comes first, or the next
             turn must drop more.
         """
         if self._check_due:
@@ -298,10 +298,10 @@ class QueueLimits:
             self._drop_head()
         return not self._behind
 
-    def unwritten(self, ranges: list[tuple[int, int]], order: ReadyOrder) -> None:
+    def drop_unwritten(self, ranges: list[tuple[int, int]], order: ReadyOrder) -> None:
         """Remove waiting messages that the log could not write, and check the length again."""
         if self.retries is not None:
-            self.retries.unwritten(ranges, order)
+            self.retries.drop_unwritten(ranges, order)
         if self._check_due:
             self._queue.schedule_dispatch()
 

@@ -1,7 +1,7 @@
 """Reader of a queue's log from a position of its own, in pieces, without waiting for the disk.
 
 Records that were read and not processed stay in the reader, so a caller that stops in the middle of a piece continues
-there. A reader keeps at most one piece and the buffer of a cursor in memory; after `rest` it keeps nothing.
+there. A reader keeps at most one piece and the buffer of a cursor in memory; after `release_memory` it keeps nothing.
 
 Compiled by mypyc.
 """
@@ -107,7 +107,7 @@ class QueueLogReader:
         self._begin = 0
         self.read_offset = 0
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """Release the memory at the end of the log. The position stays."""
         self._records = []
         self._at = 0

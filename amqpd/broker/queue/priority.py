@@ -175,13 +175,13 @@ class PriorityOrder(ReadyOrder):
         else:
             self.head(queue)
 
-    def opened(self, queue: QueueBase) -> None:
+    def on_log_opened(self, queue: QueueBase) -> None:
         store = self.backing.store
         if store is not None and queue.ready_count > 0:
             self._scan_end = store.next_offset
             self._scan_left = queue.ready_count
 
-    def exclude(self, offsets: OffsetBitmap) -> None:
+    def exclude_offsets(self, offsets: OffsetBitmap) -> None:
         self._passed_over = offsets
 
     def _scanning(self) -> bool:
@@ -269,7 +269,7 @@ class PriorityOrder(ReadyOrder):
             self._hot_count += 1
             self.memory.hot_bytes += message.body_size
             for index in self.indexes:
-                index.came(offset, entry, None)
+                index.add_ready(offset, entry, None)
             return True
         self._add_cold(level, offset)
         return self.backing.store is not None
@@ -294,7 +294,7 @@ class PriorityOrder(ReadyOrder):
             entry.message = None
         heappush(level.returned, entry)
         for index in self.indexes:
-            index.came(entry.offset, entry, None)
+            index.add_ready(entry.offset, entry, None)
         queue.ready_count += 1
         queue.ready_bytes += entry.body_size
 
@@ -352,7 +352,7 @@ class PriorityOrder(ReadyOrder):
             entry.delivery_count = record.delivery_count
             level.hot.append(entry)
             for searched in self.indexes:
-                searched.came(offset, entry, None)
+                searched.add_ready(offset, entry, None)
             self._hot_count += 1
             self.memory.hot_bytes += entry.body_size
             size += entry.body_size
@@ -391,7 +391,7 @@ class PriorityOrder(ReadyOrder):
     def _remove_from_searches(self, offset: i64) -> None:
         """Update the searches: this message is no longer in memory or no longer ready."""
         for index in self.indexes:
-            index.went(offset)
+            index.remove(offset)
 
     def is_next_in_memory(self, queue: QueueBase) -> bool:
         # Reads jump within the log, so nothing is read ahead, except while the index is built.
@@ -529,7 +529,7 @@ class PriorityOrder(ReadyOrder):
             size -= share
             left -= 1
 
-    def unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
+    def drop_unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
         for level in self._levels:
             kept: deque[QueueEntry] = deque()
             for entry in level.hot:

@@ -103,19 +103,19 @@ class GetWaiters:
 def attach_consumer(queue: Queue, consumer: Consumer) -> None:
     """Add a consumer; the queue serves it from the next dispatch on. The caller has checked its arguments."""
     order = queue.order
-    order.join(queue, consumer)
+    order.add_consumer(queue, consumer)
     if consumer.arguments.selector is not None and isinstance(order, FifoOrder):
         queue.use_filtered_order()
     if queue.filters is not None:
-        queue.filters.join(consumer)
+        queue.filters.add_consumer(consumer)
     queue.add_consumer(consumer)
 
 
 def detach_consumer(queue: Queue, consumer: Consumer) -> None:
     """Remove a consumer. Its unacked deliveries stay with its channel."""
-    queue.order.leave(queue, consumer)
+    queue.order.remove_consumer(queue, consumer)
     if queue.filters is not None:
-        queue.filters.leave(consumer)
+        queue.filters.remove_consumer(consumer)
     queue.remove_consumer(consumer)
 
 
@@ -123,7 +123,7 @@ def apply_retention(host: QueueServices, backing: QueueStore, rules: QueueConfig
     """Set how long the queue's log keeps settled messages (x-retain); the rules may end this, too."""
     store = backing.store
     if store is not None and not backing.spilled:
-        host.retain(store, rules.retain_ms, rules.retain_bytes)
+        host.set_acked_retention(store, rules.retain_ms, rules.retain_bytes)
 
 
 def enqueue_retained(queue: QueueBase, backing: QueueStore, order: ReadyOrder, message: Message) -> bool:
@@ -219,9 +219,9 @@ class Queue(QueueBase):
         if expiry is not None and expiry.ttl_ms != rules.ttl_ms:
             if expiry.ttl_ms < 0 and self.ready_count > 0:
                 self.order.stamp_arrival(expiry.now_ms())
-            expiry.obey(rules.ttl_ms)
+            expiry.apply_config(rules.ttl_ms)
         enforcement = self.enforcement
-        if rules.plain and (enforcement is None or not enforcement.needed()):
+        if rules.plain and (enforcement is None or not enforcement.is_needed()):
             if enforcement is not None:
                 enforcement.end()
                 self.enforcement = None
@@ -229,8 +229,8 @@ class Queue(QueueBase):
         if enforcement is None:
             enforcement = QueueLimits(self, self.host, self.backing, rules)
             self.enforcement = enforcement
-        enforcement.obey(rules, self.opening is None)
-        self.order.obey(rules)
+        enforcement.apply_config(rules, self.opening is None)
+        self.order.apply_config(rules)
 
     def use_filtered_order(self) -> FilteredConsumers:
         """Replace the FIFO order by a `FilteredOrder`, which can take messages from its middle.
@@ -256,7 +256,7 @@ class Queue(QueueBase):
     def touch(self) -> None:
         """Renew the lease of x-expires after a declaration, a basic.get, or a consumer's begin or end."""
         if self.enforcement is not None:
-            self.enforcement.used()
+            self.enforcement.on_queue_used()
 
     # -- the log -----------------------------------------------------------------------------------------------------
 
@@ -303,10 +303,10 @@ class Queue(QueueBase):
             waiting = self.enforcement.restore(log)
             if waiting and isinstance(self.order, FifoOrder):
                 self.use_filtered_order()
-            self.order.exclude(waiting)
-        self.order.opened(self)
+            self.order.exclude_offsets(waiting)
+        self.order.on_log_opened(self)
         if self.enforcement is not None:
-            self.enforcement.opened()
+            self.enforcement.on_log_opened()
         if self.ready_count > 0:
             self._load_head()
 
@@ -405,7 +405,7 @@ class Queue(QueueBase):
             backing.spill(self.host.temporary_log(offset), message)
         if self.expiry is not None:
             late = self.round_robin.filtered and not (backing.in_transaction and self.rules.admissions)
-            self.expiry.came(message, offset, late, self.rules.level_max >= 0)
+            self.expiry.on_ready(message, offset, late, self.rules.level_max >= 0)
         return True
 
     def begin_transaction(self) -> None:
@@ -454,7 +454,7 @@ class Queue(QueueBase):
             return  # expired messages are still ahead; the next turn continues
         asked = self._pump()
         if self.expiry is not None:
-            self.expiry.pumped(asked)
+            self.expiry.on_dispatched(asked)
 
     def schedule_dispatch(self) -> None:
         """Have the loop turn call `dispatch` at its end, once for any number of calls."""
@@ -511,7 +511,7 @@ class Queue(QueueBase):
             self.getters = GetWaiters()
         self.getters.add(done)
 
-    def ended(self, entry: QueueEntry) -> bool:
+    def discard_if_expired(self, entry: QueueEntry) -> bool:
         """Return whether the time to live of a taken entry is over. The entry is then discarded."""
         over = self.expiry is not None and self.expiry.is_over(entry)
         if over:
@@ -551,12 +551,12 @@ class Queue(QueueBase):
             no_ack: settle the entry at once; otherwise it is unacked.
 
         Returns:
-            None if the queue is empty, or if the command must wait: see `waits`.
+            None if the queue is empty, or if the command must wait: see `must_wait`.
         """
         entry = self._take_at_hand()
         expiry = self.expiry
         if expiry is not None:
-            while entry is not None and self.ended(entry):
+            while entry is not None and self.discard_if_expired(entry):
                 expiry.drop()
                 entry = self._take_at_hand()
             expiry.arm()
@@ -582,7 +582,7 @@ class Queue(QueueBase):
             return None
         return self.order.take(self)
 
-    def waits(self) -> bool:
+    def must_wait(self) -> bool:
         """Return whether the queue has ready messages although `get` returned None. The caller uses `when_ready`.
 
         Either the disk is being read, or the queue serves no consumer at present (`RoundRobin.suspend`).
@@ -657,13 +657,13 @@ class Queue(QueueBase):
         if self.deleted:
             return
         enforcement = self.enforcement
-        if counts and enforcement is not None and enforcement.limits_return(entry):
+        if counts and enforcement is not None and enforcement.has_reached_delivery_limit(entry):
             self.discard(entry, "delivery_limit")
             return
         entry.redelivered = True
         if counts:
             entry.delivery_count += 1
-            if enforcement is not None and enforcement.delays(entry, failed, self.expiry, self.order):
+            if enforcement is not None and enforcement.wait_for_retry(entry, failed, self.expiry, self.order):
                 return
         self.backing.mark_returned(entry, 0)
         self.order.requeue(self, entry)
@@ -711,9 +711,9 @@ class Queue(QueueBase):
         Args:
             ranges: offsets, ends included.
         """
-        self.order.unwritten(self, ranges)
-        self.backing.unwritten(ranges)
+        self.order.drop_unwritten(self, ranges)
+        self.backing.forget_unwritten(ranges)
         # The sizes of dropped messages that were only in the log are unknown: use an upper bound.
         self.ready_bytes = min(self.ready_bytes, self.backing.most_bytes(self.order.memory.hot_bytes))
         if self.enforcement is not None:
-            self.enforcement.unwritten(ranges, self.order)
+            self.enforcement.drop_unwritten(ranges, self.order)

@@ -56,20 +56,20 @@ class ReadyOrder:
         """Return whether the disk was asked for the next message. The queue's `log_arrived` is called with it."""
         return self.reading
 
-    def opened(self, queue: QueueBase) -> None:
+    def on_log_opened(self, queue: QueueBase) -> None:
         """Prepare for the messages of a log that was opened. The queue's counts are set; no message is read yet."""
 
-    def resumed(self, queue: QueueBase) -> None:
+    def on_log_resumed(self, queue: QueueBase) -> None:
         """Continue after the log had failed and accepts messages again."""
         queue.schedule_dispatch()
 
-    def obey(self, rules: QueueConfig) -> None:
+    def apply_config(self, rules: QueueConfig) -> None:
         """Apply new rules of the queue."""
 
-    def join(self, queue: QueueBase, consumer: Consumer) -> None:
+    def add_consumer(self, queue: QueueBase, consumer: Consumer) -> None:
         """Prepare for a consumer that will be served, for example give it a position in the stream."""
 
-    def leave(self, queue: QueueBase, consumer: Consumer) -> None:
+    def remove_consumer(self, queue: QueueBase, consumer: Consumer) -> None:
         """Remove a consumer that gets no more messages."""
 
     def load_head(self, queue: QueueBase) -> None:
@@ -139,10 +139,10 @@ class ReadyOrder:
     def unreserve(self, queue: QueueBase, entry: QueueEntry) -> None:
         """Note that a reserved entry will not return. Only groups need this: the entry locks its group."""
 
-    def exclude(self, offsets: OffsetBitmap) -> None:
+    def exclude_offsets(self, offsets: OffsetBitmap) -> None:
         """Pass over these offsets of a log that was just opened: they wait for their next try.
 
-        Each will be requeued or settled. Called before `opened`. The order keeps the set.
+        Each will be requeued or settled. Called before `on_log_opened`. The order keeps the set.
         """
 
     # -- outgoing messages
@@ -188,6 +188,6 @@ class ReadyOrder:
         """Drop everything from memory: the queue is deleted."""
         raise NotImplementedError
 
-    def unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
+    def drop_unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
         """Drop ready messages that the log could not write. ranges: offsets, ends included."""
         raise NotImplementedError

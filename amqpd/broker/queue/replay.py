@@ -153,7 +153,7 @@ class AckedBrowse(AckedScan):
             if after is not None:
                 heappush(self._again, after.offset)
 
-    def give_back(self, entry: QueueEntry) -> None:
+    def return_message(self, entry: QueueEntry) -> None:
         heappush(self._again, entry.offset)
         self.ended = False
 
@@ -382,7 +382,7 @@ def make_ready(queue: Queue, first: i64, last: i64, between: OffsetBitmap, count
     """
     filtered = queue.use_filtered_order().order
     if queue.ready_count == 0:
-        filtered.pass_all()
+        filtered.skip_to_end()
     behind = filtered.cold_offset
     # Messages that were taken early and are not replayed stay excluded. Before the window every unsettled message that
     # is not replayed is excluded, too: it is unacked, returned, or a pending dead letter.
@@ -395,7 +395,7 @@ def make_ready(queue: Queue, first: i64, last: i64, between: OffsetBitmap, count
             between.remove_range(behind, last)
         hot = EntryDeque()
         hot_bytes: i64 = 0
-        for entry in filtered.hot.rest():
+        for entry in filtered.hot.entries():
             if entry.offset < first:
                 hot.append(entry)
                 hot_bytes += entry.body_size

@@ -96,7 +96,7 @@ class QueueScan:
     def settle(self, entry: QueueEntry) -> None:
         """Settle a message that `collect` returned."""
 
-    def give_back(self, entry: QueueEntry) -> None:
+    def return_message(self, entry: QueueEntry) -> None:
         """Return a message to its place. The search may find it again."""
 
     def close(self) -> None:
@@ -230,7 +230,7 @@ class BrowseScan(QueueScan):
             return self._memory[self._at].offset
         return max(self.position, self._begin)
 
-    def give_back(self, entry: QueueEntry) -> None:
+    def return_message(self, entry: QueueEntry) -> None:
         self.ended = False
         if entry.message is None:
             self.queue.backing.read_back(entry)
@@ -340,9 +340,9 @@ def held_by(queue: Queue) -> list[QueueEntry]:
     if isinstance(order, GroupedOrder):
         return order.in_memory()
     if isinstance(order, FilteredOrder):
-        return [*order.back, *order.hot.rest()]
+        return [*order.back, *order.hot.entries()]
     if isinstance(order, FifoOrder):
-        entries = order.hot.rest()
+        entries = order.hot.entries()
         if order.returned is not None:
             entries += order.returned
         return entries
@@ -362,7 +362,7 @@ class TakingScan(QueueScan):
         queue.uncount_unacked(entry.body_size)
         queue.backing.settle(entry)
 
-    def give_back(self, entry: QueueEntry) -> None:
+    def return_message(self, entry: QueueEntry) -> None:
         self.ended = False
         self.queue.requeue(entry, False)
         self.queue.schedule_dispatch()
@@ -410,7 +410,7 @@ class FifoScan(TakingScan):
                 self._skip_unlogged(cursor)
                 continue
             entry = order.claim(queue, cursor, offset)
-            if queue.ended(entry):
+            if queue.discard_if_expired(entry):
                 continue
             queue.count_unacked(entry.body_size)
             store = backing.store
@@ -449,7 +449,7 @@ class FifoScan(TakingScan):
 class LogScan(TakingScan):
     """Base class of searches through memory, then through the log by offset.
 
-    A message that `give_back` returned below the position is looked at again.
+    A message that `return_message` returned below the position is looked at again.
     """
 
     def __init__(self, queue: Queue, judge: MessagePredicate, wake: Callable[[], None]) -> None:
@@ -499,7 +499,7 @@ class LogScan(TakingScan):
         finally:
             self._end_slice()
         for entry in found:
-            if queue.ended(entry):
+            if queue.discard_if_expired(entry):
                 continue
             queue.count_unacked(entry.body_size)
             store = queue.backing.store
@@ -571,8 +571,8 @@ class LogScan(TakingScan):
             found.append(entry)
             bytes_max -= entry.body_size
 
-    def give_back(self, entry: QueueEntry) -> None:
-        super().give_back(entry)
+    def return_message(self, entry: QueueEntry) -> None:
+        super().return_message(entry)
         if not self.queue.backing.is_logged(entry.offset):
             self._from_memory = True
         if entry.offset < self.position:

@@ -68,11 +68,11 @@ class MemoryIndex:
                 if nodes:
                     node = nodes[self._at]
                     if node.entry is not None and node.offset not in self.entries:
-                        self.came(node.offset, node.entry, node)
+                        self.add_ready(node.offset, node.entry, node)
                 else:
                     entry = entries[self._at]
                     if entry.offset not in self._gone and entry.offset not in self.entries:
-                        self.came(entry.offset, entry, None)
+                        self.add_ready(entry.offset, entry, None)
                 self._at += 1
         self._filling = False
         self._first_nodes = []
@@ -80,7 +80,7 @@ class MemoryIndex:
         self._gone.clear()
         return True
 
-    def came(self, offset: i64, entry: QueueEntry, node: GroupNode | None) -> None:
+    def add_ready(self, offset: i64, entry: QueueEntry, node: GroupNode | None) -> None:
         """Add a message that is ready in memory."""
         if offset < 0 or offset >= self._end:
             return
@@ -90,7 +90,7 @@ class MemoryIndex:
         if not self._backing.is_logged(offset):
             heappush(self.alone, offset)
 
-    def went(self, offset: i64) -> None:
+    def remove(self, offset: i64) -> None:
         """Remove a message that is no longer in memory or no longer ready."""
         self.entries.pop(offset, None)
         self.nodes.pop(offset, None)

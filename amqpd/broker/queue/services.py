@@ -130,7 +130,7 @@ class QueueServices:
         """
         raise NotImplementedError
 
-    def retain(self, log: QueueLog, max_age_ms: i64, max_bytes: i64) -> None:
+    def set_acked_retention(self, log: QueueLog, max_age_ms: i64, max_bytes: i64) -> None:
         """Keep settled messages in the log up to an age and a size (x-retain).
 
         Args:
@@ -138,11 +138,11 @@ class QueueServices:
         """
         raise NotImplementedError
 
-    def rewind(self, log: QueueLog) -> AckedReplay:
+    def rewinder(self, log: QueueLog) -> AckedReplay:
         """Return the object that makes settled messages of the log ready again."""
         raise NotImplementedError
 
-    def keep(self, log: QueueLog, policy: RetentionPolicy) -> None:
+    def set_stream_retention(self, log: QueueLog, policy: RetentionPolicy) -> None:
         """Set the retention policy of a stream's log."""
         raise NotImplementedError
 
@@ -162,7 +162,7 @@ class QueueServices:
         """Write the stored offset in this turn: a consumer of this name has ended."""
         raise NotImplementedError
 
-    def delaying(self, exchange: str) -> DelayHook:
+    def delay_hook(self, exchange: str) -> DelayHook:
         """Return the delayed messages of the named exchange."""
         raise NotImplementedError
 

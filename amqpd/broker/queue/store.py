@@ -132,7 +132,7 @@ class QueueStore:
             self._producers = Producers()
         return self._producers
 
-    def unwritten(self, ranges: list[tuple[int, int]]) -> None:
+    def forget_unwritten(self, ranges: list[tuple[int, int]]) -> None:
         """Forget sequence numbers of messages that the log could not write, so that producers can send them again."""
         if self._producers is not None:
             for first, _ in ranges:

@@ -79,7 +79,7 @@ class LogChunk:
             alike = self.places.shared_fields[number]
             if number > 0:
                 view = self._views[number - 1]
-            if view is None or not view.serves(alike):
+            if view is None or not view.has_fields(alike):
                 view = RecordView(alike)
             self._views[number] = view
         return view
@@ -127,23 +127,23 @@ class LogChunks:
         for chunk in self._recent:
             if chunk.start <= offset < chunk.next_offset:
                 if held is not None:
-                    self.give_back(held)
+                    self.release_position(held)
                 return chunk, None
         if offset >= log.high_watermark:
             if held is not None:
-                self.give_back(held)
+                self.release_position(held)
             return None, None
         position = held if held is not None else self._idle_position(log, offset)
         try:
             places = position.cursor.views_below_hw(offset, self._chunk_bytes(bytes_max), arrived)
         except OSError:
             if held is None:
-                self.give_back(position)
+                self.release_position(position)
             raise
         position.next_offset = places.next_offset
         if places.count == 0 and places.waiting:
             return None, position
-        self.give_back(position)
+        self.release_position(position)
         if places.count == 0 and places.next_offset <= offset:
             return None, None  # the safe part ends with offsets that were removed
         chunk = LogChunk(offset, places)
@@ -172,13 +172,13 @@ class LogChunks:
             return ChunkPosition(log.new_cursor())
         return idle.pop(0) if idle else ChunkPosition(log.new_cursor())
 
-    def give_back(self, position: ChunkPosition) -> None:
+    def release_position(self, position: ChunkPosition) -> None:
         """Make a position idle. If there are too many, the one idle for longest is closed."""
         if len(self._idle) >= CURSORS_MAX:
             self._idle.pop(0).cursor.close()
         self._idle.append(position)
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """Release all memory while no reader reads and memory is short."""
         for position in self._idle:
             position.cursor.release()
@@ -313,7 +313,7 @@ class StreamReader(QueueBase):
         if offset < 0:
             return False
         self._waiting_position = None
-        self._shared.slices.give_back(position)
+        self._shared.slices.release_position(position)
         self._seeks_last = False
         self.offset = offset
         return True
@@ -505,7 +505,7 @@ class StreamOrder(ReadyOrder):
 
     # -- the log
 
-    def opened(self, queue: QueueBase) -> None:
+    def on_log_opened(self, queue: QueueBase) -> None:
         """Watch the log: retention changes the counts."""
         store = self.backing.store
         assert store is not None  # a stream is durable
@@ -521,10 +521,10 @@ class StreamOrder(ReadyOrder):
             queue.ready_bytes = store.size_bytes
             self._shared.slices.forget()
 
-    def obey(self, rules: QueueConfig) -> None:
+    def apply_config(self, rules: QueueConfig) -> None:
         store = self.backing.store
         if store is not None:
-            self._host.keep(store, retention_of(rules))
+            self._host.set_stream_retention(store, retention_of(rules))
         self.backing.compacts = "compact" in rules.cleanup
 
     def load_head(self, queue: QueueBase) -> None:
@@ -538,13 +538,13 @@ class StreamOrder(ReadyOrder):
             queue.schedule_dispatch()  # a consumer got credit when there was no record
         return True
 
-    def unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
+    def drop_unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
         """Update the counts. No reader has seen the lost records."""
         self._recounted()
 
     # -- consumers
 
-    def join(self, queue: QueueBase, consumer: Consumer) -> None:
+    def add_consumer(self, queue: QueueBase, consumer: Consumer) -> None:
         """Create the reader of a consumer. It begins now; a waiting single active consumer begins on its turn."""
         store = self.backing.store
         assert store is not None  # a stream is durable
@@ -563,7 +563,7 @@ class StreamOrder(ReadyOrder):
         if not reader.in_line or not queue.consumers:
             reader.begin(self._host.timers.wall_ms())
 
-    def leave(self, queue: QueueBase, consumer: Consumer) -> None:
+    def remove_consumer(self, queue: QueueBase, consumer: Consumer) -> None:
         """End the reader and store its acked offset. The next single active consumer continues there."""
         reader = consumer.reader
         if not isinstance(reader, StreamReader):
@@ -631,7 +631,7 @@ class StreamOrder(ReadyOrder):
             if consumer is None:
                 return False
             reader = consumer.reader
-            assert isinstance(reader, StreamReader)  # `join` created it
+            assert isinstance(reader, StreamReader)  # `add_consumer` created it
             searches = reader.filter is not None
             if searches and scans.is_used_up:
                 robin.park(consumer)
@@ -660,7 +660,7 @@ class StreamOrder(ReadyOrder):
         if self._watching or store is None or store.failed:
             return
         if self.memory.bytes_max < BYTES_MAX:
-            self._shared.slices.rest()
+            self._shared.slices.release_memory()
         self._queue = queue
         self._watching = True
         store.when_safe(store.high_watermark, self._high_watermark_moved)
@@ -679,7 +679,7 @@ class StreamOrder(ReadyOrder):
                 queue.round_robin.unpark(reader.consumer)
         queue.schedule_dispatch()
 
-    def resumed(self, queue: QueueBase) -> None:
+    def on_log_resumed(self, queue: QueueBase) -> None:
         self._queue = queue
         self._high_watermark_moved(True)
 

@@ -40,7 +40,7 @@ class RecordView(Selectable):
         self._alike = alike
         self._headers: dict[str, object] | None = None
 
-    def serves(self, alike: SharedFields) -> bool:
+    def has_fields(self, alike: SharedFields) -> bool:
         """Return whether these fields are the same. Compares identity: the log's reader shares equal objects."""
         own = self._alike
         return (

@@ -109,8 +109,8 @@ class DraftNamespace(Namespace):
         elif isinstance(brings, Limits):
             self.limits = brings
 
-    def let_go(self) -> Iterator[None]:
-        """Free the draft's objects in steps. See `DeclarationBatch.let_go`."""
+    def free_drafts(self) -> Iterator[None]:
+        """Free the draft's objects in steps. See `DeclarationBatch.free_drafts`."""
         for known in (self._queues, self._exchanges):
             while known:
                 known.popitem()
@@ -178,7 +178,7 @@ class DeclarationBatch(VhostNamespace):
 
     # -- commit ------------------------------------------------------------------------------------------------------
 
-    def gone(self) -> VHost | Queue | Exchange | None:
+    def find_deleted(self) -> VHost | Queue | Exchange | None:
         """Return the first vhost, source or destination that was deleted meanwhile, else None.
 
         A commit would then be useless. Cost: linear in the vhosts and bindings.
@@ -233,10 +233,10 @@ class DeclarationBatch(VhostNamespace):
         for gone in (rows, undo, held):
             yield from _drained(gone)
 
-    def let_go(self) -> Iterator[None]:
+    def free_drafts(self) -> Iterator[None]:
         """Free the drafts in steps, because freeing ten thousand at once blocks the event loop for 25 ms.
 
         Call this last. Steps that are not run are freed with the batch.
         """
         for draft in self._drafts.values():
-            yield from draft.let_go()
+            yield from draft.free_drafts()

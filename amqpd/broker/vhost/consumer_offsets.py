@@ -73,7 +73,7 @@ class ConsumerOffsets:
         stored = self._of.get(queue_id, _NONE).get(name)
         return None if stored is None else stored.offset
 
-    def of(self, queue_id: str) -> Mapping[str, StoredOffset]:
+    def of_queue(self, queue_id: str) -> Mapping[str, StoredOffset]:
         """Return consumer name -> stored offset of a queue. The next call may change the mapping."""
         return self._of.get(queue_id, _NONE)
 

@@ -183,7 +183,7 @@ def remove_exchange(vhost: VHost, exchange: Exchange) -> list[Change]:
         return []
     exchange.deleted = True
     if exchange.wheel is not None:
-        exchange.wheel.drop(vhost.catalogue.deletions.leaving())
+        exchange.wheel.drop(vhost.catalogue.deletions.add_directory())
     vhost.catalogue.events.emit("exchange.deleted", {"vhost": vhost.name, "name": exchange.name})
     changes: list[Change] = []
     for binding in vhost.take_exchange(exchange):
@@ -205,7 +205,7 @@ def remove_binding(vhost: VHost, binding: Binding) -> list[Change]:
     there = not source.deleted and binding.key in source.bindings
     vhost.take_binding(binding)
     if vhost.catalogue.events.exchange_bound:
-        vhost.catalogue.events.emit("binding.deleted", binding.told(vhost.name), recorded=False)
+        vhost.catalogue.events.emit("binding.deleted", binding.event_fields(vhost.name), recorded=False)
     if there and source.auto_delete and not source.bindings:
         return remove_exchange(vhost, source)
     return []
@@ -423,8 +423,8 @@ def unbind(
 
 
 def _remove_binding(vhost: VHost, binding: Binding) -> None:
-    if not binding.private:
-        vhost.catalogue.events.record("binding.deleted", binding.told(vhost.name))
+    if not binding.is_exclusive:
+        vhost.catalogue.events.record("binding.deleted", binding.event_fields(vhost.name))
     vhost.catalogue.deletions.delete(remove_binding(vhost, binding))
 
 

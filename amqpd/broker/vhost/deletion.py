@@ -43,7 +43,7 @@ class DirectoryRemoval:
         for done in self._waiting:
             done()
 
-    def when_over(self, done: Callable[[], None]) -> None:
+    def when_done(self, done: Callable[[], None]) -> None:
         if self._over:
             done()
         else:
@@ -69,7 +69,7 @@ class DeletionQueue:
         self._is_checkpointing = False
         self._leaving: list[DirectoryRemoval] = []
 
-    def leaving(self) -> Callable[[], None]:
+    def add_directory(self) -> Callable[[], None]:
         """Register a directory that will be renamed together with the rows of the next `delete`.
 
         `done` of that `delete` waits for it. Return the callback to call when the rename is durable.
@@ -125,7 +125,7 @@ class DeletionQueue:
         if left == 0:
             done()
         for directory in leaving:
-            directory.when_over(partial(gone, None))
+            directory.when_done(partial(gone, None))
         for queue in queues:
             store = queue.backing.store
             queue.backing.store = None

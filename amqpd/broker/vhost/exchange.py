@@ -324,7 +324,7 @@ class Binding:
         self.row_arguments = encode_table(arguments) if len(arguments) > 1 else self.key.arguments
         self.durable = source.durable and destination.durable
 
-    def told(self, vhost: str) -> dict[str, object]:
+    def event_fields(self, vhost: str) -> dict[str, object]:
         """Return the fields of an event about this binding."""
         return {
             "vhost": vhost,
@@ -337,7 +337,7 @@ class Binding:
         }
 
     @property
-    def private(self) -> bool:
+    def is_exclusive(self) -> bool:
         """Return whether the destination is an exclusive queue; the binding concerns only its connection."""
         end = self.destination
         return not isinstance(end, Exchange) and end.exclusive_owner is not None
@@ -400,7 +400,7 @@ class Exchange:
         """Return the reason why the exchange refuses messages; "" if its type is installed."""
         return self.matcher.reason if isinstance(self.matcher, MissingExchangeType) else ""
 
-    def told(self, vhost: str) -> dict[str, object]:
+    def event_fields(self, vhost: str) -> dict[str, object]:
         """Return the fields of an event about this exchange."""
         return {
             "vhost": vhost,

@@ -156,7 +156,7 @@ class UserLimits:
 
     @staticmethod
     def row(user: str, value: object) -> UserLimitsRow:
-        """Return the row for a batch. The caller calls `keep` after its commit. Raises: InvalidLimits."""
+        """Return the row for a batch. The caller calls `apply_committed` after its commit. Raises: InvalidLimits."""
         return UserLimitsRow(user, json.dumps(dict(sorted(checked(value, OF_USERS, "user-limits").items()))))
 
     def declare(self, user: str, value: object, done: Done = ignore_result) -> None:
@@ -165,24 +165,26 @@ class UserLimits:
         limits: dict[str, int] = json.loads(row.limits)
         before = UserLimitsRow(user, json.dumps(self.get(user)))
         change, undo = (Put(each) if each.limits != "{}" else Delete(each) for each in (row, before))
-        coming = PendingDeclaration(ObjectName("", "user limits", user), change, undo, partial(self.keep, user, limits))
+        coming = PendingDeclaration(
+            ObjectName("", "user limits", user), change, undo, partial(self.apply_committed, user, limits)
+        )
         self._catalogue.declared.commit_and_apply(coming, done)
 
-    def keep(self, user: str, value: Mapping[str, int]) -> None:
+    def apply_committed(self, user: str, value: Mapping[str, int]) -> None:
         """Apply committed limits."""
         about = {"name": PARAMETER, "username": user}
         self._catalogue.events.emit(f"user.limits.{'set' if value else 'cleared'}", {**about, **value})
         self._set(user, value)
         log.info("limits of user '%s' are now %s", user, json.dumps(value), extra={"user": user})
 
-    def follow(self, change: Put | Delete) -> None:
+    def apply_replicated(self, change: Put | Delete) -> None:
         """Apply a row that another node of the cluster committed. Ignore rows of other tables and unchanged ones."""
         row = change.row
         if not isinstance(row, UserLimitsRow):
             return
         value = {} if isinstance(change, Delete) else checked(json.loads(row.limits), OF_USERS, "user-limits")
         if value != self.get(row.user):
-            self.keep(row.user, value)
+            self.apply_committed(row.user, value)
 
     def _set(self, user: str, value: Mapping[str, int]) -> None:
         if value:
@@ -224,11 +226,11 @@ class ConnectionLimiter:
     def connection_count(self, user: str) -> int:
         return len(self._by_user.get(user, ()))
 
-    def entered(self, session: object, user: str, vhost: VHost) -> None:
+    def on_opened(self, session: object, user: str, vhost: VHost) -> None:
         vhost.connected.add(session)
         self._by_user.setdefault(user, set()).add(session)
 
-    def left(self, session: object, user: str, vhost: VHost) -> None:
+    def on_closed(self, session: object, user: str, vhost: VHost) -> None:
         """Remove a closed connection. A second call has no effect."""
         vhost.connected.discard(session)
         sessions = self._by_user.get(user)

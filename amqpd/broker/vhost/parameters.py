@@ -165,7 +165,7 @@ class GlobalParameters:
     def get(self, name: str, default: Any = None) -> Any:
         return self._values.get(name, default)
 
-    def coming(self, name: str, value: Any) -> PendingDeclaration:
+    def pending_change(self, name: str, value: Any) -> PendingDeclaration:
         """Return the pending change that sets a parameter. Raises: InvalidParameter."""
         if name == CLUSTER_NAME and not (isinstance(value, str) and value):
             raise InvalidParameter(f"{CLUSTER_NAME} should be a name, actually was {term(value)}")
@@ -178,7 +178,7 @@ class GlobalParameters:
     def declare(self, name: str, value: Any, done: Done = ignore_result) -> bool:
         """Set a parameter. Return whether it is new. Raises: InvalidParameter, DeclarationPending."""
         new = name not in self._values
-        self._catalogue.declared.commit_and_apply(self.coming(name, value), done)
+        self._catalogue.declared.commit_and_apply(self.pending_change(name, value), done)
         return new
 
     def clear(self, name: str, done: Done = ignore_result) -> None:
@@ -190,7 +190,7 @@ class GlobalParameters:
             PendingDeclaration(_global(name), change, self._undo(name), partial(self._drop, name)), done
         )
 
-    def follow(self, change: Put | Delete) -> None:
+    def apply_replicated(self, change: Put | Delete) -> None:
         """Apply a row that another node of the cluster committed. Ignore rows of other tables and unchanged ones."""
         row = change.row
         if not isinstance(row, GlobalParameterRow):

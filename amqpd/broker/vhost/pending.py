@@ -73,7 +73,7 @@ class DeclarationPending(Exception):
         """Call done(None) when the command can run again, or done(error) if a removal of this name failed."""
         self._declared.wait(self._name, done)
 
-    async def over(self) -> None:
+    async def wait_in_task(self) -> None:
         """Wait in a task until the command can run again. Raises: MetadataError."""
         future, done = done_future()
         self.wait(done)

@@ -474,7 +474,7 @@ class PolicyTable:
     def _matching(self, operator: bool, kind: str, name: str) -> Iterator[Policy]:
         return (each for each in self._ranked[operator] if each.matches(kind, name))
 
-    def obeyed_by(self, thing: object) -> EffectivePolicy:
+    def policy_of(self, thing: object) -> EffectivePolicy:
         return self.in_force.get(thing, NONE)
 
 

@@ -303,7 +303,7 @@ class VHost(Namespace):
         self._alternate_changed(exchange.name)
         self._link_alternate(exchange)
         if self.catalogue.events.has_listeners:
-            self.catalogue.events.emit("exchange.created", exchange.told(self.name))
+            self.catalogue.events.emit("exchange.created", exchange.event_fields(self.name))
         if self.policies:
             self.apply_policies(exchange)
 
@@ -311,7 +311,7 @@ class VHost(Namespace):
         """Remove an exchange and its outbound bindings from the tables. Return its inbound bindings."""
         for binding in exchange.take_bindings():
             if self.catalogue.events.exchange_bound:
-                self.catalogue.events.emit("binding.deleted", binding.told(self.name), recorded=False)
+                self.catalogue.events.emit("binding.deleted", binding.event_fields(self.name), recorded=False)
             self._inbound.get(binding.destination, {}).pop(binding.key, None)
         del self.exchanges[exchange.name]
         self.unavailable.pop(exchange, None)
@@ -365,7 +365,7 @@ class VHost(Namespace):
             return
         kind = thing.kind if isinstance(thing, Queue) else EXCHANGE
         new = self.policies.effective(kind, thing.name)
-        if new == self.policies.obeyed_by(thing):
+        if new == self.policies.policy_of(thing):
             return
         if new is NONE:
             del self.policies.in_force[thing]
@@ -383,7 +383,7 @@ class VHost(Namespace):
 
     def _create_delays(self, exchange: Exchange) -> None:
         if exchange.delays and exchange.wheel is None:
-            exchange.wheel = self.queue_host.delaying(exchange.name)
+            exchange.wheel = self.queue_host.delay_hook(exchange.name)
 
     def _set_alternate(self, exchange: Exchange, name: str) -> None:
         if name != exchange.alternate:
@@ -397,7 +397,9 @@ class VHost(Namespace):
         binding.source.add(binding)
         self._inbound.setdefault(binding.destination, {})[binding.key] = binding
         if self.catalogue.events.has_listeners:
-            self.catalogue.events.emit("binding.created", binding.told(self.name), recorded=not binding.private)
+            self.catalogue.events.emit(
+                "binding.created", binding.event_fields(self.name), recorded=not binding.is_exclusive
+            )
 
     def take_binding(self, binding: Binding) -> None:
         """Remove a binding from both tables, if it is there."""
