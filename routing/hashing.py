@@ -26,8 +26,7 @@ Compiled by mypyc. Sources:
 - RabbitMQ's plugin rabbitmq_consistent_hash_exchange: arguments, weights, texts. Its jump hash depends on the order of
   declarations.
 - RabbitMQ's plugins rabbitmq_sharding and rabbitmq_random_exchange; RabbitMQ 4.3 for the order in x-modulus-hash and
-4.0
-  for x-local-random.
+  4.0 for x-local-random.
 - Thaler and Ravishankar 1998 for rendezvous hashing.
 - https://github.com/skeeto/hash-prospector (public domain) for the constants of `mix_bits`.
 """

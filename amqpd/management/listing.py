@@ -234,8 +234,7 @@ async def _part(
 
     Args:
         sizes: number of objects; number with a matching name; how many of these can be on the requested page,
-            wherever it
-            begins in the merged list.
+            wherever it begins in the merged list.
     """
     total, filtered, wanted = sizes
     check_sample_count(query, min(wanted, filtered))

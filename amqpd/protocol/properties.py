@@ -8,8 +8,7 @@ such property, so both are rejected.
 Invariants:
 - `scan_properties` reads every byte and the structure of the headers. The other functions accept what it accepts.
 - The functions that change properties (`with_*`, `without_*`) cut bytes. Every property and header that they do not
-  name
-  keeps its bytes, type letter and position. They never change their argument.
+  name keeps its bytes, type letter and position. They never change their argument.
 
 Compiled by mypyc. Source: AMQP 0-9-1 4.2.6.1. RabbitMQ accepts bit 0 and answers 541 to the other errors.
 """

@@ -262,8 +262,8 @@ class DeadLetterPublisher:
     ) -> RewrittenMessage | None:
         """Make the dead letter of a message that died for the first time by appending header entries.
 
-        Returns: None if that is not enough: the message has CC, BCC or an earlier death, its destinations depend on
-        more
+        Returns:
+            None if that is not enough: the message has CC, BCC or an earlier death, its destinations depend on more
             than the routing key, or the headers would not fit into a frame.
         """
         if b"-death" in properties:

@@ -71,8 +71,7 @@ class LogOpening:
 
         Returns:
             True if this was the last step or it failed; the caller then calls `end`. False if there is more to do.
-            While
-            `asked` is set, the storage works, and the opening returns to the opener by itself.
+            While `asked` is set, the storage works, and the opening returns to the opener by itself.
         """
         if self._queue.deleted:
             return True

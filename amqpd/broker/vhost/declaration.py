@@ -26,8 +26,7 @@ class QueueDeclaration(NamedTuple):
         """Return the declaration with the vhost's default queue type.
 
         rabbit: the default applies as if the client had asked for it, unless the client names a type or the queue
-            cannot have
-        the default type.
+        cannot have the default type.
         """
         if kind == "classic" or not self.durable or self.auto_delete:
             return self
