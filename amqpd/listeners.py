@@ -8,6 +8,7 @@ it resolves, IPv4 peers have no IPv6 form, and a kernel without IPv6 works.
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 from typing import Final, NamedTuple
 
@@ -100,3 +101,13 @@ def bound_socket(host: str, port: int, only_ipv6: bool = False) -> socket.socket
             sock.close()
         raise OSError(error.errno, f"cannot listen on {shown(host)}:{port}: {error.strerror}") from error
     return sock
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether the peer's address is a loopback address. The listener's address does not count."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host == "unix"
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)

@@ -116,7 +116,9 @@ class Server:
         cluster_front_ends = []
         if self.node is not None:
             cluster_front_ends = [self.node.attach(self.broker, self.amqp, admin, self._first_rows, self.fail)]
-        others = (guest(self.broker) for guest in guests)
+        others = [guest(self.broker) for guest in guests]
+        if settings.kafka.port is not None or settings.kafka.tls.port is not None:
+            others.append(_kafka_front_end(settings, self.broker))
         self.front_ends: list[FrontEnd] = [*cluster_front_ends, self.amqp, *others, admin]
 
     async def begin(self) -> None:
@@ -365,6 +367,21 @@ class Server:
         log.info("stopped, all logs are synced")
         self.notifier.close()
         self.stopped.set()
+
+
+def _kafka_front_end(settings: Settings, broker: Broker) -> FrontEnd:
+    """Return the front end of Kafka's clients. Raises OSError if it cannot run here."""
+    if settings.cluster.kafka:
+        raise OSError(
+            "kafka.port cannot be set together with cluster.kafka: clients of a cluster's streams use Kafka itself"
+        )
+    try:
+        from amqpd.kafka_server.server import KafkaFrontEnd
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("kafka"):
+            raise
+        raise OSError("kafka.port needs kafka-python: pip install 'amqpd[kafka]'") from None
+    return KafkaFrontEnd(broker)
 
 
 def _make_parsers() -> None:

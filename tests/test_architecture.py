@@ -47,7 +47,7 @@ LAYERS = (
     ("amqpd.server",),
     ("amqpd.cluster",),
     ("amqpd.management",),
-    ("amqpd.connection",),
+    ("amqpd.connection", "amqpd.kafka_server"),
     ("amqpd.protocol_server", "amqpd.listeners", "amqpd.process", "amqpd.logging_config"),
     ("amqpd.channel",),
     ("amqpd.broker.publish.publisher", "amqpd.broker.publish.fanout", "amqpd.broker.consume"),
@@ -115,6 +115,7 @@ class TestImports:
             for one in all_imports()
             if within(one.module, "amqpd.cluster", "amqpd.kafka", "aiokafka", "kafka")
             and not within(one.importer, "amqpd.cluster", "amqpd.kafka")
+            and not (within(one.importer, "amqpd.kafka_server") and within(one.module, "kafka"))
             and (one.importer, one.module) != ("amqpd.server", "amqpd.cluster.node")  # where `cluster.kafka` is set
         )
 

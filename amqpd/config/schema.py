@@ -409,6 +409,37 @@ class DefaultSettings:
 
 
 @dataclass(frozen=True)
+class KafkaTlsSettings(TlsSettings):
+    """Kafka's protocol over TLS, on its own port."""
+
+    port: int | None = setting(None, OFF_PORT, "Port for Kafka's protocol over TLS; 0: any free port.")
+
+
+@dataclass(frozen=True)
+class KafkaSettings:
+    """The listener for Kafka's clients, whose topics are the broker's streams."""
+
+    host: str = setting(
+        "", TEXT, "Address to listen on, or several with commas; empty: every interface, IPv4 and IPv6."
+    )
+    port: int | None = setting(None, OFF_PORT, "Port for Kafka's protocol, usually 9092; 0: any free port.")
+    advertised: str = setting(
+        "",
+        TEXT,
+        "Host and port (kafka.example.com:9092) at which clients reach the broker, for the responses to Metadata; "
+        "empty: the address to which the client has connected.",
+    )
+    vhost: str = setting("/", SOME_TEXT, "Vhost of clients whose user name does not name one (vhost:user).")
+    anonymous_user: str = setting(
+        "guest", TEXT, "User of clients that do not log in with SASL; empty: they must log in."
+    )
+    request_size_max_bytes: int = setting(
+        100 << 20, byte_count(1 << 16, 1 << 29), "Largest request; the connection of a larger one is closed."
+    )
+    tls: KafkaTlsSettings = KafkaTlsSettings()
+
+
+@dataclass(frozen=True)
 class Settings:
     """Every setting of the server."""
 
@@ -455,6 +486,7 @@ class Settings:
     storage: StorageSettings = StorageSettings()
     audit: AuditSettings = AuditSettings()
     limits: LimitSettings = LimitSettings()
+    kafka: KafkaSettings = KafkaSettings()
     cluster: ClusterSettings = ClusterSettings()
     default: DefaultSettings = DefaultSettings()
 

@@ -7,7 +7,6 @@ drops writes after the socket closed: uvloop raises an exception for them, which
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import socket
 import struct
@@ -17,6 +16,7 @@ from amqpd.connection.channel_zero import WANT_HEADER, ChannelZero
 from amqpd.connection.connection import Connection
 from amqpd.connection.heartbeat import Heartbeats
 from amqpd.connection.interfaces import TransportBase
+from amqpd.listeners import is_loopback
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
@@ -184,13 +184,3 @@ def _address(raw: object) -> tuple[str, int]:
 def _shown(address: tuple[str, int]) -> str:
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether the peer's address is a loopback address. The listener's address does not count."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host == "unix"
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)

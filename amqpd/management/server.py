@@ -35,7 +35,6 @@ from amqpd.broker.events import ACTOR, CLI, ORIGIN
 from amqpd.broker.queue.log_opener import opening_over
 from amqpd.broker.vhost.pending import DeclarationPending
 from amqpd.connection import peer_certificate
-from amqpd.connection.transport import is_loopback
 from amqpd.errors import AccessRefused, AmqpError, NotFound, ResourceError
 from amqpd.management.cluster_gateway import (
     SESSION_DIGEST,

@@ -13,7 +13,8 @@ from served import Served, Socket
 from amqpd.connection.channel_zero import CLOSE_WAIT_S
 from amqpd.connection.close_handler import CLOSED
 from amqpd.connection.read_pause import SYNC
-from amqpd.connection.transport import LINGER_S, WRITE_HIGH_BYTES, WRITE_LOW_BYTES, is_loopback
+from amqpd.connection.transport import LINGER_S, WRITE_HIGH_BYTES, WRITE_LOW_BYTES
+from amqpd.listeners import is_loopback
 
 
 @pytest.fixture

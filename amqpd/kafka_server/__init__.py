@@ -1,0 +1,17 @@
+"""Kafka's protocol for the broker's streams: Kafka's producers, consumers and consumer groups read and write them.
+
+    server.py      the listener, and the state that all connections share
+    connection.py  one socket: frames, requests in order, replies in the same order
+    messages.py    requests and responses as Python objects
+    sasl.py        logins
+    topics.py      streams as topics: Metadata, CreateTopics, DeleteTopics, DescribeConfigs
+    produce.py     Produce, InitProducerId
+    fetch.py       Fetch, ListOffsets
+    groups.py      the state machine of a consumer group, without IO
+    coordinator.py groups and their committed offsets
+
+A *topic* is a stream with one partition, number 0. The log has the format of Kafka's record batches, so batches of
+producers are stored as they are, after they were checked, and sent to consumers as they are stored.
+
+Only `kafka.port` loads this package. It needs kafka-python, which has the definitions of Kafka's messages.
+"""

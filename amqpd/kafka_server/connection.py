@@ -1,0 +1,361 @@
+"""One socket of a Kafka client.
+
+Requests are handled in the order in which they arrive, and so are the replies sent: a reply that waits, for a sync or
+for new records, holds back the ones after it. A connection reads on meanwhile, until REQUESTS_MAX requests wait.
+
+Handlers run in the call of the event loop that received the request. They make no tasks: a handler that must wait
+keeps the `Call`, and calls `reply` later.
+
+Before the login a client may send ApiVersions, SaslHandshake and SaslAuthenticate. A client that sends another request
+is logged in as `kafka.anonymous_user`. A client that does not log in is disconnected after
+`amqp.handshake_timeout_s`.
+
+What cannot be read closes the connection with a log line, as Kafka does: the protocol has no error for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+from amqpd.kafka_server.messages import (
+    API_VERSIONS,
+    NONE,
+    UNSUPPORTED_VERSION,
+    BadRequest,
+    RequestHeader,
+    decode_body,
+    encode_response,
+    frame_of,
+    read_header,
+)
+
+if TYPE_CHECKING:
+    from amqpd.broker.session import Session
+    from amqpd.kafka_server.server import KafkaServer
+
+log = logging.getLogger(__name__)
+
+REQUESTS_MAX: Final = 64
+# Largest request before the login.
+LOGIN_BYTES_MAX: Final = 65536
+# Limits of the transport's write buffer.
+WRITE_HIGH_BYTES: Final = 1 << 20
+WRITE_LOW_BYTES: Final = 256 * 1024
+
+_INT32: Final = struct.Struct(">i")
+
+
+class Api(NamedTuple):
+    """A request that the broker understands.
+
+    Attributes:
+        first, last: its versions.
+        flexible: the first version whose header has tagged fields.
+        request, response: kafka-python's types; None if the handler reads and writes the bytes itself.
+        before_login: allowed without a login.
+    """
+
+    key: int
+    name: str
+    first: int
+    last: int
+    flexible: int
+    handle: Callable[[Call], None]
+    request: Any = None
+    response: Any = None
+    before_login: bool = False
+
+
+class Call:
+    """A request, until its reply is sent.
+
+    Attributes:
+        request: the decoded body; None if the API has no type.
+        frame: the whole request without its length, for handlers that decode it themselves.
+    """
+
+    __slots__ = ("_done", "_reply", "api", "connection", "frame", "header", "request")
+
+    def __init__(self, connection: KafkaConnection, api: Api, header: RequestHeader, frame: bytes) -> None:
+        self.connection = connection
+        self.api = api
+        self.header = header
+        self.frame = frame
+        self.request: Any = None
+        self._done = False
+        self._reply: tuple[bytes, ...] = ()
+
+    @property
+    def version(self) -> int:
+        return self.header.version
+
+    @property
+    def is_flexible(self) -> bool:
+        """Return whether the headers of request and response have tagged fields."""
+        return self.header.version >= self.api.flexible
+
+    @property
+    def session(self) -> Session:
+        """Return the session of a client that is logged in."""
+        session = self.connection.session
+        assert session is not None
+        return session
+
+    def reply(self, fields: Mapping[str, Any]) -> None:
+        """Answer with these fields of the response's body. Fields that are missing have their defaults."""
+        # The header of an ApiVersions response never has tagged fields.
+        flexible = self.is_flexible and self.api.key != API_VERSIONS
+        self._finish((encode_response(self.api.response, self.header, flexible, fields),))
+
+    def reply_bytes(self, *parts: bytes) -> None:
+        """Answer with an encoded body, in parts."""
+        tags = b"\0" if self.is_flexible else b""
+        self._finish((frame_of(self.header.correlation_id, tags, *parts),))
+
+    def reply_nothing(self) -> None:
+        """End the call without an answer (Produce with acks 0)."""
+        self._finish(())
+
+    def _finish(self, reply: tuple[bytes, ...]) -> None:
+        if not self._done:
+            self._done = True
+            self._reply = reply
+            self.frame = b""
+            self.request = None
+            self.connection.on_reply()
+
+    @property
+    def is_done(self) -> bool:
+        return self._done
+
+    def take_reply(self) -> tuple[bytes, ...]:
+        """Return the parts of the reply, once."""
+        reply, self._reply = self._reply, ()
+        return reply
+
+
+class KafkaConnection(asyncio.Protocol):
+    """One client.
+
+    Attributes:
+        session: None before the login.
+        name: for logs and lists, as of AMQP connections.
+        closed: calls of `on_closed`.
+    """
+
+    def __init__(self, server: KafkaServer, tls: bool) -> None:
+        self.server = server
+        self.tls = tls
+        self.session: Session | None = None
+        self.name = ""
+        self.client_id = ""
+        self.peer: tuple[str, int] = ("", 0)
+        self.closed = False
+        # State of the SASL exchange, for sasl.py.
+        self.sasl_mechanism = ""
+        self.on_close: list[Callable[[], None]] = []
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._calls: deque[Call] = deque()
+        self._handling = False
+        self._reading = True
+        self._held = False  # by the server: an alarm
+        self._write_paused = False
+        self._login_timer: asyncio.TimerHandle | None = None
+
+    # -- asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.peer = _address(transport.get_extra_info("peername"))
+        local = _address(transport.get_extra_info("sockname"))
+        self.name = f"{self.peer[0]}:{self.peer[1]} -> {local[0]}:{local[1]}"
+        timeout_s = self.server.broker.settings.amqp.handshake_timeout_s
+        self._login_timer = self.server.broker.loop.call_later(timeout_s, self._no_login)
+        self.server.connections.add(self)
+
+    def _no_login(self) -> None:
+        if self.session is None:
+            self.close("it has not logged in")
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        self._read_requests()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._end()
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        self._update_reading()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self._update_reading()
+        self._read_requests()
+
+    # -- requests
+
+    def _read_requests(self) -> None:
+        """Handle the requests in the buffer, as far as they are complete and may be handled now."""
+        while not self.closed and self._may_handle() and len(self._buffer) >= 4:
+            size = _INT32.unpack_from(self._buffer)[0]
+            limit = LOGIN_BYTES_MAX if self.session is None else self.server.settings.request_size_max_bytes
+            if not 0 < size <= limit:
+                self.close(f"a request of {size} bytes; at most {limit} are accepted")
+                return
+            if len(self._buffer) < 4 + size:
+                break
+            frame = bytes(memoryview(self._buffer)[4 : 4 + size])
+            del self._buffer[: 4 + size]
+            self._handle(frame)
+        self._update_reading()
+
+    def _may_handle(self) -> bool:
+        """Return whether the next request may be handled.
+
+        A login must be complete before requests that follow it are looked at.
+        """
+        if self._held or self._write_paused or len(self._calls) >= REQUESTS_MAX:
+            return False
+        return self.session is not None or not self._calls
+
+    def _update_reading(self) -> None:
+        transport = self._transport
+        if transport is None or self.closed:
+            return
+        wanted = self._may_handle()
+        if wanted and not self._reading:
+            transport.resume_reading()
+        elif not wanted and self._reading:
+            transport.pause_reading()
+        self._reading = wanted
+
+    def _handle(self, frame: bytes) -> None:
+        try:
+            header = read_header(frame)
+            api = self.server.apis.get(header.api_key)
+            if api is None:
+                raise BadRequest(f"unknown request {header.api_key}")
+            call = Call(self, api, header, frame)
+            self._calls.append(call)
+            if not api.first <= header.version <= api.last:
+                self._refuse_version(call)
+                return
+            self.client_id = header.client_id
+            if api.request is not None:
+                call.request = decode_body(api.request, frame, header, call.is_flexible)
+            if self.session is None and not api.before_login and not self.server.log_in_anonymously(self):
+                self.close("a request before the login")
+                return
+            api.handle(call)
+        except BadRequest as error:
+            self.close(str(error))
+        except Exception:
+            log.exception("a bug in amqpd, please report it", extra=self.log_fields())
+            self.close("")
+
+    def _refuse_version(self, call: Call) -> None:
+        """Answer ApiVersions of an unknown version with version 0, as Kafka does; close the connection otherwise."""
+        header = call.header
+        if call.api.key != API_VERSIONS:
+            raise BadRequest(f"{call.api.name} has no version {header.version} here")
+        call.header = header._replace(version=0)
+        call.reply(api_versions(self.server.apis, UNSUPPORTED_VERSION))
+
+    def on_reply(self) -> None:
+        """Send the replies that are next in order, with the end of the turn. Called by `Call`."""
+        if self._calls and self._calls[0].is_done:
+            self.server.broker.turn.flush_later(self)
+
+    def flush(self) -> None:
+        """Write the replies that are next. Called at the end of a turn, after the logs were written."""
+        parts: list[bytes] = []
+        calls = self._calls
+        while calls and calls[0].is_done:
+            parts += calls.popleft().take_reply()
+        if parts and self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(parts)
+        self._read_requests()
+
+    # -- state
+
+    def logged_in(self, session: Session) -> None:
+        """Continue as this user."""
+        self.session = session
+        if self._login_timer is not None:
+            self._login_timer.cancel()
+            self._login_timer = None
+        log.info(
+            "user '%s' has logged in to vhost '%s' with Kafka's protocol",
+            session.user.name,
+            session.vhost.name,
+            extra=self.log_fields(),
+        )
+
+    def hold(self, on: bool) -> None:
+        """Handle no more requests while a resource alarm lasts."""
+        self._held = on
+        self._update_reading()
+        if not on:
+            self._read_requests()
+
+    def log_fields(self) -> dict[str, object]:
+        """Return the fields of log lines about this connection."""
+        fields: dict[str, object] = {"connection": self.name}
+        if self.session is not None:
+            fields |= {"user": self.session.user.name, "vhost": self.session.vhost.name}
+        return fields
+
+    def close(self, why: str) -> None:
+        """Close the connection. why: for the log; empty if it is logged already."""
+        if self.closed:
+            return
+        if why:
+            log.warning("Kafka client %s is disconnected: %s", self.name, why, extra=self.log_fields())
+        if self._transport is not None:
+            self._transport.close()
+        self._end()
+
+    def abort(self) -> None:
+        """Close the socket without sending what waits."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._end()
+
+    def _end(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        if self._login_timer is not None:
+            self._login_timer.cancel()
+        self._calls.clear()
+        self._buffer.clear()
+        self.server.connections.discard(self)
+        for call in self.on_close:
+            call()
+        self.on_close.clear()
+
+
+def api_versions(apis: Mapping[int, Api], error_code: int = NONE) -> dict[str, Any]:
+    """Return the body of an ApiVersions response."""
+    keys = [
+        {"api_key": api.key, "min_version": api.first, "max_version": api.last}
+        for api in sorted(apis.values(), key=lambda api: api.key)
+    ]
+    return {"error_code": error_code, "api_keys": keys}
+
+
+def _address(name: Any) -> tuple[str, int]:
+    return (name[0], name[1]) if isinstance(name, tuple) else ("", 0)
