@@ -1,5 +1,11 @@
 """stub"""
+
 APIS = ()
+
+
 class WaitingFetches:
-    def __init__(self, broker): pass
-    def stop(self): pass
+    def __init__(self, broker):
+        pass
+
+    def stop(self):
+        pass

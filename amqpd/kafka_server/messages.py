@@ -103,9 +103,7 @@ def read_header(frame: bytes) -> RequestHeader:
     end = _HEADER.size + max(size, 0)
     if end > len(frame) or size > CLIENT_ID_BYTES_MAX:
         raise BadRequest(f"a client id of {size} bytes in a request of {len(frame)}")
-    return RequestHeader(
-        api_key, version, correlation_id, frame[_HEADER.size : end].decode("utf-8", "replace"), end
-    )
+    return RequestHeader(api_key, version, correlation_id, frame[_HEADER.size : end].decode("utf-8", "replace"), end)
 
 
 def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:

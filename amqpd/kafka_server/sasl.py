@@ -42,7 +42,9 @@ def _handshake(call: Call) -> None:
 def _authenticate(call: Call) -> None:
     connection = call.connection
     if connection.sasl_mechanism != PLAIN or connection.session is not None:
-        call.reply({"error_code": ILLEGAL_SASL_STATE, "error_message": "SaslHandshake must come first", "auth_bytes": b""})
+        call.reply(
+            {"error_code": ILLEGAL_SASL_STATE, "error_message": "SaslHandshake must come first", "auth_bytes": b""}
+        )
         return
     parts = bytes(call.request.auth_bytes).split(b"\0")
     if len(parts) != 3:

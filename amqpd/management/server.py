@@ -36,6 +36,7 @@ from amqpd.broker.queue.log_opener import opening_over
 from amqpd.broker.vhost.pending import DeclarationPending
 from amqpd.connection import peer_certificate
 from amqpd.errors import AccessRefused, AmqpError, NotFound, ResourceError
+from amqpd.listeners import is_loopback
 from amqpd.management.cluster_gateway import (
     SESSION_DIGEST,
     SESSION_PATH,
