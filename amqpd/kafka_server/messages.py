@@ -166,11 +166,16 @@ def frame_of(correlation_id: int, *parts: bytes) -> bytes:
 
 
 def build(message_type: Any, fields: Mapping[str, Any], version: int) -> Any:
-    """Return an object of kafka-python's `message_type` from plain mappings and lists. Other fields have defaults."""
+    """Return an object of kafka-python's `message_type` from plain mappings and lists.
+
+    Other fields have defaults. Fields that the version does not have are left out.
+    """
     types = message_type.fields
     values: dict[str, Any] = {}
     for name, value in fields.items():
         field = types[name]
+        if not field.for_version_q(version):
+            continue
         if value is None:
             pass
         elif field.is_struct_array():

@@ -57,7 +57,7 @@ class KafkaSocket:
         """Return the response to this request. The frame must be what kafka-python makes of it again."""
         response_type = api_types(type(request).__name__.removesuffix("Request"))[1]
         response = response_type.decode(frame, version=version, header=True)
-        body = bytes(response.encode(version=version))
+        body = bytes(response.encode())
         assert frame.endswith(body)
         assert len(frame) - len(body) in (4, 5)  # the header
         return response

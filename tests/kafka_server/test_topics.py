@@ -186,7 +186,7 @@ class TestMetadata:
         ("key", "version", "body"),
         [
             (3, 1, b"\x7f\xff\xff\xff"),
-            (3, 1, b"\x00\x00\x00\x01\x7f\xffabc"),
+            (3, 1, b"\x00\x00\x00\x02\x7f\xffabc"),
             (19, 2, b"\x7f\xff\xff\xff"),
             (20, 1, b"\x7f\xff\xff\xff"),
             (32, 1, b"\x7f\xff\xff\xff\x02"),
