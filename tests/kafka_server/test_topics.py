@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import struct
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pika
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin import NewTopic as AioNewTopic
+from aiokafka.admin.config_resource import ConfigResource as AioConfigResource
+from aiokafka.admin.config_resource import ConfigResourceType as AioConfigResourceType
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewTopic
 from kafka.protocol.admin import (
     CreateTopicsRequest,
@@ -23,6 +28,9 @@ from kafka.protocol.admin import (
 from kafka.protocol.metadata import MetadataRequest
 from kafka_socket import KafkaSocket
 
+from amqpd.broker.consumer import LogNotOpen
+from amqpd.errors import ResourceError
+from amqpd.kafka_server.topics import Topic, open_topic
 from amqpd.testing import BrokerProcess
 
 NewTopicFields = CreateTopicsRequest.CreatableTopic
@@ -641,3 +649,88 @@ class TestKafkaPython:
         finally:
             admin.close()
         assert name not in queue_names(kafka_broker)
+
+
+class TestAiokafka:
+    def test_the_admin_client_creates_describes_and_deletes_a_topic(
+        self, kafka_broker: BrokerProcess, kafka_address: str
+    ) -> None:
+        name = new_name()
+
+        async def use() -> None:
+            admin = AIOKafkaAdminClient(bootstrap_servers=kafka_address)
+            await admin.start()
+            try:
+                await admin.create_topics([AioNewTopic(name, 1, 1, topic_configs={"retention.ms": "3600000"})])
+                assert name in await admin.list_topics()
+                (found,) = await admin.describe_topics([name])
+                assert (found["error_code"], len(found["partitions"])) == (0, 1)
+                configs = await admin.describe_configs([AioConfigResource(AioConfigResourceType.TOPIC, name)])
+                assert "3600000" in str(configs)
+                assert (await admin.describe_cluster())["brokers"]
+                await admin.delete_topics([name])
+                assert name not in await admin.list_topics()
+            finally:
+                await admin.close()
+
+        asyncio.run(use())
+        assert name not in queue_names(kafka_broker)
+
+
+class FakeQueue:
+    """A queue whose log is opened by `open`."""
+
+    def __init__(self, is_open: bool = False) -> None:
+        self.deleted = False
+        self.error: ResourceError | None = None
+        self.is_open = is_open
+        self.waiting: list[Callable[[], object]] = []
+
+    def prepare(self) -> None:
+        if self.error is not None:
+            raise self.error
+        if not self.is_open:
+            raise LogNotOpen([])
+
+    def when_open(self, done: Callable[[], object]) -> None:
+        self.waiting.append(done)
+
+    def open(self, is_open: bool = True) -> None:
+        self.is_open = is_open
+        waiting, self.waiting = self.waiting, []
+        for done in waiting:
+            done()
+
+
+class TestOpenTopic:
+    @staticmethod
+    def opened(queue: Any) -> list[bool]:
+        results: list[bool] = []
+        open_topic(Topic("t", uuid.uuid4(), queue), results.append)
+        return results
+
+    def test_an_open_log_is_told_at_once(self) -> None:
+        assert self.opened(FakeQueue(is_open=True)) == [True]
+
+    def test_a_log_that_is_being_opened_is_told_later(self) -> None:
+        queue = FakeQueue()
+        results = self.opened(queue)
+        queue.open(is_open=False)  # another caller's opening was over, and this one begins again
+        assert results == []
+        queue.open()
+        assert results == [True]
+
+    def test_a_log_that_cannot_be_opened_is_told(self) -> None:
+        queue = FakeQueue()
+        results = self.opened(queue)
+        queue.error = ResourceError("the disk")
+        queue.open()
+        assert results == [False]
+
+    def test_a_stream_that_is_deleted_meanwhile_is_told(self) -> None:
+        queue = FakeQueue()
+        results = self.opened(queue)
+        queue.deleted = True
+        queue.open()
+        assert results == [False]
+        assert self.opened(queue) == [False]
