@@ -3,7 +3,8 @@
 Each stream of the vhost is a topic with partition 0. Its topic id is the id of the queue. Other queues, streams with a
 name that Kafka does not allow, and the broker's own queues are no topics.
 
-There is one broker, which leads all partitions. A Metadata request never creates a topic, whatever it asks for.
+There is one broker, which leads all partitions. A Metadata request never creates a topic: its field
+`allow_auto_topic_creation` is ignored.
 """
 
 from __future__ import annotations
@@ -137,7 +138,8 @@ def check_count(count: int, most: int = NAMES_MAX) -> None:
 
 def broker_address(connection: KafkaConnection) -> tuple[str, int]:
     """Return host and port at which this client reaches the broker: `kafka.advertised`, or where it has connected."""
-    advertised = connection.server.settings.advertised
+    settings = connection.server.broker.settings
+    advertised = settings.kafka.advertised
     if not advertised:
         return connection.local
     host, _, port = advertised.rpartition(":")
@@ -166,10 +168,11 @@ def _metadata(call: Call) -> None:
     writer.int32(NODE_ID)  # controller
     found = _all_topics(session) if request.topics is None else _named_topics(session, request.topics)
     writer.count(len(found))
+    partitions = _partitions(version, call.is_flexible)
     operations = bool(request.include_topic_authorized_operations)
     for name, topic_id, topic in found:
         bits = _bits(_operations(session, topic.name)) if operations and isinstance(topic, Topic) else _NOT_ASKED
-        _write_topic(writer, version, (name, topic_id, topic), bits)
+        _write_topic(writer, version, (name, topic_id, topic), partitions, bits)
     if 8 <= version <= 10:
         writer.int32(_bits(_CLUSTER_GRANTS) if request.include_cluster_authorized_operations else _NOT_ASKED)
     writer.end()
@@ -220,7 +223,25 @@ def describable_topic(session: Session, name: str | None, topic_id: UUID | None 
     return find("write") if found == TOPIC_AUTHORIZATION_FAILED else found
 
 
-def _write_topic(writer: BodyWriter, version: int, found: _Found, operations: int) -> None:
+def _partitions(version: int, flexible: bool) -> bytes:
+    """Return the partitions of a topic, which are the same for all."""
+    writer = BodyWriter(flexible)
+    writer.count(1)
+    writer.int16(NONE)
+    writer.int32(0)  # partition
+    writer.int32(NODE_ID)  # leader
+    if version >= 7:
+        writer.int32(0)  # leader epoch
+    for _ in ("replicas", "in sync"):
+        writer.count(1)
+        writer.int32(NODE_ID)
+    if version >= 5:
+        writer.count(0)  # offline replicas
+    writer.end()
+    return bytes(writer.data)
+
+
+def _write_topic(writer: BodyWriter, version: int, found: _Found, partitions: bytes, operations: int) -> None:
     name, topic_id, topic = found
     is_topic = isinstance(topic, Topic)
     writer.int16(NONE if isinstance(topic, Topic) else topic)
@@ -229,19 +250,10 @@ def _write_topic(writer: BodyWriter, version: int, found: _Found, operations: in
     if version >= 10:
         writer.uuid(topic_id)
     writer.boolean(False)  # internal
-    writer.count(1 if is_topic else 0)
     if is_topic:
-        writer.int16(NONE)
-        writer.int32(0)  # partition
-        writer.int32(NODE_ID)  # leader
-        if version >= 7:
-            writer.int32(0)  # leader epoch
-        for _ in ("replicas", "in sync"):
-            writer.count(1)
-            writer.int32(NODE_ID)
-        if version >= 5:
-            writer.count(0)  # offline replicas
-        writer.end()
+        writer.data += partitions
+    else:
+        writer.count(0)
     if version >= 8:
         writer.int32(operations)
     writer.end()
