@@ -425,7 +425,7 @@ class KafkaSettings:
     port: int | None = setting(None, OFF_PORT, "Port for Kafka's protocol, usually 9092; 0: any free port.")
     advertised: str = setting(
         "",
-        TEXT,
+        NO_ADDRESS,
         "Host and port (kafka.example.com:9092) at which clients reach the broker, for the responses to Metadata; "
         "empty: the address to which the client has connected.",
     )

@@ -4,7 +4,10 @@
     connection.py  one socket: frames, requests in order, replies in the same order
     messages.py    requests and responses as Python objects
     sasl.py        logins
-    topics.py      streams as topics: Metadata, CreateTopics, DeleteTopics, DescribeConfigs
+    topics.py      streams as topics: Metadata, DescribeCluster
+    topic_admin.py CreateTopics, DeleteTopics, DescribeConfigs
+    topic_configs.py  topic configs as arguments of a stream
+    body_writer.py encoder of long responses
     produce.py     Produce, InitProducerId
     fetch.py       Fetch, ListOffsets
     groups.py      the state machine of a consumer group, without IO

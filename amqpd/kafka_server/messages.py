@@ -50,6 +50,7 @@ UNSUPPORTED_VERSION: Final = 35
 TOPIC_ALREADY_EXISTS: Final = 36
 INVALID_PARTITIONS: Final = 37
 INVALID_REPLICATION_FACTOR: Final = 38
+INVALID_REPLICA_ASSIGNMENT: Final = 39
 INVALID_CONFIG: Final = 40
 INVALID_REQUEST: Final = 42
 UNSUPPORTED_FOR_MESSAGE_FORMAT: Final = 43
@@ -68,6 +69,10 @@ GROUP_MAX_SIZE_REACHED: Final = 81
 FENCED_INSTANCE_ID: Final = 82
 INVALID_RECORD: Final = 87
 UNKNOWN_TOPIC_ID: Final = 100
+UNSUPPORTED_ENDPOINT_TYPE: Final = 115
+
+NODE_ID: Final = 0
+"""The broker's id in responses. There is one broker, which leads all partitions."""
 
 API_VERSIONS: Final = 18
 
@@ -161,11 +166,16 @@ def frame_of(correlation_id: int, *parts: bytes) -> bytes:
 
 
 def build(message_type: Any, fields: Mapping[str, Any], version: int) -> Any:
-    """Return an object of kafka-python's `message_type` from plain mappings and lists. Other fields have defaults."""
+    """Return an object of kafka-python's `message_type` from plain mappings and lists.
+
+    Other fields have defaults. Fields that the version does not have are left out.
+    """
     types = message_type.fields
     values: dict[str, Any] = {}
     for name, value in fields.items():
         field = types[name]
+        if not field.for_version_q(version):
+            continue
         if value is None:
             pass
         elif field.is_struct_array():

@@ -11,7 +11,7 @@ from amqpd.auth.internal_backend import AuthenticationRefused
 from amqpd.broker.listeners import BrokerListener
 from amqpd.broker.session import Session
 from amqpd.errors import NotAllowed
-from amqpd.kafka_server import coordinator, fetch, produce, sasl, topics
+from amqpd.kafka_server import coordinator, fetch, produce, sasl, topic_admin, topics
 from amqpd.kafka_server.connection import Api, Call, KafkaConnection, api_versions
 from amqpd.kafka_server.messages import API_VERSIONS, api_types
 from amqpd.listeners import Listener, bound_sockets, is_loopback
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from amqpd.config import Settings
     from amqpd.config.schema import KafkaSettings
 
-NODE_ID: Final = 0
-"""The broker's id in responses. There is one broker, which leads all partitions."""
 STOP_WAIT_S: Final = 3.0
 SECTION: Final = "kafka.tls"
 
@@ -49,7 +47,7 @@ class KafkaServer(BrokerListener):
         self.settings: KafkaSettings = broker.settings.kafka
         self.connections: set[KafkaConnection] = set()
         self.apis: dict[int, Api] = {}
-        every = (*topics.APIS, *produce.APIS, *fetch.APIS, *coordinator.APIS, *sasl.APIS)
+        every = (*topics.APIS, *topic_admin.APIS, *produce.APIS, *fetch.APIS, *coordinator.APIS, *sasl.APIS)
         versions = Api(
             API_VERSIONS, "ApiVersions", 0, 4, 3, _answer_api_versions, *api_types("ApiVersions"), before_login=True
         )

@@ -131,6 +131,7 @@ class VHost(Namespace):
         self.update(row)
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
+        self.streams: dict[str, Queue] = {}  # by id
         self.own_queues: dict[str, Queue] = {}  # system queues (system_queues.py), in no list
         # Consumers behind direct reply-to keys, of all vhosts.
         self.reply_consumers: dict[str, Destination] = reply_consumers
@@ -269,6 +270,8 @@ class VHost(Namespace):
     def add_queue(self, queue: Queue) -> None:
         """Add a queue. If it is durable, its row is committed."""
         self.queues[queue.name] = queue
+        if KINDS[queue.kind].stream:
+            self.streams[queue.id] = queue
         if queue.logged:
             self.queue_host.windows.add(queue.order.memory)
         owner = queue.exclusive_owner
@@ -280,6 +283,7 @@ class VHost(Namespace):
     def take_queue(self, queue: Queue) -> list[Binding]:
         """Remove a queue from the tables. Return its bindings; the source exchanges still have them."""
         del self.queues[queue.name]
+        self.streams.pop(queue.id, None)
         owner = queue.exclusive_owner
         owned = self._exclusive.get(owner)
         if owned is not None:
