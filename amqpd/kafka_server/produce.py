@@ -31,9 +31,9 @@ last five batches of each producer, also after a kill (storage/log/producer_stat
     a lower epoch                       47 INVALID_PRODUCER_EPOCH
     an unknown producer, any sequence   appended: the producer was silent for a day, or retention removed its batches
 
-**Waiting.** A connection handles no further request while one of its Produce requests waits for the opening of a log,
-the end of a resource alarm, or room in the unsynced bytes. So batches keep their order, and a connection has at most
-one request in memory. A request with much work continues in later turns, after SLICE_MS in each.
+**Waiting.** A Produce request waits while a log is being opened, during a resource alarm, and while too many bytes are
+unsynced. Its connection then handles no further request. So batches keep their order, and a connection has at most one
+waiting request in memory. A request with much work continues in later turns, after SLICE_MS in each.
 """
 
 from __future__ import annotations
@@ -101,23 +101,23 @@ _MAGIC_AT: Final = 16
 _NO_TIME: Final = -1
 
 
-class Part(NamedTuple):
+class PartitionBatch(NamedTuple):
     """One partition of a request.
 
     Attributes:
         start, end: of the record batch in the frame; -1 for null.
     """
 
-    index: int
+    partition: int
     start: int
     end: int
 
 
-class TopicParts(NamedTuple):
+class ProducedTopic(NamedTuple):
     """One topic of a request. name: as it was sent, UTF-8."""
 
     name: bytes
-    parts: list[Part]
+    parts: list[PartitionBatch]
 
 
 class ProduceRequest(NamedTuple):
@@ -129,7 +129,7 @@ class ProduceRequest(NamedTuple):
 
     transactional: bool
     acks: int
-    topics: list[TopicParts]
+    topics: list[ProducedTopic]
 
 
 # -- bytes
@@ -188,22 +188,22 @@ def decode_request(frame: bytes, position: int, version: int) -> ProduceRequest:
     reader.end_struct()
     transactional = reader.data(_INT16)[0] >= 0
     acks, _ = reader.unpack(_ACKS_AND_TIMEOUT)
-    found: list[TopicParts] = []
+    found: list[ProducedTopic] = []
     total = 0
     for _ in range(reader.count()):
         start, end = reader.data(_INT16)
         if start < 0:
             raise BadRequest("a Produce request with a topic without a name")
-        parts: list[Part] = []
+        parts: list[PartitionBatch] = []
         for _ in range(reader.count()):
             total += 1
             if total > PARTITIONS_MAX:
                 raise BadRequest(f"a Produce request with more than {PARTITIONS_MAX} partitions")
             (index,) = reader.unpack(_INT32)
-            parts.append(Part(index, *reader.data(_INT32)))
+            parts.append(PartitionBatch(index, *reader.data(_INT32)))
             reader.end_struct()
         reader.end_struct()
-        found.append(TopicParts(frame[start:end], parts))
+        found.append(ProducedTopic(frame[start:end], parts))
     reader.end_struct()
     return ProduceRequest(transactional, acks, found)
 
@@ -235,7 +235,7 @@ def encode_response(request: ProduceRequest, results: list[Result], version: int
         for part in topic.parts:
             result = results[number]
             number += 1
-            out += _RESULT.pack(part.index, result.error, result.offset, _NO_TIME)
+            out += _RESULT.pack(part.partition, result.error, result.offset, _NO_TIME)
             if version >= 5:
                 out += _INT64.pack(result.log_start)
             if version >= 8:
@@ -283,7 +283,7 @@ class Refused(Exception):
         self.text = text
 
 
-class ProduceCall:
+class PendingProduce:
     """A Produce request, until its reply.
 
     It appends one batch after the other, and stops while it must wait.
@@ -306,6 +306,7 @@ class ProduceCall:
             return
         broker = connection.server.broker
         until_ms = broker.timers.now_ms() + SLICE_MS
+        first = self._next
         while self._next < len(self._parts):
             turn = broker.turn
             if broker.alarm_reason:
@@ -316,7 +317,7 @@ class ProduceCall:
                 self._hold()
                 turn.call_when_below_limit(self.run)
                 return
-            if broker.timers.now_ms() >= until_ms:
+            if self._next > first and broker.timers.now_ms() >= until_ms:
                 self._hold()
                 broker.loop.call_soon(self.run)
                 return
@@ -375,7 +376,7 @@ class ProduceCall:
             return False
         return True
 
-    def _find_topic(self, name: bytes, part: Part) -> topics.Topic:
+    def _find_topic(self, name: bytes, part: PartitionBatch) -> topics.Topic:
         """Return the topic of a partition. Raises: Refused."""
         request = self._request
         if request.acks not in (0, 1, -1):
@@ -388,11 +389,11 @@ class ProduceCall:
             raise Refused(UNKNOWN_TOPIC_OR_PARTITION) from None
         if isinstance(topic, int):
             raise Refused(topic)
-        if part.index != 0:
+        if part.partition != 0:
             raise Refused(UNKNOWN_TOPIC_OR_PARTITION)
         return topic
 
-    def _append_part(self, number: int, queue: Queue, part: Part) -> None:
+    def _append_part(self, number: int, queue: Queue, part: PartitionBatch) -> None:
         """Append a batch to the open log of its stream, or end the part with an error."""
         store = queue.store
         try:
@@ -419,7 +420,7 @@ class ProduceCall:
             self._unsafe_count += 1
             store.when_safe(last, lambda safe: self._on_safe(number, queue, safe))
 
-    def _append(self, queue: Queue, store: LocalLog, part: Part) -> tuple[int, int]:
+    def _append(self, queue: Queue, store: LocalLog, part: PartitionBatch) -> tuple[int, int]:
         """Return the offsets of the first and the last record of the batch, which is appended now or was before.
 
         Raises: Refused, BadBatch, LogFailed.
@@ -460,7 +461,7 @@ class ProduceCall:
         call = self._call
         for result, (name, part) in zip(self._results, self._parts, strict=True):
             if result.error != NONE:
-                where = f"partition {part.index} of topic '{name.decode(errors='replace')[:ERROR_TEXT_MAX]}'"
+                where = f"partition {part.partition} of topic '{name.decode(errors='replace')[:ERROR_TEXT_MAX]}'"
                 call.connection.close(f"records without acks for {where} were refused: {result.error} {result.text}")
                 return
         call.reply_nothing()
@@ -523,7 +524,7 @@ def find_duplicate(last: Producer | None, header: BatchHeader) -> int:
 
 
 def _handle_produce(call: Call) -> None:
-    ProduceCall(call).run()
+    PendingProduce(call).run()
 
 
 # -- InitProducerId

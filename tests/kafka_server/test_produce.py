@@ -15,6 +15,7 @@ import pika
 import pytest
 from google_crc32c import value as crc32c
 
+from amqpd.kafka_server.produce import PendingProduce
 from amqpd.testing import BrokerProcess, embedded
 
 with warnings.catch_warnings():
@@ -240,6 +241,31 @@ def test_a_waiting_consumer_of_amqp_gets_new_records_in_the_order_of_the_log(
             connection.process_data_events(1)
         assert got == [each for number in range(5) for each in (b"kafka %d" % number, b"too", b"amqp %d" % number)]
         assert channel.queue_declare("mixed", passive=True).method.message_count == 15
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "headers"),
+    [(None, None, []), (b"", b"", [("h", None)]), (b"\xff", b"", [("exchange", b"e"), ("x", b"\xff")])],
+)
+def test_records_without_value_are_empty_messages(
+    broker: BrokerProcess, client: Client, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes]]
+) -> None:
+    name = f"empty.{len(headers)}.{key!r}"
+    declare(broker, name)
+    builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 20)
+    builder.append(0, -1, key, value, headers)
+    assert client.produce(name, bytes(builder.build())).error_code == 0
+    assert bodies(broker, name, 1) == [b""]
+
+
+def test_properties_that_are_not_amqps_do_not_stop_a_consumer(broker: BrokerProcess, client: Client) -> None:
+    declare(broker, "properties")
+    builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 20)
+    builder.append(0, -1, b"k", b"odd", [("properties", b"\xff")])
+    result = client.produce("properties", bytes(builder.build()))
+    assert result.error_code == 0
+    client.produce("properties", batch(b"next"))
+    assert bodies(broker, "properties", 2) == [b"odd", b"next"]
 
 
 # -- raw requests
@@ -521,13 +547,33 @@ def test_a_log_that_failed_is_a_storage_error(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_an_extreme_batch_does_not_stop_other_clients(broker: BrokerProcess, client: Client) -> None:
-    """One request with many batches that decompress to much is done in slices."""
-    declare(broker, "slices")
-    large = batch(*[b"x" * 200] * 2000, codec="gzip")
-    client.send({"slices": [part(large)] * 200})
-    with Client(broker) as other:
-        result = other.produce("slices", batch(b"between"))
-    results = [each.base_offset for each in client.receive()]
-    assert len(results) == 200
-    assert 0 <= result.base_offset < results[-1]
+def test_a_request_with_much_work_is_done_in_several_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+    run_once = PendingProduce.run
+
+    def counted(pending: PendingProduce) -> None:
+        runs.append(1)
+        run_once(pending)
+
+    monkeypatch.setattr("amqpd.kafka_server.produce.SLICE_MS", 0)
+    monkeypatch.setattr(PendingProduce, "run", counted)
+
+    def send(amqp_port: int, port: int) -> list[int]:
+        with pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", amqp_port)) as connection:
+            connection.channel().queue_declare("slices", durable=True, arguments={"x-queue-type": "stream"})
+        with Client(port) as client:
+            client.send({"slices": [part(GOOD)] * 20})
+            client.send({"slices": [part(GOOD)]})
+            found = []
+            for client.number in (1, 2):
+                found += [each.base_offset for each in client.receive()]
+            return found
+
+    async def run() -> None:
+        async with embedded(tmp_path, settings=SETTINGS) as server:
+            ports = {each.protocol: each.port for each in server.listeners}
+            offsets = await asyncio.to_thread(send, ports["amqp"], ports["kafka"])
+            assert offsets == list(range(0, 42, 2))
+
+    asyncio.run(run())
+    assert len(runs) == 21
