@@ -15,7 +15,6 @@ import pika
 import pytest
 from google_crc32c import value as crc32c
 
-from amqpd.kafka_server.produce import PendingProduce
 from amqpd.testing import BrokerProcess, embedded
 
 with warnings.catch_warnings():
@@ -25,6 +24,8 @@ with warnings.catch_warnings():
     from kafka.errors import MessageSizeTooLargeError, UnknownTopicOrPartitionError
     from kafka.protocol.producer import InitProducerIdResponse, ProduceRequest, ProduceResponse
     from kafka.record.default_records import DefaultRecordBatchBuilder
+
+    from amqpd.kafka_server.produce import PendingProduce
 
 CODECS = ["gzip", "snappy", "lz4", "zstd"]
 NUMBERS = {None: 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
