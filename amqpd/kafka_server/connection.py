@@ -215,6 +215,9 @@ class KafkaConnection(asyncio.Protocol):
         """Handle the requests in the buffer, as far as they are complete and may be handled now."""
         while not self.closed and self._may_handle() and len(self._buffer) >= 4:
             size = _INT32.unpack_from(self._buffer)[0]
+            if size > LOGIN_BYTES_MAX and self.session is None:
+                # A client without SASL may begin with a large Produce.
+                self.server.log_in_anonymously(self)
             limit = LOGIN_BYTES_MAX if self.session is None else self.server.settings.request_size_max_bytes
             if not 0 < size <= limit:
                 self.close(f"a request of {size} bytes; at most {limit} are accepted")

@@ -54,10 +54,12 @@ from amqpd.storage.log.batch import (
 )
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.prepared import PreparedTransaction
+from amqpd.storage.log.producer_state import EPOCH_MAX, SEQUENCE_MAX
 from amqpd.storage.log.record import (
     BadRecord,
     RecordDecoder,
     RecordRoute,
+    RecordsTooLarge,
     encode_around_body,
     read_offset_delta,
     read_varint,
@@ -77,30 +79,47 @@ class BadBatch(ValueError):
     """The bytes are not whole record batches that a log accepts. Nothing was appended."""
 
 
-def check_batches(data: bytes) -> list[ClosedBatch]:
-    """Return the batches in `data`, in order, still with their original offsets.
+class DamagedBatch(BadBatch):
+    """A batch is incomplete, or its header or checksum is wrong: the bytes have changed since it was made."""
 
-    Cost: the CRC, decompression, and about 150 ns per record. Raises: BadBatch.
+
+class BatchTooLarge(BadBatch):
+    """The records of a batch decompress to more bytes than readers accept."""
+
+
+def check_batches(data: bytes, start: i64 = 0, end: i64 = -1) -> list[ClosedBatch]:
+    """Return the batches in `data` from `start` to `end`, in order, still with their original offsets.
+
+    Args:
+        end: -1 for all of `data`.
+
+    Cost: the CRC, decompression, about 150 ns per record, and one copy of the batches. Raises: BadBatch.
     """
     batches: list[ClosedBatch] = []
     decoder = RecordDecoder()
-    position: i64 = 0
+    position: i64 = start
     size: i64 = len(data)
+    if 0 <= end < size:
+        size = end
     while position < size:
         if position + HEADER_SIZE > size:
-            raise BadBatch(f"{size - position} bytes at {position} are too few for a batch")
+            raise DamagedBatch(f"{size - position} bytes at {position} are too few for a batch")
         header = BatchHeader(data, position)
         if header.attributes & ~_ATTRIBUTES != 0:
             raise BadBatch(f"the batch at {position} has attributes {header.attributes:#x}, which are not accepted")
         if not header.is_plausible() or header.count != header.last_offset - header.base_offset + 1:
-            raise BadBatch(f"no valid batch header at {position}")
+            raise DamagedBatch(f"no valid batch header at {position}")
         if position + header.size > size:
-            raise BadBatch(f"the batch at {position} is incomplete")
+            raise DamagedBatch(f"the batch at {position} is incomplete")
         if not crc_fits(data, position, header):
-            raise BadBatch(f"the checksum of the batch at {position} is wrong")
+            raise DamagedBatch(f"the checksum of the batch at {position} is wrong")
+        if header.producer_id >= 0 and (header.base_sequence > SEQUENCE_MAX or header.producer_epoch > EPOCH_MAX):
+            raise BadBatch(f"the batch at {position} has a producer, but no valid epoch and sequence")
         try:
             image, at, plain_header = decompressed(data, position, header)
             body_bytes = _check_records(image, at, plain_header, decoder)
+        except RecordsTooLarge as error:
+            raise BatchTooLarge(f"bad record in the batch at {position}: {error}") from error
         except BadRecord as error:
             raise BadBatch(f"bad record in the batch at {position}: {error}") from error
         batches.append(
@@ -175,7 +194,6 @@ _KEPT_WRITER_SIZE: Final[i64] = 256 * 1024
 _POOL_MAX: Final[i64] = 64
 _PACKED_RECORDS_MAX: Final[i64] = 1024
 _NO_PARTS: Final[list[bytes]] = []
-_SEQUENCE_MAX: Final[i64] = 0x7FFF_FFFF
 
 
 @final
@@ -200,7 +218,7 @@ class KafkaSequencer:
     def reserve_sequences(self, count: i64) -> i64:
         """Reserve sequences for `count` records and return the first one."""
         first: i64 = self.sequence
-        self.sequence = (first + count) & _SEQUENCE_MAX
+        self.sequence = (first + count) & SEQUENCE_MAX
         return first
 
     def take(self) -> list[ClosedBatch]:
@@ -363,7 +381,13 @@ class Appender:
 
         Cost: the CRC and about 150 ns per record. Raises: BadBatch, LogFailed; then nothing is appended.
         """
-        batches = check_batches(data)
+        return self.append_checked(check_batches(data))
+
+    def append_checked(self, batches: list[ClosedBatch]) -> i64:
+        """Append batches from `check_batches`, and record their producers. Return the offset of the first one.
+
+        Cost: 1 us per batch, and 2 us more if it has a producer. Raises: LogFailed; then nothing is appended.
+        """
         if self._transaction_start >= 0:
             raise ValueError("batches cannot be appended while a transaction is open")
         if self.replica is not None:
@@ -381,7 +405,15 @@ class Appender:
             owner.next_offset = placed.last_offset + 1
             if self._log.durable and placed.attributes & TRANSIENT == 0:
                 owner.needs_commit = True
+            self._record_producer(placed)
         return first
+
+    def _record_producer(self, batch: ClosedBatch) -> None:
+        """Record the producer of an appended batch, as recovery does."""
+        header = BatchHeader(batch.header, 0)
+        if header.producer_id >= 0 and batch.attributes & TRANSIENT == 0:
+            owner = self.owner
+            owner.producers().record_batch(header, self._context.clock.time_ms(), owner.high_watermark)
 
     def add_encoded_batches(self, batches: list[ClosedBatch]) -> None:
         """Add batches that already have their offsets; the next `write` writes them.

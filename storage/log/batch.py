@@ -65,6 +65,7 @@ from amqpd.storage.log.record import (
     BadRecord,
     Record,
     RecordDecoder,
+    RecordsTooLarge,
     RecordViews,
     read_offset_delta,
     read_varint,
@@ -623,7 +624,7 @@ def decompress(codec: int, data: bytes) -> bytes:
         except cramjam.DecompressionError as error:
             # The library reports a full buffer and damaged data with the same error.
             if room >= UNPACKED_MAX:
-                raise BadRecord(f"cannot be decompressed to at most {UNPACKED_MAX} bytes: {error}") from None
+                raise RecordsTooLarge(f"cannot be decompressed to at most {UNPACKED_MAX} bytes: {error}") from None
             room = min(4 * room, UNPACKED_MAX)
             continue
         return bytes(memoryview(out)[:size])
@@ -641,7 +642,7 @@ def _decompress_gzip(data: bytes) -> bytes:
             raise BadRecord(f"cannot be decompressed: {error}") from None
         left -= len(part)
         if left < 0:
-            raise BadRecord(f"decompresses to more than {UNPACKED_MAX} bytes")
+            raise RecordsTooLarge(f"decompresses to more than {UNPACKED_MAX} bytes")
         if not unpacker.eof:
             raise BadRecord("the compressed data is incomplete")
         parts.append(part)
@@ -672,7 +673,7 @@ def _decompress_snappy_block(data: bytes, left: int) -> bytes:
     try:
         size = cramjam.snappy.decompress_raw_len(data)
         if size > left:
-            raise BadRecord(f"decompresses to more than {UNPACKED_MAX} bytes")
+            raise RecordsTooLarge(f"decompresses to more than {UNPACKED_MAX} bytes")
         return bytes(cramjam.snappy.decompress_raw(data))
     except cramjam.DecompressionError as error:
         raise BadRecord(f"cannot be decompressed: {error}") from None

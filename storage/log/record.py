@@ -40,6 +40,10 @@ class BadRecord(ValueError):
     """Bytes with a right checksum are not a record: another program wrote them, or there is a defect."""
 
 
+class RecordsTooLarge(BadRecord):
+    """The records of a batch decompress to more bytes than readers accept."""
+
+
 def varint(value: int) -> bytes:
     """Return `value` (signed, 64 bits) as a zigzag varint of 1 to 10 bytes."""
     writer = BytesWriter()

@@ -268,7 +268,7 @@ def check_tail(state: RecoveryState) -> Generator[None, None, None]:
             before = None
             continue
         scan = Scan(state.filesystem, segment, next_base, state.log.watermark.offset, before, producers)
-        scan.hole, scan.floor = hole, floor
+        scan.hole, scan.floor, scan.now_ms = hole, floor, state.clock.time_ms()
         yield from scan.run()
         if scan.torn_bytes == 0 and segment.end < next_base:
             _find_hole_after(state, segment, next_base, scan)

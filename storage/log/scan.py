@@ -29,6 +29,7 @@ from amqpd.storage.acks.ack_set import AckSet, Entry, add_acked_offsets, totals_
 from amqpd.storage.filesystem import READ, FileSystem
 from amqpd.storage.log.batch import (
     HEADER_SIZE,
+    LOG_APPEND_TIME,
     TRANSACTIONAL,
     BadRecord,
     BatchHeader,
@@ -37,7 +38,7 @@ from amqpd.storage.log.batch import (
     decompressed,
     missing_offsets,
 )
-from amqpd.storage.log.producer_state import Producer, Producers
+from amqpd.storage.log.producer_state import Producers
 from amqpd.storage.log.segment import OffsetIndex, Segment
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Scan:
         hole: (first offset, position, body bytes before it, base of its segment) of the first hole at `floor` or
             above, here or in an earlier segment.
         floor: everything below this offset was synced once.
+        now_ms: the time at which batches with CreateTime count as appended, wall clock: their own time may be any.
         numbered_behind: a producer has numbered messages after the hole.
         open_transaction: (first offset, position, body bytes before it, base of its segment) of a transaction without
             a commit marker.
@@ -89,6 +91,7 @@ class Scan:
         self.hole: tuple[int, int, int, int] | None = None
         self.floor = high_watermark
         self.numbered_behind = False
+        self.now_ms = 0
         self.transient: list[tuple[int, int, int]] = []
         self.aborted: list[tuple[int, int, int]] = []
         self.epoch = -1
@@ -222,11 +225,9 @@ class Scan:
             self._transaction_end = header.last_offset + 1
         elif header.producer_id >= 0 and not header.is_transient():
             self.numbered_behind = self.hole is not None or self.numbered_behind
-            last: int = header.base_sequence + header.last_offset - header.base_offset
-            self.producers.record(
-                Producer(header.producer_id, header.producer_epoch, last, header.last_offset, header.max_timestamp_ms),
-                self._high_watermark,
-            )
+            stamped = header.attributes & LOG_APPEND_TIME != 0
+            time_ms = header.max_timestamp_ms if stamped else self.now_ms
+            self.producers.record_batch(header, time_ms, self._high_watermark)
         if header.is_transient():
             self.transient.append((header.base_offset, header.last_offset, bodies))
         segment.add_batch(header.last_offset, header.size, header.max_timestamp_ms)

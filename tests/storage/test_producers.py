@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import struct
+import warnings
 from typing import Any
 
+import pytest
 from google_crc32c import value
 from simulated_filesystem import SimulatedFileSystem
 
+from amqpd.storage.log.appender import BadBatch
 from amqpd.storage.log.batch import NO_PRODUCER, BatchHeader
 from amqpd.storage.log.producer_state import PRODUCERS_MAX, SILENT_MS_MAX, UNSAFE_MAX, Producer, Producers
 from amqpd.storage.log.record import RecordRoute
@@ -135,6 +138,82 @@ def test_kafkas_snapshot(house: Any) -> None:
         bad[position] ^= 0x10
         assert not Producers().decode(bytes(bad))
         assert not Producers().decode(data[:position])
+
+
+def foreign(sequence: int, count: int = 3, producer: int = 9, size: int = 0) -> bytes:
+    """A batch of one of Kafka's clients, with times of long ago."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from kafka.record.default_records import DefaultRecordBatchBuilder
+    builder = DefaultRecordBatchBuilder(2, 0, 0, producer, 2, sequence, 1 << 20)
+    for number in range(count):
+        builder.append(number, timestamp=1000, key=None, value=b"." * size, headers=[])
+    return bytes(builder.build())
+
+
+def known_batches(house: Any, producer: int = 9) -> list[tuple[int, int]]:
+    """(first sequence, offset of the last message) of each batch of three that is known."""
+    found = house.store.producers().find(producer, house.clock.time_ms())
+    if found is None:
+        return []
+    batches = [(first, found.find_batch(2, first, first + 2)) for first in range(found.sequence)]
+    return [each for each in batches if each[1] >= 0]
+
+
+FIVE = [(3 * number, 3 * number + 2) for number in range(35, 40)]
+
+
+def test_five_batches_of_kafkas_producers_are_known(make_house: Any) -> None:
+    """After kills, power cuts and stops; with a snapshot in the middle of the five, too."""
+    for turns in range(40, 46):
+        house = make_house(segment_size_bytes=4096)
+        house.begin()
+        for number in range(40):
+            house.store.appender.append_batches(foreign(3 * number, size=100))
+            house.turn()
+        for _ in range(turns - 40):
+            house.append(b"." * 1000)
+            house.turn()
+        assert known_batches(house) == FIVE
+        assert len(snapshots(house)) == 1
+        for image in (house.filesystem.killed(), house.filesystem.crashed(1)):
+            house.again(image)
+            assert known_batches(house) == FIVE
+            house.turn()
+        house.storage.close(clean=True)
+        house.loop()
+        house.again(house.filesystem)
+        assert known_batches(house) == FIVE
+        house.store.appender.append_batches(foreign(120))
+        assert known_batches(house) == [*FIVE[1:], (120, house.store.next_offset - 1)]
+
+
+def test_a_batch_that_was_not_written_is_not_known(house: Any) -> None:
+    house.begin()
+    house.store.appender.append_batches(foreign(0) + foreign(3))
+    house.turn()
+    house.store.appender.append_batches(foreign(6))
+    assert known_batches(house) == [(0, 2), (3, 5), (6, 8)]
+    house.store.on_not_written(6, 8)
+    assert known_batches(house) == [(0, 2), (3, 5)]
+
+
+def test_sequences_of_batches_wrap(house: Any) -> None:
+    house.begin()
+    house.store.appender.append_batches(foreign(2**31 - 2))
+    for _ in range(2):
+        known = house.store.producers().find(9, house.clock.time_ms())
+        assert (known.sequence, known.find_batch(2, 2**31 - 2, 0)) == (0, 2)
+        house.turn()
+        house.storage.close(clean=True)
+        house.loop()
+        house.again(house.filesystem)
+
+
+def test_a_batch_with_a_producer_and_no_sequence_is_refused(house: Any) -> None:
+    store = house.begin()
+    with pytest.raises(BadBatch, match="no valid epoch and sequence"):
+        store.appender.append_batches(foreign(-1))
 
 
 def test_a_segment_that_went_is_remembered(make_house: Any) -> None:

@@ -47,6 +47,8 @@ from amqpd.broker.queue.store import QueueStore
 from amqpd.broker.queue.stream import StreamOrder
 from amqpd.protocol.field_table import Int64
 from amqpd.protocol.properties import scan_properties, with_headers
+from amqpd.storage.local_log import LocalLog
+from amqpd.storage.log.batch import ClosedBatch
 from amqpd.storage.log.prepared import PreparedTransaction
 from amqpd.storage.queue_log import QueueLog
 
@@ -407,6 +409,27 @@ class Queue(QueueBase):
             late = self.round_robin.filtered and not (backing.in_transaction and self.rules.admissions)
             self.expiry.on_ready(message, offset, late, self.rules.level_max >= 0)
         return True
+
+    def enqueue_batches(self, batches: list[ClosedBatch]) -> i64:
+        """Append record batches of another program to a stream and return the offset of the first record.
+
+        Their records count as published messages, and consumers get them when they are safe. The log also has their
+        producers from then on. The caller has opened the log and schedules the turn.
+
+        Args:
+            batches: from `check_batches`.
+
+        Raises: LogFailed; the queue is unchanged.
+        """
+        store = self.backing.store
+        assert isinstance(store, LocalLog) and isinstance(self.order, StreamOrder)  # a stream is durable
+        size_bytes: i64 = store.size_bytes
+        first = store.appender.append_checked(batches)
+        count: i64 = store.next_offset - first
+        self.published_count += count
+        self.backing.next_offset = store.next_offset
+        self.order.add_batches(self, count, store.size_bytes - size_bytes)
+        return first
 
     def begin_transaction(self) -> None:
         """Begin a log transaction: after a crash all messages enqueued until `end_transaction` exist, or none."""

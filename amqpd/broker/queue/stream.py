@@ -532,11 +532,15 @@ class StreamOrder(ReadyOrder):
 
     def add(self, queue: QueueBase, message: Message, offset: i64) -> bool:
         """Count a new record. Readers see it when it is safe."""
-        queue.ready_count += 1
-        queue.ready_bytes += message.body_size
+        self.add_batches(queue, 1, message.body_size)
+        return True
+
+    def add_batches(self, queue: QueueBase, count: i64, size_bytes: i64) -> None:
+        """Count new records. size_bytes: of their bodies."""
+        queue.ready_count += count
+        queue.ready_bytes += size_bytes
         if not self._watching and queue.round_robin.has_ready():
             queue.schedule_dispatch()  # a consumer got credit when there was no record
-        return True
 
     def drop_unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
         """Update the counts. No reader has seen the lost records."""
