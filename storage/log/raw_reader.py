@@ -38,7 +38,7 @@ class RawBatchReader:
             one: return the first batch even if it has more than `size_bytes_max`.
             arrived: called on the loop when a batch that was not in memory has been read.
 
-        Cost: about 3 us per batch, and two copies of its bytes. Raises: OSError.
+        Cost: some 10 us per batch (interpreted), and two copies of its bytes. Raises: OSError.
         """
         reader = self._reader
         result = BatchBytes(offset)
@@ -77,7 +77,7 @@ class RawBatchReader:
             end: batches that reach to this offset or further are not read.
             batches_max: the search pauses after so many batches.
 
-        Cost: about 3 us per batch; the records of one batch are decoded. Raises: OSError.
+        Cost: some 10 us per batch (interpreted); the records of one batch are decoded. Raises: OSError.
         """
         reader = self._reader
         result = TimeSearch(offset)
