@@ -33,7 +33,7 @@ from mypy_extensions import i64, mypyc_attr
 from amqpd.storage.acks.acks import QueueAcks
 from amqpd.storage.log import writer
 from amqpd.storage.log.appender import Appender
-from amqpd.storage.log.cursor import CursorSet, offset_before
+from amqpd.storage.log.cursor import CursorSet, latest_time_ms, log_start, offset_before
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.prepared import PreparedTransaction
 from amqpd.storage.log.producer_state import Producers
@@ -241,6 +241,13 @@ class LocalLog(GroupCommitLog):
     def offset_before(self, timestamp_ms: i64) -> i64:
         self._write_now()
         return offset_before(self.log, timestamp_ms)
+
+    def log_start(self) -> i64:
+        return log_start(self.log)
+
+    def latest_time_ms(self) -> i64:
+        self._write_now()
+        return latest_time_ms(self.log)
 
     # -- settle
 

@@ -136,6 +136,11 @@ class Call:
     def is_done(self) -> bool:
         return self._done
 
+    @property
+    def is_sent(self) -> bool:
+        """Return whether the connection has written the reply to its transport."""
+        return self._done and not self._reply
+
     def take_reply(self) -> tuple[bytes, ...]:
         """Return the parts of the reply, once."""
         reply, self._reply = self._reply, ()

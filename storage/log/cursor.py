@@ -20,10 +20,11 @@ from mypy_extensions import i64
 
 from amqpd.storage.log.batch import HEADER_SIZE, BatchCursor, BatchHeader, crc_fits
 from amqpd.storage.log.log import Log
+from amqpd.storage.log.raw_reader import RawBatchReader
 from amqpd.storage.log.reader import LogReader
 from amqpd.storage.log.record import BadRecord, Record, RecordViews
 from amqpd.storage.loop_log import GroupCommitLog
-from amqpd.storage.queue_log import Cursor, ReadResult
+from amqpd.storage.queue_log import BatchBytes, Cursor, ReadResult, TimeSearch
 
 if TYPE_CHECKING:
     from amqpd.storage.log.segment import Segment
@@ -100,6 +101,7 @@ class LocalCursor(Cursor):
         self._reader: LogReader = LogReader(log, owner.context.ahead)
         self._batch: BatchCursor | None = None
         self._waiting: bool = False
+        self._raw: RawBatchReader | None = None  # created by the first read of batches
 
     def read(self, offset: i64, size_bytes_max: i64) -> ReadResult:
         return self._read(offset, size_bytes_max, None)
@@ -129,6 +131,28 @@ class LocalCursor(Cursor):
             if not in_ranges(record.offset, segment.acked_transient):
                 found.append(record)
         return ReadResult(found, fetch.next_offset, fetch.waiting)
+
+    def batches_below_hw(self, offset: i64, size_bytes_max: i64, one: bool, arrived: Callable[[], None]) -> BatchBytes:
+        self._batch = None
+        try:
+            return self._raw_reader().read(self._log.watermark.offset, offset, size_bytes_max, one, arrived)
+        finally:
+            self._report_reader_losses()
+
+    def find_time_below_hw(
+        self, offset: i64, timestamp_ms: i64, batches_max: i64, arrived: Callable[[], None]
+    ) -> TimeSearch:
+        self._batch = None
+        try:
+            return self._raw_reader().find_time(self._log.watermark.offset, offset, timestamp_ms, batches_max, arrived)
+        finally:
+            self._report_reader_losses()
+
+    def _raw_reader(self) -> RawBatchReader:
+        raw = self._raw
+        if raw is None:
+            raw = self._raw = RawBatchReader(self._reader)
+        return raw
 
     def last_batch_offset(self, end: i64, arrived: Callable[[], None]) -> i64:
         self._waiting = False
@@ -208,12 +232,16 @@ class LocalCursor(Cursor):
                 self._waiting = True
                 return None
             batch = self._reader.cursor(offset)
-            if self._reader.lost:
-                self._note_lost(self._reader.lost, self._reader.lost_live)
-                self._reader.lost = []
-                self._reader.lost_live = 0
+            self._report_reader_losses()
             self._batch = batch
         return batch
+
+    def _report_reader_losses(self) -> None:
+        reader = self._reader
+        if reader.lost:
+            self._note_lost(reader.lost, reader.lost_live)
+            reader.lost = []
+            reader.lost_live = 0
 
     def _report_invalid(self, first: i64, last: i64) -> None:
         """Report offsets as lost: a batch with a right checksum has no valid records, a defect of its writer."""
@@ -259,6 +287,26 @@ def offset_before(log: Log, timestamp_ms: int) -> int:
             return segment.base + relative + 1
         return segment.base
     return log.end
+
+
+def log_start(log: Log) -> int:
+    """See `QueueLog.log_start`. Cost: a step per segment that is settled."""
+    policy = log.policy
+    if policy is not None and policy.compaction is not None and policy.max_age_ms < 0 and policy.max_bytes < 0:
+        return 0
+    for segment in log.segments:
+        if not segment.is_removed and segment.live > 0:
+            return min(segment.base, log.watermark.offset)
+    return log.watermark.offset
+
+
+def latest_time_ms(log: Log) -> int:
+    """See `QueueLog.latest_time_ms`. Everything appended must be in the segments."""
+    latest = -1
+    for segment in log.segments:
+        if not segment.is_removed and segment.live > 0:
+            latest = max(latest, segment.latest_ms())
+    return latest
 
 
 def _entry_is_early(log: Log, segment: Segment, relative: int, timestamp_ms: int) -> bool:

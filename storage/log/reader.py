@@ -78,6 +78,9 @@ class LogReader:
         self._decoder = RecordDecoder()
         self._chunk = b""
         self._chunk_start: i64 = 0
+        # The batch that `find` returned last.
+        self._found_chunk = b""
+        self._found_at: i64 = 0
         # The batch with this offset, or the first one after it, starts at that position.
         self._next_offset: i64 = -1
         self._next_position: i64 = 0
@@ -86,6 +89,7 @@ class LogReader:
     def release(self) -> None:
         """Drop the chunk and the pending read-ahead."""
         self._chunk = b""
+        self._found_chunk = b""
         self._segment = None
         self._next_offset = -1
         self._fetched = None
@@ -199,18 +203,65 @@ class LogReader:
 
         Raises: OSError.
         """
+        while True:
+            header = self.find(offset)
+            if header is None:
+                return None
+            if not header.is_compressed():
+                cut_out = self._cut_out
+                if cut_out:
+                    self._cut_out = b""
+                    return BatchCursor(cut_out, -CRC_START, header, self._decoder)
+                return BatchCursor(self._found_chunk, self._found_at, header, self._decoder)
+            cursor = self._decompressed_cursor(header)
+            if cursor is not None:
+                return cursor
+            offset = header.last_offset + 1
+
+    def find(self, offset: i64) -> BatchHeader | None:
+        """Return the header of the batch that `cursor` would return, also of one that does not decompress.
+
+        `found_batch` returns its bytes. The next call continues behind it, or at it after `step_back`.
+
+        Raises: OSError.
+        """
         segment = self._segment
         if segment is None or offset != self._next_offset or segment.is_removed or offset >= segment.end:
             segment = self._seek(offset)
         while segment is not None:
-            cursor = self._find_in_segment(segment, offset)
-            if cursor is not None:
-                return cursor
+            header = self._find_in_segment(segment, offset)
+            if header is not None:
+                return header
             offset = segment.end
             segment = self._next_segment(segment)
             if segment is not None:
                 self._enter_segment(segment, offset)
         return None
+
+    def found_batch(self, header: BatchHeader) -> bytes:
+        """Return the bytes of the batch that `find` returned last. Not with `copies_batches`. Cost: a copy."""
+        at = self._found_at
+        return self._found_chunk[at : at + header.size]
+
+    def found_cursor(self, header: BatchHeader) -> BatchCursor | None:
+        """Return a cursor in the batch that `find` returned last, None if it does not decompress.
+
+        Not with `copies_batches`. Cost: that of the decompression.
+        """
+        if header.is_compressed():
+            return self._decompressed_cursor(header)
+        return BatchCursor(self._found_chunk, self._found_at, header, self._decoder)
+
+    def found_was_settled(self, header: BatchHeader) -> bool:
+        """Return whether the batch that `find` returned last is transient and a restart has settled its messages."""
+        segment = self._segment
+        return header.is_transient() and segment is not None and segment.settled.contains(header.base_offset)
+
+    def step_back(self, header: BatchHeader, offset: i64) -> None:
+        """Make `find(offset)` return the batch again that it returned last, without a look-up."""
+        self._next_position -= header.size
+        self._next_offset = offset
+        self._expected = header.base_offset
 
     def _seek(self, offset: i64) -> Segment | None:
         """Go to the batch with `offset`, or to one before it. Return None if no live segment has it or a later one."""
@@ -261,7 +312,7 @@ class LogReader:
         header = self._header(segment, position)
         return header is not None and header.is_plausible() and header.last_offset == segment.base + relative
 
-    def _find_in_segment(self, segment: Segment, offset: i64) -> BatchCursor | None:
+    def _find_in_segment(self, segment: Segment, offset: i64) -> BatchHeader | None:
         position: i64 = self._next_position
         expected: i64 = self._expected
         size: i64 = segment.size
@@ -277,7 +328,8 @@ class LogReader:
             if header is None or at < 0:
                 position = self._find_next_good(segment, position, expected)
                 continue
-            chunk = self._chunk
+            self._found_chunk = self._chunk  # the next look may load another one
+            self._found_at = at
             if not self._offsets_fit(header, segment, position, expected):
                 # The CRC is right, but does not cover the base offset, which is wrong. Only this batch is lost.
                 position += header.size
@@ -285,17 +337,7 @@ class LogReader:
                 continue
             self._next_position = position + header.size
             self._next_offset = self._expected = header.last_offset + 1
-            if not header.is_compressed():
-                cut_out = self._cut_out
-                if cut_out:
-                    self._cut_out = b""
-                    return BatchCursor(cut_out, -CRC_START, header, self._decoder)
-                return BatchCursor(chunk, at, header, self._decoder)
-            cursor = self._decompressed_cursor(segment, chunk, at, header)
-            if cursor is not None:
-                return cursor
-            position = self._next_position
-            expected = self._expected
+            return header
         self._next_position = position
         self._expected = expected
         return None
@@ -332,11 +374,13 @@ class LogReader:
             index += 8
         return True
 
-    def _decompressed_cursor(self, segment: Segment, chunk: bytes, at: i64, header: BatchHeader) -> BatchCursor | None:
+    def _decompressed_cursor(self, header: BatchHeader) -> BatchCursor | None:
         """Return the cursor of a compressed batch. None if it does not decompress: only this batch is lost."""
         try:
-            image, image_at, image_header = decompressed(chunk, at, header)
+            image, image_at, image_header = decompressed(self._found_chunk, self._found_at, header)
         except BadRecord as error:
+            segment = self._segment
+            assert segment is not None  # `find` has found the batch in it
             lost = len(self.lost)
             self._report_lost(segment, header.base_offset, header.last_offset)
             if len(self.lost) > lost:  # else it was reported before

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from amqpd.storage.compaction import OffsetMap, encode_clean_offsets, read_clean_offsets
-from amqpd.storage.log.record import RecordRoute
+from amqpd.storage.log.batch import BatchCursor, BatchHeader
+from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.retention import trim
 from amqpd.storage.retention_policy import FILE_DELETE_DELAY_MS, CleanerPolicy, RetentionPolicy
 from amqpd.storage.storage import Storage
@@ -101,6 +102,22 @@ def test_the_last_record_of_each_key_stays(twin: Twin) -> None:
     maintain(twin.house)
     assert twin.house.names(".deleted") == []
     twin.check(twin.compacted(active))
+
+
+def test_batches_read_as_bytes_have_the_remaining_records(twin: Twin) -> None:
+    twin.fill(30)
+    active = twin.active()
+    cursor = twin.house.store.new_cursor()
+    cursor.batches_below_hw(0, 1, True, lambda: None)  # it is in a segment that compaction replaces
+    maintain(twin.house)
+    found = cursor.batches_below_hw(1, 1 << 40, True, lambda: None)
+    offsets: list[int] = []
+    for part in found.parts:
+        records: list[Record] = []
+        BatchCursor(part, 0, BatchHeader(part, 0)).read(1, None, {}, 1 << 40, records)
+        offsets += [record.offset for record in records]
+    assert offsets == [offset for offset in twin.compacted(active) if offset >= 1]
+    assert twin.house.store.log_start() == 0
 
 
 @pytest.mark.parametrize("how", ["clean", "kill", "nothing but logs"])

@@ -334,3 +334,18 @@ def test_large_batches_of_a_stream(reading: Reading) -> None:
     assert found == [*range(600)]
     assert reading.waits > waits > 0
     assert not reading.filesystem.waits
+
+
+def test_batches_of_a_cold_log_are_read_without_a_wait_for_the_disk(reading: Reading) -> None:
+    reading.fill(30_000)
+    cursor = reading.store.new_cursor()
+    offset = size = 0
+    while offset < 30_000:
+        found = cursor.batches_below_hw(offset, 1 << 20, True, reading.arrived)
+        offset = found.next_offset
+        size += found.size_bytes
+        if found.waiting and not found.parts:
+            before = reading.arrivals
+            reading.until(lambda before=before: reading.arrivals > before)  # type: ignore[misc]
+    assert size == sum(segment.size for segment in reading.store.log.segments)
+    assert reading.filesystem.waits == []

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, final
 
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
 if TYPE_CHECKING:
     from amqpd.storage.clock_watch import ClockWatch
@@ -25,6 +25,7 @@ TICK_MS: Final = 4
 RUN_MS_MAX: Final = 5
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Timer:
     """Base class of timers. Override `fire`.
 
