@@ -172,14 +172,13 @@ class CommittedOffsets:
 
     # -- reading the log
 
-    def load(self) -> None:
-        """Begin to read the log, if that has not begun, or has failed some time ago."""
-        if self.is_loaded or self._is_loading or self._is_stopped:
-            return
-        if self.has_failed and self._now_ms() < self._retry_ms:
-            return
-        self._is_loading = True
-        self._open()
+    def load(self) -> bool:
+        """Begin to read the log, if that has not begun, or has failed some time ago. Return whether it is read."""
+        is_early = self.has_failed and self._now_ms() < self._retry_ms
+        if not (self.is_loaded or self._is_loading or self._is_stopped or is_early):
+            self._is_loading = True
+            self._open()
+        return self.is_loaded
 
     def _open(self) -> None:
         if self._is_stopped:

@@ -134,13 +134,9 @@ class Coordinator:
 
     def load_error(self) -> int:
         """Return 14 while the offsets are read, 15 if that failed, 0 afterwards."""
-        offsets = self.offsets
-        if offsets.is_loaded:
+        if self.offsets.load():
             return NONE
-        offsets.load()
-        if offsets.is_loaded:
-            return NONE
-        return COORDINATOR_NOT_AVAILABLE if offsets.has_failed else COORDINATOR_LOAD_IN_PROGRESS
+        return COORDINATOR_NOT_AVAILABLE if self.offsets.has_failed else COORDINATOR_LOAD_IN_PROGRESS
 
     def find(self, vhost: VHost, name: str) -> GroupEntry | None:
         """Return the group if it has members or offsets."""

@@ -158,7 +158,7 @@ def test_compaction_keeps_the_last_offset_of_each_group(tmp_path: Path, monkeypa
     for _ in range(3):
         lab.storage.maintain()
         lab.run()
-    store = lab.offsets._store  # noqa: SLF001
+    store = lab.offsets._store
     assert store is not None
     lab.storage.set_policy(store, replace(store.log.policy, file_delete_delay_ms=0))  # type: ignore[type-var]
     lab.storage.maintain()

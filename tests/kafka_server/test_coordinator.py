@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import threading
 import urllib.request
@@ -25,8 +26,12 @@ from kafka.protocol.consumer import (
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka_socket import KafkaSocket
 
+from amqpd.kafka_server.committed_offsets import CommittedOffset, OffsetKey
+from amqpd.kafka_server.coordinator import Coordinator
+from amqpd.kafka_server.groups import JoinRequest
 from amqpd.kafka_server.messages import build
-from amqpd.testing import BrokerProcess
+from amqpd.kafka_server.server import KafkaFrontEnd
+from amqpd.testing import BrokerProcess, embedded
 
 SETTINGS = {"kafka.port": 0, "kafka.host": "127.0.0.1"}
 
@@ -396,18 +401,95 @@ def test_offsets_of_a_deleted_vhost_are_removed(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, settings={**SETTINGS, "kafka.vhost": "other"}) as broker:
         for _ in range(2):
             vhost_url = broker.url.removesuffix("%2F") + "other"
-            make_vhost(broker, "PUT")
+            request(broker, "PUT", "vhosts/other", b"{}")
             with pika.BlockingConnection(pika.URLParameters(vhost_url)) as connection:
                 connection.channel().queue_declare("t", durable=True, arguments={"x-queue-type": "stream"})
             with Client(broker) as client:
                 assert client.fetch("g", "t") == (-1, "")
                 assert client.commit("g", "t", 5) == 0
                 client.send(JoinGroupRequest, 0, group_id="g", session_timeout_ms=6000, protocol_type="consumer")
-                make_vhost(broker, "DELETE")
+                request(broker, "DELETE", "vhosts/other", None)
         assert "Traceback" not in broker.stderr
 
 
-def make_vhost(broker: BrokerProcess, method: str) -> None:
-    request = urllib.request.Request(f"{broker.http_url}/api/vhosts/other", method=method)
-    request.add_header("Authorization", "Basic " + base64.b64encode(b"guest:guest").decode())
-    urllib.request.urlopen(request, data=b"{}" if method == "PUT" else None).close()
+def request(broker: BrokerProcess, method: str, path: str, body: bytes | None) -> None:
+    asked = urllib.request.Request(f"{broker.http_url}/api/{path}", data=body, method=method)
+    asked.add_header("Authorization", "Basic " + base64.b64encode(b"guest:guest").decode())
+    urllib.request.urlopen(asked).close()
+
+
+def test_offsets_need_read_permission_on_the_topic(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path, settings={**SETTINGS, "kafka.anonymous_user": "reader"}) as broker:
+        declare(broker, "open")
+        declare(broker, "closed")
+        request(broker, "PUT", "users/reader", b'{"password": "x", "tags": ""}')
+        every = b'{"configure": "", "write": "", "read": ".*"}'
+        request(broker, "PUT", "permissions/%2F/reader", every)
+        with Client(broker) as client:
+            client.fetch("g", "open")
+            assert client.commit("g", "open", 1) == client.commit("g", "closed", 2) == 0
+            request(broker, "PUT", "permissions/%2F/reader", b'{"configure": "", "write": "", "read": "^open$"}')
+            assert client.commit("g", "closed", 3) == 29
+            answer = client.ask(OffsetFetchRequest, 7, group_id="g", topics=None)
+            assert [(each.name, each.partitions[0].committed_offset) for each in answer.topics] == [("open", 1)]
+            wanted = [{"name": "closed", "partition_indexes": [0]}]
+            answer = client.ask(OffsetFetchRequest, 7, group_id="g", topics=wanted)
+            assert (answer.topics[0].partitions[0].error_code, answer.topics[0].partitions[0].committed_offset) == (
+                29,
+                -1,
+            )
+            topics = [{"name": "closed", "partitions": [{"partition_index": 0}]}]
+            deleted = client.ask(OffsetDeleteRequest, 0, group_id="g", topics=topics)
+            assert deleted.topics[0].partitions[0].error_code == 29
+
+
+async def test_offsets_of_an_idle_group_expire_and_those_of_members_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with embedded(tmp_path, settings=SETTINGS) as server:
+        (front_end,) = [each for each in server.front_ends if isinstance(each, KafkaFrontEnd)]
+        coordinator = front_end.server.coordinator
+        vhost = server.broker.vhosts["/"]
+        (port,) = {each.port for each in server.listeners if each.protocol == "amqp"}
+        await asyncio.to_thread(declare_at, port, "t", {"x-queue-type": "stream"})
+        while coordinator.load_error():  # noqa: ASYNC110  # it is told to no one
+            await asyncio.sleep(0)
+        topic_id = bytes.fromhex(vhost.queues["t"].id)
+
+        async def commit(group: str, topic: str, ident: bytes, vhost_id: str = vhost.id) -> None:
+            done = asyncio.get_running_loop().create_future()
+            value = CommittedOffset(5, -1, "", 1, ident)
+            coordinator.offsets.change([(OffsetKey(vhost_id, group, topic, 0), value)], done.set_result)
+            assert await done
+
+        await commit("idle", "t", topic_id)
+        await commit("busy", "t", topic_id)
+        await commit("busy", "missing", bytes(16))
+        await commit("lost", "t", topic_id, "0" * 32)
+        entry = coordinator.find(vhost, "busy")
+        assert entry is not None
+        joining = JoinRequest("", None, "c", "h", 60_000, 60_000, "consumer", (("range", b""),), False)
+        entry.group.join(joining, "m", coordinator.now_ms(), lambda _: None)
+        coordinator.changed(entry)
+        await sweep(coordinator)
+        assert set(coordinator.offsets.groups(vhost.id)) == {"idle", "busy"}
+        assert set(coordinator.offsets.of_group(vhost.id, "busy")) == {("t", 0)}
+        assert coordinator.offsets.vhost_ids() == [vhost.id]
+        monkeypatch.setattr("amqpd.kafka_server.coordinator.OFFSETS_KEPT_MS", 0)
+        await sweep(coordinator)
+        assert set(coordinator.offsets.groups(vhost.id)) == {"busy"}
+        await sweep(coordinator)
+        assert [each.group.name for each in coordinator.entries(vhost)] == ["busy"]
+
+
+async def sweep(coordinator: Coordinator) -> None:
+    """Run one sweep, and wait until its removals are synced."""
+    coordinator._sweep()
+    coordinator.broker.turn.schedule()
+    while coordinator.offsets._is_removing:  # noqa: ASYNC110  # it is told to no one
+        await asyncio.sleep(0)
+
+
+def declare_at(port: int, name: str, arguments: dict[str, object]) -> None:
+    with pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port)) as connection:
+        connection.channel().queue_declare(name, durable=True, arguments=arguments)

@@ -195,14 +195,14 @@ def test_partition_of_a_member_that_dies_goes_to_another(broker: BrokerProcess, 
         assert (await first.getone()).value == b"1"
         await first.commit()
         # It dies: no leave, no heartbeat.
-        coordinator = first._coordinator  # noqa: SLF001
-        for task in (coordinator._coordination_task, coordinator._heartbeat_task):  # noqa: SLF001
+        coordinator = first._coordinator
+        for task in (coordinator._coordination_task, coordinator._heartbeat_task):
             if task is not None:
                 task.cancel()
         second = await _aio_consumer(broker, group, topic)
         value = (await second.getone()).value
         await second.stop()
-        await first._client.close()  # noqa: SLF001
+        await first._client.close()
         return bytes(value)
 
     assert asyncio.run(scenario()) == b"2"
