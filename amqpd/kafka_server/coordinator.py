@@ -1,14 +1,451 @@
-"""stub"""
+"""The coordinator of consumer groups: FindCoordinator, JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
-APIS = ()
+groups.py decides, this module has the clock, the timers and the connections. group_offsets.py has the requests about
+committed offsets, group_admin.py those about groups as a whole, committed_offsets.py the log of the offsets.
+
+A group belongs to a vhost: two vhosts may have groups of one name. A group needs no permission of its own: whoever may
+connect to the vhost may join, describe and delete its groups. Committing and fetching offsets needs read permission on
+the topic.
+
+Members are in memory only, so after a restart of the broker they join again; their offsets are there. One timer per
+group ends sessions and rebalances. A closed connection does not remove its member, its session timeout does; only the
+answer that waits is dropped.
+
+A group without members and offsets is forgotten. Offsets of a group that has had neither members nor commits for
+OFFSETS_KEPT_MS, counted anew from a start of the broker, are removed by a sweep; so are those of deleted vhosts and
+topics, which are void at once.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from amqpd.broker.flow.timers import CallTimer
+from amqpd.kafka_server import group_admin, group_offsets, topics
+from amqpd.kafka_server.committed_offsets import CommittedOffset, CommittedOffsets, OffsetKey
+from amqpd.kafka_server.connection import Api, Call
+from amqpd.kafka_server.groups import Group, JoinAnswer, JoinRequest, SyncAnswer, SyncRequest
+from amqpd.kafka_server.messages import (
+    COORDINATOR_LOAD_IN_PROGRESS,
+    COORDINATOR_NOT_AVAILABLE,
+    INVALID_GROUP_ID,
+    INVALID_REQUEST,
+    INVALID_SESSION_TIMEOUT,
+    NONE,
+    POLICY_VIOLATION,
+    UNKNOWN_MEMBER_ID,
+    api_types,
+)
+
+if TYPE_CHECKING:
+    from amqpd.broker.broker import Broker
+    from amqpd.broker.vhost.vhost import VHost
+
+NODE_ID: Final = 0
+NAME_MAX: Final = 255
+"""Characters of a group's name, a member id or a group.instance.id."""
+PROTOCOLS_MAX: Final = 100
+SESSION_TIMEOUT_MS_MIN: Final = 6_000
+SESSION_TIMEOUT_MS_MAX: Final = 30 * 60_000
+GROUPS_MAX: Final = 10_000
+"""In a vhost."""
+METADATA_BYTES_MAX: Final = 64 << 20
+"""Metadata and assignments of the members of all groups of the broker."""
+OFFSETS_KEPT_MS: Final = 7 * 24 * 3_600_000
+SWEEP_MS: Final = 3_600_000
+SWEEP_GROUPS: Final = 200
+"""Groups that one turn of the event loop looks at."""
+GROUP_KEY: Final = 0
+
+
+class GroupEntry:
+    """A group with its timer.
+
+    Attributes:
+        size_bytes: as counted in the coordinator's total.
+    """
+
+    def __init__(self, vhost_id: str, group: Group, on_time: Callable[[GroupEntry], None]) -> None:
+        self.vhost_id = vhost_id
+        self.group = group
+        self.size_bytes = 0
+        self._on_time = on_time
+        self.timer = CallTimer(self._fire)
+
+    def _fire(self) -> None:
+        self._on_time(self)
 
 
 class Coordinator:
-    def __init__(self, broker):
-        pass
+    """The groups of all vhosts.
 
-    def stop(self):
-        pass
+    Attributes:
+        offsets: committed offsets.
+    """
 
-    def vhost_deleted(self, name):
-        pass
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self._now_ms = broker.timers.now_ms
+        self.offsets = CommittedOffsets(
+            broker.storage, broker.turn, broker.loop.call_soon, self._now_ms, self._sweep_now
+        )
+        self._entries: dict[str, dict[str, GroupEntry]] = {}  # vhost id -> name -> group
+        self._vhost_ids: dict[str, str] = {}  # by name
+        self._size_bytes = 0
+        self._sweep_timer = CallTimer(self._sweep)
+        self._unswept: deque[tuple[str, str]] = deque()
+
+    def start(self) -> None:
+        """Begin to read the committed offsets. The first request does it, too."""
+        self.offsets.load()
+
+    def stop(self) -> None:
+        """End all timers: the broker stops."""
+        self.offsets.stop()
+        timers = self.broker.timers
+        timers.cancel(self._sweep_timer)
+        for entries in self._entries.values():
+            for entry in entries.values():
+                timers.cancel(entry.timer)
+
+    def vhost_deleted(self, name: str) -> None:
+        """Remove the groups of a deleted vhost, and its offsets soon."""
+        vhost_id = self._vhost_ids.pop(name, "")
+        for entry in self._entries.pop(vhost_id, {}).values():
+            entry.group.kill()
+            self._size_bytes -= entry.size_bytes
+            self.broker.timers.cancel(entry.timer)
+        if self.offsets.is_loaded:
+            self.broker.loop.call_soon(self._sweep_now)  # the vhost is gone from the table then
+
+    # -- groups
+
+    def now_ms(self) -> int:
+        return self._now_ms()
+
+    def error_for(self, name: str) -> int:
+        """Return the error code of every request about this group, 0 for none."""
+        if not 0 < len(name) <= NAME_MAX:
+            return INVALID_GROUP_ID
+        return self.load_error()
+
+    def load_error(self) -> int:
+        """Return 14 while the offsets are read, 15 if that failed, 0 afterwards."""
+        if self.offsets.load():
+            return NONE
+        return COORDINATOR_NOT_AVAILABLE if self.offsets.has_failed else COORDINATOR_LOAD_IN_PROGRESS
+
+    def find(self, vhost: VHost, name: str) -> GroupEntry | None:
+        """Return the group if it has members or offsets."""
+        entry = self._entries.get(vhost.id, {}).get(name)
+        if entry is None and self.offsets.of_group(vhost.id, name):
+            entry = self._add(vhost.id, vhost.name, name)
+        return entry
+
+    def find_or_add(self, vhost: VHost, name: str) -> GroupEntry | None:
+        """Return the group, a new one if needed; None if the vhost has GROUPS_MAX groups."""
+        entry = self.find(vhost, name)
+        if entry is None and len(self._entries.get(vhost.id, {})) < GROUPS_MAX:
+            entry = self._add(vhost.id, vhost.name, name)
+        return entry
+
+    def _add(self, vhost_id: str, vhost_name: str, name: str) -> GroupEntry:
+        self._vhost_ids[vhost_name] = vhost_id
+        entry = GroupEntry(vhost_id, Group(name, self.now_ms()), self._on_time)
+        self._entries.setdefault(vhost_id, {})[name] = entry
+        return entry
+
+    def entries(self, vhost: VHost) -> list[GroupEntry]:
+        """Return the groups of a vhost."""
+        for name in self.offsets.groups(vhost.id):
+            self.find(vhost, name)
+        return list(self._entries.get(vhost.id, {}).values())
+
+    def changed(self, entry: GroupEntry) -> None:
+        """Count, arm or forget a group after a change. Every method that changes one calls it."""
+        entries = self._entries.get(entry.vhost_id, {})
+        group = entry.group
+        if entries.get(group.name) is not entry:
+            return
+        self._size_bytes += group.size_bytes - entry.size_bytes
+        entry.size_bytes = group.size_bytes
+        if group.is_unused:
+            self.broker.timers.cancel(entry.timer)
+            if not self.offsets.of_group(entry.vhost_id, group.name):
+                del entries[group.name]
+                if not entries:
+                    del self._entries[entry.vhost_id]
+            return
+        self.broker.timers.arm_sooner(entry.timer, group.due_ms)
+
+    def remove(self, entry: GroupEntry) -> None:
+        """Remove a group whose offsets are being removed."""
+        entry.group.kill()
+        self.changed(entry)
+        self._entries.get(entry.vhost_id, {}).pop(entry.group.name, None)
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Return whether members may bring so many bytes more."""
+        return self._size_bytes + size_bytes <= METADATA_BYTES_MAX
+
+    def _on_time(self, entry: GroupEntry) -> None:
+        now_ms = self.now_ms()
+        if entry.group.due_ms <= now_ms:
+            entry.group.on_time(now_ms)
+        self.changed(entry)
+
+    # -- expiry
+
+    def _sweep_now(self) -> None:
+        self.broker.timers.arm(self._sweep_timer, self.now_ms())
+
+    def _sweep(self) -> None:
+        """Look at some groups, and continue in the next turn or after SWEEP_MS."""
+        offsets = self.offsets
+        if not self._unswept:
+            names = {(each, name): None for each in offsets.vhost_ids() for name in offsets.groups(each)}
+            names |= {(each, name): None for each, entries in self._entries.items() for name in entries}
+            self._unswept.extend(names)
+        vhosts = {vhost.id: vhost for vhost in self.broker.vhosts.values()}
+        for _ in range(min(SWEEP_GROUPS, len(self._unswept))):
+            vhost_id, name = self._unswept.popleft()
+            vhost = vhosts.get(vhost_id)
+            if vhost is None:
+                offsets.remove_later(offsets.keys_of(vhost_id, name))
+            else:
+                self._sweep_group(vhost, name)
+        self.broker.timers.arm(self._sweep_timer, self.now_ms() + (0 if self._unswept else SWEEP_MS))
+
+    def _sweep_group(self, vhost: VHost, name: str) -> None:
+        entry = self.find(vhost, name)
+        if entry is None:
+            return
+        group = entry.group
+        is_over = group.is_unused and self.now_ms() - group.idle_since_ms >= OFFSETS_KEPT_MS
+        keys = [key for key in self.offsets.keys_of(vhost.id, name) if is_over or self.committed(vhost, key) is None]
+        self.offsets.remove_later(keys)
+        self.changed(entry)
+
+    def committed(self, vhost: VHost, key: OffsetKey) -> CommittedOffset | None:
+        """Return a committed offset; None if there is none, or if its topic was deleted."""
+        value = self.offsets.of_group(key.vhost_id, key.group).get((key.topic, key.partition))
+        queue = vhost.queues.get(key.topic)
+        if value is None or queue is None or not queue.id or bytes.fromhex(queue.id) != value.topic_id:
+            return None
+        return value
+
+
+class _Waiter:
+    """An answer that waits, until its connection is closed."""
+
+    def __init__(self, call: Call, coordinator: Coordinator, entry: GroupEntry, member_id: str) -> None:
+        self.call = call
+        self._coordinator = coordinator
+        self._entry = entry
+        self._member_id = member_id
+        call.connection.on_close.append(self._closed)
+
+    def joined(self, answer: JoinAnswer) -> None:
+        self._end()
+        _answer_join(self.call, answer)
+
+    def synced(self, answer: SyncAnswer) -> None:
+        self._end()
+        _answer_sync(self.call, answer)
+
+    def _end(self) -> None:
+        connection = self.call.connection
+        if not connection.closed:
+            connection.on_close.remove(self._closed)
+
+    def _closed(self) -> None:
+        done = self.joined if self.call.api.key == JOIN_GROUP else self.synced
+        self._entry.group.drop_waiting(self._member_id, done, self._coordinator.now_ms())
+        self._coordinator.changed(self._entry)
+
+
+# -- FindCoordinator
+
+
+def _find_coordinator(call: Call) -> None:
+    request = call.request
+    key_type = request.key_type if call.version >= 1 else GROUP_KEY
+    error = NONE if key_type == GROUP_KEY else INVALID_REQUEST
+    message = None if error == NONE else "only groups have a coordinator here"
+    host, port = topics.broker_address(call.connection) if error == NONE else ("", -1)
+    found = {
+        "node_id": NODE_ID if error == NONE else -1,
+        "host": host,
+        "port": port,
+        "error_code": error,
+        "error_message": message,
+    }
+    if call.version < 4:
+        call.reply(found)
+        return
+    call.reply({"coordinators": [{"key": key, **found} for key in request.coordinator_keys]})
+
+
+# -- JoinGroup, SyncGroup
+
+
+def _join_group(call: Call) -> None:
+    request = call.request
+    coordinator = call.connection.server.coordinator
+    version = call.version
+    instance_id = request.group_instance_id if version >= 5 else None
+    joining = JoinRequest(
+        request.member_id,
+        instance_id,
+        call.connection.client_id,
+        call.connection.peer[0],
+        request.session_timeout_ms,
+        request.rebalance_timeout_ms if version >= 1 else request.session_timeout_ms,
+        request.protocol_type,
+        tuple((each.name, bytes(each.metadata)) for each in request.protocols[: PROTOCOLS_MAX + 1]),
+        needs_member_id=version >= 4,
+        can_skip_assignment=version >= 9,
+    )
+    error = coordinator.error_for(request.group_id) or _join_error(coordinator, joining)
+    if error:
+        _answer_join(call, JoinAnswer(error, request.member_id))
+        return
+    vhost = call.session.vhost
+    entry = coordinator.find(vhost, request.group_id)
+    if entry is None and request.member_id:
+        _answer_join(call, JoinAnswer(UNKNOWN_MEMBER_ID, request.member_id))
+        return
+    if entry is None:
+        entry = coordinator.find_or_add(vhost, request.group_id)
+    if entry is None:
+        _answer_join(call, JoinAnswer(POLICY_VIOLATION, request.member_id))
+        return
+    new_id = f"{instance_id or call.connection.client_id or 'member'}-{secrets.token_hex(16)}"
+    waiter = _Waiter(call, coordinator, entry, request.member_id or new_id)
+    entry.group.join(joining, new_id, coordinator.now_ms(), waiter.joined)
+    coordinator.changed(entry)
+
+
+def _join_error(coordinator: Coordinator, joining: JoinRequest) -> int:
+    if not SESSION_TIMEOUT_MS_MIN <= joining.session_timeout_ms <= SESSION_TIMEOUT_MS_MAX:
+        return INVALID_SESSION_TIMEOUT
+    if joining.instance_id is not None and not 0 < len(joining.instance_id) <= NAME_MAX:
+        return INVALID_REQUEST
+    if len(joining.protocols) > PROTOCOLS_MAX or len(joining.protocol_type) > NAME_MAX:
+        return POLICY_VIOLATION
+    return NONE if coordinator.has_room(joining.size_bytes) else POLICY_VIOLATION
+
+
+def _answer_join(call: Call, answer: JoinAnswer) -> None:
+    is_joined = answer.error == NONE
+    none = "" if call.version < 7 else None
+    members = [
+        {"member_id": each.member_id, "group_instance_id": each.instance_id, "metadata": each.metadata}
+        for each in answer.members
+    ]
+    call.reply(
+        {
+            "error_code": answer.error,
+            "generation_id": answer.generation,
+            "protocol_type": answer.protocol_type if is_joined else None,
+            "protocol_name": answer.protocol if is_joined else none,
+            "leader": answer.leader,
+            "skip_assignment": answer.skip_assignment,
+            "member_id": answer.member_id,
+            "members": members,
+        }
+    )
+
+
+def _sync_group(call: Call) -> None:
+    request = call.request
+    coordinator = call.connection.server.coordinator
+    error = coordinator.error_for(request.group_id)
+    entry = None if error else coordinator.find(call.session.vhost, request.group_id)
+    if entry is None:
+        _answer_sync(call, SyncAnswer(error or UNKNOWN_MEMBER_ID))
+        return
+    version = call.version
+    assignments = {each.member_id: bytes(each.assignment) for each in request.assignments}
+    if not coordinator.has_room(sum(len(each) for each in assignments.values())):
+        _answer_sync(call, SyncAnswer(POLICY_VIOLATION))
+        return
+    syncing = SyncRequest(
+        request.member_id,
+        request.group_instance_id if version >= 3 else None,
+        request.generation_id,
+        request.protocol_type if version >= 5 else None,
+        request.protocol_name if version >= 5 else None,
+        assignments,
+    )
+    waiter = _Waiter(call, coordinator, entry, request.member_id)
+    entry.group.sync(syncing, coordinator.now_ms(), waiter.synced)
+    coordinator.changed(entry)
+
+
+def _answer_sync(call: Call, answer: SyncAnswer) -> None:
+    is_synced = answer.error == NONE
+    call.reply(
+        {
+            "error_code": answer.error,
+            "protocol_type": answer.protocol_type if is_synced else None,
+            "protocol_name": answer.protocol if is_synced else None,
+            "assignment": answer.assignment,
+        }
+    )
+
+
+# -- Heartbeat, LeaveGroup
+
+
+def _heartbeat(call: Call) -> None:
+    request = call.request
+    coordinator = call.connection.server.coordinator
+    error = coordinator.error_for(request.group_id)
+    if error == NONE:
+        entry = coordinator.find(call.session.vhost, request.group_id)
+        error = UNKNOWN_MEMBER_ID
+        if entry is not None:
+            instance_id = request.group_instance_id if call.version >= 3 else None
+            now_ms = coordinator.now_ms()
+            error = entry.group.heartbeat(request.member_id, instance_id, request.generation_id, now_ms)
+            coordinator.changed(entry)
+    call.reply({"error_code": error})
+
+
+def _leave_group(call: Call) -> None:
+    request = call.request
+    coordinator = call.connection.server.coordinator
+    error = coordinator.error_for(request.group_id)
+    entry = None if error else coordinator.find(call.session.vhost, request.group_id)
+    members = [(request.member_id, None)]
+    if call.version >= 3:
+        members = [(each.member_id, each.group_instance_id) for each in request.members]
+    left: list[dict[str, object]] = []
+    for member_id, instance_id in members:
+        result = UNKNOWN_MEMBER_ID
+        if entry is not None:
+            result = entry.group.leave(member_id, instance_id, coordinator.now_ms())
+        left.append({"member_id": member_id, "group_instance_id": instance_id, "error_code": result})
+    if entry is not None:
+        coordinator.changed(entry)
+    if call.version < 3:
+        call.reply({"error_code": error or left[0]["error_code"]})
+    else:
+        call.reply({"error_code": error, "members": [] if error else left})
+
+
+JOIN_GROUP: Final = 11
+
+APIS: Final = (
+    Api(10, "FindCoordinator", 0, 5, 3, _find_coordinator, *api_types("FindCoordinator")),
+    Api(JOIN_GROUP, "JoinGroup", 0, 9, 6, _join_group, *api_types("JoinGroup")),
+    Api(14, "SyncGroup", 0, 5, 4, _sync_group, *api_types("SyncGroup")),
+    Api(12, "Heartbeat", 0, 4, 4, _heartbeat, *api_types("Heartbeat")),
+    Api(13, "LeaveGroup", 0, 5, 4, _leave_group, *api_types("LeaveGroup")),
+    *group_offsets.APIS,
+    *group_admin.APIS,
+)

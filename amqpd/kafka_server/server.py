@@ -134,6 +134,7 @@ class KafkaFrontEnd(FrontEnd):
     async def start(self) -> None:
         """Start listening. Raises OSError: a port is in use, or a certificate cannot be read."""
         settings = self._broker.settings.kafka
+        self.server.coordinator.start()
         if settings.port is not None:
             await self._listen("kafka", settings.port, None)
         if settings.tls.port is not None:

@@ -42,6 +42,18 @@ class Timer:
 
 
 @final
+class CallTimer(Timer):
+    """A timer that calls a function, for modules that are not compiled and so cannot derive from `Timer`."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        super().__init__()
+        self._call = call
+
+    def fire(self) -> None:
+        self._call()
+
+
+@final
 class Timers:
     """The timer wheel.
 

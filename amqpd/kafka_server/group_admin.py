@@ -1,0 +1,141 @@
+"""Groups as a whole: DescribeGroups, ListGroups, DeleteGroups.
+
+All of them are about the groups of the session's vhost, and need no permission (see coordinator.py).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from amqpd.kafka_server.committed_offsets import CommittedOffset, OffsetKey
+from amqpd.kafka_server.connection import Api, Call
+from amqpd.kafka_server.groups import State
+from amqpd.kafka_server.messages import (
+    COORDINATOR_NOT_AVAILABLE,
+    GROUP_ID_NOT_FOUND,
+    NON_EMPTY_GROUP,
+    NONE,
+    POLICY_VIOLATION,
+    BadRequest,
+    api_types,
+)
+
+if TYPE_CHECKING:
+    from amqpd.kafka_server.coordinator import GroupEntry
+
+GROUPS_MAX: Final = 10_000
+"""Groups that one request may name."""
+DESCRIBED_BYTES_MAX: Final = 32 << 20
+"""Metadata and assignments in one answer; further groups get an error."""
+CLASSIC: Final = "classic"
+
+
+def _names(names: list[str]) -> list[str]:
+    """Return the names, each once. Raises: BadRequest if there are too many."""
+    if len(names) > GROUPS_MAX:
+        raise BadRequest(f"{len(names)} groups in one request; at most {GROUPS_MAX} are accepted")
+    return list(dict.fromkeys(names))
+
+
+def _describe_groups(call: Call) -> None:
+    coordinator = call.connection.server.coordinator
+    size_bytes = 0
+    described: list[dict[str, Any]] = []
+    for name in _names(call.request.groups):
+        error = coordinator.error_for(name)
+        entry = None if error else coordinator.find(call.session.vhost, name)
+        if entry is None:
+            state = "" if error else State.DEAD.value
+            described.append({"group_id": name, "error_code": error, "group_state": state})
+            continue
+        size_bytes += entry.group.size_bytes
+        if size_bytes > DESCRIBED_BYTES_MAX:
+            described.append({"group_id": name, "error_code": POLICY_VIOLATION})
+        else:
+            described.append(_described(entry))
+    call.reply({"groups": described})
+
+
+def _described(entry: GroupEntry) -> dict[str, Any]:
+    group = entry.group
+    members: list[dict[str, Any]] = []
+    is_stable = group.state is State.STABLE
+    for member in group.members.values():
+        fields: dict[str, Any] = {
+            "member_id": member.id,
+            "group_instance_id": member.instance_id,
+            "client_id": member.client_id,
+            "client_host": f"/{member.host}",
+            "member_metadata": member.metadata(group.protocol) if is_stable else b"",
+            "member_assignment": member.assignment if is_stable else b"",
+        }
+        members.append(fields)
+    return {
+        "group_id": group.name,
+        "error_code": NONE,
+        "group_state": group.state.value,
+        "protocol_type": group.protocol_type,
+        "protocol_data": group.protocol if is_stable else "",
+        "members": members,
+    }
+
+
+def _list_groups(call: Call) -> None:
+    coordinator = call.connection.server.coordinator
+    error = coordinator.load_error()
+    listed: list[dict[str, Any]] = []
+    if error == NONE:
+        states = {each.lower() for each in call.request.states_filter} if call.version >= 4 else set()
+        types = {each.lower() for each in call.request.types_filter} if call.version >= 5 else set()
+        for entry in coordinator.entries(call.session.vhost):
+            group = entry.group
+            if (states and group.state.value.lower() not in states) or (types and CLASSIC not in types):
+                continue
+            listed.append(
+                {
+                    "group_id": group.name,
+                    "protocol_type": group.protocol_type,
+                    "group_state": group.state.value,
+                    "group_type": CLASSIC,
+                }
+            )
+    call.reply({"error_code": error, "groups": listed})
+
+
+def _delete_groups(call: Call) -> None:
+    coordinator = call.connection.server.coordinator
+    vhost = call.session.vhost
+    results: dict[str, int] = {}
+    changes: list[tuple[OffsetKey, CommittedOffset | None]] = []
+    for name in _names(call.request.groups_names):
+        error = coordinator.error_for(name)
+        entry = None if error else coordinator.find(vhost, name)
+        if entry is None:
+            results[name] = error or GROUP_ID_NOT_FOUND
+        elif not entry.group.is_unused:
+            results[name] = NON_EMPTY_GROUP
+        else:
+            results[name] = NONE
+            changes += [(key, None) for key in coordinator.offsets.keys_of(vhost.id, name)]
+            coordinator.remove(entry)
+    coordinator.offsets.change(changes, partial(_deleted, call, results))
+
+
+def _deleted(call: Call, results: dict[str, int], safe: bool) -> None:
+    """Answer when the removals are synced. If they are not, the groups are still there: 15."""
+    call.reply(
+        {
+            "results": [
+                {"group_id": name, "error_code": code if code or safe else COORDINATOR_NOT_AVAILABLE}
+                for name, code in results.items()
+            ]
+        }
+    )
+
+
+APIS: Final = (
+    Api(15, "DescribeGroups", 0, 5, 5, _describe_groups, *api_types("DescribeGroups")),
+    Api(16, "ListGroups", 0, 5, 3, _list_groups, *api_types("ListGroups")),
+    Api(42, "DeleteGroups", 0, 2, 2, _delete_groups, *api_types("DeleteGroups")),
+)

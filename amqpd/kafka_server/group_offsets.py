@@ -1,0 +1,233 @@
+"""Committed offsets of consumer groups: OffsetCommit, OffsetFetch, OffsetDelete.
+
+Each needs read permission on the topic. The coordinator checks the member and its generation, committed_offsets.py
+keeps the offsets. A commit is answered when it is synced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from amqpd.kafka_server import topics
+from amqpd.kafka_server.committed_offsets import METADATA_BYTES_MAX, CommittedOffset, OffsetKey
+from amqpd.kafka_server.connection import Api, Call
+from amqpd.kafka_server.groups import State, subscribed_topics
+from amqpd.kafka_server.messages import (
+    COORDINATOR_NOT_AVAILABLE,
+    GROUP_ID_NOT_FOUND,
+    GROUP_SUBSCRIBED_TO_TOPIC,
+    ILLEGAL_GENERATION,
+    INVALID_COMMIT_OFFSET_SIZE,
+    NON_EMPTY_GROUP,
+    NONE,
+    OFFSET_METADATA_TOO_LARGE,
+    POLICY_VIOLATION,
+    TOPIC_AUTHORIZATION_FAILED,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    BadRequest,
+    api_types,
+)
+
+if TYPE_CHECKING:
+    from amqpd.kafka_server.coordinator import Coordinator, GroupEntry
+
+PARTITIONS_MAX: Final = 20_000
+"""Topics and partitions that one request may name."""
+GROUPS_MAX: Final = 1000
+"""Groups that one OffsetFetch may name."""
+
+Fields = dict[str, Any]
+
+
+def _check_count(partitions: Iterable[Sequence[object]]) -> None:
+    """Check the number of topics and partitions. Raises: BadRequest."""
+    count = sum(1 + len(each) for each in partitions)
+    if count > PARTITIONS_MAX:
+        raise BadRequest(f"{count} partitions in one request; at most {PARTITIONS_MAX} are accepted")
+
+
+# -- OffsetCommit
+
+
+def _offset_commit(call: Call) -> None:
+    request = call.request
+    _check_count(each.partitions for each in request.topics)
+    coordinator = call.connection.server.coordinator
+    error = coordinator.error_for(request.group_id) or _commit_error(call, coordinator)
+    results: dict[str, dict[int, int]] = {}
+    changes: list[tuple[OffsetKey, CommittedOffset | None]] = []
+    size_bytes = 0
+    for topic in request.topics:
+        codes = results.setdefault(topic.name, {})
+        found = error or topics.find_topic(call.session, topic.name, "read")
+        for partition in topic.partitions:
+            index = partition.partition_index
+            metadata = partition.committed_metadata or ""
+            if isinstance(found, int):
+                codes[index] = found
+                continue
+            if index != 0:
+                codes[index] = UNKNOWN_TOPIC_OR_PARTITION
+            elif len(metadata.encode("utf-8", "replace")) > METADATA_BYTES_MAX:
+                codes[index] = OFFSET_METADATA_TOO_LARGE
+            else:
+                epoch = partition.committed_leader_epoch if call.version >= 6 else -1
+                wall_ms = coordinator.broker.timers.wall_ms()
+                value = CommittedOffset(partition.committed_offset, epoch, metadata, wall_ms, found.id.bytes)
+                size_bytes += value.size_bytes
+                if not coordinator.offsets.has_room(call.session.vhost.id, size_bytes):
+                    codes[index] = INVALID_COMMIT_OFFSET_SIZE
+                    continue
+                codes[index] = NONE
+                changes.append((OffsetKey(call.session.vhost.id, request.group_id, topic.name, index), value))
+    entry = None if error else coordinator.find(call.session.vhost, request.group_id)
+    coordinator.offsets.change(changes, partial(_committed, call, coordinator, entry, results))
+
+
+def _commit_error(call: Call, coordinator: Coordinator) -> int:
+    """Return the error code of the group for this commit. A simple consumer's commit makes a new group."""
+    request = call.request
+    generation = request.generation_id_or_member_epoch
+    vhost = call.session.vhost
+    entry = coordinator.find(vhost, request.group_id)
+    if entry is None and generation >= 0:
+        return ILLEGAL_GENERATION
+    if entry is None:
+        entry = coordinator.find_or_add(vhost, request.group_id)
+    if entry is None:
+        return POLICY_VIOLATION
+    instance_id = request.group_instance_id if call.version >= 7 else None
+    return entry.group.commit_error(request.member_id, instance_id, generation, coordinator.now_ms())
+
+
+def _committed(
+    call: Call, coordinator: Coordinator, entry: GroupEntry | None, results: dict[str, dict[int, int]], safe: bool
+) -> None:
+    """Answer when the commit is synced. If it is not, the client tries again: 15."""
+    if entry is not None:
+        coordinator.changed(entry)
+    answered: list[Fields] = []
+    for name, codes in results.items():
+        partitions = [
+            {"partition_index": index, "error_code": code if code or safe else COORDINATOR_NOT_AVAILABLE}
+            for index, code in codes.items()
+        ]
+        answered.append({"name": name, "partitions": partitions})
+    call.reply({"topics": answered})
+
+
+# -- OffsetFetch
+
+
+def _offset_fetch(call: Call) -> None:
+    request = call.request
+    if call.version < 8:
+        _check_count(each.partition_indexes for each in request.topics or ())
+        fields = _fetched(call, request.group_id, request.topics)
+        error = fields["error_code"]
+        call.reply({"error_code": error, "topics": fields["topics"]})
+        return
+    if len(request.groups) > GROUPS_MAX:
+        raise BadRequest(f"{len(request.groups)} groups in one request; at most {GROUPS_MAX} are accepted")
+    _check_count(topic.partition_indexes for each in request.groups for topic in each.topics or ())
+    if len({each.group_id for each in request.groups}) < len(request.groups):
+        raise BadRequest("a group is named twice in one request")
+    call.reply({"groups": [_fetched(call, each.group_id, each.topics) for each in request.groups]})
+
+
+def _fetched(call: Call, name: str, wanted: Any) -> Fields:
+    """Return the offsets of one group. wanted: its topics; None for all that have an offset."""
+    coordinator = call.connection.server.coordinator
+    vhost = call.session.vhost
+    error = coordinator.error_for(name)
+    answer: Fields = {"group_id": name, "error_code": error, "topics": []}
+    if wanted is None:
+        if error:
+            return answer
+        asked: dict[str, list[int]] = {}
+        for topic, partition in coordinator.offsets.of_group(vhost.id, name):
+            asked.setdefault(topic, []).append(partition)
+    else:
+        if error and call.version >= 2:
+            return answer
+        asked = {each.name: list(each.partition_indexes) for each in wanted}
+    for topic, indexes in asked.items():
+        code = error
+        if not code and topics.find_topic(call.session, topic, "read") == TOPIC_AUTHORIZATION_FAILED:
+            code = TOPIC_AUTHORIZATION_FAILED
+        shown = [_partition(call, OffsetKey(vhost.id, name, topic, index), code) for index in indexes]
+        if wanted is None:  # what the user may not read, and what was deleted, is left out
+            shown = [each for each in shown if each["committed_offset"] >= 0]
+        if shown or wanted is not None:
+            answer["topics"].append({"name": topic, "partitions": shown})
+    return answer
+
+
+def _partition(call: Call, key: OffsetKey, error: int) -> Fields:
+    value = None
+    if error == NONE:
+        value = call.connection.server.coordinator.committed(call.session.vhost, key)
+    return {
+        "partition_index": key.partition,
+        "committed_offset": -1 if value is None else value.offset,
+        "committed_leader_epoch": -1 if value is None else value.leader_epoch,
+        "metadata": "" if value is None else value.metadata,
+        "error_code": error,
+    }
+
+
+# -- OffsetDelete
+
+
+def _offset_delete(call: Call) -> None:
+    request = call.request
+    _check_count(each.partitions for each in request.topics)
+    coordinator = call.connection.server.coordinator
+    vhost = call.session.vhost
+    error = coordinator.error_for(request.group_id)
+    entry = None if error else coordinator.find(vhost, request.group_id)
+    if entry is None:
+        call.reply({"error_code": error or GROUP_ID_NOT_FOUND})
+        return
+    group = entry.group
+    subscribed: set[str] | None = set()
+    if group.state is not State.EMPTY:
+        if group.protocol_type != "consumer":
+            call.reply({"error_code": NON_EMPTY_GROUP})
+            return
+        members = group.members.values()
+        subscribed = subscribed_topics([metadata for each in members for _, metadata in each.protocols])
+    results: dict[str, dict[int, int]] = {}
+    changes: list[tuple[OffsetKey, CommittedOffset | None]] = []
+    for topic in request.topics:
+        found = topics.find_topic(call.session, topic.name, "read")
+        code = found if isinstance(found, int) else NONE
+        if code == NONE and (subscribed is None or topic.name in subscribed):
+            code = GROUP_SUBSCRIBED_TO_TOPIC
+        for partition in topic.partitions:
+            index = partition.partition_index
+            results.setdefault(topic.name, {})[index] = code
+            if code == NONE and (topic.name, index) in coordinator.offsets.of_group(vhost.id, group.name):
+                changes.append((OffsetKey(vhost.id, group.name, topic.name, index), None))
+    coordinator.offsets.change(changes, partial(_deleted, call, coordinator, entry, results))
+
+
+def _deleted(
+    call: Call, coordinator: Coordinator, entry: GroupEntry, results: dict[str, dict[int, int]], safe: bool
+) -> None:
+    if entry is not None:
+        coordinator.changed(entry)
+    answered: list[Fields] = []
+    for name, codes in results.items():
+        partitions = [{"partition_index": index, "error_code": code} for index, code in codes.items()]
+        answered.append({"name": name, "partitions": partitions})
+    call.reply({"error_code": NONE if safe else COORDINATOR_NOT_AVAILABLE, "topics": answered})
+
+
+APIS: Final = (
+    Api(8, "OffsetCommit", 2, 9, 8, _offset_commit, *api_types("OffsetCommit")),
+    Api(9, "OffsetFetch", 1, 9, 6, _offset_fetch, *api_types("OffsetFetch")),
+    Api(47, "OffsetDelete", 0, 0, 127, _offset_delete, *api_types("OffsetDelete")),
+)

@@ -1,0 +1,245 @@
+"""The log of committed offsets: encoding, kills, compaction, a disk that refuses. No broker."""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amqpd.kafka_server import committed_offsets
+from amqpd.kafka_server.committed_offsets import (
+    CommittedOffset,
+    CommittedOffsets,
+    OffsetKey,
+    decode_key,
+    decode_value,
+    encode_key,
+    encode_value,
+)
+from amqpd.storage.filesystem import FileSystem
+from amqpd.storage.storage import Storage
+
+ID = bytes(range(16))
+TEXT = st.text(max_size=20)
+
+
+@given(TEXT, TEXT, TEXT, st.integers(-(1 << 31), (1 << 31) - 1))
+def test_key_is_decoded_as_it_was_encoded(vhost: str, group: str, topic: str, partition: int) -> None:
+    key = OffsetKey(vhost, group, topic, partition)
+    assert decode_key(encode_key(key)) == key
+
+
+@given(st.integers(-1, (1 << 63) - 1), st.integers(-1, (1 << 31) - 1), TEXT)
+def test_value_is_decoded_as_it_was_encoded(offset: int, epoch: int, metadata: str) -> None:
+    value = CommittedOffset(offset, epoch, metadata, 1234, ID)
+    assert decode_value(encode_value(value)) == value
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_decoded_or_refused(data: bytes) -> None:
+    decode_key(data)
+    decode_key(b"\x01" + data)
+    decode_value(data)
+    decode_value(b"\x01" + data)
+
+
+class Disk(FileSystem):
+    """A file system that can refuse writes or syncs of the offsets' log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refuses_writes = False
+        self.refuses_syncs = False
+
+    def fdatasync(self, fd: int) -> None:
+        if self.refuses_syncs:
+            raise OSError(errno.EIO, "bad disk")
+        super().fdatasync(fd)
+
+    def write(self, fd: int, parts: Any) -> Any:
+        if self.refuses_writes:
+            raise OSError(errno.ENOSPC, "no space")
+        return super().write(fd, parts)
+
+    def writev(self, fd: int, parts: Any) -> Any:
+        if self.refuses_writes:
+            raise OSError(errno.ENOSPC, "no space")
+        return super().writev(fd, parts)
+
+
+class Turn:
+    """The end of a loop turn, without a loop."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    def schedule(self) -> None:
+        """Nothing: `Lab.run` ends each turn."""
+
+
+class Lab:
+    """The offsets of a data directory, with threads replaced by inline work."""
+
+    def __init__(self, path: Path, disk: FileSystem | None = None) -> None:
+        self.soon: deque[Callable[[], object]] = deque()
+        self.now = 0
+        self.loads = 0
+        self.storage = Storage(path, post=self._post, inline=True, filesystem=disk)
+        self.storage.commits.on_commit = lambda generation, failed: None
+        turn: Any = Turn(self.storage)
+        self.offsets = CommittedOffsets(self.storage, turn, self.soon.append, lambda: self.now, self._loaded)
+        self.offsets.load()
+        self.run()
+
+    def _post(self, call: Callable[..., object], *arguments: object) -> None:
+        self.soon.append(lambda: call(*arguments))
+
+    def _loaded(self) -> None:
+        self.loads += 1
+
+    def run(self) -> None:
+        self.storage.commits.end_of_turn()
+        while self.soon:
+            self.soon.popleft()()
+            self.storage.commits.end_of_turn()
+
+    def commit(self, group: str, offset: int | None, topic: str = "t") -> bool:
+        value = None if offset is None else CommittedOffset(offset, -1, "", 1, ID)
+        answers: list[bool] = []
+        self.offsets.change([(OffsetKey("v", group, topic, 0), value)], answers.append)
+        assert not answers or not answers[0]  # not before the sync
+        self.run()
+        assert len(answers) == 1
+        return answers[0]
+
+    def content(self) -> dict[str, int]:
+        return {name: each[("t", 0)].offset for name, each in self.offsets.groups("v").items()}
+
+
+def test_what_was_answered_is_there_after_a_kill_and_after_a_stop(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    assert lab.loads == 1
+    for number in range(50):
+        assert lab.commit(f"g{number % 7}", number)
+    assert lab.commit("g3", None)
+    expected = lab.content()
+    assert "g3" not in expected
+    for clean in (False, True, False):
+        lab.storage.close(clean=clean)
+        lab = Lab(tmp_path)
+        assert lab.offsets.is_loaded
+        assert lab.content() == expected
+    lab.storage.close(clean=True)
+
+
+def test_a_log_of_many_slices_is_read_completely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(tmp_path)
+    for number in range(200):
+        assert lab.commit(f"g{number}", number)
+    lab.storage.close(clean=True)
+    monkeypatch.setattr(committed_offsets, "SLICE_BYTES", 200)
+    lab = Lab(tmp_path)
+    assert lab.content() == {f"g{number}": number for number in range(200)}
+    lab.storage.close(clean=True)
+
+
+def test_compaction_keeps_the_last_offset_of_each_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committed_offsets, "SEGMENT_BYTES", 4096)
+    lab = Lab(tmp_path)
+    for number in range(600):
+        assert lab.commit(f"g{number % 3}", number)
+    for _ in range(3):
+        lab.storage.maintain()
+        lab.run()
+    store = lab.offsets._store
+    assert store is not None
+    lab.storage.set_policy(store, replace(store.log.policy, file_delete_delay_ms=0))  # type: ignore[type-var]
+    lab.storage.maintain()
+    lab.run()
+    assert store.record_count < 200
+    lab.storage.close(clean=True)
+    lab = Lab(tmp_path)
+    assert lab.content() == {"g0": 597, "g1": 598, "g2": 599}
+    lab.storage.close(clean=True)
+
+
+def test_full_disk_refuses_commits_and_loses_nothing_that_was_answered(tmp_path: Path) -> None:
+    disk = Disk()
+    lab = Lab(tmp_path, disk)
+    assert lab.commit("g", 1)
+    disk.refuses_writes = True
+    assert not lab.commit("g", 2)
+    assert not lab.commit("new", 3)
+    assert lab.content() == {"g": 1}
+    disk.refuses_writes = False
+    assert lab.commit("g", 4)
+    lab.storage.close(clean=False)
+    lab = Lab(tmp_path)
+    assert lab.content() == {"g": 4}
+    lab.storage.close(clean=True)
+
+
+def test_failed_sync_refuses_commits_until_the_next_start(tmp_path: Path) -> None:
+    disk = Disk()
+    lab = Lab(tmp_path, disk)
+    assert lab.commit("g", 1)
+    disk.refuses_syncs = True
+    assert not lab.commit("g", 2)
+    disk.refuses_syncs = False
+    assert not lab.commit("g", 3)
+    assert lab.content() == {"g": 1}
+    lab.storage.close(clean=False)
+    lab = Lab(tmp_path)
+    assert lab.content()["g"] in (1, 2)  # the refused one may be there
+    assert lab.commit("g", 4)
+    assert lab.content() == {"g": 4}
+    lab.storage.close(clean=True)
+
+
+def test_many_removals_are_spread_over_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committed_offsets, "REMOVALS_PER_TURN", 10)
+    lab = Lab(tmp_path)
+    for number in range(35):
+        assert lab.commit(f"g{number}", number)
+    lab.offsets.remove_later(lab.offsets.keys_of("v"))
+    lab.offsets.remove_later(lab.offsets.keys_of("v"))
+    assert len(lab.content()) == 35
+    lab.run()
+    assert lab.content() == {}
+    assert lab.offsets.vhost_ids() == []
+    assert lab.offsets.has_room("v", committed_offsets.VHOST_BYTES_MAX)
+    lab.storage.close(clean=True)
+
+
+def test_memory_of_a_vhost_is_limited(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    assert lab.commit("g", 1)
+    assert not lab.offsets.has_room("v", committed_offsets.VHOST_BYTES_MAX)
+    assert lab.offsets.has_room("v", committed_offsets.VHOST_BYTES_MAX - committed_offsets.ENTRY_BYTES)
+    lab.storage.close(clean=True)
+
+
+def test_log_that_cannot_be_opened_is_tried_again_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "bad disk")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "open_system_queue", refuse)
+        lab = Lab(tmp_path)
+    assert lab.offsets.has_failed and not lab.offsets.is_loaded
+    lab.offsets.load()
+    assert not lab.offsets.is_loaded
+    lab.now += committed_offsets.RETRY_MS
+    lab.offsets.load()
+    lab.run()
+    assert lab.offsets.is_loaded and not lab.offsets.has_failed
+    lab.storage.close(clean=True)
