@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.kafka_server import topics
 from amqpd.kafka_server.committed_offsets import METADATA_BYTES_MAX, CommittedOffset, OffsetKey
 from amqpd.kafka_server.connection import Api, Call
-from amqpd.kafka_server.groups import State, subscribed_topics
+from amqpd.kafka_server.groups import State
 from amqpd.kafka_server.messages import (
     COORDINATOR_NOT_AVAILABLE,
     GROUP_ID_NOT_FOUND,
@@ -224,6 +224,25 @@ def _deleted(
         partitions = [{"partition_index": index, "error_code": code} for index, code in codes.items()]
         answered.append({"name": name, "partitions": partitions})
     call.reply({"error_code": NONE if safe else COORDINATOR_NOT_AVAILABLE, "topics": answered})
+
+
+def subscribed_topics(metadata: Sequence[bytes]) -> set[str] | None:
+    """Return the topics in the metadata of members of the type `consumer`; None if one cannot be read.
+
+    The metadata begins with a version (int16) and the names (an array of strings).
+    """
+    topics: set[str] = set()
+    for each in metadata:
+        count, position = int.from_bytes(each[2:6], "big", signed=True), 6
+        for _ in range(max(count, 0)):
+            end = position + 2 + int.from_bytes(each[position : position + 2], "big")
+            if end > len(each) or end < position + 3:
+                return None
+            topics.add(each[position + 2 : end].decode("utf-8", "replace"))
+            position = end
+        if len(each) < 6:
+            return None
+    return topics
 
 
 APIS: Final = (

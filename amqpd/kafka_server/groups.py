@@ -20,7 +20,7 @@ it does not rejoin in time, until its session ends, and a new process with its i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -591,22 +591,3 @@ class Group:
 
 def _waits(member: Member) -> bool:
     return member.join_done is not None or member.sync_done is not None
-
-
-def subscribed_topics(metadata: Sequence[bytes]) -> set[str] | None:
-    """Return the topics in the metadata of members of the type `consumer`; None if one cannot be read.
-
-    The metadata begins with a version (int16) and the names (an array of strings).
-    """
-    topics: set[str] = set()
-    for each in metadata:
-        count, position = int.from_bytes(each[2:6], "big", signed=True), 6
-        for _ in range(max(count, 0)):
-            end = position + 2 + int.from_bytes(each[position : position + 2], "big")
-            if end > len(each) or end < position + 3:
-                return None
-            topics.add(each[position + 2 : end].decode("utf-8", "replace"))
-            position = end
-        if len(each) < 6:
-            return None
-    return topics

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from amqpd.kafka_server.group_offsets import subscribed_topics
 from amqpd.kafka_server.groups import (
     GROUP_BYTES_MAX,
     INITIAL_WAIT_MS,
@@ -18,7 +19,6 @@ from amqpd.kafka_server.groups import (
     State,
     SyncAnswer,
     SyncRequest,
-    subscribed_topics,
 )
 
 SESSION_MS = 10_000
