@@ -1,4 +1,4 @@
-"""The window of a queue against `collections.deque`."""
+"""EntryDeque, the entries that a queue holds in memory, compared with `collections.deque`."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ def entry(room) -> Callable[[int], QueueEntry]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_it_is_a_deque(entry: Callable[[int], QueueEntry], seed: int) -> None:
-    """In phases that fill and phases that empty it, past the length at which the list is moved up."""
-    dice = random.Random(seed)
-    fifo, twin = EntryDeque(), deque[QueueEntry]()
+def test_behaves_as_collections_deque(entry: Callable[[int], QueueEntry], seed: int) -> None:
+    """Phases that fill and phases that empty the deque, beyond the length at which the list is compacted."""
+    random_source = random.Random(seed)
+    fifo, model = EntryDeque(), deque[QueueEntry]()
     offset = 0
     for phase in range(12):
         for _ in range(2000):
-            if dice.random() < (0.9 if phase % 3 == 0 else 0.3):
+            if random_source.random() < (0.9 if phase % 3 == 0 else 0.3):
                 one = entry(offset)
                 offset += 1
                 fifo.append(one)
-                twin.append(one)
-            elif twin:
-                assert fifo.first() is twin[0]
-                assert fifo.popleft() is twin.popleft()
-            assert len(fifo) == len(twin)
-            assert bool(fifo) is bool(twin)
-        assert fifo.entries() == list(twin)
+                model.append(one)
+            elif model:
+                assert fifo.first() is model[0]
+                assert fifo.popleft() is model.popleft()
+            assert len(fifo) == len(model)
+            assert bool(fifo) is bool(model)
+        assert fifo.entries() == list(model)
     fifo.clear()
     assert not fifo
     assert fifo.entries() == []
@@ -44,15 +44,15 @@ def test_it_is_a_deque(entry: Callable[[int], QueueEntry], seed: int) -> None:
     assert fifo.popleft() is one
 
 
-def test_nothing_is_there() -> None:
+def test_empty_deque_raises_index_error() -> None:
     fifo = EntryDeque()
     for call in (fifo.first, fifo.popleft):
         with pytest.raises(IndexError):
             call()
 
 
-def test_what_has_gone_is_not_held(entry: Callable[[int], QueueEntry]) -> None:
-    """A queue that never runs empty: the list is moved up all the same."""
+def test_removed_entries_are_released(entry: Callable[[int], QueueEntry]) -> None:
+    """The list is compacted although the deque never becomes empty."""
     fifo = EntryDeque()
     for number in range(100):
         fifo.append(entry(number))

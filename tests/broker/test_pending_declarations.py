@@ -1,4 +1,4 @@
-"""A bug in what follows a commit: the client is answered with an error, and the name is free."""
+"""An exception after a metadata commit: the client gets error 541, and the reserved name is released."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ ROW = QueueRow("/", "q", "1")
 
 
 class Catalogue:
-    """Commits wait until `commit`; what its callbacks raise goes where the metadata would log it."""
+    """Pending declarations over a metadata store whose commits wait for `commit`."""
 
     def __init__(self) -> None:
-        self.waiting: list[Callable[[BaseException | None], None]] = []
-        self.answers: list[BaseException | None] = []
-        self.declared = PendingDeclarations(
-            lambda changes, done: self.waiting.append(done),
+        self.pending_commits: list[Callable[[BaseException | None], None]] = []
+        self.results: list[BaseException | None] = []
+        self.declarations = PendingDeclarations(
+            lambda changes, done: self.pending_commits.append(done),
             lambda call, *given: call(*given),
             lambda delay_s, call: None,
         )
 
     def commit(self, error: BaseException | None = None) -> None:
-        for done in self.waiting:
+        for done in self.pending_commits:
             done(error)
-        self.waiting.clear()
+        self.pending_commits.clear()
 
 
 @pytest.fixture
@@ -45,37 +45,39 @@ def bug() -> None:
     raise ZeroDivisionError("bug")
 
 
-def test_what_cannot_be_made_is_answered(catalogue: Catalogue, caplog: pytest.LogCaptureFixture) -> None:
-    catalogue.declared.commit_and_apply(PendingDeclaration(NAME, Put(ROW), Delete(ROW), bug), catalogue.answers.append)
+def test_exception_while_creating_object_is_reported(catalogue: Catalogue, caplog: pytest.LogCaptureFixture) -> None:
+    catalogue.declarations.commit_and_apply(
+        PendingDeclaration(NAME, Put(ROW), Delete(ROW), bug), catalogue.results.append
+    )
     catalogue.commit()
-    (answer,) = catalogue.answers
+    (answer,) = catalogue.results
     assert isinstance(answer, CallbackFailed) and "ZeroDivisionError" in str(answer)
     assert "Traceback" in caplog.text
-    catalogue.declared.check(*NAME)  # it is free
+    catalogue.declarations.check(*NAME)  # the name is not reserved
 
 
-def test_what_the_answer_itself_raises_is_answered(catalogue: Catalogue) -> None:
-    """As a walk over policies, which the answer begins."""
+def test_exception_in_callback_is_reported_to_callback(catalogue: Catalogue) -> None:
+    """For example, the callback starts to apply policies."""
 
     def done(error: BaseException | None) -> None:
-        catalogue.answers.append(error)
+        catalogue.results.append(error)
         if error is None:
             bug()
 
-    catalogue.declared.commit_and_apply(PendingDeclaration(NAME, None, None, lambda: None), done)
-    assert catalogue.answers[0] is None and isinstance(catalogue.answers[1], CallbackFailed)
+    catalogue.declarations.commit_and_apply(PendingDeclaration(NAME, None, None, lambda: None), done)
+    assert catalogue.results[0] is None and isinstance(catalogue.results[1], CallbackFailed)
 
 
-def test_what_fails_behind_a_removal_is_answered(catalogue: Catalogue) -> None:
-    catalogue.declared.remove([Put(ROW)], bug, catalogue.answers.append)
+def test_exception_after_removal_is_reported(catalogue: Catalogue) -> None:
+    catalogue.declarations.remove([Put(ROW)], bug, catalogue.results.append)
     catalogue.commit()
-    (answer,) = catalogue.answers
+    (answer,) = catalogue.results
     assert isinstance(answer, CallbackFailed)
-    catalogue.declared.check(*NAME)
+    catalogue.declarations.check(*NAME)
 
 
 @pytest.mark.parametrize(("error", "code"), [(CallbackFailed("ZeroDivisionError()"), 541), (WriteFailed("full"), 506)])
-def test_a_channel_closes_its_connection_with_541(error: Exception, code: int) -> None:
+def test_deferred_failure_closes_connection_with_its_code(error: Exception, code: int) -> None:
     failed: list[Any] = []
     channel: Any = SimpleNamespace(busy=False, owner=SimpleNamespace(fail=failed.append))
     answer = DeferredReply(channel, QueueDelete("q", False, False, False))
@@ -84,7 +86,7 @@ def test_a_channel_closes_its_connection_with_541(error: Exception, code: int) -
     assert [each.code for each in failed] == [code] and not channel.busy
 
 
-def test_what_is_done_at_once_raises_541() -> None:
+def test_failure_before_reply_raises_internal_error() -> None:
     channel: Any = SimpleNamespace(busy=False)
     answer = DeferredReply(channel, QueueDelete("q", False, False, False))
     answer.done(CallbackFailed("ZeroDivisionError()"))
