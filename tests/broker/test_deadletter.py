@@ -196,7 +196,7 @@ class TestRouting:
         assert [room.vhost.queue(name).ready_count for name in names] == [0, 0, 0]
         assert [room.vhost.queue(name).store.record_count for name in names] == [0, 0, 0]
 
-    def test_long_chain_of_queues_is_passed(self, room) -> None:
+    def test_long_chain_of_queues_delivers_to_last(self, room) -> None:
         """A queue dead-letters while it enqueues. The stack must not grow with the length of the chain."""
         for number in range(200):
             room.queue(
@@ -265,7 +265,7 @@ class TestSafety:
 
     @pytest.mark.parametrize("priorities", [0, 3])
     @pytest.mark.parametrize("reason", ["expired", "maxlen", "rejected"])
-    def test_kill_before_ack_at_source_repeats_marked(self, room, reason: str, priorities: int) -> None:
+    def test_kill_before_ack_at_source_repeats_marked_copy(self, room, reason: str, priorities: int) -> None:
         room.queue("dead")
         limits = {"expired": {"x_message_ttl": 50}, "maxlen": {"x_max_length": 1}, "rejected": {}}[reason]
         if priorities:

@@ -62,7 +62,7 @@ class TestHeaders:
     def test_due_time_of_x_deliver_at(self, value: object, due: int) -> None:
         assert due_ms({"x-deliver-at": value, "x-delay": 77}, 1000, True) == due, "x-deliver-at precedes x-delay"
 
-    def test_header_after_delay(self) -> None:
+    def test_headers_of_released_message(self) -> None:
         assert strip_delay_header({"x-delay": "500"}) == {"x-delay": -500}
         assert strip_delay_header({"x-deliver-at": 9000, "x-delay": 5}) == {"x-delivered-at": 9000, "x-delay": -5}
         assert strip_delay_header({"x-delay": -5}) == {}
@@ -302,7 +302,7 @@ class TestDelay:
 
 class TestBuckets:
     @pytest.mark.parametrize("delay", [SECOND, 4 * MINUTE, HOUR, 5 * HOUR, 2 * DAY, 40 * DAY, 300 * DAY, 3650 * DAY])
-    def test_delay_of_any_length(self, room: Any, delay: int) -> None:
+    def test_delay_of_any_length_is_kept_and_bucket_removed(self, room: Any, delay: int) -> None:
         """A message of every level is released when due, and its bucket is removed."""
         wheel = declare(room)
         queue = room.vhost.queues["later"]

@@ -81,7 +81,7 @@ def crash_at(
 
 
 @pytest.mark.slow
-def test_crash_at_any_file_system_call(make_room: Callable[..., Any]) -> None:
+def test_crash_at_any_file_system_call_loses_nothing(make_room: Callable[..., Any]) -> None:
     """A kill and two states of the disk after a power cut, for each call."""
     state = 0
     while True:

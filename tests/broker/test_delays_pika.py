@@ -144,7 +144,7 @@ class TestRefused:
 
 
 class TestWithOtherFeatures:
-    def test_policy_and_x_deliver_at(
+    def test_policy_delays_message_with_x_deliver_at(
         self, channel: Any, amqpd_broker: BrokerProcess, amqpd_vhost: Vhost, in_time: InTime
     ) -> None:
         declare(channel, "topic")
@@ -161,7 +161,7 @@ class TestWithOtherFeatures:
         assert time.time() * 1000 >= at
         assert properties.headers == {"x-delivered-at": at}
 
-    def test_cc_and_bcc(self, channel: Any) -> None:
+    def test_cc_and_bcc_copies_are_delayed(self, channel: Any) -> None:
         declare(channel)
         for name in ("cc", "bcc"):
             channel.queue_declare(name)
@@ -193,7 +193,9 @@ class TestWithOtherFeatures:
         with pytest.raises(pika.exceptions.ChannelClosedByBroker):
             publish(channel, {"x-delay": 100}, user_id="somebody")
 
-    def test_publish_over_http_api(self, channel: Any, amqpd_broker: BrokerProcess, amqpd_vhost: Vhost) -> None:
+    def test_publish_over_http_api_is_delayed(
+        self, channel: Any, amqpd_broker: BrokerProcess, amqpd_vhost: Vhost
+    ) -> None:
         declare(channel)
         message = {"routing_key": "key", "payload": "p", "properties": {"headers": {"x-delay": 200}}}
         path = f"/api/exchanges/{amqpd_vhost.name}/later/publish"

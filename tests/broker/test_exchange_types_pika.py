@@ -126,7 +126,7 @@ def test_consistent_hash_by_header_and_property(shared_broker: BrokerProcess) ->
         assert sorted(len(drain(channel, f"chi{n}")) for n in range(2)) == [0, 10]
 
 
-def test_modulus_hash_random_and_local_random(shared_broker: BrokerProcess) -> None:
+def test_modulus_hash_routes_by_key_and_random_types_do_not(shared_broker: BrokerProcess) -> None:
     with channel_of(shared_broker) as channel:
         for name, kind in (("mod", "x-modulus-hash"), ("rand", "x-random"), ("local", "x-local-random")):
             declare_bound(channel, name, kind, f"{name}0", f"{name}1")

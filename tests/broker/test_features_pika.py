@@ -115,7 +115,7 @@ def deaths(properties: pika.BasicProperties) -> list[tuple]:
     return [(death["queue"], death["reason"], death["count"]) for death in properties.headers["x-death"]]
 
 
-class TestOverTheWire:
+class TestArguments:
     def test_expired_messages_are_dead_lettered(self, client, in_time) -> None:
         for scene in in_time(0.3):
             dead = client.queue(f"dead-{scene.ms}")

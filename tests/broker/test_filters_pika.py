@@ -92,7 +92,7 @@ def test_invalid_or_excess_filters_close_channel(connection: pika.BlockingConnec
 
 
 @pytest.mark.slow
-def test_filters_after_kill(tmp_path: Path, until_settled: Any) -> None:
+def test_matches_are_delivered_after_kill(tmp_path: Path, until_settled: Any) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
             channel = connection.channel()
