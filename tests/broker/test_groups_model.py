@@ -1,10 +1,14 @@
-"""A queue with groups beside a naive twin that keeps a list: whatever comes, goes, comes back, is purged or killed.
+"""A queue with groups is compared with a naive twin that keeps a list.
 
-The twin asks of each delivery that its group is free or the consumer's own, that nothing of the group that is ready is
-before it, that nobody of a higher priority could have taken what was free, and, where all is in memory, that it is the
-oldest message the consumer may have. When the loop is at rest, nobody who can take is left waiting while there is
-something that he may have, and the counts are those of the list. Windows in memory hold a handful of messages; where
-slices are short, each look at the clock ends one.
+The machine publishes, acks, requeues, searches, purges and kills. For each delivery the twin checks:
+
+- the group is free or belongs to the consumer;
+- no ready message of the group is before it;
+- no consumer of a higher priority could have taken a message of a free group;
+- it is the oldest message the consumer may have, if all messages are in memory.
+
+When the loop is idle, no consumer that can take a message is left waiting, and the counts are those of the list.
+Memory windows hold a handful of messages. With `slow`, each look at the clock ends a slice.
 """
 
 from __future__ import annotations
@@ -24,23 +28,23 @@ from amqpd.broker.queue.scan import GroupScan
 from amqpd.protocol.properties import decode_properties
 
 EXAMPLES = int(os.environ.get("GROUP_EXAMPLES", examples(80)))
-# Of no group: "".
+# "" is no group.
 GROUPS = ("a", "b", "c", "d", "")
 
 
-class Held:
-    """A message as the twin sees it."""
+class TwinMessage:
+    """A message in the twin's list."""
 
     def __init__(self, number: int, body: bytes, group: str) -> None:
         self.number = number
         self.body = body
         self.group = group
         self.delivered = False
-        self.killed = False  # the broker may have forgotten that it was not delivered
+        self.killed = False  # the broker may have lost the record that it was not delivered
 
 
-class Wanted(MessagePredicate):
-    """Messages of these groups."""
+class GroupPredicate(MessagePredicate):
+    """Matches messages of these groups."""
 
     def __init__(self, groups: set[str]) -> None:
         self.groups = groups
@@ -66,18 +70,18 @@ class GroupMachine(TakerMachine):
         self.durable = durable
         self.active = active
         self.window = window
-        self.narrow = narrow  # few bytes fit
+        self.narrow = narrow  # only a few bytes fit in memory
         self.length = length
         arguments: dict[str, object] = {"x_single_active_consumer": True} if active else {}
         if length:
             arguments["x_max_length"] = length
         self.queue = self.room.queue("q", durable=durable, x_group_by="header:group", **arguments)
         self.open()
-        self.ready: list[Held] = []
-        self.unacked: dict[Taker, list[Held]] = {}
+        self.ready: list[TwinMessage] = []
+        self.unacked: dict[Taker, list[TwinMessage]] = {}
         self.takers: list[Taker] = []
-        # By basic.get, not answered yet.
-        self.taken: list[tuple[Any, Held]] = []
+        # Taken by basic.get and unacked.
+        self.taken: list[tuple[Any, TwinMessage]] = []
         self.wrong: AssertionError | None = None
         self.count = 0
         self.slow = slow
@@ -90,19 +94,19 @@ class GroupMachine(TakerMachine):
         if self.narrow:
             self.queue.order.memory.bytes_max = 700
 
-    # -- who may have what
+    # -- which consumer may have which message
 
     def owner(self, group: str) -> object:
-        """Who holds the group: a consumer, or "get"; None: it is free."""
+        """Return the group's owner: a consumer, or "get" for basic.get. None: the group is free."""
         if group == "":
             return None
-        for taker, held in self.unacked.items():
+        for consumer, held in self.unacked.items():
             if any(each.group == group for each in held):
-                return taker
+                return consumer
         return "get" if any(each.group == group for _, each in self.taken) else None
 
-    def allowed(self, taker: Taker | None) -> list[Held]:
-        """What could be given to the consumer next, in order. None: what is free."""
+    def allowed(self, consumer: Taker | None) -> list[TwinMessage]:
+        """Return the messages that the consumer may get next, in order. None as consumer: those of free groups."""
         found, seen = [], set()
         for held in self.ready:
             if held.group in seen:
@@ -110,31 +114,33 @@ class GroupMachine(TakerMachine):
             if held.group:
                 seen.add(held.group)
             owner = self.owner(held.group)
-            if owner is None or owner is taker:
+            if owner is None or owner is consumer:
                 found.append(held)
         return found
 
-    def may_take(self, taker: Taker) -> bool:
-        if self.active and self.takers[0] is not taker:
+    def may_take(self, consumer: Taker) -> bool:
+        if self.active and self.takers[0] is not consumer:
             return False
-        return taker.credit == 0 or len(self.unacked[taker]) < taker.credit
+        return consumer.credit == 0 or len(self.unacked[consumer]) < consumer.credit
 
-    def got(self, taker: Taker, body: bytes, redelivered: bool) -> None:
-        allowed = self.allowed(taker)
+    def got(self, consumer: Taker, body: bytes, redelivered: bool) -> None:
+        allowed = self.allowed(consumer)
         held = next((each for each in allowed if each.body == body), None)
-        assert held is not None, (body, "not his, or not the first of its group")
-        assert self.may_take(taker)
+        assert held is not None, (body, "of another consumer's group, or not the first of its group")
+        assert self.may_take(consumer)
         if self.queue.grouped.window.passed_count == 0 and not self.slow and self.window == 1000:
-            assert held is allowed[0], "the oldest he may have"
+            assert held is allowed[0], "not the oldest it may have"
         assert held.delivered == redelivered or (held.killed and redelivered)
         if self.owner(held.group) is None:
             for other in self.takers:
-                assert other.priority <= taker.priority or not self.may_take(other), "priority"
+                assert other.priority <= consumer.priority or not self.may_take(other), (
+                    "a consumer of higher priority was free"
+                )
         self.ready.remove(held)
         held.delivered = True
-        self.unacked[taker].append(held)
+        self.unacked[consumer].append(held)
 
-    # -- what happens
+    # -- rules
 
     @rule(
         groups=st.lists(st.sampled_from(GROUPS), min_size=1, max_size=12),
@@ -145,7 +151,7 @@ class GroupMachine(TakerMachine):
         for group in groups:
             self.count += 1
             body = b"%06d" % self.count + b"." * (size - 6)
-            self.ready.append(Held(self.count, body, group))
+            self.ready.append(TwinMessage(self.count, body, group))
             self.room.publish("q", body, headers={"group": group} if group else {}, turn=turn)
             self.displaced()
         self.rest()
@@ -164,51 +170,51 @@ class GroupMachine(TakerMachine):
                 self.join(who)
             try:
                 self.got(who, body, redelivered)
-            except AssertionError as error:  # the pump's caller would take it for a bug in amqpd
+            except AssertionError as error:  # the dispatcher's caller would report it as a bug in amqpd
                 self.wrong = self.wrong or error
 
-        taker = take(self.room, self.queue, credit=credit, priority=priority, turn=False, when_got=got)
-        if taker not in self.unacked:
-            self.join(taker)
+        consumer = take(self.room, self.queue, credit=credit, priority=priority, turn=False, when_got=got)
+        if consumer not in self.unacked:
+            self.join(consumer)
         self.rest()
 
-    def join(self, taker: Taker) -> None:
-        self.takers.append(taker)
-        self.unacked[taker] = []
+    def join(self, consumer: Taker) -> None:
+        self.takers.append(consumer)
+        self.unacked[consumer] = []
 
     @precondition(lambda self: self.takers)
     @rule(which=st.integers(0, 5), requeue=st.booleans(), backwards=st.booleans())
     def cancel(self, which: int, requeue: bool, backwards: bool) -> None:
-        taker = self.takers.pop(which % len(self.takers))
-        taker.leave(False)
+        consumer = self.takers.pop(which % len(self.takers))
+        consumer.leave(False)
         if requeue:
-            self.requeue_all(taker, backwards)
-            self.unacked.pop(taker)
+            self.requeue_all(consumer, backwards)
+            self.unacked.pop(consumer)
         self.rest()
 
-    def requeue_all(self, taker: Taker, backwards: bool) -> None:
-        for left in range(len(taker.entries), 0, -1):
+    def requeue_all(self, consumer: Taker, backwards: bool) -> None:
+        for left in range(len(consumer.entries), 0, -1):
             index = left - 1 if backwards else 0
-            self.back(self.unacked[taker].pop(index))
-            taker.requeue(index)
+            self.back(self.unacked[consumer].pop(index))
+            consumer.requeue(index)
             self.displaced()
 
-    def back(self, held: Held) -> None:
+    def back(self, held: TwinMessage) -> None:
         self.ready = sorted([*self.ready, held], key=lambda each: each.number)
 
     def holders(self) -> list[Taker]:
-        return [taker for taker, held in self.unacked.items() if held]
+        return [consumer for consumer, held in self.unacked.items() if held]
 
     @precondition(lambda self: self.holders())
     @rule(who=st.integers(0, 5), which=st.integers(0, 5), what=st.sampled_from(["ack", "ack", "requeue", "reject"]))
     def answer(self, who: int, which: int, what: str) -> None:
         holders = self.holders()
-        taker = holders[who % len(holders)]
-        index = which % len(taker.entries)
-        held = self.unacked[taker].pop(index)
+        consumer = holders[who % len(holders)]
+        index = which % len(consumer.entries)
+        held = self.unacked[consumer].pop(index)
         if what == "requeue":
             self.back(held)
-        getattr(taker, what)(index)
+        getattr(consumer, what)(index)
         self.displaced()
         self.rest()
 
@@ -216,12 +222,12 @@ class GroupMachine(TakerMachine):
     @rule(who=st.integers(0, 5), requeue=st.booleans(), backwards=st.booleans())
     def answer_all(self, who: int, requeue: bool, backwards: bool) -> None:
         holders = self.holders()
-        taker = holders[who % len(holders)]
+        consumer = holders[who % len(holders)]
         if requeue:
-            self.requeue_all(taker, backwards)
+            self.requeue_all(consumer, backwards)
         else:
-            self.unacked[taker].clear()
-            taker.ack_all()
+            self.unacked[consumer].clear()
+            consumer.ack_all()
         self.rest()
 
     def get_entry(self, no_ack: bool) -> Any:
@@ -279,9 +285,9 @@ class GroupMachine(TakerMachine):
         answers=st.lists(st.booleans(), min_size=4, max_size=4),
     )
     def search(self, groups: set[str], count: int, answers: list[bool]) -> None:
-        """Somebody who is no consumer takes some out of the middle; what he gives back goes to its place."""
+        """A scan takes messages out of the middle; the ones it returns go back to their place."""
         self.rest()
-        search = GroupScan(self.queue, Wanted(groups), lambda: None)
+        search = GroupScan(self.queue, GroupPredicate(groups), lambda: None)
         entries: list[Any] = []
         for _ in range(3000):
             if search.ended or len(entries) >= count:
@@ -290,13 +296,13 @@ class GroupMachine(TakerMachine):
             self.room.turns()
         wanted = [held for held in self.ready if held.group in groups][:count]
         assert [entry.message.body() for entry in entries] == [held.body for held in wanted]
-        for entry, held, settled in zip(entries, wanted, answers, strict=False):
+        for entry, held, acked in zip(entries, wanted, answers, strict=False):
             held.delivered = True
             self.ready.remove(held)
-            if settled:
+            if acked:
                 search.settle(entry)
-        for entry, held, settled in zip(entries, wanted, answers, strict=False):
-            if not settled:
+        for entry, held, acked in zip(entries, wanted, answers, strict=False):
+            if not acked:
                 self.back(held)
                 search.return_message(entry)
                 self.displaced()
@@ -324,19 +330,19 @@ class GroupMachine(TakerMachine):
         assert queue.ready_count == len(self.ready)
         assert queue.ready_bytes == sum(len(held.body) for held in self.ready)
         assert queue.unacked_count == sum(len(held) for held in self.unacked.values()) + len(self.taken)
-        for taker in self.takers:
-            if self.may_take(taker):
-                assert not self.allowed(taker), "left waiting"
+        for consumer in self.takers:
+            if self.may_take(consumer):
+                assert not self.allowed(consumer), "a consumer was left waiting"
         window = queue.grouped.window
         locked = {held.group for each in self.unacked.values() for held in each if held.group}
         locked |= {held.group for _, held in self.taken if held.group}
-        nameless = sum(not held.group for each in self.unacked.values() for held in each)
-        nameless += sum(not held.group for _, held in self.taken)
-        assert window.locked_count == len(locked) + nameless
+        ungrouped_count = sum(not held.group for each in self.unacked.values() for held in each)
+        ungrouped_count += sum(not held.group for _, held in self.taken)
+        assert window.locked_count == len(locked) + ungrouped_count
         assert set(window.groups) >= locked
         assert set(window.groups) <= locked | {held.group for held in self.ready}
         assert len(window.unacked) == queue.unacked_count
 
 
-def test_groups_beside_a_naive_twin(memory_room) -> None:
+def test_groups_match_naive_twin(memory_room) -> None:
     beside_a_twin(GroupMachine, memory_room, EXAMPLES)

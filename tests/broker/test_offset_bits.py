@@ -1,4 +1,4 @@
-"""The bits of the offsets that a filter has passed over."""
+"""OffsetBitmap: the offsets that a filter has skipped."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import random
 from amqpd.broker.queue.offset_bitmap import CHUNK_SIZE, OffsetBitmap
 
 
-class TestOffsetBits:
-    def test_beside_a_set(self) -> None:
-        chance = random.Random(5)
+class TestOffsetBitmap:
+    def test_bitmap_matches_a_set(self) -> None:
+        rng = random.Random(5)
         bits = OffsetBitmap()
         twin: set[int] = set()
         for _ in range(3000):
-            offset = chance.choice([chance.randrange(3 * CHUNK_SIZE), chance.randrange(400)])
+            offset = rng.choice([rng.randrange(3 * CHUNK_SIZE), rng.randrange(400)])
             bits.add(offset)
             twin.add(offset)
         for offset in [*twin, *range(500)]:
@@ -27,7 +27,7 @@ class TestOffsetBits:
         assert not bits.has(min(twin))
         assert all(bits.has(offset) for offset in twin if offset >= CHUNK_SIZE)
 
-    def test_a_full_chunk_is_no_bytes(self) -> None:
+    def test_full_chunk_is_handled_without_its_bits(self) -> None:
         bits = OffsetBitmap()
         for offset in range(CHUNK_SIZE + 3):
             bits.add(offset)

@@ -1,6 +1,6 @@
-"""A queue over a log that is not the local one: nothing in the broker asks which it is.
+"""A queue over a QueueLog that is not the local log: the broker does not depend on which log it is.
 
-`MemoryLog` is in memory, and its high watermark moves when a test says so.
+`MemoryLog` is in memory. Its high watermark moves when a test calls `advance`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from amqpd.storage.queue_log import Cursor, LogFailed, QueueLog, ReadResult
 
 
 class MemoryCursor(Cursor):
-    """slow: nothing is at hand until `answer`, as on a disk that takes its time."""
+    """A cursor whose reads wait for `answer`, as on a slow disk, if the log is `slow`."""
 
     def __init__(self, log: MemoryLog) -> None:
         self.log = log
@@ -52,7 +52,7 @@ class MemoryCursor(Cursor):
         return fetch.records[0] if fetch.records else None
 
     def answer(self) -> None:
-        """The disk has answered."""
+        """Complete the waiting read."""
         self.log.slow = False
         waiting, self.waiting = self.waiting, None
         assert waiting is not None
@@ -66,7 +66,7 @@ class MemoryCursor(Cursor):
 
 
 class MemoryLog(QueueLog):
-    """offset -> record; `advance` moves the high watermark, `fail` ends the log."""
+    """A log in a dict (offset -> record). `advance` moves the high watermark, `fail` ends the log."""
 
     def __init__(self, name: str) -> None:
         super().__init__("v1", "memory", name, "", False)
@@ -78,7 +78,7 @@ class MemoryLog(QueueLog):
         self.retired = False
         self.places = [MemoryCursor(self)]
 
-    # -- what a test does
+    # -- controls for tests
 
     def advance(self, high_watermark: int) -> None:
         self.safe_end = high_watermark
@@ -88,10 +88,10 @@ class MemoryLog(QueueLog):
         self.failed = True
         self.on_high_watermark()
 
-    # -- its life
+    # -- open and remove
 
     def recover(self) -> None:
-        """It is always open."""
+        """The log is always open."""
 
     def open_soon(self, done: Callable[[], None]) -> bool:
         return True
@@ -137,13 +137,13 @@ class MemoryLog(QueueLog):
         raise NotImplementedError("no test prepares a transaction for it")
 
     def begin_transaction(self) -> None:
-        """Nothing of it outlives the process."""
+        """Nothing survives the process, so there is nothing to do."""
 
     def end_transaction(self) -> None:
-        """Likewise."""
+        """There is nothing to do."""
 
     def flush_batches(self) -> None:
-        """Nothing waits."""
+        """No batch is pending."""
 
     @property
     def high_watermark(self) -> int:
@@ -159,7 +159,7 @@ class MemoryLog(QueueLog):
         self.places.append(MemoryCursor(self))
         return self.places[-1]
 
-    # -- settling
+    # -- acks
 
     def ack(self, offset: int, body_size_bytes: int = 0) -> None:
         if self.records.pop(offset, None) is not None:
@@ -173,7 +173,7 @@ class MemoryLog(QueueLog):
                 self.ack(offset, len(record.body))
 
     def write_acks_this_turn(self) -> None:
-        """Nothing is written."""
+        """Acks are not written."""
 
     def skip_older(self, offset: int, until_ms: int, count_max: int, settles: bool) -> tuple[int, int, int]:
         return offset, 0, 0
@@ -196,7 +196,7 @@ def log() -> MemoryLog:
     return MemoryLog("elsewhere")
 
 
-def over(room: Any, log: MemoryLog, **arguments: object) -> Queue:
+def queue_over(room: Any, log: MemoryLog, **arguments: object) -> Queue:
     table = {key.replace("_", "-"): value for key, value in arguments.items()}
     queue = make_queue(room.vhost.queue_host, log.name, True, False, None, table, log)
     queue.id = "memory"
@@ -204,8 +204,8 @@ def over(room: Any, log: MemoryLog, **arguments: object) -> Queue:
     return queue
 
 
-def test_messages_go_in_and_out(room: Any, log: MemoryLog) -> None:
-    queue = over(room, log)
+def test_published_messages_are_delivered_and_acked(room: Any, log: MemoryLog) -> None:
+    queue = queue_over(room, log)
     for number in range(10):
         assert room.publish("elsewhere", b"%d" % number)
     assert (log.record_count, log.size_bytes, log.next_offset) == (10, 10, 10)
@@ -213,9 +213,9 @@ def test_messages_go_in_and_out(room: Any, log: MemoryLog) -> None:
     assert (log.record_count, log.size_bytes) == (0, 0)
 
 
-def test_a_backlog_is_read_back_in_order(room: Any, log: MemoryLog) -> None:
+def test_backlog_is_read_from_log_in_order(room: Any, log: MemoryLog) -> None:
     bodies = [b"%d" % number for number in range(2000)]
-    queue = over(room, log)
+    queue = queue_over(room, log)
     queue.order.memory.count_max = 10
     for body in bodies:
         room.publish("elsewhere", body, turn=False)
@@ -224,8 +224,8 @@ def test_a_backlog_is_read_back_in_order(room: Any, log: MemoryLog) -> None:
     assert log.record_count == 0
 
 
-def test_what_is_not_at_hand_is_waited_for(room: Any, log: MemoryLog) -> None:
-    queue = over(room, log)
+def test_basic_get_waits_for_slow_read(room: Any, log: MemoryLog) -> None:
+    queue = queue_over(room, log)
     queue.order.memory.count_max = 10
     for number in range(100):
         room.publish("elsewhere", b"%d" % number, turn=False)
@@ -245,47 +245,49 @@ def test_what_is_not_at_hand_is_waited_for(room: Any, log: MemoryLog) -> None:
     assert queue.get(True) is not None
 
 
-def test_groups_over_a_disk_that_takes_its_time(room: Any, log: MemoryLog) -> None:
-    """Whatever is read, by whoever of the order's readers, is waited for; nobody is left waiting, groups in order."""
-    queue = over(room, log, x_group_by="header:group")
+def test_groups_over_slow_log_stay_in_order(room: Any, log: MemoryLog) -> None:
+    """Every read of every cursor waits for the disk. No consumer is left waiting, and each group stays in order."""
+    queue = queue_over(room, log, x_group_by="header:group")
     queue.order.memory.count_max = 6
     names = [f"g{number}" for number in range(7)]
-    chance = random.Random(5)
+    rng = random.Random(5)
     sent: dict[str, list[bytes]] = {name: [] for name in names}
     for number in range(600):
-        name = chance.choice([*names, "g0", "g0", "g0"])
+        name = rng.choice([*names, "g0", "g0", "g0"])
         body = b"%s/%d" % (name.encode(), number)
         sent[name].append(body)
         room.publish("elsewhere", body, turn=False, headers={"group": name})
     room.turn.schedule()
-    takers = [take(room, queue, credit=credit) for credit in (1, 1, 2, 5)]
-    waited = 0
-    done: dict[str, list[bytes]] = {name: [] for name in names}
+    consumers = [take(room, queue, credit=credit) for credit in (1, 1, 2, 5)]
+    slow_read_count = 0
+    acked: dict[str, list[bytes]] = {name: [] for name in names}
     while queue.ready_count or queue.unacked_count:
-        log.slow = chance.random() < 0.7
-        busy = [taker for taker in takers if taker.entries]
+        log.slow = rng.random() < 0.7
+        busy = [consumer for consumer in consumers if consumer.entries]
         if busy:
-            taker = chance.choice(busy)
-            if chance.random() < 0.2:
-                taker.got.pop()
-                taker.requeue(len(taker.entries) - 1)
+            consumer = rng.choice(busy)
+            if rng.random() < 0.2:
+                consumer.got.pop()
+                consumer.requeue(len(consumer.entries) - 1)
             else:
-                body = taker.got[-len(taker.entries)]
-                done[body.split(b"/")[0].decode()].append(body)
-                taker.ack()
+                body = consumer.got[-len(consumer.entries)]
+                acked[body.split(b"/")[0].decode()].append(body)
+                consumer.ack()
         room.turns()
         for cursor in log.places:
             if cursor.waiting is not None:
-                waited += 1
+                slow_read_count += 1
                 cursor.answer()
                 room.turns()
-        assert any(taker.entries for taker in takers) or not queue.ready_count, "left waiting"
-    assert done == sent
-    assert waited > 50
+        assert any(consumer.entries for consumer in consumers) or not queue.ready_count, (
+            "messages are ready but no consumer got one"
+        )
+    assert acked == sent
+    assert slow_read_count > 50
 
 
-def test_what_was_given_back_comes_again_with_its_count(room: Any, log: MemoryLog) -> None:
-    queue = over(room, log)
+def test_requeued_message_is_redelivered_and_counted(room: Any, log: MemoryLog) -> None:
+    queue = queue_over(room, log)
     room.publish("elsewhere", b"again")
     entry = queue.get(False)
     assert entry is not None
@@ -296,8 +298,8 @@ def test_what_was_given_back_comes_again_with_its_count(room: Any, log: MemoryLo
     assert (found.body, found.redelivered) == (b"again", True)
 
 
-def test_limits_and_purging(room: Any, log: MemoryLog) -> None:
-    queue = over(room, log, x_max_length=3)
+def test_max_length_and_purge_ack_records(room: Any, log: MemoryLog) -> None:
+    queue = queue_over(room, log, x_max_length=3)
     for number in range(10):
         room.publish("elsewhere", b"%d" % number)
     assert sorted(log.records) == [7, 8, 9]
@@ -305,22 +307,22 @@ def test_limits_and_purging(room: Any, log: MemoryLog) -> None:
     assert (log.record_count, log.size_bytes) == (0, 0)
 
 
-class ShyLog(MemoryLog):
-    """It is opened when the test says so, and not to be read while `unreadable`."""
+class FailingLog(MemoryLog):
+    """A log that a test opens by calling `opened`, and whose reads fail while `unreadable`."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.opened: list[Callable[[], None]] = []
         self.unreadable = False
-        self.places = [ShyCursor(self)]
+        self.places = [FailingCursor(self)]
 
     def open_soon(self, done: Callable[[], None]) -> bool:
         self.opened.append(done)
         return False
 
 
-class ShyCursor(MemoryCursor):
-    log: ShyLog
+class FailingCursor(MemoryCursor):
+    log: FailingLog
 
     def read(self, offset: int, size_bytes_max: int) -> ReadResult:
         if self.log.unreadable:
@@ -328,11 +330,11 @@ class ShyCursor(MemoryCursor):
         return super().read(offset, size_bytes_max)
 
 
-def test_what_is_over_its_length_and_cannot_be_read_keeps_nobody_waiting(room: Any) -> None:
-    log = ShyLog("shy")
+def test_queue_opens_though_messages_over_max_length_are_unreadable(room: Any) -> None:
+    log = FailingLog("shy")
     for body in (b"1", b"2", b"3"):
         log.append_parts(RecordRoute(b"", b"shy"), b"\0\0", body, True)
-    queue = over(room, log, x_max_length=1)
+    queue = queue_over(room, log, x_max_length=1)
     with pytest.raises(LogNotOpen):
         queue.prepare()
     called: list[bool] = []
@@ -349,9 +351,9 @@ def test_what_is_over_its_length_and_cannot_be_read_keeps_nobody_waiting(room: A
     assert room.get(queue).body == b"3"
 
 
-def test_what_the_disk_answers_with_an_error_is_asked_for_again(room: Any) -> None:
-    log = ShyLog("shy")
-    queue = over(room, log)
+def test_failed_read_is_retried(room: Any) -> None:
+    log = FailingLog("shy")
+    queue = queue_over(room, log)
     assert queue.can_open()
     queue.order.memory.count_max = 1
     for body in (b"1", b"2", b"3"):
@@ -371,11 +373,11 @@ def test_what_the_disk_answers_with_an_error_is_asked_for_again(room: Any) -> No
     assert room.get(queue).body == b"2"
 
 
-def test_a_length_that_comes_while_the_log_cannot_be_read_is_obeyed_later(room: Any) -> None:
-    log = ShyLog("shy")
+def test_max_length_set_while_log_is_unreadable_is_applied_later(room: Any) -> None:
+    log = FailingLog("shy")
     for body in (b"1", b"2", b"3"):
         log.append_parts(RecordRoute(b"", b"shy"), b"\0\0", body, True)
-    queue = over(room, log)
+    queue = queue_over(room, log)
     with pytest.raises(LogNotOpen):
         queue.prepare()
     (opened,) = log.opened
@@ -390,30 +392,30 @@ def test_a_length_that_comes_while_the_log_cannot_be_read_is_obeyed_later(room: 
     assert room.bodies(queue) == [b"3"]
 
 
-def test_a_log_that_has_failed_refuses(room: Any, log: MemoryLog) -> None:
-    over(room, log)
+def test_failed_log_refuses_publish(room: Any, log: MemoryLog) -> None:
+    queue_over(room, log)
     assert room.publish("elsewhere", b"in")
     log.fail()
     assert not room.publish("elsewhere", b"out")
 
 
-def test_a_deleted_queue_retires_its_log(room: Any, log: MemoryLog) -> None:
-    queue = over(room, log)
+def test_deleted_queue_retires_its_log(room: Any, log: MemoryLog) -> None:
+    queue = queue_over(room, log)
     room.publish("elsewhere", b"gone")
     assert room.delete(queue) == 1
     room.turns()
     assert log.retired
 
 
-def test_waiting_for_safety_follows_the_high_watermark(log: MemoryLog) -> None:
-    told: list[tuple[str, bool]] = []
+def test_when_safe_callbacks_follow_the_high_watermark(log: MemoryLog) -> None:
+    results: list[tuple[str, bool]] = []
     route = RecordRoute(b"", b"elsewhere")
     for name in ("first", "second", "third"):
         offset = log.append_parts(route, b"", name.encode(), True)
-        log.when_safe(offset, lambda safe, name=name: told.append((name, safe)))  # type: ignore[misc]
+        log.when_safe(offset, lambda safe, name=name: results.append((name, safe)))  # type: ignore[misc]
     log.advance(2)
-    assert told == [("first", True), ("second", True)]
-    log.when_safe(0, lambda safe: told.append(("at once", safe)))
-    assert told[-1] == ("at once", True)
+    assert results == [("first", True), ("second", True)]
+    log.when_safe(0, lambda safe: results.append(("at once", safe)))
+    assert results[-1] == ("at once", True)
     log.fail()
-    assert told[-1] == ("third", False)
+    assert results[-1] == ("third", False)

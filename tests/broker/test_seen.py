@@ -1,4 +1,4 @@
-"""What exchanges keep of messages: ids against a naive twin (sizes, times, types), and histories."""
+"""Deduplication cache of exchanges against a naive twin (sizes, TTLs, types), and message histories."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRANSIENT = make_message(MessageRoute("x", "k"), b"\x00\x00", b"body", False, No
 
 
 class Twin:
-    """The last `size` ids, each until its time is over."""
+    """The last `size` ids, each until its TTL ends."""
 
     def __init__(self, size: int, ttl_ms: int) -> None:
         self.size, self.ttl_ms = size, ttl_ms
@@ -51,32 +51,32 @@ class Twin:
     st.lists(st.tuples(st.integers(0, 5), st.sampled_from([None, 400, "600", -1, "x", True, 0]), st.integers(0, 500))),
 )
 @settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_against_a_twin(room: Room, size: int, ttl_ms: int, publishes: list[tuple[int, object, int]]) -> None:
+def test_cache_matches_naive_twin(room: Room, size: int, ttl_ms: int, publishes: list[tuple[int, object, int]]) -> None:
     clock = room.clock
-    seen = DeduplicationCache(room.turn, room.timers, size, ttl_ms)
+    cache = DeduplicationCache(room.turn, room.timers, size, ttl_ms)
     twin = Twin(size, ttl_ms)
     for value, ttl, later_ms in publishes:
         clock.now_ms += later_ms
-        found = list(seen.route_once(value, ttl, ["q"]))
+        found = list(cache.route_once(value, ttl, ["q"]))
         assert bool(found) is twin.publish(value, None if ttl is True else ttl, clock.now_ms)
         if found:
-            note = found[-1]
-            assert found == ["q", note] and isinstance(note, CacheEntry)
-            assert note.accepts_with([Destination()]) and note.enqueue(TRANSIENT)
-        assert seen.count() == len(twin.until) <= size
+            entry = found[-1]
+            assert found == ["q", entry] and isinstance(entry, CacheEntry)
+            assert entry.accepts_with([Destination()]) and entry.enqueue(TRANSIENT)
+        assert cache.count() == len(twin.until) <= size
 
 
-def test_values_of_all_types_are_told_apart() -> None:
+def test_ids_of_values_of_all_types_differ() -> None:
     values = [0, "0", True, 0.0, None, b"0", [0], ["0"], {"a": 0}, {}, [], "x" * 5000, "x" * 5001, "", "é", "\udcff"]
     assert len({id_of(value) for value in values}) == len(values)
     assert max(len(id_of(value)) for value in values) <= ID_BYTES_MAX
     assert id_of({"a": 1, "b": 2}) == id_of({"b": 2, "a": 1})
 
 
-def test_what_goes_nowhere_is_not_noted(room: Room) -> None:
-    seen = DeduplicationCache(room.turn, room.timers, 9, 0)
-    note = list(seen.route_once("a", None, ["q"]))[-1]
-    assert isinstance(note, CacheEntry) and not note.accepts_with([])
+def test_unroutable_message_is_not_cached(room: Room) -> None:
+    cache = DeduplicationCache(room.turn, room.timers, 9, 0)
+    entry = list(cache.route_once("a", None, ["q"]))[-1]
+    assert isinstance(entry, CacheEntry) and not entry.accepts_with([])
 
 
 def message(body: bytes, **headers: object) -> Message:
@@ -84,7 +84,7 @@ def message(body: bytes, **headers: object) -> Message:
     return make_message(MessageRoute("x", "k"), encoded, body, False, scan_properties(encoded, 0, len(encoded)))
 
 
-def test_a_history_is_as_long_as_it_may_be() -> None:
+def test_history_keeps_the_last_messages() -> None:
     history = MessageHistory(3)
     for number in range(5):
         history.enqueue(message(b"%d" % number))
@@ -94,7 +94,7 @@ def test_a_history_is_as_long_as_it_may_be() -> None:
     assert history.count() == 3
 
 
-def test_a_history_is_bounded_by_its_size() -> None:
+def test_history_is_bounded_by_bytes() -> None:
     history = MessageHistory(1000)
     body = bytes(HISTORY_BYTES_MAX // 8)
     for _ in range(20):
@@ -106,10 +106,10 @@ def test_a_history_is_bounded_by_its_size() -> None:
     assert history.count() == 8
 
 
-def test_who_gets_a_history_gets_it_as_if_it_had_just_come() -> None:
+def test_message_from_history_has_no_arrival_time() -> None:
     history = MessageHistory(3)
-    kept = message(b"body")
-    kept.arrived_ms = 77
-    history.enqueue(kept)
-    (again,) = history.messages()
-    assert (again.arrived_ms, again.body(), again.properties()) == (0, b"body", kept.properties())
+    original = message(b"body")
+    original.arrived_ms = 77
+    history.enqueue(original)
+    (replayed,) = history.messages()
+    assert (replayed.arrived_ms, replayed.body(), replayed.properties()) == (0, b"body", original.properties())
