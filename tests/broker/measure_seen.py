@@ -1,7 +1,7 @@
-"""Figures of x-message-deduplication (not a test): python tests/broker/measure_seen.py DIRECTORY [COUNT]
+"""Measure x-message-deduplication: `python tests/broker/measure_seen.py DIRECTORY [COUNT]`. It is not a test.
 
-So many ids (a million) come, then each once more. Told: memory for each id, without and with the rows of a cache on
-disk (those of the metadata not counted), and what the exchange adds to a message, the first time and as a copy.
+COUNT (a million) ids are published, then each once more. Output: memory per id, without and with the rows of a cache
+on disk (without those of the metadata), and the cost that the exchange adds to a first message and to a duplicate.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def measure(room: Any, what: str, count: int, store: CacheStore | None) -> None:
+def measure(room: Any, label: str, count: int, store: CacheStore | None) -> None:
     gc.collect()
     bound = [Destination()]
     before = resident_bytes()
-    seen = DeduplicationCache(room.turn, room.timers, count, 0, store)
-    began = time.thread_time()
+    cache = DeduplicationCache(room.turn, room.timers, count, 0, store)
+    started = time.thread_time()
     for number in range(count):
-        *targets, note = seen.route_once(f"order-{number:010d}", None, bound)
-        assert isinstance(note, CacheEntry)
-        note.accepts_with(targets)
-        note.enqueue(TRANSIENT)
+        *targets, entry = cache.route_once(f"order-{number:010d}", None, bound)
+        assert isinstance(entry, CacheEntry)
+        entry.accepts_with(targets)
+        entry.enqueue(TRANSIENT)
         if store is not None:
-            store.put([note], lambda done: None)
-    first_s = time.thread_time() - began
+            store.put([entry], lambda done: None)
+    first_s = time.thread_time() - started
     grown = resident_bytes() - before
-    began = time.thread_time()
+    started = time.thread_time()
     for number in range(count):
-        assert not seen.route_once(f"order-{number:010d}", None, bound)
-    copy_s = time.thread_time() - began
+        assert not cache.route_once(f"order-{number:010d}", None, bound)
+    duplicate_s = time.thread_time() - started
     each = 1_000_000 / count
-    costs = f"{first_s * each:.2f} us, a copy {copy_s * each:.2f} us"
-    sys.stdout.write(f"{what}: {grown / count:.0f} bytes an id, {costs}\n")
+    costs = f"{first_s * each:.2f} us, a copy {duplicate_s * each:.2f} us"
+    sys.stdout.write(f"{label}: {grown / count:.0f} bytes an id, {costs}\n")
 
 
 def main() -> None:
     count = int(sys.argv[2]) if len(sys.argv) > 2 else 1_000_000
     room: Any = Room(Path(sys.argv[1]))
     rows = MetadataCacheStore(SeenCacheRow("c", "/", "x"), lambda changes, done: done(None), room.timers)
-    for what, store in (("memory", None), ("disk", rows)):
-        process = os.fork()  # neither uses what the other has freed
+    for label, store in (("memory", None), ("disk", rows)):
+        process = os.fork()  # a process of its own: neither reuses memory that the other has freed
         if process == 0:
-            measure(room, what, count, store)
+            measure(room, label, count, store)
             sys.stdout.flush()
             os._exit(0)
         os.waitpid(process, 0)

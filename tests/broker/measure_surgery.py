@@ -1,10 +1,11 @@
-"""Prints what surgery does in a second: `python tests/broker/measure_surgery.py [MESSAGES] [VERB]`, with the amqpd that
-is importable. No test: figures depend on the machine.
+"""Measure queue jobs: `python tests/broker/measure_surgery.py [MESSAGES] [VERB]`.
 
-Fills a durable queue with messages of 1 KiB (a million), every other one with a message id of its own, and moves,
-copies, deletes or redrives them, while another connection publishes to a queue and consumes from it, 200 messages a
-second. Prints the rate, processor time, the memory of the broker before and at its highest, how long the other one
-waits, and the calls that held the broker's loop longest (held_broker.py).
+It uses the amqpd that is importable. It is not a test: the figures depend on the machine.
+
+Fill a durable queue with messages of 1 KiB (a million), every other one with its own message id, and move, copy,
+delete or redrive them. Another connection publishes and consumes 200 messages per second meanwhile. Output: the rate,
+processor time, the broker's memory before and at its highest, the latency of the other connection, and the longest
+calls of the broker's loop (held_broker.py).
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ def memory(broker: BrokerProcess) -> int:
 
 
 def processor_s(broker: BrokerProcess) -> float:
-    """What all its threads have taken so far."""
+    """Return the processor time of all threads so far."""
     fields = Path(f"/proc/{broker.pid}/stat").read_text("ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def properties(number: int, verb: str) -> bytes:
-    """Persistent; every other one with a message id, a redrive's with the header that a dead letter has."""
+    """Return persistent properties. Every other message has a message id; for redrive each has an x-death header."""
     flags, fields = 0x1000, b"\x02"
     if verb == "redrive":
         death = {"count": 1, "queue": "target", "reason": "rejected", "exchange": "", "routing-keys": ["target"]}
@@ -70,14 +71,14 @@ async def fill(port: int, count: int, verb: str) -> None:
 
 
 class Probe:
-    """Publishes to its own queue and consumes from it; notes how long each took, in milliseconds."""
+    """Publish to its own queue and consume from it. Record the latency of each message in milliseconds."""
 
     def __init__(self) -> None:
-        self.waits: list[float] = []
+        self.latencies_ms: list[float] = []
         self._sent: dict[bytes, float] = {}
 
     def delivered(self, message: Message) -> None:
-        self.waits.append((time.perf_counter() - self._sent.pop(message.body)) * 1000)
+        self.latencies_ms.append((time.perf_counter() - self._sent.pop(message.body)) * 1000)
 
     async def run(self, link: Link, stop: asyncio.Event) -> None:
         link.on_deliver = self.delivered
@@ -104,8 +105,8 @@ async def measure(broker: BrokerProcess, count: int, verb: str) -> None:
     link = await connect(broker.amqp_port)
     probing = asyncio.create_task(probe.run(link, stop))
     await asyncio.sleep(2)
-    before, quiet = memory(broker), sorted(probe.waits)
-    probe.waits.clear()
+    before, quiet = memory(broker), sorted(probe.latencies_ms)
+    probe.latencies_ms.clear()
     highest, processor = before, processor_s(broker)
     body: dict[str, object] = {"action": verb}
     if verb in ("move", "copy"):
@@ -117,12 +118,12 @@ async def measure(broker: BrokerProcess, count: int, verb: str) -> None:
     processor = processor_s(broker) - processor
     stop.set()
     await probing
-    waits = sorted(probe.waits)
+    latencies_ms = sorted(probe.latencies_ms)
     took_s = (job["ended"] - job["begun"]) / 1000
     print(f"{verb}: {job['done']} in {took_s:.2f} s, {job['done'] / took_s:,.0f} a second ({job['state']})")
     print(f"processor: {processor / job['done'] * 1e6:.1f} us a message, all threads")
     print(f"memory: {before / 2**20:.0f} MiB before, {highest / 2**20:.0f} MiB at its highest")
-    for name, each in (("before", quiet), ("meanwhile", waits)):
+    for name, each in (("before", quiet), ("meanwhile", latencies_ms)):
         middle, late, last = each[len(each) // 2], each[len(each) * 99 // 100], each[-1]
         print(f"others wait, {name}: median {middle:.1f} ms, p99 {late:.1f} ms, longest {last:.1f} ms")
 

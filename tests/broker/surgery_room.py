@@ -1,4 +1,4 @@
-"""Surgery in a room: jobs, queues of each kind, what fills them and what takes everything out."""
+"""Helpers for tests of queue jobs: queues of each kind, and functions that fill them, run a job and drain them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from amqpd.routing.selector import parse_selector
 KINDS = ("durable", "transient", "quorum", "priority")
 
 
-def declare(room: Any, kind: str, name: str = "source") -> Any:
+def declare_queue(room: Any, kind: str, name: str = "source") -> Any:
     if kind == "quorum":
         return room.queue(name, x_queue_type="quorum")
     if kind == "priority":
@@ -19,7 +19,7 @@ def declare(room: Any, kind: str, name: str = "source") -> Any:
     return room.queue(name, durable=kind == "durable")
 
 
-def run(room: Any, jobs: JobManager, verb: str, source: Any, selector: str = "", **more: Any) -> QueueJob:
+def run_job(room: Any, jobs: JobManager, verb: str, source: Any, selector: str = "", **more: Any) -> QueueJob:
     job = jobs.begin(
         JobRequest(verb, room.vhost, source, selector=parse_selector(selector) if selector else None, **more)
     )
@@ -35,8 +35,8 @@ def fill(room: Any, name: str, count: int, **properties: Any) -> None:
     room.turns()
 
 
-def got(room: Any, queue: Any) -> list[int]:
-    """Takes everything that is ready."""
+def drain(room: Any, queue: Any) -> list[int]:
+    """Take all ready messages. Return their numbers."""
     assert queue.can_open()
     found = []
     while True:

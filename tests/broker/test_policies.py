@@ -30,7 +30,7 @@ def set_policy(room: Any, name: str, pattern: str, definition: dict[str, object]
 
 def clear_policy(room: Any, name: str, operator: bool = False) -> list[object]:
     done: list[object] = []
-    policies.clear_policy(room.vhost, room.vhost.policies.get(name, operator), done.append)
+    policies.clear(room.vhost, room.vhost.policies.get(name, operator), done.append)
     room.turns()
     return done
 
@@ -328,7 +328,7 @@ class TestEffect:
         table = room.vhost.policies
         room.restart()
         for policy in table.all():
-            room.vhost.policies.set_policy(policy)
+            room.vhost.policies.put(policy)
         queue = room.vhost.queues["q"]
         room.vhost.apply_policies(queue)
         assert effective_policy(room, queue)[0] == "p"

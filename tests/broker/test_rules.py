@@ -1,4 +1,4 @@
-"""Rules that come, change and go while a queue runs: each is obeyed at once, and no message is lost but by them."""
+"""QueueConfig set, changed and cleared on a running queue: it applies at once, and no other message is lost."""
 
 from __future__ import annotations
 
@@ -17,68 +17,68 @@ def rules(**values: object) -> QueueConfig:
     return QueueConfig(values)
 
 
-def filled(room: Any, durable: bool, count: int = 5, **arguments: object) -> Queue:
+def filled_queue(room: Any, durable: bool, count: int = 5, **arguments: object) -> Queue:
     queue: Queue = room.queue("q", durable=durable, **arguments)
     for number in range(count):
         assert room.publish("q", b"%d" % number)
     return queue
 
 
-def obey(room: Any, queue: Queue, **values: object) -> None:
+def apply_config(room: Any, queue: Queue, **values: object) -> None:
     queue.apply_config(QueueConfig(values))
     room.turns()
 
 
-class TestTimeToLive:
-    def test_it_comes_and_what_is_there_ages_from_then_on(self, room, durable) -> None:
-        queue = filled(room, durable)
+class TestTtl:
+    def test_messages_age_from_the_time_the_ttl_is_set(self, room, durable) -> None:
+        queue = filled_queue(room, durable)
         room.advance(1000)
-        obey(room, queue, ttl_ms=100)
+        apply_config(room, queue, ttl_ms=100)
         assert queue.ready_count == 5
         room.advance(99)
         room.publish("q", b"later")
         room.advance(10)
         assert room.bodies(queue) == [b"later"]
 
-    def test_what_only_the_log_has_is_as_old_as_its_record(self, room, durable) -> None:
+    def test_messages_only_in_the_log_have_the_age_of_their_record(self, room, durable) -> None:
         queue = room.queue("q", durable=durable)
         queue.order.memory.count_max = 2
         for number in range(50):
             room.publish("q", b"%d" % number)
         room.advance(1000)
-        obey(room, queue, ttl_ms=100)
-        assert queue.ready_count == 50, "the head, in memory, is not over"
+        apply_config(room, queue, ttl_ms=100)
+        assert queue.ready_count == 50, "the head is in memory and has not expired"
         room.advance(110)
         assert (queue.ready_count, queue.ready_bytes) == (0, 0)
 
-    def test_a_shorter_one_is_obeyed_at_once(self, room, durable) -> None:
-        queue = filled(room, durable, x_message_ttl=60_000)
+    def test_shorter_ttl_applies_at_once(self, room, durable) -> None:
+        queue = filled_queue(room, durable, x_message_ttl=60_000)
         room.advance(200)
         room.publish("q", b"young")
-        obey(room, queue, ttl_ms=100)
+        apply_config(room, queue, ttl_ms=100)
         assert room.bodies(queue) == [b"young"]
 
-    def test_a_longer_one_too(self, room, durable) -> None:
-        queue = filled(room, durable, x_message_ttl=100)
+    def test_longer_ttl_applies_at_once(self, room, durable) -> None:
+        queue = filled_queue(room, durable, x_message_ttl=100)
         room.advance(90)
-        obey(room, queue, ttl_ms=1000)
+        apply_config(room, queue, ttl_ms=1000)
         room.advance(500)
         assert queue.ready_count == 5
         room.advance(500)
         assert queue.ready_count == 0
 
-    def test_without_it_nothing_goes_but_what_brings_its_own(self, room, durable) -> None:
-        queue = filled(room, durable, x_message_ttl=100)
+    def test_cleared_ttl_expires_only_messages_with_expiration(self, room, durable) -> None:
+        queue = filled_queue(room, durable, x_message_ttl=100)
         room.publish("q", b"own", expiration="300")
         queue.apply_config(PLAIN)
         room.advance(1000)
         assert room.bodies(queue) == [b"0", b"1", b"2", b"3", b"4"]
 
-    def test_what_is_unacked_meanwhile_ages_from_its_return_on(self, room, durable) -> None:
-        queue = filled(room, durable, 1)
+    def test_unacked_message_ages_from_its_requeue(self, room, durable) -> None:
+        queue = filled_queue(room, durable, 1)
         entry = queue.get(False)
         assert entry is not None
-        obey(room, queue, ttl_ms=100)
+        apply_config(room, queue, ttl_ms=100)
         room.advance(1000)
         queue.requeue(entry, True)
         queue.schedule_dispatch()
@@ -87,10 +87,10 @@ class TestTimeToLive:
         room.advance(110)
         assert (queue.ready_count, queue.unacked_count) == (0, 0)
 
-    def test_with_levels(self, room, durable) -> None:
-        queue = filled(room, durable, x_max_priority=3)
+    def test_ttl_with_priorities(self, room, durable) -> None:
+        queue = filled_queue(room, durable, x_max_priority=3)
         room.publish("q", b"high", priority=3)
-        obey(room, queue, ttl_ms=100, level_max=3)
+        apply_config(room, queue, ttl_ms=100, level_max=3)
         room.advance(50)
         assert room.get(queue).body == b"high"
         room.advance(60)
@@ -98,59 +98,59 @@ class TestTimeToLive:
 
 
 class TestLength:
-    def test_it_comes_and_what_is_over_goes_at_once(self, room, durable) -> None:
-        queue = filled(room, durable)
-        obey(room, queue, length_max=2)
+    def test_new_max_length_drops_the_excess_at_once(self, room, durable) -> None:
+        queue = filled_queue(room, durable)
+        apply_config(room, queue, length_max=2)
         assert room.bodies(queue) == [b"3", b"4"]
         for number in range(5):
             room.publish("q", b"%d" % number)
         assert queue.ready_count == 2
 
-    def test_bytes(self, room, durable) -> None:
-        """They were counted before anybody asked."""
-        queue = filled(room, durable)
-        obey(room, queue, length_bytes_max=3)
+    def test_new_max_length_bytes_drops_the_excess_at_once(self, room, durable) -> None:
+        """The bytes were counted before there was a limit."""
+        queue = filled_queue(room, durable)
+        apply_config(room, queue, length_bytes_max=3)
         assert queue.ready_bytes == 3
         assert room.bodies(queue) == [b"2", b"3", b"4"]
 
-    def test_bytes_of_what_the_log_alone_has(self, room, durable) -> None:
+    def test_max_length_bytes_counts_messages_only_in_the_log(self, room, durable) -> None:
         queue = room.queue("q", durable=durable)
         queue.order.memory.count_max = 2
         for number in range(10, 60):
             room.publish("q", b"%d" % number)
-        held = [queue.get(False) for _ in range(10)]
+        unacked = [queue.get(False) for _ in range(10)]
         assert queue.ready_bytes == 80
-        for entry in held:
+        for entry in unacked:
             assert entry is not None
             queue.requeue(entry, True)
-        obey(room, queue, length_bytes_max=10)
+        apply_config(room, queue, length_bytes_max=10)
         assert room.bodies(queue) == [b"%d" % number for number in range(55, 60)]
 
-    def test_a_smaller_one(self, room, durable) -> None:
-        queue = filled(room, durable, x_max_length=4)
-        obey(room, queue, length_max=1)
+    def test_smaller_max_length_drops_more(self, room, durable) -> None:
+        queue = filled_queue(room, durable, x_max_length=4)
+        apply_config(room, queue, length_max=1)
         assert room.bodies(queue) == [b"4"]
 
-    def test_a_larger_one_and_none(self, room, durable) -> None:
-        queue = filled(room, durable, x_max_length=2)
-        obey(room, queue, length_max=3)
+    def test_larger_or_no_max_length_allows_more(self, room, durable) -> None:
+        queue = filled_queue(room, durable, x_max_length=2)
+        apply_config(room, queue, length_max=3)
         assert room.publish("q", b"5")
         assert queue.ready_count == 3
-        obey(room, queue)
+        apply_config(room, queue)
         for number in range(10):
             room.publish("q", b"%d" % number)
         assert queue.ready_count == 13
 
-    def test_refusing_keeps_what_is_there(self, room, durable) -> None:
-        queue = filled(room, durable)
-        obey(room, queue, length_max=2, overflow="reject-publish")
+    def test_reject_publish_keeps_existing_messages(self, room, durable) -> None:
+        queue = filled_queue(room, durable)
+        apply_config(room, queue, length_max=2, overflow="reject-publish")
         assert queue.ready_count == 5
         assert not room.publish("q", b"5")
-        obey(room, queue, length_max=2, overflow="drop-head")
+        apply_config(room, queue, length_max=2, overflow="drop-head")
         assert room.bodies(queue) == [b"3", b"4"]
 
-    def test_in_a_queue_with_a_log_that_is_not_open_yet(self, room, durable) -> None:
-        queue = filled(room, durable)
+    def test_max_length_set_before_the_log_is_open(self, room, durable) -> None:
+        queue = filled_queue(room, durable)
         room.restart()
         if durable:
             queue = room.vhost.queues["q"]
@@ -159,89 +159,89 @@ class TestLength:
             assert queue.can_open()
             assert room.bodies(queue) == [b"3", b"4"]
 
-    def test_with_levels_the_highest_goes(self, room, durable) -> None:
-        queue = filled(room, durable, x_max_priority=3)
+    def test_max_length_with_priorities_drops_the_highest(self, room, durable) -> None:
+        queue = filled_queue(room, durable, x_max_priority=3)
         room.publish("q", b"high", priority=3)
-        obey(room, queue, length_max=5, level_max=3)
+        apply_config(room, queue, length_max=5, level_max=3)
         assert room.bodies(queue) == [b"0", b"1", b"2", b"3", b"4"]
 
 
 class TestDeadLetters:
-    def test_a_target_comes_changes_and_goes(self, room, durable) -> None:
-        queue = filled(room, durable)
+    def test_dead_letter_target_is_set_changed_and_cleared(self, room, durable) -> None:
+        queue = filled_queue(room, durable)
         first, second = room.queue("first"), room.queue("second")
 
-        def refuse() -> None:
+        def reject_head() -> None:
             entry = queue.get(False)
             assert entry is not None
             queue.reject(entry)
             room.turn.schedule()
             room.turns()
 
-        refuse()
-        obey(room, queue, dead_letter_exchange="", dead_letter_key="first")
-        refuse()
-        obey(room, queue, dead_letter_exchange="", dead_letter_key="second")
-        refuse()
-        obey(room, queue)
-        refuse()
+        reject_head()
+        apply_config(room, queue, dead_letter_exchange="", dead_letter_key="first")
+        reject_head()
+        apply_config(room, queue, dead_letter_exchange="", dead_letter_key="second")
+        reject_head()
+        apply_config(room, queue)
+        reject_head()
         assert (room.bodies(first), room.bodies(second)) == ([b"1"], [b"2"])
         assert room.bodies(queue) == [b"4"]
         assert queue.unacked_count == 0
 
-    def test_what_a_length_displaces_when_it_comes(self, room, durable) -> None:
-        queue = filled(room, durable)
+    def test_messages_dropped_by_new_max_length_are_dead_lettered(self, room, durable) -> None:
+        queue = filled_queue(room, durable)
         dead = room.queue("dead")
-        obey(room, queue, length_max=2, dead_letter_exchange="", dead_letter_key="dead")
+        apply_config(room, queue, length_max=2, dead_letter_exchange="", dead_letter_key="dead")
         assert room.bodies(dead) == [b"0", b"1", b"2"]
         assert room.bodies(queue) == [b"3", b"4"]
 
 
-class TestLease:
-    def test_it_comes(self, room, durable) -> None:
-        queue = filled(room, durable)
+class TestExpires:
+    def test_expires_counts_from_the_time_it_is_set(self, room, durable) -> None:
+        queue = filled_queue(room, durable)
         room.advance(1000)
-        obey(room, queue, expires_ms=50)
+        apply_config(room, queue, expires_ms=50)
         room.advance(40)
         assert not queue.deleted
         room.advance(20)
         assert room.expired == ["q"]
 
-    def test_it_changes_and_goes(self, room, durable) -> None:
-        queue = filled(room, durable, x_expires=50)
+    def test_expires_is_changed_and_cleared(self, room, durable) -> None:
+        queue = filled_queue(room, durable, x_expires=50)
         room.advance(40)
-        obey(room, queue, expires_ms=100)
+        apply_config(room, queue, expires_ms=100)
         room.advance(90)
         assert not queue.deleted
-        obey(room, queue)
+        apply_config(room, queue)
         room.advance(1000)
         assert not queue.deleted
         assert (room.timers.armed_count(), queue.ready_count) == (0, 5)
 
 
 class TestDeliveryLimit:
-    def test_it_comes_and_goes(self, room, durable) -> None:
-        queue = filled(room, durable, 1)
+    def test_delivery_limit_is_set_and_cleared(self, room, durable) -> None:
+        queue = filled_queue(room, durable, 1)
 
-        def again() -> None:
+        def redeliver() -> None:
             entry: QueueEntry | None = queue.get(False)
             assert entry is not None
             queue.requeue(entry, True)
 
         for _ in range(3):
-            again()
+            redeliver()
         assert queue.ready_count == 1
-        obey(room, queue, delivery_limit=10)
-        again()
-        obey(room, queue)
+        apply_config(room, queue, delivery_limit=10)
+        redeliver()
+        apply_config(room, queue)
         for _ in range(20):
-            again()
-        obey(room, queue, delivery_limit=2)
-        again()
+            redeliver()
+        apply_config(room, queue, delivery_limit=2)
+        redeliver()
         assert (queue.ready_count, queue.unacked_count) == (0, 0)
 
-    def test_the_count_is_shown_while_it_is_a_rule(self, room, durable) -> None:
-        queue = filled(room, durable, 1)
+    def test_delivery_count_header_is_set_while_configured(self, room, durable) -> None:
+        queue = filled_queue(room, durable, 1)
         entry = queue.get(False)
         assert entry is not None
         queue.requeue(entry, True)
@@ -254,11 +254,11 @@ class TestDeliveryLimit:
         assert for_consumer(entry, queue.rules.counts_shown) is entry.message
 
 
-class TestAll:
-    def test_all_at_once_and_back(self, room, durable) -> None:
-        queue = filled(room, durable, 100)
+class TestWholeConfig:
+    def test_all_limits_are_set_and_cleared(self, room, durable) -> None:
+        queue = filled_queue(room, durable, 100)
         for _ in range(3):
-            obey(
+            apply_config(
                 room,
                 queue,
                 ttl_ms=60_000,
@@ -269,19 +269,19 @@ class TestAll:
                 dead_letter_exchange="nowhere",
             )
             assert queue.enforcement is not None
-            obey(room, queue)
+            apply_config(room, queue)
             assert queue.enforcement is None
         room.advance(100_000 // 50)
         assert len(room.bodies(queue)) == 100
 
-    def test_levels_are_for_life(self, room, durable) -> None:
-        queue = filled(room, durable)
+    def test_priorities_cannot_be_changed(self, room, durable) -> None:
+        queue = filled_queue(room, durable)
         with pytest.raises(ValueError, match="cannot change its priorities"):
             queue.apply_config(rules(level_max=3))
         assert queue.rules is PLAIN
 
-    def test_the_plain_road_is_taken_again(self, room, durable) -> None:
-        queue = filled(room, durable, x_max_length=10)
+    def test_plain_config_takes_prepared_batches_again(self, room, durable) -> None:
+        queue = filled_queue(room, durable, x_max_length=10)
         assert not queue.takes_prepared()
         queue.apply_config(PLAIN)
         assert queue.takes_prepared() is durable

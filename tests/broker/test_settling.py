@@ -1,4 +1,4 @@
-"""What one sync makes safe is settled at its sources in slices of the loop, and at once when the broker stops."""
+"""SlicedAcks: after a sync, the sources' messages are acked in slices of the loop, or at once when the broker stops."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from amqpd.broker.publish.republisher import (
 )
 
 
-class Told(RepublishSource):
-    """Keeps what is safe; each telling takes so many milliseconds."""
+class RecordingSource(RepublishSource):
+    """A source that records its safe offsets. Each `on_safe` call takes `took_ms` milliseconds."""
 
     def __init__(self, room: Any, took_ms: int = 0) -> None:
         super().__init__("told")
@@ -39,69 +39,69 @@ def soon() -> list[Callable[[], None]]:
 
 
 @pytest.fixture
-def settling(room: Any, soon: list[Callable[[], None]]) -> SlicedAcks:
+def sliced_acks(room: Any, soon: list[Callable[[], None]]) -> SlicedAcks:
     return SlicedAcks(room.turn, room.timers, soon.append)
 
 
-def run(soon: list[Callable[[], None]]) -> None:
-    """A turn of the loop."""
+def run_turn(soon: list[Callable[[], None]]) -> None:
+    """Run one turn of the loop."""
     calls = soon[:]
     soon.clear()
     for call in calls:
         call()
 
 
-def test_a_few_at_once(room: Any, settling: SlicedAcks, soon: list[Callable[[], None]]) -> None:
-    told, other = Told(room), Told(room)
-    settling.run_slice()
-    settling.add(PendingRepublish(told, 3, 9, 100, None))
-    settling.add(PendingRepublish(other, 0, 0, 1, None))
-    settling.add(PendingRepublish(told, 11, 11, 100, None))
-    settling.run_slice()
-    assert told.offsets == [*range(3, 10), 11]
-    assert told.sizes == {100}
+def test_few_acks_in_one_slice(room: Any, sliced_acks: SlicedAcks, soon: list[Callable[[], None]]) -> None:
+    source, other = RecordingSource(room), RecordingSource(room)
+    sliced_acks.run_slice()
+    sliced_acks.add(PendingRepublish(source, 3, 9, 100, None))
+    sliced_acks.add(PendingRepublish(other, 0, 0, 1, None))
+    sliced_acks.add(PendingRepublish(source, 11, 11, 100, None))
+    sliced_acks.run_slice()
+    assert source.offsets == [*range(3, 10), 11]
+    assert source.sizes == {100}
     assert other.offsets == [0]
     assert not soon
 
 
-def test_many_in_slices_by_number(room: Any, settling: SlicedAcks, soon: list[Callable[[], None]]) -> None:
-    told = Told(room)
+def test_slices_are_bounded_by_count(room: Any, sliced_acks: SlicedAcks, soon: list[Callable[[], None]]) -> None:
+    source = RecordingSource(room)
     count = 5 * ACK_SLICE_COUNT_MAX // 2
-    settling.add(PendingRepublish(told, 7, 7 + count - 1, 1, None))
-    settling.run_slice()
-    slices = [len(told.offsets)]
-    settling.run_slice()  # another sync
-    slices.append(len(told.offsets) - sum(slices))
+    sliced_acks.add(PendingRepublish(source, 7, 7 + count - 1, 1, None))
+    sliced_acks.run_slice()
+    slices = [len(source.offsets)]
+    sliced_acks.run_slice()  # another sync
+    slices.append(len(source.offsets) - sum(slices))
     assert len(soon) == 1
     while soon:
-        run(soon)
-        slices.append(len(told.offsets) - sum(slices))
+        run_turn(soon)
+        slices.append(len(source.offsets) - sum(slices))
     assert slices == [ACK_SLICE_COUNT_MAX, ACK_SLICE_COUNT_MAX, count - 2 * ACK_SLICE_COUNT_MAX]
-    assert told.offsets == list(range(7, 7 + count))
+    assert source.offsets == list(range(7, 7 + count))
 
 
-def test_many_in_slices_by_time(room: Any, settling: SlicedAcks, soon: list[Callable[[], None]]) -> None:
-    told = Told(room, took_ms=1)
+def test_slices_are_bounded_by_time(room: Any, sliced_acks: SlicedAcks, soon: list[Callable[[], None]]) -> None:
+    source = RecordingSource(room, took_ms=1)
     for number in range(10):
-        settling.add(PendingRepublish(told, number * STEP_COUNT, (number + 1) * STEP_COUNT - 1, 1, None))
-    settling.run_slice()
+        sliced_acks.add(PendingRepublish(source, number * STEP_COUNT, (number + 1) * STEP_COUNT - 1, 1, None))
+    sliced_acks.run_slice()
     turns = 1
     while soon:
-        assert len(told.offsets) == turns * SLICE_MS * STEP_COUNT
-        run(soon)
+        assert len(source.offsets) == turns * SLICE_MS * STEP_COUNT
+        run_turn(soon)
         turns += 1
     assert turns == 10 // SLICE_MS
-    assert told.offsets == list(range(10 * STEP_COUNT))
+    assert source.offsets == list(range(10 * STEP_COUNT))
 
 
-def test_all_of_it_when_the_broker_stops(room: Any, settling: SlicedAcks, soon: list[Callable[[], None]]) -> None:
-    told = Told(room, took_ms=1)
-    settling.add(PendingRepublish(told, 0, 99_999, 1, None))
-    settling.run_slice()
-    settling.stop()
-    assert told.offsets == list(range(100_000))
-    settling.add(PendingRepublish(told, 100_000, 199_999, 1, None))  # its last sync
-    settling.run_slice()
-    assert len(told.offsets) == 200_000
-    run(soon)
-    assert len(told.offsets) == 200_000
+def test_stop_acks_everything_at_once(room: Any, sliced_acks: SlicedAcks, soon: list[Callable[[], None]]) -> None:
+    source = RecordingSource(room, took_ms=1)
+    sliced_acks.add(PendingRepublish(source, 0, 99_999, 1, None))
+    sliced_acks.run_slice()
+    sliced_acks.stop()
+    assert source.offsets == list(range(100_000))
+    sliced_acks.add(PendingRepublish(source, 100_000, 199_999, 1, None))  # of the last sync
+    sliced_acks.run_slice()
+    assert len(source.offsets) == 200_000
+    run_turn(soon)
+    assert len(source.offsets) == 200_000

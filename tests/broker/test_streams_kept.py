@@ -1,4 +1,4 @@
-"""Streams: what is old goes in whole files, what was confirmed is there after a restart, nothing is left at the end."""
+"""Stream retention, restarts, invalid arguments, and memory after the stream is deleted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TestRetention:
     def start(self, queue: Queue) -> int:
         return queue.store.log.start_offset()  # type: ignore[union-attr]
 
-    def test_the_oldest_files_go(self, room) -> None:
+    def test_oldest_segments_are_removed(self, room) -> None:
         queue = room.queue(
             "s",
             x_queue_type="stream",
@@ -40,7 +40,7 @@ class TestRetention:
         assert 30 < start < 50
         assert queue.ready_count == 60 - start == queue.store.record_count
         assert queue.ready_bytes == sum(len(body) for body in bodies[start:])
-        # Who stands in what is gone goes on at the start, behind what it had read before that went.
+        # A consumer in the removed part continues at the start, after the messages it had already read ahead.
         slow.credit = 1000
         slow.ack(2)
         room.turns()
@@ -50,7 +50,7 @@ class TestRetention:
         assert read(room, queue, x_stream_offset="first").got == bodies[start:]
         assert read(room, queue, x_stream_offset=1).got == bodies[start:]
 
-    def test_what_is_too_old_goes(self, room) -> None:
+    def test_messages_over_max_age_are_removed(self, room) -> None:
         queue = room.queue("s", x_queue_type="stream", x_max_age="10s")
         fill(room, 3)
         room.advance(9000)
@@ -62,7 +62,7 @@ class TestRetention:
         for _ in range(3):
             room.storage.maintain()
             room.turns()
-        assert queue.ready_count == 4  # they lie in one file with one that is younger
+        assert queue.ready_count == 4  # they are in one segment with a younger message
         room.advance(9000)
         for _ in range(3):
             room.storage.maintain()
@@ -73,7 +73,7 @@ class TestRetention:
         assert reader.got == [b"4"]
         assert reader.offsets() == [4]
 
-    def test_credit_that_comes_when_nothing_is_left(self, room) -> None:
+    def test_ack_after_all_messages_were_removed(self, room) -> None:
         queue = room.queue("s", x_queue_type="stream", x_max_age="10s")
         fill(room, 5)
         reader = read(room, queue, 2, x_stream_offset="first")
@@ -88,7 +88,7 @@ class TestRetention:
         fill(room, 2, first=5)
         assert reader.got[-2:] == [b"5", b"6"]
 
-    def test_rules_change_while_it_runs(self, room, stream) -> None:
+    def test_retention_policy_is_set_and_cleared(self, room, stream) -> None:
         fill(room, 40, LARGE)
         size = SEGMENT_SIZE_BYTES_MIN
         small = {"stream-max-segment-size-bytes": size, "max-length-bytes": 2 * size}
@@ -105,7 +105,7 @@ class TestRetention:
         room.turns()
         assert stream.ready_count == before + 20
 
-    def test_through_a_restart(self, room) -> None:
+    def test_retention_after_restart(self, room) -> None:
         queue = room.queue(
             "s",
             x_queue_type="stream",
@@ -127,24 +127,24 @@ class TestRetention:
         room.turns()
         assert self.start(queue) > 30
 
-    def test_what_they_become(self) -> None:
+    def test_retention_of_arguments_and_policy(self) -> None:
         arguments = {"x-queue-type": "stream", "x-max-age": "7D", "x-max-length-bytes": 10}
-        kept = retention_of(rules_of(arguments, {"max-age": "1D", "max-length-bytes": 20}))
-        assert (kept.max_age_ms, kept.max_bytes, kept.segment_size_bytes) == (86_400_000, 10, -1)
-        kept = retention_of(rules_of(arguments, {"max-age": "1Y", "max-length-bytes": 5}))
-        assert (kept.max_age_ms, kept.max_bytes) == (7 * 86_400_000, 5)
-        kept = retention_of(rules_of({"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 3_000_000_000}))
-        assert (kept.max_age_ms, kept.max_bytes, kept.segment_size_bytes) == (-1, -1, 1 << 30)
+        retention = retention_of(rules_of(arguments, {"max-age": "1D", "max-length-bytes": 20}))
+        assert (retention.max_age_ms, retention.max_bytes, retention.segment_size_bytes) == (86_400_000, 10, -1)
+        retention = retention_of(rules_of(arguments, {"max-age": "1Y", "max-length-bytes": 5}))
+        assert (retention.max_age_ms, retention.max_bytes) == (7 * 86_400_000, 5)
+        retention = retention_of(rules_of({"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 3_000_000_000}))
+        assert (retention.max_age_ms, retention.max_bytes, retention.segment_size_bytes) == (-1, -1, 1 << 30)
 
-    def test_nothing_is_dropped_by_an_append(self, room) -> None:
+    def test_append_over_max_length_bytes_drops_nothing(self, room) -> None:
         queue = room.queue("s", x_queue_type="stream", x_max_length_bytes=1)
         fill(room, 5)
         assert queue.ready_count == 5
-        assert retain(queue.store, room.clock.time_ms()) == 0  # the active file stays
+        assert retain(queue.store, room.clock.time_ms()) == 0  # the active segment stays
 
 
 class TestRestarts:
-    def test_readers_find_what_was_confirmed(self, room, stream) -> None:
+    def test_confirmed_messages_survive_restart(self, room, stream) -> None:
         bodies = fill(room, 100)
         room.restart()
         queue = room.vhost.queues["s"]
@@ -156,7 +156,7 @@ class TestRestarts:
         fill(room, 1, first=100)
         assert reader.offsets() == [100]
 
-    def test_nothing_counts_as_delivered(self, room, stream) -> None:
+    def test_acks_are_forgotten_after_restart(self, room, stream) -> None:
         fill(room, 3)
         reader = read(room, stream, x_stream_offset="first")
         reader.ack(3)
@@ -166,22 +166,22 @@ class TestRestarts:
         assert len(read(room, queue, x_stream_offset="first").got) == 3
 
 
-class TestRefusals:
+class TestErrors:
     @pytest.mark.parametrize("value", ["abc", "", "5x", True, None, [1], {"a": 1}, 1.5, b"\xff"])
-    def test_what_is_no_offset(self, room, stream, value) -> None:
+    def test_invalid_offset_is_refused(self, room, stream, value) -> None:
         with pytest.raises(PreconditionFailed, match="invalid arg 'x-stream-offset' for queue 's' in vhost '/': "):
             read(room, stream, x_stream_offset=value)
         assert stream.consumers == []
 
     @pytest.mark.parametrize("value", ["", 5, None, "x" * 256])
-    def test_what_is_no_name(self, room, stream, value) -> None:
+    def test_invalid_consumer_name_is_refused(self, room, stream, value) -> None:
         with pytest.raises(PreconditionFailed, match="invalid arg 'x-stream-consumer-name'"):
             read(room, stream, x_stream_consumer_name=value)
 
 
-class TestTheEnd:
-    def test_nothing_is_left_to_a_collector(self, room) -> None:
-        """What knows each other lets go of each other: a circle would keep its messages until a collector comes."""
+class TestGarbage:
+    def test_deleted_stream_leaves_no_reference_cycle(self, room) -> None:
+        """A reference cycle would keep the messages in memory until the garbage collector runs."""
         room.queue("s", x_queue_type="stream")
         fill(room, 3)
         readers = [
@@ -196,13 +196,13 @@ class TestTheEnd:
         try:
             room.delete(room.vhost.queues["s"])
             for reader in readers:
-                reader.entries.clear()  # as a channel's end does
+                reader.entries.clear()  # as the end of a channel does
             del reader, readers
             room.turns()
             room.storage.commits.flush()
             room.turns()
-            ours = (StreamReader, StreamOrder, LogChunks)
-            left = [type(each).__name__ for each in gc.get_objects() if isinstance(each, ours)]
+            stream_classes = (StreamReader, StreamOrder, LogChunks)
+            left = [type(each).__name__ for each in gc.get_objects() if isinstance(each, stream_classes)]
         finally:
             gc.enable()
         assert left == []

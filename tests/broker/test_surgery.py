@@ -1,11 +1,11 @@
-"""Surgery of queues: move, copy and delete, their dry runs, and what is refused."""
+"""Queue jobs: move, copy and delete, their dry runs, and errors."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from surgery_room import KINDS, declare, fill, got, run
+from surgery_room import KINDS, declare_queue, drain, fill, run_job
 from taker import take
 
 from amqpd.broker.jobs.jobs import RUNNING_COUNT_MAX, JobManager, JobRequest
@@ -18,33 +18,33 @@ from amqpd.routing.selector import parse_selector
 
 class TestMove:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_all_of_it_in_order(self, room: Any, jobs: JobManager, kind: str) -> None:
-        source, target = declare(room, kind), room.queue("target")
+    def test_all_messages_are_moved_in_order(self, room: Any, jobs: JobManager, kind: str) -> None:
+        source, target = declare_queue(room, kind), room.queue("target")
         fill(room, "source", 5000)
-        job = run(room, jobs, "move", source, to_queue="target")
+        job = run_job(room, jobs, "move", source, to_queue="target")
         assert (job.state, job.done_count, job.found_count) == ("done", 5000, 5000)
         assert (source.ready_count, source.ready_bytes, source.unacked_count) == (0, 0, 0)
         assert source.store is None or source.store.record_count == 0
-        assert got(room, target) == list(range(5000))
+        assert drain(room, target) == list(range(5000))
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_what_is_selected(self, room: Any, jobs: JobManager, kind: str) -> None:
-        source, target = declare(room, kind), room.queue("target")
+    def test_selected_messages_are_moved_up_to_the_limit(self, room: Any, jobs: JobManager, kind: str) -> None:
+        source, target = declare_queue(room, kind), room.queue("target")
         fill(room, "source", 300)
-        job = run(room, jobs, "move", source, "n BETWEEN 100 AND 199", to_queue="target", limit=50)
+        job = run_job(room, jobs, "move", source, "n BETWEEN 100 AND 199", to_queue="target", limit=50)
         assert (job.state, job.done_count) == ("done", 50)
-        assert sorted(got(room, target)) == list(range(100, 150))
-        rest = got(room, source)
-        assert sorted(rest) == [*range(100), *range(150, 300)]
+        assert sorted(drain(room, target)) == list(range(100, 150))
+        remaining = drain(room, source)
+        assert sorted(remaining) == [*range(100), *range(150, 300)]
         if kind != "priority":
-            assert rest == sorted(rest)
+            assert remaining == sorted(remaining)
 
-    def test_properties_and_route_stay(self, room: Any, jobs: JobManager) -> None:
+    def test_moved_message_keeps_properties_exchange_and_routing_key(self, room: Any, jobs: JobManager) -> None:
         source, target = room.queue("source"), room.queue("target")
         room.exchange("x", "direct")
         room.bind("x", source, "key")
         room.publish("key", b"1", exchange="x", headers={"a": 1}, message_id="m", expiration="60000")
-        run(room, jobs, "move", source, to_queue="target")
+        run_job(room, jobs, "move", source, to_queue="target")
         entry = target.get(True)
         message = entry.message
         properties = decode_properties(message.properties())
@@ -52,65 +52,65 @@ class TestMove:
         assert (properties.message_id, properties.expiration, properties.delivery_mode) == ("m", "60000", 2)
         assert properties.headers == {"a": 1, "x-source-queue": "source", "x-source-offset": 0}
 
-    def test_a_second_move_replaces_the_marks(self, room: Any, jobs: JobManager) -> None:
+    def test_second_move_replaces_the_source_headers(self, room: Any, jobs: JobManager) -> None:
         one, two, three = room.queue("one"), room.queue("two"), room.queue("three")
         room.publish("one", b"0")
         room.publish("two", b"1")
         two.requeue(two.get(False), counts=True)
-        run(room, jobs, "move", one, to_queue="two")
-        run(room, jobs, "move", two, to_queue="three")
+        run_job(room, jobs, "move", one, to_queue="two")
+        run_job(room, jobs, "move", two, to_queue="three")
         assert [room.get(three).headers for _ in range(2)] == [
             {"x-source-queue": "two", "x-source-offset": 0, "x-source-redelivered": True},
             {"x-source-queue": "two", "x-source-offset": 1},
         ]
 
-    def test_what_comes_meanwhile_stays(self, room: Any, jobs: JobManager) -> None:
+    def test_messages_published_during_the_move_stay(self, room: Any, jobs: JobManager) -> None:
         source, target = room.queue("source"), room.queue("target")
         fill(room, "source", 3)
         job = jobs.begin(JobRequest("move", room.vhost, source, to_queue="target"))
         room.publish("source", b"7")
         assert job.done_count == 3
-        assert (got(room, target), got(room, source)) == ([0, 1, 2], [7])
+        assert (drain(room, target), drain(room, source)) == ([0, 1, 2], [7])
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_unacked_ones_stay_with_their_consumer(self, room: Any, jobs: JobManager, kind: str) -> None:
-        source, target = declare(room, kind), room.queue("target")
+    def test_unacked_messages_are_not_moved(self, room: Any, jobs: JobManager, kind: str) -> None:
+        source, target = declare_queue(room, kind), room.queue("target")
         fill(room, "source", 10)
-        held = [source.get(False) for _ in range(3)]
-        source.requeue(held.pop(), counts=False)
-        taken = {int(entry.message.body()) for entry in held}
-        job = run(room, jobs, "move", source, to_queue="target")
+        unacked = [source.get(False) for _ in range(3)]
+        source.requeue(unacked.pop(), counts=False)
+        taken = {int(entry.message.body()) for entry in unacked}
+        job = run_job(room, jobs, "move", source, to_queue="target")
         assert job.done_count == 8
         assert source.unacked_count == 2
-        assert set(got(room, target)) == set(range(10)) - taken
-        for entry in held:
+        assert set(drain(room, target)) == set(range(10)) - taken
+        for entry in unacked:
             source.requeue(entry, counts=False)
-        assert set(got(room, source)) == taken
+        assert set(drain(room, source)) == taken
 
-    def test_a_plain_order_comes_back(self, room: Any, jobs: JobManager) -> None:
+    def test_queue_returns_to_fifo_order_after_the_move(self, room: Any, jobs: JobManager) -> None:
         source = room.queue("source")
         room.queue("target")
         fill(room, "source", 10)
-        run(room, jobs, "move", source, "n = 5", to_queue="target")
-        assert got(room, source) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+        run_job(room, jobs, "move", source, "n = 5", to_queue="target")
+        assert drain(room, source) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
         room.turns()
         source.dispatch()
         assert type(source.order) is FifoOrder and source.filters is None
         assert not isinstance(source.order, FilteredOrder)
 
-    def test_it_survives_a_restart(self, room: Any, jobs: JobManager) -> None:
+    def test_move_survives_restart(self, room: Any, jobs: JobManager) -> None:
         source = room.queue("source")
         room.queue("target")
         fill(room, "source", 100)
-        run(room, jobs, "move", source, "n < 40", to_queue="target")
+        run_job(room, jobs, "move", source, "n < 40", to_queue="target")
         room.advance(200)
         room.restart()
-        assert got(room, room.vhost.queues["target"]) == list(range(40))
-        assert got(room, room.vhost.queues["source"]) == list(range(40, 100))
+        assert drain(room, room.vhost.queues["target"]) == list(range(40))
+        assert drain(room, room.vhost.queues["source"]) == list(range(40, 100))
 
-    def test_after_a_restart_it_reads_the_log(self, room: Any) -> None:
+    def test_move_after_restart_reads_the_log(self, room: Any) -> None:
         for kind in ("durable", "priority"):
-            declare(room, kind, kind)
+            declare_queue(room, kind, kind)
             fill(room, kind, 3000)
         room.queue("target")
         room.restart()
@@ -118,69 +118,69 @@ class TestMove:
         for kind in ("durable", "priority"):
             source = room.vhost.queues[kind]
             assert source.can_open()
-            job = run(room, jobs, "move", source, to_queue="target")
+            job = run_job(room, jobs, "move", source, to_queue="target")
             room.advance(100)
             assert (job.state, job.done_count, source.ready_count) == ("done", 3000, 0)
             target = room.vhost.queues["target"]
-            assert got(room, target) == list(range(3000))
+            assert drain(room, target) == list(range(3000))
 
     @pytest.mark.parametrize("durable", [True, False])
-    def test_a_queue_with_priorities_goes_on_in_its_order(self, room: Any, jobs: JobManager, durable: bool) -> None:
+    def test_priority_queue_keeps_its_order_after_the_move(self, room: Any, jobs: JobManager, durable: bool) -> None:
         source, target = room.queue("source", durable=durable, x_max_priority=9), room.queue("target")
         source.order.memory.count_max = 10
         fill(room, "source", 900)
-        held = [source.get(False) for _ in range(150)]
-        for entry in held:
+        entries = [source.get(False) for _ in range(150)]
+        for entry in entries:
             source.requeue(entry, counts=False)
-        moved = run(room, jobs, "move", source, "n % 2 = 0", to_queue="target")
+        moved = run_job(room, jobs, "move", source, "n % 2 = 0", to_queue="target")
         assert (moved.done_count, source.ready_count) == (450, 450)
         fill(room, "source", 3)
-        assert sorted(got(room, target)) == list(range(0, 900, 2))
+        assert sorted(drain(room, target)) == list(range(0, 900, 2))
         expected = [n for level in (2, 1, 0) for n in [*range(1, 900, 2), 0, 1, 2] if n % 3 == level]
-        assert got(room, source) == expected
+        assert drain(room, source) == expected
         assert (source.ready_count, source.ready_bytes, source.unacked_count) == (0, 0, 0)
 
-    def test_what_a_producer_has_numbered_goes(self, room: Any, jobs: JobManager) -> None:
+    def test_producer_headers_are_removed(self, room: Any, jobs: JobManager) -> None:
         source, target = room.queue("source"), room.queue("target")
         room.publish("source", b"1", headers={"x-producer-id": 1, "x-producer-epoch": 0, "x-sequence": 9, "a": 1})
-        run(room, jobs, "move", source, to_queue="target")
+        run_job(room, jobs, "move", source, to_queue="target")
         assert room.get(target).headers == {"a": 1, "x-source-queue": "source", "x-source-offset": 0}
 
-    def test_headers_that_fill_a_frame_stay_as_they_are(self, room: Any, jobs: JobManager) -> None:
+    def test_no_source_headers_if_headers_fill_a_frame(self, room: Any, jobs: JobManager) -> None:
         source, target = room.queue("source"), room.queue("target")
         room.publish("source", b"1", headers={"a": "x" * 131_000})
-        assert run(room, jobs, "move", source, to_queue="target").done_count == 1
+        assert run_job(room, jobs, "move", source, to_queue="target").done_count == 1
         assert set(room.get(target).headers) == {"a"}
 
-    def test_to_an_exchange(self, room: Any, jobs: JobManager) -> None:
+    def test_move_to_an_exchange(self, room: Any, jobs: JobManager) -> None:
         source, target = room.queue("source"), room.queue("target")
         room.exchange("x", "topic")
         room.bind("x", target, "a.*")
         fill(room, "source", 2)
-        job = run(room, jobs, "move", source, to_exchange="x")
+        job = run_job(room, jobs, "move", source, to_exchange="x")
         assert (job.state, job.done_count, job.conditions.left_counts) == ("done", 0, {"no target": 2})
-        assert source.ready_count == 2, "what no queue takes stays"
-        job = run(room, jobs, "move", source, to_exchange="x", routing_key="a.b")
+        assert source.ready_count == 2, "unroutable messages stay in the source"
+        job = run_job(room, jobs, "move", source, to_exchange="x", routing_key="a.b")
         assert job.done_count == 2
         first = room.get(target)
         assert (first.exchange, first.routing_key, first.body) == ("x", "a.b", b"0")
 
-    def test_expired_ones_do_not_go(self, room: Any, jobs: JobManager) -> None:
+    def test_expired_messages_are_not_moved(self, room: Any, jobs: JobManager) -> None:
         source, target = room.queue("source", x_message_ttl=1000), room.queue("target")
         fill(room, "source", 5)
         room.clock.now_ms += 2000
-        run(room, jobs, "move", source, to_queue="target")
+        run_job(room, jobs, "move", source, to_queue="target")
         assert (source.ready_count, target.ready_count) == (0, 0)
 
 
-class TestBesideFilters:
-    """Consumers with x-filter use the same order: their filters and the job's are apart."""
+class TestWithConsumerFilters:
+    """Consumers with x-filter use the same order as jobs, with separate filters."""
 
-    def test_consumers_go_on_getting_what_they_want(self, room: Any, jobs: JobManager) -> None:
+    def test_consumers_get_matching_messages_during_the_move(self, room: Any, jobs: JobManager) -> None:
         source, target = room.queue("source"), room.queue("target")
-        taker = take(room, source, "n < 10", credit=3)
+        consumer = take(room, source, "n < 10", credit=3)
         fill(room, "source", 600)
-        assert taker.got == [b"0", b"1", b"2"]
+        assert consumer.got == [b"0", b"1", b"2"]
         job = jobs.begin(JobRequest("move", room.vhost, source, to_queue="target", selector=parse_selector("n >= 5")))
         for _ in range(3):
             soon, room._soon[:] = room._soon[:], []
@@ -190,13 +190,13 @@ class TestBesideFilters:
         room.turns()
         assert job.done_count == 595
         assert other.got == [b"4"]
-        taker.ack_all()
+        consumer.ack_all()
         room.turns()
-        assert taker.got == [b"0", b"1", b"2", b"3"]
-        assert got(room, target) == list(range(5, 600))
+        assert consumer.got == [b"0", b"1", b"2", b"3"]
+        assert drain(room, target) == list(range(5, 600))
         assert source.unacked_count == 2 and source.ready_count == 0
 
-    def test_what_nobody_wants_is_counted_without_the_job(self, room: Any, jobs: JobManager) -> None:
+    def test_unmatched_count_ignores_the_jobs_filter(self, room: Any, jobs: JobManager) -> None:
         source = room.queue("source")
         room.queue("target", x_max_length=0)
         take(room, source, "n < 0")
@@ -206,51 +206,51 @@ class TestBesideFilters:
         assert (job.state, source.filters.unmatched_count()) == ("waiting", 10)
         for number in range(FILTERS_MAX - 1):
             take(room, source, f"n < -{number + 1}")
-        assert source.filters.full(parse_selector("n = 77")), "the job has a filter of its own, beside theirs"
+        assert source.filters.full(parse_selector("n = 77")), "the job's filter counts towards the limit"
         job.stop()
         room.turns()
         assert (job.state, source.filters.unmatched_count()) == ("stopped", 10)
 
-    def test_a_consumer_with_the_jobs_selector(self, room: Any, jobs: JobManager) -> None:
+    def test_consumer_without_filter_gets_messages_during_a_waiting_job(self, room: Any, jobs: JobManager) -> None:
         source = room.queue("source")
         room.queue("target", x_max_length=0)
         fill(room, "source", 3)
         job = jobs.begin(JobRequest("move", room.vhost, source, to_queue="target"))
         room.turns()
-        taker = take(room, source, "")
+        consumer = take(room, source, "")
         room.turns()
-        assert taker.got == [b"0", b"1", b"2"]
+        assert consumer.got == [b"0", b"1", b"2"]
         job.stop()
         room.turns()
         assert job.state == "stopped"
 
 
-class TestRefused:
-    def test_a_source_that_is_its_target(self, room: Any, jobs: JobManager) -> None:
+class TestErrors:
+    def test_source_as_target_is_refused(self, room: Any, jobs: JobManager) -> None:
         source = room.queue("source")
         with pytest.raises(PreconditionFailed, match="is both source and target"):
             jobs.begin(JobRequest("move", room.vhost, source, to_queue="source"))
         room.exchange("x", "fanout")
         room.bind("x", source)
         fill(room, "source", 1)
-        job = run(room, jobs, "move", source, to_exchange="x")
+        job = run_job(room, jobs, "move", source, to_exchange="x")
         assert (job.state, job.conditions.left_counts, source.ready_count) == ("done", {"no target": 1}, 1)
 
-    def test_a_target_that_is_missing(self, room: Any, jobs: JobManager) -> None:
+    def test_missing_target_is_refused(self, room: Any, jobs: JobManager) -> None:
         source = room.queue("source")
         with pytest.raises(NotFound, match="no queue 'target' in vhost '/'"):
             jobs.begin(JobRequest("copy", room.vhost, source, to_queue="target"))
         with pytest.raises(NotFound, match="no exchange 'x' in vhost '/'"):
             jobs.begin(JobRequest("copy", room.vhost, source, to_exchange="x"))
 
-    def test_taking_from_a_stream(self, room: Any, jobs: JobManager) -> None:
+    def test_move_delete_and_redrive_of_a_stream_are_refused(self, room: Any, jobs: JobManager) -> None:
         source = room.queue("source", x_queue_type="stream")
         room.queue("target")
         for verb in ("move", "delete", "redrive"):
             with pytest.raises(PreconditionFailed, match="is a stream"):
                 jobs.begin(JobRequest(verb, room.vhost, source, to_queue="target"))
 
-    def test_too_many(self, room: Any, jobs: JobManager) -> None:
+    def test_too_many_running_jobs_are_refused(self, room: Any, jobs: JobManager) -> None:
         source = room.queue("source")
         fill(room, "source", 1)
         for _ in range(RUNNING_COUNT_MAX):
@@ -263,56 +263,56 @@ class TestRefused:
 
 class TestDelete:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_what_is_selected_goes_and_nothing_is_dead_lettered(self, room: Any, jobs: JobManager, kind: str) -> None:
-        source = declare(room, kind)
+    def test_selected_messages_are_deleted(self, room: Any, jobs: JobManager, kind: str) -> None:
+        source = declare_queue(room, kind)
         fill(room, "source", 2000)
-        job = run(room, jobs, "delete", source, "n < 1500")
+        job = run_job(room, jobs, "delete", source, "n < 1500")
         assert (job.state, job.done_count) == ("done", 1500)
-        assert sorted(got(room, source)) == list(range(1500, 2000))
+        assert sorted(drain(room, source)) == list(range(1500, 2000))
         assert source.store is None or source.store.record_count == 0
 
 
 class TestCopy:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_it_takes_nothing(self, room: Any, jobs: JobManager, kind: str) -> None:
-        source, target = declare(room, kind), room.queue("target")
+    def test_copy_leaves_the_source_unchanged(self, room: Any, jobs: JobManager, kind: str) -> None:
+        source, target = declare_queue(room, kind), room.queue("target")
         fill(room, "source", 3000)
-        job = run(room, jobs, "copy", source, "n >= 1000", to_queue="target")
+        job = run_job(room, jobs, "copy", source, "n >= 1000", to_queue="target")
         assert (job.state, job.done_count) == ("done", 2000)
         assert (source.ready_count, source.unacked_count) == (3000, 0)
-        assert sorted(got(room, target)) == list(range(1000, 3000))
-        assert sorted(got(room, source)) == list(range(3000))
+        assert sorted(drain(room, target)) == list(range(1000, 3000))
+        assert sorted(drain(room, source)) == list(range(3000))
 
-    def test_of_a_stream_from_an_offset_or_a_time(self, room: Any, jobs: JobManager) -> None:
+    def test_copy_of_a_stream_from_an_offset_or_a_time(self, room: Any, jobs: JobManager) -> None:
         source, target = room.queue("source", x_queue_type="stream"), room.queue("target")
         fill(room, "source", 10)
         room.advance(5000)
         late = room.clock.time_ms()
         fill(room, "source", 5)
-        assert run(room, jobs, "copy", source, to_queue="target", begin=7).done_count == 8
-        assert got(room, target) == [7, 8, 9, 0, 1, 2, 3, 4]
-        assert run(room, jobs, "copy", source, to_queue="target", begin_ms=late).done_count == 5
-        assert got(room, target) == [0, 1, 2, 3, 4]
+        assert run_job(room, jobs, "copy", source, to_queue="target", begin=7).done_count == 8
+        assert drain(room, target) == [7, 8, 9, 0, 1, 2, 3, 4]
+        assert run_job(room, jobs, "copy", source, to_queue="target", begin_ms=late).done_count == 5
+        assert drain(room, target) == [0, 1, 2, 3, 4]
 
-    def test_unacked_ones_too(self, room: Any, jobs: JobManager) -> None:
+    def test_unacked_messages_are_copied_too(self, room: Any, jobs: JobManager) -> None:
         source, target = room.queue("source"), room.queue("target")
         fill(room, "source", 3)
         source.get(False)
-        assert run(room, jobs, "copy", source, to_queue="target").done_count == 3
-        assert got(room, target) == [0, 1, 2]
+        assert run_job(room, jobs, "copy", source, to_queue="target").done_count == 3
+        assert drain(room, target) == [0, 1, 2]
 
 
 class TestDryRun:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_it_counts_what_would_go(self, room: Any, jobs: JobManager, kind: str) -> None:
-        source, target = declare(room, kind), room.queue("target")
+    def test_dry_run_counts_the_ready_messages(self, room: Any, jobs: JobManager, kind: str) -> None:
+        source, target = declare_queue(room, kind), room.queue("target")
         fill(room, "source", 3000)
         held = [source.get(False) for _ in range(10)]
         for entry in held[:5]:
             source.requeue(entry, counts=False)
         for verb in ("move", "delete"):
-            job = run(room, jobs, verb, source, to_queue="target", dry_run=True)
+            job = run_job(room, jobs, verb, source, to_queue="target", dry_run=True)
             assert (job.state, job.done_count) == ("done", 2995)
-        job = run(room, jobs, "move", source, "n < 0", to_queue="target", dry_run=True)
+        job = run_job(room, jobs, "move", source, "n < 0", to_queue="target", dry_run=True)
         assert job.done_count == 0
         assert (source.ready_count, source.unacked_count, target.ready_count) == (2995, 5, 0)

@@ -1,5 +1,7 @@
-"""A machine that ends at any call of the file system while messages are moved, part of them or all, and moved once more
-afterwards: none is lost, and two copies of one message have the same mark."""
+"""A crash at any file system call while messages are moved, followed by another move.
+
+No message is lost, and two copies of one message have the same source headers.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def fill(room: Any) -> None:
 
 
 def move(room: Any, where: str) -> None:
-    """In steps of a few messages, with time passing in between, so that settlements are written on the way."""
+    """Move in steps of a few messages. Time passes between the steps, so acks are written."""
     jobs = JobManager(room.republisher, room.turn, room._soon.append)
     source = room.vhost.queues["source"]
     selector = parse_selector(where) if where else None
@@ -49,11 +51,11 @@ def bodies(room: Any, name: str) -> list[tuple[int, Any]]:
 
 @pytest.mark.parametrize("levels", [{}, {"x_max_priority": 3}], ids=["by arrival", "by priority"])
 @pytest.mark.parametrize("where", ["", "n BETWEEN 6 AND 17"], ids=["all", "some"])
-def test_the_machine_ends_at_any_call(make_room: Any, where: str, levels: dict[str, object]) -> None:
-    at = 0
-    ended = True
-    doubles = 0
-    while ended and at < 500:
+def test_crash_at_any_file_system_call(make_room: Any, where: str, levels: dict[str, object]) -> None:
+    crash_at = 0
+    crashed = True
+    duplicates = 0
+    while crashed and crash_at < 500:
         filesystem = SimulatedFileSystem()
         room = make_room(ROOM, filesystem)
         room.boot_id = "1" * 32
@@ -61,30 +63,30 @@ def test_the_machine_ends_at_any_call(make_room: Any, where: str, levels: dict[s
         room.queue("target")
         fill(room)
         room.advance(100)
-        left = [at]
+        calls_left = [crash_at]
 
-        def fault(name: str, path: str, left: list[int] = left) -> OSError | None:
-            if left[0] == 0:
-                raise KeyboardInterrupt  # the machine ends here
-            left[0] -= 1
+        def fault(name: str, path: str, calls_left: list[int] = calls_left) -> OSError | None:
+            if calls_left[0] == 0:
+                raise KeyboardInterrupt  # the crash
+            calls_left[0] -= 1
             return None
 
         filesystem.fault = fault
         try:
             move(room, where)
-            ended = False
+            crashed = False
         except KeyboardInterrupt:
             pass
         filesystem.fault = None
-        doubles += check(room, filesystem, where, at)
-        at += 1
-    assert not ended
-    assert at > 10
-    assert doubles > 0, "it never ended between the target and the source"
+        duplicates += check(room, filesystem, where, crash_at)
+        crash_at += 1
+    assert not crashed
+    assert crash_at > 10
+    assert duplicates > 0, "no crash was between the writes of target and source"
 
 
 def check(room: Any, filesystem: SimulatedFileSystem, where: str, seed: int) -> int:
-    """Returns how many messages were in both queues."""
+    """Check the queues after the crash. Return the number of duplicates in the target."""
     room.filesystem = filesystem.crashed(seed) if seed % 3 else filesystem.killed()
     room.boot_id = ("2" if seed % 3 else "1") * 32
     room.restart()
@@ -94,12 +96,12 @@ def check(room: Any, filesystem: SimulatedFileSystem, where: str, seed: int) -> 
     move(room, where)
     moved = bodies(room, "target")
     stayed = [number for number, _ in bodies(room, "source")]
-    marks: dict[int, object] = {}
+    source_offsets: dict[int, object] = {}
     for number, headers in moved:
         assert headers["x-source-queue"] == "source"
-        assert marks.setdefault(number, headers["x-source-offset"]) == headers["x-source-offset"]
-    assert len(set(marks.values())) == len(marks)
-    wanted = set(range(6, 18)) if where else set(range(COUNT))
-    assert set(marks) == wanted
-    assert sorted(stayed) == sorted(set(range(COUNT)) - wanted)
-    return len(moved) - len(marks)
+        assert source_offsets.setdefault(number, headers["x-source-offset"]) == headers["x-source-offset"]
+    assert len(set(source_offsets.values())) == len(source_offsets)
+    selected = set(range(6, 18)) if where else set(range(COUNT))
+    assert set(source_offsets) == selected
+    assert sorted(stayed) == sorted(set(range(COUNT)) - selected)
+    return len(moved) - len(source_offsets)

@@ -1,9 +1,8 @@
-"""Surgery beside a naive twin: whatever is published, taken, settled and given back while jobs run and end, are
-stopped, or the broker is killed.
+"""Queue jobs against a naive twin: random publishes, gets, acks, requeues, jobs, stops and kills.
 
-The twin knows of each message where it may be. At rest every message is in one place: in the source, with its consumer,
-in the target, or gone for a reason; a job that has come to its end has left nothing that it was to take and that was
-ready all the time. After a kill nothing is missing that nobody has settled, and what is in both queues is marked.
+The twin knows where each message may be. When the loop is idle, each message is in one place: in the source, unacked,
+in the target, or removed for a reason. A job that has ended left no selected message that was ready all the time.
+After a kill every message that was not acked is there, and a message in both queues has the source headers.
 """
 
 from __future__ import annotations
@@ -24,7 +23,12 @@ from amqpd.routing.selector import parse_selector
 
 EXAMPLES = int(os.environ.get("SURGERY_EXAMPLES", examples(60)))
 COLOURS = ("red", "green", "blue")
-WHERE = {"": set(COLOURS), "colour = 'red'": {"red"}, "colour <> 'red'": {"green", "blue"}, "colour = 'black'": set()}
+SELECTED = {
+    "": set(COLOURS),
+    "colour = 'red'": {"red"},
+    "colour <> 'red'": {"green", "blue"},
+    "colour = 'black'": set(),
+}
 assert scan.SLICE_MS > 0
 
 
@@ -45,10 +49,10 @@ class SurgeryMachine(RuleBasedStateMachine):
         self.room.queue("target")
         self.window = window
         self.slow = slow
-        self.held: list[Any] = []
+        self.unacked: list[Any] = []
         self.published: dict[int, str] = {}
-        self.settled: set[int] = set()  # acked, deleted, or taken out of the target
-        self.safe: set[int] = set()  # written when all was at rest the last time, and not settled then
+        self.acked: set[int] = set()  # acked, deleted, or taken out of the target
+        self.safe: set[int] = set()  # written when the loop was last idle, and not acked then
         self.open()
         if backlog:
             self.publish(backlog, 0)
@@ -81,20 +85,20 @@ class SurgeryMachine(RuleBasedStateMachine):
             entry = self.source.get(False)
             if entry is None:
                 return
-            self.held.append(entry)
+            self.unacked.append(entry)
             self.touched.add(self.number(entry))
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.unacked)
     @rule(index=st.integers(0, 100), ack=st.booleans())
-    def settle(self, index: int, ack: bool) -> None:
-        entries = [self.held.pop(index % len(self.held))]
+    def ack_or_requeue(self, index: int, ack: bool) -> None:
+        entries = [self.unacked.pop(index % len(self.unacked))]
         if index > 80:
-            entries += self.held
-            self.held = []
+            entries += self.unacked
+            self.unacked = []
         for entry in entries:
             if ack:
                 self.source.ack(entry)
-                self.settled.add(self.number(entry))
+                self.acked.add(self.number(entry))
             else:
                 self.source.requeue(entry, counts=False)
                 self.source.schedule_dispatch()
@@ -103,13 +107,13 @@ class SurgeryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.job is None)
     @rule(
         verb=st.sampled_from(["move", "move", "delete", "copy"]),
-        where=st.sampled_from(sorted(WHERE)),
+        where=st.sampled_from(sorted(SELECTED)),
         limit=st.sampled_from([0, 0, 7]),
         dry=st.sampled_from([False, False, True]),
     )
-    def job_begins(self, verb: str, where: str, limit: int, dry: bool) -> None:
+    def begin_job(self, verb: str, where: str, limit: int, dry: bool) -> None:
         self.where = where
-        self.touched = {self.number(entry) for entry in self.held}
+        self.touched = {self.number(entry) for entry in self.unacked}
         self.before = dict(self.target_counts())
         selector = parse_selector(where) if where else None
         self.job = self.jobs.begin(
@@ -117,16 +121,16 @@ class SurgeryMachine(RuleBasedStateMachine):
         )
 
     @rule(count=st.integers(1, 6))
-    def steps(self, count: int) -> None:
+    def run_steps(self, count: int) -> None:
         for _ in range(count):
             soon, self.room._soon[:] = self.room._soon[:], []
             for call in soon:
                 call()
-        self.look()
+        self.check_job()
 
     @precondition(lambda self: self.job is not None)
     @rule()
-    def job_stops(self) -> None:
+    def stop_job(self) -> None:
         self.job.stop()
 
     @rule()
@@ -136,45 +140,45 @@ class SurgeryMachine(RuleBasedStateMachine):
             if self.job is None or self.job.ended_ms:
                 break
             self.room.advance(20)
-        self.look()
+        self.check_job()
         assert self.job is None
 
-    def look(self) -> None:
-        """Whether the job has ended, and what it has left."""
+    def check_job(self) -> None:
+        """If the job has ended, check its result."""
         job = self.job
         if job is None or not job.ended_ms:
             return
         self.job = None
         assert job.state in ("done", "stopped"), job.reason
-        assert self.source.unacked_count == len(self.held)
+        assert self.source.unacked_count == len(self.unacked)
         found = self.source_numbers()
         if job.kind == "delete" and not job.counts_only:
-            gone = set(self.published) - set(found) - {self.number(each) for each in self.held} - self.settled
-            gone -= set(self.target_counts())
-            assert len(gone) == job.done_count
-            assert all(self.published[number] in WHERE[self.where] for number in gone)
-            self.settled |= gone
+            deleted = set(self.published) - set(found) - {self.number(each) for each in self.unacked} - self.acked
+            deleted -= set(self.target_counts())
+            assert len(deleted) == job.done_count
+            assert all(self.published[number] in SELECTED[self.where] for number in deleted)
+            self.acked |= deleted
         if job.kind == "copy" and not job.counts_only:
-            self.copied(job)
+            self.check_copy(job)
         if job.limit:
             assert job.done_count <= job.limit
         elif job.state == "done" and job.kind in ("move", "delete") and not job.counts_only:
-            left = [number for number in found if self.published[number] in WHERE[self.where]]
-            assert not set(left) - self.touched, "it was ready all the time, and was left"
+            left = [number for number in found if self.published[number] in SELECTED[self.where]]
+            assert not set(left) - self.touched, "a selected message that was ready all the time was left"
 
-    def copied(self, job: Any) -> None:
-        """What was copied is taken out of the target: else it would be in two places."""
+    def check_copy(self, job: Any) -> None:
+        """Remove the copies from the target, so that each message is in one place."""
         counts = self.target_counts()
         copies = {number: count - self.before.get(number, 0) for number, count in counts.items()}
         assert sum(copies.values()) == job.done_count
         assert set(copies.values()) <= {0, 1}
         self.empty_target(set(self.before))
 
-    def empty_target(self, settled: set[int]) -> None:
+    def empty_target(self, acked: set[int]) -> None:
         while (entry := self.target.get(True)) is not None or self.target.must_wait():
             if entry is None:
                 self.room.turns()
-        self.settled |= settled
+        self.acked |= acked
         self.room.turn.schedule()
 
     def target_counts(self) -> Counter[int]:
@@ -186,26 +190,26 @@ class SurgeryMachine(RuleBasedStateMachine):
     def read(self, queue: Any, ready_only: bool = False) -> list[int]:
         from amqpd.broker.jobs.job import JobFilter
 
-        search = scan.BrowseScan(queue, JobFilter(None, None), int, ready_only)
+        browse = scan.BrowseScan(queue, JobFilter(None, None), int, ready_only)
         entries: list[Any] = []
         slow, self.room.clock.per_look_ms = self.room.clock.per_look_ms, 0
         for _ in range(1000):
-            search.collect(entries, 1 << 30, 1 << 30)
-            if search.ended:
+            browse.collect(entries, 1 << 30, 1 << 30)
+            if browse.ended:
                 break
-            if search.waits:
+            if browse.waits:
                 queue.dispatch()
         self.room.clock.per_look_ms = slow
-        assert search.ended
-        search.close()
+        assert browse.ended
+        browse.close()
         return [self.number(entry) for entry in entries]
 
     @rule()
-    def target_is_read(self) -> None:
+    def drain_target(self) -> None:
         if self.job is None:
             for entry in iter(lambda: self.target.get(True), None):
                 assert decode_properties(entry.message.properties()).headers["x-source-queue"] == "source"
-                self.settled.add(self.number(entry))
+                self.acked.add(self.number(entry))
             self.room.turn.schedule()
 
     @precondition(lambda self: self.durable and (self.job is None or self.job.kind == "move"))
@@ -214,11 +218,11 @@ class SurgeryMachine(RuleBasedStateMachine):
         if flushed:
             self.room.turn.schedule()
             self.room.turns()
-            self.look()
-        known = set(self.read(self.source)) | set(self.read(self.target)) | {self.number(e) for e in self.held}
+            self.check_job()
+        known = set(self.read(self.source)) | set(self.read(self.target)) | {self.number(e) for e in self.unacked}
         if not flushed:
-            known &= self.safe  # what was published since may be there or not
-        self.held = []
+            known &= self.safe  # messages published since may be lost
+        self.unacked = []
         self.room.restart()
         self.open()
         source, target = Counter(self.read(self.source)), self.target_counts()
@@ -227,19 +231,19 @@ class SurgeryMachine(RuleBasedStateMachine):
         there = set(source) | set(target)
         for number in list(self.published):
             if number not in there:
-                self.settled.add(number)
-        self.settled -= there  # an ack that was not written yet
-        # Where a kill has left both, the copy says which it is; the test goes on with one of them.
+                self.acked.add(number)
+        self.acked -= there  # an ack that was not written before the kill
+        # After a kill a message may be in both queues: remove the copy in the target.
         if both:
-            self.drop_doubles(both)
+            self.drop_duplicates(both)
 
-    def drop_doubles(self, both: set[int]) -> None:
+    def drop_duplicates(self, both: set[int]) -> None:
         for entry in iter(lambda: self.target.get(True), None):
             number = self.number(entry)
             headers = decode_properties(entry.message.properties()).headers
             assert headers["x-source-queue"] == "source" and headers["x-source-offset"] >= 0
             if number not in both:
-                self.settled.add(number)
+                self.acked.add(number)
         self.room.turn.schedule()
 
     @invariant()
@@ -249,10 +253,10 @@ class SurgeryMachine(RuleBasedStateMachine):
         if self.job is not None:
             return
         source, target = Counter(self.source_numbers()), self.target_counts()
-        held = Counter(self.number(entry) for entry in self.held)
-        there = source + target + held
+        unacked = Counter(self.number(entry) for entry in self.unacked)
+        there = source + target + unacked
         assert not [number for number, count in there.items() if count != 1]
-        assert set(there) == set(self.published) - self.settled
+        assert set(there) == set(self.published) - self.acked
         assert self.source.ready_count == len(source)
         if not self.room._soon:
             self.safe = set(there)
@@ -262,7 +266,7 @@ class SurgeryMachine(RuleBasedStateMachine):
             self.room.storage.close(clean=False)
 
 
-def test_surgery_beside_a_twin(memory_room: Any) -> None:
+def test_jobs_match_naive_twin(memory_room: Any) -> None:
     SurgeryMachine.memory_room = staticmethod(memory_room)
     from hypothesis.stateful import run_state_machine_as_test
 

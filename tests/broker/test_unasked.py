@@ -1,4 +1,4 @@
-"""Messages of the broker's own, offered to queues of which some cannot take them."""
+"""BestEffortPublisher: the broker's own messages for several queues, some of which cannot take them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from amqpd.broker.publish.firehose import WAITING_MAX, BestEffortPublisher
 from amqpd.errors import ResourceError
 
 
-class Queue:
-    """Stands for a queue. state: open, shut (it cannot be opened), opening, gone."""
+class FakeQueue:
+    """A fake queue. state: open, shut (cannot be opened), opening, gone (deleted)."""
 
     def __init__(self, state: str = "open") -> None:
         self.state = state
@@ -24,9 +24,9 @@ class Queue:
 
 
 @pytest.fixture
-def waiting(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is called when the queues that are being opened are open."""
-    found: list[Any] = []
+def open_callbacks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Callbacks that the publisher registered for when the queues are open."""
+    callbacks: list[Any] = []
 
     def prepare(queues: list[Any]) -> None:
         if any(each.state == "shut" for each in queues):
@@ -40,33 +40,33 @@ def waiting(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(firehose, "prepare", prepare)
     monkeypatch.setattr(firehose, "offer_to_all", offer)
-    monkeypatch.setattr(firehose, "when_open", lambda _queues, done: found.append(done))
-    return found
+    monkeypatch.setattr(firehose, "when_open", lambda _queues, done: callbacks.append(done))
+    return callbacks
 
 
-def offered(to: BestEffortPublisher, queues: list[Any], message: Any = "m") -> None:
-    to.offer(queues, message)
+def offer_to(publisher: BestEffortPublisher, queues: list[Any], message: Any = "m") -> None:
+    publisher.offer(queues, message)
 
 
-def test_one_that_cannot_be_opened_does_not_keep_it_from_the_others(waiting: list[Any]) -> None:
-    queues = [Queue(), Queue("shut"), Queue("opening"), Queue("gone"), Queue()]
-    tried = BestEffortPublisher(lambda: None)
-    offered(tried, queues)
+def test_unopenable_queue_does_not_affect_the_others(open_callbacks: list[Any]) -> None:
+    queues = [FakeQueue(), FakeQueue("shut"), FakeQueue("opening"), FakeQueue("gone"), FakeQueue()]
+    publisher = BestEffortPublisher(lambda: None)
+    offer_to(publisher, queues)
     assert [each.got for each in queues] == [["m"], [], [], [], ["m"]]
-    assert tried.lost_count == 1
+    assert publisher.lost_count == 1
     queues[2].state = "open"
-    waiting.pop()()
+    open_callbacks.pop()()
     assert queues[2].got == ["m"]
-    assert not waiting
+    assert not open_callbacks
 
 
-def test_what_waits_for_a_log_is_bounded(waiting: list[Any]) -> None:
-    queue = Queue("opening")
-    tried = BestEffortPublisher(lambda: None)
+def test_messages_waiting_for_an_opening_queue_are_bounded(open_callbacks: list[Any]) -> None:
+    queue = FakeQueue("opening")
+    publisher = BestEffortPublisher(lambda: None)
     for number in range(WAITING_MAX + 3):
-        offered(tried, [queue], number)
-    assert tried.lost_count == 3
+        offer_to(publisher, [queue], number)
+    assert publisher.lost_count == 3
     queue.state = "open"
-    for done in waiting:
+    for done in open_callbacks:
         done()
     assert queue.got == list(range(WAITING_MAX))

@@ -1,4 +1,4 @@
-"""What queues with logs hold in memory, all together."""
+"""MemoryWindows: how much all queues with logs hold in memory together."""
 
 from __future__ import annotations
 
@@ -15,30 +15,32 @@ from amqpd.broker.queue.services import (
 )
 
 
-def queues(count: int) -> list[MemoryWindow]:
+def make_windows(count: int) -> list[MemoryWindow]:
     return [MemoryWindow(0, 0) for _ in range(count)]
 
 
 @pytest.mark.parametrize("count", [1, QUEUES_FULL, QUEUES_FULL + 1, 200, 1000, 10_000])
 def test_all_windows_together_stay_within_bounds(count: int) -> None:
     windows = MemoryWindows()
-    made = queues(count)
-    for queue in made:
+    windows_of_queues = make_windows(count)
+    for queue in windows_of_queues:
         windows.add(queue)
-    assert {(queue.count_max, queue.bytes_max) for queue in made} == {(windows.count_max, windows.bytes_max)}
+    assert {(queue.count_max, queue.bytes_max) for queue in windows_of_queues} == {
+        (windows.count_max, windows.bytes_max)
+    }
     if count <= QUEUES_FULL:
         assert (windows.count_max, windows.bytes_max) == (COUNT_MAX, BYTES_MAX)
     assert windows.count_max == COUNT_MIN or count * windows.count_max <= QUEUES_FULL * COUNT_MAX
     assert windows.bytes_max == BYTES_MIN or count * windows.bytes_max <= QUEUES_FULL * BYTES_MAX
 
 
-def test_they_grow_again_when_queues_go() -> None:
+def test_windows_grow_when_queues_are_removed() -> None:
     windows = MemoryWindows()
-    made = queues(1000)
-    for queue in made:
+    windows_of_queues = make_windows(1000)
+    for queue in windows_of_queues:
         windows.add(queue)
     small = windows.count_max
-    for queue in made[5:]:
+    for queue in windows_of_queues[5:]:
         windows.remove(queue)
     assert windows.count_max == COUNT_MAX > small
-    assert {queue.count_max for queue in made[:5]} == {COUNT_MAX}
+    assert {queue.count_max for queue in windows_of_queues[:5]} == {COUNT_MAX}
