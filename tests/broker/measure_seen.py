@@ -1,7 +1,7 @@
 """Measure x-message-deduplication: `python tests/broker/measure_seen.py DIRECTORY [COUNT]`. It is not a test.
 
 COUNT (a million) ids are published, then each once more. Output: memory per id, without and with the rows of a cache
-on disk (without those of the metadata), and the cost that the exchange adds to a first message and to a duplicate.
+on disk (not counting those of the metadata). Output also: the cost the exchange adds to a message and to a duplicate.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class TestOffsetBitmap:
         assert not bits.has(min(twin))
         assert all(bits.has(offset) for offset in twin if offset >= CHUNK_SIZE)
 
-    def test_full_chunk_is_handled_without_its_bits(self) -> None:
+    def test_full_chunk(self) -> None:
         bits = OffsetBitmap()
         for offset in range(CHUNK_SIZE + 3):
             bits.add(offset)

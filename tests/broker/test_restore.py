@@ -1,4 +1,4 @@
-"""Recovery of lost metadata: queues come back from their directories, deleted queues stay deleted."""
+"""Recovery of lost metadata: queues are restored from their directories, deleted queues stay deleted."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A queue with delayed retry against a naive twin that keeps lists and a clock.
 
-The queue is in order of arrival, with priorities or with groups; a durable queue is killed too. The twin says which
-messages are ready, which are delayed until when, which ones max-length drops (the delayed message that is due first,
-if there is one), and each delivery count. The queue and its log must agree after every step.
+The queue is in order of arrival, with priorities or with groups; a durable queue is killed too. The twin knows
+which messages are ready, which are delayed until when, and each delivery count. Over max-length it drops the delayed
+message that is due first, or else the head. The queue and its log must agree after every step.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class RetryMachine(RuleBasedStateMachine):
         self.room.turn.schedule()
         self.room.turns()
 
-    def make_ready(self, held: TwinMessage) -> None:
-        self.ready.append(held)
+    def make_ready(self, message: TwinMessage) -> None:
+        self.ready.append(message)
         self.ready.sort(key=lambda each: (-each.level if self.kind == "priorities" else 0, each.number))
 
     def drop_over_length(self) -> None:
@@ -96,9 +96,9 @@ class RetryMachine(RuleBasedStateMachine):
                 del self.ready[0]
 
     def release_due(self) -> None:
-        for held in [each for each in self.delayed if each.due_ms <= self.now_ms()]:
-            self.delayed.remove(held)
-            self.make_ready(held)
+        for message in [each for each in self.delayed if each.due_ms <= self.now_ms()]:
+            self.delayed.remove(message)
+            self.make_ready(message)
 
     # -- steps
 
@@ -106,11 +106,11 @@ class RetryMachine(RuleBasedStateMachine):
     def publish(self, levels: list[int], size: int) -> None:
         for level in levels:
             body = b"%d " % self.next + b"x" * size
-            held = TwinMessage(self.next, body, level, "ab"[self.next % 2])
-            properties: dict[str, Any] = {"headers": {"g": held.group}} if self.kind == "groups" else {}
+            message = TwinMessage(self.next, body, level, "ab"[self.next % 2])
+            properties: dict[str, Any] = {"headers": {"g": message.group}} if self.kind == "groups" else {}
             assert self.room.publish("q", body, priority=level, **properties)
             self.next += 1
-            self.make_ready(held)
+            self.make_ready(message)
             self.drop_over_length()
         self.check()
 
@@ -119,7 +119,7 @@ class RetryMachine(RuleBasedStateMachine):
         for _ in range(count):
             locked: set[str] = set()
             if self.kind == "groups":
-                locked = {held.group for _, held in self.unacked} | {held.group for held in self.delayed}
+                locked = {message.group for _, message in self.unacked} | {message.group for message in self.delayed}
             expected = next((each for each in self.ready if each.group not in locked), None)
             entry = self.queue.get(False)
             while entry is None and self.queue.must_wait():
@@ -139,26 +139,26 @@ class RetryMachine(RuleBasedStateMachine):
         self.check()
 
     @precondition(lambda self: self.unacked)
-    @rule(which=st.integers(0, 100), failed=st.booleans(), counts=st.sampled_from([True, True, True, False]))
-    def requeue(self, which: int, failed: bool, counts: bool) -> None:
-        entry, held = self.unacked.pop(which % len(self.unacked))
+    @rule(index=st.integers(0, 100), failed=st.booleans(), counts=st.sampled_from([True, True, True, False]))
+    def requeue(self, index: int, failed: bool, counts: bool) -> None:
+        entry, message = self.unacked.pop(index % len(self.unacked))
         self.queue.requeue(entry, counts, failed)
         self.queue.schedule_dispatch()
         self.rest()
-        held.count += counts
-        delay_ms = self.wait.delay_ms(failed, held.count) if counts else 0
+        message.count += counts
+        delay_ms = self.wait.delay_ms(failed, message.count) if counts else 0
         if delay_ms:
-            held.due_ms = self.now_ms() + delay_ms
-            self.delayed.append(held)
+            message.due_ms = self.now_ms() + delay_ms
+            self.delayed.append(message)
         else:
-            self.make_ready(held)
+            self.make_ready(message)
         self.drop_over_length()
         self.check()
 
     @precondition(lambda self: self.unacked)
-    @rule(which=st.integers(0, 100))
-    def ack(self, which: int) -> None:
-        entry, _ = self.unacked.pop(which % len(self.unacked))
+    @rule(index=st.integers(0, 100))
+    def ack(self, index: int) -> None:
+        entry, _ = self.unacked.pop(index % len(self.unacked))
         self.queue.ack(entry)
         self.rest()
         self.check()
@@ -186,12 +186,12 @@ class RetryMachine(RuleBasedStateMachine):
         self.open()
         self.queue.prepare()
         self.rest()
-        for _, held in self.unacked:
-            self.make_ready(held)
+        for _, message in self.unacked:
+            self.make_ready(message)
         self.unacked.clear()
-        for held in self.delayed:
-            left_ms = held.due_ms - before_ms - down_ms
-            held.due_ms = self.now_ms() + (0 if self.kind == "groups" else min(left_ms, self.wait.longest_ms))
+        for message in self.delayed:
+            left_ms = message.due_ms - before_ms - down_ms
+            message.due_ms = self.now_ms() + (0 if self.kind == "groups" else min(left_ms, self.wait.longest_ms))
         self.release_due()
         self.drop_over_length()
         self.check()
@@ -201,7 +201,7 @@ class RetryMachine(RuleBasedStateMachine):
         counts = (queue.ready_count, queue.unacked_count, queue.delayed_count)
         assert counts == (len(self.ready), len(self.unacked), len(self.delayed))
         total_bytes = queue.ready_bytes + queue.delayed_bytes
-        assert total_bytes == sum(len(held.body) for held in self.ready + self.delayed)
+        assert total_bytes == sum(len(message.body) for message in self.ready + self.delayed)
         retries = queue.enforcement.retries
         assert isinstance(retries, DelayedRetries)
         if self.delayed:
@@ -226,7 +226,7 @@ class RetryMachine(RuleBasedStateMachine):
         self.room.advance(2500)
         self.release_due()
         assert not self.delayed
-        assert self.room.bodies(self.queue) == [held.body for held in self.ready]
+        assert self.room.bodies(self.queue) == [message.body for message in self.ready]
 
 
 def test_delayed_retry_matches_naive_twin(memory_room) -> None:

@@ -109,15 +109,15 @@ class SurgeryMachine(RuleBasedStateMachine):
         verb=st.sampled_from(["move", "move", "delete", "copy"]),
         where=st.sampled_from(sorted(SELECTED)),
         limit=st.sampled_from([0, 0, 7]),
-        dry=st.sampled_from([False, False, True]),
+        dry_run=st.sampled_from([False, False, True]),
     )
-    def begin_job(self, verb: str, where: str, limit: int, dry: bool) -> None:
+    def begin_job(self, verb: str, where: str, limit: int, dry_run: bool) -> None:
         self.where = where
         self.touched = {self.number(entry) for entry in self.unacked}
         self.before = dict(self.target_counts())
         selector = parse_selector(where) if where else None
         self.job = self.jobs.begin(
-            JobRequest(verb, self.room.vhost, self.source, "target", selector=selector, limit=limit, dry_run=dry)
+            JobRequest(verb, self.room.vhost, self.source, "target", selector=selector, limit=limit, dry_run=dry_run)
         )
 
     @rule(count=st.integers(1, 6))
@@ -227,22 +227,22 @@ class SurgeryMachine(RuleBasedStateMachine):
         self.open()
         source, target = Counter(self.read(self.source)), self.target_counts()
         assert known <= set(source) | set(target), "lost"
-        both = set(source) & set(target)
+        in_both_queues = set(source) & set(target)
         there = set(source) | set(target)
         for number in list(self.published):
             if number not in there:
                 self.acked.add(number)
         self.acked -= there  # an ack that was not written before the kill
         # After a kill a message may be in both queues: remove the copy in the target.
-        if both:
-            self.drop_duplicates(both)
+        if in_both_queues:
+            self.drop_duplicates(in_both_queues)
 
-    def drop_duplicates(self, both: set[int]) -> None:
+    def drop_duplicates(self, in_both_queues: set[int]) -> None:
         for entry in iter(lambda: self.target.get(True), None):
             number = self.number(entry)
             headers = decode_properties(entry.message.properties()).headers
             assert headers["x-source-queue"] == "source" and headers["x-source-offset"] >= 0
-            if number not in both:
+            if number not in in_both_queues:
                 self.acked.add(number)
         self.room.turn.schedule()
 
