@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from surgery_room import run_job
+from jobs_room import run_job
 
 from amqpd.broker.jobs.jobs import JobManager, JobRequest
 from amqpd.errors import ResourceLocked

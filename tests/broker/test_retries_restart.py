@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_other_log import FailingLog, MemoryLog, queue_over
+from test_memory_log import FailingLog, MemoryLog, queue_over
 from test_retries import ALL, KINDS, counts, requeue_messages
 
 from amqpd.broker.consumer import LogNotOpen

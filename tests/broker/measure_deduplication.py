@@ -1,4 +1,4 @@
-"""Measure x-message-deduplication: `python tests/broker/measure_seen.py DIRECTORY [COUNT]`. It is not a test.
+"""Measure x-message-deduplication: `python tests/broker/measure_deduplication.py DIRECTORY [COUNT]`. It is not a test.
 
 COUNT (a million) ids are published, then each once more. Output: memory per id, without and with the rows of a cache
 on disk (not counting those of the metadata). Output also: the cost the exchange adds to a message and to a duplicate.

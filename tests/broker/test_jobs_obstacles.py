@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from surgery_room import KINDS, declare_queue, drain, fill, run_job
+from jobs_room import KINDS, declare_queue, drain, fill, run_job
 
 from amqpd.broker.jobs import job as job_module
 from amqpd.broker.jobs import targets

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from surgery_room import KINDS, declare_queue, drain, fill, run_job
+from jobs_room import KINDS, declare_queue, drain, fill, run_job
 from taker import take
 
 from amqpd.broker.jobs.jobs import RUNNING_COUNT_MAX, JobManager, JobRequest

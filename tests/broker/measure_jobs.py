@@ -1,4 +1,4 @@
-"""Measure queue jobs: `python tests/broker/measure_surgery.py [MESSAGES] [VERB]`.
+"""Measure queue jobs: `python tests/broker/measure_jobs.py [MESSAGES] [VERB]`.
 
 It uses the amqpd that is importable. It is not a test: the figures depend on the machine.
 
