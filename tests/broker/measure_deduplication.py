@@ -1,7 +1,7 @@
 """Measure x-message-deduplication: `python tests/broker/measure_deduplication.py DIRECTORY [COUNT]`. It is not a test.
 
-COUNT (a million) ids are published, then each once more. Output: memory per id, without and with the rows of a cache
-on disk (not counting those of the metadata). Output also: the cost the exchange adds to a message and to a duplicate.
+COUNT (a million) ids are published, then each once more. Output: memory per id, in memory and on disk (rows of the
+metadata not counted), and the cost that the exchange adds to a message and to a duplicate.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ async def until(holds: Callable[[], object]) -> None:
 
 
 def resources(server: Server) -> dict[str, Any]:
-    """Count the resources that an unloaded vhost must have released."""
+    """Return the resources that unloading a vhost must release."""
     broker = server.broker
     return {
         "logs": len(server.storage._stores),

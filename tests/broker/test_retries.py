@@ -249,7 +249,7 @@ class TestOtherFeatures:
 
     @pytest.mark.parametrize("how", ["due", "dropped", "purged"])
     def test_consumer_with_unacked_messages_keeps_its_group(self, room, how: str) -> None:
-        """A consumer that requeued one of two messages of a group gets the next when it is due, dropped or purged."""
+        """The consumer gets the group's next messages when its requeued message is due, dropped or purged."""
         queue = room.queue("q", x_group_by="header:g", x_max_length=2, **ALL)
         consumer, idle = take(room, queue, credit=3), take(room, queue, credit=3)
         for number in range(2):

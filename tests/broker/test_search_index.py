@@ -1,4 +1,4 @@
-"""The index of a scan has exactly the messages in memory, while it is built and used during other operations."""
+"""The index of a scan has exactly the messages in memory while it is built and used, beside other operations."""
 
 from __future__ import annotations
 

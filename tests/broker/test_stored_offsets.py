@@ -18,7 +18,7 @@ Done = Callable[[BaseException | None], None]
 
 
 class FakeMetadata:
-    """rows: committed rows. failing: every commit fails. held: commits that wait for `answer`."""
+    """rows: committed rows. failing: every commit fails. held: commits that wait for `complete`."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[str, str], tuple[int, int]] = {}

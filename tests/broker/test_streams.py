@@ -314,7 +314,7 @@ class TestSingleActiveConsumer:
         assert second.got == []
         assert fill(room, 3) == second.got
 
-    def test_first_consumer_starts_at_its_own_offset(self, room, single) -> None:
+    def test_consumer_after_all_have_left_starts_at_its_offset(self, room, single) -> None:
         bodies = fill(room, 4)
         first = read(room, single, x_stream_offset=2)
         first.ack(2)

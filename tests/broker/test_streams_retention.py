@@ -156,7 +156,7 @@ class TestRestarts:
         fill(room, 1, first=100)
         assert reader.offsets() == [100]
 
-    def test_acks_are_forgotten_after_restart(self, room, stream) -> None:
+    def test_acked_messages_are_delivered_again_after_restart(self, room, stream) -> None:
         fill(room, 3)
         reader = read(room, stream, x_stream_offset="first")
         reader.ack(3)
