@@ -206,7 +206,7 @@ class TestWithConsumerFilters:
         assert (job.state, source.filters.unmatched_count()) == ("waiting", 10)
         for number in range(FILTERS_MAX - 1):
             take(room, source, f"n < -{number + 1}")
-        assert source.filters.full(parse_selector("n = 77")), "the consumers reach the limit of filters although the job has one too"
+        assert source.filters.full(parse_selector("n = 77")), "the job must not take a filter of the consumers"
         job.stop()
         room.turns()
         assert (job.state, source.filters.unmatched_count()) == ("stopped", 10)
