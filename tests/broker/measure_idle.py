@@ -2,8 +2,8 @@
 
 It uses the amqpd that is importable. It is not a test: the figures depend on the machine.
 
-There are three measurements: an empty broker; 1,000 durable queues with a TTL (two hours) and 100,000 messages, a
-hundred in each queue, each with its own expiration of one to two hours; the same after a restart. Processor time is
+There are three measurements: an empty broker; 1,000 durable queues with 100,000 messages; the same after a restart.
+The queues have a TTL of two hours. Each message has its own expiration of one to two hours. Processor time is
 that of all threads in nanoseconds, from the kernel's scheduler.
 """
 

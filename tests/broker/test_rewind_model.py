@@ -1,9 +1,9 @@
 """Rewinds against a naive twin: random publishes, gets, acks, requeues, purges, rewinds, retention and kills.
 
-The twin knows for each offset whether it is ready, unacked or acked. When the loop is idle, the queue agrees and
-delivers ready messages in the order of offsets. A rewind makes exactly the acked, matching messages that are still in
-the log ready again. The queue works meanwhile, and no rewound message is ready before all are. A kill makes unacked
-messages and those a rewind has found ready; each step ends its turn, so no write of the last turn is missing.
+The twin knows for each offset whether it is ready, unacked or settled (acked or purged). When the loop is idle, the
+queue agrees and delivers ready messages in the order of offsets. A rewind makes exactly the settled, matching messages
+that are still in the log ready again. The queue works meanwhile, and no rewound message is ready before all are. A kill
+makes unacked messages and those a rewind has found ready; each step ends its turn, so no write is missing.
 """
 
 from __future__ import annotations
