@@ -1,4 +1,4 @@
-"""A data directory in memory, and a storage over it that does everything in the caller's thread."""
+"""A storage over an in-memory file system; all of its work runs in the caller's thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.storage import Storage
 
-sys.path.insert(0, str(Path(__file__).parent))  # what tests share lies beside them: importmode=importlib leaves it off
+sys.path.insert(0, str(Path(__file__).parent))  # importmode=importlib does not add it
 
 ROUTE = RecordRoute(b"orders", b"eu.new")
 
@@ -36,7 +36,7 @@ class House:
         return self.store
 
     def again(self, filesystem: SimulatedFileSystem | None = None, **arguments: Any) -> LocalLog:
-        """The next start of the broker: on what a kill leaves, if nothing else is given."""
+        """Start the broker again, on `filesystem` or else on the files that a kill leaves."""
         self.filesystem = filesystem if filesystem is not None else self.filesystem.killed()
         self.arguments.update(arguments)
         self._storage()
@@ -61,7 +61,7 @@ class House:
         return [self.store.append_parts(ROUTE, b"\x10\x00\x02", body, persistent) for body in bodies]
 
     def turn(self) -> None:
-        """A loop turn ends, and everything that was posted is called."""
+        """End a loop turn and run the posted callbacks."""
         self.storage.commits.end_of_turn()
         self.loop()
 
@@ -84,7 +84,7 @@ class House:
         return sorted(name for name in self.filesystem.listdir(self.directory) if name.endswith(suffix))
 
     def data(self, name: str) -> bytearray:
-        """The bytes of a file of the queue, to look at or to damage."""
+        """The bytes of one of the queue's files, to read or to damage."""
         node = self.filesystem._get(f"{self.directory}/{name}")
         return node.data
 

@@ -1,4 +1,4 @@
-"""Compaction against a naive twin: the last record of each key, its offset kept; tombstones; crashes at every call."""
+"""Compaction compared with a naive twin: last record per key, kept offsets, tombstones, a crash at every call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMPACT = RetentionPolicy(compaction=CleanerPolicy())
 
 
 class Twin:
-    """A log and what should be in it."""
+    """A log and the records that it should hold."""
 
     def __init__(self, house: Any, policy: RetentionPolicy = COMPACT) -> None:
         self.house = house
@@ -54,11 +54,11 @@ class Twin:
             self.house.clock.now_ms += 1000
 
     def active(self) -> int:
-        """Where the active segment begins."""
+        """The base offset of the active segment."""
         return self.house.store.log.segments[-1].base
 
     def compacted(self, below: int) -> list[int]:
-        """Offsets that stay when everything below has been cleaned, tombstones kept."""
+        """Offsets that remain when everything below `below` has been cleaned, with tombstones."""
         last = {key: offset for offset, key, _ in self.all if offset < below}
         return [offset for offset, key, _ in self.all if offset >= below or last[key] == offset]
 
@@ -86,14 +86,14 @@ def twin(make_house: Callable[..., Any]) -> Twin:
     return Twin(make_house(segment_size_bytes=3000))
 
 
-def test_the_last_record_of_each_key_stays(twin: Twin) -> None:
+def test_last_record_of_each_key_is_kept(twin: Twin) -> None:
     twin.fill(30)
     before = len(twin.house.names(".log"))
     active = twin.active()
     size = sum(len(twin.house.data(name)) for name in twin.house.names(".log"))
     maintain(twin.house)
     twin.check(twin.compacted(active))
-    assert len(twin.house.names(".log")) < before, "small neighbours are one segment"
+    assert len(twin.house.names(".log")) < before, "small neighbouring segments are merged"
     assert sum(len(twin.house.data(name)) for name in twin.house.names(".log")) < size / 2
     assert twin.house.names(".cleaned") == twin.house.names(".swap") == []
     assert twin.house.names(".log.deleted")
@@ -104,8 +104,8 @@ def test_the_last_record_of_each_key_stays(twin: Twin) -> None:
 
 
 @pytest.mark.parametrize("how", ["clean", "kill", "nothing but logs"])
-def test_after_a_restart(twin: Twin, how: str) -> None:
-    """`.settled` and indexes lost: the holes are found in the batches, and the log's size is still right."""
+def test_compacted_log_is_recovered_after_a_restart(twin: Twin, how: str) -> None:
+    """Without `.settled` and index files, recovery finds the gaps in the batches and the record count is right."""
     twin.fill(30)
     active = twin.active()
     maintain(twin.house)
@@ -126,7 +126,7 @@ def test_after_a_restart(twin: Twin, how: str) -> None:
     twin.check([*expected, twin.all[-1][0]])
 
 
-def test_again_and_again(twin: Twin) -> None:
+def test_repeated_cleaning(twin: Twin) -> None:
     for _ in range(6):
         twin.fill(12)
         active = twin.active()
@@ -138,7 +138,7 @@ def test_again_and_again(twin: Twin) -> None:
     assert history[-1][0] == active
 
 
-def test_only_when_enough_is_dirty(twin: Twin) -> None:
+def test_log_is_cleaned_only_above_min_dirty_ratio(twin: Twin) -> None:
     twin.fill(30, keys=100)
     maintain(twin.house)
     before = twin.house.offsets()
@@ -152,36 +152,36 @@ def test_only_when_enough_is_dirty(twin: Twin) -> None:
     twin.check(twin.compacted(active))
 
 
-def test_tombstones(twin: Twin) -> None:
-    """One takes what was before away, stays for a day after it was cleaned, then goes too."""
+def test_tombstone_deletes_its_key_and_is_removed_after_a_day(twin: Twin) -> None:
+    """A tombstone removes the key's earlier records. It is kept for a day after it was cleaned."""
     twin.put(b"gone", b"a value")
     twin.put(b"back", b"old")
     twin.fill(6)
-    gone = twin.put(b"gone", None)
-    back = twin.put(b"back", None)
+    deleted = twin.put(b"gone", None)
+    rewritten = twin.put(b"back", None)
     twin.fill(6)
     twin.put(b"back", b"new")
     twin.fill(8)
     active = twin.active()
     maintain(twin.house)
     twin.check(twin.compacted(active))
-    assert gone in twin.house.offsets()
-    assert back not in twin.house.offsets()
+    assert deleted in twin.house.offsets()
+    assert rewritten not in twin.house.offsets()
     twin.fill(20)
     twin.house.clock.now_ms += DAY - 60_000
     maintain(twin.house)
-    assert gone in twin.house.offsets(), "not a day since it was cleaned"
+    assert deleted in twin.house.offsets(), "less than a day since it was cleaned"
     twin.fill(30)
     twin.house.clock.now_ms += 120_000
     active = twin.active()
     maintain(twin.house)
-    twin.check([offset for offset in twin.compacted(active) if offset != gone])
+    twin.check([offset for offset in twin.compacted(active) if offset != deleted])
     store = twin.house.again()
-    assert gone not in twin.house.offsets()
+    assert deleted not in twin.house.offsets()
     assert store.record_count == len(twin.house.offsets())
 
 
-def test_a_tombstone_is_null_for_kafka(twin: Twin) -> None:
+def test_tombstone_has_a_null_value_for_kafka(twin: Twin) -> None:
     twin.put(b"k", b"")
     twin.put(b"k", None)
     twin.house.turn()
@@ -192,7 +192,7 @@ def test_a_tombstone_is_null_for_kafka(twin: Twin) -> None:
     assert values == [(b"k", b""), (b"k", None)]
 
 
-def test_kafka_reads_what_was_cleaned(twin: Twin) -> None:
+def test_kafka_reads_a_cleaned_log(twin: Twin) -> None:
     twin.fill(30)
     maintain(twin.house)
     found = []
@@ -205,8 +205,8 @@ def test_kafka_reads_what_was_cleaned(twin: Twin) -> None:
     assert found == [(record.offset, record.routing_key, record.body) for record in records]
 
 
-def test_a_map_too_small_for_all_keys(make_house: Callable[..., Any]) -> None:
-    """Each cleaning goes as far as its map; nothing that it has not seen is thrown away."""
+def test_offset_map_too_small_for_all_keys(make_house: Callable[..., Any]) -> None:
+    """Each cleaning goes as far as its offset map reaches and removes no record beyond."""
     policy = RetentionPolicy(compaction=CleanerPolicy(map_size_bytes=24 * 16, min_dirty_ratio=0.0))
     twin = Twin(make_house(segment_size_bytes=3000), policy)
     twin.fill(40, keys=37)
@@ -220,7 +220,7 @@ def test_a_map_too_small_for_all_keys(make_house: Callable[..., Any]) -> None:
     assert twin.house.store.record_count < 150
 
 
-def test_the_key_is_the_policys(make_house: Callable[..., Any]) -> None:
+def test_policy_decides_the_key_of_a_record(make_house: Callable[..., Any]) -> None:
     policy = RetentionPolicy(compaction=CleanerPolicy(key=lambda record: record.body[:1] if record.body else None))
     twin = Twin(make_house(segment_size_bytes=2000), policy)
     for number in range(60):
@@ -229,12 +229,12 @@ def test_the_key_is_the_policys(make_house: Callable[..., Any]) -> None:
     active = twin.active()
     maintain(twin.house)
     offsets = twin.house.offsets()
-    without = [offset for offset, _, body in twin.all if body == b"" and offset < active]
-    assert set(without) <= set(offsets), "what has no key stays"
-    assert len([offset for offset in offsets if offset < active]) == len(without) + 2
+    keyless = [offset for offset, _, body in twin.all if body == b"" and offset < active]
+    assert set(keyless) <= set(offsets), "records without a key are kept"
+    assert len([offset for offset in offsets if offset < active]) == len(keyless) + 2
 
 
-def test_transactions_and_transient_messages(twin: Twin) -> None:
+def test_compaction_of_transactions_and_transient_messages(twin: Twin) -> None:
     store = twin.house.store
     for turn in range(12):
         store.begin_transaction()
@@ -250,11 +250,13 @@ def test_transactions_and_transient_messages(twin: Twin) -> None:
     assert offset in found
     assert found == sorted({*twin.compacted(twin.active()), offset})
     twin.house.again()
-    assert [each for each in found if each != offset] == twin.house.offsets(), "transactions stay whole, transients go"
+    assert [each for each in found if each != offset] == twin.house.offsets(), (
+        "transactions are whole, transient messages are dropped"
+    )
     assert twin.house.store.record_count == len(found) - 1
 
 
-def test_reading_goes_on_while_it_is_cleaned(twin: Twin) -> None:
+def test_reading_continues_while_the_log_is_cleaned(twin: Twin) -> None:
     twin.fill(30)
     active = twin.active()
     first = twin.house.store.cursor.read(0, 300).records
@@ -265,11 +267,11 @@ def test_reading_goes_on_while_it_is_cleaned(twin: Twin) -> None:
     ]
 
 
-def test_a_trim_meanwhile(twin: Twin) -> None:
-    """What was trimmed while the cleaner was at work does not come back with the new segments."""
+def test_trim_during_a_cleaning_is_kept(twin: Twin) -> None:
+    """Records trimmed while the cleaner works do not return with its new segments."""
     twin.fill(30)
     active = twin.active()
-    twin.house.storage.maintain()  # the cleaner has done its part, the loop not yet
+    twin.house.storage.maintain()  # the cleaner's part is done, the loop's is not
     middle = twin.compacted(active)[3]
     trim(twin.house.store, middle)
     twin.house.turn()
@@ -281,18 +283,18 @@ def test_a_trim_meanwhile(twin: Twin) -> None:
     twin.check(expected)
 
 
-def test_a_queue_deleted_meanwhile(twin: Twin) -> None:
+def test_queue_deleted_during_a_cleaning(twin: Twin) -> None:
     twin.fill(30)
     twin.house.storage.maintain()
-    gone = []
-    twin.house.storage.delete_queue(twin.house.store, lambda: gone.append(True))
+    removed = []
+    twin.house.storage.delete_queue(twin.house.store, lambda: removed.append(True))
     twin.house.loop()
-    assert gone == [True]
+    assert removed == [True]
     assert twin.house.filesystem.listdir(twin.house.directory) == []
     twin.house.storage.maintain()
 
 
-def test_what_is_damaged_is_left_alone(twin: Twin) -> None:
+def test_damaged_log_is_not_cleaned(twin: Twin) -> None:
     twin.fill(30)
     names = twin.house.names(".log")
     twin.house.data(names[2])[300] ^= 1
@@ -302,7 +304,7 @@ def test_what_is_damaged_is_left_alone(twin: Twin) -> None:
     assert len(twin.house.offsets()) == 145
 
 
-def test_a_damaged_checkpoint_counts_as_missing(twin: Twin) -> None:
+def test_damaged_cleaner_checkpoint_counts_as_missing(twin: Twin) -> None:
     history = [(17, 1_700_000_000_000), (90, 1_700_000_100_000)]
     filesystem = twin.house.filesystem
     text = encode_clean_offsets(history)
@@ -333,8 +335,8 @@ def test_compaction_and_retention_together(make_house: Callable[..., Any]) -> No
 
 
 @pytest.mark.slow
-def test_the_machine_ends_at_any_call(make_house: Callable[..., Any]) -> None:
-    """Power cuts during a cleaning: whatever call it ends at, each key's last record is there, once, in order."""
+def test_power_cut_at_any_call_of_a_cleaning(make_house: Callable[..., Any]) -> None:
+    """After a power cut at any call, the last record of each key is there, once and in order."""
     house = make_house(segment_size_bytes=1500)
     twin = Twin(house)
     twin.fill(14, keys=5, each=3)
@@ -349,12 +351,12 @@ def test_the_machine_ends_at_any_call(make_house: Callable[..., Any]) -> None:
         filesystem = image.killed()
         house.again(filesystem)
         house.storage.set_policy(house.store, COMPACT)
-        left = [number]
+        calls_left = [number]
 
-        def fault(name: str, path: str, left: list[int] = left) -> OSError | None:
-            if left[0] == 0:
-                raise KeyboardInterrupt  # the machine ends here
-            left[0] -= 1
+        def fault(name: str, path: str, calls_left: list[int] = calls_left) -> OSError | None:
+            if calls_left[0] == 0:
+                raise KeyboardInterrupt  # the machine stops here
+            calls_left[0] -= 1
             return None
 
         filesystem.fault = fault
@@ -377,15 +379,15 @@ def test_the_machine_ends_at_any_call(make_house: Callable[..., Any]) -> None:
             assert house.again().next_offset == new + 1
             house.storage.set_policy(house.store, COMPACT)
             maintain(house)
-            assert [offset for offset in house.offsets() if offset != new] == compacted, "and cleaned after all"
-        if left[0] > 0:
+            assert [offset for offset in house.offsets() if offset != new] == compacted, "cleaned after the restart"
+        if calls_left[0] > 0:
             break
         number += 1
     assert number > 40
     assert {len(compacted), len(whole)} <= seen
 
 
-def test_on_threads_and_a_real_disk(tmp_path: Any) -> None:
+def test_compaction_with_threads_on_a_real_disk(tmp_path: Any) -> None:
     posted: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
     lock = threading.Lock()
 
@@ -427,7 +429,7 @@ def test_on_threads_and_a_real_disk(tmp_path: Any) -> None:
     storage.close(clean=False)
 
 
-def test_a_stop_does_not_wait_for_a_cleaning(tmp_path: Any) -> None:
+def test_stop_does_not_wait_for_a_cleaning(tmp_path: Any) -> None:
     posted: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
     storage = Storage(
         tmp_path, post=lambda function, *arguments: posted.append((function, arguments)), segment_size_bytes=50_000
@@ -442,7 +444,7 @@ def test_a_stop_does_not_wait_for_a_cleaning(tmp_path: Any) -> None:
     storage.close(clean=True)
     names = sorted(path.name for path in tmp_path.rglob("*"))
     for function, arguments in posted:
-        function(*arguments)  # what the loop still does is too late
+        function(*arguments)  # callbacks after the stop change nothing
     storage.maintain()
     assert sorted(path.name for path in tmp_path.rglob("*")) == names
     storage = Storage(tmp_path, post=lambda *arguments: None, segment_size_bytes=50_000)
@@ -452,11 +454,11 @@ def test_a_stop_does_not_wait_for_a_cleaning(tmp_path: Any) -> None:
     storage.close(clean=False)
 
 
-def test_the_map_of_keys() -> None:
+def test_offset_map_refuses_new_keys_when_full() -> None:
     keys = OffsetMap(24 * 100)
     assert keys.capacity == 75
     for number in range(75):
         assert keys.put(b"%d" % number, number)
     assert not keys.put(b"one more", 100)
-    assert keys.put(b"7", 101), "one that is in it always fits"
+    assert keys.put(b"7", 101), "a known key always fits"
     assert [keys.get(b"%d" % number) for number in (0, 7, 74, 75)] == [0, 101, 74, -1]

@@ -1,4 +1,4 @@
-"""The committer's thread: what it is told to wait for, and what comes in between."""
+"""The fsync thread: its wake-up time, jobs and tasks, and the calls that it posts to the loop."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from amqpd.storage.filesystem import Clock, FileSystem
 from amqpd.storage.fsync_thread import FsyncThread, Task
 from amqpd.storage.sync_job import SyncBatch
 
-PATIENCE_S = 60.0
-FAR_S = 3600.0
+TIMEOUT_S = 60.0
+LONG_DELAY_S = 3600.0
 
 
-class Told:
-    """What the loop is told, in order; `wait` for one more of it."""
+class LoopCalls:
+    """Calls posted to the loop, in order. `wait` blocks until the next one."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -30,55 +30,57 @@ class Told:
         self._more.release()
 
     def wait(self) -> str:
-        assert self._more.acquire(timeout=PATIENCE_S), self.calls
+        assert self._more.acquire(timeout=TIMEOUT_S), self.calls
         return self.calls[-1]
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def loop_calls() -> LoopCalls:
+    return LoopCalls()
 
 
 @pytest.fixture
-def committer(tmp_path: Path, told: Told) -> Iterator[FsyncThread]:
+def fsync_thread(tmp_path: Path, loop_calls: LoopCalls) -> Iterator[FsyncThread]:
     filesystem = FileSystem()
     root_fd = os.open(tmp_path, os.O_RDONLY)
-    made = FsyncThread(
+    fsync_thread = FsyncThread(
         filesystem,
         root_fd,
-        told.post,
-        lambda job: told.calls.append("committed"),
-        lambda: told.calls.append("due"),
+        loop_calls.post,
+        lambda job: loop_calls.calls.append("committed"),
+        lambda: loop_calls.calls.append("due"),
         lambda work: work(),
         Clock(),
     )
-    yield made
-    made.close()
+    yield fsync_thread
+    fsync_thread.close()
     os.close(root_fd)
 
 
-def task(told: Told, name: str) -> Task:
+def task(loop_calls: LoopCalls, name: str) -> Task:
     def done(error: Any) -> None:
         assert error is None
-        told.calls.append(name)
+        loop_calls.calls.append(name)
 
     return Task(lambda: None, done)
 
 
-def test_other_work_does_not_take_the_place_of_what_is_waited_for(committer: FsyncThread, told: Told) -> None:
-    """A rewind gathers its log, and then gives work: the sync of its settlements came when somebody published."""
-    committer.wake(0.01)
-    committer.submit(task(told, "task"))
-    assert {told.wait(), told.wait()} == {"task", "due"}
+def test_task_does_not_cancel_the_wake_up(fsync_thread: FsyncThread, loop_calls: LoopCalls) -> None:
+    """A rewind postpones the sync of its log and then submits a task. Once, its acks were synced only with the next
+    publish.
+    """
+    fsync_thread.wake(0.01)
+    fsync_thread.submit(task(loop_calls, "task"))
+    assert {loop_calls.wait(), loop_calls.wait()} == {"task", "due"}
 
 
-def test_a_job_does(committer: FsyncThread, told: Told) -> None:
-    """Its end sees to what has gathered."""
-    committer.wake(FAR_S)
-    committer.submit(SyncBatch(1))
-    assert told.wait() == "committed"
-    committer.submit(task(told, "task"))
-    assert told.wait() == "task"
-    committer.wake(0.01)
-    assert told.wait() == "due"
-    assert told.calls == ["committed", "task", "due"]
+def test_job_cancels_the_wake_up(fsync_thread: FsyncThread, loop_calls: LoopCalls) -> None:
+    """The end of a job handles everything that was gathered before."""
+    fsync_thread.wake(LONG_DELAY_S)
+    fsync_thread.submit(SyncBatch(1))
+    assert loop_calls.wait() == "committed"
+    fsync_thread.submit(task(loop_calls, "task"))
+    assert loop_calls.wait() == "task"
+    fsync_thread.wake(0.01)
+    assert loop_calls.wait() == "due"
+    assert loop_calls.calls == ["committed", "task", "due"]

@@ -1,4 +1,4 @@
-"""Batches of another program, put into a log as they are: kafka-python makes them, and reads what came of them."""
+"""Batches that kafka-python built are appended unchanged, and kafka-python reads the log."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def batch(*bodies: bytes, base: int = 0) -> bytes:
     return bytes(data)
 
 
-def test_they_get_the_next_offsets_and_nothing_else_changes(house: Any) -> None:
+def test_appended_batches_change_only_their_offsets(house: Any) -> None:
     store = house.begin()
     house.append(b"ours")
-    foreign = batch(b"a", b"bb", base=500) + batch(b"ccc", base=7)
-    assert store.appender.append_batches(foreign) == 1
+    kafka_batches = batch(b"a", b"bb", base=500) + batch(b"ccc", base=7)
+    assert store.appender.append_batches(kafka_batches) == 1
     assert house.append(b"ours again") == [4]
     assert (store.record_count, store.size_bytes, store.next_offset) == (5, 20, 5)
     house.turn()
@@ -53,8 +53,8 @@ def test_they_get_the_next_offsets_and_nothing_else_changes(house: Any) -> None:
     ]
     assert {each.exchange for each in records} == {b"orders"}
     file = bytes(house.log())
-    at = file.index(foreign[21:80])  # from the checksum's bytes on
-    assert file[at - 21 + 16 : at - 21 + 16 + 40] == foreign[16:56]
+    at = file.index(kafka_batches[21:80])  # the bytes from the checksum on
+    assert file[at - 21 + 16 : at - 21 + 16 + 40] == kafka_batches[16:56]
     read = [record for each in _batches(file) for record in each]
     assert [record.offset for record in read] == [0, 1, 2, 3, 4]
     assert all(each.validate_crc() for each in _batches(file))
@@ -68,28 +68,28 @@ def _batches(data: bytes) -> list[DefaultRecordBatch]:
     return found
 
 
-def test_they_are_there_after_a_kill_and_after_a_power_cut(house: Any) -> None:
+def test_appended_batches_survive_a_kill_and_a_power_cut(house: Any) -> None:
     store = house.begin()
     store.appender.append_batches(batch(*[b"%d" % number for number in range(300)]))
     store.ack_range(0, 99)
     house.turn()
     killed, cut = house.filesystem.killed(), house.filesystem.crashed(1)
-    for left in (killed, cut):
-        store = house.again(left)
+    for image in (killed, cut):
+        store = house.again(image)
         assert (store.record_count, store.next_offset) == (200, 300)
         assert house.bodies() == [b"%d" % number for number in range(100, 300)]
 
 
-def test_a_confirm_waits_for_them(house: Any) -> None:
+def test_confirm_waits_for_appended_batches(house: Any) -> None:
     store = house.begin()
-    told: list[bool] = []
+    confirms: list[bool] = []
     store.appender.append_batches(batch(b"a", b"b"))
-    store.when_safe(1, told.append)
-    assert told == []
+    store.when_safe(1, confirms.append)
+    assert confirms == []
     house.turn()
-    assert told == [True]
-    store.when_safe(0, told.append)
-    assert told == [True, True]
+    assert confirms == [True]
+    store.when_safe(0, confirms.append)
+    assert confirms == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -103,16 +103,16 @@ def test_a_confirm_waits_for_them(house: Any) -> None:
         lambda data: data[:8] + (1 << 20).to_bytes(4, "big") + data[12:],
     ],
 )
-def test_what_is_no_whole_batch_is_refused_as_a_whole(house: Any, spoil: Any) -> None:
+def test_one_damaged_batch_refuses_the_whole_append(house: Any, damage: Any) -> None:
     store = house.begin()
     good = batch(b"a", b"b")
     with pytest.raises(BadBatch):
-        store.appender.append_batches(good + spoil(batch(b"c", b"d")))
+        store.appender.append_batches(good + damage(batch(b"c", b"d")))
     assert (store.next_offset, store.record_count) == (0, 0)
     assert store.appender.append_batches(good) == 0
 
 
-def test_transactions_are_refused(house: Any) -> None:
+def test_transactional_batches_are_refused(house: Any) -> None:
     store = house.begin()
     transactional = bytearray(batch(b"a"))
     transactional[22] |= 0x10
@@ -124,5 +124,5 @@ def test_transactions_are_refused(house: Any) -> None:
     store.end_transaction()
 
 
-def test_nothing_is_appended_of_nothing(house: Any) -> None:
+def test_append_of_no_bytes_appends_nothing(house: Any) -> None:
     assert house.begin().appender.append_batches(b"") == 0

@@ -1,4 +1,4 @@
-"""A disk without a free block is still freed by what is settled: removing segments is what makes room."""
+"""On a full disk, acked segments can still be removed, and that frees space."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from amqpd.storage.sync_job import SyncBatch, SyncPart
 
 
 class FullUntilFreed(SimulatedFileSystem):
-    """Takes no small file while `log` is there."""
+    """A file system on which `replace_file` fails with ENOSPC while `log` exists."""
 
     log = "/data/0.log"
 
@@ -23,7 +23,7 @@ class FullUntilFreed(SimulatedFileSystem):
         super().replace_file(path, data, sync=sync)
 
 
-def test_what_is_settled_goes_before_a_checkpoint_that_has_no_room() -> None:
+def test_acked_segment_is_removed_before_a_checkpoint_is_written() -> None:
     filesystem = FullUntilFreed()
     filesystem.mkdir("/data")
     for name in ("0.log", "0.index", "9.settled"):
@@ -38,8 +38,8 @@ def test_what_is_settled_goes_before_a_checkpoint_that_has_no_room() -> None:
     assert not part.failed
 
 
-def settle(house: Any, start: int, stop: int) -> None:
-    """Messages of 600 bytes, and time for what follows."""
+def ack_and_remove(house: Any, start: int, stop: int) -> None:
+    """Ack messages of 600 bytes and run the turns that remove their segments."""
     for offset in range(start, stop):
         house.store.ack(offset, 600)
     for _ in range(4):
@@ -49,8 +49,8 @@ def settle(house: Any, start: int, stop: int) -> None:
         house.loop()
 
 
-def test_a_segment_goes_whose_last_settlements_have_no_room(make_house: Callable[..., Any]) -> None:
-    """Nothing of it is live, and nothing can be written: it goes, and what follows finds its room."""
+def test_segment_is_removed_although_its_acks_cannot_be_written(make_house: Callable[..., Any]) -> None:
+    """No message of the segment is live and no ack can be written. Removal makes space for the next append."""
     house = make_house(segment_size_bytes=4000)
     store = house.begin()
     for number in range(30):
@@ -58,10 +58,10 @@ def test_a_segment_goes_whose_last_settlements_have_no_room(make_house: Callable
         house.turn()
     first, second = store.log.segments[:2]
     assert first.sealed and second.sealed
-    house.filesystem.unlink("/data/reserve")  # it was given up before, and somebody else has its room
+    house.filesystem.unlink("/data/reserve")  # the reserve was released before, and its space is used
     house.storage._resources.reserve.held = False
     house.filesystem.capacity = house.filesystem.used()
-    settle(house, first.base, second.end)
+    ack_and_remove(house, first.base, second.end)
     assert first.is_removed and second.is_removed
     assert not any(house.filesystem.exists(f"{segment.prefix}.log") for segment in (first, second))
     assert not store.failed
@@ -71,8 +71,8 @@ def test_a_segment_goes_whose_last_settlements_have_no_room(make_house: Callable
     assert house.bodies()[-1] == b"there is room"
 
 
-def test_a_start_on_a_disk_without_a_block(make_house: Callable[..., Any]) -> None:
-    """Recovery has to write a `.settled` file and cannot: the log is drained, and takes nothing before it has."""
+def test_start_on_a_full_disk(make_house: Callable[..., Any]) -> None:
+    """Recovery cannot write a `.settled` file. The log can be drained, and appends fail until that has freed space."""
     house = make_house(segment_size_bytes=4000)
     house.begin()
     for number in range(30):
@@ -83,7 +83,7 @@ def test_a_start_on_a_disk_without_a_block(make_house: Callable[..., Any]) -> No
     house.filesystem.unlink(f"{house.directory}/recovery-point-checkpoint")  # every segment is checked again
     house.filesystem.unlink("/data/reserve")
     house.filesystem.capacity = house.filesystem.used() - len(b"a torn tail")
-    for _ in range(2):  # the second one finds what the first could not mend
+    for _ in range(2):  # the second restart meets what the first could not repair
         store = house.again()
         assert house.bodies() == kept
     first = store.log.segments[0]
@@ -93,13 +93,13 @@ def test_a_start_on_a_disk_without_a_block(make_house: Callable[..., Any]) -> No
     house.turn()
     assert store.take_failed_ranges() == [(refused, refused)]
     assert not store.failed
-    settle(house, first.base, first.end)
+    ack_and_remove(house, first.base, first.end)
     assert first.is_removed
     assert house.bodies() == kept[first.end :]
     house.append(b"there is room")
     house.turn()
     assert house.commits[-1][1] == []
-    for _ in range(2):  # the second one finds what the first has left
+    for _ in range(2):  # the second restart reads what the first has written
         house.again()
         assert house.bodies() == [*kept[first.end :], b"there is room"]
         assert not house.store.lost

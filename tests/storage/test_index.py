@@ -1,4 +1,4 @@
-"""The sparse indexes: look-up, cutting, and entries that cannot be right; and how a log gets on with bad ones."""
+"""The sparse indexes: look-up, truncation, implausible entries, and a log whose index has wrong entries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_offset_look_up() -> None:
         ([(1, 10), (2, 999)], False),
     ],
 )
-def test_plausible(entries: list[tuple[int, int]], good: bool) -> None:
+def test_index_entries_are_plausible_only_in_order_and_in_the_file(entries: list[tuple[int, int]], good: bool) -> None:
     assert OffsetIndex(b"".join(struct.pack(">2I", *entry) for entry in entries)).plausible(100) is good
 
 
@@ -47,8 +47,8 @@ def test_time_look_up() -> None:
     assert len(times) == 1
 
 
-def test_files_of_a_log(make_house: Callable[..., Any]) -> None:
-    """One entry each time 4096 bytes have gone by, of the last offset of the batch at that position."""
+def test_index_has_an_entry_per_4096_bytes(make_house: Callable[..., Any]) -> None:
+    """Each entry has the last offset of the batch at its position."""
     house = make_house(segment_size_bytes=40_000)
     house.begin()
     for _ in range(60):
@@ -68,8 +68,8 @@ def test_files_of_a_log(make_house: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_wrong_entries_lose_nothing(make_house: Callable[..., Any], clean: bool) -> None:
-    """Each bit of an index flipped: every message is still found by its offset."""
+def test_flipped_index_bit_loses_no_message(make_house: Callable[..., Any], clean: bool) -> None:
+    """Every fifth bit of an index is flipped in turn; each message is still found by its offset."""
     house = make_house(segment_size_bytes=30_000)
     house.begin()
     for number in range(60):

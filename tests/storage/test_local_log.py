@@ -1,4 +1,4 @@
-"""The store of one queue on a disk that is full, or that fails."""
+"""The log of one queue, also on a disk that is full or fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from amqpd.storage.queue_log import LogFailed
 
 
 def failing(call: str, suffix: str, number: int, times: int = 1) -> Callable[[str, str], OSError | None]:
-    """A fault: the first `times` such calls raise."""
+    """A fault that makes the first `times` such calls fail."""
     left = [times]
 
     def fault(name: str, path: str) -> OSError | None:
@@ -29,7 +29,7 @@ def failing(call: str, suffix: str, number: int, times: int = 1) -> Callable[[st
     return fault
 
 
-def test_offsets_counts_and_parts(house: Any) -> None:
+def test_append_sets_offset_counts_and_fields(house: Any) -> None:
     store = house.begin()
     source = b"HEAD\x10\x00\x02BODY-BYTES"
     route = RecordRoute(b"", b"tasks")
@@ -52,7 +52,7 @@ def test_offsets_counts_and_parts(house: Any) -> None:
     assert store.cursor.read_one(2) is None
 
 
-def test_settling_twice_counts_once(house: Any) -> None:
+def test_acking_twice_counts_once(house: Any) -> None:
     store = house.begin()
     house.append(b"a", b"b", b"c")
     house.turn()
@@ -67,7 +67,7 @@ def test_settling_twice_counts_once(house: Any) -> None:
     assert house.offsets() == [2]
 
 
-def test_reading_in_steps(house: Any) -> None:
+def test_read_is_limited_by_size(house: Any) -> None:
     house.begin()
     house.append(*(b"%d" % number * 50 for number in range(500)))
     house.turn()
@@ -81,7 +81,7 @@ def test_reading_in_steps(house: Any) -> None:
     assert house.store.cursor.read(37, 1).records[0].offset == 37
 
 
-def test_files_come_with_the_first_append(house: Any) -> None:
+def test_first_append_creates_the_files(house: Any) -> None:
     store = house.begin()
     assert house.filesystem.listdir(house.directory) == []
     store.cursor.read(0, 100)
@@ -99,8 +99,8 @@ def test_files_come_with_the_first_append(house: Any) -> None:
     assert house.store.high_watermark == 1
 
 
-def test_full_disk_and_room_again(house: Any) -> None:
-    """What does not fit is cut off and told; what fits stays; settling works meanwhile; then it goes on."""
+def test_full_disk_refuses_appends_until_space_is_free(house: Any) -> None:
+    """Records that do not fit are cut off and reported. Acks are still written; appends work again with free space."""
     store = house.begin()
     house.append(*[b"x" * 1000] * 10)
     house.turn()
@@ -111,7 +111,7 @@ def test_full_disk_and_room_again(house: Any) -> None:
     assert house.commits == [(2, [store])]
     ((first, last),) = store.take_failed_ranges()
     assert last == offsets[-1]
-    assert first > offsets[0], "a whole batch did fit"
+    assert first > offsets[0], "a whole batch fitted"
     assert not store.failed
     assert store.take_failed_ranges() == []
     assert store.record_count == first
@@ -121,7 +121,7 @@ def test_full_disk_and_room_again(house: Any) -> None:
     house.turn()
     assert store.record_count == first - 1
     again = house.again(house.filesystem.killed())
-    assert again.record_count == first - 1, "the settlement was written into the reserve"
+    assert again.record_count == first - 1, "the ack was written into the reserve"
     house.filesystem.capacity = None
     (offset,) = house.append(b"new")
     house.turn()
@@ -131,11 +131,11 @@ def test_full_disk_and_room_again(house: Any) -> None:
     house.clock.now_ms += 2000
     house.append(b"newer")
     house.turn()
-    assert house.filesystem.size("/data/reserve") == 1 << 20, "the reserve is made again when there is room"
+    assert house.filesystem.size("/data/reserve") == 1 << 20, "the reserve is made again when there is space"
     assert house.again().record_count == first + 1
 
 
-def test_full_disk_takes_a_transaction_back(house: Any) -> None:
+def test_full_disk_undoes_a_transaction(house: Any) -> None:
     store = house.begin()
     house.append(b"before")
     house.turn()
@@ -144,7 +144,7 @@ def test_full_disk_takes_a_transaction_back(house: Any) -> None:
     offsets = house.append(*[b"y" * 1000] * 200)
     store.end_transaction()
     house.turn()
-    assert store.take_failed_ranges() == [(offsets[0], offsets[-1])], "the marker is nobody's message"
+    assert store.take_failed_ranges() == [(offsets[0], offsets[-1])], "the marker is not a message"
     assert house.bodies() == [b"before"]
     house.filesystem.capacity = None
     house.append(b"after")
@@ -154,7 +154,7 @@ def test_full_disk_takes_a_transaction_back(house: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EROFS])
-def test_a_write_error_that_does_not_pass(house: Any, number: int) -> None:
+def test_permanent_write_error_fails_the_log(house: Any, number: int) -> None:
     store = house.begin()
     house.append(b"old")
     house.turn()
@@ -169,7 +169,7 @@ def test_a_write_error_that_does_not_pass(house: Any, number: int) -> None:
         house.append(b"more")
 
 
-def test_a_failed_sync_is_never_tried_again(house: Any) -> None:
+def test_failed_sync_is_never_retried(house: Any) -> None:
     store = house.begin()
     other_id, other = house.storage.create_queue("v", "other", "/")
     house.append(b"old")
@@ -182,7 +182,7 @@ def test_a_failed_sync_is_never_tried_again(house: Any) -> None:
     assert house.commits[-1] == (2, [store]), "the other queue is confirmed"
     assert store.failed
     assert not other.failed
-    assert house.bodies() == [b"old"], "nothing behind the synced end is served"
+    assert house.bodies() == [b"old"], "nothing behind the synced end is read"
     house.filesystem.calls.clear()
     store.ack(0)
     house.turn()
@@ -193,7 +193,7 @@ def test_a_failed_sync_is_never_tried_again(house: Any) -> None:
     assert any(other_id in path for path in synced)
 
 
-def test_a_failed_directory_sync_confirms_nothing(house: Any) -> None:
+def test_failed_directory_sync_confirms_nothing(house: Any) -> None:
     store = house.begin()
     house.filesystem.fault = failing("fsync_dir", house.queue_id, errno.EIO)
     house.append(b"new")
@@ -203,7 +203,7 @@ def test_a_failed_directory_sync_confirms_nothing(house: Any) -> None:
 
 
 @pytest.mark.parametrize("errors_after", [True, False])
-def test_failed_syncfs_finds_the_culprit_or_fails_all(house: Any, errors_after: bool) -> None:
+def test_failed_syncfs_fails_the_faulty_log_or_all(house: Any, errors_after: bool) -> None:
     house.begin()
     stores = [house.storage.create_queue("v", f"q{number}", "/")[1] for number in range(12)]
     for store in stores:
@@ -222,8 +222,8 @@ def test_failed_syncfs_finds_the_culprit_or_fails_all(house: Any, errors_after: 
     assert set(failed) == ({stores[3]} if errors_after else set(stores))
 
 
-def test_space_comes_back_in_the_middle_too(make_house: Callable[..., Any]) -> None:
-    """A message at the head pins its own segment; the others go as they are settled, the active one as well."""
+def test_acked_segments_in_the_middle_are_removed(make_house: Callable[..., Any]) -> None:
+    """An unacked message at the head keeps only its own segment. The others are removed, including the active one."""
     house = make_house(segment_size_bytes=10_000)
     store = house.begin()
     for _ in range(30):
@@ -237,7 +237,7 @@ def test_space_comes_back_in_the_middle_too(make_house: Callable[..., Any]) -> N
         house.storage.commits.flush()
         house.loop()
     assert len(house.names(".log")) == 2
-    assert len(house.names(".settled")) > 2, "the sign that they went on purpose"
+    assert len(house.names(".settled")) > 2, "they show that the removal was intended"
     again = house.again()
     assert (again.record_count, again.size_bytes, again.lost) == (1, 1000, [])
     assert house.offsets() == [0]
@@ -251,8 +251,8 @@ def test_space_comes_back_in_the_middle_too(make_house: Callable[..., Any]) -> N
     assert house.append(b"new") == [150]
 
 
-def test_settled_file_is_written_anew_when_it_has_grown(house: Any) -> None:
-    """A message that is given back for ever does not fill the disk."""
+def test_settled_file_is_rewritten_when_it_has_grown(house: Any) -> None:
+    """A message that is returned again and again does not fill the disk."""
     store = house.begin()
     house.append(b"poison", b"next")
     house.turn()
@@ -275,7 +275,7 @@ def test_settled_file_is_written_anew_when_it_has_grown(house: Any) -> None:
     assert again.record_count == 1
 
 
-def test_a_kill_while_settled_is_written_anew(house: Any) -> None:
+def test_kill_during_the_rewrite_of_a_settled_file(house: Any) -> None:
     store = house.begin()
     house.append(*[b"m"] * 40)
     house.turn()
@@ -293,38 +293,38 @@ def test_a_kill_while_settled_is_written_anew(house: Any) -> None:
     assert house.names(".swap") == []
 
 
-def large(house: Any, parts: list[bytes], persistent: bool = True) -> int:
+def append_large(house: Any, parts: list[bytes], persistent: bool = True) -> int:
     return house.store.append_large(
         RecordRoute(b"x", b"large"), b"\x10\x00\x02", parts, sum(len(part) for part in parts), persistent
     )
 
 
 @pytest.mark.parametrize("count", [1, 3, 3000])
-def test_a_large_message_is_written_in_parts(house: Any, count: int) -> None:
-    """More parts than one writev takes, beside small messages, read back after a kill with the right checksum."""
+def test_large_message_is_written_in_parts(house: Any, count: int) -> None:
+    """More parts than one writev takes, between small messages, are read after a kill with the right checksum."""
     house.begin()
     parts = [bytes([number & 0xFF]) * 300 for number in range(count)]
     assert house.append(b"one") == [0]
-    assert large(house, parts) == 1
+    assert append_large(house, parts) == 1
     assert house.append(b"two") == [2]
-    assert large(house, parts[::-1], persistent=False) == 3
+    assert append_large(house, parts[::-1], persistent=False) == 3
     assert house.store.record_count == 4
     house.turn()
     bodies = [b"one", b"".join(parts), b"two", b"".join(parts[::-1])]
     assert house.bodies() == bodies
     assert house.store.size_bytes == sum(map(len, bodies))
     house.again()
-    assert house.bodies() == bodies[:3], "the transient one does not count after a kill"
+    assert house.bodies() == bodies[:3], "the transient message is dropped after a kill"
     record = house.store.cursor.read_one(1)
     assert (record.exchange, record.routing_key, record.properties) == (b"x", b"large", b"\x10\x00\x02")
     assert house.store.lost == []
 
 
-def test_a_large_message_in_a_transaction(house: Any) -> None:
+def test_large_message_in_a_transaction(house: Any) -> None:
     store = house.begin()
     store.begin_transaction()
     house.append(b"one")
-    large(house, [b"2" * 400_000, b"3" * 400_000])
+    append_large(house, [b"2" * 400_000, b"3" * 400_000])
     house.append(b"four")
     store.end_transaction()
     house.turn()
@@ -332,24 +332,26 @@ def test_a_large_message_in_a_transaction(house: Any) -> None:
     assert house.bodies() == [b"one", b"2" * 400_000 + b"3" * 400_000, b"four"]
 
 
-def test_a_large_message_that_does_not_fit(house: Any) -> None:
+def test_large_message_on_a_full_disk_is_refused(house: Any) -> None:
     store = house.begin()
     house.append(b"old")
     house.turn()
     house.filesystem.capacity = house.filesystem.used() + 200_000
-    large(house, [b"." * 300] * 3000)
+    append_large(house, [b"." * 300] * 3000)
     house.turn()
     assert store.take_failed_ranges() == [(1, 1)]
     assert not store.failed
     house.filesystem.capacity = None
-    assert large(house, [b"!" * 300] * 3000) == 2
+    assert append_large(house, [b"!" * 300] * 3000) == 2
     house.turn()
     house.again()
     assert house.bodies() == [b"old", b"!" * 900_000]
 
 
-def test_what_is_old_is_settled_by_the_batch(house: Any) -> None:
-    """Up to a time: whole batches, less what was settled before; counts and bytes follow, after a restart too."""
+def test_skip_older_acks_whole_batches(house: Any) -> None:
+    """Messages up to a time are acked, except those that were acked before. Counts and bytes match, also after a
+    restart.
+    """
     store = house.begin()
     for turn in range(6):
         house.append(*[b"." * (turn + 1)] * 30)
@@ -360,7 +362,7 @@ def test_what_is_old_is_settled_by_the_batch(house: Any) -> None:
     store.ack(40, 2)
     house.turn()
     assert store.skip_older(0, began - 1, 1000, True) == (0, 0, 0)
-    assert store.skip_older(0, began + 10, 1, True) == (30, 29, 29), "as many as asked for, and the batch they are in"
+    assert store.skip_older(0, began + 10, 1, True) == (30, 29, 29), "the requested count, up to the end of its batch"
     assert store.skip_older(30, began + 10, 1000, True) == (60, 29, 58)
     assert store.skip_older(60, began + 10, 1000, True) == (60, 0, 0)
     house.turn()
@@ -368,29 +370,31 @@ def test_what_is_old_is_settled_by_the_batch(house: Any) -> None:
     first = store.cursor.read(60, 1).records
     assert [record.offset for record in first] == [60]
     offset, count, size = store.skip_older(61, began + 20, 1000, True)
-    assert (offset, count, size) == (90, 29, 87), "the rest of a batch that was begun"
+    assert (offset, count, size) == (90, 29, 87), "the rest of a batch"
     house.turn()
     again = house.again()
     assert house.offsets() == [60, *range(90, 180)]
     assert (again.record_count, again.size_bytes) == (91, 3 + 30 * (4 + 5 + 6))
     house.append(b"open")
-    assert again.skip_older(90, house.clock.now_ms, 1000, True) == (180, 90, 30 * 15), "what is not written yet waits"
+    assert again.skip_older(90, house.clock.now_ms, 1000, True) == (180, 90, 30 * 15), (
+        "unwritten records are not skipped"
+    )
     assert house.offsets(180) == [180]
 
 
-def test_who_waits_for_a_log_that_is_deleted_is_told(house: Any) -> None:
+def test_when_safe_fails_when_the_log_is_deleted(house: Any) -> None:
     store = house.begin()
-    told: list[bool] = []
+    results: list[bool] = []
     house.append(b"a")
-    store.when_safe(0, told.append)
+    store.when_safe(0, results.append)
     house.storage.delete_queue(store)
-    assert told == [False]
+    assert results == [False]
     house.turn()
-    assert told == [False]
+    assert results == [False]
 
 
-def test_a_log_that_is_deleted_ends_by_reference_counting(house: Any) -> None:
-    """Circles of references are collected rarely, and never where the collector was told not to look."""
+def test_deleted_log_is_freed_by_reference_counting(house: Any) -> None:
+    """The garbage collector finds reference cycles rarely or never, so a deleted log must have none."""
     house.begin()
     route = RecordRoute(b"", b"brief")
     gc.collect()
@@ -407,7 +411,7 @@ def test_a_log_that_is_deleted_ends_by_reference_counting(house: Any) -> None:
             store.ack(0, 1)
             house.storage.retire_queue(store, lambda: None)
             assert store.cursor.read(0, 100).records == []
-            store.ack(0, 1)  # an ack that comes too late
+            store.ack(0, 1)  # a late ack
             with pytest.raises(LogFailed):
                 store.append_parts(route, b"", b"x", True)
             house.turn()
@@ -417,21 +421,21 @@ def test_a_log_that_is_deleted_ends_by_reference_counting(house: Any) -> None:
         gc.enable()
 
 
-def test_who_waits_for_what_could_not_be_written_is_told_so(house: Any) -> None:
-    """And not that it is safe, once the high watermark has gone over the gap."""
+def test_when_safe_fails_for_an_unwritten_record(house: Any) -> None:
+    """The record is not reported as safe when the high watermark passes its offset."""
     store = house.begin()
     house.append(b"a")
     house.turn()
-    told: list[tuple[int, bool]] = []
+    results: list[tuple[int, bool]] = []
     house.append(b"b", b"c")
     for offset in (1, 2):
-        store.when_safe(offset, lambda safe, offset=offset: told.append((offset, safe)))  # type: ignore[misc]
+        store.when_safe(offset, lambda safe, offset=offset: results.append((offset, safe)))  # type: ignore[misc]
     house.filesystem.fault = failing("write", ".log", errno.ENOSPC, 9)
     house.turn()
     house.filesystem.fault = None
     assert store.take_failed_ranges() == [(1, 2)]
-    assert told == [(1, False), (2, False)]
+    assert results == [(1, False), (2, False)]
     assert house.append(b"d") == [3]
-    store.when_safe(3, lambda safe: told.append((3, safe)))
+    store.when_safe(3, lambda safe: results.append((3, safe)))
     house.turn()
-    assert told[2:] == [(3, True)]
+    assert results[2:] == [(3, True)]

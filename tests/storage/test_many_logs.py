@@ -1,4 +1,4 @@
-"""More logs are written to in one turn than the process may open files: none of it fails."""
+"""One turn writes to more logs than the process may have open files, and no write fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COUNT = 200
 BOUND = 24
 
 
-def many(house: Any) -> list[LocalLog]:
+def create_logs(house: Any) -> list[LocalLog]:
     house.begin()
     return [house.storage.create_queue("v", f"q{number}", "/")[1] for number in range(COUNT)]
 
@@ -25,7 +25,7 @@ def append_all(stores: list[LocalLog], body: bytes) -> None:
 
 
 class Descriptors:
-    """Gives out so many and no more."""
+    """Limits the number of open descriptors of a file system."""
 
     def __init__(self, house: Any, count: int) -> None:
         filesystem = house.filesystem
@@ -33,7 +33,7 @@ class Descriptors:
         self.most = 0
         open_file, close = filesystem.open, filesystem.close
 
-        def opened(path: str, flags: int) -> int:
+        def limited_open(path: str, flags: int) -> int:
             if self.open >= count:
                 raise OSError(errno.EMFILE, "Too many open files")
             fd = open_file(path, flags)
@@ -41,33 +41,33 @@ class Descriptors:
             self.most = max(self.most, self.open)
             return fd
 
-        def closed(fd: int) -> None:
+        def counting_close(fd: int) -> None:
             self.open -= 1
             close(fd)
 
-        filesystem.open, filesystem.close = opened, closed  # type: ignore[method-assign]
+        filesystem.open, filesystem.close = limited_open, counting_close  # type: ignore[method-assign]
 
 
-def test_a_turn_writes_to_more_logs_than_there_are_descriptors(make_house: Callable[..., Any]) -> None:
+def test_turn_writes_to_more_logs_than_descriptors(make_house: Callable[..., Any]) -> None:
     house = make_house(open_file_count_max=BOUND)
-    stores = many(house)
+    stores = create_logs(house)
     descriptors = Descriptors(house, 2 * BOUND)
     for turn in range(3):
         append_all(stores, b"%d" % turn)
         house.turn()
     assert [failed for _, failed in house.commits] == [[]] * len(house.commits)
-    assert descriptors.most <= BOUND + 8, "a log's own few come on top before it gives them back"
-    left = house.filesystem.crashed(1)  # what was confirmed is on the medium, closed before its sync or not
-    house.filesystem = left
+    assert descriptors.most <= BOUND + 8, "one log may briefly exceed the bound"
+    image = house.filesystem.crashed(1)  # confirmed records survive, also in files closed before their sync
+    house.filesystem = image
     house._storage()
     for store in stores:
         again = house.storage.open_queue("v", store.queue_id, store.name)
         assert [record.body for record in again.cursor.read(0, 1000).records] == [b"0", b"1", b"2"]
 
 
-def test_settlements_of_more_logs_than_there_are_descriptors(make_house: Callable[..., Any]) -> None:
+def test_acks_of_more_logs_than_descriptors(make_house: Callable[..., Any]) -> None:
     house = make_house(open_file_count_max=BOUND)
-    stores = many(house)
+    stores = create_logs(house)
     descriptors = Descriptors(house, 2 * BOUND)
     append_all(stores, b"first")
     append_all(stores, b"second")
@@ -85,22 +85,22 @@ def test_settlements_of_more_logs_than_there_are_descriptors(make_house: Callabl
         assert again.redelivered(1)
 
 
-def test_a_log_closed_before_a_sync_that_fails_has_failed(make_house: Callable[..., Any]) -> None:
-    """No descriptor of it is left that could tell whether it was meant."""
+def test_log_closed_before_a_failed_sync_fails(make_house: Callable[..., Any]) -> None:
+    """No descriptor of the log is left that could show whether the error concerns it."""
     house = make_house(open_file_count_max=BOUND)
-    stores = many(house)
+    stores = create_logs(house)
     append_all(stores, b"x")
     house.filesystem.fault = lambda name, path: OSError(errno.EIO, "I/O error") if name == "syncfs" else None
     house.turn()
     failed = {store for _, each in house.commits for store in each}
     assert len(failed) >= COUNT - BOUND
-    assert all(store.failed == (store in failed) for store in stores), "the others' own syncs were good"
+    assert all(store.failed == (store in failed) for store in stores), "the syncs of the other logs succeeded"
 
 
-def test_what_others_took_is_made_up_for(make_house: Callable[..., Any]) -> None:
-    """Sockets have the descriptors: logs close what they can do without, and no append fails."""
+def test_descriptors_used_by_sockets_fail_no_append(make_house: Callable[..., Any]) -> None:
+    """Logs close files that they do not need at the moment."""
     house = make_house()
-    stores = many(house)
+    stores = create_logs(house)
     Descriptors(house, BOUND)
     append_all(stores, b"0")
     house.turn()
