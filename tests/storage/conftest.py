@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # importmode=importlib does not 
 ROUTE = RecordRoute(b"orders", b"eu.new")
 
 
-class House:
+class LogHarness:
     def __init__(self, **arguments: Any) -> None:
         self.filesystem = SimulatedFileSystem()
         self.clock = SimulatedClock()
@@ -30,21 +30,21 @@ class House:
         self.storage: Storage
         self.store: LocalLog
 
-    def begin(self) -> LocalLog:
-        self._storage()
+    def create_log(self) -> LocalLog:
+        self._open_storage()
         self.queue_id, self.store = self.storage.create_queue("v", "tasks", "/")
         return self.store
 
-    def again(self, filesystem: SimulatedFileSystem | None = None, **arguments: Any) -> LocalLog:
+    def restart(self, filesystem: SimulatedFileSystem | None = None, **arguments: Any) -> LocalLog:
         """Start the broker again, on `filesystem` or else on the files that a kill leaves."""
         self.filesystem = filesystem if filesystem is not None else self.filesystem.killed()
         self.arguments.update(arguments)
-        self._storage()
+        self._open_storage()
         self.store = self.storage.open_queue("v", self.queue_id, "tasks", "/")
         self.store.recover()
         return self.store
 
-    def _storage(self) -> None:
+    def _open_storage(self) -> None:
         self.posted = []
         self.commits = []
         self.storage = Storage(
@@ -60,12 +60,12 @@ class House:
     def append(self, *bodies: bytes, persistent: bool = True) -> list[int]:
         return [self.store.append_parts(ROUTE, b"\x10\x00\x02", body, persistent) for body in bodies]
 
-    def turn(self) -> None:
+    def end_turn(self) -> None:
         """End a loop turn and run the posted callbacks."""
         self.storage.commits.end_of_turn()
-        self.loop()
+        self.run_callbacks()
 
-    def loop(self) -> None:
+    def run_callbacks(self) -> None:
         while self.posted:
             function, arguments = self.posted.pop(0)
             function(*arguments)
@@ -93,10 +93,10 @@ class House:
 
 
 @pytest.fixture
-def house() -> House:
-    return House()
+def harness() -> LogHarness:
+    return LogHarness()
 
 
 @pytest.fixture
-def make_house() -> Callable[..., House]:
-    return House
+def make_harness() -> Callable[..., LogHarness]:
+    return LogHarness

@@ -140,30 +140,30 @@ class TestCodecs:
 @pytest.mark.parametrize("codec", [0, *CODECS], ids=NAMES.get)
 @pytest.mark.parametrize("builder", BUILDERS)
 class TestKafkaClientBatches:
-    def test_batches_are_read_anywhere_in_a_log(self, house: Any, builder: str, codec: int) -> None:
+    def test_batches_are_read_anywhere_in_a_log(self, harness: Any, builder: str, codec: int) -> None:
         bodies = [b"%d %s" % (number, TEXT) for number in range(90)]
         times = [T + 37 * number - 500 * (number % 3) for number in range(90)]
-        store = house.begin()
-        house.append(b"ours")
+        store = harness.create_log()
+        harness.append(b"ours")
         kafka_batch = BUILDERS[builder](codec, bodies, times)
         assert BatchHeader(kafka_batch, 0).attributes == codec, "compressed, and with CreateTime"
         assert store.appender.append_batches(kafka_batch + kafka_batch) == 1
-        house.append(b"ours again")
-        house.turn()
+        harness.append(b"ours again")
+        harness.end_turn()
         for _ in range(3):
             records = store.cursor.read(0, 1 << 30).records
             assert [record.body for record in records] == [b"ours", *bodies, *bodies, b"ours again"]
             assert [record.timestamp_ms for record in records[1:-1]] == times * 2
-            assert records[0].timestamp_ms == records[-1].timestamp_ms == house.clock.now_ms
+            assert records[0].timestamp_ms == records[-1].timestamp_ms == harness.clock.now_ms
             assert {record.exchange for record in records} == {b"orders"}
             assert store.size_bytes == sum(map(len, bodies)) * 2 + 14
             assert [record.offset for record in store.cursor.read(85, 1 << 30).records] == list(range(85, 182))
-            assert bytes(house.log()).count(kafka_batch[21:]) == 2, "unchanged except for its offset"
-            store = house.again()  # after a kill all counts are computed again
+            assert bytes(harness.log()).count(kafka_batch[21:]) == 2, "unchanged except for its offset"
+            store = harness.restart()  # after a kill all counts are computed again
         store.ack_range(0, 100)
-        house.turn()
-        house.turn()
-        store = house.again(house.filesystem.crashed(1))
+        harness.end_turn()
+        harness.end_turn()
+        store = harness.restart(harness.filesystem.crashed(1))
         assert [record.offset for record in store.cursor.read(0, 1 << 30).records] == list(range(101, 182))
 
 
@@ -204,52 +204,52 @@ class TestDamage:
         return batch_around(GZIP, compress(GZIP, b"\x06\x00\x00\x00 no record"), 2)
 
     @pytest.mark.parametrize("how", ["bomb", "noise", "no records"])
-    def test_bad_batch_is_not_appended(self, house: Any, how: str) -> None:
-        store = house.begin()
+    def test_bad_batch_is_not_appended(self, harness: Any, how: str) -> None:
+        store = harness.create_log()
         with pytest.raises(BadBatch, match="bad record in the batch at 0"):
             store.appender.append_batches(self.bad_batch(how))
         assert store.next_offset == 0
 
     @pytest.mark.parametrize("how", ["bomb", "noise", "no records"])
     @pytest.mark.parametrize("clean", [True, False])
-    def test_bad_batch_in_the_log_is_skipped(self, house: Any, how: str, clean: bool) -> None:
+    def test_bad_batch_in_the_log_is_skipped(self, harness: Any, how: str, clean: bool) -> None:
         """Another program may have written it. Recovery checks the batches after a kill, not after a clean stop."""
-        store = house.begin()
+        store = harness.create_log()
         good = by_kafka_python(ZSTD, [TEXT] * 2, [T] * 2)
         store.appender.append_batches(good * 3)
-        house.turn()
-        house.storage.close(clean=clean)
-        log = house.log()
+        harness.end_turn()
+        harness.storage.close(clean=clean)
+        log = harness.log()
         size = len(good)
         bad = self.bad_batch(how)
         log[size : 2 * size] = (2).to_bytes(8, "big") + bad[8:]
-        store = house.again(house.filesystem)
+        store = harness.restart(harness.filesystem)
         records = store.cursor.read(0, 1 << 30).records
         assert [record.offset for record in records] == [0, 1, 4, 5]
         assert {offset for first, last in store.lost for offset in range(first, last + 1)} == {2, 3}
         assert store.record_count == 4
 
-    def test_bad_batch_is_skipped_by_a_reader(self, house: Any) -> None:
-        store = house.begin()
+    def test_bad_batch_is_skipped_by_a_reader(self, harness: Any) -> None:
+        store = harness.create_log()
         good = by_kafka_python(ZSTD, [TEXT] * 2, [T] * 2)
         store.appender.append_batches(good * 3)
-        house.turn()
+        harness.end_turn()
         size = len(good)
-        house.log()[size : 2 * size] = batch_around(LZ4, b"n" * (size - 61), 2, base=2)
+        harness.log()[size : 2 * size] = batch_around(LZ4, b"n" * (size - 61), 2, base=2)
         for _ in range(2):
             assert [record.offset for record in store.cursor.read(0, 1 << 30).records] == [0, 1, 4, 5]
         assert (store.lost, store.record_count) == ([(2, 3)], 4)
         assert [record.offset for record in store.new_cursor().read(3, 1 << 30).records] == [4, 5]
 
-    def test_unknown_codec_is_refused(self, house: Any) -> None:
-        store = house.begin()
+    def test_unknown_codec_is_refused(self, harness: Any) -> None:
+        store = harness.create_log()
         for codec in (5, 6, 7):
             with pytest.raises(BadBatch):
                 store.appender.append_batches(batch_around(codec, b"x" * 40, 2))
 
-    def test_record_later_than_the_max_timestamp_is_refused(self, house: Any) -> None:
+    def test_record_later_than_the_max_timestamp_is_refused(self, harness: Any) -> None:
         """The time index relies on the header's max timestamp."""
-        store = house.begin()
+        store = harness.create_log()
         batch = bytearray(by_kafka_python(0, [b"a", b"b"], [T, T + 5]))
         batch[35:43] = (T + 4).to_bytes(8, "big")
         from google_crc32c import value
@@ -266,14 +266,14 @@ def json_body(number: int) -> bytes:
 
 @pytest.mark.parametrize("codec", CODECS, ids=NAMES.get)
 class TestBrokerBatches:
-    def test_kafka_clients_read_compressed_batches(self, house: Any, codec: int) -> None:
-        store = house.begin()
-        house.storage.set_policy(store, RetentionPolicy(codec=codec))
+    def test_kafka_clients_read_compressed_batches(self, harness: Any, codec: int) -> None:
+        store = harness.create_log()
+        harness.storage.set_policy(store, RetentionPolicy(codec=codec))
         bodies = [json_body(number) for number in range(3000)]
         for start in range(0, 3000, 700):
-            house.append(*bodies[start : start + 700])
-            house.turn()
-        file = bytes(house.log())
+            harness.append(*bodies[start : start + 700])
+            harness.end_turn()
+        file = bytes(harness.log())
         headers = headers_of(file)
         assert all(header.attributes == codec | 8 for header in headers)
         assert max(header.count for header in headers) > 500, "a compressed batch holds more records"
@@ -283,7 +283,7 @@ class TestBrokerBatches:
         while (batch := records.next_batch()) is not None:
             assert batch.validate_crc()
             parsed += [(record.offset, record.key, record.value, record.timestamp) for record in batch]
-        assert parsed == [(number, b"eu.new", body, house.clock.now_ms) for number, body in enumerate(bodies)]
+        assert parsed == [(number, b"eu.new", body, harness.clock.now_ms) for number, body in enumerate(bodies)]
         position = 0
         aiokafka_values = []
         while position < len(file):
@@ -291,82 +291,82 @@ class TestBrokerBatches:
             aiokafka_values += [record.value for record in AioBatch(file[position : position + size])]
             position += size
         assert aiokafka_values == bodies
-        assert house.bodies() == bodies
+        assert harness.bodies() == bodies
         assert store.size_bytes == sum(map(len, bodies))
 
-    def test_recovery_after_a_kill_and_a_power_cut(self, house: Any, codec: int) -> None:
-        store = house.begin()
-        house.storage.set_policy(store, RetentionPolicy(codec=codec))
+    def test_recovery_after_a_kill_and_a_power_cut(self, harness: Any, codec: int) -> None:
+        store = harness.create_log()
+        harness.storage.set_policy(store, RetentionPolicy(codec=codec))
         bodies = [json_body(number) for number in range(400)]
-        house.append(*bodies)
-        house.turn()
+        harness.append(*bodies)
+        harness.end_turn()
         store.ack_range(0, 99, sum(map(len, bodies[:100])))
-        house.turn()
-        house.turn()
-        for image in (house.filesystem.killed(), house.filesystem.crashed(1)):
-            store = house.again(image)
-            assert house.bodies() == bodies[100:]
+        harness.end_turn()
+        harness.end_turn()
+        for image in (harness.filesystem.killed(), harness.filesystem.crashed(1)):
+            store = harness.restart(image)
+            assert harness.bodies() == bodies[100:]
             assert (store.record_count, store.size_bytes) == (300, sum(map(len, bodies[100:])))
 
-    def test_compressed_transaction(self, house: Any, codec: int) -> None:
-        store = house.begin()
-        house.storage.set_policy(store, RetentionPolicy(codec=codec))
+    def test_compressed_transaction(self, harness: Any, codec: int) -> None:
+        store = harness.create_log()
+        harness.storage.set_policy(store, RetentionPolicy(codec=codec))
         store.begin_transaction()
         bodies = [json_body(number) for number in range(3000)]
-        house.append(*bodies)
+        harness.append(*bodies)
         store.end_transaction()
-        house.turn()
-        attributes = [int(header.attributes) for header in headers_of(bytes(house.log()))]
+        harness.end_turn()
+        attributes = [int(header.attributes) for header in headers_of(bytes(harness.log()))]
         assert attributes[:-1] == [codec | 0x18] * (len(attributes) - 1)
         assert attributes[-1] == 0x38, "the commit marker"
-        house.again()
-        assert house.bodies() == bodies
+        harness.restart()
+        assert harness.bodies() == bodies
 
-    def test_half_written_transaction_is_dropped(self, house: Any, codec: int) -> None:
-        store = house.begin()
-        house.storage.set_policy(store, RetentionPolicy(codec=codec))
-        house.append(b"before")
-        house.turn()
+    def test_half_written_transaction_is_dropped(self, harness: Any, codec: int) -> None:
+        store = harness.create_log()
+        harness.storage.set_policy(store, RetentionPolicy(codec=codec))
+        harness.append(b"before")
+        harness.end_turn()
         store.begin_transaction()
-        house.append(*[json_body(number) for number in range(3000)])
+        harness.append(*[json_body(number) for number in range(3000)])
         store.end_transaction()
-        house.turn()
-        file = house.log()
+        harness.end_turn()
+        file = harness.log()
         sizes = [int(header.size) for header in headers_of(bytes(file))]
-        image = house.filesystem.killed()
-        node = image._get(f"{house.directory}/{house.names('.log')[-1]}")
+        image = harness.filesystem.killed()
+        node = image._get(f"{harness.directory}/{harness.names('.log')[-1]}")
         del node.data[sum(sizes[:-2]) :]
-        image.unlink(f"{house.directory}/high-watermark")
-        house.again(image)
-        assert house.bodies() == [b"before"]
+        image.unlink(f"{harness.directory}/high-watermark")
+        harness.restart(image)
+        assert harness.bodies() == [b"before"]
 
-    def test_small_random_and_large_bodies_stay_uncompressed(self, house: Any, codec: int) -> None:
-        store = house.begin()
-        house.storage.set_policy(store, RetentionPolicy(codec=codec))
+    def test_small_random_and_large_bodies_stay_uncompressed(self, harness: Any, codec: int) -> None:
+        store = harness.create_log()
+        harness.storage.set_policy(store, RetentionPolicy(codec=codec))
         noise = random.Random(1).randbytes(60_000)
         for body in (b"small", noise, b"x" * 600_000):
-            house.append(body)
-            house.turn()
+            harness.append(body)
+            harness.end_turn()
         store.append_large(ROUTE, b"\x00\x00", [b"y" * 300_000, b"z" * 300_000], 600_000, True)
-        house.turn()
-        assert [int(header.attributes) for header in headers_of(bytes(house.log()))] == [8] * 4
-        assert house.bodies() == [b"small", noise, b"x" * 600_000, b"y" * 300_000 + b"z" * 300_000]
+        harness.end_turn()
+        assert [int(header.attributes) for header in headers_of(bytes(harness.log()))] == [8] * 4
+        assert harness.bodies() == [b"small", noise, b"x" * 600_000, b"y" * 300_000 + b"z" * 300_000]
 
-    def test_codec_can_change_while_the_log_is_used(self, house: Any, codec: int) -> None:
-        store = house.begin()
+    def test_codec_can_change_while_the_log_is_used(self, harness: Any, codec: int) -> None:
+        store = harness.create_log()
         bodies = [json_body(number) for number in range(300)]
         for chosen in (0, codec, ZSTD, 0):
-            house.storage.set_policy(store, RetentionPolicy(codec=chosen))
-            house.append(*bodies)
-            house.turn()
-        found = [int(header.attributes) & 7 for header in headers_of(bytes(house.log()))]
+            harness.storage.set_policy(store, RetentionPolicy(codec=chosen))
+            harness.append(*bodies)
+            harness.end_turn()
+        found = [int(header.attributes) & 7 for header in headers_of(bytes(harness.log()))]
         assert [key for key, _ in groupby(found)] == [0, *dict.fromkeys((codec, ZSTD)), 0]
-        assert house.bodies() == bodies * 4
+        assert harness.bodies() == bodies * 4
 
-    def test_compaction_keeps_the_codec(self, house: Any, codec: int) -> None:
-        house.arguments["segment_size_bytes"] = 2000
-        store = house.begin()
-        house.storage.set_policy(
+    def test_compaction_keeps_the_codec(self, harness: Any, codec: int) -> None:
+        harness.arguments["segment_size_bytes"] = 2000
+        store = harness.create_log()
+        harness.storage.set_policy(
             store, RetentionPolicy(codec=codec, compaction=CleanerPolicy(min_dirty_ratio=0.01), file_delete_delay_ms=0)
         )
         routes = [RecordRoute(b"orders", b"key.%d" % key) for key in range(20)]
@@ -375,27 +375,27 @@ class TestBrokerBatches:
             body = json_body(number)
             latest[number % 20] = (store.append_parts(routes[number % 20], b"\x00\x00", body, True), body)
             if number % 100 == 99:
-                house.turn()
+                harness.end_turn()
         segments = len(store.log.segments)
-        house.storage.maintain()
+        harness.storage.maintain()
         for _ in range(4):
-            house.turn()
+            harness.end_turn()
         assert len(store.log.segments) < segments
         active = int(store.log.segments[-1].base)
         records = store.cursor.read(0, 1 << 30).records
         kept = {record.offset: record.body for record in records}
         assert all(kept[offset] == body for offset, body in latest.values())
         assert sum(record.offset < active for record in records) == 20 if active else True
-        for name in house.names(".log"):
-            for header in headers_of(bytes(house.data(name))):
+        for name in harness.names(".log"):
+            for header in headers_of(bytes(harness.data(name))):
                 assert header.attributes & 7 == codec
-        records = MemoryRecords(b"".join(bytes(house.data(name)) for name in house.names(".log")))
+        records = MemoryRecords(b"".join(bytes(harness.data(name)) for name in harness.names(".log")))
         parsed = {}
         while (batch := records.next_batch()) is not None:
             assert batch.validate_crc()
             parsed.update({record.offset: record.value for record in batch})
         assert parsed == kept
-        store = house.again()
+        store = harness.restart()
         assert {record.offset: record.body for record in store.cursor.read(0, 1 << 30).records} == kept
 
 
@@ -409,14 +409,14 @@ def headers_of(data: bytes) -> list[BatchHeader]:
 
 
 @pytest.mark.parametrize("codec", [0, *CODECS], ids=NAMES.get)
-def test_look_up_by_record_time(house: Any, codec: int) -> None:
+def test_look_up_by_record_time(harness: Any, codec: int) -> None:
     """The look-up returns the first record in log order that is not earlier, for records with times of their own."""
-    store = house.begin()
+    store = harness.create_log()
     hour = 3_600_000
     for number in range(6):
         times = [T + number * hour + 60_000 * (minute * 7 % 20) for minute in range(20)]
         store.appender.append_batches(by_aiokafka(codec, [TEXT] * 20, times))
-        house.turn()
+        harness.end_turn()
     records = store.cursor.read(0, 1 << 30).records
     for wanted in (T - 1, T + 10 * 60_000, T + 2 * hour, T + 3 * hour + 19 * 60_000, T + 5 * hour + 1):
         expected = next(record.offset for record in records if record.timestamp_ms >= wanted)

@@ -34,14 +34,14 @@ def batch(*bodies: bytes, base: int = 0) -> bytes:
     return bytes(data)
 
 
-def test_appended_batches_change_only_their_offsets(house: Any) -> None:
-    store = house.begin()
-    house.append(b"ours")
+def test_appended_batches_change_only_their_offsets(harness: Any) -> None:
+    store = harness.create_log()
+    harness.append(b"ours")
     kafka_batches = batch(b"a", b"bb", base=500) + batch(b"ccc", base=7)
     assert store.appender.append_batches(kafka_batches) == 1
-    assert house.append(b"ours again") == [4]
+    assert harness.append(b"ours again") == [4]
     assert (store.record_count, store.size_bytes, store.next_offset) == (5, 20, 5)
-    house.turn()
+    harness.end_turn()
     assert store.high_watermark == 5
     records = store.cursor.read(0, 1 << 20).records
     assert [(each.offset, each.body) for each in records] == [
@@ -52,7 +52,7 @@ def test_appended_batches_change_only_their_offsets(house: Any) -> None:
         (4, b"ours again"),
     ]
     assert {each.exchange for each in records} == {b"orders"}
-    file = bytes(house.log())
+    file = bytes(harness.log())
     at = file.index(kafka_batches[21:80])  # the bytes from the checksum on
     assert file[at - 21 + 16 : at - 21 + 16 + 40] == kafka_batches[16:56]
     read = [record for each in _batches(file) for record in each]
@@ -68,32 +68,32 @@ def _batches(data: bytes) -> list[DefaultRecordBatch]:
     return found
 
 
-def test_appended_batches_survive_a_kill_and_a_power_cut(house: Any) -> None:
-    store = house.begin()
+def test_appended_batches_survive_a_kill_and_a_power_cut(harness: Any) -> None:
+    store = harness.create_log()
     store.appender.append_batches(batch(*[b"%d" % number for number in range(300)]))
     store.ack_range(0, 99)
-    house.turn()
-    killed, cut = house.filesystem.killed(), house.filesystem.crashed(1)
+    harness.end_turn()
+    killed, cut = harness.filesystem.killed(), harness.filesystem.crashed(1)
     for image in (killed, cut):
-        store = house.again(image)
+        store = harness.restart(image)
         assert (store.record_count, store.next_offset) == (200, 300)
-        assert house.bodies() == [b"%d" % number for number in range(100, 300)]
+        assert harness.bodies() == [b"%d" % number for number in range(100, 300)]
 
 
-def test_confirm_waits_for_appended_batches(house: Any) -> None:
-    store = house.begin()
+def test_confirm_waits_for_appended_batches(harness: Any) -> None:
+    store = harness.create_log()
     confirms: list[bool] = []
     store.appender.append_batches(batch(b"a", b"b"))
     store.when_safe(1, confirms.append)
     assert confirms == []
-    house.turn()
+    harness.end_turn()
     assert confirms == [True]
     store.when_safe(0, confirms.append)
     assert confirms == [True, True]
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "damage",
     [
         lambda data: data[:-1],
         lambda data: data + b"\0",
@@ -103,8 +103,8 @@ def test_confirm_waits_for_appended_batches(house: Any) -> None:
         lambda data: data[:8] + (1 << 20).to_bytes(4, "big") + data[12:],
     ],
 )
-def test_one_damaged_batch_refuses_the_whole_append(house: Any, damage: Any) -> None:
-    store = house.begin()
+def test_one_damaged_batch_refuses_the_whole_append(harness: Any, damage: Any) -> None:
+    store = harness.create_log()
     good = batch(b"a", b"b")
     with pytest.raises(BadBatch):
         store.appender.append_batches(good + damage(batch(b"c", b"d")))
@@ -112,8 +112,8 @@ def test_one_damaged_batch_refuses_the_whole_append(house: Any, damage: Any) -> 
     assert store.appender.append_batches(good) == 0
 
 
-def test_transactional_batches_are_refused(house: Any) -> None:
-    store = house.begin()
+def test_transactional_batches_are_refused(harness: Any) -> None:
+    store = harness.create_log()
     transactional = bytearray(batch(b"a"))
     transactional[22] |= 0x10
     with pytest.raises(BadBatch, match="attributes"):
@@ -124,5 +124,5 @@ def test_transactional_batches_are_refused(house: Any) -> None:
     store.end_transaction()
 
 
-def test_append_of_no_bytes_appends_nothing(house: Any) -> None:
-    assert house.begin().appender.append_batches(b"") == 0
+def test_append_of_no_bytes_appends_nothing(harness: Any) -> None:
+    assert harness.create_log().appender.append_batches(b"") == 0

@@ -1,4 +1,4 @@
-"""Settlements, delivery marks, indexes and the high watermark of a storage that has a clock: written every 50 ms."""
+"""Acks, delivery marks, indexes and the high watermark of a storage with timers are written every 50 ms."""
 
 from __future__ import annotations
 
@@ -21,406 +21,408 @@ TICK_MS = 50
 Call = Callable[[], None]
 
 
-class Paced:
-    """A House whose clock calls what was asked for later."""
+class TimedHarness:
+    """A `LogHarness` whose clock runs the timers that are due."""
 
-    def __init__(self, make_house: Callable[..., Any], **arguments: Any) -> None:
-        self.waiting: list[tuple[int, Call]] = []
-        self.house = make_house(later=self._later, **arguments)
+    def __init__(self, make_harness: Callable[..., Any], **arguments: Any) -> None:
+        self.timers: list[tuple[int, Call]] = []
+        self.harness = make_harness(later=self._later, **arguments)
 
     def _later(self, delay_s: float, call: Call) -> None:
-        self.waiting.append((self.house.clock.now_ms + round(delay_s * 1000), call))
+        self.timers.append((self.harness.clock.now_ms + round(delay_s * 1000), call))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.house, name)
+        return getattr(self.harness, name)
 
-    def pass_ms(self, ms: int) -> None:
-        self.house.clock.now_ms += ms
-        due = [call for time_ms, call in self.waiting if time_ms <= self.house.clock.now_ms]
-        self.waiting = [each for each in self.waiting if each[0] > self.house.clock.now_ms]
+    def advance_ms(self, ms: int) -> None:
+        self.harness.clock.now_ms += ms
+        due = [call for time_ms, call in self.timers if time_ms <= self.harness.clock.now_ms]
+        self.timers = [each for each in self.timers if each[0] > self.harness.clock.now_ms]
         for call in due:
             call()
-        self.house.loop()
+        self.harness.run_callbacks()
 
-    def again(self, *arguments: Any) -> LocalLog:
-        self.waiting = []
-        store: LocalLog = self.house.again(*arguments)
+    def restart(self, *arguments: Any) -> LocalLog:
+        self.timers = []
+        store: LocalLog = self.harness.restart(*arguments)
         return store
 
     def entries(self, kind: int) -> list[tuple[int, int]]:
-        found = AckFileReader(bytes(self.house.data(self.house.names(".settled")[-1])))
+        found = AckFileReader(bytes(self.harness.data(self.harness.names(".settled")[-1])))
         assert not found.bad_count
         return [(a, b) for each, a, b, _ in found.entries if each == kind]
 
     def deliver(self, *offsets: int) -> None:
         for offset in offsets:
-            self.house.store.mark_delivered(offset)
+            self.harness.store.mark_delivered(offset)
 
 
 @pytest.fixture
-def paced(make_house: Callable[..., Any]) -> Paced:
-    made = Paced(make_house)
-    made.begin()
-    return made
+def timed(make_harness: Callable[..., Any]) -> TimedHarness:
+    timed = TimedHarness(make_harness)
+    timed.create_log()
+    return timed
 
 
-def test_what_is_settled_is_written_with_the_tick(paced: Paced) -> None:
-    store = paced.store
-    offsets = paced.append(b"a", b"b", b"c")
-    paced.deliver(*offsets)
-    paced.turn()
+def test_acks_are_written_with_the_next_tick(timed: TimedHarness) -> None:
+    store = timed.store
+    offsets = timed.append(b"a", b"b", b"c")
+    timed.deliver(*offsets)
+    timed.end_turn()
     store.ack(0, 1)
-    paced.turn()
-    assert paced.entries(DELIVERED) == [(2, 0)] and paced.entries(SETTLED) == []
-    store = paced.again()
-    assert paced.offsets() == [0, 1, 2] and store.redelivered(0), "a kill within 50 ms brings it back"
+    timed.end_turn()
+    assert timed.entries(DELIVERED) == [(2, 0)] and timed.entries(SETTLED) == []
+    store = timed.restart()
+    assert timed.offsets() == [0, 1, 2] and store.redelivered(0), (
+        "after a kill within 50 ms the message is delivered again"
+    )
     store.ack(0, 1)
-    paced.turn()
-    paced.pass_ms(20)
+    timed.end_turn()
+    timed.advance_ms(20)
     store.ack(1, 1)
-    paced.turn()
-    paced.pass_ms(TICK_MS - 20)
-    assert paced.entries(SETTLED) == [(0, 1)], "in one entry"
-    paced.again()
-    assert paced.offsets() == [2]
+    timed.end_turn()
+    timed.advance_ms(TICK_MS - 20)
+    assert timed.entries(SETTLED) == [(0, 1)], "both acks are one entry"
+    timed.restart()
+    assert timed.offsets() == [2]
 
 
-def test_a_tick_in_the_middle_of_a_turn(paced: Paced) -> None:
-    """What the turn has appended is left to its end, which writes the settlements too; and no timer is lost."""
-    paced.deliver(*paced.append(b"a", b"b"))
-    paced.turn()
-    paced.store.ack(0, 1)
-    paced.turn()
-    paced.append(b"c")
-    paced.store.ack(1, 1)
-    paced.pass_ms(TICK_MS)
-    assert paced.entries(SETTLED) == []
-    paced.turn()
-    assert paced.entries(SETTLED) == [(0, 1)]
-    assert len(paced.waiting) == 1
+def test_tick_during_a_turn_writes_nothing(timed: TimedHarness) -> None:
+    """The end of the turn writes the appended records and the acks, and no timer is lost."""
+    timed.deliver(*timed.append(b"a", b"b"))
+    timed.end_turn()
+    timed.store.ack(0, 1)
+    timed.end_turn()
+    timed.append(b"c")
+    timed.store.ack(1, 1)
+    timed.advance_ms(TICK_MS)
+    assert timed.entries(SETTLED) == []
+    timed.end_turn()
+    assert timed.entries(SETTLED) == [(0, 1)]
+    assert len(timed.timers) == 1
     for _ in range(20):
-        paced.pass_ms(TICK_MS)
-    assert not paced.waiting, "an idle queue is not looked at"
+        timed.advance_ms(TICK_MS)
+    assert not timed.timers, "an idle queue has no timer"
 
 
-class TestAnOverdueTick:
-    """A turn of the loop takes so long that the timer of the tick cannot come.
+class TestOverdueTick:
+    """A loop turn takes so long that the timer of the tick cannot run.
 
-    `write_overdue_acks` is called between two of its reads.
+    `write_overdue_acks` is called between two reads of the turn.
     """
 
-    def written(self, paced: Paced) -> dict[float, int]:
-        """How often acks were written, by the bound that the oldest one's age was within."""
-        counts = paced.storage.commits.ack_ages.counts
+    def writes_by_age(self, timed: TimedHarness) -> dict[float, int]:
+        """Numbers of ack writes, by the upper bound of the oldest ack's age."""
+        counts = timed.storage.commits.ack_ages.counts
         return {bound: count for bound, count in zip((*BOUNDS_ACKS_S, inf), counts, strict=True) if count}
 
-    def test_acks_are_written_all_the_same(self, paced: Paced) -> None:
-        paced.deliver(*paced.append(b"a", b"b", b"c"))
-        paced.turn()
-        paced.store.ack(0, 1)
-        paced.turn()
-        paced.clock.now_ms += TICK_MS - 1
-        paced.storage.commits.write_overdue_acks()
-        assert paced.entries(SETTLED) == []
-        paced.clock.now_ms += 1
-        paced.store.ack(1, 1)
-        paced.storage.commits.write_overdue_acks()
-        assert paced.entries(SETTLED) == [(0, 1)]
-        paced.clock.now_ms += TICK_MS - 1
-        paced.store.ack(2, 1)
-        paced.storage.commits.write_overdue_acks()
-        assert paced.entries(SETTLED) == [(0, 1)], "those that were written have an age no longer"
-        paced.again()
-        assert paced.offsets() == [2]
+    def test_overdue_acks_are_written(self, timed: TimedHarness) -> None:
+        timed.deliver(*timed.append(b"a", b"b", b"c"))
+        timed.end_turn()
+        timed.store.ack(0, 1)
+        timed.end_turn()
+        timed.clock.now_ms += TICK_MS - 1
+        timed.storage.commits.write_overdue_acks()
+        assert timed.entries(SETTLED) == []
+        timed.clock.now_ms += 1
+        timed.store.ack(1, 1)
+        timed.storage.commits.write_overdue_acks()
+        assert timed.entries(SETTLED) == [(0, 1)]
+        timed.clock.now_ms += TICK_MS - 1
+        timed.store.ack(2, 1)
+        timed.storage.commits.write_overdue_acks()
+        assert timed.entries(SETTLED) == [(0, 1)], "written acks have no age"
+        timed.restart()
+        assert timed.offsets() == [2]
 
-    def test_what_the_same_turn_has_appended_is_written_before_its_acks(self, paced: Paced) -> None:
-        paced.storage.commits.write_overdue_acks()
-        paced.deliver(*paced.append(b"a", b"b"))
-        paced.storage.commits.write_overdue_acks()
-        paced.clock.now_ms += TICK_MS
-        paced.store.ack(0, 1)
-        paced.storage.commits.write_overdue_acks()
-        assert paced.store.record_count == 1
-        paced.again()
-        assert paced.offsets() == [1]
-        assert paced.append(b"c") == [2], "no offset is given out again that a file calls settled"
+    def test_records_of_the_turn_are_written_before_their_acks(self, timed: TimedHarness) -> None:
+        timed.storage.commits.write_overdue_acks()
+        timed.deliver(*timed.append(b"a", b"b"))
+        timed.storage.commits.write_overdue_acks()
+        timed.clock.now_ms += TICK_MS
+        timed.store.ack(0, 1)
+        timed.storage.commits.write_overdue_acks()
+        assert timed.store.record_count == 1
+        timed.restart()
+        assert timed.offsets() == [1]
+        assert timed.append(b"c") == [2], "an offset whose ack is in a file is not used again"
 
-    def test_a_commit_that_waits_for_the_turn_still_comes(self, paced: Paced) -> None:
-        paced.append(b"a")
-        paced.storage.commits.write_overdue_acks()
-        paced.clock.now_ms += TICK_MS
-        paced.store.ack(0, 1)
-        paced.storage.commits.write_overdue_acks()
-        assert paced.commits == []
-        paced.turn()
-        assert paced.commits == [(1, [])]
+    def test_records_of_the_turn_are_committed_at_its_end(self, timed: TimedHarness) -> None:
+        timed.append(b"a")
+        timed.storage.commits.write_overdue_acks()
+        timed.clock.now_ms += TICK_MS
+        timed.store.ack(0, 1)
+        timed.storage.commits.write_overdue_acks()
+        assert timed.commits == []
+        timed.end_turn()
+        assert timed.commits == [(1, [])]
 
-    def test_many_logs_are_written_in_slices(self, make_house: Callable[..., Any]) -> None:
-        paced = Paced(make_house)
-        paced.begin()
-        stores = [paced.store, *[paced.storage.create_queue("v", f"q{each}", "/")[1] for each in range(9)]]
+    def test_many_logs_are_written_in_slices(self, make_harness: Callable[..., Any]) -> None:
+        timed = TimedHarness(make_harness)
+        timed.create_log()
+        stores = [timed.store, *[timed.storage.create_queue("v", f"q{each}", "/")[1] for each in range(9)]]
         for store in stores:
             store.append_parts(RecordRoute(b"", b"k"), b"", b"x", True)
-        paced.turn()
+        timed.end_turn()
         for store in stores:
             store.ack(0, 1)
-        paced.turn()
-        paced.storage.context.dirty_max = 4
-        paced.clock.now_ms += TICK_MS
+        timed.end_turn()
+        timed.storage.context.dirty_max = 4
+        timed.clock.now_ms += TICK_MS
         left = []
         for _ in range(4):
-            paced.storage.commits.write_overdue_acks()
+            timed.storage.commits.write_overdue_acks()
             left.append(sum(store.has_unwritten_acks for store in stores))
         assert left == [6, 2, 0, 0]
-        assert self.written(paced) == {0.05: 3}
+        assert self.writes_by_age(timed) == {0.05: 3}
 
-    def test_the_age_of_the_oldest_ack_is_counted(self, paced: Paced) -> None:
-        paced.append(*[b"x"] * 9)
-        paced.turn()
+    def test_the_age_of_the_oldest_ack_is_counted(self, timed: TimedHarness) -> None:
+        timed.append(*[b"x"] * 9)
+        timed.end_turn()
         for _ in range(4):
-            paced.pass_ms(TICK_MS)
-        assert self.written(paced) == {}, "no ack, no age"
+            timed.advance_ms(TICK_MS)
+        assert self.writes_by_age(timed) == {}, "no ack, no age"
         for offset, late_ms in enumerate((0, 10, 350)):
-            paced.store.ack(offset, 1)
-            paced.turn()
-            paced.pass_ms(TICK_MS + late_ms)
-        assert self.written(paced) == {0.05: 1, 0.06: 1, 0.5: 1}
+            timed.store.ack(offset, 1)
+            timed.end_turn()
+            timed.advance_ms(TICK_MS + late_ms)
+        assert self.writes_by_age(timed) == {0.05: 1, 0.06: 1, 0.5: 1}
 
-    def test_a_deleted_log_leaves_no_age(self, paced: Paced) -> None:
-        paced.append(b"a")
-        paced.storage.commits.write_overdue_acks()
-        paced.storage.commits.remove(paced.store)
-        paced.clock.now_ms += 60_000
-        _, paced.house.store = paced.storage.create_queue("v", "other", "/")
-        paced.append(b"b")
-        paced.store.ack(0, 1)
-        paced.turn()
-        paced.storage.commits.write_overdue_acks()
-        assert self.written(paced) == {}
-
-
-def test_commits_that_cannot_wait(paced: Paced) -> None:
-    """`flush` is what a tx.commit asks for; `write_acks_this_turn` is for what nobody will answer."""
-    paced.append(b"a", b"b", b"c")
-    paced.turn()
-    paced.store.ack(0, 1)
-    paced.storage.commits.flush()
-    assert paced.entries(SETTLED) == [(0, 0)]
-    paced.loop()
-    paced.store.ack(1, 1)
-    paced.store.write_acks_this_turn()
-    paced.turn()
-    assert paced.entries(SETTLED) == [(0, 0), (1, 1)]
-    calls = [call for _, call in paced.waiting]
-    assert calls and len(set(calls)) == len(calls), "one timer for each purpose, however often it was written"
+    def test_deleted_log_has_no_ack_age(self, timed: TimedHarness) -> None:
+        timed.append(b"a")
+        timed.storage.commits.write_overdue_acks()
+        timed.storage.commits.remove(timed.store)
+        timed.clock.now_ms += 60_000
+        _, timed.harness.store = timed.storage.create_queue("v", "other", "/")
+        timed.append(b"b")
+        timed.store.ack(0, 1)
+        timed.end_turn()
+        timed.storage.commits.write_overdue_acks()
+        assert self.writes_by_age(timed) == {}
 
 
-def test_commits_tell_no_time(paced: Paced) -> None:
-    """Deliveries between commits that follow each other within a tick are a burst: its mark is exact."""
-    paced.append(*[b"x"] * 60)
-    paced.turn()
-    store = paced.store
+def test_flush_and_write_acks_this_turn_do_not_wait_for_the_tick(timed: TimedHarness) -> None:
+    """`flush` serves tx.commit. `write_acks_this_turn` serves deliveries without acks and a purge."""
+    timed.append(b"a", b"b", b"c")
+    timed.end_turn()
+    timed.store.ack(0, 1)
+    timed.storage.commits.flush()
+    assert timed.entries(SETTLED) == [(0, 0)]
+    timed.run_callbacks()
+    timed.store.ack(1, 1)
+    timed.store.write_acks_this_turn()
+    timed.end_turn()
+    assert timed.entries(SETTLED) == [(0, 0), (1, 1)]
+    calls = [call for _, call in timed.timers]
+    assert calls and len(set(calls)) == len(calls), "one timer for each purpose"
+
+
+def test_delivery_mark_is_exact_for_commits_within_a_tick(timed: TimedHarness) -> None:
+    """Deliveries between commits that follow each other within a tick count as one burst."""
+    timed.append(*[b"x"] * 60)
+    timed.end_turn()
+    store = timed.store
     for first in range(0, 30, 3):
-        paced.deliver(first, first + 1, first + 2)
+        timed.deliver(first, first + 1, first + 2)
         store.ack(first, 1)
-        paced.storage.commits.flush()
-        paced.loop()
-        paced.pass_ms(2)
-    assert paced.waiting
-    store = paced.again()
-    assert [offset for offset in paced.offsets() if store.redelivered(offset)][-1] == 29
+        timed.storage.commits.flush()
+        timed.run_callbacks()
+        timed.advance_ms(2)
+    assert timed.timers
+    store = timed.restart()
+    assert [offset for offset in timed.offsets() if store.redelivered(offset)][-1] == 29
 
 
-def test_the_mark_runs_ahead_of_a_busy_queue(paced: Paced) -> None:
-    """Few marks for many turns; a kill calls no more than AHEAD_MAX redelivered that nobody has seen."""
-    store = paced.store
+def test_delivery_mark_runs_ahead_of_a_busy_queue(timed: TimedHarness) -> None:
+    """Few marks cover many turns. After a kill at most AHEAD_MAX undelivered messages count as redelivered."""
+    store = timed.store
     turns = 200
     for _ in range(turns):
-        offsets = paced.append(*[b"x"] * 5)
-        paced.deliver(*offsets)
-        paced.turn()
+        offsets = timed.append(*[b"x"] * 5)
+        timed.deliver(*offsets)
+        timed.end_turn()
         for offset in offsets:
             store.ack(offset, 1)
-        paced.turn()
-        paced.pass_ms(10)
-    assert len(paced.entries(DELIVERED)) < turns // 5, "not with every turn"
-    assert len(paced.entries(SETTLED)) < turns // 3, "nor every turn's"
-    paced.append(*[b"y"] * 1000)
-    paced.turn()
+        timed.end_turn()
+        timed.advance_ms(10)
+    assert len(timed.entries(DELIVERED)) < turns // 5, "a mark is not written every turn"
+    assert len(timed.entries(SETTLED)) < turns // 3, "acks are not written every turn"
+    timed.append(*[b"y"] * 1000)
+    timed.end_turn()
     delivered = store.delivered_mark
-    store = paced.again()
-    marked = [offset for offset in paced.offsets() if store.redelivered(offset)]
+    store = timed.restart()
+    marked = [offset for offset in timed.offsets() if store.redelivered(offset)]
     assert len([offset for offset in marked if offset > delivered]) in range(1, AHEAD_MAX + 1)
 
 
-def test_a_burst_is_marked_exactly(paced: Paced) -> None:
-    """Fifty at once, and the kill some ticks later: fifty are redelivered."""
-    store = paced.store
-    paced.append(*[b"x"] * 200)
-    paced.turn()
+def test_delivery_mark_of_a_burst_is_exact(timed: TimedHarness) -> None:
+    """50 messages are delivered at once and the kill comes some ticks later: 50 are redelivered."""
+    store = timed.store
+    timed.append(*[b"x"] * 200)
+    timed.end_turn()
     for first in range(0, 50, 10):
-        paced.deliver(*range(first, first + 10))
-        paced.turn()
-    paced.pass_ms(150)
-    store = paced.again()
-    assert [offset for offset in paced.offsets() if store.redelivered(offset)] == list(range(50))
+        timed.deliver(*range(first, first + 10))
+        timed.end_turn()
+    timed.advance_ms(150)
+    store = timed.restart()
+    assert [offset for offset in timed.offsets() if store.redelivered(offset)] == list(range(50))
 
 
-def test_a_slow_queue_is_marked_exactly(paced: Paced) -> None:
+def test_delivery_mark_of_a_slow_queue_is_exact(timed: TimedHarness) -> None:
     for _ in range(20):
-        paced.deliver(*paced.append(b"x"))
-        paced.turn()
-        paced.pass_ms(200)
-    paced.append(b"x", b"x")
-    paced.turn()
-    store = paced.again()
+        timed.deliver(*timed.append(b"x"))
+        timed.end_turn()
+        timed.advance_ms(200)
+    timed.append(b"x", b"x")
+    timed.end_turn()
+    store = timed.restart()
     assert [store.redelivered(offset) for offset in (18, 19, 20, 21)] == [True, True, False, False]
 
 
-def test_a_clean_stop_knows_what_was_delivered(paced: Paced) -> None:
-    """The file tells of more than was delivered, and a start after a clean stop does not believe it."""
+def test_clean_stop_keeps_the_exact_delivery_mark(timed: TimedHarness) -> None:
+    """The mark in `.settled` is beyond the delivered messages; a start after a clean stop ignores it."""
     for _ in range(50):
-        paced.deliver(*paced.append(*[b"x"] * 5))
-        paced.turn()
-        paced.pass_ms(10)
-    offsets = paced.append(*[b"x"] * 200)
-    paced.turn()
-    assert paced.entries(DELIVERED)[-1][0] >= offsets[0]
-    paced.storage.close(clean=True)
-    store = paced.again()
+        timed.deliver(*timed.append(*[b"x"] * 5))
+        timed.end_turn()
+        timed.advance_ms(10)
+    offsets = timed.append(*[b"x"] * 200)
+    timed.end_turn()
+    assert timed.entries(DELIVERED)[-1][0] >= offsets[0]
+    timed.storage.close(clean=True)
+    store = timed.restart()
     assert store.delivered_mark == 249
     assert [store.redelivered(offsets[0] - 1), store.redelivered(offsets[0])] == [True, False]
-    paced.deliver(*offsets[:3])
-    paced.turn()
-    store = paced.again()
+    timed.deliver(*offsets[:3])
+    timed.end_turn()
+    store = timed.restart()
     assert store.redelivered(offsets[2])
 
 
-def test_indexes_reach_their_file_when_the_queue_rests(paced: Paced) -> None:
+def test_indexes_are_written_when_the_queue_is_idle(timed: TimedHarness) -> None:
     for _ in range(10):
-        paced.append(b"x" * 3000)
-        paced.turn()
-    assert paced.names(".index") == []
+        timed.append(b"x" * 3000)
+        timed.end_turn()
+    assert timed.names(".index") == []
     for _ in range(3):
-        paced.pass_ms(TICK_MS)
-    assert len(paced.data(paced.names(".index")[0])) > 0
+        timed.advance_ms(TICK_MS)
+    assert len(timed.data(timed.names(".index")[0])) > 0
 
 
-def test_the_high_watermark_of_many_queues(make_house: Callable[..., Any]) -> None:
-    """One queue's is told at once; of many, when they rest, and at a clean stop."""
-    paced = Paced(make_house)
-    first = paced.begin()
-    stores = [first] + [paced.storage.create_queue("v", f"q{number}", "/")[1] for number in range(9)]
+def test_high_watermark_of_many_queues_is_written_when_they_are_idle(make_harness: Callable[..., Any]) -> None:
+    """The high watermark of a single active queue is written at once. A clean stop writes all."""
+    timed = TimedHarness(make_harness)
+    first = timed.create_log()
+    stores = [first] + [timed.storage.create_queue("v", f"q{number}", "/")[1] for number in range(9)]
 
-    def told() -> int:
-        return decode_high_watermark(bytes(paced.data(HIGH_WATERMARK)))
+    def stored_high_watermark() -> int:
+        return decode_high_watermark(bytes(timed.data(HIGH_WATERMARK)))
 
-    paced.append(b"a")
-    paced.turn()
-    assert told() == 1
+    timed.append(b"a")
+    timed.end_turn()
+    assert stored_high_watermark() == 1
     for count in (2, 3):
         for store in stores:
-            paced.house.store = store
-            paced.append(b"a")
-        paced.turn()
-        paced.house.store = first
+            timed.harness.store = store
+            timed.append(b"a")
+        timed.end_turn()
+        timed.harness.store = first
         assert first.high_watermark == count
-        assert told() == count - 1
+        assert stored_high_watermark() == count - 1
         if count == 2:
             for _ in range(5):
-                paced.pass_ms(TICK_MS)
-            assert told() == 2
-    paced.storage.close(clean=True)
-    assert told() == 3
+                timed.advance_ms(TICK_MS)
+            assert stored_high_watermark() == 2
+    timed.storage.close(clean=True)
+    assert stored_high_watermark() == 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
-def test_kills_at_any_moment(make_house: Callable[..., Any], seed: int) -> None:
-    """A queue at work for a while, killed and recovered again and again; small segments, so that they roll and go."""
+def test_kills_at_any_moment(make_harness: Callable[..., Any], seed: int) -> None:
+    """A busy queue is killed and recovered repeatedly. Its segments are small, so that they roll and are removed."""
     choose = random.Random(seed)
-    paced = Paced(make_house, segment_size_bytes=3000)
-    paced.begin()
+    timed = TimedHarness(make_harness, segment_size_bytes=3000)
+    timed.create_log()
     written: set[int] = set()
     delivered: set[int] = set()
-    settled: dict[int, int] = {}  # offset -> when
+    acked_ms: dict[int, int] = {}  # offset -> time of its ack
     ready: list[int] = []
     unacked: list[int] = []
     for _ in range(6):
-        store = paced.store
+        store = timed.store
         busy = choose.randint(1, 12)
         for _ in range(choose.randint(1, 150)):
-            new = paced.append(*[b"%d" % choose.randrange(1000) * choose.choice([1, 20])] * choose.randint(0, busy))
+            new = timed.append(*[b"%d" % choose.randrange(1000) * choose.choice([1, 20])] * choose.randint(0, busy))
             ready += new
             count = choose.randint(0, busy) if choose.random() < 0.9 else len(ready)
-            going, ready = ready[:count], ready[count:]
-            paced.deliver(*going)
-            unacked += going
+            delivering, ready = ready[:count], ready[count:]
+            timed.deliver(*delivering)
+            unacked += delivering
             choose.shuffle(unacked)
             for offset in unacked[: choose.randint(0, len(unacked))]:
                 store.ack(offset, 1)
-                settled[offset] = paced.clock.now_ms
+                acked_ms[offset] = timed.clock.now_ms
                 unacked.remove(offset)
             if choose.random() < 0.1:
                 store.cursor.read(choose.randrange(max(store.next_offset, 1)), 500)
-            paced.storage.commits.end_of_turn()
-            written |= set(new)  # and only now bytes go to a socket
-            delivered |= set(going)
+            timed.storage.commits.end_of_turn()
+            written |= set(new)  # only now bytes go to a socket
+            delivered |= set(delivering)
             if choose.random() < 0.7:
-                paced.loop()
-            paced.pass_ms(choose.choice([0, 1, 5, 20]))
-        now_ms = paced.clock.now_ms
+                timed.run_callbacks()
+            timed.advance_ms(choose.choice([0, 1, 5, 20]))
+        now_ms = timed.clock.now_ms
         clean = choose.random() < 0.3
         if clean:
-            paced.loop()
-            paced.storage.close(clean=True)
+            timed.run_callbacks()
+            timed.storage.close(clean=True)
         last = max(delivered, default=-1)
-        store = paced.again()
-        found = paced.offsets()
-        old = {offset for offset, time_ms in settled.items() if clean or time_ms <= now_ms - TICK_MS - 20}
-        assert not old & set(found), "settled long ago, and back"
-        assert written - set(settled) <= set(found), "lost"
+        store = timed.restart()
+        found = timed.offsets()
+        old = {offset for offset, time_ms in acked_ms.items() if clean or time_ms <= now_ms - TICK_MS - 20}
+        assert not old & set(found), "acked long ago, but delivered again"
+        assert written - set(acked_ms) <= set(found), "a written message is lost"
         marked = {offset for offset in found if store.redelivered(offset)}
-        assert delivered & set(found) <= marked, "was delivered, and does not say so"
+        assert delivered & set(found) <= marked, "a delivered message is not marked as redelivered"
         ahead = [offset for offset in marked if offset > last]
         assert not ahead if clean else len(ahead) <= AHEAD_MAX
         assert store.record_count == len(found)
         ready = found
         unacked = []
         for offset in found:
-            settled.pop(offset, None)
+            acked_ms.pop(offset, None)
         delivered |= marked
-        assert not paced.commits or not any(failed for _, failed in paced.commits)
+        assert not timed.commits or not any(failed for _, failed in timed.commits)
 
 
-def test_a_turn_that_touched_many_logs_waits_while_the_committer_works(make_house: Callable[..., Any]) -> None:
-    """Once, for 2 ms; a few logs, or a committer that is idle, hold nobody up."""
-    paced = Paced(make_house)
-    first = paced.begin()
-    stores = [first] + [paced.storage.create_queue("v", f"q{number}", "/")[1] for number in range(POSTPONE_FROM)]
+def test_turn_with_many_logs_is_postponed_while_the_fsync_thread_works(make_harness: Callable[..., Any]) -> None:
+    """The turn's end is postponed once, for 2 ms. With few logs or an idle fsync thread it is not postponed."""
+    timed = TimedHarness(make_harness)
+    first = timed.create_log()
+    stores = [first] + [timed.storage.create_queue("v", f"q{number}", "/")[1] for number in range(POSTPONE_FROM)]
     called: list[int] = []
 
     def run() -> None:
-        called.append(paced.clock.now_ms)
+        called.append(timed.clock.now_ms)
 
     def append(count: int) -> None:
         for store in stores[:count]:
-            paced.house.store = store
-            paced.append(b"a")
-        paced.house.store = first
+            timed.harness.store = store
+            timed.append(b"a")
+        timed.harness.store = first
 
     append(len(stores))
-    assert not paced.storage.commits.postpone(run), "nobody is at work"
-    paced.storage.commits.end_of_turn()
+    assert not timed.storage.commits.postpone(run), "the fsync thread is idle"
+    timed.storage.commits.end_of_turn()
     append(3)
-    assert not paced.storage.commits.postpone(run), "few logs"
+    assert not timed.storage.commits.postpone(run), "few logs"
     append(len(stores))
-    begun = paced.clock.now_ms
-    assert paced.storage.commits.postpone(run)
-    paced.house.clock.now_ms += 2
-    due = [call for time_ms, call in paced.waiting if time_ms <= paced.clock.now_ms]
+    begun = timed.clock.now_ms
+    assert timed.storage.commits.postpone(run)
+    timed.harness.clock.now_ms += 2
+    due = [call for time_ms, call in timed.timers if time_ms <= timed.clock.now_ms]
     assert len(due) == 1 and due[0] is run
     run()
     assert called == [begun + 2]
-    assert not paced.storage.commits.postpone(run), "once a turn"
-    assert paced.storage.commits.postpone(run), "and again in the next"
+    assert not timed.storage.commits.postpone(run), "once a turn"
+    assert timed.storage.commits.postpone(run), "again in the next turn"

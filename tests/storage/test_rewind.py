@@ -1,4 +1,4 @@
-"""Settled messages that become live again: replay.py, and what a crash leaves of it."""
+"""Acked messages that become live again: replay.py, also after a crash."""
 
 from __future__ import annotations
 
@@ -16,91 +16,93 @@ from amqpd.storage.acks.replay_file import by_segment, decode_rewind, encode_rew
 BODY = b"." * 400
 
 
-def nothing() -> None: ...
+def do_nothing() -> None: ...
 
 
 @pytest.fixture
-def house(make_house: Callable[..., Any]) -> Any:
-    house = make_house(segment_size_bytes=4000)
-    house.begin()
-    house.storage.retain(house.store, -1, 1 << 40)
-    return house
+def harness(make_harness: Callable[..., Any]) -> Any:
+    harness = make_harness(segment_size_bytes=4000)
+    harness.create_log()
+    harness.storage.retain(harness.store, -1, 1 << 40)
+    return harness
 
 
-def fill(house: Any, count: int, *, settle: Callable[[int], bool] = lambda offset: True) -> None:
-    store = house.store
+def fill(harness: Any, count: int, *, is_acked: Callable[[int], bool] = lambda offset: True) -> None:
+    store = harness.store
     for _ in range(count):
-        house.append(BODY)
-        house.turn()
+        harness.append(BODY)
+        harness.end_turn()
     for offset in range(store.next_offset - count, store.next_offset):
-        if settle(offset):
+        if is_acked(offset):
             store.ack(offset, len(BODY))
     store.write_acks_this_turn()
-    rest(house)
+    run_commits(harness)
 
 
-def rest(house: Any) -> None:
+def run_commits(harness: Any) -> None:
     for _ in range(4):
-        house.clock.now_ms += 100
-        house.turn()
-        house.storage.commits.flush()
-        house.loop()
+        harness.clock.now_ms += 100
+        harness.end_turn()
+        harness.storage.commits.flush()
+        harness.run_callbacks()
 
 
-def wanted(house: Any, offsets: set[int]) -> AckedReplay:
-    store = house.store
-    made: AckedReplay = house.storage.replay(store)
+def replay_of(harness: Any, offsets: set[int]) -> AckedReplay:
+    store = harness.store
+    replay: AckedReplay = harness.storage.replay(store)
     for offset in sorted(offsets):
         segment = store.log.segment_of(offset)
         if segment is not None and not segment.is_removed and segment.settled.contains(offset):
-            made.add(offset, len(BODY))
-    return made
+            replay.add(offset, len(BODY))
+    return replay
 
 
-def rewind(house: Any, offsets: set[int]) -> AckedReplay:
-    made = wanted(house, offsets)
-    made.begin()
+def rewind(harness: Any, offsets: set[int]) -> AckedReplay:
+    replay = replay_of(harness, offsets)
+    replay.begin()
     for _ in range(50):
-        if made.is_finished:
+        if replay.is_finished:
             break
-        made.run_slice()
-        rest(house)
-    assert made.is_finished
-    return made
+        replay.run_slice()
+        run_commits(harness)
+    assert replay.is_finished
+    return replay
 
 
-def live(house: Any) -> set[int]:
-    return set(house.offsets())
+def live_offsets(harness: Any) -> set[int]:
+    return set(harness.offsets())
 
 
-class TestSet:
+class TestAckSet:
     @pytest.mark.parametrize("many", [False, True])
-    def test_it_is_taken_out(self, many: bool) -> None:
+    def test_remove_all(self, many: bool) -> None:
         import random
 
         chance = random.Random(5)
         for _ in range(50):
             base = chance.randrange(1000)
-            mine = {base + chance.randrange(2000) for _ in range(1500 if many else 30)}
-            other = {base + chance.randrange(2000) for _ in range(chance.choice([0, 3, 1500]))}
+            acked = {base + chance.randrange(2000) for _ in range(1500 if many else 30)}
+            removed = {base + chance.randrange(2000) for _ in range(chance.choice([0, 3, 1500]))}
             sets = []
-            for offsets in (mine, other):
+            for offsets in (acked, removed):
                 made = AckSet(base)
                 for offset in sorted(offsets):
                     made.add(offset, offset)
                 sets.append(made)
-            assert sets[0].remove_all(sets[1]) == len(mine & other)
-            left = mine - other
-            assert sets[0].count == len(left)
-            assert {each for each in range(base, base + 2001) if sets[0].contains(each)} == left
-            assert sets[0].highest == max(left, default=-1)
-            again = base + chance.randrange(2000)
-            assert sets[0].add(again, again) == (again not in left)
-            assert {each for first, last in sets[0].ranges() for each in range(first, last + 1)} == left | {again}
+            assert sets[0].remove_all(sets[1]) == len(acked & removed)
+            remaining = acked - removed
+            assert sets[0].count == len(remaining)
+            assert {each for each in range(base, base + 2001) if sets[0].contains(each)} == remaining
+            assert sets[0].highest == max(remaining, default=-1)
+            readded = base + chance.randrange(2000)
+            assert sets[0].add(readded, readded) == (readded not in remaining)
+            assert {each for start, last in sets[0].ranges() for each in range(start, last + 1)} == remaining | {
+                readded
+            }
 
 
-class TestFile:
-    def test_what_it_says(self) -> None:
+class TestRewindFile:
+    def test_round_trip_by_segment(self) -> None:
         few, many = AckSet(10), AckSet(5000)
         few.add(12, 20)
         for offset in range(5000, 9000, 3):
@@ -113,12 +115,12 @@ class TestFile:
         assert replayed_offsets(entries, 5000, 20_000)[0].ranges() == many.ranges()
         assert replayed_offsets(entries, 5000, 6000)[0].count == len(range(5000, 6000, 3))
         parts = by_segment(entries)
-        assert [*parts[10], *parts[5000]] == entries, "each of them is looked at for one segment alone"
+        assert [*parts[10], *parts[5000]] == entries, "each entry belongs to one segment"
         assert replayed_offsets(parts[10], 10, 5000)[0].ranges() == [(12, 20)]
         assert replayed_offsets(parts[5000], 5000, 20_000)[0].ranges() == many.ranges()
         assert replayed_offsets(parts[5000], 5000, 20_000)[1] == 88
 
-    def test_it_is_whole_or_nothing(self) -> None:
+    def test_damaged_file_is_ignored_as_a_whole(self) -> None:
         few = AckSet(0)
         few.add(1, 2)
         data = encode_rewind({0: few}, {0: 1}, 0)
@@ -131,112 +133,115 @@ class TestFile:
             assert decode_rewind(bytes(bad)) is None
 
 
-class TestRewind:
-    def test_all_of_it(self, house: Any) -> None:
-        fill(house, 60)
-        assert live(house) == set()
-        made = rewind(house, set(range(60)))
-        assert (made.error, made.count, made.size_bytes) == (None, 60, 60 * len(BODY))
-        assert live(house) == set(range(60))
-        assert (house.store.record_count, house.store.size_bytes) == (60, 60 * len(BODY))
-        assert all(house.store.redelivered(offset) for offset in range(60))
-        assert house.names("rewind") == []
+class TestReplay:
+    def test_all_messages_become_live(self, harness: Any) -> None:
+        fill(harness, 60)
+        assert live_offsets(harness) == set()
+        replay = rewind(harness, set(range(60)))
+        assert (replay.error, replay.count, replay.size_bytes) == (None, 60, 60 * len(BODY))
+        assert live_offsets(harness) == set(range(60))
+        assert (harness.store.record_count, harness.store.size_bytes) == (60, 60 * len(BODY))
+        assert all(harness.store.redelivered(offset) for offset in range(60))
+        assert harness.names("rewind") == []
 
-    def test_some_and_they_can_be_settled_again(self, house: Any) -> None:
-        fill(house, 60, settle=lambda offset: offset % 7 != 0)
+    def test_replayed_messages_can_be_acked_again(self, harness: Any) -> None:
+        fill(harness, 60, is_acked=lambda offset: offset % 7 != 0)
         chosen = {offset for offset in range(60) if offset % 3 == 0}
-        rewind(house, chosen)
+        rewind(harness, chosen)
         sevens = set(range(0, 60, 7))
-        assert live(house) == chosen | sevens
-        house.again()
-        assert live(house) == chosen | sevens
-        assert house.store.record_count == len(chosen | sevens)
+        assert live_offsets(harness) == chosen | sevens
+        harness.restart()
+        assert live_offsets(harness) == chosen | sevens
+        assert harness.store.record_count == len(chosen | sevens)
         for offset in sorted(chosen):
-            house.store.ack(offset, len(BODY))
-        house.store.write_acks_this_turn()
-        rest(house)
-        house.again()
-        assert live(house) == sevens - chosen
-        assert house.store.size_bytes == len(sevens - chosen) * len(BODY)
+            harness.store.ack(offset, len(BODY))
+        harness.store.write_acks_this_turn()
+        run_commits(harness)
+        harness.restart()
+        assert live_offsets(harness) == sevens - chosen
+        assert harness.store.size_bytes == len(sevens - chosen) * len(BODY)
 
-    def test_what_is_gone_is_not_taken_back(self, house: Any) -> None:
-        fill(house, 60)
-        made = wanted(house, set(range(60)))
-        house.storage.retain(house.store, -1, -1)
-        rest(house)
-        made.begin()
+    def test_removed_segments_are_not_replayed(self, harness: Any) -> None:
+        fill(harness, 60)
+        replay = replay_of(harness, set(range(60)))
+        harness.storage.retain(harness.store, -1, -1)
+        run_commits(harness)
+        replay.begin()
         for _ in range(10):
-            made.run_slice()
-            rest(house)
-        assert made.is_finished
-        assert made.error is None
-        assert live(house) == {offset for first, last in made.ranges() for offset in range(first, last + 1)} != set()
+            replay.run_slice()
+            run_commits(harness)
+        assert replay.is_finished
+        assert replay.error is None
+        assert (
+            live_offsets(harness)
+            == {offset for first, last in replay.ranges() for offset in range(first, last + 1)}
+            != set()
+        )
 
-    def test_the_new_file_says_that_they_were_delivered(self, house: Any) -> None:
-        """Killed when it has its name, before the turn ends that would have told it."""
-        fill(house, 5)
-        made = wanted(house, set(range(5)))
-        made.begin()
-        rest(house)
-        made.run_slice()
-        house.storage.commits.submit_waiting()
-        assert house.names(".swap") == []
-        house.again(house.filesystem.killed())
-        assert live(house) == set(range(5))
-        assert all(house.store.redelivered(offset) for offset in range(5))
+    def test_replayed_messages_are_redelivered_after_a_kill(self, harness: Any) -> None:
+        """The kill comes after the rename of the new file and before the end of the turn."""
+        fill(harness, 5)
+        replay = replay_of(harness, set(range(5)))
+        replay.begin()
+        run_commits(harness)
+        replay.run_slice()
+        harness.storage.commits.submit_waiting()
+        assert harness.names(".swap") == []
+        harness.restart(harness.filesystem.killed())
+        assert live_offsets(harness) == set(range(5))
+        assert all(harness.store.redelivered(offset) for offset in range(5))
 
-    def test_transient_ones_of_an_earlier_life_stay_settled(self, house: Any) -> None:
+    def test_transient_messages_of_an_earlier_start_are_not_replayed(self, harness: Any) -> None:
         for number in range(20):
-            house.append(BODY, persistent=number % 2 == 0)
-            house.turn()
-        house.store.ack_range(0, 19, 20 * len(BODY))
-        rest(house)
-        house.again()
-        fetch = house.store.new_cursor().read_settled(0, 1 << 30, nothing)
+            harness.append(BODY, persistent=number % 2 == 0)
+            harness.end_turn()
+        harness.store.ack_range(0, 19, 20 * len(BODY))
+        run_commits(harness)
+        harness.restart()
+        fetch = harness.store.new_cursor().read_settled(0, 1 << 30, do_nothing)
         assert [record.offset for record in fetch.records] == list(range(0, 20, 2))
 
 
-class _Counted(list[Any]):
-    """Segments, and how many of them who went over all of them has looked at."""
+class _CountingList(list[Any]):
+    """A list of segments that counts how many segments all iterations visit."""
 
-    looked_at = 0
+    visited = 0
 
     def __iter__(self) -> Any:
-        self.looked_at += len(self)
+        self.visited += len(self)
         return super().__iter__()
 
 
 @pytest.mark.skipif(is_compiled(), reason="compiled code goes over a list without asking it")
-def test_what_it_costs_grows_with_its_segments(house: Any) -> None:
-    """And not with their square."""
-    fill(house, 900)
-    made = wanted(house, set(range(900)))
-    log = house.store.log
+def test_replay_cost_is_linear_in_the_segments(harness: Any) -> None:
+    fill(harness, 900)
+    replay = replay_of(harness, set(range(900)))
+    log = harness.store.log
     count = len(log.segments)
     assert count > 80
-    looked_at = 0
-    made.begin()
+    visited = 0
+    replay.begin()
     for _ in range(300):
-        rest(house)
-        if made.is_finished:
+        run_commits(harness)
+        if replay.is_finished:
             break
-        log.segments = counted = _Counted(log.segments)
-        made.run_slice()
-        looked_at += counted.looked_at
-        log.segments = list(counted)
-    assert made.is_finished and made.count == 900
-    assert looked_at <= 4 * count
-    assert (house.store.record_count, house.store.size_bytes) == (900, 900 * len(BODY))
+        log.segments = counting = _CountingList(log.segments)
+        replay.run_slice()
+        visited += counting.visited
+        log.segments = list(counting)
+    assert replay.is_finished and replay.count == 900
+    assert visited <= 4 * count
+    assert (harness.store.record_count, harness.store.size_bytes) == (900, 900 * len(BODY))
 
 
-class TestReading:
-    def test_what_is_settled_and_only_that(self, house: Any) -> None:
-        fill(house, 60, settle=lambda offset: offset % 7 != 0)
+class TestReadSettled:
+    def test_only_acked_messages_are_read(self, harness: Any) -> None:
+        fill(harness, 60, is_acked=lambda offset: offset % 7 != 0)
         found: list[int] = []
         offset = 0
-        cursor = house.store.new_cursor()
+        cursor = harness.store.new_cursor()
         while True:
-            fetch = cursor.read_settled(offset, 1000, nothing)
+            fetch = cursor.read_settled(offset, 1000, do_nothing)
             found += [record.offset for record in fetch.records]
             if fetch.next_offset <= offset:
                 break
@@ -245,54 +250,58 @@ class TestReading:
 
 
 class TestCrash:
-    """At each call to the file system, killed or with the power cut: none of it, or all of it, and nothing else."""
+    """After a kill or a power cut at each call to the file system, all chosen messages are live or none."""
 
     @pytest.mark.parametrize("power", [False, True])
     @pytest.mark.parametrize("seed", range(int(os.environ.get("REWIND_SEEDS", "2"))))
-    def test_all_or_none(self, make_house: Callable[..., Any], power: bool, seed: int) -> None:
+    def test_replay_is_all_or_nothing(self, make_harness: Callable[..., Any], power: bool, seed: int) -> None:
         at = 0
-        afters = 0
+        completed = 0
         while True:
-            house = make_house(segment_size_bytes=4000)
-            house.begin()
-            house.storage.retain(house.store, -1, 1 << 40)
-            fill(house, 45, settle=lambda offset: offset % 7 != 0)
-            before = live(house)
+            harness = make_harness(segment_size_bytes=4000)
+            harness.create_log()
+            harness.storage.retain(harness.store, -1, 1 << 40)
+            fill(harness, 45, is_acked=lambda offset: offset % 7 != 0)
+            before = live_offsets(harness)
             chosen = {offset for offset in range(45) if offset % 7 and offset % (2 + seed) == 0}
             calls = [0]
             images: list[Any] = []
-            filesystem = house.filesystem
+            filesystem = harness.filesystem
 
-            def watch(calls: list[int] = calls, images: list[Any] = images, house: Any = house, at: int = at) -> None:
+            def watch(
+                calls: list[int] = calls, images: list[Any] = images, harness: Any = harness, at: int = at
+            ) -> None:
                 calls[0] += 1
                 if calls[0] - 1 == at and not images:
-                    images.append(house.filesystem.crashed(seed * 1000 + at) if power else house.filesystem.killed())
+                    images.append(
+                        harness.filesystem.crashed(seed * 1000 + at) if power else harness.filesystem.killed()
+                    )
 
-            _watched(filesystem, watch)
-            rewind(house, chosen)
+            _call_before_changes(filesystem, watch)
+            rewind(harness, chosen)
             if not images:
                 break
             boot = "2" * 32 if power else "1" * 32
-            house.again(images[0], boot_id=boot)
-            found = live(house)
+            harness.restart(images[0], boot_id=boot)
+            found = live_offsets(harness)
             assert found in (before, before | chosen), (at, found ^ before)
-            afters += found == before | chosen
-            rest(house)
-            store = house.store
+            completed += found == before | chosen
+            run_commits(harness)
+            store = harness.store
             for offset in sorted(found):
                 store.ack(offset, len(BODY))
-            house.append(BODY)
+            harness.append(BODY)
             store.write_acks_this_turn()
-            rest(house)
-            house.again()
-            assert live(house) == {45}, "what was settled behind it stays settled"
-            assert house.names("rewind") == []
+            run_commits(harness)
+            harness.restart()
+            assert live_offsets(harness) == {45}, "later acks are kept"
+            assert harness.names("rewind") == []
             at += 1
-        assert at > 10 and 0 < afters < at
+        assert at > 10 and 0 < completed < at
 
 
-def _watched(filesystem: Any, before: Callable[[], None]) -> None:
-    """`before` is called ahead of each call that changes something."""
+def _call_before_changes(filesystem: Any, before: Callable[[], None]) -> None:
+    """Call `before` ahead of each call that changes something."""
     for name in ("open", "write", "fdatasync", "fsync_dir", "fsync_file", "rename", "unlink", "truncate"):
         if not hasattr(filesystem, name):
             continue

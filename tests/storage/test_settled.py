@@ -1,4 +1,4 @@
-"""Settled sets against Python's sets, and the entries of `.settled` files under damage."""
+"""Ack sets compared with Python's sets, and damaged entries of `.settled` files."""
 
 from __future__ import annotations
 
@@ -24,59 +24,59 @@ RANGES = st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 40)), max_size=
 
 
 @given(st.integers(0, 1 << 40), RANGES, st.booleans())
-def test_set_against_a_set(base: int, ranges: list[tuple[int, int]], bits: bool) -> None:
-    settled = AckSet(base)
+def test_ack_set_equals_a_python_set(base: int, ranges: list[tuple[int, int]], bits: bool) -> None:
+    ack_set = AckSet(base)
     twin: set[int] = set()
     if bits:
-        for offset in range(base, base + 1100, 2):  # more ranges than are kept as such
+        for offset in range(base, base + 1100, 2):  # more ranges than are kept as ranges
             twin.add(offset)
-            assert settled.add(offset, offset) == 1
-        assert settled.range_count() == -1
+            assert ack_set.add(offset, offset) == 1
+        assert ack_set.range_count() == -1
     for start, length in ranges:
         offsets = set(range(base + start, base + start + length + 1))
-        assert settled.add(base + start, base + start + length) == len(offsets - twin)
+        assert ack_set.add(base + start, base + start + length) == len(offsets - twin)
         twin |= offsets
-    assert settled.count == len(twin)
-    assert settled.highest == max(twin, default=-1)
+    assert ack_set.count == len(twin)
+    assert ack_set.highest == max(twin, default=-1)
     for offset in range(base - 1, base + 3100, 7):
-        assert settled.contains(offset) == (offset in twin)
-    assert {each for first, last in settled.ranges() for each in range(first, last + 1)} == twin
+        assert ack_set.contains(offset) == (offset in twin)
+    assert {each for first, last in ack_set.ranges() for each in range(first, last + 1)} == twin
     copy = AckSet(base)
     for start in range(base, base + 3100, 128):
-        low, high = settled.words(start)
+        low, high = ack_set.words(start)
         copy.add_bits(start, low, high, base + 3099)
     assert copy.count == len(twin)
 
 
-def test_full_bits_become_a_range_again() -> None:
-    settled = AckSet(5)
+def test_full_bits_become_one_range() -> None:
+    ack_set = AckSet(5)
     for offset in range(5, 5005, 2):
-        settled.add(offset, offset)
-    assert settled.range_count() == -1
+        ack_set.add(offset, offset)
+    assert ack_set.range_count() == -1
     for offset in range(6, 5005, 2):
-        settled.add(offset, offset)
-    assert settled.range_count() == 1
-    assert settled.ranges() == [(5, 5004)]
+        ack_set.add(offset, offset)
+    assert ack_set.range_count() == 1
+    assert ack_set.ranges() == [(5, 5004)]
 
 
-def test_ten_million_alternating_settlements_cost_bits() -> None:
-    settled = AckSet(0)
+def test_alternating_acks_take_one_bit_per_offset() -> None:
+    ack_set = AckSet(0)
     for offset in range(0, 200_000, 2):
-        settled.add(offset, offset)
-    bits = settled._bits if hasattr(settled, "_bits") else None  # a compiled class shows no private attribute
+        ack_set.add(offset, offset)
+    bits = ack_set._bits if hasattr(ack_set, "_bits") else None  # a compiled class shows no private attribute
     if bits is not None:
         assert len(bits) < 200_000 // 8 + 128
-    assert settled.count == 100_000
+    assert ack_set.count == 100_000
 
 
 @pytest.mark.parametrize("count", [0, 1, 1_048_575])
 @pytest.mark.parametrize("due_ms", [0, 1, 1_700_000_000_000, (1 << 42) - 1])
-def test_a_tally_is_both_numbers(count: int, due_ms: int) -> None:
-    told = pack_returned(count, due_ms)
-    assert (told & COUNT_MAX, told >> DELIVERY_COUNT_BITS) == (count, due_ms)
+def test_returned_value_packs_count_and_due_time(count: int, due_ms: int) -> None:
+    packed = pack_returned(count, due_ms)
+    assert (packed & COUNT_MAX, packed >> DELIVERY_COUNT_BITS) == (count, due_ms)
 
 
-def test_a_tally_of_too_much_stands_still() -> None:
+def test_returned_value_is_limited() -> None:
     assert pack_returned(1 << 40, 5) == pack_returned(COUNT_MAX, 5)
     assert pack_returned(1, 1 << 50) >> DELIVERY_COUNT_BITS == (1 << 42) - 1
     assert pack_returned(3, -1) == 3
@@ -94,7 +94,7 @@ def test_entries_round_trip() -> None:
     assert file.entries_by_position() == [(number * ENTRY_SIZE, entry) for number, entry in enumerate(ENTRIES)]
 
 
-def test_each_flipped_bit_costs_its_entry_only() -> None:
+def test_flipped_bit_loses_only_its_entry() -> None:
     data = b"".join(encode_entry(*entry) for entry in ENTRIES)
     for place in range(len(data) * 8):
         broken = bytearray(data)
@@ -107,7 +107,7 @@ def test_each_flipped_bit_costs_its_entry_only() -> None:
         assert file.entries_by_position() == slots
 
 
-def test_a_torn_entry_is_bad() -> None:
+def test_torn_entry_is_bad() -> None:
     data = b"".join(encode_entry(*entry) for entry in ENTRIES)
     for size in range(len(data)):
         file = AckFileReader(data[:size])
