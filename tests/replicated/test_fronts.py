@@ -1,4 +1,4 @@
-"""What is settled at a log's front is freed in Kafka, and how much a log has there is known."""
+"""Acked records at the front of a log are deleted in Kafka, and the size of a log in Kafka is known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from amqpd.cluster import slot_logs
 from amqpd.cluster.slot_logs import LogSpan
 
 
-def test_bytes_from_the_head_on() -> None:
+def test_log_span_counts_bytes_from_the_head() -> None:
     span = LogSpan()
     for number in range(1000):
         span.add(number * 10, 10_000)
@@ -27,40 +27,40 @@ def test_bytes_from_the_head_on() -> None:
     assert not span.is_deletion_due(10_001, 10_001)
 
 
-async def test_freed_behind_what_was_told() -> None:
+async def test_records_are_deleted_up_to_the_stored_acks() -> None:
     slot = await Slot(FakeKafka()).open()
-    freed: list[tuple[str, dict[int, int]]] = []
+    deletions: list[tuple[str, dict[int, int]]] = []
 
     async def delete(topic: str, before: Mapping[int, int]) -> None:
-        freed.append((topic, dict(before)))
+        deletions.append((topic, dict(before)))
 
     for _ in range(100):
         slot.append(*(b"x" * 1000 for _ in range(64)))
-        slot.turn()
+        slot.end_turn()
     slot.producer.store_all()
     assert await slot.logs.delete_acked_records(delete) == 0
     assert 6_400_000 < slot.log.span_bytes < 7_500_000
     slot.log.ack_range(1, 6000, 6_000_000)
-    assert await slot.logs.delete_acked_records(delete) == 0  # Kafka was not told of it
+    assert await slot.logs.delete_acked_records(delete) == 0  # Kafka does not have this ack yet
     slot.sync()
     assert await slot.logs.delete_acked_records(delete) == 1
-    assert freed == [(TOPIC, {0: 6001})]
+    assert deletions == [(TOPIC, {0: 6001})]
     assert await slot.logs.delete_acked_records(delete) == 0
     assert slot.log.span_bytes < 400_000 + slot_logs.MARK_BYTES
     slot.log.ack_range(6001, 6400, 400_000)
     slot.sync()
     assert await slot.logs.delete_acked_records(delete) == 1
-    assert freed[1] == (TOPIC, {0: 6401})
+    assert deletions[1] == (TOPIC, {0: 6401})
 
 
-async def test_what_one_message_holds_back_is_told(
+async def test_space_kept_by_one_unacked_message_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(slot_logs, "WIDE_BYTES", 1 << 20)
     slot = await Slot(FakeKafka()).open()
     for _ in range(50):
         slot.append(*(b"x" * 1000 for _ in range(64)))
-        slot.turn()
+        slot.end_turn()
     slot.log.ack_range(2, 3200, 3_199_000)
     slot.sync()
     for _ in range(2):

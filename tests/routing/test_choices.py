@@ -18,7 +18,7 @@ from amqpd.routing.message_exchange import MessageExchangeType, RoutedMessage, d
 NONE = RoutedMessage("", {})
 
 
-def goes(exchange: MessageExchangeType, *keys: str) -> object:
+def route_one(exchange: MessageExchangeType, *keys: str) -> object:
     (destination,) = exchange.route(list(keys), NONE)
     return destination
 
@@ -30,13 +30,13 @@ def test_each_binding_gets_an_equal_share(make: type[MessageExchangeType]) -> No
     for number in range(10):
         exchange.bind("", {}, f"q{number}")
     exchange.bind("", {"once": "more"}, "q0")
-    found = Counter(goes(exchange, f"key {number}") for number in range(22_000))
-    due = {f"q{number}": 4000 if number == 0 else 2000 for number in range(10)}
-    assert sum((found[name] - due[name]) ** 2 / due[name] for name in due) < 27.88  # p = 0.001
+    found = Counter(route_one(exchange, f"key {number}") for number in range(22_000))
+    expected = {f"q{number}": 4000 if number == 0 else 2000 for number in range(10)}
+    assert sum((found[name] - expected[name]) ** 2 / expected[name] for name in expected) < 27.88  # p = 0.001
     for number in range(1, 10):
         exchange.unbind("", {}, f"q{number}")
     exchange.unbind("", {"once": "more"}, "q0")
-    assert goes(exchange, "k") == "q0"
+    assert route_one(exchange, "k") == "q0"
     exchange.unbind("", {}, "q0")
     assert list(exchange.route(["k"], NONE)) == []
     with pytest.raises(KeyError):
@@ -46,23 +46,23 @@ def test_each_binding_gets_an_equal_share(make: type[MessageExchangeType]) -> No
 @given(st.permutations([f"q{number}" for number in range(9)]))
 @settings(max_examples=examples(30), deadline=None)
 def test_modulus_hash_does_not_depend_on_the_order(order: list[str]) -> None:
-    straight, other = ModulusHash(), ModulusHash()
+    sorted_order, drawn_order = ModulusHash(), ModulusHash()
     for name in order:
-        other.bind("", {}, name)
+        drawn_order.bind("", {}, name)
     for name in sorted(order):
-        straight.bind("", {}, name)
-    assert [goes(other, f"k{n}") for n in range(40)] == [goes(straight, f"k{n}") for n in range(40)]
+        sorted_order.bind("", {}, name)
+    assert [route_one(drawn_order, f"k{n}") for n in range(40)] == [route_one(sorted_order, f"k{n}") for n in range(40)]
 
 
 def test_modulus_hash_does_not_change_between_versions() -> None:
     exchange = ModulusHash()
     for number in range(9):
         exchange.bind("", {}, f"q{number}")
-    assert [goes(exchange, f"k{number}") for number in range(12)] == FROZEN
+    assert [route_one(exchange, f"k{number}") for number in range(12)] == FROZEN
     assert exchange.match("k0", None) == {FROZEN[0]}
     assert exchange.depends_on == base.ROUTING_KEY
-    # rabbit: all keys are hashed, those of CC and BCC too
-    assert len({goes(exchange, "k0", f"cc{number}") for number in range(100)}) == 9
+    # RabbitMQ: all keys are hashed, also those of CC and BCC
+    assert len({route_one(exchange, "k0", f"cc{number}") for number in range(100)}) == 9
 
 
 FROZEN = ["q4", "q1", "q4", "q5", "q8", "q8", "q6", "q1", "q7", "q6", "q4", "q3"]
@@ -73,7 +73,7 @@ def test_each_message_gets_a_new_random_number() -> None:
     for name in "abc":
         exchange.bind("", {}, name)
     assert exchange.depends_on == base.RANDOMNESS
-    assert [goes(exchange, "k", "cc") for _ in range(3)] == ["a", "b", "c"]
+    assert [route_one(exchange, "k", "cc") for _ in range(3)] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
