@@ -6,10 +6,9 @@
 The script does not overwrite a golden directory. The queues: one stopped cleanly (several segments, one of them
 removed; acked, returned and delivered messages; a transaction), one left by a kill (a torn tail, a transient message,
 no clean mark), one compacted log (a tombstone, gaps). Since format 2 there is a fourth: a log compressed with each
-codec,
-by amqpd and by a Kafka client, whose batches have a time per record. Since format 3 messages wait in two buckets of a
-delayed-message exchange, and a fifth queue has batches with producer sequences (a `.snapshot`). The metadata has rows
-of every table.
+codec, by amqpd and by a Kafka client, whose batches have a time per record. Since format 3 messages wait in two buckets
+of a delayed-message exchange, and a fifth queue has batches with producer sequences (a `.snapshot`). The metadata has
+rows of every table.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ def test_golden_directory_is_read(golden: Path, make: ModuleType, tmp_path: Path
     assert len(compacted["records"]) < 20 < compacted["next_offset"]
     today = max(FORMAT_VERSION, int(golden.name.removeprefix("format-")))
     assert (path / "format").read_bytes() == encode_format(today), "an older amqpd must refuse it from now on"
-    again = make.read(path, expected["queues"])
-    for name, contents in again["stores"].items():
+    second_read = make.read(path, expected["queues"])
+    for name, contents in second_read["stores"].items():
         assert contents["records"] == expected["stores"][name]["records"], "equal again after the first recovery"
 
 

@@ -18,7 +18,7 @@ from amqpd.storage.queue_log import QueueLog
 ROUTE = RecordRoute(b"orders", b"eu.new")
 PROPERTIES = b"\x10\x00\x02"
 TOPIC = "amqpd.test.v"
-SETTLED = "amqpd.test.settled"
+ACKS_TOPIC = "amqpd.test.settled"
 
 
 def queue_id(number: int) -> str:
@@ -42,7 +42,7 @@ class Slot:
             boot_id="1" * 32,
             segment_size_bytes=4096,
         )
-        settled = self.producer.take_over(SETTLED, 0)
+        acks_partition = self.producer.take_over(ACKS_TOPIC, 0)
         self.partitions = [self.producer.take_over(TOPIC, number) for number in range(queues)]
         self.failed: list[QueueLog] = []
         self.fenced: list[str] = []
@@ -50,7 +50,7 @@ class Slot:
         self.logs = SlotLogs(
             self.producer,  # type: ignore[arg-type]
             self.producer.held,
-            settled,
+            acks_partition,
             self.storage.commits,
             kafka.read,
             on_failed=self.failed.append,
@@ -65,8 +65,8 @@ class Slot:
 
     async def open(self) -> Slot:
         """Read back each queue as the earlier owners have left it."""
-        settled = self.logs.settled
-        await self.logs.read_acks(self.kafka.read(SETTLED, 0, 0, int(settled.next_offset)))
+        acks_partition = self.logs.settled
+        await self.logs.read_acks(self.kafka.read(ACKS_TOPIC, 0, 0, int(acks_partition.next_offset)))
         for number, partition in enumerate(self.partitions):
             self.add(number, self.first_offsets.setdefault(number, int(partition.next_offset)))
         for log in self.queues:

@@ -41,13 +41,13 @@ async def make_kafka(reason: str, **more: object) -> tuple[FakeKafka, dict[int, 
 
 async def test_clean_give_up_leaves_no_copy(reason: str) -> None:
     """The letters in flight are stored and their sources acked, so that the next owner repeats none."""
-    kafka, first, arguments = await make_kafka(reason)
-    owner = await Owner(kafka, first, arguments).open()
+    kafka, first_offsets, arguments = await make_kafka(reason)
+    owner = await Owner(kafka, first_offsets, arguments).open()
     owner.publish(b"a", b"b")
     dead_letter_all(owner, reason)
     await owner.logs.give_up()
     await owner.logs.close()
-    owner = await Owner(kafka, first, arguments).open()
+    owner = await Owner(kafka, first_offsets, arguments).open()
     assert owner.logs.is_clean_takeover
     dead_letter_all(owner, reason)
     owner.answer_all()
@@ -58,8 +58,8 @@ async def test_clean_give_up_leaves_no_copy(reason: str) -> None:
 @pytest.mark.parametrize("fenced", [False, True])
 async def test_clock_of_the_next_owner_does_not_mark_copies(ahead_s: int, fenced: bool) -> None:
     """A new owner's clock decides when a message expires, but not whether there may be a copy."""
-    kafka, first, arguments = await make_kafka("expired")
-    owner = await Owner(kafka, first, arguments).open()
+    kafka, first_offsets, arguments = await make_kafka("expired")
+    owner = await Owner(kafka, first_offsets, arguments).open()
     owner.publish(b"a")
     if fenced:
         dead_letter_all(owner, "expired")
@@ -69,7 +69,7 @@ async def test_clock_of_the_next_owner_does_not_mark_copies(ahead_s: int, fenced
         owner.answer_all()
         await owner.logs.give_up()
         await owner.logs.close()
-    owner = Owner(kafka, first, arguments)
+    owner = Owner(kafka, first_offsets, arguments)
     owner.clock.now_ms += ahead_s * 1000
     await owner.open()
     for _ in range(2):
@@ -84,15 +84,15 @@ class TestFencedOwners:
         """Two owners in a row are fenced between letter and ack. The copies of the second and the third owner are
         marked.
         """
-        kafka, first, arguments = await make_kafka(reason)
-        owner = await Owner(kafka, first, arguments).open()
+        kafka, first_offsets, arguments = await make_kafka(reason)
+        owner = await Owner(kafka, first_offsets, arguments).open()
         owner.publish(b"a", b"b")
         dead_letter_all(owner, reason)
         owner.producer.store_all()
         owner.logs.fenced("INVALID_PRODUCER_EPOCH")
         assert owner.letters() == [(b"a", False), (b"b", False)]
         for copies in (2, 3):
-            owner = await Owner(kafka, first, arguments).open()
+            owner = await Owner(kafka, first_offsets, arguments).open()
             dead_letter_all(owner, reason)
             owner.producer.store_all()
             owner.logs.fenced("INVALID_PRODUCER_EPOCH")
@@ -100,22 +100,22 @@ class TestFencedOwners:
             assert owner.letters() == [(b"a", False), (b"b", False), *marked]
 
     async def test_stored_letter_and_ack_leave_one_copy(self, reason: str) -> None:
-        kafka, first, arguments = await make_kafka(reason)
-        owner = await Owner(kafka, first, arguments).open()
+        kafka, first_offsets, arguments = await make_kafka(reason)
+        owner = await Owner(kafka, first_offsets, arguments).open()
         owner.publish(b"a", b"b")
         dead_letter_all(owner, reason)
         owner.answer_all()
         owner.logs.fenced("INVALID_PRODUCER_EPOCH")
-        owner = await Owner(kafka, first, arguments).open()
+        owner = await Owner(kafka, first_offsets, arguments).open()
         dead_letter_all(owner, reason)
         owner.answer_all()
         assert owner.letters() == [(b"a", False), (b"b", False)]
         assert owner.live(0) == []
 
     async def test_message_published_after_the_takeover_is_not_marked(self, reason: str) -> None:
-        kafka, first, arguments = await make_kafka(reason)
-        await Owner(kafka, first, arguments).open()
-        owner = await Owner(kafka, first, arguments).open()
+        kafka, first_offsets, arguments = await make_kafka(reason)
+        await Owner(kafka, first_offsets, arguments).open()
+        owner = await Owner(kafka, first_offsets, arguments).open()
         owner.publish(b"a")
         dead_letter_all(owner, reason)
         owner.answer_all()

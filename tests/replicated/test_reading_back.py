@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from kafka_in_memory import FakeKafka
-from slot_in_memory import SETTLED, TOPIC, Slot, next_owner
+from slot_in_memory import ACKS_TOPIC, TOPIC, Slot, next_owner
 
 from amqpd.cluster import slot_logs
 from amqpd.kafka.connection import KafkaDisconnected
@@ -84,7 +84,7 @@ async def test_deliveries_of_a_killed_owner_are_kept_by_an_idle_owner() -> None:
     slot.sync()
     slot.log.mark_delivered(3)  # killed before it could write this mark
     between = Slot(kafka, 1, first)
-    await between.logs.read_acks(kafka.read(SETTLED, 0, 0, int(between.logs.settled.next_offset)))
+    await between.logs.read_acks(kafka.read(ACKS_TOPIC, 0, 0, int(between.logs.settled.next_offset)))
     log = between.add(0, first[0])
     assert not log.ready
     await between.logs.give_up()
@@ -126,7 +126,7 @@ async def test_log_that_was_not_opened_is_given_up_unchanged() -> None:
     slot.log.ack(2, 1)
     slot.sync()
     second = Slot(kafka, 1, first)
-    await second.logs.read_acks(kafka.read(SETTLED, 0, 0, int(second.logs.settled.next_offset)))
+    await second.logs.read_acks(kafka.read(ACKS_TOPIC, 0, 0, int(second.logs.settled.next_offset)))
     second.add(0, first[0])
     assert not second.log.ready
     await second.logs.give_up()
@@ -165,7 +165,7 @@ async def test_full_disk_while_a_log_is_read_back() -> None:
         slot.log.ack(offset, 100)
     slot.sync()
     second = Slot(kafka, 1, first)
-    await second.logs.read_acks(kafka.read(SETTLED, 0, 0, int(second.logs.settled.next_offset)))
+    await second.logs.read_acks(kafka.read(ACKS_TOPIC, 0, 0, int(second.logs.settled.next_offset)))
     log = second.add(0, first[0])
     filesystem = second.filesystem
     filesystem.capacity = filesystem.used() + 100_000
@@ -191,7 +191,7 @@ async def test_unused_logs_are_read_one_after_the_other() -> None:
         slot.append(*(b"x" for _ in range(100 * (5 - number))), number=number)
     slot.sync()
     second = Slot(kafka, 5, first)
-    await second.logs.read_acks(kafka.read(SETTLED, 0, 0, int(second.logs.settled.next_offset)))
+    await second.logs.read_acks(kafka.read(ACKS_TOPIC, 0, 0, int(second.logs.settled.next_offset)))
     for number in range(5):
         second.add(number, first[number])
     reads: list[int] = []

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka_in_memory import FakeKafka
 from profiles import examples
-from slot_in_memory import SETTLED, TOPIC, Slot, next_owner, queue_id
+from slot_in_memory import ACKS_TOPIC, TOPIC, Slot, next_owner, queue_id
 
 from amqpd.kafka.keyed_records import KeyedRecord, read_keyed
 from amqpd.kafka.requests import ProducerId
@@ -238,7 +238,7 @@ async def test_moving_head_deletes_the_older_ack_records() -> None:
         slot.log.ack(offset, 1)
     slot.sync()
     values_by_key: dict[bytes, bytes | None] = {}
-    for batch in kafka.stored[SETTLED, 0]:
+    for batch in kafka.stored[ACKS_TOPIC, 0]:
         values_by_key.update({each.key: each.value for each in read_keyed(batch)})
     assert sum(value is not None for key, value in values_by_key.items() if key[:1] == b"\x01") == 1
     second = await next_owner(kafka, first)
@@ -314,7 +314,7 @@ async def test_acks_of_a_new_epoch_wait_for_the_earlier_ones() -> None:
     assert len(slot.logs.settled.order) == 1
     slot.producer.store_all()
     await slot.logs.give_up()
-    epochs = [int(BatchHeader(batch, 0).producer_epoch) for batch in kafka.stored[SETTLED, 0]]
+    epochs = [int(BatchHeader(batch, 0).producer_epoch) for batch in kafka.stored[ACKS_TOPIC, 0]]
     assert epochs == sorted(epochs)
     kafka.epoch = 5
     second = await next_owner(kafka, first)
@@ -338,7 +338,7 @@ async def test_deleted_queue_leaves_no_ack_records() -> None:
     slot.producer.store_all()
     assert done == [True]
     values_by_key: dict[bytes, bytes | None] = {}
-    for batch in kafka.stored[SETTLED, 0]:
+    for batch in kafka.stored[ACKS_TOPIC, 0]:
         values_by_key.update({each.key: each.value for each in read_keyed(batch)})
     assert {key for key, value in values_by_key.items() if value is not None} == set()
 

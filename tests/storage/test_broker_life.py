@@ -101,8 +101,8 @@ def test_lost_offsets_are_listed_by_ctl_and_api(tmp_path: Path) -> None:
         assert channel.basic_get("hit")[0] is None
         connection.close()
     with broker:
-        again: Any = broker.api("GET", "/api/queues/%2F/hit?columns=degraded,lost_offsets")
-        assert again == {"degraded": True, "lost_offsets": [[4, 4]]}, "also known after the next start"
+        after_restart: Any = broker.api("GET", "/api/queues/%2F/hit?columns=degraded,lost_offsets")
+        assert after_restart == {"degraded": True, "lost_offsets": [[4, 4]]}, "also known after the next start"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The file system interface: the real and the simulated one behave alike; the simulated one loses unsynced data."""
+"""The file system interface: the real and the simulated one behave alike; the simulated one can lose unsynced data."""
 
 from __future__ import annotations
 

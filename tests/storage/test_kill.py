@@ -57,7 +57,7 @@ def test_messages_reported_as_safe_survive_sigkill(tmp_path: Path) -> None:
     rest = [line for line in process.stdout if line.endswith("\n")]
     process.stdout.close()
     process.wait()
-    _, safe, settled = [line, *rest][-1].split()
+    _, safe, acked = [line, *rest][-1].split()
     posted: queue.SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]] = queue.SimpleQueue()
     storage = Storage(tmp_path, post=lambda function, *arguments: posted.put((function, arguments)))
     store = storage.open_queue("v", queue_id)
@@ -66,7 +66,7 @@ def test_messages_reported_as_safe_survive_sigkill(tmp_path: Path) -> None:
     assert offsets == list(range(offsets[0], store.next_offset))
     assert store.next_offset >= int(safe)
     assert offsets[0] <= store.next_offset - 500, "no younger offset was acked"
-    assert offsets[0] >= int(settled) - 1000, "offsets acked long ago stay removed"
+    assert offsets[0] >= int(acked) - 1000, "offsets acked long ago stay removed"
     assert all(record.body == b"%d" % record.offset * 30 for record in records)
     assert not store.has_lost_offsets
     assert not store.redelivered(offsets[0]), "nothing was ever delivered"

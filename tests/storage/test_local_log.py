@@ -120,8 +120,8 @@ def test_full_disk_refuses_appends_until_space_is_free(harness: Any) -> None:
     store.ack(0)
     harness.end_turn()
     assert store.record_count == first - 1
-    again = harness.restart(harness.filesystem.killed())
-    assert again.record_count == first - 1, "the ack was written into the reserve"
+    restarted = harness.restart(harness.filesystem.killed())
+    assert restarted.record_count == first - 1, "the ack was written into the reserve"
     harness.filesystem.capacity = None
     (offset,) = harness.append(b"new")
     harness.end_turn()
@@ -238,10 +238,10 @@ def test_acked_segments_in_the_middle_are_removed(make_harness: Callable[..., An
         harness.run_callbacks()
     assert len(harness.names(".log")) == 2
     assert len(harness.names(".settled")) > 2, "they show that the removal was intended"
-    again = harness.restart()
-    assert (again.record_count, again.size_bytes, again.lost) == (1, 1000, [])
+    restarted = harness.restart()
+    assert (restarted.record_count, restarted.size_bytes, restarted.lost) == (1, 1000, [])
     assert harness.offsets() == [0]
-    again.ack(0, 1000)
+    restarted.ack(0, 1000)
     for _ in range(4):
         harness.end_turn()
         harness.storage.commits.flush()
@@ -270,9 +270,9 @@ def test_settled_file_is_rewritten_when_it_has_grown(harness: Any) -> None:
     harness.run_callbacks()
     assert largest < 600_000
     assert harness.names(".swap") == []
-    again = harness.restart()
-    assert again.returned == {0: 29_999}
-    assert again.record_count == 1
+    restarted = harness.restart()
+    assert restarted.returned == {0: 29_999}
+    assert restarted.record_count == 1
 
 
 def test_kill_during_the_rewrite_of_a_settled_file(harness: Any) -> None:
@@ -287,9 +287,9 @@ def test_kill_during_the_rewrite_of_a_settled_file(harness: Any) -> None:
     store.ack(5)
     store.write()
     assert harness.names(".swap")
-    again = harness.restart()
-    assert again.record_count == 39
-    assert again.returned[0] >= 8000
+    restarted = harness.restart()
+    assert restarted.record_count == 39
+    assert restarted.returned[0] >= 8000
     assert harness.names(".swap") == []
 
 
@@ -372,11 +372,11 @@ def test_skip_older_acks_whole_batches(harness: Any) -> None:
     offset, count, size = store.skip_older(61, began + 20, 1000, True)
     assert (offset, count, size) == (90, 29, 87), "the rest of a batch"
     harness.end_turn()
-    again = harness.restart()
+    restarted = harness.restart()
     assert harness.offsets() == [60, *range(90, 180)]
-    assert (again.record_count, again.size_bytes) == (91, 3 + 30 * (4 + 5 + 6))
+    assert (restarted.record_count, restarted.size_bytes) == (91, 3 + 30 * (4 + 5 + 6))
     harness.append(b"open")
-    assert again.skip_older(90, harness.clock.now_ms, 1000, True) == (180, 90, 30 * 15), (
+    assert restarted.skip_older(90, harness.clock.now_ms, 1000, True) == (180, 90, 30 * 15), (
         "unwritten records are not skipped"
     )
     assert harness.offsets(180) == [180]

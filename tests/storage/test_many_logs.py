@@ -61,8 +61,8 @@ def test_turn_writes_to_more_logs_than_descriptors(make_harness: Callable[..., A
     harness.filesystem = image
     harness._open_storage()
     for store in stores:
-        again = harness.storage.open_queue("v", store.queue_id, store.name)
-        assert [record.body for record in again.cursor.read(0, 1000).records] == [b"0", b"1", b"2"]
+        reopened = harness.storage.open_queue("v", store.queue_id, store.name)
+        assert [record.body for record in reopened.cursor.read(0, 1000).records] == [b"0", b"1", b"2"]
 
 
 def test_acks_of_more_logs_than_descriptors(make_harness: Callable[..., Any]) -> None:
@@ -80,9 +80,9 @@ def test_acks_of_more_logs_than_descriptors(make_harness: Callable[..., Any]) ->
     harness.filesystem = harness.filesystem.killed()
     harness._open_storage()
     for store in stores:
-        again = harness.storage.open_queue("v", store.queue_id, store.name)
-        assert [record.offset for record in again.cursor.read(0, 1000).records] == [1]
-        assert again.redelivered(1)
+        reopened = harness.storage.open_queue("v", store.queue_id, store.name)
+        assert [record.offset for record in reopened.cursor.read(0, 1000).records] == [1]
+        assert reopened.redelivered(1)
 
 
 def test_log_closed_before_a_failed_sync_fails(make_harness: Callable[..., Any]) -> None:

@@ -162,7 +162,7 @@ def large_batches(harness: Any, sizes: list[int]) -> list[bytes]:
 
 
 def test_large_batches_are_read_once(harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind the first chunk each batch is read on its own, and no byte twice."""
+    """After the first chunk each batch is read on its own, and no byte twice."""
     store = harness.create_log()
     bodies = large_batches(harness, [60_000] * 20)
     read: list[int] = []
@@ -210,7 +210,7 @@ def test_damaged_large_batch_loses_only_its_own_record(harness: Any, place: str)
 
 
 def test_views_end_at_the_end_of_a_batch(harness: Any) -> None:
-    """A next batch that fits only in part is left to the next read if that can hold all of it."""
+    """The read stops at a batch boundary rather than take a small part of the next batch."""
     store = harness.create_log()
     for _ in range(4):
         harness.append(*[b"x" * 1000] * 60)

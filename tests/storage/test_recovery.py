@@ -16,7 +16,7 @@ from amqpd.storage.log.recovery import DamagedLog
 from amqpd.storage.log.segment import Segment
 
 
-def filled(harness: Any, turns: int = 6, each: int = 3, size: int = 40) -> list[int]:
+def fill(harness: Any, turns: int = 6, each: int = 3, size: int = 40) -> list[int]:
     """Write one batch per turn. Return the end position of each batch in the log."""
     harness.create_log()
     ends = []
@@ -35,7 +35,7 @@ def test_missing_files_are_an_empty_log(harness: Any) -> None:
 
 
 def test_kill_loses_no_written_record(harness: Any) -> None:
-    filled(harness)
+    fill(harness)
     before = harness.bodies()
     store = harness.restart()
     assert harness.bodies() == before
@@ -48,7 +48,7 @@ def test_kill_loses_no_written_record(harness: Any) -> None:
 @pytest.mark.parametrize("tail", ["cut", "zeros", "ones", "old"])
 def test_log_torn_at_any_byte_keeps_its_whole_batches(harness: Any, tail: str) -> None:
     """With any bytes after the tear, all whole batches are there and no others, and appends work."""
-    ends = filled(harness)
+    ends = fill(harness)
     harness.store.mark_delivered(17)
     harness.store.ack(2)
     harness.store.ack(16)
@@ -83,7 +83,7 @@ def test_log_torn_at_any_byte_keeps_its_whole_batches(harness: Any, tail: str) -
 
 
 def test_recovery_syncs_before_the_first_append(harness: Any) -> None:
-    filled(harness)
+    fill(harness)
     del harness.log()[-3:]
     store = harness.restart()
     calls = [name for name, path in harness.filesystem.calls if path.endswith(".log") or path == harness.directory]
@@ -96,7 +96,7 @@ def test_recovery_syncs_before_the_first_append(harness: Any) -> None:
 def test_bad_batch_in_the_middle_loses_only_that_batch(make_harness: Callable[..., Any], clean: bool) -> None:
     """The batches are large, so that each has an index entry."""
     harness = make_harness()
-    ends = filled(harness, size=3000)
+    ends = fill(harness, size=3000)
     if clean:
         harness.storage.close(clean=True)
     harness.log()[ends[2] + 200] ^= 4
@@ -115,7 +115,7 @@ def test_lost_offsets_of_a_sealed_segment_are_logged_once(
 ) -> None:
     """A sealed segment is treated like the last one. The next start does not log the loss again."""
     harness = make_harness(segment_size_bytes=30_000)
-    ends = filled(harness, size=3000)
+    ends = fill(harness, size=3000)
     logs = [path for path in harness.filesystem.listdir(harness.directory) if path.endswith(".log")]
     assert len(logs) > 1, "the damaged segment must be a sealed one"
     harness.filesystem._get(f"{harness.directory}/{min(logs)}").data[ends[0] + 200] ^= 4
@@ -134,7 +134,7 @@ def test_lost_offsets_of_a_sealed_segment_are_logged_once(
 def test_damage_to_acked_records_loses_nothing(make_harness: Callable[..., Any]) -> None:
     """`.settled` shows that the messages were acked or never existed."""
     harness = make_harness(segment_size_bytes=1 << 20)
-    ends = filled(harness)
+    ends = fill(harness)
     for offset in range(3, 6):
         harness.store.ack(offset)
     harness.end_turn()
@@ -148,7 +148,7 @@ def test_damage_to_acked_records_loses_nothing(make_harness: Callable[..., Any])
 
 def test_recovery_leaves_correct_indexes_unchanged(make_harness: Callable[..., Any]) -> None:
     harness = make_harness()
-    filled(harness, turns=40, each=10, size=200)
+    fill(harness, turns=40, each=10, size=200)
     inodes = {name: harness.filesystem._get(f"{harness.directory}/{name}") for name in harness.names(".index")}
     assert inodes and harness.data(harness.names(".index")[0])
     harness.restart(harness.filesystem)
@@ -166,7 +166,7 @@ def test_recovery_leaves_correct_indexes_unchanged(make_harness: Callable[..., A
 
 def test_strict_recovery_refuses_a_damaged_log(make_harness: Callable[..., Any]) -> None:
     harness = make_harness(strict=True)
-    ends = filled(harness, size=3000)
+    ends = fill(harness, size=3000)
     harness.log()[ends[2] + 200] ^= 4
     with pytest.raises(DamagedLog):
         harness.restart()
@@ -174,7 +174,7 @@ def test_strict_recovery_refuses_a_damaged_log(make_harness: Callable[..., Any])
 
 def test_body_that_looks_like_a_batch_is_not_delivered(harness: Any) -> None:
     """The batch around the body is damaged: its content is lost and not delivered as messages."""
-    filled(harness, turns=3)
+    fill(harness, turns=3)
     forged = bytes(harness.log())  # three good batches with offsets that would fit
     harness.create_log()
     harness.append(b"first")
@@ -197,7 +197,7 @@ def test_body_that_looks_like_a_batch_is_not_delivered(harness: Any) -> None:
 def test_random_bit_flip_loses_one_batch_at_most(harness: Any) -> None:
     """In no kind of file does a flip cause wrong bytes or a failed start. Only a flip in the log loses a batch."""
     chance = random.Random(7)
-    ends = filled(harness, turns=8, size=1500)
+    ends = fill(harness, turns=8, size=1500)
     harness.store.ack(1)
     harness.store.mark_returned(4, 2)
     harness.storage.commits.flush()
@@ -230,7 +230,7 @@ def test_random_bit_flip_loses_one_batch_at_most(harness: Any) -> None:
 @pytest.mark.parametrize("damage", ["missing", "empty", "junk"])
 def test_damaged_side_files_lose_no_message(make_harness: Callable[..., Any], suffix: str, damage: str) -> None:
     harness = make_harness(segment_size_bytes=4000)
-    filled(harness, turns=12, size=900)
+    fill(harness, turns=12, size=900)
     harness.store.ack(0)
     harness.storage.close(clean=True)
     for name in harness.names(suffix):
@@ -248,7 +248,7 @@ def test_damaged_side_files_lose_no_message(make_harness: Callable[..., Any], su
 
 
 def test_newer_format_is_refused_and_left_unchanged(harness: Any) -> None:
-    filled(harness)
+    fill(harness)
     name = harness.names(".settled")[0]
     harness.data(name)[:32] = encode_entry(HEADER, 0, 99, 0)
     before = {each: bytes(harness.data(each)) for each in harness.filesystem.listdir(harness.directory)}
@@ -258,7 +258,7 @@ def test_newer_format_is_refused_and_left_unchanged(harness: Any) -> None:
 
 
 def test_each_start_that_writes_begins_an_epoch(harness: Any) -> None:
-    filled(harness, turns=1)
+    fill(harness, turns=1)
     for body in (b"second", b"third"):
         harness.restart()
         harness.append(body)
@@ -272,7 +272,7 @@ def test_each_start_that_writes_begins_an_epoch(harness: Any) -> None:
 @pytest.mark.parametrize(("clean", "boot", "first_new"), [(True, "2", 4), (False, "1", 4), (False, "2", 18)])
 def test_redelivered_after_clean_stop_kill_and_power_cut(harness: Any, clean: bool, boot: str, first_new: int) -> None:
     """After a kill the delivered messages are marked. After a power cut all are, because the mark may be lost."""
-    filled(harness)
+    fill(harness)
     harness.store.mark_delivered(3)
     harness.end_turn()
     if clean:
@@ -282,7 +282,7 @@ def test_redelivered_after_clean_stop_kill_and_power_cut(harness: Any, clean: bo
 
 
 def test_returned_offsets_keep_their_count(harness: Any) -> None:
-    filled(harness)
+    fill(harness)
     harness.store.mark_returned(5, 3)
     harness.store.mark_returned(9, 1)
     harness.end_turn()
@@ -378,7 +378,7 @@ def test_recovery_moves_the_high_watermark_without_an_append(harness: Any) -> No
     """Records written but not synced survive a kill. Recovery syncs them and moves the high watermark, up to which an
     export reads.
     """
-    filled(harness, turns=2)
+    fill(harness, turns=2)
     harness.append(b"written")
     harness.storage.commits._write_dirty()  # killed before the sync
     path = f"{harness.directory}/high-watermark"
@@ -393,7 +393,7 @@ def test_recovery_moves_the_high_watermark_without_an_append(harness: Any) -> No
 
 def test_log_that_cannot_be_opened_is_opened_by_the_next_call(harness: Any) -> None:
     """For each call that can find no descriptor: the first attempt leaves nothing that disturbs the second."""
-    filled(harness, turns=5)
+    fill(harness, turns=5)
     expected = harness.bodies()
     harness.store.ack(0)
     harness.end_turn()
@@ -434,7 +434,7 @@ def test_appends_work_again_once_descriptors_are_free(make_harness: Callable[...
     """
     for number in range(1, 30):
         harness = make_harness(segment_size_bytes=500)
-        filled(harness, turns=2)
+        fill(harness, turns=2)
         harness.restart()
         calls = 0
         waits: list[float] = []  # the fsync thread waits, and a descriptor becomes free

@@ -27,9 +27,9 @@ def test_no_record_is_lost_duplicated_or_reordered(sizes: tuple[int, int]) -> No
             partition.full_size, partition.joined_size_max = sizes
         for _ in range(STEPS):
             run.step(faults=True)
-        assert run.ended == run.closed == []
-        run.settle()
-        assert run.ended == run.closed == [], seed
+        assert run.fence_errors == run.closed == []
+        run.run_to_end()
+        assert run.fence_errors == run.closed == [], seed
         for partition, twin in zip(run.partitions, run.twins, strict=True):
             assert twin.stored == list(range(partition.next_offset)), seed
             assert partition.high_watermark == partition.next_offset
@@ -58,7 +58,7 @@ def run_with_known_producer(run: Run) -> Run:
     """Give each partition a batch, so that Kafka knows the producer there."""
     for partition in run.partitions:
         offer(run, 1, partition=partition.number)
-    run.settle()
+    run.run_to_end()
     return run
 
 
@@ -105,16 +105,16 @@ def test_batches_waiting_for_a_response_are_joined() -> None:
     assert requests_in_flight(run) == [[(0, 1, 1)]]
     run.carry_out(run.sent[0])
     run.answer(1)
-    assert run.passed == {0: 2}
+    assert run.high_watermarks == {0: 2}
     run.send()
     offer(run, 1)
     run.send()
     assert requests_in_flight(run) == [[(0, 2, 76)]]
     run.carry_out(run.sent[0])
     run.answer(1)
-    assert (run.passed, run.twins[0].stored) == ({0: 77}, list(range(77)))
-    run.settle()
-    assert run.passed == {0: 78}
+    assert (run.high_watermarks, run.twins[0].stored) == ({0: 77}, list(range(77)))
+    run.run_to_end()
+    assert run.high_watermarks == {0: 78}
     assert (run.partitions[0].unsafe_bytes, run.partitions[0].waiting_bytes) == (0, 0)
 
 
@@ -131,8 +131,8 @@ def test_joined_batch_is_resent_unchanged() -> None:
     assert requests_in_flight(run) == [[(0, 1, 3)]]
     run.carry_out(run.sent[0])  # as a duplicate
     run.answer(1)
-    assert (run.passed, run.twins[0].stored) == ({0: 4}, list(range(4)))
-    run.settle()
+    assert (run.high_watermarks, run.twins[0].stored) == ({0: 4}, list(range(4)))
+    run.run_to_end()
     assert run.twins[0].stored == list(range(7))
 
 
@@ -197,7 +197,7 @@ def test_later_epoch_fences_the_producer() -> None:
     run.send()
     run.carry_out(run.sent[0])
     run.answer(1)
-    assert run.ended == ["orders 0: INVALID_PRODUCER_EPOCH"]
+    assert run.fence_errors == ["orders 0: INVALID_PRODUCER_EPOCH"]
     offer(run, 1)
     run.send()
     assert run.sent == []
@@ -213,10 +213,10 @@ def test_unexpected_base_offset_fences_the_producer() -> None:
     for sent in run.sent:
         run.carry_out(sent)
     run.answer(1)
-    assert run.ended == ["orders 0: a batch of offset 1 is stored at 2"]
+    assert run.fence_errors == ["orders 0: a batch of offset 1 is stored at 2"]
     run.answer(1)
-    assert len(run.ended) == 1
-    assert run.passed == {0: 1}
+    assert len(run.fence_errors) == 1
+    assert run.high_watermarks == {0: 1}
 
 
 def test_sequence_lost_by_kafka_fences_the_producer() -> None:
@@ -231,8 +231,8 @@ def test_sequence_lost_by_kafka_fences_the_producer() -> None:
     run.send()
     run.carry_out(run.sent[0])
     run.answer(1)
-    assert len(run.ended) == 1
-    assert "OUT_OF_ORDER" in run.ended[0]
+    assert len(run.fence_errors) == 1
+    assert "OUT_OF_ORDER" in run.fence_errors[0]
 
 
 def test_temporarily_refused_batches_are_stored_later_in_order() -> None:
@@ -245,8 +245,8 @@ def test_temporarily_refused_batches_are_stored_later_in_order() -> None:
             partition.retry_ms = 40
         for _ in range(STEPS):
             run.step(faults=True)
-        run.settle()
-        assert run.ended == run.closed == [], seed
+        run.run_to_end()
+        assert run.fence_errors == run.closed == [], seed
         for partition, twin in zip(run.partitions, run.twins, strict=True):
             assert twin.stored == list(range(partition.next_offset)), seed
             assert partition.high_watermark == partition.next_offset
@@ -275,7 +275,7 @@ def test_refused_partition_is_retried_after_its_pause() -> None:
     run.now += 1
     run.send()
     assert requests_in_flight(run)[0][0] == (0, 1, 2)
-    run.settle()
+    run.run_to_end()
     assert (partition.refused, partition.high_watermark, run.refusals) == (0, 4, 1)
 
 
@@ -294,8 +294,8 @@ def test_refused_batch_closes_only_its_partition() -> None:
     run.answer(1)
     assert run.closed == [run.partitions[0]]
     assert (run.partitions[0].closed, run.partitions[0].text) == (10, "MESSAGE_TOO_LARGE")
-    assert run.ended == []
-    assert run.passed == {0: 1, 1: 2}
+    assert run.fence_errors == []
+    assert run.high_watermarks == {0: 1, 1: 2}
     offer(run, 1, partition=1)
     offer(run, 1)
     run.send()
@@ -315,8 +315,8 @@ def test_response_for_other_partitions_is_refused() -> None:
     with pytest.raises(BadAnswer):
         run.producing.on_answer(call, other.answer, 0)
     run.producing.on_answer(other.call, other.answer, 0)
-    run.settle()
-    assert run.passed == {0: 1, 1: 1}
+    run.run_to_end()
+    assert run.high_watermarks == {0: 1, 1: 1}
 
 
 def test_nothing_is_sent_during_the_pause() -> None:
@@ -354,8 +354,8 @@ def test_partition_without_a_leader_waits() -> None:
     run.send()
     assert run.sent == []
     run.twins[0].leader = 1
-    run.settle()
-    assert run.passed == {0: 1}
+    run.run_to_end()
+    assert run.high_watermarks == {0: 1}
 
 
 def test_epoch_fence_shows_the_end_of_a_partition() -> None:
@@ -365,7 +365,7 @@ def test_epoch_fence_shows_the_end_of_a_partition() -> None:
     run.partitions[0] = partition = Partition(b"orders", 0, UNKNOWN)
     run.wanted = {partition}
     run.look_up()
-    run.passed[0] = UNKNOWN
+    run.high_watermarks[0] = UNKNOWN
     run.producing.offer(partition, epoch_fence(b"slot", 9, 4, 1, 0), 0)
     with pytest.raises(ValueError, match="epoch fence"):
         run.producing.offer(partition, batch_at(0, 1), 0)
@@ -375,12 +375,12 @@ def test_epoch_fence_shows_the_end_of_a_partition() -> None:
     run.answer(1)
     assert partition.next_offset == UNKNOWN
     run.twins[0].stored[8:] = [8]  # the epoch fence has no offset of its own
-    run.settle()
+    run.run_to_end()
     assert (partition.next_offset, partition.high_watermark, partition.unsafe_bytes) == (9, 9, 0)
     run.producing.offer(partition, batch_at(9, 2, epoch=4, sequence=1), run.now)
-    run.settle()
-    assert run.ended == []
-    assert run.passed[0] == 11
+    run.run_to_end()
+    assert run.fence_errors == []
+    assert run.high_watermarks[0] == 11
 
 
 def test_batch_offered_out_of_order_is_refused() -> None:
@@ -428,7 +428,7 @@ def test_marker_batch_is_sent_alone_and_at_once() -> None:
     offer(run, 1, 1)
     run.send()
     assert requests_in_flight(run) == [[(0, 1, 2)], [(0, 3, 3)]]
-    run.settle()
+    run.run_to_end()
     assert run.twins[0].stored == list(range(6))
 
 

@@ -365,7 +365,7 @@ def test_committed_trim_survives_a_power_cut(small: Any) -> None:
 
 
 def test_power_cut_during_a_trim_removes_no_other_record(small: Any) -> None:
-    """At any call of the file system: some of the trimmed records may still be there."""
+    """After a power cut at any call some of the trimmed records may still be there."""
     fill_log(small, RetentionPolicy(), turns=6)
     base = small.filesystem
     number = 0

@@ -287,7 +287,7 @@ def test_temporary_queue_is_synced_in_large_pieces(storage: Storage, loop: Loop)
 
 
 def test_message_moved_before_a_clean_stop_is_acked_at_its_source(tmp_path: Path, loop: Loop) -> None:
-    """The last sync makes the message's copy safe, and only then the source is acked."""
+    """The source is acked when the last sync has made the message's copy safe."""
     storage = Storage(tmp_path / "data", post=loop.post)
     source_id, source = storage.create_queue("v", "source", "/")
     _, target = storage.create_queue("v", "target", "/")

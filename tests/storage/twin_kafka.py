@@ -103,13 +103,13 @@ class TwinPartition:
 
 @dataclass
 class SentRequest:
-    """A request in flight. answer: the broker's response. gone: its connection was cut."""
+    """A request in flight. answer: the broker's response. is_cut: its connection was cut."""
 
     leader: int
     call: ProduceCall
     data: bytes
     answer: bytes | None = None
-    gone: bool = False
+    is_cut: bool = False
 
 
 class Run(PartitionProducer):
@@ -124,10 +124,10 @@ class Run(PartitionProducer):
         self.partitions = [Partition(b"orders", number, 0) for number in range(partitions)]
         self.wanted: set[Partition] = set(self.partitions)
         self.sent: list[SentRequest] = []
-        self.zombies: list[SentRequest] = []
-        self.ended: list[str] = []
+        self.late_requests: list[SentRequest] = []
+        self.fence_errors: list[str] = []
         self.closed: list[Partition] = []
-        self.passed: dict[int, int] = dict.fromkeys(range(partitions), 0)
+        self.high_watermarks: dict[int, int] = dict.fromkeys(range(partitions), 0)
         self.answered = 0
         self.resent = 0
         self.joined = 0
@@ -140,8 +140,8 @@ class Run(PartitionProducer):
 
     def moved(self, partition: Partition) -> None:
         twin = self.twins[partition.number]
-        assert partition.high_watermark > self.passed[partition.number]
-        self.passed[partition.number] = partition.high_watermark
+        assert partition.high_watermark > self.high_watermarks[partition.number]
+        self.high_watermarks[partition.number] = partition.high_watermark
         assert twin.stored[: partition.high_watermark] == list(range(partition.high_watermark))
 
     def refused(self, partition: Partition) -> None:
@@ -155,7 +155,7 @@ class Run(PartitionProducer):
         self.wanted.add(partition)
 
     def fenced(self, text: str) -> None:
-        self.ended.append(text)
+        self.fence_errors.append(text)
 
     # -- the network
 
@@ -218,7 +218,7 @@ class Run(PartitionProducer):
         """Cut the connection to that broker. Requests not executed by then may be executed later."""
         cut_requests = [each for each in self.sent if each.leader == leader]
         self.sent = [each for each in self.sent if each.leader != leader]
-        self.zombies += [each for each in cut_requests if each.answer is None]
+        self.late_requests += [each for each in cut_requests if each.answer is None]
         for each in cut_requests:
             self.producing.on_no_answer(each.call, self.now)
 
@@ -254,10 +254,10 @@ class Run(PartitionProducer):
             self.random.choice(self.twins).leader = self.random.choice(self.brokers)
         elif faults and dice < 0.98:
             self.cut(leader)
-        elif faults and self.zombies:
-            self.carry_out(self.zombies.pop(0))
+        elif faults and self.late_requests:
+            self.carry_out(self.late_requests.pop(0))
 
-    def settle(self) -> None:
+    def run_to_end(self) -> None:
         """Run without further faults until all batches are stored."""
         for _ in range(2000):
             self.now += 50
@@ -268,8 +268,8 @@ class Run(PartitionProducer):
                     self.carry_out(sent)
                 while any(each.leader == leader for each in self.sent):
                     self.answer(leader)
-            if self.zombies:
-                self.carry_out(self.zombies.pop(0))
-            if not self.sent and not self.zombies and not any(each.order for each in self.partitions):
+            if self.late_requests:
+                self.carry_out(self.late_requests.pop(0))
+            if not self.sent and not self.late_requests and not any(each.order for each in self.partitions):
                 return
         raise AssertionError("the run does not end")
