@@ -1,4 +1,4 @@
-"""When the heap is looked through: once for many that are gone, and not for few."""
+"""malloc_trim after closed connections: once for many, and not for few."""
 
 from __future__ import annotations
 
@@ -23,54 +23,54 @@ class Loop:
         self.timers.clear()
 
 
-def test_once_for_all_that_went_meanwhile() -> None:
+def test_one_trim_for_many_closed_connections() -> None:
     loop: Any = Loop()
     trims: list[int] = []
-    give_back = MallocTrimmer(loop, lambda pad: trims.append(pad) or 1)
+    trimmer = MallocTrimmer(loop, lambda pad: trims.append(pad) or 1)
     for _ in range(GONE_BYTES_MIN // CONNECTION_BYTES):
-        give_back.on_closed(0)
+        trimmer.on_closed(0)
     assert loop.timers == []
     for _ in range(100):
-        give_back.on_closed(1_000_000)
+        trimmer.on_closed(1_000_000)
     ((delay_s, call),) = loop.timers
     assert delay_s == WAIT_S
     loop.timers.clear()
     call()
     assert trims == [0]
-    give_back.on_closed(1000)
+    trimmer.on_closed(1000)
     assert loop.timers == []
-    give_back.on_closed(GONE_BYTES_MIN)
+    trimmer.on_closed(GONE_BYTES_MIN)
     assert len(loop.timers) == 1
-    give_back.stop()
+    trimmer.stop()
     assert loop.timers == []
 
 
-def test_the_free_lists_are_emptied_once_for_many_that_went_together() -> None:
+def test_collects_garbage_once_after_many_closed_connections() -> None:
     loop: Any = Loop()
-    done: list[str] = []
-    give_back = MallocTrimmer(loop, lambda _: done.append("trim") or 1, lambda: done.append("collect"))
+    calls: list[str] = []
+    trimmer = MallocTrimmer(loop, lambda _: calls.append("trim") or 1, lambda: calls.append("collect"))
 
-    def went(count: int) -> list[str]:
-        done.clear()
+    def close_connections(count: int) -> list[str]:
+        calls.clear()
         for number in range(count):
-            give_back.on_closed(GONE_BYTES_MIN if number == 0 else 0)
+            trimmer.on_closed(GONE_BYTES_MIN if number == 0 else 0)
         loop.timers.pop()[1]()
-        return done
+        return calls
 
     for _ in range(3 * FEWER_MIN):
-        give_back.on_opened()
-    assert went(FEWER_MIN - 1) == ["trim"]
-    assert went(1) == ["collect", "trim"]
-    assert went(1) == ["trim"]
+        trimmer.on_opened()
+    assert close_connections(FEWER_MIN - 1) == ["trim"]
+    assert close_connections(1) == ["collect", "trim"]
+    assert close_connections(1) == ["trim"]
     for _ in range(FEWER_MIN):
-        # The others come and go, one at a time.
-        give_back.on_opened()
-        give_back.on_closed(0)
-    assert went(1) == ["trim"]
-    assert went(FEWER_MIN) == ["collect", "trim"]
+        # Other connections open and close, one at a time.
+        trimmer.on_opened()
+        trimmer.on_closed(0)
+    assert close_connections(1) == ["trim"]
+    assert close_connections(FEWER_MIN) == ["collect", "trim"]
 
 
-def test_a_c_library_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_c_library_without_malloc_trim(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
     assert malloc_trim() is None
     loop: Any = Loop()
@@ -78,7 +78,7 @@ def test_a_c_library_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loop.timers == []
 
 
-def test_this_one_has_it() -> None:
-    """Linux with glibc, where it is developed; else the test above is all there is."""
+def test_glibc_has_malloc_trim() -> None:
+    """The development platform, Linux with glibc, has malloc_trim."""
     trim = malloc_trim()
     assert trim is None or trim(0) in (0, 1)

@@ -1,8 +1,8 @@
-"""A connection that is gone is gone by reference counting alone.
+"""A closed connection is freed by reference counting alone.
 
-After the start's `gc.freeze` the collector practically never comes, so one circle of references keeps a connection's
-buffers for good. Here it does not come at all: whatever ends a connection, and whatever was under way, nothing of the
-rooms that serve it may be left. Counted are the collector's own lists: compiled classes take no weak references.
+After `gc.freeze` at the start the garbage collector practically never runs, so one reference cycle keeps a connection's
+buffers forever. Here the collector is off: after any end of a connection no object that serves it may be left. The
+objects are counted in the collector's own lists, because compiled classes take no weak references.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ HEADER = b"AMQP\x00\x00\x09\x01"
 PERSISTENT = b"\x10\x00\x02"
 TRANSIENT = b"\x00\x00"
 WITHIN_S = 60.0
-# Where everything belongs to some connection; and of the others what a connection owns alone.
-ROOMS = ("amqpd.connection.", "amqpd.channel.", "amqpd.protocol.", "amqpd.management.server", "uvloop.loop.SSL")
-OWNED = {"TCPTransport", "MessageTtl", "Lease", "SSLObject", "RequestHandler"}
+# Modules all of whose objects belong to a connection; below, classes of other modules that a connection owns alone.
+MODULES = ("amqpd.connection.", "amqpd.channel.", "amqpd.protocol.", "amqpd.management.server", "uvloop.loop.SSL")
+OWNED_CLASSES = {"TCPTransport", "MessageTtl", "Lease", "SSLObject", "RequestHandler"}
 
 
-class Embedded:
+class EmbeddedServer:
     """A server in a thread of this process."""
 
     def __init__(self, data: Path, authority: trustme.CA) -> None:
-        paper = authority.issue_cert("localhost", "127.0.0.1")
-        paper.private_key_pem.write_to_path(data / "key.pem")
-        for blob in paper.cert_chain_pems:
+        certificate = authority.issue_cert("localhost", "127.0.0.1")
+        certificate.private_key_pem.write_to_path(data / "key.pem")
+        for blob in certificate.cert_chain_pems:
             blob.write_to_path(data / "certificate.pem", append=True)
         options = {
             "amqp.host": "127.0.0.1",
@@ -73,7 +73,7 @@ class Embedded:
         await self.server.stopped.wait()
 
     def call(self, function: Callable[[], object]) -> None:
-        """On the loop, and waits for it."""
+        """Run the function on the loop and wait for it."""
         done = threading.Event()
         self.loop.call_soon_threadsafe(lambda: (function(), done.set()))
         assert done.wait(WITHIN_S)
@@ -84,9 +84,9 @@ class Embedded:
 
 
 class Client:
-    """A blocking one that speaks bytes."""
+    """Blocking AMQP client over a raw socket."""
 
-    def __init__(self, house: Embedded, tls: bool = False) -> None:
+    def __init__(self, house: EmbeddedServer, tls: bool = False) -> None:
         self.house = house
         port = house.server.port("amqps" if tls else "amqp")
         self.socket = socket.create_connection(("127.0.0.1", port), WITHIN_S)
@@ -145,70 +145,70 @@ class Client:
 # -- ends ------------------------------------------------------------------------------------------------------------
 
 
-def closes_politely(house: Embedded) -> None:
-    client = Client(house).open()
+def closes_politely(embedded: EmbeddedServer) -> None:
+    client = Client(embedded).open()
     client.say(spec.Connection.Close(200, "bye", 0, 0), channel=0)
     client.wait("Connection.CloseOk")
     client.close()
 
 
-def ends_the_stream(house: Embedded) -> None:
-    Client(house).open().close()
+def ends_the_stream(embedded: EmbeddedServer) -> None:
+    Client(embedded).open().close()
 
 
-def resets(house: Embedded) -> None:
-    Client(house).open().reset()
+def resets(embedded: EmbeddedServer) -> None:
+    Client(embedded).open().reset()
 
 
-def says_nothing(house: Embedded) -> None:
-    Client(house).close()
+def says_nothing(embedded: EmbeddedServer) -> None:
+    Client(embedded).close()
 
 
-def leaves_in_the_handshake(house: Embedded) -> None:
-    client = Client(house)
+def leaves_in_the_handshake(embedded: EmbeddedServer) -> None:
+    client = Client(embedded)
     client.socket.sendall(HEADER)
     client.wait("Connection.Start")
     client.close()
 
 
-def leaves_while_its_password_is_checked(house: Embedded) -> None:
-    Client(house).start().reset()
+def leaves_while_its_password_is_checked(embedded: EmbeddedServer) -> None:
+    Client(embedded).start().reset()
 
 
-def knows_no_password(house: Embedded) -> None:
-    client = Client(house).start("wrong")
+def knows_no_password(embedded: EmbeddedServer) -> None:
+    client = Client(embedded).start("wrong")
     client.wait("Connection.Close")
     client.close()
 
 
-def over_tls(house: Embedded) -> None:
-    client = Client(house, tls=True).open()
+def over_tls(embedded: EmbeddedServer) -> None:
+    client = Client(embedded, tls=True).open()
     client.publish("nowhere", [bytes(100_000)] * 3)
     client.close()
 
 
-def resets_over_tls(house: Embedded) -> None:
-    Client(house, tls=True).open().reset()
+def resets_over_tls(embedded: EmbeddedServer) -> None:
+    Client(embedded, tls=True).open().reset()
 
 
-def is_closed_from_outside(house: Embedded) -> None:
-    client = Client(house).open()
-    house.call(lambda: [each.control.force("a test") for each in house.server.connections])
+def is_closed_from_outside(embedded: EmbeddedServer) -> None:
+    client = Client(embedded).open()
+    embedded.call(lambda: [each.control.force("a test") for each in embedded.server.connections])
     client.wait("Connection.Close")
     client.say(spec.Connection.CloseOk(), channel=0)
     client.close()
 
 
-def is_aborted(house: Embedded) -> None:
-    client = Client(house).open()
-    house.call(house.server.amqp.heartbeats.abort_all)
+def is_aborted(embedded: EmbeddedServer) -> None:
+    client = Client(embedded).open()
+    embedded.call(embedded.server.amqp.heartbeats.abort_all)
     with contextlib.suppress(ConnectionResetError):
         client.socket.recv(1)
     client.close()
 
 
-def makes_a_hard_error(house: Embedded) -> None:
-    client = Client(house).open()
+def makes_a_hard_error(embedded: EmbeddedServer) -> None:
+    client = Client(embedded).open()
     client.say(spec.Channel.Open())
     client.wait("Connection.Close")
     client.reset()
@@ -217,21 +217,21 @@ def makes_a_hard_error(house: Embedded) -> None:
 # -- what is under way -----------------------------------------------------------------------------------------------
 
 
-def leaves_half_a_body(house: Embedded) -> None:
-    client = Client(house).open()
+def leaves_half_a_body(embedded: EmbeddedServer) -> None:
+    client = Client(embedded).open()
     client.publish("nowhere", [bytes(3_000_000)], missing=50_000_000)
     client.reset()
 
 
-def leaves_a_channel_that_waits_for_close_ok(house: Embedded) -> None:
-    client = Client(house).open()
+def leaves_a_channel_that_waits_for_close_ok(embedded: EmbeddedServer) -> None:
+    client = Client(embedded).open()
     client.say(spec.Queue.Declare(queue="none", passive=True))
     client.wait("Channel.Close")
     client.reset()
 
 
-def consumes_with_windows(house: Embedded) -> None:
-    client = Client(house).open()
+def consumes_with_windows(embedded: EmbeddedServer) -> None:
+    client = Client(embedded).open()
     client.say(spec.Queue.Declare(queue="shared"), spec.Queue.Purge(queue="shared"))
     client.say(spec.Basic.Consume(queue="shared"), spec.Basic.Qos(prefetch_count=2, global_=True))
     client.say(spec.Basic.Qos(prefetch_count=1), spec.Basic.Consume(queue="shared"))
@@ -240,8 +240,8 @@ def consumes_with_windows(house: Embedded) -> None:
     client.reset()
 
 
-def does_not_read_what_it_consumes(house: Embedded) -> None:
-    client = Client(house).open()
+def does_not_read_what_it_consumes(embedded: EmbeddedServer) -> None:
+    client = Client(embedded).open()
     client.say(spec.Queue.Declare(queue="full"), spec.Queue.Purge(queue="full"))
     client.say(spec.Basic.Consume(queue="full"))
     client.publish("full", [bytes(100_000)] * 60)
@@ -249,9 +249,9 @@ def does_not_read_what_it_consumes(house: Embedded) -> None:
     client.reset()
 
 
-def reads_a_stream(house: Embedded) -> None:
-    """By a name, without one, and with a transaction; one of them is cancelled before, and the other two are not."""
-    client = Client(house).open()
+def reads_a_stream(embedded: EmbeddedServer) -> None:
+    """Consume a stream by tag, as a named consumer, and in a transaction. One of three consumers is cancelled."""
+    client = Client(embedded).open()
     client.say(spec.Queue.Declare(queue="kept", durable=True, arguments={"x-queue-type": "stream"}))
     client.publish("kept", [b"x"] * 9, PERSISTENT)
     client.say(spec.Basic.Qos(prefetch_count=3))
@@ -269,8 +269,8 @@ def reads_a_stream(house: Embedded) -> None:
     client.reset()
 
 
-def owns_queues_and_replies(house: Embedded) -> None:
-    client = Client(house).open()
+def owns_queues_and_replies(embedded: EmbeddedServer) -> None:
+    client = Client(embedded).open()
     client.say(spec.Basic.Consume(queue="amq.rabbitmq.reply-to", no_ack=True))
     for arguments in ({}, {"x-message-ttl": 60_000}, {"x-expires": 60_000}, {"x-max-priority": 3}):
         client.say(spec.Queue.Declare(exclusive=True, arguments=arguments))
@@ -282,16 +282,16 @@ def owns_queues_and_replies(house: Embedded) -> None:
     client.reset()
 
 
-def waits_for_confirms(house: Embedded) -> None:
-    client = Client(house).open()
+def waits_for_confirms(embedded: EmbeddedServer) -> None:
+    client = Client(embedded).open()
     client.say(spec.Queue.Declare(queue="durable", durable=True), spec.Confirm.Select())
     client.wait("Confirm.SelectOk")
     client.publish("durable", [b"x"] * 60, PERSISTENT)
     client.reset()
 
 
-def commits(house: Embedded) -> None:
-    client = Client(house).open()
+def commits(embedded: EmbeddedServer) -> None:
+    client = Client(embedded).open()
     client.say(spec.Queue.Declare(queue="durable", durable=True), spec.Tx.Select())
     client.wait("Tx.SelectOk")
     client.publish("durable", [b"x"] * 60, PERSISTENT)
@@ -300,9 +300,9 @@ def commits(house: Embedded) -> None:
     client.reset()
 
 
-def declares(house: Embedded) -> None:
-    """Channels are busy, commands wait behind them."""
-    client = Client(house).open()
+def declares(embedded: EmbeddedServer) -> None:
+    """The channel is busy and commands wait behind it."""
+    client = Client(embedded).open()
     for queue in ("one", "two"):
         client.say(spec.Queue.Delete(queue=queue), spec.Queue.Declare(queue=queue, durable=True))
     client.publish("one", [b"x"] * 60)
@@ -314,34 +314,34 @@ def declares(house: Embedded) -> None:
 AUTH = b"Host: x\r\nAuthorization: Basic Z3Vlc3Q6Z3Vlc3Q=\r\n"
 
 
-def http(house: Embedded, request: bytes, answered: bool = True) -> None:
-    with socket.create_connection(("127.0.0.1", house.server.port("http")), WITHIN_S) as door:
-        door.sendall(request)
-        if answered:
-            assert door.recv(65536)
+def http(embedded: EmbeddedServer, request: bytes, wait_for_reply: bool = True) -> None:
+    with socket.create_connection(("127.0.0.1", embedded.server.port("http")), WITHIN_S) as client_socket:
+        client_socket.sendall(request)
+        if wait_for_reply:
+            assert client_socket.recv(65536)
         else:
-            time.sleep(0.1)  # that it is being worked on when its end comes
+            time.sleep(0.1)  # the server must be processing the request when the socket closes
 
 
-def asks_the_api(house: Embedded) -> None:
-    http(house, b"GET /api/overview HTTP/1.1\r\n" + AUTH + b"\r\n")
+def asks_the_api(embedded: EmbeddedServer) -> None:
+    http(embedded, b"GET /api/overview HTTP/1.1\r\n" + AUTH + b"\r\n")
 
 
-def asks_for_nothing_there_is(house: Embedded) -> None:
-    http(house, b"GET /api/none HTTP/1.1\r\n" + AUTH + b"\r\n")
+def asks_for_nothing_there_is(embedded: EmbeddedServer) -> None:
+    http(embedded, b"GET /api/none HTTP/1.1\r\n" + AUTH + b"\r\n")
 
 
-def speaks_no_http(house: Embedded) -> None:
-    http(house, b"\x00\x01\x02 hello\r\n\r\n")
+def speaks_no_http(embedded: EmbeddedServer) -> None:
+    http(embedded, b"\x00\x01\x02 hello\r\n\r\n")
 
 
-def says_nothing_to_the_api(house: Embedded) -> None:
-    http(house, b"", answered=False)
+def says_nothing_to_the_api(embedded: EmbeddedServer) -> None:
+    http(embedded, b"", wait_for_reply=False)
 
 
-def leaves_half_a_request(house: Embedded) -> None:
+def leaves_half_a_request(embedded: EmbeddedServer) -> None:
     half = b"PUT /api/users/x HTTP/1.1\r\n" + AUTH + b"Content-Length: 100\r\n\r\nhalf"
-    http(house, half, answered=False)
+    http(embedded, half, wait_for_reply=False)
 
 
 ENDS = [
@@ -375,11 +375,11 @@ ENDS = [
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
-    made = Embedded(tmp_path_factory.mktemp("broker"), trustme.CA())
-    http(made, b"GET /api/overview HTTP/1.1\r\n" + AUTH + b"\r\n")  # what is imported late is there
-    yield made
-    made.stop()
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    server = EmbeddedServer(tmp_path_factory.mktemp("broker"), trustme.CA())
+    http(server, b"GET /api/overview HTTP/1.1\r\n" + AUTH + b"\r\n")  # modules that are imported late are loaded
+    yield server
+    server.stop()
 
 
 @pytest.fixture
@@ -390,37 +390,39 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
-def census() -> Counter[str]:
-    """What is alive, by class, of what connections are made of. Asks the collector's lists; collects nothing."""
+def count_live_objects() -> Counter[str]:
+    """Count the live objects that connections consist of, by class, from the collector's lists; collects nothing."""
     found: Counter[str] = Counter()
     for each in gc.get_objects():
         kind = type(each)
         name = f"{kind.__module__}.{kind.__qualname__}"
-        if name.startswith(ROOMS) or kind.__name__ in OWNED:
+        if name.startswith(MODULES) or kind.__name__ in OWNED_CLASSES:
             found[name] += 1
     return found
 
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
-def test_nothing_is_left(house: Embedded, no_collector: None, end: Callable[[Embedded], None]) -> None:
-    before = census()
+def test_closed_connection_leaves_no_objects(
+    embedded: EmbeddedServer, no_collector: None, end: Callable[[EmbeddedServer], None]
+) -> None:
+    before = count_live_objects()
     for _ in range(3):
-        end(house)
+        end(embedded)
     deadline = time.monotonic() + WITHIN_S
-    while left := +(census() - before):
-        assert time.monotonic() < deadline, f"left when the sockets were gone: {dict(left)}"
+    while left := +(count_live_objects() - before):
+        assert time.monotonic() < deadline, f"left after the sockets closed:{dict(left)}"
         time.sleep(0.05)
 
 
-def test_the_census_sees_who_is_there(house: Embedded, no_collector: None) -> None:
-    """And so would see who is left, compiled or not."""
-    before = census()
-    client = Client(house).open()
+def test_open_connection_is_counted(embedded: EmbeddedServer, no_collector: None) -> None:
+    """So it would find objects that are left, compiled or not."""
+    before = count_live_objects()
+    client = Client(embedded).open()
     client.say(spec.Queue.Declare(exclusive=True, arguments={"x-message-ttl": 60_000}))
     client.wait("Queue.DeclareOk")
     client.say(spec.Basic.Consume())
     client.wait("Basic.ConsumeOk")
-    names = {name.rpartition(".")[2] for name in census() - before}
+    names = {name.rpartition(".")[2] for name in count_live_objects() - before}
     expected = {"Transport", "ChannelZero", "Connection", "FrameParser", "Channel", "ChannelConsumer", "MessageTtl"}
     assert names >= expected
     client.close()
