@@ -1,4 +1,4 @@
-"""x-consumer-timeout's clock, on a clock that stands still: never early, at most two ticks late, one per consumer."""
+"""The clock of x-consumer-timeout on a simulated clock: never early, at most two ticks late, one per consumer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from amqpd.storage.clock_watch import ClockWatch
 from amqpd.storage.filesystem import Clock
 
 
-class Standing(Clock):
+class FakeClock(Clock):
     def __init__(self) -> None:
         self.now_ms = 1_000_000
 
@@ -23,11 +23,11 @@ class Standing(Clock):
 
 
 class FakeChannel:
-    """Tags, unacked and timers."""
+    """Fake channel with delivery tags, unacked messages and timers."""
 
     def __init__(self) -> None:
-        self.clock = Standing()
-        self.asked: list[tuple[float, object]] = []
+        self.clock = FakeClock()
+        self.timers_set: list[tuple[float, object]] = []
         self.timers = Timers(self.call_later, ClockWatch(self.clock))
         self.unacked = Unacked()
         self.queue = QueueBase("q", "/")
@@ -35,18 +35,18 @@ class FakeChannel:
         self.late: list[tuple[int, list[int]]] = []
 
     def watch(self, consumer: Consumer | None, timeout_ms: int) -> DeliveryTimeout:
-        """Takes what is late, as a channel does."""
-        clock = DeliveryTimeout(self.timers, self.unacked, self.queue, consumer, timeout_ms, self.over)
+        """Start a timeout that takes the late messages, as a channel does."""
+        clock = DeliveryTimeout(self.timers, self.unacked, self.queue, consumer, timeout_ms, self.on_timeout)
         clock.start()
         return clock
 
-    def over(self, clock: DeliveryTimeout) -> None:
+    def on_timeout(self, clock: DeliveryTimeout) -> None:
         taken = self.unacked.take_as_late(self.queue, clock.consumer)
         self.late.append((self.clock.now_ms, [entry.offset for entry in taken]))
         clock.start()
 
     def call_later(self, delay_s: float, function: object) -> None:
-        self.asked.append((self.clock.now_ms + delay_s * 1000, function))
+        self.timers_set.append((self.clock.now_ms + delay_s * 1000, function))
 
     def consumer(self) -> Consumer:
         return Consumer(self.queue, "c", False, False, NO_ARGUMENTS)
@@ -62,8 +62,8 @@ class FakeChannel:
         end = self.clock.now_ms + ms
         while self.clock.now_ms < end:
             self.clock.now_ms += min(TICK_MS, end - self.clock.now_ms)
-            due = [one for one in self.asked if one[0] <= self.clock.now_ms]
-            self.asked = [one for one in self.asked if one[0] > self.clock.now_ms]
+            due = [timer for timer in self.timers_set if timer[0] <= self.clock.now_ms]
+            self.timers_set = [timer for timer in self.timers_set if timer[0] > self.clock.now_ms]
             for _, function in due:
                 function()
 
@@ -75,7 +75,9 @@ def channel() -> FakeChannel:
 
 @pytest.mark.parametrize("before_ms", [0, 1, 60, 124, 125, 126, 1000, 12_345])
 @pytest.mark.parametrize("timeout_ms", [200, 1000, 60_000])
-def test_never_early_and_at_most_two_ticks_late(channel: FakeChannel, before_ms: int, timeout_ms: int) -> None:
+def test_timeout_is_never_early_and_at_most_two_ticks_late(
+    channel: FakeChannel, before_ms: int, timeout_ms: int
+) -> None:
     consumer = channel.consumer()
     channel.watch(consumer, timeout_ms)
     channel.advance(before_ms)
@@ -89,7 +91,7 @@ def test_never_early_and_at_most_two_ticks_late(channel: FakeChannel, before_ms:
     assert when >= delivered + timeout_ms
 
 
-def test_who_acks_in_time_is_never_late(channel: FakeChannel) -> None:
+def test_consumer_that_acks_in_time_never_times_out(channel: FakeChannel) -> None:
     consumer = channel.consumer()
     channel.watch(consumer, 1000)
     unacked: list[int] = []
@@ -101,7 +103,7 @@ def test_who_acks_in_time_is_never_late(channel: FakeChannel) -> None:
     assert channel.late == []
 
 
-def test_the_oldest_counts_however_much_is_acked_behind_it(channel: FakeChannel) -> None:
+def test_oldest_delivery_times_out_although_later_ones_are_acked(channel: FakeChannel) -> None:
     consumer = channel.consumer()
     channel.watch(consumer, 1000)
     stuck = channel.deliver(consumer)
@@ -111,22 +113,22 @@ def test_the_oldest_counts_however_much_is_acked_behind_it(channel: FakeChannel)
     assert channel.late == []
     newest = channel.deliver(consumer)
     channel.advance(400)
-    assert [offsets for _, offsets in channel.late] == [[stuck, newest]]  # all that it has goes back
+    assert [offsets for _, offsets in channel.late] == [[stuck, newest]]  # all its messages are requeued
 
 
-def test_each_consumer_has_its_own_time(channel: FakeChannel) -> None:
+def test_each_consumer_has_its_own_timeout(channel: FakeChannel) -> None:
     slow, quick, free = channel.consumer(), channel.consumer(), channel.consumer()
     channel.watch(slow, 10_000)
     channel.watch(quick, 1000)
-    tags = [channel.deliver(one) for one in (slow, free, quick, free, slow)]
+    tags = [channel.deliver(each) for each in (slow, free, quick, free, slow)]
     channel.advance(2000)
     assert [offsets for _, offsets in channel.late] == [[tags[2]]]
     channel.advance(11_000)
     assert [offsets for _, offsets in channel.late] == [[tags[2]], [tags[0], tags[4]]]
-    assert channel.unacked.count() == 2  # of who has no timeout
+    assert channel.unacked.count() == 2  # those of the consumer without a timeout
 
 
-def test_what_a_transaction_has_acked_waits_for_its_end(channel: FakeChannel) -> None:
+def test_acks_in_transaction_delay_timeout_until_its_end(channel: FakeChannel) -> None:
     consumer = channel.consumer()
     channel.watch(consumer, 1000)
     tag = channel.deliver(consumer)
@@ -139,7 +141,7 @@ def test_what_a_transaction_has_acked_waits_for_its_end(channel: FakeChannel) ->
     assert [offsets for _, offsets in channel.late] == [[tag]]
 
 
-def test_a_transaction_that_does_not_end_costs_no_memory(channel: FakeChannel) -> None:
+def test_marks_are_bounded_while_transaction_is_open(channel: FakeChannel) -> None:
     consumer = channel.consumer()
     clock = channel.watch(consumer, 1000)
     channel.deliver(consumer)
@@ -154,7 +156,7 @@ def test_a_transaction_that_does_not_end_costs_no_memory(channel: FakeChannel) -
     assert channel.late[0][1] == [1]
 
 
-def test_a_new_timeout_holds_for_what_is_unacked(channel: FakeChannel) -> None:
+def test_new_timeout_applies_to_unacked_messages(channel: FakeChannel) -> None:
     consumer = channel.consumer()
     watch = channel.watch(consumer, 60_000)
     tag = channel.deliver(consumer)
@@ -164,7 +166,7 @@ def test_a_new_timeout_holds_for_what_is_unacked(channel: FakeChannel) -> None:
     assert [offsets for _, offsets in channel.late] == [[tag]]
 
 
-def test_basic_get_has_a_clock_while_something_is_unacked(channel: FakeChannel) -> None:
+def test_basic_get_has_a_timer_only_while_messages_are_unacked(channel: FakeChannel) -> None:
     watch = channel.watch(None, 1000)
     assert channel.timers.armed_count() == 0
     tag = channel.deliver(None)
@@ -174,14 +176,14 @@ def test_basic_get_has_a_clock_while_something_is_unacked(channel: FakeChannel) 
     assert channel.timers.armed_count() == 0
 
 
-def test_a_long_timeout_is_looked_at_once_a_minute(channel: FakeChannel) -> None:
+def test_long_timeout_is_checked_once_a_minute(channel: FakeChannel) -> None:
     consumer = channel.consumer()
     watch = channel.watch(consumer, 30 * 60_000)
     assert watch.tick * TICK_MS - channel.clock.now_ms == TICK_MS_MAX
 
 
-class TestLateAnswers:
-    def test_each_is_known_once(self, channel: FakeChannel) -> None:
+class TestLateAcks:
+    def test_late_ack_is_accepted_once(self, channel: FakeChannel) -> None:
         consumer = channel.consumer()
         tags = [channel.deliver(consumer) for _ in range(3)]
         channel.unacked.take_as_late(channel.queue, consumer)
@@ -193,7 +195,7 @@ class TestLateAnswers:
         assert channel.unacked.entries_at(tags[2]) == []
 
     @pytest.mark.parametrize("late", range(1, 7))
-    def test_multiple_settles_what_others_have_before_it(self, channel: FakeChannel, late: int) -> None:
+    def test_late_multiple_ack_acks_earlier_messages_of_others(self, channel: FakeChannel, late: int) -> None:
         consumer, other = channel.consumer(), channel.consumer()
         tags = [channel.deliver(consumer if number == late else other) for number in range(1, 7)]
         channel.unacked.take_as_late(channel.queue, consumer)
@@ -204,7 +206,7 @@ class TestLateAnswers:
         if late < 6:
             assert channel.unacked.take_one(6).offset == 6
 
-    def test_they_are_bounded(self, channel: FakeChannel) -> None:
+    def test_late_tags_are_bounded(self, channel: FakeChannel) -> None:
         consumer = channel.consumer()
         for _ in range(LATE_MAX + 10):
             channel.deliver(consumer)
