@@ -1,4 +1,4 @@
-"""The log answers what an operator asks: what started, who came and went, who changed what, what a kill cost."""
+"""The broker's log records starts, connections, changes by users, and the recovery after a kill."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from amqpd.testing import BrokerProcess
 
 
-def told(file: Path) -> list[dict[str, Any]]:
+def read_log(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_a_broker_s_life(tmp_path):
+def test_log_of_start_changes_kill_and_recovery(tmp_path):
     file = tmp_path / "log"
     settings = {"log.file": file, "log.format": "json", "log.level": "debug"}
     with BrokerProcess(tmp_path / "data", settings=settings) as broker:
@@ -34,14 +34,14 @@ def test_a_broker_s_life(tmp_path):
         connection.close()
         broker.kill()
         broker.start()
-        lost = pika.BlockingConnection(pika.URLParameters(f"{broker.url}shop"))
-        assert lost.channel().queue_declare("orders", passive=True).method.message_count == 2
+        client = pika.BlockingConnection(pika.URLParameters(f"{broker.url}shop"))
+        assert client.channel().queue_declare("orders", passive=True).method.message_count == 2
         broker.delete_vhost("shop")
         with pytest.raises(pika.exceptions.AMQPError):
-            lost.process_data_events(30)
+            client.process_data_events(30)
         broker.api("DELETE", "/api/users/anna")
         broker.stop()
-        log = told(file)
+        log = read_log(file)
     texts = [record["message"] for record in log]
     for text in (
         "vhost 'shop' was added",

@@ -1,4 +1,4 @@
-"""What a start does, counted: twice the queues, vhosts, exchanges are twice the work, not four times."""
+"""The work of a start grows linearly with queues, vhosts and exchanges."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from amqpd.storage.storage import Storage
 
 
 class Name(str):
-    """A name that counts how often it is held against others."""
+    """A name that counts comparisons."""
 
     compared: ClassVar[int] = 0
     __slots__ = ()
@@ -33,8 +33,10 @@ def settings(path: Path) -> Settings:
     return load([f"--data-dir={path}", "--amqp.port=0", "--http.port=0"], {}).settings
 
 
-def started(path: Path, vhosts: int, queues: int, exchanges: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many names a start has compared. Every queue has a directory; an exchange has another as its alternate."""
+def start_and_count(path: Path, vhosts: int, queues: int, exchanges: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the number of name comparisons of a start. Every queue has a directory; each exchange is the alternate
+    of another.
+    """
     monkeypatch.setattr(SqlMetadataStore, "open", lambda metadata, seed: state(vhosts, queues, exchanges))
     monkeypatch.setattr(SqlMetadataStore, "submit", lambda metadata, changes, done: done(None))
     for number in range(queues):
@@ -49,7 +51,7 @@ def started(path: Path, vhosts: int, queues: int, exchanges: int, monkeypatch: p
         server.storage.close(clean=False)
     finally:
         loop.close()
-    assert len(list(path.glob("vhosts/*/queues/*"))) == queues, "a directory was set aside"
+    assert len(list(path.glob("vhosts/*/queues/*"))) == queues, "a directory is missing"
     return compared
 
 
@@ -61,56 +63,56 @@ def state(vhosts: int, queues: int, exchanges: int) -> MetadataState:
         for number in range(queues)
     ]
     exchange_rows = [ExchangeRow(Name("vhost 0"), Name(f"exchange {number}"), "fanout") for number in range(exchanges)]
-    nothing = MetadataState("0" * 32, False, *[empty] * (len(MetadataState._fields) - 2))
-    return nothing._replace(vhosts=rows, exchanges=exchange_rows, queues=queue_rows)
+    empty_state = MetadataState("0" * 32, False, *[empty] * (len(MetadataState._fields) - 2))
+    return empty_state._replace(vhosts=rows, exchanges=exchange_rows, queues=queue_rows)
 
 
-def test_names_are_looked_up_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compared = started(tmp_path, 20, 400, 100, monkeypatch)
+def test_start_looks_names_up_without_searching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = start_and_count(tmp_path, 20, 400, 100, monkeypatch)
     assert compared < 10 * (20 + 400 + 100)
 
 
-def test_a_power_cut_is_noted_by_a_count(tmp_path: Path) -> None:
-    """Whether all logs have taken note of it was looked up over all of them as each was opened."""
-    Storage(tmp_path, post=_now, boot_id="1" * 32, inline=True).close(clean=False)
-    storage = Storage(tmp_path, post=_now, boot_id="2" * 32, inline=True)
+def test_power_cut_is_tracked_by_a_count(tmp_path: Path) -> None:
+    """Once, each opening of a log checked over all logs whether they had noted the power cut."""
+    Storage(tmp_path, post=call_now, boot_id="1" * 32, inline=True).close(clean=False)
+    storage = Storage(tmp_path, post=call_now, boot_id="2" * 32, inline=True)
     assert storage.power_cut
-    looks = 0
+    iterations = 0
 
-    class Counting(dict[Any, None]):
+    class CountingDict(dict[Any, None]):
         def __iter__(self) -> Any:
-            nonlocal looks
-            for each in dict.__iter__(self):
-                looks += 1
-                yield each
+            nonlocal iterations
+            for key in dict.__iter__(self):
+                iterations += 1
+                yield key
 
-    storage._stores = Counting(storage._stores)
+    storage._stores = CountingDict(storage._stores)
     stores = [storage.open_queue("v", f"{number:032x}") for number in range(200)]
     for store in stores[:-1]:
         store.recover()
-    assert (tmp_path / "boot-id").read_text().strip() == "1" * 32, "one has not taken note yet"
+    assert (tmp_path / "boot-id").read_text().strip() == "1" * 32, "one log has not recovered yet"
     stores[-1].recover()
     assert (tmp_path / "boot-id").read_text().strip() == "2" * 32
-    assert looks <= 2 * len(stores)
+    assert iterations <= 2 * len(stores)
     storage.close(clean=False)
 
 
-def _now(call: Callable[..., object], *arguments: object) -> None:
+def call_now(call: Callable[..., object], *arguments: object) -> None:
     call(*arguments)
 
 
-def test_exchanges_find_who_names_them_as_alternate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each exchange that came looked at all others of its vhost."""
-    looks = 0
+def test_alternate_exchanges_are_found_in_linear_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, each new exchange was compared with all others of its vhost."""
+    reads = 0
 
     def alternate(exchange: Exchange) -> str:
-        nonlocal looks
-        looks += 1
+        nonlocal reads
+        reads += 1
         return exchange.__dict__.get("alternate", "")
 
     def set_alternate(exchange: Exchange, name: str) -> None:
         exchange.__dict__["alternate"] = name
 
     monkeypatch.setattr(Exchange, "alternate", property(alternate, set_alternate), raising=False)
-    started(tmp_path, 1, 1, 300, monkeypatch)
-    assert looks < 10 * 300
+    start_and_count(tmp_path, 1, 1, 300, monkeypatch)
+    assert reads < 10 * 300
