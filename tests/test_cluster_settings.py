@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from amqpd.config import ClusterSettings, SettingsError, load
-from amqpd.config import loader
+from amqpd.config import ClusterSettings, SettingsError, load, loader
 from amqpd.config.help import settings_text
 from amqpd.kafka.admin import cluster_options
 
