@@ -1,4 +1,4 @@
-"""Whoever does not read holds whoever writes to him, through both nodes, and neither fills up; a thousand; TLS."""
+"""Backpressure through proxied connections, memory of a thousand of them, and TLS."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from amqpd.testing import BrokerProcess
 MIB = 1 << 20
 
 
-def resident(broker: BrokerProcess) -> int:
-    """Bytes."""
+def resident_bytes(broker: BrokerProcess) -> int:
+    """Return the anonymous resident memory in bytes."""
     for line in Path(f"/proc/{broker.pid}/status").read_text("ascii").splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
     raise AssertionError("no RssAnon")
 
 
-def opened(rig: Rig, vhost: str = "v") -> socket.socket:
-    """A bare client at a, with channel 1 open; confirms are not asked for."""
-    return opened_at(rig, "a", vhost)
+def open_client(rig: Rig, vhost: str = "v") -> socket.socket:
+    """Return a plain client socket at a, with channel 1 open and without confirms."""
+    return open_client_at(rig, "a", vhost)
 
 
-def opened_at(rig: Rig, node: str, vhost: str = "v") -> socket.socket:
-    """The same at any node."""
+def open_client_at(rig: Rig, node: str, vhost: str = "v") -> socket.socket:
+    """Return such a client at any node."""
     sock = socket.create_connection(("127.0.0.1", rig[node].amqp_port), timeout=60)
     sock.sendall(HEADER)
     sock.recv(4096)
@@ -55,7 +55,7 @@ def opened_at(rig: Rig, node: str, vhost: str = "v") -> socket.socket:
 
 
 def publish(queue: str, body: bytes) -> bytes:
-    """Frames of one message."""
+    """Return the frames of one message."""
     method = methods.frame(1, methods.BasicPublish("", queue))
     header = (60).to_bytes(2, "big") + bytes(2) + len(body).to_bytes(8, "big") + bytes(2)
     frames = [method, b"\x02\0\x01" + len(header).to_bytes(4, "big") + header + b"\xce"]
@@ -65,25 +65,25 @@ def publish(queue: str, body: bytes) -> bytes:
     return b"".join(frames)
 
 
-def test_a_client_that_does_not_read(rig: Rig) -> None:
-    """400 MiB wait for it: a few of them stand in buffers, none of them at its node's cost."""
+def test_client_that_does_not_read(rig: Rig) -> None:
+    """400 MiB are ready for the client: some of it is in buffers, but not in the memory of its node."""
     filler = pika.BlockingConnection(pika.URLParameters(rig.url("b", "v")))
     channel = filler.channel()
     channel.queue_declare("much", durable=True)
     for _ in range(400):
         channel.basic_publish("", "much", bytes(MIB), pika.BasicProperties(delivery_mode=2))
-    with opened(rig) as sock:  # what the first one takes of malloc stays with it, 20 MiB
+    with open_client(rig) as sock:  # the first client's memory stays with malloc, 20 MiB
         sock.sendall(methods.frame(1, methods.BasicConsume(queue="much", consumer_tag="c", no_ack=True)))
         read(sock, 64 * MIB)
-    wait_until(lambda: len(connections(rig, "b")) == 1, "it is gone")
-    before = {name: resident(rig[name]) for name in "ab"}
-    with opened(rig) as sock:
+    wait_until(lambda: len(connections(rig, "b")) == 1, "the connection is closed")
+    before = {name: resident_bytes(rig[name]) for name in "ab"}
+    with open_client(rig) as sock:
         sock.sendall(methods.frame(1, methods.BasicConsume(queue="much", consumer_tag="c", no_ack=True)))
-        steady(rig)
-        grown = {name: resident(rig[name]) - before[name] for name in "ab"}
+        wait_until_idle(rig)
+        grown = {name: resident_bytes(rig[name]) - before[name] for name in "ab"}
         assert grown["a"] < 8 * MIB, grown
         assert grown["b"] < 32 * MIB, grown
-        assert len(connections(rig, "b")) == 2  # longer than a link or TCP_USER_TIMEOUT would bear
+        assert len(connections(rig, "b")) == 2  # longer than the timeouts of a silent link and of TCP_USER_TIMEOUT
         read(sock, 64 * MIB)
     channel.queue_delete("much")
     filler.close()
@@ -96,8 +96,8 @@ def read(sock: socket.socket, size: int) -> None:
         size -= got
 
 
-def steady(rig: Rig) -> None:
-    """Nothing moves any more, and has not for longer than a silent node is given."""
+def wait_until_idle(rig: Rig) -> None:
+    """Wait until no byte moves for longer than a silent node is tolerated."""
     moved = -1
     since = time.monotonic()
     while time.monotonic() - since < 8:
@@ -107,10 +107,10 @@ def steady(rig: Rig) -> None:
         time.sleep(0.25)
 
 
-def test_an_owner_that_does_not_read(rig: Rig) -> None:
-    """An alarm holds publishers: what one has sent behind it waits in his own socket."""
-    before = {name: resident(rig[name]) for name in "ab"}
-    with opened(rig) as sock:
+def test_owner_with_alarm_pauses_publisher(rig: Rig) -> None:
+    """An alarm pauses publishers: further messages stay in the client's socket."""
+    before = {name: resident_bytes(rig[name]) for name in "ab"}
+    with open_client(rig) as sock:
         sock.sendall(methods.frame(1, methods.QueueDeclare(queue="held")))
         sock.recv(4096)
         rig["b"].api("PUT", "/api/amqpd/alarms/memory", {})
@@ -123,12 +123,12 @@ def test_an_owner_that_does_not_read(rig: Rig) -> None:
                     sock.sendall(message)
                     sent += 1
             assert sent < 40
-            grown = {name: resident(rig[name]) - before[name] for name in "ab"}
+            grown = {name: resident_bytes(rig[name]) - before[name] for name in "ab"}
             assert grown["a"] < 8 * MIB, grown
             assert grown["b"] < 16 * MIB, grown
         finally:
             rig["b"].api("DELETE", "/api/amqpd/alarms/memory")
-        wait_until(lambda: length(rig, "held") >= sent, "what was sent whole is there")
+        wait_until(lambda: length(rig, "held") >= sent, "all complete messages are queued")
 
 
 def length(rig: Rig, queue: str) -> int:
@@ -136,24 +136,24 @@ def length(rig: Rig, queue: str) -> int:
     return int(found["messages"])
 
 
-def test_a_thousand(rig: Rig) -> None:
+def test_memory_of_a_thousand_proxied_connections(rig: Rig) -> None:
     sockets = []
     try:
-        before = {name: resident(rig[name]) for name in "ab"}
+        before = {name: resident_bytes(rig[name]) for name in "ab"}
         for _ in range(1000):
-            sockets.append(opened(rig))
-        wait_until(lambda: len(connections(rig, "b")) == 1000, "all are there")
-        each = {name: (resident(rig[name]) - before[name]) // 1000 for name in "ab"}
-        print("bytes of memory for each of 1,000:", each)
-        assert each["a"] < 192 * 1024, each
-        assert each["b"] < 256 * 1024, each
+            sockets.append(open_client(rig))
+        wait_until(lambda: len(connections(rig, "b")) == 1000, "all are listed")
+        bytes_per_client = {name: (resident_bytes(rig[name]) - before[name]) // 1000 for name in "ab"}
+        print("bytes of memory for each of 1,000:", bytes_per_client)
+        assert bytes_per_client["a"] < 192 * 1024, bytes_per_client
+        assert bytes_per_client["b"] < 256 * 1024, bytes_per_client
         client = pika.BlockingConnection(pika.URLParameters(rig.url("a", "v")))
         client.channel().queue_declare("one more")
         client.close()
     finally:
         for sock in sockets:
             sock.close()
-    wait_until(lambda: connections(rig, "b") == [], "all are gone")
+    wait_until(lambda: connections(rig, "b") == [], "all are closed")
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,7 @@ def tls_nodes(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -
         yield rig
 
 
-def test_a_client_with_a_certificate(tls_nodes: Rig, authority: trustme.CA) -> None:
+def test_proxied_client_with_certificate(tls_nodes: Rig, authority: trustme.CA) -> None:
     context = ssl.create_default_context()
     authority.configure_trust(context)
     authority.issue_cert("client.example", common_name="client").configure_cert(context)
@@ -206,11 +206,11 @@ def test_a_client_with_a_certificate(tls_nodes: Rig, authority: trustme.CA) -> N
     channel.queue_declare("tls")
     channel.basic_publish("", "tls", bytes(MIB))
     assert channel.basic_get("tls", auto_ack=True)[2] == bytes(MIB)
-    shown = connections(tls_nodes, "b")[0]
-    assert (shown["user"], shown["auth_mechanism"], shown["ssl"]) == ("client", "EXTERNAL", True)
-    assert shown["ssl_protocol"] == "tlsv1.3"
-    assert "CN=client" in shown["peer_cert_subject"]
-    assert "trustme" in shown["peer_cert_issuer"]
+    listed = connections(tls_nodes, "b")[0]
+    assert (listed["user"], listed["auth_mechanism"], listed["ssl"]) == ("client", "EXTERNAL", True)
+    assert listed["ssl_protocol"] == "tlsv1.3"
+    assert "CN=client" in listed["peer_cert_subject"]
+    assert "trustme" in listed["peer_cert_issuer"]
     tls_nodes.own("v", "a")
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
         connection.process_data_events(60)
