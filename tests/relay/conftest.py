@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the tests share modules in thi
 
 from relay_rig import Rig
 
-LONG = ("test_ends.py", "test_held.py")
+LONG = ("test_owner_loss.py", "test_backpressure.py")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

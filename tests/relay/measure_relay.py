@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from relay_rig import Rig
-from test_held import open_client_at, publish
+from test_backpressure import open_client_at, publish
 
 from amqpd.protocol import methods
 
