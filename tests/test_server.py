@@ -251,7 +251,7 @@ def test_first_user_and_vhost(tmp_path: Path) -> None:
                 connect(broker, user, password, vhost)
 
 
-# -- what clients are told -------------------------------------------------------------------------------------------
+# -- server properties and compatibility -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

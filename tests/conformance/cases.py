@@ -15,7 +15,7 @@ import pytest
 from peer import Peer
 from profiles import THOROUGH
 
-Say = bytes | Callable[[Peer], bytes]
+Payload = bytes | Callable[[Peer], bytes]
 CHUNKINGS = ("whole", "bytewise")
 
 
@@ -88,7 +88,7 @@ class Case:
     """
 
     id: str
-    say: Say
+    payload: Payload
     end: End
     before: Callable[[Peer], None] | None = None
     ours: str = ""
@@ -118,7 +118,7 @@ def run(peer: Peer, chunked: Chunked) -> None:
     if case.before is not None:
         case.before(peer)
     peer.bytewise_now()
-    peer.send(case.say(peer) if callable(case.say) else case.say)
+    peer.send(case.payload(peer) if callable(case.payload) else case.payload)
     case.end.check(peer)
 
 

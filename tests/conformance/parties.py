@@ -60,7 +60,7 @@ class Witness:
         peer.queue()
         return peer
 
-    def testify(self) -> None:
+    def check_undisturbed(self) -> None:
         """Raise AssertionError unless a declare is answered within WITNESS_S; then reconnect first."""
         try:
             self.peer.method("queue.declare", queue=self.peer.q, exclusive=True)

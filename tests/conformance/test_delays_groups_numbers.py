@@ -27,9 +27,7 @@ def refused_exchange(id_: str, kind: str, arguments: Arguments, why: str) -> Cas
     """An exchange.declare that is refused."""
     return Case(
         id_,
-        lambda peer: method(
-            "exchange.declare", refused_exchange=peer.x, type=kind, auto_delete=True, arguments=arguments
-        ),
+        lambda peer: method("exchange.declare", exchange=peer.x, type=kind, auto_delete=True, arguments=arguments),
         ChannelClose(406, 40, 10, why),
         ours=OURS,
     )
@@ -39,7 +37,7 @@ def refused_queue(id_: str, arguments: Arguments, name: str, why: str) -> Case:
     """A queue.declare that is refused for this argument."""
     return Case(
         id_,
-        lambda peer: method("queue.declare", refused_queue=peer.q, durable=True, auto_delete=True, arguments=arguments),
+        lambda peer: method("queue.declare", queue=peer.q, durable=True, auto_delete=True, arguments=arguments),
         ChannelClose(406, 50, 10, f"invalid arg '{name}' for queue '{{q}}' in vhost '/': {why}"),
         ours=OURS,
     )
@@ -58,9 +56,7 @@ def declare_queue_and_exchange(kind: str, arguments: Arguments | None = None) ->
 def refused_binding(id_: str, kind: str, key: str, arguments: Arguments, why: str) -> Case:
     return Case(
         id_,
-        lambda peer: method(
-            "queue.bind", refused_queue=peer.q, refused_exchange=peer.x, routing_key=key, arguments=arguments
-        ),
+        lambda peer: method("queue.bind", queue=peer.q, exchange=peer.x, routing_key=key, arguments=arguments),
         ChannelClose(406, 50, 20, why),
         declare_queue_and_exchange(kind),
         ours=OURS,
@@ -88,7 +84,7 @@ REFUSED_EXCHANGES = [
         "delayed-unknown",
         lambda peer: method(
             "exchange.declare",
-            refused_exchange=peer.x,
+            exchange=peer.x,
             type="x-delayed-message",
             auto_delete=True,
             arguments={"x-delayed-type": "nosuch"},
@@ -197,14 +193,14 @@ REFUSED_BINDINGS = [
     refused_binding("jms-integer", "x-jms-topic", "a", {"x-selector": 5}, "x-selector is not a text"),
     Case(
         "group-no-ack",
-        lambda peer: method("basic.consume", refused_queue=peer.q, no_ack=True),
+        lambda peer: method("basic.consume", queue=peer.q, no_ack=True),
         ChannelClose(406, 60, 20),
         lambda peer: peer.queue(arguments={"x-group-by": "routing_key"}),
         ours=OURS,
     ),
     Case(
         "group-filter",
-        lambda peer: method("basic.consume", refused_queue=peer.q, arguments={"x-filter": "TRUE"}),
+        lambda peer: method("basic.consume", queue=peer.q, arguments={"x-filter": "TRUE"}),
         ChannelClose(406, 60, 20),
         lambda peer: peer.queue(arguments={"x-group-by": "routing_key"}),
         ours=OURS,
@@ -221,7 +217,7 @@ def test_invalid_arguments_are_refused(peer: Peer, chunked: Chunked) -> None:
 def test_invalid_group_by_is_refused(broker_is_ours: bool, peer: Peer, value: Any) -> None:
     if not broker_is_ours:
         pytest.skip(OURS)
-    peer.method("queue.declare", refused_queue=peer.q, exclusive=True, arguments={"x-group-by": value})
+    peer.method("queue.declare", queue=peer.q, exclusive=True, arguments={"x-group-by": value})
     peer.expect_channel_close(406, 50, 10)
 
 
@@ -232,7 +228,7 @@ DELAYED = {"x-delayed-type": "fanout"}
 
 def delayed(peer: Peer) -> None:
     declare_queue_and_exchange("x-delayed-message", DELAYED)(peer)
-    peer.call("queue.bind", refused_queue=peer.q, refused_exchange=peer.x)
+    peer.call("queue.bind", queue=peer.q, exchange=peer.x)
 
 
 def refused_publish(id_: str, headers: Arguments, end: ChannelClose, before: Callable[[Peer], None] = delayed) -> Case:
@@ -240,7 +236,7 @@ def refused_publish(id_: str, headers: Arguments, end: ChannelClose, before: Cal
 
     def say(peer: Peer) -> bytes:
         to = "" if before is own_queue else peer.x
-        return publish(peer.q, b"x", properties(headers=headers), refused_exchange=to)
+        return publish(peer.q, b"x", properties(headers=headers), exchange=to)
 
     return Case(id_, say, end, before, ours=OURS)
 
@@ -359,16 +355,14 @@ def test_odd_header_is_accepted_or_refused(broker_is_ours: bool, peer: Peer, kin
     peer.channel(2)
     arguments = {"x-group-by": "header:x-group", "x-delayed-retry-type": "all", "x-delayed-retry-min": 1}
     peer.queue(channel=2, arguments=arguments)
-    peer.call(
-        "exchange.declare", 2, refused_exchange=peer.x, type=kind, auto_delete=True, arguments=EXCHANGE_ARGUMENTS[kind]
-    )
+    peer.call("exchange.declare", 2, exchange=peer.x, type=kind, auto_delete=True, arguments=EXCHANGE_ARGUMENTS[kind])
     selector = {"x-selector": '"x-group" IS NULL OR "x-delay" > 1 OR "x-delay" <= 1 OR "x-delay" IS NULL'}
     where = selector if kind == "x-jms-topic" else {}
-    peer.call("queue.bind", 2, refused_queue=peer.q, refused_exchange=peer.x, routing_key="1", arguments=where)
+    peer.call("queue.bind", 2, queue=peer.q, exchange=peer.x, routing_key="1", arguments=where)
     for name in NAMES:
         headers = {name: VALUES[value]}
         for more in ({}, NUMBERED) if name in NUMBERED else ({},):
-            peer.send(publish(peer.q, b"x", properties(headers=more | headers), refused_exchange=peer.x))
+            peer.send(publish(peer.q, b"x", properties(headers=more | headers), exchange=peer.x))
             peer.method("channel.flow", active=True)
             got = peer.read()
             if got.name == "channel.close":
@@ -397,7 +391,7 @@ def test_delay_header_is_negated_on_delivery(broker_is_ours: bool, speaker: Peer
         nonlocal confirmed
         for headers in all_headers:
             props = properties(headers=headers, delivery_mode=2)
-            speaker.publish("k", b"x", props, refused_exchange=speaker.x, mandatory=True)
+            speaker.publish("k", b"x", props, exchange=speaker.x, mandatory=True)
         expected = confirmed + len(all_headers)
         while confirmed < expected:
             ack = speaker.expect("basic.ack")
@@ -466,7 +460,7 @@ def test_each_group_goes_to_one_consumer(broker_is_ours: bool, speaker: Peer) ->
     for channel in (2, 3):
         speaker.channel(channel)
         speaker.call("basic.qos", channel, prefetch_count=1)
-        speaker.call("basic.consume", channel, refused_queue=speaker.q, consumer_tag="c")
+        speaker.call("basic.consume", channel, queue=speaker.q, consumer_tag="c")
     for number, group in enumerate(("a", "a", "b", 7, "7")):
         speaker.publish(payload=b"%d" % number, props=properties(headers={"g": group}))
     first = {channel: speaker.content("basic.deliver", channel) for channel in (2, 3)}
@@ -486,13 +480,13 @@ def test_duplicates_are_confirmed_and_go_to_alternate_exchange(broker_is_ours: b
     speaker.queue()
     speaker.queue(speaker.q + "-copies")
     speaker.exchange("fanout", speaker.x + "-copies")
-    speaker.call("queue.bind", refused_queue=speaker.q + "-copies", refused_exchange=speaker.x + "-copies")
+    speaker.call("queue.bind", queue=speaker.q + "-copies", exchange=speaker.x + "-copies")
     speaker.exchange(DEDUP, arguments={"x-cache-size": 10, "alternate-exchange": speaker.x + "-copies"})
-    speaker.call("queue.bind", refused_queue=speaker.q, refused_exchange=speaker.x)
+    speaker.call("queue.bind", queue=speaker.q, exchange=speaker.x)
     speaker.call("confirm.select")
     for tag, ident in enumerate((1, "1", 1, {"a": 1}, {"a": 1}), 1):
         props = properties(headers={"x-deduplication-header": ident})
-        speaker.publish("k", b"%d" % tag, props, refused_exchange=speaker.x, mandatory=True)
+        speaker.publish("k", b"%d" % tag, props, exchange=speaker.x, mandatory=True)
         assert speaker.expect("basic.ack")["delivery_tag"] == tag
     assert [got.body for got in iter(speaker.get, None)] == [b"1", b"2", b"4"]
     assert [got.body for got in iter(lambda: speaker.get(speaker.q + "-copies"), None)] == [b"3", b"5"]
@@ -505,7 +499,7 @@ def test_new_binding_gets_recent_messages(broker_is_ours: bool, speaker: Peer) -
     speaker.exchange("x-recent-history", arguments={"x-recent-history-length": 2})
     for number, is_stored in enumerate((True, True, True, False)):
         props = properties(headers={} if is_stored else {"x-recent-history-no-store": True})
-        speaker.publish("k", b"%d" % number, props, refused_exchange=speaker.x)
+        speaker.publish("k", b"%d" % number, props, exchange=speaker.x)
     for _ in range(2):
-        speaker.call("queue.bind", refused_queue=speaker.q, refused_exchange=speaker.x)
+        speaker.call("queue.bind", queue=speaker.q, exchange=speaker.x)
     assert [got.body for got in iter(speaker.get, None)] == [b"1", b"2"]

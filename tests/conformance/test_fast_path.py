@@ -144,9 +144,9 @@ def test_fast_path(peer: Peer, chunked: Chunked) -> None:
 @both(TABLES)
 def test_malformed_tables(peer: Peer, chunked: Chunked) -> None:
     """Malformed argument tables of queue.declare."""
-    assert isinstance(chunked.case.say, bytes)
+    assert isinstance(chunked.case.payload, bytes)
     peer.bytewise_now()
-    peer.method("queue.declare", queue=peer.q, exclusive=True, arguments=chunked.case.say)
+    peer.method("queue.declare", queue=peer.q, exclusive=True, arguments=chunked.case.payload)
     chunked.case.end.check(peer)
 
 

@@ -172,7 +172,7 @@ def test_tune_ok_outside_the_offer_is_refused(broker: Broker, fresh: Peer, limit
 
 
 def test_smallest_frame_max_is_4096(fresh: Peer) -> None:
-    """It applies to both directions."""
+    """The limit applies to both directions."""
     fresh.handshake(frame_max=4096)
     fresh.channel()
     fresh.queue()

@@ -86,7 +86,7 @@ def test_f4_half_a_frame_does_not_block_others(broker: Broker, witness: Witness)
         whole = method("queue.declare", queue=peer.q, exclusive=True)
         peer.send(whole[:9])
         time.sleep(0.3)
-        witness.testify()
+        witness.check_undisturbed()
         peer.send(whole[9:])
         peer.expect("queue.declare-ok")
 
@@ -143,7 +143,7 @@ def test_f7_peer_that_does_not_read(broker: Broker, witness: Witness) -> None:
         peer.send(method("basic.get", queue=peer.q, no_ack=True) * 300)
         for _ in range(5):
             time.sleep(0.05)
-            witness.testify()
+            witness.check_undisturbed()
         for _ in range(300):
             assert len(peer.content("basic.get-ok").body) == 100_000
 
@@ -160,7 +160,7 @@ def test_slow_reader_gets_every_delivery(broker: Broker, witness: Witness) -> No
         )
         writer.start()
         time.sleep(0.2)
-        witness.testify()
+        witness.check_undisturbed()
         for n in range(200):
             assert peer.content("basic.deliver").body[:4] == struct.pack(">I", n)
         writer.join()
@@ -170,7 +170,7 @@ def test_silent_sockets_do_not_delay_others(broker: Broker, witness: Witness) ->
     """200 connections that send nothing do not delay the witness."""
     peers = [broker.peer() for _ in range(200)]
     try:
-        witness.testify()
+        witness.check_undisturbed()
     finally:
         for peer in peers:
             peer.socket.close()
@@ -224,7 +224,7 @@ def test_f7_memory_with_unread_deliveries(broker: Broker, witness: Witness, rss_
         else:
             peer.send(method("basic.get", queue=writer.q) * 600)
         time.sleep(0.3)
-        witness.testify()
+        witness.check_undisturbed()
         growth = rss_after_pause(broker) - rss_before
         if mode == "consume":
             peer.expect("basic.consume-ok")
@@ -246,7 +246,7 @@ def test_d11_memory_with_refused_body(broker: Broker, witness: Witness, rss_befo
         peer.expect("channel.close")
         for _ in range(512):
             peer.send(body(bytes(131064)))
-        witness.testify()
+        witness.check_undisturbed()
         growth = rss_after_pause(broker) - rss_before
         peer.method("channel.close-ok")
         peer.channel(2)

@@ -233,7 +233,7 @@ def running(broker: Broker) -> Iterator[dict[str, Future[None]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*ROWS, *OURS])
-def test_row(broker: Broker, running: dict[str, Future[None]], name: str) -> None:
+def test_slow_case(broker: Broker, running: dict[str, Future[None]], name: str) -> None:
     if broker.is_rabbit and name in OURS:
         pytest.skip("RabbitMQ 3.10.8: takes longer")
     running[name].result(timeout=30)

@@ -86,12 +86,12 @@ class EmbeddedServer:
 class Client:
     """Blocking AMQP client over a raw socket."""
 
-    def __init__(self, house: EmbeddedServer, tls: bool = False) -> None:
-        self.house = house
-        port = house.server.port("amqps" if tls else "amqp")
+    def __init__(self, embedded: EmbeddedServer, tls: bool = False) -> None:
+        self.embedded = embedded
+        port = embedded.server.port("amqps" if tls else "amqp")
         self.socket = socket.create_connection(("127.0.0.1", port), WITHIN_S)
         if tls:
-            self.socket = house.trust.wrap_socket(self.socket, server_hostname="localhost")
+            self.socket = embedded.trust.wrap_socket(self.socket, server_hostname="localhost")
         self._data = b""
 
     def say(self, *methods: Any, channel: int = 1) -> None:
@@ -214,7 +214,7 @@ def makes_a_hard_error(embedded: EmbeddedServer) -> None:
     client.reset()
 
 
-# -- what is under way -----------------------------------------------------------------------------------------------
+# -- ends with work in progress ---------------------------------------------------------------------------------------
 
 
 def leaves_half_a_body(embedded: EmbeddedServer) -> None:

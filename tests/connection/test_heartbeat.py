@@ -149,9 +149,9 @@ def test_no_heartbeat_while_we_send_data() -> None:
 def test_peer_dropped_after_two_silent_intervals() -> None:
     rig = HeartbeatRig(10)
     rig.pass_time(3)
-    rig.pass_time(19, speaks=False)
+    rig.pass_time(19, peer_sends=False)
     assert not rig.connection.aborted
-    rig.pass_time(2, speaks=False)
+    rig.pass_time(2, peer_sends=False)
     assert rig.connection.aborted
 
 
@@ -163,7 +163,7 @@ def test_peer_that_sends_is_not_dropped() -> None:
 
 def test_interval_zero_disables_heartbeats() -> None:
     rig = HeartbeatRig(0)
-    rig.pass_time(1000, speaks=False)
+    rig.pass_time(1000, peer_sends=False)
     assert not rig.connection.aborted
     assert rig.connection.output.written == []
 
@@ -174,22 +174,22 @@ def test_paused_reading_does_not_count_as_silence(reason: int) -> None:
     rig = HeartbeatRig(10)
     rig.connection.parser.half_a_frame = True
     rig.connection.read_pause.pause(reason)
-    rig.pass_time(500, speaks=False)
+    rig.pass_time(500, peer_sends=False)
     assert not rig.connection.aborted
     assert len(rig.connection.output.written) >= 90, "heartbeats are still sent"
     rig.connection.read_pause.resume(reason)
-    rig.pass_time(19, speaks=False)
+    rig.pass_time(19, peer_sends=False)
     assert not rig.connection.aborted
-    rig.pass_time(3, speaks=False)
+    rig.pass_time(3, peer_sends=False)
     assert rig.connection.aborted
 
 
 def test_partial_frame_times_out() -> None:
     rig = HeartbeatRig(0)
     rig.connection.parser.half_a_frame = True
-    rig.pass_time(MID_FRAME_S - 2, speaks=False)
+    rig.pass_time(MID_FRAME_S - 2, peer_sends=False)
     assert not rig.connection.aborted
-    rig.pass_time(4, speaks=False)
+    rig.pass_time(4, peer_sends=False)
     assert rig.connection.aborted
 
 
@@ -198,7 +198,7 @@ def test_slow_frame_does_not_time_out() -> None:
     for _ in range(20):
         rig.connection.parser.half_a_frame = True
         rig.pass_time(1)
-        rig.pass_time(20, speaks=False)
+        rig.pass_time(20, peer_sends=False)
     assert not rig.connection.aborted
 
 
@@ -222,14 +222,14 @@ def test_stalled_message_closes_its_connection() -> None:
 
 @pytest.mark.parametrize("full", [False, True])
 def test_stalled_message_of_peer_that_does_not_read(full: bool) -> None:
-    """It may take its time, unless other messages wait for its end because memory for partial bodies is full."""
+    """The message may be slow, unless others wait for its end because memory for partial bodies is full."""
     rig = HeartbeatRig(10)
     rig.connection.parser.contents = 1
     rig.connection.read_pause.pause(OUTPUT)
     rig.connection.broker.unfinished_bodies.full = full
-    rig.pass_time(MID_FRAME_S - 2, speaks=False)
+    rig.pass_time(MID_FRAME_S - 2, peer_sends=False)
     assert not rig.connection.forced
-    rig.pass_time(4, speaks=False)
+    rig.pass_time(4, peer_sends=False)
     assert bool(rig.connection.forced) == full
     assert not rig.connection.aborted
 
@@ -239,7 +239,7 @@ def test_no_heartbeats_during_handshake_and_close(state: int) -> None:
     rig = HeartbeatRig(1)
     rig.connection.close_handler.state = state
     rig.connection.parser.half_a_frame = True
-    rig.pass_time(500, speaks=False)
+    rig.pass_time(500, peer_sends=False)
     assert not rig.connection.aborted
     assert rig.connection.output.written == []
 
@@ -277,7 +277,7 @@ def test_slow_reader_is_not_dropped() -> None:
     client = Served(memory_broker)
     client.connection.heartbeat_s = 10
     client.send(1, spec.Channel.Open())
-    client.received_methods()
+    client.received()
     loop = Loop()
     as_loop: Any = loop
     heartbeats = Heartbeats(as_loop)

@@ -50,7 +50,7 @@ def test_raising_pump_is_retried_and_harms_no_other_queue(
     client.send(1, spec.Channel.Open(), spec.Confirm.Select())
     client.send(1, spec.Queue.Declare(queue="bad"), spec.Queue.Declare(queue="good", durable=True))
     client.send(1, spec.Basic.Consume(queue="bad", no_ack=True), spec.Basic.Consume(queue="good", no_ack=True))
-    client.heard()
+    client.received()
     bad, good = memory_broker.vhost.queues["bad"], memory_broker.vhost.queues["good"]
     bug = RaisingWaiter(7)
     bug.arm(bad)
@@ -87,7 +87,7 @@ def test_pump_of_deleted_queue_is_not_retried(memory_broker: MemoryBroker) -> No
     memory_broker.broker.pump_retries.call_later = lambda _, retry, *arguments: retries.append((retry, arguments))
     client = Served(memory_broker)
     client.send(1, spec.Channel.Open(), spec.Queue.Declare(queue="bad"))
-    client.heard()
+    client.received()
     RaisingWaiter(2).arm(memory_broker.vhost.queues["bad"])
     memory_broker.broker.turn.pump_later(memory_broker.vhost.queues["bad"])
     memory_broker.settle()

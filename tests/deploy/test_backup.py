@@ -181,7 +181,7 @@ def test_dead_lettered_messages_are_in_one_of_the_queues(broker: BrokerProcess, 
 
 
 def test_second_backup_copies_only_new_files(broker: BrokerProcess, tmp_path: Path) -> None:
-    """It copies only new files, and is complete without the first."""
+    """The second backup is complete without the first."""
     with connect(broker) as connection:
         channel = connection.channel()
         channel.confirm_delivery()

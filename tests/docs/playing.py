@@ -213,7 +213,7 @@ class Player:
             if mark in block.marks and not agrees(block.text, self._with_page_ports(self._output), mark != "prints"):
                 raise WrongBlock(f"{block.where}: the page says\n{block.text}\nbut what was printed is\n{self._output}")
 
-    # -- what they share
+    # -- shared
 
     def _run(self, block: Block, command: list[str], expected_code: int) -> str:
         try:
