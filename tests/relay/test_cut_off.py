@@ -56,7 +56,7 @@ def connect(rig: Rig, vhost: str, *others: str) -> pika.BlockingConnection:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("vhost", ["here", "v"])
-def test_a_connection_is_refused_with_the_reason(cut_off: Rig, vhost: str) -> None:
+def test_connection_is_refused_with_the_reason(cut_off: Rig, vhost: str) -> None:
     assert is_refused(cut_off, vhost)
 
 
