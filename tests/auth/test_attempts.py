@@ -1,4 +1,4 @@
-"""Whose turn a password check is, and how long a wrong one waits for its answer."""
+"""The order of password checks, the delay after a wrong password, and login statistics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from amqpd.auth.login_throttle import (
         ("no:address", "no:address"),
     ],
 )
-def test_what_counts_as_one_address(address: str, expected: str) -> None:
+def test_addresses_are_grouped_by_network(address: str, expected: str) -> None:
     assert network(address) == expected
 
 
@@ -40,7 +40,7 @@ class Clock:
         return self.now
 
 
-def test_the_delay_doubles_for_that_user_from_there_and_is_forgotten() -> None:
+def test_delay_doubles_per_user_and_address_and_is_forgotten() -> None:
     clock = Clock()
     failures = FailureBackoff(clock)
     delays = [failures.record_failure("10.0.0.1", "anna") for _ in range(8)]
@@ -53,12 +53,12 @@ def test_the_delay_doubles_for_that_user_from_there_and_is_forgotten() -> None:
     assert [failures.record_failure("x", "y") for _ in range(5000)][-1] == DELAY_MAX_S
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_failure_table_is_bounded() -> None:
     failures = FailureBackoff(Clock(), entries_max=100)
     failures.record_failure("10.0.0.1", "anna")
     for number in range(99):
         failures.record_failure("10.0.0.2", f"{number}")
-    assert failures.record_failure("10.0.0.1", "anna") == pytest.approx(0.2)  # and is the newest now
+    assert failures.record_failure("10.0.0.1", "anna") == pytest.approx(0.2)  # this entry is the newest now
     for number in range(99):
         failures.record_failure("10.0.0.3", f"{number}" * 100_000)
     assert len(failures) <= 100
@@ -66,39 +66,39 @@ def test_what_is_remembered_is_bounded() -> None:
     assert sum(len(user) for _, user in failures._entries) < 100 * 256
 
 
-async def test_turns_go_round_addresses_then_users() -> None:
-    turns = PasswordCheckQueue(1)
-    await turns.acquire("", "")
+async def test_checks_alternate_between_addresses_then_users() -> None:
+    queue = PasswordCheckQueue(1)
+    await queue.acquire("", "")
     order: list[str] = []
 
-    async def one(address: str, user: str) -> None:
-        await turns.acquire(address, user)
+    async def check(address: str, user: str) -> None:
+        await queue.acquire(address, user)
         order.append(f"{address}-{user}")
-        turns.release()
+        queue.release()
 
-    who = [("1", "a"), ("1", "a"), ("1", "a"), ("1", "b"), ("2", "a"), ("2", "a"), ("3", "c")]
-    tasks = [asyncio.ensure_future(one(*each)) for each in who]
+    sources = [("1", "a"), ("1", "a"), ("1", "a"), ("1", "b"), ("2", "a"), ("2", "a"), ("3", "c")]
+    tasks = [asyncio.ensure_future(check(*each)) for each in sources]
     await asyncio.sleep(0)
-    turns.release()
+    queue.release()
     await asyncio.gather(*tasks)
     assert order == ["1-a", "2-a", "3-c", "1-b", "2-a", "1-a", "1-a"]
-    await asyncio.wait_for(turns.acquire("", ""), 30)  # free again
+    await asyncio.wait_for(queue.acquire("", ""), 30)  # the queue is free again
 
 
-async def test_one_that_is_cancelled_just_when_it_is_called_passes_its_turn_on() -> None:
-    turns = PasswordCheckQueue(1)
-    await turns.acquire("", "")
-    first = asyncio.ensure_future(turns.acquire("1", "a"))
-    second = asyncio.ensure_future(turns.acquire("2", "a"))
+async def test_check_cancelled_when_its_turn_comes_passes_the_turn_on() -> None:
+    queue = PasswordCheckQueue(1)
+    await queue.acquire("", "")
+    first = asyncio.ensure_future(queue.acquire("1", "a"))
+    second = asyncio.ensure_future(queue.acquire("2", "a"))
     await asyncio.sleep(0)
-    turns.release()
+    queue.release()
     first.cancel()
     await asyncio.wait_for(second, 30)
     with pytest.raises(asyncio.CancelledError):
         await first
 
 
-def test_attempts_are_counted_by_protocol_and_where_asked_by_source() -> None:
+def test_logins_are_counted_by_protocol_and_optionally_by_source() -> None:
     attempts = LoginStats(sources_max=2)
     attempts.count_login("amqp091", "10.0.0.1", "anna", True)
     assert (attempts.by_protocol, attempts.by_source) == ({"amqp091": [1, 0]}, {})
@@ -111,7 +111,7 @@ def test_attempts_are_counted_by_protocol_and_where_asked_by_source() -> None:
     assert attempts.by_source == {
         AttemptSource("10.0.0.1", "x" * 255, "http"): [0, 1],
         AttemptSource("10.0.0.2", "anna", "http"): [2, 0],
-    }, "bounded: the one heard of first is gone"
+    }, "the table of sources drops its oldest entry"
     attempts.reset(sources_only=True)
     assert (attempts.by_protocol["http"], attempts.by_source) == ([2, 1], {})
     attempts.reset()

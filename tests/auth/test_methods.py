@@ -1,7 +1,7 @@
-"""Which method asks for which permission: every cell of RabbitMQ's table, over the connection of a limited user.
+"""The permission that each method needs: every cell of RabbitMQ's table, over the connection of a limited user.
 
-Each row is tried once with exactly what it needs, and once more for each of its needs without that one. The permissions
-change while the connection is open, so that each cell also shows that nothing older is remembered.
+Each row is tried with exactly its needs, and once without each of them. The permissions change while the connection
+is open, so each cell also shows that no older result is cached.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def read(thing: str, name: str) -> Need:
 
 
 class Row(NamedTuple):
-    """id; what is said; the replies that come when it is allowed; what it needs, in the order in which it is asked."""
+    """id; frames to send; replies if allowed; needed permissions, in the order of the checks."""
 
     id: str
-    say: bytes
+    frames: bytes
     replies: tuple[str, ...]
     needs: tuple[Need, ...]
 
@@ -122,8 +122,8 @@ def permissions(needs: tuple[Need, ...]) -> dict[str, str]:
     return found
 
 
-class Realm:
-    """A vhost, a user with changing permissions in it, and an administrator who tidies up."""
+class RestrictedVhost:
+    """A vhost, a user with changing permissions in it, and an administrator for the setup."""
 
     def __init__(self, broker: BrokerProcess, vhost: Vhost) -> None:
         self.broker = broker
@@ -154,8 +154,8 @@ class Realm:
         path = f"/api/topic-permissions/{quote(self.vhost, safe='')}/{USER}"
         self.broker.api("PUT", path, {"exchange": exchange, "write": write, "read": read})
 
-    def tidy(self) -> None:
-        """Queue q (empty), exchanges x and y, bound as the rows expect; nothing new."""
+    def reset(self) -> None:
+        """Set up queue q (empty) and exchanges x and y, bound as the rows expect. Delete the objects named `new`."""
         for name in ("q", "new"):
             self.admin.call("queue.delete", queue=name)
         for name in ("x", "y", "new"):
@@ -171,51 +171,51 @@ class Realm:
 
 
 @pytest.fixture(scope="module")
-def realm(amqpd_broker: BrokerProcess) -> Iterator[Realm]:
+def restricted_vhost(amqpd_broker: BrokerProcess) -> Iterator[RestrictedVhost]:
     vhost = amqpd_broker.add_vhost()
-    made = Realm(amqpd_broker, vhost)
-    yield made
-    made.close()
+    restricted = RestrictedVhost(amqpd_broker, vhost)
+    yield restricted
+    restricted.close()
     amqpd_broker.api("DELETE", f"/api/users/{USER}")
     amqpd_broker.delete_vhost(vhost.name)
 
 
-def refusal(realm: Realm, need: Need) -> str | None:
+def refusal(restricted_vhost: RestrictedVhost, need: Need) -> str | None:
     if not need.name:
-        return None  # the broker invents the name
-    return f"access to {need.thing} '{need.name}' in vhost '{realm.vhost}' refused for user '{USER}'"
+        return None  # the broker generates the name
+    return f"access to {need.thing} '{need.name}' in vhost '{restricted_vhost.vhost}' refused for user '{USER}'"
 
 
 @pytest.mark.parametrize("row", TABLE, ids=[row.id for row in TABLE])
-def test_needs_this_and_nothing_else(realm: Realm, row: Row) -> None:
-    realm.tidy()
+def test_method_needs_exactly_these_permissions(restricted_vhost: RestrictedVhost, row: Row) -> None:
+    restricted_vhost.reset()
     for missing in row.needs:
-        realm.allow(*[need for need in row.needs if need is not missing])
-        realm.peer.send(row.say)
-        realm.peer.expect_channel_close(403, text=refusal(realm, missing))
-    realm.allow(*row.needs)
-    realm.peer.send(row.say)
+        restricted_vhost.allow(*[need for need in row.needs if need is not missing])
+        restricted_vhost.peer.send(row.frames)
+        restricted_vhost.peer.expect_channel_close(403, text=refusal(restricted_vhost, missing))
+    restricted_vhost.allow(*row.needs)
+    restricted_vhost.peer.send(row.frames)
     for reply in row.replies:
-        realm.peer.expect(reply)
-    realm.peer.fence()
-    realm.peer.call("channel.close")
-    realm.peer.channel()
+        restricted_vhost.peer.expect(reply)
+    restricted_vhost.peer.fence()
+    restricted_vhost.peer.call("channel.close")
+    restricted_vhost.peer.channel()
 
 
-def test_nothing_is_made_by_what_is_refused(realm: Realm) -> None:
-    """A server-named queue is refused after its name is known; it must not stay."""
-    realm.tidy()
-    realm.allow()
-    names = {queue["name"] for queue in _queues(realm)}
-    realm.peer.method("queue.declare", queue="")
-    realm.peer.expect_channel_close(403)
-    realm.peer.method("queue.declare", queue="new", durable=True)
-    realm.peer.expect_channel_close(403)
-    assert {queue["name"] for queue in _queues(realm)} == names
+def test_refused_declare_creates_no_queue(restricted_vhost: RestrictedVhost) -> None:
+    """A server-named queue is refused after its name was generated; it must not remain."""
+    restricted_vhost.reset()
+    restricted_vhost.allow()
+    names = {queue["name"] for queue in _queues(restricted_vhost)}
+    restricted_vhost.peer.method("queue.declare", queue="")
+    restricted_vhost.peer.expect_channel_close(403)
+    restricted_vhost.peer.method("queue.declare", queue="new", durable=True)
+    restricted_vhost.peer.expect_channel_close(403)
+    assert {queue["name"] for queue in _queues(restricted_vhost)} == names
 
 
-def _queues(realm: Realm) -> list[dict[str, object]]:
-    found = realm.broker.api("GET", f"/api/queues/{quote(realm.vhost, safe='')}")
+def _queues(restricted_vhost: RestrictedVhost) -> list[dict[str, object]]:
+    found = restricted_vhost.broker.api("GET", f"/api/queues/{quote(restricted_vhost.vhost, safe='')}")
     assert isinstance(found, list)
     return found
 
@@ -237,102 +237,109 @@ def topic_cases() -> list[tuple[str, Callable[[str], bytes], str]]:
     ]
 
 
-@pytest.mark.parametrize(("label", "say", "kind"), topic_cases(), ids=[case[0] for case in topic_cases()])
-def test_topic_permissions(realm: Realm, label: str, say: Callable[[str], bytes], kind: str) -> None:
-    """They judge the routing key on topic exchanges; `{username}` stands for the user's name."""
-    realm.tidy()
-    realm.admin.call("exchange.declare", exchange="t", type="topic")
-    everything = (Need("write", "", "(t|q|y)"), Need("read", "", "(t|q|y)"))
-    realm.allow(*everything)
+@pytest.mark.parametrize(("label", "frames", "kind"), topic_cases(), ids=[case[0] for case in topic_cases()])
+def test_topic_permission_applies_to_routing_key(
+    restricted_vhost: RestrictedVhost, label: str, frames: Callable[[str], bytes], kind: str
+) -> None:
+    """Topic permissions apply on topic exchanges; `{username}` is replaced by the user's name."""
+    restricted_vhost.reset()
+    restricted_vhost.admin.call("exchange.declare", exchange="t", type="topic")
+    all_needs = (Need("write", "", "(t|q|y)"), Need("read", "", "(t|q|y)"))
+    restricted_vhost.allow(*all_needs)
     pattern = r"^{username}\."
-    realm.allow_topics("t", pattern if kind == "write" else "", pattern if kind == "read" else "")
+    restricted_vhost.allow_topics("t", pattern if kind == "write" else "", pattern if kind == "read" else "")
     try:
-        realm.peer.send(say("others.news"))
-        realm.peer.expect_channel_close(
+        restricted_vhost.peer.send(frames("others.news"))
+        restricted_vhost.peer.expect_channel_close(
             403,
-            text=f"access to topic 'others.news' in exchange 't' in vhost '{realm.vhost}' refused for user '{USER}'",
+            text=f"access to topic 'others.news' in exchange 't' in vhost '{restricted_vhost.vhost}' "
+            f"refused for user '{USER}'",
         )
-        realm.peer.send(say(f"{USER}.news"))
+        restricted_vhost.peer.send(frames(f"{USER}.news"))
         if label != "publish":
-            realm.peer.read()
-        realm.peer.fence()
+            restricted_vhost.peer.read()
+        restricted_vhost.peer.fence()
     finally:
-        realm.broker.api("DELETE", f"/api/topic-permissions/{quote(realm.vhost, safe='')}/{USER}")
-        realm.admin.call("exchange.delete", exchange="t")
+        restricted_vhost.broker.api("DELETE", f"/api/topic-permissions/{quote(restricted_vhost.vhost, safe='')}/{USER}")
+        restricted_vhost.admin.call("exchange.delete", exchange="t")
 
 
 # -- while connected ---------------------------------------------------------------------------------------------------
 
 
-def within_half_a_minute(step: Callable[[], object]) -> None:
-    """A second is usual; a machine that others use too may take longer."""
-    begun = time.monotonic()
+def run_within_30_s(step: Callable[[], object]) -> None:
+    """Run a step that must end within 30 s. One second is usual, but other load can slow the machine."""
+    started = time.monotonic()
     step()
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - started < 30
 
 
-def test_a_cached_route_is_checked_anew(realm: Realm) -> None:
-    """A publisher that has published a thousand times loses its permission with the next one."""
-    realm.tidy()
-    realm.allow(write("exchange", "x"))
-    realm.peer.send(publish("k", exchange="x") * 1000)
-    realm.peer.fence()
-    realm.allow()
-    realm.peer.send(publish("k", exchange="x"))
-    realm.peer.expect_channel_close(
-        403, 60, 40, f"access to exchange 'x' in vhost '{realm.vhost}' refused for user '{USER}'"
+def test_permission_change_applies_to_cached_route(restricted_vhost: RestrictedVhost) -> None:
+    """After 1,000 publishes through the cached route, the next publish is refused."""
+    restricted_vhost.reset()
+    restricted_vhost.allow(write("exchange", "x"))
+    restricted_vhost.peer.send(publish("k", exchange="x") * 1000)
+    restricted_vhost.peer.fence()
+    restricted_vhost.allow()
+    restricted_vhost.peer.send(publish("k", exchange="x"))
+    restricted_vhost.peer.expect_channel_close(
+        403, 60, 40, f"access to exchange 'x' in vhost '{restricted_vhost.vhost}' refused for user '{USER}'"
     )
 
 
-def test_a_publish_is_refused_at_its_end(realm: Realm) -> None:
-    """rabbit: 403 once the content is there; the content's frames are not taken for something else."""
-    realm.tidy()
-    realm.allow()
-    said = publish("k", b"", exchange="x")
-    method_size = len(said) - len(header(0))
-    realm.peer.send(said[:method_size])
-    realm.peer.send(said[method_size:])
-    realm.peer.expect_channel_close(403, 60, 40)
-    realm.peer.fence()
+def test_publish_is_refused_after_its_content(restricted_vhost: RestrictedVhost) -> None:
+    """RabbitMQ: 403 after the content has arrived. The content frames are not taken for other frames."""
+    restricted_vhost.reset()
+    restricted_vhost.allow()
+    frames = publish("k", b"", exchange="x")
+    method_size = len(frames) - len(header(0))
+    restricted_vhost.peer.send(frames[:method_size])
+    restricted_vhost.peer.send(frames[method_size:])
+    restricted_vhost.peer.expect_channel_close(403, 60, 40)
+    restricted_vhost.peer.fence()
 
 
-@pytest.mark.parametrize("way", ["permission", "user"])
-def test_who_loses_the_vhost_is_disconnected(realm: Realm, way: str) -> None:
-    """320 within a second: for a deleted user, and for one whose permission in the vhost is gone."""
-    realm.allow(read("queue", "q"))
-    peer = realm.connect()
-    path = f"/api/permissions/{quote(realm.vhost, safe='')}/{USER}" if way == "permission" else f"/api/users/{USER}"
-    realm.broker.api("DELETE", path)
+@pytest.mark.parametrize("deleted", ["permission", "user"])
+def test_connection_without_vhost_access_is_closed(restricted_vhost: RestrictedVhost, deleted: str) -> None:
+    """Expect 320 after the user, or its permission in the vhost, is deleted."""
+    restricted_vhost.allow(read("queue", "q"))
+    peer = restricted_vhost.connect()
+    path = (
+        f"/api/permissions/{quote(restricted_vhost.vhost, safe='')}/{USER}"
+        if deleted == "permission"
+        else f"/api/users/{USER}"
+    )
+    restricted_vhost.broker.api("DELETE", path)
     try:
-        within_half_a_minute(lambda: peer.expect_connection_close(320))
+        run_within_30_s(lambda: peer.expect_connection_close(320))
         peer.socket.close()
-        refused = Peer(realm.url())
+        refused = Peer(restricted_vhost.url())
         refused.start()
         refused.send(refused.start_ok())
-        if way == "user":
+        if deleted == "user":
             refused.expect("connection.close", 0)
         else:
             refused.expect("connection.tune", 0)
             refused.send(refused.tune_ok(), refused.open())
             close = refused.expect("connection.close", 0)
             assert close["reply_code"] == 530
-            assert f"access to vhost '{realm.vhost}' refused for user '{USER}'" in close["reply_text"]
+            assert f"access to vhost '{restricted_vhost.vhost}' refused for user '{USER}'" in close["reply_text"]
         refused.socket.close()
     finally:
-        realm.peer.socket.close()
-        realm.make_user()
-        realm.peer = realm.connect()
+        restricted_vhost.peer.socket.close()
+        restricted_vhost.make_user()
+        restricted_vhost.peer = restricted_vhost.connect()
 
 
-def test_a_new_password_leaves_connections_alone(realm: Realm) -> None:
-    realm.allow(read("queue", "q"))
-    realm.broker.api("PUT", f"/api/users/{USER}", {"password": "other", "tags": ""})
+def test_password_change_keeps_connections_open(restricted_vhost: RestrictedVhost) -> None:
+    restricted_vhost.allow(read("queue", "q"))
+    restricted_vhost.broker.api("PUT", f"/api/users/{USER}", {"password": "other", "tags": ""})
     try:
-        realm.peer.fence()
-        refused = Peer(realm.url())
+        restricted_vhost.peer.fence()
+        refused = Peer(restricted_vhost.url())
         refused.start()
         refused.send(refused.start_ok())
         assert refused.expect("connection.close", 0)["reply_code"] == 403
         refused.socket.close()
     finally:
-        realm.broker.api("PUT", f"/api/users/{USER}", {"password": PASSWORD, "tags": ""})
+        restricted_vhost.broker.api("PUT", f"/api/users/{USER}", {"password": PASSWORD, "tags": ""})
