@@ -1,4 +1,4 @@
-"""`cluster_import`: a stopped broker's vhosts and messages into a running one, as they were."""
+"""`cluster_import`: copy the vhosts and messages of a stopped broker to a running one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ COUNT = 700
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory with two vhosts, a topic exchange, priorities, a stream, a user, a policy; some messages are
-    acked, and one is unacked.
+def stopped_data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory with two vhosts, a topic exchange, priorities, a stream, a user, a policy.
+
+    Some messages are acked, and one is unacked.
     """
     directory = tmp_path_factory.mktemp("stopped")
     with BrokerProcess(directory) as broker:
@@ -76,11 +77,11 @@ def read_all(broker: BrokerProcess, vhost: str, queue: str) -> list[tuple[str, s
 
 
 @pytest.mark.slow
-def test_all_of_it_arrives(stopped: Path, target: BrokerProcess) -> None:
-    done = target.ctl("cluster_import", str(stopped))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"queue 'orders' in vhost 'shop': {COUNT - 10} messages" in done.stdout
-    assert f"4 queues, {2 * (COUNT - 10) + 2 * COUNT} messages; {stopped} is unchanged" in done.stdout
+def test_import_copies_messages_users_policies_and_bindings(stopped_data_dir: Path, target: BrokerProcess) -> None:
+    process = target.ctl("cluster_import", str(stopped_data_dir))
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert f"queue 'orders' in vhost 'shop': {COUNT - 10} messages" in process.stdout
+    assert f"4 queues, {2 * (COUNT - 10) + 2 * COUNT} messages; {stopped_data_dir} is unchanged" in process.stdout
     for vhost in ("/", "shop"):
         found = read_all(target, vhost, "orders")
         assert len(found) == COUNT - 10
@@ -99,29 +100,29 @@ def test_all_of_it_arrives(stopped: Path, target: BrokerProcess) -> None:
 
 
 @pytest.mark.slow
-def test_a_queue_that_is_there_is_never_added_to(stopped: Path, target: BrokerProcess) -> None:
+def test_import_is_refused_when_a_queue_exists(stopped_data_dir: Path, target: BrokerProcess) -> None:
     target.add_vhost("shop")
     target.api("PUT", "/api/queues/shop/orders", {"durable": True})
-    done = target.ctl("cluster_import", str(stopped))
-    assert done.returncode == 65
-    assert "vhost 'shop' has a queue 'orders' already: nothing was imported" in done.stderr
+    process = target.ctl("cluster_import", str(stopped_data_dir))
+    assert process.returncode == 65
+    assert "vhost 'shop' has a queue 'orders' already: nothing was imported" in process.stderr
     assert [each["name"] for each in target.api("GET", "/api/queues?columns=name")] == ["orders"]  # type: ignore[union-attr]
 
 
 @pytest.mark.slow
-def test_what_cannot_be_read(tmp_path: Path, target: BrokerProcess) -> None:
-    done = target.ctl("cluster_import", str(tmp_path / "nothing"))
-    assert done.returncode == 65
-    assert "is no data directory of amqpd" in done.stderr
+def test_missing_or_used_data_directory_is_refused(tmp_path: Path, target: BrokerProcess) -> None:
+    process = target.ctl("cluster_import", str(tmp_path / "nothing"))
+    assert process.returncode == 65
+    assert "is no data directory of amqpd" in process.stderr
     assert not (tmp_path / "nothing").exists()
     with BrokerProcess(tmp_path / "running") as running:
-        done = target.ctl("cluster_import", str(running.data_dir))
-        assert done.returncode == 65
-        assert f"a broker uses {running.data_dir}: stop it first" in done.stderr
+        process = target.ctl("cluster_import", str(running.data_dir))
+        assert process.returncode == 65
+        assert f"a broker uses {running.data_dir}: stop it first" in process.stderr
 
 
-def test_nothing_is_changed_where_it_comes_from(stopped: Path) -> None:
-    command = [sys.executable, "-P", "-m", "amqpd.dump", str(stopped)]
+def test_two_dumps_of_the_source_are_equal(stopped_data_dir: Path) -> None:
+    command = [sys.executable, "-P", "-m", "amqpd.dump", str(stopped_data_dir)]
     runs = [subprocess.run(command, capture_output=True, text=True, check=True, timeout=120) for _ in range(2)]
     first, second = ([json.loads(line) for line in run.stdout.splitlines()] for run in runs)
     assert first[1:] == second[1:]
@@ -138,10 +139,10 @@ def test_nothing_is_changed_where_it_comes_from(stopped: Path) -> None:
         ({"persistent": 1}, "persistent must be true or false"),
     ],
 )
-def test_a_message_that_is_none(target: BrokerProcess, change: dict[str, object], why: str) -> None:
+def test_malformed_message_is_refused(target: BrokerProcess, change: dict[str, object], why: str) -> None:
     target.api("PUT", "/api/queues/%2F/q", {"durable": True})
-    empty = {"exchange": "", "routing_key": "q", "properties": "AAA=", "body": "", "persistent": True}
-    assert target.api("POST", "/api/amqpd/append/%2F/q", {"messages": [empty]}) == {"count": 1}
+    empty_message = {"exchange": "", "routing_key": "q", "properties": "AAA=", "body": "", "persistent": True}
+    assert target.api("POST", "/api/amqpd/append/%2F/q", {"messages": [empty_message]}) == {"count": 1}
     with pytest.raises(BrokerFailed, match=f"400 .*{why}"):
-        target.api("POST", "/api/amqpd/append/%2F/q", {"messages": [empty, {**empty, **change}]})
+        target.api("POST", "/api/amqpd/append/%2F/q", {"messages": [empty_message, {**empty_message, **change}]})
     assert len(target.api("GET", "/api/queues/%2F/q/messages")["messages"]) == 1  # type: ignore[index]
