@@ -1,4 +1,4 @@
-"""JSON bodies: a large one is walked in slices, and says the same as the parser that takes it at once."""
+"""JSON bodies: a large body is parsed in slices, with the same result as the standard parser."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from amqpd.management.time_slice import free_in_slices
 MANY = 3 * 1024 * 1024
 
 
-async def turns_while(work, monkeypatch) -> tuple[object, int]:
-    """What it returns or raises, and how often the loop came round meanwhile; a slice ends as soon as it is asked."""
+async def run_and_count_turns(work, monkeypatch) -> tuple[object, int]:
+    """Return the result or exception, and the number of loop turns meanwhile. Slices have length zero."""
     monkeypatch.setattr(time_slice, "SLICE_S", 0.0)
     task = asyncio.ensure_future(work)
     turns = 0
@@ -40,24 +40,24 @@ async def turns_while(work, monkeypatch) -> tuple[object, int]:
         ("[" * 400_000, "deeper"),
     ],
 )
-async def test_a_body_of_many_values_is_refused_before_it_is_work(text, wrong, monkeypatch):
-    """9 MB of `{}` held everybody for 0.9 s."""
-    answer, _ = await turns_while(parse_json(text), monkeypatch)
-    assert isinstance(answer, TooLarge | BadRequest)
-    assert wrong in answer.reason
+async def test_body_of_many_values_is_refused_before_parsing(text, wrong, monkeypatch):
+    """Parsing 9 MB of `{}` would block the loop for 0.9 s."""
+    result, _ = await run_and_count_turns(parse_json(text), monkeypatch)
+    assert isinstance(result, TooLarge | BadRequest)
+    assert wrong in result.reason
 
 
-async def test_definitions_are_read_in_slices(monkeypatch):
+async def test_definitions_are_parsed_and_freed_in_slices(monkeypatch):
     document = {"queues": [{"name": f"q{n}", "arguments": {"x-max-length": n}} for n in range(20_000)]}
-    answer, turns = await turns_while(parse_json(json.dumps(document), True), monkeypatch)
-    assert answer == document
+    result, turns = await run_and_count_turns(parse_json(json.dumps(document), True), monkeypatch)
+    assert result == document
     assert turns > 20_000
-    _, turns = await turns_while(free_in_slices(answer), monkeypatch)
+    _, turns = await run_and_count_turns(free_in_slices(result), monkeypatch)
     assert turns >= 20
-    assert answer == {"queues": []}
+    assert result == {"queues": []}
 
 
-async def test_one_item_of_definitions_is_bounded():
+async def test_size_of_one_item_and_of_all_containers_is_limited():
     item = {"name": "q", "arguments": {"a": [{}] * STRUCTURE_MAX}}
     with pytest.raises(TooLarge, match="in one item"):
         await parse_json(json.dumps({"queues": [{"name": "first"}, item]}), True)
@@ -67,12 +67,12 @@ async def test_one_item_of_definitions_is_bounded():
 
 @pytest.mark.parametrize("payload", ["x" * 9_000_000, '"\\\n' * 100_000, "\U0001f600é" * 30_000])
 @pytest.mark.parametrize("ascii_only", [False, True])
-async def test_a_long_string_is_a_string(payload, ascii_only):
+async def test_long_string_is_parsed(payload, ascii_only):
     document = {"payload": payload, "properties": {}}
     assert await parse_json(json.dumps(document, ensure_ascii=ascii_only)) == document
 
 
-async def test_pairs_that_a_piece_cuts_stay_together():
+async def test_surrogate_pair_across_pieces_is_kept():
     for before in range(16):
         text = "a" * (STRUCTURE_MAX + before) + "\U0001f600" * 5000
         assert await parse_json(json.dumps([text])) == [text]
@@ -90,7 +90,7 @@ LONG = "x" * (STRUCTURE_MAX + 1)
         f'["{LONG}", -]', f'["{LONG}", 01]',
     ],
 )  # fmt: skip
-async def test_what_is_no_json(text):
+async def test_invalid_json_is_refused(text):
     with pytest.raises(ValueError):
         json.loads(text, parse_constant=json_body._no_constant, parse_float=json_body._finite)
     with pytest.raises(ValueError):
@@ -98,14 +98,14 @@ async def test_what_is_no_json(text):
 
 
 @pytest.mark.parametrize("half", ["\\ud83d", "\\ude00", "\\ud83d x"])
-async def test_half_a_pair_is_no_text(half):
+async def test_half_surrogate_pair_is_refused(half):
     with pytest.raises(UnicodeEncodeError):
         await parse_json(f'["{LONG}", "{half}"]')
     with pytest.raises(UnicodeEncodeError):
         await parse_json(f'["{LONG}{half}"]')
 
 
-async def test_depth_at_the_limit_wherever_it_is():
+async def test_depth_limit_applies_at_every_position():
     for outer in (1, JSON_DEPTH_MAX // 2, JSON_DEPTH_MAX):
         inner = JSON_DEPTH_MAX - outer
         for more in (0, 1):
@@ -126,17 +126,17 @@ VALUES = st.recursive(
 
 @given(VALUES, st.booleans(), st.sampled_from([None, 1, "\t"]), st.sampled_from([8, 16, 64]))
 @settings(deadline=None, max_examples=examples(200), suppress_health_check=list(HealthCheck))
-def test_walked_or_at_once_is_the_same(value, ascii_only, indent, piece):
-    """With pieces so small that everything is walked."""
+def test_sliced_parser_equals_standard_parser(value, ascii_only, indent, piece):
+    """The pieces are so small that the sliced parser handles everything."""
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
 
-    async def walked() -> object:
+    async def parse_in_slices() -> object:
         return await json_body.SlicedJsonParser(text, False).document()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_body, "PIECE", piece)
         patch.setattr(json_body, "_STRING_PIECE", max(piece, 12))
         try:
-            assert asyncio.run(walked()) == json.loads(text)
+            assert asyncio.run(parse_in_slices()) == json.loads(text)
         except ValueError:
             assert piece < 32  # a number longer than a piece

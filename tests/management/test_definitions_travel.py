@@ -1,4 +1,4 @@
-"""Documents from elsewhere: unknown keys, what cannot be kept, passwords; what is exported and where that may go."""
+"""Definitions from other brokers: unknown keys, unsupported items, password hashes, and exported objects."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def rabbit_hash(password: str, kind: str, salt: bytes = b"salt") -> str:
     return base64.b64encode(salt + hashlib.new(kind, salt + password.encode()).digest()).decode()
 
 
-def test_unknown_keys_are_passed_over_and_told(api, v):
+def test_unknown_keys_are_ignored_and_reported(api, v):
     document = {
         "quues": [],
         "queues": [{"name": "q", "colour": 1, "durable": True}],
         "limits": [],
         "exchanges": [{"name": "x", "type": "fanout", "user_who_performed_action": "guest"}],
     }
-    told = api("POST", f"/api/definitions/{v}?report=true", document)
-    assert told.status == 200
-    assert told.json == {
+    reply = api("POST", f"/api/definitions/{v}?report=true", document)
+    assert reply.status == 200
+    assert reply.json == {
         "unknown": ["quues", "queues[0].colour", "exchanges[0].user_who_performed_action"],
         "unknown_count": 3,
         "skipped": [],
@@ -38,7 +38,7 @@ def test_unknown_keys_are_passed_over_and_told(api, v):
     assert api("GET", f"/api/queues/{v}/q").status == 200
 
 
-def test_all_that_cannot_be_is_told_and_nothing_is_made(api, v):
+def test_all_errors_are_reported_and_nothing_is_created(api, v):
     document = {
         "queues": [{"name": "q"}, {"name": "bad", "arguments": {"x-max-length": -1}}],
         "exchanges": [{"name": "x", "type": "none"}],
@@ -53,7 +53,7 @@ def test_all_that_cannot_be_is_told_and_nothing_is_made(api, v):
     assert api.get(f"/api/queues/{v}") == []
 
 
-def test_what_cannot_be_is_left_out_when_that_is_asked_for(api, v):
+def test_skip_unsupported_skips_and_reports_bad_items(api, v):
     policy = {"name": "p", "pattern": "", "definition": {"max-length": 3, "x-new": 1}, "priority": 0}
     document = {
         "queues": [{"name": "q"}, {"name": "bad", "arguments": {"x-max-length": -1}}],
@@ -73,9 +73,9 @@ def test_what_cannot_be_is_left_out_when_that_is_asked_for(api, v):
             {"source": "amq.fanout", "destination": "q", "destination_type": "queue"},
         ],
     }
-    told = api("POST", f"/api/definitions/{v}?skip_unsupported=true", document)
-    assert told.status == 200
-    assert sorted(each["path"] for each in told.json["skipped"]) == [
+    reply = api("POST", f"/api/definitions/{v}?skip_unsupported=true", document)
+    assert reply.status == 200
+    assert sorted(each["path"] for each in reply.json["skipped"]) == [
         "bindings[0].source",
         "bindings[1].destination",
         "exchanges[0]",
@@ -85,26 +85,26 @@ def test_what_cannot_be_is_left_out_when_that_is_asked_for(api, v):
         "policies[1]",
         "queues[1]",
     ]
-    assert all(each["reason"] for each in told.json["skipped"])
-    assert told.json["skipped_count"] == 8
+    assert all(each["reason"] for each in reply.json["skipped"])
+    assert reply.json["skipped_count"] == 8
     assert [queue["name"] for queue in api.get(f"/api/queues/{v}")] == ["q"]
     assert api.get(f"/api/policies/{v}/p")["definition"] == {"max-length": 3}
     assert [each["name"] for each in api.get(f"/api/policies/{v}")] == ["p"]
     assert api.get(f"/api/parameters/operator_policy/{v}/o")["value"]["definition"] == {"max-length": 2}
     assert [each["source"] for each in api.get(f"/api/queues/{v}/q/bindings")] == ["", "amq.fanout"]
-    # A shape that is none is none all the same.
+    # A malformed document is refused in any case.
     wrong = {"queues": [{"durable": True}]}
     assert api("POST", f"/api/definitions/{v}?skip_unsupported=true", wrong).json["reason"] == "queues[0].name: missing"
 
 
-def test_limits_of_a_document_of_4_for_one_vhost(api, v):
-    for limits, there in (([], []), ({"max-queues": 5}, [{"max-queues": 5}])):
+def test_vhost_document_of_rabbitmq_4_sets_limits(api, v):
+    for limits, expected in (([], []), ({"max-queues": 5}, [{"max-queues": 5}])):
         assert api("POST", f"/api/definitions/{v}", {"limits": limits}).status == 204
-        assert [each["value"] for each in api.get(f"/api/vhost-limits/{v}")] == there
+        assert [each["value"] for each in api.get(f"/api/vhost-limits/{v}")] == expected
     assert api("POST", f"/api/definitions/{v}", {"limits": 3}).json["reason"] == "limits: must be an object"
 
 
-def test_a_plaintext_password_is_hashed_and_stays_the_same_when_it_comes_again(api, amqpd_broker):
+def test_plaintext_password_is_hashed_once_for_repeated_imports(api, amqpd_broker):
     document = {"users": [{"name": "plain", "password": "secret", "tags": "management"}]}
     assert api("POST", "/api/definitions", document).status == 204
     stored = api.get("/api/users/plain")
@@ -120,7 +120,7 @@ def test_a_plaintext_password_is_hashed_and_stays_the_same_when_it_comes_again(a
     api.done("DELETE", "/api/users/plain")
 
 
-def test_hashes_of_argon2id_stand_where_rabbitmq_does_not_look(api):
+def test_argon2id_hash_is_exported_in_its_own_key(api):
     api.done("PUT", "/api/users/mine", {"password": "secret", "tags": ""})
     api.done("PUT", "/api/users/nobody", {"password_hash": "", "tags": ""})
     exported = {each["name"]: each for each in api.get("/api/definitions")["users"]}
@@ -133,7 +133,7 @@ def test_hashes_of_argon2id_stand_where_rabbitmq_does_not_look(api):
 
 
 @pytest.mark.slow
-def test_rabbitmqs_hashes_are_kept_as_long_as_asked(tmp_path, api):
+def test_rabbitmq_hashes_are_kept_if_configured_and_else_renewed(tmp_path, api):
     users = {SHA256: "sha256", SHA512: "sha512", MD5: "md5"}
     document = {
         "users": [
@@ -146,10 +146,10 @@ def test_rabbitmqs_hashes_are_kept_as_long_as_asked(tmp_path, api):
             for name, kind in users.items()
         ]
     }
-    given = {each["name"]: each["password_hash"] for each in document["users"]}
+    original_hashes = {each["name"]: each["password_hash"] for each in document["users"]}
 
-    def hashes(of):
-        return {each["name"]: (each["hashing_algorithm"], each["password_hash"]) for each in of.get("/api/users")}
+    def hashes(client):
+        return {each["name"]: (each["hashing_algorithm"], each["password_hash"]) for each in client.get("/api/users")}
 
     settings = {"auth.password_hashing": SHA512}
     with BrokerProcess(tmp_path / "kept", settings=settings) as broker:
@@ -161,7 +161,7 @@ def test_rabbitmqs_hashes_are_kept_as_long_as_asked(tmp_path, api):
         first.done("PUT", "/api/users/new", {"password": "secret", "tags": "management"})
         now = hashes(first)
         assert {name: now[kind] for name, kind in users.items()} == {
-            name: (name, given[kind]) for name, kind in users.items()
+            name: (name, original_hashes[kind]) for name, kind in users.items()
         }
         assert (now["new"][0], now["guest"][0]) == (SHA512, SHA512)
         exported = first.get("/api/definitions")
@@ -173,18 +173,18 @@ def test_rabbitmqs_hashes_are_kept_as_long_as_asked(tmp_path, api):
             assert type(api)(broker, name, "secret").get("/api/whoami")["name"] == name
         now = hashes(second)
         assert [now[name][0] for name in ("sha256", "md5", "new", "sha512")] == ["argon2id"] * 3 + [SHA512]
-        away = second.get("/api/definitions")
+        exported_again = second.get("/api/definitions")
     with BrokerProcess(tmp_path / "kept", settings=settings) as broker:
-        # Back: the password is known at the first login, and RabbitMQ can read it from then on.
+        # At the first login the broker knows the password and stores a hash that RabbitMQ can read.
         first = type(api)(broker)
-        assert first("POST", "/api/definitions", away).status == 204
+        assert first("POST", "/api/definitions", exported_again).status == 204
         assert hashes(first)["md5"][0] == "argon2id"
         assert type(api)(broker, "md5", "secret").get("/api/whoami")["name"] == "md5"
         assert hashes(first)["md5"][0] == SHA512
 
 
 @pytest.mark.slow
-def test_what_is_transient_or_auto_delete_is_exported_what_is_exclusive_is_not(api, amqpd_broker, v):
+def test_transient_and_auto_delete_queues_are_exported_but_not_exclusive(api, amqpd_broker, v):
     with pika.BlockingConnection(pika.URLParameters(f"{amqpd_broker.url}{v}")) as connection:
         channel = connection.channel()
         channel.queue_declare("transient", durable=False)
@@ -213,7 +213,7 @@ def test_what_is_transient_or_auto_delete_is_exported_what_is_exclusive_is_not(a
 
 
 @pytest.mark.parametrize("password", ["", "wrong"])
-def test_a_hash_that_is_none_opens_nothing(api, amqpd_broker, password):
+def test_user_without_hash_cannot_log_in(api, amqpd_broker, password):
     assert api("POST", "/api/definitions", {"users": [{"name": "shut"}]}).status == 204
     credentials = pika.PlainCredentials("shut", password)
     with pytest.raises(ProbableAuthenticationError):

@@ -1,4 +1,4 @@
-"""The doors by themselves: connections per address, a first request that does not come, peers of another user."""
+"""The HTTP listeners alone: connection limit per address, timeout of the first request, unix socket peers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import uvloop
 from aiohttp import web
 
 from amqpd.management import server
-from amqpd.management import server as doors
+from amqpd.management import server as management_server
 from amqpd.management.server import LimitedHttpServer
 from amqpd.management.unix_socket import unix_socket
 
@@ -22,15 +22,15 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @asynccontextmanager
-async def opened(handler: Any = None) -> AsyncIterator[int]:
-    """A door's port; every request is answered with 204, or by `handler`."""
+async def running_server(handler: Any = None) -> AsyncIterator[int]:
+    """Yield the port of a server that answers each request with 204, or with `handler`."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        door.on_request(request.protocol)
+        http_server.on_request(request.protocol)
         return web.Response(status=204)
 
-    door = LimitedHttpServer(handler or answer)
-    runner = web.ServerRunner(door, shutdown_timeout=0.1)
+    http_server = LimitedHttpServer(handler or answer)
+    runner = web.ServerRunner(http_server, shutdown_timeout=0.1)
     await runner.setup()
     sock = socket.create_server(("127.0.0.1", 0))
     await web.SockSite(runner, sock).start()
@@ -41,9 +41,9 @@ async def opened(handler: Any = None) -> AsyncIterator[int]:
         sock.close()
 
 
-async def test_connections_per_address(monkeypatch):
-    monkeypatch.setattr(doors, "CONNECTIONS_PER_PEER_MAX", 3)
-    async with opened() as port:
+async def test_connection_beyond_limit_per_address_is_closed(monkeypatch):
+    monkeypatch.setattr(management_server, "CONNECTIONS_PER_PEER_MAX", 3)
+    async with running_server() as port:
         pairs = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         refused_reader, refused = await asyncio.open_connection("127.0.0.1", port)
         refused.write(REQUEST)
@@ -55,7 +55,7 @@ async def test_connections_per_address(monkeypatch):
         refused.close()
         pairs.pop()[1].close()
         async with asyncio.timeout(30):
-            while True:  # the one that was closed is counted until its end has been read
+            while True:  # the closed connection counts until the server has read its end
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(REQUEST)
                 with suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -67,33 +67,33 @@ async def test_connections_per_address(monkeypatch):
             each.close()
 
 
-def test_connections_of_one_address_beyond_the_limit_end_without_a_traceback(monkeypatch, caplog):
-    """As uvloop does it: `abort` calls nobody back from within."""
-    monkeypatch.setattr(doors, "CONNECTIONS_PER_PEER_MAX", 3)
+def test_connections_beyond_limit_are_closed_without_traceback_on_uvloop(monkeypatch, caplog):
+    """In uvloop, `abort` does not call the protocol back synchronously."""
+    monkeypatch.setattr(management_server, "CONNECTIONS_PER_PEER_MAX", 3)
 
-    async def crowd() -> None:
-        complaints: list[dict[str, object]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        async with opened() as port:
+    async def connect_many() -> None:
+        loop_errors: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: loop_errors.append(context))
+        async with running_server() as port:
             pairs = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
             for reader, _ in pairs[3:]:
-                with suppress(ConnectionError):  # a reset is the end as well
+                with suppress(ConnectionError):  # a reset also ends the connection
                     assert await reader.read() == b""
             pairs[0][1].write(REQUEST)
             assert await pairs[0][0].readexactly(12) == b"HTTP/1.1 204"
             for _, writer in pairs:
                 writer.close()
-        assert complaints == []
+        assert loop_errors == []
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(crowd())
+        runner.run(connect_many())
     assert "Traceback" not in caplog.text
     assert caplog.text.count("3 connections") == 1
 
 
-async def test_a_first_request_that_does_not_come(monkeypatch):
-    monkeypatch.setattr(doors, "HEADER_WAIT_S", 2.0)
-    async with opened() as port:
+async def test_connection_without_complete_first_request_is_closed(monkeypatch):
+    monkeypatch.setattr(management_server, "HEADER_WAIT_S", 2.0)
+    async with running_server() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(REQUEST[:-2])
         quick_reader, quick = await asyncio.open_connection("127.0.0.1", port)
@@ -119,42 +119,42 @@ class FakeRequest:
 @pytest.mark.parametrize(
     "sent", [b"GET /secret HTTP/9.9\r\n\r\n", b"\x16\x03\x01secret\r\n\r\n", b"GET / HTTP/1.1\r\nsecret\r\n\r\n"]
 )
-async def test_an_error_shows_neither_the_request_nor_the_library(sent):
-    async with opened() as port:
+async def test_error_reply_shows_neither_request_nor_library(sent):
+    async with running_server() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)
-        answer = await asyncio.wait_for(reader.read(), 30)
+        response = await asyncio.wait_for(reader.read(), 30)
         writer.close()
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 ")), answer
+    head, _, body = response.partition(b"\r\n\r\n")
+    assert head.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 ")), response
     assert b"\r\nServer: amqpd\r\n" in head + b"\r\n"
     assert body == b'{"error":"bad_request","reason":"the request is not HTTP"}'
-    assert not {word for word in (b"secret", b"python", b"aiohttp") if word in answer.lower()}
+    assert not {word for word in (b"secret", b"python", b"aiohttp") if word in response.lower()}
 
 
-async def test_a_bug_below_the_handler_shows_no_library():
+async def test_handler_exception_reply_does_not_show_library():
     async def fail(_request: web.BaseRequest) -> web.StreamResponse:
         raise RuntimeError("secret")
 
-    async with opened(fail) as port:
+    async with running_server(fail) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(REQUEST)
-        answer = await asyncio.wait_for(reader.read(), 30)
+        response = await asyncio.wait_for(reader.read(), 30)
         writer.close()
-    assert answer.startswith(b"HTTP/1.1 500 ")
-    assert not {word for word in (b"secret", b"python", b"aiohttp") if word in answer.lower()}
+    assert response.startswith(b"HTTP/1.1 500 ")
+    assert not {word for word in (b"secret", b"python", b"aiohttp") if word in response.lower()}
 
 
-def test_our_own_peer():
+def test_peer_of_same_user_is_own_peer():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert server._is_own_peer(FakeRequest(ours))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python 3.12 warns of a fork beside threads
-def test_a_peer_of_another_user(monkeypatch):
-    """A socket pair made by another user's process, handed over."""
+def test_peer_of_another_user_is_not_own_peer(monkeypatch):
+    """A process of another user makes the socket pair and sends one end."""
     here, there = socket.socketpair()
     with here, there:
         child = os.fork()
@@ -172,7 +172,7 @@ def test_a_peer_of_another_user(monkeypatch):
 
 
 class TestUnixSocket:
-    def test_mode_whatever_the_umask(self, tmp_path):
+    def test_socket_mode_is_600_for_any_umask(self, tmp_path):
         before = os.umask(0)
         try:
             unix_socket(tmp_path / "s").close()
@@ -181,11 +181,11 @@ class TestUnixSocket:
             os.umask(before)
         assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
 
-    def test_a_stale_one_is_replaced(self, tmp_path):
+    def test_stale_socket_is_replaced(self, tmp_path):
         unix_socket(tmp_path / "s").close()
         unix_socket(tmp_path / "s").close()
 
-    def test_what_is_no_socket_stays(self, tmp_path):
+    def test_file_that_is_not_a_socket_is_kept_and_reported(self, tmp_path):
         (tmp_path / "s").write_text("mine")
         with pytest.raises(OSError, match="not a socket"):
             unix_socket(tmp_path / "s")

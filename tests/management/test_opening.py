@@ -1,4 +1,4 @@
-"""Requests that need a queue's log before it is open: they are answered when it is, or say that it cannot be."""
+"""Requests that need a queue's log before it is open. They wait until it is open, or report that it cannot open."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REQUESTS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "path", "body", "status"), REQUESTS)
-def test_the_first_request_after_a_torn_write(
+def test_first_request_after_torn_write_succeeds(
     tmp_path: Path, api: Any, method: str, path: str, body: Any, status: int
 ) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
@@ -41,13 +41,13 @@ def test_the_first_request_after_a_torn_write(
         broker.kill()
         (log,) = (tmp_path / "data" / "vhosts").rglob("00000000000000000000.log")
         with log.open("ab") as file:
-            file.write(b"torn" * 5)  # what recovery cuts off, in its thread
+            file.write(b"torn" * 5)  # recovery truncates these bytes in its thread
         broker.start()
         assert type(api)(broker)(method, path, body).status == status
 
 
 class UnreadableLog(QueueLog):
-    """Its disk takes a turn of the loop, and says EIO then."""
+    """A log whose recovery fails with EIO one loop turn later."""
 
     def __init__(self) -> None:
         super().__init__("v1", "unreadable", "q", "", True)
@@ -55,7 +55,7 @@ class UnreadableLog(QueueLog):
 
     def open_soon(self, done: Callable[[], None]) -> bool:
         self.tries += 1
-        assert self.tries < 10, "tried again and again, without an answer"
+        assert self.tries < 10, "the log was opened repeatedly without an answer"
         asyncio.get_running_loop().call_soon(done)
         return False
 
@@ -64,14 +64,14 @@ class UnreadableLog(QueueLog):
 
 
 class SlowLog(QueueLog):
-    """Its disk does not answer. asked: how often it was."""
+    """A log that never opens. `open_count` counts the attempts."""
 
     def __init__(self) -> None:
         super().__init__("v1", "slow", "q", "", True)
-        self.asked = 0
+        self.open_count = 0
 
     def open_soon(self, done: Callable[[], None]) -> bool:
-        self.asked += 1
+        self.open_count += 1
         return False
 
 
@@ -87,13 +87,13 @@ async def answer_of(server: Server, method: str, path: str, body: object = None)
         f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     )
     writer.write(head.encode() + content)
-    answer = await reader.read()
+    response = await reader.read()
     writer.close()
-    return answer
+    return response
 
 
 @pytest.mark.parametrize(("method", "path", "body"), [each[:3] for each in REQUESTS])
-async def test_a_log_that_cannot_be_opened(tmp_path: Path, method: str, path: str, body: object) -> None:
+async def test_request_for_unreadable_log_is_503(tmp_path: Path, method: str, path: str, body: object) -> None:
     async with embedded(tmp_path) as server:
         vhost, log = server.broker.vhosts["/"], UnreadableLog()
         vhost.add_queue(make_queue(vhost.queue_host, "q", True, False, None, {}, log))
@@ -103,22 +103,22 @@ async def test_a_log_that_cannot_be_opened(tmp_path: Path, method: str, path: st
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/per-object", "/metrics/detailed?family=queue_coarse_metrics"])
-async def test_a_scrape_does_not_wait_for_every_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """Queues that it has no time to open are counted, and are in no sum; it leaves them to later scrapes."""
+async def test_scrape_does_not_wait_for_slow_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """Unopened queues are counted as unread and are in no sum. Later scrapes open them."""
     async with embedded(tmp_path) as server:
         vhost, logs = server.broker.vhosts["/"], [SlowLog() for _ in range(3)]
         for number, log in enumerate(logs):
             vhost.add_queue(make_queue(vhost.queue_host, f"slow{number}", True, False, None, {}, log))
         monkeypatch.setattr(collectors, "OPENING_S", 0.0)
-        answer = await answer_of(server, "GET", path)
-        assert [log.asked for log in logs] == [0, 0, 0]
+        response = await answer_of(server, "GET", path)
+        assert [log.open_count for log in logs] == [0, 0, 0]
         monkeypatch.setattr(collectors, "OPENING_S", 0.05)
-        answer = await answer_of(server, "GET", path)
-        assert answer.startswith(b"HTTP/1.0 200 ")
-        assert [log.asked for log in logs] == [1, 0, 0]  # the first one's disk does not answer within the time
-        assert b'queue="slow' not in answer
+        response = await answer_of(server, "GET", path)
+        assert response.startswith(b"HTTP/1.0 200 ")
+        assert [log.open_count for log in logs] == [1, 0, 0]  # the first log does not open within the time limit
+        assert b'queue="slow' not in response
         if "detailed" not in path:
-            assert b"\namqpd_queues_unread 3\n" in answer
-            assert b"\nrabbitmq_queues 3\n" in answer
+            assert b"\namqpd_queues_unread 3\n" in response
+            assert b"\nrabbitmq_queues 3\n" in response
         for number in range(3):
             vhost.take_queue(vhost.queues[f"slow{number}"])

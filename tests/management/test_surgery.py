@@ -1,4 +1,4 @@
-"""/api/queues/V/Q/messages and jobs: who may, what is refused, what is answered."""
+"""/api/queues/V/Q/messages and jobs: permissions, refusals, and replies."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ def filled(channel) -> str:
     return "q"
 
 
-def place(v: str, what: str, queue: str = "q") -> str:
-    return f"/api/queues/{v}/{queue}/{what}"
+def queue_path(v: str, suffix: str, queue: str = "q") -> str:
+    return f"/api/queues/{v}/{queue}/{suffix}"
 
 
 class TestBrowse:
-    def test_a_page_and_the_next(self, api, v, filled) -> None:
-        page = api.get(place(v, "messages?count=4"))
+    def test_next_page_starts_at_next_offset(self, api, v, filled) -> None:
+        page = api.get(queue_path(v, "messages?count=4"))
         assert [each["offset"] for each in page["messages"]] == [0, 1, 2, 3]
         assert (page["next_offset"], page["ended"]) == (4, False)
-        page = api.get(place(v, "messages?count=100&offset=4"))
+        page = api.get(queue_path(v, "messages?count=100&offset=4"))
         assert [each["payload"] for each in page["messages"]] == [str(number) for number in range(4, 10)]
         assert page["ended"] is True
 
     @pytest.mark.parametrize("kind", ["classic", "stream"])
-    def test_who_watches_begins_at_the_end(self, api, v, channel, kind) -> None:
+    def test_end_parameter_starts_after_the_last_message(self, api, v, channel, kind) -> None:
         channel.confirm_delivery()
         channel.queue_declare("w", durable=True, arguments={"x-queue-type": kind})
         end = "messages?end=true"
-        assert api.get(place(v, end, "w")) == {"messages": [], "next_offset": 0, "ended": True, "hint": ""}
+        assert api.get(queue_path(v, end, "w")) == {"messages": [], "next_offset": 0, "ended": True, "hint": ""}
         channel.basic_publish("", "w", b"one")
-        assert api.get(place(v, end, "w"))["next_offset"] == 1
-        assert api.get(place(v, "messages?offset=1", "w"))["next_offset"] == 1
+        assert api.get(queue_path(v, end, "w"))["next_offset"] == 1
+        assert api.get(queue_path(v, "messages?offset=1", "w"))["next_offset"] == 1
         channel.basic_publish("", "w", b"two")
-        (found,) = api.get(place(v, "messages?offset=1", "w"))["messages"]
+        (found,) = api.get(queue_path(v, "messages?offset=1", "w"))["messages"]
         assert found["payload"] == "two"
 
-    def test_what_it_shows(self, api, v, filled, channel) -> None:
+    def test_fields_of_unacked_and_ready_messages(self, api, v, filled, channel) -> None:
         method, _, _ = channel.basic_get("q")
-        (first, second) = api.get(place(v, "messages?count=2&truncate=0"))["messages"]
+        (first, second) = api.get(queue_path(v, "messages?count=2&truncate=0"))["messages"]
         assert (first["state"], second["state"]) == ("unacked", "ready")
-        moment = first.pop("time")
-        assert abs(moment - time.time() * 1000) < 60_000
+        arrival_ms = first.pop("time")
+        assert abs(arrival_ms - time.time() * 1000) < 60_000
         assert first == {
             "offset": 0,
             "state": "unacked",
@@ -65,60 +65,62 @@ class TestBrowse:
             "payload_encoding": "string",
         }
         channel.basic_ack(method.delivery_tag)
-        assert api.get(place(v, "messages?count=1"))["messages"][0]["offset"] == 1, "what is settled is left out"
+        assert api.get(queue_path(v, "messages?count=1"))["messages"][0]["offset"] == 1, (
+            "an acknowledged message is left out"
+        )
         assert second["redelivered"] is False
 
-    def test_a_selector_that_finds_nothing_and_may_mean_a_property(self, api, v, filled) -> None:
-        said = "p.message-id is the property, message_id a header"
-        assert api.get(place(v, "messages?where=message_id%20%3D%20'a'"))["hint"] == said
-        assert api.get(place(v, "messages?where=p.message_id%20%3D%20'a'"))["hint"] == ""
-        assert api.get(place(v, "messages?where=message_id%20IS%20NULL"))["hint"] == ""  # it finds some
+    def test_hint_when_selector_finds_nothing_and_names_a_property(self, api, v, filled) -> None:
+        hint = "p.message-id is the property, message_id a header"
+        assert api.get(queue_path(v, "messages?where=message_id%20%3D%20'a'"))["hint"] == hint
+        assert api.get(queue_path(v, "messages?where=p.message_id%20%3D%20'a'"))["hint"] == ""
+        assert api.get(queue_path(v, "messages?where=message_id%20IS%20NULL"))["hint"] == ""  # it matches messages
         delete = {"action": "delete", "where": "message_id = 'a'", "wait_ms": 5000}
-        assert api.done("POST", place(v, "jobs"), delete).json["hint"] == said
-        assert api.done("POST", place(v, "jobs"), {**delete, "where": "n = 1"}).json["hint"] == ""
-        assert api.done("POST", place(v, "jobs"), {**delete, "where": "message_id IS NULL"}).json["hint"] == ""
+        assert api.done("POST", queue_path(v, "jobs"), delete).json["hint"] == hint
+        assert api.done("POST", queue_path(v, "jobs"), {**delete, "where": "n = 1"}).json["hint"] == ""
+        assert api.done("POST", queue_path(v, "jobs"), {**delete, "where": "message_id IS NULL"}).json["hint"] == ""
 
-    def test_it_changes_nothing(self, api, v, filled, channel) -> None:
+    def test_browsing_changes_nothing(self, api, v, filled, channel) -> None:
         for _ in range(3):
-            api.get(place(v, "messages"))
+            api.get(queue_path(v, "messages"))
         method, _, body = channel.basic_get("q", auto_ack=True)
         assert (method.redelivered, method.message_count, body) == (False, 9, b"0")
 
-    def test_where_and_time(self, api, v, filled) -> None:
-        found = api.get(place(v, "messages?where=n%20%3E%207"))
+    def test_where_and_time_filter_messages(self, api, v, filled) -> None:
+        found = api.get(queue_path(v, "messages?where=n%20%3E%207"))
         assert [each["payload"] for each in found["messages"]] == ["8", "9"]
-        assert api.get(place(v, "messages?time=2001-01-01"))["messages"]
-        assert not api.get(place(v, f"messages?time={int(time.time() * 1000) + 60_000}"))["messages"]
+        assert api.get(queue_path(v, "messages?time=2001-01-01"))["messages"]
+        assert not api.get(queue_path(v, f"messages?time={int(time.time() * 1000) + 60_000}"))["messages"]
 
-    def test_a_transient_queue_and_one_with_priorities(self, api, v, channel) -> None:
+    def test_unacked_message_is_listed_only_by_queue_with_log(self, api, v, channel) -> None:
         channel.queue_declare("t", exclusive=False)
         channel.queue_declare("p", durable=True, arguments={"x-max-priority": 5})
         for name in ("t", "p"):
             for number in range(3):
                 channel.basic_publish("", name, b"%d" % number, pika.BasicProperties(priority=number))
             channel.basic_get(name)
-        assert [(each["payload"], each["state"]) for each in api.get(place(v, "messages", "t"))["messages"]] == [
+        assert [(each["payload"], each["state"]) for each in api.get(queue_path(v, "messages", "t"))["messages"]] == [
             ("1", "ready"),
             ("2", "ready"),
-        ], "what its consumer has is with the consumer alone"
-        assert [(each["payload"], each["state"]) for each in api.get(place(v, "messages", "p"))["messages"]] == [
+        ], "a transient queue does not list unacked messages"
+        assert [(each["payload"], each["state"]) for each in api.get(queue_path(v, "messages", "p"))["messages"]] == [
             ("0", "ready"),
             ("1", "ready"),
             ("2", "unacked"),
         ]
 
-    def test_a_time_takes_a_log(self, api, v, channel) -> None:
+    def test_time_needs_a_queue_with_log(self, api, v, channel) -> None:
         channel.queue_declare("t", exclusive=False)
-        answer = api("GET", place(v, "messages?time=2001-01-01", "t"))
+        answer = api("GET", queue_path(v, "messages?time=2001-01-01", "t"))
         assert answer.status == 400
         assert answer.json["reason"].endswith("it does not know when its messages arrived")
 
-    def test_a_stream(self, api, v, channel) -> None:
+    def test_stream_is_browsed_from_offset(self, api, v, channel) -> None:
         channel.confirm_delivery()
         channel.queue_declare("s", durable=True, arguments={"x-queue-type": "stream"})
         for number in range(3):
             channel.basic_publish("", "s", b"%d" % number)
-        page = api.get(place(v, "messages?offset=1", "s"))
+        page = api.get(queue_path(v, "messages?offset=1", "s"))
         assert [(each["offset"], each["state"]) for each in page["messages"]] == [(1, "ready"), (2, "ready")]
 
     @pytest.mark.parametrize(
@@ -136,66 +138,66 @@ class TestBrowse:
             "truncate=-1",
         ],
     )
-    def test_bad_queries(self, api, v, filled, query) -> None:
-        assert api("GET", place(v, f"messages?{query}")).status == 400
+    def test_bad_query_is_refused(self, api, v, filled, query) -> None:
+        assert api("GET", queue_path(v, f"messages?{query}")).status == 400
 
-    def test_an_empty_selector_selects_all(self, api, v, filled) -> None:
-        assert len(api.get(place(v, "messages?where="))["messages"]) == 10
+    def test_empty_selector_selects_all_messages(self, api, v, filled) -> None:
+        assert len(api.get(queue_path(v, "messages?where="))["messages"]) == 10
 
-    def test_no_such_queue(self, api, v) -> None:
-        assert api("GET", place(v, "messages", "none")).status == 404
+    def test_missing_queue_is_not_found(self, api, v) -> None:
+        assert api("GET", queue_path(v, "messages", "none")).status == 404
 
 
-def run(api: Any, v: str, body: dict[str, Any], queue: str = "q") -> dict[str, Any]:
-    answer = api("POST", place(v, "jobs", queue), {"wait_ms": 10_000, **body})
+def run_job(api: Any, v: str, body: dict[str, Any], queue: str = "q") -> dict[str, Any]:
+    answer = api("POST", queue_path(v, "jobs", queue), {"wait_ms": 10_000, **body})
     assert answer.status == 200, answer.body
     return answer.json
 
 
 class TestJobs:
-    def test_move(self, api, v, filled) -> None:
-        job = run(api, v, {"action": "move", "to_queue": "to", "where": "n < 4", "limit": 3})
+    def test_move_job_moves_matching_messages_up_to_limit(self, api, v, filled) -> None:
+        job = run_job(api, v, {"action": "move", "to_queue": "to", "where": "n < 4", "limit": 3})
         assert (job["state"], job["done"], job["messages"]) == ("done", 3, 10)
         assert (job["to_queue"], job["where"], job["limit"], job["dry_run"]) == ("to", "n < 4", 3, False)
-        assert [each["payload"] for each in api.get(place(v, "messages", "to"))["messages"]] == ["0", "1", "2"]
+        assert [each["payload"] for each in api.get(queue_path(v, "messages", "to"))["messages"]] == ["0", "1", "2"]
         assert api.get(f"/api/amqpd/jobs/{job['id']}")["done"] == 3
-        assert job["id"] in [each["id"] for each in api.get(place(v, "jobs"))]
+        assert job["id"] in [each["id"] for each in api.get(queue_path(v, "jobs"))]
         assert job["id"] in [each["id"] for each in api.get("/api/amqpd/jobs")]
-        assert api.get(place(v, "jobs", "to")) == []
+        assert api.get(queue_path(v, "jobs", "to")) == []
         assert api("DELETE", f"/api/amqpd/jobs/{job['id']}").json["state"] == "done"
 
-    def test_copy_delete_and_dry_runs(self, api, v, filled) -> None:
-        copied = {"action": "copy", "to_exchange": "amq.default", "routing_key": "to", "offset": 8}
-        assert run(api, v, copied)["done"] == 2
-        assert run(api, v, {"action": "delete", "where": "n = 3", "dry_run": True})["done"] == 1
-        assert run(api, v, {"action": "delete", "where": "n = 3"})["done"] == 1
-        assert run(api, v, {"action": "delete", "where": "n = 3"})["done"] == 0
-        assert len(api.get(place(v, "messages"))["messages"]) == 9
-        first = api.get(place(v, "messages", "to"))["messages"][0]
+    def test_copy_delete_and_dry_run_jobs(self, api, v, filled) -> None:
+        copy = {"action": "copy", "to_exchange": "amq.default", "routing_key": "to", "offset": 8}
+        assert run_job(api, v, copy)["done"] == 2
+        assert run_job(api, v, {"action": "delete", "where": "n = 3", "dry_run": True})["done"] == 1
+        assert run_job(api, v, {"action": "delete", "where": "n = 3"})["done"] == 1
+        assert run_job(api, v, {"action": "delete", "where": "n = 3"})["done"] == 0
+        assert len(api.get(queue_path(v, "messages"))["messages"]) == 9
+        first = api.get(queue_path(v, "messages", "to"))["messages"][0]
         assert (first["routing_key"], first["properties"]["headers"]["x-source-offset"]) == ("to", 8)
 
-    def test_redrive(self, api, v, filled, channel) -> None:
+    def test_redrive_returns_dead_letters_to_their_queue(self, api, v, filled, channel) -> None:
         arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"}
         channel.queue_declare("w", durable=True, arguments=arguments)
         channel.basic_publish("", "w", b"dead")
         method, _, _ = channel.basic_get("w")
         channel.basic_reject(method.delivery_tag, requeue=False)
-        assert run(api, v, {"action": "redrive"})["left"] == {"not dead-lettered": 10}
-        assert api.get(place(v, "messages", "w"))["messages"][0]["payload"] == "dead"
+        assert run_job(api, v, {"action": "redrive"})["left"] == {"not dead-lettered": 10}
+        assert api.get(queue_path(v, "messages", "w"))["messages"][0]["payload"] == "dead"
 
-    def test_a_full_target_and_a_stop(self, api, v, filled, channel) -> None:
+    def test_job_waits_for_full_target_and_can_be_stopped(self, api, v, filled, channel) -> None:
         channel.queue_declare("full", durable=True, arguments={"x-max-length": 2})
-        answer = api("POST", place(v, "jobs"), {"action": "move", "to_queue": "full", "wait_ms": 300})
+        answer = api("POST", queue_path(v, "jobs"), {"action": "move", "to_queue": "full", "wait_ms": 300})
         assert answer.status == 202
         job = answer.json
         assert (job["state"], job["reason"], job["done"], job["ended"]) == ("waiting", "the target is full", 2, None)
         assert api("DELETE", f"/api/amqpd/jobs/{job['id']}").json["state"] == "stopped"
-        assert len(api.get(place(v, "messages"))["messages"]) == 8
-        assert len(api.get(place(v, "messages", "full"))["messages"]) == 2
+        assert len(api.get(queue_path(v, "messages"))["messages"]) == 8
+        assert len(api.get(queue_path(v, "messages", "full"))["messages"]) == 2
 
-    def test_a_target_that_goes_ends_it(self, api, v, filled, channel) -> None:
+    def test_job_fails_when_target_is_deleted(self, api, v, filled, channel) -> None:
         channel.queue_declare("full", durable=True, arguments={"x-max-length": 2})
-        job = api("POST", place(v, "jobs"), {"action": "move", "to_queue": "full"}).json
+        job = api("POST", queue_path(v, "jobs"), {"action": "move", "to_queue": "full"}).json
         channel.queue_delete("full")
         job = api.get(f"/api/amqpd/jobs/{job['id']}?wait_ms=10000")
         assert (job["state"], job["reason"]) == ("failed", "queue 'full' was deleted")
@@ -226,26 +228,26 @@ class TestJobs:
             ({"action": "copy", "to_queue": "to", "time": "x"}, 400),
         ],
     )
-    def test_refused(self, api, v, filled, body, status) -> None:
-        assert api("POST", place(v, "jobs"), body).status == status
-        assert len(api.get(place(v, "messages"))["messages"]) == 10
+    def test_bad_job_is_refused_and_changes_nothing(self, api, v, filled, body, status) -> None:
+        assert api("POST", queue_path(v, "jobs"), body).status == status
+        assert len(api.get(queue_path(v, "messages"))["messages"]) == 10
 
-    def test_nothing_is_taken_from_a_stream(self, api, v, channel) -> None:
+    def test_delete_from_stream_is_refused(self, api, v, channel) -> None:
         channel.queue_declare("s", durable=True, arguments={"x-queue-type": "stream"})
-        answer = api("POST", place(v, "jobs", "s"), {"action": "delete"})
+        answer = api("POST", queue_path(v, "jobs", "s"), {"action": "delete"})
         assert answer.status == 400
         assert "is a stream" in answer.json["reason"]
 
-    def test_what_is_not_there(self, api, v) -> None:
-        assert api("POST", place(v, "jobs", "none"), {"action": "delete"}).status == 404
+    def test_job_on_missing_queue_is_not_found(self, api, v) -> None:
+        assert api("POST", queue_path(v, "jobs", "none"), {"action": "delete"}).status == 404
         assert api("GET", "/api/amqpd/jobs/none").status == 404
         assert api("DELETE", "/api/amqpd/jobs/none").status == 404
 
 
-class TestRights:
-    def test_browsing_takes_read(self, user, v, filled) -> None:
-        assert user("management", read="^q$")("GET", place(v, "messages")).status == 200
-        assert user("management", write=".*", configure=".*")("GET", place(v, "messages")).status == 401
+class TestPermissions:
+    def test_browse_needs_read(self, user, v, filled) -> None:
+        assert user("management", read="^q$")("GET", queue_path(v, "messages")).status == 200
+        assert user("management", write=".*", configure=".*")("GET", queue_path(v, "messages")).status == 401
 
     @pytest.mark.parametrize(
         ("rights", "status"),
@@ -256,17 +258,17 @@ class TestRights:
             ({"read": "^q$", "configure": "^q$"}, 401),
         ],
     )
-    def test_a_move_takes_read_configure_and_write(self, user, v, filled, rights, status) -> None:
+    def test_move_needs_read_configure_and_write(self, user, v, filled, rights, status) -> None:
         body = {"action": "move", "to_queue": "to", "wait_ms": 5000}
-        assert user("management", **rights)("POST", place(v, "jobs"), body).status == status
+        assert user("management", **rights)("POST", queue_path(v, "jobs"), body).status == status
 
-    def test_a_copy_takes_read_and_write(self, user, v, filled) -> None:
+    def test_copy_needs_read_and_write(self, user, v, filled) -> None:
         body = {"action": "copy", "to_queue": "to", "wait_ms": 5000}
-        assert user("management", read="^q$", write="^to$")("POST", place(v, "jobs"), body).status == 200
+        assert user("management", read="^q$", write="^to$")("POST", queue_path(v, "jobs"), body).status == 200
         body = {"action": "copy", "to_exchange": "amq.fanout"}
-        assert user("management", read="^q$", write="^to$")("POST", place(v, "jobs"), body).status == 401
+        assert user("management", read="^q$", write="^to$")("POST", queue_path(v, "jobs"), body).status == 401
 
-    def test_a_redrive_takes_write_on_each_queue(self, user, v, filled, channel) -> None:
+    def test_redrive_needs_write_on_each_target_queue(self, user, v, filled, channel) -> None:
         for name in ("w1", "w2"):
             arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"}
             channel.queue_declare(name, durable=True, arguments=arguments)
@@ -274,11 +276,11 @@ class TestRights:
             method, _, _ = channel.basic_get(name)
             channel.basic_reject(method.delivery_tag, requeue=False)
         caller = user("management", read="^q$", configure="^q$", write="^w1$")
-        job = caller("POST", place(v, "jobs"), {"action": "redrive", "where": "n IS NULL", "wait_ms": 5000}).json
+        job = caller("POST", queue_path(v, "jobs"), {"action": "redrive", "where": "n IS NULL", "wait_ms": 5000}).json
         assert (job["done"], job["left"]) == (1, {"no permission": 1})
 
-    def test_jobs_of_others(self, api, user, v, filled) -> None:
-        job = api("POST", place(v, "jobs"), {"action": "delete", "where": "n = 1", "wait_ms": 5000}).json
+    def test_job_of_another_user_is_hidden_or_read_only(self, api, user, v, filled) -> None:
+        job = api("POST", queue_path(v, "jobs"), {"action": "delete", "where": "n = 1", "wait_ms": 5000}).json
         stranger = user("management")
         assert stranger("GET", f"/api/amqpd/jobs/{job['id']}").status == 404
         assert job["id"] not in [each["id"] for each in stranger.get("/api/amqpd/jobs")]
