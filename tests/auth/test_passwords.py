@@ -267,11 +267,11 @@ async def test_password_verified_meanwhile_is_not_checked_again(monkeypatch: pyt
     slow = SlowVerify(monkeypatch)
     slow.go.set()
     threads = PasswordHasherPool()
-    known: list[bool] = []
+    verified: list[bool] = []
 
     async def login() -> None:
-        assert await threads.verify(b"x", "", ARGON2ID, "a", "u", lambda: bool(known))
-        known.append(True)
+        assert await threads.verify(b"x", "", ARGON2ID, "a", "u", lambda: bool(verified))
+        verified.append(True)
 
     await asyncio.gather(*(login() for _ in range(100)))
     assert len(slow.checked) <= 4

@@ -40,8 +40,8 @@ def test_set_limit_sends_bytes_or_share(
 
 
 def test_accept_clock_accepts_a_jump_if_there_is_one(broker: FakeBroker, ctl: Ctl) -> None:
-    held = {"state": "held", "jump_s": 86400.0, "held_for_s": 3000}
-    broker.answers["GET", "/api/amqpd/clock"] = (200, held)
+    jump = {"state": "held", "jump_s": 86400.0, "held_for_s": 3000}
+    broker.answers["GET", "/api/amqpd/clock"] = (200, jump)
     broker.answers["PUT", "/api/amqpd/clock"] = (200, {"state": "steady", "jump_s": 0.0, "held_for_s": 0})
     assert ctl("accept_clock") == (0, "Accepting the wall clock of n@h ...\n", "")
     assert [each.method for each in broker.requests] == ["GET", "PUT"]

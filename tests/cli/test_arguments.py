@@ -47,12 +47,12 @@ def test_empty_operands_are_kept() -> None:
     assert parse(["set_permissions", "u", "", ".*", ""]).operands == ["u", "", ".*", ""]
 
 
-def test_short_options_of_delete_queue() -> None:
+def test_delete_queue_accepts_u_and_e() -> None:
     assert set(parse(["delete_queue", "q", "-u", "-e"]).given) == {"if-unused", "if-empty"}
 
 
 @pytest.mark.parametrize("option", ["-?", "-h", "--help"])
-def test_help_in_three_spellings(option: str) -> None:
+def test_help_has_three_spellings(option: str) -> None:
     assert "help" in parse(["list_queues", option]).given
 
 

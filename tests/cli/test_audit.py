@@ -14,10 +14,10 @@ from amqpd.cli import diagnostics
 AUDIT = ("GET", "/api/audit")
 
 
-def page(*names: str, begin: int, ended: bool = True, lost: int = 0) -> tuple[int, Any]:
+def page(*names: str, first_offset: int, ended: bool = True, lost: int = 0) -> tuple[int, Any]:
     """Return records of the deletion of these queues, at the offsets from `begin`."""
-    records = [{"event": "queue.deleted", "name": name, "offset": begin + at} for at, name in enumerate(names)]
-    return 200, {"records": records, "ended": ended, "next_offset": begin + len(names), "lost": lost}
+    records = [{"event": "queue.deleted", "name": name, "offset": first_offset + at} for at, name in enumerate(names)]
+    return 200, {"records": records, "ended": ended, "next_offset": first_offset + len(names), "lost": lost}
 
 
 class FakeTime:
@@ -56,7 +56,9 @@ def sent_queries(broker: FakeBroker) -> list[dict[str, list[str]]]:
 def test_follow_shows_new_records_until_interrupted(
     broker: FakeBroker, ctl: Ctl, following: Callable[..., FakeTime]
 ) -> None:
-    fake_time = following(page("a", "b", begin=7), page(begin=9), page("c", begin=9), page("d", begin=10))
+    fake_time = following(
+        page("a", "b", first_offset=7), page(first_offset=9), page("c", first_offset=9), page("d", first_offset=10)
+    )
     result = ctl("-q", "audit_log", "--follow", "event", "name")
     rows = ["event\tname", *(f"queue.deleted\t{name}" for name in "abcd")]
     assert (result.code, result.out.splitlines()) == (0, rows)
@@ -67,13 +69,13 @@ def test_follow_shows_new_records_until_interrupted(
 
 
 def test_full_page_is_followed_without_sleep(broker: FakeBroker, ctl: Ctl, following: Callable[..., FakeTime]) -> None:
-    fake_time = following(page("a", begin=0, ended=False))
+    fake_time = following(page("a", first_offset=0, ended=False))
 
     class TwoPages(dict[tuple[str, str], Any]):
         """Returns a full page first, then the last page."""
 
         def get(self, key: tuple[str, str], _default: Any = None) -> Any:
-            return page("a", begin=0, ended=False) if len(broker.requests) == 1 else page("b", begin=1)
+            return page("a", first_offset=0, ended=False) if len(broker.requests) == 1 else page("b", first_offset=1)
 
     broker.answers = TwoPages()
     result = ctl("-q", "audit_log", "--follow", "--no-table-headers", "name")
@@ -84,7 +86,7 @@ def test_full_page_is_followed_without_sleep(broker: FakeBroker, ctl: Ctl, follo
 def test_selector_is_in_every_request_and_since_in_the_first(
     broker: FakeBroker, ctl: Ctl, following: Callable[..., FakeTime]
 ) -> None:
-    following(page("a", begin=3), page(begin=4))
+    following(page("a", first_offset=3), page(first_offset=4))
     ctl("audit_log", "--follow", "--since", "2026-11-22T08:00:00", "--where", "user = 'alice'", "name")
     first, second = sent_queries(broker)
     assert first["where"] == second["where"] == ["user = 'alice'"]
@@ -93,7 +95,7 @@ def test_selector_is_in_every_request_and_since_in_the_first(
 
 
 def test_limit_ends_follow(broker: FakeBroker, ctl: Ctl, following: Callable[..., FakeTime]) -> None:
-    fake_time = following(page("a", begin=0), page("b", "c", begin=1), page("never", begin=3))
+    fake_time = following(page("a", first_offset=0), page("b", "c", first_offset=1), page("never", first_offset=3))
     result = ctl("-q", "audit_log", "--follow", "--limit", "3", "--no-table-headers", "name")
     assert (result.code, result.out.splitlines()) == (0, ["a", "b", "c"])
     assert len(fake_time.slept_s) == 1
@@ -101,13 +103,13 @@ def test_limit_ends_follow(broker: FakeBroker, ctl: Ctl, following: Callable[...
 
 
 def test_lost_records_are_reported(broker: FakeBroker, ctl: Ctl, following: Callable[..., FakeTime]) -> None:
-    following(page("a", begin=0), page(begin=1, lost=4))
+    following(page("a", first_offset=0), page(first_offset=1, lost=4))
     result = ctl("audit_log", "--follow", "name")
     assert "4 records could not be written and are lost" in result.err + result.out
 
 
 def test_unavailable_broker_ends_follow(broker: FakeBroker, ctl: Ctl, following: Callable[..., FakeTime]) -> None:
-    following(page("a", begin=0), (503, {"error": "unavailable", "reason": "the broker stops"}))
+    following(page("a", first_offset=0), (503, {"error": "unavailable", "reason": "the broker stops"}))
     result = ctl("audit_log", "--follow", "name")
     assert result.code == 70
     assert "the broker stops" in result.err

@@ -165,5 +165,5 @@ def test_every_cipher_and_hash_decrypts(cipher: str, algorithm: str) -> None:
         decrypt(text[:-24], "p", cipher, algorithm, 3)
 
 
-def test_list_ciphers(ctl: Ctl) -> None:
+def test_list_ciphers_prints_aes_ciphers(ctl: Ctl) -> None:
     assert ctl("-q", "list_ciphers") == (0, "[aes_128_cbc,aes_192_cbc,aes_256_cbc]\n", "")

@@ -216,10 +216,10 @@ def test_connections_channels_and_consumers_are_listed_and_closed(ctl: Ctl, conn
     channel.basic_consume("mine", lambda *_: None, consumer_tag="ctag", exclusive=True, arguments={"x-priority": 3})
     columns = ("pid", "peer_port", "name", "user", "state", "protocol", "client_properties")
     lines = ctl("list_connections", "-s", *columns).out.splitlines()
-    mine = next(line.split("\t") for line in lines if '{"connection_name","my\\"name"}' in line)
-    assert mine[3:6] == ["guest", "running", "{0,9,1}"]
+    own_connection = next(line.split("\t") for line in lines if '{"connection_name","my\\"name"}' in line)
+    assert own_connection[3:6] == ["guest", "running", "{0,9,1}"]
     shown = rows(ctl, "list_channels", "pid", "connection", "confirm", "consumer_count", "number", "vhost")
-    own_channels = [row for row in shown if row["connection"] == mine[0]]
+    own_channels = [row for row in shown if row["connection"] == own_connection[0]]
     assert [(row["confirm"], row["consumer_count"], row["number"], row["vhost"]) for row in own_channels] == [
         (True, 1, 1, "/")
     ]
@@ -228,16 +228,16 @@ def test_connections_channels_and_consumers_are_listed_and_closed(ctl: Ctl, conn
     queue = next(
         row for row in rows(ctl, "list_queues", "name", "owner_pid", "exclusive_consumer_pid") if row["name"] == "mine"
     )
-    assert (queue["owner_pid"], queue["exclusive_consumer_pid"]) == (mine[0], own_channels[0]["pid"])
+    assert (queue["owner_pid"], queue["exclusive_consumer_pid"]) == (own_connection[0], own_channels[0]["pid"])
 
-    assert ctl("close_connection", mine[0], "Closed via rabbitmqctl").code == 0
+    assert ctl("close_connection", own_connection[0], "Closed via rabbitmqctl").code == 0
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
         connection.process_data_events(time_limit=5)
     assert closed.value.reply_code == 320
     assert "Closed via rabbitmqctl" in closed.value.reply_text
-    eventually(lambda: mine[0] not in ctl("list_connections", "pid").out)
-    again = ctl("close_connection", mine[0], "again")
-    assert (again.code, "already closed" in again.err) == (0, True)
+    eventually(lambda: own_connection[0] not in ctl("list_connections", "pid").out)
+    second_close = ctl("close_connection", own_connection[0], "again")
+    assert (second_close.code, "already closed" in second_close.err) == (0, True)
 
 
 def test_close_all_connections_of_a_vhost(ctl: Ctl, connect: Connect) -> None:
@@ -291,7 +291,7 @@ class TestProcess:
             check=False,
         )
 
-    def test_output_and_exit_code(self, real: BrokerProcess) -> None:
+    def test_process_prints_result_and_sets_exit_code(self, real: BrokerProcess) -> None:
         process = self.start(real, "list_users", "-q")
         assert (process.returncode, process.stderr) == (0, "")
         assert "guest\t[administrator]\n" in process.stdout

@@ -26,14 +26,14 @@ def test_set_vhost_limits_sends_and_prints_limits(broker: FakeBroker, ctl: Ctl) 
     assert ctl("set_vhost_limits").code == 64
 
 
-def test_clear_vhost_limits(broker: FakeBroker, ctl: Ctl) -> None:
+def test_clear_vhost_limits_deletes_the_parameter(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["DELETE", PARAMETER] = (204, None)
     assert ctl("clear_vhost_limits", "-p", "shop") == (0, 'Clearing vhost "shop" limits ...\n', "")
     broker.answers["DELETE", PARAMETER] = NO_VHOST
     assert ctl("-q", "clear_vhost_limits", "-p", "shop") == (69, "", "Error:\nParameter does not exist\n")
 
 
-def test_list_vhost_limits(broker: FakeBroker, ctl: Ctl) -> None:
+def test_list_vhost_limits_prints_one_or_all_vhosts(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/vhost-limits/shop"] = (200, [])
     assert ctl("list_vhost_limits", "-p", "shop") == (0, 'Listing limits for vhost "shop" ...\n\n', "")
     item = {"vhost": "shop", "value": {"max-connections": 1, "max-queues": 2}}
@@ -66,7 +66,7 @@ def test_set_user_limits_sends_and_prints_limits(broker: FakeBroker, ctl: Ctl) -
         ("all", "/api/amqpd/user-limits/u%2F1", 'Clearing all limits for user "u/1" ...\n'),
     ],
 )
-def test_clear_user_limits(broker: FakeBroker, ctl: Ctl, name: str, path: str, output: str) -> None:
+def test_clear_user_limits_clears_one_or_all(broker: FakeBroker, ctl: Ctl, name: str, path: str, output: str) -> None:
     broker.answers["DELETE", path] = (204, None)
     assert ctl("clear_user_limits", "u/1", name) == (0, output, "")
     broker.answers["DELETE", path] = NO_USER
@@ -74,7 +74,7 @@ def test_clear_user_limits(broker: FakeBroker, ctl: Ctl, name: str, path: str, o
     assert ctl("clear_user_limits", "u/1").code == 64
 
 
-def test_list_user_limits(broker: FakeBroker, ctl: Ctl) -> None:
+def test_list_user_limits_prints_one_or_all_users(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/user-limits/guest"] = (200, [])
     assert ctl("list_user_limits") == (0, 'Listing limits for user "guest" ...\n{}\n', "")
     item = {"user": "alice", "value": {"max-channels": 5}}

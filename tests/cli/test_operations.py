@@ -19,7 +19,7 @@ CLOSE_ALL = ("POST", "/api/amqpd/close_all_connections")
         (["-u", "--if-empty"], True, True, "if queue is empty and if queue is unused "),
     ],
 )
-def test_delete_queue(
+def test_delete_queue_sends_conditions_and_prints_count(
     broker: FakeBroker, ctl: Ctl, options: list[str], if_empty: bool, if_unused: bool, condition_text: str
 ) -> None:
     broker.answers[DELETE] = (200, {"message_count": 7})
@@ -46,7 +46,7 @@ def test_refused_queue_deletion_prints_reason(
     assert ctl("-q", "delete_queue", "q") == (64, "", f"Error:\n{text}\n")
 
 
-def test_purge_queue(broker: FakeBroker, ctl: Ctl) -> None:
+def test_purge_queue_sends_vhost_and_queue(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["POST", "/api/amqpd/purge_queue"] = (200, {"message_count": 7})
     assert ctl("purge_queue", "q") == (0, "Purging queue 'q' in vhost '/' ...\n", "")
     assert broker.requests[0].body == {"vhost": "/", "queue": "q"}
@@ -54,7 +54,7 @@ def test_purge_queue(broker: FakeBroker, ctl: Ctl) -> None:
     assert ctl("-q", "purge_queue", "q") == (69, "", "Error:\nQueue not found\n")
 
 
-def test_close_connection(broker: FakeBroker, ctl: Ctl) -> None:
+def test_close_connection_sends_pid_and_reason(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers[CLOSE] = (204, None)
     assert ctl("close_connection", "<n@h.3.0>", "Closed via rabbitmqctl") == (
         0,
@@ -89,7 +89,7 @@ def test_bad_pid_sends_nothing(broker: FakeBroker, ctl: Ctl) -> None:
         ),
     ],
 )
-def test_close_all_connections(
+def test_close_all_connections_sends_options_and_prints_count(
     broker: FakeBroker, ctl: Ctl, options: list[str], body: dict[str, object], target_text: str
 ) -> None:
     broker.answers[CLOSE_ALL] = (200, {"closed": 3})

@@ -61,8 +61,8 @@ def test_browse_reads_pages_until_limit(broker: FakeBroker, ctl: Ctl) -> None:
 def test_job_command_sends_body_and_prints_result(
     broker: FakeBroker, ctl: Ctl, line: tuple[str, ...], body: dict[str, Any]
 ) -> None:
-    done = {**JOB, "action": body["action"], "dry_run": "dry_run" in body, "left": {"no target": 2}}
-    broker.answers["POST", f"{QUEUE}/jobs"] = (200, done)
+    job = {**JOB, "action": body["action"], "dry_run": "dry_run" in body, "left": {"no target": 2}}
+    broker.answers["POST", f"{QUEUE}/jobs"] = (200, job)
     result = ctl("-q", *line, "-p", "shop", "a/b")
     assert (result.code, result.err) == (0, "")
     verb = {"move": "moved", "copy": "copied", "delete": "deleted", "redrive": "would be sent back"}[body["action"]]

@@ -91,14 +91,15 @@ async def memory(broker: BrokerProcess, count: int, size: int) -> None:
             if confirmed.sent % 20_000 == 0:
                 peak = max(peak, rss_mb(broker.pid))
     await confirmed.wait_for(count)
-    took = time.monotonic() - started
+    elapsed_s = time.monotonic() - started
     await asyncio.sleep(2)
     after = rss_mb(broker.pid)
     listed = broker.api("GET", "/api/exchanges/%2F/later", timeout_s=60)
     assert isinstance(listed, dict)
     print(
-        f"memory: {count} messages of {size} bytes delayed, {count / took:.0f}/s; resident {before:.1f} MB before, "
-        f"{after:.1f} after (+{after - before:.1f}), at most {peak:.1f}; messages_delayed {listed['messages_delayed']}",
+        f"memory: {count} messages of {size} bytes delayed, {count / elapsed_s:.0f}/s; resident {before:.1f} MB "
+        f"before, {after:.1f} after (+{after - before:.1f}), at most {peak:.1f}; "
+        f"messages_delayed {listed['messages_delayed']}",
         flush=True,
     )
     link.close()
@@ -186,8 +187,8 @@ async def flood(broker: BrokerProcess, notes: Path, count: int = 100_000) -> Non
     consumer.on_deliver = delivered
     await consumer.consume("later", no_ack=True)
     await asyncio.sleep(max(0.0, at / 1000 - time.time() - 1))
-    begin = notes.with_suffix(".begin")
-    begin.touch()
+    reset_file = notes.with_suffix(".begin")
+    reset_file.touch()
     await asyncio.wait_for(last.wait(), 120)
     longest_ms = notes.read_text()  # noqa: ASYNC240  # no other task runs
     print(

@@ -93,12 +93,12 @@ async def main() -> None:
         await asyncio.gather(
             *(flood.publish(link, blob, int(window), end) for link, blob in zip(links, blobs, strict=True))
         )
-        took = time.monotonic() - started
+        elapsed_s = time.monotonic() - started
     except Gone as gone:
         print(json.dumps({"gone": str(gone)}), flush=True)
         return
     report = {
-        "seconds": took,
+        "seconds": elapsed_s,
         "published": flood.published,
         "confirmed": flood.confirmed,
         "nacked": flood.nacked,

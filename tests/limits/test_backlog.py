@@ -85,7 +85,7 @@ async def drain(data_dir: Path, size_bytes: int, *, strict: bool = False) -> flo
         witness = asyncio.create_task(round_trips(broker.amqp_port, seconds))
         await link.consume("backlog")
         await asyncio.wait_for(consumer.done.wait(), 240)
-        took = time.monotonic() - started
+        elapsed_s = time.monotonic() - started
         round_trips_ms = await witness
         await watching
         assert consumer.in_order
@@ -94,8 +94,8 @@ async def drain(data_dir: Path, size_bytes: int, *, strict: bool = False) -> flo
         link.close()
         await link.gone.wait()
         print(
-            f"\n{dropped >> 20} MiB from the disk in {took:.1f} s ({dropped / took / 1e6:.0f} MB/s); the witness: "
-            f"p50 {percentile(round_trips_ms, 0.5):.1f}, p99 {percentile(round_trips_ms, 0.99):.1f}, "
+            f"\n{dropped >> 20} MiB from the disk in {elapsed_s:.1f} s ({dropped / elapsed_s / 1e6:.0f} MB/s); "
+            f"the witness: p50 {percentile(round_trips_ms, 0.5):.1f}, p99 {percentile(round_trips_ms, 0.99):.1f}, "
             f"worst {max(round_trips_ms):.1f} ms; alone p99 "
             f"{percentile(alone, 0.99):.1f} ms, the machine's own delay {machine.late_ms:.1f} ms; RssAnon "
             f"{machine.peak_mb:.0f} MB"

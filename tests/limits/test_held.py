@@ -29,7 +29,7 @@ DURABLE: Final = b"\x10\x00\x02"
 
 
 class MeasuredBroker:
-    """A broker and its longest loop iteration since `begin`."""
+    """A broker and its longest loop iteration since `reset`."""
 
     def __init__(self, directory: Path) -> None:
         self.notes = directory / "notes"
@@ -37,10 +37,10 @@ class MeasuredBroker:
         command = [sys.executable, "-P", script, str(self.notes)]
         self.process = BrokerProcess(directory / "data", command=command)
 
-    async def begin(self) -> None:
-        begin = self.notes.with_suffix(".begin")
-        begin.touch()
-        while begin.exists():  # noqa: ASYNC110  # another process deletes the file
+    async def reset(self) -> None:
+        reset = self.notes.with_suffix(".begin")
+        reset.touch()
+        while reset.exists():  # noqa: ASYNC110  # another process deletes the file
             await asyncio.sleep(0.01)
 
     def longest_ms(self) -> float:
@@ -84,7 +84,7 @@ async def test_publish_to_thousand_stream_readers_does_not_block_the_loop(measur
     longest_ms = []
     for _ in range(3):
         received.clear()
-        await measured_broker.begin()
+        await measured_broker.reset()
         publisher.publish("", "s", DURABLE, b"." * 100)
         await until_all(received, READERS)
         longest_ms.append(measured_broker.longest_ms())
@@ -126,7 +126,7 @@ async def test_ten_filters_over_40000_records_do_not_block_the_loop(measured_bro
     await until_all(received, 1)
     longest_ms = []
     for first in range(0, 3 * FILTERS, FILTERS):
-        await measured_broker.begin()
+        await measured_broker.reset()
         received.clear()
         for number in range(first, first + FILTERS):
             selector = f"n = {RECORDS - 1 - number} AND site = 'zurich'"

@@ -66,7 +66,7 @@ class FanoutBroker:
         script = str(Path(__file__).parent / "wide_turns.py")
         self.broker = BrokerProcess(folder / "data", command=[sys.executable, "-P", script, str(self.notes)])
 
-    async def begin(self) -> Link:
+    async def start(self) -> Link:
         await asyncio.to_thread(self.broker.start)
         link = await connect(self.broker.amqp_port)
         for number in range(self.count):
@@ -99,7 +99,7 @@ async def test_turn_writes_to_a_bounded_number_of_logs(tmp_path: Path) -> None:
     """A fanout or a burst to more queues is written in slices. Each queue has all messages in order."""
     fanout_broker = FanoutBroker(tmp_path, 1000)
     try:
-        link = await fanout_broker.begin()
+        link = await fanout_broker.start()
         for number in range(3):
             link.publish("amq.fanout", "", DURABLE, b"fanout %d" % number)
         link.publish("", "last", DURABLE, b"behind")
@@ -126,7 +126,7 @@ async def test_turn_writes_to_a_bounded_number_of_logs(tmp_path: Path) -> None:
 async def test_p99_during_fanout_to_5000_queues_is_below_20_ms(tmp_path: Path) -> None:
     fanout_broker = FanoutBroker(tmp_path, 5000)
     try:
-        link = await fanout_broker.begin()
+        link = await fanout_broker.start()
         other = await connect(fanout_broker.broker.amqp_port)
         name, _, _ = await other.declare_queue("", durable=False, exclusive=True)
         round_trips_s: list[float] = []

@@ -29,7 +29,7 @@ class SlowDiskBroker:
         script = str(Path(__file__).parent / "slow_disk.py")
         self.broker = BrokerProcess(data_dir, command=[sys.executable, "-P", script, str(gate)])
 
-    async def begin(self, table: bytes) -> None:
+    async def prepare(self, table: bytes) -> None:
         self.gate.touch()
         await asyncio.to_thread(self.broker.start)
         link = await connect(self.broker.amqp_port)
@@ -54,7 +54,7 @@ class SlowDiskBroker:
 async def slow_broker(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[SlowDiskBroker]:
     slow_broker = SlowDiskBroker(tmp_path / "data", tmp_path / "gate")
     try:
-        await slow_broker.begin(getattr(request, "param", EMPTY_TABLE))
+        await slow_broker.prepare(getattr(request, "param", EMPTY_TABLE))
         yield slow_broker
         assert "Traceback" not in slow_broker.broker.stderr, slow_broker.broker.stderr
     finally:

@@ -32,7 +32,7 @@ class KilledBroker:
         self.data_dir = folder / "data"
         self.broker = BrokerProcess(self.data_dir)
 
-    async def begin(self) -> None:
+    async def prepare(self) -> None:
         await asyncio.to_thread(self.broker.start)
         link = await connect(self.broker.amqp_port)
         for number in range(self.count):
@@ -82,7 +82,7 @@ async def witness(link: Link, name: str, done: asyncio.Event) -> list[float]:
 async def measure_during_recovery(folder: Path, seconds: float, count: int) -> list[float]:
     killed_broker = KilledBroker(folder, seconds, count)
     try:
-        await killed_broker.begin()
+        await killed_broker.prepare()
         other = await killed_broker.link()
         name, _, _ = await other.declare_queue("", durable=False, exclusive=True)
         done = asyncio.Event()
@@ -122,7 +122,7 @@ async def test_first_command_of_each_queue_waits_for_its_recovery(tmp_path: Path
     """All commands are answered in order and executed once."""
     killed_broker = KilledBroker(tmp_path, 0.1, 12)
     try:
-        await killed_broker.begin()
+        await killed_broker.prepare()
         link = await killed_broker.link()
         await link.confirm_select()
         answers: list[int] = []
@@ -171,7 +171,7 @@ async def test_ack_during_recovery_of_other_queues_survives_kill(tmp_path: Path)
     """An ack is written within 50 ms, even while the disk takes a second for each sync of a recovery."""
     killed_broker = KilledBroker(tmp_path, 1.0, 6)
     try:
-        await killed_broker.begin()
+        await killed_broker.prepare()
         consumer = await killed_broker.link()
         message = await consumer.get("q-0")
         assert message is not None and message.body == b"1"

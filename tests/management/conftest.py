@@ -82,7 +82,7 @@ class Api:
         assert answer.status == 200, answer
         return answer.json
 
-    def done(self, method: str, path: str, body: object = None) -> Answer:
+    def send_ok(self, method: str, path: str, body: object = None) -> Answer:
         """Send a request that must succeed."""
         answer = self(method, path, body)
         assert answer.status in (200, 201, 204), answer
@@ -126,11 +126,11 @@ def user(api: Api, amqpd_vhost: Vhost) -> Generator[Callable[..., Api], None, No
 
     def make(tags: str, vhost: str = amqpd_vhost.name, **patterns: str) -> Api:
         name = f"u{len(names)}-{amqpd_vhost.name}"
-        api.done("PUT", f"/api/users/{quote(name, safe='')}", {"password": "secret", "tags": tags})
+        api.send_ok("PUT", f"/api/users/{quote(name, safe='')}", {"password": "secret", "tags": tags})
         names.append(name)
         if patterns:
             permissions = {"configure": "", "write": "", "read": "", **patterns}
-            api.done("PUT", f"/api/permissions/{quote(vhost, safe='')}/{quote(name, safe='')}", permissions)
+            api.send_ok("PUT", f"/api/permissions/{quote(vhost, safe='')}/{quote(name, safe='')}", permissions)
         return Api(api.broker, name, "secret")
 
     yield make

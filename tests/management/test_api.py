@@ -107,7 +107,7 @@ def test_feature_flags_are_enabled_and_can_be_enabled(api) -> None:
 
 def test_json_has_no_spaces(api, v, channel) -> None:
     """RabbitMQ's JSON has none, and Spring's test library compares the text `{"status":"ok"}`."""
-    api.done("PUT", f"/api/queues/{v}/q", {"arguments": {"x-max-length": 3, "x-overflow": "drop-head"}})
+    api.send_ok("PUT", f"/api/queues/{v}/q", {"arguments": {"x-max-length": 3, "x-overflow": "drop-head"}})
     checked_count = 0
     for route in ROUTES:
         path = "/" + route.path.replace("{vhost}", v).replace("{queue}", "q").replace("{", "no-such-").replace("}", "")
@@ -131,23 +131,23 @@ def test_404_body_equals_rabbitmq_and_adds_detail(api, v) -> None:
 @pytest.mark.parametrize("word", ["true", "True", "TRUE"])
 def test_true_query_flags(api, v, word) -> None:
     assert "memory" in api.get(f"/api/nodes?memory={word}")[0]
-    api.done("PUT", f"/api/queues/{v}/q", {})
+    api.send_ok("PUT", f"/api/queues/{v}/q", {})
     assert "message_stats" not in api.get(f"/api/queues/{v}?disable_stats={word}")[0]
-    api.done("PUT", f"/api/queues/{v}/p", {})
+    api.send_ok("PUT", f"/api/queues/{v}/p", {})
     assert [each["name"] for each in api.get(f"/api/queues/{v}?sort=name&sort_reverse={word}")] == ["q", "p"]
     assert api("DELETE", f"/api/queues/{v}/q?if-unused={word}&if-empty={word}").status == 204
 
 
 @pytest.mark.parametrize("word", ["false", "False", "xyz", "1", ""])
 def test_display_flags_are_false_for_other_words(api, v, word) -> None:
-    api.done("PUT", f"/api/queues/{v}/q", {})
+    api.send_ok("PUT", f"/api/queues/{v}/q", {})
     assert "memory" not in api.get(f"/api/nodes?memory={word}&binary={word}")[0]
     assert "message_stats" in api.get(f"/api/queues/{v}?disable_stats={word}&enable_queue_totals={word}")[0]
 
 
 @pytest.mark.parametrize("name", ["if-unused", "if-empty"])
 def test_deletion_flags_refuse_other_words(api, v, name) -> None:
-    api.done("PUT", f"/api/queues/{v}/q", {})
+    api.send_ok("PUT", f"/api/queues/{v}/q", {})
     for word in ("xyz", "1", ""):
         assert api("DELETE", f"/api/queues/{v}/q?{name}={word}").status == 400
     assert api("DELETE", f"/api/queues/{v}/q?{name}=False").status == 204

@@ -36,12 +36,12 @@ def api(broker: BrokerProcess, make_api: Any) -> Any:
 
 def records(api: Any, **query: object) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    begin = 0
+    offset = 0
     while True:
-        page = api.get("/api/audit?" + urlencode({"count": 1000, "offset": begin, **query}))
+        page = api.get("/api/audit?" + urlencode({"count": 1000, "offset": offset, **query}))
         assert page["lost"] == 0
         found += page["records"]
-        begin = page["next_offset"]
+        offset = page["next_offset"]
         if page["ended"]:
             return found
 
@@ -96,11 +96,13 @@ def test_client_actions_over_amqp_are_recorded(broker: BrokerProcess, api: Any) 
 
 def test_message_requests_over_http_are_summed_up_in_one_record(broker: BrokerProcess, api: Any) -> None:
     """Repeated publish and get requests of a user become one record per path, not one per request."""
-    api.done("PUT", "/api/queues/%2F/byhand", {})
+    api.send_ok("PUT", "/api/queues/%2F/byhand", {})
     message = {"routing_key": "byhand", "payload": "the body by hand", "payload_encoding": "string", "properties": {}}
     for _ in range(3):
-        api.done("POST", "/api/exchanges/%2F/amq.default/publish", message)
-    api.done("POST", "/api/queues/%2F/byhand/get?x=y", {"count": 2, "ackmode": "ack_requeue_false", "encoding": "auto"})
+        api.send_ok("POST", "/api/exchanges/%2F/amq.default/publish", message)
+    api.send_ok(
+        "POST", "/api/queues/%2F/byhand/get?x=y", {"count": 2, "ackmode": "ack_requeue_false", "encoding": "auto"}
+    )
     for name in ("POST /api/exchanges/%2F/amq.default/publish", "POST /api/queues/%2F/byhand/get"):
         record = last_record(api, "admin.request", name)
         assert (record["user"], record["front_end"], record["result"]) == ("guest", "http", "ok")
@@ -109,14 +111,14 @@ def test_message_requests_over_http_are_summed_up_in_one_record(broker: BrokerPr
 
 
 def test_changes_over_http_and_amqpctl_are_recorded(broker: BrokerProcess, api: Any) -> None:
-    api.done("PUT", "/api/users/eve", {"password": "a-secret-word", "tags": "monitoring"})
-    api.done("PUT", "/api/permissions/%2F/eve", {"configure": "", "write": "", "read": ".*"})
-    api.done("PUT", "/api/policies/%2F/short", {"pattern": "^x", "definition": {"max-length": 3}})
-    api.done("PUT", "/api/vhosts/shop", {})
-    api.done("PUT", "/api/vhost-limits/shop/max-queues", {"value": 7})
-    api.done("PUT", "/api/queues/shop/q", {"durable": True})
-    api.done("DELETE", "/api/queues/shop/q/contents")
-    api.done("DELETE", "/api/vhosts/shop")
+    api.send_ok("PUT", "/api/users/eve", {"password": "a-secret-word", "tags": "monitoring"})
+    api.send_ok("PUT", "/api/permissions/%2F/eve", {"configure": "", "write": "", "read": ".*"})
+    api.send_ok("PUT", "/api/policies/%2F/short", {"pattern": "^x", "definition": {"max-length": 3}})
+    api.send_ok("PUT", "/api/vhosts/shop", {})
+    api.send_ok("PUT", "/api/vhost-limits/shop/max-queues", {"value": 7})
+    api.send_ok("PUT", "/api/queues/shop/q", {"durable": True})
+    api.send_ok("DELETE", "/api/queues/shop/q/contents")
+    api.send_ok("DELETE", "/api/vhosts/shop")
     assert last_record(api, "permission.created", "eve")["details"] == {"configure": "", "write": "", "read": ".*"}
     assert last_record(api, "user.tags.set", "eve")["details"] == {"tags": ["monitoring"]}
     assert last_record(api, "policy.set", "short")["details"]["definition"] == {"max-length": 3}
@@ -129,11 +131,11 @@ def test_changes_over_http_and_amqpctl_are_recorded(broker: BrokerProcess, api: 
     record = last_record(api, "admin.request", "PUT /api/amqpd/alarms/disk")
     assert (record["user"], record["front_end"]) == ("rmq-cli", "amqpctl")
     assert last_record(api, "alarm.cleared", "disk")["user"] == "rmq-internal"
-    api.done("POST", "/api/definitions", {"vhosts": [{"name": "more"}]})
+    api.send_ok("POST", "/api/definitions", {"vhosts": [{"name": "more"}]})
     assert last_record(api, "definitions.imported", "definitions")["details"]["items"] == {"vhosts": 1}
     connection = connect(broker)
     name = next(each["name"] for each in api.get("/api/connections"))
-    api.done("DELETE", f"/api/connections/{quote(name, safe='')}")
+    api.send_ok("DELETE", f"/api/connections/{quote(name, safe='')}")
     assert last_record(api, "connection.force_closed", name)["details"]["user"] == "guest"
     wait_for_close(connection)
     assert "a-secret-word" not in json.dumps(records(api))
@@ -147,7 +149,7 @@ def test_message_move_is_recorded(broker: BrokerProcess, api: Any) -> None:
         channel.queue_declare(name, durable=True)
     channel.basic_publish("", "source", b"x")
     channel.queue_declare("source", passive=True)
-    api.done("POST", "/api/queues/%2F/source/jobs", {"action": "move", "to_queue": "target", "wait_ms": 5000})
+    api.send_ok("POST", "/api/queues/%2F/source/jobs", {"action": "move", "to_queue": "target", "wait_ms": 5000})
     details = last_record(api, "queue.messages", "source")["details"]
     assert (details["action"], details["to_queue"]) == ("move", "target")
     connection.close()
@@ -168,8 +170,8 @@ def test_failed_logins_and_refused_access_are_recorded(broker: BrokerProcess, ap
     ]  # repeated failures are summed up in one later record
     assert {each["result"] for each in failed} == {"refused"}
     assert "wrong-word" not in json.dumps(failed)
-    api.done("PUT", "/api/users/carl", {"password": "secret", "tags": "management"})
-    api.done("PUT", "/api/permissions/%2F/carl", {"configure": "^$", "write": "", "read": ".*"})
+    api.send_ok("PUT", "/api/users/carl", {"password": "secret", "tags": "management"})
+    api.send_ok("PUT", "/api/permissions/%2F/carl", {"configure": "^$", "write": "", "read": ".*"})
     connection = connect(broker, "carl", "secret")
     with pytest.raises(pika.exceptions.ChannelClosedByBroker):
         connection.channel().queue_delete("target")
@@ -256,7 +258,7 @@ def test_amqpctl_audit_log_follow_shows_new_records(broker: BrokerProcess, api: 
     """The command shows new records until SIGINT ends it."""
     command = [sys.executable, "-P", "-m", "amqpd.cli", "--data-dir", str(broker.data_dir), "-q", "audit_log"]
     command += ["--follow", "--no-table-headers", "name"]
-    api.done("PUT", "/api/queues/%2F/before", {"durable": True})
+    api.send_ok("PUT", "/api/queues/%2F/before", {"durable": True})
     # A shell that starts the tests in the background makes them and their children ignore SIGINT.
     reset_sigint = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=reset_sigint) as process:  # noqa: PLW1509
@@ -264,7 +266,7 @@ def test_amqpctl_audit_log_follow_shows_new_records(broker: BrokerProcess, api: 
         shown = iter(process.stdout)
         assert any(line == "before\n" for line in shown), "--follow first shows the last existing records"
         for name in ("followed-1", "followed-2"):
-            api.done("PUT", f"/api/queues/%2F/{name}", {"durable": True})
+            api.send_ok("PUT", f"/api/queues/%2F/{name}", {"durable": True})
             assert any(line == f"{name}\n" for line in shown)
         process.send_signal(signal.SIGINT)
         assert [*shown] == []
@@ -289,17 +291,17 @@ def test_records_survive_kill_and_vhost_deletion(tmp_path: Path, make_api: Any) 
     with BrokerProcess(tmp_path) as broker:
         api = make_api(broker, None)
         connection = connect(broker)
-        api.done("PUT", "/api/exchanges/%2F/last-exchange", {"type": "fanout", "durable": True})
+        api.send_ok("PUT", "/api/exchanges/%2F/last-exchange", {"type": "fanout", "durable": True})
         last_record(api, "exchange.created", "last-exchange")
         connection.channel().queue_declare("last-words", durable=True)
         broker.kill()  # the declare-ok has arrived
         wait_for_close(connection)
         broker.start()
         assert last_record(api, "queue.created", "last-words")["user"] == "guest"
-        made = [each for each in records(api) if each["event"] in ("exchange.created", "binding.created")]
-        assert [each["name"] for each in made] == ["last-exchange"], "objects restored at startup are not recorded"
+        created = [each for each in records(api) if each["event"] in ("exchange.created", "binding.created")]
+        assert [each["name"] for each in created] == ["last-exchange"], "objects restored at startup are not recorded"
         count = len(records(api))
-        api.done("DELETE", "/api/vhosts/%2F")
+        api.send_ok("DELETE", "/api/vhosts/%2F")
         broker.stop()
         broker.start()
         assert last_record(api, "vhost.deleted", "/")["front_end"] == "amqpctl"
@@ -311,8 +313,8 @@ def test_records_survive_kill_and_vhost_deletion(tmp_path: Path, make_api: Any) 
 def test_http_change_is_answered_after_its_record_is_on_disk(tmp_path: Path, make_api: Any) -> None:
     with BrokerProcess(tmp_path) as broker:
         api = make_api(broker)
-        api.done("PUT", "/api/queues/%2F/orders", {"durable": True})
-        api.done("DELETE", "/api/queues/%2F/orders")
+        api.send_ok("PUT", "/api/queues/%2F/orders", {"durable": True})
+        api.send_ok("DELETE", "/api/queues/%2F/orders")
         broker.kill()
         broker.start()
         assert [each["event"] for each in records(api, where="name = 'orders'")] == ["queue.created", "queue.deleted"]
@@ -321,17 +323,17 @@ def test_http_change_is_answered_after_its_record_is_on_disk(tmp_path: Path, mak
 @pytest.mark.slow
 def test_disabled_audit_log_can_still_be_read(tmp_path: Path, make_api: Any) -> None:
     with BrokerProcess(tmp_path) as broker:
-        make_api(broker).done("PUT", "/api/vhosts/a", {})
+        make_api(broker).send_ok("PUT", "/api/vhosts/a", {})
         last_record(make_api(broker, None), "vhost.created", "a")
     with BrokerProcess(tmp_path, settings={"audit.enabled": False}) as broker:
-        make_api(broker).done("PUT", "/api/vhosts/b", {})
+        make_api(broker).send_ok("PUT", "/api/vhosts/b", {})
         assert [each["name"] for each in records(make_api(broker, None), where="event = 'vhost.created'")] == ["a"]
 
 
 @pytest.mark.slow
 def test_pages_can_be_read_from_the_end_to_the_start(broker: BrokerProcess, api: Any) -> None:
     for number in range(30):
-        api.done("PUT", f"/api/users/page-{number}", {"password": "p", "tags": ""})
+        api.send_ok("PUT", f"/api/users/page-{number}", {"password": "p", "tags": ""})
     all_offsets = [each["offset"] for each in records(api)]
     last_record(api, "user.created", "page-29")
     page = api.get("/api/audit?last=10&count=10")

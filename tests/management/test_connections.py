@@ -78,7 +78,7 @@ class TestConnections:
     def test_close_all_closes_only_connections_of_the_vhost(self, api, amqpd_vhost, channel):
         other = pika.BlockingConnection(pika.URLParameters(api.broker.url))
         body = {"reason": "all", "vhost": amqpd_vhost.name}
-        assert api.done("POST", "/api/amqpd/close_all_connections", body).json == {"closed": 1}
+        assert api.send_ok("POST", "/api/amqpd/close_all_connections", body).json == {"closed": 1}
         with pytest.raises(ConnectionClosedByBroker, match="CONNECTION_FORCED - all"):
             channel.connection.process_data_events(5)
         other.process_data_events(0)
@@ -224,10 +224,10 @@ class TestBroker:
         assert any(name.startswith("rabbitmq_build_info{") for name in values)
 
     def test_definitions_contain_exchange_queues_and_bindings(self, api, v, amqpd_vhost):
-        api.done("PUT", f"/api/exchanges/{v}/x", {"type": "topic"})
-        api.done("PUT", f"/api/queues/{v}/q", {"arguments": {"x-max-length": 3}})
-        api.done("PUT", f"/api/queues/{v}/brief", {"durable": False})
-        api.done("POST", f"/api/bindings/{v}/e/x/q/q", {"routing_key": "a.#"})
+        api.send_ok("PUT", f"/api/exchanges/{v}/x", {"type": "topic"})
+        api.send_ok("PUT", f"/api/queues/{v}/q", {"arguments": {"x-max-length": 3}})
+        api.send_ok("PUT", f"/api/queues/{v}/brief", {"durable": False})
+        api.send_ok("POST", f"/api/bindings/{v}/e/x/q/q", {"routing_key": "a.#"})
         found = api.get(f"/api/definitions/{v}")
         declared = {queue["name"]: queue for queue in found["queues"]}
         assert set(declared) == {"q", "brief"}  # RabbitMQ: transient queues are included

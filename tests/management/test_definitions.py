@@ -19,16 +19,16 @@ from amqpd.testing import BrokerProcess, embedded
 def test_imported_definitions_equal_exported_and_survive_kill(tmp_path, api):
     with BrokerProcess(tmp_path / "one") as broker:
         api_one = type(api)(broker)
-        api_one.done("PUT", "/api/vhosts/shop", {"description": "d", "tags": "a", "default_queue_type": "quorum"})
-        api_one.done("PUT", "/api/users/u", {"password": "secret", "tags": "management"})
-        api_one.done("PUT", "/api/permissions/shop/u", {"configure": "c", "write": "w", "read": "r"})
-        api_one.done("PUT", "/api/topic-permissions/shop/u", {"exchange": "amq.topic", "write": "w", "read": "r"})
-        api_one.done("PUT", "/api/permissions/shop/guest", {"configure": ".*", "write": ".*", "read": ".*"})
-        api_one.done("PUT", "/api/exchanges/shop/x", {"type": "topic", "arguments": {"alternate-exchange": "y"}})
-        api_one.done("PUT", "/api/exchanges/shop/y", {"type": "headers", "internal": True})
-        api_one.done("PUT", "/api/queues/shop/q", {"arguments": {"x-max-length": 4}})
-        api_one.done("POST", "/api/bindings/shop/e/x/q/q", {"routing_key": "a.#", "arguments": {"n": 1}})
-        api_one.done("POST", "/api/bindings/shop/e/x/e/y", {"routing_key": "k"})
+        api_one.send_ok("PUT", "/api/vhosts/shop", {"description": "d", "tags": "a", "default_queue_type": "quorum"})
+        api_one.send_ok("PUT", "/api/users/u", {"password": "secret", "tags": "management"})
+        api_one.send_ok("PUT", "/api/permissions/shop/u", {"configure": "c", "write": "w", "read": "r"})
+        api_one.send_ok("PUT", "/api/topic-permissions/shop/u", {"exchange": "amq.topic", "write": "w", "read": "r"})
+        api_one.send_ok("PUT", "/api/permissions/shop/guest", {"configure": ".*", "write": ".*", "read": ".*"})
+        api_one.send_ok("PUT", "/api/exchanges/shop/x", {"type": "topic", "arguments": {"alternate-exchange": "y"}})
+        api_one.send_ok("PUT", "/api/exchanges/shop/y", {"type": "headers", "internal": True})
+        api_one.send_ok("PUT", "/api/queues/shop/q", {"arguments": {"x-max-length": 4}})
+        api_one.send_ok("POST", "/api/bindings/shop/e/x/q/q", {"routing_key": "a.#", "arguments": {"n": 1}})
+        api_one.send_ok("POST", "/api/bindings/shop/e/x/e/y", {"routing_key": "k"})
         with pika.BlockingConnection(pika.URLParameters(f"{broker.url}shop")) as connection:
             connection.channel().queue_declare("", durable=True)  # the broker generates the name
         exported = api_one.get("/api/definitions")
@@ -62,8 +62,8 @@ def test_import_of_one_vhost(api, v):
 
 def test_import_keeps_type_of_queue_older_than_default_queue_type(api, v):
     """An existing queue keeps its type, so its arguments are not checked against the default type."""
-    api.done("PUT", f"/api/queues/{v}/levels", {"arguments": {"x-max-priority": 3}})
-    api.done("PUT", f"/api/vhosts/{v}", {"default_queue_type": "quorum"})
+    api.send_ok("PUT", f"/api/queues/{v}/levels", {"arguments": {"x-max-priority": 3}})
+    api.send_ok("PUT", f"/api/vhosts/{v}", {"default_queue_type": "quorum"})
     exported = api.get(f"/api/definitions/{v}")
     assert api("POST", f"/api/definitions/{v}", exported).status == 204
     assert api.get(f"/api/definitions/{v}") == exported
@@ -186,8 +186,8 @@ def test_policies_and_parameters_are_imported_exported_and_kept(tmp_path, api):
     }
     with BrokerProcess(tmp_path / "three") as broker:
         api = type(api)(broker)
-        api.done("PUT", "/api/queues/%2F/old")
-        api.done("PUT", "/api/policies/%2F/p", {"pattern": "^old$", "definition": {"max-length": 2}})
+        api.send_ok("PUT", "/api/queues/%2F/old")
+        api.send_ok("PUT", "/api/policies/%2F/p", {"pattern": "^old$", "definition": {"max-length": 2}})
         for _ in range(2):
             assert api("POST", "/api/definitions", document).status == 204
             # The policies are in effect when the reply arrives, for old and imported objects.
@@ -202,7 +202,7 @@ def test_policies_and_parameters_are_imported_exported_and_kept(tmp_path, api):
             assert exported[kind] == document[kind]
         of_vhost = api.get("/api/definitions/%2F")
         assert (of_vhost["policies"], of_vhost["parameters"]) == (document["policies"], document["parameters"])
-        api.done("PUT", "/api/vhosts/other")
+        api.send_ok("PUT", "/api/vhosts/other")
         assert api("POST", "/api/definitions/other", of_vhost).status == 204
         assert [each["name"] for each in api.get("/api/policies/other")] == ["p", "q"]
         assert api.get("/api/parameters/operator_policy/other")[0]["vhost"] == "other"

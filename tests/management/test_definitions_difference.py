@@ -23,9 +23,9 @@ def test_export_has_no_difference(api, v, channel, user) -> None:
     channel.exchange_declare("x", "topic", durable=True)
     channel.queue_bind("q", "x", "a.#", {"n": 1})
     channel.exchange_bind("x", "amq.topic", "k")
-    api.done("PUT", f"/api/policies/{v}/p", {"pattern": "q", "definition": {"expires": 9_000_000}, "priority": 2})
-    api.done("PUT", f"/api/operator-policies/{v}/o", {"pattern": "q", "definition": {"max-length": 5}})
-    api.done("PUT", f"/api/vhost-limits/{v}/max-queues", {"value": 100})
+    api.send_ok("PUT", f"/api/policies/{v}/p", {"pattern": "q", "definition": {"expires": 9_000_000}, "priority": 2})
+    api.send_ok("PUT", f"/api/operator-policies/{v}/o", {"pattern": "q", "definition": {"max-length": 5}})
+    api.send_ok("PUT", f"/api/vhost-limits/{v}/max-queues", {"value": 100})
     found = difference(api, api.get("/api/definitions"))
     assert found["changes"] == []
     assert found["possible"] is True
@@ -37,7 +37,7 @@ def test_export_has_no_difference(api, v, channel, user) -> None:
 def test_difference_lists_new_and_changed_objects(api, amqpd_vhost, v, channel) -> None:
     name = amqpd_vhost.name
     channel.queue_declare("there", durable=True)
-    api.done("PUT", f"/api/policies/{v}/p", {"pattern": "a", "definition": {"max-length": 5}})
+    api.send_ok("PUT", f"/api/policies/{v}/p", {"pattern": "a", "definition": {"max-length": 5}})
     document = {
         "queues": [
             {"vhost": name, "name": "there"},
@@ -67,7 +67,7 @@ def test_difference_lists_new_and_changed_objects(api, amqpd_vhost, v, channel) 
     )
     assert api("GET", f"/api/queues/{v}/coming").status == 404  # nothing was made
     assert api.get(f"/api/policies/{v}/p")["pattern"] == "a"
-    api.done("POST", "/api/definitions", document)
+    api.send_ok("POST", "/api/definitions", document)
     assert difference(api, document)["changes"] == []
 
 
@@ -86,7 +86,7 @@ def test_object_with_other_arguments_is_kept(api, amqpd_vhost, v, channel) -> No
     assert changes_by_name["queues", "q"]["after"] == {"type": "quorum", "arguments": {"x-max-length": 7}}
     assert changes_by_name["exchanges", "x"]["after"] == {"type": "fanout"}
     assert changes_by_name["vhosts", name]["before"] == {"description": ""}
-    api.done("POST", "/api/definitions", document)
+    api.send_ok("POST", "/api/definitions", document)
     assert api.get(f"/api/queues/{v}/q")["arguments"] == {"x-max-length": 5}
     assert changes(difference(api, document)) == changes_by_name
     document["vhosts"][0]["default_queue_type"] = "quorum"

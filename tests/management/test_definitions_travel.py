@@ -117,19 +117,19 @@ def test_plaintext_password_is_hashed_once_for_repeated_imports(api, amqpd_broke
     assert api("POST", "/api/definitions", document).status == 204
     assert type(api)(amqpd_broker, "plain", "other")("GET", "/api/whoami").status == 200
     assert type(api)(amqpd_broker, "plain", "secret")("GET", "/api/whoami").status == 401
-    api.done("DELETE", "/api/users/plain")
+    api.send_ok("DELETE", "/api/users/plain")
 
 
 def test_argon2id_hash_is_exported_in_its_own_key(api):
-    api.done("PUT", "/api/users/mine", {"password": "secret", "tags": ""})
-    api.done("PUT", "/api/users/nobody", {"password_hash": "", "tags": ""})
+    api.send_ok("PUT", "/api/users/mine", {"password": "secret", "tags": ""})
+    api.send_ok("PUT", "/api/users/nobody", {"password_hash": "", "tags": ""})
     exported = {each["name"]: each for each in api.get("/api/definitions")["users"]}
     for name in ("mine", "nobody"):
         assert (exported[name]["password_hash"], exported[name]["hashing_algorithm"]) == ("", SHA256)
     assert exported["mine"]["argon2id_hash"].startswith("$argon2id$")
     assert "argon2id_hash" not in exported["nobody"]
     for name in ("mine", "nobody"):
-        api.done("DELETE", f"/api/users/{name}")
+        api.send_ok("DELETE", f"/api/users/{name}")
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_rabbitmq_hashes_are_kept_if_configured_and_else_renewed(tmp_path, api):
         for kind in users.values():
             assert type(api)(broker, kind, "secret").get("/api/whoami")["name"] == kind
             assert type(api)(broker, kind, "wrong")("GET", "/api/whoami").status == 401
-        first.done("PUT", "/api/users/new", {"password": "secret", "tags": "management"})
+        first.send_ok("PUT", "/api/users/new", {"password": "secret", "tags": "management"})
         now = hashes(first)
         assert {name: now[kind] for name, kind in users.items()} == {
             name: (name, original_hashes[kind]) for name, kind in users.items()
@@ -200,16 +200,16 @@ def test_transient_and_auto_delete_queues_are_exported_but_not_exclusive(api, am
         ]
         assert [(each["durable"], each["auto_delete"]) for each in exported["exchanges"]] == [(False, True)]
         assert [each["destination"] for each in exported["bindings"]] == ["transient", "going"]
-    api.done("PUT", "/api/vhosts/other-v")
+    api.send_ok("PUT", "/api/vhosts/other-v")
     try:
-        api.done("PUT", "/api/permissions/other-v/guest", {"configure": ".*", "write": ".*", "read": ".*"})
+        api.send_ok("PUT", "/api/permissions/other-v/guest", {"configure": ".*", "write": ".*", "read": ".*"})
         assert api("POST", "/api/definitions/other-v", exported).status == 204
         assert api.get("/api/definitions/other-v") == exported
         amqpd_broker.kill()
         amqpd_broker.start()
         assert [each["name"] for each in api.get("/api/definitions/other-v")["queues"]] == ["going"]
     finally:
-        api.done("DELETE", "/api/vhosts/other-v")
+        api.send_ok("DELETE", "/api/vhosts/other-v")
 
 
 @pytest.mark.parametrize("password", ["", "wrong"])
@@ -218,4 +218,4 @@ def test_user_without_hash_cannot_log_in(api, amqpd_broker, password):
     credentials = pika.PlainCredentials("shut", password)
     with pytest.raises(ProbableAuthenticationError):
         pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", amqpd_broker.amqp_port, credentials=credentials))
-    api.done("DELETE", "/api/users/shut")
+    api.send_ok("DELETE", "/api/users/shut")

@@ -98,7 +98,7 @@ def test_http_returns_events_after_position(amqpd_broker: BrokerProcess) -> None
 
 def test_threads_show_the_one_that_answers(amqpd_broker: BrokerProcess) -> None:
     found = amqpd_broker.api("GET", "/api/amqpd/threads")
-    answering_threads = [each for each in found if any("get_threads" in place for place in each["at"])]
+    answering_threads = [each for each in found if any("get_threads" in line for line in each["at"])]
     assert [each["name"] for each in answering_threads] == ["MainThread"]
     assert answering_threads[0]["user_s"] > 0 and answering_threads[0]["state"] == "R"
     assert all(each["state"] in "RSDTI" for each in found)

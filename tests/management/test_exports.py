@@ -11,8 +11,8 @@ def test_list_shows_every_exporter_with_its_lag(api, amqpd_vhost, v, channel) ->
     for _ in range(5):
         channel.basic_publish("", "sales", b"x")
     for name in ("b", "a"):
-        api.done("PUT", f"/api/amqpd/exports/{v}/sales", {"name": name, "max_bytes": 1 << 20})
-    api.done("POST", f"/api/amqpd/exports/{v}/sales", {"name": "a", "offset": 3})
+        api.send_ok("PUT", f"/api/amqpd/exports/{v}/sales", {"name": name, "max_bytes": 1 << 20})
+    api.send_ok("POST", f"/api/amqpd/exports/{v}/sales", {"name": "a", "offset": 3})
     found = api.get(f"/api/amqpd/exports/{v}")
     assert [(each["queue"], each["name"], each["offset"], each["lag"], each["declared"]) for each in found] == [
         ("declared", "lake", 0, 0, True),

@@ -55,27 +55,27 @@ class TestVhostLimits:
 
     def test_queue_limit_applies_over_http_and_to_imports(self, api, amqpd_vhost, v):
         name = amqpd_vhost.name
-        api.done("PUT", f"/api/vhost-limits/{v}/max-queues", {"value": 1})
-        api.done("PUT", f"/api/queues/{v}/a", {"durable": True})
+        api.send_ok("PUT", f"/api/vhost-limits/{v}/max-queues", {"value": 1})
+        api.send_ok("PUT", f"/api/queues/{v}/a", {"durable": True})
         text = f"cannot declare queue 'b': queue limit in vhost '{name}' (1) is reached"
         assert reason(api("PUT", f"/api/queues/{v}/b", {})) == text
         queues = [{"name": each, "durable": True, "auto_delete": False, "arguments": {}} for each in "ab"]
         assert reason(api("POST", f"/api/definitions/{v}", {"queues": queues})) == f"queues[1]: {text}"
         raised = [{"component": "vhost-limits", "name": "limits", "value": {"max-queues": 2}}]
-        api.done("POST", f"/api/definitions/{v}", {"queues": queues, "parameters": raised})
+        api.send_ok("POST", f"/api/definitions/{v}", {"queues": queues, "parameters": raised})
         assert api.get(f"/api/vhost-limits/{v}")[0]["value"] == {"max-queues": 2}
 
     def test_limits_of_rabbitmq_4_vhost_are_imported(self, api, amqpd_vhost, v):
         name = amqpd_vhost.name
-        api.done("POST", "/api/definitions", {"vhosts": [{"name": name, "limits": {"max-queues": 4}}]})
+        api.send_ok("POST", "/api/definitions", {"vhosts": [{"name": name, "limits": {"max-queues": 4}}]})
         assert api.get(f"/api/vhost-limits/{v}")[0]["value"] == {"max-queues": 4}
-        api.done("POST", "/api/definitions", {"vhosts": [{"name": name, "limits": []}]})
+        api.send_ok("POST", "/api/definitions", {"vhosts": [{"name": name, "limits": []}]})
         assert api.get(f"/api/vhost-limits/{v}")[0]["value"] == {"max-queues": 4}
         both = {
             "vhosts": [{"name": name, "limits": {"max-queues": 5}}],
             "parameters": [{"vhost": name, "component": "vhost-limits", "name": "limits", "value": {"max-queues": 6}}],
         }
-        api.done("POST", "/api/definitions", both)
+        api.send_ok("POST", "/api/definitions", both)
         assert api.get(f"/api/vhost-limits/{v}")[0]["value"] == {"max-queues": 6}
         wrong = {"vhosts": [{"name": name, "limits": {"max-queues": "x"}}]}
         assert reason(api("POST", "/api/definitions", wrong)).startswith("vhosts[0]: max-queues should be a number")
@@ -125,33 +125,33 @@ class TestUserLimits:
     def test_user_sees_only_own_limits(self, api, user):
         caller, other = user("management"), user("management")
         for each in (caller, other):
-            api.done("PUT", f"/api/user-limits/{each.user}/max-channels", {"value": 9})
+            api.send_ok("PUT", f"/api/user-limits/{each.user}/max-channels", {"value": 9})
         own = [{"user": caller.user, "value": {"max-channels": 9}}]
         assert caller.get("/api/user-limits") == caller.get(f"/api/user-limits/{caller.user}") == own
         assert caller("GET", f"/api/user-limits/{other.user}").status == 401
 
     def test_limits_are_deleted_with_the_user(self, api, user):
         name = user("").user
-        api.done("PUT", f"/api/user-limits/{name}/max-channels", {"value": 0})
-        api.done("PUT", f"/api/users/{name}", {"password": "other", "tags": "management"})
+        api.send_ok("PUT", f"/api/user-limits/{name}/max-channels", {"value": 0})
+        api.send_ok("PUT", f"/api/users/{name}", {"password": "other", "tags": "management"})
         assert api.get(f"/api/users/{name}")["limits"] == {"max-channels": 0}
-        api.done("DELETE", f"/api/users/{name}")
-        api.done("PUT", f"/api/users/{name}", {"password": "other", "tags": ""})
+        api.send_ok("DELETE", f"/api/users/{name}")
+        api.send_ok("PUT", f"/api/users/{name}", {"password": "other", "tags": ""})
         assert api.get(f"/api/users/{name}")["limits"] == {}
 
     def test_limits_of_users_are_exported_and_imported(self, api, user):
         name = user("").user
         item = {"name": name, "password_hash": HASH, "tags": [], "limits": {"max-channels": 7}}
-        api.done("POST", "/api/definitions", {"users": [item]})
+        api.send_ok("POST", "/api/definitions", {"users": [item]})
         exported = next(each for each in api.get("/api/definitions")["users"] if each["name"] == name)
         assert exported["limits"] == {"max-channels": 7}
         del item["limits"]
-        api.done("POST", "/api/definitions", {"users": [item]})
+        api.send_ok("POST", "/api/definitions", {"users": [item]})
         assert api.get(f"/api/users/{name}")["limits"] == {"max-channels": 7}, "an import without limits keeps them"
         assert reason(api("POST", "/api/definitions", {"users": [{**item, "limits": {"x": 1}}]})) == (
             'users[0]: Unrecognised terms [{<<"x">>,1}] in user-limits'
         )
-        api.done("POST", "/api/definitions", {"users": [{**item, "limits": {}}]})
+        api.send_ok("POST", "/api/definitions", {"users": [{**item, "limits": {}}]})
         assert api.get(f"/api/users/{name}")["limits"] == {}
 
 

@@ -60,8 +60,8 @@ class TestSlices:
                 await asyncio.sleep(0)
 
         other = asyncio.create_task(count())
-        given = {"version": "1", "queues": ITEMS, "none": []}
-        assert json.loads(b"".join((await document_reply(given)).body)) == given
+        value = {"version": "1", "queues": ITEMS, "none": []}
+        assert json.loads(b"".join((await document_reply(value)).body)) == value
         other.cancel()
         assert turns >= len(ITEMS)
 
@@ -97,10 +97,10 @@ class TestColumns:
 
 
 def test_amqp_values_become_json_values():
-    given = {
+    value = {
         "t": Timestamp(7), "d": Decimal("1.5"), "b": b"\xff", "x": bytearray(b"ab"), "f": float("inf"),
         "n": None, "l": [True, {"k": 2**63}],
     }  # fmt: skip
     expected = {"t": 7, "d": 1.5, "b": "/w==", "x": "YWI=", "f": "inf", "n": None, "l": [True, {"k": 2**63}]}
-    assert amqp_to_json(given) == expected
-    assert json.loads(json.dumps(amqp_to_json(given))) == expected
+    assert amqp_to_json(value) == expected
+    assert json.loads(json.dumps(amqp_to_json(value))) == expected

@@ -208,7 +208,7 @@ class TestChannels:
 
 class TestQueues:
     @pytest.mark.parametrize("durable", [True, False])
-    def test_bytes_by_state(self, api, v, channel, durable):
+    def test_message_bytes_are_counted_by_state(self, api, v, channel, durable):
         channel.queue_declare("q", durable=durable)
         for size in (10, 20, 30):
             channel.basic_publish("", "q", b"x" * size, PERSISTENT)

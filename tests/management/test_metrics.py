@@ -327,8 +327,10 @@ class TestObjects:
     ) -> None:
         channel.queue_declare("events", durable=True, arguments={"x-queue-type": "stream"})
         channel.basic_qos(prefetch_count=1)
-        got: list[Any] = []
-        channel.basic_consume("events", lambda *delivery: got.append(delivery), arguments={"x-stream-offset": "first"})
+        deliveries: list[Any] = []
+        channel.basic_consume(
+            "events", lambda *delivery: deliveries.append(delivery), arguments={"x-stream-offset": "first"}
+        )
         for _ in range(5):
             channel.basic_publish("", "events", b"x")
         channel.connection.process_data_events(0.5)

@@ -118,12 +118,12 @@ def path_names(api, amqpd_broker):
     import pika
 
     vhost = "newer-fields"
-    api.done("PUT", f"/api/vhosts/{vhost}")
-    api.done("PUT", f"/api/permissions/{vhost}/guest", {"configure": ".*", "write": ".*", "read": ".*"})
+    api.send_ok("PUT", f"/api/vhosts/{vhost}")
+    api.send_ok("PUT", f"/api/permissions/{vhost}/guest", {"configure": ".*", "write": ".*", "read": ".*"})
     for kind in ("policies", "operator-policies"):
         body = {"pattern": "^a", "definition": {"max-length": 5}, "apply-to": "queues", "priority": 1}
-        api.done("PUT", f"/api/{kind}/{vhost}/p", body)
-    api.done("PUT", f"/api/vhost-limits/{vhost}/max-queues", {"value": 100})
+        api.send_ok("PUT", f"/api/{kind}/{vhost}/p", body)
+    api.send_ok("PUT", f"/api/vhost-limits/{vhost}/max-queues", {"value": 100})
     parameters = pika.ConnectionParameters("127.0.0.1", amqpd_broker.amqp_port, vhost)
     connection = pika.BlockingConnection(parameters)
     channel = connection.channel()
@@ -132,7 +132,7 @@ def path_names(api, amqpd_broker):
     channel.basic_consume("q", lambda *_: None)
     yield {"node": api.get("/api/overview")["node"], "vhost": vhost}
     connection.close()
-    api.done("DELETE", f"/api/vhosts/{vhost}")
+    api.send_ok("DELETE", f"/api/vhosts/{vhost}")
 
 
 def missing(expected, found, path=""):

@@ -18,13 +18,13 @@ def test_detailed_queue_list_has_statistics(api, v, channel):
 
 
 def test_vhost_named_detailed_is_reachable(api):
-    api.done("PUT", "/api/vhosts/detailed")
+    api.send_ok("PUT", "/api/vhosts/detailed")
     try:
-        api.done("PUT", "/api/permissions/detailed/guest", {"configure": ".*", "write": ".*", "read": ".*"})
-        api.done("PUT", "/api/queues/detailed/q", {})
+        api.send_ok("PUT", "/api/permissions/detailed/guest", {"configure": ".*", "write": ".*", "read": ".*"})
+        api.send_ok("PUT", "/api/queues/detailed/q", {})
         assert api.get("/api/queues/detailed/q")["vhost"] == "detailed"
     finally:
-        api.done("DELETE", "/api/vhosts/detailed")
+        api.send_ok("DELETE", "/api/vhosts/detailed")
 
 
 def test_router_falls_back_from_literal_segment_to_parameter():

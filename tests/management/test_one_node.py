@@ -10,7 +10,7 @@ from pika.exceptions import ConnectionClosedByBroker
 
 
 def test_cluster_operations_succeed_without_effect_on_one_node(api, v):
-    api.done("PUT", f"/api/queues/{v}/q", {})
+    api.send_ok("PUT", f"/api/queues/{v}/q", {})
     node = quote(api.get("/api/overview")["node"])
     for method, path, body in (
         ("POST", "/api/rebalance/queues", {}),
@@ -23,7 +23,7 @@ def test_cluster_operations_succeed_without_effect_on_one_node(api, v):
 
 
 def test_bad_cluster_operation_is_refused(api, v):
-    api.done("PUT", f"/api/queues/{v}/q", {})
+    api.send_ok("PUT", f"/api/queues/{v}/q", {})
     for method, path, body, status in (
         ("POST", f"/api/queues/{v}/q/actions", {"action": "dance"}, 400),
         ("POST", f"/api/queues/{v}/none/actions", {"action": "sync"}, 404),

@@ -36,8 +36,8 @@ def test_first_request_after_torn_write_succeeds(
 ) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         fresh = type(api)(broker)
-        fresh.done("PUT", "/api/queues/%2F/q", {"durable": True})
-        fresh.done("POST", PUBLISH, PERSISTENT)
+        fresh.send_ok("PUT", "/api/queues/%2F/q", {"durable": True})
+        fresh.send_ok("POST", PUBLISH, PERSISTENT)
         broker.kill()
         (log,) = (tmp_path / "data" / "vhosts").rglob("00000000000000000000.log")
         with log.open("ab") as file:

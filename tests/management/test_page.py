@@ -19,10 +19,8 @@ SCRIPT = b"console.log('a page')" * 50
 
 def make_request(name: str = "", **headers: str) -> ApiRequest:
     header_dict = {key.replace("_", "-"): value for key, value in headers.items()}
-    nothing: Any = None
-    return ApiRequest(
-        nothing, nothing, nothing, Principal(User(""), False), "GET", {"file": name}, {}, header_dict, None
-    )
+    unused: Any = None
+    return ApiRequest(unused, unused, unused, Principal(User(""), False), "GET", {"file": name}, {}, header_dict, None)
 
 
 @pytest.fixture

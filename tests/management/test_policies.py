@@ -46,7 +46,7 @@ class TestRoutes:
 
     def test_list_is_sorted_by_priority_then_name(self, api, v, kind):
         for name, priority in (("b", 1), ("c", 0), ("a", 1), ("d", -7)):
-            api.done("PUT", f"/api/{kind}/{v}/{name}", {**GOOD, "priority": priority})
+            api.send_ok("PUT", f"/api/{kind}/{v}/{name}", {**GOOD, "priority": priority})
         assert [each["name"] for each in api.get(f"/api/{kind}/{v}")] == ["d", "c", "a", "b"]
 
     def test_missing_vhost_is_not_found(self, api, kind):
@@ -165,12 +165,12 @@ class TestRefusals:
 
 class TestEffectivePolicy:
     def test_queues_and_exchanges_show_their_policies(self, api, v):
-        api.done("PUT", f"/api/queues/{v}/q1", {"durable": True})
-        api.done("PUT", f"/api/exchanges/{v}/x1", {"type": "direct"})
-        api.done("PUT", f"/api/policies/{v}/p", {"pattern": "1$", "definition": {"max-length": 6, "expires": 9000}})
+        api.send_ok("PUT", f"/api/queues/{v}/q1", {"durable": True})
+        api.send_ok("PUT", f"/api/exchanges/{v}/x1", {"type": "direct"})
+        api.send_ok("PUT", f"/api/policies/{v}/p", {"pattern": "1$", "definition": {"max-length": 6, "expires": 9000}})
         definition = {"max-length": 5, "message-ttl": 1000}
-        api.done("PUT", f"/api/operator-policies/{v}/o", {"pattern": "^q", "definition": definition})
-        api.done("PUT", f"/api/queues/{v}/q21", {"durable": True})
+        api.send_ok("PUT", f"/api/operator-policies/{v}/o", {"pattern": "^q", "definition": definition})
+        api.send_ok("PUT", f"/api/queues/{v}/q21", {"durable": True})
         for name in ("q1", "q21"):
             shown = api.get(f"/api/queues/{v}/{name}")
             assert (shown["policy"], shown["operator_policy"]) == ("p", "o")
@@ -179,7 +179,7 @@ class TestEffectivePolicy:
         assert api.get(f"/api/queues/{v}?{columns}")[0]["policy"] == "p"
         assert api.get(f"/api/exchanges/{v}/x1")["policy"] == "p"
         assert api.get(f"/api/exchanges/{v}/amq.topic")["policy"] is None
-        api.done("DELETE", f"/api/policies/{v}/p")
+        api.send_ok("DELETE", f"/api/policies/{v}/p")
         shown = api.get(f"/api/queues/{v}/q1")
         assert (shown["policy"], shown["operator_policy"]) == (None, "o")
         assert shown["effective_policy_definition"] == definition
@@ -187,7 +187,7 @@ class TestEffectivePolicy:
 
 class TestParameters:
     def test_operator_policies_are_parameters(self, api, amqpd_vhost, v):
-        api.done("PUT", f"/api/operator-policies/{v}/o", GOOD)
+        api.send_ok("PUT", f"/api/operator-policies/{v}/o", GOOD)
         value = {**GOOD, "priority": 0, "apply-to": "all"}
         item = {"value": value, "vhost": amqpd_vhost.name, "component": "operator_policy", "name": "o"}
         path = f"/api/parameters/operator_policy/{v}"
@@ -201,7 +201,7 @@ class TestParameters:
         assert api("DELETE", f"{path}/x").status == 404
 
     def test_policies_are_read_only_parameters_and_not_listed(self, api, amqpd_vhost, v):
-        api.done("PUT", f"/api/policies/{v}/p", GOOD)
+        api.send_ok("PUT", f"/api/policies/{v}/p", GOOD)
         item = {
             "value": {**GOOD, "priority": 0, "apply-to": "all"},
             "vhost": amqpd_vhost.name,
@@ -264,7 +264,7 @@ class TestGlobalParameters:
     def test_cluster_name_is_a_global_parameter(self, api):
         node = api.get("/api/overview")["node"]
         try:
-            api.done("PUT", "/api/global-parameters/cluster_name", {"value": "the shop"})
+            api.send_ok("PUT", "/api/global-parameters/cluster_name", {"value": "the shop"})
             assert api.get("/api/cluster-name") == {"name": "the shop"}
             shown = api.get("/api/overview")
             assert (shown["cluster_name"], shown["node"]) == ("the shop", node)
@@ -272,7 +272,7 @@ class TestGlobalParameters:
             reason_text = reason(api("PUT", "/api/global-parameters/cluster_name", {"value": 5}))
             assert reason_text == "cluster_name should be a name, actually was 5"
         finally:
-            api.done("DELETE", "/api/global-parameters/cluster_name")
+            api.send_ok("DELETE", "/api/global-parameters/cluster_name")
         assert api.get("/api/cluster-name") == {"name": node}
 
 
@@ -289,8 +289,8 @@ class TestRoles:
             tag == "administrator",
         )
         operator = {"value": {**GOOD, "priority": 0}}
-        api.done("PUT", f"/api/policies/{v}/p", GOOD)
-        api.done("PUT", f"/api/operator-policies/{v}/o", GOOD)
+        api.send_ok("PUT", f"/api/policies/{v}/p", GOOD)
+        api.send_ok("PUT", f"/api/operator-policies/{v}/o", GOOD)
         for allowed, method, path, body in (
             (True, "GET", "policies", None),
             (True, "GET", f"policies/{v}", None),
@@ -334,7 +334,7 @@ def test_consumer_timeout_policy_applies_to_existing_consumers(api, amqpd_vhost,
         return {each["consumer_tag"]: each["consumer_timeout"] for each in api.get(f"/api/consumers/{v}")}
 
     assert timeouts() == {"plain": 900_000, "own": 60_000, "auto": 0}
-    api.done("PUT", f"/api/policies/{v}/p", {"pattern": "^q", "definition": {"consumer-timeout": 400}})
+    api.send_ok("PUT", f"/api/policies/{v}/p", {"pattern": "^q", "definition": {"consumer-timeout": 400}})
     assert timeouts() == {"plain": 400, "own": 60_000, "auto": 0}
     channel.basic_cancel("auto")
     channel.basic_cancel("own")
@@ -345,7 +345,7 @@ def test_consumer_timeout_policy_applies_to_existing_consumers(api, amqpd_vhost,
     while not cancelled and time.monotonic() < deadline:
         connection.process_data_events(time_limit=0.1)
     assert cancelled == ["plain"]
-    api.done("DELETE", f"/api/policies/{v}/p")
+    api.send_ok("DELETE", f"/api/policies/{v}/p")
     channel.basic_consume("q", lambda *_: None, consumer_tag="again")
     assert timeouts() == {"again": 900_000}
     connection.close()
@@ -363,15 +363,15 @@ class TestAfterAKill:
         """Each round kills the broker right after the reply. Set policies must be set and cleared ones cleared."""
         with BrokerProcess(tmp_path / "data") as broker:
             api = type(api)(broker)
-            api.done("PUT", "/api/queues/%2F/q", {"durable": True})
+            api.send_ok("PUT", "/api/queues/%2F/q", {"durable": True})
             for number in range(6):
                 definition = {"max-length": number + 1, "message-ttl": 90_000}
-                api.done("PUT", "/api/policies/%2F/p", {"pattern": "^q", "definition": definition})
-                api.done("PUT", f"/api/operator-policies/%2F/o{number}", GOOD)
-                api.done("PUT", "/api/global-parameters/g", {"value": number})
+                api.send_ok("PUT", "/api/policies/%2F/p", {"pattern": "^q", "definition": definition})
+                api.send_ok("PUT", f"/api/operator-policies/%2F/o{number}", GOOD)
+                api.send_ok("PUT", "/api/global-parameters/g", {"value": number})
                 if number:
-                    done = broker.ctl("clear_operator_policy", f"o{number - 1}")
-                    assert done.returncode == 0, done.stderr
+                    result = broker.ctl("clear_operator_policy", f"o{number - 1}")
+                    assert result.returncode == 0, result.stderr
                 broker.kill()
                 broker.start()
                 shown = api.get("/api/queues/%2F/q")
@@ -385,8 +385,8 @@ class TestAfterAKill:
                 for _ in range(9):
                     channel.basic_publish("", "q", b"", pika.BasicProperties(delivery_mode=2))
                 assert channel.queue_declare("q", passive=True).method.message_count == 5
-            api.done("DELETE", "/api/policies/%2F/p")
-            api.done("DELETE", "/api/operator-policies/%2F/o5")
+            api.send_ok("DELETE", "/api/policies/%2F/p")
+            api.send_ok("DELETE", "/api/operator-policies/%2F/o5")
             broker.kill()
             broker.start()
             assert api.get("/api/queues/%2F/q")["effective_policy_definition"] == {}
@@ -397,7 +397,7 @@ class TestAfterAKill:
 def test_invalid_policy_row_in_database_does_not_prevent_startup(tmp_path, api):
     with BrokerProcess(tmp_path / "data") as broker:
         api = type(api)(broker)
-        api.done("PUT", "/api/policies/%2F/good", GOOD)
+        api.send_ok("PUT", "/api/policies/%2F/good", GOOD)
         broker.stop()
         with closing(sqlite3.connect(tmp_path / "data" / "metadata.sqlite")) as database:
             for name, pattern, definition in (("bad", "(", "{}"), ("worse", "", "[]"), ("worst", "", "junk")):
@@ -409,7 +409,7 @@ def test_invalid_policy_row_in_database_does_not_prevent_startup(tmp_path, api):
         for name in ("bad", "worse", "worst"):
             assert broker.says(f"policy '{name}' in vhost '/' is invalid and ignored")
         # A new policy of the same name replaces the row.
-        api.done("PUT", "/api/policies/%2F/bad", GOOD)
+        api.send_ok("PUT", "/api/policies/%2F/bad", GOOD)
         broker.kill()
         broker.start()
         assert [each["name"] for each in api.get("/api/policies/%2F")] == ["bad", "good"]

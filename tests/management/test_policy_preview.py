@@ -16,7 +16,9 @@ def test_preview_reports_matched_applied_outranked_and_unsupported(api, v, chann
         channel.queue_declare(name)
     channel.queue_declare("logs.stream", durable=True, arguments={"x-queue-type": "stream"})
     channel.exchange_declare("logs.x", "topic")
-    api.done("PUT", f"/api/policies/{v}/high", {"pattern": "b$", "definition": {"expires": 9_000_000}, "priority": 9})
+    api.send_ok(
+        "PUT", f"/api/policies/{v}/high", {"pattern": "b$", "definition": {"expires": 9_000_000}, "priority": 9}
+    )
     found = preview(api, v, {"name": "p", "pattern": "^logs", "definition": {"message-ttl": 60_000}})
     assert found["matched"] == {"queues": 3, "exchanges": 1}
     assert (found["applied"], found["outranked"], found["unsupported"], found["released"]) == (2, 1, 1, 0)
@@ -27,7 +29,7 @@ def test_preview_reports_matched_applied_outranked_and_unsupported(api, v, chann
     assert (items["logs.b"]["why"], items["logs.b"]["holds"]) == ("outranked", "high")
     assert items["logs.stream"]["why"] == "unsupported"
     assert api("GET", f"/api/policies/{v}/p").status == 404  # nothing was set
-    api.done("PUT", f"/api/policies/{v}/p", {"pattern": "^logs", "definition": {"message-ttl": 60_000}})
+    api.send_ok("PUT", f"/api/policies/{v}/p", {"pattern": "^logs", "definition": {"message-ttl": 60_000}})
     policies = {each["name"]: each["policy"] for each in api.get(f"/api/queues/{v}")}
     assert policies == {"logs.a": "p", "logs.b": "high", "logs.stream": None, "other": None}
 
@@ -49,14 +51,14 @@ def test_preview_counts_messages_that_the_policy_drops(api, v, channel) -> None:
         preview(api, v, {"name": "p", "pattern": ".", "definition": {"max-length-bytes": 35}})["messages_over_length"]
         == 2 * 4
     )
-    api.done("PUT", f"/api/policies/{v}/p", body)
+    api.send_ok("PUT", f"/api/policies/{v}/p", body)
     assert {each["name"]: each["messages"] for each in api.get(f"/api/queues/{v}")} == {"a": 5, "b": 5, "keeps": 1}
 
 
 def test_preview_of_changed_or_cleared_policy_reports_released_queues(api, v, channel) -> None:
     channel.queue_declare("old")
     channel.queue_declare("new")
-    api.done("PUT", f"/api/policies/{v}/p", {"pattern": "old", "definition": {"max-length": 5}})
+    api.send_ok("PUT", f"/api/policies/{v}/p", {"pattern": "old", "definition": {"max-length": 5}})
     found = preview(api, v, {"name": "p", "pattern": "new", "definition": {"max-length": 5}})
     assert {item["name"]: (item["why"], item["after"]) for item in found["items"]} == {
         "old": ("released", {}),
@@ -70,7 +72,7 @@ def test_preview_of_changed_or_cleared_policy_reports_released_queues(api, v, ch
 
 def test_preview_of_operator_policy_merges_with_policy(api, v, channel) -> None:
     channel.queue_declare("q")
-    api.done("PUT", f"/api/policies/{v}/p", {"pattern": "q", "definition": {"max-length": 5}})
+    api.send_ok("PUT", f"/api/policies/{v}/p", {"pattern": "q", "definition": {"max-length": 5}})
     body = {"name": "o", "pattern": "q", "definition": {"max-length": 3}, "apply-to": "queues"}
     found = preview(api, v, body, "operator-policies")
     assert [(item["holds"], item["before"], item["after"]) for item in found["items"]] == [

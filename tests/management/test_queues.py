@@ -29,7 +29,7 @@ class TestQueues:
         assert (found["durable"], found["type"], found["exclusive"]) == (True, "classic", False)
 
     def test_inequivalent_redeclare_is_refused(self, api, v):
-        api.done("PUT", f"/api/queues/{v}/q", {"durable": True})
+        api.send_ok("PUT", f"/api/queues/{v}/q", {"durable": True})
         answer = api("PUT", f"/api/queues/{v}/q", {"durable": False})
         assert answer.status == 400
         assert "inequivalent arg 'durable'" in answer.json["reason"]
@@ -106,7 +106,7 @@ class TestQueues:
 class TestPermissions:
     def test_configure_write_and_read_permissions_are_checked(self, api, user, v):
         caller = user("management", configure="^mine", write="^mine", read="^mine")
-        api.done("PUT", f"/api/queues/{v}/theirs", {})
+        api.send_ok("PUT", f"/api/queues/{v}/theirs", {})
         assert caller("PUT", f"/api/queues/{v}/mine", {}).status == 201
         refused = caller("PUT", f"/api/queues/{v}/other", {})
         assert refused.status == 401
@@ -121,13 +121,13 @@ class TestPermissions:
         assert caller("POST", "/api/amqpd/delete_queue", {"vhost": "/", "queue": "x"}).status == 401
         assert {queue["name"] for queue in api.get(f"/api/queues/{v}")} == {"mine", "theirs"}
 
-    def test_a_dead_letter_exchange_needs_write(self, user, v):
+    def test_dead_letter_exchange_needs_write_permission(self, user, v):
         caller = user("management", configure=".*", read=".*")
         body = {"arguments": {"x-dead-letter-exchange": "amq.direct"}}
         assert caller("PUT", f"/api/queues/{v}/q", body).status == 401
 
     def test_monitoring_user_sees_queues_and_changes_nothing(self, api, user, v):
-        api.done("PUT", f"/api/queues/{v}/q", {})
+        api.send_ok("PUT", f"/api/queues/{v}/q", {})
         caller = user("monitoring")
         assert [queue["name"] for queue in caller.get(f"/api/queues/{v}")] == ["q"]
         assert caller("DELETE", f"/api/queues/{v}/q").status == 401
@@ -142,9 +142,9 @@ class TestPermissions:
 
     def test_topic_permissions_are_checked_for_key_and_cc(self, api, user, v, amqpd_vhost):
         caller = user("management", write=".*", read=".*")
-        api.done("PUT", f"/api/exchanges/{v}/t", {"type": "topic"})
+        api.send_ok("PUT", f"/api/exchanges/{v}/t", {"type": "topic"})
         body = {"exchange": "t", "write": "^a", "read": "^a"}
-        api.done("PUT", f"/api/topic-permissions/{v}/{caller.user}", body)
+        api.send_ok("PUT", f"/api/topic-permissions/{v}/{caller.user}", body)
         path = f"/api/exchanges/{v}/t/publish"
         assert caller("POST", path, {"routing_key": "a.b", "payload": ""}).status == 200
         assert caller("POST", path, {"routing_key": "b", "payload": ""}).status == 401
@@ -157,8 +157,8 @@ class TestMessages:
         channel.queue_declare("q", durable=True)
         properties = {"delivery_mode": 2, "headers": {"n": 1, "deep": {"a": [1, "x"]}}, "type": "t", "timestamp": 7}
         message = {"routing_key": "q", "payload": "héllo", "payload_encoding": "string", "properties": properties}
-        assert api.done("POST", f"/api/exchanges/{v}/amq.default/publish", message).json == {"routed": True}
-        (found,) = api.done("POST", f"/api/queues/{v}/q/get", {**GET, "count": 5}).json
+        assert api.send_ok("POST", f"/api/exchanges/{v}/amq.default/publish", message).json == {"routed": True}
+        (found,) = api.send_ok("POST", f"/api/queues/{v}/q/get", {**GET, "count": 5}).json
         assert found == {
             "payload_bytes": 6,
             "redelivered": False,
@@ -169,13 +169,13 @@ class TestMessages:
             "payload": "héllo",
             "payload_encoding": "string",
         }
-        method, got, body = channel.basic_get("q")
-        assert (body.decode(), method.redelivered, got.headers["deep"]) == ("héllo", True, {"a": [1, "x"]})
+        method, received, body = channel.basic_get("q")
+        assert (body.decode(), method.redelivered, received.headers["deep"]) == ("héllo", True, {"a": [1, "x"]})
 
     def test_binary_payload_is_base64(self, api, v, channel):
         channel.queue_declare("q")
         channel.basic_publish("", "q", b"\xff\x00")
-        (found,) = api.done("POST", f"/api/queues/{v}/q/get", {**GET, "ackmode": "ack_requeue_false"}).json
+        (found,) = api.send_ok("POST", f"/api/queues/{v}/q/get", {**GET, "ackmode": "ack_requeue_false"}).json
         assert (found["payload_encoding"], base64.b64decode(found["payload"])) == ("base64", b"\xff\x00")
         assert api.get(f"/api/queues/{v}/q")["messages"] == 0
 
@@ -187,8 +187,10 @@ class TestMessages:
         channel.queue_declare("q", durable=True)
         for body in (b"1", b"2"):
             channel.basic_publish("", "q", body)
-        got = api.done("POST", f"/api/queues/{v}/q/get", {"count": 9, "ackmode": ackmode, "encoding": "auto"}).json
-        assert [(each["payload"], each["message_count"]) for each in got] == [("1", 1), ("2", 0)]
+        received = api.send_ok(
+            "POST", f"/api/queues/{v}/q/get", {"count": 9, "ackmode": ackmode, "encoding": "auto"}
+        ).json
+        assert [(each["payload"], each["message_count"]) for each in received] == [("1", 1), ("2", 0)]
         found = api.get(f"/api/queues/{v}/q")
         assert (found["messages_ready"], found["messages_unacknowledged"]) == (left, 0)
         if left:
@@ -199,7 +201,7 @@ class TestMessages:
         channel.basic_publish("", "q", b"123456")
         # RabbitMQ accepts numbers as strings; rabbitmqadmin sends those.
         body = {**GET, "count": "1", "truncate": "2"}
-        (found,) = api.done("POST", f"/api/queues/{v}/q/get", body).json
+        (found,) = api.send_ok("POST", f"/api/queues/{v}/q/get", body).json
         assert (found["payload"], found["payload_bytes"]) == ("12", 6)
 
     @pytest.mark.parametrize(
@@ -212,12 +214,12 @@ class TestMessages:
         ],
     )
     def test_get_with_bad_value_is_refused(self, api, v, body):
-        api.done("PUT", f"/api/queues/{v}/q", {})
+        api.send_ok("PUT", f"/api/queues/{v}/q", {})
         assert api("POST", f"/api/queues/{v}/q/get", {**GET, **body}).status == 400
 
     @pytest.mark.parametrize("name", ["count", "ackmode", "encoding"])
     def test_get_with_missing_key_is_refused(self, api, v, name):
-        api.done("PUT", f"/api/queues/{v}/q", {})
+        api.send_ok("PUT", f"/api/queues/{v}/q", {})
         body = {key: value for key, value in GET.items() if key != name}
         assert api("POST", f"/api/queues/{v}/q/get", body).json["reason"] == f"[{{key_missing,{name}}}]"
 
@@ -247,7 +249,7 @@ class TestMessages:
             channel.queue_declare(name)
             channel.queue_bind(name, "amq.fanout")
         path, body = f"/api/exchanges/{v}/amq.fanout/publish", {"routing_key": "", "payload": "x"}
-        assert api.done("POST", path, body).json == {"routed": True}
+        assert api.send_ok("POST", path, body).json == {"routed": True}
         assert all(channel.basic_get(name, auto_ack=True)[2] == b"x" for name in names)
         channel.queue_declare("full", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
         channel.queue_bind("full", "amq.fanout")
@@ -256,35 +258,35 @@ class TestMessages:
 
     def test_unroutable_publish_is_not_routed(self, api, v):
         body = {"routing_key": "nobody", "payload": "x", "properties": []}
-        assert api.done("POST", f"/api/exchanges/{v}/amq.direct/publish", body).json == {"routed": False}
+        assert api.send_ok("POST", f"/api/exchanges/{v}/amq.direct/publish", body).json == {"routed": False}
 
     def test_bcc_is_routed_and_removed(self, api, v, channel):
         for name in ("a", "b", "c"):
             channel.queue_declare(name)
         headers = {"CC": ["b"], "BCC": ["c"]}
         body = {"routing_key": "a", "payload": "x", "properties": {"headers": headers}}
-        assert api.done("POST", f"/api/exchanges/{v}/amq.default/publish", body).json == {"routed": True}
+        assert api.send_ok("POST", f"/api/exchanges/{v}/amq.default/publish", body).json == {"routed": True}
         assert [channel.basic_get(name, auto_ack=True)[1].headers for name in ("a", "b", "c")] == [{"CC": ["b"]}] * 3
 
     def test_published_message_survives_kill(self, tmp_path, api):
         with BrokerProcess(tmp_path / "data") as broker:
             fresh = type(api)(broker)
-            fresh.done("PUT", "/api/queues/%2F/q", {})
+            fresh.send_ok("PUT", "/api/queues/%2F/q", {})
             body = {"routing_key": "q", "payload": "x", "properties": {"delivery_mode": 2}}
-            assert fresh.done("POST", "/api/exchanges/%2F/amq.default/publish", body).json == {"routed": True}
+            assert fresh.send_ok("POST", "/api/exchanges/%2F/amq.default/publish", body).json == {"routed": True}
             broker.kill()
             broker.start()
             assert fresh.get("/api/queues/%2F/q")["messages"] == 1
 
     def test_consumer_receives_message_published_over_http(self, api, v, channel):
         channel.queue_declare("q")
-        got: list[bytes] = []
-        channel.basic_consume("q", lambda _c, _m, _p, body: got.append(body), auto_ack=True)
-        api.done("POST", f"/api/exchanges/{v}/amq.default/publish", {"routing_key": "q", "payload": "now"})
+        received: list[bytes] = []
+        channel.basic_consume("q", lambda _c, _m, _p, body: received.append(body), auto_ack=True)
+        api.send_ok("POST", f"/api/exchanges/{v}/amq.default/publish", {"routing_key": "q", "payload": "now"})
         deadline = time.monotonic() + 30
-        while not got and time.monotonic() < deadline:
+        while not received and time.monotonic() < deadline:
             channel.connection.process_data_events(0.05)
-        assert got == [b"now"]
+        assert received == [b"now"]
 
 
 class TestExchanges:
@@ -312,8 +314,8 @@ class TestExchanges:
         assert {"", "amq.direct", "amq.fanout", "amq.headers", "amq.match", "amq.topic"} <= set(names)
 
     def test_delete_if_unused_is_refused_with_binding(self, api, v):
-        api.done("PUT", f"/api/exchanges/{v}/x", {})
-        api.done("POST", f"/api/bindings/{v}/e/x/e/amq.fanout", {})
+        api.send_ok("PUT", f"/api/exchanges/{v}/x", {})
+        api.send_ok("POST", f"/api/bindings/{v}/e/x/e/amq.fanout", {})
         assert api("DELETE", f"/api/exchanges/{v}/x?if-unused=true").status == 400
         assert api("DELETE", f"/api/exchanges/{v}/x?if-unused=perhaps").status == 400
         assert api("DELETE", f"/api/exchanges/{v}/x").status == 204
@@ -334,7 +336,7 @@ class TestBindings:
     @pytest.mark.parametrize("key", ["", "a.b", "a/b ~c", "é%2F"])
     @pytest.mark.parametrize("arguments", [{}, {"x": 1}])
     def test_binding_is_created_read_and_deleted(self, api, v, key, arguments):
-        api.done("PUT", f"/api/queues/{v}/q", {})
+        api.send_ok("PUT", f"/api/queues/{v}/q", {})
         path = f"/api/bindings/{v}/e/amq.topic/q/q"
         answer = api("POST", path, {"routing_key": key, "arguments": arguments})
         assert answer.status == 201
@@ -348,9 +350,9 @@ class TestBindings:
         assert api("DELETE", location).status == 404
 
     def test_exchange_binding_is_listed_at_both_exchanges(self, api, v):
-        api.done("PUT", f"/api/exchanges/{v}/x", {})
+        api.send_ok("PUT", f"/api/exchanges/{v}/x", {})
         path = f"/api/bindings/{v}/e/x/e/amq.fanout"
-        api.done("POST", path, {"routing_key": "k"})
+        api.send_ok("POST", path, {"routing_key": "k"})
         (found,) = api.get(path)
         assert found["destination_type"] == "exchange"
         assert api.get(f"/api/exchanges/{v}/x/bindings/source") == [found]
@@ -360,10 +362,10 @@ class TestBindings:
 
     def test_bindings_of_exchange_or_queue_are_paged_sorted_and_filtered(self, api, v):
         for name in ("q1", "q2"):
-            api.done("PUT", f"/api/queues/{v}/{name}", {"durable": False})
+            api.send_ok("PUT", f"/api/queues/{v}/{name}", {"durable": False})
         for number in range(30):
             key = {"routing_key": f"orders.{number:02}"}
-            api.done("POST", f"/api/bindings/{v}/e/amq.topic/q/q{1 + number % 2}", key)
+            api.send_ok("POST", f"/api/bindings/{v}/e/amq.topic/q/q{1 + number % 2}", key)
         of_exchange, of_queue = f"/api/exchanges/{v}/amq.topic/bindings/source", f"/api/queues/{v}/q1/bindings"
 
         def keys(path: str, **query: object) -> list[str]:
@@ -380,7 +382,7 @@ class TestBindings:
         assert api.get(f"{of_queue}?page=1&name=q2")["filtered_count"] == 0
 
     def test_every_queue_is_bound_to_the_default_exchange(self, api, v):
-        api.done("PUT", f"/api/queues/{v}/q", {})
+        api.send_ok("PUT", f"/api/queues/{v}/q", {})
         (found,) = api.get(f"/api/queues/{v}/q/bindings")
         assert (found["source"], found["destination"], found["routing_key"]) == ("", "q", "q")
         assert api.get(f"/api/bindings/{v}/e/amq.default/q/q") == [found]
@@ -388,7 +390,7 @@ class TestBindings:
 
     def test_binding_made_over_http_routes(self, api, v, channel):
         channel.queue_declare("q")
-        api.done("POST", f"/api/bindings/{v}/e/amq.topic/q/q", {"routing_key": "a.*"})
+        api.send_ok("POST", f"/api/bindings/{v}/e/amq.topic/q/q", {"routing_key": "a.*"})
         channel.basic_publish("amq.topic", "a.b", b"routed")
         assert channel.basic_get("q", auto_ack=True)[2] == b"routed"
 
@@ -399,7 +401,7 @@ class TestLists:
 
     def test_list_is_paged_filtered_and_sorted(self, api, v):
         for index in range(5):
-            api.done("PUT", f"/api/queues/{v}/q{index}", {"durable": False})
+            api.send_ok("PUT", f"/api/queues/{v}/q{index}", {"durable": False})
         page = api.get(f"/api/queues/{v}?page=2&page_size=2")
         assert [item["name"] for item in page.pop("items")] == ["q2", "q3"]
         assert page == {
@@ -422,13 +424,13 @@ class TestLists:
         assert api("GET", f"/api/queues/{v}?{query}").status == 400
 
     def test_catastrophic_pattern_is_answered_in_time(self, api, v):
-        api.done("PUT", f"/api/queues/{v}/{'a' * 60}", {"durable": False})
+        api.send_ok("PUT", f"/api/queues/{v}/{'a' * 60}", {"durable": False})
         started = time.monotonic()
         api.get(f"/api/queues/{v}?page=1&name=(a%2B)%2B%24b&use_regex=true")
         assert time.monotonic() - started < 30
 
     def test_columns_select_fields(self, api, v):
-        api.done("PUT", f"/api/queues/{v}/q", {})
+        api.send_ok("PUT", f"/api/queues/{v}/q", {})
         found = api.get(f"/api/queues/{v}?columns=name,message_stats.publish,message_stats.publish_details.rate,none")
         assert found == [{"name": "q", "message_stats": {"publish": 0, "publish_details": {"rate": 0.0}}}]
         assert api.get(f"/api/queues/{v}/q?columns=durable") == {"durable": True}
@@ -442,8 +444,8 @@ def test_sort_order_equals_shown_values_for_each_column(amqpd_broker, api, amqpd
     message = {"routing_key": "a", "payload": "x", "payload_encoding": "string", "properties": {}}
     for key in "aabccc":
         api("POST", f"/api/exchanges/{v}/amq.default/publish", {**message, "routing_key": key})
-    got = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
-    assert len(api("POST", f"/api/queues/{v}/b/get", got).json) == 1
+    received = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
+    assert len(api("POST", f"/api/queues/{v}/b/get", received).json) == 1
     for column in (
         *("name", "vhost", "type", "messages", "messages_ready", "messages_unacknowledged", "consumers"),
         *("message_stats.publish_details.rate", "message_stats.deliver_get_details.rate", "state", "arguments"),

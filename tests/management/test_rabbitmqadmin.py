@@ -61,13 +61,13 @@ class Tool:
         self.run_commands.add(" ".join(words[:2]) if words[0] in VERBS else words[0])
         return Result(process.returncode, process.stdout, process.stderr)
 
-    def done(self, *words, **options):
+    def run(self, *words, **options):
         result = self(*words, **options)
         assert result.code == 0, result
         return result.out
 
     def listed(self, kind, *columns):
-        return json.loads(self.done("list", kind, *columns, format="raw_json"))
+        return json.loads(self.run("list", kind, *columns, format="raw_json"))
 
 
 VERBS = ("list", "show", "declare", "delete", "close", "purge")
@@ -103,60 +103,60 @@ DECLARATIONS = (
 def test_every_command_runs(tool, tables, channel, tmp_path):
     """The commands run in one vhost, from declare to delete."""
     for kind, listed, words, name in DECLARATIONS:
-        assert "declared" in tool.done("declare", kind, *words)
+        assert "declared" in tool.run("declare", kind, *words)
         assert name in [each["name"] for each in tool.listed(listed) if each["vhost"] == tool.vhost]
-    assert "declared" in tool.done("declare", "queue", "name=votes", "queue_type=quorum")
-    tool.done("declare", "binding", "source=x", "destination=q", "routing_key=a.#")
+    assert "declared" in tool.run("declare", "queue", "name=votes", "queue_type=quorum")
+    tool.run("declare", "binding", "source=x", "destination=q", "routing_key=a.#")
     (binding,) = [each for each in tool.listed("bindings") if each["source"] == "x"]
     assert (binding["destination"], binding["properties_key"]) == ("q", "a.%23")
 
-    tool.done("declare", "vhost", f"name={tool.vhost}-two", "tracing=true")
+    tool.run("declare", "vhost", f"name={tool.vhost}-two", "tracing=true")
     assert f"{tool.vhost}-two" in [each["name"] for each in tool.listed("vhosts", "name", "tracing")]
-    tool.done("declare", "user", f"name={tool.vhost}-ann", "password=pw", "tags=monitoring")
+    tool.run("declare", "user", f"name={tool.vhost}-ann", "password=pw", "tags=monitoring")
     assert f"{tool.vhost}-ann" in [each["name"] for each in tool.listed("users")]
     user_words = [f"vhost={tool.vhost}", f"user={tool.vhost}-ann"]
-    tool.done("declare", "permission", *user_words, "configure=.*", "write=.*", "read=.*")
+    tool.run("declare", "permission", *user_words, "configure=.*", "write=.*", "read=.*")
     assert f"{tool.vhost}-ann" in [each["user"] for each in tool.listed("permissions")]
     limit = [f"vhost={tool.vhost}", "name=max-queues"]
-    tool.done("declare", "vhost_limit", *limit, "value=100")
+    tool.run("declare", "vhost_limit", *limit, "value=100")
     assert {"vhost": tool.vhost, "value": {"max-queues": 100}} in tool.listed("vhost_limits")
-    tool.done("declare", "parameter", "component=vhost-limits", "name=limits", 'value={"max-queues": 90}')
+    tool.run("declare", "parameter", "component=vhost-limits", "name=limits", 'value={"max-queues": 90}')
     assert "limits" in [each["name"] for each in tool.listed("parameters") if each["vhost"] == tool.vhost]
 
-    assert "published" in tool.done("publish", "routing_key=q", "payload=hello", 'properties={"delivery_mode": 2}')
-    assert "NOT routed" in tool.done("publish", "routing_key=nowhere", "payload=x")
-    tool.done("publish", "exchange=x", "routing_key=a.b", stdin="from standard input")
-    (first,) = json.loads(tool.done("get", "queue=q", "ackmode=ack_requeue_false", format="raw_json"))
+    assert "published" in tool.run("publish", "routing_key=q", "payload=hello", 'properties={"delivery_mode": 2}')
+    assert "NOT routed" in tool.run("publish", "routing_key=nowhere", "payload=x")
+    tool.run("publish", "exchange=x", "routing_key=a.b", stdin="from standard input")
+    (first,) = json.loads(tool.run("get", "queue=q", "ackmode=ack_requeue_false", format="raw_json"))
     assert (first["payload"], first["properties"], first["message_count"]) == ("hello", {"delivery_mode": 2}, 1)
-    assert "from standard input" in tool.done("get", "queue=q", "count=5", "encoding=auto")
-    assert "purged" in tool.done("purge", "queue", "name=q")
-    assert "No items" in tool.done("get", "queue=q")
+    assert "from standard input" in tool.run("get", "queue=q", "count=5", "encoding=auto")
+    assert "purged" in tool.run("purge", "queue", "name=q")
+    assert "No items" in tool.run("get", "queue=q")
 
     channel.basic_consume("q", lambda *_: None)
     assert [each["queue"]["name"] for each in tool.listed("consumers")] == ["q"]
     (name,) = [each["name"] for each in tool.listed("connections", "name", "vhost") if each["vhost"] == tool.vhost]
     assert f"{name} (1)" in [each["name"] for each in tool.listed("channels", "name")]
-    assert "closed" in tool.done("close", "connection", f"name={name}")
+    assert "closed" in tool.run("close", "connection", f"name={name}")
     with suppress(pika.exceptions.AMQPError):
         channel.connection.process_data_events(TIMEOUT_S)
     assert not channel.connection.is_open
-    assert "cluster_name=" in tool.done("show", "overview", format="kvp")
+    assert "cluster_name=" in tool.run("show", "overview", format="kvp")
     assert tool.listed("nodes", "name", "type", "mem_used")[0]["mem_used"] > 0
 
     out = tmp_path / "definitions.json"
-    assert "Exported" in tool.done("export", str(out))
+    assert "Exported" in tool.run("export", str(out))
     assert "q" in [each["name"] for each in json.loads(out.read_text("utf-8"))["queues"]]
-    assert "Uploaded" in tool.done("import", str(out))
+    assert "Uploaded" in tool.run("import", str(out))
 
-    tool.done("delete", "binding", "source=x", "destination_type=queue", "destination=q", "properties_key=a.%23")
-    tool.done("delete", "vhost_limit", *limit)
-    tool.done("declare", "parameter", "component=vhost-limits", "name=limits", 'value={"max-queues": 80}')
-    tool.done("delete", "parameter", "component=vhost-limits", "name=limits")
-    tool.done("delete", "permission", *user_words)
-    tool.done("delete", "user", f"name={tool.vhost}-ann")
-    tool.done("delete", "vhost", f"name={tool.vhost}-two")
+    tool.run("delete", "binding", "source=x", "destination_type=queue", "destination=q", "properties_key=a.%23")
+    tool.run("delete", "vhost_limit", *limit)
+    tool.run("declare", "parameter", "component=vhost-limits", "name=limits", 'value={"max-queues": 80}')
+    tool.run("delete", "parameter", "component=vhost-limits", "name=limits")
+    tool.run("delete", "permission", *user_words)
+    tool.run("delete", "user", f"name={tool.vhost}-ann")
+    tool.run("delete", "vhost", f"name={tool.vhost}-two")
     for kind, listed, _, name in DECLARATIONS:
-        assert "deleted" in tool.done("delete", kind, f"name={name}")
+        assert "deleted" in tool.run("delete", kind, f"name={name}")
         assert name not in [each["name"] for each in tool.listed(listed) if each["vhost"] == tool.vhost]
 
     known_commands = {f"{verb} {thing}" for verb, table in _by_verb(tables) for thing in table}
@@ -172,8 +172,8 @@ def _by_verb(tables):
 
 @pytest.mark.parametrize("form", ["long", "pretty_json", "kvp", "tsv", "table", "bash"])
 def test_list_in_each_format(tool, form):
-    tool.done("declare", "queue", "name=shown")
-    assert "shown" in tool.done("list", "queues", "vhost", "name", format=form)
+    tool.run("declare", "queue", "name=shown")
+    assert "shown" in tool.run("list", "queues", "vhost", "name", format=form)
 
 
 @pytest.mark.parametrize(

@@ -203,8 +203,8 @@ class TestLists:
 
     def test_members_of_quorum_queue_and_stream_are_this_node(self, api, v):
         node = api.get("/api/overview")["node"]
-        api.done("PUT", f"/api/queues/{v}/votes", {"arguments": {"x-queue-type": "quorum"}})
-        api.done("PUT", f"/api/queues/{v}/events", {"arguments": {"x-queue-type": "stream"}})
+        api.send_ok("PUT", f"/api/queues/{v}/votes", {"arguments": {"x-queue-type": "quorum"}})
+        api.send_ok("PUT", f"/api/queues/{v}/events", {"arguments": {"x-queue-type": "stream"}})
         votes, events = (api.get(f"/api/queues/{v}/{name}") for name in ("votes", "events"))
         assert (votes["leader"], votes["members"], votes["online"]) == (node, [node], [node])
         assert (events["members"], events["online"]) == ([node], [node])

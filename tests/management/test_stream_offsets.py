@@ -33,7 +33,7 @@ def test_offset_is_set_listed_and_deleted(api, v, stream) -> None:
 
 def test_offsets_are_deleted_with_the_queue(api, v, stream, channel) -> None:
     path = f"/api/queues/{v}/{stream}/offsets"
-    api.done("PUT", f"{path}/n", {"offset": 1})
+    api.send_ok("PUT", f"{path}/n", {"offset": 1})
     channel.queue_delete("s")
     assert api("GET", path).status == 404
     channel.queue_declare("s", durable=True, arguments=STREAM)

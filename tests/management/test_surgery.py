@@ -76,9 +76,9 @@ class TestBrowse:
         assert api.get(queue_path(v, "messages?where=p.message_id%20%3D%20'a'"))["hint"] == ""
         assert api.get(queue_path(v, "messages?where=message_id%20IS%20NULL"))["hint"] == ""  # it matches messages
         delete = {"action": "delete", "where": "message_id = 'a'", "wait_ms": 5000}
-        assert api.done("POST", queue_path(v, "jobs"), delete).json["hint"] == hint
-        assert api.done("POST", queue_path(v, "jobs"), {**delete, "where": "n = 1"}).json["hint"] == ""
-        assert api.done("POST", queue_path(v, "jobs"), {**delete, "where": "message_id IS NULL"}).json["hint"] == ""
+        assert api.send_ok("POST", queue_path(v, "jobs"), delete).json["hint"] == hint
+        assert api.send_ok("POST", queue_path(v, "jobs"), {**delete, "where": "n = 1"}).json["hint"] == ""
+        assert api.send_ok("POST", queue_path(v, "jobs"), {**delete, "where": "message_id IS NULL"}).json["hint"] == ""
 
     def test_browsing_changes_nothing(self, api, v, filled, channel) -> None:
         for _ in range(3):

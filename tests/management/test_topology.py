@@ -141,9 +141,9 @@ class FakeRequest(ApiRequest):
 
     def __init__(self, server: Server, node: str) -> None:
         caller = Principal(User("o", ("administrator",)), True)
-        nothing: Any = {}
+        unused: Any = {}
         rates = Rates(server.broker, server.connections)
-        super().__init__(server.broker, server, rates, caller, "GET", {}, {}, nothing, None)
+        super().__init__(server.broker, server, rates, caller, "GET", {}, {}, unused, None)
         self.name = node
         self.cluster: Any = SimpleNamespace()
 

@@ -100,7 +100,7 @@ class TestUsers:
     def test_password_and_tags_change_separately(self, api, user_name):
         path = f"/api/amqpd/users/{quote(user_name, safe='')}"
         assert api("PUT", path + "/password", {"password": "x"}).status == 404
-        api.done("PUT", f"/api/users/{quote(user_name, safe='')}", {"password": "x", "tags": "management"})
+        api.send_ok("PUT", f"/api/users/{quote(user_name, safe='')}", {"password": "x", "tags": "management"})
         assert api("PUT", path + "/password", {"password": "y"}).status == 204
         assert api("PUT", path + "/tags", {"tags": ["monitoring"]}).status == 204
         assert type(api)(api.broker, user_name, "y").get("/api/whoami")["tags"] == ["monitoring"]
@@ -108,7 +108,7 @@ class TestUsers:
         assert type(api)(api.broker, user_name, "y")("GET", "/api/whoami").status == 401
 
     def test_bulk_delete_of_missing_user_deletes_none(self, api, user_name):
-        api.done("PUT", f"/api/users/{quote(user_name, safe='')}", {"password": "x", "tags": ""})
+        api.send_ok("PUT", f"/api/users/{quote(user_name, safe='')}", {"password": "x", "tags": ""})
         assert api("POST", "/api/users/bulk-delete", {"users": [user_name, "no-such-user"]}).status == 400
         assert api("GET", f"/api/users/{quote(user_name, safe='')}").status == 200
         assert api("POST", "/api/users/bulk-delete", {"users": [user_name]}).status == 204
@@ -117,32 +117,32 @@ class TestUsers:
 
     def test_user_list_shows_accessible_vhosts(self, api, v, user_name):
         quoted_name = quote(user_name, safe="")
-        api.done("PUT", f"/api/users/{quoted_name}", {"password": "p", "tags": ""})
+        api.send_ok("PUT", f"/api/users/{quoted_name}", {"password": "p", "tags": ""})
         path = "/api/users?vhosts=true&columns=name,vhosts"
         assert {"name": user_name, "vhosts": []} in api.get(path)
-        api.done("PUT", f"/api/permissions/{v}/{quoted_name}", {"configure": "", "write": "", "read": ""})
+        api.send_ok("PUT", f"/api/permissions/{v}/{quoted_name}", {"configure": "", "write": "", "read": ""})
         assert {"name": user_name, "vhosts": [v]} in api.get(path)
         assert all("vhosts" not in each for each in api.get("/api/users"))
 
     def test_authenticate_user_reports_result(self, api):
         path = "/api/amqpd/authenticate_user"
-        accepted = api.done("POST", path, {"username": "guest", "password": "guest"}).json
+        accepted = api.send_ok("POST", path, {"username": "guest", "password": "guest"}).json
         assert accepted == {"authenticated": True, "user": "guest"}
-        rejected = api.done("POST", path, {"username": "guest", "password": "no"}).json
+        rejected = api.send_ok("POST", path, {"username": "guest", "password": "no"}).json
         assert (rejected["authenticated"], rejected["user"]) == (False, "guest")
 
     def test_password_is_in_no_answer_and_no_log(self, api, user_name):
         secret = "canary-7f3a9"
-        api.done("PUT", f"/api/users/{quote(user_name, safe='')}", {"password": secret, "tags": "management"})
+        api.send_ok("PUT", f"/api/users/{quote(user_name, safe='')}", {"password": secret, "tags": "management"})
         assert type(api)(api.broker, user_name, secret)("GET", "/api/whoami").status == 200
         for path in ("/api/users", "/api/definitions", "/api/overview", "/api/nodes", "/api/amqpd/status", "/metrics"):
             assert secret not in api("GET", path).body.decode()
         assert secret not in api.broker.stderr
 
     def test_connection_of_deleted_user_is_closed(self, api, amqpd_vhost, user_name):
-        api.done("PUT", f"/api/users/{quote(user_name, safe='')}", {"password": "x", "tags": ""})
+        api.send_ok("PUT", f"/api/users/{quote(user_name, safe='')}", {"password": "x", "tags": ""})
         permissions = {"configure": ".*", "write": ".*", "read": ".*"}
-        api.done("PUT", f"/api/permissions/{amqpd_vhost.name}/{quote(user_name, safe='')}", permissions)
+        api.send_ok("PUT", f"/api/permissions/{amqpd_vhost.name}/{quote(user_name, safe='')}", permissions)
         url = f"amqp://{quote(user_name, safe='')}:x@127.0.0.1:{api.broker.amqp_port}/{amqpd_vhost.name}"
         connection = pika.BlockingConnection(pika.URLParameters(url))
         assert api("DELETE", f"/api/users/{quote(user_name, safe='')}").status == 204
@@ -179,12 +179,12 @@ class TestPermissions:
         assert api.get(of_user + "guest")["filtered_count"] == 0
         assert [each["user"] for each in api.get(of_vhost + "GUES")["items"]] == ["guest"]
         topic_path = f"/api/topic-permissions/{v}/guest"
-        api.done("PUT", topic_path, {"exchange": "amq.topic", "write": "a", "read": "b"})
+        api.send_ok("PUT", topic_path, {"exchange": "amq.topic", "write": "a", "read": "b"})
         of_user = of_user.replace("permissions", "topic-permissions")
         assert api.get(of_user + "amq.top")["items"] == api.get(topic_path)
         assert api.get(of_user + v)["items"] == api.get(topic_path)
         assert api.get(of_user + "guest")["filtered_count"] == 0
-        api.done("DELETE", topic_path)
+        api.send_ok("DELETE", topic_path)
 
     def test_topic_permission_is_created_and_deleted(self, api, v, amqpd_vhost):
         path = f"/api/topic-permissions/{v}/guest"
@@ -233,20 +233,20 @@ class TestVhosts:
             assert api("DELETE", f"/api/vhosts/{name}").status == 204
 
     def test_default_queue_type_applies_over_http(self, api, v):
-        api.done("PUT", f"/api/vhosts/{v}", {"default_queue_type": "quorum"})
+        api.send_ok("PUT", f"/api/vhosts/{v}", {"default_queue_type": "quorum"})
         permissions = {"configure": ".*", "write": ".*", "read": ".*"}
-        api.done("PUT", f"/api/permissions/{v}/guest", permissions)
-        api.done("PUT", f"/api/queues/{v}/q", {"durable": True})
+        api.send_ok("PUT", f"/api/permissions/{v}/guest", permissions)
+        api.send_ok("PUT", f"/api/queues/{v}/q", {"durable": True})
         assert api.get(f"/api/queues/{v}/q")["type"] == "quorum"
         assert api("PUT", f"/api/queues/{v}/q", {"durable": True}).status == 204
         body = {"durable": True, "arguments": {"x-queue-type": "classic"}}
         assert api("PUT", f"/api/queues/{v}/q", body).status == 400
         assert api("PUT", f"/api/queues/{v}/c", body).status == 201
-        api.done("PUT", f"/api/queues/{v}/brief", {"durable": False})
+        api.send_ok("PUT", f"/api/queues/{v}/brief", {"durable": False})
         assert api.get(f"/api/queues/{v}/brief")["type"] == "classic"
 
     def test_default_queue_type_applies_over_amqp(self, api, v, channel):
-        api.done("PUT", f"/api/vhosts/{v}", {"default_queue_type": "quorum"})
+        api.send_ok("PUT", f"/api/vhosts/{v}", {"default_queue_type": "quorum"})
         channel.queue_declare("q", durable=True)
         channel.queue_declare("q", durable=True)
         channel.queue_declare("", exclusive=True)
@@ -264,7 +264,7 @@ class TestVhosts:
                 channel.connection.process_data_events(5)
             assert (caught.value.reply_code, "is down" in caught.value.reply_text) == (320, True)
         finally:
-            api.done("PUT", f"/api/vhosts/{v}", {})  # the fixture deletes the vhost
+            api.send_ok("PUT", f"/api/vhosts/{v}", {})  # the fixture deletes the vhost
 
     def test_vhost_shows_message_counts(self, api, v, channel):
         channel.queue_declare("q")
@@ -279,7 +279,9 @@ class TestVhosts:
     def test_vhost_metadata_survives_kill(self, tmp_path, amqpd_broker, api):
         with type(amqpd_broker)(tmp_path / "data") as broker:
             fresh = type(api)(broker)
-            fresh.done("PUT", "/api/vhosts/shop", {"description": "d", "tags": ["t"], "default_queue_type": "quorum"})
+            fresh.send_ok(
+                "PUT", "/api/vhosts/shop", {"description": "d", "tags": ["t"], "default_queue_type": "quorum"}
+            )
             broker.kill()
             broker.start()
             found = fresh.get("/api/vhosts/shop")

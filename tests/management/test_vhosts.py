@@ -36,10 +36,10 @@ class TestProtection:
         assert not [each for each in api.get("/api/parameters") if each["vhost"] == amqpd_vhost.name]
 
     def test_protection_is_a_vhost_field(self, api, v):
-        api.done("PUT", f"/api/vhosts/{v}", {"protected_from_deletion": True})
-        api.done("PUT", f"/api/vhosts/{v}", {"description": "d"})
+        api.send_ok("PUT", f"/api/vhosts/{v}", {"protected_from_deletion": True})
+        api.send_ok("PUT", f"/api/vhosts/{v}", {"description": "d"})
         assert metadata_fields(api, v) == ("d", [], "classic", True)
-        api.done("PUT", f"/api/vhosts/{v}", {"protected_from_deletion": False})
+        api.send_ok("PUT", f"/api/vhosts/{v}", {"protected_from_deletion": False})
         assert metadata_fields(api, v)[3] is False
         assert api("PUT", f"/api/vhosts/{v}", {"protected_from_deletion": 1}).status == 400
 
@@ -59,22 +59,22 @@ def test_if_match_changes_only_existing_vhost(api, v):
 class TestDefinitions:
     def test_vhost_metadata_is_exported_and_imported(self, api, v, amqpd_vhost):
         body = {"description": "shop", "tags": "a,b", "default_queue_type": "quorum", "protected_from_deletion": True}
-        api.done("PUT", f"/api/vhosts/{v}", body)
+        api.send_ok("PUT", f"/api/vhosts/{v}", body)
         before = metadata_fields(api, v)
         item = next(each for each in api.get("/api/definitions")["vhosts"] if each["name"] == amqpd_vhost.name)
-        api.done("DELETE", f"/api/vhosts/{v}/deletion/protection")
-        api.done("DELETE", f"/api/vhosts/{v}")
-        api.done("POST", "/api/definitions", {"vhosts": [item]})
+        api.send_ok("DELETE", f"/api/vhosts/{v}/deletion/protection")
+        api.send_ok("DELETE", f"/api/vhosts/{v}")
+        api.send_ok("POST", "/api/definitions", {"vhosts": [item]})
         assert metadata_fields(api, v) == before == ("shop", ["a", "b"], "quorum", True)
         assert not api.get(f"/api/vhosts/{v}/permissions")  # an administrator changes limits without permissions:
-        api.done("PUT", f"/api/vhost-limits/{v}/max-queues", {"value": 1})
-        api.done("DELETE", f"/api/vhost-limits/{v}/max-queues")
-        api.done("DELETE", f"/api/vhosts/{v}/deletion/protection")
+        api.send_ok("PUT", f"/api/vhost-limits/{v}/max-queues", {"value": 1})
+        api.send_ok("DELETE", f"/api/vhost-limits/{v}/max-queues")
+        api.send_ok("DELETE", f"/api/vhosts/{v}/deletion/protection")
 
     def test_rabbitmq_metadata_object_is_imported(self, api, v, amqpd_vhost):
-        api.done("DELETE", f"/api/vhosts/{v}")
+        api.send_ok("DELETE", f"/api/vhosts/{v}")
         metadata = {"description": "shop", "tags": ["a"], "default_queue_type": "undefined"}
-        api.done("POST", "/api/definitions", {"vhosts": [{"name": amqpd_vhost.name, "metadata": metadata}]})
+        api.send_ok("POST", "/api/definitions", {"vhosts": [{"name": amqpd_vhost.name, "metadata": metadata}]})
         assert metadata_fields(api, v) == ("shop", ["a"], "classic", False)
         for key in ("description", "tags", "default_queue_type", "protected_from_deletion"):
             wrong = 1 if key != "default_queue_type" else "x"
@@ -82,7 +82,7 @@ class TestDefinitions:
             assert (answer.status, answer.json["reason"].startswith("vhosts[0]: ")) == (400, True), answer
 
     def test_tracing_is_imported(self, api, v, amqpd_vhost):
-        api.done("POST", "/api/definitions", {"vhosts": [{"name": amqpd_vhost.name, "tracing": True}]})
+        api.send_ok("POST", "/api/definitions", {"vhosts": [{"name": amqpd_vhost.name, "tracing": True}]})
         assert api.get(f"/api/vhosts/{v}")["tracing"] is True
 
 
