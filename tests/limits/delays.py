@@ -2,8 +2,8 @@
 
 memory: COUNT (1,000,000) messages with delays of 5 minutes to 10 hours; growth of the broker's resident memory.
 
-due: 2,000 messages a second with delays of 0.5 to 5 s, next to a publisher that sends to a plain durable queue as
-fast as it is confirmed; lateness at the consumer.
+due: 2,000 messages a second with delays of 0.5 to 5 s, and their lateness at the consumer. Next to them a publisher
+sends to a plain durable queue as fast as it is confirmed.
 
 flood: 100,000 messages due at one millisecond; the longest loop iteration in processor time, and the arrival of the
 last one.

@@ -3,8 +3,8 @@
 NOTES gets the most processor time of one iteration, in ms, since the file NOTES.begin last appeared. The loop is
 asyncio's instead of uvloop: one iteration does the same work and can be timed from outside.
 
-Processor time excludes other load of the machine. Time of Python's garbage collector is subtracted, because it runs
-after a number of new objects, whichever code made them (README.md has its figure).
+Processor time excludes other load of the machine. The time of Python's garbage collector is subtracted: the
+collector runs after many new objects, not only those of the measured iteration (README.md has its figure).
 """
 
 from __future__ import annotations

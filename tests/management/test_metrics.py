@@ -71,10 +71,10 @@ class TestText:
 
     async def test_samples_of_a_family_are_adjacent(self) -> None:
         writer = MetricsWriter()
-        sample, two = Family("rabbitmq_a", "gauge", "A"), Family("rabbitmq_b", "counter", "B\nis\\it")
+        gauge, counter = Family("rabbitmq_a", "gauge", "A"), Family("rabbitmq_b", "counter", "B\nis\\it")
         for name in "xy":
-            writer.add(sample, 1, format_labels(queue=name))
-            writer.add(two, 2.5, format_labels(queue=name))
+            writer.add(gauge, 1, format_labels(queue=name))
+            writer.add(counter, 2.5, format_labels(queue=name))
         assert await self.text(writer) == (
             "# TYPE rabbitmq_a gauge\n# HELP rabbitmq_a A\n"
             'rabbitmq_a{queue="x"} 1\nrabbitmq_a{queue="y"} 1\n'

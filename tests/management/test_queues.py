@@ -169,8 +169,12 @@ class TestMessages:
             "payload": "héllo",
             "payload_encoding": "string",
         }
-        method, received, body = channel.basic_get("q")
-        assert (body.decode(), method.redelivered, received.headers["deep"]) == ("héllo", True, {"a": [1, "x"]})
+        method, received_properties, body = channel.basic_get("q")
+        assert (body.decode(), method.redelivered, received_properties.headers["deep"]) == (
+            "héllo",
+            True,
+            {"a": [1, "x"]},
+        )
 
     def test_binary_payload_is_base64(self, api, v, channel):
         channel.queue_declare("q")
@@ -444,8 +448,8 @@ def test_sort_order_equals_shown_values_for_each_column(amqpd_broker, api, amqpd
     message = {"routing_key": "a", "payload": "x", "payload_encoding": "string", "properties": {}}
     for key in "aabccc":
         api("POST", f"/api/exchanges/{v}/amq.default/publish", {**message, "routing_key": key})
-    received = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
-    assert len(api("POST", f"/api/queues/{v}/b/get", received).json) == 1
+    get_body = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
+    assert len(api("POST", f"/api/queues/{v}/b/get", get_body).json) == 1
     for column in (
         *("name", "vhost", "type", "messages", "messages_ready", "messages_unacknowledged", "consumers"),
         *("message_stats.publish_details.rate", "message_stats.deliver_get_details.rate", "state", "arguments"),

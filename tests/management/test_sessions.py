@@ -232,8 +232,8 @@ class TestOverHttp:
         assert anonymous("POST", SESSION_PATH, form, FORM, raw=True).status == 403
 
     def test_basic_credentials_override_the_cookie(self, api, anonymous, user):
-        session_headers = self.cookie(self.login(anonymous))
-        assert api("GET", "/api/whoami", headers={"Cookie": session_headers}).json["name"] != "ann"
+        session_cookie = self.cookie(self.login(anonymous))
+        assert api("GET", "/api/whoami", headers={"Cookie": session_cookie}).json["name"] != "ann"
 
     def test_invalid_cookie_without_credentials_is_401(self, anonymous, user):
         name = self.cookie(self.login(anonymous)).partition("=")[0]
