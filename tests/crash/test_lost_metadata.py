@@ -42,7 +42,7 @@ def lose_tail(data_dir: Path, damage: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["one wrong bit", "missing"])
+@pytest.mark.parametrize("damage", ["one wrong bit", "missing"])
 def test_queues_and_vhosts_lost_from_wal_are_restored_at_start(tmp_path: Path, damage: str) -> None:
     """Queues with messages and arguments, and vhosts, are restored once; deleted ones are not."""
     broker = BrokerProcess(tmp_path / "data")

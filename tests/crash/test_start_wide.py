@@ -112,9 +112,9 @@ async def start_and_measure(data_dir: Path, queue_count: int, record_count: int)
         figures = Figures(accepting_s, confirmed_s, got_s, opened_s, stall_s, accepting_mb, opened_mb)
         print(
             f"\n{broker.ready.build}, {queue_count} queues with {queue_length} x {BODY_SIZE} B each, after a kill: "
-            f"accepting {accepting_s:.2f} s after the start, first confirm {confirmed_s:.2f}, first get {got_s:.2f}, all queues "
-            f"opened {opened_s:.2f} ({accepting_cpu_s:.2f} and {opened_cpu_s:.2f} s of CPU), another client waited "
-            f"{stall_s * 1000:.0f} ms at most; "
+            f"accepting {accepting_s:.2f} s after the start, first confirm {confirmed_s:.2f}, first get {got_s:.2f}, "
+            f"all queues opened {opened_s:.2f} ({accepting_cpu_s:.2f} and {opened_cpu_s:.2f} s of CPU), "
+            f"another client waited {stall_s * 1000:.0f} ms at most; "
             f"RssAnon {accepting_mb:.0f} MB when accepting, {opened_mb:.0f} with all queues open"
         )
     finally:

@@ -1,6 +1,6 @@
-"""Crashes that follow each other: what the first left in the page cache alone, or half done, before the second one.
+"""Two crashes in a row: state that the first left only in the page cache, or half done, when the second one comes.
 
-Each of these has been a loss once. The walk of `test_states.py` meets them by lot; here they stand by themselves.
+Each test stands for a loss that happened once. The search of `test_states.py` meets these cases only by chance.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def begin(*queues: str, policy: RetentionPolicy | None = None, segment_size_bytes: int = 2000) -> Life:
+def first_life(*queues: str, policy: RetentionPolicy | None = None, segment_size_bytes: int = 2000) -> Life:
     life = Life(Disk(dict(EMPTY)), Ledger(), 1, segment_size_bytes=segment_size_bytes)
     for queue in queues:
         life.create(queue, policy)
     return life
 
 
-def again(disk: Disk, ledger: Ledger, boot: int, kind: str, segment_size_bytes: int = 2000) -> Life:
-    """The next start, judged, its finds adopted."""
+def next_life(disk: Disk, ledger: Ledger, boot: int, kind: str, segment_size_bytes: int = 2000) -> Life:
+    """Start the next life, judge what it finds, and adopt it."""
     life = Life(disk, ledger, boot, segment_size_bytes=segment_size_bytes)
     outcome = find(life)
     judge(outcome, ledger, kind)
@@ -43,14 +43,14 @@ def again(disk: Disk, ledger: Ledger, boot: int, kind: str, segment_size_bytes: 
     return life
 
 
-def barest(disk: Disk) -> Disk:
-    """After a power cut that takes all that it can."""
+def after_worst_power_cut(disk: Disk) -> Disk:
+    """Return the disk after a power cut that loses everything that it can lose."""
     entries = disk.names()[0]
     return Disk({path: None if file is None else file.versions[0] for path, file in entries.items()})
 
 
 def without_sector(disk: Disk, path: str, number: int) -> Disk:
-    """After a power cut that has all of a file but one sector of what was not safe; -1: its last whole one."""
+    """Return the disk after a power cut that loses one sector of a file's unsynced part; -1: the last whole one."""
     file = disk.entries[path]
     assert file is not None
     image = disk.image()
@@ -64,14 +64,15 @@ def without_sector(disk: Disk, path: str, number: int) -> Disk:
 @pytest.mark.parametrize("size", [2000, 60_000], ids=["sealed", "active"])
 @pytest.mark.parametrize("behind", [0, 1], ids=["at the end", "with a message behind"])
 @pytest.mark.parametrize("sector", [0, 1, 4, -1])
-def test_half_a_transaction_stays_away(sector: int, behind: int, size: int) -> None:
-    """A power cut has left a hole in a transaction. The start after it shows nothing of it, nor does the one after
-    that, when what was appended since has been synced.
+def test_half_written_transaction_stays_hidden_over_further_crashes(sector: int, behind: int, size: int) -> None:
+    """A power cut left a hole in a transaction.
+
+    No part of it is shown by the next start, nor by the start after that, when later appends have been synced.
     """
-    life = begin("q", segment_size_bytes=size)
+    life = first_life("q", segment_size_bytes=size)
     life.append("q", 1)
     life.turn()
-    life.transaction("q", 70, 12)  # two batches and a marker; where segments are small, in one of their own
+    life.transaction("q", 70, 12)  # two batches and a marker; small segments: in a segment of their own
     life.append("q", behind)
     written: list[tuple[Disk, Ledger]] = []
     path = f"{QUEUES}/q/{1 if size == 2000 else 0:020d}.log"
@@ -85,21 +86,21 @@ def test_half_a_transaction_stays_away(sector: int, behind: int, size: int) -> N
     ((disk, ledger),) = written
     disk = without_sector(disk, path, sector)
     ledger.power_cut()
-    life = again(disk, ledger, 2, "cut", size)
+    life = next_life(disk, ledger, 2, "cut", size)
     assert len(life.live("q")) in {1, 1 + behind}
     life.append("q", 1)
     life.turn()
     for _ in range(2):
-        life = again(life.disk.killed(), ledger, 2, "kill", size)
+        life = next_life(life.disk.killed(), ledger, 2, "kill", size)
         life.append("q", 1)
         life.turn()
     life.stop()
-    again(barest(life.disk), ledger, 3, "cut", size)
+    next_life(after_worst_power_cut(life.disk), ledger, 3, "cut", size)
 
 
-def settled_in_a_sealed_segment() -> Life:
-    """Killed before what was settled in a sealed segment has been synced: only the page cache has it."""
-    life = begin("q", "r")
+def life_with_unsynced_acks_in_sealed_segment() -> Life:
+    """Return a life whose acks in a sealed segment are not synced: only the page cache has them."""
+    life = first_life("q", "r")
     for _ in range(3):
         for queue in ("q", "r"):
             life.append(queue, 3, 500)
@@ -114,32 +115,32 @@ def settled_in_a_sealed_segment() -> Life:
 
 
 @pytest.mark.parametrize("stop", [True, False], ids=["stop", "flush"])
-def test_what_was_settled_before_a_kill_is_synced_by_the_next_life(stop: bool) -> None:
-    life = settled_in_a_sealed_segment()
+def test_acks_written_before_kill_are_synced_by_next_life(stop: bool) -> None:
+    life = life_with_unsynced_acks_in_sealed_segment()
     ledger = life.ledger
-    life = again(life.disk.killed(), ledger, 1, "kill")
+    life = next_life(life.disk.killed(), ledger, 1, "kill")
     if stop:
         life.stop()
     else:
         life.flush()
-    again(barest(life.disk), ledger, 2, "cut")
+    next_life(after_worst_power_cut(life.disk), ledger, 2, "cut")
 
 
-def test_a_clean_stop_syncs_what_no_queue_was_opened_for() -> None:
-    """Queues open lazily: one that nobody used between a kill and a clean stop."""
-    life = settled_in_a_sealed_segment()
+def test_clean_stop_syncs_acks_of_queues_that_were_not_opened() -> None:
+    """Queues open lazily; this one was not used between the kill and the clean stop."""
+    life = life_with_unsynced_acks_in_sealed_segment()
     ledger = life.ledger
     life = Life(life.disk.killed(), ledger, 1)
     life.stores["r"].recover()
     life.stop()
-    again(barest(life.disk), ledger, 2, "cut")
+    next_life(after_worst_power_cut(life.disk), ledger, 2, "cut")
 
 
 @pytest.mark.slow
-def test_a_kill_within_a_cleaning_and_a_cut_within_the_start() -> None:
-    """At each step of a cleaning the process is killed, at each step of the start after that the machine ends."""
+def test_kill_during_compaction_and_power_cut_during_next_start() -> None:
+    """A kill at each step of a compaction, and then a power cut at each step of the next start."""
     policy = RetentionPolicy(file_delete_delay_ms=0, compaction=CleanerPolicy(min_dirty_ratio=0.0))
-    life = begin("q", policy=policy)
+    life = first_life("q", policy=policy)
     ledger = life.ledger
     for number in range(12):
         life.append("q", 1, 500, key=b"k%d" % (number % 5))
@@ -156,30 +157,30 @@ def test_a_kill_within_a_cleaning_and_a_cut_within_the_start() -> None:
     assert len(killed) > 20
     cuts = 0
     for disk in killed:
-        left: list[Disk] = []
+        disks_after_cut: list[Disk] = []
 
-        def cut(disk: Disk = disk, left: list[Disk] = left) -> None:
+        def cut(disk: Disk = disk, disks_after_cut: list[Disk] = disks_after_cut) -> None:
             for entries in disk.names():
                 for version in (0, -1):
-                    left.append(
+                    disks_after_cut.append(
                         Disk({path: None if file is None else file.versions[version] for path, file in entries.items()})
                     )
 
         disk.watch = cut
         find(Life(disk, ledger.copy(), 1))
         disk.watch = None
-        for after in left:
+        for after in disks_after_cut:
             judge(find(Life(after, ledger.copy(), 2)), ledger, "cut")
             cuts += 1
     assert cuts > 1000
 
 
-def test_a_hold_of_a_queue_that_never_held_a_message() -> None:
-    """set_export is answered when it is safe, and so is the end of it."""
-    life = begin("q")
+def test_export_hold_of_empty_queue_is_synced_when_set_and_when_cleared() -> None:
+    """Both commands are answered only when the change is safe."""
+    life = first_life("q")
     ledger = life.ledger
     life.hold("q", "nightly")
-    life = again(barest(life.disk), ledger, 2, "cut")
+    life = next_life(after_worst_power_cut(life.disk), ledger, 2, "cut")
     hold = life.stores["q"].log.removals.export_hold
     assert hold is not None and hold.exported == {"nightly": 0}
     for _ in range(3):
@@ -188,16 +189,18 @@ def test_a_hold_of_a_queue_that_never_held_a_message() -> None:
         life.settle("q", life.live("q"))
         life.turn()
         life.flush()
-    life = again(barest(life.disk), ledger, 3, "cut")
+    life = next_life(after_worst_power_cut(life.disk), ledger, 3, "cut")
     assert life.storage.export_hold(life.stores["q"]).clear("nightly")
     ledger.holds.clear()
-    life = Life(barest(life.disk), ledger, 4)
+    life = Life(after_worst_power_cut(life.disk), ledger, 4)
     assert life.storage.export_hold(life.stores["q"]).exported == {}
 
 
-def test_a_mark_that_only_an_older_segment_tells() -> None:
-    """It ran ahead into a segment whose own `.settled` a power cut took; then the older segment goes, with its file."""
-    life = begin("q")
+def test_delivery_mark_kept_only_by_older_segment_survives_its_removal() -> None:
+    """The mark reaches into a segment whose own `.settled` was lost in a power cut; then the older segment is
+    removed.
+    """
+    life = first_life("q")
     life.append("q", 5, 300)
     life.turn()
     life.stores["q"].log.mark_delivered(0, 30)
@@ -211,7 +214,7 @@ def test_a_mark_that_only_an_older_segment_tells() -> None:
     image = life.disk.image()
     del image[f"{last.prefix}.settled"]
     life.ledger.power_cut()
-    life = again(Disk(image), life.ledger, 2, "cut")
+    life = next_life(Disk(image), life.ledger, 2, "cut")
     live = life.live("q")
     life.settle("q", [each for each in live if each.offset < last.base])
     life.deliver("q", [each for each in live if each.offset >= last.base])
@@ -222,13 +225,13 @@ def test_a_mark_that_only_an_older_segment_tells() -> None:
     for _ in range(2):
         life.settle("q", life.live("q")[:1])
         life.turn()
-        life = again(life.disk.killed(), life.ledger, 2, "kill")
+        life = next_life(life.disk.killed(), life.ledger, 2, "kill")
 
 
-def test_a_cleaning_before_the_first_sync_of_a_life() -> None:
-    """That sync covers what an earlier life settled; some of the files it was to cover are no more by then."""
+def test_compaction_before_first_sync_of_a_life() -> None:
+    """The first sync covers acks of an earlier life; compaction has removed some of their files."""
     policy = RetentionPolicy(file_delete_delay_ms=0, compaction=CleanerPolicy(min_dirty_ratio=0.0))
-    life = begin("q", policy=policy)
+    life = first_life("q", policy=policy)
     for number in range(12):
         life.append("q", 1, 500, key=b"k%d" % (number % 5))
         life.turn()
@@ -236,7 +239,7 @@ def test_a_cleaning_before_the_first_sync_of_a_life() -> None:
     ledger = life.ledger
     for message in life.live("q")[:-1]:
         message.may_go = True
-    life = Life(life.disk.killed(), ledger, 1, paced=True, segment_size_bytes=20_000)  # so that segments become one
+    life = Life(life.disk.killed(), ledger, 1, paced=True, segment_size_bytes=20_000)  # large enough to merge segments
     outcome = find(life)
     judge(outcome, ledger, "kill")
     life.adopt(outcome, safe=False)
@@ -248,4 +251,4 @@ def test_a_cleaning_before_the_first_sync_of_a_life() -> None:
     life.flush()
     life.append("q", 1)
     life.turn()
-    again(barest(life.disk), ledger, 2, "cut")
+    next_life(after_worst_power_cut(life.disk), ledger, 2, "cut")
