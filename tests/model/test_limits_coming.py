@@ -1,4 +1,4 @@
-"""A vhost's queue limit while commits are on their way: what is not committed counts, and nothing counts twice."""
+"""A vhost's queue limit while commits are pending: uncommitted queues count, and no queue counts twice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pamqp.commands as spec
 import pytest
-from memory_metadata import DeclaredHouse, FailingClient
+from memory_metadata import DeclarationBroker, FailingClient
 
 from amqpd.broker.vhost import declare, limits
 from amqpd.broker.vhost.batch import DeclarationBatch
@@ -18,93 +18,92 @@ from amqpd.errors import PreconditionFailed
 
 
 @pytest.fixture
-def room() -> Iterator[DeclaredHouse]:
-    house = DeclaredHouse()
-    yield house
-    house.end()
+def server() -> Iterator[DeclarationBroker]:
+    server = DeclarationBroker()
+    yield server
+    server.end()
 
 
-def commit(room: DeclaredHouse, *, fails: bool = False) -> None:
-    room.metadata.commit(fails=fails)
-    room.settle()
+def commit(server: DeclarationBroker, *, fails: bool = False) -> None:
+    server.metadata.commit(fails=fails)
+    server.settle()
 
 
-def limited(room: DeclaredHouse, count: int) -> None:
-    limits.declare(room.vhost, "limits", {"max-queues": count})
-    commit(room)
+def set_queue_limit(server: DeclarationBroker, count: int) -> None:
+    limits.declare(server.vhost, "limits", {"max-queues": count})
+    commit(server)
 
 
-def client(room: DeclaredHouse) -> FailingClient:
-    made = FailingClient(room, f"c{len(room.connections.by_name)}")
-    made.say(1, spec.Channel.Open())
-    heard(room, made)
-    return made
+def client(server: DeclarationBroker) -> FailingClient:
+    new_client = FailingClient(server, f"c{len(server.connections.by_name)}")
+    new_client.say(1, spec.Channel.Open())
+    replies(server, new_client)
+    return new_client
 
 
-def heard(room: DeclaredHouse, one: FailingClient) -> list[str]:
-    room.settle()
-    return [event.method.name for event in one.heard()]
+def replies(server: DeclarationBroker, first: FailingClient) -> list[str]:
+    server.settle()
+    return [event.method.name for event in first.heard()]
 
 
 def durable(name: str) -> QueueDeclaration:
     return QueueDeclaration(name, True, False, False, {})
 
 
-def test_what_waits_for_its_commit_counts(room: DeclaredHouse) -> None:
-    limited(room, 1)
-    one, two = client(room), client(room)
-    one.say(1, spec.Queue.Declare(queue="a", durable=True))
-    two.say(1, spec.Queue.Declare(queue="b", durable=True))
-    assert heard(room, one) == []
-    assert heard(room, two) == ["Channel.Close"]
-    assert room.vhost.queue_count() == 1
-    commit(room)
-    assert heard(room, one) == ["Queue.DeclareOk"]
-    assert room.vhost.queue_count() == 1
+def test_queue_with_pending_commit_counts(server: DeclarationBroker) -> None:
+    set_queue_limit(server, 1)
+    first, second = client(server), client(server)
+    first.say(1, spec.Queue.Declare(queue="a", durable=True))
+    second.say(1, spec.Queue.Declare(queue="b", durable=True))
+    assert replies(server, first) == []
+    assert replies(server, second) == ["Channel.Close"]
+    assert server.vhost.queue_count() == 1
+    commit(server)
+    assert replies(server, first) == ["Queue.DeclareOk"]
+    assert server.vhost.queue_count() == 1
 
 
-def test_what_was_not_committed_counts_no_more(room: DeclaredHouse) -> None:
-    limited(room, 1)
-    one = client(room)
-    one.say(1, spec.Queue.Declare(queue="a", durable=True))
-    heard(room, one)
-    commit(room, fails=True)
-    assert one.failed == 506
-    assert room.vhost.queue_count() == 0, "also while its row is taken back"
-    two = client(room)
-    two.say(1, spec.Queue.Declare(queue="b", exclusive=True))
-    assert heard(room, two) == ["Queue.DeclareOk"]
+def test_queue_whose_commit_failed_does_not_count(server: DeclarationBroker) -> None:
+    set_queue_limit(server, 1)
+    first = client(server)
+    first.say(1, spec.Queue.Declare(queue="a", durable=True))
+    replies(server, first)
+    commit(server, fails=True)
+    assert first.failed == 506
+    assert server.vhost.queue_count() == 0, "also while its row is being removed"
+    second = client(server)
+    second.say(1, spec.Queue.Declare(queue="b", exclusive=True))
+    assert replies(server, second) == ["Queue.DeclareOk"]
 
 
-def test_limits_hold_once_they_are_committed(room: DeclaredHouse) -> None:
-    told: list[BaseException | None] = []
-    assert limits.declare(room.vhost, "limits", {"max-queues": 0, "max-connections": 3}, told.append)
-    one = client(room)
-    one.say(1, spec.Queue.Declare(queue="a", exclusive=True))
-    assert heard(room, one) == ["Queue.DeclareOk"]
-    commit(room)
-    assert told == [None]
-    one.say(1, spec.Queue.Declare(queue="b", exclusive=True))
-    assert heard(room, one) == ["Channel.Close"]
-    assert not limits.declare(room.vhost, "limits", {}, told.append)
-    commit(room, fails=True)
-    assert told[1] is not None
-    assert room.vhost.limits.value == {"max-queues": 0, "max-connections": 3}, "a failure changes nothing"
-    room.metadata.commit()
-    room.settle()
-    room.again(clean=True)
-    assert room.vhost.limits.value == {"max-queues": 0, "max-connections": 3}
-    limits.clear(room.vhost, "limits")
-    commit(room)
-    assert find(room.vhost, "vhost-limits", "limits") is None
-    room.again(clean=True)
-    assert find(room.vhost, "vhost-limits", "limits") is None
+def test_limits_apply_only_after_their_commit(server: DeclarationBroker) -> None:
+    results: list[BaseException | None] = []
+    assert limits.declare(server.vhost, "limits", {"max-queues": 0, "max-connections": 3}, results.append)
+    first = client(server)
+    first.say(1, spec.Queue.Declare(queue="a", exclusive=True))
+    assert replies(server, first) == ["Queue.DeclareOk"]
+    commit(server)
+    assert results == [None]
+    first.say(1, spec.Queue.Declare(queue="b", exclusive=True))
+    assert replies(server, first) == ["Channel.Close"]
+    assert not limits.declare(server.vhost, "limits", {}, results.append)
+    commit(server, fails=True)
+    assert results[1] is not None
+    assert server.vhost.limits.value == {"max-queues": 0, "max-connections": 3}, "a failed commit changed the limits"
+    server.metadata.commit()
+    server.settle()
+    server.again(clean=True)
+    assert server.vhost.limits.value == {"max-queues": 0, "max-connections": 3}
+    limits.clear(server.vhost, "limits")
+    commit(server)
+    assert find(server.vhost, "vhost-limits", "limits") is None
+    server.again(clean=True)
+    assert find(server.vhost, "vhost-limits", "limits") is None
 
 
 @pytest.mark.parametrize("dry", [False, True])
-def test_a_transaction_counts_what_it_brings(room: DeclaredHouse, dry: bool) -> None:
-    """Against the limits that it sets itself."""
-    transaction = DeclarationBatch(room.broker.vhosts, dry)
+def test_queues_of_declaration_batch_count_against_its_own_limit(server: DeclarationBroker, dry: bool) -> None:
+    transaction = DeclarationBatch(server.broker.vhosts, dry)
     draft = transaction.draft("/")
     assert draft is not None
     limits.declare(draft, "limits", {"max-queues": 2})
@@ -115,24 +114,24 @@ def test_a_transaction_counts_what_it_brings(room: DeclaredHouse, dry: bool) -> 
         declare.declare_queue(draft, durable("c"))
     assert draft.queue_count() == 2
     if dry:
-        assert room.vhost.queue_count() == 0
+        assert server.vhost.queue_count() == 0
         return
-    assert room.vhost.queue_count() == 2, "for others they are on their way"
+    assert server.vhost.queue_count() == 2, "for other clients these queues are pending and count"
     transaction.commit(lambda error: None)
-    commit(room)
+    commit(server)
     for _ in transaction.make_all():
-        assert room.vhost.queue_count() == 2
-    assert room.vhost.queue_count() == 2
-    assert room.vhost.limits.value == {"max-queues": 2}
+        assert server.vhost.queue_count() == 2
+    assert server.vhost.queue_count() == 2
+    assert server.vhost.limits.value == {"max-queues": 2}
 
 
-def test_an_abandoned_transaction_counts_no_more(room: DeclaredHouse) -> None:
-    transaction = DeclarationBatch(room.broker.vhosts, False)
+def test_queues_of_abandoned_batch_do_not_count(server: DeclarationBroker) -> None:
+    transaction = DeclarationBatch(server.broker.vhosts, False)
     draft = transaction.draft("/")
     assert draft is not None
     declare.declare_queue(draft, durable("a"))
     transaction.abandon()
-    assert room.vhost.queue_count() == 0
+    assert server.vhost.queue_count() == 0
 
 
 @pytest.mark.parametrize(
@@ -146,8 +145,8 @@ def test_an_abandoned_transaction_counts_no_more(room: DeclaredHouse) -> None:
         ({"max-channels": 1}, 'Unrecognised terms [{<<"max-channels">>,1}] in limits'),
     ],
 )
-def test_what_is_no_limit(room: DeclaredHouse, value: object, text: str) -> None:
+def test_invalid_limit_is_refused(server: DeclarationBroker, value: object, text: str) -> None:
     with pytest.raises(InvalidLimits) as refused:
-        limits.declare(room.vhost, "limits", value)
+        limits.declare(server.vhost, "limits", value)
     assert str(refused.value) == f"Validation failed\n\n{text}\n"
-    assert json.dumps(room.vhost.limits.value) == "{}"
+    assert json.dumps(server.vhost.limits.value) == "{}"
