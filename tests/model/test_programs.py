@@ -30,10 +30,10 @@ from collections.abc import Iterator
 
 import pytest
 from profiles import examples
-from program_choices import watching
-from program_parts import Anyhow, Different
+from program_choices import record_choices
+from program_parts import TwinMismatch, Unspecified
 from program_player import Player
-from programs import Op, program, shrunk
+from programs import Op, program, shorten
 
 SIZE = 45
 COUNT = examples(300)
@@ -42,7 +42,7 @@ SEED = int(os.environ.get("TEST_PROGRAMS_SEED", "1"))
 
 @pytest.fixture(autouse=True)
 def watch_choices() -> Iterator[None]:
-    with watching():
+    with record_choices():
         yield
 
 
@@ -51,9 +51,9 @@ def difference(ops: list[Op]) -> str:
     player = Player()
     try:
         player.play(ops)
-    except Anyhow:
+    except Unspecified:
         return ""
-    except Different as error:
+    except TwinMismatch as error:
         return f"{error}"
     return ""
 
@@ -66,10 +66,10 @@ def run(seeds: range) -> None:
         try:
             player.play(ops)
             complete += 1
-        except Anyhow:
+        except Unspecified:
             pass
-        except Different as error:
-            shortened = shrunk(ops, lambda part: bool(difference(part)))
+        except TwinMismatch as error:
+            shortened = shorten(ops, lambda part: bool(difference(part)))
             lines = "\n".join(f"    {op!r}," for op in shortened)
             pytest.fail(f"seed {seed}: {error}\nshortened: {difference(shortened)}\n{lines}")
         steps += player.steps
