@@ -49,7 +49,7 @@ def check_torn_tails(length: int, step: int) -> None:
             tails.append(fills[cut // step % 4][: len(data) - cut])
         for tail in tails:
             checked += 1
-            found = examine(specimen, {**image, log: data[:cut] + tail}, go_on=cut % 64 == 0)
+            found = examine(specimen, {**image, log: data[:cut] + tail}, reopen=cut % 64 == 0)
             assert found.bodies == bodies[:complete], f"torn at {cut} of {len(data)}, {len(tail)} bytes behind"
             assert found.next_offset == complete and not found.degraded
     print(f"\n{checked} torn tails, 0 lost before them")
@@ -94,7 +94,7 @@ def check_flipped_bits(seed: int, count: int) -> None:
         bad[position] ^= 1 << rng.randrange(8)
         where = f"seed {seed}, flip {number}: byte {position} of {path}"
         try:
-            found = examine(specimen, specimen.with_file(path, bytes(bad)), go_on=number % 8 < 2)
+            found = examine(specimen, specimen.with_file(path, bytes(bad)), reopen=number % 8 < 2)
         except AssertionError as error:
             raise AssertionError(f"{where}: {error}") from error
         missing = [specimen.messages[body].offset for body in specimen.unsettled if body not in found.bodies]
@@ -136,7 +136,7 @@ def test_flipped_bit_of_batch_length_costs_at_most_its_batch() -> None:
                 for bit in range(32):
                     bad = bytearray(specimen.data(path))
                     bad[position + 8 + bit // 8] ^= 1 << bit % 8
-                    found = examine(specimen, specimen.with_file(path, bytes(bad)), go_on=False)
+                    found = examine(specimen, specimen.with_file(path, bytes(bad)), reopen=False)
                     missing_bodies = set(specimen.unsettled) - set(found.bodies)
                     missing = [specimen.messages[body].offset for body in missing_bodies]
                     where = f"bit {bit} of the length of {first} to {last}"

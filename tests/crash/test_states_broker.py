@@ -136,7 +136,7 @@ def test_judge_reports_each_kind_of_violation() -> None:
     with pytest.raises(Violation, match="comes 2 times, unmarked"):
         judge_copies(new_message(), plain, plain)
     with pytest.raises(Violation, match="where nobody has put it"):
-        judge_copies(new_message(), plain, plain._replace(directory="other"))
+        judge_copies(new_message(), plain, plain._replace(place="other"))
     with pytest.raises(Violation, match="never published"):
         judge_copies(new_message(), plain._replace(body=b"foreign"))
     with pytest.raises(Violation, match="was never delayed"):
@@ -150,8 +150,8 @@ def test_judge_reports_each_kind_of_violation() -> None:
     moved.places["to"] = Place("")
     moved.places["q"].left = SAFE
     with pytest.raises(Violation, match="settled for good in q"):
-        judge_copies(moved, plain, plain._replace(directory="to", moved=True))
-    judge_copies(moved, plain._replace(directory="to", moved=True))
+        judge_copies(moved, plain, plain._replace(place="to", moved=True))
+    judge_copies(moved, plain._replace(place="to", moved=True))
     repeated = new_message()
     repeated.numbers = (7, 0, 0)
     with pytest.raises(Violation, match="is stored 2 times"):
