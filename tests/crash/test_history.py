@@ -193,13 +193,13 @@ async def test_history_of_three_power_cuts_has_no_violation(tmp_path: Path) -> N
 
 @pytest.mark.on_demand
 @pytest.mark.timeout(0)
-async def test_history_of_many_kills_has_no_violation(tmp_path: Path) -> None:
+async def test_long_history_of_kills_has_no_violation(tmp_path: Path) -> None:
     cycles = int(os.environ.get("TEST_CRASH_CYCLES", "500"))
     await kills(tmp_path / "data", cycles, seed=int(os.environ.get("TEST_CRASH_SEED", "500")))
 
 
 @pytest.mark.on_demand
 @pytest.mark.timeout(0)
-async def test_history_of_many_power_cuts_has_no_violation(tmp_path: Path) -> None:
+async def test_long_history_of_power_cuts_has_no_violation(tmp_path: Path) -> None:
     count = int(os.environ.get("TEST_CRASH_CUTS", "100"))
     await cuts(tmp_path, count, seed=int(os.environ.get("TEST_CRASH_SEED", "100")))

@@ -32,7 +32,7 @@ async def test_sigterm_under_load_stops_cleanly_and_loses_nothing(tmp_path: Path
 
 
 @pytest.mark.on_demand
-async def test_sigterm_under_load_stops_within_promised_time(tmp_path: Path) -> None:
+async def test_sigterm_under_load_stops_in_time(tmp_path: Path) -> None:
     """The promised time without a factor; run it on a machine that is otherwise idle."""
     await stops(tmp_path, 1.0)
 
