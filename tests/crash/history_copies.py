@@ -51,7 +51,7 @@ class Copy:
     def held(self) -> bool:
         return bool(self.given) and not self.verdict
 
-    def told_gone(self) -> str:
+    def describe_end(self) -> str:
         return (
             f"{self.gone}, {self.gone_at - self.settled_at:.3f} s before it counted" if self.settled_at else self.gone
         )

@@ -214,7 +214,7 @@ class Judge:
     def _judge_source(self, copy: Copy, given: Given, text: str) -> None:
         sent = copy.sent
         if copy.gone:
-            self.violate(f"{text} came back although it was settled: {copy.told_gone()}", copy.message)
+            self.violate(f"{text} came back although it was settled: {copy.describe_end()}", copy.message)
         if copy.letter is not None:
             if copy.letter.sealed:
                 self.violate(f"{text} came back long after its letter had come", copy.message)
@@ -251,27 +251,27 @@ class Judge:
         source = copy.source
         assert source is not None
         if copy.gone and copy.possible == 1:
-            self.violate(f"{text} came back although it was settled: {copy.told_gone()}", copy.message)
+            self.violate(f"{text} came back although it was settled: {copy.describe_end()}", copy.message)
         if source.gone == "cancel":
             self.violate(f"{text} came although it had been cancelled", copy.message)
         if given.deaths or given.home != ("" if source.queue == "later" else source.queue):
             self.violate(f"{text} says it came from '{given.home}', with deaths {given.deaths}", copy.message)
         if source.unmarked and not copy.times and not given.redelivered and not given.marked:
-            self.violate(f"{text} was seen in {source.queue}, and neither says so", copy.message)
+            self.violate(f"{text} was seen in {source.queue}, and neither copy is marked", copy.message)
 
     def _judge_letter(self, copy: Copy, given: Given, text: str) -> None:
         assert copy.source is not None
         if copy.gone and copy.possible == 1:
-            self.violate(f"{text} came back although it was settled: {copy.told_gone()}", copy.message)
+            self.violate(f"{text} came back although it was settled: {copy.describe_end()}", copy.message)
         if len(given.deaths) != 1:
-            self.violate(f"{text} tells {len(given.deaths)} deaths: {given.deaths}", copy.message)
+            self.violate(f"{text} has {len(given.deaths)} deaths: {given.deaths}", copy.message)
             return
         reason, *where = given.deaths[0]
         home = copy.source.queue
         if where != [home, "", (home,), 1] or reason not in REASONS[home]:
-            self.violate(f"{text} tells a death that {home} cannot have: {given.deaths[0]}", copy.message)
+            self.violate(f"{text} has a death that {home} cannot have: {given.deaths[0]}", copy.message)
         elif reason == "rejected" and not copy.source.rejected:
-            self.violate(f"{text} tells of a reject, and nobody rejected it", copy.message)
+            self.violate(f"{text} has the reason rejected, but no consumer rejected it", copy.message)
 
     def _judge_first_letter(self, letter: Copy, event: Event) -> None:
         source = letter.source
@@ -283,7 +283,7 @@ class Judge:
                 self.violate(f"{letter} expired {event.at - source.sent_at:.3f} s after it was sent", letter.message)
             limit = DELIVERY_LIMITS.get(source.queue, 0)
             if reason == "delivery_limit" and source.times + self.life - source.life <= limit:
-                self.violate(f"{letter} came too often, it says, after {source.times} deliveries", letter.message)
+                self.violate(f"{letter} has the reason delivery_limit after {source.times} deliveries", letter.message)
         if source.verdict == "ack" and not source.rejected and source.life == self.life:
             self.violate(f"{letter} came although its message was acked", letter.message)
 

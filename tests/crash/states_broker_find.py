@@ -113,7 +113,7 @@ class Drain:
                 group_consumer.ack()
             queue.schedule_dispatch()
         if queue.ready_count:
-            self.broken.append(f"{queue.ready_count} messages of {queue.name} go to nobody")
+            self.broken.append(f"{queue.ready_count} messages of {queue.name} go to no consumer")
 
 
 def look(

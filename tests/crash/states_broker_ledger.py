@@ -63,7 +63,7 @@ class Sent:
     - number: rises with each publish. due_ms: of a delayed message, otherwise 0. group: for a queue with groups.
     - numbers: producer id, epoch, sequence. known_by: the exchange that remembers its deduplication id.
     - over: it is settled, or may be. promise: how certain at least one copy exists.
-    - told: it was confirmed. times: earlier publishes.
+    - was_confirmed: it was confirmed. times: earlier publishes.
     - rewound: number of the rewind that brings it back. transaction: of its publish. acked_in: transaction of its ack.
       0 for none.
     """
@@ -84,9 +84,9 @@ class Sent:
         "queue",
         "rewound",
         "times",
-        "told",
         "transaction",
         "turn",
+        "was_confirmed",
     )
 
     def __init__(self, number: int, body: bytes, exchange: str, key: str, queue: str) -> None:
@@ -104,7 +104,7 @@ class Sent:
         self.places: dict[str, Place] = {}
         self.rewound = 0
         self.times = 0
-        self.told = False
+        self.was_confirmed = False
         self.transaction = 0
         self.acked_in = 0
         self.turn = 0
@@ -305,7 +305,7 @@ def _judge_copy(sent: Sent, copy: Copy, step: int, now_ms: int, repeated: bool) 
     name = f"message {sent.number}"
     place = sent.places.get(copy.place)
     if place is None:
-        raise Violation(f"{name} is in {copy.place}, where nobody has put it")
+        raise Violation(f"{name} is in {copy.place}, where it was never put")
     if not copy.late and sent.due_ms > now_ms:
         raise Violation(f"{name} comes {sent.due_ms - now_ms} ms before its time")
     if copy.from_wheel:
@@ -315,7 +315,7 @@ def _judge_copy(sent: Sent, copy: Copy, step: int, now_ms: int, repeated: bool) 
         if all(each.left >= step for each in wheels):
             raise Violation(f"{name} was released, or cancelled, for good and comes again")
         return
-    if sent.known_by and not sent.told:
+    if sent.known_by and not sent.was_confirmed:
         return  # published again and stored again
     if place.left >= step:
         raise Violation(f"{name} was settled for good in {copy.place}")
@@ -341,7 +341,7 @@ def _judge_message(sent: Sent, copies: list[Copy], step: int, repeated: bool) ->
             raise Violation(f"{name}, with numbers {sent.numbers}, is stored {len(copies)} times")
         return
     if sent.known_by:
-        if len(copies) > sent.times + (not sent.told):
+        if len(copies) > sent.times + (not sent.was_confirmed):
             raise Violation(f"{name}, confirmed after {sent.times} tries, is stored {len(copies)} times")
         return
     plain = [copy for copy in copies if not (copy.redelivered or copy.from_wheel or copy.moved)]

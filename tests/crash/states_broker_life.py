@@ -136,7 +136,7 @@ class BrokerLife(Process):
         route, message = self.compose(sent, properties)
         self.ledger.version += 1
         sent.turn = self.turn.number
-        sent.times += not sent.told
+        sent.times += not sent.was_confirmed
         if not self.publisher.offer(route, message):
             raise Violation(f"{sent} is refused")
         answers = self.others if other else self.answers
@@ -158,7 +158,7 @@ class BrokerLife(Process):
     def repeat(self) -> None:
         """Publish the unconfirmed messages of the publishers again."""
         for sent in self.ledger.repeated():
-            if not sent.told:
+            if not sent.was_confirmed:
                 self.send(sent)
         self.turns()
 

@@ -71,7 +71,7 @@ class Answers(ConfirmTracker):
         self.ledger.version += 1
         for sequence in range(first, last + 1):
             sent = self.waiting.pop(sequence)
-            sent.promise, sent.told = SAFE, True
+            sent.promise, sent.was_confirmed = SAFE, True
             for name, place in sent.places.items():
                 if name.startswith("wheel ") or not sent.due_ms:
                     place.promise = SAFE

@@ -253,8 +253,8 @@ def numbered(life: BrokerLife, rng: random.Random) -> Iterator[None]:
 def remembered(life: BrokerLife, rng: random.Random) -> Iterator[None]:
     """A deduplicating exchange with its cache on disk, which is deleted and declared again."""
     life.queue("q")
-    told = {"x_cache_size": 1000, "x_cache_persistence": "disk"}
-    life.exchange("once", "x-message-deduplication", "q", **told)
+    arguments = {"x_cache_size": 1000, "x_cache_persistence": "disk"}
+    life.exchange("once", "x-message-deduplication", "q", **arguments)
     life.repeat()
     for _ in range(3):
         for _ in range(rng.randint(1, 3)):

@@ -107,7 +107,7 @@ class Ledger:
     - ahead: id -> the last offset that may be marked as delivered after a kill although it was not delivered.
     - stopped: cleanly and without later changes, so that the marks are exact. deleted: ids whose deletion was answered.
     - stored: the stored offsets that may be found for (id, reader name). acked: how far each reader acked in order.
-    - told: offsets that were reported as stored.
+    - reported: offsets that were reported as stored.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Ledger:
         self.deleted: set[str] = set()
         self.stored: list[Stored] = [{}]
         self.acked: Stored = {}
-        self.told: Stored = {}
+        self.reported: Stored = {}
 
     def copy(self) -> Ledger:
         other = Ledger()
@@ -132,7 +132,7 @@ class Ledger:
         other.holds, other.now_ms = set(self.holds), self.now_ms
         other.ahead, other.stopped, other.deleted = dict(self.ahead), self.stopped, set(self.deleted)
         other.stored = [dict(rows) for rows in self.stored]
-        other.acked, other.told = dict(self.acked), dict(self.told)
+        other.acked, other.reported = dict(self.acked), dict(self.reported)
         other.queues = {name: [each.copy() for each in messages] for name, messages in self.queues.items()}
         return other
 
@@ -186,7 +186,7 @@ def _judge_stored(rows: Stored, outcome: Outcome, ledger: Ledger) -> None:
             raise Violation(f"{queue}: {offset} is stored for {name}, and the log ends at {outcome[queue].next_offset}")
         if offset > ledger.acked.get((queue, name), 0):
             raise Violation(f"{queue}: {offset} is stored for {name}, which has not acked that far")
-    for (queue, name), offset in ledger.told.items():
+    for (queue, name), offset in ledger.reported.items():
         if rows.get((queue, name), -1) < offset:
             raise Violation(f"{queue}: {offset} was stored for {name}, and {rows.get((queue, name))} is")
 

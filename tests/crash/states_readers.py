@@ -63,7 +63,7 @@ class Readers:
         ledger.stored = [after]
         done(None)
         for key, offset in after.items():
-            ledger.told[key] = offset
+            ledger.reported[key] = offset
         disk.changed()
 
     def read(self, queue: str, name: str, *, begin: int = 0) -> None:

@@ -494,7 +494,7 @@ BREACHES = {
     moved_and_there_long_after: "long after its letter",
     moved_and_there_over_a_stop: "long after its letter",
     moved_and_both_unmarked: "came unmarked after its copy in moved.to",
-    moved_and_both_unmarked_the_other_way: "was seen in moved, and neither says so",
+    moved_and_both_unmarked_the_other_way: "was seen in moved, and neither copy is marked",
     moved_twice_and_unmarked: "revived 1 came again without redelivered",
     moved_after_its_ack: "its message was acked",
     moved_from_elsewhere: "says it came from 'revived'",

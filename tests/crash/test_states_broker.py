@@ -135,7 +135,7 @@ def test_judge_reports_each_kind_of_violation() -> None:
         judge_copies(new_message())
     with pytest.raises(Violation, match="comes 2 times, unmarked"):
         judge_copies(new_message(), plain, plain)
-    with pytest.raises(Violation, match="where nobody has put it"):
+    with pytest.raises(Violation, match="where it was never put"):
         judge_copies(new_message(), plain, plain._replace(place="other"))
     with pytest.raises(Violation, match="never published"):
         judge_copies(new_message(), plain._replace(body=b"foreign"))

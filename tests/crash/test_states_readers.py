@@ -57,7 +57,7 @@ def test_walk_finds_offset_reported_stored_after_failed_commit(monkeypatch: pyte
     def report_success(self: ConsumerOffsets, part: list[StoredOffsetRow], error: BaseException | None) -> None:
         for row in part:
             if error is not None:
-                current[0].life.ledger.told[row.queue_id, row.name] = row.offset
+                current[0].life.ledger.reported[row.queue_id, row.name] = row.offset
 
     current: list[Readers] = []
     init = Readers.__init__
