@@ -153,7 +153,7 @@ class OverKafka(Side):
         self.ports = [node.amqp[1] for node in nodes]
         self.pids = [_pid(node) for node in nodes]
         self.besides = [_pid(broker) for broker in kafka.brokers.values()]
-        ready = READY_LINE.search(nodes[0].told)
+        ready = READY_LINE.search(nodes[0].log_text)
         said = ready["version"] if ready else "amqpd"
         sync = "each batch synced" if self._synced else "not synced, as Kafka is by default"
         self.version = f"{said}, {NODES} nodes, over Kafka, {NODES} brokers, {NODES} copies, {IN_SYNC} in sync, {sync}"

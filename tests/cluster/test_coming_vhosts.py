@@ -1,4 +1,4 @@
-"""Vhosts that are declared while their slot is served: without Kafka."""
+"""Vhosts that are created while their slot is served. No Kafka."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from amqpd.storage.metadata.store import VhostRow
 ROW = VhostRow("new", "1" * 32)
 
 
-async def test_one_that_cannot_be_loaded_is_not_tried_again_at_once(caplog) -> None:
+async def test_vhost_that_cannot_be_loaded_is_not_retried_at_once(caplog) -> None:
     tried: list[object] = []
 
     async def load_vhosts(state: object) -> list[Any]:

@@ -1,4 +1,6 @@
-"""What other nodes say that they serve, while Kafka does not answer: real inner ports, and no Kafka."""
+"""PeerStatusMonitor: the slots that other nodes report to serve while Kafka does not answer. Real peer listeners, no
+Kafka.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ class Table(View):
 
 
 class Slot:
-    """As `OwnedSlot`, as far as it is asked. silent_s: how long ago Kafka has answered."""
+    """A stand-in for `OwnedSlot`. silent_s: seconds since Kafka's last answer."""
 
     def __init__(self, epoch: int, *, silent_s: float = 0.0) -> None:
         self.held = ProducerId(0, 1000, epoch)
@@ -47,38 +49,38 @@ class Slot:
         self.end_reason = why
 
 
-class One:
-    """A node, as the others see it."""
+class FakeNode:
+    """A node with its peer listener."""
 
     def __init__(self, name: str, shown: NodeCertificate, nodes: list[NodeState]) -> None:
         self.name = name
         self.state = ClusterState(KafkaAccess(("127.0.0.1:1",)), "meta", 4)
         self.owned: dict[int, Any] = {}
         self.answers = True
-        self.told: list[str] = []
-        self.asked = 0
+        self.problems: list[str] = []
+        self.poll_count = 0
         self.connector = PeerConnector(name, SECRET)
-        self.hearsay = PeerStatusMonitor(
+        self.monitor = PeerStatusMonitor(
             self.connector,
             Table(name, nodes),
             self.state,
             lambda: self.owned,
             lambda: self.answers,
             SESSION_S,
-            self.told.append,
+            self.problems.append,
         )
         self.kinds: dict[str, Callable[[Any, asyncio.Transport], Awaitable[None]]] = {peer_link.SERVED: self._take}
-        self.door = PeerListener(shown, SECRET, self.kinds)
-        self.door.listen("127.0.0.1", 0)
+        self.listener = PeerListener(shown, SECRET, self.kinds)
+        self.listener.listen("127.0.0.1", 0)
         self.fingerprint = shown.fingerprint
-        nodes.append(NodeState(name, "127.0.0.1", self.door.port, self.fingerprint))
+        nodes.append(NodeState(name, "127.0.0.1", self.listener.port, self.fingerprint))
 
     async def _take(self, preamble: Any, transport: asyncio.Transport) -> None:
-        self.asked += 1
-        await self.hearsay.accept(preamble, transport)
+        self.poll_count += 1
+        await self.monitor.accept(preamble, transport)
 
     def owns(self, slot: int, epoch: int, *, silent_s: float = 0.0) -> Slot:
-        """It has taken it, and its note is known here."""
+        """Own the slot; its owner note is known on this node."""
         self.owned[slot] = Slot(epoch, silent_s=silent_s)
         self.state.owners[slot] = self.note(epoch)
         return self.owned[slot]  # type: ignore[no-any-return]
@@ -89,126 +91,126 @@ class One:
 
 @pytest.fixture
 async def nodes(tmp_path: Path) -> Any:
-    """Nodes a, b and c, who know each other."""
+    """Nodes a, b and c, which know each other."""
     found: list[NodeState] = []
-    ones = []
+    made = []
     for name in "abc":
         (tmp_path / name).mkdir()
-        ones.append(One(name, identity(tmp_path / name), found))
-    yield ones
-    for one in ones:
-        one.door.close()
+        made.append(FakeNode(name, identity(tmp_path / name), found))
+    yield made
+    for node in made:
+        node.listener.close()
 
 
-async def test_a_slot_that_another_serves_has_ended_and_its_clients_go_there(nodes: list[One]) -> None:
+async def test_slot_served_by_a_peer_with_a_later_epoch_ends_here(nodes: list[FakeNode]) -> None:
     a, b, _ = nodes
     a.answers = False
     ours = a.owns(1, 3, silent_s=7)
     b.owns(1, 4)
     b.owns(2, 1)
-    await a.hearsay.poll()
+    await a.monitor.poll()
     assert ours.end_reason == "node b serves it with epoch 4"
     assert a.state.owner_of(1) == b.note(4)
     assert a.state.owner_of(2) == b.note(1)
-    assert a.told == []
+    assert a.problems == []
 
 
-async def test_nobody_is_asked_while_kafka_answers(nodes: list[One]) -> None:
+async def test_peers_are_not_polled_while_kafka_answers(nodes: list[FakeNode]) -> None:
     a, b, c = nodes
     ours = a.owns(1, 3)
     b.owns(1, 4)
-    await a.hearsay.poll()
-    assert (b.asked, c.asked, ours.end_reason) == (0, 0, "")
+    await a.monitor.poll()
+    assert (b.poll_count, c.poll_count, ours.end_reason) == (0, 0, "")
 
 
-async def test_a_lease_that_has_not_lapsed_is_kept(nodes: list[One]) -> None:
-    """The group does not answer just now; what the slot writes, Kafka takes."""
+async def test_slot_within_its_lease_is_kept(nodes: list[FakeNode]) -> None:
+    """Only the group does not answer; Kafka still accepts what the slot writes."""
     a, b, _ = nodes
     a.answers = False
     ours = a.owns(1, 3, silent_s=1)
     b.owns(1, 4)
-    await a.hearsay.poll()
-    assert b.asked == 1
+    await a.monitor.poll()
+    assert b.poll_count == 1
     assert ours.end_reason == ""
     assert a.state.owner_of(1) == a.note(3)
 
 
-async def test_one_whose_own_lease_has_lapsed_says_nothing(nodes: list[One]) -> None:
-    """Kafka is away from all: nobody has taken anything, and nothing ends."""
+async def test_peer_with_a_lapsed_lease_does_not_claim_its_slots(nodes: list[FakeNode]) -> None:
+    """No node reaches Kafka, so none has taken over a slot."""
     a, b, _ = nodes
     a.answers = b.answers = False
     ours = a.owns(1, 3, silent_s=7)
     b.owns(1, 4, silent_s=7)
-    await a.hearsay.poll()
-    assert b.asked == 1
-    assert (ours.end_reason, a.told) == ("", [])
+    await a.monitor.poll()
+    assert b.poll_count == 1
+    assert (ours.end_reason, a.problems) == ("", [])
 
 
 @pytest.mark.parametrize("epoch", [2, 3])
-async def test_who_served_it_before_is_not_believed(nodes: list[One], epoch: int) -> None:
-    """It has stood still, and does not know yet."""
+async def test_claim_with_an_older_or_equal_epoch_is_ignored(nodes: list[FakeNode], epoch: int) -> None:
+    """The peer was stopped for a while and does not know the later epoch."""
     a, b, _ = nodes
     a.answers = False
     ours = a.owns(1, 3, silent_s=7)
     b.owns(1, epoch)
-    await a.hearsay.poll()
+    await a.monitor.poll()
     assert ours.end_reason == ""
     assert a.state.owner_of(1) == a.note(3)
 
 
-async def test_what_is_not_announced_is_not_said(nodes: list[One]) -> None:
-    """A later epoch that its own note does not have yet, and what has ended."""
+async def test_unannounced_and_ended_slots_are_not_reported(nodes: list[FakeNode]) -> None:
+    """Slot 1 has a later epoch than its note; slot 2 has ended."""
     _, b, _ = nodes
     b.owns(1, 4).epoch = 5
     b.owns(2, 4).end_reason = "another has it"
     b.owns(3, 4)
-    assert b.hearsay.served_slots() == {3: b.note(4)}
+    assert b.monitor.served_slots() == {3: b.note(4)}
 
 
-async def test_nobody_answers_neither_kafka_nor_a_node(nodes: list[One]) -> None:
+async def test_node_is_cut_off_when_neither_kafka_nor_peers_answer(nodes: list[FakeNode]) -> None:
     a, b, c = nodes
     a.answers = False
-    b.door.close()
-    c.door.close()
-    await a.hearsay.poll()
-    assert a.told == []
-    await a.hearsay.poll()
-    await a.hearsay.poll()
-    assert a.told == [CUT_OFF]
+    b.listener.close()
+    c.listener.close()
+    await a.monitor.poll()
+    assert a.problems == []
+    await a.monitor.poll()
+    await a.monitor.poll()
+    assert a.problems == [CUT_OFF]
     a.answers = True
-    await a.hearsay.poll()
-    assert a.told == [CUT_OFF, ""]
+    await a.monitor.poll()
+    assert a.problems == [CUT_OFF, ""]
 
 
-async def test_a_node_that_answers_again(nodes: list[One]) -> None:
+async def test_answer_of_one_peer_ends_the_cut_off_state(nodes: list[FakeNode]) -> None:
     a, b, c = nodes
     a.answers = False
-    b.door.close()
-    c.door.close()
-    await a.hearsay.poll()
-    await a.hearsay.poll()
-    assert a.hearsay.cut_off == CUT_OFF
-    c.door.listen("127.0.0.1", c.door.port)
-    await a.hearsay.poll()
-    assert a.told == [CUT_OFF, ""]
+    b.listener.close()
+    c.listener.close()
+    await a.monitor.poll()
+    await a.monitor.poll()
+    assert a.monitor.cut_off == CUT_OFF
+    c.listener.listen("127.0.0.1", c.listener.port)
+    await a.monitor.poll()
+    assert a.problems == [CUT_OFF, ""]
 
 
-async def test_the_only_node_has_nobody_better(nodes: list[One]) -> None:
+async def test_single_node_is_never_cut_off(nodes: list[FakeNode]) -> None:
     a = nodes[0]
     a.answers = False
-    a.hearsay._view.nodes()[1:] = []
-    await a.hearsay.poll()
-    await a.hearsay.poll()
-    assert a.told == []
+    a.monitor._view.nodes()[1:] = []
+    await a.monitor.poll()
+    await a.monitor.poll()
+    assert a.problems == []
 
 
 @pytest.mark.parametrize(
     "said", [b"", b"[]", b"{}", b'{"slots": {"x": {}}}', b'{"slots": {"1": {"node": "b"}}}', b'{"slots": {"1": null}}']
 )
-async def test_what_is_not_understood_is_no_answer(nodes: list[One], said: bytes) -> None:
+async def test_malformed_reply_is_no_answer(nodes: list[FakeNode], said: bytes) -> None:
     a, b, c = nodes
     a.answers = False
-    c.door.close()
+    c.listener.close()
     ours = a.owns(1, 3, silent_s=7)
 
     async def take(_preamble: object, transport: asyncio.Transport) -> None:
@@ -216,23 +218,23 @@ async def test_what_is_not_understood_is_no_answer(nodes: list[One], said: bytes
         transport.write(len(said).to_bytes(4, "big") + said)
 
     b.kinds[peer_link.SERVED] = take
-    await a.hearsay.poll()
-    await a.hearsay.poll()
-    assert (ours.end_reason, a.told) == ("", [CUT_OFF])
+    await a.monitor.poll()
+    await a.monitor.poll()
+    assert (ours.end_reason, a.problems) == ("", [CUT_OFF])
 
 
-async def test_a_node_is_believed_of_itself_alone(nodes: list[One]) -> None:
+async def test_claim_for_another_node_is_ignored(nodes: list[FakeNode]) -> None:
     a, b, c = nodes
     a.answers = False
     ours = a.owns(1, 3, silent_s=7)
     b.owns(1, 4)
     b.state.owners[1] = c.note(4)
-    await a.hearsay.poll()
+    await a.monitor.poll()
     assert ours.end_reason == ""
 
 
-async def test_a_record_that_comes_late_does_not_undo_what_was_heard(nodes: list[One]) -> None:
-    """Kafka is back, and `meta` is read on from where it ended."""
+async def test_late_meta_record_does_not_undo_a_newer_announcement(nodes: list[FakeNode]) -> None:
+    """After an outage `meta` is read from the old position."""
     a, b, c = nodes
     from amqpd.cluster.row_codec import encode_note
 

@@ -1,4 +1,4 @@
-"""A document of definitions whose things belong to several nodes: its dry run is what an import would do."""
+"""Dry run of a definitions import whose objects belong to several nodes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DOCUMENT = {
 }
 
 
-def started(folder: Path) -> Server:
+def start_server(folder: Path) -> Server:
     server = Server(load(["--data-dir", str(folder)], {}).settings, asyncio.get_running_loop())
     server.load()
     return server
@@ -50,8 +50,8 @@ def call(server: Server, body: Any, **query: str) -> ApiRequest:
     return ApiRequest(server.broker, server, rates, caller, "POST", {}, query, nothing, body)
 
 
-class Two(ApiGateway):
-    """Of a node whose cluster has one more, which serves `eu`."""
+class TwoNodeGateway(ApiGateway):
+    """The gateway of a node in a cluster with one more node, which serves `eu`."""
 
     def __init__(self, server: Server, other: Server) -> None:
         view: Any = SimpleNamespace(
@@ -68,13 +68,13 @@ class Two(ApiGateway):
 
 async def difference(nodes: tuple[Server, Server], document: Any, **query: str) -> Any:
     one, two = nodes
-    found = await Two(one, two).handler(ROUTE)(call(one, document, **query))
+    found = await TwoNodeGateway(one, two).handler(ROUTE)(call(one, document, **query))
     assert found.status == 200
     return json.loads(found.body if isinstance(found.body, bytes) else b"".join(found.body or []))
 
 
-async def test_each_node_says_what_an_import_would_do_there(tmp_path) -> None:
-    one, two = started(tmp_path / "one"), started(tmp_path / "two")
+async def test_difference_combines_the_answers_of_all_nodes(tmp_path) -> None:
+    one, two = start_server(tmp_path / "one"), start_server(tmp_path / "two")
     try:
         here, there = (QueueDeclaration(name, True, False, False, {}) for name in ("here", "there"))
         await wait_done(partial(declare.declare_queue, one.broker.vhosts["/"], here))

@@ -1,4 +1,6 @@
-"""A broker that cannot be reached as it is configured, or named: told, and tried again after a pause."""
+"""A broker that cannot be reached because of its configuration or its name: the error is reported, and the producer
+retries.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +18,26 @@ from amqpd.kafka.producer import KafkaProducer
 PLAIN = KafkaAccess(("127.0.0.1:1",))
 
 
-async def test_certificates_that_are_gone(tmp_path: Path) -> None:
+async def test_missing_ca_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(KafkaIncompatible, match=r"gone\.pem"):
         await open_connection(replace(PLAIN, tls=True, ca_file=str(tmp_path / "gone.pem")), "127.0.0.1", 1)
 
 
-async def test_a_name_that_is_none() -> None:
+async def test_invalid_host_name_is_reported() -> None:
     with pytest.raises(KafkaIncompatible, match="is not a valid host name"):
         await open_connection(PLAIN, "kafka..example", 9092)
 
 
-async def test_who_leads_is_asked_again(tmp_path: Path) -> None:
-    """While files are being renewed they may be gone for a moment: a look-up does not end with that."""
-    asked: list[int] = []
-    thrice = asyncio.Event()
+async def test_leader_look_up_is_retried(tmp_path: Path) -> None:
+    """Certificate files may be missing for a moment while they are renewed."""
+    attempts: list[int] = []
+    three_attempts = asyncio.Event()
 
     class Access(KafkaAccess):
         def ssl_context(self) -> ssl.SSLContext | None:
-            asked.append(1)
-            if len(asked) == 3:
-                thrice.set()
+            attempts.append(1)
+            if len(attempts) == 3:
+                three_attempts.set()
             return super().ssl_context()
 
     producer = KafkaProducer(
@@ -47,6 +49,6 @@ async def test_who_leads_is_asked_again(tmp_path: Path) -> None:
     try:
         producer.open("topic", 0, 0)
         async with asyncio.timeout(60):
-            await thrice.wait()
+            await three_attempts.wait()
     finally:
         await producer.close()
