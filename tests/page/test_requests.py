@@ -18,7 +18,7 @@ def plain(path: str, node: str, queue: str) -> str:
 
 
 def test_benchmark_replays_the_requests_of_pages(visit, shop) -> None:
-    """All of them open at once, for as long as the slowest waits."""
+    """All pages are open at once, for as long as the slowest poll takes."""
     queue = "orders.eu"
     node = shop.api("GET", "/api/overview")["node"]
     seen: dict[str, list[str]] = {path: [] for path in ASKED}
