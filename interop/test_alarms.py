@@ -1,8 +1,8 @@
 """A broker short of memory or disk: publishers are notified and blocked, consumers continue, no message sent meanwhile
 is lost.
 
-Alarms affect all clients of a broker, so each test starts a broker with its own limits. `test_memory_alarm_blocks_and_unblocks_the_connection` sets and
-clears alarms on a shared broker with the control command.
+Alarms affect all clients of a broker, so each test starts a broker with its own limits. On a shared broker
+`test_memory_alarm_blocks_and_unblocks_the_connection` sets and clears the alarm with the control command.
 """
 
 from __future__ import annotations
