@@ -1,6 +1,6 @@
 """`python -m interop.bench`: amqpd and RabbitMQ side by side. `--help` lists the options, README.md explains them.
 
-Exit codes: 0 measured, whatever the figures; 1 nothing could be measured or a run failed; 130 after Ctrl-C or SIGTERM.
+Exit codes: 0 measured, with any figures; 1 nothing could be measured or a run failed; 130 after Ctrl-C or SIGTERM.
 After a signal the benchmark still reports the complete rounds and stops every broker.
 """
 

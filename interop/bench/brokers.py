@@ -1,7 +1,7 @@
 """Brokers under test: amqpd, started here, and any other broker that already runs.
 
-A broker started here has a data directory of the run, its own ports on 127.0.0.1 and its own process group, so that
-Ctrl-C reaches only the benchmark, which then stops it. Only processes started here are signalled.
+A broker started here has a data directory of the run and its own ports on 127.0.0.1. It has its own process group, so
+that Ctrl-C reaches only the benchmark, which then stops it. Only processes started here are signalled.
 """
 
 from __future__ import annotations

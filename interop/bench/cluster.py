@@ -5,7 +5,7 @@ Both sides run all the time. Runs alternate between them, in changing order, whi
 is measured first and reported. Each side first runs everything once unmeasured, so that Java and Erlang have compiled.
 Every delivery is checked. CPU is that of the three nodes, and separately with Kafka's three brokers.
 
-Exit codes: 0 measured, whatever the figures; 1 nothing could be measured or a run failed; 130 on Ctrl-C or SIGTERM.
+Exit codes: 0 measured, with any figures; 1 nothing could be measured or a run failed; 130 on Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations

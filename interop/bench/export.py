@@ -4,7 +4,7 @@
 
 The broker gets a backlog of records of 1 KiB in a second queue. A separate process on local[2] exports that queue to
 Parquet again and again. It is resumed and suspended in turn (SIGSTOP, all of its processes), so that runs with and
-without it alternate. The figure is the broker's CPU time per message of S3, the median of the cheapest half of the runs
+without it alternate. The figure is the broker's CPU time per message of S3: the median of the cheapest half of the runs
 of either kind, because other load on the machine can only add to it.
 """
 

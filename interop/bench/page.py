@@ -1,4 +1,4 @@
-"""The cost of the web page: for the broker with five open pages while messages flow, and the time until a user sees data.
+"""The cost of the web page: for the broker with five open pages while messages flow, and the time to first paint.
 
     python -m interop.bench.page                 everything: half a minute
     python -m interop.bench.page --queues 10000  with ten thousand queues

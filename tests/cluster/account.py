@@ -4,9 +4,9 @@ A message is (session, sequence); a session is one connection of one publisher, 
 that were unconfirmed when a session ended may arrive late or never, in any order with those of the next session, which
 uses another node. The message-id names the message, and its body follows from the name.
 
-Judged: each confirmed message is delivered; nothing unpublished is delivered; first deliveries of a session keep its
-order; a repeat is flagged `redelivered`; a message is confirmed once and not also nacked. Messages that return after
-their ack are listed with the age of the ack (`returned`), for tests of that guarantee.
+Judged: Each confirmed message is delivered, and nothing unpublished is. First deliveries of a session keep its order. A
+repeat is flagged `redelivered`. A message is confirmed once and not also nacked. Messages that return after their ack
+are listed with the age of the ack (`returned`), for tests of that guarantee.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Faults:
 
     @property
     def left(self) -> list[str]:
-        """Return the kinds that are not done often enough; none when the time is over."""
+        """Return the kinds that are not done often enough; none after the end of the time."""
         if time.monotonic() > self._until:
             return []
         return [kind for kind, count in self.wanted.items() if self.done[kind] < count]

@@ -32,7 +32,7 @@ PATIENCE_S: Final = 300.0
 SERVED_S_MAX: Final = 15.0
 SERVED_S_MEDIAN: Final = 12.0
 QUIET_MACHINE: Final = LONG or not os.environ.get("CI")
-"""Whether times are judged. CI machines are shared, so only counts are judged there."""
+"""True if times are judged. CI machines are shared, so only counts are judged there."""
 
 
 def count(ci: int, whole: int) -> int:
@@ -151,7 +151,7 @@ def judge_times(what: str, times: Sequence[float], most: float = SERVED_S_MAX, m
         assert median(times) <= middle, times
 
 
-# -- what stands in Kafka
+# -- Kafka's contents
 
 
 async def topics_of(access: KafkaAccess, cluster: str) -> dict[str, int]:

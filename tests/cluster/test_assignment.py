@@ -223,7 +223,7 @@ class TestRefusedNodes:
         assert list(refusals(SLOTS, members, "a")) == ["2"]
         assert list(refusals(SLOTS, members, "b")) == ["1"]
 
-    def test_of_two_nodes_with_one_name_the_serving_one_stays(self) -> None:
+    def test_serving_node_keeps_its_name_against_a_second_node(self) -> None:
         members = {"1": self.member("a", run="late"), "2": self.member("a", held=1, run="early"), "3": self.member("b")}
         text = "cluster.node a is already used by the node at a:25672: each node needs its own name"
         assert refusals(SLOTS, members, "late") == {"1": text}

@@ -41,8 +41,8 @@ async def faults(
 
 @pytest.mark.ci_long
 async def test_produce_faults_lose_no_confirmed_message(tmp_path: Path) -> None:
-    """Acceptance 7. The faults are what Kafka does when replicas are missing, leaders move, or a request is lost or
-    late. tests/storage/test_replicated_producing.py checks the protocol of each against a Kafka in memory.
+    """Acceptance 7. The faults imitate missing replicas, moving leaders, and lost or late requests.
+    tests/storage/test_replicated_producing.py checks each against a Kafka in memory.
     """
     await faults(tmp_path, count(2, 40))
 

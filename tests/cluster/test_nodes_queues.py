@@ -295,7 +295,7 @@ def publish_and_wait(channel: BlockingChannel, queue: str, body: bytes, headers:
 
 
 def test_recreated_queue_never_shows_old_messages(nodes: Nodes) -> None:
-    """This holds whichever node serves the queue by then."""
+    """This holds for any node that serves the queue by then."""
     client = Client(nodes, 1)
     for turn in range(count(6, 12)):
         client.channel.queue_declare("again", durable=True)

@@ -200,7 +200,7 @@ class TestRead:
         ticks = asyncio.create_task(ticking())
         seen: set[int] = set()
         async for _ in read(fake.access, "t", 0, 0, count):
-            time.sleep(0.004)  # noqa: ASYNC251  # stands for a slow decoder
+            time.sleep(0.004)  # noqa: ASYNC251  # imitates a slow decoder
             seen.add(turns)
         ticks.cancel()
         assert len(seen) == count

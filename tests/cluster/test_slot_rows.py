@@ -125,7 +125,7 @@ class TestRows:
         assert "there is no 'no queue' in queues" in str(found["wrong"])
 
     async def test_submission_larger_than_a_batch_is_refused(self, take: Take) -> None:
-        """It is refused before anything is written. The deletion of a vhost may be larger."""
+        """The refusal comes before any write. The deletion of a vhost may be larger."""
         slot = await take(bytes_max=30_000)
         end = slot.rows.partition.next_offset
         exchanges = [Put(ExchangeRow("/", f"x{number}", "topic")) for number in range(1000)]

@@ -134,10 +134,10 @@ async def test_partition_without_a_barrier_accepts_the_old_owner(
         await before.kafka.wait_stored(before.partitions)
 
 
-async def test_of_concurrent_takeovers_only_the_latest_can_write(
+async def test_only_the_latest_of_concurrent_takeovers_can_write(
     kafka: Kafka, access: KafkaAccess, topic: str, owners: Iterator[Owner]
 ) -> None:
-    """This holds in whatever order their barriers arrive."""
+    """This holds in any order of their barriers."""
     create_topic(kafka.bootstrap, topic, PARTITIONS)
     for _ in range(5):
         pair = [next(owners) for _ in range(4)]

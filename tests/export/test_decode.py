@@ -174,7 +174,7 @@ def test_header_value_becomes_text(value: object, text: str | None) -> None:
     assert dict(row["headers"]) == {"plain": "text", "name": text}
 
 
-def test_of_duplicate_headers_the_first_counts() -> None:
+def test_first_of_duplicate_headers_counts() -> None:
     entry = b"\x01aS\x00\x00\x00\x01"
     table = entry + b"1" + entry + b"2"
     raw = b"\x20\x00" + len(table).to_bytes(4, "big") + table

@@ -127,7 +127,7 @@ def test_vhost_select_has_a_paged_search(visit, broker) -> None:
     dialog.wait_for(state="detached")
     assert choice.input_value() == "vh-129"
     assert "choice." not in page.url
-    # It is selected although it is not among the first hundred.
+    # The vhost is selected although it is not among the first hundred.
     page.reload()
     choice.get_by_text("Search all 131").wait_for(state="attached")
     screen.settled()

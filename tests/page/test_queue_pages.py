@@ -53,9 +53,7 @@ def test_browsing_leaves_messages_in_the_queue(visit, broker) -> None:
     rows = page.get_by_role("region", name="matching messages").locator("tbody tr")
     rows.nth(2).wait_for()
     assert rows.count() == 3
-    rows.first.get_by_text("acme").or_(
-        rows.first.get_by_role("cell").nth(4)
-    ).first.click()  # any cell of the row
+    rows.first.get_by_text("acme").or_(rows.first.get_by_role("cell").nth(4)).first.click()  # any cell of the row
     dialog = page.get_by_role("dialog")
     # All digits as published, which numbers of JavaScript cannot hold.
     dialog.get_by_text('"id": 12345678901234567890').wait_for()

@@ -1,7 +1,7 @@
 """The API calls, made in order on a fresh broker with the state of `state.py`, so that later calls see the effects of
 earlier ones. No answer is expected here: RabbitMQ's record defines it.
 
-In a path `{node}`, `{connection}`, `{channel}` and `{key}` stand for the broker's names; they are URL-encoded.
+In a path `{node}`, `{connection}`, `{channel}` and `{key}` are replaced by the broker's names; they are URL-encoded.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ CHOOSING = {HASH: "1", "x-modulus-hash": "", "x-random": ""}
 
 
 def choosing(kind: str) -> Conversation:
-    """With one queue there is only one destination, whatever the hash or the random choice."""
+    """With one queue there is only one destination, for any hash and any random choice."""
     key = CHOOSING[kind]
     return talk(
         f"exchange types/{kind}",
