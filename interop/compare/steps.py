@@ -1,7 +1,7 @@
 """A conversation as data: the steps of its parties, in order. No answer is expected here: RabbitMQ's record defines it.
 
 Every conversation has its own vhost with all permissions for `guest`. In names, paths and bodies `{v}` means the
-vhost's name and `{u}` for the one user that a conversation may create; recorded answers have the same marks.
+vhost's name and `{u}` the one user that a conversation may create; recorded answers have the same marks.
 
 A party (`a`, `b`, ...) is a connection that opens its channels as needed; a closed party reconnects.
 """

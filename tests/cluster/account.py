@@ -101,7 +101,7 @@ class Account:
         """For each queue, the publish time of the newest confirmed message."""
         self._last: dict[tuple[str, int], int] = {}
 
-    def violate(self, text: str) -> None:
+    def record_violation(self, text: str) -> None:
         """Record a violation. Only the first ones are kept, to bound the memory."""
         if len(self.violations) < VIOLATIONS_MAX:
             self.violations.append(text)
@@ -120,12 +120,12 @@ class Account:
         name = Name(session.number, session.published)
         return properties_of(name), body_of(name, self.size)
 
-    def answered(self, session: Session, tag: int, multiple: bool, confirmed: bool) -> None:
+    def record_confirm(self, session: Session, tag: int, multiple: bool, confirmed: bool) -> None:
         """Record a confirm or a nack. Delivery tags equal sequences."""
         tags = [each for each in range(1, tag + 1) if each not in session.answered] if multiple else [tag]
         for each in tags:
             if each in session.answered or each > session.published:
-                self.violate(f"{session.queue}: {session.number}.{each} was answered twice, or never published")
+                self.record_violation(f"{session.queue}: {session.number}.{each} was answered twice or never published")
             session.answered[each] = confirmed
             self.nacked += not confirmed
             if confirmed and each <= session.published:
@@ -137,42 +137,42 @@ class Account:
 
     # -- consumers
 
-    def delivered(self, queue: str, properties: bytes, body: bytes, redelivered: bool) -> Name:
+    def record_delivery(self, queue: str, properties: bytes, body: bytes, redelivered: bool) -> Name:
         """Check and record a delivery."""
         now = time.monotonic()
         name = name_of(properties)
         seen = self.seen.setdefault(queue, {})
         if name.session >= len(self.sessions) or name.sequence > self.sessions[name.session].published:
-            self.violate(f"{queue}: {name} was never published")
+            self.record_violation(f"{queue}: {name} was never published")
             return name
         session = self.sessions[name.session]
         if session.queue != queue:
-            self.violate(f"{queue}: {name} belongs to {session.queue}")
+            self.record_violation(f"{queue}: {name} belongs to {session.queue}")
         self.newest_at[queue] = max(self.newest_at.get(queue, 0.0), session.sent_at(name.sequence))
         if body != body_of(name, self.size):
-            self.violate(f"{queue}: {name} has another body ({len(body)} bytes)")
+            self.record_violation(f"{queue}: {name} has another body ({len(body)} bytes)")
         copy = seen.get(name)
         if copy is not None:
             copy.times += 1
             if not redelivered:
-                self.violate(f"{queue}: {name} came again, not as redelivered")
+                self.record_violation(f"{queue}: {name} came again, not as redelivered")
             if copy.acked_at:
                 self.returned.append(Returned(queue, name, copy.heard_at))
             return name
         seen[name] = Copy(now)
         last = self._last.get((queue, name.session), 0)
         if name.sequence < last and not (self.cut and redelivered):
-            self.violate(f"{queue}: {name} came first behind {last}")
+            self.record_violation(f"{queue}: {name} came first behind {last}")
         self._last[queue, name.session] = max(last, name.sequence)
         return name
 
-    def acked(self, queue: str, name: Name) -> None:
+    def record_ack(self, queue: str, name: Name) -> None:
         """Record that an ack is being written."""
         copy = self.seen[queue].get(name)
         if copy is not None:
             copy.acked_at = time.monotonic()
 
-    def heard(self, queue: str, names: Iterable[Name]) -> None:
+    def record_ack_read(self, queue: str, names: Iterable[Name]) -> None:
         """Record that the node has read these acks: it answered a request sent after them."""
         now = time.monotonic()
         for name in names:

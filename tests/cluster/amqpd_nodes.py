@@ -287,9 +287,9 @@ class Nodes:
             raise NodeFailed(f"{' '.join(arguments)}: {done.returncode} {done.stdout} {done.stderr}")
         return done.stdout
 
-    def add_vhost(self, name: str, asked: int = 0) -> None:
-        """Create a vhost in which guest has all permissions. asked: the node; 0: the first running one."""
-        number = asked or self.running[0].number
+    def add_vhost(self, name: str, node: int = 0) -> None:
+        """Create a vhost in which guest has all permissions. node: the node; 0: the first running one."""
+        number = node or self.running[0].number
         self.put(number, f"/api/vhosts/{_quoted(name)}", {})
         everything = {"configure": ".*", "write": ".*", "read": ".*"}
         self.put(number, f"/api/permissions/{_quoted(name)}/guest", everything)

@@ -59,7 +59,7 @@ PRODUCE, FETCH, LIST_OFFSETS, METADATA = 0, 1, 2, 3
 NOT_LEADER, OUT_OF_RANGE, UNKNOWN_TOPIC, OUT_OF_ORDER, FENCED = 6, 1, 3, 45, 47
 
 
-class Held:
+class FakePartition:
     """One partition: its batches, its leader, and its producers."""
 
     def __init__(self, leader: int) -> None:
@@ -106,8 +106,8 @@ class FakeKafka:
     """A cluster whose brokers have the numbers 1, 2, ..."""
 
     def __init__(self, brokers: int = 1) -> None:
-        self.topics: dict[str, list[Held]] = {}
-        self.asked: Counter[int] = Counter()
+        self.topics: dict[str, list[FakePartition]] = {}
+        self.request_counts: Counter[int] = Counter()
         """Counts of requests, by API key."""
         self._heard = asyncio.Event()
         self.fetch_size_max = 1 << 30
@@ -164,9 +164,9 @@ class FakeKafka:
         self._ports[number] = server.sockets[0].getsockname()[1]
         self.gone.discard(number)
 
-    async def until_asked(self, api: int, count: int) -> None:
+    async def wait_for_requests(self, api: int, count: int) -> None:
         """Wait until `count` requests of that kind have arrived."""
-        while self.asked[api] < count:
+        while self.request_counts[api] < count:
             self._heard.clear()
             await self._heard.wait()
 
@@ -189,7 +189,7 @@ class FakeKafka:
         """Let the broker hang until `go_on`: it executes requests only then."""
         self._hanging[number] = asyncio.Event()
 
-    def go_on(self, number: int) -> None:
+    def resume(self, number: int) -> None:
         """Let the broker answer again, first the waiting requests."""
         self._hanging.pop(number).set()
 
@@ -197,7 +197,7 @@ class FakeKafka:
         """Create a topic, or add partitions, spread over the brokers."""
         held = self.topics.setdefault(topic, [])
         while len(held) < partitions:
-            held.append(Held(1 + len(held) % len(self._numbers)))
+            held.append(FakePartition(1 + len(held) % len(self._numbers)))
 
     def append(self, topic: str, number: int, batch: bytes) -> int:
         """Append any batch to the partition. Return its offset."""
@@ -230,7 +230,7 @@ class FakeKafka:
             if hanging is not None:
                 await hanging.wait()
             api, version, correlation = struct.unpack(">hhi", data[4:12])
-            self.asked[api] += 1
+            self.request_counts[api] += 1
             self._heard.set()
             request = REQUESTS[api].decode(data, version=version, header=True, framed=True)
             answer = await getattr(self, f"_answer_{api}")(me, request)
@@ -388,7 +388,7 @@ class FakeKafka:
         )
 
 
-def _from(held: Held, offset: int, room: int, first_whole: bool) -> bytes:
+def _from(held: FakePartition, offset: int, room: int, first_whole: bool) -> bytes:
     """Return batches from that offset on. The last one is cut at `room` bytes."""
     found = b""
     for batch in held.batches:

@@ -253,7 +253,7 @@ class Faults:
                 await asyncio.sleep(0.1)
         await self.healthy()
 
-    def go_on(self) -> None:
+    def resume_broker_faults(self) -> None:
         """Kill brokers again."""
         self._calm.set()
 

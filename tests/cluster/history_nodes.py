@@ -196,7 +196,7 @@ class NodesCrowd(Crowd):
         return True
 
 
-def asking(http: tuple[str, int]) -> Ask:
+def http_api(http: tuple[str, int]) -> Ask:
     """Return a function that calls one node's HTTP API. Raises: OSError for every error status."""
 
     async def ask(verb: str, path: str, value: object) -> object:

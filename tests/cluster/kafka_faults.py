@@ -22,7 +22,7 @@ STORED: Final = {"NOT_ENOUGH_REPLICAS_AFTER_APPEND": 20, "REQUEST_TIMED_OUT": 7}
 KINDS: Final = ("lost request", "lost answer", "late answer", *REFUSED, *STORED)
 
 
-class Asked(NamedTuple):
+class PendingRequest(NamedTuple):
     """A request on its way. fault: of KINDS, or "". made: the answer, if the broker does not get the request."""
 
     number: int
@@ -68,10 +68,10 @@ class FaultyProxy:
         ways: list[asyncio.Task[None]] = []
         try:
             to, back = await asyncio.open_connection(*self.target)
-            asked: deque[Asked] = deque()
+            pending: deque[PendingRequest] = deque()
             ways = [
-                asyncio.create_task(self._requests(reader, back, writer, asked)),
-                asyncio.create_task(self._answers(to, writer, asked)),
+                asyncio.create_task(self._requests(reader, back, writer, pending)),
+                asyncio.create_task(self._answers(to, writer, pending)),
             ]
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         except (OSError, asyncio.CancelledError):
@@ -90,7 +90,7 @@ class FaultyProxy:
         reader: asyncio.StreamReader,
         back: asyncio.StreamWriter,
         writer: asyncio.StreamWriter,
-        asked: deque[Asked],
+        pending: deque[PendingRequest],
     ) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
@@ -100,10 +100,10 @@ class FaultyProxy:
                 if fault == "lost request":
                     return
                 if fault in REFUSED:
-                    asked.append(Asked(number, fault, _refusal(frame, REFUSED[fault])))
-                    _answer_made(asked, writer)
+                    pending.append(PendingRequest(number, fault, _refusal(frame, REFUSED[fault])))
+                    _answer_made(pending, writer)
                     continue
-                asked.append(Asked(number, fault))
+                pending.append(PendingRequest(number, fault))
                 back.write(frame)
                 await back.drain()
 
@@ -116,11 +116,13 @@ class FaultyProxy:
         self.done[fault] += 1
         return fault
 
-    async def _answers(self, to: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: deque[Asked]) -> None:
+    async def _answers(
+        self, to: asyncio.StreamReader, writer: asyncio.StreamWriter, pending: deque[PendingRequest]
+    ) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 frame = await _frame(to)
-                one = asked[0]
+                one = pending[0]
                 assert struct.unpack_from(">i", frame, 4)[0] == one.number, "answers must come in order"
                 if one.fault == "lost answer":
                     return
@@ -128,17 +130,17 @@ class FaultyProxy:
                     await asyncio.sleep(self.late_s)
                 if one.fault in STORED:
                     code = STORED[one.fault]
-                    frame = answered_otherwise(frame, lambda *_, code=code: (code, -1))  # type: ignore[misc]
+                    frame = changed_answer(frame, lambda *_, code=code: (code, -1))  # type: ignore[misc]
                 writer.write(frame)
-                asked.popleft()
-                _answer_made(asked, writer)
+                pending.popleft()
+                _answer_made(pending, writer)
                 await writer.drain()
 
 
-def _answer_made(asked: deque[Asked], writer: asyncio.StreamWriter) -> None:
+def _answer_made(pending: deque[PendingRequest], writer: asyncio.StreamWriter) -> None:
     """Write the made answers whose turn it is: answers keep the order of requests."""
-    while asked and asked[0].made:
-        writer.write(asked.popleft().made)
+    while pending and pending[0].made:
+        writer.write(pending.popleft().made)
 
 
 async def _frame(reader: asyncio.StreamReader) -> bytes:
@@ -198,7 +200,7 @@ def _refusal(request: bytes, code: int) -> bytes:
     return struct.pack(">i", len(answer)) + answer
 
 
-def answered_otherwise(answer: bytes, change: Callable[[bytes, int, int, int], tuple[int, int]]) -> bytes:
+def changed_answer(answer: bytes, change: Callable[[bytes, int, int, int], tuple[int, int]]) -> bytes:
     """Return the answer with changed codes and offsets. `change` gets each partition's topic, number, code and first
     offset, and returns code and first offset. answer: with its length prefix.
     """

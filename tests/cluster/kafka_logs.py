@@ -125,7 +125,7 @@ class Producer:
                 await self.news.wait()
 
 
-def apart(partition: Partition) -> Partition:
+def send_unmerged(partition: Partition) -> Partition:
     """Make the partition send batch by batch, without merging."""
     partition.full_size, partition.joined_size_max = 1, 0
     return partition

@@ -226,7 +226,7 @@ class Kafka:
                 self._format(self.brokers[number])
             for number in self.brokers:
                 self.start(number, wait=False)
-            self.wait_until_there()
+            self.wait_until_ready()
         except BaseException:
             self.stop()
             raise
@@ -261,7 +261,7 @@ class Kafka:
         command = [*_ends_with_us(), *broker.host.prefix, *java_command]
         broker.process = subprocess.Popen(command, stdout=broker.log, stderr=broker.log, stdin=subprocess.DEVNULL)
         if wait:
-            self.wait_until_there()
+            self.wait_until_ready()
 
     def kill(self, number: int, how: int = signal.SIGKILL) -> None:
         """End the broker with a signal."""
@@ -296,7 +296,7 @@ class Kafka:
 
     # -- the cluster
 
-    def wait_until_there(self) -> None:
+    def wait_until_ready(self) -> None:
         """Wait until the running brokers know each other. Raises: RuntimeError, with the end of a broker's log."""
         running = [broker for broker in self.brokers.values() if broker.process is not None]
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -398,11 +398,11 @@ class Kafka:
         in_sync = str(min(2, len(self.brokers)))
         voters = (f"{each.number}@{each.host.address}:{each.controller_port}" for each in self.brokers.values())
         listeners = {"PLAINTEXT": broker.port, "CONTROLLER": broker.controller_port, "PROXIED": broker.proxied_port}
-        told = {"PLAINTEXT": broker.port, "PROXIED": broker.proxy_port}
+        advertised = {"PLAINTEXT": broker.port, "PROXIED": broker.proxy_port}
         kinds = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT", "PROXIED": "PLAINTEXT"}
         properties: dict[str, str] = {}
         if self.secure is not None:
-            listeners["SECURE"] = told["SECURE"] = broker.secure_port
+            listeners["SECURE"] = advertised["SECURE"] = broker.secure_port
             kinds["SECURE"] = "SASL_SSL"
             properties = self._secure_properties(self.secure)
         return {
@@ -410,7 +410,7 @@ class Kafka:
             "node.id": str(broker.number),
             "controller.quorum.voters": ",".join(voters),
             "listeners": ",".join(f"{name}://{host}:{port}" for name, port in listeners.items()),
-            "advertised.listeners": ",".join(f"{name}://{host}:{port}" for name, port in told.items()),
+            "advertised.listeners": ",".join(f"{name}://{host}:{port}" for name, port in advertised.items()),
             "listener.security.protocol.map": ",".join(f"{name}:{kind}" for name, kind in kinds.items()),
             "inter.broker.listener.name": "PLAINTEXT",
             "controller.listener.names": "CONTROLLER",

@@ -29,7 +29,7 @@ UNANSWERED_MAX: Final = 500
 _PAUSE_S: Final = 0.1
 
 
-class Served(NamedTuple):
+class ConsumerConnection(NamedTuple):
     """A consumer's connection: when it was opened, and when its first delivery arrived (0.0: none yet)."""
 
     opened_at: float
@@ -50,7 +50,7 @@ class Load:
     heartbeat_s: int = HEARTBEAT_S
     patience_s: float = OPEN_TIMEOUT_S
     closes: list[tuple[float, int, str]] = field(default_factory=list)  # when, code, text
-    served: dict[str, list[Served]] = field(default_factory=dict)
+    served: dict[str, list[ConsumerConnection]] = field(default_factory=dict)
     silences_s: dict[str, float] = field(default_factory=dict)
     """For each client, the longest time without a delivery or confirm since `listen_anew`."""
     _heard_at: dict[str, float] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class Load:
         self.closes.append((time.monotonic(), link.close_code, link.why))
         self._leave(link)
 
-    def listen_anew(self) -> None:
+    def reset_silences(self) -> None:
         """Reset `silences_s`."""
         self.silences_s = dict.fromkeys(self._heard_at, 0.0)
         self._heard_at = dict.fromkeys(self._heard_at, time.monotonic())
@@ -130,11 +130,11 @@ class Load:
         of = [client for client in self._heard_at if client.split()[0] in vhosts]
         return max(max(self.silences_s.get(each, 0.0), now - self._heard_at[each]) for each in of)
 
-    def all_heard_since(self, at: float, vhosts: Sequence[str]) -> bool:
+    def all_received_since(self, at: float, vhosts: Sequence[str]) -> bool:
         """Return True if each client of these vhosts has received a delivery or confirm since then."""
         return all(heard > at for client, heard in self._heard_at.items() if client.split()[0] in vhosts)
 
-    def _hears(self, client: str) -> None:
+    def _note_activity(self, client: str) -> None:
         now = time.monotonic()
         self.silences_s[client] = max(self.silences_s.get(client, 0.0), now - self._heard_at[client])
         self._heard_at[client] = now
@@ -163,8 +163,8 @@ class Load:
     def _confirms(self, session: Session, client: str) -> Callable[[int, bool, bool], None]:
         def confirmed(tag: int, multiple: bool, acked: bool) -> None:
             if acked:
-                self._hears(client)
-            self.account.answered(session, tag, multiple, acked)
+                self._note_activity(client)
+            self.account.record_confirm(session, tag, multiple, acked)
 
         return confirmed
 
@@ -197,14 +197,14 @@ class Load:
         account = self.account
         waiting: list[tuple[int, Name]] = []
         served = self.served.setdefault(queue, [])
-        served.append(Served(time.monotonic(), 0.0))
+        served.append(ConsumerConnection(time.monotonic(), 0.0))
         cancelled = asyncio.Event()
 
         def delivered(message: Message) -> None:
-            self._hears(client)
+            self._note_activity(client)
             if not served[-1].first_at:
                 served[-1] = served[-1]._replace(first_at=time.monotonic())
-            name = account.delivered(queue, message.properties, message.body, message.redelivered)
+            name = account.record_delivery(queue, message.properties, message.body, message.redelivered)
             waiting.append((message.tag, name))
 
         link.on_deliver = delivered
@@ -214,12 +214,12 @@ class Load:
         while not link.gone.is_set() and not cancelled.is_set():
             if waiting:
                 for _, name in waiting:
-                    account.acked(queue, name)
+                    account.record_ack(queue, name)
                 link.ack(waiting[-1][0], multiple=True)
                 names = [name for _, name in waiting]
                 waiting.clear()
                 await link.qos(prefetch)  # answered after the ack
-                account.heard(queue, names)
+                account.record_ack_read(queue, names)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.01):
                     await link.gone.wait()

@@ -69,7 +69,7 @@ async def loaded(
             await load.declare(vhost, f"{vhost}.unread")
             load.publish(vhost, f"{vhost}.unread", rate)
     try:
-        await flowing(load, vhosts)
+        await wait_until_flowing(load, vhosts)
         yield load
         for vhost in vhosts if unread else ():
             load.consume(vhost, f"{vhost}.unread")
@@ -80,7 +80,9 @@ async def loaded(
     load.account.judge()
 
 
-async def served(load: Load, queues: Sequence[str], since: float, timeout_s: float = 120.0) -> dict[str, float]:
+async def wait_until_served(
+    load: Load, queues: Sequence[str], since: float, timeout_s: float = 120.0
+) -> dict[str, float]:
     """Wait until each queue delivers over a connection opened after `since`. Return the seconds of each. Raises:
     AssertionError.
     """
@@ -97,17 +99,17 @@ async def served(load: Load, queues: Sequence[str], since: float, timeout_s: flo
     return found
 
 
-async def flowing(load: Load, queues: Sequence[str], timeout_s: float = 120.0) -> None:
+async def wait_until_flowing(load: Load, queues: Sequence[str], timeout_s: float = 120.0) -> None:
     """Wait until each queue delivers a message published from now on."""
-    await _go_on(load, load.account.newest_at, queues, timeout_s)
+    await _wait_for_progress(load, load.account.newest_at, queues, timeout_s)
 
 
-async def confirming(load: Load, queues: Sequence[str], timeout_s: float = 120.0) -> None:
+async def wait_until_confirming(load: Load, queues: Sequence[str], timeout_s: float = 120.0) -> None:
     """Wait for confirms instead: deliveries may come from the owner's memory even if Kafka fails."""
-    await _go_on(load, load.account.newest_confirmed_at, queues, timeout_s)
+    await _wait_for_progress(load, load.account.newest_confirmed_at, queues, timeout_s)
 
 
-async def _go_on(load: Load, newest_at: dict[str, float], queues: Sequence[str], timeout_s: float) -> None:
+async def _wait_for_progress(load: Load, newest_at: dict[str, float], queues: Sequence[str], timeout_s: float) -> None:
     since = time.monotonic()
     deadline = since + timeout_s
     while True:
@@ -127,7 +129,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None
             await asyncio.sleep(0.05)
 
 
-async def started(nodes: Nodes, number: int) -> None:
+async def start_and_wait(nodes: Nodes, number: int) -> None:
     """Start the node again and wait until it is ready."""
     nodes.start(number, wait=False)  # not in a thread: the process ends with the thread that started it
     await asyncio.to_thread(nodes.wait_until_ready, number)
@@ -168,7 +170,7 @@ async def topics_of(access: KafkaAccess, cluster: str) -> dict[str, int]:
     return {each["topic"]: len(each["partitions"]) for each in found if each["topic"].startswith(prefix)}
 
 
-async def epochs_never_fall(access: KafkaAccess, cluster: str) -> dict[tuple[str, int], int]:
+async def check_epochs_never_fall(access: KafkaAccess, cluster: str) -> dict[tuple[str, int], int]:
     """Check that in every partition epochs never decrease and each epoch begins with its barrier. Return the number of
     barriers of each partition. Raises: AssertionError.
     """

@@ -63,7 +63,7 @@ def no_relay() -> None:
 
 def refused_is_stored() -> None:
     """Take a Produce request refused for too few replicas as stored."""
-    from kafka_faults import REFUSED, answered_otherwise
+    from kafka_faults import REFUSED, changed_answer
 
     answered = KafkaProducer._answered
 
@@ -75,7 +75,7 @@ def refused_is_stored() -> None:
             return 0, int(call.offered[at].batch.base_offset)
 
         if data is not None:
-            data = answered_otherwise(len(data).to_bytes(4, "big") + data, stored)[4:]
+            data = changed_answer(len(data).to_bytes(4, "big") + data, stored)[4:]
         answered(self, call, sent_s, data)
 
     KafkaProducer._answered = believed  # type: ignore[method-assign]

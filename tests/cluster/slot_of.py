@@ -201,11 +201,11 @@ def queue(number: int, vhost: str = "/", **columns: Any) -> QueueRow:
     return QueueRow(vhost, f"q{number}", columns.pop("id", f"{number:032x}"), **columns)
 
 
-def held(slot: Slot) -> set[tuple[str, object]]:
+def rows_and_places(slot: Slot) -> set[tuple[str, object]]:
     rows = {(type(row).__name__, row) for table in TABLES for row in slot.rows.table.rows(table.row)}
     return rows | {("note", (key, tuple(sorted(note.items())))) for key, note in slot.rows.table.notes.items()}
 
 
-async def answered(answers: list[BaseException | None], count: int = 1) -> list[BaseException | None]:
+async def wait_for_answers(answers: list[BaseException | None], count: int = 1) -> list[BaseException | None]:
     await until(lambda: len(answers) >= count)
     return answers

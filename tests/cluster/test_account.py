@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from account import Account, Name, body_of, name_of, properties_of
-from nodes_load import Load, Served
+from nodes_load import ConsumerConnection, Load
 
 
 class Scenario:
@@ -18,13 +18,13 @@ class Scenario:
         for _ in range(count):
             self.account.publish(self.session)
             if confirmed:
-                self.account.answered(self.session, self.session.published, False, True)
+                self.account.record_confirm(self.session, self.session.published, False, True)
 
     def deliver(self, *sequences: int, redelivered: bool = False, body: bytes | None = None) -> None:
         for sequence in sequences:
             name = Name(self.session.number, sequence)
             body_bytes = body_of(name, 300) if body is None else body
-            self.account.delivered("q", properties_of(name), body_bytes, redelivered)
+            self.account.record_delivery("q", properties_of(name), body_bytes, redelivered)
 
     def violation_text(self) -> str:
         with pytest.raises(AssertionError) as violation_text:
@@ -97,7 +97,7 @@ def test_unpublished_message_and_wrong_body_are_reported() -> None:
 def test_second_confirm_of_a_message_is_reported() -> None:
     scenario = Scenario()
     scenario.publish(2)
-    scenario.account.answered(scenario.session, 2, False, False)
+    scenario.account.record_confirm(scenario.session, 2, False, False)
     scenario.deliver(1, 2)
     assert "was answered twice" in scenario.violation_text()
 
@@ -106,20 +106,20 @@ def test_message_redelivered_after_its_ack_is_counted_as_returned() -> None:
     scenario = Scenario()
     scenario.publish(1)
     scenario.deliver(1)
-    scenario.account.acked("q", Name(0, 1))
+    scenario.account.record_ack("q", Name(0, 1))
     scenario.deliver(1, redelivered=True)
     scenario.account.judge()
     (returned,) = scenario.account.returned
     assert (returned.name, returned.heard_at) == (Name(0, 1), 0.0)
-    scenario.account.heard("q", [Name(0, 1)])
+    scenario.account.record_ack_read("q", [Name(0, 1)])
     scenario.deliver(1, redelivered=True)
     assert scenario.account.returned[1].heard_at > 0
 
 
 def test_first_since_skips_connections_without_deliveries() -> None:
     load = Load(Account(), [])
-    load.served["q"] = [Served(10.0, 11.0), Served(20.0, 0.0)]
+    load.served["q"] = [ConsumerConnection(10.0, 11.0), ConsumerConnection(20.0, 0.0)]
     assert load.first_since("q", 15.0) == 0.0
-    load.served["q"] += [Served(30.0, 31.0), Served(40.0, 41.0)]
+    load.served["q"] += [ConsumerConnection(30.0, 31.0), ConsumerConnection(40.0, 41.0)]
     assert load.first_since("q", 15.0) == 31.0
     assert load.first_since("q", 50.0) == 0.0

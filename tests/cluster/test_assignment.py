@@ -106,12 +106,12 @@ def test_wish_moves_a_busy_slot_unless_its_node_is_absent() -> None:
     group.join("a")
     group.join("b")
     group.settle()
-    mine = sorted(group.held("a"))
-    group.change("a", busy=frozenset(mine))
-    group.wishes = {mine[0]: "b", mine[1]: "nobody"}
+    slots_of_a = sorted(group.held("a"))
+    group.change("a", busy=frozenset(slots_of_a))
+    group.wishes = {slots_of_a[0]: "b", slots_of_a[1]: "nobody"}
     group.settle()
-    assert mine[0] in group.held("b")
-    assert mine[1] in group.held("a")
+    assert slots_of_a[0] in group.held("b")
+    assert slots_of_a[1] in group.held("a")
 
 
 def test_slots_of_a_node_that_left_are_assigned_in_one_round() -> None:

@@ -14,7 +14,6 @@ from kafka_logs import (
     ROUTE,
     Logs,
     Producer,
-    apart,
     append,
     contents,
     create_topic,
@@ -23,6 +22,7 @@ from kafka_logs import (
     read_with_aiokafka,
     read_with_kafka_python,
     rows,
+    send_unmerged,
     take,
 )
 from kafka_rig import Kafka, run_java
@@ -91,7 +91,7 @@ async def test_stored_batch_equals_the_batch_in_kafka(
     fill(logs, log)
     ours = on_disk(log.directory)
     async with Producer(access) as producer:
-        partition = apart(producer.kafka.open(topic, 0, 0))
+        partition = send_unmerged(producer.kafka.open(topic, 0, 0))
         producer.offer(partition, take(log))
         await producer.until(partition)
         assert producer.ended == producer.refused == []
@@ -107,9 +107,9 @@ async def test_stored_batch_equals_the_batch_in_kafka(
 
     fetched = await fetch_all(access, topic, 0)
     stored = on_disk(kafka.partition_directory(1, topic, 0))
-    for theirs in (fetched, stored):
-        assert [batch[MAGIC_AT:] for batch in theirs] == [batch[MAGIC_AT:] for batch in ours]
-        assert [batch[:12] for batch in theirs] == [batch[:12] for batch in ours]  # offset and length
+    for kafka_batches in (fetched, stored):
+        assert [batch[MAGIC_AT:] for batch in kafka_batches] == [batch[MAGIC_AT:] for batch in ours]
+        assert [batch[:12] for batch in kafka_batches] == [batch[:12] for batch in ours]  # offset and length
     assert await fetch_all(access, topic, 0, size_max=1000) == fetched  # no partial batch is taken for a whole one
 
     wanted = rows(records_of(log))
@@ -134,11 +134,11 @@ async def test_waiting_batches_are_merged_into_fewer(
         assert producer.ended == producer.refused == []
         assert partition.high_watermark == log.next_offset
 
-    theirs = await fetch_all(access, topic, 0)
-    assert len(theirs) < len(ours) - 3
+    kafka_batches = await fetch_all(access, topic, 0)
+    assert len(kafka_batches) < len(ours) - 3
     packed = [batch[MAGIC_AT:] for batch in ours if BatchHeader(batch, 0).is_compressed()]
-    assert [batch[MAGIC_AT:] for batch in theirs if BatchHeader(batch, 0).is_compressed()] == packed
-    plain = [[batch for batch in side if not BatchHeader(batch, 0).is_compressed()] for side in (theirs, ours)]
+    assert [batch[MAGIC_AT:] for batch in kafka_batches if BatchHeader(batch, 0).is_compressed()] == packed
+    plain = [[batch for batch in side if not BatchHeader(batch, 0).is_compressed()] for side in (kafka_batches, ours)]
     assert contents(plain[0]) == contents(plain[1])
 
     wanted = rows(records_of(log))
@@ -159,7 +159,7 @@ async def test_java_tools_read_the_batches(kafka: Kafka, access: KafkaAccess, to
     log = logs.new("tasks", held)
     fill(logs, log)
     async with Producer(access) as producer:
-        partition = apart(producer.kafka.open(topic, 0, 0))
+        partition = send_unmerged(producer.kafka.open(topic, 0, 0))
         producer.offer(partition, take(log))
         await producer.until(partition)
     records = records_of(log)
@@ -217,9 +217,9 @@ async def test_kafka_replaces_log_append_time(kafka: Kafka, access: KafkaAccess,
         producer.offer(partition, [sent])
         await producer.until(partition)
         assert (partition.closed, partition.high_watermark) == (0, 2)
-    (theirs,) = await fetch_all(access, topic, 0)
-    assert theirs[MAGIC_AT:] != (sent.header + sent.records)[MAGIC_AT:]
-    assert theirs[MAGIC_AT:] == (batch.header + batch.records)[MAGIC_AT:]
+    (kafka_batches,) = await fetch_all(access, topic, 0)
+    assert kafka_batches[MAGIC_AT:] != (sent.header + sent.records)[MAGIC_AT:]
+    assert kafka_batches[MAGIC_AT:] == (batch.header + batch.records)[MAGIC_AT:]
 
 
 async def test_kafka_drops_the_transient_bit_when_it_recompresses(
@@ -243,8 +243,8 @@ async def test_kafka_drops_the_transient_bit_when_it_recompresses(
             producer.offer(partition, [marked])
             await producer.until(partition)
             assert partition.high_watermark == 60
-        (theirs,) = await fetch_all(access, name, 0)
-        header = BatchHeader(theirs, 0)
+        (kafka_batches,) = await fetch_all(access, name, 0)
+        header = BatchHeader(kafka_batches, 0)
         assert header.is_transient() == kept
         assert int(header.attributes & COMPRESSION) == (0 if kept else GZIP)
 

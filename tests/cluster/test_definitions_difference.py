@@ -61,9 +61,9 @@ class TwoNodeGateway(ApiGateway):
         super().__init__(server.broker, view, nothing)
         self.other = other
 
-    async def _ask(self, node: NodeState, route: ApiRoute, asked: ApiRequest) -> ApiResponse:
+    async def _ask(self, node: NodeState, route: ApiRoute, request: ApiRequest) -> ApiResponse:
         assert node == TWO
-        return await route.handler(call(self.other, json.loads(json.dumps(asked.body)), **asked.query))
+        return await route.handler(call(self.other, json.loads(json.dumps(request.body)), **request.query))
 
 
 async def difference(nodes: tuple[Server, Server], document: Any, **query: str) -> Any:

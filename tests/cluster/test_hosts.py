@@ -57,7 +57,7 @@ async def test_publishing_survives_killed_and_unreachable_leaders(
         await wait_until_stored()
         assert 1 not in {int(partition.leader) for partition in partitions}
         kafka.start(1, wait=False)
-        await asyncio.to_thread(kafka.wait_until_there)
+        await asyncio.to_thread(kafka.wait_until_ready)
 
         host = kafka.brokers[2].host
         host.unplug()
@@ -72,9 +72,9 @@ async def test_publishing_survives_killed_and_unreachable_leaders(
 
     for partition, log in zip(partitions, written, strict=True):
         assert partition.high_watermark == log.next_offset == 3 * 140
-        theirs = await fetch_all(access, topic, int(partition.number))
-        assert [batch[MAGIC_AT:] for batch in theirs] == [batch[MAGIC_AT:] for batch in on_disk(log.directory)]
-        assert [batch[:8] for batch in theirs] == [batch[:8] for batch in on_disk(log.directory)]
+        kafka_batches = await fetch_all(access, topic, int(partition.number))
+        assert [batch[MAGIC_AT:] for batch in kafka_batches] == [batch[MAGIC_AT:] for batch in on_disk(log.directory)]
+        assert [batch[:8] for batch in kafka_batches] == [batch[:8] for batch in on_disk(log.directory)]
 
 
 async def test_publish_waits_while_too_few_replicas_are_in_sync(
@@ -107,5 +107,5 @@ async def test_publish_waits_while_too_few_replicas_are_in_sync(
         kafka.start(other, wait=False)
         await producer.until(partition, timeout_s=240)
         assert partition.high_watermark == 3
-    theirs = await fetch_all(access, topic, 0)
-    assert [batch[MAGIC_AT:] for batch in theirs] == [batch[MAGIC_AT:] for batch in on_disk(log.directory)]
+    kafka_batches = await fetch_all(access, topic, 0)
+    assert [batch[MAGIC_AT:] for batch in kafka_batches] == [batch[MAGIC_AT:] for batch in on_disk(log.directory)]

@@ -42,17 +42,17 @@ def node(tmp_path: Path, kafka: Kafka, topic: str) -> Iterator[Nodes]:
 
 @pytest.fixture
 def connect() -> Iterator[Callable[[Nodes], Any]]:
-    made: list[pika.BlockingConnection] = []
+    connections: list[pika.BlockingConnection] = []
 
     def connected(nodes: Nodes) -> Any:
         host, port = nodes[1].amqp
-        made.append(pika.BlockingConnection(pika.ConnectionParameters(host, port, socket_timeout=120)))
-        channel = made[-1].channel()
+        connections.append(pika.BlockingConnection(pika.ConnectionParameters(host, port, socket_timeout=120)))
+        channel = connections[-1].channel()
         channel.confirm_delivery()
         return channel
 
     yield connected
-    for each in made:
+    for each in connections:
         with suppress(pika.exceptions.AMQPError):
             each.close()
 
@@ -110,13 +110,13 @@ def test_example_program_of_the_manual_runs(
 ) -> None:
     name = f"{topic}.shop.manual"
     text = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text("utf-8")
-    asked, program = (
+    declaration, program = (
         block.split("```")[0].replace("shop.orders", name).replace("localhost:9092", kafka.bootstrap)
         for block in text.partition("## A queue that others read in Kafka")[2].split("```python\n")[1:3]
     )
     host, port = node[1].amqp
     address = f'pika.ConnectionParameters("{host}", {port})'
-    for source in (asked.replace('pika.ConnectionParameters("localhost")', address), program):
+    for source in (declaration.replace('pika.ConnectionParameters("localhost")', address), program):
         command = [sys.executable, "-P", "-c", source]
         run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert run.returncode == 0, run.stderr
@@ -204,17 +204,17 @@ def test_topic_that_is_not_allowed_or_taken_is_refused(
         assert text in refused.value.reply_text
     with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="not durable"):
         connect(node).queue_declare("q", arguments={"x-kafka-topic": f"{topic}.shop.q"})
-    asked = {"durable": True, "arguments": {"x-kafka-topic": f"{topic}.shop.taken"}}
+    declaration = {"durable": True, "arguments": {"x-kafka-topic": f"{topic}.shop.taken"}}
     with pytest.raises(NodeFailed, match=r"topic .*taken.* exists already"):
-        node.api(1, "PUT", "/api/queues/%2F/q", asked)
+        node.api(1, "PUT", "/api/queues/%2F/q", declaration)
     connect(node).queue_declare("first", durable=True, arguments={"x-kafka-topic": f"{topic}.shop.first"})
 
 
 def test_node_without_kafka_refuses_x_kafka_topic() -> None:
     vhost: Any = SimpleNamespace(name="/", catalogue=SimpleNamespace(own_topics=None))
-    asked = QueueDeclaration("q", True, False, False, arguments={"x-kafka-topic": "orders"})
+    declaration = QueueDeclaration("q", True, False, False, arguments={"x-kafka-topic": "orders"})
     with pytest.raises(PreconditionFailed, match="there is no Kafka: this node is not in a cluster"):
-        cluster_checks.check(vhost, asked)
+        cluster_checks.check(vhost, declaration)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "x" * 250, 5])

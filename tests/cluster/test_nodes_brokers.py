@@ -9,7 +9,7 @@ from statistics import median
 
 from amqpd_nodes import Nodes
 from kafka_rig import Kafka
-from nodes_story import QUIET_MACHINE, VHOSTS, confirming, count, flowing, loaded, note
+from nodes_story import QUIET_MACHINE, VHOSTS, count, loaded, note, wait_until_confirming, wait_until_flowing
 
 STALL_S_MAX = 30.0
 """Kafka waits 9 s (`broker.session.timeout.ms`) before it elects leaders in place of a killed broker."""
@@ -26,11 +26,11 @@ async def test_killed_and_restarted_brokers_lose_no_message(nodes: Nodes, broker
             victim = 1 + turn % len(brokers.brokers)
             since = time.monotonic()
             await asyncio.to_thread(brokers.kill, victim, kill_signal)
-            await confirming(load, VHOSTS, 240)
+            await wait_until_confirming(load, VHOSTS, 240)
             stalls.append(time.monotonic() - since)
             brokers.start(victim, wait=False)
-            await asyncio.to_thread(brokers.wait_until_there)
-            await flowing(load, VHOSTS, 240)
+            await asyncio.to_thread(brokers.wait_until_ready)
+            await wait_until_flowing(load, VHOSTS, 240)
             await asyncio.to_thread(brokers.wait_until_in_sync)
     print(f"stalls: {len(stalls)}, median {median(stalls):.1f} s, at most {max(stalls):.1f} s")
     note("brokers", stalls=[round(each, 1) for each in stalls], told=load.account.summary())
@@ -47,14 +47,14 @@ async def test_suspended_brokers_lose_no_message(nodes: Nodes, brokers: Kafka) -
             since = time.monotonic()
             brokers.suspend(victim)
             try:
-                await confirming(load, VHOSTS, 240)
+                await wait_until_confirming(load, VHOSTS, 240)
                 stalls.append(time.monotonic() - since)
                 await asyncio.sleep(max(0.0, since + 30 - time.monotonic()))
-                await confirming(load, VHOSTS, 240)
+                await wait_until_confirming(load, VHOSTS, 240)
             finally:
                 brokers.resume(victim)
-            await asyncio.to_thread(brokers.wait_until_there)
-            await flowing(load, VHOSTS, 240)
+            await asyncio.to_thread(brokers.wait_until_ready)
+            await wait_until_flowing(load, VHOSTS, 240)
             await asyncio.to_thread(brokers.wait_until_in_sync)
     print(f"stalls: {len(stalls)}, median {median(stalls):.1f} s, at most {max(stalls):.1f} s")
     note("suspended brokers", stalls=[round(each, 1) for each in stalls], told=load.account.summary())

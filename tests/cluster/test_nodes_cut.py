@@ -12,7 +12,7 @@ from amqpd_nodes import Nodes
 from kafka_hosts import Host, Network
 from kafka_rig import Kafka
 from nodes_load import HEARTBEAT_S, Load
-from nodes_story import VHOSTS, flowing, loaded, note, owner_of, owners_of, served, until
+from nodes_story import VHOSTS, loaded, note, owner_of, owners_of, until, wait_until_flowing, wait_until_served
 from quickclient import connect
 
 pytestmark = pytest.mark.on_demand  # needs root
@@ -51,9 +51,9 @@ async def cut_from_clients(nodes: Nodes, network: Network, direct: bool = False,
         cut.host.drop_from(network.address)
         cut.host.drop_to(network.address)
         load.addresses = [node.amqp for node in nodes]
-        seconds_by_vhost = await served(load, vhosts, since, served_s)
+        seconds_by_vhost = await wait_until_served(load, vhosts, since, served_s)
         direct_link.abort()
-        await flowing(load, vhosts)
+        await wait_until_flowing(load, vhosts)
         assert await owners_of(nodes) == before, "a vhost of a healthy node was taken over"
         other = next(node for node in nodes if node is not cut)
         proxied_link = await connect(other.amqp[1], vhost="red", host=other.amqp[0], patience_s=60)
@@ -66,7 +66,7 @@ async def cut_from_clients(nodes: Nodes, network: Network, direct: bool = False,
         # The node drops the unreachable clients and redelivers their messages to others.
         await until(lambda: not missing_since(load.account, time.monotonic() - 3 * HEARTBEAT_S), 60)
         cut.host.heal()
-        await flowing(load, vhosts)
+        await wait_until_flowing(load, vhosts)
         assert await owner_of(nodes, "red") == before["red"]
     note("cut", seconds=sorted(round(each, 1) for each in seconds_by_vhost.values()), told=load.account.summary())
 

@@ -13,7 +13,7 @@ import pytest
 from amqpd_nodes import Nodes
 from kafka_faults import KINDS, FaultyProxy
 from kafka_rig import Kafka
-from nodes_story import PATIENCE_S, VHOSTS, count, flowing, loaded, note, until
+from nodes_story import PATIENCE_S, VHOSTS, count, loaded, note, until, wait_until_flowing
 
 
 async def faults(
@@ -35,7 +35,7 @@ async def faults(
                     proxy.every = 15
                     await until(lambda: min(proxy.done[kind] for kind in kinds) >= rounds, 600)
                     proxy.every = 0
-                    await flowing(load, VHOSTS)
+                    await wait_until_flowing(load, VHOSTS)
                 note("faults", done=dict(proxy.done), produces=proxy.produces, told=load.account.summary())
 
 

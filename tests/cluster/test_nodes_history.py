@@ -24,7 +24,7 @@ from amqpd_nodes import Nodes
 from history import Event, History
 from history_faults import CLOCK_S, ENDS, Faults
 from history_load import prepare, queues
-from history_nodes import WITHOUT, NodesCrowd, NodesJudge, NodesStream, asking, request
+from history_nodes import WITHOUT, NodesCrowd, NodesJudge, NodesStream, http_api, request
 from kafka_rig import Kafka
 from nodes_load import Load
 from nodes_story import LONG, loaded, note
@@ -114,7 +114,7 @@ class Lives:
         while True:
             via = self.choose.choice(self.faults.well())
             node = self.nodes[via]
-            ask = asking(node.http)
+            ask = http_api(node.http)
             try:
                 async with asyncio.timeout(40):
                     last = await self._left(node.http)
@@ -182,7 +182,7 @@ class Lives:
             pass
         self.judge.account()
         self.stop_at_once()
-        self.faults.go_on()
+        self.faults.resume_broker_faults()
 
     async def _drained(self) -> bool:
         """Drain once. Return False if the connections ended before the queues were empty."""

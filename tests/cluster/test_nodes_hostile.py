@@ -20,7 +20,7 @@ import pytest
 from account import Account
 from amqpd_nodes import SECRET, Node, Nodes
 from kafka_rig import Kafka
-from nodes_story import QUIET_MACHINE, VHOSTS, count, flowing, loaded, note, owner_of, topics_of
+from nodes_story import QUIET_MACHINE, VHOSTS, count, loaded, note, owner_of, topics_of, wait_until_flowing
 from quickclient import Gone, connect, field_table, shortstr
 
 from amqpd.cluster import peer_link
@@ -46,12 +46,12 @@ async def test_hostile_clients_do_not_disturb_others(nodes: Nodes, brokers: Kafk
         await _garbage(nodes)
         await asyncio.to_thread(_replayed, nodes)
         await _silence(nodes)
-        await flowing(load, VHOSTS)
+        await wait_until_flowing(load, VHOSTS)
         await _too_large(nodes)
-        await flowing(load, VHOSTS)
+        await wait_until_flowing(load, VHOSTS)
         sessions = len(load.account.sessions)
         await _foreign_record(nodes, brokers, "red")
-        await flowing(load, VHOSTS)
+        await wait_until_flowing(load, VHOSTS)
         assert load.account.nacked == 0 or len(load.account.sessions) > sessions
     note("hostile", told=load.account.summary())
 
@@ -158,14 +158,14 @@ async def test_thousand_topics_at_once_do_not_disturb_others(tmp_path: Path, bro
             declare_times = await _declares_beside(nodes, declaring)
             await declaring
             took = time.monotonic() - began
-            await flowing(load, VHOSTS)
+            await wait_until_flowing(load, VHOSTS)
             meanwhile = _lateness(load.account, began, began + took)
             assert load.account.nacked == 0
             assert load.closes == [], "a connection of another client was closed"
             found = nodes.api(1, "GET", "/api/vhosts/hostile", timeout_s=60)
             assert found["name"] == "hostile"
             nodes.api(1, "DELETE", "/api/vhosts/hostile", timeout_s=300)
-            await flowing(load, VHOSTS)
+            await wait_until_flowing(load, VHOSTS)
         note(
             "topics",
             declaring=topics,

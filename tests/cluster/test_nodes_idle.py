@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from amqpd_nodes import Nodes
 from kafka_rig import Kafka
-from nodes_story import VHOSTS, count, flowing, loaded, note, owner_of, owners_of, served
+from nodes_story import VHOSTS, count, loaded, note, owner_of, owners_of, wait_until_flowing, wait_until_served
 
 IDLE_S = count(40, 120)
 
@@ -17,17 +17,17 @@ IDLE_S = count(40, 120)
 async def idle(nodes: Nodes, served_s: float = 60.0) -> None:
     """Run a small load, then kill an owner. A takeover proves that the nodes are still in the group."""
     async with loaded(nodes, publishers=1, rate=5) as load:
-        begun = len(load.account.sessions)
+        sessions_before = len(load.account.sessions)
         await asyncio.sleep(IDLE_S)
-        await flowing(load, VHOSTS)
-        more = len(load.account.sessions) - begun
+        await wait_until_flowing(load, VHOSTS)
+        more = len(load.account.sessions) - sessions_before
         assert not more, f"connections were closed: {load.closes}"
         victim = await owner_of(nodes, VHOSTS[0])
         victim_vhosts = [vhost for vhost, owner in (await owners_of(nodes)).items() if owner == victim]
         since = time.monotonic()
         nodes.kill(victim)
-        seconds_by_vhost = await served(load, victim_vhosts, since, served_s)
-        await flowing(load, VHOSTS)
+        seconds_by_vhost = await wait_until_served(load, victim_vhosts, since, served_s)
+        await wait_until_flowing(load, VHOSTS)
     note("idle", seconds=IDLE_S, served=round(max(seconds_by_vhost.values()), 1), told=load.account.summary())
 
 

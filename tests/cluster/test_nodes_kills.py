@@ -14,16 +14,16 @@ from kafka_rig import Kafka
 from nodes_story import (
     PATIENCE_S,
     VHOSTS,
+    check_epochs_never_fall,
     count,
-    epochs_never_fall,
-    flowing,
     judge_times,
     loaded,
     note,
     owner_of,
     owners_of,
-    served,
-    started,
+    start_and_wait,
+    wait_until_flowing,
+    wait_until_served,
 )
 
 from amqpd.kafka.config import KafkaAccess
@@ -38,9 +38,9 @@ async def kill_owners(nodes: Nodes, times: int, patience_s: float = PATIENCE_S) 
             victim_vhosts = [vhost for vhost, owner in (await owners_of(nodes)).items() if owner == victim]
             since = time.monotonic()
             nodes.kill(victim)
-            took += (await served(load, victim_vhosts, since)).values()
-            await started(nodes, victim)
-            await flowing(load, VHOSTS)
+            took += (await wait_until_served(load, victim_vhosts, since)).values()
+            await start_and_wait(nodes, victim)
+            await wait_until_flowing(load, VHOSTS)
     judge_times("kill -9 of an owner, to the first delivery elsewhere", took)
     note("kills", kills=times, seconds=sorted(round(each, 2) for each in took), told=load.account.summary())
 
@@ -48,7 +48,7 @@ async def kill_owners(nodes: Nodes, times: int, patience_s: float = PATIENCE_S) 
 async def test_killed_owners_lose_no_confirmed_message(nodes: Nodes, brokers: Kafka) -> None:
     """Acceptance 2."""
     await kill_owners(nodes, count(2, 50))
-    await epochs_never_fall(KafkaAccess(tuple(brokers.bootstrap.split(","))), nodes.name)
+    await check_epochs_never_fall(KafkaAccess(tuple(brokers.bootstrap.split(","))), nodes.name)
 
 
 @pytest.mark.on_demand
@@ -70,10 +70,10 @@ async def test_clean_stop_hands_over_within_seconds(nodes: Nodes) -> None:
             victim_vhosts = [vhost for vhost, owner in (await owners_of(nodes)).items() if owner == leaving]
             since = time.monotonic()
             nodes.start_stop(leaving)
-            took += (await served(load, victim_vhosts, since)).values()
+            took += (await wait_until_served(load, victim_vhosts, since)).values()
             await asyncio.to_thread(nodes.wait_until_ended, leaving)
-            await started(nodes, leaving)
-            await flowing(load, VHOSTS)
+            await start_and_wait(nodes, leaving)
+            await wait_until_flowing(load, VHOSTS)
         assert load.account.nacked == 0
     judge_times("a clean stop, to the first delivery elsewhere", took, 8.0, 4.0)
     note("stops", seconds=sorted(round(each, 2) for each in took), told=load.account.summary())
@@ -87,10 +87,12 @@ async def test_rolling_restart_causes_no_nack_and_only_short_gaps(nodes: Nodes) 
             before = await owners_of(nodes)
             since = time.monotonic()
             nodes.start_stop(number)
-            took += (await served(load, [vhost for vhost in VHOSTS if before[vhost] == number], since)).values()
+            took += (
+                await wait_until_served(load, [vhost for vhost in VHOSTS if before[vhost] == number], since)
+            ).values()
             await asyncio.to_thread(nodes.wait_until_ended, number)
-            await started(nodes, number)
-            await flowing(load, VHOSTS)
+            await start_and_wait(nodes, number)
+            await wait_until_flowing(load, VHOSTS)
         assert load.account.nacked == 0
     if took:
         judge_times("a rolling restart, gap of a vhost", took, 5.0, 5.0)

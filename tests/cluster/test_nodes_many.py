@@ -62,10 +62,10 @@ async def idle_queues(name: str, nodes: Nodes, kafka: Kafka, vhosts: int, queues
     declared_s = time.monotonic() - began
     await asyncio.sleep(SETTLED_S)
     full = [_rss_mib(node) for node in nodes]
-    began, cpu, kafka_cpu, asked = time.monotonic(), _cpu_s(nodes), _kafka_cpu_s(kafka), _requests(nodes)
+    began, cpu, kafka_cpu, requests = time.monotonic(), _cpu_s(nodes), _kafka_cpu_s(kafka), _requests(nodes)
     await asyncio.sleep(IDLE_S)
     idle_s = time.monotonic() - began
-    cpu, kafka_cpu, asked = _cpu_s(nodes) - cpu, _kafka_cpu_s(kafka) - kafka_cpu, _requests(nodes) - asked
+    cpu, kafka_cpu, requests = _cpu_s(nodes) - cpu, _kafka_cpu_s(kafka) - kafka_cpu, _requests(nodes) - requests
     times = sorted(each for some in declares for each in some)
     first, last = (sorted(each for some in part for each in some) for part in (declares[:10], declares[-10:]))
     note(
@@ -78,7 +78,9 @@ async def idle_queues(name: str, nodes: Nodes, kafka: Kafka, vhosts: int, queues
         declare_ms_mean={"first": round(_mean_ms(first), 1), "last": round(_mean_ms(last), 1)},
         mib_before=[round(each) for each in empty],
         mib_after=[round(each) for each in full],
-        idle_requests_a_second={KINDS.get(kind, str(kind)): round(asked[kind] / idle_s, 1) for kind in sorted(asked)},
+        idle_requests_a_second={
+            KINDS.get(kind, str(kind)): round(requests[kind] / idle_s, 1) for kind in sorted(requests)
+        },
         idle_processor_share=round(cpu / idle_s, 3),
         idle_kafka_processor_share=round(kafka_cpu / idle_s, 3),
     )

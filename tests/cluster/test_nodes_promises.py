@@ -12,7 +12,18 @@ import pytest
 from amqpd_nodes import Nodes
 from kafka_rig import Kafka
 from nodes_load import Load
-from nodes_story import LONG, VHOSTS, count, flowing, loaded, note, owner_of, owners_of, served, started
+from nodes_story import (
+    LONG,
+    VHOSTS,
+    count,
+    loaded,
+    note,
+    owner_of,
+    owners_of,
+    start_and_wait,
+    wait_until_flowing,
+    wait_until_served,
+)
 from quickclient import HEARS_CANCEL, Gone, Link, connect
 from test_nodes_zombies import stop_owner
 
@@ -39,9 +50,9 @@ async def check_old_acks(nodes: Nodes, times: int) -> None:
             ]
             since = time.monotonic()
             nodes.kill(victim)
-            await served(load, victim_vhosts, since)
-            await started(nodes, victim)
-            await flowing(load, VHOSTS)
+            await wait_until_served(load, victim_vhosts, since)
+            await start_and_wait(nodes, victim)
+            await wait_until_flowing(load, VHOSTS)
             returned = [each for each in load.account.returned[before:] if 0 < each.heard_at < since - ACK_AGE_S]
             assert returned == [], (
                 f"{len(returned)} of {len(old)} messages came back although they had been acked for long"
@@ -123,7 +134,7 @@ async def delete_and_declare(nodes: Nodes, rounds: int, kills: int) -> None:
                 if turn % 2:
                     nodes.kill(victim)
                     await queue.run_round()
-                    await started(nodes, victim)
+                    await start_and_wait(nodes, victim)
                 else:
                     late = await connect(nodes[victim].amqp[1], vhost="red", patience_s=300, properties=HEARS_CANCEL)
                     nodes.pause(victim)

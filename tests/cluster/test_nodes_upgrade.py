@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from amqpd_nodes import Nodes
 from kafka_rig import Kafka
-from nodes_story import VHOSTS, epochs_never_fall, flowing, loaded, note, owners_of
+from nodes_story import VHOSTS, check_epochs_never_fall, loaded, note, owners_of, wait_until_flowing
 
 from amqpd.kafka.config import KafkaAccess
 
@@ -34,18 +34,18 @@ async def test_upgrade_node_by_node_causes_no_nack(tmp_path: Path, brokers: Kafk
         async with loaded(nodes, unread=True) as load:
             for node in nodes:
                 await asyncio.to_thread(nodes.ctl, node.number, "drain")
-                await flowing(load, VHOSTS)
+                await wait_until_flowing(load, VHOSTS)
                 assert node.number not in (await owners_of(nodes)).values(), "the drained node still owns a vhost"
                 await asyncio.to_thread(nodes.stop, node.number)
                 node.python = sys.executable
                 nodes.start(node.number, wait=False)
                 await asyncio.to_thread(nodes.wait_until_ready, node.number)
                 await asyncio.to_thread(nodes.ctl, node.number, "await_online_nodes", "3")
-                await flowing(load, VHOSTS)
+                await wait_until_flowing(load, VHOSTS)
             await asyncio.to_thread(nodes.ctl, 1, "rebalance", "all")
-            await flowing(load, VHOSTS)
+            await wait_until_flowing(load, VHOSTS)
             assert load.account.nacked == 0
-        await epochs_never_fall(KafkaAccess(tuple(brokers.bootstrap.split(","))), nodes.name)
+        await check_epochs_never_fall(KafkaAccess(tuple(brokers.bootstrap.split(","))), nodes.name)
         note("upgraded", before=_version(BEFORE), to=_version(sys.executable), told=load.account.summary())
     for node in nodes:
         assert "Traceback" not in node.log_text, node.log_text[-4000:]

@@ -21,15 +21,15 @@ from nodes_story import (
     QUIET_MACHINE,
     SERVED_S_MAX,
     VHOSTS,
+    check_epochs_never_fall,
     count,
-    epochs_never_fall,
-    flowing,
     loaded,
     note,
     owner_of,
     owners_of,
-    served,
     until,
+    wait_until_flowing,
+    wait_until_served,
 )
 from quickclient import Gone, connect
 
@@ -55,9 +55,9 @@ async def patient_clients(node: Node, vhosts: Sequence[str]) -> AsyncIterator[Lo
         patient_load.publish(vhost, queue, 50)
         patient_load.consume(vhost, queue)
     try:
-        await flowing(patient_load, queues)
+        await wait_until_flowing(patient_load, queues)
         yield patient_load
-        await flowing(patient_load, queues, 180)
+        await wait_until_flowing(patient_load, queues, 180)
         await patient_load.drain()
     finally:
         await patient_load.leave()
@@ -84,17 +84,17 @@ async def stop_owner(nodes: Nodes, kafka: Kafka, times: int, stopped_s: float) -
                 since = time.monotonic()
                 nodes.pause(zombie)
                 late.publish("", "quiet", b"\x10\x00\x02", b"from the zombie")
-                await served(load, zombie_vhosts, since)
+                await wait_until_served(load, zombie_vhosts, since)
                 await asyncio.sleep(max(0.0, since + stopped_s - time.monotonic()))
                 nodes.resume(zombie)
                 await asyncio.wait_for(late.gone.wait(), 120)
                 assert all(tag < 0 for tag in confirms), "a zombie has confirmed"
-                await flowing(load, VHOSTS)
+                await wait_until_flowing(load, VHOSTS)
                 assert await owner_of(nodes, vhost) != 0
                 getter = await connect(load.addresses[0][1], vhost=vhost, host=load.addresses[0][0], patience_s=300)
                 assert await getter.get("quiet", no_ack=True) is None, "what the zombie had has been stored"
                 getter.close()
-    barriers = await epochs_never_fall(access_to(kafka), nodes.name)
+    barriers = await check_epochs_never_fall(access_to(kafka), nodes.name)
     note("zombies", times=times, partitions=len(barriers), told=load.account.summary())
 
 
@@ -124,22 +124,22 @@ async def cut_owner_off(nodes: Nodes, kafka: Kafka, hosts: Sequence[Host], how: 
         zombie_vhosts = [each for each, owner in (await owners_of(nodes)).items() if owner == alone]
         async with patient_clients(nodes[alone], zombie_vhosts) as patient_load:
             since, before = time.monotonic(), set(patient_load.links)
-            load.listen_anew()
-            patient_load.listen_anew()
+            load.reset_silences()
+            patient_load.reset_silences()
             if how != "to Kafka":
                 nodes[alone].host.drop_from(*brokers)
             if how != "from Kafka":
                 nodes[alone].host.drop_to(*brokers)
             await asyncio.sleep(12)
             assert not patient_load.links & before, "a connection is open to a vhost that another node serves"
-            took = await served(load, zombie_vhosts, since)
+            took = await wait_until_served(load, zombie_vhosts, since)
             for vhost in zombie_vhosts:
                 assert await owner_of(nodes, vhost) != alone
-            await flowing(
+            await wait_until_flowing(
                 patient_load, [f"{vhost}.near" for vhost in zombie_vhosts]
             )  # through the node that is cut off
             await until(
-                lambda: all(each.all_heard_since(since + 12, zombie_vhosts) for each in (load, patient_load)), 180
+                lambda: all(each.all_received_since(since + 12, zombie_vhosts) for each in (load, patient_load)), 180
             )
             stood_still_s = [round(each.silent_s(zombie_vhosts), 1) for each in (load, patient_load)]
             if QUIET_MACHINE:
@@ -147,8 +147,8 @@ async def cut_owner_off(nodes: Nodes, kafka: Kafka, hosts: Sequence[Host], how: 
             status = await asyncio.to_thread(nodes.api, alone, "GET", "/api/amqpd/cluster")
             assert (status["kafka_answers"], status["cut_off"]) == (False, "")
             nodes[alone].host.heal()
-            await flowing(load, VHOSTS)
-    barriers = await epochs_never_fall(access_to(kafka), nodes.name)
+            await wait_until_flowing(load, VHOSTS)
+    barriers = await check_epochs_never_fall(access_to(kafka), nodes.name)
     seconds = {vhost: round(each, 1) for vhost, each in took.items()}
     note(
         "cut off",
@@ -179,11 +179,11 @@ async def test_owner_cut_off_from_kafka_and_peers_closes_its_connections(far_nod
         node = nodes[alone]
         others = [host.address for host in hosts if host is not node.host]
         since = time.monotonic()
-        load.listen_anew()
+        load.reset_silences()
         node.host.drop_from(*others)
         node.host.drop_to(*others)
-        took = await served(load, zombie_vhosts, since)
-        await until(lambda: load.all_heard_since(since + 12, zombie_vhosts), 180)
+        took = await wait_until_served(load, zombie_vhosts, since)
+        await until(lambda: load.all_received_since(since + 12, zombie_vhosts), 180)
         stood_still_s = round(load.silent_s(zombie_vhosts), 1)
         with pytest.raises(Gone, match="reaches neither Kafka nor another node"):
             await connect(node.amqp[1], vhost="red", host=node.amqp[0])
@@ -194,7 +194,7 @@ async def test_owner_cut_off_from_kafka_and_peers_closes_its_connections(far_nod
             await asyncio.to_thread(nodes.api, alone, "GET", "/health/ready")
         node.host.heal()
         await until(lambda: node.log_text.count("clients are accepted again") == 1, 60)
-        await flowing(load, VHOSTS)
+        await wait_until_flowing(load, VHOSTS)
     note("alone", served={vhost: round(each, 1) for vhost, each in took.items()}, stood_still_s=stood_still_s)
     if QUIET_MACHINE:
         assert stood_still_s <= SERVED_S_MAX

@@ -52,7 +52,7 @@ class Slot:
 class FakeNode:
     """A node with its peer listener."""
 
-    def __init__(self, name: str, shown: NodeCertificate, nodes: list[NodeState]) -> None:
+    def __init__(self, name: str, certificate: NodeCertificate, nodes: list[NodeState]) -> None:
         self.name = name
         self.state = ClusterState(KafkaAccess(("127.0.0.1:1",)), "meta", 4)
         self.owned: dict[int, Any] = {}
@@ -70,9 +70,9 @@ class FakeNode:
             self.problems.append,
         )
         self.kinds: dict[str, Callable[[Any, asyncio.Transport], Awaitable[None]]] = {peer_link.SERVED: self._take}
-        self.listener = PeerListener(shown, SECRET, self.kinds)
+        self.listener = PeerListener(certificate, SECRET, self.kinds)
         self.listener.listen("127.0.0.1", 0)
-        self.fingerprint = shown.fingerprint
+        self.fingerprint = certificate.fingerprint
         nodes.append(NodeState(name, "127.0.0.1", self.listener.port, self.fingerprint))
 
     async def _take(self, preamble: Any, transport: asyncio.Transport) -> None:
@@ -86,19 +86,19 @@ class FakeNode:
         return self.owned[slot]  # type: ignore[no-any-return]
 
     def note(self, epoch: int) -> Owner:
-        return Owner(self.name, f"127.0.0.1:{self.door.port}", self.fingerprint, 1000, epoch, 0)
+        return Owner(self.name, f"127.0.0.1:{self.listener.port}", self.fingerprint, 1000, epoch, 0)
 
 
 @pytest.fixture
 async def nodes(tmp_path: Path) -> Any:
     """Nodes a, b and c, which know each other."""
     found: list[NodeState] = []
-    made = []
+    fake_nodes = []
     for name in "abc":
         (tmp_path / name).mkdir()
-        made.append(FakeNode(name, identity(tmp_path / name), found))
-    yield made
-    for node in made:
+        fake_nodes.append(FakeNode(name, identity(tmp_path / name), found))
+    yield fake_nodes
+    for node in fake_nodes:
         node.listener.close()
 
 
@@ -205,9 +205,9 @@ async def test_single_node_is_never_cut_off(nodes: list[FakeNode]) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"[]", b"{}", b'{"slots": {"x": {}}}', b'{"slots": {"1": {"node": "b"}}}', b'{"slots": {"1": null}}']
+    "reply", [b"", b"[]", b"{}", b'{"slots": {"x": {}}}', b'{"slots": {"1": {"node": "b"}}}', b'{"slots": {"1": null}}']
 )
-async def test_malformed_reply_is_no_answer(nodes: list[FakeNode], said: bytes) -> None:
+async def test_malformed_reply_is_no_answer(nodes: list[FakeNode], reply: bytes) -> None:
     a, b, c = nodes
     a.answers = False
     c.listener.close()
@@ -215,7 +215,7 @@ async def test_malformed_reply_is_no_answer(nodes: list[FakeNode], said: bytes) 
 
     async def take(_preamble: object, transport: asyncio.Transport) -> None:
         accept_peer(transport, Frames(lambda _: None))
-        transport.write(len(said).to_bytes(4, "big") + said)
+        transport.write(len(reply).to_bytes(4, "big") + reply)
 
     b.kinds[peer_link.SERVED] = take
     await a.monitor.poll()

@@ -14,13 +14,13 @@ from kafka_logs import (
     MAGIC_AT,
     Logs,
     Producer,
-    apart,
     append,
     contents,
     create_topic,
     fetch,
     fetch_all,
     on_disk,
+    send_unmerged,
     take,
 )
 from kafka_rig import Kafka
@@ -64,7 +64,7 @@ async def send_all(producer: Producer, source: Source, topic: str, number: int, 
     """Send all batches of the source and wait until Kafka has stored them. merged: waiting batches may be merged."""
     partition = producer.kafka.open(topic, number, 0)
     if not merged:
-        apart(partition)
+        send_unmerged(partition)
     for turn in range(BATCHES):
         source.turn(1 + turn % 3)
         producer.offer(partition, take(source.log))
@@ -77,14 +77,14 @@ async def send_all(producer: Producer, source: Source, topic: str, number: int, 
 
 async def check(access: KafkaAccess, source: Source, topic: str, number: int, merged: bool) -> None:
     """Check that Kafka has exactly the log's messages, once and in order."""
-    theirs = await fetch_all(access, topic, number)
+    kafka_batches = await fetch_all(access, topic, number)
     ours = on_disk(source.log.directory)
-    assert contents(theirs) == contents(ours)
+    assert contents(kafka_batches) == contents(ours)
     if merged:
-        assert len(theirs) < len(ours)
+        assert len(kafka_batches) < len(ours)
         return
-    assert [batch[MAGIC_AT:] for batch in theirs] == [batch[MAGIC_AT:] for batch in ours]
-    assert [batch[:8] for batch in theirs] == [batch[:8] for batch in ours]
+    assert [batch[MAGIC_AT:] for batch in kafka_batches] == [batch[MAGIC_AT:] for batch in ours]
+    assert [batch[:8] for batch in kafka_batches] == [batch[:8] for batch in ours]
 
 
 @pytest.mark.parametrize("merged", [False, True])
@@ -138,7 +138,7 @@ async def test_many_partitions_over_a_connection_cut_repeatedly(
     async with Producer(KafkaAccess((kafka.proxied,))) as producer:
         opened = [producer.kafka.open(topic, number, 0) for number in range(partitions)]
         for partition in () if merged else opened:
-            apart(partition)
+            send_unmerged(partition)
         for _ in range(10):
             for source, partition in zip(sources, opened, strict=True):
                 source.turn(2)
@@ -161,7 +161,7 @@ async def test_silent_connection_is_replaced_and_batches_are_stored_once(
     source = Source(logs, await init_producer_id(access, topic), 0)
     proxy.begin()
     async with Producer(KafkaAccess((kafka.proxied,)), answer_timeout_s=2) as producer:
-        partition = apart(producer.kafka.open(topic, 0, 0))
+        partition = send_unmerged(producer.kafka.open(topic, 0, 0))
         for _ in range(3):
             source.turn(2)
             producer.offer(partition, take(source.log))
@@ -233,15 +233,15 @@ async def test_foreign_producer_in_the_partition_ends_it(
     create_topic(kafka.bootstrap, topic)
     logs = Logs(tmp_path)
     ours = Source(logs, await init_producer_id(access, topic), 0)
-    theirs = Source(logs, await init_producer_id(access, topic + "-other"), 1)
+    kafka_batches = Source(logs, await init_producer_id(access, topic + "-other"), 1)
     async with Producer(access) as producer, Producer(access) as other:
         partition = producer.kafka.open(topic, 0, 0)
         ours.turn(2)
         producer.offer(partition, take(ours.log))
         await producer.until(partition)
         foreign = other.kafka.open(topic, 0, 0)
-        theirs.turn(1)
-        other.offer(foreign, take(theirs.log))
+        kafka_batches.turn(1)
+        other.offer(foreign, take(kafka_batches.log))
         await other.until(foreign)
         assert other.ended == [f"{topic} 0: a batch of offset 0 is stored at 2"]
         ours.turn(2)

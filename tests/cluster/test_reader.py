@@ -86,7 +86,7 @@ class TestRead:
         expected = fill(fake, 2, 300)
         fake.fetch_size_max = 5000
         assert await read_all(fake.access, 2, 0, len(expected)) == expected
-        assert fake.asked[FETCH] > 5
+        assert fake.request_counts[FETCH] > 5
 
     async def test_partial_read_returns_whole_batches(self, fake: FakeKafka) -> None:
         fake.append("t", 0, encoded_batch((b"a", b"0"), (b"b", b"1"), (b"c", b"2")))
@@ -99,7 +99,7 @@ class TestRead:
     async def test_read_waits_for_an_end_that_is_written_later(self, fake: FakeKafka) -> None:
         fake.append("t", 0, encoded_batch((b"a", b"0")))
         reading = asyncio.create_task(read_all(fake.access, 0, 0, 2))
-        await fake.until_asked(FETCH, 3)
+        await fake.wait_for_requests(FETCH, 3)
         fake.append("t", 0, encoded_batch((b"b", b"1")))
         assert [each.key for each in await reading] == [b"a", b"b"]
 
@@ -179,7 +179,7 @@ class TestRead:
             return found.key
 
         assert await asyncio.gather(*map(one, range(1000))) == [b"%d" % each for each in range(1000)]
-        assert fake.asked[METADATA] == 1
+        assert fake.request_counts[METADATA] == 1
         assert await reader.offsets("many", range(1000)) == dict.fromkeys(range(1000), 1)
         assert await reader.offsets("many", [5], EARLIEST) == {5: 0}
         await reader.close()
@@ -241,11 +241,11 @@ class TestFollower:
     ) -> None:
         fake.create("many", 200)
         followed = [recorder.follower.follow("many", number) for number in range(200)]
-        before = fake.asked[FETCH]
+        before = fake.request_counts[FETCH]
         for number in range(200):
             fake.append("many", number, encoded_batch((b"k", b"v")))
         await recorder.follower.wait_caught_up(followed)
-        assert fake.asked[FETCH] - before < 20
+        assert fake.request_counts[FETCH] - before < 20
 
     async def test_busy_partition_does_not_starve_others(self, fake: FakeKafka, recorder: RecordingFollower) -> None:
         """The busy partition fills one answer; the next answer begins with the other partitions."""
@@ -293,7 +293,7 @@ class TestFollower:
     async def test_follower_waits_for_a_topic_created_later(self, fake: FakeKafka, recorder: RecordingFollower) -> None:
         followed = recorder.follower.follow("later", 0)
         reaching = asyncio.create_task(recorder.follower.wait_reached(followed, 1))
-        await fake.until_asked(METADATA, 2)
+        await fake.wait_for_requests(METADATA, 2)
         fake.create("later", 1)
         fake.append("later", 0, encoded_batch((b"k", b"v")))
         await reaching

@@ -157,9 +157,9 @@ class Owners:
 
 @pytest.fixture
 async def owners(kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path) -> AsyncIterator[Owners]:
-    owners_ = Owners(kafka, access, topic, tmp_path)
-    yield owners_
-    for owner in owners_.made:
+    created = Owners(kafka, access, topic, tmp_path)
+    yield created
+    for owner in created.made:
         await owner.close()
 
 

@@ -130,10 +130,10 @@ def replayed(records: dict[bytes, bytes | None], tables: frozenset[str] = ALL_TA
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqlAlchemyTables]:
-    made = SqlAlchemyTables(tmp_path_factory.mktemp("rows") / "metadata.sqlite")
-    made.create({"instance_id": "i", "schema_version": "4"}, [])
-    with closing(made):
-        yield made
+    tables = SqlAlchemyTables(tmp_path_factory.mktemp("rows") / "metadata.sqlite")
+    tables.create({"instance_id": "i", "schema_version": "4"}, [])
+    with closing(tables):
+        yield tables
 
 
 @pytest.mark.slow

@@ -53,14 +53,14 @@ async def test_waiting_batch_goes_to_the_new_leader(fake: FakeKafka) -> None:
     async with asyncio.timeout(TEST_LIMIT_S), Producer(fake.access) as producer:
         partition, held = await open_with_barrier(producer, fake)
         fake.hang(1)
-        asked = fake.asked[METADATA]
+        requests_before = fake.request_counts[METADATA]
         producer.offer(partition, [batch(held, 1)])
-        await fake.until_asked(METADATA, asked + 3)  # broker 1 still leads: the producer asks other brokers again
+        await fake.wait_for_requests(METADATA, requests_before + 3)  # broker 1 still leads: other brokers are asked
         assert partition.order
         fake.lead("t", 0, 2)
         await producer.until(partition)
         assert (partition.high_watermark, producer.ended, producer.refused) == (2, [], [])
-        fake.go_on(1)
+        fake.resume(1)
         assert offsets(fake) == [0, 1]
 
 
@@ -68,13 +68,13 @@ async def test_slow_leader_gets_each_batch_once(fake: FakeKafka) -> None:
     """A broker that answers late and still leads gets nothing twice."""
     async with asyncio.timeout(TEST_LIMIT_S), Producer(fake.access) as producer:
         partition, held = await open_with_barrier(producer, fake)
-        produced, asked = fake.asked[PRODUCE], fake.asked[METADATA]
+        produced, requests_before = fake.request_counts[PRODUCE], fake.request_counts[METADATA]
         fake.hang(1)
         producer.offer(partition, [batch(held, 1)])
-        await fake.until_asked(METADATA, asked + 3)
-        fake.go_on(1)
+        await fake.wait_for_requests(METADATA, requests_before + 3)
+        fake.resume(1)
         await producer.until(partition)
-        assert fake.asked[PRODUCE] == produced + 1
+        assert fake.request_counts[PRODUCE] == produced + 1
         assert offsets(fake) == [0, 1]
 
 
@@ -82,10 +82,10 @@ async def test_broker_that_hangs_during_connect_is_replaced(fake: FakeKafka) -> 
     async with asyncio.timeout(8), Producer(fake.access) as producer:
         held = await init_producer_id(fake.access, "slot")
         fake.hang(1)
-        asked = fake.asked[METADATA]
+        requests_before = fake.request_counts[METADATA]
         partition = producer.kafka.open("t", 0, UNKNOWN)
         fence = asyncio.create_task(producer.kafka.fence([partition], "slot", held))
-        await fake.until_asked(METADATA, asked + 3)
+        await fake.wait_for_requests(METADATA, requests_before + 3)
         fake.lead("t", 0, 2)
         await fence
         assert offsets(fake) == [0]
@@ -102,7 +102,7 @@ async def test_read_continues_at_the_new_leader(fake: FakeKafka) -> None:
             assert await reader.offsets("t", [0]) == {0: 2}  # a connection exists
             fake.hang(1)
             read = asyncio.create_task(read_offsets(reader))
-            await fake.until_asked(METADATA, fake.asked[METADATA] + 2)
+            await fake.wait_for_requests(METADATA, fake.request_counts[METADATA] + 2)
             fake.lead("t", 0, 2)
             assert await read == [0, 1]
     finally:
@@ -125,7 +125,7 @@ async def test_follower_continues_at_the_new_leader(fake: FakeKafka, monkeypatch
             followed = follower.follow("t", 0)
             partition, held = await open_with_barrier(producer, fake)
             await follower.wait_reached(followed, 1)
-            await fake.until_asked(FETCH, fake.asked[FETCH] + 1)
+            await fake.wait_for_requests(FETCH, fake.request_counts[FETCH] + 1)
             fake.hang(1)
             fake.lead("t", 0, 2)
             producer.offer(partition, [batch(held, 1)])
@@ -149,6 +149,6 @@ async def test_producer_id_comes_from_the_next_coordinator(fake: FakeKafka) -> N
     fake.coordinator = 1
     async with asyncio.timeout(8):
         task = asyncio.create_task(init_producer_id(fake.access, "slot"))
-        await fake.until_asked(FIND_COORDINATOR, 2)
+        await fake.wait_for_requests(FIND_COORDINATOR, 2)
         fake.coordinator = 2
         assert (await task).epoch == 0

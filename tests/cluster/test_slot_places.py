@@ -12,7 +12,20 @@ import pytest
 from fake_kafka import FakeKafka
 from kafka_logs import create_topic
 from kafka_rig import Kafka
-from slot_of import META, OTHER, SETTLED, TOPIC, VHOST, Slot, Take, answered, held, queue, topic_name, until
+from slot_of import (
+    META,
+    OTHER,
+    SETTLED,
+    TOPIC,
+    VHOST,
+    Slot,
+    Take,
+    queue,
+    rows_and_places,
+    topic_name,
+    until,
+    wait_for_answers,
+)
 
 from amqpd.cluster import placement
 from amqpd.cluster.placement import READY_MIN, STEP
@@ -141,7 +154,7 @@ class TestPlaces:
         slot = await take()
         await slot.rows.write([Put(queue(0))])
         ready = len(slot.placement._topic(VHOST.id).ready)
-        (error,) = await answered(slot.submit(Put(queue(1)), Put(StoredOffsetRow("none", "c", 1, 0))))
+        (error,) = await wait_for_answers(slot.submit(Put(queue(1)), Put(StoredOffsetRow("none", "c", 1, 0))))
         assert isinstance(error, WriteFailed)
         assert queue(1).id not in slot.placement.places
         assert queue(1).id not in slot.placed
@@ -149,7 +162,7 @@ class TestPlaces:
 
     async def test_queue_of_a_vhost_elsewhere_is_refused(self, take: Take) -> None:
         slot = await take(vhosts=(VHOST,))
-        (error,) = await answered(slot.submit(Put(queue(0, "shop"))))
+        (error,) = await wait_for_answers(slot.submit(Put(queue(0, "shop"))))
         assert "vhost 'shop' is not served by this node" in str(error)
 
     async def test_declaration_fails_when_kafka_cannot_create_partitions(self, take: Take) -> None:
@@ -157,10 +170,10 @@ class TestPlaces:
         slot = await take()
         slot.topics.failing += [KafkaDisconnected("Kafka is away")]  # type: ignore[attr-defined]
         first, second = slot.submit(Put(queue(0))), slot.submit(Put(queue(1)))
-        (error,) = await answered(first)
+        (error,) = await wait_for_answers(first)
         assert isinstance(error, WriteFailed)
         assert "no partition for a queue: Kafka is away" in str(error)
-        assert await answered(second) == [None]
+        assert await wait_for_answers(second) == [None]
 
     async def test_other_rows_are_written_while_partitions_are_created(self, fake: FakeKafka, take: Take) -> None:
         """Earlier and later submissions are written, except other queues, which keep their order."""
@@ -179,14 +192,14 @@ class TestPlaces:
             slot.rows.submit([Put(queue(number))], lambda _, number=number: order.append(number))  # type: ignore[misc]
         behind = slot.submit(Put(ExchangeRow("/", "y", "topic")))
         large = slot.submit(*(Put(ExchangeRow("/", f"z{number}", "topic")) for number in range(3000)))
-        assert await answered(before) == [None]
-        assert await answered(behind) == [None]
+        assert await wait_for_answers(before) == [None]
+        assert await wait_for_answers(behind) == [None]
         assert order == []
         assert slot.rows.waiting_count in (20, 21)
         gate.set()
         await until(lambda: len(order) == 20)
         assert order == list(range(20))
-        assert await answered(large) == [None]
+        assert await wait_for_answers(large) == [None]
         assert slot.rows.waiting_count == 0
 
     async def test_giving_the_slot_up_fails_a_waiting_declaration(self, take: Take) -> None:
@@ -278,14 +291,14 @@ class TestOwnTopics:
         """The topic was created after the policy check."""
         slot = await take()
         fake.create("orders", 1)
-        (error,) = await answered(slot.submit(Put(queue(0, arguments=self.ORDERS))))
+        (error,) = await wait_for_answers(slot.submit(Put(queue(0, arguments=self.ORDERS))))
         assert isinstance(error, WriteFailed) and "TOPIC_ALREADY_EXISTS" in str(error)
         assert "orders" in fake.topics
 
     async def test_failed_declaration_leaves_no_topic(self, fake: FakeKafka, take: Take) -> None:
         slot = await take()
         wrong = Put(StoredOffsetRow("none", "c", 1, 0))
-        (error,) = await answered(slot.submit(Put(queue(0, arguments=self.ORDERS)), wrong))
+        (error,) = await wait_for_answers(slot.submit(Put(queue(0, arguments=self.ORDERS)), wrong))
         assert isinstance(error, WriteFailed)
         await until(lambda: "orders" not in fake.topics)
         await until(lambda: self.NOTE not in slot.rows.table.notes)
@@ -294,7 +307,7 @@ class TestOwnTopics:
         """The own topic exists, but Kafka cannot create a partition for the other queue of the submission."""
         slot = await take()
         slot.topics.prepare_queues = _refusing  # type: ignore[method-assign]
-        (error,) = await answered(slot.submit(Put(queue(0, arguments=self.ORDERS)), Put(queue(1))))
+        (error,) = await wait_for_answers(slot.submit(Put(queue(0, arguments=self.ORDERS)), Put(queue(1))))
         assert "POLICY_VIOLATION" in str(error)
         assert ("make own", "orders") in slot.topics.calls  # type: ignore[attr-defined]
         await until(lambda: "orders" not in fake.topics)
@@ -337,7 +350,7 @@ class TestOwnTopics:
         slot = await take()
         fake.create("orders", 1)
         slot.topics.marks["orders"] = 5  # type: ignore[attr-defined]  # by another node, for another queue
-        (error,) = await answered(slot.submit(Put(queue(0, arguments=self.ORDERS))))
+        (error,) = await wait_for_answers(slot.submit(Put(queue(0, arguments=self.ORDERS))))
         assert "TOPIC_ALREADY_EXISTS" in str(error)
         await until(lambda: self.NOTE not in slot.rows.table.notes)
         assert "orders" in fake.topics
@@ -415,7 +428,7 @@ class TestRealKafka:
                 slot = Slot(access, topics, tmp_path / f"{turn}", vhosts=(VHOST,))
                 await slot.take()
                 if slots:
-                    assert held(slot) == held(slots[-1])
+                    assert rows_and_places(slot) == rows_and_places(slots[-1])
                 slots.append(slot)
                 first = 20 * turn
                 await slot.rows.write([Put(queue(number)) for number in range(first, first + 20)])
@@ -434,7 +447,7 @@ class TestRealKafka:
                     assert BatchHeader(batch, 0).base_offset < place.first_offset or b"body" not in batch, queue_id
             assert len(last.placement.places) == 30
             for slot in slots[:-1]:
-                (error,) = await answered(slot.submit(Put(ExchangeRow("/", "late", "topic"))))
+                (error,) = await wait_for_answers(slot.submit(Put(ExchangeRow("/", "late", "topic"))))
                 assert isinstance(error, WriteFailed)
             await last.rows.write([Delete(VHOST)])
             await last.placement.drop_vhost(VHOST.id)

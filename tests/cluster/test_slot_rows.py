@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fake_kafka import FakeKafka
 from librt.strings import BytesWriter
-from slot_of import META, VHOST, Take, answered, held, queue, until
+from slot_of import META, VHOST, Take, queue, rows_and_places, until, wait_for_answers
 
 from amqpd.cluster.row_table import RowTable
 from amqpd.kafka.keyed_records import KeyedRecord, keyed_batch, keyed_records
@@ -63,12 +63,12 @@ class TestRows:
             submitted += 1
             if turn % 7 == 0:
                 await asyncio.sleep(0.01)
-        assert await answered(answers, submitted) == [None] * submitted
-        before, places = held(slot), dict(slot.placement.places)
+        assert await wait_for_answers(answers, submitted) == [None] * submitted
+        before, places = rows_and_places(slot), dict(slot.placement.places)
         assert slot.placed == places
         await slot.close()
         after = await take()
-        assert held(after) == before
+        assert rows_and_places(after) == before
         assert after.placement.places == places
         assert after.rows.table.foreign_count == 0
 
@@ -78,13 +78,13 @@ class TestRows:
         """A foreign record, and a batch with a valid checksum but no valid records."""
         slot = await take()
         await slot.rows.write([Put(ExchangeRow("/", "a", "topic"))])
-        before = held(slot)
+        before = rows_and_places(slot)
         await slot.close()
         foreign = keyed_batch([KeyedRecord(b"k", b"v")], 0, 1, 99, 0, 0)
         garbage = close_batch(BytesWriter(), b"\xff" * 40, 0, 3, 0, 0, 1, 0, 99, 0, -1, [], 0)
         for batch in (foreign, garbage):
             fake.append(META, 1, batch.header + batch.records)
-        assert held(await take()) == before
+        assert rows_and_places(await take()) == before
         assert "amqpd.shop.meta 1: a batch cannot be read and is skipped" in caplog.text
         assert "amqpd.shop.meta 1: 2 records are not amqpd's and were skipped" in caplog.text
 
@@ -129,15 +129,15 @@ class TestRows:
         slot = await take(bytes_max=30_000)
         end = slot.rows.partition.next_offset
         exchanges = [Put(ExchangeRow("/", f"x{number}", "topic")) for number in range(1000)]
-        (error,) = await answered(slot.submit(*exchanges))
+        (error,) = await wait_for_answers(slot.submit(*exchanges))
         assert isinstance(error, WriteFailed)
         assert "1000 rows of" in str(error) and "cluster.max_message_bytes" in str(error)
         assert slot.rows.partition.next_offset == end
         for first in range(0, 1000, 100):
-            assert await answered(slot.submit(*exchanges[first : first + 100])) == [None]
+            assert await wait_for_answers(slot.submit(*exchanges[first : first + 100])) == [None]
         await slot.rows.write([Delete(VHOST)])
         await slot.close()
-        assert held(await take(bytes_max=30_000)) == set()
+        assert rows_and_places(await take(bytes_max=30_000)) == set()
 
     async def test_submissions_are_grouped_up_to_the_batch_size(self, fake: FakeKafka, take: Take) -> None:
         """Small submissions before a large one; each fits into a batch alone."""
@@ -149,7 +149,7 @@ class TestRows:
             slot.rows.submit(
                 [Put(ExchangeRow("/", f"large{turn} {number}", "topic")) for number in range(150)], answers.append
             )
-        assert await answered(answers, 220) == [None] * 220
+        assert await wait_for_answers(answers, 220) == [None] * 220
         assert max(map(len, fake.topics[META][1].batches)) <= 30_000
 
     async def test_crash_at_any_batch_leaves_whole_submissions(self, fake: FakeKafka, take: Take) -> None:
@@ -180,7 +180,7 @@ class TestRows:
             seen.append(rows_of(model))
             if turn % 5 == 0:
                 await asyncio.sleep(0.002)
-        await answered(waiting, 150)
+        await wait_for_answers(waiting, 150)
         read_back = RowTable()
         at = 0
         for batch in fake.topics[META][1].batches:
@@ -205,7 +205,10 @@ class TestRows:
         again = slot.submit(Put(new), Put(BindingRow("/", "x", "q0", "queue", "new")))
         slot.logs.may_write = lambda _: True  # type: ignore[method-assign]
         slot.rows.on_stored()
-        assert await answered(answers) + await answered(deleted) + await answered(again) == [None] * 3
+        assert (
+            await wait_for_answers(answers) + await wait_for_answers(deleted) + await wait_for_answers(again)
+            == [None] * 3
+        )
         table = RowTable()
         for batch in fake.topics[META][1].batches:
             for part in keyed_records(batch):
@@ -236,9 +239,9 @@ class TestRows:
         await slot.rows.write([Put(ExchangeRow("/", "a", "topic"))])
         after = await take()
         answers = slot.submit(Put(ExchangeRow("/", "b", "topic")))
-        (error,) = await answered(answers)
+        (error,) = await wait_for_answers(answers)
         assert isinstance(error, WriteFailed) and "INVALID_PRODUCER_EPOCH" in str(error)
-        (error,) = await answered(slot.submit(Put(ExchangeRow("/", "c", "topic"))))
+        (error,) = await wait_for_answers(slot.submit(Put(ExchangeRow("/", "c", "topic"))))
         assert isinstance(error, WriteFailed)
         assert [row.name for row in after.rows.table.rows(ExchangeRow)] == ["a"]
         with pytest.raises(WriteFailed):
@@ -272,7 +275,7 @@ class TestRows:
                     case _:
                         fake.fail(META, 1, 6)
             await asyncio.sleep(0.003)
-        assert await answered(answers, 100) == [None] * 100
+        assert await wait_for_answers(answers, 100) == [None] * 100
         await slot.close()
         after = await take()
         assert len(list(after.rows.table.rows(ExchangeRow))) == 100

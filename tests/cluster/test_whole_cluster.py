@@ -21,7 +21,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory, kafka: Kafka) -> Iterator[No
     single = {"cluster.replication_factor": 1, "cluster.required_insync": 1, "cluster.slots": 4}
     with Nodes(tmp_path_factory.mktemp("whole"), kafka, 3, name="whole", settings=single) as three:
         for name in VHOSTS:
-            three.add_vhost(name, asked=1)
+            three.add_vhost(name, node=1)
         for number, name in enumerate(VHOSTS, 1):
             three.ctl(2, "move_vhost", name, three[number].name)
         yield three
@@ -32,15 +32,15 @@ def connect(nodes: Nodes, number: int, vhost: str) -> pika.BlockingConnection:
     return pika.BlockingConnection(pika.ConnectionParameters(host, port, vhost, socket_timeout=60, stack_timeout=60))
 
 
-def owners(nodes: Nodes, asked: int) -> dict[str, str]:
-    found: Any = nodes.api(asked, "GET", "/api/amqpd/cluster")
+def owners(nodes: Nodes, node_number: int) -> dict[str, str]:
+    found: Any = nodes.api(node_number, "GET", "/api/amqpd/cluster")
     return {each["name"]: each["node"] for each in found["vhosts"]}
 
 
 def test_moved_vhost_is_on_its_new_node(nodes: Nodes) -> None:
     wanted = {name: nodes[number].name for number, name in enumerate(VHOSTS, 1)}
-    for asked in (1, 2, 3):
-        nodes.until(lambda asked=asked: wanted.items() <= owners(nodes, asked).items(), "all know it")
+    for node_number in (1, 2, 3):
+        nodes.until(lambda node_number=node_number: wanted.items() <= owners(nodes, node_number).items(), "all know it")
 
 
 def test_client_reaches_any_vhost_through_any_node(nodes: Nodes) -> None:
