@@ -28,8 +28,8 @@ def _find_program() -> str | None:
     path = os.environ.get("RABBITMQADMIN_NG") or shutil.which("rabbitmqadmin")
     if path is None or not Path(path).is_file():
         return None
-    said = subprocess.run([path, "--version"], check=False, capture_output=True, text=True, timeout=PATIENCE_S)
-    return path if said.returncode == 0 and said.stdout.startswith("rabbitmqadmin 2.") else None
+    version = subprocess.run([path, "--version"], check=False, capture_output=True, text=True, timeout=PATIENCE_S)
+    return path if version.returncode == 0 and version.stdout.startswith("rabbitmqadmin 2.") else None
 
 
 PROGRAM = _find_program()

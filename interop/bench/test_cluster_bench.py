@@ -144,8 +144,8 @@ def test_kafka_is_counted_separately_and_in_the_sum() -> None:
 
 @pytest.mark.parametrize(("theirs", "word"), [(29.9, "SHORT"), (30.0, "reached")])
 def test_verdict_needs_three_times_the_messages_per_cpu_second(theirs: float, word: str) -> None:
-    said = cluster_report.verdicts(runs_of(("S3", 10, 90, theirs)))
-    assert said == f"- S3: 3.0x in messages per CPU second without Kafka; must 3x: {word}"
+    verdict = cluster_report.verdicts(runs_of(("S3", 10, 90, theirs)))
+    assert verdict == f"- S3: 3.0x in messages per CPU second without Kafka; must 3x: {word}"
     assert cluster_report.verdicts(runs_of(("S3 one node", 10, 90, theirs))) == ""
 
 

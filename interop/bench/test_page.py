@@ -26,13 +26,13 @@ class Process:
     pid = 1
 
 
-def slow_generator(capacity: int, said: str = "12 messages have not come, 0 confirms") -> Any:
+def slow_generator(capacity: int, error_text: str = "12 messages have not come, 0 confirms") -> Any:
     """A generator with a broker that accepts `capacity` messages a second."""
 
     def run(_program: Path, _host: str, _port: int, _pid: int, options: list[str]) -> dict[str, float]:
         rate = int(options[options.index("--rate") + 1])
         if rate > capacity:
-            raise RunFailed(said)
+            raise RunFailed(error_text)
         return {"rate": rate, "cpu_us": 7.5}
 
     return run
@@ -58,10 +58,10 @@ def test_rate_that_was_not_reached_does_not_count(monkeypatch) -> None:
     assert page._message_us(Path("amqpload"), Process(), CountingClient(), 1.0) == (50_000, 4.0)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("said", ["9 messages have not come, 0 confirms", "connection refused"])
-def test_failure_at_every_rate_is_raised(monkeypatch, said: str) -> None:
-    monkeypatch.setattr(generator, "run", slow_generator(1000, said))
-    with pytest.raises(RunFailed, match="does not take 10,000" if "come" in said else said):
+@pytest.mark.parametrize("error_text", ["9 messages have not come, 0 confirms", "connection refused"])
+def test_failure_at_every_rate_is_raised(monkeypatch, error_text: str) -> None:
+    monkeypatch.setattr(generator, "run", slow_generator(1000, error_text))
+    with pytest.raises(RunFailed, match="does not take 10,000" if "come" in error_text else error_text):
         page._message_us(Path("amqpload"), Process(), CountingClient(), 1.0)  # type: ignore[arg-type]
 
 

@@ -213,7 +213,7 @@ class Faults:
             self.counts[f"{how.name} of a broker"] += 1
             await asyncio.sleep(self._choose.uniform(0.5, 12.0))
             self.kafka.start(number, wait=False)
-            await asyncio.to_thread(self.kafka.wait_until_there)
+            await asyncio.to_thread(self.kafka.wait_until_ready)
             await asyncio.to_thread(self.kafka.wait_until_in_sync)
             self.broker_down = False
 

@@ -39,8 +39,8 @@ def test_workers_ignore_an_amqpd_in_the_working_directory(needs_spark: None, wri
         cwd=other, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    mine, theirs, count = done.stdout.split()
-    assert mine == theirs and count == "4000"
+    driver_file, worker_file, count = done.stdout.split()
+    assert driver_file == worker_file and count == "4000"
 
 
 # As in the README of storage/spark, for a script that cron runs by path.

@@ -185,8 +185,8 @@ def test_new_vhost_does_not_change_an_existing_one(visit, broker) -> None:
     page.get_by_role("dialog").get_by_label("Name").fill("there")
     page.get_by_role("button", name="Add the virtual host").click()
     page.get_by_role("dialog").get_by_role("alert").filter(has_text="of this name already").wait_for()
-    there: Any = broker.api("GET", "/api/vhosts/there")
-    assert there["description"] == "kept"
+    existing: Any = broker.api("GET", "/api/vhosts/there")
+    assert existing["description"] == "kept"
 
 
 def test_import_keeps_all_digits_of_numbers(visit, broker, tmp_path: Path) -> None:
@@ -231,8 +231,8 @@ def test_import_previews_its_changes(visit, broker, tmp_path: Path) -> None:
     page.get_by_role("button", name="Import", exact=True).click()
     page.get_by_role("button", name="Import: 1 new, 1 changed").click()
     page.get_by_text("Imported; 1 item was skipped.").wait_for()
-    there = {each["name"]: each["arguments"] for each in as_list(broker.api("GET", "/api/queues"))}
-    assert there == {"there": {"x-max-length": 5}, "coming": {}}
+    arguments_by_name = {each["name"]: each["arguments"] for each in as_list(broker.api("GET", "/api/queues"))}
+    assert arguments_by_name == {"there": {"x-max-length": 5}, "coming": {}}
 
 
 def test_definitions_are_downloaded(visit, broker) -> None:

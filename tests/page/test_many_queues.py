@@ -84,9 +84,9 @@ def test_list_within_a_page_is_paged_and_searched(
     page.get_by_role("spinbutton", name="Page").first.wait_for()
     page.get_by_role("searchbox").first.fill(searched)
     page.get_by_text(found).wait_for()
-    asked = {url: size for url, size in sizes.items() if f"/{title.split()[1]}" in url}
-    assert asked
-    assert max(asked.values()) < 20_000, asked
+    polled = {url: size for url, size in sizes.items() if f"/{title.split()[1]}" in url}
+    assert polled
+    assert max(polled.values()) < 20_000, polled
 
 
 def test_topology_shows_the_busiest_and_finds_others(visit, crowd) -> None:

@@ -11,10 +11,10 @@ from interop.bench.page import ASKED
 
 def plain(path: str, node: str, queue: str) -> str:
     """Remove the values of parameters that only limit an answer: fields and ages."""
-    asked = urlsplit(path.replace("{node}", node.replace("@", "%40")).replace("{queue}", queue))
-    query = dict(parse_qsl(asked.query))
+    url = urlsplit(path.replace("{node}", node.replace("@", "%40")).replace("{queue}", queue))
+    query = dict(parse_qsl(url.query))
     query |= {name: "" for name in query if name in ("columns", "fields") or name.endswith("_age")}
-    return f"{asked.path}?{sorted(query.items())}"
+    return f"{url.path}?{sorted(query.items())}"
 
 
 def test_benchmark_replays_the_requests_of_pages(visit, shop) -> None:
