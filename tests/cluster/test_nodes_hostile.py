@@ -168,7 +168,7 @@ async def test_thousand_topics_at_once_do_not_disturb_others(tmp_path: Path, bro
             await wait_until_flowing(load, VHOSTS)
         note(
             "topics",
-            declaring=topics,
+            made=topics,
             seconds=round(took, 1),
             late_ms_before=_percentiles(quiet),
             late_ms_meanwhile=_percentiles(meanwhile),

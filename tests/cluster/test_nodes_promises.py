@@ -175,7 +175,7 @@ async def test_planted_reused_partition_shows_old_messages(tmp_path: Path, broke
         pytest.raises(AssertionError, match=r"^round \d+ found|^\d+: Message") as failure,
     ):
         await delete_and_declare(nodes, 40, 4)
-    note("planted 9", failure=str(failure.value)[:300])
+    note("planted 9", seen=str(failure.value)[:300])
 
 
 async def forgotten_producers(tmp_path: Path, plant: str, times: int) -> None:

@@ -111,7 +111,7 @@ async def test_planted_no_barrier_lets_a_suspended_zombie_write(tmp_path: Path, 
         pytest.raises(AssertionError, match=SEEN) as failure,
     ):
         await stop_owner(nodes, brokers, 3, 20)
-    note("planted 4", failure=str(failure.value)[:300])
+    note("planted 4", seen=str(failure.value)[:300])
 
 
 async def cut_owner_off(nodes: Nodes, kafka: Kafka, hosts: Sequence[Host], how: str) -> None:
@@ -212,7 +212,7 @@ async def test_planted_no_barrier_lets_a_cut_off_zombie_write(
         pytest.raises(AssertionError, match=SEEN) as failure,
     ):
         await cut_owner_off(nodes, far_brokers, hosts, "from Kafka")
-    note("planted 3", failure=str(failure.value)[:300])
+    note("planted 3", seen=str(failure.value)[:300])
 
 
 @pytest.mark.on_demand
@@ -230,7 +230,7 @@ async def test_planted_no_old_barrier_lets_a_forgotten_owner_write(tmp_path: Pat
     kafka_rig.need(kafka_rig.missing())
     with pytest.raises(AssertionError, match=SEEN) as failure:
         await stop_forgotten_owner(tmp_path, "no-old-barrier")
-    note("planted 13", failure=str(failure.value)[:300])
+    note("planted 13", seen=str(failure.value)[:300])
 
 
 async def stop_forgotten_owner(tmp_path: Path, plant: str) -> None:
