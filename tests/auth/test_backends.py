@@ -79,8 +79,8 @@ class BackendHarness:
         self.open()
 
     def take_changes(self) -> list[AuthChange]:
-        taken_changes = self.taken_changes[:]
-        self.taken_changes.clear()
+        taken_changes = self.changes[:]
+        self.changes.clear()
         return taken_changes
 
     def break_database(self) -> Callable[[], None]:
