@@ -1,7 +1,7 @@
-"""The Celery application that test_celery.py sends to and its workers run, as a project's own module would be.
+"""The Celery application of test_celery.py and its workers, like a module of a user's project.
 
-CELERY_INTEROP_URL and CELERY_INTEROP_NAME come from the test: the broker, and a name of which queue, control and event
-exchanges are made, so that runs at the same time do not meet.
+The test sets CELERY_INTEROP_URL (the broker) and CELERY_INTEROP_NAME (part of the names of queue, control and event
+exchanges, so that parallel runs are separate).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def fail(text: str) -> None:
 
 @app.task(name="flaky", bind=True, max_retries=5)
 def flaky(self: Task, failures: int) -> int:
-    """Fails so many times, retrying a moment later; the number of retries it took."""
+    """Fail `failures` times, with a short pause before each retry. Return the number of retries."""
     if self.request.retries < failures:
         raise self.retry(countdown=0.05)
     return int(self.request.retries)
@@ -60,7 +60,7 @@ def echo(value: Any) -> Any:
 
 @app.task(name="hold")
 def hold(started: str, release: str) -> str:
-    """Makes a file of the name `started` and runs until there is one named `release`, 300 s at most."""
+    """Create the file `started` and wait up to 300 s for the file `release`."""
     Path(started).touch()
     deadline = time.monotonic() + 300
     while not Path(release).exists() and time.monotonic() < deadline:
@@ -70,6 +70,6 @@ def hold(started: str, release: str) -> str:
 
 @app.task(name="careful", bind=True, acks_late=True, reject_on_worker_lost=True)
 def careful(self: Task, started: str, release: str) -> bool:
-    """As `hold`, acknowledged at its end only; whether it had been delivered before."""
+    """Like `hold`, but acked at the end. Return whether it was redelivered."""
     hold(started, release)
     return bool(self.request.delivery_info["redelivered"])

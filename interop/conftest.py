@@ -1,8 +1,8 @@
-"""The broker that the stock clients talk to, and what their tests share.
+"""The broker of the stock clients, and shared fixtures.
 
 TEST_INTEROP_URL names any running broker (RabbitMQ, for comparison); without it an amqpd of this checkout is started
-for the session. TEST_INTEROP_HTTP_URL and TEST_INTEROP_CTL (a command, `rabbitmqctl -n ...`) are that broker's admin
-API and control command; tests that need one of them skip, saying so, where it is not given.
+for the session. TEST_INTEROP_HTTP_URL and TEST_INTEROP_CTL (a command, `rabbitmqctl -n ...`) are that broker's HTTP API
+and control command; tests that need a missing one are skipped with the reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass
 class Broker:
-    """A broker under test, by its addresses only."""
+    """A broker under test, known only by its addresses."""
 
     url: str
     http_url: str | None
@@ -56,11 +56,11 @@ class Broker:
 
     @property
     def is_rabbitmq(self) -> bool:
-        """True where RabbitMQ's own answer is expected, in the few places in which ours differs on purpose."""
+        """True if RabbitMQ's answer is expected in the few places where amqpd differs on purpose."""
         return self.product == "RabbitMQ"
 
     def pika(self, **changes: Any) -> pika.ConnectionParameters:
-        """pika's parameters for this broker; a connect attempt is bounded to 30 s."""
+        """Return pika's parameters for this broker; a connection attempt is limited to 30 s."""
         settings: dict[str, Any] = {
             "host": self.host,
             "port": self.port,
@@ -73,12 +73,12 @@ class Broker:
         return pika.ConnectionParameters(**{**settings, **changes})
 
     def url_with(self, query: str) -> str:
-        """The URL with connection parameters in its query, e.g. `heartbeat=1`."""
+        """Return the URL with connection parameters in its query, e.g. `heartbeat=1`."""
         user = f"{quote(self.user, safe='')}:{quote(self.password, safe='')}"
         return f"amqp://{user}@{self.host}:{self.port}/{quote(self.vhost, safe='')}?{query}"
 
     def api(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> Any:
-        """One request of the admin API; skips the test where the broker has none."""
+        """Send one request to the HTTP API. Skip the test if the broker has none."""
         if self.http_url is None:
             pytest.skip("needs the admin API: set TEST_INTEROP_HTTP_URL")
         parts = urlsplit(self.http_url)
@@ -99,7 +99,7 @@ class Broker:
         return json.loads(content) if content else None
 
     def close_from_outside(self, connection_name: str, reason: str) -> None:
-        """Closes the client's connection of this name through the admin API, as an operator does."""
+        """Close the client's connection of this name through the HTTP API, as an operator does."""
 
         def listed() -> list[str]:
             return [
@@ -113,7 +113,7 @@ class Broker:
             self.api("DELETE", f"/api/connections/{quote(name, safe='')}", headers={"X-Reason": reason})
 
     def run_ctl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Runs the control command; skips the test where there is none."""
+        """Run the control command. Skip the test if there is none."""
         if self.process is not None:
             return self.process.ctl(*arguments)
         if self.ctl is None:
@@ -122,7 +122,7 @@ class Broker:
 
 
 def wait_for(condition: Callable[[], T], timeout_s: float = 120.0, what: str = "") -> T:
-    """The first true value of `condition`. Fails the test after `timeout_s`."""
+    """Return the first true value of `condition`. Fail the test after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     pause_s = 0.001
     while True:
@@ -151,7 +151,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def channel(broker: Broker) -> Iterator[BlockingChannel]:
-    """pika's, in confirm mode, unless a module has one of its own."""
+    """A pika channel in confirm mode, unless a module has its own."""
     connection = pika.BlockingConnection(broker.pika())
     channel = connection.channel()
     channel.confirm_delivery()
@@ -162,7 +162,7 @@ def channel(broker: Broker) -> Iterator[BlockingChannel]:
 
 @pytest.fixture
 def unique() -> Callable[[str], str]:
-    """Names that no other test, worker or run uses."""
+    """Returns names that no other test, worker or run uses."""
     suffix = secrets.token_hex(6)
     return lambda name: f"{name}-{suffix}"
 
@@ -175,7 +175,7 @@ def eventually() -> Callable[..., Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """A failed test shows what our broker wrote to standard error."""
+    """Add the broker's standard error to the report of a failed test."""
     report = yield
     found = getattr(item, "funcargs", {}).get("broker")
     if report.failed and isinstance(found, Broker) and found.process is not None and found.process.stderr:
@@ -184,6 +184,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A client that leaves a socket to the collector, or uses what Python deprecates, is no failure of a broker."""
+    """Ignore unclosed client sockets and deprecated Python features in clients: they are no failures of a broker."""
     for category in ("ResourceWarning", "DeprecationWarning", "pytest.PytestUnraisableExceptionWarning"):
         config.addinivalue_line("filterwarnings", f"ignore::{category}")

@@ -1,7 +1,7 @@
-"""What a module of tests leaves to Python's collector is found when its last test has ended.
+"""A fixture that collects a test module's garbage after its last test.
 
-A socket that nobody closed, an error that nobody asked for: pytest is told of it when the collector comes, and fails
-whatever test runs then, in CI a tenth of an hour behind the one that did it. Both conftest.py have this fixture.
+For an unclosed socket or an unretrieved error, pytest fails the test during which the garbage collector runs. In CI
+that may be minutes after the responsible test. Both conftest.py have this fixture.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_left_open() -> Iterator[None]:
-    """Set up before all others of the module, so that it ends behind them. What stays, as imported modules do, is not
-    gone over again: 0.1 s a module at most.
+    """Set up before all other fixtures of the module, so that it ends after them. Remaining objects, such as imported
+    modules, are not collected again: at most 0.1 s a module.
     """
     yield
     gc.collect()

@@ -1,4 +1,4 @@
-"""What users of aio-pika (and of aiormq below it) do: plain and robust connections, iterators, patterns, many tasks."""
+"""aio-pika (and aiormq below it) as its users use it: plain and robust connections, iterators, patterns, many tasks."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ async def channel(connection: AbstractConnection) -> AbstractChannel:
     return await connection.channel(on_return_raises=True)
 
 
-async def gathered(bodies: list[bytes], count: int, timeout_s: float = 30.0) -> list[bytes]:
+async def wait_for_count(bodies: list[bytes], count: int, timeout_s: float = 30.0) -> list[bytes]:
     async with asyncio.timeout(timeout_s):
         while len(bodies) < count:  # noqa: ASYNC110 - a callback fills it
             await asyncio.sleep(0.005)
     return bodies
 
 
-async def test_publish_and_get(channel: AbstractChannel) -> None:
+async def test_published_message_is_got_with_its_properties(channel: AbstractChannel) -> None:
     queue = await channel.declare_queue(exclusive=True)
     assert re.match(r"amq\.gen-|amq_", queue.name)
     confirmation = await channel.default_exchange.publish(
@@ -61,7 +61,7 @@ async def test_publish_and_get(channel: AbstractChannel) -> None:
         await queue.get(timeout=30)
 
 
-async def test_header_values(channel: AbstractChannel) -> None:
+async def test_header_values_are_unchanged(channel: AbstractChannel) -> None:
     queue = await channel.declare_queue(exclusive=True)
     headers: dict[str, Any] = {
         "bool": False,
@@ -79,7 +79,7 @@ async def test_header_values(channel: AbstractChannel) -> None:
     await message.ack()
 
 
-async def test_many_tasks_publish_with_confirms(channel: AbstractChannel, unique: Unique) -> None:
+async def test_many_tasks_publish_with_confirms_in_order(channel: AbstractChannel, unique: Unique) -> None:
     queue = await channel.declare_queue(unique("many"), durable=True)
     exchange = channel.default_exchange
     await asyncio.gather(
@@ -117,7 +117,7 @@ async def test_process_rejects_or_requeues_on_an_exception(channel: AbstractChan
     assert await queue.get(fail=False) is None
 
 
-async def test_nack_multiple(channel: AbstractChannel) -> None:
+async def test_nack_multiple_requeues_in_order(channel: AbstractChannel) -> None:
     queue = await channel.declare_queue(exclusive=True)
     for n in range(4):
         await channel.default_exchange.publish(Message(bytes([n])), queue.name)
@@ -128,7 +128,9 @@ async def test_nack_multiple(channel: AbstractChannel) -> None:
     assert [(m.body[0], m.redelivered) for m in again] == [(n, True) for n in range(4)]
 
 
-async def test_mandatory_message_that_goes_nowhere(connection: AbstractConnection, channel: AbstractChannel) -> None:
+async def test_unroutable_mandatory_message_is_returned(
+    connection: AbstractConnection, channel: AbstractChannel
+) -> None:
     with pytest.raises(aio_pika.exceptions.PublishError) as caught:
         await channel.default_exchange.publish(Message(b"m"), "nowhere")
     assert (caught.value.frame.reply_code, caught.value.frame.reply_text) == (312, "NO_ROUTE")
@@ -136,24 +138,24 @@ async def test_mandatory_message_that_goes_nowhere(connection: AbstractConnectio
     assert isinstance(confirmation, aiormq.spec.Basic.Ack)
 
 
-async def test_returned_messages_come_to_a_callback(connection: AbstractConnection) -> None:
+async def test_returned_message_goes_to_the_callback(connection: AbstractConnection) -> None:
     channel = await connection.channel(on_return_raises=False)
     returned: list[bytes] = []
     channel.return_callbacks.add(lambda _channel, message: returned.append(message.body))
     await channel.default_exchange.publish(Message(b"m"), "nowhere")
-    assert await gathered(returned, 1) == [b"m"]
+    assert await wait_for_count(returned, 1) == [b"m"]
     await channel.default_exchange.publish(Message(b"m"), (await channel.declare_queue(exclusive=True)).name)
     assert returned == [b"m"]
 
 
-async def test_reject_publish(channel: AbstractChannel) -> None:
+async def test_full_queue_nacks_with_reject_publish(channel: AbstractChannel) -> None:
     queue = await channel.declare_queue(exclusive=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     with pytest.raises(aio_pika.exceptions.DeliveryError):  # noqa: PT012 - which one fails is not known
         for _ in range(5):
             await channel.default_exchange.publish(Message(b"m"), queue.name)
 
 
-async def test_exchanges(channel: AbstractChannel, unique: Unique) -> None:
+async def test_exchange_bindings_route_and_auto_delete(channel: AbstractChannel, unique: Unique) -> None:
     topic = await channel.declare_exchange(unique("topic"), ExchangeType.TOPIC, auto_delete=True)
     fanout = await channel.declare_exchange(unique("fanout"), ExchangeType.FANOUT, auto_delete=True)
     headers = await channel.declare_exchange(unique("headers"), ExchangeType.HEADERS, auto_delete=True)
@@ -169,10 +171,10 @@ async def test_exchanges(channel: AbstractChannel, unique: Unique) -> None:
     assert (await two.get(no_ack=True, timeout=30)).body == b"by header"
     await fanout.unbind(topic, "orders.#")
     with pytest.raises((aio_pika.exceptions.ChannelClosed, aio_pika.exceptions.PublishError)):
-        await topic.publish(Message(b"m"), "orders.eu.new")  # auto-delete: gone with its last binding
+        await topic.publish(Message(b"m"), "orders.eu.new")  # auto-delete: deleted with its last binding
 
 
-async def test_transaction(connection: AbstractConnection) -> None:
+async def test_transaction_publishes_only_on_commit(connection: AbstractConnection) -> None:
     channel = await connection.channel(publisher_confirms=False)
     queue = await channel.declare_queue(exclusive=True)
     async with channel.transaction():
@@ -185,18 +187,18 @@ async def test_transaction(connection: AbstractConnection) -> None:
     assert await queue.get(fail=False) is None
 
 
-async def test_prefetch(channel: AbstractChannel) -> None:
+async def test_prefetch_limits_unacked_deliveries(channel: AbstractChannel) -> None:
     queue = await channel.declare_queue(exclusive=True)
     await channel.set_qos(prefetch_count=2)
     held: list[AbstractIncomingMessage] = []
     await queue.consume(lambda message: _append(held, message))
     for n in range(5):
         await channel.default_exchange.publish(Message(bytes([n])), queue.name)
-    await gathered(held, 2)  # type: ignore[arg-type]
+    await wait_for_count(held, 2)  # type: ignore[arg-type]
     await asyncio.sleep(0.1)
     assert len(held) == 2
     await held[1].ack(multiple=True)
-    await gathered(held, 4)  # type: ignore[arg-type]
+    await wait_for_count(held, 4)  # type: ignore[arg-type]
     assert [m.body[0] for m in held] == [0, 1, 2, 3]
 
 
@@ -204,7 +206,7 @@ async def _append(held: list[AbstractIncomingMessage], message: AbstractIncoming
     held.append(message)
 
 
-async def test_cancel_and_queue_deletion(
+async def test_consumer_ends_with_cancel_or_queue_deletion(
     connection: AbstractConnection, channel: AbstractChannel, unique: Unique
 ) -> None:
     queue = await channel.declare_queue(unique("q"))
@@ -215,7 +217,7 @@ async def test_cancel_and_queue_deletion(
     await queue.consume(lambda _m: asyncio.sleep(0))
     other = await connection.channel()
     await other.queue_delete(queue.name)
-    await channel.declare_queue(exclusive=True)  # the cancel sent to us did no harm
+    await channel.declare_queue(exclusive=True)  # the basic.cancel from the broker did not harm the channel
     with pytest.raises(aio_pika.exceptions.ChannelNotFoundEntity):
         await channel.declare_queue(queue.name, passive=True)
 
@@ -232,7 +234,7 @@ async def test_cancel_and_queue_deletion(
         ),
     ],
 )
-async def test_channel_errors(
+async def test_channel_error_raises_its_exception(
     connection: AbstractConnection, error: type[Exception], attempt: Callable[..., Any]
 ) -> None:
     channel = await connection.channel()
@@ -241,7 +243,7 @@ async def test_channel_errors(
     assert await (await connection.channel()).declare_queue(exclusive=True)
 
 
-async def test_a_channel_is_reopened(connection: AbstractConnection) -> None:
+async def test_closed_channel_can_be_reopened(connection: AbstractConnection) -> None:
     channel = await connection.channel()
     with pytest.raises(aio_pika.exceptions.ChannelNotFoundEntity):
         await channel.get_queue("nosuch")
@@ -249,7 +251,9 @@ async def test_a_channel_is_reopened(connection: AbstractConnection) -> None:
     assert (await channel.declare_queue(exclusive=True)).declaration_result.message_count == 0
 
 
-async def test_locked_queue(broker: Any, connection: AbstractConnection, channel: AbstractChannel) -> None:
+async def test_exclusive_queue_of_another_connection_is_locked(
+    broker: Any, connection: AbstractConnection, channel: AbstractChannel
+) -> None:
     queue = await channel.declare_queue(exclusive=True)
     other = await aio_pika.connect(broker.url)
     with pytest.raises(aiormq.exceptions.ChannelLockedResource):
@@ -257,22 +261,22 @@ async def test_locked_queue(broker: Any, connection: AbstractConnection, channel
     await other.close()
 
 
-async def test_bad_credentials_and_vhost(broker: Any) -> None:
+async def test_wrong_password_or_vhost_is_refused(broker: Any) -> None:
     with pytest.raises(aio_pika.exceptions.ProbableAuthenticationError):
         await aio_pika.connect(host=broker.host, port=broker.port, login="guest", password="wrong")
-    # aiormq 7.2 does not tell a refused vhost from a broken answer; that it ends at once is what counts here.
+    # aiormq 7.2 cannot tell a refused vhost from a broken answer; here only the immediate end is checked.
     with pytest.raises(aio_pika.exceptions.AMQPError):
         await aio_pika.connect(host=broker.host, port=broker.port, virtualhost="nosuch")
 
 
-async def test_large_and_empty_bodies(channel: AbstractChannel) -> None:
+async def test_bodies_around_frame_size_and_empty_ones_arrive(channel: AbstractChannel) -> None:
     queue = await channel.declare_queue(exclusive=True)
     for size in (0, 1, 131_063, 131_064, 131_065, 4_000_000):
         await channel.default_exchange.publish(Message(b"x" * size), queue.name)
         assert len((await queue.get(no_ack=True, timeout=30)).body) == size
 
 
-async def test_direct_reply_to(connection: AbstractConnection, channel: AbstractChannel) -> None:
+async def test_direct_reply_to_delivers_the_reply(connection: AbstractConnection, channel: AbstractChannel) -> None:
     queue = await channel.declare_queue(exclusive=True)
     client = await connection.channel()
     replies: list[bytes] = []
@@ -283,14 +287,14 @@ async def test_direct_reply_to(connection: AbstractConnection, channel: Abstract
     assert question.reply_to is not None
     # Not mandatory: RabbitMQ delivers a mandatory reply and returns it as well.
     await channel.default_exchange.publish(Message(b"hello"), question.reply_to, mandatory=False)
-    assert await gathered(replies, 1) == [b"hello"]
+    assert await wait_for_count(replies, 1) == [b"hello"]
 
 
 async def _append_body(bodies: list[bytes], message: AbstractIncomingMessage) -> None:
     bodies.append(message.body)
 
 
-async def test_rpc_pattern(connection: AbstractConnection, unique: Unique) -> None:
+async def test_rpc_pattern_returns_results_and_errors(connection: AbstractConnection, unique: Unique) -> None:
     server, client = (
         await RPC.create(await connection.channel()),
         await RPC.create(await connection.channel()),
@@ -314,7 +318,7 @@ async def test_rpc_pattern(connection: AbstractConnection, unique: Unique) -> No
     await server.close()
 
 
-async def test_master_and_worker_pattern(connection: AbstractConnection, unique: Unique) -> None:
+async def test_master_worker_pattern_requeues_and_rejects(connection: AbstractConnection, unique: Unique) -> None:
     channel = await connection.channel()
     await channel.set_qos(prefetch_count=1)
     master = Master(channel)
@@ -331,12 +335,12 @@ async def test_master_and_worker_pattern(connection: AbstractConnection, unique:
     worker = await master.create_worker(name, work, auto_delete=True)
     for task in range(4):
         await master.create_task(name, kwargs={"task": task})
-    await gathered(seen, 5)  # type: ignore[arg-type]
+    await wait_for_count(seen, 5)  # type: ignore[arg-type]
     await worker.close()
     assert sorted(seen) == [0, 1, 1, 2, 3]
 
 
-async def test_channel_pool(broker: Any) -> None:
+async def test_channel_pool_publishes_all_messages(broker: Any) -> None:
     connection = await aio_pika.connect(broker.url)
     async with connection:
         pool: Pool[AbstractChannel] = Pool(connection.channel, max_size=10)
@@ -352,12 +356,12 @@ async def test_channel_pool(broker: Any) -> None:
         assert bodies == {str(n).encode() for n in range(100)}
 
 
-async def test_update_secret(connection: AbstractConnection) -> None:
+async def test_update_secret_is_answered(connection: AbstractConnection) -> None:
     assert isinstance(await connection.update_secret("new", reason="rotation"), aiormq.spec.Connection.UpdateSecretOk)
 
 
 @pytest.mark.slow
-async def test_heartbeat(broker: Any) -> None:
+async def test_heartbeats_keep_an_idle_connection(broker: Any) -> None:
     connection = await aio_pika.connect(broker.url_with("heartbeat=2"))
     await asyncio.sleep(5)
     queue = await (await connection.channel()).declare_queue(exclusive=True)
@@ -365,7 +369,7 @@ async def test_heartbeat(broker: Any) -> None:
     await connection.close()
 
 
-async def test_robust_channel_comes_back_after_a_channel_error(broker: Any, unique: Unique) -> None:
+async def test_robust_channel_recovers_after_a_channel_error(broker: Any, unique: Unique) -> None:
     connection = await aio_pika.connect_robust(broker.url, timeout=30)
     async with connection:
         channel = await connection.channel()
@@ -376,11 +380,11 @@ async def test_robust_channel_comes_back_after_a_channel_error(broker: Any, uniq
             await channel.declare_queue("nosuch", passive=True)
         other = await connection.channel()
         await other.default_exchange.publish(Message(b"m"), queue.name)
-        assert await gathered(got, 1) == [b"m"]
+        assert await wait_for_count(got, 1) == [b"m"]
         await other.queue_delete(queue.name)
 
 
-async def test_robust_connection_comes_back_when_it_is_closed_from_outside(broker: Any, unique: Unique) -> None:
+async def test_robust_connection_recovers_when_an_operator_closes_it(broker: Any, unique: Unique) -> None:
     name = unique("robust")
     url = broker.url_with(f"name={name}&reconnect_interval=0.1")
     connection = await aio_pika.connect_robust(url, timeout=30)
@@ -399,7 +403,7 @@ async def test_robust_connection_comes_back_when_it_is_closed_from_outside(broke
         async with publisher:
             sender = await publisher.channel()
             async with asyncio.timeout(30):
-                while not got:  # the queue is declared and bound once more a moment after the connection is there
+                while not got:  # queue and binding are restored a moment after the connection
                     try:
                         await (await sender.get_exchange(exchange.name)).publish(Message(b"again"), "key")
                     except (aio_pika.exceptions.ChannelClosed, aio_pika.exceptions.PublishError):

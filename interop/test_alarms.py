@@ -1,7 +1,8 @@
-"""A broker short of memory or disk: publishers are told and held, consumers go on, nothing sent meanwhile is lost.
+"""A broker short of memory or disk: publishers are notified and blocked, consumers continue, no message sent meanwhile
+is lost.
 
-Alarms concern everybody on a broker, so each test starts one with limits of its own; against a lent broker see
-test_blocked_connection, which sets and clears the alarm with the control command.
+Alarms affect all clients of a broker, so each test starts a broker with its own limits. On a shared broker
+`test_memory_alarm_blocks_and_unblocks_the_connection` sets and clears the alarm with the control command.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ PERSISTENT = pika.BasicProperties(delivery_mode=2)
     [("limits.memory_high_watermark", 0.000001, "low on memory"), ("limits.disk_free_bytes", 1 << 60, "low on disk")],
     ids=["memory", "disk"],
 )
-def test_publishers_are_told_and_held(tmp_path: Path, setting: str, value: object, reason: str) -> None:
+def test_alarm_blocks_publishers_but_not_consumers(tmp_path: Path, setting: str, value: object, reason: str) -> None:
     broker = BrokerProcess(tmp_path / "data")
     with broker, pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
         channel = connection.channel()
@@ -37,18 +38,18 @@ def test_publishers_are_told_and_held(tmp_path: Path, setting: str, value: objec
     broker = BrokerProcess(tmp_path / "data", settings={setting: value})
     with broker:
         publisher = pika.BlockingConnection(pika.URLParameters(f"{broker.url}?blocked_connection_timeout=30"))
-        told: list[str] = []
-        publisher.add_on_connection_blocked_callback(lambda _connection, frame: told.append(frame.method.reason))
+        reasons: list[str] = []
+        publisher.add_on_connection_blocked_callback(lambda _connection, frame: reasons.append(frame.method.reason))
         sending = publisher.channel()
         deadline = time.monotonic() + 30
-        while not told and time.monotonic() < deadline:
+        while not reasons and time.monotonic() < deadline:
             sending.basic_publish("", "q", b"held", PERSISTENT)
             publisher.process_data_events(time_limit=0.05)
-        assert told == [reason]
+        assert reasons == [reason]
         with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
             consumer = connection.channel()
             assert consumer.basic_get("q", auto_ack=True)[2] == b"before"
             consumer.queue_declare("another", exclusive=True)
-        broker.kill()  # a held publisher would not answer its connection.close, and be waited for
+        broker.kill()  # kill, because a blocked publisher would not answer connection.close and delay the stop
         with contextlib.suppress(AMQPConnectionError):
-            publisher.close()  # hears of the end, and gives its sockets back
+            publisher.close()  # notices the end and closes its sockets

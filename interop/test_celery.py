@@ -22,13 +22,13 @@ from celery.exceptions import TaskRevokedError
 
 Eventually = Callable[..., Any]
 HERE = Path(__file__).parent
-# A pool process that ends waits until its parent has read its last results, 30 s at most (billiard's
-# GUARANTEE_MESSAGE_CONSUMPTION_RETRY_LIMIT); a parent that is told to stop while they are on the way never reads them.
+# A pool process that ends waits up to 30 s until its parent has read its last results (billiard's
+# GUARANTEE_MESSAGE_CONSUMPTION_RETRY_LIMIT). A parent that is stopped meanwhile never reads them.
 STOP_S = 120.0
 
 
 class Worker:
-    """`celery worker` as a process group of its own; its output is shown when it does not become ready."""
+    """`celery worker` as a process group of its own. Its output is shown if it does not become ready."""
 
     def __init__(self, name: str, url: str, directory: Path, *options: str) -> None:
         self.node = f"{name}-{secrets.token_hex(4)}@interop"
@@ -54,13 +54,13 @@ class Worker:
         return self
 
     def kill(self) -> None:
-        """The whole group at once, as an out-of-memory killer or a pulled plug."""
+        """Kill the whole process group at once, like an out-of-memory killer or a power failure."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def stop(self) -> int:
-        """A warm shutdown; the exit code."""
+        """Shut down warmly. Return the exit code."""
         self.process.terminate()
         try:
             return self.process.wait(STOP_S)
@@ -75,7 +75,7 @@ def name() -> str:
 
 @pytest.fixture(scope="module")
 def app(broker: Any, name: str) -> Iterator[Celery]:
-    """The application in this process: the client's side."""
+    """The application in this process, as the client uses it."""
     spec = importlib.util.spec_from_file_location("celery_app", HERE / "celery_app.py")
     assert spec is not None
     assert spec.loader is not None
@@ -90,7 +90,7 @@ def app(broker: Any, name: str) -> Iterator[Celery]:
 
 @pytest.fixture(scope="module")
 def worker(broker: Any, app: Celery, name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """The stock pool with two processes, events on, gossip and mingle as they are by default."""
+    """A worker with the stock pool of two processes, events, and gossip and mingle by default."""
     worker = Worker(name, broker.url, tmp_path_factory.mktemp("worker"), "-c", "2", "-E")
     try:
         yield worker.wait()
@@ -100,8 +100,8 @@ def worker(broker: Any, app: Celery, name: str, tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture
-def alone(broker: Any, tmp_path: Path) -> Iterator[Callable[..., Worker]]:
-    """Starts further workers, on a queue of their own unless the name is given; none outlives the test."""
+def start_worker(broker: Any, tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+    """Starts further workers, each on its own queue. All are killed after the test."""
     started: list[Worker] = []
 
     def start(queue: str, *options: str) -> Worker:
@@ -115,43 +115,43 @@ def alone(broker: Any, tmp_path: Path) -> Iterator[Callable[..., Worker]]:
         worker.kill()
 
 
-def declared(broker: Any, queue: str) -> Any:
-    """What a passive declare tells: message_count, consumer_count."""
+def queue_state(broker: Any, queue: str) -> Any:
+    """Return the answer to a passive declare: message_count, consumer_count."""
     with pika.BlockingConnection(broker.pika()) as connection:
         return connection.channel().queue_declare(queue, passive=True).method
 
 
 def ready_count(broker: Any, queue: str) -> int:
-    return int(declared(broker, queue).message_count)
+    return int(queue_state(broker, queue).message_count)
 
 
-def test_round_trip(app: Celery, worker: Worker) -> None:
+def test_task_returns_its_result(app: Celery, worker: Worker) -> None:
     assert app.tasks["add"].delay(2, 3).get(timeout=60) == 5
 
 
-def test_states_and_exceptions(app: Celery, worker: Worker) -> None:
+def test_failed_task_raises_its_exception(app: Celery, worker: Worker) -> None:
     result = app.tasks["fail"].delay("this one")
     with pytest.raises(ValueError, match="this one"):
         result.get(timeout=60)
     assert result.state == "FAILURE"
 
 
-def test_group_and_chain(app: Celery, worker: Worker) -> None:
+def test_group_and_chain_return_results(app: Celery, worker: Worker) -> None:
     add = app.tasks["add"]
     assert group(add.s(n, n) for n in range(60)).apply_async().get(timeout=60) == [2 * n for n in range(60)]
     assert chain(add.s(1, 2), add.s(10), add.s(100)).apply_async().get(timeout=60) == 113
 
 
-def test_large_argument_and_result(app: Celery, worker: Worker) -> None:
+def test_large_argument_and_result_are_unchanged(app: Celery, worker: Worker) -> None:
     value = {"text": "grüße" * 100_000, "list": list(range(1000)), "none": None}
     assert app.tasks["echo"].delay(value).get(timeout=60) == value
 
 
-def test_retry(app: Celery, worker: Worker) -> None:
+def test_failed_task_is_retried(app: Celery, worker: Worker) -> None:
     assert app.tasks["flaky"].delay(3).get(timeout=60) == 3
 
 
-def test_countdown_and_eta(app: Celery, worker: Worker) -> None:
+def test_task_with_countdown_runs_later(app: Celery, worker: Worker) -> None:
     sent = time.time()
     assert app.tasks["when"].apply_async(countdown=1).get(timeout=60) >= sent + 1
 
@@ -162,7 +162,7 @@ def test_expired_task_is_not_run(app: Celery, worker: Worker) -> None:
         result.get(timeout=60)
 
 
-def test_remote_control(app: Celery, worker: Worker, tmp_path: Path, eventually: Eventually) -> None:
+def test_remote_control_inspects_a_worker(app: Celery, worker: Worker, tmp_path: Path, eventually: Eventually) -> None:
     assert app.control.ping(destination=[worker.node], timeout=30) == [{worker.node: {"ok": "pong"}}]
     inspect = app.control.inspect(destination=[worker.node], timeout=30, limit=1)
     assert "add" in inspect.registered()[worker.node]
@@ -174,17 +174,17 @@ def test_remote_control(app: Celery, worker: Worker, tmp_path: Path, eventually:
     assert [task["id"] for task in inspect.active()[worker.node]] == [result.id]
     release.touch()
     assert result.get(timeout=60) == "released"
-    # The worker forgets a task after it has sent the result.
+    # The worker forgets a task after it sends the result.
     eventually(lambda: inspect.active() == {worker.node: []})
 
 
-def test_ping_to_everybody(app: Celery, worker: Worker) -> None:
-    """Without a destination the answer is awaited for the whole timeout: replies of nobody are lost on the way."""
+def test_broadcast_ping_is_answered(app: Celery, worker: Worker) -> None:
+    """Without a destination celery waits for the whole timeout, or until `limit` replies arrive."""
     assert app.control.ping(timeout=30, limit=1) == [{worker.node: {"ok": "pong"}}]
 
 
-def test_revoke_before_it_starts(app: Celery, worker: Worker, eventually: Eventually) -> None:
-    """Tasks with a countdown raise the prefetch count while they wait: all six are at the worker, beyond its 2 x 4."""
+def test_revoked_tasks_do_not_start(app: Celery, worker: Worker, eventually: Eventually) -> None:
+    """Waiting tasks with a countdown raise the prefetch count, so all 14 are at the worker, more than its 2 x 4."""
     results = [app.tasks["when"].apply_async(countdown=60) for _ in range(14)]
     inspect = app.control.inspect(destination=[worker.node], timeout=30, limit=1)
     ids = {result.id for result in results}
@@ -204,19 +204,19 @@ def test_revoke_terminates_a_running_task(app: Celery, worker: Worker, tmp_path:
     assert app.tasks["add"].delay(1, 1).get(timeout=60) == 2
 
 
-def test_a_queue_is_added_and_cancelled_at_run_time(
+def test_worker_adds_and_cancels_a_queue_at_run_time(
     app: Celery, worker: Worker, name: str, broker: Any, eventually: Eventually
 ) -> None:
     queue = f"{name}-more"
     app.control.add_consumer(queue, destination=[worker.node], reply=True, timeout=30, limit=1)
     assert app.tasks["add"].apply_async((1, 2), queue=queue).get(timeout=60) == 3
     app.control.cancel_consumer(queue, destination=[worker.node], reply=True, timeout=30, limit=1)
-    eventually(lambda: declared(broker, queue).consumer_count == 0)  # the reply comes before the deed
+    eventually(lambda: queue_state(broker, queue).consumer_count == 0)  # the reply precedes the action
     app.tasks["add"].apply_async((1, 2), queue=queue)
     eventually(lambda: ready_count(broker, queue) == 1)
 
 
-def test_events(app: Celery, worker: Worker) -> None:
+def test_task_and_worker_events_are_received(app: Celery, worker: Worker) -> None:
     seen: dict[str, list[str]] = {}
 
     def note(event: dict[str, Any]) -> None:
@@ -240,12 +240,12 @@ def test_events(app: Celery, worker: Worker) -> None:
 
 
 @pytest.mark.slow
-def test_prefetch_multiplier(
-    app: Celery, name: str, broker: Any, alone: Callable[..., Worker], tmp_path: Path, eventually: Eventually
+def test_prefetch_multiplier_limits_prefetched_tasks(
+    app: Celery, name: str, broker: Any, start_worker: Callable[..., Worker], tmp_path: Path, eventually: Eventually
 ) -> None:
-    """One process, multiplier 1, late acks: the broker keeps what the worker may not have yet."""
+    """With one process, multiplier 1 and late acks the broker keeps the other tasks ready."""
     queue = f"{name}-prefetch"
-    worker = alone(queue, "--prefetch-multiplier", "1")
+    worker = start_worker(queue, "--prefetch-multiplier", "1")
     release = tmp_path / "release"
     first = tmp_path / "started-0"
     results = [
@@ -261,27 +261,27 @@ def test_prefetch_multiplier(
 
 
 def test_late_acks_survive_a_killed_worker(
-    app: Celery, name: str, broker: Any, alone: Callable[..., Worker], tmp_path: Path, eventually: Eventually
+    app: Celery, name: str, broker: Any, start_worker: Callable[..., Worker], tmp_path: Path, eventually: Eventually
 ) -> None:
     queue = f"{name}-late"
-    victim = alone(queue)
+    victim = start_worker(queue)
     started, again, release = tmp_path / "started", tmp_path / "again", tmp_path / "release"
     result = app.tasks["careful"].apply_async((str(started), str(release)), queue=queue)
     eventually(started.exists)
     victim.kill()
     started.rename(again)
     release.touch()
-    alone(queue)
-    assert result.get(timeout=60) is True  # delivered once more, and told so
+    start_worker(queue)
+    assert result.get(timeout=60) is True  # redelivered, and flagged as such
     assert started.exists()
 
 
 @pytest.mark.slow
-def test_early_acks_do_not_come_back(
-    app: Celery, name: str, broker: Any, alone: Callable[..., Worker], tmp_path: Path, eventually: Eventually
+def test_early_acked_task_is_not_redelivered(
+    app: Celery, name: str, broker: Any, start_worker: Callable[..., Worker], tmp_path: Path, eventually: Eventually
 ) -> None:
     queue = f"{name}-early"
-    victim = alone(queue)
+    victim = start_worker(queue)
     started = tmp_path / "started"
     app.tasks["hold"].apply_async((str(started), str(tmp_path / "never")), queue=queue)
     eventually(started.exists)
@@ -290,11 +290,11 @@ def test_early_acks_do_not_come_back(
 
 
 @pytest.mark.slow
-def test_warm_shutdown_returns_what_it_had_prefetched(
-    app: Celery, name: str, broker: Any, alone: Callable[..., Worker], tmp_path: Path, eventually: Eventually
+def test_warm_shutdown_returns_prefetched_tasks(
+    app: Celery, name: str, broker: Any, start_worker: Callable[..., Worker], tmp_path: Path, eventually: Eventually
 ) -> None:
     queue = f"{name}-warm"
-    worker = alone(queue, "--prefetch-multiplier", "4")
+    worker = start_worker(queue, "--prefetch-multiplier", "4")
     started, release = tmp_path / "started", tmp_path / "release"
     result = app.tasks["hold"].apply_async((str(started), str(release)), queue=queue)
     later = [app.tasks["add"].apply_async((n, n), queue=queue) for n in range(3)]
@@ -303,27 +303,27 @@ def test_warm_shutdown_returns_what_it_had_prefetched(
     release.touch()
     assert worker.process.wait(STOP_S) == 0
     assert result.get(timeout=60) == "released"
-    alone(queue)
+    start_worker(queue)
     assert [r.get(timeout=60) for r in later] == [0, 2, 4]
 
 
 @pytest.mark.slow
-def test_worker_comes_back_after_its_connection_was_closed(
-    app: Celery, name: str, broker: Any, alone: Callable[..., Worker]
+def test_worker_reconnects_after_its_connections_were_closed(
+    app: Celery, name: str, broker: Any, start_worker: Callable[..., Worker]
 ) -> None:
-    """All connections of the worker are closed by an operator; it connects anew and goes on."""
+    """An operator closes all connections of the worker."""
     queue = f"{name}-closed"
-    worker = alone(queue)
+    worker = start_worker(queue)
     assert app.tasks["add"].apply_async((1, 2), queue=queue).get(timeout=60) == 3
-    ours = {c["name"] for c in _connections_of(broker, worker.process.pid)}
-    assert ours
-    for connection in ours:
+    worker_connections = {c["name"] for c in _connections_of(broker, worker.process.pid)}
+    assert worker_connections
+    for connection in worker_connections:
         broker.api("DELETE", f"/api/connections/{quote(connection, safe='')}", headers={"X-Reason": "test"})
     assert app.tasks["add"].apply_async((2, 2), queue=queue).get(timeout=60) == 4
 
 
 def _connections_of(broker: Any, pid: int) -> list[dict[str, Any]]:
-    """The broker's connections whose peer is a socket of this process (Linux: /proc)."""
+    """Return the broker's connections whose peer is a socket of this process (Linux: /proc)."""
     inodes = set()
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):

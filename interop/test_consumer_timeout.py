@@ -1,5 +1,6 @@
-"""A delivery that is not acknowledged in time, with pika: the old answer against either broker, RabbitMQ 4.3's against
-ours."""
+"""A delivery that is not acked in time, with pika: channel closure on either broker, and RabbitMQ 4.3's consumer
+cancellation on amqpd.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ TEXT = (
 
 
 @pytest.fixture
-def closing(broker: Any, tmp_path: Path) -> Iterator[str]:
-    """URL of a broker that closes channels after TIMEOUT_MS."""
+def url_of_closing_broker(broker: Any, tmp_path: Path) -> Iterator[str]:
+    """The URL of a broker that closes channels after TIMEOUT_MS."""
     if broker.is_rabbitmq:
         broker.run_ctl("eval", f"application:set_env(rabbit, consumer_timeout, {TIMEOUT_MS}).")
         yield broker.url
@@ -37,8 +38,8 @@ def closing(broker: Any, tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("get", [True, False])
-def test_the_channel_is_closed_and_the_message_comes_back(closing: str, get: bool) -> None:
-    connection = pika.BlockingConnection(pika.URLParameters(closing))
+def test_ack_timeout_closes_the_channel_and_requeues(url_of_closing_broker: str, get: bool) -> None:
+    connection = pika.BlockingConnection(pika.URLParameters(url_of_closing_broker))
     channel = connection.channel()
     queue = channel.queue_declare("", exclusive=True).method.queue
     channel.basic_publish("", queue, b"1")
@@ -64,7 +65,7 @@ def test_the_channel_is_closed_and_the_message_comes_back(closing: str, get: boo
 
 
 @pytest.mark.slow
-def test_a_consumer_is_cancelled_and_its_late_ack_ignored(broker: Any) -> None:
+def test_ack_timeout_cancels_the_consumer_and_ignores_its_late_ack(broker: Any) -> None:
     if broker.is_rabbitmq:
         pytest.skip("RabbitMQ does so from 4.3 on, with quorum queues")
     connection = pika.BlockingConnection(broker.pika())

@@ -1,9 +1,10 @@
-"""Definitions between RabbitMQ 3.10.8 and amqpd, there and back: the same objects, and logins that work on both.
+"""Definitions exchanged between RabbitMQ 3.10.8 and amqpd in both directions: the same objects, and logins work on
+both.
 
-RabbitMQ is Debian's package, a node of its own as interop/bench starts it, for some 20 s; without the package the test
-skips and says so, with TEST_REQUIRE_RABBITMQ set it is installed. What RabbitMQ exports here is kept in
-tests/samples/definitions (TEST_RECORD_DEFINITIONS names that folder for it to be written anew), so that a machine
-without RabbitMQ tries everything but RabbitMQ's own part: tests/management/test_definitions_samples.py.
+RabbitMQ is Debian's package, started as a separate node by interop/bench, in about 20 s. Without the package the test
+is skipped; with TEST_REQUIRE_RABBITMQ it is installed. RabbitMQ's export is stored in tests/samples/definitions
+(TEST_RECORD_DEFINITIONS names that folder to write it again). With it tests/management/test_definitions_samples.py
+tests everything except RabbitMQ's own part.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SHA256 = "rabbit_password_hashing_sha256"
 
 
 class Api:
-    """An admin API, as guest."""
+    """The HTTP API of one broker, as user guest."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -48,7 +49,7 @@ class Api:
             connection.close()
         return answer.status, json.loads(content) if content else None
 
-    def done(self, method: str, path: str, body: object = None) -> None:
+    def call(self, method: str, path: str, body: object = None) -> None:
         status, answer = self(method, path, body)
         assert status < 300, (method, path, status, answer)
 
@@ -59,7 +60,7 @@ class Api:
 
 
 def declare(api: Api) -> None:
-    """One of everything that both brokers have."""
+    """Declare one of everything that both brokers have."""
     put = "PUT"
     everything = {"configure": ".*", "write": ".*", "read": ".*"}
     for method, path, body in (
@@ -116,30 +117,30 @@ def declare(api: Api) -> None:
         ("POST", "bindings/shop/e/passing/q/transient", {"arguments": {"x-match": "any", "kind": "a"}}),
         ("POST", "bindings/shop/e/amq.fanout/q/going", {}),
     ):
-        api.done(method, f"/api/{path}", body)
+        api.call(method, f"/api/{path}", body)
 
 
-def same(document: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether both declare the same; prints what only one of them has."""
+def equal_definitions(document: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return True if both declare the same objects. Print the differences."""
     found = []
     for each in (document, other):
         lines = set()
         for kind, items in each.items():
             if kind not in keys_apart(""):
                 names = keys_apart(kind) if kind == "global_parameters" else frozenset[str]()
-                known = [_known(kind, item) for item in items if item.get("name") not in names]
-                lines |= {f"{kind} {json.dumps(item, sort_keys=True)}" for item in known}
+                comparable = [_comparable(kind, item) for item in items if item.get("name") not in names]
+                lines |= {f"{kind} {json.dumps(item, sort_keys=True)}" for item in comparable}
         found.append(lines)
     for line in sorted(found[0] ^ found[1]):
         print("<" if line in found[0] else ">", line)
     return found[0] == found[1]
 
 
-def _known(kind: str, item: dict[str, Any]) -> dict[str, Any]:
-    """Without what one of the two does not have, and in one form."""
+def _comparable(kind: str, item: dict[str, Any]) -> dict[str, Any]:
+    """Return the item in one form, without keys that only one broker has."""
     if kind == "queues":
-        known = {"x-queue-type": item.get("type") or "classic"}
-        item = {**item, "arguments": known | item["arguments"]}
+        comparable = {"x-queue-type": item.get("type") or "classic"}
+        item = {**item, "arguments": comparable | item["arguments"]}
     return {key: value for key, value in item.items() if key not in keys_apart(kind)}
 
 
@@ -170,43 +171,43 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RabbitM
 
 
 @pytest.mark.external
-def test_out_of_rabbitmq_into_amqpd_and_back(rabbitmq: tuple[RabbitMQ, Api], tmp_path: Path) -> None:
+def test_definitions_survive_rabbitmq_to_amqpd_and_back(rabbitmq: tuple[RabbitMQ, Api], tmp_path: Path) -> None:
     node, theirs = rabbitmq
     declare(theirs)
-    given = theirs.get("/api/definitions")
+    exported_by_rabbitmq = theirs.get("/api/definitions")
     if folder := os.environ.get("TEST_RECORD_DEFINITIONS"):
-        text = json.dumps(given, indent=1, sort_keys=True)
+        text = json.dumps(exported_by_rabbitmq, indent=1, sort_keys=True)
         (Path(folder) / "rabbitmq-3.10.8.json").write_text(text + "\n", "utf-8")
         of_vhost = json.dumps(theirs.get("/api/definitions/shop"), indent=1, sort_keys=True)
         (Path(folder) / "rabbitmq-3.10.8-vhost.json").write_text(of_vhost + "\n", "utf-8")
     with BrokerProcess(tmp_path / "kept", settings={"auth.password_hashing": SHA256}) as broker:
         ours = Api(broker.http_port)
-        assert ours("POST", "/api/definitions?report=true", given) == (
+        assert ours("POST", "/api/definitions?report=true", exported_by_rabbitmq) == (
             200,
             {"unknown": [], "unknown_count": 0, "skipped": [], "skipped_count": 0},
         )
         assert can_log_in(broker.amqp_port, "alice", "wonder")
         assert not can_log_in(broker.amqp_port, "alice", "wrong")
-        ours.done("PUT", "/api/users/new", {"password": "fresh", "tags": ""})
-        ours.done("PUT", "/api/permissions/shop/new", {"configure": "", "write": "", "read": ""})
+        ours.call("PUT", "/api/users/new", {"password": "fresh", "tags": ""})
+        ours.call("PUT", "/api/permissions/shop/new", {"configure": "", "write": "", "read": ""})
         exported = ours.get("/api/definitions")
     with BrokerProcess(tmp_path / "renewed") as broker:
         ours = Api(broker.http_port)
-        ours.done("POST", "/api/definitions", given)
+        ours.call("POST", "/api/definitions", exported_by_rabbitmq)
         assert can_log_in(broker.amqp_port, "alice", "wonder")
         renewed = ours.get("/api/definitions")
-    theirs.done("DELETE", "/api/vhosts/shop")
+    theirs.call("DELETE", "/api/vhosts/shop")
     for user in ("alice", "boss", "nobody"):
-        theirs.done("DELETE", f"/api/users/{user}")
+        theirs.call("DELETE", f"/api/users/{user}")
     assert not can_log_in(node.port, "alice", "wonder")
-    theirs.done("POST", "/api/definitions", exported)
+    theirs.call("POST", "/api/definitions", exported)
     assert can_log_in(node.port, "alice", "wonder")
     assert can_log_in(node.port, "boss", "secret")
     assert can_log_in(node.port, "new", "fresh")
-    theirs.done("DELETE", "/api/users/new")
-    assert same(given, theirs.get("/api/definitions"))
-    # With argon2id alice needs another password there, and nobody else does.
-    theirs.done("POST", "/api/definitions", renewed)
+    theirs.call("DELETE", "/api/users/new")
+    assert equal_definitions(exported_by_rabbitmq, theirs.get("/api/definitions"))
+    # The login gave alice an argon2id hash, which RabbitMQ does not support. boss can still log in.
+    theirs.call("POST", "/api/definitions", renewed)
     assert not can_log_in(node.port, "alice", "wonder")
     assert not can_log_in(node.port, "alice", "")
     assert can_log_in(node.port, "boss", "secret")

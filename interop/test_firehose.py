@@ -1,4 +1,4 @@
-"""The firehose with pika: copies of publishes and deliveries, as RabbitMQ's guide tells, against either broker."""
+"""The firehose with pika, as RabbitMQ's guide describes it, on either broker: copies of publishes and deliveries."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROPERTIES = pika.BasicProperties(**TABLE)
 
 
 class Copies:
-    """What comes out of amq.rabbitmq.trace, on a connection of its own."""
+    """A consumer of amq.rabbitmq.trace with its own connection."""
 
     def __init__(self, broker: Any) -> None:
         self.connection = pika.BlockingConnection(broker.pika())
@@ -37,7 +37,9 @@ class Copies:
         self.channel.queue_bind(self.queue, "amq.rabbitmq.trace", "#")
 
     def next(self, about: str = "") -> tuple[str, dict[str, Any], bytes]:
-        """Key, headers, body. about: passes over others' (this connection's own gets are traced, too)."""
+        """Return key, headers and body of the next copy. about: skip others, because this connection's gets are traced
+        too.
+        """
         until = time.monotonic() + 30
         while time.monotonic() < until:
             method, properties, body = self.channel.basic_get(self.queue, auto_ack=True)
@@ -74,7 +76,7 @@ def channel(broker: Any, copies: Copies) -> Iterator[BlockingChannel]:
     connection.close()
 
 
-def test_a_publish(broker: Any, copies: Copies, channel: BlockingChannel) -> None:
+def test_publish_is_copied_with_its_properties(broker: Any, copies: Copies, channel: BlockingChannel) -> None:
     queue = channel.queue_declare("", exclusive=True).method.queue
     channel.queue_bind(queue, "amq.topic", "traced.*")
     channel.basic_publish("amq.topic", "traced.a", b"body", PROPERTIES)
@@ -94,7 +96,7 @@ def test_a_publish(broker: Any, copies: Copies, channel: BlockingChannel) -> Non
     }
 
 
-def test_deliveries_by_get_and_to_consumers(broker: Any, copies: Copies, channel: BlockingChannel) -> None:
+def test_deliveries_by_get_and_consume_are_copied(broker: Any, copies: Copies, channel: BlockingChannel) -> None:
     queue = channel.queue_declare("", exclusive=True).method.queue
     for _ in range(2):
         channel.basic_publish("", queue, b"twice", PROPERTIES)
@@ -123,7 +125,7 @@ def test_deliveries_by_get_and_to_consumers(broker: Any, copies: Copies, channel
     assert copies.none_left()  # copies are not copied
 
 
-def test_deliveries_of_a_stream(broker: Any, copies: Copies, channel: BlockingChannel) -> None:
+def test_deliveries_of_a_stream_are_copied(broker: Any, copies: Copies, channel: BlockingChannel) -> None:
     channel.queue_declare("traced-stream", durable=True, arguments={"x-queue-type": "stream"})
     try:
         channel.basic_publish("", "traced-stream", b"kept", pika.BasicProperties(app_id="app"))
@@ -142,7 +144,7 @@ def test_deliveries_of_a_stream(broker: Any, copies: Copies, channel: BlockingCh
         channel.queue_delete("traced-stream")
 
 
-def test_messages_that_nobody_takes(copies: Copies, channel: BlockingChannel) -> None:
+def test_unroutable_message_is_copied(copies: Copies, channel: BlockingChannel) -> None:
     returned: list[object] = []
     channel.add_on_return_callback(lambda *each: returned.append(each))
     channel.basic_publish("amq.direct", "nowhere", b"lost", mandatory=True)
@@ -152,7 +154,7 @@ def test_messages_that_nobody_takes(copies: Copies, channel: BlockingChannel) ->
     assert len(returned) == 1
 
 
-def test_keys_of_cc_and_bcc(copies: Copies, channel: BlockingChannel) -> None:
+def test_copy_has_the_routing_keys_of_cc_and_bcc(copies: Copies, channel: BlockingChannel) -> None:
     queues = [channel.queue_declare("", exclusive=True).method.queue for _ in range(3)]
     headers = {"CC": [queues[1]], "BCC": [queues[2]]}
     channel.basic_publish("", queues[0], b"", pika.BasicProperties(headers=headers))
@@ -162,7 +164,7 @@ def test_keys_of_cc_and_bcc(copies: Copies, channel: BlockingChannel) -> None:
     assert seen["properties"] == {"headers": {"CC": [queues[1]]}}
 
 
-def test_a_transaction_is_traced_when_it_is_made(copies: Copies, channel: BlockingChannel) -> None:
+def test_publish_in_a_transaction_is_copied_before_the_commit(copies: Copies, channel: BlockingChannel) -> None:
     queue = channel.queue_declare("", exclusive=True).method.queue
     channel.tx_select()
     channel.basic_publish("", queue, b"tx")
@@ -171,7 +173,7 @@ def test_a_transaction_is_traced_when_it_is_made(copies: Copies, channel: Blocki
     assert copies.none_left()
 
 
-def test_the_admin_api(broker: Any, copies: Copies, channel: BlockingChannel) -> None:
+def test_publish_and_get_over_the_http_api_are_copied(broker: Any, copies: Copies, channel: BlockingChannel) -> None:
     queue = channel.queue_declare("http", auto_delete=False).method.queue
     try:
         vhost = broker.vhost.replace("/", "%2F")
@@ -179,15 +181,15 @@ def test_the_admin_api(broker: Any, copies: Copies, channel: BlockingChannel) ->
         broker.api("POST", f"/api/exchanges/{vhost}/amq.default/publish", body)
         key, headers, payload = copies.next()
         assert (key, payload, headers["channel"], headers["user"]) == ("publish.", b"p", 1, broker.user)
-        asked = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
-        broker.api("POST", f"/api/queues/{vhost}/{queue}/get", asked)
+        request = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
+        broker.api("POST", f"/api/queues/{vhost}/{queue}/get", request)
         key, headers, payload = copies.next()
         assert (key, payload, headers["user"]) == ("deliver.http", b"p", broker.user)
     finally:
         channel.queue_delete(queue)
 
 
-def test_it_is_shown_and_ends(broker: Any, copies: Copies, channel: BlockingChannel) -> None:
+def test_tracing_is_shown_and_can_be_switched(broker: Any, copies: Copies, channel: BlockingChannel) -> None:
     vhost = broker.vhost.replace("/", "%2F")
     assert broker.api("GET", f"/api/vhosts/{vhost}")["tracing"] is True
     queue = channel.queue_declare("", exclusive=True).method.queue

@@ -1,6 +1,6 @@
-"""RabbitMQ's guides by their examples, as short programs: Time-To-Live, Queue Length Limit, Dead Letter Exchanges,
+"""The examples of RabbitMQ's guides as short programs: Time-To-Live, Queue Length Limit, Dead Letter Exchanges,
 Priority Queues, Consumer Priorities, Single Active Consumer, Alternate Exchanges, Sender-selected Distribution,
-Exchange to Exchange Bindings. Policies, limits, streams, filters and the firehose have files of their own.
+Exchange to Exchange Bindings. Policies, limits, streams, filters and the firehose have their own files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def publish(channel: BlockingChannel, key: str, *bodies: str, exchange: str = ""
 
 
 def take(channel: BlockingChannel, name: str, count: int, within_s: float = 30.0) -> list[tuple[str, dict[str, Any]]]:
-    """So many messages, with their headers; whatever came in time."""
+    """Return up to `count` messages with headers that arrive in time."""
     found: list[tuple[str, dict[str, Any]]] = []
     deadline = time.monotonic() + within_s
     while len(found) < count and time.monotonic() < deadline:
@@ -48,7 +48,7 @@ def ready(channel: BlockingChannel, name: str) -> int:
     return int(channel.queue_declare(name, passive=True).method.message_count)
 
 
-def consumed(channel: BlockingChannel, count: int, within_s: float = 30.0) -> Callable[[list[Any]], None]:
+def wait_for_messages(channel: BlockingChannel, count: int, within_s: float = 30.0) -> Callable[[list[Any]], None]:
     def until(found: list[Any]) -> None:
         deadline = time.monotonic() + within_s
         while len(found) < count and time.monotonic() < deadline:
@@ -58,57 +58,59 @@ def consumed(channel: BlockingChannel, count: int, within_s: float = 30.0) -> Ca
     return until
 
 
-def unused(channel: BlockingChannel, name: str) -> None:
-    """Asks whether the queue is there, seldomer each time: to ask is to use it."""
+def wait_for_expiry(channel: BlockingChannel, name: str) -> None:
+    """Check repeatedly, less and less often, if the queue exists: each check counts as a use."""
     for seconds in (0.5, 1, 2, 4, 8, 16, 32):
         time.sleep(seconds)
         ready(channel, name)
 
 
 class TestTimeToLive:
-    def test_of_a_queue(self, channel: BlockingChannel, unique: Unique, eventually: Any) -> None:
+    def test_message_ttl_of_a_queue(self, channel: BlockingChannel, unique: Unique, eventually: Any) -> None:
         name = queue(channel, unique("q"), message_ttl=100)
         publish(channel, name, "gone", delivery_mode=2)
         eventually(lambda: ready(channel, name) == 0)
 
-    def test_of_a_message(self, channel: BlockingChannel, unique: Unique, eventually: Any) -> None:
+    def test_expiration_of_a_message(self, channel: BlockingChannel, unique: Unique, eventually: Any) -> None:
         name = queue(channel, unique("q"))
         publish(channel, name, "gone", expiration="100")
         publish(channel, name, "stays")
         eventually(lambda: ready(channel, name) == 1)
         assert bodies(channel, name, 1) == ["stays"]
 
-    def test_the_lower_one_counts(self, channel: BlockingChannel, unique: Unique, eventually: Any) -> None:
+    def test_lower_ttl_of_queue_and_message_counts(
+        self, channel: BlockingChannel, unique: Unique, eventually: Any
+    ) -> None:
         name = queue(channel, unique("q"), message_ttl=100)
         publish(channel, name, "gone", expiration="60000")
         eventually(lambda: ready(channel, name) == 0)
 
-    def test_of_a_queue_that_nobody_uses(self, channel: BlockingChannel, unique: Unique) -> None:
+    def test_unused_queue_expires(self, channel: BlockingChannel, unique: Unique) -> None:
         name = queue(channel, unique("q"), expires=200)
         with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
-            unused(channel, name)
+            wait_for_expiry(channel, name)
         assert closed.value.reply_code == 404
 
 
 class TestLengthLimit:
-    def test_the_oldest_goes(self, channel: BlockingChannel, unique: Unique) -> None:
+    def test_max_length_drops_the_oldest(self, channel: BlockingChannel, unique: Unique) -> None:
         name = queue(channel, unique("q"), max_length=2)
         publish(channel, name, "1", "2", "3")
         assert bodies(channel, name, 2) == ["2", "3"]
 
-    def test_in_bytes(self, channel: BlockingChannel, unique: Unique) -> None:
+    def test_max_length_bytes_drops_the_oldest(self, channel: BlockingChannel, unique: Unique) -> None:
         name = queue(channel, unique("q"), max_length_bytes=10)
         publish(channel, name, "aaaaaa", "bbbbbb")
         assert bodies(channel, name, 1) == ["bbbbbb"]
 
-    def test_a_publisher_is_refused(self, channel: BlockingChannel, unique: Unique) -> None:
+    def test_reject_publish_nacks_the_publisher(self, channel: BlockingChannel, unique: Unique) -> None:
         name = queue(channel, unique("q"), max_length=1, overflow="reject-publish")
         publish(channel, name, "1")
         with pytest.raises(pika.exceptions.NackError):
             publish(channel, name, "2")
         assert bodies(channel, name, 1) == ["1"]
 
-    def test_what_is_refused_is_dead_lettered(self, channel: BlockingChannel, unique: Unique) -> None:
+    def test_reject_publish_dlx_dead_letters_the_message(self, channel: BlockingChannel, unique: Unique) -> None:
         dead = queue(channel, unique("dead"))
         limits = {"dead_letter_exchange": "", "dead_letter_routing_key": dead}
         name = queue(channel, unique("q"), max_length=1, overflow="reject-publish-dlx", **limits)
@@ -123,7 +125,7 @@ class TestDeadLetters:
         ("reason", "arguments", "expiration"),
         [("rejected", {}, None), ("expired", {}, "50"), ("maxlen", {"max_length": 0}, None)],
     )
-    def test_reasons(
+    def test_dead_letter_has_x_death_with_the_reason(
         self,
         channel: BlockingChannel,
         unique: Unique,
@@ -131,7 +133,7 @@ class TestDeadLetters:
         arguments: dict[str, Any],
         expiration: str | None,
     ) -> None:
-        """The letter goes on under its own key and tells where, why and how often it died."""
+        """A dead letter keeps its routing key. Its headers say where, why and how often it was dead-lettered."""
         exchange, dead = unique("dlx"), queue(channel, unique("dead"))
         channel.exchange_declare(exchange, "fanout", auto_delete=True)
         channel.queue_bind(dead, exchange)
@@ -148,15 +150,15 @@ class TestDeadLetters:
         assert death.get("original-expiration") == expiration
         assert (headers["x-first-death-reason"], headers["x-first-death-queue"]) == (reason, name)
 
-    def test_under_another_key(self, channel: BlockingChannel, unique: Unique) -> None:
+    def test_dead_letter_routing_key_replaces_the_key(self, channel: BlockingChannel, unique: Unique) -> None:
         dead = queue(channel, unique("dead"))
         name = queue(channel, unique("q"), dead_letter_exchange="", dead_letter_routing_key=dead)
         publish(channel, name, "letter")
         channel.basic_nack(channel.basic_get(name)[0].delivery_tag, requeue=False)
         assert bodies(channel, dead, 1) == ["letter"]
 
-    def test_a_wait_before_the_next_try(self, channel: BlockingChannel, unique: Unique) -> None:
-        """Two queues: the one that waits sends back to the one that works; each round is counted."""
+    def test_retry_with_a_delay_queue_counts_in_x_death(self, channel: BlockingChannel, unique: Unique) -> None:
+        """Two queues: the delay queue dead-letters back to the work queue, and each round is counted."""
         work, later = unique("work"), unique("later")
         queue(channel, work, dead_letter_exchange="", dead_letter_routing_key=later)
         queue(channel, later, dead_letter_exchange="", dead_letter_routing_key=work, message_ttl=50)
@@ -174,16 +176,18 @@ class TestDeadLetters:
             channel.basic_reject(method.delivery_tag, requeue=False)
 
 
-class TestWhoIsServed:
-    def test_priority_queues(self, channel: BlockingChannel, unique: Unique) -> None:
+class TestPriorities:
+    def test_higher_message_priority_is_delivered_first(self, channel: BlockingChannel, unique: Unique) -> None:
         name = queue(channel, unique("q"), max_priority=10)
         for priority in (1, 5, 10, 3, 200):
             publish(channel, name, f"{priority}", priority=priority)
         publish(channel, name, "none")
         assert bodies(channel, name, 6) == ["10", "200", "5", "3", "1", "none"]
 
-    def test_consumer_priorities(self, channel: BlockingChannel, unique: Unique) -> None:
-        """The one of low priority gets what the other one has no room for."""
+    def test_low_priority_consumer_gets_what_the_other_cannot_take(
+        self, channel: BlockingChannel, unique: Unique
+    ) -> None:
+        """The consumer of high priority has no credit left."""
         name = queue(channel, unique("q"))
         channel.basic_qos(prefetch_count=1)
         got: list[tuple[str, str]] = []
@@ -194,12 +198,12 @@ class TestWhoIsServed:
         channel.basic_consume(name, on_message, consumer_tag="low", arguments={"x-priority": -5})
         channel.basic_consume(name, on_message, consumer_tag="high", arguments={"x-priority": 10})
         publish(channel, name, "1")
-        consumed(channel, 1)(got)
+        wait_for_messages(channel, 1)(got)
         publish(channel, name, "2")
-        consumed(channel, 2)(got)
+        wait_for_messages(channel, 2)(got)
         assert got == [("high", "1"), ("low", "2")]
 
-    def test_single_active_consumer(self, channel: BlockingChannel, unique: Unique) -> None:
+    def test_only_the_active_consumer_gets_messages(self, channel: BlockingChannel, unique: Unique) -> None:
         name = queue(channel, unique("q"), single_active_consumer=True)
         got: list[tuple[str, str]] = []
 
@@ -209,15 +213,15 @@ class TestWhoIsServed:
         channel.basic_consume(name, on_message, auto_ack=True, consumer_tag="first")
         channel.basic_consume(name, on_message, auto_ack=True, consumer_tag="second")
         publish(channel, name, "1", "2")
-        consumed(channel, 2)(got)
+        wait_for_messages(channel, 2)(got)
         channel.basic_cancel("first")
         publish(channel, name, "3")
-        consumed(channel, 3)(got)
+        wait_for_messages(channel, 3)(got)
         assert got == [("first", "1"), ("first", "2"), ("second", "3")]
 
 
-class TestWhereItGoes:
-    def test_an_alternate_exchange(self, channel: BlockingChannel, unique: Unique) -> None:
+class TestRouting:
+    def test_alternate_exchange_gets_unrouted_messages(self, channel: BlockingChannel, unique: Unique) -> None:
         alternate, exchange = unique("ae"), unique("x")
         channel.exchange_declare(alternate, "fanout", auto_delete=True)
         channel.exchange_declare(exchange, "direct", auto_delete=True, arguments={"alternate-exchange": alternate})
@@ -229,13 +233,13 @@ class TestWhereItGoes:
         assert bodies(channel, routed, 1) == ["known"]
         assert bodies(channel, unrouted, 1) == ["unknown"]
 
-    def test_the_sender_selects(self, channel: BlockingChannel, unique: Unique) -> None:
+    def test_cc_and_bcc_add_destinations(self, channel: BlockingChannel, unique: Unique) -> None:
         names = [queue(channel, unique(name)) for name in ("to", "cc", "bcc")]
         publish(channel, names[0], "letter", headers={"CC": [names[1]], "BCC": [names[2]]})
         found = [take(channel, name, 1) for name in names]
         assert found == [[("letter", {"CC": [names[1]]})]] * 3
 
-    def test_exchange_to_exchange(self, channel: BlockingChannel, unique: Unique) -> None:
+    def test_exchange_to_exchange_binding_routes(self, channel: BlockingChannel, unique: Unique) -> None:
         source, destination = unique("source"), unique("destination")
         channel.exchange_declare(source, "direct", auto_delete=True)
         channel.exchange_declare(destination, "fanout", auto_delete=True)

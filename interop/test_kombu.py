@@ -1,4 +1,4 @@
-"""kombu as applications use it without Celery: Producer and Consumer, mixins, simple queues, pidbox, pools, retries."""
+"""kombu without Celery: Producer and Consumer, mixins, simple queues, pidbox, pools, retries."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def drain(connection: Connection, condition: Callable[[], object], timeout_s: fl
 
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
 @pytest.mark.parametrize("compression", [None, "zlib", "bzip2"])
-def test_serializers_and_compression(
+def test_payload_survives_serializers_and_compression(
     connection: Connection, queue: Queue, serializer: str, compression: str | None
 ) -> None:
     payload = {"n": 1, "text": "grüße", "list": [1.5, None, True], "long": "x" * 10_000}
@@ -70,7 +70,7 @@ def test_serializers_and_compression(
     assert got == [(payload, "test", 2)]
 
 
-def test_get_reject_requeue(connection: Connection, queue: Queue) -> None:
+def test_requeued_message_is_redelivered_and_rejected_one_is_not(connection: Connection, queue: Queue) -> None:
     channel = connection.channel()
     bound = queue(channel)
     bound.declare()
@@ -90,7 +90,7 @@ def test_get_reject_requeue(connection: Connection, queue: Queue) -> None:
     assert bound.purge() == 1
 
 
-def test_many_bindings(connection: Connection, unique: Unique) -> None:
+def test_queue_with_many_bindings_gets_each_message_once(connection: Connection, unique: Unique) -> None:
     topic = Exchange(unique("topic"), "topic", durable=False, auto_delete=True)
     inner = Exchange(unique("inner"), "fanout", durable=False, auto_delete=True)
     queue = Queue(
@@ -112,7 +112,7 @@ def test_many_bindings(connection: Connection, unique: Unique) -> None:
     assert bound.get() is None
 
 
-def test_headers_exchange(connection: Connection, unique: Unique) -> None:
+def test_headers_exchange_matches_any(connection: Connection, unique: Unique) -> None:
     exchange = Exchange(unique("headers"), "headers", durable=False, auto_delete=True)
     queue = Queue(unique("q"), exchange, binding_arguments={"x-match": "any", "a": 1, "b": "x"}, exclusive=True)
     bound = queue(connection.channel())
@@ -123,9 +123,10 @@ def test_headers_exchange(connection: Connection, unique: Unique) -> None:
     assert [m.payload for m in iter(lambda: bound.get(no_ack=True), None)] == [{"a": 1}, {"b": "x"}]
 
 
-def test_prefetch_as_celery_asks_for_it(connection: Connection, queue: Queue) -> None:
-    """Celery sends global=true where the product is RabbitMQ, else global=false; one window of the channel either way,
-    which it moves while its consumers run."""
+def test_prefetch_window_follows_celerys_changes(connection: Connection, queue: Queue) -> None:
+    """Celery sends global=true to RabbitMQ, otherwise global=false. Either way the channel has one window, which Celery
+    changes while consumers run.
+    """
     channel = connection.channel()
     bound = queue(channel)
     got: list[kombu.Message] = []
@@ -151,7 +152,7 @@ def test_prefetch_as_celery_asks_for_it(connection: Connection, queue: Queue) ->
     drain(connection, lambda: len(got) == 8)
 
 
-def test_confirm_publish(broker: Any, unique: Unique) -> None:
+def test_publish_with_confirms_stores_all_messages(broker: Any, unique: Unique) -> None:
     with Connection(broker.url, transport_options={"confirm_publish": True}) as connection:
         queue = Queue(unique("durable"), durable=True)
         bound = queue(connection.channel())
@@ -163,7 +164,7 @@ def test_confirm_publish(broker: Any, unique: Unique) -> None:
         bound.delete()
 
 
-def test_mandatory_return(connection: Connection) -> None:
+def test_unroutable_mandatory_message_is_returned(connection: Connection) -> None:
     returned: list[Any] = []
     producer = connection.Producer(on_return=lambda *answer: returned.append(answer))
     producer.publish("m", exchange="amq.direct", routing_key="nowhere", mandatory=True)
@@ -171,7 +172,7 @@ def test_mandatory_return(connection: Connection) -> None:
     assert returned[0][0].reply_code == 312
 
 
-def test_simple_queue(connection: Connection, unique: Unique) -> None:
+def test_simple_queue_requeues_and_acks(connection: Connection, unique: Unique) -> None:
     name = unique("simple")
     queue = connection.SimpleQueue(name)
     for n in range(3):
@@ -190,7 +191,7 @@ def test_simple_queue(connection: Connection, unique: Unique) -> None:
     queue.queue.delete()
 
 
-def test_simple_buffer(connection: Connection, unique: Unique) -> None:
+def test_simple_buffer_is_emptied_by_get(connection: Connection, unique: Unique) -> None:
     with connection.SimpleBuffer(unique("buffer")) as buffer:
         buffer.put("gone when nobody reads")
         assert buffer.get(timeout=30).payload == "gone when nobody reads"
@@ -198,22 +199,22 @@ def test_simple_buffer(connection: Connection, unique: Unique) -> None:
             buffer.get(block=False)
 
 
-def test_broadcast(broker: Any, unique: Unique) -> None:
+def test_broadcast_reaches_all_consumers(broker: Any, unique: Unique) -> None:
     name = unique("news")
     with Connection(broker.url) as one, Connection(broker.url) as two:
-        heard: list[tuple[int, Any]] = []
+        received: list[tuple[int, Any]] = []
         for number, connection in enumerate((one, two)):
             queue = Broadcast(name, durable=False, auto_delete=True)
             consumer = connection.Consumer(
-                queue, callbacks=[lambda body, message, number=number: (heard.append((number, body)), message.ack())]
+                queue, callbacks=[lambda body, message, number=number: (received.append((number, body)), message.ack())]
             )
             consumer.consume()
         one.Producer(exchange=Exchange(name, "fanout")).publish("hello")
-        drain(one, lambda: (0, "hello") in heard)
-        drain(two, lambda: (1, "hello") in heard)
+        drain(one, lambda: (0, "hello") in received)
+        drain(two, lambda: (1, "hello") in received)
 
 
-def test_mixin_with_replies(broker: Any, unique: Unique) -> None:
+def test_consumer_producer_mixin_answers_requests(broker: Any, unique: Unique) -> None:
     tasks = Queue(unique("rpc"), durable=False, auto_delete=True)
 
     class Server(ConsumerProducerMixin):  # type: ignore[misc]
@@ -296,7 +297,7 @@ def wait(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
         time.sleep(0.01)
 
 
-def test_pidbox(broker: Any, unique: Unique) -> None:
+def test_pidbox_mailbox_answers_calls(broker: Any, unique: Unique) -> None:
     mailbox = Mailbox(unique("box"), type="fanout", accept=["json"])
     with Connection(broker.url) as connection, Connection(broker.url) as caller:
         node = mailbox(connection).Node("node", state={"n": 1}, handlers={"add": lambda state, n: state["n"] + n})
@@ -322,7 +323,7 @@ def test_pidbox(broker: Any, unique: Unique) -> None:
 
 
 @pytest.mark.slow
-def test_heartbeat_check(broker: Any) -> None:
+def test_heartbeats_keep_an_idle_connection(broker: Any) -> None:
     with Connection(broker.url, heartbeat=2) as connection:
         connection.connect()
         for _ in range(20):
@@ -334,7 +335,7 @@ def test_heartbeat_check(broker: Any) -> None:
         assert connection.default_channel.queue_declare(exclusive=True).message_count == 0
 
 
-def test_ensure_connection_and_errors(broker: Any) -> None:
+def test_connection_errors_raise_kombu_exceptions(broker: Any) -> None:
     with Connection(broker.url) as connection:
         connection.ensure_connection(max_retries=1, timeout=30)
         with pytest.raises(connection.channel_errors, match="no queue 'nosuch'"):
@@ -342,16 +343,16 @@ def test_ensure_connection_and_errors(broker: Any) -> None:
     wrong = Connection(f"amqp://guest:wrong@{broker.host}:{broker.port}//")
     with wrong as connection, pytest.raises(AccessRefused, match="Login was refused"):
         connection.connect()
-    with socket.socket() as nobody:  # has the port, and does not listen
-        nobody.bind(("127.0.0.1", 0))
+    with socket.socket() as bound_socket:  # this port is bound, but no server listens
+        bound_socket.bind(("127.0.0.1", 0))
         with (
-            Connection(f"amqp://guest:guest@{broker.host}:{nobody.getsockname()[1]}//") as connection,
+            Connection(f"amqp://guest:guest@{broker.host}:{bound_socket.getsockname()[1]}//") as connection,
             pytest.raises(kombu.exceptions.OperationalError),
         ):
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=30)
 
 
-def test_publish_retries_on_a_broken_connection(broker: Any, queue: Queue) -> None:
+def test_publish_is_retried_on_a_broken_connection(broker: Any, queue: Queue) -> None:
     with Connection(broker.url) as keeper, Connection(broker.url) as connection:
         bound = queue(keeper.channel())
         bound.declare()
@@ -365,7 +366,7 @@ def test_publish_retries_on_a_broken_connection(broker: Any, queue: Queue) -> No
         assert got == ["before", "after"]
 
 
-def test_pools(broker: Any, unique: Unique) -> None:
+def test_producer_pool_publishes_all_messages(broker: Any, unique: Unique) -> None:
     name = unique("pool")
     connection = Connection(broker.url)
     queue = Queue(name, durable=False, auto_delete=True)
@@ -389,7 +390,7 @@ def test_pools(broker: Any, unique: Unique) -> None:
         reset()
 
 
-def test_eventloop_and_drain_consumer(connection: Connection, queue: Queue) -> None:
+def test_drain_consumer_and_eventloop_stop_at_their_limits(connection: Connection, queue: Queue) -> None:
     producer = connection.Producer(exchange=queue.exchange, routing_key="key")
     bound = queue(connection.channel())
     bound.declare()
@@ -397,7 +398,7 @@ def test_eventloop_and_drain_consumer(connection: Connection, queue: Queue) -> N
         producer.publish(n)
     consumer = connection.Consumer(queue, accept=["json"])
     assert [body for body, _ in drain_consumer(consumer, limit=3, timeout=30)] == [0, 1, 2]
-    queue(connection.channel()).declare()  # kombu makes exclusive queues auto-delete: it went with its consumer
+    queue(connection.channel()).declare()  # kombu's exclusive queues are auto-delete: declare again
     for n in range(2):
         producer.publish(n)
     rest: list[Any] = []

@@ -1,5 +1,5 @@
-"""Limits of vhosts and users as RabbitMQ's guides show them (Virtual Hosts, Access Control), set with the control
-command and met by pika; and alarms that are set by hand.
+"""Limits of vhosts and users as in RabbitMQ's guides (Virtual Hosts, Access Control), set with the control command and
+checked with pika. Also alarms set by hand.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pytest
 Unique = Callable[[str], str]
 
 
-class Place:
-    """A vhost and a user of one's own, gone at the end."""
+class LimitedVhost:
+    """A vhost and a user for one test, deleted at its end."""
 
     def __init__(self, broker: Any, name: str) -> None:
         self.broker = broker
@@ -37,7 +37,7 @@ class Place:
         self.opened.append(pika.BlockingConnection(self.broker.pika(virtual_host=self.name, credentials=credentials)))
         return self.opened[-1]
 
-    def refused(self, text: str) -> None:
+    def expect_refusal(self, text: str) -> None:
         with pytest.raises(pika.exceptions.ProbableAccessDeniedError) as caught:
             self.connect()
         assert text in str(caught.value)
@@ -59,27 +59,29 @@ class Place:
 
 
 @pytest.fixture
-def place(broker: Any, unique: Unique) -> Iterator[Place]:
-    place = Place(broker, unique("limits"))
-    yield place
-    place.end()
+def vhost(broker: Any, unique: Unique) -> Iterator[LimitedVhost]:
+    vhost = LimitedVhost(broker, unique("limits"))
+    yield vhost
+    vhost.end()
 
 
-def test_max_connections_of_a_vhost(place: Place) -> None:
-    place.limit_vhost(max_connections=1)
-    connection = place.connect()
-    place.refused(f"access to vhost '{place.name}' refused for user '{place.name}': connection limit (1) is reached")
-    place.limit_vhost(max_connections=0)
+def test_max_connections_of_a_vhost_is_enforced(vhost: LimitedVhost) -> None:
+    vhost.limit_vhost(max_connections=1)
+    connection = vhost.connect()
+    vhost.expect_refusal(
+        f"access to vhost '{vhost.name}' refused for user '{vhost.name}': connection limit (1) is reached"
+    )
+    vhost.limit_vhost(max_connections=0)
     connection.close()
-    place.refused("connection limit (0) is reached")
-    place.limit_vhost(max_connections=-1)
-    place.connect()
-    place.connect()
+    vhost.expect_refusal("connection limit (0) is reached")
+    vhost.limit_vhost(max_connections=-1)
+    vhost.connect()
+    vhost.connect()
 
 
-def test_max_queues_of_a_vhost(place: Place) -> None:
-    place.limit_vhost(max_queues=2)
-    connection = place.connect()
+def test_max_queues_of_a_vhost_is_enforced(vhost: LimitedVhost) -> None:
+    vhost.limit_vhost(max_queues=2)
+    connection = vhost.connect()
     channel = connection.channel()
     channel.queue_declare("one", durable=True)
     channel.queue_declare("two", exclusive=True)
@@ -88,35 +90,35 @@ def test_max_queues_of_a_vhost(place: Place) -> None:
         channel.queue_declare("three")
     assert caught.value.reply_code == 406
     assert caught.value.reply_text == (
-        f"PRECONDITION_FAILED - cannot declare queue 'three': queue limit in vhost '{place.name}' (2) is reached"
+        f"PRECONDITION_FAILED - cannot declare queue 'three': queue limit in vhost '{vhost.name}' (2) is reached"
     )
-    place.ctl("clear_vhost_limits", "-p", place.name)
+    vhost.ctl("clear_vhost_limits", "-p", vhost.name)
     connection.channel().queue_declare("three")
-    assert place.ctl("list_vhost_limits", "-p", place.name) == "\n"
+    assert vhost.ctl("list_vhost_limits", "-p", vhost.name) == "\n"
 
 
-def test_max_connections_of_a_user(place: Place) -> None:
-    place.limit_user(max_connections=1)
-    place.connect()
-    place.refused(f"connection refused for user '{place.name}': user connection limit (1) is reached")
-    assert json.loads(place.ctl("list_user_limits", "--user", place.name)) == {"max-connections": 1}
-    place.ctl("clear_user_limits", place.name, "max-connections")
-    place.connect()
+def test_max_connections_of_a_user_is_enforced(vhost: LimitedVhost) -> None:
+    vhost.limit_user(max_connections=1)
+    vhost.connect()
+    vhost.expect_refusal(f"connection refused for user '{vhost.name}': user connection limit (1) is reached")
+    assert json.loads(vhost.ctl("list_user_limits", "--user", vhost.name)) == {"max-connections": 1}
+    vhost.ctl("clear_user_limits", vhost.name, "max-connections")
+    vhost.connect()
 
 
-def test_max_channels_of_a_user(place: Place) -> None:
-    place.limit_user(max_channels=2)
-    first, second = place.connect(), place.connect()
+def test_max_channels_of_a_user_is_enforced(vhost: LimitedVhost) -> None:
+    vhost.limit_user(max_channels=2)
+    first, second = vhost.connect(), vhost.connect()
     first.channel()
     second.channel()
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as caught:
         second.channel()
     assert caught.value.reply_code == 530
     assert caught.value.reply_text == (
-        f"NOT_ALLOWED - number of channels opened for user '{place.name}' has reached the maximum allowed user limit "
+        f"NOT_ALLOWED - number of channels opened for user '{vhost.name}' has reached the maximum allowed user limit "
         "of (2)"
     )
-    place.ctl("clear_user_limits", place.name, "all")
+    vhost.ctl("clear_user_limits", vhost.name, "all")
     for _ in range(5):
         first.channel()
 
@@ -126,26 +128,26 @@ CLEAR = "rabbit_alarm:clear_alarm({{resource_limit, {}, node()}})."
 
 
 @pytest.mark.parametrize("how", ["eval memory", "eval disk", "disk limit"])
-def test_alarms_by_hand(broker: Any, unique: Unique, eventually: Any, how: str) -> None:
+def test_alarm_set_by_hand_blocks_publishers(broker: Any, unique: Unique, eventually: Any, how: str) -> None:
     if broker.process is None and "PYTEST_XDIST_WORKER" in os.environ:
         pytest.skip("an alarm would stop the other workers' publishers")
     kind = how.rpartition(" ")[2] if how.startswith("eval") else "disk"
     begin, end = ("eval", SET.format(kind)), ("eval", CLEAR.format(kind))
     if how == "disk limit":
         begin, end = ("set_disk_free_limit", "900000000GB"), ("set_disk_free_limit", "50MB")
-    told: list[str] = []
+    notifications: list[str] = []
     with pika.BlockingConnection(broker.pika(blocked_connection_timeout=60)) as connection:
-        connection.add_on_connection_blocked_callback(lambda _c, frame: told.append(frame.method.reason))
-        connection.add_on_connection_unblocked_callback(lambda _c, _frame: told.append("unblocked"))
+        connection.add_on_connection_blocked_callback(lambda _c, frame: notifications.append(frame.method.reason))
+        connection.add_on_connection_unblocked_callback(lambda _c, _frame: notifications.append("unblocked"))
         channel = connection.channel()
         queue = channel.queue_declare("", exclusive=True).method.queue
         assert broker.run_ctl(*begin).returncode == 0
         try:
             channel.basic_publish("", queue, b"held")
-            eventually(lambda: connection.process_data_events(0.05) or told)
-            assert told == [f"low on {kind}"]
+            eventually(lambda: connection.process_data_events(0.05) or notifications)
+            assert notifications == [f"low on {kind}"]
         finally:
             assert broker.run_ctl(*end).returncode == 0
-        eventually(lambda: connection.process_data_events(0.05) or told[1:])
-        assert told == [f"low on {kind}", "unblocked"]
+        eventually(lambda: connection.process_data_events(0.05) or notifications[1:])
+        assert notifications == [f"low on {kind}", "unblocked"]
         assert channel.basic_get(queue, auto_ack=True)[2] == b"held"

@@ -1,4 +1,4 @@
-"""pika's SelectConnection: everything by callbacks, many commands under way before the first answer."""
+"""pika's SelectConnection: callbacks only, and many commands in flight before the first answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, Pro
 
 
 class Client:
-    """A SelectConnection whose loop runs until something has happened, for 5 s at most."""
+    """A SelectConnection whose event loop runs until a condition holds, or fails after a timeout."""
 
     def __init__(self, parameters: pika.ConnectionParameters) -> None:
         self.events: list[Any] = []
@@ -31,19 +31,19 @@ class Client:
         deadline = time.monotonic() + timeout_s
         loop = self.connection.ioloop
 
-        def look() -> None:
+        def poll() -> None:
             if condition() or time.monotonic() > deadline:
                 loop.stop()
             else:
-                loop.call_later(0.002, look)
+                loop.call_later(0.002, poll)
 
-        look()
+        poll()
         if not condition():
             loop.start()
         assert condition(), f"not within {timeout_s:g} s; events: {self.events}"
 
     def ask(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls a method that takes a callback, and waits for what the callback is given."""
+        """Call a method that takes a callback, and return the method that the callback gets."""
         answers: list[Any] = []
         method(*args, callback=answers.append, **kwargs)
         self.until(lambda: bool(answers))
@@ -62,7 +62,7 @@ class Client:
         if self.connection.is_open:
             self.connection.close()
             self.until(lambda: self.connection.is_closed)
-        self.connection.ioloop.close()  # nobody else does: it holds two sockets of its own
+        self.connection.ioloop.close()  # pika does not close the loop, which has two sockets
 
 
 @pytest.fixture
@@ -83,18 +83,18 @@ def queue(client: Client, channel: Channel) -> str:
     return name
 
 
-def test_close_tells_both_sides(client: Client) -> None:
+def test_close_calls_the_close_callback(client: Client) -> None:
     client.connection.close(200, "bye")
     client.until(lambda: bool(client.events))
     assert (client.events[0].reply_code, client.events[0].reply_text) == (200, "bye")
 
 
-def test_wrong_password(broker: Any) -> None:
+def test_wrong_password_calls_the_error_callback(broker: Any) -> None:
     with Client(broker.pika(credentials=pika.PlainCredentials("nobody", "nothing"))) as client:
         assert isinstance(client.opened, ProbableAuthenticationError)
 
 
-def test_publish_and_consume(client: Client, channel: Channel, queue: str) -> None:
+def test_consumer_gets_all_messages_in_order(client: Client, channel: Channel, queue: str) -> None:
     got: list[bytes] = []
 
     def on_message(channel: Channel, method: Any, _properties: Any, body: bytes) -> None:
@@ -111,7 +111,7 @@ def test_publish_and_consume(client: Client, channel: Channel, queue: str) -> No
 
 
 def test_commands_are_answered_in_order(client: Client, channel: Channel) -> None:
-    """Declarations, publishes and binds leave together, before the first answer; nothing overtakes."""
+    """Declarations, publishes and binds are sent together before the first answer, and keep their order."""
     answers: list[str] = []
     count: list[int] = []
 
@@ -128,8 +128,9 @@ def test_commands_are_answered_in_order(client: Client, channel: Channel) -> Non
     assert count == [3]
 
 
-def test_no_wait(client: Client, channel: Channel, unique: Callable[[str], str]) -> None:
-    """Nothing comes back for a method with no-wait, and it takes effect before the next one."""
+def test_nowait_methods_take_effect_in_order_without_answers(
+    client: Client, channel: Channel, unique: Callable[[str], str]
+) -> None:
     exchange, queue = unique("x"), unique("q")
     channel._send_method(pika.spec.Exchange.Declare(exchange=exchange, type="fanout", auto_delete=True, nowait=True))
     channel._send_method(pika.spec.Queue.Declare(queue=queue, exclusive=True, nowait=True))
@@ -144,13 +145,13 @@ def test_no_wait(client: Client, channel: Channel, unique: Callable[[str], str])
     assert got == [b"m"]
 
 
-def test_confirms(client: Client, channel: Channel, queue: str) -> None:
-    settled: set[int] = set()
+def test_every_publish_is_confirmed(client: Client, channel: Channel, queue: str) -> None:
+    acked: set[int] = set()
     refused: set[int] = set()
 
     def on_confirm(frame: Any) -> None:
         method = frame.method
-        target = settled if isinstance(method, pika.spec.Basic.Ack) else refused
+        target = acked if isinstance(method, pika.spec.Basic.Ack) else refused
         first = 1 if method.multiple else method.delivery_tag
         target.update(range(first, method.delivery_tag + 1))
 
@@ -159,12 +160,12 @@ def test_confirms(client: Client, channel: Channel, queue: str) -> None:
     client.until(lambda: bool(selected))
     for number in range(300):
         channel.basic_publish("", queue, str(number).encode(), pika.BasicProperties(delivery_mode=2))
-    client.until(lambda: len(settled) == 300)
-    assert settled == set(range(1, 301))
+    client.until(lambda: len(acked) == 300)
+    assert acked == set(range(1, 301))
     assert refused == set()
 
 
-def test_return_comes_before_its_confirm(client: Client, channel: Channel) -> None:
+def test_return_precedes_its_confirm(client: Client, channel: Channel) -> None:
     events: list[str] = []
     channel.add_on_return_callback(lambda _c, method, _p, body: events.append(f"{method.reply_text} {body.decode()}"))
     selected: list[Any] = []
@@ -175,7 +176,7 @@ def test_return_comes_before_its_confirm(client: Client, channel: Channel) -> No
     assert events == ["NO_ROUTE m", "Basic.Ack"]
 
 
-def test_cancel_by_the_broker(client: Client, channel: Channel, queue: str) -> None:
+def test_deleted_queue_cancels_its_consumer(client: Client, channel: Channel, queue: str) -> None:
     cancelled: list[str] = []
     channel.add_on_cancel_callback(lambda frame: cancelled.append(frame.method.consumer_tag))
     tag = client.ask(channel.basic_consume, queue, print).consumer_tag
@@ -186,14 +187,14 @@ def test_cancel_by_the_broker(client: Client, channel: Channel, queue: str) -> N
     assert cancelled == [tag]
 
 
-def test_cancel_by_the_client(client: Client, channel: Channel, queue: str) -> None:
+def test_client_cancels_its_consumer(client: Client, channel: Channel, queue: str) -> None:
     tag = client.ask(channel.basic_consume, queue, print, consumer_tag="mine").consumer_tag
     assert tag == "mine"
     assert client.ask(channel.basic_cancel, tag).consumer_tag == "mine"
     assert client.ask(channel.queue_declare, queue, passive=True).consumer_count == 0
 
 
-def test_channel_error_and_a_new_channel(client: Client, channel: Channel) -> None:
+def test_channel_number_is_usable_again_after_a_channel_error(client: Client, channel: Channel) -> None:
     closed: list[Exception] = []
     channel.add_on_close_callback(lambda _c, reason: closed.append(reason))
     channel.queue_declare("nosuch", passive=True)
@@ -204,8 +205,7 @@ def test_channel_error_and_a_new_channel(client: Client, channel: Channel) -> No
     assert client.ask(again.queue_declare, "", exclusive=True).message_count == 0
 
 
-def test_publishes_behind_a_channel_error_are_dropped(client: Client, queue: str) -> None:
-    """What was under way on the channel when it failed is discarded, and nothing is confirmed afterwards."""
+def test_publishes_after_a_channel_error_are_discarded(client: Client, queue: str) -> None:
     failing = client.channel()
     closed: list[Any] = []
     failing.add_on_close_callback(lambda _c, reason: closed.append(reason.reply_code))
@@ -217,7 +217,7 @@ def test_publishes_behind_a_channel_error_are_dropped(client: Client, queue: str
     assert client.ask(client.channel().queue_purge, queue).message_count == 1
 
 
-def test_connection_closed_by_the_broker(client: Client, channel: Channel) -> None:
+def test_unsupported_prefetch_size_closes_the_connection(client: Client, channel: Channel) -> None:
     reasons: list[Exception] = []
     channel.add_on_close_callback(lambda _c, reason: reasons.append(reason))
     channel._send_method(pika.spec.Basic.Qos(prefetch_size=10))
@@ -227,7 +227,7 @@ def test_connection_closed_by_the_broker(client: Client, channel: Channel) -> No
     assert len(reasons) == 1
 
 
-def test_flow_and_update_secret(client: Client, channel: Channel) -> None:
+def test_flow_and_update_secret_are_answered(client: Client, channel: Channel) -> None:
     answers: list[Any] = []
     channel.flow(True, callback=answers.append)
     client.until(lambda: bool(answers))
@@ -236,7 +236,7 @@ def test_flow_and_update_secret(client: Client, channel: Channel) -> None:
     client.until(lambda: len(answers) == 2)
 
 
-def test_transaction(client: Client, channel: Channel, queue: str) -> None:
+def test_rolled_back_publish_is_not_stored(client: Client, channel: Channel, queue: str) -> None:
     client.ask(channel.tx_select)
     channel.basic_publish("", queue, b"kept")
     client.ask(channel.tx_commit)
@@ -246,15 +246,15 @@ def test_transaction(client: Client, channel: Channel, queue: str) -> None:
 
 
 @pytest.mark.slow
-def test_heartbeats(broker: Any) -> None:
+def test_heartbeats_keep_an_idle_connection(broker: Any) -> None:
     with Client(broker.pika(heartbeat=2)) as client:
         started = time.monotonic()
         client.until(lambda: time.monotonic() - started > 5)
         assert client.connection.is_open
 
 
-def test_large_body_between_small_ones(client: Client, queue: str) -> None:
-    """Three channels publish at once; frames of the large body must not be torn by what else is delivered."""
+def test_frames_of_large_bodies_are_not_mixed_with_others(client: Client, queue: str) -> None:
+    """Several channels publish at once. Other deliveries must not split the frames of a large body."""
     sizes = [10, 3_000_000, 0, 500_000, 131_064]
     got: dict[int, list[int]] = {}
     for size in sizes:

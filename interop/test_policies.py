@@ -1,5 +1,5 @@
-"""Policies as RabbitMQ's documentation shows them (Policies, TTL, Queue Length, Dead Letter Exchanges, Alternate
-Exchanges), set with the control command and seen by pika.
+"""Policies as in RabbitMQ's documentation (Policies, TTL, Queue Length, Dead Letter Exchanges, Alternate Exchanges),
+set with the control command and checked with pika.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Unique = Callable[[str], str]
 
 
 class Policies:
-    """Sets policies over names that nobody else uses, and clears them at the end."""
+    """Sets policies for unique names and clears them at the end."""
 
     def __init__(self, broker: Any) -> None:
         self.broker = broker
@@ -63,9 +63,12 @@ def queue(channel: BlockingChannel, name: str, **arguments: Any) -> str:
     return name
 
 
-def test_time_to_live(policies: Policies, channel: BlockingChannel, unique: Unique, eventually: Any) -> None:
-    """With RabbitMQ a message ages by what its queue said when it came, so what was there before stays; with ours by
-    what the queue says, so it goes too."""
+def test_message_ttl_of_a_policy_expires_messages(
+    policies: Policies, channel: BlockingChannel, unique: Unique, eventually: Any
+) -> None:
+    """RabbitMQ applies the queue's TTL when a message arrives, so earlier messages stay. amqpd applies the current TTL
+    to all messages. Here the policy is set first.
+    """
     name = queue(channel, unique("ttl"))
     policies.set(name, f"^{name}$", {"message-ttl": 100}, "--apply-to", "queues")
     fill(channel, name)
@@ -76,25 +79,26 @@ def test_time_to_live(policies: Policies, channel: BlockingChannel, unique: Uniq
     assert len(take(channel, name)) == 5
 
 
-def test_expires(policies: Policies, channel: BlockingChannel, broker: Any, unique: Unique, eventually: Any) -> None:
-    """Of the argument and the policy the lower number; and a queue that is in use stays."""
+def test_lower_expires_counts_and_a_used_queue_stays(
+    policies: Policies, channel: BlockingChannel, broker: Any, unique: Unique, eventually: Any
+) -> None:
     name, used = unique("expires"), unique("expires-used")
     queue(channel, name, expires=60_000)
     queue(channel, used)
     consumer = channel.basic_consume(used, lambda *_: None)
     policies.set(name, f"^({name}|{used})$", {"expires": 200}, "--apply-to", "queues")
 
-    def gone() -> bool:
+    def is_deleted() -> bool:
         other = channel.connection.channel()
         try:
             other.queue_declare(name, passive=True)
         except pika.exceptions.ChannelClosedByBroker as error:
             return bool(error.reply_code == 404)
         other.close()
-        time.sleep(0.5)  # to ask for it is to use it
+        time.sleep(0.5)  # each check counts as a use
         return False
 
-    assert eventually(gone)
+    assert eventually(is_deleted)
     channel.queue_declare(used, passive=True)
     policies.clear(name)
     channel.basic_cancel(consumer)
@@ -102,7 +106,9 @@ def test_expires(policies: Policies, channel: BlockingChannel, broker: Any, uniq
     channel.queue_declare(used, passive=True)
 
 
-def test_length(policies: Policies, channel: BlockingChannel, unique: Unique) -> None:
+def test_max_length_applies_to_existing_and_new_queues(
+    policies: Policies, channel: BlockingChannel, unique: Unique
+) -> None:
     old, new = queue(channel, unique("old")), unique("new")
     fill(channel, old)
     policies.set(old, f"^({old}|{new})$", {"max-length": 2}, "--apply-to", "queues")
@@ -114,7 +120,9 @@ def test_length(policies: Policies, channel: BlockingChannel, unique: Unique) ->
     assert len(take(channel, old)) == 5
 
 
-def test_length_in_bytes_and_what_happens_beyond(policies: Policies, channel: BlockingChannel, unique: Unique) -> None:
+def test_max_length_bytes_with_reject_publish_nacks(
+    policies: Policies, channel: BlockingChannel, unique: Unique
+) -> None:
     name = queue(channel, unique("bytes"))
     policies.set(name, f"^{name}$", {"max-length-bytes": 2, "overflow": "reject-publish"}, "--apply-to", "queues")
     fill(channel, name, 2)
@@ -123,12 +131,14 @@ def test_length_in_bytes_and_what_happens_beyond(policies: Policies, channel: Bl
     assert take(channel, name) == ["0", "1"]
 
 
-def test_dead_letters(policies: Policies, channel: BlockingChannel, unique: Unique, eventually: Any) -> None:
+def test_dead_letter_exchange_of_a_policy(
+    policies: Policies, channel: BlockingChannel, unique: Unique, eventually: Any
+) -> None:
     name, dead, exchange = queue(channel, unique("work")), queue(channel, unique("dead")), unique("my-dlx")
     channel.exchange_declare(exchange, "direct")
     channel.queue_bind(dead, exchange, "key")
-    said = {"dead-letter-exchange": exchange, "dead-letter-routing-key": "key"}
-    policies.set(name, f"^{name}$", said, "--apply-to", "queues")
+    definition = {"dead-letter-exchange": exchange, "dead-letter-routing-key": "key"}
+    policies.set(name, f"^{name}$", definition, "--apply-to", "queues")
     channel.basic_publish("", name, b"rejected")
     got = channel.basic_get(name)[0]
     channel.basic_reject(got.delivery_tag, requeue=False)
@@ -142,18 +152,20 @@ def test_dead_letters(policies: Policies, channel: BlockingChannel, unique: Uniq
     channel.exchange_delete(exchange)
 
 
-def test_the_arguments_dead_letter_exchange_holds(
+def test_dead_letter_exchange_argument_precedes_the_policy(
     policies: Policies, channel: BlockingChannel, unique: Unique, eventually: Any
 ) -> None:
-    mine, theirs = queue(channel, unique("mine")), queue(channel, unique("theirs"))
-    name = queue(channel, unique("work"), dead_letter_exchange="", dead_letter_routing_key=mine)
-    policies.set(name, f"^{name}$", {"dead-letter-exchange": "", "dead-letter-routing-key": theirs, "max-length": 1})
+    dlq_of_argument, dlq_of_policy = queue(channel, unique("mine")), queue(channel, unique("theirs"))
+    name = queue(channel, unique("work"), dead_letter_exchange="", dead_letter_routing_key=dlq_of_argument)
+    policies.set(
+        name, f"^{name}$", {"dead-letter-exchange": "", "dead-letter-routing-key": dlq_of_policy, "max-length": 1}
+    )
     fill(channel, name, 2)
-    assert eventually(lambda: take(channel, mine)) == ["0"]
-    assert take(channel, theirs) == []
+    assert eventually(lambda: take(channel, dlq_of_argument)) == ["0"]
+    assert take(channel, dlq_of_policy) == []
 
 
-def test_alternate_exchange(policies: Policies, channel: BlockingChannel, unique: Unique) -> None:
+def test_alternate_exchange_of_a_policy(policies: Policies, channel: BlockingChannel, unique: Unique) -> None:
     exchange, alternate, name = unique("my-direct"), unique("my-ae"), queue(channel, unique("unrouted"))
     channel.exchange_declare(exchange, "direct")
     channel.exchange_declare(alternate, "fanout")
@@ -168,7 +180,7 @@ def test_alternate_exchange(policies: Policies, channel: BlockingChannel, unique
     channel.exchange_delete(alternate)
 
 
-def test_of_two_the_higher_priority_holds_alone(
+def test_only_the_policy_of_highest_priority_applies(
     policies: Policies, channel: BlockingChannel, unique: Unique, eventually: Any
 ) -> None:
     name = queue(channel, unique("q"))
@@ -182,34 +194,38 @@ def test_of_two_the_higher_priority_holds_alone(
     eventually(lambda: channel.queue_declare(name, passive=True).method.message_count == 0)
 
 
-def test_of_numbers_the_lowest_holds(policies: Policies, channel: BlockingChannel, unique: Unique) -> None:
+def test_lowest_number_of_argument_policy_and_operator_policy_counts(
+    policies: Policies, channel: BlockingChannel, unique: Unique
+) -> None:
     small, large = unique("small"), unique("large")
     queue(channel, small, max_length=2)
     queue(channel, large, max_length=4)
     policies.set(small, f"^({small}|{large})$", {"max-length": 3})
 
-    def left() -> list[int]:
+    def remaining_counts() -> list[int]:
         fill(channel, small)
         fill(channel, large)
         return [len(take(channel, small)), len(take(channel, large))]
 
-    assert left() == [2, 3]
+    assert remaining_counts() == [2, 3]
     policies.set(large, f"^{large}$", {"max-length": 1}, operator="operator_")
-    assert left() == [2, 1]
+    assert remaining_counts() == [2, 1]
     policies.clear(large, "operator_")
     policies.clear(small)
-    assert left() == [2, 4]
+    assert remaining_counts() == [2, 4]
 
 
-def test_what_it_applies_to(policies: Policies, channel: BlockingChannel, unique: Unique) -> None:
+def test_policy_for_exchanges_does_not_apply_to_queues(
+    policies: Policies, channel: BlockingChannel, unique: Unique
+) -> None:
     name = queue(channel, unique("q"))
     policies.set(name, f"^{name}$", {"max-length": 1}, "--apply-to", "exchanges")
     fill(channel, name)
     assert len(take(channel, name)) == 5
 
 
-def test_all_but_the_brokers_own(policies: Policies, channel: BlockingChannel, unique: Unique) -> None:
-    """The pattern of RabbitMQ's guides, which a plain RE2 does not take."""
+def test_pattern_with_negative_lookahead(policies: Policies, channel: BlockingChannel, unique: Unique) -> None:
+    """RabbitMQ's guides use this pattern; RE2 does not support it."""
     name, other = queue(channel, unique("mine")), queue(channel, unique("amq-mine"))
     head = other[: other.index("amq") + 3]
     policies.set(name, f"^(?!{head}).*", {"max-length": 1}, "--apply-to", "queues", "--priority", "-3")
@@ -218,7 +234,7 @@ def test_all_but_the_brokers_own(policies: Policies, channel: BlockingChannel, u
     assert [len(take(channel, name)), len(take(channel, other))] == [1, 5]
 
 
-def test_a_server_named_queue_and_an_exclusive_one(
+def test_policy_applies_to_server_named_exclusive_queue(
     policies: Policies, channel: BlockingChannel, unique: Unique
 ) -> None:
     policies.set(unique("gen"), r"^amq\.gen-", {"max-length": 1}, "--apply-to", "queues")
@@ -227,8 +243,8 @@ def test_a_server_named_queue_and_an_exclusive_one(
     assert take(channel, name) == ["4"]
 
 
-def test_refusals(broker: Any, unique: Unique) -> None:
-    for definition, told in (
+def test_invalid_policy_is_refused_with_rabbitmqs_text(broker: Any, unique: Unique) -> None:
+    for definition, error_text in (
         ('{"max-length": -5}', "-5 is not a valid maximum length"),
         ('{"no-such-key": 1}', '[{<<"no-such-key">>,1}] are not recognised policy settings'),
         ("{}", "no policy provided"),
@@ -236,6 +252,6 @@ def test_refusals(broker: Any, unique: Unique) -> None:
     ):
         done = broker.run_ctl("set_policy", unique("p"), "^x$", definition)
         assert done.returncode == 69
-        assert told in done.stderr
+        assert error_text in done.stderr
     done = broker.run_ctl("clear_policy", unique("none"))
     assert (done.returncode, "Parameter does not exist" in done.stderr) == (69, True)

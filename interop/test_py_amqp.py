@@ -1,4 +1,4 @@
-"""py-amqp, the client below kombu and Celery: AMQPLAIN by choice, `drain_events`, ticks for heartbeats."""
+"""py-amqp, the client library of kombu and Celery: AMQPLAIN, `drain_events`, heartbeat ticks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def connect(broker: Any) -> Iterator[Callable[..., amqp.Connection]]:
 
     yield make
     for connection in opened:
-        with contextlib.suppress(Exception):  # a test may have broken it, or the broker closed it
+        with contextlib.suppress(Exception):  # the test or the broker may have closed it
             connection.close()
 
 
@@ -74,8 +74,8 @@ def drain(connection: amqp.Connection, condition: Callable[[], object], timeout_
             connection.drain_events(timeout=0.1)
 
 
-def silence(connection: amqp.Connection, timeout_s: float = 0.1) -> None:
-    """Nothing comes for a moment."""
+def expect_no_event(connection: amqp.Connection, timeout_s: float = 0.1) -> None:
+    """Check that nothing arrives for a moment."""
     with pytest.raises(TimeoutError):
         connection.drain_events(timeout=timeout_s)
 
@@ -88,7 +88,7 @@ def text(message: Any) -> str:
 
 
 @pytest.mark.parametrize("method", ["PLAIN", "AMQPLAIN"])
-def test_login(connect: Callable[..., amqp.Connection], method: str) -> None:
+def test_login_with_plain_and_amqplain(connect: Callable[..., amqp.Connection], method: str) -> None:
     connection = connect(login_method=method)
     assert connection.connected
     assert connection.server_capabilities["publisher_confirms"]
@@ -96,36 +96,36 @@ def test_login(connect: Callable[..., amqp.Connection], method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["PLAIN", "AMQPLAIN"])
-def test_wrong_password(connect: Callable[..., amqp.Connection], method: str) -> None:
+def test_wrong_password_is_refused(connect: Callable[..., amqp.Connection], method: str) -> None:
     with pytest.raises(AccessRefused, match=f"Login was refused using authentication mechanism {method}"):
         connect(login_method=method, password="wrong")
 
 
-def test_unknown_vhost(connect: Callable[..., amqp.Connection]) -> None:
+def test_unknown_vhost_is_refused(connect: Callable[..., amqp.Connection]) -> None:
     with pytest.raises(NotAllowed, match="vhost nosuch not found"):
         connect(virtual_host="nosuch")
 
 
-def test_tune(connect: Callable[..., amqp.Connection]) -> None:
+def test_negotiated_tune_values(connect: Callable[..., amqp.Connection]) -> None:
     connection = connect(heartbeat=5)
     assert (connection.heartbeat, connection.frame_max, connection.channel_max) == (5, 131072, 2047)
 
 
 @pytest.mark.slow
-def test_heartbeat_ticks(connect: Callable[..., amqp.Connection]) -> None:
+def test_heartbeat_ticks_keep_an_idle_connection(connect: Callable[..., amqp.Connection]) -> None:
     connection = connect(heartbeat=2)
     received = connection.bytes_recv
     for _ in range(20):
         connection.heartbeat_tick(rate=2)
         with contextlib.suppress(TimeoutError):
             connection.drain_events(timeout=0.25)
-    assert connection.bytes_recv > received  # what came was the broker's heartbeats
+    assert connection.bytes_recv > received  # the broker's heartbeats
     assert connection.channel().queue_declare(exclusive=True).message_count == 0
 
 
 @pytest.mark.slow
-def test_a_silent_client_is_dropped(connect: Callable[..., amqp.Connection], broker: Any) -> None:
-    """Heartbeat 1 s, nothing sent: the broker gives up after about two intervals."""
+def test_client_without_heartbeats_is_disconnected(connect: Callable[..., amqp.Connection], broker: Any) -> None:
+    """The client sends nothing with a heartbeat of 1 s: the broker closes after about two intervals."""
     connection = connect(heartbeat=1)
     started = time.monotonic()
     with pytest.raises((OSError, amqp.exceptions.ConnectionError)):  # noqa: PT012 - which one fails is not known
@@ -135,7 +135,9 @@ def test_a_silent_client_is_dropped(connect: Callable[..., amqp.Connection], bro
     assert 1.0 < time.monotonic() - started < 60.0
 
 
-def test_closed_from_outside(connect: Callable[..., amqp.Connection], broker: Any, unique: Unique) -> None:
+def test_connection_closed_by_an_operator_raises(
+    connect: Callable[..., amqp.Connection], broker: Any, unique: Unique
+) -> None:
     name = unique("amqp")
     connection = connect(client_properties={"connection_name": name})
     broker.close_from_outside(name, "maintenance")
@@ -146,7 +148,7 @@ def test_closed_from_outside(connect: Callable[..., amqp.Connection], broker: An
 # -- messages
 
 
-def test_publish_get_ack(channel: amqp.Channel, queue: str) -> None:
+def test_published_message_is_got_with_its_properties(channel: amqp.Channel, queue: str) -> None:
     assert channel.basic_get(queue) is None
     sent = amqp.Message("grüße", content_type="text/plain", priority=3, correlation_id="7", delivery_mode=2)
     channel.basic_publish(sent, routing_key=queue)
@@ -163,7 +165,7 @@ def test_publish_get_ack(channel: amqp.Channel, queue: str) -> None:
     assert channel.basic_get(queue) is None
 
 
-def test_header_values(channel: amqp.Channel, queue: str) -> None:
+def test_header_values_are_unchanged(channel: amqp.Channel, queue: str) -> None:
     headers = {
         "bool": True,
         "int": -1,
@@ -181,14 +183,14 @@ def test_header_values(channel: amqp.Channel, queue: str) -> None:
 
 
 @pytest.mark.parametrize("size_bytes", [0, 131_072 - 8, 200_000, 3_000_000])
-def test_body_sizes(channel: amqp.Channel, queue: str, size_bytes: int) -> None:
+def test_bodies_of_any_size_are_unchanged(channel: amqp.Channel, queue: str, size_bytes: int) -> None:
     body = (b"0123456789abcdef" * (size_bytes // 16 + 1))[:size_bytes]
     channel.basic_publish(amqp.Message(body, content_encoding="binary"), routing_key=queue)
     got = channel.basic_get(queue, no_ack=True).body
     assert (got.encode() if isinstance(got, str) else got) == body
 
 
-def test_consume_and_requeue(connection: amqp.Connection, channel: amqp.Channel, queue: str) -> None:
+def test_rejected_message_is_redelivered_first(connection: amqp.Connection, channel: amqp.Channel, queue: str) -> None:
     got: list[Any] = []
     channel.basic_qos(0, 1, False)
     tag = channel.basic_consume(queue, callback=got.append)
@@ -206,7 +208,9 @@ def test_consume_and_requeue(connection: amqp.Connection, channel: amqp.Channel,
     assert text(channel.basic_get(queue, no_ack=True)) == "c"
 
 
-def test_recover(connection: amqp.Connection, channel: amqp.Channel, queue: str) -> None:
+def test_recover_redelivers_all_unacked_messages(
+    connection: amqp.Connection, channel: amqp.Channel, queue: str
+) -> None:
     got: list[Any] = []
     for body in "ab":
         channel.basic_publish(amqp.Message(body), routing_key=queue)
@@ -222,9 +226,12 @@ def test_recover(connection: amqp.Connection, channel: amqp.Channel, queue: str)
     ]
 
 
-def test_qos_of_the_product(connection: amqp.Connection, channel: amqp.Channel, queue: str) -> None:
-    """global=false: per consumer started later with RabbitMQ; with any other product this client expects the
-    specification's one window for the channel, changed for running consumers too (Celery relies on that)."""
+def test_qos_without_global_depends_on_the_product(
+    connection: amqp.Connection, channel: amqp.Channel, queue: str
+) -> None:
+    """With RabbitMQ, global=false applies to each later consumer. With another product this client expects one window
+    per channel, changed for running consumers too, as Celery relies on.
+    """
     one: list[Any] = []
     two: list[Any] = []
     channel.basic_qos(0, 2, False)
@@ -234,14 +241,16 @@ def test_qos_of_the_product(connection: amqp.Connection, channel: amqp.Channel, 
         channel.basic_publish(amqp.Message(str(number)), routing_key=queue)
     expected = 4 if connection.server_properties["product"] == "RabbitMQ" else 2
     drain(connection, lambda: len(one) + len(two) == expected)
-    silence(connection)
+    expect_no_event(connection)
     channel.basic_qos(0, 6, False)
     expected = 4 if connection.server_properties["product"] == "RabbitMQ" else 6
     drain(connection, lambda: len(one) + len(two) == expected)
-    silence(connection)
+    expect_no_event(connection)
 
 
-def test_global_qos_is_changed_while_running(connection: amqp.Connection, channel: amqp.Channel, queue: str) -> None:
+def test_global_qos_changes_for_running_consumers(
+    connection: amqp.Connection, channel: amqp.Channel, queue: str
+) -> None:
     got: list[Any] = []
     channel.basic_qos(0, 2, True)
     channel.basic_consume(queue, callback=got.append)
@@ -249,20 +258,20 @@ def test_global_qos_is_changed_while_running(connection: amqp.Connection, channe
     for number in range(10):
         channel.basic_publish(amqp.Message(str(number)), routing_key=queue)
     drain(connection, lambda: len(got) == 2)
-    silence(connection)
+    expect_no_event(connection)
     channel.basic_qos(0, 5, True)
     drain(connection, lambda: len(got) == 5)
-    silence(connection)
+    expect_no_event(connection)
     channel.basic_qos(0, 1, True)
     for message in got[:4]:
         channel.basic_ack(message.delivery_tag)
-    silence(connection)
+    expect_no_event(connection)
     channel.basic_ack(got[4].delivery_tag)
     drain(connection, lambda: len(got) == 6)
-    silence(connection)
+    expect_no_event(connection)
 
 
-def test_consumer_cancelled_by_the_broker(connection: amqp.Connection, channel: amqp.Channel, unique: Unique) -> None:
+def test_deleted_queue_cancels_its_consumer(connection: amqp.Connection, channel: amqp.Channel, unique: Unique) -> None:
     queue = unique("gone")
     channel.queue_declare(queue, auto_delete=False)
     cancelled: list[str] = []
@@ -283,7 +292,7 @@ def test_consumer_cancelled_without_a_callback_raises(
         drain(connection, lambda: False)
 
 
-def test_confirms(connect: Callable[..., amqp.Connection], unique: Unique) -> None:
+def test_publish_with_confirms_stores_all_messages(connect: Callable[..., amqp.Connection], unique: Unique) -> None:
     connection = connect(confirm_publish=True)
     channel = connection.channel()
     queue = channel.queue_declare(unique("durable"), durable=True, auto_delete=False).queue
@@ -293,7 +302,7 @@ def test_confirms(connect: Callable[..., amqp.Connection], unique: Unique) -> No
     assert channel.queue_delete(queue) == 0
 
 
-def test_reject_publish_nacks(connect: Callable[..., amqp.Connection]) -> None:
+def test_full_queue_nacks_with_reject_publish(connect: Callable[..., amqp.Connection]) -> None:
     channel = connect(confirm_publish=True).channel()
     arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
     queue = channel.queue_declare(exclusive=True, arguments=arguments).queue
@@ -302,7 +311,7 @@ def test_reject_publish_nacks(connect: Callable[..., amqp.Connection]) -> None:
             channel.basic_publish_confirm(amqp.Message("m"), routing_key=queue)
 
 
-def test_mandatory_return(connection: amqp.Connection, channel: amqp.Channel) -> None:
+def test_unroutable_mandatory_message_is_returned(connection: amqp.Connection, channel: amqp.Channel) -> None:
     returned: list[Any] = []
     channel.events["basic_return"].add(lambda *answer: returned.append(answer))
     channel.basic_publish(amqp.Message("m"), exchange="amq.direct", routing_key="nowhere", mandatory=True)
@@ -312,7 +321,7 @@ def test_mandatory_return(connection: amqp.Connection, channel: amqp.Channel) ->
     assert (exchange, routing_key, text(message)) == ("amq.direct", "nowhere", "m")
 
 
-def test_transaction(connection: amqp.Connection, channel: amqp.Channel, queue: str) -> None:
+def test_transaction_publishes_only_on_commit(connection: amqp.Connection, channel: amqp.Channel, queue: str) -> None:
     channel.tx_select()
     channel.basic_publish(amqp.Message("lost"), routing_key=queue)
     channel.tx_rollback()
@@ -325,7 +334,7 @@ def test_transaction(connection: amqp.Connection, channel: amqp.Channel, queue: 
 # -- exchanges and queues
 
 
-def test_bindings(channel: amqp.Channel, queue: str, unique: Unique) -> None:
+def test_bindings_route_and_auto_delete(channel: amqp.Channel, queue: str, unique: Unique) -> None:
     source, target = unique("source"), unique("target")
     channel.exchange_declare(source, "topic", auto_delete=True)
     channel.exchange_declare(target, "fanout", auto_delete=True)
@@ -338,9 +347,9 @@ def test_bindings(channel: amqp.Channel, queue: str, unique: Unique) -> None:
         channel.exchange_declare(target, "fanout", passive=True)
 
 
-def test_no_wait(channel: amqp.Channel, unique: Unique) -> None:
+def test_nowait_methods_take_effect(channel: amqp.Channel, unique: Unique) -> None:
     exchange, queue = unique("x"), unique("q")
-    channel.exchange_declare(exchange, "direct", nowait=True)  # py-amqp makes auto-delete ones by default
+    channel.exchange_declare(exchange, "direct", nowait=True)  # py-amqp's default is auto-delete
     channel.queue_declare(queue, nowait=True, exclusive=True, auto_delete=False)
     channel.queue_bind(queue, exchange, "k", nowait=True)
     got: list[Any] = []
@@ -355,7 +364,7 @@ def test_no_wait(channel: amqp.Channel, unique: Unique) -> None:
         channel.queue_declare(queue, passive=True)
 
 
-def test_flow(channel: amqp.Channel) -> None:
+def test_flow_false_is_not_implemented(channel: amqp.Channel) -> None:
     channel.flow(True)
     with pytest.raises(AMQPNotImplementedError, match="active=false"):
         channel.flow(False)
@@ -380,7 +389,7 @@ def test_flow(channel: amqp.Channel) -> None:
         ),
     ],
 )
-def test_channel_errors(
+def test_channel_error_raises_its_exception(
     connection: amqp.Connection, queue: str, error: type[Exception], message: str, attempt: Callable[..., Any]
 ) -> None:
     channel = connection.channel()
@@ -390,12 +399,12 @@ def test_channel_errors(
     assert connection.channel().queue_declare(queue, passive=True).queue == queue
 
 
-def test_locked_queue(connect: Callable[..., amqp.Connection], queue: str) -> None:
+def test_exclusive_queue_of_another_connection_is_locked(connect: Callable[..., amqp.Connection], queue: str) -> None:
     with pytest.raises(ResourceLocked, match=f"cannot obtain exclusive access to locked queue '{queue}' in vhost '/'"):
         connect().channel().basic_get(queue)
 
 
-def test_many_channels(connection: amqp.Connection, queue: str) -> None:
+def test_many_channels_publish_and_get(connection: amqp.Connection, queue: str) -> None:
     channels = [connection.channel() for _ in range(300)]
     for number, channel in enumerate(channels):
         channel.basic_publish(amqp.Message(str(number)), routing_key=queue)

@@ -1,9 +1,9 @@
-"""The newer rabbitmqadmin (2.x, in Rust), run as it is: its commands for what amqpd has.
+"""The newer rabbitmqadmin (2.x, written in Rust), run unchanged: its commands for features of amqpd.
 
-It decodes each answer into structures with fields that must be there, so that a command that prints a table has found
-them all. The program is no package of Python's or Debian's: `cargo install rabbitmqadmin` makes it, in some minutes.
-RABBITMQADMIN_NG says where it is, else it is looked for on the path; without it these are skipped.
-tests/management/test_newer_fields.py holds what it wants of each answer, without it.
+It decodes answers into structures with required fields, so a printed table proves that all fields exist. It is no
+Python or Debian package: `cargo install rabbitmqadmin` builds it in some minutes. RABBITMQADMIN_NG is its path;
+otherwise the PATH is searched. Without it these tests are skipped. tests/management/test_newer_fields.py checks its
+required fields without the program.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from amqpd.testing import BrokerProcess, Vhost
 PATIENCE_S = 60
 
 
-def _found() -> str | None:
-    """The program, if it is the newer one: the older has the same name."""
+def _find_program() -> str | None:
+    """Return the program's path if it is the newer version; the older one has the same name."""
     path = os.environ.get("RABBITMQADMIN_NG") or shutil.which("rabbitmqadmin")
     if path is None or not Path(path).is_file():
         return None
-    said = subprocess.run([path, "--version"], check=False, capture_output=True, text=True, timeout=PATIENCE_S)
-    return path if said.returncode == 0 and said.stdout.startswith("rabbitmqadmin 2.") else None
+    version = subprocess.run([path, "--version"], check=False, capture_output=True, text=True, timeout=PATIENCE_S)
+    return path if version.returncode == 0 and version.stdout.startswith("rabbitmqadmin 2.") else None
 
 
-PROGRAM = _found()
+PROGRAM = _find_program()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="rabbitmqadmin 2.x is not here: cargo install rabbitmqadmin")
 
 
-class Said(NamedTuple):
+class Output(NamedTuple):
     code: int
     text: str
 
@@ -45,17 +45,17 @@ class Tool:
     def __init__(self, port: int, vhost: str) -> None:
         self.port, self.vhost = port, vhost
 
-    def __call__(self, *words: str) -> Said:
+    def __call__(self, *words: str) -> Output:
         assert PROGRAM is not None
         where = ["--host", "127.0.0.1", "--port", str(self.port), "--vhost", self.vhost, "--non-interactive"]
         command = [PROGRAM, *where, *words]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
-        return Said(done.returncode, done.stdout + done.stderr)
+        process = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
+        return Output(process.returncode, process.stdout + process.stderr)
 
-    def done(self, *words: str) -> str:
-        said = self(*words)
-        assert said.code == 0, (words, said)
-        return said.text
+    def process(self, *words: str) -> str:
+        output = self(*words)
+        assert output.code == 0, (words, output)
+        return output.text
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ LISTS = (
     *("deprecated_features", "deprecated_features_in_use"),
 )
 HEALTH = ("local_alarms", "cluster_wide_alarms", "node_is_quorum_critical")
-# One after another; {file} is in a folder of the test's own.
+# Executed in this order. {file} is in a temporary folder of the test.
 GROUPS = (
     "queues declare --name q --type classic --durable true",
     "exchanges declare --name x --type fanout",
@@ -105,104 +105,104 @@ GROUPS = (
 
 
 @pytest.mark.timeout(300)
-def test_what_is_there_is_listed(tool: Tool, amqpd_vhost: Vhost) -> None:
+def test_existing_objects_are_listed(tool: Tool, amqpd_vhost: Vhost) -> None:
     connection = pika.BlockingConnection(pika.URLParameters(amqpd_vhost.url))
     channel = connection.channel()
     channel.queue_declare("mine", durable=True)
     channel.basic_consume("mine", lambda *_: None)
     channel.basic_publish("", "mine", b"x")
     for what in LISTS:
-        tool.done("list", what)
-    assert "mine" in tool.done("list", "queues")
-    assert "mine" in tool.done("list", "consumers")
-    assert "mine" in tool.done("queues", "show", "--name", "mine")
-    assert "@" in tool.done("list", "nodes")
+        tool.run("list", what)
+    assert "mine" in tool.run("list", "queues")
+    assert "mine" in tool.run("list", "consumers")
+    assert "mine" in tool.run("queues", "show", "--name", "mine")
+    assert "@" in tool.run("list", "nodes")
     connection.close()
 
 
 @pytest.mark.timeout(300)
-def test_what_is_declared_is_deleted(tool: Tool, amqpd_vhost: Vhost, tmp_path: Path) -> None:
+def test_objects_are_declared_used_and_deleted(tool: Tool, amqpd_vhost: Vhost, tmp_path: Path) -> None:
     ann, other = f"{amqpd_vhost.name}-ann", f"{amqpd_vhost.name}-two"
-    tool.done("declare", "user", "--name", ann, "--password", "secret", "--tags", "monitoring")
-    tool.done("declare", "vhost", "--name", other, "--description", "another")
-    tool.done("declare", "permissions", "--user", ann, "--configure", ".*", "--read", ".*", "--write", ".*")
-    tool.done("declare", "exchange", "--name", "x", "--type", "topic", "--durable", "true")
-    tool.done("declare", "queue", "--name", "q", "--type", "quorum", "--durable", "true")
-    tool.done("declare", "stream", "--name", "s", "--expiration", "1D")
-    tool.done(
+    tool.run("declare", "user", "--name", ann, "--password", "secret", "--tags", "monitoring")
+    tool.run("declare", "vhost", "--name", other, "--description", "another")
+    tool.run("declare", "permissions", "--user", ann, "--configure", ".*", "--read", ".*", "--write", ".*")
+    tool.run("declare", "exchange", "--name", "x", "--type", "topic", "--durable", "true")
+    tool.run("declare", "queue", "--name", "q", "--type", "quorum", "--durable", "true")
+    tool.run("declare", "stream", "--name", "s", "--expiration", "1D")
+    tool.run(
         *("declare", "binding", "--source", "x", "--destination-type", "queue", "--destination", "q"),
         *("--routing-key", "a.#"),
     )
     policy = ("--name", "p", "--pattern", "^a", "--apply-to", "queues", "--priority", "1")
-    tool.done("declare", "policy", *policy, "--definition", '{"max-length": 5}')
-    tool.done("declare", "operator_policy", *policy, "--definition", '{"max-length": 5}')
-    tool.done("declare", "vhost_limit", "--name", "max-queues", "--value", "100")
-    tool.done("declare", "user_limit", "--user", ann, "--name", "max-channels", "--value", "100")
+    tool.run("declare", "policy", *policy, "--definition", '{"max-length": 5}')
+    tool.run("declare", "operator_policy", *policy, "--definition", '{"max-length": 5}')
+    tool.run("declare", "vhost_limit", "--name", "max-queues", "--value", "100")
+    tool.run("declare", "user_limit", "--user", ann, "--name", "max-channels", "--value", "100")
     for what, names in (("queues", "qs"), ("exchanges", "x"), ("policies", "p"), ("operator_policies", "p")):
-        assert all(name in tool.done("list", what) for name in names)
+        assert all(name in tool.run("list", what) for name in names)
 
-    tool.done("publish", "message", "--routing-key", "q", "--payload", "hello")
-    assert "hello" in tool.done("get", "messages", "--queue", "q", "--ack-mode", "ack_requeue_false")
-    tool.done("publish", "message", "--routing-key", "q", "--payload", "hello")
-    tool.done("purge", "queue", "--name", "q")
+    tool.run("publish", "message", "--routing-key", "q", "--payload", "hello")
+    assert "hello" in tool.run("get", "messages", "--queue", "q", "--ack-mode", "ack_requeue_false")
+    tool.run("publish", "message", "--routing-key", "q", "--payload", "hello")
+    tool.run("purge", "queue", "--name", "q")
     out = tmp_path / "definitions.json"
-    tool.done("definitions", "export_from_vhost", "--file", str(out))
+    tool.run("definitions", "export_from_vhost", "--file", str(out))
     assert '"q"' in out.read_text("utf-8")
-    tool.done("definitions", "import_into_vhost", "--file", str(out))
+    tool.run("definitions", "import_into_vhost", "--file", str(out))
 
-    tool.done("delete", "user_limit", "--user", ann, "--name", "max-channels")
-    tool.done("delete", "vhost_limit", "--name", "max-queues")
-    tool.done("delete", "operator_policy", "--name", "p")
-    tool.done("delete", "policy", "--name", "p")
-    tool.done(
+    tool.run("delete", "user_limit", "--user", ann, "--name", "max-channels")
+    tool.run("delete", "vhost_limit", "--name", "max-queues")
+    tool.run("delete", "operator_policy", "--name", "p")
+    tool.run("delete", "policy", "--name", "p")
+    tool.run(
         *("delete", "binding", "--source", "x", "--destination-type", "queue", "--destination", "q"),
         *("--routing-key", "a.#"),
     )
-    tool.done("delete", "exchange", "--name", "x")
-    tool.done("delete", "queue", "--name", "q")
-    tool.done("delete", "stream", "--name", "s")
-    tool.done("delete", "permissions", "--user", ann)
-    tool.done("delete", "user", "--name", ann)
-    tool.done("delete", "vhost", "--name", other)
-    assert other not in tool.done("list", "vhosts")
+    tool.run("delete", "exchange", "--name", "x")
+    tool.run("delete", "queue", "--name", "q")
+    tool.run("delete", "stream", "--name", "s")
+    tool.run("delete", "permissions", "--user", ann)
+    tool.run("delete", "user", "--name", ann)
+    tool.run("delete", "vhost", "--name", other)
+    assert other not in tool.run("list", "vhosts")
 
 
 @pytest.mark.timeout(300)
-def test_the_node(tool: Tool, amqpd_broker: BrokerProcess, amqpd_vhost: Vhost) -> None:
-    tool.done("show", "overview")
-    tool.done("show", "churn")
-    name = next(word for word in tool.done("list", "nodes").split() if "@" in word)
-    tool.done("show", "memory_breakdown_in_bytes", "--node", name)
-    tool.done("show", "memory_breakdown_in_percent", "--node", name)
-    tool.done("auth_attempts", "stats", "--node", name)
-    tool.done("rebalance", "queues")
-    tool.done("feature_flags", "enable_all")
+def test_node_health_and_overview_commands(tool: Tool, amqpd_broker: BrokerProcess, amqpd_vhost: Vhost) -> None:
+    tool.run("show", "overview")
+    tool.run("show", "churn")
+    name = next(word for word in tool.run("list", "nodes").split() if "@" in word)
+    tool.run("show", "memory_breakdown_in_bytes", "--node", name)
+    tool.run("show", "memory_breakdown_in_percent", "--node", name)
+    tool.run("auth_attempts", "stats", "--node", name)
+    tool.run("rebalance", "queues")
+    tool.run("feature_flags", "enable_all")
     for check in HEALTH[:3]:
-        tool.done("health_check", check)
-    tool.done("health_check", "port_listener", "--port", str(amqpd_broker.amqp_port))
-    tool.done("health_check", "protocol_listener", "--protocol", "amqp")
+        tool.run("health_check", check)
+    tool.run("health_check", "port_listener", "--port", str(amqpd_broker.amqp_port))
+    tool.run("health_check", "protocol_listener", "--protocol", "amqp")
     connection = pika.BlockingConnection(pika.URLParameters(amqpd_vhost.url))
-    tool.done("close", "user_connections", "--username", "guest")
+    tool.run("close", "user_connections", "--username", "guest")
     with suppress(pika.exceptions.AMQPError):
         connection.process_data_events(PATIENCE_S)
     assert not connection.is_open
 
 
 @pytest.mark.timeout(300)
-def test_the_newer_groups_of_commands(tool: Tool, tmp_path: Path) -> None:
+def test_newer_command_groups_succeed(tool: Tool, tmp_path: Path) -> None:
     for each in GROUPS:
-        tool.done(*each.replace("{file}", str(tmp_path / "definitions.json")).split(" "))
+        tool.run(*each.replace("{file}", str(tmp_path / "definitions.json")).split(" "))
 
 
 @pytest.mark.timeout(300)
-def test_a_vhost_that_is_protected(tool: Tool) -> None:
-    tool.done("vhosts", "enable_deletion_protection", "--name", tool.vhost)
+def test_protected_vhost_cannot_be_deleted(tool: Tool) -> None:
+    tool.run("vhosts", "enable_deletion_protection", "--name", tool.vhost)
     assert tool("vhosts", "delete", "--name", tool.vhost).code != 0
-    tool.done("vhosts", "disable_deletion_protection", "--name", tool.vhost)
+    tool.run("vhosts", "disable_deletion_protection", "--name", tool.vhost)
 
 
 @pytest.mark.parametrize("words", [("queues", "show", "--name", "nosuch"), ("delete", "queue", "--name", "nosuch")])
-def test_what_is_not_there_is_said(tool: Tool, words: tuple[str, ...]) -> None:
-    said = tool(*words)
-    assert said.code != 0
-    assert "panicked" not in said.text
+def test_missing_queue_is_an_error(tool: Tool, words: tuple[str, ...]) -> None:
+    output = tool(*words)
+    assert output.code != 0
+    assert "panicked" not in output.text

@@ -1,6 +1,6 @@
-"""The broker ends, cleanly or by SIGKILL, and comes back on the same port: what clients see, and what is still there.
+"""The broker stops cleanly or by SIGKILL and restarts on the same port: what clients notice and what survives.
 
-These tests end the broker they talk to, so they start one of their own, and skip where TEST_INTEROP_URL names another.
+These tests stop their broker, so they start their own. They are skipped if TEST_INTEROP_URL names a broker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
 
 @pytest.fixture
-def mortal(tmp_path: Path) -> Iterator[BrokerProcess]:
+def own_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     with BrokerProcess(tmp_path / "data") as broker:
         yield broker
         assert "Traceback" not in broker.stderr, broker.stderr
@@ -42,9 +42,9 @@ def restart(broker: BrokerProcess, how: str) -> None:
     broker.start()
 
 
-def settled(broker: BrokerProcess, count: int) -> None:
-    """So many messages are settled on disk: a kill brings them back no more. That takes 50 ms, and longer where the
-    machine is busy.
+def wait_for_acks_on_disk(broker: BrokerProcess, count: int) -> None:
+    """Wait until so many acks are on disk, so that a kill does not undo them. This takes 50 ms, or longer on a busy
+    machine.
     """
     wait(lambda: f"({count} offsets settled)" in broker.ctl("verify_log", str(broker.data_dir)).stdout)
 
@@ -54,8 +54,8 @@ def connect(broker: BrokerProcess) -> pika.BlockingConnection:
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_what_was_confirmed_is_still_there(mortal: BrokerProcess, how: str) -> None:
-    connection = connect(mortal)
+def test_confirmed_messages_and_durable_objects_survive_a_restart(own_broker: BrokerProcess, how: str) -> None:
+    connection = connect(own_broker)
     channel = connection.channel()
     channel.exchange_declare("orders", "topic", durable=True)
     channel.exchange_declare("fleeting", "fanout")
@@ -69,16 +69,16 @@ def test_what_was_confirmed_is_still_there(mortal: BrokerProcess, how: str) -> N
         channel.basic_publish("orders", "eu.new", body, PERSISTENT, mandatory=True)
     channel.basic_publish("", "durable", b"not persistent", mandatory=True)
     tags = [channel.basic_get("durable")[0].delivery_tag for _ in range(5)]
-    for tag in tags[:3]:  # all have been given by now: where an ack is on disk, that is as well
+    for tag in tags[:3]:  # five were delivered before: once the acks are on disk, the deliveries are as well
         channel.basic_ack(tag)
     channel.queue_declare("durable", passive=True)  # the acks have been read
-    settled(mortal, 3)
-    restart(mortal, how)
+    wait_for_acks_on_disk(own_broker, 3)
+    restart(own_broker, how)
     with pytest.raises(pika.exceptions.AMQPError):  # noqa: PT012 - which one fails is not known
         connection.process_data_events(1)
         channel.queue_declare("durable", passive=True)
 
-    with connect(mortal) as connection:
+    with connect(own_broker) as connection:
         channel = connection.channel()
         for kind, name in (("queue", "transient"), ("queue", "mine"), ("exchange", "fleeting")):
             with pytest.raises(pika.exceptions.ChannelClosedByBroker) as caught:
@@ -88,16 +88,16 @@ def test_what_was_confirmed_is_still_there(mortal: BrokerProcess, how: str) -> N
         while (message := channel.basic_get("durable", auto_ack=True))[0] is not None:
             got.append((message[2], message[0].redelivered))
         assert [body for body, _ in got] == bodies[3:]
-        assert [redelivered for _, redelivered in got[:2]] == [True, True]  # had been delivered, was not acknowledged
+        assert [redelivered for _, redelivered in got[:2]] == [True, True]  # delivered before, but not acked
         assert not any(redelivered for _, redelivered in got[2:])
         channel.basic_publish("orders", "eu.again", b"the binding is there", PERSISTENT)
         assert channel.basic_get("durable", auto_ack=True)[2] == b"the binding is there"
 
 
-def test_a_clean_stop_tells_the_client(mortal: BrokerProcess) -> None:
-    connection = connect(mortal)
+def test_clean_stop_closes_connections_with_320(own_broker: BrokerProcess) -> None:
+    connection = connect(own_broker)
     channel = connection.channel()
-    stopping = threading.Thread(target=mortal.stop)
+    stopping = threading.Thread(target=own_broker.stop)
     stopping.start()
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as caught:  # noqa: PT012 - which one fails is not known
         for _ in range(100):
@@ -110,8 +110,8 @@ def test_a_clean_stop_tells_the_client(mortal: BrokerProcess) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "stop"])
-async def test_aio_pika_robust_connection(mortal: BrokerProcess, how: str) -> None:
-    connection = await aio_pika.connect_robust(f"{mortal.url}?reconnect_interval=0.1", timeout=30)
+async def test_aio_pika_robust_connection_recovers(own_broker: BrokerProcess, how: str) -> None:
+    connection = await aio_pika.connect_robust(f"{own_broker.url}?reconnect_interval=0.1", timeout=30)
     async with connection:
         channel = await connection.channel()
         queue = await channel.declare_queue("robust", durable=True)
@@ -124,7 +124,7 @@ async def test_aio_pika_robust_connection(mortal: BrokerProcess, how: str) -> No
         await queue.consume(take)
         await channel.default_exchange.publish(aio_pika.Message(b"before"), queue.name)
         await until(lambda: got == [b"before"])
-        await asyncio.to_thread(restart, mortal, how)
+        await asyncio.to_thread(restart, own_broker, how)
         async with asyncio.timeout(60):
             while True:
                 try:
@@ -143,7 +143,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_kombu_consumer_mixin(mortal: BrokerProcess, how: str) -> None:
+def test_kombu_consumer_mixin_recovers(own_broker: BrokerProcess, how: str) -> None:
     queue = kombu.Queue("mixin", durable=True)
     got: list[Any] = []
 
@@ -158,7 +158,7 @@ def test_kombu_consumer_mixin(mortal: BrokerProcess, how: str) -> None:
             got.append(body)
             message.ack()
 
-    with kombu.Connection(mortal.url) as connection, kombu.Connection(mortal.url) as other:
+    with kombu.Connection(own_broker.url) as connection, kombu.Connection(own_broker.url) as other:
         worker = Worker(connection)
         thread = threading.Thread(target=worker.run, daemon=True)
         thread.start()
@@ -167,8 +167,8 @@ def test_kombu_consumer_mixin(mortal: BrokerProcess, how: str) -> None:
             producer = other.Producer()
             producer.publish("before", routing_key="mixin", declare=[queue])
             wait(lambda: got == ["before"])
-            settled(mortal, 1)
-            restart(mortal, how)
+            wait_for_acks_on_disk(own_broker, 1)
+            restart(own_broker, how)
             producer.publish("after", routing_key="mixin", retry=True, retry_policy=policy)
             wait(lambda: got == ["before", "after"])
         finally:

@@ -1,9 +1,9 @@
-"""Filtering a stream by values, as RabbitMQ's guide has it: the publisher says a value with each message, a consumer
-asks for some, and looks at each message once more.
+"""Stream filtering as in RabbitMQ's guide: publishers give each message a filter value, consumers subscribe to some
+values and filter again themselves.
 
-https://www.rabbitmq.com/docs/stream-filtering (stage 1, over AMQP 0-9-1) and its introduction of 2023. Against either
-broker: RabbitMQ before 3.13 knows no filters and delivers everything, later ones whole chunks; the client's own look
-makes up for it, and finds nothing to do here.
+https://www.rabbitmq.com/docs/stream-filtering (stage 1, over AMQP 0-9-1) and its introduction of 2023. On either
+broker: RabbitMQ before 3.13 has no filters and delivers everything, later versions deliver whole chunks. The client's
+own filter handles both, and has nothing to remove with amqpd.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def stream(channel: BlockingChannel, unique: Callable[[str], str]) -> Iterator[s
 
 
 def read(channel: BlockingChannel, stream: str, last: int, **arguments: object) -> list[tuple[int, str | None]]:
-    """(number, value) of all that comes up to the number `last`, and of what more comes within a moment."""
+    """Return (number, value) of the deliveries up to the number `last`, and of those shortly after it."""
     found: list[tuple[int, str | None]] = []
 
     def take(_channel: BlockingChannel, method: Basic.Deliver, properties: BasicProperties, body: bytes) -> None:
@@ -63,13 +63,15 @@ def read(channel: BlockingChannel, stream: str, last: int, **arguments: object) 
 @pytest.mark.parametrize(
     ("values", "unfiltered"), [("amer", False), (["amer"], False), (["amer", "emea"], False), (["apac"], True)]
 )
-def test_values(
+def test_consumer_gets_the_messages_of_its_filter_values(
     broker: Broker, channel: BlockingChannel, stream: str, values: str | Sequence[str], unfiltered: bool
 ) -> None:
-    asked = [values] if isinstance(values, str) else list(values)
-    wanted = [number for number in range(200) if REGIONS[number % 4] in asked or (unfiltered and number % 4 == 3)]
+    filter_values = [values] if isinstance(values, str) else list(values)
+    wanted = [
+        number for number in range(200) if REGIONS[number % 4] in filter_values or (unfiltered and number % 4 == 3)
+    ]
     got = read(channel, stream, wanted[-1], x_stream_filter=values, x_stream_match_unfiltered=unfiltered)
-    # The client's own look, as the guide asks for.
-    assert [number for number, value in got if value in asked or (unfiltered and value is None)] == wanted
+    # the client's own filter, which the guide requires
+    assert [number for number, value in got if value in filter_values or (unfiltered and value is None)] == wanted
     if broker.process is not None:
-        assert len(got) == len(wanted)  # ours: nothing else was delivered
+        assert len(got) == len(wanted)  # amqpd delivers no other messages

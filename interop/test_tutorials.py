@@ -1,6 +1,6 @@
-"""RabbitMQ's seven tutorials, played with pika: what a newcomer does in the first hour works here as it does there.
+"""RabbitMQ's seven tutorials with pika: the first programs of a newcomer work as they do with RabbitMQ.
 
-Programs of a tutorial are functions with connections of their own; names of the tutorials get a suffix.
+Each program of a tutorial is a function with its own connection. Names of the tutorials get a suffix.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def program(broker: Any) -> Iterator[BlockingChannel]:
 
 
 class Receiver(threading.Thread):
-    """A program that consumes: `body(channel)` declares and subscribes, then it serves until the `with` block ends."""
+    """A consuming program: `body(channel)` declares and subscribes; then the thread serves until the `with`
+    block ends.
+    """
 
     def __init__(self, broker: Any, body: Callable[[BlockingChannel], None]) -> None:
         super().__init__(daemon=True)
@@ -45,7 +47,7 @@ class Receiver(threading.Thread):
 
     def __enter__(self) -> Self:
         self.start()
-        assert self.ready.wait(60), "it did not get as far as consuming"
+        assert self.ready.wait(60), "the program did not start consuming"
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,7 +76,7 @@ def test_1_hello_world(broker: Any, unique: Unique, eventually: Callable[..., An
 
 
 def test_2_work_queues(broker: Any, unique: Unique, eventually: Callable[..., Any]) -> None:
-    """Fair dispatch to two workers; one of them dies with a task unacknowledged, which the other gets."""
+    """Fair dispatch to two workers. One ends with an unacked task, which the other gets."""
     task_queue = unique("task_queue")
     done: list[tuple[str, bytes, bool]] = []
 
@@ -104,16 +106,16 @@ def test_2_work_queues(broker: Any, unique: Unique, eventually: Callable[..., An
                 )
             eventually(lambda: len(done) == 10)
         eventually(lambda: len(done) == 11)
-    taken_by_the_bad_one = [body for name, body, _ in done if name == "bad"]
-    assert len(taken_by_the_bad_one) == 1
-    assert done[-1] == ("good", taken_by_the_bad_one[0], True)
+    tasks_of_bad_worker = [body for name, body, _ in done if name == "bad"]
+    assert len(tasks_of_bad_worker) == 1
+    assert done[-1] == ("good", tasks_of_bad_worker[0], True)
     assert sorted(body for name, body, _ in done if name == "good") == [f"task {n}".encode() for n in range(10)]
     with program(broker) as channel:
         assert channel.queue_delete(task_queue).method.message_count == 0
 
 
 def subscriber(got: list[Any], exchange: str, kind: str, *keys: str) -> Callable[[BlockingChannel], None]:
-    """Tutorials 3 to 5: a temporary queue bound to the exchange by these keys."""
+    """Tutorials 3 to 5: a temporary queue bound to the exchange with these keys."""
 
     def body(channel: BlockingChannel) -> None:
         channel.exchange_declare(exchange=exchange, exchange_type=kind)

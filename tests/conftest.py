@@ -1,5 +1,7 @@
-"""What every test run says first: which amqpd it tests, and from where. And what several folders need: a batch as
-Kafka's clients make it, what a call costs, whatever else the machine does, and what a kill would leave in a queue.
+"""Shared configuration and fixtures of all tests.
+
+The header of a run says which amqpd is tested and from where. Fixtures that several folders need: a batch as Kafka's
+clients make it, processor time of a call, retries of timed steps, and the messages that a kill would leave.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ from profiles import examples
 
 from interop.left_open import nothing_left_open  # noqa: F401  # a fixture of each module
 
-# Helper modules that several folders import: whoever is collected first must not import them unrewritten.
+# Helper modules that several folders import; they must be registered before the first of them is imported.
 pytest.register_assert_rewrite("cases", "deliveries", "parties", "peer", "ledger", "loadrun", "reference_parser")
 
-# The same examples in each run, so that a red test points at the change; TEST_RANDOM=1 draws others. Deadlines and
-# health checks about speed are off, because they depend on what else the machine does.
+# The same examples in each run, so that a failure points at the change; TEST_RANDOM=1 draws others. Deadlines and
+# health checks of speed are off, because they depend on the load of the machine.
 hypothesis.settings.register_profile(
     "amqpd",
     parent=hypothesis.settings(),  # hypothesis has another default in CI
@@ -47,7 +49,7 @@ hypothesis.settings.load_profile("amqpd")
 
 
 EXTERNAL_FIXTURES = frozenset({"browser", "promtool", "needs_spark"})
-"""Fixtures that start a program which is not Python: the marker `external` follows from them."""
+"""Fixtures that start a program other than Python: tests that use them get the marker `external`."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -61,76 +63,77 @@ def pytest_report_header() -> str:
 
 @pytest.fixture
 def processor_s() -> Iterator[Callable[[Callable[[], object]], float]]:
-    """Calls something and returns the seconds of processor time that this thread took for it.
+    """Return a function that makes a call and returns the seconds of processor time that this thread took for it.
 
-    What else the machine does costs no processor time of this thread, and Python's collector, which would go over all
-    that the tests before have left, does not run while the test does. Where a bound is near, the best of a few counts.
+    Other processes do not count. The garbage collector, which would also scan what earlier tests left, is off during
+    the test. If a bound is near, use the best of a few calls.
     """
 
-    def took_s(call: Callable[[], object]) -> float:
-        began_s = time.thread_time()
+    def measure_s(call: Callable[[], object]) -> float:
+        started_s = time.thread_time()
         call()
-        return time.thread_time() - began_s
+        return time.thread_time() - started_s
 
     gc.disable()
     try:
-        yield took_s
+        yield measure_s
     finally:
         gc.enable()
 
 
-class Scene:
-    """One play of what has to be done before a time that the broker keeps: `seconds` of it, in milliseconds `ms`."""
+class Attempt:
+    """One attempt at steps that must be done before a time that the broker keeps: `seconds`, or `ms` milliseconds."""
 
     def __init__(self, seconds: float, last: bool) -> None:
         self.seconds = seconds
         self.ms = int(seconds * 1000)
         self.last = last
-        self.began_s = 0.0  # time.monotonic()
+        self.started_s = 0.0  # time.monotonic()
         self.in_time = False
 
     def __enter__(self) -> Self:
-        self.began_s = time.monotonic()
+        self.started_s = time.monotonic()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        self.in_time = self.last or time.monotonic() - self.began_s < self.seconds
+        self.in_time = self.last or time.monotonic() - self.started_s < self.seconds
         return not self.in_time and kind is not None and issubclass(kind, Exception)
 
 
 @pytest.fixture(scope="session")
-def in_time() -> Callable[[float], Iterator[Scene]]:
-    """Plays a scene, and again with four times as long when it was too slow itself: only what was in time counts.
+def in_time() -> Callable[[float], Iterator[Attempt]]:
+    """Make attempts, each with four times as long, until one is in time: only that one counts.
 
-        for scene in in_time(0.5):                       # 0.5 s, then 2, 8, 32
-            with scene:
-                publish(expiration=str(scene.ms))        # a time that begins within the scene
-                assert is_there()                        # it cannot be over yet
+        for attempt in in_time(0.5):                     # 0.5 s, then 2, 8, 32
+            with attempt:
+                publish(expiration=str(attempt.ms))      # a time that begins within the attempt
+                assert is_there()                        # it cannot have expired yet
 
-    What a scene finds that was too slow is forgotten, exceptions too, so each play has names and channels of its own. A
-    process may so be stopped for seconds at any line without a wrong verdict, and who is fast waits for half a second.
+    Exceptions of an attempt that was too slow are ignored, so each attempt has its own names and channels. So a
+    process may stop for seconds at any line without a wrong verdict, and a fast run waits for half a second.
     """
 
-    def plays(seconds: float) -> Iterator[Scene]:
+    def attempts(seconds: float) -> Iterator[Attempt]:
         while True:
-            scene = Scene(seconds, last=seconds > 30)
-            yield scene
-            if scene.in_time:
+            attempt = Attempt(seconds, last=seconds > 30)
+            yield attempt
+            if attempt.in_time:
                 return
             seconds *= 4
 
-    return plays
+    return attempts
 
 
 @pytest.fixture(scope="session")
 def until_settled() -> Callable[..., None]:
-    """Waits until so many messages of a durable queue are left on disk, and a kill brings back no other. Acks are
-    written within 50 ms, on a busy machine later. Nothing but persistent messages may have been in it.
+    """Wait until `count` messages of a durable queue are left on disk, so that a kill leaves exactly these.
 
-    delivered: also until it stands there that the message of this offset was given to a consumer.
+    Acks are written within 50 ms, later on a busy machine. Only persistent messages may have been in the queue.
+
+    delivered: wait also until the delivery of this offset is on disk.
     """
 
-    def left(broker: BrokerProcess, queue: str) -> tuple[int, int]:
+    def count_left(broker: BrokerProcess, queue: str) -> tuple[int, int]:
         for directory in queue_directories(FileSystem(), str(broker.data_dir)):
             report = check_queue(FileSystem(), directory)
             if report.queue == queue:
@@ -141,8 +144,10 @@ def until_settled() -> Callable[..., None]:
 
     def wait(broker: BrokerProcess, queue: str, count: int, delivered: int = -1) -> None:
         deadline = time.monotonic() + 60
-        while (now := left(broker, queue))[0] != count or now[1] < delivered:
-            assert time.monotonic() < deadline, f"{now} (left, delivered) of {queue} on disk, not {count}, {delivered}"
+        while (current := count_left(broker, queue))[0] != count or current[1] < delivered:
+            assert time.monotonic() < deadline, (
+                f"{current} (left, delivered) of {queue} on disk, not {count}, {delivered}"
+            )
             time.sleep(0.02)
 
     return wait
@@ -150,10 +155,10 @@ def until_settled() -> Callable[..., None]:
 
 @pytest.fixture(scope="session")
 def kafka_batch() -> Callable[..., bytes]:
-    """What aiokafka's producer would send: records of key eu.new, each with a time of its own."""
+    """Return a function that makes the batch of aiokafka's producer: records of key eu.new, each with its own time."""
     from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-    def made(codec: int, records: Iterable[tuple[int, bytes]], headers: Sequence[tuple[str, bytes]]) -> bytes:
+    def make_batch(codec: int, records: Iterable[tuple[int, bytes]], headers: Sequence[tuple[str, bytes]]) -> bytes:
         """records: time in milliseconds, body."""
         builder = DefaultRecordBatchBuilder(
             magic=2,
@@ -168,4 +173,4 @@ def kafka_batch() -> Callable[..., bytes]:
             builder.append(number, time_ms, b"eu.new", body, headers)
         return bytes(builder.build())
 
-    return made
+    return make_batch

@@ -1,4 +1,4 @@
-"""The settings of a cluster: what is refused, in which words, and what a node makes of the rest."""
+"""Cluster settings: refused values, their error texts, and the options of a node."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from amqpd.config import ClusterSettings, SettingsError, load
-from amqpd.config import loader as looked_at
+from amqpd.config import ClusterSettings, SettingsError, load, loader
 from amqpd.config.help import settings_text
 from amqpd.kafka.admin import cluster_options
 
@@ -22,10 +21,12 @@ def _empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def toml(tmp_path: Path, text: str, tls: str = "", sasl: str = "") -> list[str]:
-    """Arguments that name a file with these sections. text: besides what a cluster needs, and instead of it."""
-    own = {line.partition("=")[0].strip() for line in text.splitlines()}
+    """Return arguments that name a file with these sections. text: lines of `[cluster]` that add to or replace the
+    required ones.
+    """
+    given_names = {line.partition("=")[0].strip() for line in text.splitlines()}
     needed = {"kafka": '["kafka-1:9092", "[::1]:9093"]', "name": '"shop"', "secret": f'"{SECRET}"'}
-    lines = [f"{name} = {value}" for name, value in needed.items() if name not in own]
+    lines = [f"{name} = {value}" for name, value in needed.items() if name not in given_names]
     file = tmp_path / "cluster.toml"
     file.write_text("\n".join(["[cluster]", *lines, text, "[cluster.tls]", tls, "[cluster.sasl]", sasl]))
     return ["--config", str(file)]
@@ -35,16 +36,16 @@ def cluster_of(tmp_path: Path, text: str = "", tls: str = "", sasl: str = "") ->
     return load(toml(tmp_path, text, tls, sasl), {}).settings.cluster
 
 
-def test_one_node_without_kafka_by_default() -> None:
+def test_default_is_one_node_without_kafka() -> None:
     assert load([], {}).settings.cluster == ClusterSettings()
     assert ClusterSettings().kafka == ()
 
 
-def test_what_a_node_is_told(tmp_path: Path) -> None:
+def test_options_of_a_node(tmp_path: Path) -> None:
     options = cluster_options(cluster_of(tmp_path))
-    here = os.uname().nodename
-    assert (options.cluster, options.node, options.secret) == ("shop", f"amqpd@{here}", SECRET.encode())
-    assert (options.listen, options.address) == (("", 25672), (here, 0))
+    hostname = os.uname().nodename
+    assert (options.cluster, options.node, options.secret) == ("shop", f"amqpd@{hostname}", SECRET.encode())
+    assert (options.listen, options.address) == (("", 25672), (hostname, 0))
     assert options.access.addresses == [("kafka-1", 9092), ("::1", 9093)]
     assert not options.access.tls
     assert not options.access.sasl_mechanism
@@ -55,7 +56,7 @@ def test_what_a_node_is_told(tmp_path: Path) -> None:
     assert SECRET not in repr(options)
 
 
-def test_addresses(tmp_path: Path) -> None:
+def test_listen_and_advertised_addresses(tmp_path: Path) -> None:
     text = 'listen = "[::]:7000"\naddress = "node-1.example:7001"\nnode = "one"'
     options = cluster_options(cluster_of(tmp_path, text))
     assert (options.listen, options.address, options.node) == (("::", 7000), ("node-1.example", 7001), "one")
@@ -63,7 +64,7 @@ def test_addresses(tmp_path: Path) -> None:
     assert given.kafka == ("a:1", "b:2")
 
 
-def test_secrets_from_files(tmp_path: Path) -> None:
+def test_secrets_are_read_from_files(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(f"{SECRET}\n")
     (tmp_path / "password").write_text("hunter2\r\n")
     ca = tmp_path / "ca.pem"
@@ -81,13 +82,13 @@ def test_secrets_from_files(tmp_path: Path) -> None:
     assert (access.sasl_mechanism, access.sasl_username, access.sasl_password) == ("SCRAM-SHA-512", "amqpd", "hunter2")
 
 
-def test_no_listing_shows_a_secret(tmp_path: Path) -> None:
+def test_secrets_are_hidden_in_listings(tmp_path: Path) -> None:
     arguments = toml(tmp_path, "", "", 'mechanism = "PLAIN"\nuser = "amqpd"\npassword = "hunter2"')
     loaded = load([*arguments, "--print-settings"], {})
     for formatter in ("table", "json", "toml"):
-        shown = settings_text(loaded._replace(formatter=formatter))  # type: ignore[arg-type]
-        assert SECRET not in shown
-        assert "hunter2" not in shown
+        text = settings_text(loaded._replace(formatter=formatter))  # type: ignore[arg-type]
+        assert SECRET not in text
+        assert "hunter2" not in text
     assert "hunter2" not in repr(loaded.settings)
 
 
@@ -112,10 +113,10 @@ def test_no_listing_shows_a_secret(tmp_path: Path) -> None:
         ('max_message_bytes = "65 MiB"', "cluster.max_message_bytes must be from"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, text: str, why: str) -> None:
-    with pytest.raises(SettingsError) as refused:
+def test_invalid_settings_are_refused(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(SettingsError) as error:
         cluster_of(tmp_path, text)
-    assert any(each.startswith(why) for each in refused.value.problems), refused.value.problems
+    assert any(each.startswith(why) for each in error.value.problems), error.value.problems
 
 
 @pytest.mark.parametrize(
@@ -130,23 +131,23 @@ def test_what_is_refused(tmp_path: Path, text: str, why: str) -> None:
         ("", 'user = "x"', "cluster.sasl.user needs cluster.sasl.mechanism"),
     ],
 )
-def test_an_access_that_does_not_go_together(tmp_path: Path, tls: str, sasl: str, why: str) -> None:
-    with pytest.raises(SettingsError) as refused:
+def test_inconsistent_tls_and_sasl_are_refused(tmp_path: Path, tls: str, sasl: str, why: str) -> None:
+    with pytest.raises(SettingsError) as error:
         cluster_of(tmp_path, "", tls, sasl)
-    assert any(each.startswith(why) for each in refused.value.problems), refused.value.problems
+    assert any(each.startswith(why) for each in error.value.problems), error.value.problems
 
 
-def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looked_at, "find_spec", lambda name: None)
-    with pytest.raises(SettingsError) as refused:
+def test_missing_aiokafka_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "find_spec", lambda name: None)
+    with pytest.raises(SettingsError) as error:
         cluster_of(tmp_path)
-    wanted = "cluster.kafka is given, but the package aiokafka is missing: pip install 'amqpd[cluster]'"
-    assert refused.value.problems == [wanted]
+    expected = "cluster.kafka is given, but the package aiokafka is missing: pip install 'amqpd[cluster]'"
+    assert error.value.problems == [expected]
 
 
-def test_options_are_all_there_is(tmp_path: Path) -> None:
-    """A setting that a node is not told would change nothing."""
+def test_every_setting_is_passed_to_the_node(tmp_path: Path) -> None:
+    """A setting that is not passed to the node would have no effect."""
     options = cluster_options(cluster_of(tmp_path))
-    told = {each.name for each in dataclasses.fields(options)}
-    told |= {"kafka", "tls", "sasl", "name", "secret_file"}
-    assert {each.name for each in dataclasses.fields(ClusterSettings)} <= told
+    option_names = {each.name for each in dataclasses.fields(options)}
+    option_names |= {"kafka", "tls", "sasl", "name", "secret_file"}
+    assert {each.name for each in dataclasses.fields(ClusterSettings)} <= option_names

@@ -1,4 +1,4 @@
-"""Definitions that are imported at each start: `load_definitions`, `definitions.local.path`."""
+"""Definitions imported at each start: `load_definitions`, `definitions.local.path`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ DOCUMENT = {
 }
 
 
-def written(path: Path, document: object) -> Path:
+def write_json(path: Path, document: object) -> Path:
     path.write_text(json.dumps(document), "utf-8")
     return path
 
 
-def refused(data_dir: Path, *arguments: str) -> tuple[int, str]:
-    """Exit code and standard error of a start that comes to nothing."""
+def failed_start(data_dir: Path, *arguments: str) -> tuple[int, str]:
+    """Return the exit code and standard error of a start that fails."""
     run = subprocess.run(
         [
             sys.executable,
@@ -53,9 +53,9 @@ def refused(data_dir: Path, *arguments: str) -> tuple[int, str]:
     return run.returncode, run.stderr
 
 
-def test_a_first_start_has_what_the_file_says_and_nothing_else(tmp_path):
-    file = written(tmp_path / "d.json", {**DOCUMENT, "users": [{**DOCUMENT["users"][0], "name": "boss"}]})
-    only = written(tmp_path / "only.json", {**json.loads(file.read_text()), "permissions": []})
+def test_first_start_has_only_the_imported_definitions(tmp_path):
+    file = write_json(tmp_path / "d.json", {**DOCUMENT, "users": [{**DOCUMENT["users"][0], "name": "boss"}]})
+    only = write_json(tmp_path / "only.json", {**json.loads(file.read_text()), "permissions": []})
     with BrokerProcess(tmp_path / "data", settings={"load_definitions": str(only)}) as broker:
         assert broker.ctl("-q", "list_users").stdout.split() == ["user", "tags", "boss", "[administrator]"]
         assert broker.ctl("-q", "list_queues", "name").stdout.split() == ["name", "orders"]
@@ -63,8 +63,8 @@ def test_a_first_start_has_what_the_file_says_and_nothing_else(tmp_path):
 
 
 @pytest.mark.slow
-def test_each_start_imports_anew(tmp_path):
-    file = written(tmp_path / "d.json", DOCUMENT)
+def test_each_start_imports_again(tmp_path):
+    file = write_json(tmp_path / "d.json", DOCUMENT)
     with BrokerProcess(tmp_path / "data", settings={"definitions.local.path": str(file)}) as broker:
         with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
             connection.channel().queue_declare("orders", passive=True)
@@ -72,30 +72,30 @@ def test_each_start_imports_anew(tmp_path):
         assert broker.ctl("delete_queue", "orders").returncode == 0
         broker.stop()
         broker.start()
-        # With the document's password, too.
+        # The password of the document is imported again, too.
         with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
             connection.channel().queue_declare("orders", passive=True)
 
 
 @pytest.mark.slow
-def test_what_is_unchanged_is_passed_by_when_that_is_asked_for(tmp_path):
-    file = written(tmp_path / "d.json", DOCUMENT)
+def test_skip_if_unchanged(tmp_path):
+    file = write_json(tmp_path / "d.json", DOCUMENT)
     settings = {"load_definitions": str(file), "definitions.skip_if_unchanged": True}
     with BrokerProcess(tmp_path / "data", settings=settings) as broker:
         assert broker.ctl("delete_queue", "orders").returncode == 0
-        for text, there in ((file.read_text(), []), (json.dumps({**DOCUMENT, "parameters": []}), ["orders"])):
+        for text, expected_queues in ((file.read_text(), []), (json.dumps({**DOCUMENT, "parameters": []}), ["orders"])):
             broker.stop()
             file.write_text(text)
             broker.start()
-            assert broker.ctl("-q", "--no-table-headers", "list_queues", "name").stdout.split() == there
+            assert broker.ctl("-q", "--no-table-headers", "list_queues", "name").stdout.split() == expected_queues
 
 
-def test_a_directorys_files_by_name(tmp_path):
+def test_files_of_directory_are_imported_in_order_of_names(tmp_path):
     directory = tmp_path / "conf.d"
     directory.mkdir()
-    written(directory / "10-users.json", {key: DOCUMENT[key] for key in ("users", "vhosts", "permissions")})
-    written(directory / "20-queues.json", {"queues": [{"name": "a", "vhost": "/"}]})
-    written(directory / "30-queues.json", {"queues": [{"name": "b", "vhost": "/"}]})
+    write_json(directory / "10-users.json", {key: DOCUMENT[key] for key in ("users", "vhosts", "permissions")})
+    write_json(directory / "20-queues.json", {"queues": [{"name": "a", "vhost": "/"}]})
+    write_json(directory / "30-queues.json", {"queues": [{"name": "b", "vhost": "/"}]})
     (directory / "README").write_text("no definitions")
     (directory / ".hidden.json").write_text("no definitions")
     settings = {"load_definitions": str(directory)}
@@ -105,7 +105,7 @@ def test_a_directorys_files_by_name(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "problem"),
     [
         ("{", "d.json: not JSON: "),
         ("[]", "d.json: definitions are a JSON object"),
@@ -113,22 +113,22 @@ def test_a_directorys_files_by_name(tmp_path):
         ('{"queues": [{"name": "q", "vhost": "none"}]}', "d.json: queues[0].vhost: unknown"),
     ],
 )
-def test_a_file_that_cannot_be_ends_the_start(tmp_path, content, said):
+def test_invalid_file_fails_the_start(tmp_path, content, problem):
     file = tmp_path / "d.json"
     file.write_text(content)
-    code, text = refused(tmp_path / "data", "--load-definitions", str(file))
+    code, text = failed_start(tmp_path / "data", "--load-definitions", str(file))
     assert code == 69
-    assert said in text
+    assert problem in text
     assert "Traceback" not in text
 
 
 @pytest.mark.slow
-def test_what_cannot_be_kept_is_left_out_when_that_is_asked_for(tmp_path):
+def test_skip_unsupported(tmp_path):
     shovel = {"vhost": "/", "component": "shovel", "name": "s", "value": {}}
-    file = written(tmp_path / "d.json", {**DOCUMENT, "parameters": [shovel]})
+    file = write_json(tmp_path / "d.json", {**DOCUMENT, "parameters": [shovel]})
     with pytest.raises(BrokerFailed, match=r"parameters\[0\]: .*shovel"):
         BrokerProcess(tmp_path / "data", settings={"load_definitions": str(file)}).start()
-    # Nothing is in the way of the next start, which is told what to do.
+    # The failed start does not hinder the next one, which skips the entry.
     settings = {"load_definitions": str(file), "definitions.skip_unsupported": True}
     with BrokerProcess(tmp_path / "data", settings=settings) as broker:
         assert broker.ctl("-q", "--no-table-headers", "list_queues", "name").stdout.split() == ["orders"]
@@ -136,9 +136,9 @@ def test_what_cannot_be_kept_is_left_out_when_that_is_asked_for(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_first_start_that_came_to_nothing_leaves_nobody_locked_out(tmp_path: Path) -> None:
+def test_default_user_exists_after_failed_first_start(tmp_path: Path) -> None:
     (tmp_path / "d.json").write_text("{")
-    assert refused(tmp_path / "data", "--load-definitions", str(tmp_path / "d.json"))[0] == 69
+    assert failed_start(tmp_path / "data", "--load-definitions", str(tmp_path / "d.json"))[0] == 69
     with BrokerProcess(tmp_path / "data", settings={"default.configure": "^a"}) as broker:
         with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
             connection.channel().queue_declare("a")
@@ -148,16 +148,18 @@ def test_a_first_start_that_came_to_nothing_leaves_nobody_locked_out(tmp_path: P
         broker.ctl("delete_vhost", "/")
         broker.stop()
         broker.start()
-        assert broker.ctl("-q", "--no-table-headers", "list_vhosts").stdout == ""  # only where there is nobody either
+        assert (
+            broker.ctl("-q", "--no-table-headers", "list_vhosts").stdout == ""
+        )  # the default vhost is created only if there is no user either
         assert broker.ctl("authenticate_user", "guest", "other").returncode == 0
 
 
-def test_a_path_that_is_none_is_told_before_anything_starts(tmp_path):
-    code, text = refused(tmp_path / "data", "--load-definitions", str(tmp_path / "none.json"))
+def test_missing_path_fails_before_the_start(tmp_path):
+    code, text = failed_start(tmp_path / "data", "--load-definitions", str(tmp_path / "none.json"))
     assert code == 64
     assert f"load_definitions: there is no file or directory {tmp_path / 'none.json'}\n" in text
-    file = written(tmp_path / "d.json", {})
-    code, text = refused(tmp_path / "data", f"--load-definitions={file}", f"--definitions.local.path={file}")
+    file = write_json(tmp_path / "d.json", {})
+    code, text = failed_start(tmp_path / "data", f"--load-definitions={file}", f"--definitions.local.path={file}")
     assert code == 64
     assert "are the same setting" in text
     assert not (tmp_path / "data").exists()
@@ -169,48 +171,48 @@ AS_SERVICE = [
 ]  # fmt: skip
 
 
-async def test_the_files_are_read_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reload happens while clients are served, and files may be large, or on a disk that takes its time."""
-    read_in: list[threading.Thread] = []
-    read = Path.read_bytes
+async def test_files_are_read_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reload happens while clients are served, and files may be large or on a slow disk."""
+    threads: list[threading.Thread] = []
+    original_read = Path.read_bytes
 
-    def noted(each: Path) -> bytes:
+    def recording_read(each: Path) -> bytes:
         if each == path:
-            read_in.append(threading.current_thread())
-        return read(each)
+            threads.append(threading.current_thread())
+        return original_read(each)
 
     text = "é" * (PIECE_BYTES // 2) + "x"  # a piece ends within the character
-    path = written(tmp_path / "definitions.json", {"global_parameters": [{"name": "long", "value": text}]})
+    path = write_json(tmp_path / "definitions.json", {"global_parameters": [{"name": "long", "value": text}]})
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(json.loads(path.read_text()), ensure_ascii=False).encode())
     async with embedded(tmp_path / "data") as server:
-        monkeypatch.setattr(Path, "read_bytes", noted)
+        monkeypatch.setattr(Path, "read_bytes", recording_read)
         await import_files(server.broker, path, DefinitionsSettings())
         assert server.broker.global_parameters.get("long") == text
-        assert len(read_in) == 1
-        assert read_in[0] is not threading.current_thread()
+        assert len(threads) == 1
+        assert threads[0] is not threading.current_thread()
 
 
 @pytest.mark.slow
-def test_a_reload_imports_what_has_changed(tmp_path: Path) -> None:
-    """By amqpctl and by SIGHUP; a file that cannot be imported changes nothing and is told."""
-    path = written(tmp_path / "definitions.json", DOCUMENT)
+def test_reload_imports_changed_files(tmp_path: Path) -> None:
+    """By amqpctl and by SIGHUP. A file that cannot be imported changes nothing and is reported."""
+    path = write_json(tmp_path / "definitions.json", DOCUMENT)
     settings = {"load_definitions": path}
     with BrokerProcess(tmp_path / "data", settings=settings, command=AS_SERVICE) as broker:
         names = ["list_queues", "-s", "name"]
         assert broker.ctl("reload", "-q").stdout == ""
         broker.ctl("delete_queue", "orders")
-        assert broker.ctl("reload", "-q").stdout == ""  # not a byte has changed
+        assert broker.ctl("reload", "-q").stdout == ""  # the file is unchanged
         assert broker.ctl(*names).stdout == ""
-        written(path, {**DOCUMENT, "queues": [{"name": "parcels", "vhost": "/", "durable": True}]})
+        write_json(path, {**DOCUMENT, "queues": [{"name": "parcels", "vhost": "/", "durable": True}]})
         assert broker.ctl("reload", "-q").stdout == f"imported again: {path}\n"
         assert broker.ctl(*names).stdout == "parcels\n"
         path.write_text("{")
-        refused_reload = broker.ctl("reload")
-        assert refused_reload.returncode != 0
-        assert f"the definitions were not: {path}: " in refused_reload.stderr
+        failed_reload = broker.ctl("reload")
+        assert failed_reload.returncode != 0
+        assert f"the definitions were not: {path}: " in failed_reload.stderr
         os.kill(broker.pid, signal.SIGHUP)
         assert broker.says("SIGHUP: the definitions are not imported")
-        written(path, DOCUMENT)
+        write_json(path, DOCUMENT)
         os.kill(broker.pid, signal.SIGHUP)
         assert broker.says(f"SIGHUP: {path} is imported again")
         assert broker.ctl(*names).stdout.split() == ["orders", "parcels"]

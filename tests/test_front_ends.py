@@ -1,4 +1,4 @@
-"""A front end that is not AMQP, beside the broker's own: listed, stopped and started with AMQP, told the news."""
+"""A front end for another protocol, embedded in the server: listed, stopped and started with AMQP, and notified."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from amqpd.storage.metadata.store import MetadataError
 from amqpd.testing import embedded, parse_ready_line
 
 
-class News(BrokerListener):
+class VhostEvents(BrokerListener):
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.received: list[str] = []
 
     def vhost_deleted(self, name: str) -> None:
-        self.heard.append(f"vhost {name} deleted")
+        self.received.append(f"vhost {name} deleted")
 
 
 class Echo(FrontEnd):
-    """Sends back each line it gets."""
+    """Test front end that sends back each line."""
 
     def __init__(self, broker: Broker) -> None:
         super().__init__()
-        self.news = News()
-        broker.clients.append(self.news)
+        self.events = VhostEvents()
+        broker.clients.append(self.events)
         self.port = 0
         self.renewed: list[Settings] = []
         self.closed = False
@@ -62,12 +62,12 @@ class Echo(FrontEnd):
         self.closed = True
 
 
-def guest_of(server: Server) -> Echo:
-    (found,) = [one for one in server.front_ends if isinstance(one, Echo)]
+def echo_of(server: Server) -> Echo:
+    (found,) = [each for each in server.front_ends if isinstance(each, Echo)]
     return found
 
 
-async def said(port: int) -> bytes:
+async def echo_reply(port: int) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"hello\n")
     line = await reader.readline()
@@ -86,10 +86,10 @@ async def api(server: Server, method: str, path: str) -> Any:
     return json.loads(body) if body else None
 
 
-async def test_it_is_listed_stopped_and_started_with_amqp(tmp_path: Path) -> None:
+async def test_front_end_is_listed_stopped_and_started_with_amqp(tmp_path: Path) -> None:
     async with embedded(tmp_path, guests=[Echo]) as server:
-        guest = guest_of(server)
-        assert await said(guest.port) == b"hello\n"
+        echo = echo_of(server)
+        assert await echo_reply(echo.port) == b"hello\n"
         ready = parse_ready_line(server.ready_line(0))
         assert ready is not None
         assert list(ready.listeners) == ["amqp", "echo", "http"]
@@ -104,33 +104,33 @@ async def test_it_is_listed_stopped_and_started_with_amqp(tmp_path: Path) -> Non
                 await asyncio.open_connection("127.0.0.1", ports[name])
         await api(server, "POST", "/api/amqpd/start_app")
         assert {name: server.port(name) for name in ports} == ports
-        assert await said(guest.port) == b"hello\n"
-    assert guest.closed
+        assert await echo_reply(echo.port) == b"hello\n"
+    assert echo.closed
 
 
-async def test_it_hears_what_the_broker_and_sighup_tell(tmp_path: Path) -> None:
+async def test_front_end_gets_vhost_events_and_new_settings(tmp_path: Path) -> None:
     async with embedded(tmp_path, guests=[Echo]) as server:
-        guest = guest_of(server)
+        echo = echo_of(server)
         await api(server, "PUT", "/api/vhosts/shop")
         await api(server, "DELETE", "/api/vhosts/shop")
-        assert guest.news.heard == ["vhost shop deleted"]
+        assert echo.events.received == ["vhost shop deleted"]
         server.apply_settings(server.settings)
-        assert guest.renewed == [server.settings]
+        assert echo.renewed == [server.settings]
 
 
-async def test_one_that_fails_to_stop_costs_no_clean_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(Echo):
+async def test_failing_front_end_does_not_prevent_clean_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class FailingEcho(Echo):
         async def stop(self) -> None:
             await super().stop()
             raise RuntimeError("a bug of the guest")
 
-    async with embedded(tmp_path, guests=[Broken]) as server:
+    async with embedded(tmp_path, guests=[FailingEcho]) as server:
         pass
     assert server.stopped.is_set()
     assert "a protocol server did not stop" in caplog.text
 
 
-async def test_a_start_that_fails_leaves_the_data_directory_free(tmp_path: Path) -> None:
+async def test_failed_start_releases_data_directory(tmp_path: Path) -> None:
     async with embedded(tmp_path):
         pass
     with pytest.raises(MetadataError):

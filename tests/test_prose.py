@@ -1,4 +1,4 @@
-"""Docstrings and comments of the product are in plain words. There are no findings.
+"""Docstrings and comments of the product are in plain words: the prose check has no findings.
 
 `.venv-interpreted/bin/python tests/house/source_prose.py amqpd.routing` prints the findings of `amqpd.routing`.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 from source_prose import findings, findings_of, paragraphs
 
 
-def test_the_product_has_no_findings() -> None:
+def test_product_has_no_findings() -> None:
     assert [line for lines in findings().values() for line in lines] == []
 
 
-def test_the_check_finds_what_is_wrong() -> None:
+def test_check_finds_violations() -> None:
     long = "word " * 31
     text = f'''"""What it is."""
 # Nobody reads
@@ -36,7 +36,7 @@ def f():
     ]
 
 
-def test_the_check_accepts_what_is_right() -> None:
+def test_check_accepts_plain_prose() -> None:
     half = "word " * 20
     text = f'''"""A noun phrase.
 
@@ -55,5 +55,5 @@ x = 1  # noqa: told
     assert findings_of(text) == []
 
 
-def test_rows_of_a_table_are_read_one_by_one() -> None:
+def test_table_rows_are_checked_separately() -> None:
     assert [line for line, _ in paragraphs("one\ntwo\n\na  b\nc  d\n")] == [0, 3, 4]

@@ -1,4 +1,4 @@
-"""`rabbitmq.conf` and RABBITMQ_* variables: the format, what becomes of keys, a broker started with them."""
+"""`rabbitmq.conf` and RABBITMQ_* variables: the format, the resulting settings, and a broker started with them."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ def problems(text: str, environ: Mapping[str, str] | None = None) -> list[str]:
 
 
 class TestFormat:
-    def test_a_file_as_people_have_it(self) -> None:
+    def test_typical_file(self) -> None:
         loaded = read(
             "# my broker\n\n  heartbeat=30\t# seconds\r\nlisteners.tcp.default = 5673\n"
             "default_user = anna\ndefault_pass = 'a # b'\nheartbeat = 20\n"
         )
         settings = loaded.settings
-        assert (settings.amqp.heartbeat_s, settings.amqp.port) == (20, 5673)  # the last counts
+        assert (settings.amqp.heartbeat_s, settings.amqp.port) == (20, 5673)  # the last line wins
         assert (settings.default.user, settings.default.password) == ("anna", "a # b")
         assert loaded.sources["amqp.heartbeat_s"] == "file rabbitmq.conf:7: heartbeat"
         assert list(loaded.notes) == []
 
-    def test_a_dot_within_a_word(self) -> None:
+    def test_escaped_dot_in_key(self) -> None:
         assert read("loopback_users.anna\\.b = true\n").settings.amqp.loopback_users == ("anna.b",)
 
-    def test_files_beside_it_and_those_it_includes(self, tmp_path: Path) -> None:
+    def test_conf_d_and_included_files(self, tmp_path: Path) -> None:
         for folder in ("conf.d", "more"):
             (tmp_path / folder).mkdir()
         (tmp_path / "conf.d" / "20-b.conf").write_text("heartbeat = 3\n")
@@ -67,10 +67,10 @@ class TestFormat:
         assert (settings.amqp.heartbeat_s, settings.amqp.channel_max, settings.amqp.frame_max) == (3, 5, 8192)
         assert settings.amqp.message_size_max_bytes == 1000
 
-    def test_files_that_include_each_other(self) -> None:
+    def test_include_cycle_is_refused(self) -> None:
         assert problems("include rabbitmq.conf\n")[0].endswith("files include each other")
 
-    def test_variables_of_the_environment(self) -> None:
+    def test_environment_variables_in_values(self) -> None:
         assert read("default_user = $(WHO)-1\n", {"WHO": "anna"}).settings.default.user == "anna-1"
         assert "there is no variable WHO" in problems("default_user = x$(WHO)\n")[0]
 
@@ -104,29 +104,29 @@ class TestFormat:
             ("log.console.level = loud\n", "rabbitmq.conf:1: log.console.level must be one of debug"),
         ],
     )
-    def test_refused(self, text: str, problem: str) -> None:
+    def test_invalid_line_is_refused(self, text: str, problem: str) -> None:
         found = problems(text)
         assert len(found) == 1
         assert found[0].startswith(problem)
 
-    def test_a_refused_password_is_not_repeated(self) -> None:
+    def test_refused_password_is_not_shown(self) -> None:
         assert not any("s3cret" in line for line in problems("default_pass = s3cret\nheartbeat = x\n"))
         for line in ("default_pass : s3cret", "default_pass s3cret", "\tdefault_pass:s3cret"):
             assert not any("s3cret" in each for each in problems(f"{line}\n")), line
 
-    def test_all_mistakes_at_once(self) -> None:
+    def test_all_mistakes_are_reported_at_once(self) -> None:
         assert len(problems("a = 1\nheartbeat = x\nframe_max = 1\nb\n")) == 4
 
-    def test_erlang_terms(self, tmp_path: Path) -> None:
+    def test_erlang_terms_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match="advanced.config: files ending in .config have Erlang terms"):
             load(["--config", "advanced.config"], {})
         (tmp_path / "advanced.config").write_text("[].\n")
         assert "then delete the file" in problems("heartbeat = 1\n")[0]
 
-    def test_a_pattern_that_is_none(self) -> None:
+    def test_invalid_include_pattern_is_refused(self) -> None:
         assert problems("include **.conf\n")[0].startswith("rabbitmq.conf:1: include **.conf: Invalid pattern")
 
-    def test_no_such_file(self) -> None:
+    def test_missing_file_is_refused(self) -> None:
         with pytest.raises(SettingsError, match=r"none\.conf: No such file or directory"):
             load(["--config", "none.conf"], {})
 
@@ -169,12 +169,12 @@ class TestKeys:
             ("management.listener.ip = 0.0.0.0\n", "http.host", "0.0.0.0"),
         ],
     )
-    def test_a_setting_by_another_name(self, text: str, name: str, value: object) -> None:
+    def test_key_becomes_setting(self, text: str, name: str, value: object) -> None:
         loaded = read(text)
         assert value_of(loaded.settings, name) == value
         assert loaded.sources[name].startswith("file rabbitmq.conf:")
 
-    def test_tls(self, tmp_path: Path) -> None:
+    def test_tls_of_amqp(self, tmp_path: Path) -> None:
         for name in ("cert.pem", "key.pem", "ca.pem"):
             (tmp_path / name).touch()
         loaded = read(
@@ -189,7 +189,7 @@ class TestKeys:
         assert list(loaded.notes) == ["rabbitmq.conf:8: ssl_options.versions.1: amqpd always supports TLS 1.2 and 1.3"]
 
     def test_tls_of_the_admin_api(self, tmp_path: Path) -> None:
-        """rabbit: without a key of management.tcp there is no plain HTTP; each of both ways to say it."""
+        """RabbitMQ: without a management.tcp key there is no plain HTTP. Tests the new and the old keys."""
         for name in ("cert.pem", "key.pem", "ca.pem"):
             (tmp_path / name).touch()
         files = "cacertfile = ca.pem", "certfile = cert.pem", "keyfile = key.pem", "verify = verify_peer"
@@ -198,10 +198,12 @@ class TestKeys:
         assert (http.port, http.tls.port, http.tls.verify_peer, http.tls.ca) == (None, 15671, True, Path("ca.pem"))
         http = read(f"{text}management.ssl.port = 1\nmanagement.tcp.idle_timeout = 5\n").settings.http
         assert (http.port, http.tls.port) == (15672, 1)
-        old = "".join(f"management.listener.ssl_opts.{line}\n" for line in files) + "management.listener.port = 7\n"
-        http = read(f"{old}management.listener.ssl = true\nmanagement.listener.ip = ::1\n").settings.http
+        old_keys = (
+            "".join(f"management.listener.ssl_opts.{line}\n" for line in files) + "management.listener.port = 7\n"
+        )
+        http = read(f"{old_keys}management.listener.ssl = true\nmanagement.listener.ip = ::1\n").settings.http
         assert (http.port, http.tls.port, http.tls.host, http.tls.verify_peer) == (None, 7, "::1", True)
-        http = read(f"{old}management.listener.ssl = false\n").settings.http
+        http = read(f"{old_keys}management.listener.ssl = false\n").settings.http
         assert (http.port, http.tls.port, http.tls.certificate) == (7, None, None)
         settings = read("auth_mechanisms.1 = EXTERNAL\nauth_mechanisms.2 = PLAIN\n" + text).settings
         assert settings.auth.mechanisms == ("EXTERNAL", "PLAIN")
@@ -214,7 +216,7 @@ class TestKeys:
             ("management.listener.ssl_opts", "management.listener.ssl = true\n", "http"),
         ],
     )
-    def test_ciphers_and_depth_are_obeyed(self, prefix: str, more: str, section: str) -> None:
+    def test_ciphers_and_depth(self, prefix: str, more: str, section: str) -> None:
         Path("cert.pem").touch()
         files = f"{prefix}.certfile = cert.pem\n{prefix}.keyfile = cert.pem\n"
         loaded = read(f"{files}{prefix}.ciphers.1 = B\n{prefix}.ciphers.2 = A\n{prefix}.depth = 200\n{more}")
@@ -223,7 +225,7 @@ class TestKeys:
         with pytest.raises(SettingsError, match="must be 0 to 255"):
             read(f"{prefix}.depth = -1\n")
 
-    def test_what_changes_nothing_is_a_line_each(self) -> None:
+    def test_keys_without_effect_are_noted(self) -> None:
         loaded = read("net_ticktime = 60\nmqtt.listeners.tcp.default = 1883\nauth_mechanisms.1 = PLAIN\n")
         assert list(loaded.notes) == [
             "rabbitmq.conf:1: net_ticktime changes nothing: it is about Erlang",
@@ -231,38 +233,38 @@ class TestKeys:
         ]
 
     def test_every_key_of_rabbitmq_is_known(self) -> None:
-        """The keys of the schemas of RabbitMQ 3.10.8 and of its plugins."""
+        """The schemas of RabbitMQ 3.10.8 and of its plugins."""
         keys = (HERE / "samples" / "rabbitmq-3.10.8-keys.txt").read_text("ascii").split()
         assert len(keys) > 700
         assert [key for key in keys if matching(key.replace("$", "x").split(".")) is None] == []
 
-    def test_every_line_of_the_example_is_understood(self) -> None:
-        """Each key of the example file, by itself: a setting, a note, or a refusal for its own reason."""
-        found = Counter[str]()
-        refused = set()
+    def test_every_line_of_example_file_is_known(self) -> None:
+        """Each key of the example file by itself is a setting, a note, or refused with a specific reason."""
+        kinds = Counter[str]()
+        refused_keys = set()
         for line in (HERE / "samples" / "rabbitmq-4.3-example.conf").read_text("ascii").splitlines()[1:]:
             Path("rabbitmq.conf").write_text(f"{line}\n")
-            said = rabbitmq_conf.read(Path("rabbitmq.conf"), [], {})
+            result = rabbitmq_conf.read(Path("rabbitmq.conf"), [], {})
             key, _, value = line.partition("=")
             assert matching(key.strip().split(".")) is not None, line
-            if said.problems:
-                assert re.search("cannot be|not supported|is encrypted|cannot disable", said.problems[0]), line
-                refused.add(key.split(".")[0].strip() if "encrypted:" not in value else "encrypted:")
-            kind = "setting" if said.values else "note" if said.notes else "default"
-            found["refused" if said.problems else kind] += 1
-        assert sum(found.values()) == 266
-        assert min(found["setting"], found["note"]) > 50
-        assert refused == {
+            if result.problems:
+                assert re.search("cannot be|not supported|is encrypted|cannot disable", result.problems[0]), line
+                refused_keys.add(key.split(".")[0].strip() if "encrypted:" not in value else "encrypted:")
+            kind = "setting" if result.values else "note" if result.notes else "default"
+            kinds["refused" if result.problems else kind] += 1
+        assert sum(kinds.values()) == 266
+        assert min(kinds["setting"], kinds["note"]) > 50
+        assert refused_keys == {
             "auth_backends", "auth_ldap", "auth_mechanisms", "auth_oauth2", "credential_validator", "default_limits",
             "default_policies", "default_users", "encrypted:", "listeners", "management", "ssl_options",
         }  # fmt: skip
 
-    def test_no_row_hides_another(self) -> None:
-        """The first row that matches counts: a row of its own must be found by its own pattern."""
+    def test_every_row_can_match(self) -> None:
+        """The first matching row wins, so each row must be found by its own pattern."""
         found = [row.pattern for row in ROWS if matching(row.pattern.replace("$", "x").split(".")) is not row]
         assert found == []
 
-    def test_sizes(self) -> None:
+    def test_size_units(self) -> None:
         assert [size_bytes(text) for text in ("1", "2k", "2kB", "2KiB", "1MB", "1gib")] == [
             1, 2048, 2000, 2048, 1_000_000, 1 << 30,
         ]  # fmt: skip
@@ -271,7 +273,7 @@ class TestKeys:
 
 
 class TestEnvironment:
-    def test_the_variables_of_the_image(self, tmp_path: Path) -> None:
+    def test_variables_of_docker_image(self, tmp_path: Path) -> None:
         (tmp_path / "secret").write_text("s3cret\n")
         environ = {
             "RABBITMQ_DEFAULT_USER": "anna",
@@ -294,8 +296,8 @@ class TestEnvironment:
         assert list(loaded.notes) == []
         assert load([], {"AMQPD_AMQP__PORT": "1", **environ}).settings.amqp.port == 1
 
-    def test_what_our_own_variables_say_otherwise_is_told(self) -> None:
-        """The image sets some of them: who says another address in rabbitmq.conf must not believe that it counts."""
+    def test_overridden_values_are_noted(self) -> None:
+        """The image sets some of these variables: a user of rabbitmq.conf must see that they override the file."""
         environ = {"RABBITMQ_MNESIA_BASE": "/data", "AMQPD_DATA_DIR": "/var/lib/rabbitmq/amqpd"}
         loaded = read("management.tcp.ip = 127.0.0.1\nheartbeat = 5\n", {"AMQPD_HTTP__HOST": "0.0.0.0", **environ})
         assert (loaded.settings.http.host, loaded.settings.data_dir) == ("0.0.0.0", Path("/var/lib/rabbitmq/amqpd"))
@@ -305,7 +307,7 @@ class TestEnvironment:
         ]
         assert list(read("heartbeat = 5\n", {"AMQPD_AMQP__HEARTBEAT_S": "5"}).notes) == []
 
-    def test_what_changes_nothing_is_told(self) -> None:
+    def test_variables_without_effect_are_noted(self) -> None:
         environ = {"RABBITMQ_ERLANG_COOKIE": "x", "RABBITMQ_URL": "y", "RABBITMQ_PORT_5672_TCP": "z", "RABBITMQ_X": ""}
         assert list(load([], environ).notes) == [
             "environment: RABBITMQ_ERLANG_COOKIE changes nothing: it is about Erlang",
@@ -324,14 +326,14 @@ class TestEnvironment:
             ({"RABBITMQ_CONFIG_FILE": "a.config"}, "a.config: files ending in .config have Erlang terms"),
         ],
     )
-    def test_refused(self, environ: dict[str, str], problem: str, tmp_path: Path) -> None:
+    def test_invalid_variable_is_refused(self, environ: dict[str, str], problem: str, tmp_path: Path) -> None:
         (tmp_path / "a.config").touch()
         with pytest.raises(SettingsError) as refused:
             load([], environ)
         assert len(refused.value.problems) == 1
         assert problem in refused.value.problems[0]
 
-    def test_the_files_it_names(self, tmp_path: Path) -> None:
+    def test_config_files_named_by_variables(self, tmp_path: Path) -> None:
         (tmp_path / "my.conf").write_text("heartbeat = 1\nchannel_max = 7\n")
         (tmp_path / "further").mkdir()
         (tmp_path / "further" / "a.conf").write_text("heartbeat = 2\n")
@@ -342,14 +344,14 @@ class TestEnvironment:
         assert load([], environ | {"RABBITMQ_CONFIG_FILES": "further/*.conf"}).settings.amqp.heartbeat_s == 2
         assert load([], {"RABBITMQ_CONFIG_FILES": "further"}).settings.amqp.heartbeat_s == 2
         assert load(["--config", "amqpd.toml"], environ).settings.amqp.heartbeat_s == 2
-        told = load([], {"RABBITMQ_CONFIG_FILE": "/none/rabbitmq"}).notes
-        assert list(told) == ["environment: RABBITMQ_CONFIG_FILE: there is no file /none/rabbitmq.conf"]
+        notes = load([], {"RABBITMQ_CONFIG_FILE": "/none/rabbitmq"}).notes
+        assert list(notes) == ["environment: RABBITMQ_CONFIG_FILE: there is no file /none/rabbitmq.conf"]
 
 
 class TestPlugins:
-    """`rabbitmq_prometheus` is metrics on a port of their own, as RabbitMQ's image has them."""
+    """`rabbitmq_prometheus` means metrics on a separate port, as in RabbitMQ's image."""
 
-    def test_the_file_beside_it(self, tmp_path: Path) -> None:
+    def test_enabled_plugins_file(self, tmp_path: Path) -> None:
         (tmp_path / "enabled_plugins").write_text("% mine\n[rabbitmq_management,rabbitmq_prometheus,rabbitmq_mqtt].\n")
         loaded = read("heartbeat = 1\n")
         assert loaded.settings.metrics.port == 15692
@@ -360,7 +362,7 @@ class TestPlugins:
         (tmp_path / "rabbitmq.conf").write_text("heartbeat = 1\n")
         assert load([], environ).settings.metrics.port is None
 
-    def test_variables(self, tmp_path: Path) -> None:
+    def test_enabled_plugins_variables(self, tmp_path: Path) -> None:
         (tmp_path / "plugins").write_text("[rabbitmq_prometheus].")
         for environ in (
             {"RABBITMQ_ENABLED_PLUGINS": "rabbitmq_management,rabbitmq_prometheus"},
@@ -370,8 +372,8 @@ class TestPlugins:
         (tmp_path / "plugins").write_bytes(b"\xff")
         assert "cannot be read" in load([], {"RABBITMQ_ENABLED_PLUGINS_FILE": "plugins"}).notes[0]
 
-    def test_what_is_part_of_amqpd(self) -> None:
-        """rabbitmq-plugins shows the same."""
+    def test_built_in_plugins(self) -> None:
+        """rabbitmq-plugins lists the same."""
         assert set(BUILT_IN) == PART_OF_IT
 
 
@@ -391,8 +393,8 @@ class TestProgram:
         assert "heartbeat must be a whole number" in capsys.readouterr().err
 
     @pytest.mark.slow
-    def test_a_broker_with_it(self, tmp_path: Path) -> None:
-        """What the file says is so in the broker, and what changes nothing is in its log."""
+    def test_broker_with_rabbitmq_conf(self, tmp_path: Path) -> None:
+        """The broker has the file's settings, and its log names the keys without effect."""
         (tmp_path / "my.conf").write_text(
             "default_user = anna\ndefault_pass = 'a # b'\ndefault_user_tags.monitoring = true\n"
             "default_permissions.configure = ^own\nheartbeat = 33\nvm_memory_high_watermark.absolute = 1GiB\n"
@@ -414,38 +416,44 @@ class TestProgram:
             assert broker.says("net_ticktime changes nothing: it is about Erlang")
 
 
-def test_a_broker_on_several_addresses(tmp_path: Path) -> None:
+def test_broker_on_several_addresses(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, settings={"amqp.host": "127.0.0.1,127.0.0.2"}) as broker:
         for host in ("127.0.0.1", "127.0.0.2"):
             pika.BlockingConnection(pika.ConnectionParameters(host, broker.amqp_port)).close()
 
 
 def table(rows_: Sequence[tuple[str, str]]) -> list[str]:
-    """Those beside each other of which the same is true are one line."""
+    """Return table lines; consecutive names with the same description share a line."""
     lines = []
-    for does, alike in groupby(rows_, key=lambda row: row[1]):
-        names = " ".join(f"`{name}`" for name, _ in alike)
-        lines.append(f"| {names} | {does} |")
+    for description, group in groupby(rows_, key=lambda row: row[1]):
+        names = " ".join(f"`{name}`" for name, _ in group)
+        lines.append(f"| {names} | {description} |")
     return lines
 
 
 def test_every_key_is_documented() -> None:
-    """After a change of the keys: put this text between the two marks of docs/moving.md."""
-    wanted = ["| key | becomes |", "|---|---|", *table([(row.pattern, row.does) for row in ROWS])]
+    """After a change of the keys, put this table between the two marks of docs/moving.md."""
+    expected = ["| key | becomes |", "|---|---|", *table([(row.pattern, row.does) for row in ROWS])]
     text = DOC.read_text("utf-8").partition("<!-- keys -->\n")[2].partition("<!-- end of keys -->")[0]
-    assert text.splitlines() == wanted
+    assert text.splitlines() == expected
 
 
 def test_every_variable_is_documented() -> None:
-    """Likewise. Those the settings' own table has come first."""
-    own = [(row.environ_also, f"`{row.name}`") for row in rows() if row.environ_also]
-    wanted = ["| variable | becomes |", "|---|---|", *table([*own, *((each.name, each.does) for each in VARIABLES)])]
+    """After a change, put this table between the two marks of docs/moving.md. Variables of the settings table are
+    first.
+    """
+    from_settings = [(row.environ_also, f"`{row.name}`") for row in rows() if row.environ_also]
+    expected = [
+        "| variable | becomes |",
+        "|---|---|",
+        *table([*from_settings, *((each.name, each.does) for each in VARIABLES)]),
+    ]
     text = DOC.read_text("utf-8").partition("<!-- variables -->\n")[2].partition("<!-- end of variables -->")[0]
-    assert text.splitlines() == wanted
+    assert text.splitlines() == expected
 
 
-def test_every_setting_a_row_names_is_there() -> None:
-    """`amqp.port` in the documentation is a setting of that name."""
+def test_settings_named_in_rows_exist() -> None:
+    """Names such as `amqp.port` in the documentation are settings."""
     known = {row.name for row in rows()}
     sections = {name.partition(".")[0] for name in known if "." in name}
     words = {word.strip("`;,:") for row in ROWS for word in row.does.split() if word.startswith("`")}

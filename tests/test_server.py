@@ -1,4 +1,4 @@
-"""The process from outside: how it starts, what it says, how it refuses to start, how it stops."""
+"""The server process from outside: start, ready line, refused starts, stop."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def connect(broker: BrokerProcess, user: str = "guest", password: str = "guest",
 # -- starting --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_one_line_then_silence_then_a_clean_end(tmp_path: Path, number: signal.Signals) -> None:
-    """Standard output carries the ready line and nothing else; both signals end it with 0."""
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_ready_line_is_the_only_output_and_signal_stops_cleanly(tmp_path: Path, signal_number: signal.Signals) -> None:
+    """Standard output has only the ready line; both signals end the process with exit code 0."""
     with subprocess.Popen(
         [*COMMAND, *FREE_PORTS, "--data-dir", str(tmp_path / "data")],
         stdout=subprocess.PIPE,
@@ -78,12 +78,12 @@ def test_one_line_then_silence_then_a_clean_end(tmp_path: Path, number: signal.S
         assert ready is not None, line
         assert (ready.version, ready.build, ready.data) == (__version__, BUILD, str(tmp_path / "data"))
         assert set(ready.listeners) == {"amqp", "http"}
-        for host, port in ready.listeners.values():  # both ports take connections once the line is out
+        for host, port in ready.listeners.values():  # both ports accept connections once the line is printed
             socket.create_connection((host, port), timeout=30).close()
-        process.send_signal(number)
+        process.send_signal(signal_number)
         rest = process.stdout.read()
         assert (process.wait(30), rest) == (0, "")
-    assert (tmp_path / "data").stat().st_mode & 0o077 == 0, "others can look into the data directory"
+    assert (tmp_path / "data").stat().st_mode & 0o077 == 0, "others can read the data directory"
 
 
 def test_version() -> None:
@@ -94,7 +94,7 @@ def test_version() -> None:
 
 
 def test_print_settings(tmp_path: Path) -> None:
-    """Value and source of each; nothing is started, no directory made."""
+    """The command prints value and source of each setting; it starts nothing and makes no directory."""
     (tmp_path / "amqpd.toml").write_text("[log]\nlevel = 'warning'\n")
     result = run("--print-settings", "--amqp.port", "5999", env=environment(AMQPD_HTTP__PORT="16000"), cwd=tmp_path)
     assert result.returncode == 0
@@ -111,7 +111,7 @@ def test_print_settings(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["amqpd.toml"]
 
 
-def test_settings_that_cannot_be_used() -> None:
+def test_invalid_settings_fail_with_exit_code_64() -> None:
     result = run("--amqp.port", "70000", "--no.such", "1")
     assert result.returncode == 64
     assert result.stdout == ""
@@ -123,43 +123,43 @@ def test_settings_that_cannot_be_used() -> None:
 def refused(*arguments: str) -> str:
     result = run(*FREE_PORTS, *arguments)
     assert result.returncode == 69, result.stderr
-    assert result.stdout == "", "a ready line although it is not"
+    assert result.stdout == "", "a ready line of a broker that failed"
     assert "Traceback" not in result.stderr, result.stderr
     lines = [line for line in result.stderr.splitlines() if line.startswith("amqpd: ")]
     assert len(lines) == 1, result.stderr
     return lines[0]
 
 
-def test_an_interpreted_broker_says_so(tmp_path: Path) -> None:
+def test_interpreted_broker_logs_a_warning(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
-        broker.stop()  # all of its log is read then
-        assert " ready in " not in broker.stderr, "standard output has that line already"
+        broker.stop()  # so that its whole log is read
+        assert " ready in " not in broker.stderr, "the ready line belongs on standard output"
         assert ("amqpd runs interpreted, several times slower" in broker.stderr) is (not is_compiled()), broker.stderr
 
 
 @pytest.mark.parametrize("name", ["amqp.port", "http.port"])
-def test_a_port_that_is_taken(tmp_path: Path, name: str) -> None:
+def test_port_in_use_is_refused(tmp_path: Path, name: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        said = refused("--data-dir", str(tmp_path / "data"), f"--{name}", str(port))
-    assert f"cannot listen on 127.0.0.1:{port}" in said
-    assert "in use" in said
+        problem = refused("--data-dir", str(tmp_path / "data"), f"--{name}", str(port))
+    assert f"cannot listen on 127.0.0.1:{port}" in problem
+    assert "in use" in problem
 
 
-def test_a_data_directory_in_use(amqpd_broker: BrokerProcess) -> None:
-    said = refused("--data-dir", str(amqpd_broker.data_dir))
-    assert str(amqpd_broker.data_dir) in said
-    assert "in use" in said
-    connect(amqpd_broker).close()  # the first one is none the worse
+def test_data_directory_in_use_is_refused(amqpd_broker: BrokerProcess) -> None:
+    problem = refused("--data-dir", str(amqpd_broker.data_dir))
+    assert str(amqpd_broker.data_dir) in problem
+    assert "in use" in problem
+    connect(amqpd_broker).close()  # the first broker still works
 
 
-def test_a_data_directory_that_is_none(tmp_path: Path) -> None:
+def test_file_as_data_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
     assert "file" in refused("--data-dir", str(tmp_path / "file"))
 
 
-def test_another_ones_metadata(tmp_path: Path) -> None:
-    """The data directory of one broker with the database of another would make every queue unknown: it refuses."""
+def test_metadata_of_another_broker_is_refused(tmp_path: Path) -> None:
+    """A broker refuses a metadata database of another broker, which would make every queue unknown."""
     for name in ("one", "two"):
         with BrokerProcess(tmp_path / name):
             pass
@@ -175,42 +175,44 @@ def test_another_ones_metadata(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_sigterm_with_clients_that_do_not_answer(tmp_path: Path) -> None:
-    """Half a handshake, an idle client that never reads, a good one: all are gone in under five seconds."""
+    """Half a handshake, a silent socket, and a client that does not read: the stop does not wait for them."""
     broker = BrokerProcess(tmp_path / "data")
     broker.start()
     sockets = [socket.create_connection(("127.0.0.1", broker.amqp_port)) for _ in range(3)]
     sockets[1].sendall(b"AMQP\x00\x00\x09\x01")
-    deaf = connect(broker)
-    channel = deaf.channel()
+    not_reading = connect(broker)
+    channel = not_reading.channel()
     channel.queue_declare("kept", durable=True)
     channel.confirm_delivery()
     for number in range(100):
         channel.basic_publish("", "kept", b"%d" % number, pika.BasicProperties(delivery_mode=2))
-    begun = time.monotonic()
+    started = time.monotonic()
     broker.stop(30.0)
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - started < 30
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match=r"\(320, "):
-        deaf.process_data_events(1)
+        not_reading.process_data_events(1)
     for sock in sockets:
         sock.close()
     assert "Traceback" not in broker.stderr, broker.stderr
 
-    marks = list((tmp_path / "data").rglob("*clean-shutdown*"))
-    assert len(marks) == 2  # of the queue's log, and of the audit log
+    markers = list((tmp_path / "data").rglob("*clean-shutdown*"))
+    assert len(markers) == 2  # of the queue's log and of the audit log
     broker.start()
-    again = connect(broker)
-    assert again.channel().queue_declare("kept", passive=True).method.message_count == 100
+    new_connection = connect(broker)
+    assert new_connection.channel().queue_declare("kept", passive=True).method.message_count == 100
     assert "recover" not in broker.stderr.lower(), broker.stderr
-    again.close()
+    new_connection.close()
     broker.close()
 
 
-async def test_a_stop_does_not_wait_for_who_is_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handshake that has only begun, and a client that has said goodbye and keeps its socket. Here it would be waited
-    for ten minutes.
+async def test_stop_does_not_wait_for_unopened_or_closed_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stop waits neither for a partial handshake nor for a client that keeps its socket after connection.close.
+    The wait would be ten minutes.
     """
     monkeypatch.setattr(amqp_server, "STOP_WAIT_S", 600.0)
-    whole = [
+    client_methods = [
         spec.Connection.StartOk(mechanism="PLAIN", response="\0guest\0guest"),
         spec.Connection.TuneOk(channel_max=1, frame_max=131072, heartbeat=0),
         spec.Connection.Open(),
@@ -218,13 +220,15 @@ async def test_a_stop_does_not_wait_for_who_is_not_open(tmp_path: Path, monkeypa
     ]
     async with asyncio.timeout(60):
         async with embedded(tmp_path, settings={"amqp.handshake_timeout_s": 600}) as server:
-            heard, begun = await asyncio.open_connection("127.0.0.1", server.port("amqp"))
-            begun.write(b"AMQP\x00\x00\x09\x01")
-            await heard.readexactly(1)  # connection.start
-            answers, gone = await asyncio.open_connection("127.0.0.1", server.port("amqp"))
-            gone.write(b"AMQP\x00\x00\x09\x01" + b"".join([pamqp.frame.marshal(method, 0) for method in whole]))
-            await answers.readuntil(pamqp.frame.marshal(spec.Connection.CloseOk(), 0))
-        for writer in (begun, gone):
+            start_reader, partial = await asyncio.open_connection("127.0.0.1", server.port("amqp"))
+            partial.write(b"AMQP\x00\x00\x09\x01")
+            await start_reader.readexactly(1)  # connection.start
+            close_reader, closed = await asyncio.open_connection("127.0.0.1", server.port("amqp"))
+            closed.write(
+                b"AMQP\x00\x00\x09\x01" + b"".join([pamqp.frame.marshal(method, 0) for method in client_methods])
+            )
+            await close_reader.readuntil(pamqp.frame.marshal(spec.Connection.CloseOk(), 0))
+        for writer in (partial, closed):
             writer.close()
 
 
@@ -232,7 +236,7 @@ async def test_a_stop_does_not_wait_for_who_is_not_open(tmp_path: Path, monkeypa
 
 
 def test_first_user_and_vhost(tmp_path: Path) -> None:
-    """RABBITMQ_DEFAULT_* make the first user and vhost; later starts leave what there is alone."""
+    """RABBITMQ_DEFAULT_* create the first user and vhost; later starts change nothing."""
     first = {"RABBITMQ_DEFAULT_USER": "ada", "RABBITMQ_DEFAULT_PASS": "secret", "RABBITMQ_DEFAULT_VHOST": "works"}
     with BrokerProcess(tmp_path / "data", env=first) as broker:
         connect(broker, "ada", "secret", "works").close()
@@ -247,7 +251,7 @@ def test_first_user_and_vhost(tmp_path: Path) -> None:
                 connect(broker, user, password, vhost)
 
 
-# -- what clients are told -------------------------------------------------------------------------------------------
+# -- server properties and compatibility -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -256,27 +260,27 @@ def compatible(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProce
         yield broker
 
 
-def announced(broker: BrokerProcess) -> tuple[object, object]:
+def product_and_version(broker: BrokerProcess) -> tuple[object, object]:
     connection = connect(broker)
     properties = connection._impl.server_properties
     connection.close()
     return properties["product"], properties["version"]
 
 
-def test_product(amqpd_broker: BrokerProcess) -> None:
-    assert announced(amqpd_broker) == ("amqpd", __version__)
+def test_product_and_version_in_server_properties(amqpd_broker: BrokerProcess) -> None:
+    assert product_and_version(amqpd_broker) == ("amqpd", __version__)
 
 
-def test_compat(compatible: BrokerProcess) -> None:
-    assert announced(compatible) == ("RabbitMQ", "3.12.0")
+def test_compat_setting_changes_product_and_version(compatible: BrokerProcess) -> None:
+    assert product_and_version(compatible) == ("RabbitMQ", "3.12.0")
 
 
 def unacked_at_once(broker: BrokerProcess, prefetches: list[int]) -> list[int]:
-    """py-amqp: two consumers on one channel under the first prefetch; deliveries then, and after each later one.
+    """Return how many deliveries two consumers of one py-amqp channel have, after each prefetch.
 
-    Ten messages wait; none is acked.
+    Ten messages are ready; none is acked.
     """
-    heard: list[object] = []
+    deliveries: list[object] = []
     counts = []
     with amqp.Connection(f"127.0.0.1:{broker.amqp_port}", "guest", "guest") as connection:
         channel = connection.channel()
@@ -285,12 +289,12 @@ def unacked_at_once(broker: BrokerProcess, prefetches: list[int]) -> list[int]:
             channel.basic_publish(amqp.Message("x"), "", queue)
         channel.basic_qos(0, prefetches[0], False)
         for _ in range(2):
-            channel.basic_consume(queue, callback=heard.append)
+            channel.basic_consume(queue, callback=deliveries.append)
         for prefetch in [None, *prefetches[1:]]:
             if prefetch is not None:
                 channel.basic_qos(0, prefetch, False)
-            channel.queue_declare(queue, passive=True)  # what was due has come by then
-            counts.append(len(heard))
+            channel.queue_declare(queue, passive=True)  # its reply comes after all due deliveries
+            counts.append(len(deliveries))
     return counts
 
 
@@ -300,7 +304,7 @@ def test_py_amqp_qos_is_one_window_for_the_channel(amqpd_broker: BrokerProcess) 
 
 
 def test_py_amqp_qos_towards_rabbitmq(compatible: BrokerProcess) -> None:
-    """Told it talks to RabbitMQ it knows that global=false is per consumer, for consumers to come."""
+    """Towards RabbitMQ, py-amqp knows that global=false is per consumer, for later consumers."""
     assert unacked_at_once(compatible, [3, 5]) == [6, 6]
 
 
@@ -309,16 +313,16 @@ def test_py_amqp_qos_towards_rabbitmq(compatible: BrokerProcess) -> None:
 
 @pytest.mark.compiled_only
 @pytest.mark.skipif(not is_compiled(), reason="the figure is the compiled package's")
-def test_start_time(tmp_path: Path) -> None:
-    """The ready line tells the truth; in processor time a start and a stop are three times the 600 ms that `make bench`
-    holds starts to (median of 20).
+def test_start_time_is_reported_and_short(tmp_path: Path) -> None:
+    """The ready line has the true start time. In processor time a start and a stop take at most three times the 600
+    ms that `make bench` allows a start (median of 20).
     """
     took_s = []
     for _ in range(3):
-        begun = time.monotonic()
+        started = time.monotonic()
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         with BrokerProcess(tmp_path / "data") as broker:
-            wall_ms = (time.monotonic() - begun) * 1000
+            wall_ms = (time.monotonic() - started) * 1000
             assert broker.ready is not None
             assert broker.ready.took_ms <= wall_ms + 1
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -326,6 +330,6 @@ def test_start_time(tmp_path: Path) -> None:
     assert min(took_s) < 1.8, took_s
 
 
-def test_a_start_that_fails_shows_why(tmp_path: Path) -> None:
+def test_failed_start_shows_the_reason(tmp_path: Path) -> None:
     with pytest.raises(BrokerFailed, match="exit code 69"):
         BrokerProcess(tmp_path / "data", settings={"metadata.url": "nosuchdb://x/y"}).start()

@@ -1,4 +1,4 @@
-"""Settings: where values come from and which wins, what is refused and how the refusal helps, what is shown."""
+"""Settings: sources and their precedence, refused values with helpful errors, and listings."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def _empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def problems(argv: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> list[str]:
-    with pytest.raises(SettingsError) as refused:
+    with pytest.raises(SettingsError) as error:
         load(argv, environ or {})
-    return refused.value.problems
+    return error.value.problems
 
 
 def only_problem(argv: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> str:
@@ -37,7 +37,7 @@ def only_problem(argv: Sequence[str] = (), environ: Mapping[str, str] | None = N
 
 
 class TestNames:
-    def test_the_promised_defaults(self) -> None:
+    def test_documented_defaults(self) -> None:
         settings = load([], {}).settings
         assert settings == Settings()
         assert settings.data_dir == Path("amqpd-data")
@@ -51,19 +51,19 @@ class TestNames:
         assert settings.storage.segment_size_bytes == 64 << 20
         assert (settings.default.user, settings.default.password, settings.default.vhost) == ("guest", "guest", "/")
 
-    def test_one_name_in_four_spellings(self) -> None:
+    def test_spellings_of_names(self) -> None:
         spellings = {row.name: (row.variable, row.option) for row in rows()}
         assert spellings["data_dir"] == ("AMQPD_DATA_DIR", "--data-dir")
         assert spellings["amqp.port"] == ("AMQPD_AMQP__PORT", "--amqp.port")
         assert spellings["amqp.tls.verify_peer"] == ("AMQPD_AMQP__TLS__VERIFY_PEER", "--amqp.tls.verify-peer")
 
     @pytest.mark.parametrize("row", rows(), ids=lambda row: row.name)
-    def test_every_default_is_acceptable_as_it_is_shown(self, row) -> None:
-        """So a value copied from --print-settings can be given back; paths that are off come back as off."""
+    def test_shown_default_is_accepted(self, row) -> None:
+        """A value copied from --print-settings is accepted again; disabled paths stay disabled."""
         assert row.kind.convert(shown(row.default)) == row.default
         assert row.doc.endswith(".")
 
-    def test_the_tree_is_frozen_and_hides_the_password(self) -> None:
+    def test_settings_are_frozen_and_hide_password(self) -> None:
         settings = load(["--default.password", "s3cret"], {}).settings
         with pytest.raises(dataclasses.FrozenInstanceError):
             settings.amqp.port = 1  # type: ignore[misc]
@@ -71,7 +71,7 @@ class TestNames:
 
 
 class TestSources:
-    def test_the_later_one_wins(self, tmp_path: Path) -> None:
+    def test_precedence_of_sources(self, tmp_path: Path) -> None:
         (tmp_path / "amqpd.toml").write_text(
             'data_dir = "one"\ncompat = "rabbitmq-3.12"\n[amqp]\nport = 1\nheartbeat_s = 5\n'
             "[amqp.tls]\nverify_peer = false\n"
@@ -93,17 +93,17 @@ class TestSources:
         ("argv", "environ"),
         [(["--config", "my.toml"], {}), (["--config=my.toml"], {}), ([], {"AMQPD_CONFIG": "my.toml"})],
     )
-    def test_a_named_file(self, tmp_path: Path, argv: list[str], environ: dict[str, str]) -> None:
+    def test_named_config_file(self, tmp_path: Path, argv: list[str], environ: dict[str, str]) -> None:
         (tmp_path / "my.toml").write_text("amqp.port = 7\n")
         (tmp_path / "amqpd.toml").write_text("amqp.port = 8\n")
         assert load(argv, environ).settings.amqp.port == 7
 
-    def test_the_option_of_the_file_wins_over_its_variable(self, tmp_path: Path) -> None:
+    def test_config_option_overrides_variable(self, tmp_path: Path) -> None:
         (tmp_path / "a.toml").write_text("amqp.port = 7\n")
         (tmp_path / "b.toml").write_text("amqp.port = 8\n")
         assert load(["--config", "a.toml"], {"AMQPD_CONFIG": "b.toml"}).settings.amqp.port == 7
 
-    def test_rabbitmq_variables_stand_below_ours(self) -> None:
+    def test_own_variables_override_rabbitmq_variables(self) -> None:
         environ = {"RABBITMQ_DEFAULT_USER": "u", "RABBITMQ_DEFAULT_PASS": "p", "RABBITMQ_DEFAULT_VHOST": "v"}
         default = load([], environ).settings.default
         assert (default.user, default.password, default.vhost) == ("u", "p", "v")
@@ -112,14 +112,14 @@ class TestSources:
         assert loaded.sources["default.user"] == "environment AMQPD_DEFAULT__USER"
         assert loaded.sources["default.vhost"] == "environment RABBITMQ_DEFAULT_VHOST"
 
-    def test_spellings_of_the_command_line(self) -> None:
+    def test_command_line_spellings(self) -> None:
         settings = load(
             ["--amqp.port=1", "--amqp.port", "2", "--data_dir=a=b", "--amqp.heartbeat-s", "0", "--amqp.host", "::1"], {}
         ).settings
         assert (settings.amqp.port, settings.data_dir, settings.amqp.heartbeat_s) == (2, Path("a=b"), 0)
         assert settings.amqp.host == "::1"
 
-    def test_what_kubernetes_sets_is_no_setting(self) -> None:
+    def test_kubernetes_service_variables_are_ignored(self) -> None:
         environ = {
             "AMQPD_PORT": "tcp://10.0.0.1:5672",
             "AMQPD_PORT_5672_TCP_ADDR": "10.0.0.1",
@@ -147,11 +147,11 @@ class TestConversion:
             ("compat", "rabbitmq-3.12", "rabbitmq-3.12"),
         ],
     )
-    def test_text(self, name: str, text: str, value: object) -> None:
+    def test_text_is_converted(self, name: str, text: str, value: object) -> None:
         option = "--" + name.replace("_", "-")
         assert value_of(load([option, text], {}).settings, name) == value
 
-    def test_toml_types(self, tmp_path: Path) -> None:
+    def test_toml_types_are_converted(self, tmp_path: Path) -> None:
         (tmp_path / "amqpd.toml").write_text(
             '[amqp]\nloopback_users = []\nhandshake_timeout_s = 3\nframe_max = "8 KiB"\n'
             "[storage]\nsegment_size_bytes = 8192\n"
@@ -181,20 +181,20 @@ class TestConversion:
             (["--print-settings", "--formatter", "xml"], "--formatter must be table, json or toml, not 'xml'"),
         ],
     )
-    def test_refused(self, argv: list[str], text: str) -> None:
+    def test_invalid_arguments_are_refused(self, argv: list[str], text: str) -> None:
         assert only_problem(argv).removesuffix(" (command line)") == text
 
-    def test_refused_sizes_and_products(self) -> None:
+    def test_invalid_sizes_and_products_are_refused(self) -> None:
         assert "must be a number of bytes such as 65536 or 64 MiB" in only_problem(["--amqp.frame-max", "64 MB"])
         assert "must be from 4096 to" in only_problem(["--amqp.frame-max", "4095"])
         for compat in ("rabbitmq", "rabbitmq-3", "rabbitmq-3.12.1", "qpid-1.0"):
             assert "rabbitmq-MAJOR.MINOR" in only_problem(["--compat", compat])
 
-    def test_a_refused_secret_is_not_repeated(self, tmp_path: Path) -> None:
+    def test_refused_secret_is_not_shown(self, tmp_path: Path) -> None:
         (tmp_path / "amqpd.toml").write_text("default.password = 12345\n")
         assert "12345" not in only_problem()
 
-    def test_wrong_toml_types(self, tmp_path: Path) -> None:
+    def test_wrong_toml_types_are_refused(self, tmp_path: Path) -> None:
         (tmp_path / "amqpd.toml").write_text(
             "data_dir = 5\n[amqp]\nport = true\nframe_max = 1.5\nloopback_users = [1]\nhandshake_timeout_s = true\n"
         )
@@ -204,7 +204,7 @@ class TestConversion:
 
 
 class TestUnknown:
-    def test_the_nearest_known_name_is_named(self, tmp_path: Path) -> None:
+    def test_unknown_name_suggests_nearest_name(self, tmp_path: Path) -> None:
         assert only_problem(["--amqp.prot", "1"]) == "unknown setting --amqp.prot; did you mean --amqp.port?"
         assert only_problem(["--hlep"]) == "unknown setting --hlep; did you mean --help?"
         found = only_problem([], {"AMQPD_AMQP_PORT": "1"})
@@ -212,18 +212,18 @@ class TestUnknown:
         (tmp_path / "amqpd.toml").write_text("[amqp.tls]\nprot = 1\n")
         assert only_problem() == "amqpd.toml: unknown setting amqp.tls.prot; did you mean amqp.tls.port?"
 
-    def test_unknown_section(self, tmp_path: Path) -> None:
+    def test_unknown_section_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "amqpd.toml").write_text("[zebra]\nstripes = 1\n")
         assert only_problem() == "amqpd.toml: unknown setting zebra"
 
-    def test_all_mistakes_at_once(self) -> None:
+    def test_all_mistakes_are_reported_at_once(self) -> None:
         found = problems(["--amqp.port", "x", "--bogus", "y"], {"AMQPD_HTTP__PORT": "z"})
         assert len(found) == 3
 
-    def test_files_that_cannot_be_read(self, tmp_path: Path) -> None:
+    def test_unreadable_files_are_reported(self, tmp_path: Path) -> None:
         assert only_problem(["--config", "none.toml"]) == "none.toml: No such file or directory"
         assert only_problem(["--config", str(tmp_path)]) == f"{tmp_path}: Is a directory"
-        long = "/" + "a" * 300  # which the kernel does not look for, as in a directory of somebody else
+        long = "/" + "a" * 300  # too long for the kernel, so looking for it fails, as without access
         for name in ("load_definitions", "amqp.tls.certificate"):
             assert only_problem([f"--{name}", long]) == f"{name}: {long}: File name too long"
         assert only_problem([], {"RABBITMQ_CONFIG_FILE": long + ".conf"}) == f"{long}.conf: File name too long"
@@ -233,8 +233,8 @@ class TestUnknown:
         assert only_problem().startswith("amqpd.toml: not TOML: ")
 
 
-class TestAgreement:
-    def test_tls(self, tmp_path: Path) -> None:
+class TestConsistency:
+    def test_tls_settings(self, tmp_path: Path) -> None:
         for name in ("cert.pem", "key.pem", "ca.pem"):
             (tmp_path / name).touch()
         server = ["--amqp.tls.port", "5671", "--amqp.tls.certificate", "cert.pem", "--amqp.tls.key", "key.pem"]
@@ -247,8 +247,8 @@ class TestAgreement:
         assert "needs amqp.tls.verify_peer" in only_problem([*server, "--amqp.tls.fail-if-no-peer-certificate", "true"])
         assert only_problem([*peer, "--amqp.tls.ca", "no.pem"]) == "amqp.tls.ca: there is no file no.pem"
 
-    def test_https(self, tmp_path: Path) -> None:
-        """As AMQP's, beside plain HTTP or instead of it."""
+    def test_https_settings(self, tmp_path: Path) -> None:
+        """Like those of AMQP, in addition to plain HTTP or instead of it."""
         for name in ("cert.pem", "key.pem", "ca.pem"):
             (tmp_path / name).write_text("")
         server = ["--http.tls.port", "15671", "--http.tls.certificate", "cert.pem", "--http.tls.key", "key.pem"]
@@ -258,14 +258,14 @@ class TestAgreement:
         assert only_problem([*server, "--http.port", "15671"]) == "http.tls.port must not be http.port (15671)"
         assert only_problem([*server, "--http.tls.verify-peer", "true"]) == "http.tls.verify_peer needs http.tls.ca"
 
-    def test_mechanisms(self, tmp_path: Path) -> None:
+    def test_sasl_mechanisms(self, tmp_path: Path) -> None:
         (tmp_path / "ca.pem").write_text("")
         external = ["--auth.mechanisms", "external,plain,EXTERNAL"]
         needs = "EXTERNAL in auth.mechanisms needs amqp.tls.verify_peer or http.tls.verify_peer"
         assert only_problem(external) == needs
         for section in ("amqp", "http"):
-            looked_at = [f"--{section}.tls.verify-peer", "on", f"--{section}.tls.ca", "ca.pem"]
-            assert load([*external, *looked_at], {}).settings.auth.mechanisms == ("EXTERNAL", "PLAIN")
+            verify = [f"--{section}.tls.verify-peer", "on", f"--{section}.tls.ca", "ca.pem"]
+            assert load([*external, *verify], {}).settings.auth.mechanisms == ("EXTERNAL", "PLAIN")
         assert "must be one or more of PLAIN, AMQPLAIN, EXTERNAL" in only_problem(["--auth.mechanisms", "CRAM-MD5"])
         assert "must be one or more of" in only_problem(["--auth.mechanisms", ","])
 
@@ -287,13 +287,13 @@ class TestProgram:
         assert version.startswith((f"amqpd {__version__} (compiled), ", f"amqpd {__version__} (interpreted), "))
         assert version.endswith(f" {python}\n")
 
-    def test_version_tells_the_truth(self) -> None:
+    def test_is_compiled_matches_loaded_module(self) -> None:
         import amqpd.broker.queue.queue
         from amqpd._build import is_compiled
 
         assert is_compiled() is not amqpd.broker.queue.queue.__file__.endswith(".py")
 
-    def test_help_teaches_every_setting_even_beside_a_mistake(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_help_lists_every_setting_despite_invalid_option(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert program.main(["--bogus", "--help"]) == 0
         text = capsys.readouterr().out
         assert text.rstrip() == help_text()
@@ -301,16 +301,16 @@ class TestProgram:
             assert f"\n  {row.option} {row.kind.word}" in text
         assert max(map(len, text.splitlines())) <= 120
 
-    @pytest.mark.parametrize("wish", ["--help", "--print-settings", "--version"])
-    def test_a_reader_that_has_seen_enough_is_no_error(self, wish: str) -> None:
+    @pytest.mark.parametrize("option", ["--help", "--print-settings", "--version"])
+    def test_closed_output_pipe_is_no_error(self, option: str) -> None:
         reader, writer = os.pipe()
         os.close(reader)
-        command = [sys.executable, "-P", "-m", "amqpd", wish]
+        command = [sys.executable, "-P", "-m", "amqpd", option]
         run = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=30, check=False)
         os.close(writer)
         assert (run.returncode, run.stderr) == (0, b"")
 
-    def test_mistakes_end_with_a_usage_error(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_invalid_value_is_a_usage_error(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert program.main(["--amqp.port", "x"]) == EXIT_USAGE == 64
         captured = capsys.readouterr()
         assert captured.out == ""
@@ -329,16 +329,16 @@ class TestProgram:
     def test_print_settings_as_json(self) -> None:
         loaded = load(["--print-settings", "--formatter", "json", "--amqp.port", "0"], {})
         assert isinstance(loaded, LoadedSettings)
-        found = {one["name"]: one for one in json.loads(settings_text(loaded))}
-        assert list(found) == [row.name for row in rows()]
-        assert found["amqp.port"] == {"name": "amqp.port", "value": 0, "source": "command line"}
-        assert found["amqp.tls.port"]["value"] is None
-        assert found["amqp.tls.verify_peer"]["value"] is False
-        assert found["amqp.loopback_users"]["value"] == ["guest"]
-        assert found["default.password"]["value"] == MASK
+        listed = {each["name"]: each for each in json.loads(settings_text(loaded))}
+        assert list(listed) == [row.name for row in rows()]
+        assert listed["amqp.port"] == {"name": "amqp.port", "value": 0, "source": "command line"}
+        assert listed["amqp.tls.port"]["value"] is None
+        assert listed["amqp.tls.verify_peer"]["value"] is False
+        assert listed["amqp.loopback_users"]["value"] == ["guest"]
+        assert listed["default.password"]["value"] == MASK
 
-    def test_settings_cost_no_server_and_no_parser_library(self) -> None:
-        """Start-up time: what is not imported costs nothing."""
+    def test_settings_import_no_server_and_no_parser_library(self) -> None:
+        """Modules that are not imported cost no start-up time."""
         code = (
             "import sys; before = set(sys.modules); import amqpd.config as s; s.load([], {});"
             "print(*set(sys.modules) - before)"

@@ -1,4 +1,4 @@
-"""What each signal does to a running broker, and what its log looks like."""
+"""Effects of signals on a running broker, and the format of its log."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from amqpd.testing import BrokerProcess, parse_ready_line
 LINE = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR) [\w.]+: ")
 
 
-# Away from the terminal that the tests may have been started in.
+# A new session, without the controlling terminal of the tests.
 AS_SERVICE = [
     sys.executable, "-P", "-c",
     "import os, sys; os.setsid(); os.execv(sys.executable, [sys.executable, '-P', '-m', 'amqpd', *sys.argv[1:]])",
 ]  # fmt: skip
 
 
-def seen(broker: BrokerProcess, text: str) -> str:
-    """Standard error, once the text is in it."""
+def wait_for_log(broker: BrokerProcess, text: str) -> str:
+    """Return standard error as soon as it has the text."""
     deadline = time.monotonic() + 60
     while text not in broker.stderr:
         assert time.monotonic() < deadline and broker.running, f"{text!r} is not in\n{broker.stderr}"
@@ -46,39 +46,39 @@ def seen(broker: BrokerProcess, text: str) -> str:
         (signal.SIGUSR2, "SIGUSR2: thread MainThread"),
     ],
 )
-def test_a_signal_is_answered_and_ends_nothing(tmp_path, number, text):
+def test_signal_is_logged_and_broker_keeps_running(tmp_path, number, text):
     with BrokerProcess(tmp_path, command=AS_SERVICE) as broker:
         os.kill(broker.pid, number)
-        seen(broker, text)
+        wait_for_log(broker, text)
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
             os.kill(broker.pid, ignored)
         broker.add_vhost("still-here")
         broker.stop()
 
 
-def test_stacks_show_threads_and_tasks(tmp_path):
+def test_sigusr2_logs_threads_and_tasks(tmp_path):
     with BrokerProcess(tmp_path) as broker:
         broker.add_vhost("v")
         os.kill(broker.pid, signal.SIGUSR2)
-        text = seen(broker, "SIGUSR2: task ")
+        text = wait_for_log(broker, "SIGUSR2: task ")
         assert "amqpd/process.py" in text
         assert "  File " in text
 
 
-def test_reload_takes_the_level_and_names_what_must_wait(tmp_path):
+def test_reload_applies_log_level_and_names_restart_settings(tmp_path):
     config = tmp_path / "amqpd.toml"
     config.write_text("[amqp]\nheartbeat_s = 60\n")
     with BrokerProcess(tmp_path / "data", env={"AMQPD_CONFIG": str(config)}, command=AS_SERVICE) as broker:
         config.write_text("[amqp]\nheartbeat_s = 30\n[log]\nlevel = 'debug'\n")
         os.kill(broker.pid, signal.SIGHUP)
-        seen(broker, "log.level is debug; changed, but need a restart: amqp.heartbeat_s")
+        wait_for_log(broker, "log.level is debug; changed, but need a restart: amqp.heartbeat_s")
         config.write_text("[amqp]\nheartbeats = 30\n")
         os.kill(broker.pid, signal.SIGHUP)
-        seen(broker, "the settings are unchanged: ")
+        wait_for_log(broker, "the settings are unchanged: ")
 
 
-def test_what_is_reloaded_and_what_amqpctl_has_set_meanwhile(tmp_path):
-    """A limit set by hand stays until its setting changes."""
+def test_reload_keeps_values_set_by_amqpctl(tmp_path):
+    """A limit set by amqpctl stays until its setting changes."""
     config = tmp_path / "amqpd.toml"
     config.write_text("[amqp]\nloopback_users = ['guest']\n")
     with BrokerProcess(tmp_path / "data", env={"AMQPD_CONFIG": str(config)}, command=AS_SERVICE) as broker:
@@ -99,8 +99,8 @@ def test_what_is_reloaded_and_what_amqpctl_has_set_meanwhile(tmp_path):
         assert limit()["vm_memory_high_watermark_limit"] == 800_000_000
 
 
-def test_a_terminal_that_is_closed_is_a_clean_stop(tmp_path):
-    """`make run` in a window that goes."""
+def test_closed_terminal_is_a_clean_stop(tmp_path):
+    """As when the window of `make run` is closed."""
     child, terminal = pty.fork()
     if child == 0:
         os.execv(
@@ -108,9 +108,9 @@ def test_a_terminal_that_is_closed_is_a_clean_stop(tmp_path):
             [sys.executable, "-P", "-m", "amqpd", "--data-dir", str(tmp_path), "--amqp.port=0", "--http.port=0",
              "--amqp.host=127.0.0.1", f"--log.file={tmp_path}/log"],
         )  # fmt: skip
-    read = b""
-    while b" ready in " not in read:
-        read += os.read(terminal, 65536)
+    output = b""
+    while b" ready in " not in output:
+        output += os.read(terminal, 65536)
     os.close(terminal)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
@@ -119,7 +119,7 @@ def test_a_terminal_that_is_closed_is_a_clean_stop(tmp_path):
     assert "Traceback" not in log
 
 
-def test_the_file_is_opened_anew(tmp_path):
+def test_sigusr1_reopens_log_file(tmp_path):
     file = tmp_path / "amqpd.log"
     with BrokerProcess(tmp_path / "data", settings={"log.file": file, "log.format": "json"}) as broker:
         file.rename(tmp_path / "amqpd.log.1")
@@ -136,11 +136,11 @@ def test_the_file_is_opened_anew(tmp_path):
     assert first["level"] == "info" and first["time"].endswith("Z")
 
 
-def test_a_file_that_cannot_be_opened_is_said(tmp_path):
+def test_log_file_that_cannot_be_opened_is_reported(tmp_path):
     command = [sys.executable, "-P", "-m", "amqpd", f"--data-dir={tmp_path}/data", f"--log.file={tmp_path}/no/log"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 69
-    assert done.stderr == f"amqpd: log.file {tmp_path}/no/log cannot be opened: No such file or directory\n"
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert process.returncode == 69
+    assert process.stderr == f"amqpd: log.file {tmp_path}/no/log cannot be opened: No such file or directory\n"
 
 
 class TestFormats:
@@ -150,13 +150,13 @@ class TestFormats:
         record.__dict__.update(fields)
         return record
 
-    def test_text(self):
+    def test_text_format(self):
         record = self.record("user '%s' came", "anna", vhost="/", queue="a b", channel=3, other="not shown")
         assert logging_config.TextFormatter().format(record) == (
             "2027-01-15T08:00:00.250Z INFO amqpd.x: user 'anna' came [channel=3 vhost=/ queue=\"a b\"]"
         )
 
-    def test_json(self):
+    def test_json_format(self):
         record = self.record("user '%s' came", "änna\n", vhost="/", channel=3)
         line = logging_config.JsonFormatter().format(record)
         assert line.isascii() and "\n" not in line
@@ -166,7 +166,7 @@ class TestFormats:
         }  # fmt: skip
 
     @pytest.mark.parametrize("name", ["a\n2026-01-01 ERROR forged", "\x1b[31m", "\r", "\x85\u2028", "\udcff", "\u202e"])
-    def test_nothing_of_a_client_begins_a_line_or_reaches_a_terminal(self, name):
+    def test_client_text_is_escaped(self, name):
         try:
             raise ValueError(name)
         except ValueError:
@@ -176,7 +176,7 @@ class TestFormats:
         assert LINE.match(first)
         assert logging_config.JsonFormatter().format(failed).isascii()
 
-    def test_the_file_keeps_what_was_there(self, tmp_path):
+    def test_existing_log_file_is_appended_to(self, tmp_path):
         (tmp_path / "log").write_text("before\n")
         output = logging_config.LogOutput(LogSettings(file=tmp_path / "log"))
         output.handle(self.record("after"))

@@ -1,4 +1,4 @@
-"""Contexts of TLS listeners: the cipher suites that they offer, and how long a client's chain may be."""
+"""TLS contexts of listeners: offered cipher suites, and the allowed length of a client's chain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OLDER = "ECDHE-ECDSA-AES256-GCM-SHA384"
 NEWER = "TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"
 FILES = {"certificate": "cert", "key": "key", "ca": "ca"}
 CHAINS = [(0, 0, True), (1, 0, False), (1, 1, True), (2, 1, False), (2, 2, True)]
-Make = Callable[..., TlsSettings]
+MakeSettings = Callable[..., TlsSettings]
 
 
 @pytest.fixture(scope="module")
@@ -25,18 +25,18 @@ def authority() -> trustme.CA:
 
 
 @pytest.fixture
-def make(authority: trustme.CA, tmp_path: Path) -> Make:
+def make_settings(authority: trustme.CA, tmp_path: Path) -> MakeSettings:
     issued = authority.issue_cert("localhost", key_type=trustme.KeyType.ECDSA)
     for number, blob in enumerate(issued.cert_chain_pems):
         blob.write_to_path(tmp_path / "cert.pem", append=number > 0)
     issued.private_key_pem.write_to_path(tmp_path / "key.pem")
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
 
-    def made(**more: object) -> TlsSettings:
+    def make(**more: object) -> TlsSettings:
         files = {name: tmp_path / f"{path}.pem" for name, path in FILES.items()}
         return TlsSettings(**files, **more)  # type: ignore[arg-type]
 
-    return made
+    return make
 
 
 def client(authority: trustme.CA) -> ssl.SSLContext:
@@ -45,41 +45,43 @@ def client(authority: trustme.CA) -> ssl.SSLContext:
     return context
 
 
-def shake(server: ssl.SSLContext, asking: ssl.SSLContext) -> tuple[str, str]:
-    """Shake hands in memory. Returns version and cipher suite. Raises: ssl.SSLError, of the side that refuses."""
+def handshake(server: ssl.SSLContext, client_context: ssl.SSLContext) -> tuple[str, str]:
+    """Do a handshake in memory; return version and cipher suite. Raises ssl.SSLError of the refusing side."""
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    one = asking.wrap_bio(down, up, server_hostname="localhost")
-    other = server.wrap_bio(up, down, server_side=True)
-    left = [one, other]
+    client_side = client_context.wrap_bio(down, up, server_hostname="localhost")
+    server_side = server.wrap_bio(up, down, server_side=True)
+    unfinished = [client_side, server_side]
     for _ in range(20):
-        for each in list(left):
+        for each in list(unfinished):
             try:
                 each.do_handshake()
             except ssl.SSLWantReadError:
                 continue
-            left.remove(each)
-        if not left:
-            return str(other.version()), other.cipher()[0]  # type: ignore[index]
+            unfinished.remove(each)
+        if not unfinished:
+            return str(server_side.version()), server_side.cipher()[0]  # type: ignore[index]
     raise AssertionError("no end")
 
 
-def test_the_suite_that_is_named_is_spoken(make: Make, authority: trustme.CA) -> None:
-    assert shake(server_context(make(), "amqp.tls"), client(authority))[0] == "TLSv1.3"
-    server = server_context(make(ciphers=(OLDER,)), "amqp.tls")
-    assert shake(server, client(authority)) == ("TLSv1.2", OLDER), "a list without suites of TLS 1.3 has no TLS 1.3"
+def test_configured_cipher_suite_is_used(make_settings: MakeSettings, authority: trustme.CA) -> None:
+    assert handshake(server_context(make_settings(), "amqp.tls"), client(authority))[0] == "TLSv1.3"
+    server = server_context(make_settings(ciphers=(OLDER,)), "amqp.tls")
+    assert handshake(server, client(authority)) == ("TLSv1.2", OLDER), (
+        "a list without suites of TLS 1.3 disables TLS 1.3"
+    )
     other = client(authority)
     other.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256")
     with pytest.raises(ssl.SSLError):
-        shake(server, other)
+        handshake(server, other)
 
 
-def test_suites_of_tls_1_3_alone(make: Make, authority: trustme.CA) -> None:
-    server = server_context(make(ciphers=(*NEWER, "TLS_AES_128_CCM_SHA256")), "amqp.tls")
-    assert shake(server, client(authority))[0] == "TLSv1.3"
+def test_only_tls_1_3_suites_refuse_tls_1_2(make_settings: MakeSettings, authority: trustme.CA) -> None:
+    server = server_context(make_settings(ciphers=(*NEWER, "TLS_AES_128_CCM_SHA256")), "amqp.tls")
+    assert handshake(server, client(authority))[0] == "TLSv1.3"
     older = client(authority)
     older.maximum_version = ssl.TLSVersion.TLSv1_2
     with pytest.raises(ssl.SSLError):
-        shake(server, older)
+        handshake(server, older)
 
 
 @pytest.mark.parametrize(
@@ -91,29 +93,34 @@ def test_suites_of_tls_1_3_alone(make: Make, authority: trustme.CA) -> None:
         (("ALL",), "OpenSSL does not offer ALL"),
     ],
 )
-def test_a_list_that_cannot_be_obeyed_is_refused(make: Make, names: tuple[str, ...], why: str) -> None:
+def test_unusable_cipher_list_is_refused(make_settings: MakeSettings, names: tuple[str, ...], why: str) -> None:
     with pytest.raises(OSError, match=f"amqp.tls.ciphers: {why}"):
-        server_context(make(ciphers=names), "amqp.tls")
+        server_context(make_settings(ciphers=names), "amqp.tls")
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-@pytest.mark.parametrize(("between", "depth", "fits"), CHAINS)
-def test_how_long_a_clients_chain_may_be(
-    make: Make, authority: trustme.CA, version: ssl.TLSVersion, between: int, depth: int, fits: bool
+@pytest.mark.parametrize(("intermediate_count", "depth", "is_accepted"), CHAINS)
+def test_depth_limits_client_chain(
+    make_settings: MakeSettings,
+    authority: trustme.CA,
+    version: ssl.TLSVersion,
+    intermediate_count: int,
+    depth: int,
+    is_accepted: bool,
 ) -> None:
     signer = authority
-    for _ in range(between):
+    for _ in range(intermediate_count):
         signer = signer.create_child_ca(key_type=trustme.KeyType.ECDSA)
-    asking = client(authority)
-    asking.maximum_version = version
-    signer.issue_cert("anna", key_type=trustme.KeyType.ECDSA).configure_cert(asking)
-    server = server_context(make(verify_peer=True, fail_if_no_peer_certificate=True, depth=depth), "amqp.tls")
-    if fits:
-        shake(server, asking)
+    client_context = client(authority)
+    client_context.maximum_version = version
+    signer.issue_cert("anna", key_type=trustme.KeyType.ECDSA).configure_cert(client_context)
+    server = server_context(make_settings(verify_peer=True, fail_if_no_peer_certificate=True, depth=depth), "amqp.tls")
+    if is_accepted:
+        handshake(server, client_context)
     else:
-        with pytest.raises(ssl.SSLCertVerificationError, match=f"{between} certificates are between"):
-            shake(server, asking)
+        with pytest.raises(ssl.SSLCertVerificationError, match=f"{intermediate_count} certificates are between"):
+            handshake(server, client_context)
 
 
-def test_a_client_without_a_certificate_has_no_chain(make: Make, authority: trustme.CA) -> None:
-    shake(server_context(make(verify_peer=True, depth=0), "amqp.tls"), client(authority))
+def test_client_without_certificate_is_accepted_at_depth_0(make_settings: MakeSettings, authority: trustme.CA) -> None:
+    handshake(server_context(make_settings(verify_peer=True, depth=0), "amqp.tls"), client(authority))

@@ -1,6 +1,6 @@
 """The wheel, an editable installation and a checkout: all find `amqpd.routing`, `amqpd.storage` and `amqpd.cli`.
 
-A project that uses the wheel may have `routing/`, `storage/` and `cli/` of its own.
+A project that uses the wheel may have its own `routing/`, `storage/` and `cli/`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ BESIDE = ("routing", "storage", "cli")
 
 
 def run(*command: str | Path, cwd: Path, **environ: str) -> str:
-    # Without PYTHONPATH and the like: what is found must be found because it is installed.
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
-    done = subprocess.run(command, cwd=cwd, env=kept | environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    # Without PYTHONPATH and similar variables: modules must be found because they are installed.
+    environment = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
+    process = subprocess.run(command, cwd=cwd, env=environment | environ, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, f"{command}\n{process.stdout}\n{process.stderr}"
+    return process.stdout
 
 
 def pip(*arguments: str | Path, cwd: Path, **environ: str) -> None:
@@ -35,30 +35,30 @@ def pip(*arguments: str | Path, cwd: Path, **environ: str) -> None:
     run(sys.executable, "-m", "pip", *quiet, *arguments, cwd=cwd, PIP_NO_INDEX="1", PIP_NO_INPUT="1", **environ)
 
 
-def built_things() -> set[Path]:
-    """What a build may leave in a source tree."""
-    tops = [ROOT / folder for folder in ("amqpd", *BESIDE)]
+def built_files() -> set[Path]:
+    """Return files that a build may leave in the source tree."""
+    source_folders = [ROOT / folder for folder in ("amqpd", *BESIDE)]
     return {
-        *(path for top in tops for path in top.rglob("*.so")),
+        *(path for top in source_folders for path in top.rglob("*.so")),
         *(path for pattern in ("build", "*.egg-info", "*/build") for path in ROOT.glob(pattern)),
     }
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreted wheel of the sources, built offline; the source tree is as it was before."""
+    """An interpreted wheel of the sources, built offline; the build leaves the source tree unchanged."""
     directory = tmp_path_factory.mktemp("wheel")
-    before = built_things()
+    before = built_files()
     options = ("--no-deps", "--no-build-isolation", "--wheel-dir", directory)
     pip("wheel", *options, ROOT, cwd=directory, AMQPD_INTERPRETED="1", PAGE_BUILD="0")
-    assert built_things() == before
+    assert built_files() == before
     (found,) = directory.glob("*.whl")
     return found
 
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an empty environment with nothing but that wheel in it."""
+    """The interpreter of an environment that contains only this wheel."""
     environment = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=environment)
     interpreter = environment / "bin" / "python"
@@ -67,11 +67,11 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_it_is_an_interpreted_wheel_for_every_machine(wheel: Path) -> None:
+def test_wheel_is_interpreted_and_for_every_machine(wheel: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
 
 
-def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
+def test_wheel_contains_only_the_package(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     tops = {name.partition("/")[0] for name in names}
@@ -85,7 +85,7 @@ def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_lives_beside_a_project_with_packages_of_the_same_names(python: Path, tmp_path: Path) -> None:
+def test_wheel_beside_project_packages_of_the_same_names(python: Path, tmp_path: Path) -> None:
     for name in BESIDE:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"OWNER = 'the project, {name}'\n")
@@ -105,11 +105,11 @@ def test_it_lives_beside_a_project_with_packages_of_the_same_names(python: Path,
 IMPORTS = "import amqpd.routing as a, amqpd.storage as b, amqpd.cli as c; print(a.__file__, b.__file__, c.__file__)"
 
 
-def test_an_editable_installation_finds_the_folders_beside_the_package(tmp_path: Path) -> None:
-    before = built_things()
+def test_editable_installation_finds_all_packages(tmp_path: Path) -> None:
+    before = built_files()
     build = "import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1])"
     run(sys.executable, "-P", "-c", build, tmp_path, cwd=ROOT)
-    assert built_things() == before
+    assert built_files() == before
     (wheel,) = tmp_path.glob("*.whl")
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "environment", cwd=tmp_path)
     interpreter = tmp_path / "environment" / "bin" / "python"
@@ -119,37 +119,37 @@ def test_an_editable_installation_finds_the_folders_beside_the_package(tmp_path:
     assert "(interpreted)" in run(interpreter.parent / "amqpd", "--version", cwd=tmp_path)
 
 
-@pytest.mark.parametrize("way", ["PYTHONPATH", "working directory"])
-def test_a_checkout_finds_the_folders_beside_the_package(way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["PYTHONPATH", "working directory"])
+def test_checkout_finds_all_packages(source: str, tmp_path: Path) -> None:
     files = [str(ROOT / name / "__init__.py") for name in BESIDE]
-    if way == "PYTHONPATH":
+    if source == "PYTHONPATH":
         assert run(sys.executable, "-P", "-c", IMPORTS, cwd=tmp_path, PYTHONPATH=str(ROOT)).split() == files
     else:
         assert run(sys.executable, "-c", IMPORTS, cwd=ROOT).split() == files
 
 
-def test_its_program_starts_from_anywhere(python: Path, tmp_path: Path) -> None:
+def test_installed_program_starts_from_any_folder(python: Path, tmp_path: Path) -> None:
     assert run(python.parent / "amqpd", "--version", cwd=tmp_path).startswith(f"amqpd {__version__} (interpreted), ")
     assert "amqp.port" in run(python, "-m", "amqpd", "--print-settings", cwd=tmp_path)
 
 
-def test_an_export_without_the_extra_says_what_to_install(python: Path, tmp_path: Path) -> None:
+def test_export_without_spark_names_the_extra(python: Path, tmp_path: Path) -> None:
     """After `make run` amqpd is installed and Spark is not. A wrong command line is reported first."""
-    printed = {}
+    output_by_code = {}
     for arguments in ((), ("--to", "lake", "--queue", "orders")):
         command = (python.parent / "amqpctl", "export", *arguments)
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert "Traceback" not in done.stderr, done.stderr
-        printed[done.returncode] = done.stdout + done.stderr
-    assert "--to is needed" in printed[64]
-    assert "needs the package pyspark: " in printed[69] and f"{python} -m pip install " in printed[69]
+        process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert "Traceback" not in process.stderr, process.stderr
+        output_by_code[process.returncode] = process.stdout + process.stderr
+    assert "--to is needed" in output_by_code[64]
+    assert "needs the package pyspark: " in output_by_code[69] and f"{python} -m pip install " in output_by_code[69]
     spark = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]["spark"]
-    assert all(f"'{each}'" in printed[69] for each in spark) and "make spark" in printed[69]
+    assert all(f"'{each}'" in output_by_code[69] for each in spark) and "make spark" in output_by_code[69]
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not is_compiled(), reason="looks at a compiled installation")
-def test_the_compiled_library_lies_inside_the_package() -> None:
+def test_compiled_library_is_inside_the_package() -> None:
     files = importlib.metadata.files("amqpd")
     assert files
     libraries = [str(file) for file in files if file.suffix == ".so"]

@@ -1,8 +1,8 @@
 """Types of the API's answers. The schemas of the OpenAPI description and the types of the web page are made from them.
 
 An answer has each field here, unless it is NotRequired. It can have more, which RabbitMQ's documentation explains.
-`tests/management/test_shapes.py` compares these types with the answers of a running broker. Times are ms since 1970
-unless the name has another unit; sizes are bytes.
+`tests/management/test_answer_types.py` compares these types with the answers of a running broker. Times are ms since
+1970 unless the name has another unit; sizes are bytes.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The side-by-side benchmark: amqpd and RabbitMQ on the same machine, in the same minutes. How to run it: README.md."""
+"""The side-by-side benchmark: amqpd and RabbitMQ on one machine at the same time. README.md says how to run it."""

@@ -1,7 +1,7 @@
-"""`python -m interop.bench`: amqpd and RabbitMQ side by side. `--help` lists the options, README.md explains.
+"""`python -m interop.bench`: amqpd and RabbitMQ side by side. `--help` lists the options, README.md explains them.
 
-Exit codes: 0 measured (whatever the figures are), 1 nothing could be measured or a run failed, 130 on Ctrl-C or
-SIGTERM, which still report what there is, from the first whole round on, and stop every broker.
+Exit codes: 0 measured, with any figures; 1 nothing could be measured or a run failed; 130 after Ctrl-C or SIGTERM.
+After a signal the benchmark still reports the complete rounds and stops every broker.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _peer(given: argparse.Namespace, outcome: report.Outcome, directory: Path) -
 
 
 def _shown_command(argv: Sequence[str]) -> str:
-    """As somebody else would type it: paths shortened to their names."""
+    """Return the command as other users would type it: paths shortened to their names."""
     return shlex.join(["python", "-m", "interop.bench", *(Path(word).name if "/" in word else word for word in argv)])
 
 
@@ -114,7 +114,7 @@ def _terminate(_signal: int, _frame: FrameType | None) -> None:
 
 def main(argv: Sequence[str]) -> int:
     given = _arguments(argv)
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts what runs in the background without SIGINT
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts background processes with SIGINT ignored
         signal.signal(number, _terminate)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="amqpd-bench-", dir=given.directory)))
@@ -177,7 +177,7 @@ def _measure(given: argparse.Namespace, plan: Plan, outcome: report.Outcome, dir
     for problem in report.problems(outcome):
         print(f"failed: {problem}")
         code = code or 1
-    if rounds_done or code != 130:  # a part of a first round is no report
+    if rounds_done or code != 130:  # an incomplete first round is not reported
         _write(given, outcome)
     return code
 
@@ -185,7 +185,7 @@ def _measure(given: argparse.Namespace, plan: Plan, outcome: report.Outcome, dir
 def _started(
     given: argparse.Namespace, outcome: report.Outcome, ours: Amqpd, directory: Path, stack: ExitStack
 ) -> list[Broker]:
-    """Ours first, then those beside it that came up. Raises: StartFailed if ours did not."""
+    """Start amqpd first, then the other brokers. Return those that are ready. Raises: StartFailed if amqpd is not."""
     beside: list[Broker] = []
     if peer := _peer(given, outcome, directory):
         beside.append(peer)
@@ -219,7 +219,7 @@ def _write(given: argparse.Namespace, outcome: report.Outcome) -> None:
 
 
 def _afterwards_s(given: argparse.Namespace, plan: Plan) -> float:
-    """Seconds to keep for what comes after the rounds: a cautious guess."""
+    """Return a cautious estimate of the seconds needed after the rounds."""
     profiled, backlog = len(given.profiled), int(given.backlog)
     return profiled * (plan.seconds + 8) + (40 if given.start else 0) + backlog * 18e-6
 
@@ -227,7 +227,7 @@ def _afterwards_s(given: argparse.Namespace, plan: Plan) -> float:
 def _afterwards(
     given: argparse.Namespace, plan: Plan, outcome: report.Outcome, ours: Amqpd, directory: Path, ends: float
 ) -> None:
-    """Starts, profiles and the long backlog: amqpd only, nothing else runs meanwhile."""
+    """Measure starts, profiles and the long backlog of amqpd; no other broker runs meanwhile."""
     if given.start and (
         times := _attempt(outcome, "20 starts, 20 answers of amqpctl", partial(start_and_answer_ms, ours, 20))
     ):
@@ -262,7 +262,7 @@ def _profile(given: argparse.Namespace, plan: Plan, outcome: report.Outcome, our
 
 
 def _attempt(outcome: report.Outcome, what: str, do: Callable[[], Found]) -> Found | None:
-    """A failure of one thing is a remark of the report and no reason to lose the rest."""
+    """Run one part. A failure becomes a remark of the report; the other parts are kept."""
     say(what)
     try:
         return do()

@@ -1,7 +1,7 @@
-"""Brokers under test: amqpd, started here, and any other one that runs already.
+"""Brokers under test: amqpd, started here, and any other broker that already runs.
 
-A broker started here has its data in a directory of the run, ports of its own on 127.0.0.1, and a process group of its
-own (so that Ctrl-C reaches the benchmark first, which then stops it). Only processes started here are ever signalled.
+A broker started here has a data directory of the run and its own ports on 127.0.0.1. It has its own process group, so
+that Ctrl-C reaches only the benchmark, which then stops it. Only processes started here are signalled.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ READY_LINE = re.compile(r"(?P<version>amqpd \S+ \((?P<build>\w+)\)) ready in (?P
 
 
 class StartFailed(Exception):
-    """A broker that did not come up; the text says why."""
+    """A broker did not start; the text says why."""
 
 
 class Broker:
-    """An address to measure. name: its column; version: what it says it is; pid: 0 if it is not on this machine."""
+    """A broker to measure. name: its column; version: as announced; pid: 0 if it is not on this machine."""
 
     def __init__(self, name: str, host: str, port: int) -> None:
         self.name = name
@@ -39,37 +39,37 @@ class Broker:
         self.pid = 0
 
     def start(self) -> None:
-        """Raises: StartFailed."""
+        """Start the broker. Raises: StartFailed."""
 
     def stop(self) -> None:
-        """Stops it cleanly, so that it keeps its data; harmless if it does not run."""
+        """Stop cleanly and keep the data. No effect if it does not run."""
 
     def can_restart(self) -> bool:
         return False
 
     def renew(self) -> None:
-        """After a failure: makes it fit for the next measurement. Raises: StartFailed."""
+        """Prepare for the next measurement after a failure. Raises: StartFailed."""
         self.check()
 
     def check(self) -> None:
-        """Raises: StartFailed if it has gone."""
+        """Raises: StartFailed if the broker has ended."""
         if not machine.speaks_amqp(self.host, self.port, 10.0):
             raise StartFailed(f"{self.name} does not answer on {self.host}:{self.port}")
 
 
 class Echo(Broker):
-    """No broker: a process that sends on what it reads (echo.c), which shows what the machine itself takes."""
+    """No broker: a process that echoes its input (echo.c), which shows the share of the machine."""
 
     def __init__(self) -> None:
         super().__init__("echo", "", 0)
         self.version = "echo (no broker: echo.c)"
 
     def check(self) -> None:
-        """Nothing that could be gone: every run starts its own."""
+        """Nothing to check: every run starts its own process."""
 
 
 class Peer(Broker):
-    """A broker that somebody else runs. Its CPU and memory are measured if it is on this machine."""
+    """A broker started by another user. Its CPU and memory are measured if it is on this machine."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -98,13 +98,13 @@ class Started(Broker):
         return True
 
     def renew(self) -> None:
-        """Starts it again with nothing in it."""
+        """Start again with an empty data directory."""
         self.stop()
         shutil.rmtree(self.data_dir, ignore_errors=True)
         self.start()
 
     def spawn(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        """Standard output and error go to the log file. Raises: StartFailed if there is no such program."""
+        """Start the process with output and errors in the log file. Raises: StartFailed if the program is missing."""
         self.directory.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             try:
@@ -124,7 +124,7 @@ class Started(Broker):
         return process
 
     def await_ready(self, timeout_s: float) -> None:
-        """Raises: StartFailed, with the end of the log."""
+        """Wait until the broker is ready. Raises: StartFailed, with the end of the log."""
         assert self._process is not None
         deadline = time.monotonic() + timeout_s
         while not machine.speaks_amqp(self.host, self.port):
@@ -142,7 +142,7 @@ class Started(Broker):
 
 
 def end(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    """SIGTERM, and SIGKILL for what does not heed it."""
+    """Send SIGTERM, and SIGKILL after the timeout."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:
@@ -153,11 +153,12 @@ def end(process: subprocess.Popen[bytes], timeout_s: float) -> None:
 
 
 class Amqpd(Started):
-    """The amqpd that `python` (a path, also a relative one) has installed; None: the environment of this process."""
+    """The amqpd installed for `python` (an absolute or relative path); None: this process's environment."""
 
     def __init__(self, directory: Path, python: str | None = None, name: str = "amqpd") -> None:
         super().__init__(name, directory)
-        # Absolute, for the broker has a working directory of its own; not resolved, for a link says which environment.
+        # Absolute, because the broker has its own working directory; not resolved, because a link names the
+        # environment.
         self.python = str(Path.cwd() / python) if python else sys.executable
         self.program = ["-m", "amqpd"]
         self.build = ""
@@ -165,7 +166,7 @@ class Amqpd(Started):
     def _environment(self) -> dict[str, str]:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("AMQPD_")}
         if self.python != sys.executable:
-            environment.pop("PYTHONPATH", None)  # it belongs to this environment, not to that one
+            environment.pop("PYTHONPATH", None)  # it belongs to this environment, not to the broker's
         return environment
 
     def _spawn(self, *options: str) -> subprocess.Popen[bytes]:
@@ -187,7 +188,7 @@ class Amqpd(Started):
         self.build = ready["build"]
 
     def start_times_ms(self, cycles: int) -> list[float]:
-        """Milliseconds from the start of the process until a connection is accepted, `cycles` times."""
+        """Return the milliseconds from process start to the first accepted connection, for each cycle."""
         times = []
         for _ in range(cycles):
             self.stop()
@@ -205,7 +206,7 @@ class Amqpd(Started):
         return times
 
     def control_times_ms(self, cycles: int) -> list[float]:
-        """Milliseconds that `amqpctl list_vhosts` takes, `cycles` times. Raises: StartFailed if it gives no answer."""
+        """Return the milliseconds of `amqpctl list_vhosts`, for each cycle. Raises: StartFailed without an answer."""
         times = []
         for _ in range(cycles):
             began = time.monotonic()
@@ -224,13 +225,15 @@ class Amqpd(Started):
 
 
 def start_and_answer_ms(broker: Amqpd, cycles: int) -> tuple[float, float]:
-    """Medians: start to accepting, an answer of amqpctl. The broker runs when this returns. Raises: StartFailed."""
+    """Return two medians: start to first connection, and an answer of amqpctl. The broker runs afterwards. Raises:
+    StartFailed.
+    """
     starts = broker.start_times_ms(cycles)
     machine.wait_for_amqp(broker.host, broker.port, READY_TIMEOUT_S)
     deadline = time.monotonic() + READY_TIMEOUT_S
     while not READY_LINE.search(
         broker.log_path.read_text("utf-8", errors="replace")[-4000:]
-    ):  # the admin API comes later
+    ):  # the HTTP API is ready later
         if time.monotonic() > deadline:
             raise StartFailed("no ready line")
         time.sleep(0.05)
@@ -239,7 +242,7 @@ def start_and_answer_ms(broker: Amqpd, cycles: int) -> tuple[float, float]:
 
 
 def product(host: str, port: int) -> str:
-    """Product and version as the broker announces them in connection.start."""
+    """Return product and version from connection.start."""
     with socket.create_connection((host, port), timeout=10) as peer:
         peer.sendall(b"AMQP\x00\x00\x09\x01")
         data = peer.recv(65536)

@@ -1,12 +1,11 @@
-"""`python -m interop.bench.cluster` (make bench-cluster): three nodes of amqpd over three brokers of Kafka, and three
-nodes of RabbitMQ with quorum queues, side by side. `--help` lists the options, README.md has the results.
+"""`python -m interop.bench.cluster` (make bench-cluster): three amqpd nodes over three Kafka brokers, and three
+RabbitMQ nodes with quorum queues, side by side. `--help` lists the options, README.md has the results.
 
-Both are started once and stay: a run is made of one, then of the other, in turning order, while the one that is not
-measured idles (what that takes is measured first, and told). Each does all of it before anything counts, so that Java
-and Erlang have compiled what they compile. Every delivery is checked. CPU is that of the three nodes, and with it that
-of Kafka's three brokers.
+Both sides run all the time. Runs alternate between them, in changing order, while the other side is idle; its idle cost
+is measured first and reported. Each side first runs everything once unmeasured, so that Java and Erlang have compiled.
+Every delivery is checked. CPU is that of the three nodes, and separately with Kafka's three brokers.
 
-Exit codes: 0 measured, whatever the figures are; 1 nothing could be measured or a run failed; 130 on Ctrl-C, SIGTERM.
+Exit codes: 0 measured, with any figures; 1 nothing could be measured or a run failed; 130 on Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -38,7 +37,9 @@ SETTLE_S = 8.0
 
 @dataclass(frozen=True)
 class Scenario:
-    """preset: amqpload's. spread: clients at all nodes, else at that of the queue. longer: times the others' length."""
+    """A scenario. preset: of amqpload. spread: clients at all nodes, else at the queue's node. longer: factor of the
+    run's length.
+    """
 
     name: str
     preset: str
@@ -84,7 +85,7 @@ def _terminate(_signal: int, _frame: FrameType | None) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The program."""
+    """Run the program."""
     given = _arguments(argv)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _terminate)
@@ -108,7 +109,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _started(given: argparse.Namespace, program: Path, directory: Path, stack: ExitStack) -> list[Side]:
-    """Each shown to keep three copies. Raises: StartFailed, RunFailed."""
+    """Start both sides and check that each keeps three copies. Raises: StartFailed, RunFailed."""
     sides: list[Side] = [OverKafka(directory / "amqpd", given.synced)]
     if not given.alone:
         if missing := rabbitmq.find_or_install(say):

@@ -1,4 +1,4 @@
-"""What `cluster.py` found: its tables, and the part of README.md that has the last ones.
+"""The report of `cluster.py`: its tables, and the part of README.md with the last results.
 
 Figures are medians of the rounds, ratios medians of the rounds' ratios, as in `report.py`.
 """
@@ -16,14 +16,14 @@ from .rounds import Run
 BEGIN, END = "<!-- bench-cluster:begin -->", "<!-- bench-cluster:end -->"
 PEER = "rabbitmq"
 MUST = 3.0
-"""Messages per CPU second, of what the peer handles, Kafka's share left out."""
+"""Required ratio of messages per CPU second to the peer, without Kafka's share."""
 JUDGED = ("S3", "S3x200")
 BUSY_CORES = 0.3
 
 
 @dataclass
 class Found:
-    """A whole run. what: scenarios and what they do; idle_cores: CPU of each side while nobody asks anything of it."""
+    """A complete run. what: scenarios and their descriptions; idle_cores: CPU of each side without clients."""
 
     date: str
     command: str
@@ -36,14 +36,14 @@ class Found:
 
 
 def with_sums(result: Result) -> Result:
-    """With Kafka's share in CPU and memory: `whole_cpu_us`, `whole_anon_peak_mb`."""
+    """Add CPU and memory including Kafka's share: `whole_cpu_us`, `whole_anon_peak_mb`."""
     return result | {
         f"whole_{figure}": result[figure] + result.get(f"beside_{figure}", 0.0) for figure in ("cpu_us", "anon_peak_mb")
     }
 
 
 def line(result: Result) -> str:
-    """A run, for the terminal."""
+    """Return one line about a run, for the terminal."""
     said = [f"{result['rate']:,.0f}/s", f"{result['cpu_us']:.1f} us CPU, with Kafka {result['whole_cpu_us']:.1f}"]
     if "confirm_p50_us" in result:
         said.append(f"confirms p50 {result['confirm_p50_us']:,.0f} p99 {result['confirm_p99_us']:,.0f} us")
@@ -51,7 +51,7 @@ def line(result: Result) -> str:
 
 
 def _names(runs: Sequence[Run], timed: bool) -> list[str]:
-    """Scenarios that gave a figure, in their order. timed: those at a fixed rate."""
+    """Return the scenarios with figures, in order. timed: those at a fixed rate."""
     return [
         name for name in dict.fromkeys(run.scenario for run in runs if run.result)
         if any("confirm_p50_us" in run.result for run in runs if run.scenario == name) == timed
@@ -67,7 +67,7 @@ def _factor(value: float) -> str:
 
 
 def throughput(runs: Sequence[Run]) -> str:
-    """Messages, CPU, memory; a ratio says how many times better amqpd is."""
+    """Return the table of messages, CPU and memory. A ratio says how many times better amqpd is."""
     rows = [["scenario", "amqpd /s", PEER, "ratio", "CPU us/msg", PEER, "ratio", "with Kafka", "ratio"]]
     for name in _names(runs, timed=False):
         row = [name]
@@ -80,7 +80,7 @@ def throughput(runs: Sequence[Run]) -> str:
 
 
 def memory(runs: Sequence[Run]) -> str:
-    """Peak RssAnon of all three nodes, and of Kafka's brokers."""
+    """Return the table of peak RssAnon of all three nodes and of Kafka's brokers."""
     rows = [["peak memory of three", "amqpd", PEER, "Kafka's brokers"]]
     for name in [*_names(runs, timed=False), *_names(runs, timed=True)]:
         figures = ((OURS, "anon_peak_mb"), (PEER, "anon_peak_mb"), (OURS, "beside_anon_peak_mb"))
@@ -89,7 +89,7 @@ def memory(runs: Sequence[Run]) -> str:
 
 
 def times(runs: Sequence[Run]) -> str:
-    """At a fixed rate."""
+    """Return the table of latencies at a fixed rate."""
     what = "p50/p99/p999 ms"
     rows = [["at a fixed rate", "/s", f"confirm {what}", f"delivery {what}", "CPU us/msg", "with Kafka"]]
     for name in _names(runs, timed=True):
@@ -103,13 +103,13 @@ def times(runs: Sequence[Run]) -> str:
 
 
 def gain(runs: Sequence[Run], name: str, figure: str) -> float | None:
-    """How many times better amqpd is: of a rate more, of everything else less."""
+    """Return how many times better amqpd is: a higher rate, or a lower value of other figures."""
     sides = (OURS, PEER) if figure == "rate" else (PEER, OURS)
     return ratio(runs, name, *sides, figure)
 
 
 def verdicts(runs: Sequence[Run]) -> str:
-    """What has to be reached, and whether it is."""
+    """Return the required results and whether they are reached."""
     said = []
     for name in JUDGED:
         if (reached := gain(runs, name, "cpu_us")) is not None:
@@ -136,7 +136,7 @@ def _remarks(found: Found) -> str:
     if found.idle_cores:
         idle = ", ".join(f"{side} {cores:.2f}" for side, cores in found.idle_cores.items())
         said.append(f"Cores taken by each while nobody asked anything of it (amqpd's with Kafka's): {idle}.")
-    # What the other side idles with is busy elsewhere too.
+    # The idle cost of the other side counts as other work too.
     busy = max((run.result["other_cores"] for run in found.runs if "other_cores" in run.result), default=0.0)
     if busy > BUSY_CORES + sum(found.idle_cores.values()):
         said.append(f"The machine was busy with other work ({busy:.1f} cores at most): rates and times say little.")
@@ -145,7 +145,7 @@ def _remarks(found: Found) -> str:
 
 
 def markdown(found: Found) -> str:
-    """All of it."""
+    """Return the whole report."""
     where = f"{found.date}, {found.machine['cpu']}, {found.machine['system']}, {found.machine['filesystem']}; "
     head = f"{where}{'; '.join(found.versions)}. Command: `{found.command}`."
     what = "\n".join(f"- {name}: {text}" for name, text in found.what.items())
@@ -154,7 +154,7 @@ def markdown(found: Found) -> str:
 
 
 def write(found: Found, readme: Path) -> None:
-    """Between its markers. Raises: ValueError where there are none."""
+    """Write the report between its markers. Raises: ValueError without markers."""
     text = readme.read_text("utf-8")
     if BEGIN not in text or END not in text:
         raise ValueError(f"{readme} has no {BEGIN}")

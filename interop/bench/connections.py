@@ -1,14 +1,14 @@
-"""What connections cost, and what they leave behind: `python -m interop.bench.connections`.
+"""The cost of connections and of what they leave behind: `python -m interop.bench.connections`.
 
-Parts, each with a broker of its own (all of them unless some are named):
+Parts, each with a new broker (all parts unless some are named):
 
-    gone        ordinary clients that come and go, 40 publishes of 60 KB each: what the broker's memory has grown by
+    gone        ordinary clients that connect and disconnect, with 40 publishes of 60 KB each: growth of broker memory
     unfinished  clients that leave an unfinished body of 50 MB behind: the same
-    idle        connections that do nothing: memory of each while they are there, and what is left when they have gone
-    storm       connects spread over 30 s beside one who publishes 1,000 messages a second: his times to the confirm
+    idle        idle connections: memory of each while open, and the rest after they are closed
+    storm       connects over 30 s beside a publisher of 1,000 messages a second: its times to the confirm
 
-Prints one line of a table per part, for README.md. Memory is resident (RSS). Clients are raw sockets in this process: a
-quiet machine with a core for each side is what the storm's figure is for. Each side has a descriptor per connection.
+Prints one table row per part, for README.md. Memory is resident (RSS). Clients are raw sockets in this process. For the
+figure of the storm use a quiet machine with a core for each side. Each side has a descriptor per connection.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def method(channel: int, class_id: int, method_id: int, arguments: bytes = b"") 
 
 
 def publish(queue: str, body: bytes, announced: int = 0) -> bytes:
-    """On channel 1, transient. announced: bytes of the body by its header, where not all of them follow."""
+    """Encode a transient publish on channel 1. announced: the body size in the header, if fewer bytes follow."""
     content = struct.pack(">HHQH", 60, 0, announced or len(body), 0)
     pieces = [frame(3, 1, body[at : at + 131_000]) for at in range(0, len(body), 131_000)]
     return method(1, 60, 40, b"\0\0" + short("") + short(queue) + b"\0") + frame(2, 1, content) + b"".join(pieces)
@@ -77,7 +77,7 @@ class Client:
         self.writer = writer
 
     async def heard(self, what: bytes) -> None:
-        """Reads until `what` has come."""
+        """Read until `what` has been received."""
         data = b""
         while what not in data:
             piece = await self.reader.read(65536)
@@ -99,12 +99,12 @@ async def client(port: int) -> Client:
 
 
 def rss(broker: BrokerProcess) -> int:
-    """Bytes of the broker's process that are in memory."""
+    """Return the resident bytes of the broker's process."""
     return int(Path(f"/proc/{broker.pid}/statm").read_text().split()[1]) * PAGE
 
 
 async def settled(broker: BrokerProcess) -> int:
-    """`rss` once it has stayed the same for five seconds, or after a minute."""
+    """Return `rss` when it has been unchanged for five seconds, or after a minute."""
     was = rss(broker)
     since = began = time.monotonic()
     while time.monotonic() - since < 5.0 and time.monotonic() - began < 60.0:
@@ -115,7 +115,7 @@ async def settled(broker: BrokerProcess) -> int:
 
 
 async def _many(count: int, at_once: int, one: Callable[[], object]) -> None:
-    """`one()`, a coroutine, `count` times, so many of them at once."""
+    """Run the coroutine `one()` `count` times, `at_once` at the same time."""
     left = iter(range(count))
 
     async def work() -> None:
@@ -201,7 +201,7 @@ async def storm(broker: BrokerProcess, count: int) -> str:
 
 
 async def _confirmed(publisher: Client, duration_s: float) -> list[float]:
-    """Milliseconds from a publish to its confirm, one publish after the other, at most RATE a second."""
+    """Return the milliseconds from each publish to its confirm; one publish after the other, at most RATE a second."""
     message = publish("nowhere", bytes(100))
     times = []
     began = time.monotonic()
@@ -229,7 +229,7 @@ def main(argv: Sequence[str]) -> int:
     if unknown := [part for part in given.parts if part not in PARTS]:
         parser.error(f"no such part: {', '.join(unknown)}")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the broker's, too
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # inherited by the broker
     for name in given.parts or PARTS:
         part, count = PARTS[name]
         with BrokerProcess(settings={"log.level": "error"}) as broker:

@@ -1,11 +1,11 @@
-"""What an export costs the broker beside it: S3 with and without one, as rows of `make bench-export`.
+"""The cost of an export for the broker beside it: S3 with and without an export, as rows of `make bench-export`.
 
     python -m interop.bench.export [--rounds 6] [--time 4]
 
-The broker gets a backlog of records of 1 KiB in a second queue. An export of that queue to Parquet, a process of its
-own on local[2] that begins anew whenever it is through, is let go and stopped (SIGSTOP, all of its processes) by turns,
-so that each run with it has one without it beside. The figure is the broker's CPU time per message of S3, the median of
-the cheapest half of the runs of either kind: other load on the machine only ever adds.
+The broker gets a backlog of records of 1 KiB in a second queue. A separate process on local[2] exports that queue to
+Parquet again and again. It is resumed and suspended in turn (SIGSTOP, all of its processes), so that runs with and
+without it alternate. The figure is the broker's CPU time per message of S3: the median of the cheapest half of the runs
+of either kind, because other load on the machine can only add to it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .generator import RunFailed
 from .rounds import Plan, options, say
 
 QUEUE = "perfS4.q0"
-"""Where amqpload's S4pub leaves its messages."""
+"""The queue in which amqpload's S4pub leaves its messages."""
 LIMIT = 0.10
 READY = "ready"
 ROOT = str(Path(__file__).parents[2])
-# The checkout comes last: amqpd is the installed one.
+# The checkout is last on the path, so the installed amqpd is used.
 DECODE = (
     f"import runpy, sys; sys.path.append({ROOT!r}); "
     "runpy.run_module('interop.bench.export_decode', run_name='__main__')"
@@ -85,13 +85,13 @@ def _judge(plan: Plan, broker: Amqpd, session: int, rounds: int) -> int:
 
 
 def cheapest_half(costs: Sequence[float]) -> float:
-    """Median of the cheapest half, one run at least."""
+    """Return the median of the cheapest half of the runs, at least one run."""
     return statistics.median(sorted(costs)[: max(1, len(costs) // 2)])
 
 
 @contextmanager
 def exporting(data_dir: Path, target: Path) -> Iterator[int]:
-    """An export that goes on and on, stopped for now; gives the session its processes are in. Raises: RunFailed."""
+    """Start an endless export, suspended. Yield the session of its processes. Raises: RunFailed."""
     bench = [sys.executable, "-P", "-c", DECODE, "--forever", str(data_dir), QUEUE, str(target)]
     process = subprocess.Popen(bench, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -106,7 +106,7 @@ def exporting(data_dir: Path, target: Path) -> Iterator[int]:
 
 
 def _signal(session: int, number: signal.Signals) -> None:
-    """To every process of the session: Spark's workers are in process groups of their own."""
+    """Signal every process of the session: Spark's workers have their own process groups."""
     for entry in Path("/proc").glob("[0-9]*"):
         pid = int(entry.name)
         try:

@@ -1,20 +1,19 @@
-"""`make bench-export`: what decoding and exporting cost on this machine, as a table.
+"""`make bench-export`: the cost of decoding and exporting on this machine, as a table.
 
-A log of records of 1 KiB (JSON that Snappy halves, 16 routing keys, 64 header tables) is written by the store itself,
-then
+The store itself writes a log of records of 1 KiB (JSON that Snappy halves, 16 routing keys, 64 header tables). Then:
 
-    decode      the log into Arrow in this process, without Spark: base columns, with and without checksums, and more
-    plain       the same log to Snappy Parquet by pyarrow in this process, with the same columns and settings: what an
-                export cannot be cheaper than
-    celery      header tables of as many Celery tasks into Arrow's map, without a log
-    job         `amqpctl export`'s job on local[2], Parquet: its tasks write with pyarrow themselves (direct.py)
-    rows        the log to Snappy Parquet through Spark's rows and writer, as any query, and to no sink
+    decode      the log to Arrow in this process, without Spark: base columns, with and without checksums, and more
+    plain       the log to Snappy Parquet by pyarrow in this process, with the same columns and settings: the lower
+                bound of an export's cost
+    celery      header tables of as many Celery tasks to Arrow's map, without a log
+    job         the job of `amqpctl export` on local[2], Parquet: its tasks write with pyarrow (direct.py)
+    rows        the log to Snappy Parquet through Spark's rows and writer, like any query, and to no sink
 
-Warm means: the JVM and its Python workers run and have done the same once. The runs of `plain` and `job` take turns,
-and the cheapest of each are compared, since other load on the machine only ever adds.
+Warm means that the JVM and its Python workers run and have done the same once. Runs of `plain` and `job` alternate, and
+the cheapest of each are compared, because other load on the machine can only add to the cost.
 
-CPU seconds are those of this process and of all it started (the JVM, Python workers), from /proc, so they compare on a
-busy machine too. RSS is the sum over these processes, sampled four times a second, less what they share (PSS).
+CPU seconds are those of this process and its descendants (the JVM, Python workers), from /proc, so they are comparable
+on a busy machine too. RSS is the sum over these processes, sampled four times a second, without shared pages (PSS).
 """
 
 from __future__ import annotations
@@ -56,13 +55,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HEADERS = [*BASE, "headers", "raw_headers"]
-SILENT = Path(os.devnull)  # what Spark says would stand in the middle of the table
+SILENT = Path(os.devnull)  # Spark's messages would appear in the middle of the table
 CELERY_TABLES = 50_000
 PROPERTIES = [*BASE, "properties", "raw_properties"]
 
 
 def write_log(directory: str, count: int, size: int) -> None:
-    """A data directory with one queue `bench` of `count` messages with bodies of `size` bytes."""
+    """Create a data directory with one queue `bench` of `count` messages with bodies of `size` bytes."""
     posted: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
     storage = Storage(directory, post=lambda call, *arguments: posted.append((call, arguments)), inline=True)
     _, store = storage.create_queue("v", "bench", "/")
@@ -93,7 +92,7 @@ def write_log(directory: str, count: int, size: int) -> None:
 
 
 def batches(directory: str, columns: Sequence[str], *, check_crc: bool = True) -> Iterator[Any]:
-    """The log's record batches, read in this process."""
+    """Yield the log's record batches, read in this process."""
     source = DirectorySource(directory)
     (queue,) = source.queues("/")
     with ExitStack() as stack:
@@ -110,17 +109,17 @@ class Load:
         self.peak_rss_bytes = 0
         self._stop = threading.Event()
         self._seen: dict[int, float] = {}
-        self._own_s = 0.0  # what the sampling itself has cost
+        self._own_s = 0.0  # the cost of the sampling itself
         self._sampler = threading.Thread(target=self._sample, daemon=True)
         self._sampler.start()
 
     def close(self) -> None:
-        """Ends the sampling."""
+        """End the sampling."""
         self._stop.set()
         self._sampler.join()
 
     def cpu_s(self) -> float:
-        """User and system time so far, including that of processes that have ended since they were seen."""
+        """Return the user and system time so far, including processes that ended after they were seen."""
         self._note(_family())
         return sum(self._seen.values()) - self._own_s
 
@@ -171,7 +170,7 @@ def _pss_bytes(pid: int) -> int:
 
 
 class Table:
-    """Rows as they come, to standard output."""
+    """A table whose rows are printed as they are measured."""
 
     def __init__(self, count: int, load: Load) -> None:
         self.count = count
@@ -179,11 +178,11 @@ class Table:
         self.cpu: dict[str, float] = {}
 
     def head(self) -> None:
-        """The table's first lines."""
+        """Print the head of the table."""
         _say("| what | records/s | CPU seconds | records per CPU second | peak memory, MiB |\n|---|---|---|---|---|")
 
     def run(self, what: str, work: Callable[[], object]) -> None:
-        """Does it and prints its row."""
+        """Run the work and print its row."""
         self.load.peak_rss_bytes = 0
         cpu, wall = self.load.cpu_s(), time.perf_counter()
         work()
@@ -208,7 +207,7 @@ def _decode(directory: str, columns: Sequence[str], check_crc: bool = True) -> C
 
 
 def _plain(directory: str, target: str, columns: Sequence[str]) -> Callable[[], None]:
-    """What any program would do: gather row groups, write them to a file for each segment, on one thread."""
+    """The simplest program: gather row groups and write one file per segment, in one thread."""
 
     def work() -> None:
         options = parse({"path": directory, "queue": "bench", "columns": ",".join(columns), "splitBytes": str(1 << 40)})
@@ -219,7 +218,7 @@ def _plain(directory: str, target: str, columns: Sequence[str]) -> Callable[[], 
 
 
 def _job(spark: SparkSession, directory: str, target: str, columns: Sequence[str], queue: str = "bench") -> None:
-    """One export of the whole queue, into nothing that is there; what it wrote is removed."""
+    """Export the whole queue into a new directory, then delete the output."""
     check = f"{target}.checkpoint"
     options = ExportOptions({"path": directory}, "/", queue, target, check, columns=tuple(columns))
     try:
@@ -230,7 +229,7 @@ def _job(spark: SparkSession, directory: str, target: str, columns: Sequence[str
 
 
 def celery_headers(number: int) -> dict[str, object]:
-    """The headers of a task as Celery 5 sends them (protocol 2): each has ids of its own."""
+    """Return the headers of a task as Celery 5 sends them (protocol 2), with unique ids."""
     identity = f"{number:08x}-5d0a-4c1e-9f3b-{number:012x}"
     return {
         "lang": "py", "task": "shop.tasks.charge", "id": identity, "shadow": None, "eta": None, "expires": None,
@@ -241,7 +240,7 @@ def celery_headers(number: int) -> dict[str, object]:
 
 
 def _celery(count: int) -> Callable[[], None]:
-    """Header tables of `count` tasks into Arrow's map, none of which is like another."""
+    """Decode the header tables of `count` different tasks into Arrow's map."""
     tables = pa.array([encode_table(celery_headers(number)) for number in range(CELERY_TABLES)])
 
     def work() -> None:
@@ -252,7 +251,7 @@ def _celery(count: int) -> Callable[[], None]:
 
 
 def in_process(table: Table, directory: str) -> None:
-    """Decoding. One process, one thread of ours."""
+    """Measure decoding in one process and one thread."""
     _decode(directory, BASE)()
     for _ in range(3):
         table.run("decode, base columns", _decode(directory, BASE))
@@ -264,7 +263,7 @@ def in_process(table: Table, directory: str) -> None:
 
 
 def by_job(table: Table, directory: str, scratch: str) -> None:
-    """The log to Parquet, plain and by the job, by turns."""
+    """Measure the log to Parquet, plainly and by the job, alternating."""
     table.run("starting the job's JVM", _quick_session)
     spark = _quick_session()
     table.run("job, base columns, cold", lambda: _job(spark, directory, f"{scratch}/job", BASE))
@@ -277,7 +276,9 @@ def by_job(table: Table, directory: str, scratch: str) -> None:
 
 
 def by_rows(count: int, directory: str, scratch: str) -> dict[str, float]:
-    """The log to Parquet by Spark; CPU seconds. A process of its own, since a JVM keeps the settings of its start."""
+    """Measure the log to Parquet by Spark; return CPU seconds. This needs its own process, because a JVM keeps its
+    start settings.
+    """
     load = Load()
     table = Table(count, load)
     table.run("starting Spark's JVM", lambda: spark_session("local[2]", memory="1g", log=SILENT))
@@ -300,7 +301,7 @@ def by_rows(count: int, directory: str, scratch: str) -> dict[str, float]:
 
 
 def compare(cpu: dict[str, float]) -> None:
-    """What the limits are about."""
+    """Print the ratios for which limits exist."""
     _say("\nCPU seconds against those of plain pyarrow with the same columns:")
     for what in ("base columns", "with properties", "with headers"):
         job, through = (cpu[f"{way}, {what}"] / cpu[f"plain, {what}"] for way in ("job", "rows"))
@@ -308,14 +309,14 @@ def compare(cpu: dict[str, float]) -> None:
 
 
 def _quick_session() -> SparkSession:
-    """As the job makes it."""
+    """Return a session with the job's settings."""
     spark = spark_session("local[2]", memory="1g", quick=True, log=SILENT)
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 
 
 def export_forever(directory: str, queue: str, target: str) -> None:
-    """For interop/bench/export.py: the same export again and again; says `ready` when it has been done once."""
+    """For interop/bench/export.py: repeat the same export; print `ready` after the first."""
     spark = _quick_session()
     _job(spark, directory, target, BASE, queue)
     _say("ready")

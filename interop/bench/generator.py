@@ -1,7 +1,7 @@
-"""The load generator: amqpload.c, compiled on first use, run once per measurement; and echo.c, no broker at all.
+"""The load generator: amqpload.c, compiled on first use and run once per measurement; and echo.c, without a broker.
 
-A run's answer is one JSON object (see `answer` in amqpload.c). Here the load of the rest of the machine during the run
-is added: `other_cores` (busy, neither broker nor generator) and `steal_cores`, so that a disturbed figure shows.
+A run answers with one JSON object (see `answer` in amqpload.c). This module adds the load of the rest of the machine:
+`other_cores` (neither broker nor generator) and `steal_cores`, so that a disturbed figure is visible.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Result = dict[str, float]
 
 
 class RunFailed(Exception):
-    """A measurement that gave no figure; the text is the generator's."""
+    """A measurement gave no figure; the text is the generator's."""
 
 
 def build(directory: Path) -> Path:
-    """Compiles generator and echo into `directory`; returns the generator. Raises: RunFailed without a C compiler."""
+    """Compile generator and echo into `directory`; return the generator. Raises: RunFailed without a C compiler."""
     compiler = os.environ.get("CC", "cc")
     for name in (PROGRAM, ECHO):
         command = [compiler, "-O2", "-Wall", "-o", directory / name, HERE / f"{name}.c"]
@@ -39,7 +39,7 @@ def build(directory: Path) -> Path:
 
 
 def echo(program: Path, seconds: float, warm_s: float, messages_per_s: int) -> Result:
-    """Latency of the machine itself. program: the generator's; echo lies beside it. Raises: RunFailed."""
+    """Measure the latency of the machine itself. program: the generator; echo is beside it. Raises: RunFailed."""
     command = [program.with_name(ECHO), f"{seconds}", f"{warm_s}", f"{messages_per_s}"]
     try:
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds + warm_s + 30)
@@ -52,7 +52,7 @@ def echo(program: Path, seconds: float, warm_s: float, messages_per_s: int) -> R
 
 
 def machine_busy() -> tuple[float, float]:
-    """CPU seconds since boot: busy (all cores), stolen by the hypervisor."""
+    """Return CPU seconds since boot: busy (all cores), and stolen by the hypervisor."""
     fields = [int(word) for word in Path("/proc/stat").read_text("ascii").split("\n", 1)[0].split()[1:9]]
     ticks = os.sysconf("SC_CLK_TCK")
     return (sum(fields) - fields[3] - fields[4]) / ticks, fields[7] / ticks
@@ -61,7 +61,7 @@ def machine_busy() -> tuple[float, float]:
 def run(
     program: Path, host: str, port: int, pid: int, options: Sequence[str], timeout_s: float = RUN_TIMEOUT_S
 ) -> Result:
-    """One measurement. pid: the broker's, 0 if it is not on this machine. Raises: RunFailed."""
+    """Run one measurement. pid: the broker's, 0 if it is not on this machine. Raises: RunFailed."""
     command = [str(program), "--host", host, "--port", str(port), "--pid", str(pid), *options]
     busy, stolen = machine_busy()
     began = time.monotonic()

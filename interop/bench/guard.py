@@ -1,19 +1,21 @@
-"""The guard of the fast road: what a message of S1 and S3 costs the broker, against its record.
+"""The performance guard: the broker's cost per message of S1 and S3, compared with its record.
 
-    python -m interop.bench.guard            compare; exit code 1: more than 15 % dearer, 2: it cannot tell
-    python -m interop.bench.guard --record   take today's cost as the one to compare with
+    python -m interop.bench.guard            compare; exit code 1: more than 15 % more expensive, 2: cannot tell
+    python -m interop.bench.guard --record   record today's cost for later comparisons
 
-User-space instructions are counted where the processor lets perf count them, else CPU time; never wall time. Four
-things keep other load on the machine out of CPU time. Broker and generator share one processor: they take turns, and
-how many messages a turn brings does not hang on who else runs. The cheapest of several short runs counts, since load
-only ever adds. A fixed piece of work is timed between the runs, and the cost is scaled by it: what slows the processor,
-as busy neighbours with the same caches, slows that as well. The data lies in memory where there is a tmpfs, for the
-disk's price depends on who else writes. What still looks too dear is measured a second time; and when the machine is
-busy with other work all the while, the answer is that it cannot be told: load adds to a cost, so good is good then, but
-dear need not be dear.
+User-space instructions are counted if perf can count them on this processor, otherwise CPU time; never wall time. Four
+measures keep other load on the machine out of the CPU time:
 
-guard.json holds one entry per kind of machine (processor, Python, compiled or not, file system, unit): costs of two do
-not compare; on a machine that has none the first run records it.
+- Broker and generator share one processor and take turns, so that the messages per turn do not depend on other load.
+- The cheapest of several short runs counts, because load can only add to a cost.
+- A fixed piece of work is timed between the runs, and the cost is scaled by it: a slower processor slows both.
+- The data is in memory if there is a tmpfs, because the cost of a disk depends on other writers.
+
+A cost over the limit is measured a second time. If the machine was busy with other work all the time, the answer is
+"cannot tell": under load a good result is valid, but a bad one is not.
+
+guard.json has one entry per kind of machine (processor, Python, compiled or not, file system, unit), because costs of
+two kinds are not comparable. On a machine without an entry the first run records it.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ INSTRUCTIONS, CPU_TIME = "instructions", "CPU microseconds"
 
 
 class Record(TypedDict):
-    """An entry of guard.json. costs: per message; reference_ms: 0 where instructions are counted."""
+    """An entry of guard.json. costs: per message; reference_ms: 0 if instructions are counted."""
 
     recorded: str
     costs: dict[str, float]
@@ -57,7 +59,9 @@ class Record(TypedDict):
 
 @dataclass
 class Costs:
-    """Runs of each scenario, per message, and the reference work's times in between (ms; none for instructions)."""
+    """The runs of each scenario per message, and the times of the reference work between them (ms; none for
+    instructions).
+    """
 
     unit: str
     runs: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in GUARDED})
@@ -65,20 +69,20 @@ class Costs:
     other_cores: list[float] = field(default_factory=list)
 
     def busy(self) -> float:
-        """Cores that others kept busy meanwhile; 0 for instructions, which do not mind."""
+        """Return the cores used by other programs meanwhile; 0 for instructions, which are not affected."""
         return statistics.median(self.other_cores or [0.0])
 
     def cheapest(self) -> dict[str, float]:
         return {name: round(min(values), 4) for name, values in self.runs.items()}
 
     def scaled_to(self, recorded_ms: float) -> dict[str, float]:
-        """The cheapest, as they would be on a processor as fast as that of the record."""
+        """Return the cheapest costs, scaled to the processor speed of the record."""
         factor = recorded_ms / min(self.reference_ms) if self.reference_ms and recorded_ms else 1.0
         return {name: cost * factor for name, cost in self.cheapest().items()}
 
 
 def reference_ms() -> float:
-    """CPU milliseconds of a fixed piece of work that has the interpreter, dicts and copied bytes in it."""
+    """Return the CPU milliseconds of a fixed piece of work with interpreter, dicts and copied bytes."""
     data = bytes(range(256)) * 4096
     began = time.thread_time()
     for _ in range(20):
@@ -94,17 +98,17 @@ def reference_ms() -> float:
 
 
 def too_dear(recorded: dict[str, float], now: dict[str, float]) -> list[str]:
-    """Scenarios that cost more than the limit allows."""
+    """Return the scenarios that cost more than the limit allows."""
     return [name for name, cost in now.items() if name in recorded and cost > recorded[name] * (1 + LIMIT)]
 
 
 def counts_instructions(pid: int) -> bool:
-    """Whether perf can count a process's instructions here (virtual machines often hide the counters)."""
+    """Return True if perf can count a process's instructions here (virtual machines often hide the counters)."""
     return _instructions_in(["sleep", "0.05"], pid) is not None
 
 
 def _instructions_in(command: Sequence[str], pid: int) -> float | None:
-    """User-space instructions of process `pid` while `command` runs; None if perf cannot tell."""
+    """Return the user-space instructions of process `pid` while `command` runs, or None if perf cannot count."""
     stat = ["perf", "stat", "-x", ",", "-e", "instructions:u", "-p", str(pid), "--", *command]
     try:
         told = subprocess.run(stat, capture_output=True, text=True, check=False)
@@ -115,7 +119,7 @@ def _instructions_in(command: Sequence[str], pid: int) -> float | None:
 
 
 def measure(plan: Plan, broker: Amqpd, runs: int, costs: Costs) -> None:
-    """Adds `runs` runs of each guarded scenario to `costs`. Raises: RunFailed."""
+    """Add `runs` runs of each guarded scenario to `costs`. Raises: RunFailed."""
     for number in range(runs):
         for name in GUARDED:
             if costs.unit == CPU_TIME:
@@ -130,7 +134,7 @@ def measure(plan: Plan, broker: Amqpd, runs: int, costs: Costs) -> None:
 
 
 def _instructions_per_message(plan: Plan, broker: Amqpd, name: str) -> float:
-    """A fixed number of messages under perf, set-up included: it is a few hundred commands."""
+    """Run a fixed number of messages under perf. The set-up is included; it is only a few hundred commands."""
     count = 300_000
     run = [str(plan.program), *options(plan, name), "--warm", "0", "--count", f"{count}"]
     told = _instructions_in([*run, "--port", f"{broker.port}", "--pid", f"{broker.pid}"], broker.pid)
@@ -145,7 +149,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--time", type=float, default=0.6, metavar="SECONDS", help="per run (default: 0.6)")
     given = parser.parse_args(argv)
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # what is started from here inherits it
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # inherited by all processes started here
     in_memory = MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > MEMORY_NEEDED_BYTES else None
     with tempfile.TemporaryDirectory(prefix="amqpd-guard-", dir=in_memory) as name:
         directory = Path(name)
@@ -186,7 +190,7 @@ def _guard(given: argparse.Namespace, plan: Plan, broker: Amqpd, directory: Path
 
 
 def judge(record: Record, costs: Costs) -> int:
-    """Prints the verdict; returns the exit code."""
+    """Print the verdict; return the exit code."""
     known, known_ms = record["costs"], record["reference_ms"]
     now = costs.scaled_to(known_ms)
     dear = too_dear(known, now)

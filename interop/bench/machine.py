@@ -1,4 +1,4 @@
-"""The machine: what it is, what it holds in its page cache, which process listens where."""
+"""The machine: its description, its page cache, and the processes that listen on ports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
 def facts(directory: Path) -> dict[str, str]:
-    """What a reader of the report wants to know of the machine. directory: where the brokers keep their data."""
+    """Return facts about the machine for the report. directory: where the brokers keep their data."""
     cpu = next(
         (line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
         platform.machine(),
@@ -37,7 +37,7 @@ def _lines(path: str) -> list[str]:
 
 
 def filesystem_of(directory: Path) -> str:
-    """Type of the file system that holds `directory`: the longest mount point above it."""
+    """Return the type of the file system with `directory`: the longest mount point above it."""
     best, kind = "", "unknown"
     for line in _lines("/proc/mounts"):
         _, mount, found = line.split()[:3]
@@ -47,7 +47,7 @@ def filesystem_of(directory: Path) -> str:
 
 
 def drop_page_cache() -> bool:
-    """Writes what is dirty and forgets the page cache. False: this user may not."""
+    """Write dirty pages and drop the page cache. Return False if this user may not."""
     os.sync()
     try:
         DROP_CACHES.write_text("3\n", "ascii")
@@ -57,7 +57,7 @@ def drop_page_cache() -> bool:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now."""
+    """Return a free TCP port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -65,7 +65,7 @@ def free_port() -> int:
 
 
 def speaks_amqp(host: str, port: int, timeout_s: float = 1.0) -> bool:
-    """Whether connection.start comes back for a protocol header."""
+    """Return True if connection.start is the answer to a protocol header."""
     try:
         with socket.create_connection((host, port), timeout=timeout_s) as peer:
             peer.settimeout(timeout_s)
@@ -76,7 +76,7 @@ def speaks_amqp(host: str, port: int, timeout_s: float = 1.0) -> bool:
 
 
 def wait_for_amqp(host: str, port: int, timeout_s: float) -> bool:
-    """Waits until `speaks_amqp`; False when the time is up."""
+    """Wait until `speaks_amqp`; return False after the timeout."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if speaks_amqp(host, port):
@@ -86,7 +86,7 @@ def wait_for_amqp(host: str, port: int, timeout_s: float) -> bool:
 
 
 def listener(port: int) -> int:
-    """Process id of who listens on this TCP port here; 0: nobody, or not ours to see."""
+    """Return the process id of the listener on this TCP port; 0: none, or not visible to this user."""
     inodes = set()
     for line in _lines("/proc/net/tcp")[1:] + _lines("/proc/net/tcp6")[1:]:
         fields = line.split()
@@ -98,6 +98,6 @@ def listener(port: int) -> int:
         try:
             if any(str(fd.readlink()) in inodes for fd in (process / "fd").iterdir()):
                 return int(process.name)
-        except OSError:  # gone meanwhile, or another user's
+        except OSError:  # ended meanwhile, or another user's
             continue
     return 0

@@ -1,21 +1,21 @@
-"""What the web page costs: the broker, when five are open while messages flow, and its reader, until he sees something.
+"""The cost of the web page: for the broker with five open pages while messages flow, and the time to first paint.
 
-    python -m interop.bench.page                 all of it: half a minute
-    python -m interop.bench.page --queues 10000  beside ten thousand queues
+    python -m interop.bench.page                 everything: half a minute
+    python -m interop.bench.page --queues 10000  with ten thousand queues
 
-Five pages are open: overview, queues, one queue, topology, connections. Each asks what it asks every three seconds, the
-topology every six (`ASKED`; tests/page holds that list with what a browser sends). Their requests are sent to a broker
-without load, many times over, and the CPU time that each takes is spread over its seconds. That is held against what
-messages cost: S3 (durable, 1 KiB, confirmed, acked) at 100,000 a second, its CPU time per message measured before. CPU
-times are read from the kernel, so that other work on the machine counts in none of them.
+Five pages are open: overview, queues, one queue, topology, connections. Each polls every three seconds, the topology
+every six (`ASKED`; tests/page compares that list with a browser's requests). Their requests are sent many times to a
+broker without load, and the CPU time of each is divided by its interval. It is compared with the cost of messages: S3
+(durable, 1 KiB, confirmed, acked) at 100,000 a second, whose CPU time per message is measured before. CPU times are
+read from the kernel, so other work on the machine does not count.
 
-The sweep that reads all counters every five seconds while somebody looks is the API's, and told apart: some 3 us for
-each queue, exchange, channel and connection.
+The sweep that reads all counters every five seconds while a page is open belongs to the API and is reported separately:
+about 3 us for each queue, exchange, channel and connection.
 
-First useful paint, where there is a browser: `paint` says how, and what of it is the machine's.
+First useful paint, if there is a browser: `paint` describes the method and the share of the machine.
 
-A broker that does not take 100,000 a second, as an interpreted one, is offered half of that, and so on; the table says
-which rate it was. The page and the broker are those of the amqpd that this Python imports.
+A broker that cannot handle 100,000 a second, such as an interpreted one, is offered half of that, and so on; the table
+has the rate. The page and the broker are those of the amqpd that this Python imports.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ ROUNDS = 100
 RATE = 100_000
 RATE_MIN = 10_000
 HELD = 0.9
-"""Of the offered rate: a run below that tells what fewer messages cost."""
+"""Required share of the offered rate. A run below it would measure fewer messages."""
 DIST = Path(amqpd.management.__file__).parent / "page" / "dist"
 
 _SPANS = "".join(f"&{name}_age=15&{name}_incr=5" for name in ("msg_rates", "lengths", "data_rates", "node_stats"))[1:]
@@ -76,7 +76,7 @@ _COLUMNS = {
 
 
 class Asked(NamedTuple):
-    """What a page asks, and how often."""
+    """The requests of a page and their interval."""
 
     every_s: float
     paths: tuple[str, ...]
@@ -149,7 +149,9 @@ def _judge(program: Path, broker: BrokerProcess, given: argparse.Namespace) -> i
 
 
 def _message_us(program: Path, broker: BrokerProcess, client: Client, seconds: float) -> tuple[int, float]:
-    """The rate that the broker took, and what a message cost it, the least of three runs. Raises: RunFailed."""
+    """Return the rate that the broker accepted, and the CPU cost of a message, the least of three runs. Raises:
+    RunFailed.
+    """
     rate = RATE
     while rate >= RATE_MIN:
         try:
@@ -176,7 +178,7 @@ def _run(program: Path, broker: BrokerProcess, rate: int, seconds: float) -> gen
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time of all threads of a process so far."""
+    """Return the CPU time of all threads of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -185,7 +187,7 @@ AUTHORISED: Final = {"Authorization": "Basic " + base64.b64encode(b"guest:guest"
 
 
 class Cost(NamedTuple):
-    """A second: CPU milliseconds of the broker, requests, and bytes of their answers."""
+    """Cost per second: CPU milliseconds of the broker, requests, and bytes of their answers."""
 
     cpu_ms: float
     requests: float
@@ -193,13 +195,13 @@ class Cost(NamedTuple):
 
 
 class Client:
-    """Asks as five open pages do. port: of the admin API."""
+    """Sends the requests of five open pages. port: of the HTTP API."""
 
     def __init__(self, port: int) -> None:
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
 
     def ask(self, method: str, path: str, body: object = None) -> bytes:
-        """Raises: RunFailed."""
+        """Send one request. Raises: RunFailed."""
         self.connection.request(method, path, None if body is None else json.dumps(body), AUTHORISED)
         answer = self.connection.getresponse()
         content = answer.read()
@@ -208,7 +210,7 @@ class Client:
         return content
 
     def declare(self, queues: int) -> None:
-        """Half of them bound to an exchange, so that there is a picture to draw."""
+        """Declare queues, half of them bound to an exchange, so that the page has a picture to draw."""
         names = [f"q{number:05}" for number in range(queues)]
         document: dict[str, Any] = {
             "queues": [{"vhost": "/", "name": name, "durable": False} for name in names],
@@ -220,12 +222,12 @@ class Client:
         self.ask("POST", "/api/definitions", document)
 
     def clear(self) -> None:
-        """Deletes all queues: what a run that gave up has left."""
+        """Delete all queues, which a failed run may have left."""
         for queue in json.loads(self.ask("GET", "/api/queues?columns=name")):
             self.ask("DELETE", f"/api/queues/%2F/{quote(queue['name'], safe='')}")
 
     def cost(self, pid: int) -> Cost:
-        """Of all pages, a second."""
+        """Return the cost of all pages per second."""
         node = json.loads(self.ask("GET", "/api/overview"))["node"]
         began_s, at_s = cpu_s(pid), time.monotonic()
         time.sleep(3)
@@ -244,7 +246,7 @@ class Client:
 
 
 def script_bytes() -> int:
-    """Of all scripts together, gzipped; 0 where the page is not built."""
+    """Return the gzipped bytes of all scripts; 0 if the page is not built."""
     return sum(len(gzip.compress(path.read_bytes(), 9)) for path in DIST.glob("*.js"))
 
 

@@ -1,11 +1,11 @@
-"""First useful paint: from an address to figures on the overview, and to lines in the list of queues.
+"""First useful paint: from an address to figures on the overview, and to rows in the list of queues.
 
-A tab that is open and at rest is given an address; its user is logged in, its cache is empty. It counts until the
-second frame after what makes the page useful is in the document, so that this has been painted. The tab's own clock
-says when, and nothing of the driver's (Debian's Chromium by Playwright, the extra `page`) runs in it until then.
+An open, idle tab gets an address; its user is logged in and its cache is empty. The time ends with the second frame
+after the useful element is in the document, so it has been painted. The tab's own clock measures it, and the driver
+(Debian's Chromium by Playwright, the extra `page`) does nothing in the tab until then.
 
-The same is measured of the least page that there is: HTML, one module script, one question of one figure, from a server
-of a few lines on this host. What that takes is the machine's share and the browser's; what is left is the page's.
+The same is measured for a minimal page: HTML, one module script and one request for one figure, from a small server on
+this host. This is the share of machine and browser; the difference is the share of the page.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 BROWSERS: Final = ("chromium-headless-shell", "chromium")
-"""Debian's packages: the first has no windows to see to, which cost the second 150 ms a page that nobody sees."""
+"""Debian's packages. The first has no windows, which saves 150 ms a page."""
 PAINTS: Final = 10
 REST_MS: Final = 300
-"""What a tab that was opened this moment is left alone for: its start is no part of the page's."""
+"""Time without measurement after a tab is opened, so that its start does not count."""
 LEAST: Final = "the least page"
 USEFUL: Final = {LEAST: "b", "#/": ".tile b", "#/queues": "main tbody tr"}
-"""What makes a page useful, by its address."""
+"""The selector of the useful element, by the page's address."""
 _WATCH: Final = """selector => {
     const seen = () => {
         if (!document.querySelector(selector)) return false;
@@ -55,7 +55,7 @@ _FILES: Final = {
 
 
 class Paints(NamedTuple):
-    """Milliseconds of all paints of one address. browser: which of `BROWSERS` painted."""
+    """The milliseconds of all paints of one address. browser: which of `BROWSERS` painted."""
 
     browser: str
     all_ms: list[float]
@@ -70,9 +70,9 @@ class Paints(NamedTuple):
 
 
 def paints(port: int) -> dict[str, Paints]:
-    """By address, in turn, so that each has its share of what else the machine does; none where there is no browser.
+    """Paint all addresses in turn, so that each gets a share of other load. Returns nothing without a browser.
 
-    port: of the admin API. Takes some ten seconds.
+    port: of the HTTP API. Takes about ten seconds.
     """
     name = next(filter(shutil.which, BROWSERS), None)
     if name is None or find_spec("playwright") is None:
@@ -93,7 +93,7 @@ def paints(port: int) -> dict[str, Paints]:
 
 
 def _paint(browser: Browser, port: int, path: str) -> float:
-    """Milliseconds of one paint, in a context of its own."""
+    """Return the milliseconds of one paint in a new context."""
     context = browser.new_context()
     url = f"http://127.0.0.1:{port}/"
     if path != LEAST:
@@ -111,7 +111,7 @@ def _paint(browser: Browser, port: int, path: str) -> float:
 
 
 class _Least(BaseHTTPRequestHandler):
-    """Answers with the least page's files."""
+    """Serves the files of the minimal page."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -130,7 +130,7 @@ class _Least(BaseHTTPRequestHandler):
 
 @contextmanager
 def least() -> Iterator[int]:
-    """The port of a server of the least page."""
+    """Yield the port of a server of the minimal page."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Least) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -1,6 +1,6 @@
-"""The picture of a run: how many times the peer's rate amqpd carries, on a logarithmic scale, with must and aim marked.
+"""The picture of a run: amqpd's rate as a multiple of the peer's, on a logarithmic scale, with must and aim marked.
 
-Written by hand, so that nothing needs to be installed for it.
+The SVG is written directly, so that nothing needs to be installed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ BAR, MUST, AIM, TEXT, GRID = "#2b6cb0", "#c53030", "#2f855a", "#1a202c", "#cbd5e
 
 
 def draw(outcome: Outcome) -> str:
-    """An SVG document."""
+    """Return an SVG document."""
     rows = []
     for each in SCENARIOS:
         if each.name == "S7":  # a fixed rate is no comparison of rates

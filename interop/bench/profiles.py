@@ -1,9 +1,10 @@
-"""What the broker spends its time on, told in a few lines.
+"""Profiles of the broker's CPU time, in a few lines.
 
-Compiled: `perf record` beside a scenario. It needs Linux perf and leave to use it (root, or kernel.perf_event_paranoid
-<= 1). Compiled modules show their functions by name; what is interpreted shows as the interpreter's.
+Compiled: `perf record` during a scenario. It needs Linux perf and permission to use it (root, or
+kernel.perf_event_paranoid <= 1). Compiled modules show their functions by name; interpreted code appears as the
+interpreter.
 
-Interpreted: CPython 3.11 tells perf nothing about Python functions, so a broker of its own runs under sampler.py.
+Interpreted: CPython 3.11 gives perf no names of Python functions, so a separate broker runs under sampler.py.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from .rounds import Plan, options, warm_s
 from .scenarios import SCENARIOS
 
 NOT_PROFILED = frozenset({"S4cold", "window10", "window100"})
-"""S4cold restarts its broker; the small windows look like window1."""
+"""S4cold restarts its broker; the small windows are like window1."""
 COUNTED = frozenset({"S4pub", "S4drain", "STpub", "ST1", "ST10"})
-"""Measured over so many messages, not so many seconds."""
+"""Scenarios measured over a number of messages, not over a time."""
 
 SAMPLER = Path(__file__).resolve().parent / "sampler.py"
 SHOWN, SHOWN_SHORT = 9, 3
@@ -48,7 +49,7 @@ AREAS = (
 
 @dataclass(frozen=True)
 class Profile:
-    """areas: whose code, its share in percent; functions: share, area, name. The heaviest first."""
+    """areas: owner of the code and its share in percent; functions: share, area, name. Largest first."""
 
     areas: list[tuple[str, float]]
     functions: list[tuple[float, str, str]]
@@ -60,21 +61,21 @@ class Profile:
         return ", ".join(f"`{name}` {share:.1f}" for share, _, name in self.functions[:count])
 
     def lines(self) -> list[str]:
-        """For the report."""
+        """Return the lines for the report."""
         return [f"- by owner: {self._owners()}", f"- by function: {self._heaviest(SHOWN)}"]
 
     def short(self) -> str:
-        """One line for a summary."""
+        """Return one line for a summary."""
         return f"{self._owners()}; {self._heaviest(SHOWN_SHORT)}"
 
 
 def chosen(groups: Sequence[str]) -> list[str]:
-    """Scenarios to profile of those groups."""
+    """Return the scenarios of those groups that are profiled."""
     return [each.name for each in SCENARIOS if each.run_with in groups and each.name not in NOT_PROFILED]
 
 
 def unavailable() -> str:
-    """Why there can be no profile; empty: there can."""
+    """Return why there can be no profile, or ""."""
     if shutil.which("perf") is None:
         return "no profiles: perf is not installed (on Debian: apt install linux-perf)"
     probe = ["perf", "record", "-o", "/dev/null", "-F", "99", sys.executable, "-S", "-c", ""]
@@ -83,13 +84,13 @@ def unavailable() -> str:
 
 
 def readable(symbol: str) -> str:
-    """mypyc's C name as the Python name it stands for."""
+    """Return the Python name for mypyc's C name."""
     name = re.sub(r"^CPyDef_|^CPyPy_", "", symbol)
     return symbol if name == symbol else name.replace("___", ".").replace("amqpd.", "")
 
 
 def area(dso: str) -> str:
-    """Whose code a shared object is."""
+    """Return the owner of a shared object's code."""
     for part, name in AREAS:
         if part in dso:
             return name
@@ -97,7 +98,7 @@ def area(dso: str) -> str:
 
 
 def parse(text: str) -> tuple[dict[str, float], list[tuple[float, str, str]]]:
-    """`perf report --stdio` -> share of each area, (share, area, function) by weight."""
+    """Parse `perf report --stdio`. Return the share of each area, and (share, area, function) by weight."""
     areas: dict[str, float] = defaultdict(float)
     functions = []
     for line in text.splitlines():
@@ -109,7 +110,7 @@ def parse(text: str) -> tuple[dict[str, float], list[tuple[float, str, str]]]:
 
 
 def profile(plan: Plan, broker: Broker, name: str, directory: Path) -> Profile:
-    """Runs one scenario under perf. Raises: RunFailed."""
+    """Run one scenario under perf. Raises: RunFailed."""
     plan = replace(plan, seconds=max(SECONDS_MIN, plan.seconds))
     data = directory / "perf.data"
     before = {"S4drain": "S4pub", "ST1": "STpub", "ST10": "STpub"}.get(name)
@@ -130,7 +131,7 @@ def profile(plan: Plan, broker: Broker, name: str, directory: Path) -> Profile:
     finally:
         recorder.terminate()
         recorder.wait(30)
-    if behind := {"S4pub": "S4drain", "STpub": "ST10", "ST1": "ST10"}.get(name):  # it leaves its backlog behind
+    if behind := {"S4pub": "S4drain", "STpub": "ST10", "ST1": "ST10"}.get(name):  # drain the backlog that it leaves
         _load(plan, broker, ["-s", behind, "--count", f"{plan.count}"])
     sort = ["--no-children", "-g", "none", "--sort", "dso,symbol", "--percent-limit", "0.05"]
     told = subprocess.run(
@@ -147,7 +148,9 @@ def _load(plan: Plan, broker: Broker, how: list[str]) -> None:
 
 
 def sampled(plan: Plan, broker: Amqpd, name: str, directory: Path) -> Profile:
-    """Runs one scenario on `broker`, which is started under the sampler and stopped. Raises: RunFailed, StartFailed."""
+    """Run one scenario on `broker`, started under the sampler and stopped afterwards. Raises: RunFailed,
+    StartFailed.
+    """
     plan = replace(plan, seconds=max(SECONDS_MIN, plan.seconds))
     answer = directory / "samples.json"
     broker.program = [str(SAMPLER), str(answer)]
@@ -160,7 +163,7 @@ def sampled(plan: Plan, broker: Amqpd, name: str, directory: Path) -> Profile:
 
 
 def of_samples(counts: dict[str, int]) -> Profile:
-    """counts: "module function" -> samples. The area is the room. Raises: RunFailed without a sample."""
+    """counts: "module function" -> samples. The area is the package. Raises: RunFailed without samples."""
     total = sum(counts.values())
     if not total:
         raise RunFailed("the sampler has seen nothing")

@@ -1,8 +1,8 @@
-"""RabbitMQ 3.10.8, Debian's package, as the peer: found or installed, started privately, stopped at the end.
+"""RabbitMQ 3.10.8 of Debian's package as the peer: found or installed, started privately, stopped at the end.
 
-Private means: port, node name, distribution port, epmd port, data, log and cookie of its own, in the directory of the
-run and on 127.0.0.1, no plugins but those asked for. A RabbitMQ that this machine runs as a service is neither used nor
-touched. Installing (apt-get, as root only) must not start that service either, so a policy-rc.d forbids it meanwhile.
+The node has its own ports, node name, epmd, data, log and cookie in the directory of the run, on 127.0.0.1, and only
+the requested plugins. A RabbitMQ service of this machine is not touched. The installation (apt-get, as root only) must
+not start that service either, so a policy-rc.d forbids it meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .brokers import Started, StartFailed, end
 
 PACKAGE = "rabbitmq-server"
 SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-"""The program itself: the wrapper in the search path changes the user and the directories."""
+"""The program itself: the wrapper on the PATH changes the user and the directories."""
 
 POLICY = Path("/usr/sbin/policy-rc.d")
 START_TIMEOUT_S = 90.0
@@ -29,7 +29,7 @@ def is_installed() -> bool:
 
 
 def find_or_install(say: Callable[[str], None]) -> str:
-    """Why there is no RabbitMQ; empty: it is installed."""
+    """Install RabbitMQ if needed. Return why there is none, or ""."""
     if is_installed():
         return ""
     if shutil.which("apt-get") is None:
@@ -39,7 +39,7 @@ def find_or_install(say: Callable[[str], None]) -> str:
     say(f"installing Debian's {PACKAGE} (its service stays off)")
     made_policy = not POLICY.exists()
     if made_policy:
-        POLICY.write_text("#!/bin/sh\nexit 101\n", "ascii")  # invoke-rc.d: the action is forbidden
+        POLICY.write_text("#!/bin/sh\nexit 101\n", "ascii")  # forbids invoke-rc.d to start services
         POLICY.chmod(0o755)
     try:
         environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
@@ -54,14 +54,14 @@ def find_or_install(say: Callable[[str], None]) -> str:
 
 
 def version() -> str:
-    """Of the installed package, as the node's own library folder names it."""
+    """Return the version of the installed package, from the node's library folder."""
     found = sorted(Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*"))
     return f"RabbitMQ {found[-1].name.partition('-')[2]}" if found else "RabbitMQ"
 
 
 class RabbitMQ(Started):
-    """A node of our own. plugins: those it starts with, none unless named; config: the text of its rabbitmq.conf.
-    joins: a node that runs, whose cluster it becomes part of: it has that one's cookie and epmd.
+    """A private node. plugins: those it starts with; config: the text of its rabbitmq.conf. joins: a running node whose
+    cluster it joins, with the same cookie and epmd.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class RabbitMQ(Started):
 
     @property
     def node(self) -> str:
-        """Its name in Erlang."""
+        """The Erlang name of the node."""
         return f"amqpd-bench-{self.port}@localhost"
 
     def _environment(self) -> dict[str, str]:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("RABBITMQ_", "ERL_"))}
         own = {
-            "HOME": str(self._home),  # the cookie
+            "HOME": str(self._home),  # has the cookie
             "ERL_EPMD_PORT": f"{self._epmd_port}",
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODENAME": self.node,
@@ -100,7 +100,7 @@ class RabbitMQ(Started):
             "RABBITMQ_ENABLED_PLUGINS_FILE": "plugins",
             "RABBITMQ_GENERATED_CONFIG_DIR": "generated",
             "RABBITMQ_PID_FILE": "pid",
-            "RUNNING_UNDER_SYSTEMD": "true",  # the script becomes the node: its process id is the node's
+            "RUNNING_UNDER_SYSTEMD": "true",  # the script becomes the node, with the same process id
         }
         paths = {"none", "rabbitmq", "data", "logs", "plugins", "generated", "pid", "none.config"}
         return environment | {
@@ -115,7 +115,7 @@ class RabbitMQ(Started):
         epmd = shutil.which("epmd")
         if epmd is None:
             raise StartFailed("Erlang's epmd is not in the search path")
-        # Ours, in the foreground: left to itself, the node starts one that outlives it.
+        # A private epmd in the foreground: one started by the node would outlive it.
         if self._epmd is None and self._joins is None:
             self._epmd = subprocess.Popen(
                 [epmd, "-port", f"{self._epmd_port}", "-address", "127.0.0.1"],
@@ -138,7 +138,7 @@ class RabbitMQ(Started):
         )
 
     def control(self, *words: str) -> str:
-        """What rabbitmqctl prints of this node. Raises: StartFailed if it does not run."""
+        """Return the output of rabbitmqctl for this node. Raises: StartFailed if it does not run."""
         command = [str(SERVER.with_name("rabbitmqctl")), "--quiet", "--node", self.node, *words]
         done = subprocess.run(command, env=self._environment(), capture_output=True, text=True, check=False)
         if done.returncode:

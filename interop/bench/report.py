@@ -1,7 +1,7 @@
-"""What came out: tables, verdicts, the dated report and the summary in README.md.
+"""The results: tables, verdicts, the dated report, and the summary in README.md.
 
-Every figure is the median of its rounds. A ratio is the median of the rounds' ratios, each of two figures taken within
-the same half minute; so a machine that is slow for a while is slow for both.
+Every figure is the median of its rounds. A ratio is the median of the rounds' ratios, each of two figures of the same
+half minute, so a slow phase of the machine affects both.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ NAMES = {RATE: "messages/s", "p50_us": "p50", "p99_us": "p99", "anon_peak_mb": "
 
 @dataclass
 class Outcome:
-    """A whole run.
+    """A complete run.
 
-    versions: broker -> what it is; peer: its key there, empty if amqpd ran alone; profiles: scenario -> where its CPU
-    goes; start_ms, control_ms: medians, 0 if not measured; backlog: rates and memory of a long one, if asked for.
+    versions: broker -> version; peer: its key there, empty if amqpd ran alone; profiles: scenario -> CPU profile;
+    start_ms, control_ms: medians, 0 if not measured; backlog: rates and memory of a long backlog, if requested.
     """
 
     date: str
@@ -50,13 +50,13 @@ class Outcome:
     backlog: dict[str, float] = field(default_factory=dict)
 
     def note(self, text: str) -> None:
-        """A remark of the report, said at once too."""
+        """Add a remark to the report and print it."""
         self.notes.append(" ".join(text.split()))
         say(text)
 
 
 def median(runs: Sequence[Run], scenario: str, broker: str, figure: str) -> float | None:
-    """Of the rounds that have the figure; None if none has."""
+    """Return the median of the rounds with this figure, or None."""
     found = [
         run.result[figure] for run in runs if run.scenario == scenario and run.broker == broker and figure in run.result
     ]
@@ -64,7 +64,7 @@ def median(runs: Sequence[Run], scenario: str, broker: str, figure: str) -> floa
 
 
 def ratio(runs: Sequence[Run], scenario: str, ours: str, peer: str, figure: str) -> float | None:
-    """Median of ours / peer within a round; None if no round has both."""
+    """Return the median of ours / peer within a round, or None if no round has both."""
     of = {
         (run.broker, run.round): run.result[figure] for run in runs if run.scenario == scenario and figure in run.result
     }
@@ -73,7 +73,7 @@ def ratio(runs: Sequence[Run], scenario: str, ours: str, peer: str, figure: str)
 
 
 def verdict(target: Target, value: float) -> str:
-    """`aim`, `must` or `short`."""
+    """Return `aim`, `must` or `short`."""
     if target.more_is_better:
         return "aim" if value >= target.aim else "must" if value >= target.must else "SHORT"
     return "aim" if value <= target.aim else "must" if value <= target.must else "SHORT"
@@ -106,7 +106,7 @@ def _share(value: float) -> str:
 
 
 def _percentiles(runs: Sequence[Run], scenario: str, broker: str) -> list[float]:
-    """p50, p99, p999 in us; empty if they were not measured."""
+    """Return p50, p99 and p999 in us, or an empty list if not measured."""
     values = [median(runs, scenario, broker, figure) for figure in ("p50_us", "p99_us", "p999_us")]
     return [value for value in values if value is not None]
 
@@ -116,7 +116,7 @@ def _joined(values: Sequence[float]) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with aligned columns, which reads as well on a terminal. The first row is the head."""
+    """Return a Markdown table with aligned columns, also readable on a terminal. The first row is the head."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
 
     def line(cells: Sequence[str]) -> str:
@@ -131,7 +131,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def figures(outcome: Outcome) -> str:
-    """Messages a second, CPU and memory, scenario by scenario."""
+    """Return messages a second, CPU and memory, by scenario."""
     runs, peer = outcome.runs, outcome.peer
     has_latency = any("p50_us" in run.result for run in runs)
     head = ["scenario", "amqpd /s"] + ([f"{peer} /s", "ratio"] if peer else [])
@@ -159,7 +159,7 @@ def figures(outcome: Outcome) -> str:
 
 
 def _rows(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
-    """Scenario, which amqpd, the row's name: of whatever has figures of any broker."""
+    """Return scenario, amqpd version and row name of all rows with figures."""
     found = [(each.name, OURS, each.name) for each in SCENARIOS if any(run.scenario == each.name for run in runs)]
     for each in SCENARIOS:
         if any(run.scenario == each.name and run.broker == INTERPRETED and run.result for run in runs):
@@ -168,13 +168,13 @@ def _rows(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
 
 
 def _shown_ratio(runs: Sequence[Run], scenario: str, ours: str, peer: str, figure: str) -> float | None:
-    """How many times better ours is: for a cost the ratio turned round."""
+    """Return how many times better amqpd is; the ratio of a cost is inverted."""
     value = ratio(runs, scenario, ours, peer, figure)
     return value if value is None or figure == RATE else 1 / value if value else None
 
 
 def echo_lines(outcome: Outcome) -> str:
-    """What of a latency is the machine's, and what each broker adds to it; empty without the echo's figures."""
+    """Return the machine's share of a latency and what each broker adds; "" without the echo's figures."""
     lines = []
     for name in [each.name for each in SCENARIOS]:
         floor = _percentiles(outcome.runs, name, ECHO)
@@ -190,7 +190,7 @@ def echo_lines(outcome: Outcome) -> str:
 
 
 def targets(outcome: Outcome) -> list[list[str]]:
-    """One row per target that was measured: what, ratio, must, aim, verdict."""
+    """Return one row per measured target: name, ratio, must, aim, verdict."""
     rows = []
     for each in SCENARIOS:
         for target in each.targets:
@@ -220,13 +220,13 @@ def _target_row(outcome: Outcome, each: Scenario, target: Target, ours: str, nam
 
 
 def target_table(outcome: Outcome) -> str:
-    """Against the must and aim columns of issue 3; empty without a peer."""
+    """Return the table with the must and aim columns of issue 3; "" without a peer."""
     rows = targets(outcome)
     return table([["against the peer, same round", "reached", "must", "aim", "verdict"], *rows]) if rows else ""
 
 
 def problems(outcome: Outcome) -> list[str]:
-    """Runs that gave no figure."""
+    """Return the runs that gave no figure."""
     return [
         f"round {run.round}, {run.scenario}, {run.broker}: {' '.join(run.error.split())}"
         for run in outcome.runs
@@ -235,7 +235,7 @@ def problems(outcome: Outcome) -> list[str]:
 
 
 def backlog_line(backlog: dict[str, float]) -> str:
-    """One sentence about it."""
+    """Return one sentence about the backlog."""
     return (
         f"{_count(backlog['messages'])} messages of 1 KiB, published at {_count(backlog['published_rate'])}/s, drained "
         f"at {_count(backlog['drained_rate'])}/s, peak RSS {_memory(backlog['anon_peak_mb'])} (with mapped files "
@@ -244,7 +244,7 @@ def backlog_line(backlog: dict[str, float]) -> str:
 
 
 def busy_elsewhere(runs: Sequence[Run]) -> float:
-    """Cores that neither broker nor generator kept busy during a measurement: the median."""
+    """Return the median of the cores used by other programs during the measurements."""
     return statistics.median([run.result["other_cores"] for run in runs if "other_cores" in run.result] or [0.0])
 
 
@@ -271,7 +271,7 @@ def _method(outcome: Outcome) -> str:
 
 
 def markdown(outcome: Outcome, picture: str) -> str:
-    """The dated report."""
+    """Return the dated report."""
     facts = [f"- {key}: {value}" for key, value in outcome.machine.items()]
     facts += [f"- {name}: {version}" for name, version in outcome.versions.items()]
     parts = [
@@ -296,7 +296,7 @@ def markdown(outcome: Outcome, picture: str) -> str:
 
 
 def summary(outcome: Outcome, report: str) -> str:
-    """What README.md shows between its markers."""
+    """Return the part of README.md between the markers."""
     versions = "; ".join(outcome.versions.values())
     where = f"{outcome.date}, {outcome.machine['cpu']}, {outcome.machine['system']}; {versions}."
     said = f"{where} Command: `{outcome.command}`. Whole report, with profiles: [{report}]({report})."
@@ -312,9 +312,9 @@ def summary(outcome: Outcome, report: str) -> str:
 
 
 def write(outcome: Outcome, directory: Path, draw: Callable[[Outcome], str]) -> Path:
-    """Report, data and picture into `directory`; the summary into its README.md if that has the markers.
+    """Write report, data and picture into `directory`, and the summary into its README.md if that has the markers.
 
-    A later run of the same day replaces an earlier one. Returns the report's path.
+    A later run on the same day replaces an earlier one. Return the report's path.
     """
     stem = f"report-{outcome.date}"
     (directory / f"{stem}.json").write_text(json.dumps(asdict(outcome), indent=1) + "\n", "utf-8")

@@ -1,8 +1,8 @@
-"""The measurement: rounds over scenarios over brokers, so that what is compared ran within the same half minute.
+"""The measurement: rounds over scenarios over brokers, so that compared runs are within the same half minute.
 
-The order of the brokers turns with every round. A run that fails (wrong delivery, stall, refusal) is kept as an error
-in its place, and its broker is started anew with nothing in it, so that the next run finds no leftovers; a broker that
-does not come back is left out from then on. A round that would not end in time is not begun.
+The order of the brokers changes with every round. A failed run (wrong delivery, stall, refusal) is recorded as an
+error, and its broker is restarted empty, so that the next run finds no leftovers. A broker that cannot be restarted is
+left out. A round that would not end in time is not begun.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .generator import Result, RunFailed
 from .scenarios import scenario
 
 ECHO_RATE = 1000
-"""Messages a second of S7, as amqpload.c has it."""
+"""Messages a second of S7, as in amqpload.c."""
 
 PAUSE_S = 0.3
-"""Between runs: a broker puts away what the last one left."""
+"""The pause between runs, in which a broker cleans up."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a run is made. seconds: per measurement; count, cold_count: messages of S4 (and ST), S4cold."""
+    """Parameters of a run. seconds: per measurement; count, cold_count: messages of S4 (and ST) and S4cold."""
 
     program: Path
     seconds: float
@@ -48,17 +48,17 @@ class Plan:
 
 
 def say(text: str) -> None:
-    """Progress, on standard error."""
+    """Print progress on standard error."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def warm_s(plan: Plan, name: str) -> float:
-    """Seconds before a timed scenario is measured."""
+    """Return the warm-up seconds of a timed scenario."""
     return min(1.0, plan.seconds / 2) * scenario(name).longer
 
 
 def options(plan: Plan, name: str) -> list[str]:
-    """The generator's options for a timed scenario: the same for every broker."""
+    """Return the generator's options for a timed scenario, the same for every broker."""
     chosen = ["-s", name, "--time", f"{plan.seconds * scenario(name).longer}", "--warm", f"{warm_s(plan, name)}"]
     if coalesce_us := scenario(name).coalesce_us:
         chosen += ["--coalesce", f"{coalesce_us}"]
@@ -66,7 +66,7 @@ def options(plan: Plan, name: str) -> list[str]:
 
 
 def measure(plan: Plan, broker: Broker, group: str) -> dict[str, Result]:
-    """One group on one broker: scenario -> result. Raises: RunFailed, StartFailed."""
+    """Run one group on one broker. Return scenario -> result. Raises: RunFailed, StartFailed."""
     if isinstance(broker, Echo):
         seconds = plan.seconds * scenario(group).longer
         return {group: generator.echo(plan.program, seconds, warm_s(plan, group), ECHO_RATE)}
@@ -99,7 +99,7 @@ def _stream(plan: Plan, broker: Broker) -> dict[str, Result]:
 
 
 def long_backlog(plan: Plan, broker: Broker, count: int, timeout_s: float) -> Result:
-    """Publishes `count` messages, then drains them; `timeout_s` for each of the two. Raises: RunFailed."""
+    """Publish `count` messages, then drain them; `timeout_s` for each part. Raises: RunFailed."""
     published = _step(plan, broker, "S4pub", count, timeout_s)
     say(f"published at {published['rate']:,.0f}/s, peak RSS {published['anon_peak_mb']:.0f} MB; now drained")
     drained = _step(plan, broker, "S4drain", count, timeout_s)
@@ -127,10 +127,10 @@ def run_rounds(
     notes: list[str],
     after_round: Callable[[], None],
 ) -> None:
-    """Fills `runs` and `notes` as it goes, so that an interruption leaves what there is.
+    """Fill `runs` and `notes` step by step, so that an interruption keeps the results so far.
 
-    brokers: the first is ours. only: broker -> groups, where not all. until: of the monotonic clock.
-    Raises: StartFailed if our broker does not come back.
+    brokers: the first is amqpd. only: broker -> groups, if not all. until: a time of the monotonic clock. Raises:
+    StartFailed if amqpd cannot be restarted.
     """
     there = list(brokers)
     began, longest_s = time.monotonic(), 0.0
@@ -160,7 +160,7 @@ def run_rounds(
 
 
 def _takes(broker: Broker, group: str, only: dict[str, set[str]]) -> bool:
-    """S4cold is for what was started here and so may be restarted."""
+    """S4cold needs a broker started here, because it is restarted."""
     return group in only.get(broker.name, {group}) and (group != "S4cold" or broker.can_restart())
 
 

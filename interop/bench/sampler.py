@@ -1,11 +1,11 @@
-"""Runs amqpd and notes which Python function is at work, per millisecond of CPU time: a profile without compilation.
+"""Runs amqpd and records the current Python function per millisecond of CPU time: a profile without compilation.
 
     python -P sampler.py ANSWER.json [options of amqpd]
 
-It stands by itself, for it runs in the broker's environment. Cost: a microsecond a sample. The kernel's and C
-functions' time counts for the Python function that called them, that of other threads for whatever the main thread
-did. The first CPU_BEFORE_S seconds of CPU time, the start, are left out. ANSWER.json: {"module function": samples},
-written when amqpd has ended.
+The script imports nothing of the benchmark, because it runs in the broker's environment. Cost: one microsecond per
+sample. Time of the kernel and of C functions counts for the calling Python function, time of other threads for the main
+thread's current function. The first CPU_BEFORE_S seconds of CPU time, the start, are left out. ANSWER.json:
+{"module function": samples}, written when amqpd has ended.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What is measured, and what amqpd has to reach.
+"""The scenarios, and the targets of amqpd.
 
 A scenario is a preset of the generator (amqpload.c) plus options. A target compares the same scenario in the same
-round: for `rate` ours divided by the peer's has to be at least `must` (better: `aim`); for every other figure (latency,
-memory) at most. The targets are against RabbitMQ 3.10.8 with every feature of amqpd switched on.
+round. For `rate`, amqpd's figure divided by the peer's must be at least `must` (better: `aim`); for other figures
+(latency, memory) at most. Targets are against RabbitMQ 3.10.8 with every feature of amqpd enabled.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ class Target:
 class Scenario:
     """One row of the report.
 
-    group: rows measured together (S4's drain needs S4's publish).
-    coalesce_us: the generator sleeps so long between passes, which makes it cheaper, not the broker; 0 where latency or
-    a small window is the point.
-    longer: times the length and warm-up of the others, where the slowest thousandth counts or the set-up takes long to
-    settle.
+    group: rows measured together (S4's drain needs S4's publish). coalesce_us: the generator's sleep between passes,
+    which makes the generator cheaper, not the broker; 0 if latency or a small window is measured. longer: factor of
+    length and warm-up, if the slowest thousandth counts or the set-up needs time.
     """
 
     name: str
@@ -110,13 +108,14 @@ SCENARIOS: tuple[Scenario, ...] = (
 """In the order of the report."""
 
 DURABLE = frozenset({"S3", "S3h", "S3c", "S3x200", "S3x50", "S3g", "S4", "S4cold", "ST", "ST3"})
-"""Run last in a round: what they leave to be written does not disturb the others."""
+"""Scenarios run last in a round, so that their pending writes do not disturb the others."""
 
 
 def select(names: Sequence[str]) -> list[str]:
-    """Groups to run, in the order of a round: what touches no disk first. names: of scenarios or groups, case ignored.
+    """Return the groups to run, in the order of a round, those without disk access first. names: scenarios or groups,
+    in any case.
 
-    Raises: ValueError for a name that nothing has.
+    Raises: ValueError for an unknown name.
     """
     wanted = []
     for name in names:
@@ -129,5 +128,5 @@ def select(names: Sequence[str]) -> list[str]:
 
 
 def scenario(name: str) -> Scenario:
-    """By its exact name. Raises: StopIteration if there is none."""
+    """Return the scenario with this exact name. Raises: StopIteration if there is none."""
     return next(each for each in SCENARIOS if each.name == name)

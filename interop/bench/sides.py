@@ -1,9 +1,9 @@
-"""Three nodes on this machine, of either kind, that replicate what they hold: what `cluster.py` measures.
+"""The two sides of `cluster.py`: three replicating nodes of one kind on this machine.
 
-Each is started whole, shows that a queue of its has three copies, and is ended whole. The first of its ports is that
-of the node where the queues of a run are, or the first of them.
+Each is started completely, proves that one of its queues has three copies, and is stopped completely. Its first port is
+that of the node with the (first) queue of a run.
 
-amqpd's nodes and their Kafka are those of tests/cluster, but for Java's options, which are those of Kafka's scripts.
+amqpd's nodes and their Kafka are those of tests/cluster, except Java's options, which are those of Kafka's scripts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Side:
-    """Three nodes. pids: of the nodes; besides: of what works for them; version: what they are, for the report."""
+    """Three nodes. pids: of the nodes; besides: of processes that work for them; version: for the report."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -44,25 +44,27 @@ class Side:
         self.besides: list[int] = []
 
     def start(self) -> None:
-        """Raises: StartFailed."""
+        """Start all nodes. Raises: StartFailed."""
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Ends all of it; harmless if it does not run."""
+        """Stop everything. No effect if nothing runs."""
         raise NotImplementedError
 
     def copies(self, queue: str) -> int:
-        """How many nodes have that queue of the vhost `/`, as the cluster itself says."""
+        """Return how many nodes have that queue of the vhost `/`, as the cluster reports it."""
         raise NotImplementedError
 
     def options(self, spread: bool = True) -> list[str]:
-        """Of the generator: where to connect, whose CPU is counted. spread: to all nodes, else to the first."""
+        """Return the generator's options: where to connect and whose CPU to count. spread: connect to all nodes, else
+        the first.
+        """
         ports = self.ports if spread else self.ports[:1]
         chosen = ["--quorum", str(NODES), "--ports", _joined(ports), "--pid", _joined(self.pids)]
         return [*chosen, "--beside", _joined(self.besides)] if self.besides else chosen
 
     def prove(self, program: Path) -> None:
-        """Declares a queue as a run does, with a message in it. Raises: StartFailed if there are not three copies."""
+        """Declare a queue with a message as a run does. Raises: StartFailed if there are not three copies."""
         one = ["-s", "S3", "--count", "1", "--warm", "0", "--prefix", PROOF, *self.options()]
         generator.run(program, "127.0.0.1", 0, 0, [*one, "--pubonly", "--keep"])
         found = self.copies(f"{PROOF}.q0")
@@ -71,7 +73,7 @@ class Side:
             raise StartFailed(f"{self.name}: a queue has {found} copies, not {NODES}")
 
     def idle_cores(self, seconds: float) -> float:
-        """CPU of all its processes while nobody asks anything of it."""
+        """Return the CPU of all processes without clients."""
         before = self._cpu_s()
         began = time.monotonic()
         time.sleep(seconds)
@@ -82,7 +84,7 @@ class Side:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of a process since it began, all threads, the kernel's part too."""
+    """Return the CPU seconds of a process since its start: all threads, user and kernel time."""
     fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
@@ -92,7 +94,7 @@ def _joined(numbers: Sequence[int]) -> str:
 
 
 class Rabbits(Side):
-    """RabbitMQ, Debian's package: the second and third node join the first."""
+    """RabbitMQ of Debian's package: the second and third node join the first."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__("rabbitmq")
@@ -111,7 +113,7 @@ class Rabbits(Side):
             raise StartFailed(f"rabbitmq: a cluster of {status['running_nodes']}")
 
     def stop(self) -> None:
-        for node in reversed(self.nodes):  # the first has the epmd of all
+        for node in reversed(self.nodes):  # the first node has the epmd of all
             node.stop()
 
     def copies(self, queue: str) -> int:
@@ -121,8 +123,8 @@ class Rabbits(Side):
 
 
 class OverKafka(Side):
-    """amqpd, the one this interpreter imports with -P, over three brokers of Kafka. synced: Kafka syncs each batch
-    before it is confirmed, as RabbitMQ does, and as Kafka by itself does not.
+    """amqpd, as imported by this interpreter with -P, over three Kafka brokers. synced: Kafka syncs each batch before
+    it confirms, as RabbitMQ does; by default Kafka does not.
     """
 
     def __init__(self, directory: Path, synced: bool) -> None:
@@ -153,7 +155,7 @@ class OverKafka(Side):
         self.ports = [node.amqp[1] for node in nodes]
         self.pids = [_pid(node) for node in nodes]
         self.besides = [_pid(broker) for broker in kafka.brokers.values()]
-        ready = READY_LINE.search(nodes[0].told)
+        ready = READY_LINE.search(nodes[0].log_text)
         said = ready["version"] if ready else "amqpd"
         sync = "each batch synced" if self._synced else "not synced, as Kafka is by default"
         self.version = f"{said}, {NODES} nodes, over Kafka, {NODES} brokers, {NODES} copies, {IN_SYNC} in sync, {sync}"
@@ -168,7 +170,7 @@ class OverKafka(Side):
 
 
 def _pid(part: Any) -> int:
-    """Of a node's or a broker's process."""
+    """Return the process id of a node or a broker."""
     assert part.process is not None
     found: int = part.process.pid
     return found

@@ -1,12 +1,11 @@
-"""How long a start takes with many queues, vhosts or bindings, and what they weigh: a curve.
+"""The time and memory of a start with many queues, vhosts or bindings: a curve.
 
     python -m interop.bench.starts [--counts 1000,10000,50000,100000] [--directory DIR]
 
-For each count a data directory is written by the broker's own storage and metadata: one queue with a message, as a
-clean stop or a kill leaves it, whose directory is copied for all others. Then a broker is started on it. `ready` is
-what the ready line says; RSS is read when the admin API answers, CPU is all that was used until then. No queue is
-opened yet.
-100,000 queues take some 3 GB and a million inodes while they are measured.
+For each count the broker's own storage and metadata write a data directory: one queue with a message, as after a clean
+stop or a kill, whose directory is copied for all others. Then a broker is started on it. `ready` is the time in the
+ready line; RSS and CPU are read when the HTTP API answers. No queue is opened by then.
+100,000 queues need about 3 GB and a million inodes during the measurement.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ START_S: Final = 300.0
 
 
 class _Loop:
-    """Calls what the threads post, in here."""
+    """An event loop that calls what other threads post."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
@@ -55,7 +54,9 @@ class _Loop:
 
 
 def fill(data_dir: Path, kind: str, count: int, clean: bool) -> None:
-    """kind: `queues` with a directory and a message each, or rows alone: `vhosts`, `bindings`, `users`."""
+    """Fill a data directory. kind: `queues` with a directory and a message each, or only rows: `vhosts`, `bindings`,
+    `users`.
+    """
     loop = _Loop()
     storage = Storage(data_dir, post=loop.post)
     metadata = SqlMetadataStore("", data_dir, loop.post)
@@ -89,7 +90,7 @@ def fill(data_dir: Path, kind: str, count: int, clean: bool) -> None:
 
 
 def _copy(directory: Path, rows: list[Row]) -> None:
-    """The first one's files for all others, each with a queue.json of its own."""
+    """Copy the first queue's files for all others, each with its own queue.json."""
     queues = [row for row in rows if isinstance(row, QueueRow)]
     files = {path.name: path.read_bytes() for path in (directory / queues[0].id).iterdir()}
     for row in queues[1:]:
@@ -105,7 +106,7 @@ def _done(error: BaseException | None) -> None:
 
 
 def measure(data_dir: Path, kind: str, count: int, clean: bool) -> tuple[int, int, float]:
-    """(milliseconds to ready, RSS in MB, seconds of processor until the admin API answered)."""
+    """Return milliseconds to ready, RSS in MB, and CPU seconds until the HTTP API answered."""
     command = [sys.executable, "-P", __file__, "--fill", str(data_dir), kind, str(count), str(int(clean))]
     made = subprocess.run(command, check=False)
     assert made.returncode == (0 if clean else -signal.SIGKILL), made.returncode
@@ -124,7 +125,7 @@ def measure(data_dir: Path, kind: str, count: int, clean: bool) -> tuple[int, in
 
 
 def main() -> None:
-    """Prints a row of a Markdown table as soon as it is measured."""
+    """Print a row of a Markdown table after each measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--counts", default=COUNTS, help=f"of queues (default: {COUNTS})")
     parser.add_argument("--others", action=argparse.BooleanOptionalAction, default=True, help="vhosts, bindings, users")

@@ -1,5 +1,5 @@
-"""The benchmark of three nodes: what the generator makes of several, what the tables say, and (`make test-peer`) a
-short run of all of it.
+"""The benchmark of three nodes: the generator with several nodes, the tables, and (`make test-peer`) a short run of all
+of it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is 
 
 @pytest.mark.slow
 @needs_compiler
-def test_one_broker_as_three_nodes(tmp_path: Path) -> None:
-    """Connections go round the ports, CPU and memory are those of all processes that are named, confirms are timed."""
+def test_generator_measures_several_ports_and_processes(tmp_path: Path) -> None:
+    """Connections rotate over the ports, CPU and memory are summed over the given processes, and confirms are timed."""
     program = generator.build(tmp_path)
     broker = Amqpd(tmp_path / "amqpd")
     broker.start()
@@ -36,7 +36,8 @@ def test_one_broker_as_three_nodes(tmp_path: Path) -> None:
         side.ports, side.pids, side.besides = [broker.port] * 3, [broker.pid, idle.pid], [idle.pid]
         timed = ["--time", "0.3", "--warm", "0.1", "--verify"]
         for scenario in ("S3", "S3x200", "S3r"):
-            # CPU time is counted in ticks of 10 ms. On a busy machine a short run may have none: a longer one follows.
+            # CPU time is counted in ticks of 10 ms. On a busy machine a short run may have none, so a longer one
+            # follows.
             for time_s in (0.3, 3, 30):
                 measured = ["--time", f"{time_s}", "--warm", "0.1", "--verify"]
                 result = generator.run(program, "127.0.0.1", 0, 0, ["-s", scenario, *measured, *side.options()])
@@ -49,7 +50,7 @@ def test_one_broker_as_three_nodes(tmp_path: Path) -> None:
         assert 0 < result["confirm_p50_us"] <= result["confirm_p99_us"] <= result["confirm_p999_us"]
         alone = generator.run(program, "127.0.0.1", broker.port, broker.pid, ["-s", "S3", *timed])
         assert "beside_cpu_us" not in alone
-        side.pids = [idle.pid, idle.pid]  # whose memory does not change
+        side.pids = [idle.pid, idle.pid]  # a process whose memory does not change
         twice = generator.run(program, "127.0.0.1", 0, 0, ["-s", "S3", *timed, *side.options()])
         assert twice["anon_peak_mb"] == pytest.approx(2 * twice["beside_anon_peak_mb"], abs=0.2)
     finally:
@@ -59,7 +60,7 @@ def test_one_broker_as_three_nodes(tmp_path: Path) -> None:
 
 
 @needs_compiler
-def test_what_the_generator_does_not_take(tmp_path: Path) -> None:
+def test_generator_refuses_wrong_options(tmp_path: Path) -> None:
     program = generator.build(tmp_path)
     for options, said in (
         (["--ports", "1,x"], "usage"),
@@ -71,7 +72,7 @@ def test_what_the_generator_does_not_take(tmp_path: Path) -> None:
         assert done.returncode and said in done.stdout + done.stderr, options
 
 
-def test_a_process_has_used_what_it_has_used() -> None:
+def test_cpu_s_measures_the_cpu_time_of_a_process() -> None:
     before, until = cpu_s(os.getpid()), time.process_time() + 0.1
     while time.process_time() < until:
         pass
@@ -79,7 +80,7 @@ def test_a_process_has_used_what_it_has_used() -> None:
 
 
 class FakeSide(Side):
-    """Has so many copies of every queue."""
+    """A side with so many copies of every queue."""
 
     def __init__(self, copies: int) -> None:
         super().__init__("fake")
@@ -91,24 +92,24 @@ class FakeSide(Side):
         return self.kept
 
 
-def test_where_clients_go() -> None:
+def test_options_name_ports_and_processes() -> None:
     side = FakeSide(3)
     assert side.options() == ["--quorum", "3", "--ports", "1,2,3", "--pid", "4,5,6"]
     side.besides = [7]
     assert side.options(spread=False) == ["--quorum", "3", "--ports", "1", "--pid", "4,5,6", "--beside", "7"]
 
 
-def test_a_queue_without_three_copies_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
-    monkeypatch.setattr(generator, "run", lambda *given: asked.append(given[-1]))
+def test_queue_without_three_copies_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[list[str]] = []
+    monkeypatch.setattr(generator, "run", lambda *given: runs.append(given[-1]))
     FakeSide(3).prove(Path("none"))
-    assert [("--drain" in options, "--keep" in options) for options in asked] == [(False, True), (True, False)]
+    assert [("--drain" in options, "--keep" in options) for options in runs] == [(False, True), (True, False)]
     with pytest.raises(StartFailed, match="a queue has 2 copies, not 3"):
         FakeSide(2).prove(Path("none"))
 
 
 def runs_of(*rounds: tuple[str, float, float, float]) -> list[Run]:
-    """scenario, CPU a message of amqpd's nodes, of Kafka, of RabbitMQ's nodes; amqpd has twice the rate."""
+    """Runs of (scenario, CPU per message of amqpd's nodes, of Kafka, of RabbitMQ's nodes). amqpd has twice the rate."""
     found = []
     for number, (scenario, ours, kafka, theirs) in enumerate(rounds, 1):
         for side, cpu, beside, rate in (("amqpd", ours, kafka, 2000.0), ("rabbitmq", theirs, 0.0, 1000.0)):
@@ -125,13 +126,13 @@ def found_of(runs: list[Run]) -> Found:
 
 
 def cells(table: str, name: str) -> list[str]:
-    """Of the row of that name, what follows the name."""
+    """Return the cells of the row with this name."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     (found,) = (row[1:] for row in rows if row[0] == name)
     return found
 
 
-def test_kafka_counts_apart_and_with_the_nodes() -> None:
+def test_kafka_is_counted_separately_and_in_the_sum() -> None:
     runs = runs_of(("S3", 10, 90, 200), ("S3", 10, 90, 50), ("S3", 20, 80, 80))
     assert cluster_report.gain(runs, "S3", "cpu_us") == 5
     assert cluster_report.gain(runs, "S3", "whole_cpu_us") == 0.8
@@ -142,13 +143,13 @@ def test_kafka_counts_apart_and_with_the_nodes() -> None:
 
 
 @pytest.mark.parametrize(("theirs", "word"), [(29.9, "SHORT"), (30.0, "reached")])
-def test_three_times_as_many_messages_per_cpu_second(theirs: float, word: str) -> None:
-    said = cluster_report.verdicts(runs_of(("S3", 10, 90, theirs)))
-    assert said == f"- S3: 3.0x in messages per CPU second without Kafka; must 3x: {word}"
+def test_verdict_needs_three_times_the_messages_per_cpu_second(theirs: float, word: str) -> None:
+    verdict = cluster_report.verdicts(runs_of(("S3", 10, 90, theirs)))
+    assert verdict == f"- S3: 3.0x in messages per CPU second without Kafka; must 3x: {word}"
     assert cluster_report.verdicts(runs_of(("S3 one node", 10, 90, theirs))) == ""
 
 
-def test_a_side_that_failed_has_no_figure() -> None:
+def test_failed_side_has_no_figure() -> None:
     runs = [*runs_of(("S3", 10, 90, 50)), Run(2, "S3x200", "amqpd", error="nothing moved")]
     text = cluster_report.markdown(found_of(runs))
     assert "- Failed: round 2, S3x200, amqpd: nothing moved" in text
@@ -157,7 +158,7 @@ def test_a_side_that_failed_has_no_figure() -> None:
     assert cells(cluster_report.throughput(runs), "S3x200") == ["-", "1,000", "-", "-", "50.0", "-", "-", "-"]
 
 
-def test_times_are_milliseconds() -> None:
+def test_latencies_are_in_milliseconds() -> None:
     runs = runs_of(("S3r", 10, 90, 50))
     for run in runs:
         for kind in ("", "confirm_"):
@@ -168,18 +169,18 @@ def test_times_are_milliseconds() -> None:
     assert cluster_report.throughput(runs) == ""
 
 
-@pytest.mark.parametrize(("other", "said"), [(0.35, False), (0.6, True)])
-def test_other_work_is_what_neither_side_idles_with(other: float, said: bool) -> None:
+@pytest.mark.parametrize(("other", "is_reported"), [(0.35, False), (0.6, True)])
+def test_other_work_excludes_the_idle_cost_of_both_sides(other: float, is_reported: bool) -> None:
     found = found_of(runs_of(("S3", 10, 90, 50)))
     found.idle_cores = {"amqpd": 0.1, "rabbitmq": 0.04}
     for run in found.runs:
         run.result["other_cores"] = other
     text = cluster_report.markdown(found)
     assert "(amqpd's with Kafka's): amqpd 0.10, rabbitmq 0.04." in text
-    assert ("busy with other work (0.6 cores at most)" in text) is said
+    assert ("busy with other work (0.6 cores at most)" in text) is is_reported
 
 
-def test_the_result_stands_between_its_markers(tmp_path: Path) -> None:
+def test_result_is_written_between_its_markers(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     with pytest.raises(FileNotFoundError):
         cluster_report.write(found_of([]), readme)
@@ -194,49 +195,49 @@ def test_the_result_stands_between_its_markers(tmp_path: Path) -> None:
     assert "old" not in text and text.count("| S3 ") == 2 and "`command`" in text
 
 
-def test_the_readme_has_the_markers() -> None:
+def test_readme_has_the_markers() -> None:
     text = (Path(cluster_report.__file__).with_name("README.md")).read_text("utf-8")
     assert text.count(cluster_report.BEGIN) == text.count(cluster_report.END) == 1
 
 
-def test_scenarios_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_scenario_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         cluster.main(["--scenarios", "S3,S9"])
     assert "no scenario S9; there are S3, S3 one node, S3x200, S3r" in capsys.readouterr().err
 
 
-def test_a_round_is_one_side_then_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_alternate_which_side_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
     given = cluster._arguments(["--scenarios", "S3,S3r", "--rounds", "2"])
-    asked: list[str] = []
+    runs: list[str] = []
 
-    def once(_program: Path, side: Side, scenario: cluster.Scenario, _seconds: float) -> generator.Result:
-        asked.append(f"{scenario.name} {side.name}")
-        if len(asked) == 2:
+    def run_once(_program: Path, side: Side, scenario: cluster.Scenario, _seconds: float) -> generator.Result:
+        runs.append(f"{scenario.name} {side.name}")
+        if len(runs) == 2:
             raise generator.RunFailed("stalled")
         return runs_of(("S3", 10, 90, 50))[0].result
 
-    monkeypatch.setattr(cluster, "_once", once)
+    monkeypatch.setattr(cluster, "_once", run_once)
     monkeypatch.setattr(cluster, "PAUSE_S", 0.0)
     ours, theirs = Side("amqpd"), Side("rabbitmq")
     found = found_of([])
     cluster._rounds(given, Path("none"), [ours, theirs], found)
     first = ["S3 amqpd", "S3 rabbitmq", "S3r amqpd", "S3r rabbitmq"]
-    assert asked == [*first, "S3 rabbitmq", "S3 amqpd", "S3r rabbitmq", "S3r amqpd"]
+    assert runs == [*first, "S3 rabbitmq", "S3 amqpd", "S3r rabbitmq", "S3r amqpd"]
     assert [run.error for run in found.runs] == ["", "stalled", *[""] * 6]
 
 
 @needs_compiler
 @pytest.mark.external
-def test_a_short_run_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Needs RabbitMQ, Kafka's jars and a Java; without them it is skipped and says so."""
+def test_short_run_of_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Needs RabbitMQ, Kafka's jars and a Java; otherwise it is skipped with the reason."""
     kafka_rig = pytest.importorskip("kafka_rig")
     kafka_rig.need(kafka_rig.missing())
     if not rabbitmq.is_installed():
         pytest.skip(f"needs RabbitMQ: apt install {rabbitmq.PACKAGE}")
     given = {"rounds": 1, "warm-up": 2, "scenarios": "S3,S3 one node,S3r", "directory": tmp_path}
-    # On a busy machine no message may come through in a second, which is an error: a longer run follows.
+    # On a busy machine a run of one second may move no message, which is an error: a longer run follows.
     command = [f"--{name}={value}" for name, value in given.items()]
     assert any(cluster.main([*command, f"--time={time_s}"]) == 0 for time_s in (1, 10, 60))
     out = capsys.readouterr().out
     assert "| S3 one node " in out and "| S3r rabbitmq " in out and "with Kafka" in out and str(ROOT) not in out
-    assert not list(tmp_path.glob("amqpd-bench-*")), "the nodes' directories are removed"
+    assert not list(tmp_path.glob("amqpd-bench-*")), "the nodes' directories were not removed"

@@ -1,4 +1,4 @@
-"""What the page's benchmark does where a broker is slow, and the least page that it measures besides."""
+"""The page's benchmark with a slow broker, and the minimal page it measures for comparison."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from interop.bench import generator, page, paint
 from interop.bench.generator import RunFailed
 
 
-class Cleared:
+class CountingClient:
     """Counts the calls of `clear`."""
 
     count = 0
@@ -26,46 +26,46 @@ class Process:
     pid = 1
 
 
-def slow(takes: int, said: str = "12 messages have not come, 0 confirms") -> Any:
-    """A generator against a broker that takes so many messages a second."""
+def slow_generator(capacity: int, error_text: str = "12 messages have not come, 0 confirms") -> Any:
+    """A generator with a broker that accepts `capacity` messages a second."""
 
     def run(_program: Path, _host: str, _port: int, _pid: int, options: list[str]) -> dict[str, float]:
         rate = int(options[options.index("--rate") + 1])
-        if rate > takes:
-            raise RunFailed(said)
+        if rate > capacity:
+            raise RunFailed(error_text)
         return {"rate": rate, "cpu_us": 7.5}
 
     return run
 
 
 @pytest.mark.parametrize(
-    ("takes", "rate", "cleared"), [(200_000, 100_000, 0), (60_000, 50_000, 1), (13_000, 12_500, 3)]
+    ("capacity", "rate", "cleared"), [(200_000, 100_000, 0), (60_000, 50_000, 1), (13_000, 12_500, 3)]
 )
-def test_a_slow_broker_is_offered_what_it_takes(monkeypatch, takes: int, rate: int, cleared: int) -> None:
-    monkeypatch.setattr(generator, "run", slow(takes))
-    client = Cleared()
+def test_rate_is_lowered_to_what_the_broker_accepts(monkeypatch, capacity: int, rate: int, cleared: int) -> None:
+    monkeypatch.setattr(generator, "run", slow_generator(capacity))
+    client = CountingClient()
     assert page._message_us(Path("amqpload"), Process(), client, 1.0) == (rate, 7.5)  # type: ignore[arg-type]
     assert client.count == cleared
 
 
-def test_a_rate_that_was_offered_and_not_held_does_not_count(monkeypatch) -> None:
+def test_rate_that_was_not_reached_does_not_count(monkeypatch) -> None:
     runs = iter([(33_707, 1.0), (9330, 1.0), (80_000, 1.0), (50_000, 5.0), (49_900, 4.0), (30_000, 1.0)])
 
     def run(*_: Any) -> dict[str, float]:
         return dict(zip(("rate", "cpu_us"), next(runs), strict=True))
 
     monkeypatch.setattr(generator, "run", run)
-    assert page._message_us(Path("amqpload"), Process(), Cleared(), 1.0) == (50_000, 4.0)  # type: ignore[arg-type]
+    assert page._message_us(Path("amqpload"), Process(), CountingClient(), 1.0) == (50_000, 4.0)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("said", ["9 messages have not come, 0 confirms", "connection refused"])
-def test_what_no_rate_mends_is_told(monkeypatch, said: str) -> None:
-    monkeypatch.setattr(generator, "run", slow(1000, said))
-    with pytest.raises(RunFailed, match="does not take 10,000" if "come" in said else said):
-        page._message_us(Path("amqpload"), Process(), Cleared(), 1.0)  # type: ignore[arg-type]
+@pytest.mark.parametrize("error_text", ["9 messages have not come, 0 confirms", "connection refused"])
+def test_failure_at_every_rate_is_raised(monkeypatch, error_text: str) -> None:
+    monkeypatch.setattr(generator, "run", slow_generator(1000, error_text))
+    with pytest.raises(RunFailed, match="does not take 10,000" if "come" in error_text else error_text):
+        page._message_us(Path("amqpload"), Process(), CountingClient(), 1.0)  # type: ignore[arg-type]
 
 
-def test_the_least_page_is_html_a_script_and_a_figure() -> None:
+def test_minimal_page_is_html_a_script_and_a_figure() -> None:
     with paint.least() as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
         found = {}

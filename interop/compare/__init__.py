@@ -1,1 +1,1 @@
-"""Recorded conversations, held against ours and against RabbitMQ. How to run them: README.md."""
+"""Recorded conversations, compared between amqpd and RabbitMQ. README.md says how to run them."""

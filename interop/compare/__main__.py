@@ -1,7 +1,7 @@
-"""`python -m interop.compare`: holds the conversations and the calls of the API with amqpd, prints where they differ
-from what RabbitMQ answered, and writes docs/compatibility.md.
+"""`python -m interop.compare`: runs the conversations and the API calls with amqpd, prints differences from RabbitMQ's
+recorded answers, and writes docs/compatibility.md.
 
-RabbitMQ's answers are those on record; `--record` starts a RabbitMQ and writes them down anew, each heard twice alike.
+`--record` starts a RabbitMQ and records its answers again; each conversation is run until two recordings agree.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ PLUGINS = (
     "rabbitmq_stream",
 )
 ROUNDS = 4
-"""How often a conversation is held until two recordings agree; each listens longer than the one before."""
+"""The number of recordings until two must agree; each listens longer than the one before."""
 
 
 def rabbitmq(directory: Path, http_port: int) -> RabbitMQ:
-    """Not started yet; with the plugins that the conversations are about."""
+    """Return a RabbitMQ, not started, with the plugins that the conversations use."""
     config = f"management.tcp.port = {http_port}\nmanagement.tcp.ip = 127.0.0.1\ncollect_statistics_interval = 200\n"
     config += f"stream.listeners.tcp.1 = 127.0.0.1:{machine.free_port()}\n"
     return RabbitMQ(directory, PLUGINS, config)
 
 
 def amqpd(directory: Path) -> BrokerProcess:
-    """Ours, with the event exchange where RabbitMQ's plugin has it."""
+    """Return an amqpd with the event exchange where RabbitMQ's plugin has it."""
     return BrokerProcess(directory, settings={"log.level": "warning", "event_exchange_vhost": "/"})
 
 
@@ -64,7 +64,7 @@ def address_of(process: BrokerProcess) -> Address:
 
 
 def our_tools(process: BrokerProcess) -> Workers:
-    """amqpctl by RabbitMQ's names, over the broker's unix socket."""
+    """amqpctl under RabbitMQ's names, over the broker's unix socket."""
     environment = {**os.environ, "AMQPD_DATA_DIR": str(process.data_dir), "PYTHONPATH": os.pathsep.join(sys.path)}
     return Workers(environment)
 
@@ -74,7 +74,7 @@ def their_tools(peer: RabbitMQ) -> Installed:
 
 
 def in_turn(chosen: Sequence[Conversation], one: Callable[[int], T], jobs: int) -> list[T]:
-    """One by one, or several at once where they may be; in their order."""
+    """Run the conversations, several at once if allowed. Return the results in their order."""
     done: dict[int, T] = {}
     with ThreadPoolExecutor(jobs) as pool:
         together = [place for place, each in enumerate(chosen) if not each.alone]
@@ -86,7 +86,7 @@ def in_turn(chosen: Sequence[Conversation], one: Callable[[int], T], jobs: int) 
 
 
 def recorded(conversation: Conversation, address: Address, number: int) -> Answers:
-    """Heard twice alike. Raises: AssertionError when it never is."""
+    """Record until two recordings agree. Raises: AssertionError if none do."""
     before: list[Answers] = []
     for attempt in range(ROUNDS):
         with Stage(address, number * ROUNDS + attempt, slow=1 + 2 * (attempt // 2)) as stage:
@@ -98,14 +98,14 @@ def recorded(conversation: Conversation, address: Address, number: int) -> Answe
 
 
 def record(chosen: Sequence[Conversation], address: Address, version: str, jobs: int) -> list[str]:
-    """Returns what could not be recorded."""
+    """Return what could not be recorded."""
     failed: list[str] = []
     made: dict[str, tuple[Conversation, Answers]] = {}
 
     def one(place: int) -> None:
         try:
             made[chosen[place].name] = (chosen[place], recorded(chosen[place], address, place))
-        except Exception as error:  # noqa: BLE001  # told, and the others go on
+        except Exception as error:  # noqa: BLE001  # reported; the others continue
             failed.append(f"{chosen[place].name}: {error!r}")
 
     in_turn(chosen, one, jobs)
@@ -114,7 +114,9 @@ def record(chosen: Sequence[Conversation], address: Address, version: str, jobs:
 
 
 def compare(chosen: Sequence[Conversation], address: Address, jobs: int = 8) -> dict[str, list[str]]:
-    """Ours beside the record, several at once, as most of them wait: by name what differs, a line each."""
+    """Compare amqpd with the record, several at once because most of them wait. Return the differences by name, one per
+    line.
+    """
     kept = records.load()
 
     def one(place: int) -> list[str]:
@@ -134,8 +136,8 @@ def compare(chosen: Sequence[Conversation], address: Address, jobs: int = 8) -> 
 
 
 def again(chosen: Sequence[Conversation], address: Address, jobs: int = 8) -> dict[str, list[str]]:
-    """A live RabbitMQ beside what is on record of it: by name what differs, a line each; no difference is allowed. What
-    it says otherwise at first is heard once more, slowly, as when it was recorded.
+    """Compare a live RabbitMQ with its record; no difference is allowed. A differing conversation is repeated slowly,
+    as when it was recorded. Return the differences by name, one per line.
     """
     kept = records.load()
 
@@ -198,7 +200,7 @@ def main() -> int:
 
 
 def page() -> int:
-    """docs/compatibility.md, of the record and the lists of differences."""
+    """Return docs/compatibility.md, made from the record and the lists of differences."""
     print(f"docs/compatibility.md {'was written anew' if whole.write() else 'is what it was'}")
     return 0
 
@@ -221,7 +223,7 @@ def recording(options: argparse.Namespace, chosen: Sequence[Conversation], folde
 
 
 def _await_http(port: int) -> None:
-    """The management plugin listens a little after AMQP does."""
+    """Wait for the management plugin, which listens a little later than AMQP."""
     deadline = time.monotonic() + 60
     while True:
         try:

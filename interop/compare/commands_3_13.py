@@ -1,7 +1,7 @@
-"""The commands of RabbitMQ 3.13's tools, as their `help` lists them, with those that its plugins bring.
+"""The commands of RabbitMQ 3.13's tools and plugins, as their `help` lists them.
 
-Written down from its documentation and its sources; those of 3.10.8 were also heard from the tools themselves (a file
-of tests/samples). A name that is new in 4.x is not among them, though amqpctl may have it.
+Taken from its documentation and sources; those of 3.10.8 were also recorded from the tools (a file of tests/samples).
+Commands that are new in 4.x are not included, though amqpctl may have them.
 """
 
 from __future__ import annotations
@@ -89,4 +89,4 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
         "await_online_quorum_plus_one await_online_synchronized_mirror drain post_upgrade revive",
     ),
 }
-"""By tool, in order of the names."""
+"""By tool, in alphabetical order."""

@@ -1,7 +1,6 @@
-"""Definitions of both brokers: what one exports otherwise than the other, each with its reason.
+"""Definitions of both brokers: the keys that only one of them exports, each with its reason.
 
-interop/test_definitions.py holds them: beside these keys, what comes out of RabbitMQ, goes into amqpd and back into
-RabbitMQ is the same.
+interop/test_definitions.py checks that definitions are otherwise unchanged from RabbitMQ to amqpd and back.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 SAMPLES: Final = Path(__file__).parents[2] / "tests" / "samples" / "definitions"
-"""Documents of RabbitMQ, by version; README.md there says which it has made itself."""
+"""RabbitMQ's documents by version; README.md there says which ones RabbitMQ itself exported."""
 
 
 class Apart(NamedTuple):
-    """kind: of the document's lists; empty: of the document itself. keys: of its items; of global_parameters: names."""
+    """kind: a list of the document; empty: the document itself. keys: of its items; for global_parameters: names."""
 
     kind: str
     keys: tuple[str, ...]

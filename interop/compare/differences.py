@@ -1,6 +1,7 @@
-"""Where ours answers otherwise on purpose: each with its reason. What is not listed here is a bug of ours.
+"""Intended differences of amqpd's answers, each with its reason. An unlisted difference is a bug of amqpd.
 
-A difference turns RabbitMQ's line into the one that is due of ours; a test fails for one that no conversation needs.
+A difference turns RabbitMQ's line into the line required of amqpd. A test fails for a difference that no conversation
+needs.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from .stage import Answers
 
 @dataclass(frozen=True)
 class Difference:
-    """conversations: a pattern of their names. theirs: a regular expression of RabbitMQ's line. ours: what stands in
-    the place of what it matched; None: the line does not come, and `|` parts several lines. step: of this one alone,
-    counted from 1; 0: of all.
+    """conversations: a pattern of their names. theirs: a regular expression of RabbitMQ's line. ours: the replacement;
+    None: the line is missing; `|` separates several lines. step: only this one, counted from 1; 0: all.
     """
 
     conversations: str
@@ -29,7 +29,7 @@ class Difference:
 
 
 FAULT: Final = re.compile(r"reply_code=541|^http 500")
-"""RabbitMQ's own errors: where it has one, ours may answer anything but that."""
+"""RabbitMQ's internal errors: there amqpd may answer anything else."""
 
 WHOLE_TERMS: Final = (
     "tables are sent as AMQP tables, where RabbitMQ sends Erlang's terms as text; numbers as the smallest type"
@@ -430,18 +430,18 @@ ALLOWED: Final[tuple[Difference, ...]] = (
 )
 
 NOT_YET: Final[dict[str, str]] = {}
-"""Conversations (patterns of their names) about what is not built yet, each with what it is."""
+"""Conversations (patterns of their names) about missing features, each with the feature."""
 
 
 def not_yet(name: str) -> str:
-    """What is missing for this conversation; empty: nothing."""
+    """Return the feature that this conversation lacks, or ""."""
     return next((reason for pattern, reason in NOT_YET.items() if fnmatchcase(name, pattern)), "")
 
 
 def due(
     name: str, theirs: Answers, used: set[Difference] | None = None, allowed: Sequence[Difference] = ALLOWED
 ) -> Answers:
-    """What ours has to answer where RabbitMQ answered so. used: gets the differences that were needed."""
+    """Return the answers required of amqpd, given RabbitMQ's. used: gets the differences that were needed."""
     mine = who(name, allowed)
     found: Answers = []
     for number, lines in enumerate(theirs, 1):
@@ -456,12 +456,14 @@ def due(
 
 
 def who(name: str, allowed: Sequence[Difference]) -> list[Difference]:
-    """The differences that a conversation of this name may have."""
+    """Return the differences that a conversation of this name may have."""
     return [each for each in allowed if fnmatchcase(name, each.conversations)]
 
 
 def of_line(mine: Sequence[Difference], number: int, line: str) -> tuple[Difference | None, list[str]]:
-    """What is due of ours where RabbitMQ's line of step `number` came, and by which difference; None: the same."""
+    """Return the lines required of amqpd for RabbitMQ's line of step `number`, and the difference used; None: the same
+    line.
+    """
     for each in mine:
         if each.step in (0, number):
             changed, count = re.subn(each.theirs, each.ours or "", line)
@@ -471,12 +473,12 @@ def of_line(mine: Sequence[Difference], number: int, line: str) -> tuple[Differe
 
 
 def told(name: str, wanted: Answers, got: Answers) -> list[str]:
-    """The differences, a line each: - is what was due, + is what came. Empty: there is none."""
+    """Return the differences, one per line: - required, + received. Empty: none."""
     lines: list[str] = []
     for place, (due_lines, came) in enumerate(zip(wanted, got, strict=True)):
         if any(FAULT.search(line) for line in due_lines) and came and not any(FAULT.search(line) for line in came):
             continue
-        # Of JSON a key more is no difference: programs look for those they know.
+        # An additional JSON key is no difference, because programs ignore unknown keys.
         came = [line for line in came if line in due_lines or not line.startswith("  .")]
         if due_lines != came:
             lines.append(f"{name}, step {place + 1}:")

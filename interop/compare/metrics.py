@@ -1,7 +1,7 @@
-"""Metrics of both brokers: which names RabbitMQ has that amqpd does not, each with its reason, and which labels differ.
+"""Metrics of both brokers: RabbitMQ's names that amqpd does not have, each with its reason, and missing labels.
 
-`rabbitmq_metrics.txt` is what RabbitMQ 3.10.8 was heard to say. tests/management/test_metrics.py holds ours beside it:
-each name is there with its kind and labels, or stands here.
+`rabbitmq_metrics.txt` is the output of RabbitMQ 3.10.8. tests/management/test_metrics.py compares amqpd's: each name
+exists with its kind and labels, or is listed here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MISSING: Final = {
     "rabbitmq_connection_(incoming_packets_total|outgoing_packets_total|pending_packets)": "packets are not counted",
     "rabbitmq_global_messages_dead_lettered_confirmed_total": "each is confirmed: see the counts by reason",
 }
-"""Names that RabbitMQ has, and why they are not here."""
+"""RabbitMQ's names, and why amqpd does not have them."""
 LABELS_LESS: Final = {"channel", "exchange", "exchange_vhost"}
-"""Deliveries are counted by queue, publishes by channel and by queue, what is unroutable by vhost."""
+"""Deliveries are counted by queue, publishes by channel and by queue, unroutable messages by vhost."""
 LABELS_MORE: Final = {"rabbitmq_build_info": {"product_name", "product_version", "build"}}

@@ -1,7 +1,7 @@
-"""A client that says what it is told to and writes down what it hears: a raw socket, no library.
+"""A scripted client that records what it receives: a raw socket, no library.
 
-It answers channel.close and connection.close as every client does, and nothing else. Confirms of several messages are
-written down one by one, so that it does not matter how a broker gathers them.
+It answers channel.close and connection.close as every client does, and nothing else. A confirm of several messages is
+recorded as single confirms, so that a broker's grouping does not matter.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ CAPABILITIES: Final = dict.fromkeys(
 
 
 class Heard(NamedTuple):
-    """stream: within one of them a broker keeps its order (a channel's replies, its confirms, each consumer's
-    deliveries). line: what was said.
+    """stream: the order within it is defined (a channel's replies, its confirms, each consumer's deliveries). line: the
+    received method.
     """
 
     stream: str
@@ -51,11 +51,11 @@ class Address(NamedTuple):
 
 
 class Gone(Exception):
-    """The broker has hung up."""
+    """The broker has closed the socket."""
 
 
 class Party:
-    """One connection. heard: what came and nobody has taken yet."""
+    """One connection. heard: received lines that were not taken yet."""
 
     def __init__(self, name: str, address: Address) -> None:
         self.name = name
@@ -75,10 +75,10 @@ class Party:
         self.open = False
         self._socket.close()
 
-    # -- the way in
+    # -- opening
 
     def connect(self, user: str, password: str, vhost: str) -> None:
-        """To connection.open-ok; a refusal is heard, as everything else is."""
+        """Connect up to connection.open-ok. A refusal is recorded like other answers."""
         self.send(wire.PROTOCOL)
         self.open = True
         if self._until("connection.start"):
@@ -98,14 +98,14 @@ class Party:
             self._until("connection.open-ok")
 
     def channel(self, number: int) -> None:
-        """Opens it unless it is open."""
+        """Open the channel unless it is open."""
         if number not in self.channels and self.open:
             self.say("channel.open", number)
             if self._until("channel.open-ok"):
                 self.channels.add(number)
 
     def _until(self, name: str) -> bool:
-        """Reads up to this method, which is not written down. False: the connection was closed instead."""
+        """Read up to this method, which is not recorded. Return False if the connection was closed instead."""
         deadline = time.monotonic() + PATIENCE_S
         while self.open:
             for place, heard in enumerate(self.heard):
@@ -119,10 +119,10 @@ class Party:
                 raise AssertionError(f"{name} was due within {PATIENCE_S:g} s") from None
         return False
 
-    # -- saying
+    # -- sending
 
     def send(self, data: bytes) -> None:
-        """A broker that has hung up is no error: what it said last is still to be read."""
+        """Send data. A closed socket is no error here: the broker's last answer can still be read."""
         self._socket.settimeout(PATIENCE_S)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(data)
@@ -132,10 +132,10 @@ class Party:
             self._acked[channel] = set()
         self.send(wire.method(method, channel, **arguments))
 
-    # -- hearing
+    # -- receiving
 
     def read(self) -> bool:
-        """One read of the socket. False: it is closed. Raises: TimeoutError, by the socket's own timeout."""
+        """Read the socket once. Return False if it is closed. Raises: TimeoutError, by the socket's timeout."""
         try:
             data = self._socket.recv(262144)
         except ConnectionResetError:

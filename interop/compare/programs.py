@@ -1,7 +1,7 @@
-"""Command line tools: RabbitMQ's as they are installed, amqpctl in processes that do one command line after another.
+"""Command line tools: RabbitMQ's as installed, and amqpctl in processes that each run many command lines.
 
-A start of Python, or of Erlang, is the dearest part of a command; there are hundreds of them, and ours are held in
-every run of the suite. That amqpctl runs as a program of its own under these names, tests/cli shows.
+Starting Python or Erlang is the most expensive part of a command. There are hundreds, and amqpctl's are run with every
+test run. tests/cli checks that amqpctl works as a program under these names.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ class Tools(Protocol):
     """A broker's command line tools, by RabbitMQ's names."""
 
     def run(self, words: list[str], stdin: str) -> tuple[int, str]:
-        """Exit code and standard output. words: the tool's name first. May be called by several threads."""
+        """Return exit code and standard output. words: the tool's name first. Thread-safe."""
 
     def close(self) -> None:
-        """No more is run."""
+        """End the tools."""
 
 
 class NoTools:
-    """Of a broker that was found running somewhere."""
+    """The tools of a broker that was already running: none."""
 
     def run(self, words: list[str], stdin: str) -> tuple[int, str]:
         raise AssertionError(f"{words[0]}: the tools are known of a broker that was started here only")
 
     def close(self) -> None:
-        """There is nothing."""
+        """Nothing to end."""
 
 
 NO_TOOLS: Final = NoTools()
 
 
 class Installed:
-    """RabbitMQ's, in a directory, a process each."""
+    """RabbitMQ's tools in a directory, one process per command."""
 
     def __init__(self, directory: str, environment: Mapping[str, str]) -> None:
         self._directory = directory
@@ -72,11 +72,11 @@ class Installed:
         return done.returncode, done.stdout
 
     def close(self) -> None:
-        """Each has ended."""
+        """Nothing to end: each process has ended."""
 
 
 class Workers:
-    """Ours. environment: of all command lines."""
+    """amqpctl in worker processes. environment: of all command lines."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._free: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()

@@ -1,10 +1,10 @@
-"""What RabbitMQ answered, kept as JSON: a file for each family, a conversation on each line.
+"""RabbitMQ's recorded answers as JSON: one file per family, one conversation per line.
 
     {"made_with": "RabbitMQ 3.10.8", "conversations": {
     "tx/commit": {"steps": "<fingerprint>", "heard": [["a.1 tx.select-ok"], ...]},
     ...
 
-The fingerprint is that of the steps the record was made with: one whose steps have changed is to be made anew.
+The fingerprint is that of the recorded steps: if the steps change, the conversation must be recorded again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FOLDER: Final = Path(__file__).parent / "rabbitmq"
 
 
 class Outdated(Exception):
-    """There is no record of these steps; the text says how to make it."""
+    """There is no record of these steps; the text says how to create it."""
 
 
 def load() -> dict[str, dict[str, object]]:
@@ -32,7 +32,7 @@ def load() -> dict[str, dict[str, object]]:
 
 
 def answers(records: Mapping[str, Mapping[str, object]], conversation: Conversation) -> Answers:
-    """Raises: Outdated."""
+    """Return the recorded answers. Raises: Outdated."""
     record = records.get(conversation.name)
     if record is None or record["steps"] != conversation.fingerprint():
         raise Outdated(f"{conversation.name}: not recorded with these steps; make compare-record")
@@ -42,7 +42,7 @@ def answers(records: Mapping[str, Mapping[str, object]], conversation: Conversat
 def save(
     made_with: str, made: Mapping[str, tuple[Conversation, Answers]], all_names: Mapping[str, Conversation]
 ) -> None:
-    """Puts these records among the others, and drops those whose conversation is no more."""
+    """Add these records to the others, and remove those without a conversation."""
     records = {name: record for name, record in load().items() if name in all_names}
     for name, (conversation, heard) in made.items():
         records[name] = {"steps": conversation.fingerprint(), "heard": heard}

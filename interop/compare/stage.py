@@ -1,8 +1,8 @@
-"""Where a conversation is held: its vhost and its parties, at one broker. What is heard after a step is written down.
+"""The stage of a conversation: its vhost and its parties at one broker. Everything received after a step is recorded.
 
-A recording listens until a broker has been silent for a while, as nobody knows what it will say. Who knows how much is
-due listens until that much has come and puts a question behind the last step, whose answer nothing may come before: so
-a broker is compared in milliseconds.
+A recording listens until the broker has been silent for a while, because the answer is not known. A comparison listens
+until the required lines have arrived and sends a request after the last step, whose answer must be the last. So a
+broker is compared in milliseconds.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ NO_ANSWER: Final = (
 )  # fmt: skip
 
 Answers = list[list[str]]
-"""What was heard, step by step."""
+"""The received lines, by step."""
 
 
 class Stage:
-    """number: makes the names of its vhost and its user. slow: how many times longer a recording listens."""
+    """number: part of the names of its vhost and its user. slow: factor of a recording's listening time."""
 
     def __init__(self, address: Address, number: int, *, slow: int = 1) -> None:
         self.address = address
@@ -60,10 +60,10 @@ class Stage:
         self.request("a", "DELETE", "/api/vhosts/{v}", None)
         self.request("a", "DELETE", "/api/users/{u}", None)
 
-    # -- doing
+    # -- executing
 
     def fill(self, found: Any) -> Any:
-        """With the names for the marks."""
+        """Replace the marks by the names."""
         if isinstance(found, str):
             return found.replace("{v}", self.vhost).replace("{u}", self.user)
         if isinstance(found, dict):
@@ -73,7 +73,7 @@ class Stage:
         return found
 
     def party(self, name: str) -> Party:
-        """Connected, as guest."""
+        """Return the party, connected as guest."""
         party = self.parties.get(name)
         if party is None or not party.open:
             party = self.connect(Connect(on=name))
@@ -102,7 +102,7 @@ class Stage:
             return answer.status, content.decode("utf-8", "replace")
 
     def do(self, step: Step) -> list[str]:
-        """Lines that are no frames: what HTTP answered, how a connect ended."""
+        """Execute a step. Return the lines that are no frames: HTTP answers, results of connects."""
         if isinstance(step, Say):
             party = self.party(step.on)
             if step.channel and step.method != "channel.open":
@@ -127,10 +127,10 @@ class Stage:
             time.sleep(step.ms / 1000)
         return []
 
-    # -- listening
+    # -- receiving
 
     def hear(self, deadline: float, quiet_s: float, enough: int) -> list[Heard]:
-        """Until nothing came for `quiet_s` (0: until the deadline), or until there is enough of it."""
+        """Receive until nothing arrives for `quiet_s` (0: until the deadline), or until there is enough."""
         heard: list[Heard] = []
         until = time.monotonic() + (quiet_s or 1e9)
         while True:
@@ -147,7 +147,7 @@ class Stage:
                 until = time.monotonic() + (quiet_s or 1e9)
 
     def lines(self, heard: Sequence[Heard]) -> list[str]:
-        """Stream by stream: between two of them a broker owes no order."""
+        """Return the lines by stream: between streams the order is undefined."""
         found: list[str] = []
         for stream in sorted({each.stream for each in heard}):
             found += in_order([each.line for each in heard if each.stream == stream])
@@ -155,7 +155,7 @@ class Stage:
         return [writing.normal(line, marks) for line in found]
 
     def record(self, conversation: Conversation) -> Answers:
-        """Held with a broker of which nothing is known."""
+        """Run with a broker whose answers are unknown."""
         answers: Answers = []
         for step in conversation.steps:
             if isinstance(step, Http):
@@ -170,7 +170,7 @@ class Stage:
         return answers
 
     def replay(self, conversation: Conversation, due: Answers) -> Answers:
-        """Held with a broker that should answer so."""
+        """Run with a broker that should give these answers."""
         answers: Answers = []
         for step, wanted in zip(conversation.steps, due, strict=True):
             first = self.do(step)
@@ -189,7 +189,7 @@ class Stage:
 
 
 def in_order(lines: Sequence[str]) -> list[str]:
-    """Confirms that follow each other come in any order: they are told by their tags."""
+    """Sort consecutive confirms by delivery tag, since their order is undefined."""
     found: list[str] = []
     run: list[str] = []
     for line in [*lines, ""]:
@@ -205,7 +205,7 @@ def in_order(lines: Sequence[str]) -> list[str]:
 def shown(step: Http, status: int, content: Any) -> str:
     line = f"http {status}"
     if isinstance(content, dict) and status >= 400:
-        reason = html.unescape(f"{content.get('reason')}")  # rabbit: escapes some of them
+        reason = html.unescape(f"{content.get('reason')}")  # RabbitMQ escapes some of them
         return f"{line} {' '.join(reason.split())}"
     if step.show is None or content is None:
         return line
@@ -216,7 +216,9 @@ def shown(step: Http, status: int, content: Any) -> str:
 
 
 def printed(show: str, out: str, mine: tuple[str, str]) -> list[str]:
-    """What a tool wrote, as a conversation asks for it (see `Ctl`). mine: names of its vhost and its user."""
+    """Return the part of a tool's output that the conversation records (see `Ctl`). mine: names of its vhost
+    and user.
+    """
     plain = ESCAPE.sub("", out)
     if show == "keys":
         return sorted(set(keys(json.loads(plain)))) if plain.strip() else []
@@ -231,7 +233,7 @@ def printed(show: str, out: str, mine: tuple[str, str]) -> list[str]:
 
 
 def keys(found: Any, path: str = "") -> list[str]:
-    """Paths of JSON; elements of a list are alike, and what names a node is one."""
+    """Return the paths of JSON; list elements are alike, and a key that is a node's name is marked."""
     if isinstance(found, list):
         return [key for one in found for key in keys(one, f"{path}[]")]
     if not isinstance(found, dict):

@@ -1,9 +1,9 @@
-"""A conversation as data: who says what, in which order. Nothing is expected here: RabbitMQ's record says what is due.
+"""A conversation as data: the steps of its parties, in order. No answer is expected here: RabbitMQ's record defines it.
 
-Every conversation has a vhost of its own, which `guest` may do everything in. In names, paths and bodies `{v}` stands
-for its name and `{u}` for that of the one user a conversation may make; what brokers say is written down with the same
-marks.
-A party (`a`, `b`, ...) is a connection and opens its channels as it needs them; one that was closed comes anew.
+Every conversation has its own vhost with all permissions for `guest`. In names, paths and bodies `{v}` means the
+vhost's name and `{u}` the one user that a conversation may create; recorded answers have the same marks.
+
+A party (`a`, `b`, ...) is a connection that opens its channels as needed; a closed party reconnects.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .party import wire
 
 @dataclass(frozen=True)
 class Step:
-    """One thing done, after which everybody listens.
+    """One action, after which all parties listen.
 
-    quiet_ms: for how long everybody listens at least, as something needs time to happen.
+    quiet_ms: the minimum listening time, if an effect needs time.
     """
 
     on: str = "a"
@@ -30,7 +30,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Say(Step):
-    """A method. `method` and `arguments` as tests/conformance/wire.py has them."""
+    """Send a method. `method` and `arguments` as in tests/conformance/wire.py."""
 
     method: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Say(Step):
 
 @dataclass(frozen=True)
 class Publish(Step):
-    """basic.publish with its content, `count` times; several bodies are told apart by a number behind each."""
+    """basic.publish with content, `count` times; several bodies get a number as suffix."""
 
     key: str = ""
     exchange: str = ""
@@ -53,9 +53,9 @@ class Publish(Step):
 
 @dataclass(frozen=True)
 class Http(Step):
-    """A request of the management API. show: which fields of an answer are written down; None: its status alone (an
-    error's `reason` always). `on` is the user, a for guest. late_ms: for how long RabbitMQ may show something older; a
-    recording waits for it, ours has to know at once.
+    """A request of the management API. show: which fields of an answer are recorded; None: only its status (and always
+    an error's `reason`). `on` is the user, a for guest. late_ms: for how long RabbitMQ may show old data; a recording
+    waits for it, amqpd must be current at once.
     """
 
     verb: str = "GET"
@@ -67,11 +67,10 @@ class Http(Step):
 
 @dataclass(frozen=True)
 class Ctl(Step):
-    """A command line of rabbitmqctl or another of RabbitMQ's tools; its exit code is written down.
+    """A command line of rabbitmqctl or another RabbitMQ tool; its exit code is recorded.
 
-    show: what of its standard output is, too: `columns` (the header of a list), `rows` (all lines, in the order of
-    their texts), `mine` (those of them about this conversation's vhost and user), `text` (as it is), `keys` (those of
-    JSON, with their paths).
+    show: the recorded part of its output: `columns` (the header of a list), `rows` (all lines, sorted), `mine` (those
+    about this conversation's vhost and user), `text` (unchanged), `keys` (of JSON, with their paths).
     """
 
     words: tuple[str, ...] = ()
@@ -81,7 +80,7 @@ class Ctl(Step):
 
 @dataclass(frozen=True)
 class Connect(Step):
-    """Opens a connection; what came of it is written down. user, password, vhost: marks are filled in."""
+    """Open a connection and record the result. user, password, vhost: marks are replaced."""
 
     user: str = "guest"
     password: str = "guest"
@@ -90,36 +89,36 @@ class Connect(Step):
 
 @dataclass(frozen=True)
 class Leave(Step):
-    """The party's socket is gone, without a word."""
+    """Close the party's socket without a method."""
 
 
 @dataclass(frozen=True)
 class Wait(Step):
-    """Time passes."""
+    """Wait."""
 
     ms: int = 0
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """name: `family/what`. steps: in order."""
+    """name: `family/subject`. steps: in order."""
 
     name: str
     steps: tuple[Step, ...]
     alone: bool = False
-    """Whether it is about the whole node, so that no other may be held meanwhile."""
+    """True if it affects the whole node, so that no other conversation may run meanwhile."""
 
     @property
     def family(self) -> str:
         return self.name.partition("/")[0]
 
     def fingerprint(self) -> str:
-        """Of the steps: a record made of others is none of this conversation's."""
+        """The fingerprint of the steps: a record of other steps is not valid."""
         return hashlib.sha256(repr(self.steps).encode()).hexdigest()[:12]
 
 
 def talk(name: str, *steps: Step | Sequence[Step], alone: bool = False) -> Conversation:
-    """A conversation; steps may come in groups."""
+    """Return a conversation; steps may be grouped."""
     flat: list[Step] = []
     for step in steps:
         flat += [step] if isinstance(step, Step) else step
@@ -131,7 +130,7 @@ def say(method: str, /, *, on: str = "a", channel: int = 1, quiet_ms: int = 0, *
 
 
 def queue(name: str, /, *, on: str = "a", args: dict[str, Any] | None = None, **flags: Any) -> Say:
-    """queue.declare; durable unless it says otherwise."""
+    """queue.declare; durable by default."""
     given: dict[str, Any] = {"queue": name, "durable": True, **flags}
     return say("queue.declare", on=on, **given, **({"arguments": args} if args is not None else {}))
 
@@ -178,7 +177,7 @@ def http(
 
 
 def ctl(line: str, show: str = "", *, stdin: str = "") -> Ctl:
-    """line: as a shell reads it. rabbitmqctl's, unless its first word is another tool's name."""
+    """line: as in a shell; a command of rabbitmqctl unless its first word is another tool's name."""
     words = tuple(shlex.split(line))
     if not words[0].startswith("rabbitmq-"):
         words = ("rabbitmqctl", *words)
@@ -190,7 +189,7 @@ def wait(ms: int) -> Wait:
 
 
 def wire_publish(properties: dict[str, Any], step: Publish, key: str, exchange: str) -> bytes:
-    """The bytes of a publish step, all its messages in one piece."""
+    """Return the bytes of a publish step with all its messages."""
     return b"".join(
         wire.publish(
             key,

@@ -1,7 +1,7 @@
-"""Beside a live RabbitMQ: what is on record of it is what it says, and what one of the two encrypts the other reads.
+"""Comparison with a live RabbitMQ: the records equal its answers, and each program decrypts what the other encrypts.
 
-RabbitMQ is Debian's package, a node of its own (interop/bench): `make test-peer` runs these, and CI does. Without the
-package they are skipped, and with TEST_REQUIRE_RABBITMQ set it is installed, by root.
+RabbitMQ is Debian's package, started as a separate node (interop/bench): `make test-peer` runs these tests, and CI
+does. Without the package they are skipped; with TEST_REQUIRE_RABBITMQ it is installed, as root.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 TOOLS = {"tools/queues", "tools/policies"}
-"""Of the conversations of command lines, each of which costs RabbitMQ a second."""
+"""The selected command-line conversations. Each costs RabbitMQ one second."""
 
 
 class Peer(NamedTuple):
@@ -55,18 +55,20 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
         node.stop()
 
 
-def test_the_calls_of_the_api_answer_as_they_did(peer: Peer) -> None:
-    """First, as they want a fresh broker. Names of fields come and go with what a second of statistics has seen."""
-    kept = held.load()
+def test_api_calls_have_the_recorded_status(peer: Peer) -> None:
+    """This test is the first, because it needs a fresh broker. Fields are not compared: they depend on the statistics
+    of the last second.
+    """
+    recorded = held.load()
     with State(peer.address) as state:
         found = held.hold_all(state, CALLS)
     pairs = zip(CALLS, found, strict=True)
-    statuses = [(call.name(), kept[call.name()].pop(0).status, answer.status) for call, answer in pairs]
+    statuses = [(call.name(), recorded[call.name()].pop(0).status, answer.status) for call, answer in pairs]
     assert [each for each in statuses if each[1] != each[2]] == []
 
 
-def chosen() -> Sequence[Conversation]:
-    """All that are quickly held: no command lines but a few, and nothing that RabbitMQ's statistics show later."""
+def selected_conversations() -> Sequence[Conversation]:
+    """Return the quick conversations: few command lines, and nothing that RabbitMQ's statistics show later."""
     return [
         each
         for each in ALL.values()
@@ -76,15 +78,15 @@ def chosen() -> Sequence[Conversation]:
     ]
 
 
-def test_the_conversations_are_answered_as_they_were(peer: Peer) -> None:
-    found = compare.again(chosen(), peer.address)
+def test_conversations_have_the_recorded_answers(peer: Peer) -> None:
+    found = compare.again(selected_conversations(), peer.address)
     assert len(found) > 300
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
 @pytest.mark.parametrize("value", ['<<"guest">>', '{guest,["a",42,-70000,<<1>>]}'])
-def test_what_one_encrypts_the_other_reads(peer: Peer, value: str) -> None:
-    """With what both take where nothing is said, and with an algorithm of the guide's."""
+def test_each_program_decrypts_what_the_other_encrypts(peer: Peer, value: str) -> None:
+    """With the default algorithm, and with one from the guide."""
 
     def ours(*words: str) -> str:
         line = [sys.executable, "-P", "-m", "amqpd.cli", "-q", *words]
@@ -95,8 +97,8 @@ def test_what_one_encrypts_the_other_reads(peer: Peer, value: str) -> None:
         assert code == 0, out
         return out.strip()
 
-    how = ("--cipher", "aes_256_cbc", "--hash", "sha512", "--iterations", "1000")
+    algorithm = ("--cipher", "aes_256_cbc", "--hash", "sha512", "--iterations", "1000")
     assert theirs("decode", ours("encode", value, "p w"), "p w") == value
     assert ours("decode", theirs("encode", value, "p w"), "p w") == value
-    assert theirs("decode", ours("encode", value, "p w", *how), "p w", *how) == value
-    assert ours("decode", theirs("encode", value, "p w", *how), "p w") == value
+    assert theirs("decode", ours("encode", value, "p w", *algorithm), "p w", *algorithm) == value
+    assert ours("decode", theirs("encode", value, "p w", *algorithm), "p w") == value

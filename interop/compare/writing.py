@@ -1,8 +1,8 @@
-"""What a broker said, as lines of text in which nothing is left that differs between two runs.
+"""A broker's answers as lines of text without anything that differs between two runs.
 
 A method with its content is one line: `a.1 basic.get-ok delivery_tag=1 redelivered exchange= routing_key=q
-message_count=0 {delivery_mode=2} 'body'`. Field values have their type letters, so that a `long` is no `int`. Names
-that a broker makes up, times, nodes and process ids stand as marks.
+message_count=0 {delivery_mode=2} 'body'`. Field values have their type letters, so that a `long` differs from an `int`.
+Generated names, times, nodes and process ids are replaced by marks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MADE_UP: Final = (
 
 
 def value(data: bytes, at: int) -> tuple[str, int]:
-    """One field value with its letter, and where it ends."""
+    """Return one field value with its type letter, and its end."""
     letter = chr(data[at])
     at += 1
     if letter in FIXED:
@@ -64,7 +64,7 @@ def value(data: bytes, at: int) -> tuple[str, int]:
 
 
 def table(data: bytes) -> str:
-    """A field table without its length. Its entries are told in order of their names: nobody may rely on another."""
+    """Decode a field table without its length. Entries are sorted by name, because their order is undefined."""
     entries, at = [], 0
     while at < len(data):
         name = data[at + 1 : at + 1 + data[at]].decode("utf-8", "backslashreplace")
@@ -74,7 +74,7 @@ def table(data: bytes) -> str:
 
 
 def properties(data: bytes) -> str:
-    """Flags and fields of a content header, as they follow its body size."""
+    """Decode flags and fields of a content header, which follow its body size."""
     (flags,) = struct.unpack_from(">H", data)
     at, shown = 2, []
     for place, (name, kind) in enumerate(PROPERTIES):
@@ -96,7 +96,7 @@ def properties(data: bytes) -> str:
 
 
 def body(data: bytes) -> str:
-    """A long one by its beginning and its size."""
+    """Return the body; of a long one only its beginning and its size."""
     return repr(text(data)) if len(data) <= 200 else f"{text(data[:20])!r}... {len(data)} bytes"
 
 
@@ -105,7 +105,7 @@ def text(data: bytes) -> str:
 
 
 def method(name: str, arguments: dict[str, Any]) -> str:
-    """Its arguments in their order; bits only where they are set, other values always."""
+    """Format a method with its arguments in order; bits only if set, other values always."""
     words = [name]
     for argument, found in arguments.items():
         if isinstance(found, bool):
@@ -118,7 +118,7 @@ def method(name: str, arguments: dict[str, Any]) -> str:
 
 
 def normal(line: str, marks: dict[str, str]) -> str:
-    """Without what another run would say otherwise. marks: the conversation's own names and their marks."""
+    """Remove what would differ in another run. marks: the conversation's own names and their marks."""
     for pattern, mark in MADE_UP:
         line = pattern.sub(mark, line)
     for name, mark in marks.items():

@@ -1,4 +1,5 @@
-"""The references of the documentation, made of the tables in the code, and what the site of `docs/` needs beside mkdocs.
+"""The reference pages of the documentation, made from tables in the code, and additions to mkdocs for the site of
+`docs/`.
 
-`python -m interop.manual` writes docs/reference anew; tests/docs compares. README.md says how the whole is made.
+`python -m interop.manual` writes docs/reference again; tests/docs compares. README.md describes the process.
 """

@@ -1,4 +1,4 @@
-"""`python -m interop.manual`: the generated pages of docs/reference anew."""
+"""`python -m interop.manual`: writes the generated pages of docs/reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""docs/reference/arguments.md: arguments of queues, exchanges, consumers and bindings, and exchange types, out of rows."""
+"""docs/reference/arguments.md: arguments of queues, exchanges, consumers and bindings, and exchange types, from their
+tables.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/reference/amqpctl.md: every command with its usage, options, columns and examples, out of amqpctl's own table."""
+"""docs/reference/amqpctl.md: every command with usage, options, columns and examples, from amqpctl's table."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""docs/reference/errors.md: reply codes out of amqpd/errors.py, and the texts that stand where they are raised.
+"""docs/reference/errors.md: reply codes from amqpd/errors.py, and the texts at the places where errors are raised.
 
-The texts are found in the sources: each call of an error's class whose text stands in it, with three dots for what is
-filled in. So a text that is not written where its error is made is not found; those are few.
+The texts are found in the sources: each call of an error class with a literal text, with three dots for inserted
+values. Only texts written in the call are found; few are elsewhere.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _classes() -> dict[str, type[errors.AmqpError]]:
 
 
 def _shown(node: ast.expr) -> str | None:
-    """The text that this expression makes, with dots for what is filled in; None where none stands in it."""
+    """Return the text of this expression, with dots for inserted values, or None if it has no literal text."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
@@ -83,7 +83,7 @@ def _shown(node: ast.expr) -> str | None:
 
 
 def raised(name_of: dict[str, type[errors.AmqpError]]) -> Iterator[tuple[str, str]]:
-    """Class and text of each error that is made in the rooms between a client and its queue."""
+    """Yield class and text of each error in the packages between a client and its queue."""
     for room in ROOMS:
         for path in sorted((ROOT / "amqpd" / room).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):

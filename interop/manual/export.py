@@ -1,7 +1,7 @@
-"""docs/reference/export.md: columns and options of `format("amqp")`, out of storage/spark.
+"""docs/reference/export.md: columns and options of `format("amqp")`, from storage/spark.
 
-The options stand as tables in the stories at the top of options.py and sink.py; a name that the code takes and its table does not
-tell is an error here. sink.py imports Spark, so both are read, not imported.
+The options are tables in the module docstrings of options.py and sink.py. An option of the code that the table lacks is
+an error here. sink.py imports Spark, so both are parsed, not imported.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ENTRY = re.compile(r"^ {4}(?P<names>\S.*?) {2,}(?P<meaning>\S.*)$")
 
 
 def _story(name: str) -> tuple[str, tuple[str, ...]]:
-    """The module's story, and the names of its options."""
+    """Return the module's docstring and the names of its options."""
     tree = ast.parse((EXPORT / name).read_text("utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "NAMES":
@@ -52,7 +52,7 @@ def _story(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _rows(text: str) -> list[tuple[str, str]]:
-    """The table of a story: names in front, two spaces or more, what they mean, and more of it on the lines below."""
+    """Parse the table of a docstring: a name, two or more spaces, its meaning, continued on the following lines."""
     rows: list[tuple[str, str]] = []
     for line in text.splitlines():
         entry = ENTRY.match(line)

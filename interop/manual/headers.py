@@ -1,4 +1,6 @@
-"""docs/reference/headers.md: headers that the broker reads or writes. A test looks for every `x-...` in the code here."""
+"""docs/reference/headers.md: headers that the broker reads or writes. A test checks every `x-...` in the code against
+it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from interop.manual.markdown import MADE, code, table
 
 
 class Header(NamedTuple):
-    """kind: of value, in AMQP's words. page: of docs/, that tells more."""
+    """kind: the AMQP type of the value. page: the page of docs/ with more."""
 
     name: str
     kind: str
@@ -45,7 +47,7 @@ WRITTEN: Final = (
     Header("x-redrive-count", "number", "number of redrives", "dead-letters"),
 )  # fmt: skip
 INSIDE: Final = {"x-amqpd-delayed"}
-"""Of messages that wait on the disk; nobody is delivered one."""
+"""Headers of delayed messages on disk; they are never delivered."""
 HEAD = """\
 # Headers
 

@@ -1,4 +1,4 @@
-"""docs/reference/http-api.md: every route of the admin API with the tag it asks for, out of the route table."""
+"""docs/reference/http-api.md: every route of the HTTP API with the needed tag, from the route table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of a page in Markdown, as the references need them."""
+"""Markdown helpers of the reference pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MADE = "<!-- Made by `python -m interop.manual`: change the code that it is made
 
 
 def code(text: str) -> str:
-    """Inline code, also in a table: a bar within it is escaped, a backtick needs a longer fence."""
+    """Format inline code, also in a table: a bar is escaped, a backtick needs a longer fence."""
     text = " ".join(text.split()).replace("|", "\\|")
     return f"`` {text} ``" if "`" in text else f"`{text}`" if text else ""
 
@@ -18,7 +18,7 @@ def codes(texts: Iterable[str]) -> str:
 
 
 def cell(text: str) -> str:
-    """A sentence as it stands in a table: what looks like HTML is text."""
+    """Format a sentence for a table cell: HTML is escaped."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 

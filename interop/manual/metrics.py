@@ -1,4 +1,4 @@
-"""docs/reference/metrics.md: every metric, out of the families of the admin API."""
+"""docs/reference/metrics.md: every metric, from the families of the HTTP API."""
 
 from __future__ import annotations
 

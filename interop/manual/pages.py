@@ -1,4 +1,4 @@
-"""Which page is made of what."""
+"""The generated pages and their sources."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
 
 
 def write() -> list[str]:
-    """Writes each page that has changed; returns their names."""
+    """Write each page that has changed; return their names."""
     changed = []
     for name, text in PAGES.items():
         path = DOCS / name

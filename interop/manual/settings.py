@@ -1,4 +1,4 @@
-"""docs/reference/settings.md: every setting, by section, out of the rows of the settings tree."""
+"""docs/reference/settings.md: every setting by section, from the settings schema."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SECTIONS = {
     "cluster.tls": "Cluster: Kafka over TLS",
     "cluster.sasl": "Cluster: login at Kafka",
 }
-"""Headings; a section without one here is called by its name."""
+"""Headings; other sections have their name as heading."""
 
 
 def text() -> str:

@@ -1,11 +1,11 @@
 """mkdocs hooks for the site of docs/: READMEs of the code as pages, links out of docs/, marks for tests.
 
-The README of the root is the first page. Pages link to READMEs beside the code; on the site these are pages below `code/`, so every
-link stays on the site and `mkdocs build --strict` checks it. A link to a source file becomes plain text. Marks for tests/docs
-(HTML comments) are removed.
+The README of the root is the first page. Pages link to READMEs beside the code; on the site these are pages below
+`code/`, so every link stays on the site and `mkdocs build --strict` checks it. A link to a source file becomes plain
+text. Marks for tests/docs (HTML comments) are removed.
 
-`python -m interop.manual.site [FOLDER]` builds the site into docs/site: mkdocs refuses a folder within docs/ as its target,
-so it is built beside it and moved.
+`python -m interop.manual.site [FOLDER]` builds the site into docs/site. mkdocs refuses a target folder within docs/, so
+the site is built beside it and moved.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LINK: Final = re.compile(r"(?P<picture>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\
 
 
 def papers() -> list[str]:
-    """Every paper beside the code, by its path below the root: `amqpd/broker/README.md`."""
+    """Return the paths of all READMEs beside the code, below the root: `amqpd/broker/README.md`."""
     found = [
         path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.md")) if "node_modules" not in path.parts
     ]
@@ -45,7 +45,7 @@ def papers() -> list[str]:
 
 
 def uri_of(paper: str) -> str:
-    """Return the path of a paper on the site: the root's README is the first page, all others are below `code/`."""
+    """Return the path of a README on the site: the root's is the first page, others are below `code/`."""
     return FRONT.get(paper, CODE + paper)
 
 
@@ -62,7 +62,9 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
-    """Replace the theme's one script from elsewhere by ours: no browser searches a site in files without such a script."""
+    """Replace the theme's one external script by a local one, without which browsers cannot search a site of local
+    files.
+    """
     return output.replace(SHIM, "../" * page.url.count("/") + OUR_SHIM)
 
 
@@ -71,7 +73,7 @@ def on_post_template(output_content: str, *, template_name: str, config: MkDocsC
 
 
 def rewritten(markdown: str, src_uri: str) -> str:
-    """The page as the site has it. src_uri: its path on the site, `streams.md` or `code/amqpd/README.md`."""
+    """Return the page as the site has it. src_uri: its path on the site, `streams.md` or `code/amqpd/README.md`."""
     parts: list[str] = []
     end = 0
     for fence in FENCE.finditer(markdown):
@@ -96,7 +98,7 @@ def _link(link: re.Match[str], src_uri: str) -> str:
     else:
         return link["text"]
     if not (ROOT / there).is_file():
-        return link["text"] if (ROOT / there).is_dir() else link.group()  # a file that is missing is for mkdocs to tell
+        return link["text"] if (ROOT / there).is_dir() else link.group()  # a missing file is reported by mkdocs
     relative = posixpath.relpath(uri, posixpath.dirname(src_uri) or ".")
     return f"{link['picture']}[{link['text']}]({relative}{'#' + anchor if anchor else ''})"
 
@@ -108,7 +110,7 @@ def _in_tree(src_uri: str) -> str:
 
 
 def build(target: Path, *options: str) -> int:
-    """Builds the site, strictly, into `target`, which is replaced. Returns mkdocs' exit code."""
+    """Build the site, strictly, into `target`, which is replaced. Return mkdocs' exit code."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "site"
         command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]

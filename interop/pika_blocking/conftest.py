@@ -12,7 +12,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 Unique = Callable[[str], str]
-sys.path.insert(0, str(Path(__file__).parent))  # for conversation.py: pytest's import mode leaves siblings off the path
+sys.path.insert(0, str(Path(__file__).parent))  # conversation.py is there: pytest does not add this folder itself
 
 
 @pytest.fixture
@@ -28,23 +28,23 @@ def channel(connection: pika.BlockingConnection) -> BlockingChannel:
 
 @pytest.fixture
 def queue(channel: BlockingChannel) -> str:
-    """An exclusive queue with a name of the server's."""
+    """An exclusive queue with a server-generated name."""
     name: str = channel.queue_declare("", exclusive=True).method.queue
     return name
 
 
 @pytest.fixture
 def exchange(channel: BlockingChannel, unique: Unique) -> Iterator[Callable[..., str]]:
-    """Makes exchanges that are gone after the test."""
-    made: list[str] = []
+    """Declares exchanges that are deleted after the test."""
+    names: list[str] = []
 
     def make(kind: str, **more: Any) -> str:
-        name = unique(f"x{len(made)}-{kind}")
+        name = unique(f"x{len(names)}-{kind}")
         channel.exchange_declare(name, kind, **more)
-        made.append(name)
+        names.append(name)
         return name
 
     yield make
     cleaner = channel.connection.channel()
-    for name in made:
+    for name in names:
         cleaner.exchange_delete(name)

@@ -1,4 +1,4 @@
-"""The small words in which the tests of this folder talk to a broker through pika's BlockingConnection."""
+"""Helper functions with which the tests of this folder use pika's BlockingConnection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def send(channel: BlockingChannel, routing_key: str, *bodies: str, exchange: str
 
 
 def get(channel: BlockingChannel, queue: str, *, auto_ack: bool = True) -> Any:
-    """(method, properties, body text), or None when the queue is empty."""
+    """Return (method, properties, body text), or None if the queue is empty."""
     method, properties, body = channel.basic_get(queue, auto_ack=auto_ack)
     return None if method is None else (method, properties, body.decode())
 
@@ -35,7 +35,7 @@ def drain(channel: BlockingChannel, queue: str) -> list[str]:
 
 
 class Received(list[tuple[Any, Any, str]]):
-    """What a consumer was given; `wait(n)` serves the connection until there are n, or 5 s have passed."""
+    """A consumer's deliveries. `wait(n)` serves the connection until there are n, or fails after a timeout."""
 
     def __init__(self, channel: BlockingChannel) -> None:
         super().__init__()
@@ -51,13 +51,13 @@ class Received(list[tuple[Any, Any, str]]):
     def wait(self, count: int, timeout_s: float = 30.0) -> Received:
         deadline = time.monotonic() + timeout_s
         while len(self) < count:
-            assert time.monotonic() < deadline, f"{count} messages expected, {self.bodies} came"
+            assert time.monotonic() < deadline, f"{count} messages expected, {self.bodies} received"
             self.channel.connection.process_data_events(time_limit=0.05)
         return self
 
 
 def serve(connection: pika.BlockingConnection, timeout_s: float = 30.0) -> None:
-    """Reads for so long that what is on its way has come; the connection's end is raised from here."""
+    """Read until the timeout. An end of the connection is raised here."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         connection.process_data_events(time_limit=0.1)
@@ -65,7 +65,7 @@ def serve(connection: pika.BlockingConnection, timeout_s: float = 30.0) -> None:
 
 @contextmanager
 def channel_error(code: int, text: str) -> Iterator[None]:
-    """The broker closes the channel with this code and exactly this text."""
+    """Expect that the broker closes the channel with exactly this code and text."""
     with pytest.raises(ChannelClosedByBroker) as caught:
         yield
     assert (caught.value.reply_code, caught.value.reply_text) == (code, text)

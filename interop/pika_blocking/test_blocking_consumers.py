@@ -1,4 +1,4 @@
-"""Taking messages with pika's BlockingConnection: acknowledgement, requeue, prefetch, consumers."""
+"""Receiving messages with pika's BlockingConnection: acks, requeue, prefetch, consumers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pika.exceptions import (
     DuplicateConsumerTag,
 )
 
-# -- acknowledgement
+# -- acks
 
 
-def test_counts_and_get(channel: BlockingChannel, queue: str) -> None:
+def test_get_returns_message_and_remaining_count(channel: BlockingChannel, queue: str) -> None:
     assert get(channel, queue) is None
     send(channel, queue, "a", "b", "c")
     method, _, body = get(channel, queue, auto_ack=False)
@@ -34,7 +34,7 @@ def test_counts_and_get(channel: BlockingChannel, queue: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["nack", "reject", "recover", "channel", "connection"])
-def test_requeue_keeps_order_and_tells_redelivered(broker: Any, unique: Unique, how: str) -> None:
+def test_requeued_messages_keep_order_and_are_redelivered(broker: Any, unique: Unique, how: str) -> None:
     queue = unique("requeue")
     with pika.BlockingConnection(broker.pika()) as keeper:
         first = pika.BlockingConnection(broker.pika())
@@ -54,10 +54,10 @@ def test_requeue_keeps_order_and_tells_redelivered(broker: Any, unique: Unique, 
             channel.close()
         if how in ("connection", "channel"):
             first.close()
-        look = keeper.channel() if first.is_closed else channel
+        other_channel = keeper.channel() if first.is_closed else channel
         got = []
         for _ in range(5):
-            method, _, body = get(look, queue)
+            method, _, body = get(other_channel, queue)
             got.append((body, method.redelivered))
         assert got == [("a", True), ("c", True), ("d", True), ("e", False), ("f", False)]
         keeper.channel().queue_delete(queue)
@@ -65,7 +65,7 @@ def test_requeue_keeps_order_and_tells_redelivered(broker: Any, unique: Unique, 
             first.close()
 
 
-def test_reject_without_requeue_drops(channel: BlockingChannel, queue: str) -> None:
+def test_rejected_message_without_requeue_is_dropped(channel: BlockingChannel, queue: str) -> None:
     send(channel, queue, *"abcd")
     for _ in range(4):
         get(channel, queue, auto_ack=False)
@@ -75,7 +75,7 @@ def test_reject_without_requeue_drops(channel: BlockingChannel, queue: str) -> N
     assert drain(channel, queue) == ["d"]
 
 
-def test_ack_multiple(channel: BlockingChannel, queue: str) -> None:
+def test_ack_multiple_acks_all_earlier_messages(channel: BlockingChannel, queue: str) -> None:
     send(channel, queue, *"abcde")
     for _ in range(5):
         get(channel, queue, auto_ack=False)
@@ -87,7 +87,7 @@ def test_ack_multiple(channel: BlockingChannel, queue: str) -> None:
     assert channel.is_open
 
 
-def test_requeued_goes_to_a_waiting_consumer(channel: BlockingChannel, queue: str) -> None:
+def test_requeued_message_goes_to_a_waiting_consumer(channel: BlockingChannel, queue: str) -> None:
     send(channel, queue, "m")
     method, _, _ = get(channel, queue, auto_ack=False)
     received = Received(channel)
@@ -101,13 +101,13 @@ def test_requeued_goes_to_a_waiting_consumer(channel: BlockingChannel, queue: st
     ("tag", "multiple"), [(82, False), (0, False), (99, True)], ids=["unknown", "zero", "multiple"]
 )
 @pytest.mark.parametrize("how", ["ack", "nack"])
-def test_unknown_delivery_tag(channel: BlockingChannel, how: str, tag: int, multiple: bool) -> None:
+def test_unknown_delivery_tag_closes_the_channel(channel: BlockingChannel, how: str, tag: int, multiple: bool) -> None:
     with channel_error(406, f"PRECONDITION_FAILED - unknown delivery tag {tag}"):
         getattr(channel, f"basic_{how}")(tag, multiple=multiple)
         channel.queue_declare("", exclusive=True)
 
 
-def test_ack_twice(channel: BlockingChannel, queue: str) -> None:
+def test_second_ack_closes_the_channel(channel: BlockingChannel, queue: str) -> None:
     send(channel, queue, "m")
     get(channel, queue, auto_ack=False)
     channel.basic_ack(1)
@@ -128,7 +128,7 @@ def test_prefetch_is_per_consumer(connection: pika.BlockingConnection, queue: st
     channel.basic_consume(queue, two)
     one.wait(2)
     two.wait(2)
-    channel.basic_qos(prefetch_count=1)  # is for consumers started from now on
+    channel.basic_qos(prefetch_count=1)  # applies to consumers started from now on
     channel.basic_consume(queue, later)
     later.wait(1)
     connection.process_data_events(time_limit=0.1)
@@ -138,7 +138,7 @@ def test_prefetch_is_per_consumer(connection: pika.BlockingConnection, queue: st
     assert sorted(one.bodies + two.bodies + later.bodies) == ["0", "1", "2", "3", "4", "5"]
 
 
-def test_global_prefetch_is_one_window(connection: pika.BlockingConnection, queue: str) -> None:
+def test_global_prefetch_is_one_window_for_the_channel(connection: pika.BlockingConnection, queue: str) -> None:
     channel = connection.channel()
     channel.basic_qos(prefetch_count=3, global_qos=True)
     one, two = Received(channel), Received(channel)
@@ -155,7 +155,7 @@ def test_global_prefetch_is_one_window(connection: pika.BlockingConnection, queu
     assert len(one) + len(two) == 10
 
 
-def test_round_robin(connection: pika.BlockingConnection, queue: str) -> None:
+def test_deliveries_go_round_robin(connection: pika.BlockingConnection, queue: str) -> None:
     channel = connection.channel()
     consumers = [Received(channel) for _ in range(3)]
     for received in consumers:
@@ -165,7 +165,7 @@ def test_round_robin(connection: pika.BlockingConnection, queue: str) -> None:
         assert received.wait(4).bodies == [str(n) for n in range(number, 12, 3)]
 
 
-def test_consumer_priority(connection: pika.BlockingConnection, queue: str) -> None:
+def test_consumer_of_higher_priority_is_served_first(connection: pika.BlockingConnection, queue: str) -> None:
     channel = connection.channel()
     channel.basic_qos(prefetch_count=2)
     low, high = Received(channel), Received(channel)
@@ -177,9 +177,9 @@ def test_consumer_priority(connection: pika.BlockingConnection, queue: str) -> N
     assert (high.bodies, low.bodies) == (["a", "b"], ["c"])
 
 
-def test_cancel_keeps_unacked_and_stops(connection: pika.BlockingConnection, queue: str) -> None:
+def test_cancel_stops_deliveries_and_keeps_unacked(connection: pika.BlockingConnection, queue: str) -> None:
     channel = connection.channel()
-    channel.confirm_delivery()  # RabbitMQ may answer a passive declare before it has counted what was only sent
+    channel.confirm_delivery()  # RabbitMQ may answer a passive declare before it has counted an unconfirmed publish
     received = Received(channel)
     tag = channel.basic_consume(queue, received)
     send(channel, queue, "a")
@@ -191,7 +191,7 @@ def test_cancel_keeps_unacked_and_stops(connection: pika.BlockingConnection, que
     assert received.bodies == ["a"]
 
 
-def test_cancel_notification_when_the_queue_goes(
+def test_deleted_queue_cancels_its_consumer(
     connection: pika.BlockingConnection, unique: Unique, eventually: Eventually
 ) -> None:
     queue = unique("gone")
@@ -207,7 +207,7 @@ def test_cancel_notification_when_the_queue_goes(
     assert channel.is_open
 
 
-def test_consume_generator(connection: pika.BlockingConnection, queue: str) -> None:
+def test_consume_generator_requeues_prefetched_on_cancel(connection: pika.BlockingConnection, queue: str) -> None:
     channel = connection.channel()
     channel.basic_qos(prefetch_count=4)
     send(channel, queue, *"abcdef")
@@ -219,18 +219,18 @@ def test_consume_generator(connection: pika.BlockingConnection, queue: str) -> N
         if len(got) == 3:
             break
     assert got == ["a", "b", "c"]
-    channel.cancel()  # gives back what had been prefetched
+    channel.cancel()  # requeues the prefetched messages
     assert drain(channel, queue) == ["d", "e", "f"]
     assert next(channel.consume(queue, inactivity_timeout=0.05)) == (None, None, None)
 
 
-def test_server_made_names(channel: BlockingChannel) -> None:
+def test_server_generated_queue_name(channel: BlockingChannel) -> None:
     queue = channel.queue_declare("").method.queue
     assert re.fullmatch(r"amq\.gen-[A-Za-z0-9_-]{22}", queue)
     channel.queue_delete(queue)
 
 
-def test_empty_name_is_the_last_queue(channel: BlockingChannel) -> None:
+def test_empty_name_means_the_last_declared_queue(channel: BlockingChannel) -> None:
     queue = channel.queue_declare("", exclusive=True).method.queue
     channel.queue_bind("", "amq.direct", "")
     channel.basic_publish("amq.direct", queue, b"m")
@@ -242,22 +242,22 @@ def test_empty_name_is_the_last_queue(channel: BlockingChannel) -> None:
     assert channel.queue_delete("").method.message_count == 0
 
 
-def test_no_last_queue(channel: BlockingChannel) -> None:
+def test_empty_name_without_a_declared_queue_is_404(channel: BlockingChannel) -> None:
     with channel_error(404, "NOT_FOUND - no previously declared queue"):
         channel.queue_purge("")
 
 
-def test_reused_consumer_tag(connection: pika.BlockingConnection, queue: str) -> None:
+def test_reused_consumer_tag_closes_the_connection(connection: pika.BlockingConnection, queue: str) -> None:
     channel = connection.channel()
     channel.basic_consume(queue, Received(channel), consumer_tag="T")
     with pytest.raises(DuplicateConsumerTag):
         channel.basic_consume(queue, Received(channel), consumer_tag="T")
-    with connection_error(530, "NOT_ALLOWED - attempt to reuse consumer tag 'T'"):  # past pika's own check
+    with connection_error(530, "NOT_ALLOWED - attempt to reuse consumer tag 'T'"):  # bypasses pika's own check
         channel._impl._send_method(pika.spec.Basic.Consume(queue=queue, consumer_tag="T"))
         channel.queue_declare("", exclusive=True)
 
 
-def test_exclusive_consumer(connection: pika.BlockingConnection, queue: str) -> None:
+def test_exclusive_consumer_excludes_others(connection: pika.BlockingConnection, queue: str) -> None:
     first, second = connection.channel(), connection.channel()
     tag = first.basic_consume(queue, Received(first), exclusive=True)
     text = f"ACCESS_REFUSED - queue '{queue}' in vhost '/' in exclusive use"

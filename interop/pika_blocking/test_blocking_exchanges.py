@@ -1,4 +1,4 @@
-"""Exchanges by pika's BlockingConnection: every type, bindings between them, alternates, refusals."""
+"""Exchanges with pika's BlockingConnection: all types, exchange bindings, alternate exchanges, refusals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pika.exceptions import (
 )
 
 
-def test_direct(channel: BlockingChannel, exchange: Callable[..., str]) -> None:
+def test_direct_exchange_routes_by_equal_key(channel: BlockingChannel, exchange: Callable[..., str]) -> None:
     name = exchange("direct")
     left, right, both = bound(channel, name, "l"), bound(channel, name, "r"), bound(channel, name, "l", "r")
     for key in ("l", "r", "", "L"):
@@ -25,14 +25,14 @@ def test_direct(channel: BlockingChannel, exchange: Callable[..., str]) -> None:
     assert drain(channel, both) == []
 
 
-def test_fanout(channel: BlockingChannel, exchange: Callable[..., str]) -> None:
+def test_fanout_exchange_routes_once_to_each_queue(channel: BlockingChannel, exchange: Callable[..., str]) -> None:
     name = exchange("fanout", durable=True)
     queues = [bound(channel, name, "ignored", "twice") for _ in range(5)]
     send(channel, "any", "m", exchange=name)
     assert [drain(channel, q) for q in queues] == [["m"]] * 5
 
 
-def test_topic(channel: BlockingChannel, exchange: Callable[..., str]) -> None:
+def test_topic_exchange_matches_wildcards(channel: BlockingChannel, exchange: Callable[..., str]) -> None:
     name = exchange("topic")
     patterns = ["a.b", "*.b", "a.*", "#", "a.#", "#.b", "*", "a.*.b", "#.#", "*.#", "", "a.#.b"]
     queues = {pattern: bound(channel, name, pattern) for pattern in patterns}
@@ -49,7 +49,7 @@ def test_topic(channel: BlockingChannel, exchange: Callable[..., str]) -> None:
         assert sorted(p for p, q in queues.items() if drain(channel, q)) == sorted(matching), key
 
 
-def test_headers(channel: BlockingChannel, exchange: Callable[..., str]) -> None:
+def test_headers_exchange_matches_by_x_match(channel: BlockingChannel, exchange: Callable[..., str]) -> None:
     name = exchange("headers")
     bindings: dict[str, dict[str, Any]] = {
         "all": {"x-match": "all", "a": 1, "b": "x"},
@@ -78,7 +78,7 @@ def test_headers(channel: BlockingChannel, exchange: Callable[..., str]) -> None
         assert sorted(k for k, q in queues.items() if drain(channel, q)) == sorted(matching + always), headers
 
 
-def test_headers_bad_x_match(connection: pika.BlockingConnection, queue: str) -> None:
+def test_invalid_x_match_is_refused(connection: pika.BlockingConnection, queue: str) -> None:
     for value, text in (
         (23, "Invalid x-match field type signedint (value 23); expected longstr"),
         ("foo", 'Invalid x-match field value <<"foo">>; expected all, any, all-with-x, or any-with-x'),
@@ -87,7 +87,7 @@ def test_headers_bad_x_match(connection: pika.BlockingConnection, queue: str) ->
             connection.channel().queue_bind(queue, "amq.headers", "", {"x-match": value})
 
 
-def test_exchange_to_exchange_with_a_cycle(channel: BlockingChannel, exchange: Callable[..., str]) -> None:
+def test_cycle_of_exchange_bindings_delivers_once(channel: BlockingChannel, exchange: Callable[..., str]) -> None:
     first, second, third = exchange("fanout"), exchange("topic"), exchange("direct")
     channel.exchange_bind(second, first)
     channel.exchange_bind(second, first, "#")
@@ -103,30 +103,36 @@ def test_exchange_to_exchange_with_a_cycle(channel: BlockingChannel, exchange: C
     assert [drain(channel, q) for q in (one, two, three)] == [["o"], ["o"], []]
 
 
-def test_alternate_exchange(channel: BlockingChannel, exchange: Callable[..., str]) -> None:
+def test_alternate_exchanges_get_unrouted_messages(channel: BlockingChannel, exchange: Callable[..., str]) -> None:
     last = exchange("fanout")
     middle = exchange("direct", arguments={"alternate-exchange": last})
     first = exchange("direct", arguments={"alternate-exchange": middle})
-    here, there, end = bound(channel, first, "a"), bound(channel, middle, "b"), bound(channel, last, "")
+    first_queue, middle_queue, last_queue = (
+        bound(channel, first, "a"),
+        bound(channel, middle, "b"),
+        bound(channel, last, ""),
+    )
     channel.confirm_delivery()
     for key in ("a", "b", "c"):
         channel.basic_publish(first, key, key.encode(), mandatory=True)
-    assert [drain(channel, q) for q in (here, there, end)] == [["a"], ["b"], ["c"]]
+    assert [drain(channel, q) for q in (first_queue, middle_queue, last_queue)] == [["a"], ["b"], ["c"]]
 
 
-def test_alternate_exchange_that_is_missing_or_a_cycle(channel: BlockingChannel, exchange: Callable[..., str]) -> None:
-    lonely = exchange("direct", arguments={"alternate-exchange": "nosuch"})
+def test_missing_or_cyclic_alternate_exchange_is_unroutable(
+    channel: BlockingChannel, exchange: Callable[..., str]
+) -> None:
+    unrouted = exchange("direct", arguments={"alternate-exchange": "nosuch"})
     one = exchange("direct")
     channel.confirm_delivery()
     with pytest.raises(UnroutableError):
-        channel.basic_publish(lonely, "k", b"m", mandatory=True)
+        channel.basic_publish(unrouted, "k", b"m", mandatory=True)
     two = exchange("direct", arguments={"alternate-exchange": one})
     assert two != one
     with pytest.raises(UnroutableError):
         channel.basic_publish(two, "k", b"m", mandatory=True)
 
 
-def test_internal_exchange(
+def test_publish_to_internal_exchange_is_refused(
     connection: pika.BlockingConnection, channel: BlockingChannel, exchange: Callable[..., str]
 ) -> None:
     inner, outer = exchange("fanout", internal=True), exchange("fanout")
@@ -140,7 +146,9 @@ def test_internal_exchange(
         other.queue_declare("", exclusive=True)
 
 
-def test_auto_delete_exchange(connection: pika.BlockingConnection, channel: BlockingChannel, unique: Unique) -> None:
+def test_auto_delete_exchange_is_deleted_with_its_last_binding(
+    connection: pika.BlockingConnection, channel: BlockingChannel, unique: Unique
+) -> None:
     name = unique("auto")
     channel.exchange_declare(name, "direct", auto_delete=True)
     one, two = bound(channel, name, "k"), bound(channel, name, "k")
@@ -151,7 +159,7 @@ def test_auto_delete_exchange(connection: pika.BlockingConnection, channel: Bloc
         connection.channel().exchange_declare(name, passive=True)
 
 
-def test_exchange_delete_if_unused(
+def test_delete_if_unused_refuses_a_bound_exchange(
     connection: pika.BlockingConnection, channel: BlockingChannel, exchange: Callable[..., str]
 ) -> None:
     name = exchange("direct")
@@ -174,7 +182,7 @@ def test_exchange_delete_if_unused(
     ],
     ids=["type", "durable", "internal"],
 )
-def test_inequivalent_exchange(
+def test_inequivalent_exchange_declaration_is_refused(
     connection: pika.BlockingConnection, exchange: Callable[..., str], change: dict[str, Any], text: str
 ) -> None:
     name = exchange("fanout")
@@ -182,7 +190,7 @@ def test_inequivalent_exchange(
         connection.channel().exchange_declare(name, **{"exchange_type": "fanout", **change})
 
 
-def test_predeclared_exchanges(channel: BlockingChannel) -> None:
+def test_predeclared_exchanges_exist(channel: BlockingChannel) -> None:
     for name, kind in (
         ("direct", "direct"),
         ("fanout", "fanout"),

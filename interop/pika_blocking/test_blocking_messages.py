@@ -1,4 +1,4 @@
-"""Messages through pika's BlockingConnection: properties, bodies, confirms, returns, transactions, direct reply-to."""
+"""Messages with pika's BlockingConnection: properties, bodies, confirms, returns, transactions, direct reply-to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pika.exceptions import (
 # -- messages
 
 
-def test_all_properties(channel: BlockingChannel, queue: str) -> None:
+def test_all_properties_are_unchanged(channel: BlockingChannel, queue: str) -> None:
     sent = pika.BasicProperties(
         content_type="text/plain",
         content_encoding="utf-8",
@@ -42,7 +42,7 @@ def test_all_properties(channel: BlockingChannel, queue: str) -> None:
     assert get(channel, queue)[1] == pika.BasicProperties()
 
 
-def test_header_values(channel: BlockingChannel, queue: str) -> None:
+def test_header_values_are_unchanged(channel: BlockingChannel, queue: str) -> None:
     headers: dict[str, Any] = {
         "bool": True,
         "int": -5,
@@ -62,8 +62,10 @@ def test_header_values(channel: BlockingChannel, queue: str) -> None:
     assert got == headers
 
 
-def test_every_field_type_byte_for_byte(channel: BlockingChannel, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pika writes only some types, so the table is written here; what comes back is taken before pika reads it."""
+def test_every_field_type_is_unchanged_byte_for_byte(
+    channel: BlockingChannel, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pika encodes only some types, so the test writes the table. The answer is captured before pika decodes it."""
 
     def entry(name: bytes, value: bytes) -> bytes:
         return bytes([len(name)]) + name + value
@@ -110,7 +112,7 @@ def test_every_field_type_byte_for_byte(channel: BlockingChannel, queue: str, mo
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 131072 - 9, 131072 - 8, 131072 - 7, 2 * (131072 - 8), 6_000_000])
-def test_body_sizes(channel: BlockingChannel, queue: str, size_bytes: int) -> None:
+def test_bodies_of_any_size_are_unchanged(channel: BlockingChannel, queue: str, size_bytes: int) -> None:
     body = bytes(range(256)) * (size_bytes // 256 + 1)
     body = body[:size_bytes]
     channel.basic_publish("", queue, body, pika.BasicProperties(message_id="m"))
@@ -120,7 +122,7 @@ def test_body_sizes(channel: BlockingChannel, queue: str, size_bytes: int) -> No
     assert got == body
 
 
-def test_small_frames(broker: Any) -> None:
+def test_messages_with_small_frames_are_unchanged(broker: Any) -> None:
     with pika.BlockingConnection(broker.pika(frame_max=4096)) as connection:
         channel = connection.channel()
         queue = channel.queue_declare("", exclusive=True).method.queue
@@ -134,7 +136,7 @@ def test_small_frames(broker: Any) -> None:
         assert received == [body] * 3
 
 
-def test_order_of_many(channel: BlockingChannel, queue: str) -> None:
+def test_many_messages_keep_order(channel: BlockingChannel, queue: str) -> None:
     received = Received(channel)
     channel.basic_consume(queue, received, auto_ack=True)
     send(channel, queue, *(str(n) for n in range(3000)))
@@ -142,7 +144,7 @@ def test_order_of_many(channel: BlockingChannel, queue: str) -> None:
     assert [m.delivery_tag for m, _, _ in received] == list(range(1, 3001))
 
 
-def test_routing_key_with_odd_characters(channel: BlockingChannel, unique: Unique) -> None:
+def test_queue_name_with_special_characters(channel: BlockingChannel, unique: Unique) -> None:
     name = unique("sales[eu] grüße/%2F*#")
     channel.queue_declare(name, exclusive=True)
     send(channel, name, "m")
@@ -153,7 +155,7 @@ def test_routing_key_with_odd_characters(channel: BlockingChannel, unique: Uniqu
 # -- publishing
 
 
-def test_mandatory_return(
+def test_unroutable_mandatory_message_is_returned(
     connection: pika.BlockingConnection, channel: BlockingChannel, eventually: Eventually
 ) -> None:
     returned: list[tuple[Any, Any, bytes]] = []
@@ -167,7 +169,7 @@ def test_mandatory_return(
     assert len(returned) == 1
 
 
-def test_confirms(channel: BlockingChannel, queue: str) -> None:
+def test_publishes_are_confirmed_or_returned(channel: BlockingChannel, queue: str) -> None:
     channel.confirm_delivery()
     for number in range(20):
         channel.basic_publish("", queue, str(number).encode(), pika.BasicProperties(delivery_mode=2), mandatory=True)
@@ -179,18 +181,18 @@ def test_confirms(channel: BlockingChannel, queue: str) -> None:
     channel.basic_publish("", queue, b"goes on", mandatory=True)
 
 
-def test_confirm_of_durable_queue(connection: pika.BlockingConnection, unique: Unique) -> None:
+def test_durable_publishes_are_confirmed(connection: pika.BlockingConnection, unique: Unique) -> None:
     channel = connection.channel()
     queue = unique("durable")
     channel.queue_declare(queue, durable=True)
     channel.confirm_delivery()
     for size in (0, 10, 200_000):
         channel.basic_publish("", queue, b"x" * size, pika.BasicProperties(delivery_mode=2), mandatory=True)
-    assert [len(drained) for drained in drain(channel, queue)] == [0, 10, 200_000]
+    assert [len(body) for body in drain(channel, queue)] == [0, 10, 200_000]
     channel.queue_delete(queue)
 
 
-def test_reject_publish_nacks(channel: BlockingChannel) -> None:
+def test_full_queue_nacks_with_reject_publish(channel: BlockingChannel) -> None:
     arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
     queue = channel.queue_declare("", exclusive=True, arguments=arguments).method.queue
     channel.confirm_delivery()
@@ -213,14 +215,14 @@ def test_user_id_and_expiration_are_checked(connection: pika.BlockingConnection,
             channel.queue_declare("", exclusive=True)
 
 
-def test_bad_cc(connection: pika.BlockingConnection, queue: str) -> None:
+def test_invalid_cc_header_closes_the_channel(connection: pika.BlockingConnection, queue: str) -> None:
     with channel_error(406, 'PRECONDITION_FAILED - invalid message: {unacceptable_type_in_header,"CC",signedint}'):
         channel = connection.channel()
         send(channel, queue, "m", headers={"CC": 5})
         channel.queue_declare("", exclusive=True)
 
 
-def test_cc_and_bcc(channel: BlockingChannel) -> None:
+def test_cc_and_bcc_add_destinations(channel: BlockingChannel) -> None:
     to, cc, bcc = (channel.queue_declare("", exclusive=True).method.queue for _ in range(3))
     send(channel, to, "m", headers={"CC": [cc, to], "BCC": [bcc], "other": 1})
     for queue in (to, cc, bcc):
@@ -232,7 +234,9 @@ def test_cc_and_bcc(channel: BlockingChannel) -> None:
 # -- transactions
 
 
-def test_commit(connection: pika.BlockingConnection, channel: BlockingChannel, queue: str) -> None:
+def test_commit_publishes_and_rollback_undoes_acks(
+    connection: pika.BlockingConnection, channel: BlockingChannel, queue: str
+) -> None:
     other = connection.channel()
     channel.tx_select()
     send(channel, queue, "a", "b")
@@ -242,12 +246,12 @@ def test_commit(connection: pika.BlockingConnection, channel: BlockingChannel, q
     assert body == "a"
     channel.basic_ack(method.delivery_tag)
     channel.tx_rollback()
-    channel.basic_ack(method.delivery_tag)  # it had come back to be acknowledged
+    channel.basic_ack(method.delivery_tag)  # unacked again after the rollback
     channel.tx_commit()
     assert drain(other, queue) == ["b"]
 
 
-def test_rollback(connection: pika.BlockingConnection, channel: BlockingChannel, queue: str) -> None:
+def test_rollback_discards_publishes(connection: pika.BlockingConnection, channel: BlockingChannel, queue: str) -> None:
     channel.tx_select()
     send(channel, queue, "a")
     channel.tx_rollback()
@@ -255,12 +259,14 @@ def test_rollback(connection: pika.BlockingConnection, channel: BlockingChannel,
     assert get(connection.channel(), queue) is None
 
 
-def test_return_at_commit(connection: pika.BlockingConnection, channel: BlockingChannel) -> None:
+def test_unroutable_message_is_returned_at_commit(
+    connection: pika.BlockingConnection, channel: BlockingChannel
+) -> None:
     returned: list[bytes] = []
     channel.add_on_return_callback(lambda _c, _m, _p, body: returned.append(body))
     channel.tx_select()
     channel.basic_publish("amq.direct", "nowhere", b"m", mandatory=True)
-    connection.channel()  # a round trip: nothing came back yet
+    connection.channel()  # a round trip: no return has arrived yet
     connection.process_data_events(0)
     assert returned == []
     channel.tx_commit()
@@ -284,7 +290,7 @@ def test_tx_and_confirm_exclude_each_other(connection: pika.BlockingConnection) 
 # -- direct reply-to
 
 
-def test_direct_reply_to(connection: pika.BlockingConnection, queue: str) -> None:
+def test_direct_reply_to_delivers_the_reply(connection: pika.BlockingConnection, queue: str) -> None:
     client, server = connection.channel(), connection.channel()
 
     def answer(channel: BlockingChannel, method: Any, properties: Any, body: bytes) -> None:
@@ -301,7 +307,7 @@ def test_direct_reply_to(connection: pika.BlockingConnection, queue: str) -> Non
     assert (body, properties.correlation_id, method.exchange, method.consumer_tag) == ("QUESTION", "7", "", tag)
 
 
-def test_direct_reply_to_errors(connection: pika.BlockingConnection, queue: str) -> None:
+def test_direct_reply_to_misuse_is_refused(connection: pika.BlockingConnection, queue: str) -> None:
     channel = connection.channel()
     with channel_error(406, "PRECONDITION_FAILED - reply consumer cannot acknowledge"):
         channel.basic_consume("amq.rabbitmq.reply-to", Received(channel))

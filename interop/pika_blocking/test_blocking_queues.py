@@ -1,4 +1,4 @@
-"""Queues by pika's BlockingConnection: their kinds, equivalence, refusals."""
+"""Queues with pika's BlockingConnection: kinds, equivalence, refusals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from conversation import Received, Unique, channel_error, get, send
 from pika.adapters.blocking_connection import BlockingChannel
 
 
-def test_exclusive_queue_is_locked_and_goes(broker: Any, connection: pika.BlockingConnection, unique: Unique) -> None:
+def test_exclusive_queue_is_locked_and_deleted_with_its_connection(
+    broker: Any, connection: pika.BlockingConnection, unique: Unique
+) -> None:
     queue = unique("mine")
     owner = pika.BlockingConnection(broker.pika())
     owner.channel().queue_declare(queue, exclusive=True, durable=True)
@@ -38,12 +40,14 @@ def test_exclusive_queue_is_locked_and_goes(broker: Any, connection: pika.Blocki
         connection.channel().queue_declare(queue, passive=True)
 
 
-def test_auto_delete_queue(connection: pika.BlockingConnection, unique: Unique) -> None:
+def test_auto_delete_queue_is_deleted_with_its_last_consumer(
+    connection: pika.BlockingConnection, unique: Unique
+) -> None:
     queue = unique("auto")
     channel = connection.channel()
     channel.queue_declare(queue, auto_delete=True)
     send(channel, queue, "m")
-    assert get(channel, queue)[2] == "m"  # a get is no consumer
+    assert get(channel, queue)[2] == "m"  # a get does not count as a consumer
     one = channel.basic_consume(queue, Received(channel))
     two = channel.basic_consume(queue, Received(channel))
     channel.basic_cancel(one)
@@ -53,9 +57,9 @@ def test_auto_delete_queue(connection: pika.BlockingConnection, unique: Unique) 
         channel.queue_declare(queue, passive=True)
 
 
-def test_passive_declare_counts(connection: pika.BlockingConnection, queue: str) -> None:
+def test_passive_declare_counts_messages_and_consumers(connection: pika.BlockingConnection, queue: str) -> None:
     channel = connection.channel()
-    channel.confirm_delivery()  # RabbitMQ may answer before it has counted what was only sent
+    channel.confirm_delivery()  # RabbitMQ may answer before it has counted an unconfirmed publish
     send(channel, queue, "a", "b")
     answer = channel.queue_declare(queue, passive=True).method
     assert (answer.queue, answer.message_count, answer.consumer_count) == (queue, 2, 0)
@@ -67,7 +71,7 @@ def test_passive_declare_counts(connection: pika.BlockingConnection, queue: str)
     assert (answer.message_count, answer.consumer_count) == (1, 1)
 
 
-def test_delete_if_unused_and_if_empty(connection: pika.BlockingConnection, unique: Unique) -> None:
+def test_delete_if_unused_and_if_empty_refuse(connection: pika.BlockingConnection, unique: Unique) -> None:
     queue = unique("q")
     channel = connection.channel()
     channel.queue_declare(queue)
@@ -82,7 +86,7 @@ def test_delete_if_unused_and_if_empty(connection: pika.BlockingConnection, uniq
     with channel_error(406, f"PRECONDITION_FAILED - queue '{queue}' in vhost '/' in use"):
         connection.channel().queue_delete(queue, if_unused=True)
     assert connection.channel().queue_delete(queue).method.message_count == 1
-    assert connection.channel().queue_delete(queue).method.message_count == 0  # a missing one is no error
+    assert connection.channel().queue_delete(queue).method.message_count == 0  # deleting a missing queue is no error
 
 
 @pytest.mark.parametrize(
@@ -117,7 +121,7 @@ def test_delete_if_unused_and_if_empty(connection: pika.BlockingConnection, uniq
     ],
     ids=["durable", "auto_delete", "value", "extra", "missing"],
 )
-def test_inequivalent_queue(
+def test_inequivalent_queue_declaration_is_refused(
     connection: pika.BlockingConnection, unique: Unique, change: dict[str, Any], text: str
 ) -> None:
     queue = unique("q")
@@ -147,7 +151,7 @@ def test_inequivalent_queue(
     ],
     ids=["type", "negative", "zero", "too-large", "overflow"],
 )
-def test_invalid_queue_arguments(
+def test_invalid_queue_argument_is_refused(
     channel: BlockingChannel, unique: Unique, arguments: dict[str, Any], text: str
 ) -> None:
     queue = unique("q")
@@ -155,7 +159,7 @@ def test_invalid_queue_arguments(
         channel.queue_declare(queue, exclusive=True, arguments=arguments)
 
 
-def test_reserved_names(connection: pika.BlockingConnection) -> None:
+def test_reserved_names_are_refused(connection: pika.BlockingConnection) -> None:
     with channel_error(403, "ACCESS_REFUSED - queue name 'amq.foo' contains reserved prefix 'amq.*'"):
         connection.channel().queue_declare("amq.foo")
     with channel_error(403, "ACCESS_REFUSED - exchange name 'amq.foo' contains reserved prefix 'amq.*'"):
@@ -176,7 +180,7 @@ def test_reserved_names(connection: pika.BlockingConnection) -> None:
     ],
     ids=["declare", "delete", "bind", "unbind", "exchange-bind"],
 )
-def test_default_exchange_is_not_to_be_touched(
+def test_operations_on_the_default_exchange_are_refused(
     connection: pika.BlockingConnection, queue: str, attempt: Callable[[BlockingChannel, str], Any]
 ) -> None:
     with channel_error(403, "ACCESS_REFUSED - operation not permitted on the default exchange"):
@@ -198,7 +202,7 @@ def test_default_exchange_is_not_to_be_touched(
         (lambda c, q: (c.basic_publish("nosuch", "k", b""), c.queue_declare("", exclusive=True)), "exchange"),
     ],
 )
-def test_not_found(
+def test_missing_queue_or_exchange_is_404(
     connection: pika.BlockingConnection,
     queue: str,
     attempt: Callable[[BlockingChannel, str], Any],
@@ -208,7 +212,7 @@ def test_not_found(
         attempt(connection.channel(), queue)
 
 
-def test_missing_things_that_are_no_error(channel: BlockingChannel, queue: str) -> None:
+def test_delete_unbind_and_cancel_of_missing_objects_succeed(channel: BlockingChannel, queue: str) -> None:
     assert channel.queue_delete("nosuch").method.message_count == 0
     channel.exchange_delete("nosuch")
     channel.queue_unbind(queue, "amq.direct", "nosuch")

@@ -1,4 +1,4 @@
-"""The raw peer of the conformance suite tries permissions; importmode=importlib leaves its folder off the path."""
+"""Makes the raw peer of the conformance suite importable: importmode=importlib does not add its folder to the path."""
 
 from __future__ import annotations
 

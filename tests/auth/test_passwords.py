@@ -1,4 +1,4 @@
-"""Hashes, RabbitMQ's among them, the cache of verified passwords, and the one thread with its bounded queue."""
+"""Password hashes including RabbitMQ's, the cache of verified passwords, and the hashing threads with their queue."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rabbit_hash(password: bytes, algorithm: str, salt: bytes = b"salt") -> str:
     return base64.b64encode(salt + hashlib.new(name, salt + password).digest()).decode()
 
 
-def test_argon2_both_ways() -> None:
+def test_argon2_hash_is_verified() -> None:
     stored = hash_password(b"secret")
     assert stored.startswith("$argon2id$v=19$m=19456,t=2,p=1$")
     assert hash_password(b"secret") != stored
@@ -42,20 +42,20 @@ def test_argon2_both_ways() -> None:
     assert not verify(b"Secret", stored, ARGON2ID)
 
 
-def test_rabbits_own_example() -> None:
+def test_example_of_rabbitmq_documentation_is_verified() -> None:
     assert verify(b"test12", RABBIT_EXAMPLE, RABBIT_SHA256)
     assert not verify(b"test13", RABBIT_EXAMPLE, RABBIT_SHA256)
 
 
 @pytest.mark.parametrize("algorithm", [RABBIT_SHA256, RABBIT_SHA512])
-def test_rabbit_hashes(algorithm: str) -> None:
+def test_rabbitmq_hash_is_verified(algorithm: str) -> None:
     stored = rabbit_hash("pässwörd\0".encode(), algorithm)
     check_hash(stored, algorithm)
     assert verify("pässwörd\0".encode(), stored, algorithm)
     assert not verify(b"other", stored, algorithm)
 
 
-def test_a_blank_password_opens_nothing() -> None:
+def test_blank_password_is_refused() -> None:
     assert not verify(b"", "", ARGON2ID)
     assert not verify(b"", hash_password(b""), ARGON2ID)
     assert not verify(b"", rabbit_hash(b"", RABBIT_SHA256), RABBIT_SHA256)
@@ -77,7 +77,7 @@ def test_a_blank_password_opens_nothing() -> None:
         ("$argon2id$v=19$m=19456,t=9999,p=1$AAAAAAAAAAA$AAAAAAAAAAAAAAAAAAAAAA", ARGON2ID),
     ],
 )
-def test_other_hashes_are_refused_and_open_nothing(
+def test_malformed_hash_is_refused_and_matches_no_password(
     stored: str, algorithm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(InvalidHash):
@@ -87,7 +87,7 @@ def test_other_hashes_are_refused_and_open_nothing(
 
 
 @given(stored=st.text(max_size=80), algorithm=st.sampled_from([ARGON2ID, RABBIT_SHA256, RABBIT_SHA512]))
-def test_check_hash_takes_any_text(stored: str, algorithm: str) -> None:
+def test_check_hash_accepts_any_text_without_other_errors(stored: str, algorithm: str) -> None:
     try:
         check_hash(stored, algorithm)
     except InvalidHash:
@@ -99,19 +99,21 @@ def test_check_hash_takes_any_text(stored: str, algorithm: str) -> None:
     ("stored", "algorithm"),
     [("", ARGON2ID), (rabbit_hash(b"secret", RABBIT_SHA256), RABBIT_SHA256), (None, ARGON2ID), ("nonsense", ARGON2ID)],
 )
-def test_every_check_costs_one_argon2(stored: str | None, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_check_costs_one_argon2_computation(
+    stored: str | None, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if stored is None:
         stored = hash_password(b"secret")
-    costs = []
-    checked = passwords._verify_argon2
+    parameters = []
+    verify_argon2 = passwords._verify_argon2
 
-    def counted(password: bytes, encoded: str) -> bool:
-        costs.append(encoded.split("$")[3])
-        return checked(password, encoded)
+    def count_and_verify(password: bytes, encoded: str) -> bool:
+        parameters.append(encoded.split("$")[3])
+        return verify_argon2(password, encoded)
 
-    monkeypatch.setattr(passwords, "_verify_argon2", counted)
+    monkeypatch.setattr(passwords, "_verify_argon2", count_and_verify)
     verify(b"secret", stored, algorithm)
-    assert costs == ["m=19456,t=2,p=1"]
+    assert parameters == ["m=19456,t=2,p=1"]
 
 
 # --- the cache ----------------------------------------------------------------------------------------------------
@@ -124,7 +126,7 @@ class Clock:
         return self.now
 
 
-def test_cache_holds_for_its_time_only() -> None:
+def test_cache_entry_expires() -> None:
     clock = Clock()
     cache = VerifiedPasswordCache(300.0, clock=clock)
     assert not cache.is_verified("u", b"p", "hash")
@@ -137,7 +139,7 @@ def test_cache_holds_for_its_time_only() -> None:
     assert len(cache) == 0
 
 
-def test_cache_is_of_user_password_and_hash() -> None:
+def test_cache_entry_belongs_to_user_password_and_hash() -> None:
     cache = VerifiedPasswordCache()
     cache.add("u", b"p", "hash")
     assert not cache.is_verified("u", b"P", "hash")
@@ -145,13 +147,13 @@ def test_cache_is_of_user_password_and_hash() -> None:
     assert not cache.is_verified("u", b"p", "other hash")
     cache.add("ab", b"c", "hash")
     cache._entries["a"] = cache._entries["ab"]
-    assert not cache.is_verified("a", b"bc", "hash")  # lengths are part of what is signed
+    assert not cache.is_verified("a", b"bc", "hash")  # the signature covers the lengths
     cache.remove("u")
     cache.remove("absent")
     assert not cache.is_verified("u", b"p", "hash")
 
 
-def test_cache_is_bounded_and_the_oldest_goes() -> None:
+def test_cache_is_bounded_and_drops_the_oldest() -> None:
     cache = VerifiedPasswordCache(entries_max=3)
     for user in ("a", "b", "c", "a", "d"):
         cache.add(user, b"p", "hash")
@@ -159,13 +161,13 @@ def test_cache_is_bounded_and_the_oldest_goes() -> None:
     assert [user for user in "abcd" if cache.is_verified(user, b"p", "hash")] == ["a", "c", "d"]
 
 
-def test_cache_keeps_no_password() -> None:
+def test_cache_stores_no_plaintext_password() -> None:
     cache = VerifiedPasswordCache()
     cache.add("u", b"canary", "hash")
     assert b"canary" not in cache._entries["u"][0]
     other = VerifiedPasswordCache()
     other.add("u", b"canary", "hash")
-    assert cache._entries["u"][0] != other._entries["u"][0]  # the key is this cache's own
+    assert cache._entries["u"][0] != other._entries["u"][0]  # each cache has its own key
 
 
 # --- the threads ------------------------------------------------------------------------------------------------------
@@ -187,22 +189,22 @@ async def test_threads_hash_and_verify_off_the_loop() -> None:
     threads.close()
 
 
-async def test_the_loop_goes_on_during_a_storm() -> None:
+async def test_loop_runs_during_many_password_checks() -> None:
     threads = PasswordHasherPool()
-    storm = [asyncio.ensure_future(check(threads, b"x")) for _ in range(8)]
+    checks = [asyncio.ensure_future(check(threads, b"x")) for _ in range(8)]
     pauses = []
-    while not all(each.done() for each in storm):
+    while not all(each.done() for each in checks):
         before = time.perf_counter()
         await asyncio.sleep(0.001)
         pauses.append(time.perf_counter() - before)
     threads.close()
-    # With argon2 on the loop the longest pause would be all eight checks and there would be one of them.
+    # With argon2 on the loop, there would be a single pause as long as all eight checks.
     assert len(pauses) > 8
-    assert await asyncio.gather(*storm) == [False] * 8
+    assert await asyncio.gather(*checks) == [False] * 8
 
 
-class Slow:
-    """Stands in for argon2: checks wait until `go`; counts how many run at once."""
+class SlowVerify:
+    """Fake of `verify`: checks wait until `go` is set. Counts the checks that run at the same time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
@@ -223,26 +225,26 @@ class Slow:
         return True
 
 
-async def test_a_flood_from_one_address_delays_another_by_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many wait already, none is refused; and at most two run at once."""
-    slow = Slow(monkeypatch)
+async def test_flood_from_one_address_delays_other_addresses_by_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No check is refused, however many wait. At most two run at once."""
+    slow = SlowVerify(monkeypatch)
     threads = PasswordHasherPool()
     flood = [asyncio.ensure_future(check(threads, b"f", "guesser", f"u{n % 300}")) for n in range(1000)]
     await asyncio.sleep(0)
-    right = asyncio.ensure_future(check(threads, b"right", "elsewhere"))
-    beside = asyncio.ensure_future(check(threads, b"beside", "guesser", "anna"))
+    other_address = asyncio.ensure_future(check(threads, b"right", "elsewhere"))
+    other_user = asyncio.ensure_future(check(threads, b"beside", "guesser", "anna"))
     await asyncio.sleep(0)
     slow.go.set()
-    assert await right and await beside
+    assert await other_address and await other_user
     assert all(await asyncio.gather(*flood))
     assert slow.checked.index(b"right") <= 6
-    assert slow.checked.index(b"beside") <= 2 + 2 * 300  # the flood's users go round as well
+    assert slow.checked.index(b"beside") <= 2 + 2 * 300  # users of one address take turns, too
     assert slow.running_max <= 2
     threads.close()
 
 
-async def test_who_hangs_up_leaves_nothing_and_frees_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = Slow(monkeypatch)
+async def test_cancelled_checks_leave_the_queue_but_keep_their_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowVerify(monkeypatch)
     threads = PasswordHasherPool()
     running = [asyncio.ensure_future(check(threads, b"run")) for _ in range(2)]
     waiting = [asyncio.ensure_future(check(threads, b"wait", f"{n}")) for n in range(50)]
@@ -253,7 +255,7 @@ async def test_who_hangs_up_leaves_nothing_and_frees_no_thread(monkeypatch: pyte
     assert threads._turns._waiting == {}
     last = asyncio.ensure_future(check(threads, b"last"))
     await asyncio.sleep(0.05)
-    assert not last.done()  # both threads are busy still
+    assert not last.done()  # both threads are still busy
     slow.go.set()
     assert await last
     assert slow.checked == [b"run", b"run", b"last"]
@@ -261,23 +263,23 @@ async def test_who_hangs_up_leaves_nothing_and_frees_no_thread(monkeypatch: pyte
     threads.close()
 
 
-async def test_what_is_known_when_its_turn_comes_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = Slow(monkeypatch)
+async def test_password_verified_meanwhile_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowVerify(monkeypatch)
     slow.go.set()
     threads = PasswordHasherPool()
-    known: list[bool] = []
+    verified: list[bool] = []
 
     async def login() -> None:
-        assert await threads.verify(b"x", "", ARGON2ID, "a", "u", lambda: bool(known))
-        known.append(True)
+        assert await threads.verify(b"x", "", ARGON2ID, "a", "u", lambda: bool(verified))
+        verified.append(True)
 
     await asyncio.gather(*(login() for _ in range(100)))
     assert len(slow.checked) <= 4
     threads.close()
 
 
-async def test_a_stop_cancels_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = Slow(monkeypatch)
+async def test_close_cancels_waiting_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowVerify(monkeypatch)
     threads = PasswordHasherPool()
     checks = [asyncio.ensure_future(check(threads, b"x")) for _ in range(5)]
     await asyncio.sleep(0)

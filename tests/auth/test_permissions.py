@@ -1,4 +1,4 @@
-"""Permissions: RabbitMQ's reading of patterns, hostile patterns, topic variables, and a cache that forgets in time."""
+"""Permissions: RabbitMQ's pattern semantics, hostile patterns, topic variables, and the result cache."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from amqpd.storage.metadata.store import PermissionRow, TopicPermissionRow
         ("^(amq\\.gen.*|amq\\.default)$", "amq.default", True),
         ("^(amq\\.gen.*|amq\\.default)$", "amqxdefault", False),
         ("^é$", "é", True),
-        ("^.$", "é", False),  # rabbit: bytes, and this name has two
+        ("^.$", "é", False),  # RabbitMQ matches bytes, and this name has two
         ("^..$", "é", True),
-        ("^.$", "\udcff", True),  # a byte that is no UTF-8
+        ("^.$", "\udcff", True),  # a byte that is not UTF-8
         ("(?i)^ABC$", "abc", True),
-        ("^a$", "a\n", False),  # PCRE would say yes
+        ("^a$", "a\n", False),  # PCRE would match
         ("^a$", "x\na", False),
         ("a\x00b", "a\x00b", True),
     ],
 )
-def test_patterns(pattern: str, name: str, answer: bool) -> None:
+def test_pattern_matches_like_rabbitmq(pattern: str, name: str, answer: bool) -> None:
     assert compile_pattern(pattern).matches(name) is answer
 
 
 @pytest.mark.parametrize(
     "pattern", ["(", "*", "a{2000}", "(?=a)", "(?<!a)b", "(a)\\1", "[", "a" * 4097, "\udcff", "\\"]
 )
-def test_bad_patterns(pattern: str) -> None:
+def test_bad_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(InvalidPattern):
         compile_pattern(pattern)
     with pytest.raises(InvalidPattern):
@@ -54,7 +54,7 @@ def test_bad_patterns(pattern: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", "^(.*a){12}$"])
-def test_no_pattern_can_hang_the_broker(pattern: str, processor_s: Callable[..., float]) -> None:
+def test_catastrophic_pattern_is_matched_in_linear_time(pattern: str, processor_s: Callable[..., float]) -> None:
     compiled = compile_pattern(pattern)
     name = "a" * 254 + "!"
     assert not compiled.matches(name)
@@ -63,11 +63,11 @@ def test_no_pattern_can_hang_the_broker(pattern: str, processor_s: Callable[...,
 
 @given(pattern=st.text(max_size=12))
 def test_any_text_compiles_or_is_refused(pattern: str) -> None:
-    with suppress(InvalidPattern):  # and nothing else
+    with suppress(InvalidPattern):  # any other exception fails the test
         compile_pattern(pattern).matches("amq.default")
 
 
-def test_kinds_users_and_vhosts_are_apart() -> None:
+def test_permissions_are_separate_for_kinds_users_and_vhosts() -> None:
     permissions = Permissions([PermissionRow("u", "/", "^c", "^w", "^r"), PermissionRow("v", "shop", ".*", ".*", ".*")])
     kinds: tuple[Kind, ...] = get_args(Kind)
     assert [kind for kind in kinds if permissions.is_allowed("u", "/", kind, "cq")] == ["configure"]
@@ -82,7 +82,7 @@ def test_kinds_users_and_vhosts_are_apart() -> None:
     assert len(permissions.rows()) == 2
 
 
-def test_topic_permissions() -> None:
+def test_topic_permissions_expand_variables_and_can_be_removed() -> None:
     row = TopicPermissionRow("bob", "/", "t", "^{username}\\.", "^{vhost}/")
     permissions = Permissions((), [row])
     assert permissions.is_topic_allowed("bob", "/", "t", "write", "bob.x")
@@ -99,7 +99,7 @@ def test_topic_permissions() -> None:
 
 
 @given(user=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6), other=st.text(max_size=6))
-def test_a_users_name_is_no_pattern(user: str, other: str) -> None:
+def test_user_name_is_escaped_in_topic_pattern(user: str, other: str) -> None:
     compiled = compile_topic_pattern("^{username}$", user, "/")
     assert compiled.matches(user)
     try:
@@ -114,7 +114,7 @@ def test_variables_are_not_expanded_twice() -> None:
     assert not compile_topic_pattern("^{username}$", "{vhost}", "/").matches("/")
 
 
-def test_a_pattern_nobody_checked_matches_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_stored_pattern_matches_nothing(caplog: pytest.LogCaptureFixture) -> None:
     permissions = Permissions([PermissionRow("u", "/", "(", ".*", "")], [TopicPermissionRow("u", "/", "t", "(", ".*")])
     assert not permissions.is_allowed("u", "/", "configure", "q")
     assert permissions.is_allowed("u", "/", "write", "q")
@@ -123,7 +123,7 @@ def test_a_pattern_nobody_checked_matches_nothing(caplog: pytest.LogCaptureFixtu
     assert caplog.text.count("missing )") == 2
 
 
-def test_the_cache_is_bounded() -> None:
+def test_cache_size_is_bounded() -> None:
     permissions = Permissions([PermissionRow("u", "/", "^q1", "", "")], cache_max=10)
     for number in range(50):
         permissions.is_allowed("u", "/", "configure", f"q{number}")
@@ -145,22 +145,22 @@ steps = st.lists(
 
 
 @given(steps=steps)
-def test_the_cache_against_a_naive_twin(steps: list[object]) -> None:
+def test_cached_results_equal_naive_model(steps: list[object]) -> None:
     permissions = Permissions(cache_max=4)
-    twin: dict[tuple[str, str], dict[str, str]] = {}
+    model: dict[tuple[str, str], dict[str, str]] = {}
     epoch = 0
     for step in steps:
         match step:
             case PermissionRow():
                 permissions.put(step)
-                twin[step.user, step.vhost] = step._asdict()
+                model[step.user, step.vhost] = step._asdict()
                 assert permissions.epoch > epoch
             case ("remove", str(user), str(vhost)):
                 permissions.remove([PermissionRow(user, vhost, "", "", "")])
-                twin.pop((user, vhost), None)
+                model.pop((user, vhost), None)
                 assert permissions.epoch > epoch
             case ("ask", str(user), str(vhost), kind, str(name)):
-                row = twin.get((user, vhost))
+                row = model.get((user, vhost))
                 expected = row is not None and re.search(row[kind] or r"\A\Z", name) is not None
                 assert permissions.is_allowed(user, vhost, kind, name) is expected
                 assert permissions.epoch == epoch

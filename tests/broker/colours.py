@@ -1,4 +1,4 @@
-"""Messages of three colours, for tests of filters."""
+"""Messages with a header `colour`, for tests of consumer filters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ BLUE = "colour = 'blue'"
 
 
 def publish(room, colours: str, start: int = 0, **properties: object) -> None:
-    """One letter a message."""
+    """Publish one message per letter of `colours`: r (red), b (blue) or g (green)."""
     names = {"r": "red", "b": "blue", "g": "green"}
     for number, letter in enumerate(colours, start):
         room.publish("q", b"%s%d" % (letter.encode(), number), headers={"colour": names[letter]}, **properties)

@@ -1,4 +1,4 @@
-"""A vhost with queues, without sockets: time stands still until a test moves it, syncs happen when the turn ends."""
+"""A vhost with queues, without sockets. Only tests advance the clock; syncs happen at the end of a loop turn."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 class PatientOpener(LogOpener):
-    """Whose slice does not end where no test has set its length: how long a log took to be read is the machine's clock,
-    not the room's.
+    """A log opener whose slices have no time limit unless a test sets SLICE_S.
+
+    The time to read a log depends on the machine, not on the fake clock.
     """
 
     def open(self, queue: LogOpening) -> bool:
@@ -52,12 +53,12 @@ class PatientOpener(LogOpener):
 
 
 class FakeClock(Clock):
-    """Starts at some moment of both clocks; moved by `Room.advance`."""
+    """A wall clock and a monotonic clock. `Room.advance` moves both."""
 
     def __init__(self) -> None:
         self.now_ms = 1_000_000
         self.wall_base_ms = 1_700_000_000_000
-        self.per_look_ms = 0  # what each look at it takes
+        self.per_look_ms = 0  # each call of `monotonic` advances the clock by this
 
     def time_ms(self) -> int:
         return self.wall_base_ms + self.now_ms
@@ -83,7 +84,7 @@ class Got:
 
 
 class Room:
-    """The broker's part of a broker: storage, turn, timers, dead letters, one vhost."""
+    """The broker without connections: storage, loop turn, timers, dead letters, one vhost."""
 
     def __init__(self, data_dir: Path, filesystem: FileSystem | None = None) -> None:
         self.data_dir = data_dir
@@ -108,7 +109,7 @@ class Room:
         )
         self.timers = Timers(self._call_later, self.storage.clock_watch)
         self.turn = LoopTurn(self.storage, self._soon.append, self.timers)
-        # Here every commit succeeds at once.
+        # Every metadata commit succeeds at once.
         metadata: Any = SimpleNamespace(submit=lambda changes, done: done(None), checkpoint=lambda done: done(None))
         self.catalogue = VhostServices(self.storage, metadata, self._post, self._call_later)
         self.storage.commits.on_commit = self.turn.committed
@@ -141,7 +142,7 @@ class Room:
         self.expire(queue)  # looked up each time: a test may slow it down
 
     def expire(self, queue: Queue) -> None:
-        """What the broker does for x-expires."""
+        """Delete a queue whose x-expires has passed, as the broker does."""
         self.expired.append(queue.name)
         declare.delete_queue(self.vhost, queue)
 
@@ -154,7 +155,7 @@ class Room:
     # -- time
 
     def turns(self) -> None:
-        """Runs what the loop was asked for, until it is idle."""
+        """Run the scheduled callbacks until the loop is idle."""
         for _ in range(1000):
             if not self._soon:
                 return
@@ -162,10 +163,10 @@ class Room:
             self._soon.clear()
             for call in soon:
                 call()
-        raise AssertionError("the loop never comes to rest")
+        raise AssertionError("the loop does not become idle")
 
     def advance(self, ms: int) -> None:
-        """Moves both clocks on by `ms`, a millisecond at a time, firing what comes due."""
+        """Advance both clocks by `ms`, a millisecond at a time, and fire the timers that are due."""
         self.turns()
         for _ in range(ms):
             self.clock.now_ms += 1
@@ -185,14 +186,14 @@ class Room:
         return self.declare(QueueDeclaration(name, durable, False, False, table))
 
     def declare(self, asked: QueueDeclaration) -> Queue:
-        """The queue that was there, or is made."""
+        """Declare a queue. Return it; it may have existed before."""
         done: list[object] = []
         declare.declare_queue(self.vhost, asked, done.append)
         assert done == [None]
         return self.vhost.queues[asked.name]
 
     def exchange(self, name: str, kind: str) -> Exchange:
-        """A durable one."""
+        """Declare a durable exchange."""
         declare.declare_exchange(self.vhost, ExchangeDeclaration(name, kind, True, False, False, {}))
         return self.vhost.exchanges[name]
 
@@ -203,7 +204,10 @@ class Room:
         return declare.delete_queue(self.vhost, queue)
 
     def restart(self, *, down_ms: int = 0) -> None:
-        """A kill: nothing is flushed but what the turns wrote. Both clocks go on, the monotonic one from anywhere."""
+        """Kill the broker and start it after `down_ms`.
+
+        The disk has what earlier loop turns wrote. The monotonic clock starts at an arbitrary value.
+        """
         old = list(self.vhost.queues.values())
         self.storage.close(clean=False)
         self._soon.clear()
@@ -228,7 +232,10 @@ class Room:
         turn: bool = True,
         **properties: object,
     ) -> bool:
-        """To every destination; False if one refused it. turn: the loop then runs until it is idle."""
+        """Publish to every destination. Return False if one refused the message.
+
+        If `turn` is true, run the loop until it is idle.
+        """
         encoded = encode_properties(Properties(delivery_mode=2 if persistent else 1, **properties))  # type: ignore[arg-type]
         message = make_message(
             MessageRoute(exchange, name), encoded, body, persistent, scan_properties(encoded, 0, len(encoded))
@@ -243,13 +250,16 @@ class Room:
         return accepted
 
     def get(self, queue: Queue) -> Got | None:
-        """basic.get without an answer to wait for. A queue that is still being read is asked again, as channels do."""
+        """Return the next message with auto-ack, or None.
+
+        While the queue's log is opening, wait and repeat the get, as channels do.
+        """
         entry = queue.get(True)
         while entry is None and queue.must_wait():
             called: list[bool] = []
             queue.when_ready(lambda called=called: called.append(True))  # type: ignore[misc]
             self.turns()
-            assert called, "nobody called the getter"
+            assert called, "the queue did not call the waiting getter"
             entry = queue.get(True)
         self.turn.schedule()
         self.turns()
@@ -260,7 +270,7 @@ class Room:
         return Got(message, entry.redelivered)
 
     def bodies(self, queue: Queue) -> list[bytes]:
-        """Takes everything that is ready."""
+        """Return the bodies of all ready messages and remove them."""
         found = []
         while (got := self.get(queue)) is not None:
             found.append(got.body)
@@ -276,13 +286,13 @@ def room(tmp_path: Path) -> Iterator[Room]:
 
 @pytest.fixture(scope="session")
 def make_room() -> Callable[[Path], Room]:
-    """For tests that need many rooms: hypothesis runs one test function again and again."""
+    """Factory of rooms, for tests that need many: hypothesis calls a test function many times."""
     return Room
 
 
 @pytest.fixture(scope="session")
 def memory_room() -> Callable[[], Room]:
-    """One more room, on a disk in memory: a model's thousands of syncs wait for nothing."""
+    """Factory of rooms on a simulated disk in memory, where syncs cost no time."""
     return lambda: Room(Path("/room"), SimulatedFileSystem())
 
 

@@ -1,4 +1,4 @@
-"""A room whose exchanges delay, for tests: time leaps, and what was declared is there again after a restart."""
+"""Helpers for tests of delayed messages: exchanges that delay, a clock that jumps, restarts with declarations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 
 
 def declare(room: Any, name: str = "later", kind: str = "x-delayed-message", **arguments: Any) -> TimingWheel:
-    """An exchange that delays, and a queue of its name, bound with every key. Returns its wheel."""
+    """Declare a delaying exchange and a queue of the same name, bind them, and return the timing wheel."""
     table = {key.replace("_", "-"): value for key, value in arguments.items()}
     if kind == "x-delayed-message":
         table.setdefault("x-delayed-type", "fanout")
@@ -28,20 +28,22 @@ def declare(room: Any, name: str = "later", kind: str = "x-delayed-message", **a
     return wheel
 
 
-def leap(room: Any, ms: int) -> None:
-    """Both clocks go on, all at once; timers fire then."""
+def jump(room: Any, ms: int) -> None:
+    """Advance both clocks in one step, then fire the timers that are due."""
     room.clock.now_ms += ms - 1
     room.advance(1)
 
 
-def later(room: Any, ms: int, body: bytes = b"", exchange: str = "later", **more: Any) -> bool:
+def publish_delayed(room: Any, ms: int, body: bytes = b"", exchange: str = "later", **more: Any) -> bool:
     headers = {"x-delay": ms, **more.pop("headers", {})}
     return bool(room.publish(more.pop("key", ""), body, exchange=exchange, headers=headers, **more))
 
 
 def restart(room: Any, down_ms: int = 0, clean: bool = False, turns: bool = True) -> None:
-    """A kill or a clean stop, and a start: what was durable is there again. turns: it has the time to release what is
-    due; else it is only about to."""
+    """Kill the broker or stop it cleanly, start it, and declare the exchanges and bindings again.
+
+    If `turns` is false, the broker does not yet run the loop turns that release due messages.
+    """
     known = [
         (exchange.name, exchange.kind, exchange.arguments)
         for exchange in room.vhost.exchanges.values()

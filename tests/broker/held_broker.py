@@ -1,7 +1,8 @@
-"""A broker that tells how long its loop was held: `python tests/broker/held_broker.py FILE` and what amqpd takes.
+"""A broker that measures how long callbacks block its event loop.
 
-At its end FILE has the three calls that held the loop longest, by name and by the processor time of the loop's thread,
-those of the start left out (START_S). What a busy machine or disk adds is not in it, nor what the loop itself reads.
+Usage: `python tests/broker/held_broker.py FILE [amqpd's arguments]`. At exit, FILE has the three longest callbacks by
+name, with the processor time of the loop's thread. Callbacks of the first START_S seconds do not count. The figures
+contain no waiting for the machine or the disk, and not the reads of the loop itself.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ import uvloop
 
 START_S = 3.0
 longest: dict[str, float] = {}
-began = time.monotonic()
+started = time.monotonic()
 
 
-def note(name: str, took_s: float) -> None:
-    if time.monotonic() - began > START_S and took_s > longest.get(name, 0.0):
+def record(name: str, took_s: float) -> None:
+    if time.monotonic() - started > START_S and took_s > longest.get(name, 0.0):
         longest[name] = took_s
 
 
@@ -35,7 +36,7 @@ def timed(function: Callable[..., object]) -> Callable[..., object]:
         try:
             return function(*arguments)
         finally:
-            note(name, time.thread_time() - at)
+            record(name, time.thread_time() - at)
 
     return call
 
@@ -52,7 +53,7 @@ class TimedLoop(uvloop.Loop):
 
 
 class Collector:
-    """Notes how long the collector takes, within whatever call it comes."""
+    """Measures garbage collections: they can run within any callback."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -61,16 +62,16 @@ class Collector:
         if phase == "start":
             self.at = time.thread_time()
         else:
-            note(f"the collector, generation {info['generation']}", time.thread_time() - self.at)
+            record(f"the collector, generation {info['generation']}", time.thread_time() - self.at)
 
 
-def tell(file: Path) -> None:
+def write_report(file: Path) -> None:
     ordered = sorted(longest.items(), key=lambda each: -each[1])[:3]
     file.write_text("".join(f"held: {took_s * 1000:.1f} ms by {name}\n" for name, took_s in ordered), "utf-8")
 
 
 if __name__ == "__main__":
-    atexit.register(tell, Path(sys.argv.pop(1)))
+    atexit.register(write_report, Path(sys.argv.pop(1)))
     gc.callbacks.append(Collector())
     uvloop.Loop = TimedLoop  # type: ignore[misc]
     runpy.run_module("amqpd", run_name="__main__", alter_sys=True)

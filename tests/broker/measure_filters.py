@@ -1,9 +1,10 @@
-"""Prints what filters on a work queue cost: `python tests/broker/measure_filters.py [MESSAGES]`, with the amqpd that is
-importable. No test: figures depend on the machine.
+"""Measure the cost of filters on a work queue: `python tests/broker/measure_filters.py [MESSAGES]`.
 
-The backlog is in the log of a durable queue, from the page cache, bodies of 100 bytes, five headers; the last message
-is the one that is wanted. Figures are processor time; `turn`: the most of it that one turn took while it was looked
-for. The collector rests: a broker's comes seldom and finds little.
+It uses the amqpd that is importable. It is not a test: the figures depend on the machine.
+
+The backlog is in the log of a durable queue, in the page cache, with bodies of 100 bytes and five headers. The last
+message is the one that matches. Figures are processor time; `turn` is the longest turn during the search. The garbage
+collector is off: in a broker it runs rarely and finds little.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ BODY = b"." * 100
 
 
 class RealRoom(Room):
-    """With the machine's clocks."""
+    """A room with the machine's clocks."""
 
     def __init__(self, data_dir: Path) -> None:
         super().__init__(data_dir)
@@ -39,8 +40,8 @@ class RealRoom(Room):
         self.open()
 
 
-def report(what: str, figure_us: float, more: str = "") -> None:
-    sys.stdout.write(f"{what:<66}{figure_us:8.3f} us{more}\n")
+def report(label: str, figure_us: float, suffix: str = "") -> None:
+    sys.stdout.write(f"{label:<66}{figure_us:8.3f} us{suffix}\n")
 
 
 def offer(room: Room, queue: Queue, properties: bytes) -> None:
@@ -55,7 +56,7 @@ def headers_of(number: int, last: int) -> dict[str, object]:
     return {"colour": colour, "n": number, "site": "zurich", "kind": "order", "weight": 2.5}
 
 
-def backlog(what: str, count: int, wanted: str, properties_of: Callable[[int], Properties], window: int) -> None:
+def backlog(label: str, count: int, selector: str, properties_of: Callable[[int], Properties], window: int) -> None:
     with tempfile.TemporaryDirectory(prefix="measure-filters-") as folder:
         room = RealRoom(Path(folder))
         queue = room.queue("q")
@@ -66,28 +67,28 @@ def backlog(what: str, count: int, wanted: str, properties_of: Callable[[int], P
                 room.turn.schedule()
                 room.turns()
         room.turns()
-        parse_selector(wanted)  # the first one makes the parser
+        parse_selector(selector)  # the first call builds the parser
         began_s = time.process_time()
-        taker: Taker = take(room, queue, wanted, turn=False)
+        consumer: Taker = take(room, queue, selector, turn=False)
         longest_s = time.process_time() - began_s
-        while not taker.got:
+        while not consumer.got:
             turn_s = time.process_time()
             room.turn.run()
             longest_s = max(longest_s, time.process_time() - turn_s)
-        took_s = time.process_time() - began_s
-        assert len(taker.got) == 1
-        report(what, took_s / count * 1e6, f"   turn {longest_s * 1000:.1f} ms, {took_s:.2f} s")
+        total_s = time.process_time() - began_s
+        assert len(consumer.got) == 1
+        report(label, total_s / count * 1e6, f"   turn {longest_s * 1000:.1f} ms, {total_s:.2f} s")
         room.storage.close(clean=False)
 
 
-def flow(what: str, count: int, filters: int) -> None:
-    """Publish and deliver, no acks waited for, transient: what each message costs with so many filters."""
+def flow(label: str, count: int, filters: int) -> None:
+    """Publish and deliver transient messages without acks: the cost per message with this number of filters."""
     with tempfile.TemporaryDirectory(prefix="measure-filters-") as folder:
         room = RealRoom(Path(folder))
         queue = room.queue("q", durable=False)
-        takers = [take(room, queue, f"colour = 'c{number}'", no_ack=True) for number in range(filters)]
+        consumers = [take(room, queue, f"colour = 'c{number}'", no_ack=True) for number in range(filters)]
         if not filters:
-            takers = [take(room, queue, no_ack=True)]
+            consumers = [take(room, queue, no_ack=True)]
         names = [f"c{number % max(filters, 1)}" for number in range(count)]
         encoded = [encode_properties(Properties(headers={"colour": name, "n": 5})) for name in names[:64]]
         messages = [
@@ -100,8 +101,8 @@ def flow(what: str, count: int, filters: int) -> None:
             if number % 64 == 63:
                 room.turn.run()
         room.turns()
-        report(what, (time.process_time() - began_s) / count * 1e6)
-        assert sum(len(each.got) for each in takers) == count
+        report(label, (time.process_time() - began_s) / count * 1e6)
+        assert sum(len(each.got) for each in consumers) == count
         room.storage.close(clean=False)
 
 

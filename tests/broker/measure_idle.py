@@ -1,9 +1,10 @@
-"""Prints what a broker at rest takes of a processor: `python tests/broker/measure_idle.py [SECONDS]`, with the amqpd
-that is importable. No test: figures depend on the machine.
+"""Measure the processor time of an idle broker: `python tests/broker/measure_idle.py [SECONDS]`.
 
-Three times: with nothing in it; with 1,000 durable queues that have a time to live (an hour) and 100,000 messages with
-one of their own (an hour to two, no two alike), a hundred in each queue; and the same after a restart. A processor's
-time is that of all threads, as the kernel's scheduler counts it, in nanoseconds.
+It uses the amqpd that is importable. It is not a test: the figures depend on the machine.
+
+There are three measurements: an empty broker; 1,000 durable queues with 100,000 messages; the same after a restart.
+The queues have a TTL of two hours. Each message has its own expiration of one to two hours. Processor time is
+that of all threads in nanoseconds, from the kernel's scheduler.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ def processor_ns(broker: BrokerProcess) -> int:
     return sum(int((task / "schedstat").read_text("ascii").split()[0]) for task in tasks.iterdir())
 
 
-def rest(broker: BrokerProcess, what: str, seconds: float) -> None:
-    time.sleep(5)  # what it does after work, or after its start
-    before, began = processor_ns(broker), time.monotonic()
+def measure_idle(broker: BrokerProcess, label: str, seconds: float) -> None:
+    time.sleep(5)  # work after the fill or the start ends
+    before, started = processor_ns(broker), time.monotonic()
     time.sleep(seconds)
-    share = (processor_ns(broker) - before) / 1e9 / (time.monotonic() - began)
-    print(f"{what}: {100 * share:.2f} % of a processor", flush=True)
+    share = (processor_ns(broker) - before) / 1e9 / (time.monotonic() - started)
+    print(f"{label}: {100 * share:.2f} % of a processor", flush=True)
 
 
 async def fill(broker: BrokerProcess) -> None:
@@ -63,16 +64,18 @@ def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 20.0
     with TemporaryDirectory() as directory:
         with BrokerProcess(Path(directory)) as broker:
-            rest(broker, "nothing in it", seconds)
+            measure_idle(broker, "nothing in it", seconds)
             connection = pika.BlockingConnection(pika.URLParameters(broker.url))
             channel = connection.channel()
             for number in range(QUEUES):
                 channel.queue_declare(f"ttl-{number}", durable=True, arguments={"x-message-ttl": 2 * HOUR_MS})
             connection.close()
             asyncio.run(fill(broker))
-            rest(broker, f"{QUEUES:,} queues with a time to live, {MESSAGES:,} messages with their own", seconds)
+            measure_idle(
+                broker, f"{QUEUES:,} queues with a time to live, {MESSAGES:,} messages with their own", seconds
+            )
         with BrokerProcess(Path(directory)) as broker:
-            rest(broker, "the same after a restart", seconds)
+            measure_idle(broker, "the same after a restart", seconds)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Figures of rewinds (not a test): python tests/broker/measure_rewind.py DIRECTORY [COUNT]
+"""Measure rewinds: `python tests/broker/measure_rewind.py DIRECTORY [COUNT]`. It is not a test.
 
-A queue with so many messages of 1 KiB (200,000), all of them acked, is rewound as a whole and by a selector that takes
-every third. The disk is a thread's, as a broker's. Told: messages a second from begin to ready, the longest call of the
-loop by the clock and in processor time, what that was, memory.
+A queue with COUNT (200,000) messages of 1 KiB, all acked, is rewound completely and with a selector that matches every
+third message. A disk thread syncs, as in a broker. Output: messages per second from begin to ready, the longest call
+of the loop in wall-clock and processor time, that call, and memory.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ BODY = b"." * 1024
 
 def main() -> None:
     count = int(sys.argv[2]) if len(sys.argv) > 2 else 200_000
-    rooms: Any = conftest
-    rooms.Storage = lambda *given, **named: Storage(*given, **named | {"inline": False})
-    room = rooms.Room(Path(sys.argv[1]))
+    conftest_module: Any = conftest
+    conftest_module.Storage = lambda *given, **named: Storage(*given, **named | {"inline": False})
+    room = conftest_module.Room(Path(sys.argv[1]))
     real = Clock()
     room.clock.time_ms, room.clock.monotonic = real.time_ms, real.monotonic
     gc.disable()
@@ -46,9 +46,9 @@ def main() -> None:
         room.turns()
         jobs = JobManager(room.republisher, room.turn, room._soon.append)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        began = time.perf_counter()
+        started = time.perf_counter()
         job = jobs.begin(JobRequest("rewind", room.vhost, queue, selector=parse_selector(where) if where else None))
-        longest, longest_cpu, what = 0.0, 0.0, ""
+        longest, longest_cpu, longest_call = 0.0, 0.0, ""
         while not job.ended_ms:
             calls = []
             while room._soon:
@@ -63,12 +63,12 @@ def main() -> None:
                 call()
                 longest = max(longest, time.perf_counter() - at)
                 if time.thread_time() - at_cpu > longest_cpu:
-                    longest_cpu, what = time.thread_time() - at_cpu, repr(call)
-        took = time.perf_counter() - began
+                    longest_cpu, longest_call = time.thread_time() - at_cpu, repr(call)
+        total_s = time.perf_counter() - started
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         print(
-            f"{where or 'all':8} {job.state} {job.done_count} of {count}: {count / took:,.0f} looked at a second, "
-            f"longest call {longest * 1000:.1f} ms, {longest_cpu * 1000:.1f} ms of processor ({what}), "
+            f"{where or 'all':8} {job.state} {job.done_count} of {count}: {count / total_s:,.0f} looked at a second, "
+            f"longest call {longest * 1000:.1f} ms, {longest_cpu * 1000:.1f} ms of processor ({longest_call}), "
             f"peak memory + {grown / 1024:.0f} MB"
         )
     room.storage.close(clean=False)

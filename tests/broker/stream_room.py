@@ -1,4 +1,4 @@
-"""Streams in a room: a consumer that keeps what it gets, and what fills a stream."""
+"""Helpers for tests of streams: a consumer that records deliveries, and functions that fill a stream."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from amqpd.broker import consume
 from amqpd.broker.consumer import Consumer, QueueEntry
 from amqpd.broker.message import Message
-from amqpd.broker.queue import queue as joining
+from amqpd.broker.queue import queue as queue_module
 from amqpd.broker.queue.consumer_arguments import consumer_arguments
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.stream import StreamReader
 from amqpd.protocol.properties import decode_properties
 
-# Of bodies in a test that wants several files: they are at least as large as SEGMENT_SIZE_BYTES_MIN.
+# Size of the bodies in tests that need several segments, which have at least SEGMENT_SIZE_BYTES_MIN.
 LARGE = 16 * 1024
 
 
 class Reader(Consumer):
-    """A consumer of so much credit, that keeps what it gets."""
+    """A stream consumer with `credit` that records its deliveries."""
 
     def __init__(self, queue: Queue, credit: int, arguments: Mapping[str, object]) -> None:
         given = consumer_arguments(queue.name, "/", queue.kind, arguments, b"")
@@ -28,7 +28,7 @@ class Reader(Consumer):
         self.got: list[bytes] = []
         self.messages: list[Message] = []
         self.entries: list[QueueEntry] = []
-        self.told = False
+        self.cancelled_by_broker = False
 
     def can_take(self) -> bool:
         return self.in_flight < self.credit
@@ -43,7 +43,7 @@ class Reader(Consumer):
         self.got.append(message.body())
 
     def cancel(self) -> None:
-        self.told = True
+        self.cancelled_by_broker = True
 
     def ack(self, count: int = 1, first: int = 0) -> None:
         for _ in range(count):
@@ -72,7 +72,7 @@ def read(room, queue: Queue, credit: int = 1000, turn: bool = True, **arguments:
 
 
 def leave(room, reader: Reader) -> None:
-    joining.detach_consumer(reader.queue_read, reader)
+    queue_module.detach_consumer(reader.queue_read, reader)
     for entry in reader.entries:
         entry.queue.requeue(entry, True)
     room.turns()
@@ -87,7 +87,7 @@ def fill_fast(room, count: int) -> list[bytes]:
 
 
 def finish(room) -> None:
-    """The turn in which something was published without one."""
+    """Run the turn in which messages were published with turn=False."""
     room.turn.schedule()
     room.turns()
 

@@ -1,4 +1,4 @@
-"""A consumer with a filter, for tests: it keeps what it gets and answers when it is told to."""
+"""A consumer for tests, with an optional filter: it records deliveries and acks on request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from amqpd.broker.queue.queue import Queue, detach_consumer
 
 
 class Taker(Consumer):
-    """Of so much credit; 0: without a bound."""
+    """A consumer that takes up to `credit` unacked messages; 0 means unlimited."""
 
     def __init__(self, queue: Queue, credit: int, no_ack: bool, arguments: dict[str, object]) -> None:
         given = consumer_arguments(queue.name, "/", queue.kind, arguments, b"")
@@ -84,7 +84,7 @@ def take(
     turn: bool = True,
     when_got: Any = None,
 ) -> Taker:
-    """A consumer of the queue's. Raises: as basic.consume."""
+    """Start a consumer of `queue` with the filter `wanted`. Raises the errors of basic.consume."""
     arguments: dict[str, object] = {"x-filter": wanted} if wanted else {}
     if priority:
         arguments["x-priority"] = priority

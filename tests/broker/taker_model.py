@@ -1,4 +1,4 @@
-"""What machines of a queue and its takers beside a naive twin share (test_filters_model.py, test_groups_model.py)."""
+"""State machine base of test_filters_model.py and test_groups_model.py: a queue with consumers against a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from taker import Taker
 
 
 class TakerMachine(RuleBasedStateMachine):
-    """ready: the twin's messages, in order. window: how many messages the queue holds in memory."""
+    """`ready`: the ready messages of the model, in order. `window`: how many messages the queue holds in memory."""
 
     memory_room: Any = None
     room: Any
@@ -49,16 +49,16 @@ class TakerMachine(RuleBasedStateMachine):
         self.rest()
 
     def killed(self) -> None:
-        """All who took something have gone, and it is back."""
+        """Update the model after a kill: the consumers are gone, and their unacked messages are ready again."""
         raise NotImplementedError
 
     def rest(self) -> None:
-        """Until the loop is at rest; then all is as the twin has it."""
+        """Run the loop until it is idle, then compare the queue with the model."""
         raise NotImplementedError
 
 
 def beside_a_twin(machine: type[TakerMachine], memory_room: Any, examples: int) -> None:
-    """Runs it."""
+    """Run the state machine under hypothesis."""
     machine.memory_room = staticmethod(memory_room)
     case = machine.TestCase
     case.settings = settings(

@@ -1,4 +1,4 @@
-"""The table of x-arguments: every row is documented, obeyed by a file that exists, and asks for the right queue."""
+"""The table of queue arguments: documentation, validation, and equivalence of repeated declarations."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SOURCES = Path(__file__).parent.parent.parent / "amqpd" / "broker"
 
 
 class TestDocumentation:
-    def test_the_readme_has_every_row(self) -> None:
-        """After a change of ROWS: put this text between the two marks of amqpd/broker/README.md."""
+    def test_readme_table_equals_rows(self) -> None:
+        """After a change of ROWS, copy this table between the two marks of amqpd/broker/README.md."""
         table = ["| argument | meaning | obeyed by |", "|---|---|---|"]
         table += [f"| `{row.name}` | {row.meaning} | `{row.obeyed_by}.py` |" for row in ROWS.values()]
         text = (SOURCES / "README.md").read_text("utf-8")
@@ -27,38 +27,38 @@ class TestDocumentation:
         assert documented.splitlines() == table
 
     @pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: row.name)
-    def test_the_file_that_obeys_it_speaks_of_it(self, row) -> None:
+    def test_file_that_obeys_argument_mentions_it(self, row) -> None:
         text = (SOURCES / f"{row.obeyed_by}.py").read_text("utf-8")
         if row.obeyed_by == IGNORED:
             assert row.meaning.startswith("ignored: ")
         else:
             assert row.name in text
 
-    def test_every_field_of_the_rules_is_one_rows(self) -> None:
-        """But for what a kind of queue brings."""
+    def test_every_config_field_belongs_to_one_row(self) -> None:
+        """Fields that a queue type sets are excluded."""
         fields = [row.field for row in ROWS.values() if row.field]
         assert len(fields) == len(set(fields))
-        made = {"counts_shown", "stream", "drops_head", "admissions", "plain"}
-        made |= {"retain_ms", "retain_bytes", "retains"}  # what x-retain becomes
-        made |= {"retry"}  # what x-delayed-retry-* become
+        derived = {"counts_shown", "stream", "drops_head", "admissions", "plain"}
+        derived |= {"retain_ms", "retain_bytes", "retains"}  # made from x-retain
+        derived |= {"retry"}  # made from x-delayed-retry-*
         parts = {"retain", "retry_type", "retry_min_ms", "retry_max_ms", "retry_levels"}
-        assert set(fields) - parts == {name for name in dir(PLAIN) if name[0] != "_" and name != "is_over"} - made
+        assert set(fields) - parts == {name for name in dir(PLAIN) if name[0] != "_" and name != "is_over"} - derived
 
 
 class TestValidation:
     @pytest.mark.parametrize("name", ["x-message-ttl", "x-expires"])
-    def test_ten_years_are_the_limit(self, name) -> None:
+    def test_ttl_over_ten_years_is_refused(self, name) -> None:
         validate("q", "/", {name: TTL_MS_MAX})
         with pytest.raises(PreconditionFailed, match="value_too_large,315360000001"):
             validate("q", "/", {name: TTL_MS_MAX + 1})
 
     @pytest.mark.parametrize("name", ["x-delivery-limit", "x-dead-letter-strategy", "x-quorum-initial-group-size"])
-    def test_a_classic_queue_does_not_know_it(self, name) -> None:
+    def test_classic_queue_refuses_argument(self, name) -> None:
         with pytest.raises(PreconditionFailed, match=f"invalid arg '{name}' .* of queue type rabbit_classic_queue"):
             validate("q", "/", {name: 1})
 
     @pytest.mark.parametrize("name", ["x-max-priority", "x-queue-version"])
-    def test_a_quorum_queue_does_not_know_it(self, name) -> None:
+    def test_quorum_queue_refuses_argument(self, name) -> None:
         with pytest.raises(PreconditionFailed, match=f"invalid arg '{name}' .* of queue type rabbit_quorum_queue"):
             validate("q", "/", {name: 1, "x-queue-type": "quorum"})
 
@@ -79,7 +79,7 @@ class TestValidation:
             "x-queue-master-locator",
         ],
     )
-    def test_a_stream_does_not_know_it(self, name) -> None:
+    def test_stream_refuses_argument(self, name) -> None:
         with pytest.raises(PreconditionFailed, match=f"invalid arg '{name}' .* of queue type rabbit_stream_queue"):
             validate("q", "/", {name: 1, "x-queue-type": "stream"})
 
@@ -93,23 +93,23 @@ class TestValidation:
             ("x-consumer-disconnected-timeout", 60000),
         ],
     )
-    def test_what_rabbitmq_4_takes_and_does_nothing_here(self, kind, name, value) -> None:
-        """Spring AMQP sends the first one for classic queues."""
+    def test_rabbitmq_4_arguments_without_effect_are_accepted(self, kind, name, value) -> None:
+        """Spring AMQP sends x-queue-leader-locator for classic queues."""
         validate("q", "/", {"x-queue-type": kind, name: value})
 
     @pytest.mark.parametrize("limit", [-1, -5, 0, 20])
-    def test_a_negative_delivery_limit_is_none(self, limit) -> None:
-        """rabbit: 4.0 has a limit of 20 where nothing is said, and -1 against it."""
+    def test_delivery_limit_accepts_any_integer(self, limit) -> None:
+        """RabbitMQ 4.0: the default limit is 20, and -1 disables it."""
         table = {"x-queue-type": "quorum", "x-delivery-limit": limit}
         validate("q", "/", table)
         assert arguments.rules_of(table).delivery_limit == limit
         with pytest.raises(PreconditionFailed, match="expected integer, got longstr"):
             validate("q", "/", {**table, "x-delivery-limit": f"{limit}"})
 
-    def test_unknown_arguments_pass(self) -> None:
+    def test_unknown_arguments_are_accepted(self) -> None:
         validate("q", "/", {"x-mine": {"any": ["thing"]}})
 
-    def test_what_is_ignored_is_said_once(self, caplog, monkeypatch) -> None:
+    def test_ignored_argument_is_logged_once(self, caplog, monkeypatch) -> None:
         monkeypatch.setattr(arguments, "_ignored_seen", set())
         caplog.set_level("INFO")
         for _ in range(3):
@@ -119,8 +119,8 @@ class TestValidation:
         ]
 
 
-def again(given: object, current: object) -> str:
-    """The reply to a declaration with `given` of what has `current`; empty: they are equal."""
+def inequivalence(given: object, current: object) -> str:
+    """Return the error of a declaration with `given` if the queue has `current`; empty if they are equivalent."""
     try:
         compare("queue 'q'", "/", ["x-a"], {"x-a": given}, {"x-a": current})
     except PreconditionFailed as error:
@@ -129,7 +129,7 @@ def again(given: object, current: object) -> str:
 
 
 class TestEquivalence:
-    """Each answer is RabbitMQ 3.10.8's; for a decimal it has none but 541."""
+    """The expected replies are those of RabbitMQ 3.10.8, except for decimals, where it replies 541."""
 
     @pytest.mark.parametrize(
         ("given", "current"),
@@ -143,11 +143,11 @@ class TestEquivalence:
             (None, None),
         ],
     )
-    def test_values_of_one_class_that_are_equal(self, given, current) -> None:
-        assert again(given, current) == ""
+    def test_equal_values_of_one_type_class_are_equivalent(self, given, current) -> None:
+        assert inequivalence(given, current) == ""
 
     @pytest.mark.parametrize(
-        ("given", "current", "words"),
+        ("given", "current", "error_text"),
         [
             (10.0, 10, "received '10.0' but current is '10'"),
             (10, 10.0, "received '10' but current is '10.0'"),
@@ -166,17 +166,17 @@ class TestEquivalence:
             ({"a": 1}, {"a": True}, "received '[{<<\"a\">>,signedint,1}]' but current is '[{<<\"a\">>,bool,true}]'"),
         ],
     )
-    def test_values_of_another_class_or_another_value(self, given, current, words) -> None:
-        assert again(given, current) == words
+    def test_different_type_class_or_value_is_inequivalent(self, given, current, error_text) -> None:
+        assert inequivalence(given, current) == error_text
 
     @pytest.mark.parametrize("name", ["x-max-length", "x-message-ttl", "x-expires", "x-max-priority"])
-    def test_values_must_agree(self, name) -> None:
+    def test_different_limits_are_inequivalent(self, name) -> None:
         with pytest.raises(PreconditionFailed, match=f"inequivalent arg '{name}' .* received '2' but current is '1'"):
             compare("queue 'q'", "/", compared_names("classic"), {name: 2}, {name: 1})
 
-    def test_true_is_not_one(self) -> None:
+    def test_true_is_not_equivalent_to_1(self) -> None:
         with pytest.raises(PreconditionFailed):
             compare("queue 'q'", "/", compared_names("classic"), {"x-max-length": True}, {"x-max-length": 1})
 
-    def test_unknown_ones_may_differ(self) -> None:
+    def test_unknown_arguments_may_differ(self) -> None:
         compare("queue 'q'", "/", compared_names("classic"), {"x-mine": 1}, {"x-mine": 2})

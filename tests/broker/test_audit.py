@@ -1,4 +1,4 @@
-"""The audit log without a broker: what a record says, what is repeated, what a failure costs."""
+"""The audit log without a broker: content of records, throttling of repeated events, behaviour on write failures."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ NOW_MS = 1_700_000_000_123
 
 
 class Stream:
-    """A queue that remembers what it was offered. failing: it takes nothing. closed: it is not open yet. unusable: and
-    cannot be opened.
+    """A stream that keeps the records it got.
+
+    failing: it refuses records. closed: its log is not open yet. unusable: its log cannot be opened.
     """
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ class Stream:
 
 
 class Log:
-    """The log of the stream, safe up to where it was committed."""
+    """The log of the stream. Records are safe after `commit`."""
 
     def __init__(self, stream: Stream) -> None:
         self.failed = False
@@ -80,9 +81,9 @@ class Log:
 
     def when_safe(self, offset: int, done: Callable[[bool], None]) -> None:
         self._waiting.append((offset, done))
-        self._look()
+        self._call_safe()
 
-    def _look(self) -> None:
+    def _call_safe(self) -> None:
         for offset, done in list(self._waiting):
             if offset < self._safe_count or self.failed:
                 self._waiting.remove((offset, done))
@@ -90,15 +91,15 @@ class Log:
 
     def commit(self) -> None:
         self._safe_count = self.next_offset
-        self._look()
+        self._call_safe()
 
     def fail(self) -> None:
         self.failed = True
-        self._look()
+        self._call_safe()
 
 
 class Loop:
-    """A turn with a number, and what the loop was asked for."""
+    """A loop: number of the turn, scheduled callbacks, timers."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -106,7 +107,7 @@ class Loop:
         self.timers: list[Callable[[], None]] = []
 
     def schedule(self) -> None:
-        """The end of the turn writes."""
+        """Do nothing: the fake log needs no write at the end of the turn."""
 
     def call_soon(self, call: Callable[[], None]) -> None:
         self.soon.append(call)
@@ -116,7 +117,7 @@ class Loop:
         self.timers.append(call)
 
     def turns(self) -> int:
-        """Until it is idle; returns how many."""
+        """Run turns until the loop is idle. Return their number."""
         count = 0
         while self.soon:
             self.number += 1
@@ -146,11 +147,17 @@ def deleted(name: str = "q") -> dict[str, object]:
     return {"vhost": "/", "name": name}
 
 
-class TestARecord:
-    def test_it_says_who_where_what_and_when(self) -> None:
-        where = EventSource("amqp", "10.0.0.1:5000", "10.0.0.1:5000 -> 10.0.0.2:5672")
-        about = {"vhost": "/", "name": "q", "durable": True, "auto_delete": False, "arguments": {"x-max-length": 3}}
-        message = message_of(AuditRecord("queue.created", NOW_MS, "alice", where, about))
+class TestRecord:
+    def test_record_has_user_source_event_and_time(self) -> None:
+        source = EventSource("amqp", "10.0.0.1:5000", "10.0.0.1:5000 -> 10.0.0.2:5672")
+        attributes = {
+            "vhost": "/",
+            "name": "q",
+            "durable": True,
+            "auto_delete": False,
+            "arguments": {"x-max-length": 3},
+        }
+        message = message_of(AuditRecord("queue.created", NOW_MS, "alice", source, attributes))
         assert json.loads(message.body()) == {
             "event": "queue.created",
             "time": "2023-11-14T22:13:20.123Z",
@@ -170,31 +177,31 @@ class TestARecord:
         assert "details" not in properties.headers
         assert message.persistent
 
-    def test_only_what_its_rule_names(self) -> None:
-        about = {"vhost": "/", "name": "up", "component": "shovel", "value": {"src-uri": "amqp://u:secret@host"}}
-        text = json.dumps(fields_of(AuditRecord("parameter.set", NOW_MS, "alice", EventSource(), about)))
+    def test_details_have_only_fields_of_rule(self) -> None:
+        attributes = {"vhost": "/", "name": "up", "component": "shovel", "value": {"src-uri": "amqp://u:secret@host"}}
+        text = json.dumps(fields_of(AuditRecord("parameter.set", NOW_MS, "alice", EventSource(), attributes)))
         assert "shovel" in text
         assert "secret" not in text
 
     @pytest.mark.parametrize("event", RULES)
-    def test_no_rule_lets_secrets_in(self, event: str) -> None:
-        secret = {"password", "password_hash", "hash", "value", "client_properties", "body"}
-        assert not secret & set(RULES[event].details)
+    def test_rule_names_no_secret_field(self, event: str) -> None:
+        secrets = {"password", "password_hash", "hash", "value", "client_properties", "body"}
+        assert not secrets & set(RULES[event].details)
 
-    def test_what_is_large_is_cut(self) -> None:
-        about = {"vhost": "/", "name": "n" * 100_000, "arguments": {"x": "y" * 60_000}}
-        message = message_of(AuditRecord("queue.created", NOW_MS, "u" * 100_000, EventSource(), about))
+    def test_large_record_is_truncated(self) -> None:
+        attributes = {"vhost": "/", "name": "n" * 100_000, "arguments": {"x": "y" * 60_000}}
+        message = message_of(AuditRecord("queue.created", NOW_MS, "u" * 100_000, EventSource(), attributes))
         assert message.body_size < 2000
         assert json.loads(message.body())["details"]["omitted_bytes"] > 60_000
 
-    def test_any_name_and_any_argument_can_be_told(self) -> None:
-        about = {"vhost": "/", "name": "\udc80\0", "arguments": {"a": b"\xff", "b": object(), "c": float("nan")}}
-        message = message_of(AuditRecord("queue.created", NOW_MS, "\udcff", EventSource(), about))
+    def test_undecodable_names_and_arguments_are_encoded(self) -> None:
+        attributes = {"vhost": "/", "name": "\udc80\0", "arguments": {"a": b"\xff", "b": object(), "c": float("nan")}}
+        message = message_of(AuditRecord("queue.created", NOW_MS, "\udcff", EventSource(), attributes))
         assert json.loads(message.body())["name"] == "?\0"
 
 
-class TestWho:
-    def test_a_session_a_request_and_the_broker(self, audit: Audit, stream: Stream) -> None:
+class TestUserAndSource:
+    def test_user_and_front_end_of_session_request_and_broker(self, audit: Audit, stream: Stream) -> None:
         events = Events(lambda call: None)
         events.audit_hook = audit.record
 
@@ -206,34 +213,37 @@ class TestWho:
             events.emit("queue.deleted", deleted())
             ACTOR.reset(tokens[0])
             ORIGIN.reset(tokens[1])
-        told = [(each["user"], each["front_end"], each.get("peer"), each.get("connection")) for each in stream.records]
-        assert told == [
+        sources = [
+            (each["user"], each["front_end"], each.get("peer"), each.get("connection")) for each in stream.records
+        ]
+        assert sources == [
             ("alice", "amqp", "10.0.0.1:7", "a -> b"),
             ("rmq-cli", "amqpctl", None, None),
             ("rmq-internal", "broker", None, None),
         ]
 
-    def test_events_that_are_nobodys_business_are_not_recorded(self, audit: Audit, stream: Stream) -> None:
+    def test_events_without_rule_are_not_recorded(self, audit: Audit, stream: Stream) -> None:
         for key in ("channel.created", "consumer.created", "connection.created"):
             audit.record(key, {"name": "x"}, "alice")
-        audit.record("parameter.set", {"name": "limits", "component": "vhost-limits"}, "alice")  # has its own
+        # Vhost limits have an event of their own.
+        audit.record("parameter.set", {"name": "limits", "component": "vhost-limits"}, "alice")
         assert stream.records == []
 
 
-class TestRepetitions:
-    def test_the_first_at_once_the_others_as_one_a_minute(self) -> None:
+class TestThrottle:
+    def test_first_is_written_at_once_others_once_a_minute(self) -> None:
         written: list[AuditRecord] = []
         loop, now = Loop(), [0.0]
-        repeats = EventThrottle(written.append, loop.later, 60.0, lambda: now[0])
+        throttle = EventThrottle(written.append, loop.later, 60.0, lambda: now[0])
         for number in range(100_000):
-            repeats.add(
+            throttle.add(
                 "10.0.0.1",
                 AuditRecord("user.authentication.failure", NOW_MS, f"u{number}", EventSource(), {"name": "x"}),
             )
-        assert len(written) == len(repeats) == 1
+        assert len(written) == len(throttle) == 1
         for minute in (1, 2):
             now[0] = 60.0 * minute
-            repeats.add(
+            throttle.add(
                 "10.0.0.1", AuditRecord("user.authentication.failure", NOW_MS, "last", EventSource(), {"name": "x"})
             )
             loop.timers.pop()()
@@ -242,31 +252,33 @@ class TestRepetitions:
         assert written[1].about["users"] == [f"u{number}" for number in range(1, USERS_MAX + 1)]
         now[0] = 180.0
         loop.timers.pop()()
-        assert len(repeats) == 0
+        assert len(throttle) == 0
         assert loop.timers == []
 
-    def test_sources_are_bounded(self) -> None:
+    def test_number_of_sources_is_limited(self) -> None:
         written: list[AuditRecord] = []
         loop, now = Loop(), [0.0]
-        repeats = EventThrottle(written.append, loop.later, 60.0, lambda: now[0])
+        throttle = EventThrottle(written.append, loop.later, 60.0, lambda: now[0])
         for number in range(SOURCES_MAX + 5000):
-            repeats.add(number, AuditRecord("access.refused", NOW_MS, "u", EventSource(), {}))
-        assert len(repeats) == SOURCES_MAX + 1  # all the others are one
+            throttle.add(number, AuditRecord("access.refused", NOW_MS, "u", EventSource(), {}))
+        assert len(throttle) == SOURCES_MAX + 1  # all further sources share one entry
         assert len(written) == SOURCES_MAX + 1
         now[0] = 61.0
         while loop.timers:
-            before = len(repeats)
+            before = len(throttle)
             loop.timers.pop()()
-            assert before - len(repeats) <= SWEEP_MAX, "a slice of them at a time"
+            assert before - len(throttle) <= SWEEP_MAX, "a sweep removes at most SWEEP_MAX sources"
             now[0] += 0.01
             if now[0] > 200:
                 break
-            if len(repeats) <= 1:
+            if len(throttle) <= 1:
                 now[0] += 60
-        assert len(repeats) == 0
+        assert len(throttle) == 0
         assert written[-1].times == 4999
 
-    def test_a_hundred_thousand_wrong_passwords(self, audit: Audit, stream: Stream, loop: Loop) -> None:
+    def test_repeated_login_failures_of_one_address_are_one_record(
+        self, audit: Audit, stream: Stream, loop: Loop
+    ) -> None:
         for number in range(100_000):
             audit.login(f"user{number}", "10.0.0.1", "invalid credentials")
         audit.login("guest", "10.0.0.2", "invalid credentials")
@@ -275,23 +287,23 @@ class TestRepetitions:
         assert [each.get("count") for each in stream.records] == [None, None, 99_999]
         assert stream.records[-1]["result"] == "refused"
 
-    def test_logins_that_succeed_are_told_apart_by_user(self, audit: Audit, stream: Stream) -> None:
+    def test_successful_logins_are_throttled_by_user(self, audit: Audit, stream: Stream) -> None:
         for _ in range(1000):
             audit.login("alice", "10.0.0.1")
             audit.login("bob", "10.0.0.1")
         assert [each["user"] for each in stream.records] == ["alice", "bob"]
 
 
-class TestHowItIsWritten:
-    def test_at_once_and_many_in_slices(
+class TestWriting:
+    def test_first_records_are_written_at_once_others_in_slices(
         self, audit: Audit, stream: Stream, loop: Loop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The clock is looked at after each record: where one takes 0.6 of a slice, a slice has two."""
-        looks = itertools.count()
-        clock = SimpleNamespace(perf_counter=lambda: next(looks) * 0.6 * audits.SLICE_S, time_ns=time.time_ns)
+        """The audit log reads the clock after each record. A record takes 0.6 of a slice here, so a slice has two."""
+        clock_reads = itertools.count()
+        clock = SimpleNamespace(perf_counter=lambda: next(clock_reads) * 0.6 * audits.SLICE_S, time_ns=time.time_ns)
         monkeypatch.setattr(audits, "time", clock)
         audit.record("queue.deleted", deleted(), "alice")
-        assert len(stream.records) == 1  # before the answer is
+        assert len(stream.records) == 1  # written at once, before the reply to the client
         count = 5000
         for number in range(count):
             audit.record("queue.deleted", deleted(f"q{number}"), "alice")
@@ -305,7 +317,7 @@ class TestHowItIsWritten:
             assert len(stream.records) - before <= 2
         assert [each["name"] for each in stream.records[1:]] == [f"q{number}" for number in range(count)]
 
-    def test_what_comes_before_the_stream_is_open_waits(self, audit: Audit, stream: Stream, loop: Loop) -> None:
+    def test_records_wait_until_stream_is_open(self, audit: Audit, stream: Stream, loop: Loop) -> None:
         stream.closed = True
         for number in range(1000):
             audit.record("queue.deleted", deleted(f"q{number}"), "alice")
@@ -316,49 +328,49 @@ class TestHowItIsWritten:
         loop.turns()
         assert [each["name"] for each in stream.records] == [f"q{number}" for number in range(1000)]
 
-    def test_what_waits_is_bounded(self, audit: Audit, stream: Stream, loop: Loop) -> None:
+    def test_number_of_waiting_records_is_limited(self, audit: Audit, stream: Stream, loop: Loop) -> None:
         stream.closed = True
         for _ in range(WAITING_MAX + 10):
             audit.record("queue.deleted", deleted(), "alice")
         assert audit.lost_count == 10
 
-    def test_who_asks_is_answered_when_all_that_came_is_safe(self, audit: Audit, stream: Stream, loop: Loop) -> None:
+    def test_when_safe_waits_for_sync_of_all_records(self, audit: Audit, stream: Stream, loop: Loop) -> None:
         stream.store = log = Log(stream)
-        answers: list[bool] = []
-        audit.when_safe(answers.append)
-        assert answers == [True]  # nothing has come
+        results: list[bool] = []
+        audit.when_safe(results.append)
+        assert results == [True]  # no record yet
         for number in range(DIRECT_MAX + 10):
             audit.record("queue.deleted", deleted(f"q{number}"), "alice")
-        audit.when_safe(answers.append)
+        audit.when_safe(results.append)
         log.commit()
-        assert answers == [True]  # ten of them wait for their slice
+        assert results == [True]  # ten records wait for their slice
         loop.turns()
         assert len(stream.records) == DIRECT_MAX + 10
-        assert answers == [True]
+        assert results == [True]
         log.commit()
-        assert answers == [True, True]
+        assert results == [True, True]
 
-    def test_who_asks_is_answered_where_nothing_can_be_written(self, audit: Audit, stream: Stream) -> None:
+    def test_when_safe_is_called_if_stream_or_log_fails(self, audit: Audit, stream: Stream) -> None:
         stream.store = log = Log(stream)
-        answers: list[bool] = []
+        results: list[bool] = []
         stream.closed = True
         audit.record("queue.deleted", deleted(), "alice")
-        audit.when_safe(answers.append)
-        assert answers == []  # it is being opened
+        audit.when_safe(results.append)
+        assert results == []  # the stream is being opened
         stream.unusable = True
         stream.when_opened[0]()
-        assert answers == [True]  # it is lost, and nobody waits for it
+        assert results == [True]  # the record is lost: there is nothing to wait for
         assert audit.lost_count == 1
         stream.closed = stream.unusable = False
         audit.record("queue.deleted", deleted(), "alice")
-        audit.when_safe(answers.append)
+        audit.when_safe(results.append)
         log.fail()
-        assert answers == [True, False]
+        assert results == [True, False]
         audit.record("queue.deleted", deleted(), "alice")
-        audit.when_safe(answers.append)
-        assert answers == [True, False, False]
+        audit.when_safe(results.append)
+        assert results == [True, False, False]
 
-    def test_a_failure_is_told_and_made_up_for(
+    def test_lost_records_are_reported_and_logged_after_recovery(
         self, audit: Audit, stream: Stream, caplog: pytest.LogCaptureFixture
     ) -> None:
         stream.failing = True

@@ -1,5 +1,4 @@
-"""The table of basic.consume's x-arguments: every row is documented, obeyed by a file that exists, and refused where
-the kind of queue has no use for it."""
+"""The table of consumer arguments: documentation, validation by queue type."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ SOURCES = Path(__file__).parent.parent.parent / "amqpd" / "broker"
 
 
 class TestDocumentation:
-    def test_the_readme_has_every_row(self) -> None:
-        """After a change of CONSUMER_ROWS: put this text between the two marks of amqpd/broker/README.md."""
+    def test_readme_table_equals_rows(self) -> None:
+        """After a change of CONSUMER_ROWS, copy this table between the two marks of amqpd/broker/README.md."""
         table = ["| argument | of | meaning | obeyed by |", "|---|---|---|---|"]
         table += [
             f"| `{row.name}` | {', '.join(sorted(row.kinds)) if row.kinds else 'all'} | {row.meaning} "
@@ -32,20 +31,22 @@ class TestDocumentation:
         assert documented.splitlines() == table
 
     @pytest.mark.parametrize("row", CONSUMER_ROWS.values(), ids=lambda row: row.name)
-    def test_the_file_that_obeys_it_speaks_of_it(self, row: ConsumerArgumentSpec) -> None:
+    def test_file_that_obeys_argument_mentions_it(self, row: ConsumerArgumentSpec) -> None:
         assert row.name in (SOURCES / f"{row.obeyed_by}.py").read_text("utf-8")
         assert row.kinds is None or row.kinds <= set(KINDS)
 
-    def test_every_field_is_one_rows(self) -> None:
-        fields = [row.field for row in CONSUMER_ROWS.values() if row.field]  # the others are accepted and ignored
+    def test_every_field_belongs_to_one_row(self) -> None:
+        fields = [
+            row.field for row in CONSUMER_ROWS.values() if row.field
+        ]  # rows without a field are accepted and ignored
         assert len(fields) == len(set(fields))
         assert set(fields) == {name for name in dir(NO_ARGUMENTS) if name[0] != "_"} - {"table"}
 
 
-class TestLegacy:
-    """x-cancel-on-ha-failover: of classic queues alone, a bool, and nothing comes of it."""
+class TestCancelOnHaFailover:
+    """x-cancel-on-ha-failover: a bool, for classic queues only, without effect."""
 
-    def test_it_is_ignored(self) -> None:
+    def test_argument_is_ignored(self) -> None:
         table = {"x-cancel-on-ha-failover": True, "x-priority": 3}
         assert consumer_arguments("q", "/", "classic", table, b"").priority == 3
 
@@ -58,7 +59,7 @@ class TestLegacy:
             ("stream", True, " of queue type rabbit_stream_queue"),
         ],
     )
-    def test_it_is_checked_all_the_same(self, kind: str, value: Any, text: str) -> None:
+    def test_wrong_type_or_queue_type_is_refused(self, kind: str, value: Any, text: str) -> None:
         with pytest.raises(PreconditionFailed) as found:
             consumer_arguments("q", "v", kind, {"x-cancel-on-ha-failover": value}, b"")
         assert str(found.value) == f"invalid arg 'x-cancel-on-ha-failover' for queue 'q' in vhost 'v'{text}"
@@ -67,27 +68,27 @@ class TestLegacy:
 class TestPriority:
     @pytest.mark.parametrize("kind", ["classic", "quorum"])
     @pytest.mark.parametrize("value", [0, -1, 2**31, 2**63 - 1])
-    def test_any_integer(self, kind: str, value: int) -> None:
+    def test_integer_is_accepted(self, kind: str, value: int) -> None:
         assert consumer_arguments("q", "/", kind, {"x-priority": value}, b"").priority == value
 
     @pytest.mark.parametrize(
         ("value", "shown"), [("1", "longstr"), ({}, "table"), ([1], "array"), (None, "void"), (True, "bool")]
     )
-    def test_nothing_else(self, value: Any, shown: str) -> None:
+    def test_other_types_are_refused(self, value: Any, shown: str) -> None:
         text = f"invalid arg 'x-priority' for queue 'q' in vhost 'v': \"expected integer, got {shown}\""
         with pytest.raises(PreconditionFailed) as caught:
             consumer_arguments("q", "v", "classic", {"x-priority": value}, b"")
         assert str(caught.value).endswith(text)
 
 
-def test_what_nobody_knows_means_nothing() -> None:
-    made = consumer_arguments("q", "/", "classic", {"x-whatever": [1], "purpose": "reports"}, b"as it came")
-    assert made.table == b"as it came"
-    assert made.priority == 0
+def test_unknown_argument_has_no_effect() -> None:
+    parsed = consumer_arguments("q", "/", "classic", {"x-whatever": [1], "purpose": "reports"}, b"as it came")
+    assert parsed.table == b"as it came"
+    assert parsed.priority == 0
 
 
-def test_a_new_argument_is_a_row_and_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a kind of queue that takes it; elsewhere it is refused, whatever its value."""
+def test_row_with_queue_types_is_read_only_for_those(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other queue types refuse the argument before its value is read."""
     seen: list[object] = []
 
     def read(row: ConsumerArgumentSpec, value: Any, context: ArgumentContext) -> None:

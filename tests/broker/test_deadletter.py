@@ -1,4 +1,4 @@
-"""Dead letters: the story in the headers, where they go, when they end, and that a crash loses none."""
+"""Dead letters: x-death headers, routing, cycles, safety in a crash, ranges of many dead letters."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ def death(properties: Properties, reason: str = "rejected", queue: str = "q", *,
     return decode_properties(with_death(encoded, reason, queue, "x", "key", 1_700_000_000, keep_keys=keep_keys))
 
 
-def live(room, name: str) -> list[Record]:
+def records_of(room, name: str) -> list[Record]:
     return list(room.vhost.queue(name).store.cursor.read(0, 1 << 20).records)
 
 
-def given(room, queue) -> QueueEntry:
-    """To a consumer. A queue that is still being read is asked again."""
+def deliver_next(room, queue) -> QueueEntry:
+    """Deliver the next message to a consumer. Repeat while the queue's log is opening."""
     while (entry := queue.get(False)) is None:
         assert queue.must_wait()
         room.turns()
     return entry
 
 
-def marked(record: Record) -> bool:
-    """Whether it says that there may be a copy of it."""
+def is_marked(record: Record) -> bool:
+    """Return whether the record is marked as a possible repetition."""
     return bool((decode_properties(record.properties).headers or {}).get(REDELIVERED))
 
 
-class TestStory:
-    def test_the_first_death(self) -> None:
-        told = death(Properties(headers={"mine": 1, "CC": ["a", "b"]}, expiration="700", priority=4), "expired")
-        assert told.headers == {
+class TestHeaders:
+    def test_headers_of_first_death(self) -> None:
+        properties = death(Properties(headers={"mine": 1, "CC": ["a", "b"]}, expiration="700", priority=4), "expired")
+        assert properties.headers == {
             "mine": 1,
             "CC": ["a", "b"],
             "x-first-death-reason": "expired",
@@ -62,11 +62,11 @@ class TestStory:
                 }
             ],
         }
-        assert told.expiration is None
-        assert told.priority == 4
+        assert properties.expiration is None
+        assert properties.priority == 4
 
-    def test_counts_are_longs(self) -> None:
-        """Clients compare types: RabbitMQ's count is an l, a number as small as 1 else an I."""
+    def test_counts_are_encoded_as_64_bit(self) -> None:
+        """RabbitMQ encodes count as a 64-bit `l`, not as an `I` as other small integers. Clients compare types."""
         once = with_death(encode_properties(Properties()), "rejected", "q", "x", "k", 1, keep_keys=True)
         assert b"\x05countl\x00\x00\x00\x00\x00\x00\x00\x01" in once
         other = with_death(once, "rejected", "p", "x", "k", 1, keep_keys=True)
@@ -74,26 +74,26 @@ class TestStory:
         twice = with_death(once, "rejected", "q", "x", "k", 1, keep_keys=True)
         assert b"\x05countl\x00\x00\x00\x00\x00\x00\x00\x02" in twice
 
-    def test_newest_first_merged_by_queue_and_reason(self) -> None:
-        told = death(Properties(), "rejected", "a")
-        told = death(told, "expired", "b")
-        told = death(told, "expired", "a")
-        told = death(told, "rejected", "a")
-        assert [(each["queue"], each["reason"], each["count"]) for each in told.headers["x-death"]] == [
+    def test_entries_are_newest_first_and_one_per_queue_and_reason(self) -> None:
+        properties = death(Properties(), "rejected", "a")
+        properties = death(properties, "expired", "b")
+        properties = death(properties, "expired", "a")
+        properties = death(properties, "rejected", "a")
+        assert [(each["queue"], each["reason"], each["count"]) for each in properties.headers["x-death"]] == [
             ("a", "rejected", 2),
             ("a", "expired", 1),
             ("b", "expired", 1),
         ]
-        assert told.headers["x-first-death-queue"] == "a"
-        assert told.headers["x-first-death-reason"] == "rejected"
+        assert properties.headers["x-first-death-queue"] == "a"
+        assert properties.headers["x-first-death-reason"] == "rejected"
 
-    def test_repeated_deaths_of_one_queue_become_one(self) -> None:
-        """As old versions wrote them, and a client may still. Sums as measured on RabbitMQ 3.10.8."""
+    def test_repeated_entries_of_one_queue_and_reason_are_merged(self) -> None:
+        """Old versions wrote such headers, and a client can send them. Sums are as measured on RabbitMQ 3.10.8."""
         old = [("a", None), ("b", 4), ("a", None), ("q", None), ("b", 9), ("q", None), ("a", None), ("c", None)]
-        past = [{"queue": queue, "reason": "rejected"} | ({"count": n} if n else {}) for queue, n in old]
-        told = death(Properties(headers={"x-death": past}))
-        told = death(told, "expired", "a")
-        assert [(each["queue"], each["reason"], each["count"]) for each in told.headers["x-death"]] == [
+        old_deaths = [{"queue": queue, "reason": "rejected"} | ({"count": n} if n else {}) for queue, n in old]
+        properties = death(Properties(headers={"x-death": old_deaths}))
+        properties = death(properties, "expired", "a")
+        assert [(each["queue"], each["reason"], each["count"]) for each in properties.headers["x-death"]] == [
             ("a", "expired", 1),
             ("q", "rejected", 3),
             ("a", "rejected", 3),
@@ -101,53 +101,55 @@ class TestStory:
             ("c", "rejected", 1),
         ]
 
-    def test_a_fixed_key_takes_the_copies_away(self) -> None:
-        told = death(Properties(headers={"CC": ["a"]}), keep_keys=False)
-        assert "CC" not in told.headers
-        assert told.headers["x-death"][0]["routing-keys"] == ["key", "a"]
+    def test_fixed_routing_key_removes_cc(self) -> None:
+        properties = death(Properties(headers={"CC": ["a"]}), keep_keys=False)
+        assert "CC" not in properties.headers
+        assert properties.headers["x-death"][0]["routing-keys"] == ["key", "a"]
 
-    @pytest.mark.parametrize("forged", ["text", {"a": 1}, None, 5])
-    def test_what_is_no_array_is_replaced(self, forged) -> None:
-        told = death(Properties(headers={"x-death": forged}))
-        assert [each["queue"] for each in told.headers["x-death"]] == ["q"]
-        assert "x-first-death-queue" not in told.headers
+    @pytest.mark.parametrize("invalid", ["text", {"a": 1}, None, 5])
+    def test_x_death_that_is_no_array_is_replaced(self, invalid) -> None:
+        properties = death(Properties(headers={"x-death": invalid}))
+        assert [each["queue"] for each in properties.headers["x-death"]] == ["q"]
+        assert "x-first-death-queue" not in properties.headers
 
-    @pytest.mark.parametrize("forged", [[1, "a"], [{"queue": 5}], [{"queue": "q", "reason": "rejected", "count": "x"}]])
-    def test_forged_entries_do_no_harm(self, forged) -> None:
-        told = death(Properties(headers={"x-death": forged}))
-        assert told.headers["x-death"][0]["queue"] == "q"
+    @pytest.mark.parametrize(
+        "invalid", [[1, "a"], [{"queue": 5}], [{"queue": "q", "reason": "rejected", "count": "x"}]]
+    )
+    def test_invalid_x_death_entries_are_ignored(self, invalid) -> None:
+        properties = death(Properties(headers={"x-death": invalid}))
+        assert properties.headers["x-death"][0]["queue"] == "q"
 
-    def test_headers_as_deep_as_they_may_be(self) -> None:
+    def test_deeply_nested_x_death_is_accepted(self) -> None:
         deep: object = 1
         for _ in range(125):
             deep = [deep]
-        told = death(Properties(headers={"x-death": [deep]}))
-        assert told.headers["x-death"][0]["queue"] == "q"
+        properties = death(Properties(headers={"x-death": [deep]}))
+        assert properties.headers["x-death"][0]["queue"] == "q"
 
-    def test_headers_that_fill_a_frame_stay_as_they_are(self) -> None:
-        told = death(Properties(headers={"mine": "x" * (FRAME_PAYLOAD_BYTES - 40)}, expiration="5"))
-        assert list(told.headers) == ["mine"]
-        assert told.expiration is None
+    def test_headers_that_fill_a_frame_get_no_x_death(self) -> None:
+        properties = death(Properties(headers={"mine": "x" * (FRAME_PAYLOAD_BYTES - 40)}, expiration="5"))
+        assert list(properties.headers) == ["mine"]
+        assert properties.expiration is None
 
 
 class TestCycle:
-    def test_a_cycle_by_itself_ends(self) -> None:
+    def test_cycle_without_rejection_is_detected(self) -> None:
         deaths = [{"queue": "b", "reason": "expired"}, {"queue": "a", "reason": "maxlen"}]
         assert is_cycle("a", deaths)
         assert is_cycle("b", deaths)
         assert not is_cycle("c", deaths)
 
-    def test_somebody_who_rejects_keeps_it_going(self) -> None:
+    def test_rejection_interrupts_cycle(self) -> None:
         deaths = [{"queue": "b", "reason": "expired"}, {"queue": "a", "reason": "rejected"}]
         assert not is_cycle("a", deaths)
         assert is_cycle("b", deaths)
 
-    def test_what_a_client_put_there_is_no_cycle(self) -> None:
+    def test_invalid_entry_is_no_cycle(self) -> None:
         assert not is_cycle("a", [7, {"queue": "a", "reason": "expired"}])
 
 
-class TestRoad:
-    def test_from_queue_to_queue(self, room) -> None:
+class TestRouting:
+    def test_rejected_message_goes_to_dead_letter_queue(self, room) -> None:
         dead = room.queue("dead")
         queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         room.publish("q", b"1")
@@ -157,7 +159,7 @@ class TestRoad:
         assert (got.body, got.exchange, got.routing_key, got.redelivered) == (b"1", "", "dead", False)
         assert (queue.unacked_count, queue.store.record_count, dead.store.record_count) == (0, 0, 0)
 
-    def test_under_its_own_keys(self, room) -> None:
+    def test_without_fixed_key_original_keys_are_used(self, room) -> None:
         room.exchange("dlx", "direct")
         by_key, by_copy = room.queue("by_key"), room.queue("by_copy")
         room.bind("dlx", by_key, "q")
@@ -171,7 +173,7 @@ class TestRoad:
             assert (got.exchange, got.routing_key) == ("dlx", "q")
             assert got.headers["CC"] == ["copy"]
 
-    def test_a_missing_exchange_drops_it_and_a_later_one_is_found(self, room) -> None:
+    def test_missing_exchange_drops_message_until_declared(self, room) -> None:
         queue = room.queue("q", x_dead_letter_exchange="dlx")
         room.publish("q", b"1")
         queue.reject(queue.get(False))
@@ -185,7 +187,7 @@ class TestRoad:
         room.turns()
         assert room.bodies(dead) == [b"2"]
 
-    def test_a_ring_of_queues_ends(self, room) -> None:
+    def test_message_is_dropped_in_cycle_of_queues(self, room) -> None:
         names = ["a", "b", "c"]
         for name, following in zip(names, names[1:] + names[:1], strict=True):
             room.queue(name, x_message_ttl=0, x_dead_letter_exchange="", x_dead_letter_routing_key=following)
@@ -194,8 +196,8 @@ class TestRoad:
         assert [room.vhost.queue(name).ready_count for name in names] == [0, 0, 0]
         assert [room.vhost.queue(name).store.record_count for name in names] == [0, 0, 0]
 
-    def test_a_long_chain_of_queues(self, room) -> None:
-        """One drops into the next from within its own offer: no stack grows with the chain."""
+    def test_long_chain_of_queues_delivers_to_last(self, room) -> None:
+        """A queue dead-letters while it enqueues. The stack must not grow with the length of the chain."""
         for number in range(200):
             room.queue(
                 f"q{number}",
@@ -210,7 +212,7 @@ class TestRoad:
         got = room.get(last)
         assert len(got.headers["x-death"]) == 200
 
-    def test_a_full_target_drops_it(self, room) -> None:
+    def test_full_target_drops_dead_letter(self, room) -> None:
         room.queue("dead", x_max_length=0, x_overflow="reject-publish")
         queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         room.publish("q", b"1")
@@ -218,7 +220,7 @@ class TestRoad:
         room.turns()
         assert queue.store.record_count == 0
 
-    def test_a_message_not_held_in_memory_is_read_back(self, room) -> None:
+    def test_message_not_in_memory_is_read_from_log(self, room) -> None:
         dead = room.queue("dead")
         queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         room.publish("q", b"1")
@@ -230,7 +232,7 @@ class TestRoad:
 
 
 class TestSafety:
-    def test_the_source_keeps_it_until_the_target_is_synced(self, room) -> None:
+    def test_source_keeps_message_until_target_is_synced(self, room) -> None:
         dead = room.queue("dead")
         queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         room.publish("q", b"1")
@@ -249,7 +251,7 @@ class TestSafety:
         assert committed[0] == (1, 1)
         assert (queue.store.record_count, dead.store.record_count) == (0, 1)
 
-    def test_a_kill_before_the_dead_letter_is_written_repeats_it(self, room) -> None:
+    def test_kill_before_publish_keeps_message_at_source(self, room) -> None:
         room.queue("dead")
         queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         room.publish("q", b"1")
@@ -263,13 +265,15 @@ class TestSafety:
 
     @pytest.mark.parametrize("priorities", [0, 3])
     @pytest.mark.parametrize("reason", ["expired", "maxlen", "rejected"])
-    def test_a_kill_before_the_source_is_settled_repeats_it_marked(self, room, reason: str, priorities: int) -> None:
+    def test_kill_before_ack_at_source_repeats_marked_copy(self, room, reason: str, priorities: int) -> None:
         room.queue("dead")
         limits = {"expired": {"x_message_ttl": 50}, "maxlen": {"x_max_length": 1}, "rejected": {}}[reason]
         if priorities:
             limits = {**limits, "x_max_priority": priorities}
         queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead", **limits)
-        room.storage.commits.on_commit = lambda generation, failed: None  # nobody hears that the target is synced
+        room.storage.commits.on_commit = lambda generation, failed: (
+            None
+        )  # the republisher is not informed that the target is synced
         for body in (b"1", b"2"):
             room.publish("q", body)
         if reason == "rejected":
@@ -277,25 +281,25 @@ class TestSafety:
             room.turn.schedule()
         room.advance(100)
         died = [b"1", b"2"] if reason == "expired" else [b"1"]
-        assert [record.body for record in live(room, "dead")] == died
+        assert [record.body for record in records_of(room, "dead")] == died
         room.restart(down_ms=100)
         queue = room.vhost.queue("q")
         queue.prepare()
         if reason == "rejected":
-            queue.reject(given(room, queue))
+            queue.reject(deliver_next(room, queue))
         room.turn.schedule()
         room.advance(100)
-        assert [(record.body, marked(record)) for record in live(room, "dead")] == [
+        assert [(record.body, is_marked(record)) for record in records_of(room, "dead")] == [
             *((body, False) for body in died),
             *((body, True) for body in died),
         ]
-        if reason == "rejected":  # what was not on its way has no copy
-            queue.reject(given(room, queue))
+        if reason == "rejected":  # a message that was not dead-lettered before the kill has no mark
+            queue.reject(deliver_next(room, queue))
             room.turn.schedule()
             room.turns()
-            assert not marked(live(room, "dead")[-1])
+            assert not is_marked(records_of(room, "dead")[-1])
 
-    def test_what_came_back_in_this_life_has_no_copy(self, room) -> None:
+    def test_requeue_without_restart_sets_no_mark(self, room) -> None:
         room.queue("dead")
         queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         room.publish("q", b"1")
@@ -304,10 +308,10 @@ class TestSafety:
         queue.reject(queue.get(False))
         room.turn.schedule()
         room.turns()
-        assert [marked(record) for record in live(room, "dead")] == [False]
+        assert [is_marked(record) for record in records_of(room, "dead")] == [False]
 
-    def test_tried_again_for_one_target_the_copy_of_the_other_says_so(self, room) -> None:
-        """A log on another machine fails after both have got it."""
+    def test_retry_for_failed_target_marks_copies(self, room) -> None:
+        """The log of one target, on another machine, fails after both have the message."""
         room.exchange("dlx", "fanout")
         near, far = room.queue("near"), room.queue("far")
         for queue in (near, far):
@@ -321,11 +325,11 @@ class TestSafety:
         room.storage.commits.on_commit = on_commit
         room.publish("q", b"2")
         room.advance(RETRY_MS + 100)
-        found = sorted((record.body, marked(record)) for record in live(room, "near"))
+        found = sorted((record.body, is_marked(record)) for record in records_of(room, "near"))
         assert found == [(b"1", False), (b"1", True), (b"2", False)]
         assert queue.store.record_count == 0
 
-    def test_a_target_whose_log_failed_gets_it_later(self, room) -> None:
+    def test_target_with_failed_log_gets_dead_letter_later(self, room) -> None:
         dead = room.queue("dead")
         queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         room.publish("q", b"1")
@@ -338,7 +342,7 @@ class TestSafety:
         assert queue.store.record_count == 0
         assert room.bodies(dead) == [b"1"]
 
-    def test_a_stop_leaves_what_is_not_published_at_its_source(self, room) -> None:
+    def test_stop_leaves_unpublished_dead_letter_at_source(self, room) -> None:
         room.queue("dead")
         queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         room.publish("q", b"1")
@@ -349,7 +353,7 @@ class TestSafety:
         assert room.bodies(room.vhost.queue("dead")) == []
         assert room.bodies(room.vhost.queue("q")) == [b"1"]
 
-    def test_a_deleted_source_ends_it(self, room) -> None:
+    def test_deletion_of_source_drops_dead_letter(self, room) -> None:
         dead = room.queue("dead")
         queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         room.publish("q", b"1")
@@ -374,12 +378,12 @@ PROPERTIES = [
 ]
 
 
-class TestDresser:
-    """What is remembered from one dead letter to the next says the same as what is made for one alone."""
+class TestCaches:
+    """DeadLetterPublisher with its caches makes the same dead letters as dead_letter_with_history without them."""
 
     @pytest.mark.parametrize("kind", ["fanout", "headers"])
     @pytest.mark.parametrize("key", [None, "other"])
-    def test_as_if_each_came_alone(self, room, kind: str, key: str | None) -> None:
+    def test_cached_dead_letters_equal_uncached(self, room, kind: str, key: str | None) -> None:
         room.exchange("dlx", kind)
         exchange = room.vhost.exchange("dlx")
         arguments = {"x_dead_letter_exchange": "dlx"} | ({"x_dead_letter_routing_key": key} if key else {})
@@ -408,8 +412,8 @@ def fill(room, name: str, count: int) -> None:
         room.publish(name, b"%d" % number, turn=number % 100 == 99)
 
 
-def quickly(queue) -> list[bytes]:
-    """Takes everything that is ready, without a turn for each."""
+def drain(queue) -> list[bytes]:
+    """Return the bodies of all ready messages and remove them, without a loop turn for each."""
     found = []
     while (entry := queue.get(True)) is not None:
         found.append(entry.message.body())
@@ -417,10 +421,10 @@ def quickly(queue) -> list[bytes]:
 
 
 class TestRanges:
-    """Many dead letters at once: what a log has of them is not kept in memory, and the queue goes on meanwhile."""
+    """Many dead letters at once: logged ones are not kept in memory, and the queue keeps serving consumers."""
 
     @pytest.mark.parametrize("durable", [True, False])
-    def test_what_is_over_leaves_before_its_dead_letters_are_out(self, room, durable: bool) -> None:
+    def test_expired_messages_leave_before_they_are_published(self, room, durable: bool) -> None:
         dead = room.queue("dead", durable=durable)
         queue = room.queue(
             "q", durable=durable, x_message_ttl=50, x_dead_letter_exchange="", x_dead_letter_routing_key="dead"
@@ -435,13 +439,13 @@ class TestRanges:
         assert len(room.republisher.line) < 2 * HELD_MAX
         assert queue.get(False).message.body() == b"young"
         assert queue.ready_count == 0
-        room.publish("q", b"younger", turn=False)  # the log has dead letters yet: it stays
+        room.publish("q", b"younger", turn=False)  # is logged, since the log still has dead letters
         room.turns()
-        assert quickly(dead) == [b"%d" % number for number in range(9000)]
+        assert drain(dead) == [b"%d" % number for number in range(9000)]
         assert queue.dead_letters_logged_count == 0
         assert room.get(queue).body == b"younger"
 
-    def test_a_kill_on_the_way_loses_none(self, room) -> None:
+    def test_kill_while_publishing_loses_none(self, room) -> None:
         room.queue("dead")
         queue = room.queue("q", x_message_ttl=50, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         queue.order.memory.count_max = 100
@@ -455,10 +459,10 @@ class TestRanges:
         queue = room.vhost.queue("q")
         room.advance(50)
         assert queue.store.record_count == 0
-        assert {int(body) for body in quickly(room.vhost.queue("dead"))} == set(range(6000))
+        assert {int(body) for body in drain(room.vhost.queue("dead"))} == set(range(6000))
 
     @pytest.mark.parametrize("durable", [True, False])
-    def test_a_target_that_fails_in_the_middle_gets_the_rest_later(self, room, durable: bool) -> None:
+    def test_target_that_fails_midway_gets_rest_later(self, room, durable: bool) -> None:
         dead = room.queue("dead")
         queue = room.queue("q", durable=durable, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         queue.order.memory.count_max = 10
@@ -478,11 +482,11 @@ class TestRanges:
         dead.store.failed = False
         room.turns()
         room.advance(2010)
-        assert sorted(int(body) for body in quickly(dead)) == list(range(6000))
+        assert sorted(int(body) for body in drain(dead)) == list(range(6000))
         if durable:
             assert queue.store.record_count == 0
 
-    def test_a_deleted_source_ends_them(self, room) -> None:
+    def test_deletion_of_source_stops_its_range(self, room) -> None:
         dead = room.queue("dead", durable=False)
         queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         fill(room, "q", 6000)
@@ -490,12 +494,12 @@ class TestRanges:
             queue.reject(entry)
         room.republisher.run()
         room.delete(queue)
-        out = dead.ready_count
+        published_count = dead.ready_count
         room.turns()
-        assert dead.ready_count == out < 6000
+        assert dead.ready_count == published_count < 6000
         assert queue.dead_letters_logged_count == 0
 
-    def test_a_purge_takes_none_of_them(self, room) -> None:
+    def test_purge_removes_no_dead_letters(self, room) -> None:
         dead = room.queue("dead")
         queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         fill(room, "q", 3010)

@@ -1,4 +1,4 @@
-"""Delays when something goes wrong: a disk that is not read, a bug, two directories of one exchange, a clean stop."""
+"""Delayed messages with faults: read errors, bugs, two directories of one exchange, clean stops at any moment."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delay_room import MINUTE, declare, later, leap, restart
+from delay_room import MINUTE, declare, jump, publish_delayed, restart
 from simulated_filesystem import SimulatedFileSystem
-from test_delays_crash import taken
+from test_delays_crash import consume_all
 
 from amqpd.broker.vhost import declare as exchanges
 from amqpd.storage.log.record import RecordRoute
@@ -22,91 +22,93 @@ COUNT = 20
 
 @pytest.mark.parametrize("delay", [300, 20 * MINUTE])
 @pytest.mark.parametrize("kind", [OSError, RuntimeError])
-def test_what_cannot_be_read_comes_when_it_can(
+def test_failed_release_is_retried_until_it_succeeds(
     make_room: Callable[..., Any], caplog: pytest.LogCaptureFixture, kind: type[Exception], delay: int
 ) -> None:
-    """Be it the disk or a bug: others go on meanwhile, and it is tried again, ever more seldom."""
+    """After a read error or a bug, the release is retried with growing intervals. Other exchanges are not delayed."""
     filesystem = SimulatedFileSystem()
     room = make_room(ROOM, filesystem)
     wheel = declare(room)
     declare(room, "other")
     for number in range(COUNT):
-        later(room, delay + number, b"%d" % number)
+        publish_delayed(room, delay + number, b"%d" % number)
     broken = next(iter(wheel.buckets)).chain[-2]
-    tries = [0]
-    works = [False]
+    attempts = [0]
+    readable = [False]
 
     def fault(name: str, path: str) -> OSError | None:
-        if works[0] or name != "pread" or not path.startswith(broken):
+        if readable[0] or name != "pread" or not path.startswith(broken):
             return None
-        tries[0] += 1
+        attempts[0] += 1
         raise kind(errno.EIO, "cannot be read")
 
     filesystem.fault = fault
     with caplog.at_level(logging.ERROR):
-        leap(room, delay - 100)
-        later(room, 150, b"other", "other")
+        jump(room, delay - 100)
+        publish_delayed(room, 150, b"other", "other")
         for _ in range(20):
-            leap(room, 10_000)
+            jump(room, 10_000)
             room.advance(2)
     assert wheel.count() == COUNT
     assert room.bodies(room.vhost.queues["other"]) == [b"other"]
-    assert 2 <= tries[0] <= 60, tries
+    assert 2 <= attempts[0] <= 60, attempts
     assert len([each for each in caplog.records if each.exc_info]) == (0 if kind is OSError else 1)
-    works[0] = True
-    leap(room, 31_000)
+    readable[0] = True
+    jump(room, 31_000)
     for _ in range(10):
-        leap(room, 3000)
-    assert [int(body) for body, _ in taken(room)] == list(range(COUNT))
+        jump(room, 3000)
+    assert [int(body) for body, _ in consume_all(room)] == list(range(COUNT))
     assert (wheel.count(), wheel.failures) == (0, 0)
-    later(room, 100, b"later on")
-    leap(room, 200)
-    assert [body for body, _ in taken(room)] == [b"later on"]
+    publish_delayed(room, 100, b"later on")
+    jump(room, 200)
+    assert [body for body, _ in consume_all(room)] == [b"later on"]
 
 
 @pytest.mark.parametrize("delay", [300, 20 * MINUTE])
-def test_a_record_that_is_no_delayed_message(make_room: Callable[..., Any], delay: int) -> None:
+def test_record_without_delay_in_bucket_is_skipped(make_room: Callable[..., Any], delay: int) -> None:
     room = make_room(ROOM, SimulatedFileSystem())
     wheel = declare(room)
-    later(room, delay, b"0")
+    publish_delayed(room, delay, b"0")
     (bucket,) = wheel.buckets
     bucket.store.append_parts(RecordRoute(b"", b""), b"\0\0", b"foreign", True)
-    later(room, delay, b"1")
+    publish_delayed(room, delay, b"1")
     restart(room)
     for step in (delay - 10, 20, 5000, 10):
-        leap(room, step)
-    assert [body for body, _ in taken(room)] == [b"0", b"1"]
+        jump(room, step)
+    assert [body for body, _ in consume_all(room)] == [b"0", b"1"]
 
 
 def folders(room: Any) -> list[str]:
     return sorted(room.storage.filesystem.listdir(room.storage.delay_chain("v1")[-1]))
 
 
-def test_two_directories_of_one_exchange(make_room: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
-    """The disk has refused the rename when one of the name was deleted, and after the next start there are two."""
+def test_two_directories_of_one_exchange_are_both_used(
+    make_room: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rename failed when an exchange of that name was deleted, so the next start finds two directories."""
     filesystem = SimulatedFileSystem()
     room = make_room(ROOM, filesystem)
     declare(room)
-    later(room, 20 * MINUTE, b"old")
+    publish_delayed(room, 20 * MINUTE, b"old")
     filesystem.fault = lambda name, path: OSError(errno.EIO, "") if name == "rename" and "/delays/" in path else None
     exchanges.delete_exchange(room.vhost, room.vhost.exchanges["later"], False)
     room.turns()
     filesystem.fault = None
     declare(room)
-    later(room, 20 * MINUTE, b"new")
-    later(room, 400 * MINUTE, b"last")
+    publish_delayed(room, 20 * MINUTE, b"new")
+    publish_delayed(room, 400 * MINUTE, b"last")
     for _ in range(2):
         restart(room)
         assert len(folders(room)) == 2
     assert "also has delayed messages of exchange 'later'" in caplog.text
     wheel = room.vhost.exchanges["later"].wheel
-    later(room, 20 * MINUTE, b"newer")
+    publish_delayed(room, 20 * MINUTE, b"newer")
     assert wheel.count() == 4
-    leap(room, 20 * MINUTE)
-    leap(room, 10)
-    assert sorted(body for body, _ in taken(room)) == [b"new", b"newer", b"old"]
+    jump(room, 20 * MINUTE)
+    jump(room, 10)
+    assert sorted(body for body, _ in consume_all(room)) == [b"new", b"newer", b"old"]
     restart(room)
-    later(room, 400 * MINUTE, b"never")
+    publish_delayed(room, 400 * MINUTE, b"never")
     wheel = room.vhost.exchanges["later"].wheel
     assert wheel.count() == 2
     exchanges.delete_exchange(room.vhost, room.vhost.exchanges["later"], False)
@@ -116,11 +118,11 @@ def test_two_directories_of_one_exchange(make_room: Callable[..., Any], caplog: 
     assert room.vhost.exchanges["later"].wheel.count() == 0
 
 
-def test_an_exchange_that_is_gone_leaves_nothing_when_clients_are_served(make_room: Callable[..., Any]) -> None:
-    """Else one of its name that they declare would find its messages at the start after that."""
+def test_missing_exchange_is_cleaned_up_before_clients_connect(make_room: Callable[..., Any]) -> None:
+    """Otherwise a new exchange of that name would get its messages at a later start."""
     room = make_room(ROOM, SimulatedFileSystem())
     declare(room)
-    later(room, 20 * MINUTE, b"old")
+    publish_delayed(room, 20 * MINUTE, b"old")
     (before,) = folders(room)
     room.restart()
     room.delays.begin()
@@ -128,17 +130,17 @@ def test_an_exchange_that_is_gone_leaves_nothing_when_clients_are_served(make_ro
 
 
 def stop(room: Any) -> None:
-    """As the server does it."""
+    """Stop cleanly, as the server does."""
     room.timers.stop()
-    once_round(room)
+    run_one_turn(room)
     room.delays.stop()
     room.republisher.stop()
-    once_round(room)
+    run_one_turn(room)
     room.turn.finish()
     room.storage.close(clean=True)
 
 
-def once_round(room: Any) -> None:
+def run_one_turn(room: Any) -> None:
     soon = room._soon[:]
     room._soon.clear()
     for call in soon:
@@ -146,14 +148,14 @@ def once_round(room: Any) -> None:
 
 
 @pytest.mark.parametrize("tried", [False, True])
-def test_a_clean_stop_while_a_target_takes_nothing(make_room: Callable[..., Any], tried: bool) -> None:
-    """tried: another target may have it already, so it says so when it comes in the next life."""
+def test_clean_stop_marks_message_that_another_target_may_have(make_room: Callable[..., Any], tried: bool) -> None:
+    """If `tried`, another target may have the message already, so it is marked after the restart."""
     room = make_room(ROOM, SimulatedFileSystem())
     room.boot_id = "1" * 32
     declare(room)
-    later(room, 100, b"0")
+    publish_delayed(room, 100, b"0")
     room.vhost.queues["later"].store.failed = True
-    leap(room, 110)
+    jump(room, 110)
     (pending,) = room.republisher._failed
     assert pending.message is not None
     if tried:
@@ -162,21 +164,21 @@ def test_a_clean_stop_while_a_target_takes_nothing(make_room: Callable[..., Any]
     stop(room)
     restart(room)
     room.advance(5)
-    assert taken(room) == [(b"0", tried)]
+    assert consume_all(room) == [(b"0", tried)]
 
 
 @pytest.mark.parametrize("wait", [0, 9000])
-def test_a_clean_stop_at_any_moment(make_room: Callable[..., Any], wait: int) -> None:
-    """Each message comes once, and none says that it may have come before. wait: the bucket takes nothing more."""
+def test_clean_stop_at_any_moment_releases_once(make_room: Callable[..., Any], wait: int) -> None:
+    """Each message is released once, without a mark. After `wait`, the bucket takes no new messages."""
     moment = 0
     while True:
         room = make_room(ROOM, SimulatedFileSystem())
         room.boot_id = "1" * 32
         declare(room)
         for number in range(6):
-            later(room, 9500 + number % 2, b"%d" % number)
+            publish_delayed(room, 9500 + number % 2, b"%d" % number)
         if wait:
-            leap(room, wait)
+            jump(room, wait)
         room.clock.now_ms += 9502 - wait
         due = [call for at, call in room._later if at <= room.clock.monotonic()]
         room._later.clear()
@@ -185,16 +187,16 @@ def test_a_clean_stop_at_any_moment(make_room: Callable[..., Any], wait: int) ->
         for _ in range(moment):
             if room._soon:
                 room._soon.pop(0)()
-        over = not room._soon
+        idle = not room._soon
         stop(room)
         restart(room)
-        leap(room, MINUTE)
-        leap(room, 10)
-        came = taken(room)
-        assert sorted(came) == [(b"%d" % number, False) for number in range(6)], moment
+        jump(room, MINUTE)
+        jump(room, 10)
+        consumed = consume_all(room)
+        assert sorted(consumed) == [(b"%d" % number, False) for number in range(6)], moment
         assert room.vhost.exchanges["later"].wheel.count() == 0
         room.storage.close(clean=False)
-        if over:
+        if idle:
             break
         moment += 1
     assert moment > 5

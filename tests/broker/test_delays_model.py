@@ -1,7 +1,7 @@
-"""Delayed messages against a naive twin: a list of who is due when. Hypothesis finds the order of events.
+"""Delayed messages against a model: the due time of each message. Hypothesis finds the order of events.
 
-Messages come, time passes in steps from a millisecond to a month, the clock is set, the broker stops, is killed or
-loses power, messages are cancelled, an exchange is deleted and declared again.
+Messages are published and cancelled. Time passes, in steps from a millisecond to 60 days, and the clock is set. The
+broker stops, is killed or loses power. An exchange is deleted and declared again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delay_room import DAY, HOUR, MINUTE, SECOND, declare, later, leap, restart
+from delay_room import DAY, HOUR, MINUTE, SECOND, declare, jump, publish_delayed, restart
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -32,7 +32,7 @@ SPANS = st.one_of(
 NAMES = ("later", "other")
 
 
-def open_now(room: Any, queue: Any) -> None:
+def wait_until_open(room: Any, queue: Any) -> None:
     while True:
         try:
             queue.prepare()
@@ -42,7 +42,7 @@ def open_now(room: Any, queue: Any) -> None:
             return
 
 
-class Machine(RuleBasedStateMachine):
+class DelayMachine(RuleBasedStateMachine):
     make_room: Any
 
     @initialize()
@@ -51,7 +51,7 @@ class Machine(RuleBasedStateMachine):
         self.room.boot_id = "1" * 32
         self.boots = 1
         self.number = 0
-        # By exchange: body -> (due, whether it lasts).
+        # By exchange: body -> (due time, persistent).
         self.waiting: dict[str, dict[bytes, tuple[int, bool]]] = {name: {} for name in NAMES}
         for name in NAMES:
             declare(self.room, name)
@@ -68,25 +68,25 @@ class Machine(RuleBasedStateMachine):
             body = b"%d" % self.number
             self.number += 1
             due = self.now() + span
-            later(self.room, span, body, name, persistent=lasts)
+            publish_delayed(self.room, span, body, name, persistent=lasts)
             self.waiting[name][body] = (due, lasts)
 
     @rule(span=SPANS)
     def time_passes(self, span: int) -> None:
-        leap(self.room, span)
-        leap(self.room, 10)
-        self.come()
+        jump(self.room, span)
+        jump(self.room, 10)
+        self.check_released()
 
     @rule(days=st.sampled_from([-1, 1, -0.01, 0.01]))
-    def clock_is_set(self, days: float) -> None:
+    def set_clock(self, days: float) -> None:
         self.room.clock.wall_base_ms += int(days * DAY)
         self.room.storage.clock_watch.accept()
-        leap(self.room, 510)
-        leap(self.room, 10)
-        self.come()
+        jump(self.room, 510)
+        jump(self.room, 10)
+        self.check_released()
 
     @rule(how=st.sampled_from(["clean", "kill", "cut"]), down=SPANS, seed=st.integers(0, 1000))
-    def restarts(self, how: str, down: int, seed: int) -> None:
+    def restart_broker(self, how: str, down: int, seed: int) -> None:
         for name in NAMES:
             self.waiting[name] = {body: each for body, each in self.waiting[name].items() if each[1]}
         if how == "cut":
@@ -96,11 +96,11 @@ class Machine(RuleBasedStateMachine):
         elif how == "kill":
             self.room.filesystem = self.room.filesystem.killed()
         restart(self.room, down, clean=how == "clean")
-        leap(self.room, 10)
-        self.come()
+        jump(self.room, 10)
+        self.check_released()
 
     @rule(name=st.sampled_from(NAMES), data=st.data())
-    def cancelled(self, name: str, data: st.DataObject) -> None:
+    def cancel_one(self, name: str, data: st.DataObject) -> None:
         *_, found = next_due([self.wheel(name)], 1000)
         assert found is not None
         known = sorted((due, int(body)) for body, (due, _) in self.waiting[name].items())
@@ -113,42 +113,42 @@ class Machine(RuleBasedStateMachine):
         del self.waiting[name][b"%d" % known[index][1]]
         self.room.turns()
         self.room.advance(60)
-        self.come()
+        self.check_released()
 
     @rule(name=st.sampled_from(NAMES))
-    def exchange_goes(self, name: str) -> None:
+    def recreate_exchange(self, name: str) -> None:
         exchanges.delete_exchange(self.room.vhost, self.room.vhost.exchanges[name], False)
         self.room.turns()
         self.waiting[name].clear()
         declare(self.room, name)
 
-    def come(self) -> None:
-        """What is in the queues is what was due, in its order."""
+    def check_released(self) -> None:
+        """Check that the queues got the due messages, in order of due times."""
         self.room.advance(2)
         for name in NAMES:
             queue = self.room.vhost.queues[name]
-            open_now(self.room, queue)
-            came: list[tuple[bytes, bool]] = []
+            wait_until_open(self.room, queue)
+            consumed: list[tuple[bytes, bool]] = []
             while (entry := queue.get(True)) is not None:
                 headers = decode_properties(entry.message.properties()).headers or {}
-                came.append((entry.message.body(), "x-delayed-redelivered" in headers or entry.redelivered))
+                consumed.append((entry.message.body(), "x-delayed-redelivered" in headers or entry.redelivered))
                 self.room.turn.schedule()
                 self.room.turns()
             now = self.now()
             dues = []
-            for body, again in came:
+            for body, redelivered in consumed:
                 known = self.waiting[name].pop(body, None)
                 if known is None:
-                    assert again, (name, body, "came, and nobody waited for it")
+                    assert redelivered, (name, body, "an unexpected message, not marked as redelivered")
                     continue
-                assert known[0] <= now, (name, body, "came too early")
+                assert known[0] <= now, (name, body, "released too early")
                 dues.append(known[0])
-            assert dues == sorted(dues), "in the order of their time"
-            late = {body: now - due for body, (due, _) in self.waiting[name].items() if due <= now - 5}
-            assert not late, (name, late, "should have come")
+            assert dues == sorted(dues), "not in order of due times"
+            overdue = {body: now - due for body, (due, _) in self.waiting[name].items() if due <= now - 5}
+            assert not overdue, (name, overdue, "not released in time")
 
     @invariant()
-    def counts(self) -> None:
+    def counts_match(self) -> None:
         for name in NAMES:
             assert self.wheel(name).count() == len(self.waiting[name])
 
@@ -157,8 +157,8 @@ class Machine(RuleBasedStateMachine):
             self.room.storage.close(clean=False)
 
 
-def test_against_a_twin(make_room: Any) -> None:
-    class Bound(Machine):
+def test_delays_against_model(make_room: Any) -> None:
+    class Bound(DelayMachine):
         pass
 
     Bound.make_room = staticmethod(make_room)
@@ -171,9 +171,9 @@ def test_against_a_twin(make_room: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_twin_sees_what_is_wrong(make_room: Any, seed: int) -> None:
-    """A message that is lost, one that comes early."""
-    machine = Machine()
+def test_model_detects_violations(make_room: Any, seed: int) -> None:
+    """A lost message, an early one, and an unexpected one."""
+    machine = DelayMachine()
     machine.make_room = make_room
     machine.begin()
     machine.publish("later", 1000, 1, True)

@@ -1,4 +1,4 @@
-"""The order of a deletion: tombstone, name, answer, files, row, and in the end the name."""
+"""The steps of a queue's deletion: tombstone, rename of its directory, reply, removal of files, row and marker."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ VHOST = VhostRow("/", "v")
 HOST: Any = SimpleNamespace(vhost_id=VHOST.id)
 
 
-class Steps:
-    """A storage that does everything when it is asked to, and what became of it, in order."""
+class DeletionSteps:
+    """A storage without threads, and a log of the steps of deletions with the directories at each step."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,24 +29,24 @@ class Steps:
         self.seen: list[Any] = []
         self.closed = False
         self.storage = Storage(path, post=lambda call, *given: self.posted.append((call, given)), inline=True)
-        self.deletions = DeletionQueue(self.storage, self, self.remove, lambda count: self.see("counted", count))  # type: ignore[arg-type]
+        self.deletions = DeletionQueue(self.storage, self, self.remove, lambda count: self.record("counted", count))  # type: ignore[arg-type]
 
-    def see(self, what: str, more: object = None) -> None:
-        self.seen.append((what, more, sorted(path.name for path in self.path.glob("vhosts/v*/queues/*"))))
+    def record(self, step: str, detail: object = None) -> None:
+        self.seen.append((step, detail, sorted(path.name for path in self.path.glob("vhosts/v*/queues/*"))))
 
-    def remove(self, changes: Sequence[Change], gone: Callable[[], None], done: object) -> None:
-        """Commits at once."""
-        self.see("forgotten", changes)
-        gone()
+    def remove(self, changes: Sequence[Change], on_removed: Callable[[], None], done: object) -> None:
+        """Commit at once."""
+        self.record("forgotten", changes)
+        on_removed()
 
     def submit(self, changes: Sequence[Change], done: Callable[[BaseException | None], None]) -> None:
-        self.see("submitted", list(changes))
+        self.record("submitted", list(changes))
         self.posted.append((done, (None,)))
 
     def checkpoint(self, done: Callable[[BaseException | None], None]) -> None:
         if self.closed:
             raise MetadataClosed
-        self.see("checkpoint")
+        self.record("checkpoint")
         self.posted.append((done, (None,)))
 
     def queue(self, name: str, *, filled: bool = True) -> Any:
@@ -62,54 +62,54 @@ class Steps:
             call, given = self.posted.pop(0)
             call(*given)
 
-    def names(self) -> list[str]:
-        return [what for what, _, _ in self.seen]
+    def step_names(self) -> list[str]:
+        return [step for step, _, _ in self.seen]
 
 
 @pytest.fixture
-def steps(tmp_path: Path) -> Steps:
-    return Steps(tmp_path)
+def steps(tmp_path: Path) -> DeletionSteps:
+    return DeletionSteps(tmp_path)
 
 
 @pytest.mark.parametrize("filled", [True, False])
-def test_a_queue_leaves_in_this_order(steps: Steps, filled: bool) -> None:
-    """Also one that never had a directory: its row may come back, and must find that it is void."""
+def test_steps_of_queue_deletion(steps: DeletionSteps, filled: bool) -> None:
+    """A queue without a directory gets a marker too: its row may reappear and must be recognized as deleted."""
     queue = steps.queue("q", filled=filled)
-    steps.deletions.drop([queue], lambda: steps.see("answered"))
+    steps.deletions.drop([queue], lambda: steps.record("answered"))
     assert queue.backing.store is None
-    assert steps.seen == [], "nobody is answered before the name is safe"
+    assert steps.seen == [], "no reply before the rename is safe"
     steps.run()
     marker = [f"{queue.id}.deleted"]
     row = QueueRow("/", "q", queue.id)
     assert steps.seen == [("counted", 1, marker), ("answered", None, marker), ("forgotten", [Delete(row)], marker)]
-    assert list(steps.path.glob("vhosts/v/queues/*/*")) == [], "its files are gone"
+    assert list(steps.path.glob("vhosts/v/queues/*/*")) == [], "its files are removed"
     steps.deletions.tidy()
     steps.run()
-    assert steps.names()[3:] == ["checkpoint"]
+    assert steps.step_names()[3:] == ["checkpoint"]
     assert list(steps.path.glob("vhosts/v/queues/*")) == []
     steps.deletions.tidy()
-    assert steps.names()[4:] == [], "there is nothing left to do"
+    assert steps.step_names()[4:] == [], "nothing is left to do"
 
 
-def test_many_are_renamed_together(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_renames_share_one_sync(steps: DeletionSteps, monkeypatch: pytest.MonkeyPatch) -> None:
     queues = [steps.queue(f"q{number}") for number in range(5)]
     synced: list[str] = []
     monkeypatch.setattr(steps.storage.filesystem, "fsync_dir", synced.append)
     for queue in queues:
         steps.deletions.drop([queue], lambda: None)
     steps.run()
-    assert len(synced) == 2, "the first by itself, and those that had gathered"
+    assert len(synced) == 2, "one sync for the first, one for the four that waited"
     assert len(list(steps.path.glob("vhosts/v/queues/*.deleted"))) == 5
 
 
-def test_a_transient_queue_is_counted_and_gone(steps: Steps) -> None:
+def test_transient_queue_is_counted_and_answered_at_once(steps: DeletionSteps) -> None:
     queue: Any = SimpleNamespace(name="t", id="", backing=SimpleNamespace(store=None), vhost_name=VHOST.name, host=HOST)
-    steps.deletions.drop([queue, queue], lambda: steps.see("answered"))
-    assert steps.names() == ["counted", "answered"]
+    steps.deletions.drop([queue, queue], lambda: steps.record("answered"))
+    assert steps.step_names() == ["counted", "answered"]
     assert steps.seen[0][1] == 2
 
 
-def test_what_is_waiting_when_the_broker_stops_waits_for_the_next_start(steps: Steps) -> None:
+def test_marker_remains_if_metadata_is_closed(steps: DeletionSteps) -> None:
     queue = steps.queue("q")
     steps.deletions.drop([queue], lambda: None)
     steps.run()
@@ -118,35 +118,35 @@ def test_what_is_waiting_when_the_broker_stops_waits_for_the_next_start(steps: S
     assert [path.name for path in steps.path.glob("vhosts/v/queues/*")] == [f"{queue.id}.deleted"]
 
 
-def test_a_name_that_cannot_be_changed_costs_nobody_the_answer(
-    steps: Steps, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_failed_rename_is_logged_and_client_is_answered(
+    steps: DeletionSteps, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The tombstone is committed: that alone keeps it deleted then."""
+    """The metadata has the tombstone, so the queue stays deleted."""
     queue = steps.queue("q")
 
     def broken(source: str, target: str) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(steps.storage.filesystem, "rename", broken)
-    steps.deletions.drop([queue], lambda: steps.see("answered"))
+    steps.deletions.drop([queue], lambda: steps.record("answered"))
     steps.run()
-    assert "answered" in steps.names()
+    assert "answered" in steps.step_names()
     assert "only the metadata has its deletion" in caplog.text
 
 
-def test_a_vhost_leaves_with_one_rename(steps: Steps) -> None:
+def test_vhost_is_deleted_with_one_rename(steps: DeletionSteps) -> None:
     queues = [steps.queue(f"q{number}") for number in range(3)]
-    steps.deletions.drop_vhost(VHOST, queues, lambda: steps.see("answered"))
+    steps.deletions.drop_vhost(VHOST, queues, lambda: steps.record("answered"))
     assert steps.seen == []
     steps.run()
-    assert steps.names() == ["counted", "answered"]
+    assert steps.step_names() == ["counted", "answered"]
     assert steps.seen[0][1] == 3
     assert [path.name for path in steps.path.glob("vhosts/*")] == ["v.deleted"]
     assert list(steps.path.glob("vhosts/v.deleted/*")) == []
     assert all(queue.backing.store is None for queue in queues)
 
 
-def test_a_start_finishes_what_a_crash_cut_short(steps: Steps) -> None:
+def test_startup_finishes_interrupted_deletion(steps: DeletionSteps) -> None:
     queue = steps.queue("q")
     row = QueueRow("/", "q", queue.id, state="deleting")
     steps.deletions.finish("v", row)
@@ -155,7 +155,7 @@ def test_a_start_finishes_what_a_crash_cut_short(steps: Steps) -> None:
     assert list(steps.path.glob("vhosts/v/queues/*/*")) == []
 
 
-def test_a_start_empties_what_is_void_once_its_row_is_gone(steps: Steps) -> None:
+def test_startup_empties_deleted_directory_after_commit(steps: DeletionSteps) -> None:
     directory = steps.path / "vhosts/v/queues/0a.deleted"
     directory.mkdir(parents=True)
     (directory / "log").touch()

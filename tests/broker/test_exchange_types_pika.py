@@ -1,4 +1,4 @@
-"""The exchange types beyond AMQP's four, over the wire with pika: routing, refusals, restarts, kill -9."""
+"""Exchange types beyond AMQP's four, over AMQP with pika: routing, errors, restarts, kill -9."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from amqpd.testing import BrokerProcess
 
-KEPT = 2
+PERSISTENT = 2
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     with BrokerProcess(tmp_path_factory.mktemp("types") / "data") as process:
         yield process
 
@@ -38,36 +38,38 @@ def channel_of(process: BrokerProcess, confirms: bool = True) -> Iterator[Blocki
         yield channel
 
 
-def put(
+def publish(
     channel: BlockingChannel,
     exchange: str,
     body: str,
     key: str = "",
     mandatory: bool = False,
-    mode: int = KEPT,
+    mode: int = PERSISTENT,
     **properties: Any,
 ) -> bool:
-    """Whether it was routed."""
-    about = pika.BasicProperties(delivery_mode=mode, **properties)
+    """Publish. Return False if the message was returned as unroutable."""
+    message_properties = pika.BasicProperties(delivery_mode=mode, **properties)
     try:
-        channel.basic_publish(exchange, key, body.encode(), about, mandatory)
+        channel.basic_publish(exchange, key, body.encode(), message_properties, mandatory)
     except pika.exceptions.UnroutableError:
         return False
     return True
 
 
-def once(channel: BlockingChannel, exchange: str, ident: object, body: str = "", **more: Any) -> bool:
-    return put(channel, exchange, body or str(ident), headers={"x-deduplication-header": ident}, **more)
+def publish_with_id(channel: BlockingChannel, exchange: str, ident: object, body: str = "", **more: Any) -> bool:
+    return publish(channel, exchange, body or str(ident), headers={"x-deduplication-header": ident}, **more)
 
 
-def taken(channel: BlockingChannel, queue: str) -> list[str]:
+def drain(channel: BlockingChannel, queue: str) -> list[str]:
     found: list[str] = []
     while (got := channel.basic_get(queue, auto_ack=True))[0] is not None:
         found.append(got[2].decode())
     return found
 
 
-def bound(channel: BlockingChannel, exchange: str, kind: str, *queues: str, key: str = "", **arguments: Any) -> None:
+def declare_bound(
+    channel: BlockingChannel, exchange: str, kind: str, *queues: str, key: str = "", **arguments: Any
+) -> None:
     named = {name.replace("_", "-"): value for name, value in arguments.items()}
     channel.exchange_declare(exchange, kind, durable=True, arguments=named)
     for queue in queues:
@@ -84,49 +86,53 @@ def api(process: BrokerProcess, path: str, body: Any = None) -> Any:
         return json.loads(answer.read() or b"null")
 
 
-def item(process: BrokerProcess, exchange: str) -> Any:
+def exchange_status(process: BrokerProcess, exchange: str) -> Any:
     return api(process, f"exchanges/%2F/{exchange}")
 
 
-def test_consistent_hash(shared: BrokerProcess, tmp_path: Path) -> None:
-    with channel_of(shared) as channel:
-        bound(channel, "ch", "x-consistent-hash", "ch0", "ch1", "ch2", key="1")
-        assert all(put(channel, "ch", f"{n}", f"order-{n % 50}", mandatory=True) for n in range(200))
-        queues = [taken(channel, f"ch{n}") for n in range(3)]
+def test_consistent_hash_routes_by_key_and_keeps_assignment(shared_broker: BrokerProcess, tmp_path: Path) -> None:
+    with channel_of(shared_broker) as channel:
+        declare_bound(channel, "ch", "x-consistent-hash", "ch0", "ch1", "ch2", key="1")
+        assert all(publish(channel, "ch", f"{n}", f"order-{n % 50}", mandatory=True) for n in range(200))
+        queues = [drain(channel, f"ch{n}") for n in range(3)]
         assert sum(map(len, queues)) == 200 and all(queues)
-        seen = [{int(body) % 50 for body in queue} for queue in queues]
-        assert not seen[0] & seen[1] and not seen[0] & seen[2] and not seen[1] & seen[2]
-        assert put(channel, "ch", "once", "order-1", headers={"CC": ["order-2", "order-3"], "BCC": ["order-4"]})
-        assert sum(len(taken(channel, f"ch{n}")) for n in range(3)) == 1
+        keys_by_queue = [{int(body) % 50 for body in queue} for queue in queues]
+        assert (
+            not keys_by_queue[0] & keys_by_queue[1]
+            and not keys_by_queue[0] & keys_by_queue[2]
+            and not keys_by_queue[1] & keys_by_queue[2]
+        )
+        assert publish(channel, "ch", "once", "order-1", headers={"CC": ["order-2", "order-3"], "BCC": ["order-4"]})
+        assert sum(len(drain(channel, f"ch{n}")) for n in range(3)) == 1
         channel.queue_unbind("ch1", "ch", "1")
         for n in range(50):
-            put(channel, "ch", f"{n}", f"order-{n}")
-        after = [set(map(int, taken(channel, f"ch{n}"))) for n in range(3)]
-        assert after[0] >= seen[0] and after[2] >= seen[2] and not after[1]
+            publish(channel, "ch", f"{n}", f"order-{n}")
+        after = [set(map(int, drain(channel, f"ch{n}"))) for n in range(3)]
+        assert after[0] >= keys_by_queue[0] and after[2] >= keys_by_queue[2] and not after[1]
 
 
-def test_consistent_hash_by_header_and_property(shared: BrokerProcess) -> None:
-    with channel_of(shared) as channel:
-        bound(channel, "ch-header", "x-consistent-hash", "chh0", "chh1", key="1", hash_header="customer")
-        bound(channel, "ch-id", "x-consistent-hash", "chi0", "chi1", key="1", hash_property="message_id")
+def test_consistent_hash_by_header_and_property(shared_broker: BrokerProcess) -> None:
+    with channel_of(shared_broker) as channel:
+        declare_bound(channel, "ch-header", "x-consistent-hash", "chh0", "chh1", key="1", hash_header="customer")
+        declare_bound(channel, "ch-id", "x-consistent-hash", "chi0", "chi1", key="1", hash_property="message_id")
         for n in range(40):
-            put(channel, "ch-header", f"{n % 8}", f"key {n}", headers={"customer": f"c{n % 8}"})
-            put(channel, "ch-id", f"{n % 8}", f"key {n}", message_id=f"m{n % 8}")
+            publish(channel, "ch-header", f"{n % 8}", f"key {n}", headers={"customer": f"c{n % 8}"})
+            publish(channel, "ch-id", f"{n % 8}", f"key {n}", message_id=f"m{n % 8}")
         for prefix in ("chh", "chi"):
-            first, second = (taken(channel, f"{prefix}{n}") for n in range(2))
+            first, second = (drain(channel, f"{prefix}{n}") for n in range(2))
             assert first and second and len(first) + len(second) == 40 and not set(first) & set(second)
         for n in range(10):
-            put(channel, "ch-id", "none", f"key {n}")
-        assert sorted(len(taken(channel, f"chi{n}")) for n in range(2)) == [0, 10]
+            publish(channel, "ch-id", "none", f"key {n}")
+        assert sorted(len(drain(channel, f"chi{n}")) for n in range(2)) == [0, 10]
 
 
-def test_modulus_and_random(shared: BrokerProcess) -> None:
-    with channel_of(shared) as channel:
+def test_modulus_hash_routes_by_key_and_random_types_do_not(shared_broker: BrokerProcess) -> None:
+    with channel_of(shared_broker) as channel:
         for name, kind in (("mod", "x-modulus-hash"), ("rand", "x-random"), ("local", "x-local-random")):
-            bound(channel, name, kind, f"{name}0", f"{name}1")
+            declare_bound(channel, name, kind, f"{name}0", f"{name}1")
             for n in range(60):
-                assert put(channel, name, f"{n % 6}", f"key {n % 6}", mandatory=True, headers={"CC": ["more"]})
-            first, second = (taken(channel, f"{name}{n}") for n in range(2))
+                assert publish(channel, name, f"{n % 6}", f"key {n % 6}", mandatory=True, headers={"CC": ["more"]})
+            first, second = (drain(channel, f"{name}{n}") for n in range(2))
             assert first and second and len(first) + len(second) == 60
             assert bool(set(first) & set(second)) is (kind != "x-modulus-hash")
 
@@ -152,28 +158,30 @@ def test_modulus_and_random(shared: BrokerProcess) -> None:
         ("x-message-deduplication", {"x-cache-size": 9, "x-cache-persistence": "ram"}, "either 'disk' or 'memory'"),
     ],
 )
-def test_bad_arguments(shared: BrokerProcess, kind: str, arguments: dict[str, Any], text: str) -> None:
-    with channel_of(shared) as channel, pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
+def test_invalid_arguments_close_channel(
+    shared_broker: BrokerProcess, kind: str, arguments: dict[str, Any], text: str
+) -> None:
+    with channel_of(shared_broker) as channel, pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
         channel.exchange_declare("bad", kind, arguments=arguments)
     assert closed.value.reply_code == 406 and text in closed.value.reply_text
 
 
-def test_two_declarations_agree(shared: BrokerProcess) -> None:
-    with channel_of(shared) as channel:
+def test_redeclaration_must_have_equal_arguments(shared_broker: BrokerProcess) -> None:
+    with channel_of(shared_broker) as channel:
         channel.exchange_declare("agree", "x-message-deduplication", arguments={"x-cache-size": 9})
         channel.exchange_declare("agree", "x-message-deduplication", arguments={"x-cache-size": 9})
         with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="inequivalent arg 'x-cache-size'"):
             channel.exchange_declare("agree", "x-message-deduplication", arguments={"x-cache-size": 10})
 
 
-def test_bad_bindings(shared: BrokerProcess) -> None:
+def test_invalid_bindings_close_channel(shared_broker: BrokerProcess) -> None:
     for kind, queue_type, key, text in (
         ("x-consistent-hash", "classic", "x", 'The binding key must be an integer: <<"x">>'),
         ("x-consistent-hash", "classic", "0", "The binding key must be greater than 0"),
         ("x-local-random", "classic", "k", "Non empty binding 'k' key not permitted"),
         ("x-local-random", "quorum", "", "Queue type rabbit_quorum_queue not valid for this exchange type"),
     ):
-        with channel_of(shared) as channel:
+        with channel_of(shared_broker) as channel:
             channel.exchange_declare(f"bb-{kind}", kind)
             channel.queue_declare(f"bb-{queue_type}", durable=True, arguments={"x-queue-type": queue_type})
             with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
@@ -181,143 +189,147 @@ def test_bad_bindings(shared: BrokerProcess) -> None:
             assert closed.value.reply_code == 406 and text in closed.value.reply_text
 
 
-def test_recent_history(shared: BrokerProcess) -> None:
-    with channel_of(shared) as channel:
-        bound(channel, "rh", "x-recent-history", x_recent_history_length=3)
-        assert not put(channel, "rh", "0", mandatory=True)
+def test_recent_history_is_delivered_to_new_bindings(shared_broker: BrokerProcess) -> None:
+    with channel_of(shared_broker) as channel:
+        declare_bound(channel, "rh", "x-recent-history", x_recent_history_length=3)
+        assert not publish(channel, "rh", "0", mandatory=True)
         for n in range(1, 6):
-            put(channel, "rh", f"{n}")
-        put(channel, "rh", "secret", headers={"x-recent-history-no-store": True})
-        bound(channel, "rh", "x-recent-history", "rh0", x_recent_history_length=3)
-        assert taken(channel, "rh0") == ["3", "4", "5"]
-        channel.queue_bind("rh0", "rh", "")  # there already: nothing comes twice
-        assert put(channel, "rh", "6", mandatory=True)
-        assert taken(channel, "rh0") == ["6"]
+            publish(channel, "rh", f"{n}")
+        publish(channel, "rh", "secret", headers={"x-recent-history-no-store": True})
+        declare_bound(channel, "rh", "x-recent-history", "rh0", x_recent_history_length=3)
+        assert drain(channel, "rh0") == ["3", "4", "5"]
+        channel.queue_bind("rh0", "rh", "")  # the binding exists: the history is not delivered again
+        assert publish(channel, "rh", "6", mandatory=True)
+        assert drain(channel, "rh0") == ["6"]
         for n in range(40):
-            assert put(channel, "rh", f"{n}", f"key {n}", mandatory=True)
-        assert len(taken(channel, "rh0")) == 40
+            assert publish(channel, "rh", f"{n}", f"key {n}", mandatory=True)
+        assert len(drain(channel, "rh0")) == 40
         for n in range(4, 7):
-            put(channel, "rh", f"{n}")
-        assert taken(channel, "rh0") == ["4", "5", "6"]
+            publish(channel, "rh", f"{n}")
+        assert drain(channel, "rh0") == ["4", "5", "6"]
         channel.queue_bind("rh0", "rh", "again")
-        assert taken(channel, "rh0") == ["4", "5", "6"]
+        assert drain(channel, "rh0") == ["4", "5", "6"]
         channel.exchange_declare("rh-behind", "topic")
         channel.queue_declare("rh1")
         channel.queue_bind("rh1", "rh-behind", "#")
         channel.exchange_bind("rh-behind", "rh")
-        assert taken(channel, "rh1") == ["4", "5", "6"]
-    assert item(shared, "rh")["recent_history_count"] == 3
+        assert drain(channel, "rh1") == ["4", "5", "6"]
+    assert exchange_status(shared_broker, "rh")["recent_history_count"] == 3
 
 
-def test_no_order_twice(shared: BrokerProcess) -> None:
-    with channel_of(shared) as channel:
+def test_deduplication_drops_repeated_ids(shared_broker: BrokerProcess) -> None:
+    with channel_of(shared_broker) as channel:
         channel.exchange_declare("twice", "fanout")
         channel.queue_declare("twice", durable=True)
         channel.queue_bind("twice", "twice")
-        bound(channel, "dd", "x-message-deduplication", x_cache_size=3, alternate_exchange="twice")
-        assert once(channel, "dd", 0, mandatory=True) and taken(channel, "twice") == ["0"]  # nothing is bound yet
-        bound(channel, "dd", "x-message-deduplication", "dd0", "dd1", x_cache_size=3, alternate_exchange="twice")
+        declare_bound(channel, "dd", "x-message-deduplication", x_cache_size=3, alternate_exchange="twice")
+        assert publish_with_id(channel, "dd", 0, mandatory=True) and drain(channel, "twice") == [
+            "0"
+        ]  # no queue is bound yet
+        declare_bound(
+            channel, "dd", "x-message-deduplication", "dd0", "dd1", x_cache_size=3, alternate_exchange="twice"
+        )
         for ident in (0, "0", 0, [1], "0", [1], True):
-            once(channel, "dd", ident)
-        put(channel, "dd", "without")
-        put(channel, "dd", "without")
-        assert taken(channel, "dd0") == taken(channel, "dd1") == ["0", "0", "[1]", "True", "without", "without"]
-        assert taken(channel, "twice") == ["0", "0", "[1]"]
-        once(channel, "dd", 0, "the oldest has gone")
-        assert taken(channel, "dd0") == ["the oldest has gone"]
-    assert item(shared, "dd")["cache_info"] == {"entries": 3, "size": 3, "duplicates": 3}
+            publish_with_id(channel, "dd", ident)
+        publish(channel, "dd", "without")
+        publish(channel, "dd", "without")
+        assert drain(channel, "dd0") == drain(channel, "dd1") == ["0", "0", "[1]", "True", "without", "without"]
+        assert drain(channel, "twice") == ["0", "0", "[1]"]
+        publish_with_id(channel, "dd", 0, "the oldest has gone")
+        assert drain(channel, "dd0") == ["the oldest has gone"]
+    assert exchange_status(shared_broker, "dd")["cache_info"] == {"entries": 3, "size": 3, "duplicates": 3}
 
 
-def came(channel: BlockingChannel, queue: str, count: int) -> None:
-    """Waits until there are so many, and a moment for one more."""
-    until = monotonic() + 30
-    while channel.queue_declare(queue, passive=True).method.message_count < count and monotonic() < until:
+def wait_for_messages(channel: BlockingChannel, queue: str, count: int) -> None:
+    """Wait until the queue has `count` messages, then 0.3 s for an excess one."""
+    deadline = monotonic() + 30
+    while channel.queue_declare(queue, passive=True).method.message_count < count and monotonic() < deadline:
         channel.connection.sleep(0.02)
     channel.connection.sleep(0.3)
 
 
-def test_what_was_delayed_passes_once(shared: BrokerProcess) -> None:
-    with channel_of(shared) as channel:
+def test_delayed_duplicate_is_dropped(shared_broker: BrokerProcess) -> None:
+    with channel_of(shared_broker) as channel:
         arguments = {"x-delayed-type": "x-message-deduplication", "x-cache-size": 9}
         channel.exchange_declare("later-once", "x-delayed-message", durable=True, arguments=arguments)
         channel.queue_declare("later-once", durable=True)
         channel.queue_bind("later-once", "later-once")
         for _ in range(2):
-            put(channel, "later-once", "a", headers={"x-deduplication-header": "a", "x-delay": 50})
-        came(channel, "later-once", 1)
-        assert taken(channel, "later-once") == ["a"]
+            publish(channel, "later-once", "a", headers={"x-deduplication-header": "a", "x-delay": 50})
+        wait_for_messages(channel, "later-once", 1)
+        assert drain(channel, "later-once") == ["a"]
 
 
-def test_a_copy_is_returned_and_confirmed(shared: BrokerProcess) -> None:
-    with channel_of(shared) as channel:
-        bound(channel, "ddm", "x-message-deduplication", "ddm", x_cache_size=100)
-        assert once(channel, "ddm", "a", mandatory=True)
-        assert not once(channel, "ddm", "a", mandatory=True)
-        assert taken(channel, "ddm") == ["a"]
+def test_mandatory_duplicate_is_returned_and_confirmed(shared_broker: BrokerProcess) -> None:
+    with channel_of(shared_broker) as channel:
+        declare_bound(channel, "ddm", "x-message-deduplication", "ddm", x_cache_size=100)
+        assert publish_with_id(channel, "ddm", "a", mandatory=True)
+        assert not publish_with_id(channel, "ddm", "a", mandatory=True)
+        assert drain(channel, "ddm") == ["a"]
 
 
-def test_a_ttl(shared: BrokerProcess, in_time: Callable[[float], Any]) -> None:
-    with channel_of(shared) as channel:
+def test_id_is_forgotten_after_ttl(shared_broker: BrokerProcess, in_time: Callable[[float], Any]) -> None:
+    with channel_of(shared_broker) as channel:
         for scene in in_time(0.3):
             name = f"ddt{scene.ms}"
-            bound(channel, name, "x-message-deduplication", name, x_cache_size=100, x_cache_ttl=scene.ms)
-            own = {"x-deduplication-header": "own", "x-cache-ttl": 600_000}
+            declare_bound(channel, name, "x-message-deduplication", name, x_cache_size=100, x_cache_ttl=scene.ms)
+            headers_with_ttl = {"x-deduplication-header": "own", "x-cache-ttl": 600_000}
             with scene:
                 for body in ("a", "a"):
-                    once(channel, name, body)
-                    put(channel, name, "own", headers=own)
+                    publish_with_id(channel, name, body)
+                    publish(channel, name, "own", headers=headers_with_ttl)
         channel.connection.sleep(scene.seconds * 1.5)
-        once(channel, name, "a")
-        put(channel, name, "own", headers=own)
-        assert taken(channel, name) == ["a", "own", "a"]
+        publish_with_id(channel, name, "a")
+        publish(channel, name, "own", headers=headers_with_ttl)
+        assert drain(channel, name) == ["a", "own", "a"]
 
 
-def test_what_is_refused_has_not_been_seen(shared: BrokerProcess) -> None:
-    with channel_of(shared) as channel:
+def test_id_of_nacked_message_is_not_remembered(shared_broker: BrokerProcess) -> None:
+    with channel_of(shared_broker) as channel:
         channel.queue_declare("full", durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
-        bound(channel, "ddf", "x-message-deduplication", x_cache_size=100)
+        declare_bound(channel, "ddf", "x-message-deduplication", x_cache_size=100)
         channel.queue_bind("full", "ddf")
-        assert once(channel, "ddf", "a")
+        assert publish_with_id(channel, "ddf", "a")
         for _ in range(2):
             with pytest.raises(pika.exceptions.NackError):
-                once(channel, "ddf", "b")
-        assert taken(channel, "full") == ["a"]
-        once(channel, "ddf", "b")
-        once(channel, "ddf", "b")
-        assert taken(channel, "full") == ["b"]
+                publish_with_id(channel, "ddf", "b")
+        assert drain(channel, "full") == ["a"]
+        publish_with_id(channel, "ddf", "b")
+        publish_with_id(channel, "ddf", "b")
+        assert drain(channel, "full") == ["b"]
 
 
-def test_a_transaction(shared: BrokerProcess) -> None:
-    with channel_of(shared, confirms=False) as channel, channel_of(shared, confirms=False) as other:
-        bound(channel, "ddx", "x-message-deduplication", "ddx", x_cache_size=100)
+def test_id_is_remembered_at_commit(shared_broker: BrokerProcess) -> None:
+    with channel_of(shared_broker, confirms=False) as channel, channel_of(shared_broker, confirms=False) as other:
+        declare_bound(channel, "ddx", "x-message-deduplication", "ddx", x_cache_size=100)
         channel.tx_select()
-        once(channel, "ddx", "a", "first")
-        once(channel, "ddx", "a", "copy")
+        publish_with_id(channel, "ddx", "a", "first")
+        publish_with_id(channel, "ddx", "a", "copy")
         channel.tx_rollback()
-        once(channel, "ddx", "a", "second")
-        once(channel, "ddx", "a", "copy")
+        publish_with_id(channel, "ddx", "a", "second")
+        publish_with_id(channel, "ddx", "a", "copy")
         channel.tx_commit()
-        once(other, "ddx", "a", "copy")
-        assert taken(other, "ddx") == ["second"]
-        once(channel, "ddx", "b", "first")
+        publish_with_id(other, "ddx", "a", "copy")
+        assert drain(other, "ddx") == ["second"]
+        publish_with_id(channel, "ddx", "b", "first")
         channel.close()
-        once(other, "ddx", "b", "second")
-        assert taken(other, "ddx") == ["second"]
+        publish_with_id(other, "ddx", "b", "second")
+        assert drain(other, "ddx") == ["second"]
 
 
-def test_dead_letters_pass_once(shared: BrokerProcess) -> None:
-    with channel_of(shared) as channel:
-        bound(channel, "ddl", "x-message-deduplication", "ddl", x_cache_size=100)
+def test_duplicate_dead_letters_are_dropped(shared_broker: BrokerProcess) -> None:
+    with channel_of(shared_broker) as channel:
+        declare_bound(channel, "ddl", "x-message-deduplication", "ddl", x_cache_size=100)
         channel.queue_declare("dying", arguments={"x-dead-letter-exchange": "ddl", "x-message-ttl": 0})
         for ident in "abba":
             channel.basic_publish("", "dying", b"x", pika.BasicProperties(headers={"x-deduplication-header": ident}))
-        came(channel, "ddl", 2)
-        assert len(taken(channel, "ddl")) == 2
+        wait_for_messages(channel, "ddl", 2)
+        assert len(drain(channel, "ddl")) == 2
 
 
-def test_dead_letters_alike_go_by_chance(shared: BrokerProcess) -> None:
-    with channel_of(shared) as channel:
-        bound(channel, "dlr", "x-random", "dlr0", "dlr1")
+def test_equal_dead_letters_are_routed_at_random(shared_broker: BrokerProcess) -> None:
+    with channel_of(shared_broker) as channel:
+        declare_bound(channel, "dlr", "x-random", "dlr0", "dlr1")
         channel.queue_declare("dying-alike", arguments={"x-dead-letter-exchange": "dlr", "x-message-ttl": 0})
         for _ in range(100):
             channel.basic_publish("", "dying-alike", b"x")
@@ -331,36 +343,38 @@ def test_dead_letters_alike_go_by_chance(shared: BrokerProcess) -> None:
 
 
 @pytest.mark.slow
-def test_keys_stay_where_they_are_over_a_kill(tmp_path: Path) -> None:
+def test_assignment_of_keys_survives_kill(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as process:
-        where: list[list[set[str]]] = []
-        for order in ((2, 0, 1), ()):
+        queue_contents: list[list[set[str]]] = []
+        for binding_order in ((2, 0, 1), ()):
             with channel_of(process) as channel:
                 for name, kind, key in (("ring", "x-consistent-hash", "1"), ("modulus", "x-modulus-hash", "")):
-                    for n in order:
-                        bound(channel, name, kind, f"{name}{n}", key=key)
+                    for n in binding_order:
+                        declare_bound(channel, name, kind, f"{name}{n}", key=key)
                     for n in range(60):
-                        put(channel, name, f"{n}", f"key {n}")
-                    where.append([set(taken(channel, f"{name}{n}")) for n in range(3)])
+                        publish(channel, name, f"{n}", f"key {n}")
+                    queue_contents.append([set(drain(channel, f"{name}{n}")) for n in range(3)])
             process.kill()
             process.start()
-        assert where[:2] == where[2:] and all(map(all, where))
+        assert queue_contents[:2] == queue_contents[2:] and all(map(all, queue_contents))
 
 
 @pytest.mark.slow
-def test_what_was_confirmed_before_a_kill_is_known(tmp_path: Path) -> None:
+def test_ids_of_confirmed_messages_survive_kill(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as process:
         with channel_of(process) as channel:
-            bound(channel, "dk", "x-message-deduplication", "dk", x_cache_size=100_000, x_cache_persistence="disk")
+            declare_bound(
+                channel, "dk", "x-message-deduplication", "dk", x_cache_size=100_000, x_cache_persistence="disk"
+            )
         confirmed: list[int] = []
 
-        def publish() -> None:
+        def publish_until_killed() -> None:
             with suppress(pika.exceptions.AMQPError, OSError), channel_of(process) as channel:
                 while True:
-                    once(channel, "dk", len(confirmed))
+                    publish_with_id(channel, "dk", len(confirmed))
                     confirmed.append(len(confirmed))
 
-        publisher = Thread(target=publish)
+        publisher = Thread(target=publish_until_killed)
         publisher.start()
         deadline = monotonic() + 30
         while len(confirmed) < 300 and monotonic() < deadline:
@@ -371,44 +385,44 @@ def test_what_was_confirmed_before_a_kill_is_known(tmp_path: Path) -> None:
         process.start()
         with channel_of(process) as channel:
             for n in range(len(confirmed) + 1):
-                once(channel, "dk", n)
-            found = list(map(int, taken(channel, "dk")))
+                publish_with_id(channel, "dk", n)
+            found = list(map(int, drain(channel, "dk")))
             assert found[: len(confirmed)] == confirmed
-            # What was not confirmed may have been stored before the kill, and its id not yet.
+            # The unconfirmed message may have been stored before the kill, but not its id.
             assert found[len(confirmed) :] in ([len(confirmed)], [len(confirmed)] * 2)
 
 
-def test_definitions_bring_them_along(shared: BrokerProcess) -> None:
-    with channel_of(shared) as channel:
+def test_definitions_restore_exchanges_and_are_checked(shared_broker: BrokerProcess) -> None:
+    with channel_of(shared_broker) as channel:
         channel.queue_declare("defs", durable=True)
-        bound(channel, "defs", "x-message-deduplication", x_cache_size=7, x_cache_ttl=1000)
-        bound(channel, "defs-hash", "x-consistent-hash", "defs", key="3", hash_header="h")
-    kept = api(shared, "definitions")
-    with channel_of(shared) as channel:
+        declare_bound(channel, "defs", "x-message-deduplication", x_cache_size=7, x_cache_ttl=1000)
+        declare_bound(channel, "defs-hash", "x-consistent-hash", "defs", key="3", hash_header="h")
+    definitions = api(shared_broker, "definitions")
+    with channel_of(shared_broker) as channel:
         channel.exchange_delete("defs")
         channel.exchange_delete("defs-hash")
-    api(shared, "definitions", kept)
-    assert item(shared, "defs")["cache_info"] == {"entries": 0, "size": 7, "duplicates": 0}
-    assert item(shared, "defs-hash")["arguments"] == {"hash-header": "h"}
-    with channel_of(shared) as channel:
-        assert put(channel, "defs-hash", "x", mandatory=True) and taken(channel, "defs") == ["x"]
-    for exchange in kept["exchanges"]:
+    api(shared_broker, "definitions", definitions)
+    assert exchange_status(shared_broker, "defs")["cache_info"] == {"entries": 0, "size": 7, "duplicates": 0}
+    assert exchange_status(shared_broker, "defs-hash")["arguments"] == {"hash-header": "h"}
+    with channel_of(shared_broker) as channel:
+        assert publish(channel, "defs-hash", "x", mandatory=True) and drain(channel, "defs") == ["x"]
+    for exchange in definitions["exchanges"]:
         if exchange["name"] == "defs":
             exchange.update(name="defs-wrong", arguments={})
     with pytest.raises(urllib.error.HTTPError) as refused:
-        api(shared, "definitions", kept)
+        api(shared_broker, "definitions", definitions)
     assert refused.value.code == 400 and b"'x-cache-size' must be an integer" in refused.value.read()
-    names = {each["name"] for each in api(shared, "overview")["exchange_types"]}
+    names = {each["name"] for each in api(shared_broker, "overview")["exchange_types"]}
     assert names >= {"x-consistent-hash", "x-local-random", "x-message-deduplication", "x-recent-history"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", [False, True])
-def test_a_cache_on_disk_survives(tmp_path: Path, kill: bool) -> None:
+def test_cache_on_disk_survives_restart(tmp_path: Path, kill: bool) -> None:
     with BrokerProcess(tmp_path / "data") as process:
         with channel_of(process) as channel:
             for name, persistence in (("on-disk", "disk"), ("in-memory", "memory")):
-                bound(
+                declare_bound(
                     channel,
                     name,
                     "x-message-deduplication",
@@ -418,24 +432,28 @@ def test_a_cache_on_disk_survives(tmp_path: Path, kill: bool) -> None:
                     x_cache_persistence=persistence,
                 )
                 for n in range(60):
-                    once(channel, name, n)
-                once(channel, name, "transient", mode=1)
-            bound(channel, "deleted", "x-message-deduplication", "d", x_cache_size=9, x_cache_persistence="disk")
-            once(channel, "deleted", "a")
+                    publish_with_id(channel, name, n)
+                publish_with_id(channel, name, "transient", mode=1)
+            declare_bound(
+                channel, "deleted", "x-message-deduplication", "d", x_cache_size=9, x_cache_persistence="disk"
+            )
+            publish_with_id(channel, "deleted", "a")
             channel.exchange_delete("deleted")
-            bound(channel, "deleted", "x-message-deduplication", "d", x_cache_size=9, x_cache_persistence="disk")
+            declare_bound(
+                channel, "deleted", "x-message-deduplication", "d", x_cache_size=9, x_cache_persistence="disk"
+            )
         if kill:
             process.kill()
         else:
             process.stop()
         process.start()
         with channel_of(process) as channel:
-            assert len(taken(channel, "on-disk")) >= 60 and len(taken(channel, "in-memory")) >= 60
+            assert len(drain(channel, "on-disk")) >= 60 and len(drain(channel, "in-memory")) >= 60
             for n in (59, 30, 12, 1):
-                once(channel, "on-disk", n)
-            once(channel, "in-memory", 59)
-            once(channel, "on-disk", "transient")
-            once(channel, "deleted", "a")
-            assert taken(channel, "on-disk") == ["1", "transient"]
-            assert taken(channel, "in-memory") == ["59"]
-            assert taken(channel, "d") == ["a", "a"]
+                publish_with_id(channel, "on-disk", n)
+            publish_with_id(channel, "in-memory", 59)
+            publish_with_id(channel, "on-disk", "transient")
+            publish_with_id(channel, "deleted", "a")
+            assert drain(channel, "on-disk") == ["1", "transient"]
+            assert drain(channel, "in-memory") == ["59"]
+            assert drain(channel, "d") == ["a", "a"]

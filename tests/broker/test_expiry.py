@@ -1,4 +1,4 @@
-"""Time to live: of the queue, of the message, across requeues and restarts."""
+"""Message TTL: of the queue (x-message-ttl) and of the message (expiration), with requeues and restarts."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ STEPS = st.lists(
 )
 
 
-class Hungry(Consumer):
-    """Takes whatever it is given."""
+class UnlimitedConsumer(Consumer):
+    """A consumer with unlimited credit that must get no message."""
 
     def __init__(self, queue) -> None:
         super().__init__(queue, "hungry", False, False, NO_ARGUMENTS)
@@ -35,12 +35,12 @@ class Hungry(Consumer):
         return True
 
     def deliver(self, message, entry, redelivered) -> None:
-        raise AssertionError("what is over was delivered")
+        raise AssertionError("an expired message was delivered")
 
 
 @pytest.mark.parametrize("durable", [True, False])
-class TestHead:
-    def test_a_message_goes_when_its_time_is_over(self, room, durable) -> None:
+class TestExpiryAtHead:
+    def test_message_expires_after_queue_ttl(self, room, durable) -> None:
         queue = room.queue("q", durable=durable, x_message_ttl=100)
         room.publish("q", b"1")
         room.advance(99)
@@ -48,7 +48,7 @@ class TestHead:
         room.advance(6)
         assert queue.ready_count == 0
 
-    def test_the_smaller_one_wins(self, room, durable) -> None:
+    def test_smaller_of_queue_and_message_ttl_is_used(self, room, durable) -> None:
         queue = room.queue("q", durable=durable, x_message_ttl=100)
         room.publish("q", b"short", expiration="20")
         room.publish("q", b"long", expiration="100000")
@@ -57,14 +57,14 @@ class TestHead:
         room.advance(80)
         assert queue.ready_count == 0
 
-    def test_a_plain_queue_obeys_the_message(self, room, durable) -> None:
+    def test_expiration_of_message_without_queue_ttl(self, room, durable) -> None:
         queue = room.queue("q", durable=durable)
         room.publish("q", b"mortal", expiration="20")
         room.publish("q", b"immortal")
         room.advance(30)
         assert room.bodies(queue) == [b"immortal"]
 
-    def test_only_the_head_expires(self, room, durable) -> None:
+    def test_message_expires_only_at_head(self, room, durable) -> None:
         queue = room.queue("q", durable=durable)
         room.publish("q", b"immortal")
         room.publish("q", b"mortal", expiration="20")
@@ -72,8 +72,8 @@ class TestHead:
         assert queue.ready_count == 2
         assert room.bodies(queue) == [b"immortal"]
 
-    def test_one_that_becomes_the_head_because_the_queue_is_full(self, room, durable) -> None:
-        """rabbit: what a limit drops makes another one the head, whose time may be over already."""
+    def test_new_head_after_drop_by_max_length_expires(self, room, durable) -> None:
+        """RabbitMQ: after a drop by x-max-length, the new head may be expired already."""
         queue = room.queue(
             "q", durable=durable, x_max_length=2, x_dead_letter_exchange="", x_dead_letter_routing_key="d"
         )
@@ -84,7 +84,7 @@ class TestHead:
         room.publish("q", b"third")
         assert (queue.ready_count, room.bodies(dead)) == (1, [b"first", b"over"])
 
-    def test_one_that_becomes_the_head_by_a_shorter_limit(self, room, durable) -> None:
+    def test_new_head_after_reduction_of_max_length_expires(self, room, durable) -> None:
         queue = room.queue("q", durable=durable, x_max_length=3)
         room.publish("q", b"first")
         room.publish("q", b"over", expiration="20")
@@ -95,7 +95,7 @@ class TestHead:
         assert queue.ready_count == 1
         assert room.bodies(queue) == [b"third"]
 
-    def test_zero_is_now_or_never(self, room, durable) -> None:
+    def test_ttl_zero_drops_without_consumer(self, room, durable) -> None:
         queue = room.queue("q", durable=durable, x_message_ttl=0)
         room.publish("q", b"1")
         assert queue.ready_count == 0
@@ -103,7 +103,7 @@ class TestHead:
         room.publish("plain", b"1", expiration="0")
         assert plain.ready_count == 0
 
-    def test_a_requeued_message_is_as_old_as_it_was(self, room, durable) -> None:
+    def test_requeue_does_not_extend_ttl(self, room, durable) -> None:
         queue = room.queue("q", durable=durable, x_message_ttl=100)
         room.publish("q", b"1")
         entry = queue.get(False)
@@ -114,7 +114,7 @@ class TestHead:
         room.advance(15)
         assert queue.ready_count == 0
 
-    def test_a_message_out_for_too_long_goes_when_it_returns(self, room, durable) -> None:
+    def test_message_expired_while_unacked_is_dropped_on_requeue(self, room, durable) -> None:
         queue = room.queue("q", durable=durable, x_message_ttl=100)
         room.publish("q", b"1")
         entry = queue.get(False)
@@ -124,27 +124,27 @@ class TestHead:
         assert queue.ready_count == 0
         assert queue.unacked_count == 0
 
-    def test_a_steady_stream_expires_promptly(self, room, durable) -> None:
+    def test_continuous_publishes_expire_in_time(self, room, durable) -> None:
         queue = room.queue("q", durable=durable, x_message_ttl=100)
         for _ in range(50):
             room.publish("q", b"1")
             room.advance(20)
             assert queue.ready_count <= 6
 
-    def test_a_flood_does_not_outrun_its_end(self, room, durable) -> None:
-        """However many come in a turn, as many may go: what waits is what has still time to live."""
+    def test_expiry_keeps_up_with_many_publishes(self, room, durable) -> None:
+        """Expiry keeps up with any rate of publishes: ready messages are those with time left."""
         queue = room.queue("q", durable=durable, x_message_ttl=20)
-        most = 0
+        ready_max = 0
         for _ in range(30):
             for _ in range(3000):
                 room.publish("q", b"", turn=False)
             room.advance(5)
-            most = max(most, queue.ready_count)
-        assert most <= 3000 * (20 // 5 + 3)
+            ready_max = max(ready_max, queue.ready_count)
+        assert ready_max <= 3000 * (20 // 5 + 3)
         room.advance(60)
         assert queue.ready_count == 0
 
-    def test_a_get_never_sees_what_is_over(self, room, durable) -> None:
+    def test_get_does_not_return_expired_message(self, room, durable) -> None:
         queue = room.queue("q", durable=durable, x_message_ttl=100)
         room.publish("q", b"1")
         room.clock.now_ms += 150  # the timer has not fired yet
@@ -152,14 +152,14 @@ class TestHead:
 
 
 class TestRestart:
-    def test_what_expired_meanwhile_is_gone(self, room) -> None:
+    def test_message_expired_during_downtime_is_dropped(self, room) -> None:
         room.queue("q", x_message_ttl=10_000)
         room.publish("q", b"1")
         room.advance(10)
         room.restart(down_ms=20_000)
         assert room.vhost.queue("q").ready_count == 0
 
-    def test_also_by_expiration_of_a_plain_queue(self, room) -> None:
+    def test_expiration_of_message_continues_during_downtime(self, room) -> None:
         room.queue("q")
         room.publish("q", b"1", expiration="10000")
         room.publish("q", b"2")
@@ -167,7 +167,7 @@ class TestRestart:
         room.restart(down_ms=20_000)
         assert room.bodies(room.vhost.queue("q")) == [b"2"]
 
-    def test_the_rest_of_the_time_is_left(self, room) -> None:
+    def test_remaining_ttl_is_kept_over_restart(self, room) -> None:
         room.queue("q", x_message_ttl=10_000)
         room.publish("q", b"1")
         room.advance(10)
@@ -179,7 +179,7 @@ class TestRestart:
         room.advance(20)
         assert queue.ready_count == 0
 
-    def test_dead_letters_go_without_anybody_asking(self, room) -> None:
+    def test_messages_expired_during_downtime_are_dead_lettered(self, room) -> None:
         room.queue("dead")
         room.queue("q", x_message_ttl=10_000, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         room.publish("q", b"1")
@@ -193,7 +193,7 @@ class TestRestart:
         assert room.vhost.queue("dead").ready_count == 0
         assert room.vhost.queue("q").ready_count == 0
 
-    def test_a_clock_that_was_put_back_does_not_keep_it_for_ever(self, room) -> None:
+    def test_clock_set_back_limits_remaining_ttl_to_queue_ttl(self, room) -> None:
         room.queue("q", x_message_ttl=1_000)
         room.publish("q", b"1")
         room.restart(down_ms=-1_000_000)
@@ -204,8 +204,8 @@ class TestRestart:
 
 
 class TestBacklog:
-    def test_a_backlog_in_the_log_expires_in_order(self, room) -> None:
-        """More than the window in memory holds, so most of it is read back to be dropped."""
+    def test_backlog_in_log_expires(self, room) -> None:
+        """The backlog is larger than the window in memory, so most messages are read from the log to be dropped."""
         queue = room.queue("q", x_message_ttl=1000)
         for number in range(9000):
             room.publish("q", b"%d" % number, turn=False)
@@ -217,8 +217,8 @@ class TestBacklog:
         assert queue.store.record_count == 0
 
     @pytest.mark.parametrize("days", [1, -1])
-    def test_a_clock_that_jumps_makes_nothing_old(self, room, days: int) -> None:
-        """Neither in memory nor in the log; messages of both times go when their own time is over."""
+    def test_clock_jump_does_not_expire_messages(self, room, days: int) -> None:
+        """Messages in memory and in the log, published before and after the jump, expire after their own TTL."""
         queue = room.queue("q", x_message_ttl=1000)
         for number in range(9000):
             room.publish("q", b"%d" % number, turn=False)
@@ -232,8 +232,8 @@ class TestBacklog:
         assert room.bodies(queue) == [b"later"]
 
 
-def test_messages_with_the_same_properties_age_each_by_itself(room) -> None:
-    """What is known of the properties is shared, when a message came is not."""
+def test_messages_with_shared_properties_expire_separately(room) -> None:
+    """Messages can share the parsed properties but not the time of arrival."""
     queue = room.queue("q")
     for _ in range(3):
         room.publish("q", expiration="100")
@@ -249,15 +249,15 @@ def test_messages_with_the_same_properties_age_each_by_itself(room) -> None:
     assert counts == [3, 2, 1, 0, 0]
 
 
-def test_numbers_larger_than_any_clock() -> None:
+def test_expiration_is_limited_to_maximum() -> None:
     assert expiration_ms(b"15") == 15
     assert expiration_ms(b"1" * 30) == TTL_MS_MAX
 
 
 class TestSlices:
-    """What is over goes in slices of the loop's time, whole batches of a log at once."""
+    """Expired messages are dropped in slices of loop time, whole batches of a log at once."""
 
-    def test_a_slice_ends_with_its_time(self, room) -> None:
+    def test_slice_ends_after_its_time(self, room) -> None:
         queue = room.queue("q")
         for number in range(5000):
             room.publish("q", b"%d" % number, turn=False, expiration="10")
@@ -273,12 +273,12 @@ class TestSlices:
         assert queue.ready_count == 0
 
     @pytest.mark.parametrize("durable", [True, False])
-    def test_a_log_is_settled_by_batches(self, room, durable) -> None:
+    def test_log_acks_expired_batches(self, room, durable) -> None:
         queue = room.queue("q", durable=durable, x_message_ttl=100)
         queue.order.memory.count_max = 10
         for number in range(1000):
             room.publish("q", b"." * number, turn=number % 50 == 49)
-        mine = [queue.get(False) for _ in range(3)]
+        unacked_entries = [queue.get(False) for _ in range(3)]
         room.advance(90)
         for number in range(100):
             room.publish("q", b"young %d" % number, turn=number == 99)
@@ -288,21 +288,21 @@ class TestSlices:
         assert [queue.get(False).message.body() for _ in range(2)] == [b"young 0", b"young 1"]
         room.advance(100)
         assert queue.ready_count == queue.ready_bytes == 0
-        for entry in mine:
+        for entry in unacked_entries:
             queue.ack(entry)
         room.turn.schedule()
         room.turns()
         if durable:
-            assert queue.store.record_count == 2  # the young ones, unacked
+            assert queue.store.record_count == 2  # the two young messages, unacked
             assert queue.store.size_bytes == 14
             room.restart(down_ms=1)
             queue = room.vhost.queue("q")
             queue.prepare()
-            assert queue.ready_count == 0  # over by now
+            assert queue.ready_count == 0  # the young messages have expired
 
     @pytest.mark.skipif(is_compiled(), reason="a compiled Consumer has no interpreted guests")
-    def test_letters_do_not_pile_up_in_memory(self, room) -> None:
-        """A consumer with room asks for what is over as well: as fast as letters go out, and no faster."""
+    def test_waiting_dead_letters_are_limited_in_memory(self, room) -> None:
+        """A consumer with credit also triggers expiry, but not faster than dead letters are published."""
         room.queue("dead")
         queue = room.queue("q", x_message_ttl=50, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         for number in range(6000):
@@ -310,7 +310,7 @@ class TestSlices:
         room.turn.schedule()
         room.turns()
         room.clock.now_ms += 60
-        queue.add_consumer(Hungry(queue))
+        queue.add_consumer(UnlimitedConsumer(queue))
         for _ in range(20):
             queue.dispatch()
         assert len(room.republisher.line) <= HELD_MAX + 64 + 20
@@ -318,7 +318,7 @@ class TestSlices:
         assert room.vhost.queue("dead").ready_count == 6000
         assert [room.get(room.vhost.queue("dead")).body for _ in range(3)] == [b"0", b"1", b"2"]
 
-    def test_other_queues_do_not_wait_for_letters(self, room) -> None:
+    def test_queue_without_dead_letters_expires_while_others_wait(self, room) -> None:
         room.queue("dead")
         dying = room.queue("dying", x_message_ttl=50, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         plain = room.queue("plain")
@@ -330,7 +330,9 @@ class TestSlices:
         room.republisher.held_bytes += BEHIND_BYTES
         dying.dispatch()
         dying.dispatch()
-        assert room.dead_letters.is_behind() and dying.ready_count > 0, "so many letters hold it up"
+        assert room.dead_letters.is_behind() and dying.ready_count > 0, (
+            "the queue stops dropping while many dead letters wait"
+        )
         plain.dispatch()
         assert plain.ready_count == 1
         room.republisher.held_bytes -= BEHIND_BYTES
@@ -340,7 +342,7 @@ class TestSlices:
 
     @settings(max_examples=examples(120), deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(steps=STEPS, window=st.sampled_from([1, 3, 4096]), durable=st.booleans())
-    def test_beside_a_naive_twin(self, memory_room, steps: list[tuple], window: int, durable: bool) -> None:
+    def test_expiry_against_model(self, memory_room, steps: list[tuple], window: int, durable: bool) -> None:
         room = memory_room()
         try:
             compare(room, steps, window, durable)
@@ -349,13 +351,13 @@ class TestSlices:
 
 
 def compare(room, steps: list[tuple], window: int, durable: bool) -> None:
-    """The twin: [body, over at], in order; what is over leaves at the head alone."""
+    """Compare the queue with a model: a list of (number, body, expiry time) that expires at its head only."""
     queue = room.queue("q", durable=durable, x_message_ttl=100)
     queue.order.memory.count_max = window
     ready: list[tuple[int, bytes, int]] = []
     unacked: list[tuple[object, tuple[int, bytes, int]]] = []
 
-    def drop() -> None:
+    def drop_expired() -> None:
         while ready and ready[0][2] <= room.clock.now_ms:
             ready.pop(0)
 
@@ -366,13 +368,13 @@ def compare(room, steps: list[tuple], window: int, durable: bool) -> None:
                 mortal = (number + index) % 7 == 0
                 room.publish("q", body, turn=False, **({"expiration": "40"} if mortal else {}))
                 ready.append((number * 1000 + index, body, room.clock.now_ms + (40 if mortal else 100)))
-                drop()
+                drop_expired()
             room.turn.schedule()
             room.turns()
         elif step == "advance":
             room.advance(value)
         elif step == "get":
-            drop()
+            drop_expired()
             entry = queue.get(False)
             if ready:
                 assert entry.message.body() == ready[0][1]
@@ -380,20 +382,20 @@ def compare(room, steps: list[tuple], window: int, durable: bool) -> None:
             else:
                 assert entry is None
         elif unacked:
-            entry, twin = unacked.pop(value % len(unacked))
+            entry, expected = unacked.pop(value % len(unacked))
             if step == "ack":
                 queue.ack(entry)
             else:
                 queue.requeue(entry, True)
                 queue.dispatch()
-                ready.append(twin)
+                ready.append(expected)
                 ready.sort()
             room.turn.schedule()
             room.turns()
-        drop()
-        if not any(0 <= room.clock.now_ms - twin[2] <= 8 for twin in ready) and step == "advance" and value > 8:
+        drop_expired()
+        if not any(0 <= room.clock.now_ms - expected[2] <= 8 for expected in ready) and step == "advance" and value > 8:
             assert queue.ready_count == len(ready)
-            assert queue.ready_bytes == sum(len(twin[1]) for twin in ready)
+            assert queue.ready_bytes == sum(len(expected[1]) for expected in ready)
     room.advance(200)
     assert queue.ready_count == queue.ready_bytes == 0
     for entry, _ in unacked:

@@ -1,4 +1,4 @@
-"""Queue arguments as a stock client sees them, over the wire, and over a kill -9."""
+"""Queue arguments over AMQP with pika, also after kill -9."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PERSISTENT = 2
 
 
 class Client:
-    """One channel in confirm mode, and short words for what the tests do."""
+    """A connection with one channel in confirm mode. Queue names get a prefix."""
 
     def __init__(self, url: str, prefix: str = "") -> None:
         self.connection = pika.BlockingConnection(pika.URLParameters(url))
@@ -33,7 +33,7 @@ class Client:
         self.channel.queue_declare(name, durable=True, arguments=table)
         return name
 
-    def dying(self, name: str, dead: str, **arguments: object) -> str:
+    def dead_lettering_queue(self, name: str, dead: str, **arguments: object) -> str:
         """A queue that dead-letters to the queue `dead`."""
         return self.queue(name, x_dead_letter_exchange="", x_dead_letter_routing_key=dead, **arguments)
 
@@ -49,7 +49,7 @@ class Client:
         return self.channel.queue_declare(queue, passive=True).method.message_count
 
     def get(self, queue: str, within_s: float = 30.0) -> tuple:
-        """(method, properties, body) of the next message, unacked; waits for one."""
+        """Wait for a message. Return its method, properties and body, without an ack."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             method, properties, body = self.channel.basic_get(queue)
@@ -58,13 +58,13 @@ class Client:
             time.sleep(0.01)
         raise AssertionError(f"no message in {queue} within {within_s} s")
 
-    def lost(self) -> None:
-        """The broker was killed: pika notices, and closes what it holds."""
-        lose(self.connection)
+    def wait_until_closed(self) -> None:
+        """Wait until pika has closed the connection of a killed broker."""
+        wait_until_connection_closed(self.connection)
 
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Reads until it is so."""
-        until(lambda: self.connection.process_data_events(0.01) or condition())
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Process incoming data until `condition` is true."""
+        wait_until(lambda: self.connection.process_data_events(0.01) or condition())
 
     def drain(self, queue: str) -> list[bytes]:
         found = []
@@ -75,20 +75,20 @@ class Client:
             found.append(body)
 
 
-def lose(connection: pika.BlockingConnection) -> None:
+def wait_until_connection_closed(connection: pika.BlockingConnection) -> None:
     with pytest.raises(pika.exceptions.AMQPError):
         connection.sleep(5)
 
 
-def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
-        assert time.monotonic() < deadline, f"not so within {within_s} s"
+        assert time.monotonic() < deadline, f"condition is false after {within_s} s"
         time.sleep(0.01)
 
 
-def unused(ask: Callable[[], object]) -> None:
-    """Asks whether a queue is there, seldomer each time: to ask is to use it."""
+def ask_with_growing_pauses(ask: Callable[[], object]) -> None:
+    """Call `ask` with growing pauses: a passive declare counts as a use of the queue and delays x-expires."""
     for seconds in (1, 2, 4, 8, 16, 32):
         time.sleep(seconds)
         ask()
@@ -115,11 +115,11 @@ def deaths(properties: pika.BasicProperties) -> list[tuple]:
     return [(death["queue"], death["reason"], death["count"]) for death in properties.headers["x-death"]]
 
 
-class TestOverTheWire:
+class TestArguments:
     def test_expired_messages_are_dead_lettered(self, client, in_time) -> None:
         for scene in in_time(0.3):
             dead = client.queue(f"dead-{scene.ms}")
-            queue = client.dying(f"q-{scene.ms}", dead, x_message_ttl=scene.ms)
+            queue = client.dead_lettering_queue(f"q-{scene.ms}", dead, x_message_ttl=scene.ms)
             with scene:
                 client.publish(queue, b"1", headers={"mine": 1})
                 assert client.count(queue) == 1
@@ -136,24 +136,24 @@ class TestOverTheWire:
         got = []
         client.channel.basic_consume(queue, lambda _c, _m, _p, body: got.append(body), auto_ack=True)
         client.publish(queue, b"somebody", expiration="0")
-        client.until(lambda: got == [b"somebody"])
+        client.wait_until(lambda: got == [b"somebody"])
 
-    def test_a_consumer_is_not_given_what_expired_while_its_window_was_full(self, client) -> None:
+    def test_message_that_expired_while_prefetch_was_full_is_not_delivered(self, client) -> None:
         queue = client.queue("q", x_message_ttl=500)
         client.channel.basic_qos(prefetch_count=1)
         got = []
         client.channel.basic_consume(queue, lambda _c, method, _p, body: got.append((method.delivery_tag, body)))
         client.publish(queue, b"1")
         client.publish(queue, b"2")
-        client.until(lambda: [body for _, body in got] == [b"1"] and client.count(queue) == 0)
+        client.wait_until(lambda: [body for _, body in got] == [b"1"] and client.count(queue) == 0)
         client.channel.basic_ack(got[0][0])
         client.publish(queue, b"3")
-        client.until(lambda: len(got) > 1)
+        client.wait_until(lambda: len(got) > 1)
         assert [body for _, body in got] == [b"1", b"3"]
 
     def test_rejected_messages_are_dead_lettered(self, client) -> None:
         dead = client.queue("dead")
-        queue = client.dying("q", dead)
+        queue = client.dead_lettering_queue("q", dead)
         for number in range(3):
             client.publish(queue, b"%d" % number)
         tags = [client.get(queue)[0].delivery_tag for _ in range(3)]
@@ -162,11 +162,11 @@ class TestOverTheWire:
         assert [body for _, _, body in got] == [b"0", b"1", b"2"]
         assert {deaths(properties)[0] for _, properties, _ in got} == {(queue, "rejected", 1)}
 
-    def test_a_retry_by_dead_lettering_goes_round_and_counts(self, client) -> None:
-        """The pattern of every delayed retry: reject, wait in a queue with a TTL, come back."""
+    def test_retry_by_dead_lettering_counts_deaths(self, client) -> None:
+        """The common pattern for a delayed retry: reject, wait in a queue with a TTL, return to the first queue."""
         waiting = client.prefix + "waiting"
-        queue = client.dying("q", waiting)
-        client.dying("waiting", queue, x_message_ttl=20)
+        queue = client.dead_lettering_queue("q", waiting)
+        client.dead_lettering_queue("waiting", queue, x_message_ttl=20)
         client.publish(queue, b"1")
         for turn in range(1, 4):
             method, properties, _ = client.get(queue)
@@ -174,15 +174,15 @@ class TestOverTheWire:
                 assert deaths(properties) == [(waiting, "expired", turn - 1), (queue, "rejected", turn - 1)]
             client.channel.basic_reject(method.delivery_tag, requeue=False)
 
-    def test_reject_publish_is_a_nack(self, client) -> None:
+    def test_reject_publish_nacks(self, client) -> None:
         queue = client.queue("q", x_max_length=1, x_overflow="reject-publish")
         assert [client.publish(queue) for _ in range(3)] == [True, False, False]
         client.drain(queue)
         assert client.publish(queue)
 
-    def test_delivery_limit_counts_every_way_back(self, client, amqpd_broker) -> None:
+    def test_delivery_limit_counts_nack_close_and_reject(self, client, amqpd_broker) -> None:
         dead = client.queue("dead")
-        queue = client.dying("q", dead, x_queue_type="quorum", x_delivery_limit=2)
+        queue = client.dead_lettering_queue("q", dead, x_queue_type="quorum", x_delivery_limit=2)
         client.publish(queue, b"1")
         method, properties, _ = client.get(queue)
         assert properties.headers == {"x-delivery-count": 0}
@@ -197,16 +197,16 @@ class TestOverTheWire:
         _, properties, _ = client.get(dead)
         assert deaths(properties) == [(queue, "delivery_limit", 1)]
 
-    def test_priorities_with_a_consumer(self, client) -> None:
+    def test_consumer_gets_messages_by_priority(self, client) -> None:
         queue = client.queue("q", x_max_priority=9)
         for number in range(20):
             client.publish(queue, b"%d" % number, priority=number % 10)
         got = []
         client.channel.basic_consume(queue, lambda _c, _m, _p, body: got.append(int(body)), auto_ack=True)
-        client.until(lambda: len(got) == 20)
+        client.wait_until(lambda: len(got) == 20)
         assert got == sorted(range(20), key=lambda number: (-(number % 10), number))
 
-    def test_a_lease_is_kept_by_a_consumer(self, client, in_time) -> None:
+    def test_consumer_prevents_expiry_of_queue(self, client, in_time) -> None:
         for scene in in_time(0.4):
             with scene:
                 channel = client.connection.channel()
@@ -220,13 +220,13 @@ class TestOverTheWire:
                 channel.basic_cancel(tag)
                 assert client.count(queue) == 0
         with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
-            unused(lambda: client.count(queue))
+            ask_with_growing_pauses(lambda: client.count(queue))
         assert closed.value.reply_code == 404
 
 
 class TestAfterAKill:
     @pytest.mark.slow
-    def test_everything_is_as_it_was(self, own_broker, until_settled) -> None:
+    def test_queues_with_arguments_are_restored(self, own_broker, until_settled) -> None:
         client = Client(own_broker.url)
         for name, arguments in {
             "short": {"x_message_ttl": 5000},
@@ -237,8 +237,8 @@ class TestAfterAKill:
             client.queue(name, **arguments)
         dead = client.queue("dead")
         client.queue("plain")
-        client.dying("dying", dead, x_message_ttl=5000)
-        counted = client.dying("counted", dead, x_queue_type="quorum", x_delivery_limit=1)
+        client.dead_lettering_queue("dying", dead, x_message_ttl=5000)
+        counted = client.dead_lettering_queue("counted", dead, x_queue_type="quorum", x_delivery_limit=1)
         for queue in ("short", "long", "dying", counted):
             client.publish(queue, queue.encode())
         client.publish("plain", b"mortal", expiration="5000")
@@ -249,13 +249,13 @@ class TestAfterAKill:
         client.channel.basic_nack(client.get(counted)[0].delivery_tag)
         client.count(counted)
         until_settled(own_broker, "full", 3)
-        until(lambda: "returned" in own_broker.ctl("dump_log", str(own_broker.data_dir)).stdout)
+        wait_until(lambda: "returned" in own_broker.ctl("dump_log", str(own_broker.data_dir)).stdout)
         own_broker.kill()
-        client.lost()
+        client.wait_until_closed()
         time.sleep(5)
         own_broker.start()
         client = Client(own_broker.url)
-        until(lambda: client.count(dead) == 1)
+        wait_until(lambda: client.count(dead) == 1)
         assert client.drain(dead) == [b"dying"]
         assert client.count("short") == 0
         assert client.count("dying") == 0
@@ -272,11 +272,11 @@ class TestAfterAKill:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("kill_after_s", [0.05, 0.12, 0.25])
-    def test_no_letter_is_lost(self, own_broker, kill_after_s) -> None:
-        """Killed while dead letters are under way: each is at its source, at its target, or both, never nowhere."""
+    def test_no_dead_letter_is_lost(self, own_broker, kill_after_s) -> None:
+        """After a kill while dead letters are published, each message is at its source, its target, or both."""
         client = Client(own_broker.url)
         dead = client.queue("dead")
-        queue = client.dying("q", dead)
+        queue = client.dead_lettering_queue("q", dead)
         connection = pika.BlockingConnection(pika.URLParameters(own_broker.url))
         channel = connection.channel()
         channel.tx_select()
@@ -291,39 +291,39 @@ class TestAfterAKill:
         client.connection.process_data_events(0)
         time.sleep(kill_after_s)
         own_broker.kill()
-        client.lost()
-        lose(connection)
+        client.wait_until_closed()
+        wait_until_connection_closed(connection)
         own_broker.start()
         client = Client(own_broker.url)
-        at_target, at_source = client.drain(dead), client.drain(queue)
-        assert sorted({*at_target, *at_source}, key=int) == [b"%d" % number for number in range(2000)]
-        assert len(at_target) == len(set(at_target))
+        target_bodies, source_bodies = client.drain(dead), client.drain(queue)
+        assert sorted({*target_bodies, *source_bodies}, key=int) == [b"%d" % number for number in range(2000)]
+        assert len(target_bodies) == len(set(target_bodies))
         client.connection.close()
 
     @pytest.mark.slow
-    def test_letters_wait_for_their_target_s_log_and_no_longer(self, own_broker, in_time) -> None:
-        """What expired meanwhile is published as soon as its target is open: nobody has to try again in a while."""
+    def test_dead_letters_are_published_once_target_log_is_open(self, own_broker, in_time) -> None:
+        """Messages that expired during the downtime are published when the target's log is open, without a retry."""
         for scene in in_time(1.0):
             client = Client(own_broker.url)
             dead = client.queue(f"dead-{scene.ms}")
-            queue = client.dying(f"q-{scene.ms}", dead, x_message_ttl=scene.ms)
+            queue = client.dead_lettering_queue(f"q-{scene.ms}", dead, x_message_ttl=scene.ms)
             assert client.publish(dead, b"there")
             with scene:
                 for number in range(20):
                     assert client.publish(queue, b"%d" % number)
                 own_broker.kill()
-            client.lost()
+            client.wait_until_closed()
             if not scene.in_time:
                 own_broker.start()
-        for told in own_broker.data_dir.glob("vhosts/*/queues/*/queue.json"):
-            if json.loads(told.read_text())["queue"] == dead:
-                with max(told.parent.glob("*.log")).open("ab") as file:
-                    file.write(b"torn")  # so that opening it has something to sync
+        for queue_file in own_broker.data_dir.glob("vhosts/*/queues/*/queue.json"):
+            if json.loads(queue_file.read_text())["queue"] == dead:
+                with max(queue_file.parent.glob("*.log")).open("ab") as file:
+                    file.write(b"torn")  # a torn tail: opening the log has to sync
         time.sleep(scene.seconds)
         own_broker.start()
         client = Client(own_broker.url)
-        assert client.count(queue) == 0  # it is open
-        until(lambda: client.count(dead) == 21)
+        assert client.count(queue) == 0  # the log of the source is open
+        wait_until(lambda: client.count(dead) == 21)
         assert client.drain(dead) == [b"there", *(b"%d" % number for number in range(20))]
         assert "a dead-letter target takes nothing" not in own_broker.stderr, own_broker.stderr
         client.connection.close()

@@ -1,4 +1,4 @@
-"""Consumers with filters over a log: after a kill, beside a long backlog, and what that costs a turn."""
+"""Consumers with filters on logged queues: after a kill, with a long backlog, cost per loop turn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from amqpd.broker.queue.filtered import PUMP_COUNT_MAX, RANGE_MIN
 
 
 class TestLog:
-    def test_after_a_kill_each_knows_whether_it_was_delivered(self, room) -> None:
+    def test_redelivered_flags_after_kill(self, room) -> None:
         queue = room.queue("q")
         queue.order.memory.count_max = 3
         publish(room, "bgbgbrgbrgbr")
@@ -32,11 +32,11 @@ class TestLog:
         assert texts([each.body for each in got]) == "b0 g1 b2 g3 b4 g6 b7 r8 g9 b10 r11"
         assert [each.redelivered for each in got] == [False] * 7 + [True, False, False, True]
 
-    def test_a_purge_leaves_the_unacked_ones_between_many_and_few(self, room) -> None:
+    def test_purge_keeps_unacked_between_long_and_short_ranges(self, room) -> None:
         queue = room.queue("q")
         queue.order.memory.count_max = 1
-        wanted = "b" + "r" + "b" * (RANGE_MIN + 8) + "rbrbb" + "b" * RANGE_MIN + "r"
-        publish(room, wanted)
+        letters = "b" + "r" + "b" * (RANGE_MIN + 8) + "rbrbb" + "b" * RANGE_MIN + "r"
+        publish(room, letters)
         red = take(room, queue, RED)
         queue.purge()
         room.turn.schedule()
@@ -49,8 +49,8 @@ class TestLog:
         queue.prepare()
         assert room.bodies(queue) == red.got
 
-    def test_behind_a_backlog_nobody_wants(self, room) -> None:
-        """What comes is in the log alone then, and what was taken of it is not met again."""
+    def test_matches_behind_unmatched_backlog_are_delivered(self, room) -> None:
+        """New messages are only in the log then. The filter does not read the acked ones again."""
         queue = room.queue("q")
         queue.order.memory.count_max = 5
         publish(room, "b" * 20)
@@ -63,12 +63,12 @@ class TestLog:
         assert queue.ready_count == queue.filters.unmatched_count() == 60
         green = take(room, queue, "colour = 'green'")
         assert len(green.got) == 20
-        anything = take(room, queue)
-        assert len(anything.got) == 40
+        unfiltered = take(room, queue)
+        assert len(unfiltered.got) == 40
         assert queue.ready_count == 0
 
-    def test_a_filter_that_asks_for_the_time_is_asked_of_each(self, room, monkeypatch) -> None:
-        """Messages alike come from the log, and what it said of one does not hold for the next."""
+    def test_filter_with_utc_is_evaluated_per_message(self, room, monkeypatch) -> None:
+        """Equal messages are read from the log, but the result for one must not be cached for the next."""
         queue = room.queue("q")
         queue.order.memory.count_max = 1
         publish(room, "rrrrrr")
@@ -84,29 +84,29 @@ class TestLog:
         assert texts(red.got) == "r0 r1 r2 r3"
         assert queue.ready_count == queue.filters.unmatched_count() == 2
 
-    def test_a_slice_a_turn(self, room) -> None:
-        """A clock that goes on with each look: a turn looks at a bounded number of messages."""
+    def test_scan_of_backlog_is_sliced(self, room) -> None:
+        """Each reading of the clock takes 1 ms, so a loop turn must match a bounded number of messages."""
         queue = room.queue("q")
         for number in range(5000):
             room.publish("q", b"%d" % number, headers={"colour": "blue"}, turn=False)
         publish(room, "r", 5000)
         room.clock.per_look_ms = 1
         red = take(room, queue, RED, turn=False)
-        looked: list[int] = []
+        unmatched_counts: list[int] = []
         for _ in range(1000):
-            looked.append(queue.filters.unmatched_count())
+            unmatched_counts.append(queue.filters.unmatched_count())
             if red.got:
                 break
             room.turn.run()
         assert texts(red.got) == "r5000"
-        steps = [after - before for before, after in pairwise(looked)]
+        steps = [after - before for before, after in pairwise(unmatched_counts)]
         assert 10 < len(steps) < 200
         assert max(steps) <= loop_turn.SLICE_MS * loop_turn.LOOK_COUNT
 
-    def test_what_others_have_unacked_is_passed_in_slices_too(self, room) -> None:
+    def test_scan_over_unacked_messages_is_sliced(self, room) -> None:
         queue = room.queue("q")
         queue.order.memory.count_max = 1
-        queue.order.memory.bytes_max = 1600  # the window holds what nobody wants, and a few behind it
+        queue.order.memory.bytes_max = 1600  # the window holds the unmatched message and a few behind it
         publish(room, "g")
         for number in range(1000):
             room.publish("q", b"%d" % number, headers={"colour": "red"}, turn=False)
@@ -115,14 +115,14 @@ class TestLog:
         room.clock.per_look_ms = 1
         blue = take(room, queue, BLUE, turn=False)
         cursor = queue.order.cursors[1]
-        looked = [0]
-        while not blue.got and len(looked) < 1000:
-            looked.append(cursor.position)
+        positions = [0]
+        while not blue.got and len(positions) < 1000:
+            positions.append(cursor.position)
             room.turn.run()
         assert texts(blue.got) == "b1000"
-        assert max(after - before for before, after in pairwise(looked)) <= loop_turn.SLICE_MS * loop_turn.LOOK_COUNT
+        assert max(after - before for before, after in pairwise(positions)) <= loop_turn.SLICE_MS * loop_turn.LOOK_COUNT
 
-    def test_others_are_served_meanwhile(self, room) -> None:
+    def test_other_queues_are_served_during_scan(self, room) -> None:
         slow = room.queue("q")
         for number in range(3000):
             room.publish("q", b"%d" % number, headers={"colour": "blue"}, turn=False)
@@ -140,8 +140,8 @@ class TestLog:
         room.turns()
         assert texts(red.got) == "r3000"
 
-    def test_a_queue_that_has_something_else_to_do_first_goes_on_looking(self, room) -> None:
-        """A rule that has slices of its own comes while a filter goes over the backlog."""
+    def test_scan_continues_after_drops_by_max_length(self, room) -> None:
+        """x-max-length, which drops in slices of its own, is set while a filter scans the backlog."""
         queue = room.queue("q")
         for number in range(3000):
             room.publish("q", b"%d" % number, headers={"colour": "blue"}, turn=False)
@@ -156,8 +156,8 @@ class TestLog:
         assert texts(red.got) == "r3000"
         assert queue.ready_count <= 1500
 
-    def test_what_no_log_could_take_is_delivered_all_the_same(self, room) -> None:
-        """It has no offset any more, and its message is in memory alone."""
+    def test_requeued_message_without_offset_is_delivered(self, room) -> None:
+        """The message has no offset, and only memory has it."""
         queue = room.queue("q", durable=False)
         red = take(room, queue, RED, 1)
         publish(room, "rrb")
@@ -169,7 +169,7 @@ class TestLog:
         room.turns()
         assert texts(red.got) == "r0 r0 r1"
 
-    def test_more_than_one_pump(self, room) -> None:
+    def test_delivery_continues_after_pump_limit(self, room) -> None:
         queue = room.queue("q")
         for number in range(PUMP_COUNT_MAX + 500):
             room.publish("q", b"%d" % number, headers={"colour": "red"}, turn=False)
@@ -178,13 +178,13 @@ class TestLog:
         room.turns()
         assert len(red.got) == PUMP_COUNT_MAX + 500
 
-    def test_what_is_requeued_for_ever_costs_no_memory(self, room) -> None:
+    def test_repeated_requeues_use_bounded_memory(self, room) -> None:
         queue = room.queue("q")
         publish(room, "r")
         red = take(room, queue, RED, 1)
         blue = take(room, queue, BLUE, 1)
         publish(room, "bb", 1)
-        assert texts(blue.got) == "b1", "it has no credit from here on, and looks at nothing"
+        assert texts(blue.got) == "b1", "the blue consumer has no credit left and does not scan"
         for _ in range(1000):
             red.requeue()
             room.turns()

@@ -1,10 +1,17 @@
-"""Consumers with filters beside a naive twin that keeps a list: whatever comes, goes, comes back, is purged or killed.
+"""Consumers with filters against a model that keeps a list of ready messages.
 
-The twin asks of each delivery that it is the first ready message that its consumer wants, that nobody of a higher
-priority wants it and can take it, and that between two deliveries to one consumer every other one that wanted the
-second and could have taken it has had one. When the loop is at rest, nobody who can take is left waiting, and the
-counts are those of the list. Windows in memory hold a handful of messages. Where slices are short, whose turn it is
-among several is not asked: who is behind is passed over.
+Events: publish, consume, cancel, ack, requeue, reject, get, purge, kill.
+
+The model checks each delivery:
+
+- The message is the first ready one that matches the consumer's filter.
+- No consumer of higher priority matches it and has credit.
+- Round robin: between two deliveries to one consumer, every other consumer that matches the second message and had
+  credit all the time got a message. With short slices the last two are not checked: a filter that is behind is passed
+  over.
+
+When the loop is idle, no consumer with credit has a matching message left, and the counts equal those of the list. The
+window in memory holds few messages.
 """
 
 from __future__ import annotations
@@ -19,8 +26,8 @@ from taker_model import TakerMachine, beside_a_twin
 
 EXAMPLES = int(os.environ.get("FILTER_EXAMPLES", examples(60)))
 COLOURS = ("red", "green", "blue", "grey")
-# What a consumer may want, and what that is.
-WANTED: dict[str, set[str]] = {
+# Filters of consumers, and the colours that match.
+FILTERS: dict[str, set[str]] = {
     "": set(COLOURS),
     "colour = 'red'": {"red"},
     "colour = 'green'": {"green"},
@@ -30,89 +37,98 @@ WANTED: dict[str, set[str]] = {
 }
 
 
-class Held:
-    """A message as the twin sees it."""
+class ModelMessage:
+    """A message of the model."""
 
     def __init__(self, body: bytes, colour: str) -> None:
         self.body = body
         self.colour = colour
         self.delivered = False
-        self.killed = False  # the broker may have forgotten that it was not delivered
+        self.killed = False  # after a kill the broker may mark it as redelivered
         self.number = int(body[:6])
 
 
 class FilterMachine(TakerMachine):
     @initialize(
         durable=st.booleans(),
-        active=st.sampled_from([False] * 3 + [True]),
+        single_active=st.sampled_from([False] * 3 + [True]),
         window=st.sampled_from([2, 5, 1000]),
-        slow=st.booleans(),
+        short_slices=st.booleans(),
         backlog=st.sampled_from([0, 0, 150]),
     )
-    def begin(self, durable: bool, active: bool, window: int, slow: bool, backlog: int) -> None:
+    def begin(self, durable: bool, single_active: bool, window: int, short_slices: bool, backlog: int) -> None:
         self.room = type(self).memory_room()
         self.durable = durable
-        self.active = active
+        self.single_active = single_active
         self.window = window
-        self.queue = self.room.queue("q", durable=durable, **({"x_single_active_consumer": True} if active else {}))
+        self.queue = self.room.queue(
+            "q", durable=durable, **({"x_single_active_consumer": True} if single_active else {})
+        )
         self.open()
-        self.ready: list[Held] = []
-        self.unacked: dict[Taker, list[Held]] = {}
+        self.ready: list[ModelMessage] = []
+        self.unacked: dict[Taker, list[ModelMessage]] = {}
         self.takers: list[Taker] = []
-        # The number of its last delivery; since which it has been able to take.
+        # Number of the last delivery; number of the delivery since which the consumer has had credit.
         self.served: dict[Taker, int] = {}
-        self.able_since: dict[Taker, int] = {}
-        self.wrong: AssertionError | None = None
+        self.credit_since: dict[Taker, int] = {}
+        self.violation: AssertionError | None = None
         self.count = 0
         self.deliveries = 0
-        # A slice is over with the first look at the clock: a filter that comes late is behind for many turns.
-        self.slow = slow
-        self.room.clock.per_look_ms = 10 if slow else 0
+        # A slice ends with the first reading of the clock, so a new filter is behind for many turns.
+        self.short_slices = short_slices
+        self.room.clock.per_look_ms = 10 if short_slices else 0
         if backlog:
             self.publish(["grey"] * (backlog - 1) + ["green"], 8, False)
 
-    # -- what is delivered
+    # -- checks of deliveries
 
-    def wants(self, taker: Taker) -> set[str]:
+    def matching_colours(self, taker: Taker) -> set[str]:
         selector = taker.arguments.selector
-        return WANTED["" if selector is None else selector.text]
+        return FILTERS["" if selector is None else selector.text]
 
     def may_take(self, taker: Taker) -> bool:
-        """As the twin counts; `got` is called when the consumer has counted already."""
-        if self.active and self.takers[0] is not taker:
+        """Return whether the consumer has credit, by the model's counts. `got` runs after the consumer has counted."""
+        if self.single_active and self.takers[0] is not taker:
             return False
         return taker.credit == 0 or len(self.unacked[taker]) < taker.credit
 
     def got(self, taker: Taker, body: bytes, redelivered: bool) -> None:
-        first = next((held for held in self.ready if held.colour in self.wants(taker)), None)
-        assert first is not None, (body, "nothing of the kind is ready")
-        assert first.body == body, "the order of the queue"
+        first = next((held for held in self.ready if held.colour in self.matching_colours(taker)), None)
+        assert first is not None, (body, "no matching message is ready")
+        assert first.body == body, "not the first matching message"
         assert first.delivered == redelivered or (first.killed and redelivered)
         assert self.may_take(taker)
         for other in self.takers:
-            if self.slow or other is taker or first.colour not in self.wants(other) or not self.may_take(other):
+            if (
+                self.short_slices
+                or other is taker
+                or first.colour not in self.matching_colours(other)
+                or not self.may_take(other)
+            ):
                 continue
-            assert other.priority <= taker.priority, "priority"
-            if other.priority == taker.priority and taker in self.served and other in self.able_since:
+            assert other.priority <= taker.priority, "a consumer of higher priority was passed over"
+            if other.priority == taker.priority and taker in self.served and other in self.credit_since:
                 before = self.served[taker]
-                assert self.able_since[other] >= before or self.served.get(other, 0) > before, "turn"
+                assert self.credit_since[other] >= before or self.served.get(other, 0) > before, (
+                    "round robin: this consumer was passed over"
+                )
         self.ready.remove(first)
         first.delivered = True
         self.deliveries += 1
         self.served[taker] = self.deliveries
         if not taker.no_ack:
             self.unacked[taker].append(first)
-        self.note_able()
+        self.record_credit()
 
-    def note_able(self) -> None:
-        """Since which delivery each can take."""
+    def record_credit(self) -> None:
+        """Record since which delivery each consumer has had credit."""
         for taker in self.takers:
             if not self.may_take(taker):
-                self.able_since.pop(taker, None)
+                self.credit_since.pop(taker, None)
             else:
-                self.able_since.setdefault(taker, self.deliveries)
+                self.credit_since.setdefault(taker, self.deliveries)
 
-    # -- what happens
+    # -- events
 
     @rule(
         colours=st.lists(st.sampled_from(COLOURS), min_size=1, max_size=12),
@@ -123,78 +139,84 @@ class FilterMachine(TakerMachine):
         for colour in colours:
             self.count += 1
             body = b"%06d" % self.count + b"." * (size - 6)
-            self.ready.append(Held(body, colour))
+            self.ready.append(ModelMessage(body, colour))
             self.room.publish("q", body, headers={"colour": colour}, turn=turn)
         self.rest()
 
     @rule(
-        wanted=st.sampled_from(list(WANTED)),
+        selector=st.sampled_from(list(FILTERS)),
         credit=st.sampled_from([0, 1, 2, 5]),
         priority=st.sampled_from([0, 0, 0, 3]),
         no_ack=st.sampled_from([False, False, False, True]),
     )
-    def consume(self, wanted: str, credit: int, priority: int, no_ack: bool) -> None:
+    def consume(self, selector: str, credit: int, priority: int, no_ack: bool) -> None:
         if len(self.takers) >= 6:
             return
         taker = None
 
-        def got(who: Taker, body: bytes, redelivered: bool) -> None:
-            if who not in self.unacked:
-                self.join(who)
+        def got(delivered_to: Taker, body: bytes, redelivered: bool) -> None:
+            if delivered_to not in self.unacked:
+                self.add_consumer(delivered_to)
             try:
-                self.got(who, body, redelivered)
-            except AssertionError as error:  # the pump's caller would take it for a bug in amqpd
-                self.wrong = self.wrong or error
+                self.got(delivered_to, body, redelivered)
+            except AssertionError as error:  # the broker would log it as a bug of its own
+                self.violation = self.violation or error
 
-        taker = take(self.room, self.queue, wanted, credit, priority=priority, no_ack=no_ack, turn=False, when_got=got)
+        taker = take(
+            self.room, self.queue, selector, credit, priority=priority, no_ack=no_ack, turn=False, when_got=got
+        )
         if taker not in self.unacked:
-            self.join(taker)
+            self.add_consumer(taker)
         self.rest()
 
-    def join(self, taker: Taker) -> None:
+    def add_consumer(self, taker: Taker) -> None:
         self.takers.append(taker)
         self.unacked[taker] = []
-        self.note_able()
+        self.record_credit()
 
     @precondition(lambda self: self.takers)
-    @rule(which=st.integers(0, 5), requeue=st.booleans())
-    def cancel(self, which: int, requeue: bool) -> None:
-        taker = self.takers.pop(which % len(self.takers))
-        self.able_since.pop(taker, None)
+    @rule(consumer_index=st.integers(0, 5), requeue=st.booleans())
+    def cancel(self, consumer_index: int, requeue: bool) -> None:
+        taker = self.takers.pop(consumer_index % len(self.takers))
+        self.credit_since.pop(taker, None)
         held = self.unacked[taker]
         taker.leave(requeue)
         if requeue:
-            self.back(held)
+            self.return_to_ready(held)
             self.unacked.pop(taker)
         self.rest()
 
-    def back(self, held: list[Held]) -> None:
+    def return_to_ready(self, held: list[ModelMessage]) -> None:
         self.ready = sorted([*self.ready, *held], key=lambda each: each.number)
 
-    def holders(self) -> list[Taker]:
+    def consumers_with_unacked(self) -> list[Taker]:
         return [taker for taker, held in self.unacked.items() if held]
 
-    @precondition(lambda self: self.holders())
-    @rule(who=st.integers(0, 5), which=st.integers(0, 5), what=st.sampled_from(["ack", "ack", "requeue", "reject"]))
-    def answer(self, who: int, which: int, what: str) -> None:
-        holders = self.holders()
-        taker = holders[who % len(holders)]
-        held = self.unacked[taker].pop(which % len(self.unacked[taker]))
-        index = which % len(taker.entries)
-        if what == "requeue":
-            self.back([held])
-        getattr(taker, what)(index)
+    @precondition(lambda self: self.consumers_with_unacked())
+    @rule(
+        consumer_index=st.integers(0, 5),
+        message_index=st.integers(0, 5),
+        response=st.sampled_from(["ack", "ack", "requeue", "reject"]),
+    )
+    def respond(self, consumer_index: int, message_index: int, response: str) -> None:
+        consumers_with_unacked = self.consumers_with_unacked()
+        taker = consumers_with_unacked[consumer_index % len(consumers_with_unacked)]
+        held = self.unacked[taker].pop(message_index % len(self.unacked[taker]))
+        index = message_index % len(taker.entries)
+        if response == "requeue":
+            self.return_to_ready([held])
+        getattr(taker, response)(index)
         self.rest()
 
-    @precondition(lambda self: self.holders())
-    @rule(who=st.integers(0, 5), requeue=st.booleans())
-    def answer_all(self, who: int, requeue: bool) -> None:
-        holders = self.holders()
-        taker = holders[who % len(holders)]
+    @precondition(lambda self: self.consumers_with_unacked())
+    @rule(consumer_index=st.integers(0, 5), requeue=st.booleans())
+    def respond_all(self, consumer_index: int, requeue: bool) -> None:
+        consumers_with_unacked = self.consumers_with_unacked()
+        taker = consumers_with_unacked[consumer_index % len(consumers_with_unacked)]
         held = self.unacked[taker][:]
         self.unacked[taker].clear()
         if requeue:
-            self.back(held)
+            self.return_to_ready(held)
         for _ in held:
             if requeue:
                 taker.requeue()
@@ -217,41 +239,43 @@ class FilterMachine(TakerMachine):
 
     def killed(self) -> None:
         for held in self.unacked.values():
-            self.back(held)
+            self.return_to_ready(held)
         for each in self.ready:
             each.killed = True
         self.served.clear()
-        self.able_since.clear()
+        self.credit_since.clear()
 
-    # -- at rest
+    # -- checks of the idle queue
 
     def rest(self) -> None:
-        self.note_able()
+        self.record_credit()
         self.room.turn.schedule()
         self.room.turns()
-        if self.wrong is not None:
-            raise self.wrong
+        if self.violation is not None:
+            raise self.violation
         assert not self.room.pump_retries._waiting
         assert self.queue.ready_count == len(self.ready)
         assert self.queue.ready_bytes == sum(len(held.body) for held in self.ready)
         assert self.queue.unacked_count == sum(len(held) for held in self.unacked.values())
         for taker in self.takers:
             if self.may_take(taker):
-                assert not [held for held in self.ready if held.colour in self.wants(taker)], "left waiting"
+                assert not [held for held in self.ready if held.colour in self.matching_colours(taker)], (
+                    "a matching message is not delivered"
+                )
         filters = self.queue.filters
         if filters is None:
             return
-        served = self.takers[:1] if self.active else self.takers
+        served = self.takers[:1] if self.single_active else self.takers
         if served and all(self.may_take(taker) for taker in served):
-            wanted = set().union(*(self.wants(taker) for taker in served))
-            assert filters.unmatched_count() == len([held for held in self.ready if held.colour not in wanted])
+            matched = set().union(*(self.matching_colours(taker) for taker in served))
+            assert filters.unmatched_count() == len([held for held in self.ready if held.colour not in matched])
 
     @invariant()
-    def few_filters(self) -> None:
+    def one_cursor_per_filter(self) -> None:
         if hasattr(self, "queue") and self.queue.filters is not None:
-            wanted = {taker.arguments.selector for taker in self.takers} - {None}
-            assert len(self.queue.filters.order.cursors) == len(wanted)
+            selectors = {taker.arguments.selector for taker in self.takers} - {None}
+            assert len(self.queue.filters.order.cursors) == len(selectors)
 
 
-def test_filters_beside_a_naive_twin(memory_room) -> None:
+def test_filters_against_model(memory_room) -> None:
     beside_a_twin(FilterMachine, memory_room, EXAMPLES)

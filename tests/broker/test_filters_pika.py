@@ -1,4 +1,4 @@
-"""Filters on work queues as a stock client meets them, over the wire and over a kill -9."""
+"""Filters on classic and quorum queues over AMQP with pika, also after kill -9."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def publish(channel: BlockingChannel, queue: str, number: int, colour: str, mode
     channel.basic_publish("", queue, b"%d" % number, properties)
 
 
-class Collector:
-    """A consumer that keeps what it gets and acks when it is told to."""
+class RecordingConsumer:
+    """A consumer that records deliveries. With `ack` it acks each one."""
 
     def __init__(self, channel: BlockingChannel, queue: str, ack: bool, **arguments: Any) -> None:
         self.got: list[int] = []
@@ -40,9 +40,9 @@ class Collector:
             self.channel.basic_ack(method.delivery_tag)
 
     def wait(self, count: int, seconds: float = 60) -> list[int]:
-        """So many, and no more within a moment."""
-        until = time.monotonic() + seconds
-        while len(self.got) < count and time.monotonic() < until:
+        """Wait for `count` messages, then 0.2 s for excess ones. Return all received."""
+        deadline = time.monotonic() + seconds
+        while len(self.got) < count and time.monotonic() < deadline:
             self.channel.connection.process_data_events(0.05)
         self.channel.connection.process_data_events(0.2)
         return self.got
@@ -55,11 +55,11 @@ def connection(amqpd_url: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
-def test_each_gets_what_it_wants(connection: pika.BlockingConnection, kind: str) -> None:
+def test_consumers_get_matches_and_others_wait(connection: pika.BlockingConnection, kind: str) -> None:
     channel, name = connection.channel(), f"filtered-{kind}"
     channel.queue_declare(name, durable=True, arguments={"x-queue-type": kind})
-    red = Collector(channel, name, True, arguments=RED)
-    odd = Collector(channel, name, True, arguments={"x-filter": "n IN (1, 3, 5, 7) AND colour <> 'red'"})
+    red = RecordingConsumer(channel, name, True, arguments=RED)
+    odd = RecordingConsumer(channel, name, True, arguments={"x-filter": "n IN (1, 3, 5, 7) AND colour <> 'red'"})
     for number in range(10):
         publish(channel, name, number, ["red", "blue", "green"][number % 3])
     assert red.wait(4) == [0, 3, 6, 9]
@@ -70,7 +70,7 @@ def test_each_gets_what_it_wants(connection: pika.BlockingConnection, kind: str)
     connection.channel().queue_delete(name)
 
 
-def test_refusals(connection: pika.BlockingConnection) -> None:
+def test_invalid_or_excess_filters_close_channel(connection: pika.BlockingConnection) -> None:
     def refused(queue: str, arguments: dict[str, Any]) -> str:
         channel = connection.channel()
         with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
@@ -92,7 +92,7 @@ def test_refusals(connection: pika.BlockingConnection) -> None:
 
 
 @pytest.mark.slow
-def test_over_a_kill(tmp_path: Path, until_settled: Any) -> None:
+def test_matches_are_delivered_after_kill(tmp_path: Path, until_settled: Any) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
             channel = connection.channel()
@@ -101,7 +101,7 @@ def test_over_a_kill(tmp_path: Path, until_settled: Any) -> None:
             for number in range(40):
                 publish(channel, "q", number, ["blue", "red"][number % 4 == 3])
             channel.basic_qos(prefetch_count=6)
-            red = Collector(channel, "q", False, arguments=RED)
+            red = RecordingConsumer(channel, "q", False, arguments=RED)
             assert red.wait(6) == [3, 7, 11, 15, 19, 23]
             for tag in red.tags[:3]:
                 channel.basic_ack(tag)
@@ -111,19 +111,22 @@ def test_over_a_kill(tmp_path: Path, until_settled: Any) -> None:
         broker.start()
         with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
             channel = connection.channel()
-            red = Collector(channel, "q", True, arguments=RED)
+            red = RecordingConsumer(channel, "q", True, arguments=RED)
             assert red.wait(7) == [15, 19, 23, 27, 31, 35, 39]
             assert red.redelivered == [True] * 6 + [False]
-            anything = Collector(channel, "q", True, arguments={})
-            assert anything.wait(30) == [number for number in range(40) if number % 4 != 3]
-            assert not any(anything.redelivered)
+            unfiltered = RecordingConsumer(channel, "q", True, arguments={})
+            assert unfiltered.wait(30) == [number for number in range(40) if number % 4 != 3]
+            assert not any(unfiltered.redelivered)
             connection.process_data_events(0.2)
             assert channel.queue_declare("q", passive=True).method.message_count == 0
 
 
 @pytest.mark.slow
-def test_the_last_of_a_long_backlog(tmp_path: Path) -> None:
-    """It comes after a restart, and another queue is served beside it: for how long, tests/limits/test_held.py says."""
+def test_match_at_end_of_long_backlog_is_delivered(tmp_path: Path) -> None:
+    """The only match, at the end of 30,000 messages, is delivered after a restart. Another queue is served meanwhile.
+
+    tests/limits/test_held.py checks how long the loop is held.
+    """
     with BrokerProcess(tmp_path / "data") as broker:
         with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
             channel = connection.channel()
@@ -136,7 +139,7 @@ def test_the_last_of_a_long_backlog(tmp_path: Path) -> None:
         broker.kill()
         broker.start()
         with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
-            red = Collector(connection.channel(), "q", True, arguments=RED)
+            red = RecordingConsumer(connection.channel(), "q", True, arguments=RED)
             other = connection.channel()
             other.queue_declare("other")
             while not red.got:

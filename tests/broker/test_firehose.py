@@ -1,4 +1,4 @@
-"""The firehose beside the wire: in slices, bounded, at most once. What copies look like: interop/test_firehose.py."""
+"""The firehose tracer: slices, limits, on and off. interop/test_firehose.py tests the content of copies."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ def publish(room, count: int = 1, body: bytes = b"x") -> None:
 
 @pytest.fixture
 def copies(room) -> Queue:
-    """A queue that gets them all."""
+    """A queue that gets all copies."""
     queue = room.queue("copies", durable=False)
     room.bind(EXCHANGE, queue, "#")
     assert trace(room.vhost, "node", True)
     return queue
 
 
-def test_nothing_is_kept_where_nobody_listens(room) -> None:
+def test_no_copy_waits_without_binding(room) -> None:
     trace(room.vhost, "node", True)
     publish(room, 10)
     assert room.vhost.tap._waiting == []
 
 
-def test_they_come_in_slices(room, copies: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_published_in_slices(room, copies: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(firehose, "SLICE_S", 0.0)
     publish(room, 3)
     tap = room.vhost.tap
-    assert copies.ready_count == 0  # not within whoever publishes
-    left = []
+    assert copies.ready_count == 0  # not within the publish
+    waiting_counts = []
     while tap._waiting:
         tap._copy_slice()
-        left.append(len(tap._waiting))
-    assert left == [2, 1, 0]
+        waiting_counts.append(len(tap._waiting))
+    assert waiting_counts == [2, 1, 0]
     room.turns()
     assert copies.ready_count == 3
 
 
-def test_a_flood_is_bounded_and_told(room, copies: Queue, caplog: pytest.LogCaptureFixture) -> None:
+def test_copies_over_limit_are_dropped_and_logged(room, copies: Queue, caplog: pytest.LogCaptureFixture) -> None:
     tap = room.vhost.tap
     publish(room, BEHIND_COUNT - 1)
     assert not tap.is_behind()
@@ -65,13 +65,13 @@ def test_a_flood_is_bounded_and_told(room, copies: Queue, caplog: pytest.LogCapt
     assert (tap._waiting_bytes, tap._best_effort.lost_count) == (0, 0)
 
 
-def test_large_bodies_are_bounded_too(room, copies: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_of_waiting_copies_are_limited(room, copies: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(firehose, "BYTES_MAX", 2500)
     publish(room, 3, bytes(1000))
     assert len(room.vhost.tap._waiting) == 2
 
 
-def test_names_as_long_as_may_be(room, copies: Queue) -> None:
+def test_routing_key_of_copy_is_truncated_to_255_bytes(room, copies: Queue) -> None:
     name = "ä" * 127 + "z"
     room.vhost.tap.delivered(message(exchange="amq.direct"), name, False, "c", "guest", 1)
     room.turns()
@@ -80,7 +80,7 @@ def test_names_as_long_as_may_be(room, copies: Queue) -> None:
     assert len(got.routing_key.encode("utf-8", "surrogateescape")) == 255
 
 
-def test_a_queue_that_is_not_open_yet_gets_them_when_it_is(room, copies: Queue) -> None:
+def test_queue_still_opening_gets_copies_once_open(room, copies: Queue) -> None:
     durable = room.queue("kept")
     room.publish("kept", b"before")
     room.restart()
@@ -93,12 +93,12 @@ def test_a_queue_that_is_not_open_yet_gets_them_when_it_is(room, copies: Queue) 
     assert room.bodies(kept) == [b"before", b"x"]
 
 
-def test_a_copy_is_not_copied(room, copies: Queue) -> None:
+def test_delivery_of_copy_is_not_traced(room, copies: Queue) -> None:
     room.vhost.tap.delivered(message(exchange=EXCHANGE), "copies", False, "c", "guest", 1)
     assert room.vhost.tap._waiting == []
 
 
-def test_on_and_off(room, copies: Queue) -> None:
+def test_only_change_of_tracing_increments_versions(room, copies: Queue) -> None:
     room.turns()
     version = copies.version
     assert not trace(room.vhost, "node", True)
@@ -110,7 +110,7 @@ def test_on_and_off(room, copies: Queue) -> None:
     assert not trace(room.vhost, "node", False)
 
 
-def test_what_waits_when_its_vhost_goes(room, copies: Queue) -> None:
+def test_waiting_copies_are_dropped_if_vhost_is_deleted(room, copies: Queue) -> None:
     publish(room, 2)
     room.vhost.deleted = True
     room.turns()

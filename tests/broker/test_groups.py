@@ -1,4 +1,4 @@
-"""Message groups (x-group-by): who gets what, what waits, comes back and ends, and what a backlog costs a turn."""
+"""Message groups (x-group-by): dispatch, requeue, discard, and the cost of a backlog per turn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from amqpd.storage.log.record import Record
 
 
 def publish(room, letters: str, start: int = 0, **properties: object) -> None:
-    """One letter a message, its group; a dash: of none."""
+    """Publish one message per letter. The letter is the group; a dash is a message without a group."""
     for number, letter in enumerate(letters, start):
         headers = {} if letter == "-" else {"group": letter}
         room.publish("q", b"%s%d" % (letter.encode(), number), headers=headers, **properties)
@@ -36,21 +36,21 @@ def queue(room, request) -> GroupedQueue:
     return room.queue("q", durable=request.param != "transient", x_group_by="header:group", **kind)
 
 
-class TestWhoGetsWhat:
-    def test_a_group_is_one_consumer_s_until_it_has_answered(self, room, queue) -> None:
+class TestDispatch:
+    def test_group_belongs_to_one_consumer_until_its_acks(self, room, queue) -> None:
         publish(room, "aabac")
         one, two = take(room, queue, credit=1), take(room, queue, credit=1)
         assert (texts(one.got), texts(two.got)) == ("a0", "b2")
         three = take(room, queue, credit=1)
-        assert texts(three.got) == "c4", "nobody waits behind the second of a locked group"
+        assert texts(three.got) == "c4", "a locked group must not hold up other groups"
         two.ack()
         room.turns()
-        assert texts(two.got) == "b2", "a1 is not for him"
+        assert texts(two.got) == "b2", "a1 belongs to the first consumer"
         one.ack()
         room.turns()
         assert texts(one.got + two.got[1:]) == "a0 a1"
 
-    def test_with_credit_it_gets_more_of_its_own(self, room, queue) -> None:
+    def test_owner_with_credit_gets_more_of_its_group(self, room, queue) -> None:
         one = take(room, queue, credit=3)
         publish(room, "aaaab")
         two = take(room, queue)
@@ -60,31 +60,33 @@ class TestWhoGetsWhat:
         assert texts(one.got) == "a0 a1 a2 a3"
         one.ack_all()
         publish(room, "a", 5)
-        assert texts(one.got[4:] + two.got[1:]) == "a5", "free again, for whose turn it is"
+        assert texts(one.got[4:] + two.got[1:]) == "a5", "the group is free: any consumer may get it"
 
-    def test_groups_spread(self, room, queue) -> None:
-        takers = [take(room, queue, credit=100) for _ in range(5)]
+    def test_groups_are_spread_evenly_over_consumers(self, room, queue) -> None:
+        consumers = [take(room, queue, credit=100) for _ in range(5)]
         publish(room, "abcdefghijklmnopqrst" * 5)
-        assert [queue.grouped.window.groups_held(taker) for taker in takers] == [4] * 5
-        assert [len(taker.got) for taker in takers] == [20] * 5
-        for taker in takers:
-            assert [int(body[1:]) for body in taker.got] == sorted(int(body[1:]) for body in taker.got)
+        assert [queue.grouped.window.groups_held(consumer) for consumer in consumers] == [4] * 5
+        assert [len(consumer.got) for consumer in consumers] == [20] * 5
+        for consumer in consumers:
+            assert [int(body[1:]) for body in consumer.got] == sorted(int(body[1:]) for body in consumer.got)
 
-    def test_the_highest_priority_first(self, room, queue) -> None:
+    def test_highest_priority_consumer_is_served_first(self, room, queue) -> None:
         low, high = take(room, queue), take(room, queue, credit=2, priority=5)
         publish(room, "abcab")
         assert (texts(high.got), texts(low.got)) == ("a0 b1", "c2")
         high.ack(1)
         room.turns()
-        assert (texts(high.got), texts(low.got)) == ("a0 b1 a3", "c2 b4"), "a3 is older than b4, and his"
+        assert (texts(high.got), texts(low.got)) == ("a0 b1 a3", "c2 b4"), (
+            "a3 is older than b4, and its group belongs to the high consumer"
+        )
 
-    def test_what_is_of_no_group_goes_to_anybody(self, room, queue) -> None:
-        takers = [take(room, queue, credit=1) for _ in range(3)]
+    def test_message_without_group_goes_to_any_consumer(self, room, queue) -> None:
+        consumers = [take(room, queue, credit=1) for _ in range(3)]
         publish(room, "---a-")
-        assert [texts(taker.got) for taker in takers] == ["-0", "-1", "-2"]
+        assert [texts(consumer.got) for consumer in consumers] == ["-0", "-1", "-2"]
         assert queue.grouped.window.locked_count == 3
 
-    def test_no_group_waits_for_ever_behind_a_busy_one(self, room, queue) -> None:
+    def test_group_behind_a_busy_one_is_served_eventually(self, room, queue) -> None:
         one = take(room, queue, credit=2)
         publish(room, "aaaab" + "a" * 20)
         got = 0
@@ -95,32 +97,32 @@ class TestWhoGetsWhat:
             assert got < 10
         assert texts(one.got[:5]) == "a0 a1 a2 a3 b4"
 
-    def test_single_active_consumer(self, room) -> None:
+    def test_single_active_consumer_waits_for_groups_of_the_previous_one(self, room) -> None:
         queue = room.queue("q", x_group_by="header:group", x_single_active_consumer=True)
         one, two = take(room, queue), take(room, queue)
         publish(room, "aab")
         assert (texts(one.got), texts(two.got)) == ("a0 a1 b2", "")
         one.leave(requeue=False)
         publish(room, "acb", 3)
-        assert texts(two.got) == "c4", "the others are still his who has left"
+        assert texts(two.got) == "c4", "groups a and b still belong to the consumer that left"
         while one.entries:
             one.ack()
         room.turns()
         assert texts(two.got) == "c4 a3 b5"
 
 
-class TestWhatComesBack:
-    def test_a_group_moves_when_all_of_it_is_back(self, room, queue) -> None:
+class TestRequeue:
+    def test_group_moves_when_all_its_messages_are_requeued(self, room, queue) -> None:
         one, two = take(room, queue, credit=2), take(room, queue, credit=1)
         publish(room, "aaab")
         assert (texts(one.got), texts(two.got)) == ("a0 a1", "b3")
         one.leave(requeue=False)
         two.ack()
         room.turns()
-        assert texts(two.got) == "b3", "locked: nothing has been answered"
+        assert texts(two.got) == "b3", "a is locked: nothing was acked or requeued"
         one.requeue(1)
         room.turns()
-        assert texts(two.got) == "b3", "a0 is still out"
+        assert texts(two.got) == "b3", "a0 is still unacked"
         one.requeue(0)
         room.turns()
         for _ in range(3):
@@ -129,7 +131,7 @@ class TestWhatComesBack:
         assert texts(two.got) == "b3 a0 a1 a2"
         assert two.redelivered == [False, True, True, False]
 
-    def test_a_returned_one_is_the_next_of_its_group(self, room, queue) -> None:
+    def test_requeued_message_is_next_of_its_group(self, room, queue) -> None:
         one = take(room, queue, credit=1)
         publish(room, "aab")
         one.requeue()
@@ -139,7 +141,7 @@ class TestWhatComesBack:
         room.turns()
         assert texts(one.got) == "a0 a0 a1"
 
-    def test_what_waits_elsewhere_holds_up_its_group(self, room, queue) -> None:
+    def test_reserved_message_holds_up_its_group(self, room, queue) -> None:
         one, two = take(room, queue, credit=2), take(room, queue, credit=2)
         publish(room, "aaab")
         entry = one.entries.pop(0)
@@ -153,10 +155,10 @@ class TestWhatComesBack:
         queue.requeue(entry, True)
         queue.schedule_dispatch()
         room.turns()
-        assert texts(one.got[2:] + two.got[1:]) in ("a0 a2", "a0"), "it comes first, when it is back"
+        assert texts(one.got[2:] + two.got[1:]) in ("a0 a2", "a0"), "a0 is delivered before a2"
         assert queue.grouped.window.locked_count == 2
 
-    def test_the_redelivered_come_first_after_a_kill(self, room) -> None:
+    def test_redelivered_messages_come_first_after_kill(self, room) -> None:
         queue = room.queue("q", x_group_by="header:group")
         publish(room, "abaabb")
         one = take(room, queue, credit=2)
@@ -171,7 +173,7 @@ class TestWhatComesBack:
         assert (texts(one.got), texts(two.got)) == ("b1", "a2 a3")
         assert (one.redelivered, two.redelivered) == ([True], [True, False])
 
-    def test_basic_get_holds_its_group(self, room, queue) -> None:
+    def test_basic_get_locks_the_group_of_its_message(self, room, queue) -> None:
         publish(room, "aabb")
         first = queue.get(False)
         assert first.message.body() == b"a0"
@@ -181,7 +183,7 @@ class TestWhatComesBack:
         assert not queue.must_wait()
         assert queue.ready_count == 2
         queue.ack(second)
-        assert texts(room.bodies(queue)) == "b3", "and nothing is held by one that needs no answer"
+        assert texts(room.bodies(queue)) == "b3", "a get without ack locks no group"
         one = take(room, queue)
         assert texts(one.got) == ""
         queue.requeue(first, True)
@@ -190,8 +192,8 @@ class TestWhatComesBack:
         assert texts(one.got) == "a0 a1"
 
 
-class TestWhatEnds:
-    def test_dead_letters_in_order(self, room) -> None:
+class TestDiscard:
+    def test_rejected_messages_are_dead_lettered_in_order(self, room) -> None:
         room.queue("dead")
         queue = room.queue("q", x_group_by="header:group", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         one = take(room, queue, credit=1)
@@ -203,7 +205,7 @@ class TestWhatEnds:
         assert queue.grouped.window.locked_count == 0
         assert not queue.grouped.window.groups
 
-    def test_time_to_live_also_of_what_is_locked(self, room) -> None:
+    def test_messages_of_a_locked_group_expire(self, room) -> None:
         room.queue("dead")
         queue = room.queue(
             "q",
@@ -221,7 +223,7 @@ class TestWhatEnds:
         publish(room, "a", 3)
         assert texts(one.got) == "a0 a3"
 
-    def test_delivery_limit(self, room) -> None:
+    def test_message_over_delivery_limit_is_discarded(self, room) -> None:
         queue = room.queue("q", x_queue_type="quorum", x_group_by="header:group", x_delivery_limit=1)
         one = take(room, queue, credit=1)
         publish(room, "aa")
@@ -231,7 +233,7 @@ class TestWhatEnds:
         room.turns()
         assert texts(one.got) == "a0 a0 a1"
 
-    def test_length_takes_the_oldest(self, room) -> None:
+    def test_max_length_drops_the_oldest(self, room) -> None:
         queue = room.queue("q", x_group_by="header:group", x_max_length=2)
         one = take(room, queue, credit=1)
         publish(room, "aaab")
@@ -240,16 +242,16 @@ class TestWhatEnds:
         room.turns()
         assert texts(one.got) == "a0 a2"
 
-    def test_an_idle_consumer_gets_what_a_length_would_displace(self, room) -> None:
+    def test_idle_consumer_gets_messages_before_max_length_drops_them(self, room) -> None:
         queue = room.queue("q", x_group_by="header:group", x_max_length=1)
-        takers = [take(room, queue, credit=1) for _ in range(3)]
+        consumers = [take(room, queue, credit=1) for _ in range(3)]
         for number, letter in enumerate("abc"):
             room.publish("q", b"%s%d" % (letter.encode(), number), headers={"group": letter}, turn=False)
         room.turn.schedule()
         room.turns()
-        assert sorted(texts(taker.got) for taker in takers) == ["a0", "b1", "c2"]
+        assert sorted(texts(consumer.got) for consumer in consumers) == ["a0", "b1", "c2"]
 
-    def test_purge_leaves_what_is_out(self, room) -> None:
+    def test_purge_spares_unacked_messages(self, room) -> None:
         queue = room.queue("q", x_group_by="header:group")
         one = take(room, queue, credit=2)
         publish(room, "aabbab")
@@ -261,7 +263,7 @@ class TestWhatEnds:
         queue.prepare()
         assert texts(room.bodies(queue)) == "a0 a1 a6"
 
-    def test_a_deleted_queue_keeps_nothing(self, room, queue) -> None:
+    def test_deleted_queue_frees_its_groups(self, room, queue) -> None:
         one = take(room, queue, credit=1)
         publish(room, "aab")
         room.delete(queue)
@@ -269,12 +271,12 @@ class TestWhatEnds:
         assert not window.groups
         assert not window.unacked
         assert window.oldest() is None
-        one.ack()  # which finds nothing to be freed
+        one.ack()  # finds nothing to free
 
 
 class TestBacklogs:
-    def test_past_a_locked_backlog_in_slices(self, room) -> None:
-        """Behind thousands of messages of a group that is held one of another is found, and then they are."""
+    def test_locked_backlog_is_skipped_in_slices(self, room) -> None:
+        """A message behind thousands of a locked group is found; later the locked group is delivered too."""
         queue = room.queue("q", x_group_by="routing_key")
         queue.order.memory.count_max = 100
         one = take(room, queue, credit=1)
@@ -300,7 +302,7 @@ class TestBacklogs:
         assert window.passed_count == 0
         assert not window.groups
 
-    def test_a_turn_looks_no_longer_than_its_slice(self, room) -> None:
+    def test_scan_in_one_turn_ends_with_its_slice(self, room) -> None:
         queue = room.queue("q", x_group_by="routing_key")
         queue.order.memory.count_max = 10
         for number in range(3000):
@@ -316,73 +318,75 @@ class TestBacklogs:
         assert not two.got
 
     @pytest.mark.parametrize("window", [8, 64, 4096])
-    def test_many_groups_and_consumers_by_chance(self, room, window) -> None:
-        """Each group in order, nobody idle, nothing lost; windows that hold next to nothing too."""
-        chance = random.Random(window)
+    def test_random_groups_and_consumers_keep_order(self, room, window) -> None:
+        """Each group stays in order and no message is lost, even with windows of a few messages in memory."""
+        rng = random.Random(window)
         queue = room.queue("q", x_group_by="header:group")
         queue.order.memory.count_max = window
         names = [f"g{number}" for number in range(300)]
         sent = defaultdict(list)
         for number in range(3000):
-            group = chance.choice(names)
+            group = rng.choice(names)
             sent[group].append(number)
             room.publish("q", b"%d" % number, headers={"group": group}, turn=False)
         room.turn.schedule()
         room.turns()
-        of = {message: group for group, messages in sent.items() for message in messages}
-        takers = [take(room, queue, credit=chance.choice([1, 3, 20])) for _ in range(10)]
-        done: dict[str, list[int]] = defaultdict(list)
+        group_of = {message: group for group, messages in sent.items() for message in messages}
+        consumers = [take(room, queue, credit=rng.choice([1, 3, 20])) for _ in range(10)]
+        acked: dict[str, list[int]] = defaultdict(list)
         while queue.ready_count or queue.unacked_count:
-            taker = chance.choice(takers)
-            if not taker.entries:
+            consumer = rng.choice(consumers)
+            if not consumer.entries:
                 continue
-            unsettled = taker.got[len(taker.got) - len(taker.entries) :]
-            for body in unsettled[:2]:
-                done[of[int(body)]].append(int(body))
-                taker.ack()
+            unacked = consumer.got[len(consumer.got) - len(consumer.entries) :]
+            for body in unacked[:2]:
+                acked[group_of[int(body)]].append(int(body))
+                consumer.ack()
             room.turns()
-            held = [of[int(b)] for each in takers for b in set_of(each)]
+            held_groups = [group_of[int(b)] for each in consumers for b in unacked_bodies(each)]
             groups = queue.grouped.window
-            assert groups.locked_count == len(set(held))
+            assert groups.locked_count == len(set(held_groups))
             assert groups.hot_count <= 2 * window + GROUP_COUNT_MIN * len(groups.groups) + 1000
-        assert done == sent
+        assert acked == sent
         assert not queue.grouped.window.groups
 
-    def test_ten_thousand_groups_over_fifty_consumers(self, room) -> None:
-        """With a consumer killed now and then: order in each group, nobody idle, a window of memory."""
-        chance = random.Random(7)
+    def test_ten_thousand_groups_and_fifty_consumers_keep_order(self, room) -> None:
+        """Consumers leave now and then. Groups stay in order, no consumer is idle, memory stays within its window."""
+        rng = random.Random(7)
         queue = room.queue("q", x_group_by="header:group")
         for number in range(30_000):
             room.publish("q", b"%d" % number, headers={"group": number * 7919 % 10_000}, turn=number % 1000 == 0)
-        takers = [take(room, queue, credit=10, turn=False) for _ in range(50)]
+        consumers = [take(room, queue, credit=10, turn=False) for _ in range(50)]
         room.turns()
-        done: dict[int, list[int]] = defaultdict(list)
+        acked: dict[int, list[int]] = defaultdict(list)
         window = queue.grouped.window
         while queue.ready_count or queue.unacked_count:
-            if chance.random() < 0.05:
-                gone = takers.pop(chance.randrange(len(takers)))
-                gone.leave()
-                takers.append(take(room, queue, credit=10, turn=False))
-            for taker in chance.sample(takers, 20):
-                for body in taker.got[len(taker.got) - len(taker.entries) :]:
-                    done[int(body) * 7919 % 10_000].append(int(body))
-                taker.ack_all()
+            if rng.random() < 0.05:
+                removed = consumers.pop(rng.randrange(len(consumers)))
+                removed.leave()
+                consumers.append(take(room, queue, credit=10, turn=False))
+            for consumer in rng.sample(consumers, 20):
+                for body in consumer.got[len(consumer.got) - len(consumer.entries) :]:
+                    acked[int(body) * 7919 % 10_000].append(int(body))
+                consumer.ack_all()
             room.turns()
-            able = [taker for taker in takers if taker.can_take()]
-            assert not able or not queue.ready_count or window.first_free() is None, "somebody is left waiting"
+            able = [consumer for consumer in consumers if consumer.can_take()]
+            assert not able or not queue.ready_count or window.first_free() is None, (
+                "a consumer with credit was left waiting"
+            )
             assert window.hot_count <= 4096 + 2000
-        assert len(done) == 10_000
-        assert all(numbers == sorted(numbers) and len(numbers) == 3 for numbers in done.values())
+        assert len(acked) == 10_000
+        assert all(numbers == sorted(numbers) and len(numbers) == 3 for numbers in acked.values())
         assert not window.groups
 
 
-def set_of(taker: Taker) -> set[bytes]:
-    """What it has not answered; it answers in order."""
-    return set(taker.got[len(taker.got) - len(taker.entries) :]) if taker.entries else set()
+def unacked_bodies(consumer: Taker) -> set[bytes]:
+    """Return the bodies that the consumer has not acked. It acks in order."""
+    return set(consumer.got[len(consumer.got) - len(consumer.entries) :]) if consumer.entries else set()
 
 
-def test_heaps_do_not_grow_by_what_has_gone(room) -> None:
-    """A head that is free again and again stands in the heap once more each time, and is thrown out."""
+def test_heaps_do_not_grow_with_stale_entries(room) -> None:
+    """A group head that becomes free repeatedly adds an entry each time; the window removes the stale ones."""
     queue = room.queue("q", x_group_by="header:group")
     publish(room, "abc")
     window = queue.grouped.window
@@ -403,14 +407,14 @@ def test_heaps_do_not_grow_by_what_has_gone(room) -> None:
     assert texts(one.got[-3:]) == "a0 b1 c2"
 
 
-class TestRefusals:
+class TestErrors:
     @pytest.mark.parametrize("value", ["", "header:", "Routing_Key", "headers:x", "header:" + "x" * 256])
-    def test_a_value_that_means_nothing(self, room, value) -> None:
+    def test_invalid_group_by_value_is_refused(self, room, value) -> None:
         text = "invalid arg 'x-group-by' for queue 'q' in vhost '/': \"expected 'routing_key' or 'header:NAME'\""
         with pytest.raises(PreconditionFailed, match="^" + text.replace("/", "/") + "$"):
             room.queue("q", x_group_by=value)
 
-    def test_other_types_and_kinds(self, room) -> None:
+    def test_wrong_type_or_queue_type_is_refused(self, room) -> None:
         with pytest.raises(PreconditionFailed, match="{unacceptable_type,signedint}"):
             room.queue("q", x_group_by=5)
         with pytest.raises(PreconditionFailed, match="'x-group-by' for queue 'q' in vhost '/' of queue type rabbit_st"):
@@ -421,18 +425,18 @@ class TestRefusals:
         with pytest.raises(PreconditionFailed, match="inequivalent arg 'x-group-by'"):
             room.queue("q", x_group_by="header:x")
 
-    def test_consumers(self, room) -> None:
+    def test_consumer_without_acks_or_with_filter_is_refused(self, room) -> None:
         queue = room.queue("q", x_group_by="routing_key")
-        taker = Taker(queue, 1, True, {})
+        consumer = Taker(queue, 1, True, {})
         with pytest.raises(PreconditionFailed, match="has groups: its consumers must acknowledge"):
-            consume.check_groups(queue, True, taker.arguments)
-        taker = Taker(queue, 1, False, {"x-filter": "a = 1"})
+            consume.check_groups(queue, True, consumer.arguments)
+        consumer = Taker(queue, 1, False, {"x-filter": "a = 1"})
         with pytest.raises(PreconditionFailed, match="has groups: its consumers cannot have an x-filter"):
-            consume.check_groups(queue, False, taker.arguments)
-        consume.check_groups(room.queue("other"), True, taker.arguments)
+            consume.check_groups(queue, False, consumer.arguments)
+        consume.check_groups(room.queue("other"), True, consumer.arguments)
 
 
-class TestKeys:
+class TestGroupKey:
     @pytest.mark.parametrize(
         ("headers", "key"),
         [
@@ -452,7 +456,7 @@ class TestKeys:
             (None, None),
         ],
     )
-    def test_a_header_of_a_message_and_of_its_record(self, headers, key) -> None:
+    def test_message_and_record_have_the_same_key(self, headers, key) -> None:
         for rest in ({}, {"content_type": "text/plain"}, {"content_encoding": "x", "content_type": "", "app_id": "y"}):
             encoded = encode_properties(Properties(headers=headers, delivery_mode=2, **rest))
             message = make_message(
@@ -464,8 +468,8 @@ class TestKeys:
             assert by_key.of_message(message) == by_key.of_record(record) == "key"
 
     @pytest.mark.parametrize("encoded", [b"", b"\x20\x00", b"\x20\x00\x00\x00\x00\x09\x03who", b"\xe0\x00\xff"])
-    def test_what_a_foreign_program_wrote(self, encoded) -> None:
+    def test_malformed_properties_have_no_key(self, encoded) -> None:
         assert GroupKey("header:who").of_record(Record(0, 0, b"", b"key", encoded, b"body", True)) is None
 
-    def test_names(self) -> None:
+    def test_valid_group_by_names_are_accepted(self) -> None:
         assert is_group_by("header:a b") and is_group_by("header:" + "x" * 255) and is_group_by("routing_key")

@@ -1,10 +1,14 @@
-"""A queue with groups beside a naive twin that keeps a list: whatever comes, goes, comes back, is purged or killed.
+"""A queue with groups is compared with a naive twin that keeps a list.
 
-The twin asks of each delivery that its group is free or the consumer's own, that nothing of the group that is ready is
-before it, that nobody of a higher priority could have taken what was free, and, where all is in memory, that it is the
-oldest message the consumer may have. When the loop is at rest, nobody who can take is left waiting while there is
-something that he may have, and the counts are those of the list. Windows in memory hold a handful of messages; where
-slices are short, each look at the clock ends one.
+The machine publishes, acks, requeues, searches, purges and kills. For each delivery the twin checks:
+
+- the group is free or belongs to the consumer;
+- no ready message of the group is before it;
+- no consumer of a higher priority could have taken a message of a free group;
+- it is the oldest message the consumer may have, if all messages are in memory.
+
+When the loop is idle, no consumer that can take a message is left waiting, and the counts are those of the list.
+Memory windows hold a handful of messages. With `slow`, each look at the clock ends a slice.
 """
 
 from __future__ import annotations
@@ -24,23 +28,23 @@ from amqpd.broker.queue.scan import GroupScan
 from amqpd.protocol.properties import decode_properties
 
 EXAMPLES = int(os.environ.get("GROUP_EXAMPLES", examples(80)))
-# Of no group: "".
+# "" is no group.
 GROUPS = ("a", "b", "c", "d", "")
 
 
-class Held:
-    """A message as the twin sees it."""
+class TwinMessage:
+    """A message in the twin's list."""
 
     def __init__(self, number: int, body: bytes, group: str) -> None:
         self.number = number
         self.body = body
         self.group = group
         self.delivered = False
-        self.killed = False  # the broker may have forgotten that it was not delivered
+        self.killed = False  # the broker may have lost the record that it was not delivered
 
 
-class Wanted(MessagePredicate):
-    """Messages of these groups."""
+class GroupPredicate(MessagePredicate):
+    """Matches messages of these groups."""
 
     def __init__(self, groups: set[str]) -> None:
         self.groups = groups
@@ -54,31 +58,31 @@ class GroupMachine(TakerMachine):
         durable=st.booleans(),
         active=st.sampled_from([False] * 3 + [True]),
         window=st.sampled_from([2, 5, 1000]),
-        narrow=st.sampled_from([False, False, True]),
+        small_memory=st.sampled_from([False, False, True]),
         slow=st.booleans(),
         backlog=st.sampled_from([0, 0, 150]),
         length=st.sampled_from([0, 0, 0, 3, 20]),
     )
     def begin(
-        self, durable: bool, active: bool, window: int, narrow: bool, slow: bool, backlog: int, length: int
+        self, durable: bool, active: bool, window: int, small_memory: bool, slow: bool, backlog: int, length: int
     ) -> None:
         self.room = type(self).memory_room()
         self.durable = durable
         self.active = active
         self.window = window
-        self.narrow = narrow  # few bytes fit
+        self.small_memory = small_memory  # only a few bytes fit in memory
         self.length = length
         arguments: dict[str, object] = {"x_single_active_consumer": True} if active else {}
         if length:
             arguments["x_max_length"] = length
         self.queue = self.room.queue("q", durable=durable, x_group_by="header:group", **arguments)
         self.open()
-        self.ready: list[Held] = []
-        self.unacked: dict[Taker, list[Held]] = {}
+        self.ready: list[TwinMessage] = []
+        self.unacked: dict[Taker, list[TwinMessage]] = {}
         self.takers: list[Taker] = []
-        # By basic.get, not answered yet.
-        self.taken: list[tuple[Any, Held]] = []
-        self.wrong: AssertionError | None = None
+        # Taken by basic.get and unacked.
+        self.taken: list[tuple[Any, TwinMessage]] = []
+        self.delivery_error: AssertionError | None = None
         self.count = 0
         self.slow = slow
         self.room.clock.per_look_ms = 10 if slow else 0
@@ -87,54 +91,56 @@ class GroupMachine(TakerMachine):
 
     def open(self) -> None:
         super().open()
-        if self.narrow:
+        if self.small_memory:
             self.queue.order.memory.bytes_max = 700
 
-    # -- who may have what
+    # -- which consumer may have which message
 
     def owner(self, group: str) -> object:
-        """Who holds the group: a consumer, or "get"; None: it is free."""
+        """Return the group's owner: a consumer, or "get" for basic.get. None: the group is free."""
         if group == "":
             return None
-        for taker, held in self.unacked.items():
-            if any(each.group == group for each in held):
-                return taker
+        for consumer, messages in self.unacked.items():
+            if any(each.group == group for each in messages):
+                return consumer
         return "get" if any(each.group == group for _, each in self.taken) else None
 
-    def allowed(self, taker: Taker | None) -> list[Held]:
-        """What could be given to the consumer next, in order. None: what is free."""
+    def allowed(self, consumer: Taker | None) -> list[TwinMessage]:
+        """Return the messages that the consumer may get next, in order. None as consumer: those of free groups."""
         found, seen = [], set()
-        for held in self.ready:
-            if held.group in seen:
+        for message in self.ready:
+            if message.group in seen:
                 continue
-            if held.group:
-                seen.add(held.group)
-            owner = self.owner(held.group)
-            if owner is None or owner is taker:
-                found.append(held)
+            if message.group:
+                seen.add(message.group)
+            owner = self.owner(message.group)
+            if owner is None or owner is consumer:
+                found.append(message)
         return found
 
-    def may_take(self, taker: Taker) -> bool:
-        if self.active and self.takers[0] is not taker:
+    def may_take(self, consumer: Taker) -> bool:
+        if self.active and self.takers[0] is not consumer:
             return False
-        return taker.credit == 0 or len(self.unacked[taker]) < taker.credit
+        return consumer.credit == 0 or len(self.unacked[consumer]) < consumer.credit
 
-    def got(self, taker: Taker, body: bytes, redelivered: bool) -> None:
-        allowed = self.allowed(taker)
-        held = next((each for each in allowed if each.body == body), None)
-        assert held is not None, (body, "not his, or not the first of its group")
-        assert self.may_take(taker)
+    def got(self, consumer: Taker, body: bytes, redelivered: bool) -> None:
+        allowed = self.allowed(consumer)
+        message = next((each for each in allowed if each.body == body), None)
+        assert message is not None, (body, "of another consumer's group, or not the first of its group")
+        assert self.may_take(consumer)
         if self.queue.grouped.window.passed_count == 0 and not self.slow and self.window == 1000:
-            assert held is allowed[0], "the oldest he may have"
-        assert held.delivered == redelivered or (held.killed and redelivered)
-        if self.owner(held.group) is None:
+            assert message is allowed[0], "not the oldest it may have"
+        assert message.delivered == redelivered or (message.killed and redelivered)
+        if self.owner(message.group) is None:
             for other in self.takers:
-                assert other.priority <= taker.priority or not self.may_take(other), "priority"
-        self.ready.remove(held)
-        held.delivered = True
-        self.unacked[taker].append(held)
+                assert other.priority <= consumer.priority or not self.may_take(other), (
+                    "a consumer of higher priority was free"
+                )
+        self.ready.remove(message)
+        message.delivered = True
+        self.unacked[consumer].append(message)
 
-    # -- what happens
+    # -- rules
 
     @rule(
         groups=st.lists(st.sampled_from(GROUPS), min_size=1, max_size=12),
@@ -145,12 +151,12 @@ class GroupMachine(TakerMachine):
         for group in groups:
             self.count += 1
             body = b"%06d" % self.count + b"." * (size - 6)
-            self.ready.append(Held(self.count, body, group))
+            self.ready.append(TwinMessage(self.count, body, group))
             self.room.publish("q", body, headers={"group": group} if group else {}, turn=turn)
-            self.displaced()
+            self.drop_over_length()
         self.rest()
 
-    def displaced(self) -> None:
+    def drop_over_length(self) -> None:
         while self.length and len(self.ready) > self.length:
             self.ready.pop(0)
 
@@ -159,69 +165,73 @@ class GroupMachine(TakerMachine):
         if len(self.takers) >= 6:
             return
 
-        def got(who: Taker, body: bytes, redelivered: bool) -> None:
-            if who not in self.unacked:
-                self.join(who)
+        def got(receiver: Taker, body: bytes, redelivered: bool) -> None:
+            if receiver not in self.unacked:
+                self.join(receiver)
             try:
-                self.got(who, body, redelivered)
-            except AssertionError as error:  # the pump's caller would take it for a bug in amqpd
-                self.wrong = self.wrong or error
+                self.got(receiver, body, redelivered)
+            except AssertionError as error:  # the dispatcher's caller would report it as a bug in amqpd
+                self.delivery_error = self.delivery_error or error
 
-        taker = take(self.room, self.queue, credit=credit, priority=priority, turn=False, when_got=got)
-        if taker not in self.unacked:
-            self.join(taker)
+        consumer = take(self.room, self.queue, credit=credit, priority=priority, turn=False, when_got=got)
+        if consumer not in self.unacked:
+            self.join(consumer)
         self.rest()
 
-    def join(self, taker: Taker) -> None:
-        self.takers.append(taker)
-        self.unacked[taker] = []
+    def join(self, consumer: Taker) -> None:
+        self.takers.append(consumer)
+        self.unacked[consumer] = []
 
     @precondition(lambda self: self.takers)
-    @rule(which=st.integers(0, 5), requeue=st.booleans(), backwards=st.booleans())
-    def cancel(self, which: int, requeue: bool, backwards: bool) -> None:
-        taker = self.takers.pop(which % len(self.takers))
-        taker.leave(False)
+    @rule(index=st.integers(0, 5), requeue=st.booleans(), backwards=st.booleans())
+    def cancel(self, index: int, requeue: bool, backwards: bool) -> None:
+        consumer = self.takers.pop(index % len(self.takers))
+        consumer.leave(False)
         if requeue:
-            self.requeue_all(taker, backwards)
-            self.unacked.pop(taker)
+            self.requeue_all(consumer, backwards)
+            self.unacked.pop(consumer)
         self.rest()
 
-    def requeue_all(self, taker: Taker, backwards: bool) -> None:
-        for left in range(len(taker.entries), 0, -1):
+    def requeue_all(self, consumer: Taker, backwards: bool) -> None:
+        for left in range(len(consumer.entries), 0, -1):
             index = left - 1 if backwards else 0
-            self.back(self.unacked[taker].pop(index))
-            taker.requeue(index)
-            self.displaced()
+            self.insert_in_order(self.unacked[consumer].pop(index))
+            consumer.requeue(index)
+            self.drop_over_length()
 
-    def back(self, held: Held) -> None:
-        self.ready = sorted([*self.ready, held], key=lambda each: each.number)
+    def insert_in_order(self, message: TwinMessage) -> None:
+        self.ready = sorted([*self.ready, message], key=lambda each: each.number)
 
     def holders(self) -> list[Taker]:
-        return [taker for taker, held in self.unacked.items() if held]
+        return [consumer for consumer, messages in self.unacked.items() if messages]
 
     @precondition(lambda self: self.holders())
-    @rule(who=st.integers(0, 5), which=st.integers(0, 5), what=st.sampled_from(["ack", "ack", "requeue", "reject"]))
-    def answer(self, who: int, which: int, what: str) -> None:
+    @rule(
+        holder_index=st.integers(0, 5),
+        entry_index=st.integers(0, 5),
+        action=st.sampled_from(["ack", "ack", "requeue", "reject"]),
+    )
+    def ack_requeue_or_reject(self, holder_index: int, entry_index: int, action: str) -> None:
         holders = self.holders()
-        taker = holders[who % len(holders)]
-        index = which % len(taker.entries)
-        held = self.unacked[taker].pop(index)
-        if what == "requeue":
-            self.back(held)
-        getattr(taker, what)(index)
-        self.displaced()
+        consumer = holders[holder_index % len(holders)]
+        index = entry_index % len(consumer.entries)
+        message = self.unacked[consumer].pop(index)
+        if action == "requeue":
+            self.insert_in_order(message)
+        getattr(consumer, action)(index)
+        self.drop_over_length()
         self.rest()
 
     @precondition(lambda self: self.holders())
-    @rule(who=st.integers(0, 5), requeue=st.booleans(), backwards=st.booleans())
-    def answer_all(self, who: int, requeue: bool, backwards: bool) -> None:
+    @rule(holder_index=st.integers(0, 5), requeue=st.booleans(), backwards=st.booleans())
+    def ack_or_requeue_all(self, holder_index: int, requeue: bool, backwards: bool) -> None:
         holders = self.holders()
-        taker = holders[who % len(holders)]
+        consumer = holders[holder_index % len(holders)]
         if requeue:
-            self.requeue_all(taker, backwards)
+            self.requeue_all(consumer, backwards)
         else:
-            self.unacked[taker].clear()
-            taker.ack_all()
+            self.unacked[consumer].clear()
+            consumer.ack_all()
         self.rest()
 
     def get_entry(self, no_ack: bool) -> Any:
@@ -240,11 +250,11 @@ class GroupMachine(TakerMachine):
             assert entry is None
             return None
         assert entry is not None
-        held = next(each for each in allowed if each.body == entry.message.body())
-        assert held.delivered == entry.redelivered or (held.killed and entry.redelivered)
-        held.delivered = True
-        self.ready.remove(held)
-        return entry, held
+        message = next(each for each in allowed if each.body == entry.message.body())
+        assert message.delivered == entry.redelivered or (message.killed and entry.redelivered)
+        message.delivered = True
+        self.ready.remove(message)
+        return entry, message
 
     @rule()
     def get(self) -> None:
@@ -252,25 +262,25 @@ class GroupMachine(TakerMachine):
         self.rest()
 
     @rule()
-    def get_and_hold(self) -> None:
+    def get_unacked(self) -> None:
         got = self.get_entry(False)
         if got is not None:
             self.taken.append(got)
         self.rest()
 
     @precondition(lambda self: self.taken)
-    @rule(which=st.integers(0, 5), requeue=st.booleans())
-    def answer_get(self, which: int, requeue: bool) -> None:
-        entry, held = self.taken.pop(which % len(self.taken))
+    @rule(index=st.integers(0, 5), requeue=st.booleans())
+    def ack_or_requeue_get(self, index: int, requeue: bool) -> None:
+        entry, message = self.taken.pop(index % len(self.taken))
         if requeue:
             if self.durable:
                 entry.message = None
-            self.back(held)
+            self.insert_in_order(message)
             self.queue.requeue(entry, True)
             self.queue.schedule_dispatch()
         else:
             self.queue.ack(entry)
-        self.displaced()
+        self.drop_over_length()
         self.rest()
 
     @rule(
@@ -278,65 +288,65 @@ class GroupMachine(TakerMachine):
         count=st.integers(1, 4),
         answers=st.lists(st.booleans(), min_size=4, max_size=4),
     )
-    def search(self, groups: set[str], count: int, answers: list[bool]) -> None:
-        """Somebody who is no consumer takes some out of the middle; what he gives back goes to its place."""
+    def scan_groups(self, groups: set[str], count: int, answers: list[bool]) -> None:
+        """A scan takes messages out of the middle; the ones it returns go back to their place."""
         self.rest()
-        search = GroupScan(self.queue, Wanted(groups), lambda: None)
+        scan = GroupScan(self.queue, GroupPredicate(groups), lambda: None)
         entries: list[Any] = []
         for _ in range(3000):
-            if search.ended or len(entries) >= count:
+            if scan.ended or len(entries) >= count:
                 break
-            search.collect(entries, count - len(entries), 1 << 20)
+            scan.collect(entries, count - len(entries), 1 << 20)
             self.room.turns()
-        wanted = [held for held in self.ready if held.group in groups][:count]
-        assert [entry.message.body() for entry in entries] == [held.body for held in wanted]
-        for entry, held, settled in zip(entries, wanted, answers, strict=False):
-            held.delivered = True
-            self.ready.remove(held)
-            if settled:
-                search.settle(entry)
-        for entry, held, settled in zip(entries, wanted, answers, strict=False):
-            if not settled:
-                self.back(held)
-                search.return_message(entry)
-                self.displaced()
-        search.close()
+        wanted = [message for message in self.ready if message.group in groups][:count]
+        assert [entry.message.body() for entry in entries] == [message.body for message in wanted]
+        for entry, message, acked in zip(entries, wanted, answers, strict=False):
+            message.delivered = True
+            self.ready.remove(message)
+            if acked:
+                scan.settle(entry)
+        for entry, message, acked in zip(entries, wanted, answers, strict=False):
+            if not acked:
+                self.insert_in_order(message)
+                scan.return_message(entry)
+                self.drop_over_length()
+        scan.close()
         self.rest()
 
     def killed(self) -> None:
-        for held in [*self.unacked.values(), [held for _, held in self.taken]]:
-            for each in held:
-                self.back(each)
+        for messages in [*self.unacked.values(), [message for _, message in self.taken]]:
+            for each in messages:
+                self.insert_in_order(each)
         for each in self.ready:
             each.killed = True
         self.taken.clear()
-        self.displaced()
+        self.drop_over_length()
 
     # -- at rest
 
     def rest(self) -> None:
         self.room.turn.schedule()
         self.room.turns()
-        if self.wrong is not None:
-            raise self.wrong
+        if self.delivery_error is not None:
+            raise self.delivery_error
         assert not self.room.pump_retries._waiting
         queue = self.queue
         assert queue.ready_count == len(self.ready)
-        assert queue.ready_bytes == sum(len(held.body) for held in self.ready)
-        assert queue.unacked_count == sum(len(held) for held in self.unacked.values()) + len(self.taken)
-        for taker in self.takers:
-            if self.may_take(taker):
-                assert not self.allowed(taker), "left waiting"
+        assert queue.ready_bytes == sum(len(message.body) for message in self.ready)
+        assert queue.unacked_count == sum(len(messages) for messages in self.unacked.values()) + len(self.taken)
+        for consumer in self.takers:
+            if self.may_take(consumer):
+                assert not self.allowed(consumer), "a consumer was left waiting"
         window = queue.grouped.window
-        locked = {held.group for each in self.unacked.values() for held in each if held.group}
-        locked |= {held.group for _, held in self.taken if held.group}
-        nameless = sum(not held.group for each in self.unacked.values() for held in each)
-        nameless += sum(not held.group for _, held in self.taken)
-        assert window.locked_count == len(locked) + nameless
+        locked = {message.group for messages in self.unacked.values() for message in messages if message.group}
+        locked |= {message.group for _, message in self.taken if message.group}
+        ungrouped_count = sum(not message.group for messages in self.unacked.values() for message in messages)
+        ungrouped_count += sum(not message.group for _, message in self.taken)
+        assert window.locked_count == len(locked) + ungrouped_count
         assert set(window.groups) >= locked
-        assert set(window.groups) <= locked | {held.group for held in self.ready}
+        assert set(window.groups) <= locked | {message.group for message in self.ready}
         assert len(window.unacked) == queue.unacked_count
 
 
-def test_groups_beside_a_naive_twin(memory_room) -> None:
+def test_groups_match_naive_twin(memory_room) -> None:
     beside_a_twin(GroupMachine, memory_room, EXAMPLES)

@@ -1,4 +1,4 @@
-"""Message groups as a stock client meets them: over the wire, as consumers go, and over a kill -9."""
+"""Message groups over the wire with pika: cancelled consumers, timeouts, refusals, kill -9."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def publish(channel: BlockingChannel, queue: str, number: int, customer: object)
 
 
 class Worker:
-    """A consumer on a channel of its own, which answers when it is told to."""
+    """A consumer on its own channel. It acks when `ack` is called."""
 
     def __init__(self, connection: pika.BlockingConnection, queue: str, prefetch: int, **arguments: Any) -> None:
         self.channel = connection.channel()
@@ -40,7 +40,7 @@ class Worker:
         self.tags.append(method.delivery_tag)
 
     def wait(self, count: int, seconds: float = 30) -> list[int]:
-        """So many, and no more within a moment."""
+        """Wait for `count` messages, then 0.2 s for unexpected ones. Return the numbers received."""
         until = time.monotonic() + seconds
         while len(self.got) < count and time.monotonic() < until:
             self.channel.connection.process_data_events(0.05)
@@ -59,7 +59,7 @@ def connection(amqpd_url: str) -> Any:
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 @pytest.mark.slow
-def test_one_customer_s_orders_in_order_customers_in_parallel(
+def test_customers_are_served_in_parallel_each_in_order(
     connection: pika.BlockingConnection, amqpd_broker: BrokerProcess, kind: str
 ) -> None:
     name = f"orders-{kind}"
@@ -72,8 +72,8 @@ def test_one_customer_s_orders_in_order_customers_in_parallel(
     columns = ("name", "group_by", "groups_locked", "groups_waiting")
     queues = json.loads(amqpd_broker.ctl("list_queues", *columns, "--formatter", "json").stdout)
     assert {"name": name, "group_by": "header:customer", "groups_locked": 2, "groups_waiting": 1} in queues
-    said = amqpd_broker.ctl("list_consumers", "consumer_tag", "groups_held", "--formatter", "json").stdout
-    assert {"consumer_tag": one.tag, "groups_held": 1} in json.loads(said)
+    output = amqpd_broker.ctl("list_consumers", "consumer_tag", "groups_held", "--formatter", "json").stdout
+    assert {"consumer_tag": one.tag, "groups_held": 1} in json.loads(output)
     two.ack()
     assert two.wait(3) == [2, 4, 5]
     one.ack()
@@ -83,9 +83,9 @@ def test_one_customer_s_orders_in_order_customers_in_parallel(
     one.ack()
     assert one.wait(3) == [0, 1, 3]
     one.ack()
-    assert one.wait(3) == [0, 1, 3], "cleo's first is still with a channel"
+    assert one.wait(3) == [0, 1, 3], "cleo's first message is still unacked on the other channel"
     two.channel.close()
-    assert one.wait(4) == [0, 1, 3, 4], "what the channel had is back"
+    assert one.wait(4) == [0, 1, 3, 4], "the closed channel's messages were not requeued"
     for count in (5, 6):
         one.ack()
         one.wait(count)
@@ -94,7 +94,7 @@ def test_one_customer_s_orders_in_order_customers_in_parallel(
     connection.channel().queue_delete(name)
 
 
-def test_a_timeout_moves_a_group(connection: pika.BlockingConnection) -> None:
+def test_consumer_timeout_moves_group_to_another_consumer(connection: pika.BlockingConnection) -> None:
     channel = connection.channel()
     name = channel.queue_declare("", exclusive=True, arguments={"x-group-by": "routing_key"}).method.queue
     slow = Worker(connection, name, 1, **{"x-consumer-timeout": 1500})
@@ -106,7 +106,7 @@ def test_a_timeout_moves_a_group(connection: pika.BlockingConnection) -> None:
     assert other.redelivered == [True, False]
 
 
-def test_refusals(connection: pika.BlockingConnection) -> None:
+def test_invalid_arguments_and_consumers_are_refused(connection: pika.BlockingConnection) -> None:
     def refused(call: Any) -> str:
         channel = connection.channel()
         with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
@@ -135,8 +135,8 @@ def test_refusals(connection: pika.BlockingConnection) -> None:
 
 
 @pytest.mark.slow
-def test_over_a_kill(tmp_path: Path, until_settled: Any) -> None:
-    """After it, what was out comes first, marked, and each customer's orders go on in order."""
+def test_groups_survive_kill_in_order(tmp_path: Path, until_settled: Any) -> None:
+    """After a kill, unacked messages come first, marked redelivered, and each customer's orders stay in order."""
     with BrokerProcess(tmp_path / "data") as broker:
         with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
             channel = connection.channel()
@@ -152,25 +152,25 @@ def test_over_a_kill(tmp_path: Path, until_settled: Any) -> None:
             for worker in workers:
                 worker.wait(3)
             until_settled(broker, "q", 57)
-            out = sorted(number for worker in workers for number in worker.got[1:])
-            done = {worker.got[0] for worker in workers}
+            unacked = sorted(number for worker in workers for number in worker.got[1:])
+            acked = {worker.got[0] for worker in workers}
         broker.kill()
         broker.start()
         with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
             workers = [Worker(connection, "q", 1) for _ in range(4)]
             orders: dict[int, list[int]] = defaultdict(list)
-            marked: set[int] = set()
+            redelivered: set[int] = set()
             until = time.monotonic() + 60
-            while sum(map(len, orders.values())) < 60 - len(done) and time.monotonic() < until:
+            while sum(map(len, orders.values())) < 60 - len(acked) and time.monotonic() < until:
                 connection.process_data_events(0.02)
-                at_work = [worker.got[-1] % 5 for worker in workers if worker.tags]
-                assert len(at_work) == len(set(at_work)), "one customer with two workers"
+                busy_customers = [worker.got[-1] % 5 for worker in workers if worker.tags]
+                assert len(busy_customers) == len(set(busy_customers)), "one customer with two workers"
                 for worker in workers:
                     if worker.tags:
                         orders[worker.got[-1] % 5].append(worker.got[-1])
                         if worker.redelivered[-1]:
-                            marked.add(worker.got[-1])
+                            redelivered.add(worker.got[-1])
                         worker.ack()
-            assert {number for each in orders.values() for number in each} == set(range(60)) - done
+            assert {number for each in orders.values() for number in each} == set(range(60)) - acked
             assert all(each == sorted(each) for each in orders.values())
-            assert set(out) <= marked
+            assert set(unacked) <= redelivered

@@ -1,4 +1,4 @@
-"""Limits of a queue: length, bytes, overflow, leases, delivery counts."""
+"""Queue limits: length, bytes, overflow, x-expires, delivery count."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def deaths(got) -> list[tuple]:
     return [(death["queue"], death["reason"], death["count"]) for death in got.headers["x-death"]]
 
 
-class TestKinds:
-    def test_a_plain_declaration_pays_for_no_rules(self, room) -> None:
+class TestRules:
+    def test_queue_without_arguments_has_no_enforcement(self, room) -> None:
         queue = room.queue("q")
         assert (queue.rules.plain, queue.enforcement, queue.expiry) == (True, None, None)
 
@@ -27,7 +27,7 @@ class TestKinds:
             {"x_queue_type": "quorum"},
         ],
     )
-    def test_a_limit_is_a_rule(self, room, arguments) -> None:
+    def test_queue_with_a_limit_has_enforcement(self, room, arguments) -> None:
         queue = room.queue("q", **arguments)
         assert not queue.rules.plain
         assert queue.enforcement is not None
@@ -35,19 +35,19 @@ class TestKinds:
 
 @pytest.mark.parametrize("durable", [True, False])
 class TestLength:
-    def test_the_head_is_dropped(self, room, durable) -> None:
+    def test_max_length_drops_the_head(self, room, durable) -> None:
         queue = room.queue("q", durable=durable, x_max_length=3)
         for number in range(5):
             assert room.publish("q", b"%d" % number)
         assert queue.ready_count == 3
         assert room.bodies(queue) == [b"2", b"3", b"4"]
 
-    def test_zero_keeps_nothing(self, room, durable) -> None:
+    def test_max_length_zero_keeps_no_message(self, room, durable) -> None:
         queue = room.queue("q", durable=durable, x_max_length=0)
         assert room.publish("q", b"1")
         assert queue.ready_count == 0
 
-    def test_bytes(self, room, durable) -> None:
+    def test_max_length_bytes_drops_the_head(self, room, durable) -> None:
         queue = room.queue("q", durable=durable, x_max_length_bytes=10)
         for size in (4, 4, 4):
             room.publish("q", b"x" * size)
@@ -55,7 +55,7 @@ class TestLength:
         room.publish("q", b"x" * 11)
         assert (queue.ready_count, queue.ready_bytes) == (0, 0)
 
-    def test_unacked_messages_do_not_count_and_fill_it_when_they_return(self, room, durable) -> None:
+    def test_unacked_messages_count_only_after_requeue(self, room, durable) -> None:
         queue = room.queue("q", durable=durable, x_max_length=2)
         for number in range(2):
             room.publish("q", b"%d" % number)
@@ -67,24 +67,24 @@ class TestLength:
             queue.requeue(entry, True)
         assert room.bodies(queue) == [b"2", b"3"]
 
-    def test_purge_begins_anew(self, room, durable) -> None:
+    def test_purge_resets_ready_bytes(self, room, durable) -> None:
         queue = room.queue("q", durable=durable, x_max_length_bytes=10)
         room.publish("q", b"12345678")
         assert queue.purge() == 1
         room.publish("q", b"123456789")
         assert room.bodies(queue) == [b"123456789"]
 
-    def test_reject_publish_refuses_the_newcomer(self, room, durable) -> None:
+    def test_reject_publish_refuses_the_new_message(self, room, durable) -> None:
         queue = room.queue("q", durable=durable, x_max_length=1, x_overflow="reject-publish")
         assert [room.publish("q", b"1"), room.publish("q", b"2")] == [True, False]
         assert room.bodies(queue) == [b"1"]
         assert room.publish("q", b"3")
 
-    def test_reject_publish_by_bytes(self, room, durable) -> None:
+    def test_reject_publish_with_max_length_bytes(self, room, durable) -> None:
         room.queue("q", durable=durable, x_max_length_bytes=5, x_overflow="reject-publish")
         assert [room.publish("q", b"x" * size) for size in (3, 3, 2, 1)] == [True, False, True, False]
 
-    def test_reject_publish_dlx_keeps_it_elsewhere(self, room, durable) -> None:
+    def test_reject_publish_dlx_dead_letters_the_refused_message(self, room, durable) -> None:
         dead = room.queue("dead")
         room.queue(
             "q",
@@ -101,7 +101,7 @@ class TestLength:
 
 
 class TestFullDisk:
-    def test_bytes_that_the_log_could_not_write_do_not_count(self, room) -> None:
+    def test_bytes_the_log_failed_to_write_do_not_count(self, room) -> None:
         queue = room.queue("q", x_max_length_bytes=1000)
         for number in range(5):
             room.publish("q", b"%d..." % number)
@@ -110,8 +110,8 @@ class TestFullDisk:
         assert room.bodies(queue) == [b"0...", b"1...", b"2..."]
 
 
-class TestAfterAKill:
-    def test_the_bound_holds(self, room) -> None:
+class TestAfterKill:
+    def test_max_length_bytes_holds_after_kill(self, room) -> None:
         room.queue("q", x_max_length_bytes=10)
         for number in range(4):
             room.publish("q", b"%d..." % number)
@@ -121,7 +121,7 @@ class TestAfterAKill:
         room.publish("q", b"4...")
         assert room.bodies(queue) == [b"3...", b"4..."]
 
-    def test_deliveries_stay_counted(self, room) -> None:
+    def test_delivery_count_survives_kill(self, room) -> None:
         room.queue("dead")
         queue = room.queue(
             "q", x_queue_type="quorum", x_delivery_limit=2, x_dead_letter_exchange="", x_dead_letter_routing_key="dead"
@@ -144,27 +144,27 @@ class TestAfterAKill:
 
 
 class TestDeliveryCount:
-    def test_the_header_counts_returns(self, room) -> None:
+    def test_delivery_count_header_counts_requeues(self, room) -> None:
         queue = room.queue("q", x_queue_type="quorum")
         room.publish("q", b"1", headers={"x-delivery-count": 77, "mine": "stays"})
-        seen = []
+        has_header = []
         for _ in range(3):
             entry = queue.get(False)
             message = for_consumer(entry, queue.rules.counts_shown)
-            seen.append(b"x-delivery-count" in message.properties())
+            has_header.append(b"x-delivery-count" in message.properties())
             queue.requeue(entry, True)
-            assert entry.delivery_count == len(seen)
+            assert entry.delivery_count == len(has_header)
         got = room.get(queue)
         assert got.headers == {"x-delivery-count": 3, "mine": "stays"}
-        assert seen == [True, True, True]
+        assert has_header == [True, True, True]
 
-    def test_limit_zero_allows_one_delivery(self, room) -> None:
+    def test_delivery_limit_zero_allows_one_delivery(self, room) -> None:
         queue = room.queue("q", x_queue_type="quorum", x_delivery_limit=0)
         room.publish("q", b"1")
         queue.requeue(queue.get(False), True)
         assert queue.ready_count == 0
 
-    def test_the_dead_letter_is_the_message_as_published(self, room) -> None:
+    def test_dead_letter_has_no_delivery_count_header(self, room) -> None:
         dead = room.queue("dead")
         queue = room.queue(
             "q", x_queue_type="quorum", x_delivery_limit=0, x_dead_letter_exchange="", x_dead_letter_routing_key="dead"
@@ -175,8 +175,8 @@ class TestDeliveryCount:
         assert "x-delivery-count" not in room.get(dead).headers
 
 
-class TestLease:
-    def test_an_unused_queue_goes(self, room) -> None:
+class TestExpires:
+    def test_unused_queue_is_deleted(self, room) -> None:
         queue = room.queue("q", x_expires=100)
         room.advance(99)
         assert room.expired == []
@@ -185,7 +185,7 @@ class TestLease:
         assert queue.deleted
         assert "q" not in room.vhost.queues
 
-    def test_use_renews_it(self, room) -> None:
+    def test_use_restarts_the_expiry(self, room) -> None:
         queue = room.queue("q", x_expires=100)
         for _ in range(5):
             room.advance(60)
@@ -194,21 +194,21 @@ class TestLease:
         room.advance(105)
         assert room.expired == ["q"]
 
-    def test_publishing_is_no_use(self, room) -> None:
+    def test_publish_does_not_restart_the_expiry(self, room) -> None:
         room.queue("q", x_expires=100)
         room.advance(60)
         room.publish("q", b"1")
         room.advance(45)
         assert room.expired == ["q"]
 
-    def test_a_deleted_queue_leaves_no_timer(self, room) -> None:
+    def test_deleted_queue_disarms_its_timers(self, room) -> None:
         queue = room.queue("q", x_expires=100_000, x_message_ttl=50_000)
         room.publish("q", b"1")
         assert room.timers.armed_count() >= 2
         room.delete(queue)
         assert room.timers.armed_count() == 0
 
-    def test_it_begins_anew_with_the_broker(self, room) -> None:
+    def test_restart_of_the_broker_restarts_the_expiry(self, room) -> None:
         room.queue("q", x_expires=100)
         room.advance(80)
         room.restart()
@@ -217,7 +217,7 @@ class TestLease:
         room.advance(30)
         assert room.expired == ["q"]
 
-    def test_its_messages_are_not_dead_lettered(self, room) -> None:
+    def test_messages_of_expired_queue_are_not_dead_lettered(self, room) -> None:
         dead = room.queue("dead")
         room.queue("q", x_expires=50, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         room.publish("q", b"1")

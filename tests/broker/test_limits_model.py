@@ -1,6 +1,6 @@
-"""Queues with limits and levels beside a naive twin: any order of publishes, answers and kills.
+"""Queues with limits and priorities against a naive twin: random publishes, acks, requeues, rejects, purges and kills.
 
-The twin is a sorted list. It was itself compared with RabbitMQ 3.10.8 (180 random conversations with classic queues).
+The twin is a sorted list. It was itself compared with RabbitMQ 3.10.8 (180 random sequences on classic queues).
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ Arguments = dict[str, object]
 
 
 class Twin:
-    """What the queue and its dead-letter queue should hold. A message: [level, number, body, persistent, returns]."""
+    """The expected content of the queue and of its dead-letter queue.
+
+    A message is [level, number, body, persistent, requeue count].
+    """
 
     def __init__(self, arguments: Arguments) -> None:
         self.length_max = arguments.get("x_max_length")
@@ -83,18 +86,26 @@ def argument_sets(draw: Callable) -> Arguments:
 
 publishes = st.tuples(st.just("publish"), st.integers(0, 6), st.integers(0, 12), st.booleans())
 answers = st.tuples(st.sampled_from(["get", "get", "ack", "reject", "requeue"]), st.integers(0, 100))
-calm = st.one_of(publishes, publishes, answers, answers, answers)
-# Kills and purges end what has built up, so most conversations do without.
+steps_without_kill = st.one_of(publishes, publishes, answers, answers, answers)
+# Kills and purges empty what has built up, so some sequences have none.
 steps = st.one_of(
-    st.lists(calm, min_size=30, max_size=60),
-    st.lists(st.one_of(calm, calm, calm, st.just(("kill",))), min_size=30, max_size=60),
-    st.lists(st.one_of(calm, calm, calm, st.just(("kill",)), st.just(("purge",))), min_size=30, max_size=60),
+    st.lists(steps_without_kill, min_size=30, max_size=60),
+    st.lists(
+        st.one_of(steps_without_kill, steps_without_kill, steps_without_kill, st.just(("kill",))),
+        min_size=30,
+        max_size=60,
+    ),
+    st.lists(
+        st.one_of(steps_without_kill, steps_without_kill, steps_without_kill, st.just(("kill",)), st.just(("purge",))),
+        min_size=30,
+        max_size=60,
+    ),
 )
 
 
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(arguments=argument_sets(), steps=steps, window=st.sampled_from([1, 3, 4096]))
-def test_beside_a_naive_twin(memory_room, arguments: Arguments, steps: list[tuple], window: int) -> None:
+def test_limits_match_naive_twin(memory_room, arguments: Arguments, steps: list[tuple], window: int) -> None:
     room = memory_room()
     try:
         _compare(room, arguments, steps, window)
@@ -102,21 +113,21 @@ def test_beside_a_naive_twin(memory_room, arguments: Arguments, steps: list[tupl
         room.storage.close(clean=False)
 
 
-LETTERS: Arguments = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
-KEPT = ("publish", 0, 0, True)
-PURGED_AND_KILLED = [
-    [KEPT, ("purge",), KEPT, ("kill",)],
-    [KEPT, ("kill",), ("purge",), KEPT, ("kill",)],
-    [KEPT, ("get", 0), ("purge",), ("ack", 0), KEPT, ("kill",)],
-    [KEPT, KEPT, ("kill",), ("get", 0), ("purge",), ("ack", 0), KEPT, ("kill",)],
+DEAD_LETTER_ARGUMENTS: Arguments = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
+PUBLISHED = ("publish", 0, 0, True)
+PURGE_AND_KILL_STEPS = [
+    [PUBLISHED, ("purge",), PUBLISHED, ("kill",)],
+    [PUBLISHED, ("kill",), ("purge",), PUBLISHED, ("kill",)],
+    [PUBLISHED, ("get", 0), ("purge",), ("ack", 0), PUBLISHED, ("kill",)],
+    [PUBLISHED, PUBLISHED, ("kill",), ("get", 0), ("purge",), ("ack", 0), PUBLISHED, ("kill",)],
 ]
 
 
 @pytest.mark.parametrize("levels", [{}, {"x_max_priority": 2}], ids=["plain", "levels"])
-@pytest.mark.parametrize("steps", PURGED_AND_KILLED)
-def test_a_purge_makes_room_over_a_kill(make_room, tmp_path: Path, levels: Arguments, steps: list[tuple]) -> None:
-    """What was purged does not count against the limit in bytes at the next start, so that nothing is dropped."""
-    arguments = LETTERS | levels | {"x_max_length_bytes": 3, "x_overflow": "drop-head"}
+@pytest.mark.parametrize("steps", PURGE_AND_KILL_STEPS)
+def test_purged_bytes_do_not_count_after_kill(make_room, tmp_path: Path, levels: Arguments, steps: list[tuple]) -> None:
+    """Purged messages do not count against max-length-bytes at the next start, so no message is dropped."""
+    arguments = DEAD_LETTER_ARGUMENTS | levels | {"x_max_length_bytes": 3, "x_overflow": "drop-head"}
     room = make_room(tmp_path)
     try:
         _compare(room, arguments, steps, 1)
@@ -149,20 +160,20 @@ def _compare(room, arguments: Arguments, steps: list[tuple], window: int) -> Non
                 queue = room.vhost.queue("q")
                 queue.order.memory.count_max = window
                 unacked = []
-                # What was dead-lettered and persistent is still there; the rest is not compared any more.
+                # Persistent dead letters survive; the dead-letter queue is not compared after a kill.
                 twin.kill()
             case ("purge",):
                 assert queue.purge() == len(twin.ready)
                 twin.ready = []
-            case (answer, chosen) if unacked:
+            case (action, chosen) if unacked:
                 index = chosen % len(unacked)
                 entry = unacked.pop(index)
-                if answer == "requeue":
+                if action == "requeue":
                     queue.requeue(entry, True)
                     twin.requeue(index)
                 else:
                     message = twin.unacked.pop(index)
-                    if answer == "reject":
+                    if action == "reject":
                         queue.reject(entry)
                         twin.dead.append((message[2], "rejected"))
                     else:
@@ -171,7 +182,7 @@ def _compare(room, arguments: Arguments, steps: list[tuple], window: int) -> Non
         room.turns()
         assert queue.ready_count == len(twin.ready)
         assert queue.unacked_count == len(twin.unacked)
-        if ("purge",) not in steps:  # a purge does not read the sizes of what it throws away
+        if ("purge",) not in steps:  # a purge does not read the sizes of the messages it removes
             assert queue.ready_bytes == sum(len(message[2]) for message in twin.ready)
     assert room.bodies(queue) == [message[2] for message in twin.ready]
     if ("kill",) not in steps:

@@ -1,4 +1,4 @@
-"""A message's content: frames on the wire, properties and body for the log."""
+"""Message content: frames on the wire, properties and body for the log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROPERTIES = b"\x10\x00\x02"
 
 
 @pytest.mark.parametrize("size", [1, FRAME_PAYLOAD_BYTES, FRAME_PAYLOAD_BYTES + 1, 3 * FRAME_PAYLOAD_BYTES + 5])
-def test_without_its_frames(size: int) -> None:
+def test_properties_and_body_without_frames(size: int) -> None:
     body = bytes(range(256)) * (size // 256 + 1)
     body = body[:size]
     message = make_message(
@@ -41,7 +41,7 @@ def test_without_its_frames(size: int) -> None:
 
 
 @pytest.mark.parametrize("payload_max", [4088, 100_000, 131064, 1 << 20])
-def test_a_large_body_goes_out_in_frames_that_the_peer_takes(payload_max: int) -> None:
+def test_large_body_is_sent_in_frames_of_the_peers_size(payload_max: int) -> None:
     parts = [b"a" * 131064, b"b" * 131064, b"c" * 5, b"d" * 90_001]
     body = b"".join(parts)
     header = BytesWriter()
@@ -53,12 +53,12 @@ def test_a_large_body_goes_out_in_frames_that_the_peer_takes(payload_max: int) -
     assert message.size_bytes() == len(header.getvalue()) + len(body)
     pieces = message.pieces(0x1234, payload_max)
     if payload_max >= 131064:
-        assert [piece for piece in pieces if len(piece) > 100 or piece == parts[2]] == parts, "they were copied"
+        assert [piece for piece in pieces if len(piece) > 100 or piece == parts[2]] == parts, "the parts were copied"
     stream = b"".join(pieces)
-    plain = BytesWriter()
-    message.write_content(plain, 0x1234, payload_max)
+    written = BytesWriter()
+    message.write_content(written, 0x1234, payload_max)
     found = []
-    for data in (stream, plain.getvalue()):
+    for data in (stream, written.getvalue()):
         bodies, at = [], 0
         while at < len(data):
             kind, channel, size = struct.unpack_from(">BHI", data, at)
@@ -86,8 +86,8 @@ EXPIRING = encode_properties(Properties(delivery_mode=2, expiration="5000", head
 
 @pytest.mark.parametrize("again", [1, 2])
 @pytest.mark.parametrize("properties", [b"\x00\x00", PROPERTIES, EXPIRING, b"\x80\x00\xff" + b"t" * 255])
-def test_out_of_a_log_it_is_what_it_was(properties: bytes, again: int) -> None:
-    """Of every size, the same as if it were made by itself, behind whatever came before."""
+def test_message_read_from_log_equals_the_published_one(properties: bytes, again: int) -> None:
+    """A message of the shared factory equals one built alone, for every size and after any other message."""
     from_log = LogMessageFactory()
     for size in [0, 1, 1, 1000, 1000, FRAME_PAYLOAD_BYTES, FRAME_PAYLOAD_BYTES + 1, LARGE_BODY_BYTES + 1, 1000]:
         for number in range(again):
@@ -100,12 +100,12 @@ def test_out_of_a_log_it_is_what_it_was(properties: bytes, again: int) -> None:
             assert (message.header_size, message.body_size) == (alone.header_size, alone.body_size)
             assert message.unframed() == alone.unframed() == properties + body
             for channel, payload_max in [(1, FRAME_PAYLOAD_BYTES), (1, 600), (0x1234, FRAME_PAYLOAD_BYTES), (7, 600)]:
-                seen, wanted = BytesWriter(), BytesWriter()
-                seen.write(b"before")
-                message.write_content(seen, channel, payload_max)
-                wanted.write(b"before")
-                alone.write_content(wanted, channel, payload_max)
-                assert seen.getvalue() == wanted.getvalue()
+                actual, expected = BytesWriter(), BytesWriter()
+                actual.write(b"before")
+                message.write_content(actual, channel, payload_max)
+                expected.write(b"before")
+                alone.write_content(expected, channel, payload_max)
+                assert actual.getvalue() == expected.getvalue()
             if message.parts is not None:
                 assert b"".join(message.pieces(5, 1000)) == b"".join(in_parts(alone).pieces(5, 1000))
             assert (message.envelope.suffix, message.logged_ms) == (alone.envelope.suffix, 77)
@@ -115,19 +115,19 @@ def test_out_of_a_log_it_is_what_it_was(properties: bytes, again: int) -> None:
             assert (message.properties(), message.body()) == (properties, body)
 
 
-def test_large_properties_are_not_kept() -> None:
+def test_large_properties_are_not_cached() -> None:
     from_log = LogMessageFactory()
     headers = {f"key{number}": "x" * 200 for number in range(10)}
     for properties in (PROPERTIES, encode_properties(Properties(headers=headers)), PROPERTIES):
         message = from_log.message(Record(0, 0, b"", b"k", properties, b"body", True))
         assert (message.properties(), message.body()) == (properties, b"body")
-        kept = [getattr(from_log, name) for name in ("_properties", "_start") if hasattr(from_log, name)]
-        assert all(len(each) <= KEPT_PROPERTIES_MAX + 64 for each in kept)
+        cached = [getattr(from_log, name) for name in ("_properties", "_start") if hasattr(from_log, name)]
+        assert all(len(each) <= KEPT_PROPERTIES_MAX + 64 for each in cached)
 
 
 @pytest.mark.parametrize("size", [0, 20, FRAME_PAYLOAD_BYTES + 5, LARGE_BODY_BYTES + 5])
-def test_a_message_out_of_one_log_goes_into_another(room, size: int) -> None:
-    """Small ones share batches there, as any."""
+def test_dead_letter_is_copied_from_log_to_log(room, size: int) -> None:
+    """Small messages share batches in the second log."""
     room.queue("dead")
     room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
     bodies = [b"%02d" % number + bytes(size) for number in range(4 if size > 1000 else 40)]
@@ -157,20 +157,20 @@ def test_a_message_out_of_one_log_goes_into_another(room, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 10, FRAME_PAYLOAD_BYTES + 5])
-def test_a_body_under_other_properties(size: int) -> None:
-    """The body's frames keep the channel they came on, and each reader gets all frames on its own."""
+def test_body_with_replaced_properties(size: int) -> None:
+    """The body's frames keep the channel they arrived on; each reader gets all frames with its own channel."""
     body = bytes(range(256)) * (size // 256) + b"." * (size % 256)
     sent = BytesWriter()
     make_message(MessageRoute("x", "k"), b"\0\0", body, True, None).write_content(sent, 7, FRAME_PAYLOAD_BYTES)
     content = sent.getvalue()
     header_size = 12 + 2 + 8
-    came = Message(MessageRoute("x", "k"), content, header_size, size, min(size, FRAME_PAYLOAD_BYTES), True, None)
-    changed = with_properties(came, MessageRoute("", "other"), b"\x10\x00\x02", None)
+    received = Message(MessageRoute("x", "k"), content, header_size, size, min(size, FRAME_PAYLOAD_BYTES), True, None)
+    changed = with_properties(received, MessageRoute("", "other"), b"\x10\x00\x02", None)
     assert (changed.properties(), changed.body(), changed.body_size) == (b"\x10\x00\x02", body, size)
-    assert came.properties() == b"\0\0" and came.body() == body
+    assert received.properties() == b"\0\0" and received.body() == body
     for channel in (1, 7):
         out = BytesWriter()
         changed.write_content(out, channel, FRAME_PAYLOAD_BYTES)
-        wanted = BytesWriter()
-        write_content(wanted, channel, b"\x10\x00\x02", body, FRAME_PAYLOAD_BYTES)
-        assert out.getvalue() == wanted.getvalue()
+        expected = BytesWriter()
+        write_content(expected, channel, b"\x10\x00\x02", body, FRAME_PAYLOAD_BYTES)
+        assert out.getvalue() == expected.getvalue()

@@ -1,4 +1,4 @@
-"""A message as selectors see it: every property under its number, headers decoded once."""
+"""MessageView, the message as selectors see it: every property under its number, headers decoded once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def view_of(properties: Properties) -> MessageView:
     return MessageView(make_message(MessageRoute("orders", "eu.new"), data, b"body", False, info))
 
 
-def test_every_field_has_its_number() -> None:
+def test_fields_have_their_property_numbers() -> None:
     view = view_of(FULL)
     for number, value in enumerate(FULL):
         if number != 2:
@@ -51,7 +51,7 @@ def test_headers_are_decoded_once() -> None:
     assert view.headers() is view.headers()
 
 
-def test_selectors_take_it() -> None:
+def test_selector_matches_view() -> None:
     selector = parse_selector(
         "a = 1 AND colour LIKE 'r%' AND p.type = 't' AND p.creation-time = 1700000000000 AND h.priority > 6"
     )

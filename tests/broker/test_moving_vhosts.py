@@ -1,4 +1,4 @@
-"""Vhosts that come to a running broker and leave it: whole, at once, and nothing stays behind."""
+"""Loading and unloading vhosts in a running broker: complete, without delay, and with nothing left in memory."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ async def connect(server: Server, vhost: str = "moves") -> aiormq.abc.AbstractCo
 
 
 async def allow(server: Server) -> None:
-    """Who may come in is of the whole broker, and not the vhost's."""
+    """Permissions belong to the whole broker, not to the vhost's rows."""
     server.broker.auth.apply_committed([], [PermissionRow("guest", "moves", ".*", ".*", ".*")])
 
 
 async def until(holds: Callable[[], object]) -> None:
     async with asyncio.timeout(30):
-        while not holds():  # noqa: ASYNC110  # what it looks at has no event
+        while not holds():  # noqa: ASYNC110  # the conditions have no event
             await asyncio.sleep(0.01)
 
 
-def kept(server: Server) -> dict[str, Any]:
-    """What a vhost that has left must not have left behind."""
+def resources(server: Server) -> dict[str, Any]:
+    """Return the resources that unloading a vhost must release."""
     broker = server.broker
     return {
         "logs": len(server.storage._stores),
@@ -80,11 +80,11 @@ def kept(server: Server) -> dict[str, Any]:
     }
 
 
-async def test_it_comes_whole_serves_and_leaves_nothing_behind(tmp_path) -> None:
+async def test_loaded_vhost_serves_clients_and_unload_frees_everything(tmp_path) -> None:
     async with embedded(tmp_path) as server:
         await allow(server)
         broker = server.broker
-        before = kept(server)
+        before = resources(server)
         for _ in range(2):
             (vhost,) = await broker.load_vhosts(ROWS)
             assert broker.vhosts["moves"] is vhost
@@ -97,28 +97,28 @@ async def test_it_comes_whole_serves_and_leaves_nothing_behind(tmp_path) -> None
             assert (await channel.basic_publish(b"one", exchange="late", routing_key="a.b")).name == "Basic.Ack"
             assert (await got.get()).body == b"one"
             await channel.basic_publish(b"two", exchange="", routing_key="leased")
-            told = connection.closing
-            gone = weakref.ref(vhost)
+            closing = connection.closing
+            vhost_ref = weakref.ref(vhost)
             leaving = broker.unload_vhost(vhost, WHY)
             del vhost
             await leaving
             assert "moves" not in broker.vhosts
             with pytest.raises(aiormq.exceptions.ConnectionClosed, match=f"320.*{WHY}"):
-                await told
+                await closing
             await until(lambda: not server.connections.by_name)
-            await until(lambda: kept(server) == before)
-            del channel, connection, told, got
+            await until(lambda: resources(server) == before)
+            del channel, connection, closing, got
 
-            def is_gone(gone: Any = gone) -> bool:
+            def is_collected(vhost_ref: Any = vhost_ref) -> bool:
                 gc.collect()
-                return gone() is None
+                return vhost_ref() is None
 
-            await until(is_gone)
-        assert broker.catalogue.queue_deleted_count == 0, "nothing was deleted"
-        assert sum(broker.catalogue.ended_queues.counts) > 0, "totals do not fall"
+            await until(is_collected)
+        assert broker.catalogue.queue_deleted_count == 0, "unloading deletes no queue"
+        assert sum(broker.catalogue.ended_queues.counts) > 0, "counters of unloaded queues must be kept"
 
 
-async def test_what_ends_with_its_last_consumer_does_not_end_by_leaving(tmp_path) -> None:
+async def test_unload_deletes_no_auto_delete_or_exclusive_queue(tmp_path) -> None:
     async with embedded(tmp_path) as server:
         await allow(server)
         (vhost,) = await server.broker.load_vhosts(ROWS)
@@ -129,11 +129,11 @@ async def test_what_ends_with_its_last_consumer_does_not_end_by_leaving(tmp_path
         submitted: list[object] = []
         submit = server.metadata.submit
 
-        def watched(changes: Any, done: Any) -> None:
+        def record_commit(changes: Any, done: Any) -> None:
             submitted.extend(changes)
             submit(changes, done)
 
-        server.broker.catalogue.declared._commit = watched
+        server.broker.catalogue.declared._commit = record_commit
         await server.broker.unload_vhost(vhost, WHY)
         await until(lambda: not server.connections.by_name)
         await asyncio.sleep(0.05)
@@ -141,7 +141,7 @@ async def test_what_ends_with_its_last_consumer_does_not_end_by_leaving(tmp_path
         assert not vhost.queues
 
 
-async def test_what_dies_while_its_vhost_leaves_stays_for_the_next_who_has_it(tmp_path, caplog) -> None:
+async def test_dead_letter_of_closed_vhost_keeps_its_source_message(tmp_path, caplog) -> None:
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "plain"}
     dying = QueueRow("moves", "dying", "5" * 32, arguments=encode_table(arguments))
     async with embedded(tmp_path) as server:
@@ -157,12 +157,12 @@ async def test_what_dies_while_its_vhost_leaves_stays_for_the_next_who_has_it(tm
         queue.discard(entry, "expired")
         await until(lambda: not server.broker.republisher.line)
         assert queue.store is not None
-        assert queue.store.record_count == 1, "it is settled, and nowhere else"
+        assert queue.store.record_count == 1, "the message was acked without being dead-lettered"
         assert "a bug in amqpd, please report it" not in caplog.text
         await server.broker.unload_vhost(vhost, WHY)
 
 
-async def test_nobody_can_come_in_while_it_is_not_there(tmp_path) -> None:
+async def test_connection_to_unloaded_vhost_is_refused(tmp_path) -> None:
     async with embedded(tmp_path) as server:
         await allow(server)
         (vhost,) = await server.broker.load_vhosts(ROWS)
@@ -172,12 +172,12 @@ async def test_nobody_can_come_in_while_it_is_not_there(tmp_path) -> None:
         with pytest.raises(aiormq.exceptions.AMQPError):
             await connect(server)
         await leaving
-        await server.broker.unload_vhost(vhost, WHY)  # twice is as once
+        await server.broker.unload_vhost(vhost, WHY)  # a second call does nothing
 
 
-async def test_one_that_cannot_be_loaded_leaves_nothing(tmp_path, monkeypatch) -> None:
+async def test_failed_load_leaves_nothing_behind(tmp_path, monkeypatch) -> None:
     async with embedded(tmp_path) as server:
-        before = kept(server)
+        before = resources(server)
         open_queue = server.storage.open_queue
         opened = 0
 
@@ -192,11 +192,11 @@ async def test_one_that_cannot_be_loaded_leaves_nothing(tmp_path, monkeypatch) -
         with pytest.raises(OSError, match="no descriptor left"):
             await server.broker.load_vhosts(ROWS)
         assert "moves" not in server.broker.vhosts
-        await until(lambda: kept(server) == before)
+        await until(lambda: resources(server) == before)
 
 
 @pytest.mark.slow
-async def test_ten_thousand_queues_come_and_go_and_the_loop_has_its_turns(tmp_path) -> None:
+async def test_load_and_unload_of_ten_thousand_queues_yields_to_the_loop(tmp_path) -> None:
     queues = [QueueRow("moves", f"q{number}", f"{number:032x}") for number in range(10_000)]
     async with embedded(tmp_path) as server:
         turns = 0
@@ -220,7 +220,7 @@ async def test_ten_thousand_queues_come_and_go_and_the_loop_has_its_turns(tmp_pa
         handles[-1].cancel()
 
 
-async def test_a_queue_that_is_halted_delivers_nothing_and_goes_on_where_it_was(tmp_path) -> None:
+async def test_suspended_queue_delivers_after_resume(tmp_path) -> None:
     async with embedded(tmp_path) as server:
         await allow(server)
         (vhost,) = await server.broker.load_vhosts(ROWS)
@@ -236,7 +236,7 @@ async def test_a_queue_that_is_halted_delivers_nothing_and_goes_on_where_it_was(
         getting = asyncio.ensure_future(other.basic_get("plain"))
         await asyncio.sleep(0.1)
         assert got.empty()
-        assert not getting.done(), "there is something: it is not told that there is nothing"
+        assert not getting.done(), "the queue has a message: basic.get must wait instead of returning get-empty"
         assert vhost.queues["leased"].ready_count == 1
         for name in ("leased", "plain"):
             vhost.queues[name].round_robin.suspend(False)
@@ -246,28 +246,28 @@ async def test_a_queue_that_is_halted_delivers_nothing_and_goes_on_where_it_was(
         await connection.close()
 
 
-def test_what_could_not_be_removed_is_not_tried_again_where_its_vhost_has_left() -> None:
+def test_failed_removal_is_not_retried_after_unload_of_its_vhost() -> None:
     soon: list[Callable[[], None]] = []
     later: list[Callable[[], None]] = []
-    tried: list[object] = []
+    attempts: list[object] = []
 
     def fails(changes: object, done: Callable[[BaseException | None], None]) -> None:
-        tried.append(changes)
+        attempts.append(changes)
         done(WriteFailed("the slot is another's"))
 
     declared = PendingDeclarations(fails, lambda *call: soon.append(call), lambda _, call: later.append(call))
-    gone: list[int] = []
-    declared.remove([Put(QueueRow("moves", "q", "1" * 32, state="deleting"))], lambda: gone.append(1))
-    declared.remove([Put(QueueRow("stays", "q", "2" * 32, state="deleting"))], lambda: gone.append(2))
+    removed: list[int] = []
+    declared.remove([Put(QueueRow("moves", "q", "1" * 32, state="deleting"))], lambda: removed.append(1))
+    declared.remove([Put(QueueRow("stays", "q", "2" * 32, state="deleting"))], lambda: removed.append(2))
     with pytest.raises(DeclarationPending):
         declared.check("moves", "queue", "q")
     declared.forget_vhost("moves")
     declared.check("moves", "queue", "q")
     with pytest.raises(DeclarationPending):
         declared.check("stays", "queue", "q")
-    tried.clear()
+    attempts.clear()
     for call in later[:]:
         call()
-    assert len(tried) == 1, "only what is still ours is tried again"
-    assert gone == []
+    assert len(attempts) == 1, "only removals of the remaining vhost are retried"
+    assert removed == []
     declared.hold(ObjectName("moves", "queue", "q"))

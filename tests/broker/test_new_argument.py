@@ -1,5 +1,4 @@
-"""An argument nobody knows yet is a row and what obeys it: nothing else has to change for it to be validated, compared,
-obeyed and documented."""
+"""A new queue argument is one row and one rule: validated, compared, enforced, set by policies and documented."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ NAME = "x-body-size-max"
 
 
 class BodySizeMax(PublishCheck):
-    """The rule: a message with a larger body is refused."""
+    """Refuse a message with a larger body."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__()
@@ -30,7 +29,7 @@ class BodySizeMax(PublishCheck):
 
 @pytest.fixture(autouse=True)
 def row(monkeypatch: pytest.MonkeyPatch) -> ArgumentSpec:
-    made = ArgumentSpec(
+    spec = ArgumentSpec(
         NAME,
         non_negative,
         True,
@@ -44,11 +43,11 @@ def row(monkeypatch: pytest.MonkeyPatch) -> ArgumentSpec:
         operator=True,
         merge="lowest",
     )
-    monkeypatch.setitem(ROWS, NAME, made)
-    return made
+    monkeypatch.setitem(ROWS, NAME, spec)
+    return spec
 
 
-def test_it_is_validated() -> None:
+def test_new_argument_is_validated() -> None:
     validate("q", "/", {NAME: 10})
     with pytest.raises(PreconditionFailed, match=f"invalid arg '{NAME}' for queue 'q' .*: .value_negative,-1"):
         validate("q", "/", {NAME: -1})
@@ -58,14 +57,14 @@ def test_it_is_validated() -> None:
         validate("q", "/", {NAME: 10, "x-queue-type": "quorum"})
 
 
-def test_it_is_compared() -> None:
+def test_new_argument_is_compared() -> None:
     compare("queue 'q'", "/", compared_names("classic"), {NAME: 10}, {NAME: 10})
     with pytest.raises(PreconditionFailed, match=f"inequivalent arg '{NAME}' .* received '11' but current is '10'"):
         compare("queue 'q'", "/", compared_names("classic"), {NAME: 11}, {NAME: 10})
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_it_is_obeyed_through_a_declaration(room, durable: bool) -> None:
+def test_new_argument_of_declaration_is_enforced(room, durable: bool) -> None:
     queue = room.queue("q", durable=durable, **{NAME: 3})
     assert room.publish("q", b"abc")
     assert not room.publish("q", b"abcd")
@@ -73,27 +72,27 @@ def test_it_is_obeyed_through_a_declaration(room, durable: bool) -> None:
     assert queue.published_count == 2
 
 
-def test_it_is_obeyed_beside_others_and_while_the_queue_runs(room) -> None:
+def test_new_argument_is_enforced_after_apply_config(room) -> None:
     queue = room.queue("q")
     assert room.publish("q", b"abcd")
     queue.apply_config(rules_of({NAME: 3, "x-max-length": 2, "x-overflow": "reject-publish"}))
     assert not room.publish("q", b"abcd")
     assert room.publish("q", b"abc")
-    assert not room.publish("q", b"abc"), "it is full"
+    assert not room.publish("q", b"abc"), "the queue is full"
     queue.apply_config(rules_of({}))
     assert room.publish("q", b"abcd")
     assert len(room.bodies(queue)) == 3
 
 
-def test_a_policy_sets_it(room) -> None:
+def test_policy_sets_new_argument(room) -> None:
     queue = room.queue("q", **{NAME: 4})
     queue.apply_config(rules_of(queue.arguments, {"body-size-max": 3}))
-    assert not room.publish("q", b"abcd"), "the lower number holds"
+    assert not room.publish("q", b"abcd"), "the lower value applies"
     queue.apply_config(rules_of(queue.arguments, {"body-size-max": 5}))
     assert room.publish("q", b"abcd")
     assert not room.publish("q", b"abcde")
 
 
-def test_it_is_documented(row: ArgumentSpec) -> None:
-    """The table of the room's README is made of the rows: test_arguments compares the two."""
+def test_new_argument_is_documented(row: ArgumentSpec) -> None:
+    """The arguments table of the package README is made from the rows; test_arguments compares the two."""
     assert (row.name, row.meaning, row.obeyed_by) == (NAME, "how many bytes a body may have", "limits")

@@ -1,6 +1,8 @@
-"""Policies against a naive twin: random ones are set and cleared while queues and exchanges of random names and
-arguments come and go, with the loop stopped anywhere in between. Whenever it has come to rest, everything obeys what
-the twin says, which looks at all policies anew for each thing and knows no table, no walk and no cache.
+"""Policies against a naive twin.
+
+Random policies are set and cleared while queues and exchanges of random names and arguments are declared and deleted.
+The loop stops anywhere in between. Whenever it is idle, everything has the policies of the twin. The twin evaluates
+all policies for each object and has no table, walk or cache.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ SUPPORTED = {
     | {"overflow", "dead-letter-exchange", "dead-letter-routing-key", "alternate-exchange", "queue-mode"},
     "quorum": LOWEST | {"overflow", "dead-letter-exchange", "dead-letter-routing-key", "alternate-exchange"},
 }
-WORDS = {"classic": "classic_queues", "quorum": "quorum_queues"}
+APPLY_TO = {"classic": "classic_queues", "quorum": "quorum_queues"}
 NAMES = ("a", "b", "bc", "ab")
 PATTERNS = ("", "^a", "b", "c$", "^(?!a)")
 
@@ -81,25 +83,25 @@ class Twin:
 
     def matching(self, operator: bool, kind: str, name: str) -> tuple[str, dict[str, Any]]:
         best: tuple[tuple[int, str], str, dict[str, Any]] | None = None
-        for (is_operator, policy), (pattern, definition, priority, to) in self.policies.items():
+        for (is_operator, policy), (pattern, definition, priority, apply_to) in self.policies.items():
             if is_operator is not operator or re.search(pattern, name) is None:
                 continue
             if kind == "exchange":
-                if to not in ("exchanges", "all"):
+                if apply_to not in ("exchanges", "all"):
                     continue
-            elif to not in ("queues", "all", WORDS[kind]) or not SUPPORTED[kind] >= definition.keys():
+            elif apply_to not in ("queues", "all", APPLY_TO[kind]) or not SUPPORTED[kind] >= definition.keys():
                 continue
             if best is None or (-priority, policy) < best[0]:
                 best = ((-priority, policy), policy, definition)
         return ("", {}) if best is None else best[1:]
 
     def effective(self, kind: str, name: str) -> tuple[str, str, dict[str, Any]]:
-        policy, said = self.matching(False, kind, name)
-        operator, ruled = self.matching(True, kind, name)
-        both = {**said, **ruled}
-        for key in said.keys() & ruled.keys():
-            both[key] = min(said[key], ruled[key])
-        return policy, operator, both
+        policy, definition = self.matching(False, kind, name)
+        operator, operator_definition = self.matching(True, kind, name)
+        merged = {**definition, **operator_definition}
+        for key in definition.keys() & operator_definition.keys():
+            merged[key] = min(definition[key], operator_definition[key])
+        return policy, operator, merged
 
     def rule(self, effective: dict[str, Any], given: dict[str, Any], key: str) -> Any:
         values = [each for each in (given.get(f"x-{key}"), effective.get(key)) if each is not None]
@@ -112,8 +114,8 @@ def check(room: Any, twin: Twin) -> None:
     vhost = room.vhost
     for name, queue in vhost.queues.items():
         policy, operator, definition = twin.effective(queue.kind, name)
-        seen = vhost.policies.policy_of(queue)
-        assert (seen.policy, seen.operator_policy, dict(seen.definition)) == (policy, operator, definition)
+        actual = vhost.policies.policy_of(queue)
+        assert (actual.policy, actual.operator_policy, dict(actual.definition)) == (policy, operator, definition)
         rules, given = queue.rules, queue.arguments
         assert rules.ttl_ms == twin.rule(definition, given, "message-ttl")
         assert rules.expires_ms == twin.rule(definition, given, "expires")
@@ -127,8 +129,8 @@ def check(room: Any, twin: Twin) -> None:
     upstream: dict[str, dict[str, int]] = {}
     for name, exchange in vhost.exchanges.items():
         policy, operator, definition = twin.effective("exchange", name)
-        seen = vhost.policies.policy_of(exchange)
-        assert (seen.policy, seen.operator_policy, dict(seen.definition)) == (policy, operator, definition)
+        actual = vhost.policies.policy_of(exchange)
+        assert (actual.policy, actual.operator_policy, dict(actual.definition)) == (policy, operator, definition)
         alternate = exchange.arguments.get("alternate-exchange") or definition.get("alternate-exchange") or ""
         assert exchange.alternate == (alternate if name else "")
         if name and alternate and alternate in vhost.exchanges:
@@ -142,31 +144,31 @@ def check(room: Any, twin: Twin) -> None:
 def play(room: Any, program: list[Any]) -> None:
     twin = Twin()
     vhost = room.vhost
-    # Something to rule from the beginning on.
+    # Objects for the first policies.
     for name in NAMES[:3]:
         table = {"x-queue-type": "quorum"} if name == "b" else {}
         room.declare(QueueDeclaration(name, True, False, False, table))
-    answers = 0
-    asked = 0
+    done_count = 0
+    submitted_count = 0
 
-    def answered(error: BaseException | None) -> None:
-        nonlocal answers
+    def on_done(error: BaseException | None) -> None:
+        nonlocal done_count
         assert error is None
-        answers += 1
+        done_count += 1
 
     for step in program:
         match step:
             case ("set", operator, name, pattern, definition, priority, to):
                 value = {"pattern": pattern, "definition": definition, "priority": priority, "apply-to": to}
-                policies.declare(vhost, name, value, operator, answered)
-                asked += 1
+                policies.declare(vhost, name, value, operator, on_done)
+                submitted_count += 1
                 twin.policies[operator, name] = (pattern, definition, priority, to)
             case ("clear", operator, name):
                 policy = vhost.policies.get(name, operator)
                 assert (policy is not None) is ((operator, name) in twin.policies)
                 if policy is not None:
-                    policies.clear(vhost, policy, answered)
-                    asked += 1
+                    policies.clear(vhost, policy, on_done)
+                    submitted_count += 1
                     del twin.policies[operator, name]
             case ("queue", name, kind, given):
                 if name not in vhost.queues:
@@ -187,16 +189,16 @@ def play(room: Any, program: list[Any]) -> None:
                     room._soon.pop(0)()
             case ("rest",):
                 room.turns()
-                assert answers == asked
+                assert done_count == submitted_count
                 check(room, twin)
     room.turns()
-    assert answers == asked
+    assert done_count == submitted_count
     check(room, twin)
 
 
 @given(program=st.lists(steps, max_size=30))
 @settings(max_examples=examples(250), deadline=None)
-def test_everything_obeys_what_the_twin_says(program: list[Any], memory_room: Any) -> None:
+def test_policies_match_naive_twin(program: list[Any], memory_room: Any) -> None:
     room = memory_room()
     try:
         play(room, program)

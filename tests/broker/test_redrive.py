@@ -1,11 +1,11 @@
-"""Redrive: dead letters go back to where they came from, by x-death."""
+"""Redrive: dead letters go back to the queue or exchange that x-death names."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from surgery_room import run
+from jobs_room import run_job
 
 from amqpd.broker.jobs.jobs import JobManager, JobRequest
 from amqpd.errors import ResourceLocked
@@ -28,10 +28,10 @@ class TestRedrive:
         assert dead.ready_count == count
         return work, dead
 
-    def test_they_go_back_as_they_were_published(self, room: Any, jobs: JobManager) -> None:
+    def test_dead_letters_return_as_published(self, room: Any, jobs: JobManager) -> None:
         work, dead = self.dead(room)
         room.publish("dead", b"never died")
-        job = run(room, jobs, "redrive", dead)
+        job = run_job(room, jobs, "redrive", dead)
         assert (job.state, job.done_count, job.conditions.left_counts) == ("done", 4, {"not dead-lettered": 1})
         first = room.get(work)
         assert (first.exchange, first.routing_key, first.body) == ("x", "order.0", b"0")
@@ -43,31 +43,31 @@ class TestRedrive:
         }
         assert dead.ready_count == 1
 
-    def test_one_that_dies_again_is_counted(self, room: Any, jobs: JobManager) -> None:
+    def test_second_dead_lettering_increments_redrive_count(self, room: Any, jobs: JobManager) -> None:
         work, dead = self.dead(room, 1)
         for number in range(1, 4):
-            assert run(room, jobs, "redrive", dead).done_count == 1
+            assert run_job(room, jobs, "redrive", dead).done_count == 1
             entry = work.get(False)
             assert decode_properties(entry.message.properties()).headers["x-redrive-count"] == number
             work.reject(entry)
             room.turns()
         assert room.get(dead).headers["x-death"][0]["count"] == 1
 
-    def test_to_the_exchange_where_the_queue_is_gone(self, room: Any, jobs: JobManager) -> None:
+    def test_redrive_to_the_exchange_if_the_queue_was_deleted(self, room: Any, jobs: JobManager) -> None:
         work, dead = self.dead(room)
         room.delete(work)
-        assert run(room, jobs, "redrive", dead).conditions.left_counts == {"no target": 4}
+        assert run_job(room, jobs, "redrive", dead).conditions.left_counts == {"no target": 4}
         again = room.queue("again")
         room.bind("x", again, "order.#")
-        assert run(room, jobs, "redrive", dead).done_count == 4
+        assert run_job(room, jobs, "redrive", dead).done_count == 4
         first = room.get(again)
         assert (first.exchange, first.routing_key, first.headers["x-redrive-count"]) == ("x", "order.0", 1)
 
-    def test_without_permission_they_stay(self, room: Any, jobs: JobManager) -> None:
+    def test_dead_letters_stay_without_write_permission(self, room: Any, jobs: JobManager) -> None:
         _, dead = self.dead(room)
-        job = run(room, jobs, "redrive", dead, may_write=lambda kind, name: False)
+        job = run_job(room, jobs, "redrive", dead, may_write=lambda kind, name: False)
         assert (job.done_count, job.conditions.left_counts, dead.ready_count) == (0, {"no permission": 4}, 4)
-        job = run(room, jobs, "redrive", dead, dry_run=True)
+        job = run_job(room, jobs, "redrive", dead, dry_run=True)
         assert (job.done_count, dead.ready_count) == (4, 4)
 
     @pytest.mark.parametrize(
@@ -84,14 +84,14 @@ class TestRedrive:
             [{"queue": "none", "exchange": "", "routing-keys": ["work"]}],
         ],
     )
-    def test_forged_deaths_stay(self, room: Any, jobs: JobManager, death: Any) -> None:
+    def test_dead_letters_with_invalid_x_death_stay(self, room: Any, jobs: JobManager, death: Any) -> None:
         self.dead(room, 0)
         dead = room.vhost.queues["dead"]
         room.publish("dead", b"1", headers={"x-death": death})
-        job = run(room, jobs, "redrive", dead)
+        job = run_job(room, jobs, "redrive", dead)
         assert (job.state, job.done_count, dead.ready_count) == ("done", 0, 1)
 
-    def test_an_exclusive_queue_is_its_owners(self, room: Any, jobs: JobManager) -> None:
+    def test_move_to_exclusive_queue_of_another_owner_is_refused(self, room: Any, jobs: JobManager) -> None:
         source, target = room.queue("source"), room.queue("target")
         target.exclusive_owner = object()
         with pytest.raises(ResourceLocked):

@@ -1,4 +1,4 @@
-"""The metadata has lost its tail: what the queues' directories still tell comes back, what was deleted does not."""
+"""Recovery of lost metadata: queues are restored from their directories, deleted queues stay deleted."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ ARGUMENTS = encode_table({"x-max-priority": 5, "x-dead-letter-exchange": "d"})
 SLASH = VhostRow("/", "a" * 32)
 
 
-class Place:
-    """A data directory with directories of queues, as lives before left them."""
+class DataDirectory:
+    """A data directory with directories of queues that earlier runs left."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,58 +56,62 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def data_dir(tmp_path: Path) -> DataDirectory:
+    return DataDirectory(tmp_path)
 
 
-def shelf(place: Place) -> list[str]:
-    return sorted(path.name for path in (place.path / "lost+found").glob("*"))
+def lost_and_found(data_dir: DataDirectory) -> list[str]:
+    return sorted(path.name for path in (data_dir.path / "lost+found").glob("*"))
 
 
-def test_a_queue_without_its_row_is_declared_again(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    place.queue("orders", "1", arguments=ARGUMENTS, auto_delete=True)
-    place.queue("known", "2")
+def test_queue_without_row_is_declared_from_its_directory(
+    data_dir: DataDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    data_dir.queue("orders", "1", arguments=ARGUMENTS, auto_delete=True)
+    data_dir.queue("known", "2")
     known = QueueRow("/", "known", "2")
-    found = place.start(queues=[known])
+    found = data_dir.start(queues=[known])
     row = QueueRow("/", "orders", "1", True, True, False, ARGUMENTS)
     assert found.state.queues == [known, row]
     assert found.changes == [Put(row)]
     assert [(each.vhost, each.name, each.whole) for each in found.report.queues] == [("/", "orders", True)]
-    assert shelf(place) == []
-    told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert "queue 'orders' in vhost '/' was missing in the metadata and is declared again from its directory" in told
-    assert any("1 queues and 0 vhosts are declared again" in text for text in told)
+    assert lost_and_found(data_dir) == []
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert "queue 'orders' in vhost '/' was missing in the metadata and is declared again from its directory" in errors
+    assert any("1 queues and 0 vhosts are declared again" in text for text in errors)
 
 
-def test_its_vhost_too_where_that_is_lost(place: Place) -> None:
-    place.queue("a", "1", "shop", "b" * 32)
-    place.queue("b", "2", "shop", "b" * 32)
-    found = place.start()
+def test_lost_vhost_is_declared_with_its_queues(data_dir: DataDirectory) -> None:
+    data_dir.queue("a", "1", "shop", "b" * 32)
+    data_dir.queue("b", "2", "shop", "b" * 32)
+    found = data_dir.start()
     assert found.state.vhosts == [SLASH, VhostRow("shop", "b" * 32)]
-    assert found.changes[0] == Put(VhostRow("shop", "b" * 32)), "before what refers to it"
+    assert found.changes[0] == Put(VhostRow("shop", "b" * 32)), "the vhost must be written before its queues"
     assert sorted(row.name for row in found.state.queues) == ["a", "b"]
     assert found.report.vhosts == ["shop"]
     assert found.state.permissions == []
 
 
-def test_a_vhost_that_has_another_id_now_takes_the_queue(place: Place) -> None:
-    """A first start made the vhost anew: the database was lost as a whole."""
-    place.queue("orders", "1", "/", "b" * 32)
-    found = place.start()
+def test_queue_moves_to_vhost_of_same_name_with_new_id(data_dir: DataDirectory) -> None:
+    """The database was lost as a whole, and the first start created the vhost again."""
+    data_dir.queue("orders", "1", "/", "b" * 32)
+    found = data_dir.start()
     assert found.state.vhosts == [SLASH]
     assert [row.id for row in found.state.queues] == ["1"]
-    assert (place.path / "vhosts" / SLASH.id / "queues" / "1" / DESCRIPTION).exists()
-    assert place.start(queues=found.state.queues).changes == [], "the next start finds it in its place"
+    assert (data_dir.path / "vhosts" / SLASH.id / "queues" / "1" / DESCRIPTION).exists()
+    assert data_dir.start(queues=found.state.queues).changes == [], (
+        "the next start finds the queue in its new directory"
+    )
 
 
-def test_what_was_deleted_stays_deleted(place: Place) -> None:
-    """Its row is back, with its bindings; not those of a queue of the same name that was declared since."""
-    place.deleted("1")
-    place.deleted("2")
-    place.queue("again", "3")
+def test_deleted_queue_stays_deleted(data_dir: DataDirectory) -> None:
+    """The row and the bindings of a deleted queue are removed, except bindings of a newer queue of the same name."""
+    data_dir.deleted("1")
+    data_dir.deleted("2")
+    data_dir.queue("again", "3")
     bindings = [BindingRow("/", "amq.direct", name, "queue", "k") for name in ("old", "again")]
     rows = [QueueRow("/", "old", "1"), QueueRow("/", "again", "2"), QueueRow("/", "again", "3")]
-    found = place.start(queues=rows, bindings=bindings)
+    found = data_dir.start(queues=rows, bindings=bindings)
     assert found.state.queues == rows[2:]
     assert found.state.bindings == bindings[1:]
     assert found.changes == [Delete(rows[0]), Delete(rows[1]), DeleteBindings("/", "old", "queue")]
@@ -116,10 +120,10 @@ def test_what_was_deleted_stays_deleted(place: Place) -> None:
     assert found.gone == []
 
 
-def test_a_deleted_vhost_stays_deleted_with_all_that_is_in_it(place: Place) -> None:
+def test_deleted_vhost_stays_deleted_with_its_content(data_dir: DataDirectory) -> None:
     shop = VhostRow("shop", "b" * 32)
-    (place.path / "vhosts" / f"{shop.id}.deleted" / "queues" / "1").mkdir(parents=True)
-    found = place.start(
+    (data_dir.path / "vhosts" / f"{shop.id}.deleted" / "queues" / "1").mkdir(parents=True)
+    found = data_dir.start(
         vhosts=[SLASH, shop],
         queues=[QueueRow("shop", "q", "1")],
         permissions=[PermissionRow("u", "shop", "", "", ""), PermissionRow("u", "/", "", "", "")],
@@ -131,30 +135,30 @@ def test_a_deleted_vhost_stays_deleted_with_all_that_is_in_it(place: Place) -> N
     assert [Path(path).name for path in found.void] == [shop.id]
 
 
-def test_what_no_row_knows_any_more_goes(place: Place) -> None:
-    place.deleted("1")
-    (place.path / "vhosts" / f"{'b' * 32}.deleted").mkdir()
-    found = place.start()
+def test_deleted_directories_without_rows_are_removed(data_dir: DataDirectory) -> None:
+    data_dir.deleted("1")
+    (data_dir.path / "vhosts" / f"{'b' * 32}.deleted").mkdir()
+    found = data_dir.start()
     assert sorted(Path(path).name for path in found.gone) == ["1", "b" * 32]
     assert found.changes == []
 
 
-def test_a_deletion_under_way_is_left_to_its_end(place: Place) -> None:
-    place.queue("q", "1")
-    place.deleted("2")
-    place.queue("in it", "3", "shop", "b" * 32)
+def test_pending_deletion_is_not_touched(data_dir: DataDirectory) -> None:
+    data_dir.queue("q", "1")
+    data_dir.deleted("2")
+    data_dir.queue("in it", "3", "shop", "b" * 32)
     leaving = [QueueRow("/", "q", "1", state="deleting"), QueueRow("/", "r", "2", state="deleting")]
-    found = place.start(deleting_queues=leaving, deleting_vhosts=[VhostRow("shop", "b" * 32, state="deleting")])
+    found = data_dir.start(deleting_queues=leaving, deleting_vhosts=[VhostRow("shop", "b" * 32, state="deleting")])
     assert found.state.deleting_queues == leaving
     assert (found.state.queues, found.changes, found.void, found.gone) == ([], [], [], [])
-    assert shelf(place) == []
+    assert lost_and_found(data_dir) == []
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "another id", "a bad table", "a name that is taken"])
-def test_a_directory_that_cannot_be_believed_is_set_aside(
-    place: Place, damage: str, caplog: pytest.LogCaptureFixture
+def test_damaged_queue_directory_is_moved_to_lost_and_found(
+    data_dir: DataDirectory, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    directory = place.queue("orders", "1")
+    directory = data_dir.queue("orders", "1")
     path = directory / DESCRIPTION
     rows: list[QueueRow] = []
     if damage == "missing":
@@ -169,28 +173,33 @@ def test_a_directory_that_cannot_be_believed_is_set_aside(
         path.write_bytes(describe("orders", "/", False, b"\0\0\0\x09\x01", "1"))
     else:
         rows = [QueueRow("/", "orders", "9")]
-    found = place.start(queues=rows)
+    found = data_dir.start(queues=rows)
     assert found.state.queues == rows
-    assert shelf(place) == [f"{SLASH.id}.1"]
-    assert [path for path, _ in found.report.set_aside] == [str(place.path / "lost+found" / f"{SLASH.id}.1")]
+    assert lost_and_found(data_dir) == [f"{SLASH.id}.1"]
+    assert [path for path, _ in found.report.set_aside] == [str(data_dir.path / "lost+found" / f"{SLASH.id}.1")]
     assert any("was moved to" in record.getMessage() for record in caplog.records if record.levelno == logging.ERROR)
 
 
-def test_every_wrong_bit_of_a_description_is_seen() -> None:
+def test_every_flipped_bit_of_a_description_is_detected() -> None:
     text = describe("orders", "/shop", True, ARGUMENTS, "0a")
-    whole = Description("orders", "/shop", "0a", True, ARGUMENTS)
-    assert read_description(text, "0a") == whole
+    expected = Description("orders", "/shop", "0a", True, ARGUMENTS)
+    assert read_description(text, "0a") == expected
     for position in range(len(text)):
         for bit in range(8):
-            wrong = bytearray(text)
-            wrong[position] ^= 1 << bit
-            assert read_description(bytes(wrong), "0a") in {None, whole}, (position, bit)  # white space is free
+            damaged = bytearray(text)
+            damaged[position] ^= 1 << bit
+            assert read_description(bytes(damaged), "0a") in {None, expected}, (
+                position,
+                bit,
+            )  # flips in white space have no effect
 
 
-def test_a_description_of_an_earlier_version_tells_no_arguments(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    directory = place.queue("orders", "1")
+def test_old_description_restores_queue_without_arguments(
+    data_dir: DataDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = data_dir.queue("orders", "1")
     (directory / DESCRIPTION).write_text('{\n "queue": "orders",\n "vhost": "/",\n "id": "1"\n}\n')
-    found = place.start()
+    found = data_dir.start()
     assert found.state.queues == [QueueRow("/", "orders", "1")]
     assert not found.report.queues[0].whole
     assert any("without arguments" in record.getMessage() for record in caplog.records)

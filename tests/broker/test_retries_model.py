@@ -1,8 +1,8 @@
-"""A queue whose messages wait before they are tried again, beside a naive twin that keeps lists and a clock.
+"""A queue with delayed retry against a naive twin that keeps lists and a clock.
 
-Queues in order of arrival, with priorities, with groups; durable ones through kills. The twin says what is ready, what
-waits and till when, what a length drops (what waits first, the one that is due first), and how often each message came
-back; the queue has to agree after every step, and its log with both.
+The queue is in order of arrival, with priorities or with groups; a durable queue is killed too. The twin knows
+which messages are ready, which are delayed until when, and each delivery count. Over max-length it drops the delayed
+message that is due first, or else the head. The queue and its log must agree after every step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS: dict[str, dict[str, object]] = {
     "priorities": {"x_max_priority": 3},
     "groups": {"x_group_by": "header:g"},
 }
-WAITS: tuple[dict[str, object], ...] = (
+DELAYS: tuple[dict[str, object], ...] = (
     {"x_delayed_retry_type": "all", "x_delayed_retry_min": 200, "x_delayed_retry_max": 700},
     {"x_delayed_retry_type": "failed", "x_delayed_retry_min": 300},
     {"x_delayed_retry_type": "returned", "x_delayed_retry_levels": [100, 600, 400]},
@@ -33,8 +33,8 @@ WAITS: tuple[dict[str, object], ...] = (
 )
 
 
-class Held:
-    """A message as the twin sees it. due_ms: when its waiting ends, of one that waits."""
+class TwinMessage:
+    """A message in the twin's lists. due_ms: the end of its delay."""
 
     def __init__(self, number: int, body: bytes, level: int, group: str) -> None:
         self.number = number
@@ -51,7 +51,7 @@ class RetryMachine(RuleBasedStateMachine):
     @initialize(
         kind=st.sampled_from(sorted(KINDS)),
         durable=st.sampled_from([True, True, False]),
-        waits=st.sampled_from(WAITS),
+        waits=st.sampled_from(DELAYS),
         length=st.sampled_from([0, 0, 4]),
         window=st.sampled_from([2, 1000]),
     )
@@ -66,9 +66,9 @@ class RetryMachine(RuleBasedStateMachine):
         names = {"x_delayed_retry_type": "retry_type", "x_delayed_retry_min": "retry_min_ms"}
         names |= {"x_delayed_retry_max": "retry_max_ms", "x_delayed_retry_levels": "retry_levels"}
         self.wait = retry_rule({names[name]: value for name, value in waits.items()})
-        self.ready: list[Held] = []
-        self.waiting: list[Held] = []
-        self.unacked: list[tuple[Any, Held]] = []
+        self.ready: list[TwinMessage] = []
+        self.delayed: list[TwinMessage] = []
+        self.unacked: list[tuple[Any, TwinMessage]] = []
         self.next = 0
         self.open()
 
@@ -83,22 +83,22 @@ class RetryMachine(RuleBasedStateMachine):
         self.room.turn.schedule()
         self.room.turns()
 
-    def make_ready(self, held: Held) -> None:
-        self.ready.append(held)
+    def make_ready(self, message: TwinMessage) -> None:
+        self.ready.append(message)
         self.ready.sort(key=lambda each: (-each.level if self.kind == "priorities" else 0, each.number))
 
-    def cut(self) -> None:
-        """What is over the length goes."""
-        while self.length and len(self.ready) + len(self.waiting) > self.length:
-            if self.waiting:
-                self.waiting.remove(min(self.waiting, key=lambda each: (each.due_ms, each.number)))
+    def drop_over_length(self) -> None:
+        """Drop the messages over the max-length."""
+        while self.length and len(self.ready) + len(self.delayed) > self.length:
+            if self.delayed:
+                self.delayed.remove(min(self.delayed, key=lambda each: (each.due_ms, each.number)))
             else:
                 del self.ready[0]
 
-    def due(self) -> None:
-        for held in [each for each in self.waiting if each.due_ms <= self.now_ms()]:
-            self.waiting.remove(held)
-            self.make_ready(held)
+    def release_due(self) -> None:
+        for message in [each for each in self.delayed if each.due_ms <= self.now_ms()]:
+            self.delayed.remove(message)
+            self.make_ready(message)
 
     # -- steps
 
@@ -106,12 +106,12 @@ class RetryMachine(RuleBasedStateMachine):
     def publish(self, levels: list[int], size: int) -> None:
         for level in levels:
             body = b"%d " % self.next + b"x" * size
-            held = Held(self.next, body, level, "ab"[self.next % 2])
-            properties: dict[str, Any] = {"headers": {"g": held.group}} if self.kind == "groups" else {}
+            message = TwinMessage(self.next, body, level, "ab"[self.next % 2])
+            properties: dict[str, Any] = {"headers": {"g": message.group}} if self.kind == "groups" else {}
             assert self.room.publish("q", body, priority=level, **properties)
             self.next += 1
-            self.make_ready(held)
-            self.cut()
+            self.make_ready(message)
+            self.drop_over_length()
         self.check()
 
     @rule(count=st.integers(1, 4))
@@ -119,7 +119,7 @@ class RetryMachine(RuleBasedStateMachine):
         for _ in range(count):
             locked: set[str] = set()
             if self.kind == "groups":
-                locked = {held.group for _, held in self.unacked} | {held.group for held in self.waiting}
+                locked = {message.group for _, message in self.unacked} | {message.group for message in self.delayed}
             expected = next((each for each in self.ready if each.group not in locked), None)
             entry = self.queue.get(False)
             while entry is None and self.queue.must_wait():
@@ -139,42 +139,42 @@ class RetryMachine(RuleBasedStateMachine):
         self.check()
 
     @precondition(lambda self: self.unacked)
-    @rule(which=st.integers(0, 100), failed=st.booleans(), counts=st.sampled_from([True, True, True, False]))
-    def give_back(self, which: int, failed: bool, counts: bool) -> None:
-        entry, held = self.unacked.pop(which % len(self.unacked))
+    @rule(index=st.integers(0, 100), failed=st.booleans(), counts=st.sampled_from([True, True, True, False]))
+    def requeue(self, index: int, failed: bool, counts: bool) -> None:
+        entry, message = self.unacked.pop(index % len(self.unacked))
         self.queue.requeue(entry, counts, failed)
         self.queue.schedule_dispatch()
         self.rest()
-        held.count += counts
-        delay_ms = self.wait.delay_ms(failed, held.count) if counts else 0
+        message.count += counts
+        delay_ms = self.wait.delay_ms(failed, message.count) if counts else 0
         if delay_ms:
-            held.due_ms = self.now_ms() + delay_ms
-            self.waiting.append(held)
+            message.due_ms = self.now_ms() + delay_ms
+            self.delayed.append(message)
         else:
-            self.make_ready(held)
-        self.cut()
+            self.make_ready(message)
+        self.drop_over_length()
         self.check()
 
     @precondition(lambda self: self.unacked)
-    @rule(which=st.integers(0, 100))
-    def ack(self, which: int) -> None:
-        entry, _ = self.unacked.pop(which % len(self.unacked))
+    @rule(index=st.integers(0, 100))
+    def ack(self, index: int) -> None:
+        entry, _ = self.unacked.pop(index % len(self.unacked))
         self.queue.ack(entry)
         self.rest()
         self.check()
 
     @rule(steps=st.integers(1, 12))
-    def time_goes_on(self, steps: int) -> None:
+    def advance(self, steps: int) -> None:
         self.room.advance(steps * 100)
-        self.due()
+        self.release_due()
         self.check()
 
     @rule()
     def purge(self) -> None:
-        assert self.queue.purge() == len(self.ready) + len(self.waiting)
+        assert self.queue.purge() == len(self.ready) + len(self.delayed)
         self.rest()
         self.ready.clear()
-        self.waiting.clear()
+        self.delayed.clear()
         self.check()
 
     @precondition(lambda self: self.durable)
@@ -186,25 +186,25 @@ class RetryMachine(RuleBasedStateMachine):
         self.open()
         self.queue.prepare()
         self.rest()
-        for _, held in self.unacked:
-            self.make_ready(held)
+        for _, message in self.unacked:
+            self.make_ready(message)
         self.unacked.clear()
-        for held in self.waiting:
-            left_ms = held.due_ms - before_ms - down_ms
-            held.due_ms = self.now_ms() + (0 if self.kind == "groups" else min(left_ms, self.wait.longest_ms))
-        self.due()
-        self.cut()
+        for message in self.delayed:
+            left_ms = message.due_ms - before_ms - down_ms
+            message.due_ms = self.now_ms() + (0 if self.kind == "groups" else min(left_ms, self.wait.longest_ms))
+        self.release_due()
+        self.drop_over_length()
         self.check()
 
     def check(self) -> None:
         queue = self.queue
         counts = (queue.ready_count, queue.unacked_count, queue.delayed_count)
-        assert counts == (len(self.ready), len(self.unacked), len(self.waiting))
-        together = queue.ready_bytes + queue.delayed_bytes
-        assert together == sum(len(held.body) for held in self.ready + self.waiting)
+        assert counts == (len(self.ready), len(self.unacked), len(self.delayed))
+        total_bytes = queue.ready_bytes + queue.delayed_bytes
+        assert total_bytes == sum(len(message.body) for message in self.ready + self.delayed)
         retries = queue.enforcement.retries
         assert isinstance(retries, DelayedRetries)
-        if self.waiting:
+        if self.delayed:
             assert retries.tick >= 0
         store = queue.store
         if self.durable:
@@ -214,22 +214,22 @@ class RetryMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "room"):
             if hasattr(self, "queue"):
-                self.empty()
+                self.drain()
             self.room.storage.close(clean=False)
 
-    def empty(self) -> None:
-        """All that is left comes in the end, in its order."""
+    def drain(self) -> None:
+        """All remaining messages are delivered in order."""
         for entry, _ in self.unacked:
             self.queue.ack(entry)
         self.rest()
         self.unacked.clear()
         self.room.advance(2500)
-        self.due()
-        assert not self.waiting
-        assert self.room.bodies(self.queue) == [held.body for held in self.ready]
+        self.release_due()
+        assert not self.delayed
+        assert self.room.bodies(self.queue) == [message.body for message in self.ready]
 
 
-def test_a_queue_whose_messages_wait_does_what_its_twin_does(memory_room) -> None:
+def test_delayed_retry_matches_naive_twin(memory_room) -> None:
     RetryMachine.memory_room = staticmethod(memory_room)
     machine = RetryMachine.TestCase
     machine.settings = settings(

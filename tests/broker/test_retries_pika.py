@@ -1,4 +1,4 @@
-"""Retry with delay as a stock client sees it, over the wire, and over a kill -9."""
+"""Delayed retry over the wire with pika, also after kill -9."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from amqpd.testing import BrokerProcess
 
-DELAY_S = 5.0  # so long that a busy machine can look at what waits
+DELAY_S = 5.0  # long enough for a busy machine to observe the delayed state
 ARGUMENTS = {"x-delayed-retry-min": int(DELAY_S * 1000)}
 
 
@@ -33,7 +33,7 @@ def connect(broker: BrokerProcess) -> Any:
     return pika.BlockingConnection(pika.URLParameters(broker.url))
 
 
-def lose(connection: pika.BlockingConnection) -> None:
+def wait_for_disconnect(connection: pika.BlockingConnection) -> None:
     with pytest.raises(pika.exceptions.AMQPError):
         connection.sleep(5)
 
@@ -49,24 +49,24 @@ def publish(channel: Any, name: str, count: int = 1) -> None:
         channel.basic_publish("", name, b"%d" % number, pika.BasicProperties(delivery_mode=2))
 
 
-def shown(broker: BrokerProcess, name: str) -> tuple[int, int, int, int]:
+def message_counts(broker: BrokerProcess, name: str) -> tuple[int, int, int, int]:
     item: Any = broker.api("GET", f"/api/queues/%2F/{name}")
     names = ("messages", "messages_ready", "messages_unacknowledged", "messages_delayed_retry")
     return tuple(item[each] for each in names)  # type: ignore[return-value]
 
 
 def wait_for(channel: Any, name: str, timeout_s: float = 30.0) -> tuple[Any, bytes]:
-    """The next message: its basic.get-ok and its body."""
+    """Return the basic.get-ok and the body of the next message."""
     begin = time.monotonic()
     while time.monotonic() - begin < timeout_s:
         method, _, body = channel.basic_get(name)
         if method is not None:
             return method, body
         time.sleep(0.01)
-    raise AssertionError("it does not come back")
+    raise AssertionError("the message does not return")
 
 
-def all_of(channel: Any, name: str) -> list[int]:
+def drain(channel: Any, name: str) -> list[int]:
     return [int(body) for method, _, body in iter(lambda: channel.basic_get(name, auto_ack=True), (None, None, None))]
 
 
@@ -100,11 +100,11 @@ def by_transaction_nack(channel: Any, tag: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["all", "failed", "returned"])
-def test_who_waits(broker, kind) -> None:
+def test_type_selects_which_requeues_are_delayed(broker, kind) -> None:
     connection = connect(broker)
     channel = connection.channel()
-    waiting = []
-    for how, failed in (
+    delayed = []
+    for requeue, failed in (
         (by_reject, True),
         (by_nack, False),
         (by_recover, False),
@@ -112,23 +112,23 @@ def test_who_waits(broker, kind) -> None:
         (by_transaction_reject, True),
         (by_transaction_nack, False),
     ):
-        name = f"{kind}-{how.__name__}"
+        name = f"{kind}-{requeue.__name__}"
         declare(channel, name, kind)
         publish(channel, name)
         other = connection.channel()
         method, _, _ = other.basic_get(name)
         began_s = time.monotonic()
-        how(other, method.delivery_tag)
-        # What the other channel has said is done when this one is answered.
+        requeue(other, method.delivery_tag)
+        # The declare-ok shows that the broker has processed the other channel's command.
         channel.queue_declare(name, passive=True)
         if kind == "all" or failed is (kind == "failed"):
-            assert shown(broker, name) == (1, 0, 0, 1), how
-            waiting.append((name, began_s))
+            assert message_counts(broker, name) == (1, 0, 0, 1), requeue
+            delayed.append((name, began_s))
         else:
-            assert shown(broker, name) == (1, 1, 0, 0), how
+            assert message_counts(broker, name) == (1, 1, 0, 0), requeue
             got, body = wait_for(channel, name)
             assert (got.redelivered, body) == (True, b"0")
-    for name, began_s in waiting:
+    for name, began_s in delayed:
         got, body = wait_for(channel, name)
         assert (got.redelivered, body) == (True, b"0")
         assert time.monotonic() - began_s > 0.9 * DELAY_S
@@ -136,7 +136,7 @@ def test_who_waits(broker, kind) -> None:
 
 
 @pytest.mark.slow
-def test_a_client_that_goes_has_failed(broker) -> None:
+def test_closed_connection_counts_as_failed_delivery(broker) -> None:
     connection = connect(broker)
     channel = connection.channel()
     declare(channel, "gone-client", "failed", **{"x-delayed-retry-min": 60_000})
@@ -144,13 +144,13 @@ def test_a_client_that_goes_has_failed(broker) -> None:
     dying = connect(broker)
     dying.channel().basic_get("gone-client")
     dying.close()
-    assert shown(broker, "gone-client") == (1, 0, 0, 1)
+    assert message_counts(broker, "gone-client") == (1, 0, 0, 1)
     channel.queue_delete("gone-client")
     connection.close()
 
 
 @pytest.mark.slow
-def test_a_consumer_goes_on_with_the_others(broker) -> None:
+def test_consumer_gets_other_messages_during_the_delay(broker) -> None:
     connection = connect(broker)
     channel = connection.channel()
     declare(channel, "goes-on")
@@ -172,7 +172,7 @@ def test_a_consumer_goes_on_with_the_others(broker) -> None:
     connection.close()
 
 
-def test_it_is_counted_everywhere(broker) -> None:
+def test_delayed_message_is_in_all_counts(broker) -> None:
     connection = connect(broker)
     channel = connection.channel()
     declare(channel, "counted", **{"x-delayed-retry-min": 60_000})
@@ -190,11 +190,11 @@ def test_it_is_counted_everywhere(broker) -> None:
         channel.queue_delete("counted", if_empty=True)
     channel = connection.channel()
     assert channel.queue_purge("counted").method.message_count == 2
-    assert shown(broker, "counted") == (0, 0, 0, 0)
+    assert message_counts(broker, "counted") == (0, 0, 0, 0)
     connection.close()
 
 
-def test_a_policy_delays_and_lets_go(broker) -> None:
+def test_policy_delays_and_its_removal_releases(broker) -> None:
     connection = connect(broker)
     channel = connection.channel()
     channel.queue_declare("by-policy", durable=True)
@@ -204,13 +204,13 @@ def test_a_policy_delays_and_lets_go(broker) -> None:
     method, _, _ = channel.basic_get("by-policy")
     channel.basic_nack(method.delivery_tag, requeue=True)
     channel.queue_declare("by-policy", passive=True)
-    assert shown(broker, "by-policy") == (1, 0, 0, 1)
+    assert message_counts(broker, "by-policy") == (1, 0, 0, 1)
     broker.api("DELETE", "/api/policies/%2F/retries")
     wait_for(channel, "by-policy")
     connection.close()
 
 
-def test_a_policy_that_is_none_is_refused(broker) -> None:
+def test_invalid_policy_is_refused(broker) -> None:
     for definition, text in (
         ('{"delayed-retry-type": "often"}', "is not a valid delayed retry type"),
         ('{"delayed-retry-min": 0}', "is not a valid delayed retry minimum"),
@@ -221,7 +221,7 @@ def test_a_policy_that_is_none_is_refused(broker) -> None:
         assert text in answer.stderr
 
 
-def test_arguments_are_compared(broker) -> None:
+def test_arguments_are_compared_on_redeclare(broker) -> None:
     connection = connect(broker)
     channel = connection.channel()
     arguments = {"x-delayed-retry-type": "all", "x-delayed-retry-levels": [1000, 2000]}
@@ -239,8 +239,8 @@ def test_arguments_are_compared(broker) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 @pytest.mark.parametrize("priorities", [False, True])
-def test_kill_while_they_wait(own_broker, until_settled, in_time, kind, priorities) -> None:
-    """Each is there once, in its order, and not before its time; the count goes on."""
+def test_kill_while_messages_are_delayed(own_broker, until_settled, in_time, kind, priorities) -> None:
+    """Each message is there once, in order and not before its time, and the delivery count continues."""
     if priorities and kind == "quorum":
         pytest.skip("quorum queues have no priorities")
     for scene in in_time(4):
@@ -260,23 +260,23 @@ def test_kill_while_they_wait(own_broker, until_settled, in_time, kind, prioriti
             for tag in tags[1::4]:
                 channel.basic_ack(tag)
             channel.queue_declare(name, passive=True)
-            assert shown(own_broker, name) == (250, 100, 50, 100)
+            assert message_counts(own_broker, name) == (250, 100, 50, 100)
             until_settled(own_broker, name, 250)
             own_broker.kill()
             own_broker.start()
-            lose(connection)
+            wait_for_disconnect(connection)
             connection = connect(own_broker)
             channel = connection.channel()
-            early = all_of(channel, name)
+            early = drain(channel, name)
             assert early == [*range(3, 200, 4), *range(200, 300)]
-            assert shown(own_broker, name) == (100, 0, 0, 100)
+            assert message_counts(own_broker, name) == (100, 0, 0, 100)
         if not scene.in_time and connection.is_open:
             connection.close()
     got, body = wait_for(channel, name, scene.seconds + 30)
-    assert time.monotonic() - scene.began_s >= scene.seconds
+    assert time.monotonic() - scene.started_s >= scene.seconds
     assert (got.redelivered, body) == (True, b"0")
     until = time.monotonic() + 30
     while channel.queue_declare(name, passive=True).method.message_count < 99 and time.monotonic() < until:
         time.sleep(0.05)
-    assert all_of(channel, name) == list(range(2, 200, 2))
+    assert drain(channel, name) == list(range(2, 200, 2))
     connection.close()

@@ -1,10 +1,10 @@
-"""Retry with delay over a restart: who still waits, for how long, and what very many of them cost."""
+"""Delayed retry over a restart: which messages are still delayed, for how long, and the cost of very many of them."""
 
 from __future__ import annotations
 
 import pytest
-from test_other_log import MemoryLog, ShyLog, over
-from test_retries import ALL, KINDS, counts, fail
+from test_memory_log import FailingLog, MemoryLog, queue_over
+from test_retries import ALL, KINDS, counts, requeue_messages
 
 from amqpd.broker.consumer import LogNotOpen
 from amqpd.broker.queue import log_opener
@@ -15,12 +15,12 @@ from amqpd.storage.log.record import RecordRoute
 
 @pytest.mark.parametrize("kind", ["classic", "quorum", "priorities", "single"])
 class TestRestart:
-    def test_it_waits_for_the_rest_of_its_time(self, room, kind) -> None:
+    def test_message_waits_for_the_rest_of_its_delay(self, room, kind) -> None:
         room.queue("q", **KINDS[kind], **ALL)
         for number in range(4):
             room.publish("q", b"%d" % number)
         queue = room.vhost.queues["q"]
-        fail(queue)
+        requeue_messages(queue)
         queue.ack(queue.get(False))
         room.turn.schedule()
         room.advance(300)
@@ -39,10 +39,10 @@ class TestRestart:
         assert room.bodies(queue) == [b"2", b"3"]
         assert (queue.ready_bytes, queue.store.record_count, queue.store.size_bytes) == (0, 0, 0)
 
-    def test_what_was_due_meanwhile_is_ready(self, room, kind) -> None:
+    def test_message_due_during_downtime_is_ready(self, room, kind) -> None:
         queue = room.queue("q", **KINDS[kind], **ALL)
         room.publish("q", b"0")
-        fail(queue)
+        requeue_messages(queue)
         room.turn.schedule()
         room.turns()
         room.restart(down_ms=5000)
@@ -51,10 +51,10 @@ class TestRestart:
         assert counts(queue) == (1, 0, 0)
         assert room.bodies(queue) == [b"0"]
 
-    def test_a_clock_that_was_set_back_costs_one_delay_at_most(self, room, kind) -> None:
+    def test_clock_set_back_costs_at_most_one_delay(self, room, kind) -> None:
         queue = room.queue("q", **KINDS[kind], **ALL)
         room.publish("q", b"0")
-        fail(queue)
+        requeue_messages(queue)
         room.turn.schedule()
         room.turns()
         room.restart(down_ms=-86_400_000)
@@ -64,11 +64,11 @@ class TestRestart:
         room.advance(1005)
         assert room.bodies(queue) == [b"0"]
 
-    def test_purge_and_newcomers_while_it_waits(self, room, kind) -> None:
+    def test_publish_and_purge_while_a_message_is_delayed(self, room, kind) -> None:
         queue = room.queue("q", **KINDS[kind], **ALL)
         for number in range(3):
             room.publish("q", b"%d" % number)
-        fail(queue)
+        requeue_messages(queue)
         room.turn.schedule()
         room.turns()
         room.restart()
@@ -84,11 +84,11 @@ class TestRestart:
         queue.prepare()
         assert counts(queue) == (0, 0, 0)
 
-    def test_alone(self, room, kind) -> None:
-        """Its bytes are counted once: where nothing was ready they stayed among what is ready, too."""
+    def test_bytes_of_only_delayed_message_are_counted_once(self, room, kind) -> None:
+        """Regression: without ready messages its bytes were counted as ready bytes too."""
         queue = room.queue("q", **KINDS[kind], **ALL)
         room.publish("q", b"alone")
-        fail(queue)
+        requeue_messages(queue)
         room.turn.schedule()
         room.turns()
         room.restart()
@@ -97,11 +97,11 @@ class TestRestart:
         assert counts(queue) == (0, 0, 1)
         assert (queue.ready_bytes, queue.delayed_bytes) == (0, 5)
 
-    def test_twice(self, room, kind) -> None:
+    def test_two_restarts_keep_delays(self, room, kind) -> None:
         queue = room.queue("q", **KINDS[kind], **ALL)
         for number in range(3):
             room.publish("q", b"%d" % number)
-        fail(queue, 2)
+        requeue_messages(queue, 2)
         room.turn.schedule()
         room.turns()
         for _ in range(2):
@@ -115,14 +115,14 @@ class TestRestart:
 
 
 @pytest.mark.parametrize("purged", [False, True])
-def test_very_many_after_a_restart(room, purged) -> None:
-    """More than are read for their size."""
+def test_many_delayed_messages_after_restart(room, purged) -> None:
+    """More messages are delayed than the start reads for their sizes."""
     queue = room.queue("q", **ALL)
     bodies = [b"x" * (number % 7) + b"%d" % number for number in range(200)]
     for body in bodies:
         room.publish("q", body, turn=False)
     room.turns()
-    fail(queue, 150)
+    requeue_messages(queue, 150)
     room.turn.schedule()
     room.turns()
     room.restart()
@@ -148,8 +148,8 @@ def test_very_many_after_a_restart(room, purged) -> None:
 
 
 @pytest.mark.parametrize("kind", ["classic", "priorities"])
-def test_what_is_due_first_comes_first_after_a_restart(room, kind) -> None:
-    """More than are read for their size, among them what comes back anew; few of them are in memory meanwhile."""
+def test_messages_are_released_in_due_order_after_restart(room, kind) -> None:
+    """More messages are delayed than the start reads for their sizes; one more is added later. Few are in memory."""
     queue = room.queue("q", **{**KINDS[kind], **ALL, "x_delayed_retry_min": 10_000})
     for number in range(200):
         room.publish("q", b"%d" % number, turn=False)
@@ -165,20 +165,20 @@ def test_what_is_due_first_comes_first_after_a_restart(room, kind) -> None:
     assert counts(queue) == (10, 0, 190)
     assert len(queue.enforcement.retries._heap) < 70
     room.advance(5000)
-    fail(queue)  # 190, due behind the others
-    seen: list[int] = []
+    requeue_messages(queue)  # message 190, due after the others
+    released: list[int] = []
     while queue.delayed_count:
         room.advance(20)
         while queue.ready_count > 9:
-            seen.append(int(room.get(queue).body))
-    assert seen == [*range(189, -1, -1), 190]
+            released.append(int(room.get(queue).body))
+    assert released == [*range(189, -1, -1), 190]
     assert counts(queue) == (9, 0, 0)
 
 
-def test_its_time_survives_a_file_that_is_written_anew(room) -> None:
+def test_due_time_survives_rewrite_of_the_acks_file(room) -> None:
     queue = room.queue("q", **ALL)
     room.publish("q", b"kept")
-    fail(queue)
+    requeue_messages(queue)
     for number in range(400):
         room.publish("q", b"%d" % number, turn=False)
     room.turns()
@@ -189,17 +189,17 @@ def test_its_time_survives_a_file_that_is_written_anew(room) -> None:
         room.turn.schedule()
         room.turns()
     files = list(room.data_dir.rglob("*.settled*"))
-    assert 0 < sum(file.stat().st_size for file in files) < 12000 * 32, "it was never written anew"
+    assert 0 < sum(file.stat().st_size for file in files) < 12000 * 32, "the file was never rewritten"
     room.restart()
     queue = room.vhost.queues["q"]
     queue.prepare()
     assert counts(queue) == (400, 0, 1)
 
 
-def test_a_queue_with_groups_takes_it_as_ready_after_a_restart(room) -> None:
+def test_grouped_queue_has_delayed_message_ready_after_restart(room) -> None:
     queue = room.queue("q", x_group_by="routing_key", **ALL)
     room.publish("q", b"0")
-    fail(queue)
+    requeue_messages(queue)
     room.turn.schedule()
     room.turns()
     room.restart()
@@ -210,17 +210,19 @@ def test_a_queue_with_groups_takes_it_as_ready_after_a_restart(room) -> None:
 
 
 class TestSlices:
-    """What waits is found in slices before the queue is open. Each look at the clock takes as long as a slice may, so
-    that one has LOOK_COUNT messages; and a turn has one slice."""
+    """Delayed messages are found in slices before the queue is open.
+
+    Each look at the clock takes as long as a slice may last, so a slice has LOOK_COUNT messages. A turn has one slice.
+    """
 
     @pytest.fixture
-    def begun(self, room, monkeypatch):
-        """A queue of 150 that wait and 50 that are ready, of which one slice is found; and who is to be called."""
+    def opening_queue(self, room, monkeypatch):
+        """Return a queue of 150 delayed and 50 ready messages after the first slice, and the `when_open` calls."""
         queue = room.queue("q", **ALL)
         for number in range(200):
             room.publish("q", b"%d" % number, turn=False)
         room.turns()
-        fail(queue, 150)
+        requeue_messages(queue, 150)
         room.turn.schedule()
         room.turns()
         room.restart()
@@ -233,8 +235,8 @@ class TestSlices:
         queue.when_open(lambda: called.append("open"))
         return queue, called
 
-    def test_nothing_is_given_out_before_all_are_known(self, room, begun) -> None:
-        queue, called = begun
+    def test_no_message_is_delivered_before_all_delayed_are_found(self, room, opening_queue) -> None:
+        queue, called = opening_queue
         slices = 1
         while not called:
             assert (queue.opening is None, counts(queue)) == (False, (0, 0, 0))
@@ -252,30 +254,30 @@ class TestSlices:
         room.advance(1100)
         assert room.bodies(queue) == [b"%d" % number for number in range(150)]
 
-    def test_another_log_opens_meanwhile(self, room, begun) -> None:
-        _, called = begun
-        other = over(room, MemoryLog("other"))
+    def test_another_queue_opens_meanwhile(self, room, opening_queue) -> None:
+        _, called = opening_queue
+        other = queue_over(room, MemoryLog("other"))
         with pytest.raises(LogNotOpen):
             other.prepare()
         other.when_open(lambda: called.append("other"))
         room.turns()
         assert called == ["other", "open"]
 
-    def test_it_is_deleted_meanwhile(self, room, begun) -> None:
-        queue, called = begun
+    def test_queue_is_deleted_while_opening(self, room, opening_queue) -> None:
+        queue, called = opening_queue
         retries = queue.enforcement.retries
         room.delete(queue)
         room.turns()
         assert (called, queue.opening, counts(queue), retries._earlier) == (["open"], None, (0, 0, 0), [])
 
-    def test_a_purge_waits_for_all_of_them(self, room, begun) -> None:
-        queue, called = begun
+    def test_purge_waits_until_all_delayed_are_found(self, room, opening_queue) -> None:
+        queue, called = opening_queue
         queue.when_open(lambda: called.append(queue.purge()))
         room.turns()
         assert (called, counts(queue), queue.store.record_count) == (["open", 200], (0, 0, 0), 0)
 
-    def test_who_cannot_wait_has_the_rest_found_at_once(self, room, begun) -> None:
-        queue, called = begun
+    def test_can_open_finds_the_rest_at_once(self, room, opening_queue) -> None:
+        queue, called = opening_queue
         assert queue.can_open()
         assert (counts(queue), called) == ((50, 0, 150), [])
         room.turns()
@@ -283,7 +285,7 @@ class TestSlices:
         assert len(queue.enforcement.retries._earlier) + len(queue.enforcement.retries._heap) == 150
 
     @pytest.mark.parametrize("clean", [False, True])
-    def test_a_stop_in_the_middle_loses_nothing(self, room, begun, clean) -> None:
+    def test_stop_while_opening_loses_no_message(self, room, opening_queue, clean) -> None:
         if clean:
             room.storage.close(clean=True)
         room.restart()
@@ -295,15 +297,15 @@ class TestSlices:
         room.advance(1100)
         assert sorted(map(int, room.bodies(queue))) == list(range(200))
 
-    def test_the_rule_goes_meanwhile(self, room, begun) -> None:
-        queue, called = begun
+    def test_rule_removed_while_opening(self, room, opening_queue) -> None:
+        queue, called = opening_queue
         queue.apply_config(rules_of({}))
         room.turns()
         assert (called, counts(queue)) == (["open"], (200, 0, 0))
 
-    def test_another_rule_comes_meanwhile(self, room, begun) -> None:
-        """A shorter one, which bounds how long they wait."""
-        queue, called = begun
+    def test_rule_changed_while_opening(self, room, opening_queue) -> None:
+        """The new rule has a shorter delay, which limits the delay of messages found later."""
+        queue, called = opening_queue
         queue.apply_config(rules_of({"x-delayed-retry-type": "all", "x-delayed-retry-min": 100}))
         room.turns()
         assert (called, counts(queue)) == (["open"], (50, 0, 150))
@@ -312,14 +314,14 @@ class TestSlices:
         assert counts(queue) == (200, 0, 0)
 
     @pytest.mark.parametrize("readable", [True, False])
-    def test_behind_a_disk_that_takes_its_time(self, room, monkeypatch, readable) -> None:
-        """There are slices all the same, and its log is not asked again."""
+    def test_slow_log_is_scanned_in_slices_once(self, room, monkeypatch, readable) -> None:
+        """The scan still has slices, and the log is opened only once."""
         monkeypatch.setattr(log_opener, "SLICE_S", 1e-9)
         log = DelayingLog("shy")
         for number in range(100):
             log.append_parts(RecordRoute(b"", b"shy"), b"\0\0", b"%d" % number, True)
             log.mark_returned(number, 1)
-        queue = over(room, log, **ALL)
+        queue = queue_over(room, log, **ALL)
         room.clock.per_look_ms = 2
         with pytest.raises(LogNotOpen):
             queue.prepare()
@@ -339,8 +341,8 @@ class TestSlices:
                 queue.prepare()
 
 
-class DelayingLog(ShyLog):
-    """All that was given back waits. broken: it cannot be opened."""
+class DelayingLog(FailingLog):
+    """A log in which all returned messages are delayed. broken: it cannot be opened."""
 
     broken = False
 

@@ -1,4 +1,4 @@
-"""What was settled comes back: into its queue, into another one, and what may come in between."""
+"""Rewind of queues with x-retain: acked messages become ready again, in place or in another queue."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def numbers(bodies: list[bytes]) -> list[int]:
 
 class TestInPlace:
     @pytest.mark.parametrize("kind", ["classic", "quorum"])
-    def test_all_of_it_in_its_order(self, room, jobs, kind) -> None:
+    def test_all_messages_are_rewound_in_order(self, room, jobs, kind) -> None:
         queue = room.queue("q", x_retain="1h", x_queue_type=kind)
         fill(room, "q", 50)
         assert len(room.bodies(queue)) == 50
@@ -54,8 +54,8 @@ class TestInPlace:
         assert all(each.redelivered for each in got)
         assert room.get(queue) is None
 
-    def test_two_at_a_time_are_refused(self, room, jobs) -> None:
-        """Both had found the same messages, and each had made all of them ready: somebody got one that another held."""
+    def test_second_rewind_of_a_queue_is_refused(self, room, jobs) -> None:
+        """Regression: both rewinds found the same messages and made them ready, so one message was delivered twice."""
         queue = room.queue("q", x_retain="1h")
         fill(room, "q", 20)
         room.bodies(queue)
@@ -67,10 +67,10 @@ class TestInPlace:
         run(room, jobs, queue, to_queue="other")
         while first.ended_ms == 0:
             room.advance(25)
-        assert run(room, jobs, queue, begin=5).done_count == 10, "those of the first are ready"
+        assert run(room, jobs, queue, begin=5).done_count == 10, "the messages of the first rewind are ready"
         assert numbers(room.bodies(queue)) == list(range(20))
 
-    def test_from_an_offset_until_another(self, room, jobs) -> None:
+    def test_range_of_offsets_is_rewound(self, room, jobs) -> None:
         queue = room.queue("q", x_retain="1h")
         fill(room, "q", 50)
         room.bodies(queue)
@@ -78,7 +78,7 @@ class TestInPlace:
         assert job.done_count == 10
         assert numbers(room.bodies(queue)) == list(range(10, 20))
 
-    def test_from_a_time_until_another(self, room, jobs) -> None:
+    def test_range_of_times_is_rewound(self, room, jobs) -> None:
         queue = room.queue("q", x_retain="1h")
         times = []
         for number in range(5):
@@ -89,22 +89,22 @@ class TestInPlace:
         assert run(room, jobs, queue, begin_ms=times[1], until_ms=times[3]).done_count == 20
         assert numbers(room.bodies(queue)) == list(range(10, 30))
 
-    def test_only_what_matches(self, room, jobs) -> None:
+    def test_only_matching_messages_are_rewound(self, room, jobs) -> None:
         queue = room.queue("q", x_retain="1h")
         fill(room, "q", 50)
         room.bodies(queue)
         assert run(room, jobs, queue, "n >= 40 OR n < 3").done_count == 13
         assert numbers(room.bodies(queue)) == [0, 1, 2, *range(40, 50)]
 
-    def test_a_limit(self, room, jobs) -> None:
+    def test_limit_stops_the_rewind(self, room, jobs) -> None:
         queue = room.queue("q", x_retain="1h")
         fill(room, "q", 50)
         room.bodies(queue)
         assert run(room, jobs, queue, limit=7).done_count == 7
         assert numbers(room.bodies(queue)) == list(range(7))
 
-    def test_among_what_waits_and_what_is_out(self, room, jobs) -> None:
-        """0..9 acked but for 3 and 7, which are unacked; 5 was given back; 10..19 wait."""
+    def test_rewind_among_ready_and_unacked_messages(self, room, jobs) -> None:
+        """Messages 0 to 9 are acked, except 3 and 7 (unacked) and 5 (requeued); 10 to 19 are ready."""
         queue = room.queue("q", x_retain="1h")
         fill(room, "q", 20)
         entries = [queue.get(False) for _ in range(10)]
@@ -122,7 +122,7 @@ class TestInPlace:
         queue.ack(entries[3])
         assert (queue.ready_count, queue.unacked_count, queue.store.record_count) == (0, 0, 0)
 
-    def test_with_a_small_window(self, room, jobs) -> None:
+    def test_rewind_with_a_small_memory_window(self, room, jobs) -> None:
         queue = room.queue("q", x_retain="1h")
         queue.order.memory.count_max = 4
         fill(room, "q", 60)
@@ -136,50 +136,50 @@ class TestInPlace:
         fill(room, "q", 3, first=60)
         assert numbers(room.bodies(queue)) == [60, 61, 62]
 
-    def test_again_and_again(self, room, jobs) -> None:
+    def test_repeated_rewinds(self, room, jobs) -> None:
         queue = room.queue("q", x_retain="1h")
         fill(room, "q", 30)
         for _ in range(4):
             assert numbers(room.bodies(queue)) == list(range(30))
             assert run(room, jobs, queue).done_count == 30
-        assert run(room, jobs, queue).done_count == 0, "what is ready is not settled"
+        assert run(room, jobs, queue).done_count == 0, "a ready message is not acked, so it is not rewound"
         assert numbers(room.bodies(queue)) == list(range(30))
 
-    def test_a_plain_order_goes_on_behind_it(self, room, jobs) -> None:
+    def test_queue_returns_to_fifo_order_after_rewind(self, room, jobs) -> None:
         queue = room.queue("q", x_retain="1h")
         fill(room, "q", 30)
         room.bodies(queue)
         entry = queue.get(False)
         assert entry is None
         fill(room, "q", 1, first=30)
-        held = queue.get(False)
+        unacked = queue.get(False)
         run(room, jobs, queue)
-        assert isinstance(queue.order, FilteredOrder), "one that is unacked lies behind them"
-        taker = take(room, queue)
-        assert numbers(taker.got) == list(range(30)) and all(taker.redelivered)
-        taker.ack_all()
-        queue.ack(held)
+        assert isinstance(queue.order, FilteredOrder), "an unacked message is behind the rewound ones"
+        consumer = take(room, queue)
+        assert numbers(consumer.got) == list(range(30)) and all(consumer.redelivered)
+        consumer.ack_all()
+        queue.ack(unacked)
         queue.schedule_dispatch()
         room.turn.schedule()
         room.turns()
         assert type(queue.order) is FifoOrder
         fill(room, "q", 3, first=31)
-        assert numbers(taker.got)[30:] == [31, 32, 33] and not any(taker.redelivered[30:])
+        assert numbers(consumer.got)[30:] == [31, 32, 33] and not any(consumer.redelivered[30:])
 
-    def test_to_a_consumer_without_acks_and_by_purge(self, room, jobs) -> None:
+    def test_messages_acked_by_no_ack_delivery_or_purge_are_rewound(self, room, jobs) -> None:
         queue = room.queue("q", x_retain="1h")
-        taker = take(room, queue, no_ack=True)
+        consumer = take(room, queue, no_ack=True)
         fill(room, "q", 5)
         assert run(room, jobs, queue).done_count == 5
-        assert numbers(taker.got) == [*range(5), *range(5)]
-        taker.leave()
+        assert numbers(consumer.got) == [*range(5), *range(5)]
+        consumer.leave()
         fill(room, "q", 5, first=5)
         assert queue.purge() == 5
         assert run(room, jobs, queue, begin=5).done_count == 5
         assert queue.purge() == 5
         assert queue.store.record_count == 0
 
-    def test_consumers_with_filters_get_what_they_want(self, room, jobs) -> None:
+    def test_consumers_with_filters_get_matching_rewound_messages(self, room, jobs) -> None:
         queue = room.queue("q", x_retain="1h")
         low = take(room, queue, "n < 10")
         high = take(room, queue, "n >= 20")
@@ -191,7 +191,7 @@ class TestInPlace:
         assert numbers(high.got) == [*range(20, 30), *range(20, 30)]
         assert (queue.ready_count, queue.filters.unmatched_count()) == (10, 10)
 
-    def test_priorities(self, room, jobs) -> None:
+    def test_rewind_keeps_priority_order(self, room, jobs) -> None:
         queue = room.queue("q", x_retain="1h", x_max_priority=5)
         fill(room, "q", 30)
         first = numbers(room.bodies(queue))
@@ -201,7 +201,7 @@ class TestInPlace:
         assert run(room, jobs, queue, "n < 9").done_count == 9
         assert numbers(room.bodies(queue)) == [2, 5, 8, 1, 4, 7, 0, 3, 6]
 
-    def test_what_would_expire_at_once_stays(self, room, jobs) -> None:
+    def test_expired_messages_are_not_rewound(self, room, jobs) -> None:
         queue = room.queue("q", x_retain="1h", x_message_ttl=1000)
         fill(room, "q", 5)
         room.advance(2000)
@@ -210,7 +210,7 @@ class TestInPlace:
         job = run(room, jobs, queue)
         assert (job.done_count, dict(job.conditions.left_counts)) == (5, {"expired": 5})
 
-    def test_not_over_a_length(self, room, jobs) -> None:
+    def test_rewind_over_max_length_fails(self, room, jobs) -> None:
         queue = room.queue("q", x_retain="1h", x_max_length=10)
         fill(room, "q", 10)
         room.bodies(queue)
@@ -221,8 +221,8 @@ class TestInPlace:
         assert run(room, jobs, queue, begin=5).done_count == 5
         assert queue.ready_count == 10
 
-    def test_what_expired_before_a_restart_stays(self, room, jobs) -> None:
-        """By its own expiration, of which the queue knows nothing yet."""
+    def test_message_expired_before_restart_is_not_rewound(self, room, jobs) -> None:
+        """The message has its own expiration, and the restarted queue has not read it yet."""
         queue = room.queue("q", x_retain="1h")
         room.publish("q", b"short", expiration="100")
         room.publish("q", b"long", expiration="100000")
@@ -237,7 +237,7 @@ class TestInPlace:
         assert (job.done_count, dict(job.conditions.left_counts)) == (1, {"expired": 1})
         assert room.bodies(queue) == [b"long"]
 
-    def test_through_a_restart(self, room, jobs) -> None:
+    def test_rewound_messages_survive_restart(self, room, jobs) -> None:
         queue = room.queue("q", x_retain="1h")
         fill(room, "q", 50)
         room.bodies(queue)
@@ -251,7 +251,7 @@ class TestInPlace:
         jobs = JobManager(room.republisher, room.turn, room._soon.append)
         assert run(room, jobs, queue).done_count == 50
 
-    def test_what_is_gone_is_told(self, room, jobs) -> None:
+    def test_removed_messages_are_counted_as_gone(self, room, jobs) -> None:
         queue = room.queue("q", x_retain=2 << 20)
         for number in range(80):
             room.publish("q", b"%d" % number + b" " * 100_000)
@@ -267,7 +267,7 @@ class TestInPlace:
         assert job.done_count == 80 - first == queue.ready_count
         assert numbers(room.bodies(queue)) == list(range(first, 80))
 
-    def test_stopped_while_it_looks(self, room, jobs) -> None:
+    def test_stopped_rewind_changes_nothing(self, room, jobs) -> None:
         queue = room.queue("q", x_retain="1h")
         fill(room, "q", 50)
         room.bodies(queue)
@@ -277,9 +277,9 @@ class TestInPlace:
         assert (job.state, queue.ready_count) == ("stopped", 0)
 
 
-class TestElsewhere:
+class TestOtherQueue:
     @pytest.mark.parametrize("arguments", [{}, {"x_max_priority": 3}, {"x_group_by": "routing_key"}])
-    def test_into_another_queue(self, room, jobs, arguments) -> None:
+    def test_rewind_into_another_queue(self, room, jobs, arguments) -> None:
         queue = room.queue("q", x_retain="1h", **arguments)
         other = room.queue("other")
         fill(room, "q", 30)
@@ -289,22 +289,22 @@ class TestElsewhere:
         got = [room.get(other) for _ in range(20)]
         assert sorted(int(each.body) for each in got) == list(range(10, 30))
         assert got[0].headers["x-source-queue"] == "q"
-        assert run(room, jobs, queue, to_queue="other").done_count == 30, "the source has all of it still"
+        assert run(room, jobs, queue, to_queue="other").done_count == 30, "the source keeps all messages"
 
-    def test_a_target_that_is_full(self, room, jobs) -> None:
+    def test_full_target_is_waited_for(self, room, jobs) -> None:
         queue = room.queue("q", x_retain="1h")
         other = room.queue("other", x_max_length=4)
         fill(room, "q", 20)
         room.bodies(queue)
         job = jobs.begin(JobRequest("rewind", room.vhost, queue, to_queue="other"))
-        found: list[int] = []
+        received: list[int] = []
         for _ in range(30):
             room.advance(300)
-            found += numbers(room.bodies(other))
+            received += numbers(room.bodies(other))
         assert job.state == "done"
-        assert found == list(range(20))
+        assert received == list(range(20))
 
-    def test_a_dry_run(self, room, jobs) -> None:
+    def test_dry_run_counts_without_rewinding(self, room, jobs) -> None:
         queue = room.queue("q", x_retain="1h")
         fill(room, "q", 20)
         room.bodies(queue)
@@ -312,8 +312,8 @@ class TestElsewhere:
         assert (job.done_count, queue.ready_count) == (5, 0)
 
 
-class TestRefused:
-    def test_queues_that_keep_nothing(self, room, jobs) -> None:
+class TestErrors:
+    def test_queue_without_retain_is_refused(self, room, jobs) -> None:
         for queue, why in (
             (room.queue("s", x_queue_type="stream"), "is a stream"),
             (room.queue("t", durable=False), "is not durable"),
@@ -322,7 +322,7 @@ class TestRefused:
             with pytest.raises(PreconditionFailed, match=why):
                 jobs.begin(JobRequest("rewind", room.vhost, queue))
 
-    def test_targets(self, room, jobs) -> None:
+    def test_missing_target_or_source_as_target_is_refused(self, room, jobs) -> None:
         queue = room.queue("q", x_retain="1h")
         with pytest.raises(NotFound):
             jobs.begin(JobRequest("rewind", room.vhost, queue, to_queue="nowhere"))
@@ -330,18 +330,18 @@ class TestRefused:
             jobs.begin(JobRequest("rewind", room.vhost, queue, to_queue="q"))
 
 
-class TestBits:
-    def test_ranges_beside_a_set(self) -> None:
+class TestOffsetBitmap:
+    def test_ranges_match_a_set(self) -> None:
         import random
 
-        chance = random.Random(3)
+        rng = random.Random(3)
         span = 3 * CHUNK_SIZE
         for _ in range(6):
             bits, twin = OffsetBitmap(), set()
             for _ in range(12):
-                first = chance.randrange(span)
-                last = min(span, first + chance.choice([0, 5, 300, CHUNK_SIZE, 2 * CHUNK_SIZE]))
-                if chance.random() < 0.6:
+                first = rng.randrange(span)
+                last = min(span, first + rng.choice([0, 5, 300, CHUNK_SIZE, 2 * CHUNK_SIZE]))
+                if rng.random() < 0.6:
                     bits.add_range(first, last)
                     twin |= set(range(first, last + 1))
                 else:
@@ -353,42 +353,42 @@ class TestBits:
             assert bool(bits) == bool(twin)
 
     @pytest.mark.slow
-    def test_many_at_once_beside_a_set(self) -> None:
+    def test_bulk_operations_match_sets(self) -> None:
         import random
 
-        chance = random.Random(4)
+        rng = random.Random(4)
         span = 3 * CHUNK_SIZE
         sets: list[tuple[OffsetBitmap, set[int]]] = []
         for _ in range(12):
             bits, twin = OffsetBitmap(), set()
             for _ in range(5):
-                base = chance.randrange(span)
-                size = chance.choice([1, 9, 300, CHUNK_SIZE, 2 * CHUNK_SIZE])
-                many = chance.choice([(1 << size) - 1, chance.getrandbits(size), 1 << (size - 1)])
-                offsets = {base + n for n in range(size) if many >> n & 1} if size < 400 else set()
+                base = rng.randrange(span)
+                size = rng.choice([1, 9, 300, CHUNK_SIZE, 2 * CHUNK_SIZE])
+                mask = rng.choice([(1 << size) - 1, rng.getrandbits(size), 1 << (size - 1)])
+                offsets = {base + n for n in range(size) if mask >> n & 1} if size < 400 else set()
                 if size >= 400:
-                    text = bin(many)[:1:-1]
+                    text = bin(mask)[:1:-1]
                     offsets = {base + n for n, bit in enumerate(text) if bit == "1"}
-                if chance.random() < 0.6:
-                    bits.add_bits(base, many)
+                if rng.random() < 0.6:
+                    bits.add_bits(base, mask)
                     twin |= offsets
                 else:
-                    bits.remove_bits(base, many)
+                    bits.remove_bits(base, mask)
                     twin -= offsets
             sets.append((bits, twin))
-            self.same(bits, twin)
+            self.assert_equal(bits, twin)
         for (bits, twin), (other, other_twin) in pairwise(sets):
-            first = chance.randrange(span)
-            last = min(2 * span, first + chance.choice([-1, 0, 77, CHUNK_SIZE, 2 * CHUNK_SIZE]))
+            first = rng.randrange(span)
+            last = min(2 * span, first + rng.choice([-1, 0, 77, CHUNK_SIZE, 2 * CHUNK_SIZE]))
             bits.keep_common(other, first, last)
             twin -= {each for each in twin if first <= each <= last and each not in other_twin}
-            self.same(bits, twin)
-            border = chance.randrange(span)
+            self.assert_equal(bits, twin)
+            border = rng.randrange(span)
             bits.add_from(other, border)
             twin |= {each for each in other_twin if each >= border}
-            self.same(bits, twin)
+            self.assert_equal(bits, twin)
 
     @staticmethod
-    def same(bits: OffsetBitmap, twin: set[int]) -> None:
+    def assert_equal(bits: OffsetBitmap, twin: set[int]) -> None:
         assert {each for each in range(6 * CHUNK_SIZE) if bits.has(each)} == twin
         assert bool(bits) == bool(twin)

@@ -1,10 +1,9 @@
-"""Rewinds beside a naive twin: what is published, taken, acked, given back, purged, rewound, retained, and kills.
+"""Rewinds against a naive twin: random publishes, gets, acks, requeues, purges, rewinds, retention and kills.
 
-The twin knows of each offset whether it is ready, unacked or settled. At rest the queue says the same, gives out what
-is ready in the order of offsets, and a rewind brings back exactly what was settled, matches and is still in the log;
-all the rest goes on while it does, and none of what is to come back is ready before all of it is. A kill makes what was
-unacked ready, and all that a rewind had found; what it had not written of the last turn cannot be, as each step here
-ends its turn.
+The twin knows for each offset whether it is ready, unacked or settled (acked or purged). When the loop is idle, the
+queue agrees and delivers ready messages in the order of offsets. A rewind makes exactly the settled, matching messages
+that are still in the log ready again. The queue works meanwhile, and no rewound message is ready before all are. A kill
+makes unacked messages and those a rewind has found ready; each step ends its turn, so no write is missing.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from amqpd.routing.selector import parse_selector
 from amqpd.storage.acks.retained import retained_of
 
 EXAMPLES = int(os.environ.get("REWIND_EXAMPLES", examples(40)))
-WHERE = {"": lambda n: True, "n > 20": lambda n: n > 20, "k = 1": lambda n: n % 3 == 1, "k = 9": lambda n: False}
+SELECTORS = {"": lambda n: True, "n > 20": lambda n: n > 20, "k = 1": lambda n: n % 3 == 1, "k = 9": lambda n: False}
 BODY = b"." * 20_000
 
 
@@ -38,14 +37,14 @@ class RewindMachine(RuleBasedStateMachine):
         self.room.queue("q", x_retain=retain)
         self.window = window
         self.state: dict[int, str] = {}
-        self.held: dict[int, Any] = {}
+        self.unacked: dict[int, Any] = {}
         self.job: Any = None
-        self.coming: set[int] = set()
+        self.rewound: set[int] = set()
         self.open()
-        if share:  # what was acked out of order stands in front of the window
+        if share:  # messages acked out of order are before the window
             self.publish(40)
             self.take(40)
-            self.answer(share, back=False)
+            self.ack_or_requeue(share, requeue=False)
             self.kill()
 
     def open(self) -> None:
@@ -57,7 +56,7 @@ class RewindMachine(RuleBasedStateMachine):
     def turns(self) -> None:
         self.room.turn.schedule()
         self.room.turns()
-        self.look()
+        self.check_job()
 
     @rule(count=st.integers(1, 40))
     def publish(self, count: int) -> None:
@@ -77,26 +76,26 @@ class RewindMachine(RuleBasedStateMachine):
                 return
             assert entry is not None and entry.offset == min(ready)
             self.state[entry.offset] = "unacked"
-            self.held[entry.offset] = entry
+            self.unacked[entry.offset] = entry
         self.turns()
 
     def get(self) -> Any:
-        """As channels do: a queue that goes on reading behind what was taken out of it is asked again."""
+        """Get a message. As channels do, ask again while the queue still reads its log."""
         entry = self.queue.get(False)
         while entry is None and self.queue.must_wait():
             self.turns()
             entry = self.queue.get(False)
         return entry
 
-    @rule(share=st.integers(1, 3), back=st.booleans())
-    def answer(self, share: int, back: bool) -> None:
-        for offset in [each for each in self.held if each % share == 0]:
-            entry = self.held.pop(offset)
-            if back:
+    @rule(share=st.integers(1, 3), requeue=st.booleans())
+    def ack_or_requeue(self, share: int, requeue: bool) -> None:
+        for offset in [each for each in self.unacked if each % share == 0]:
+            entry = self.unacked.pop(offset)
+            if requeue:
                 self.queue.requeue(entry, False)
             else:
                 self.queue.ack(entry)
-            self.state[offset] = "ready" if back else "settled"
+            self.state[offset] = "ready" if requeue else "settled"
         self.turns()
 
     @rule()
@@ -108,13 +107,13 @@ class RewindMachine(RuleBasedStateMachine):
         self.turns()
 
     @rule(
-        where=st.sampled_from(["", "", "", *WHERE]),
+        where=st.sampled_from(["", "", "", *SELECTORS]),
         first=st.sampled_from([0, 0, 0, 7, 30, 60]),
         length=st.sampled_from([-1, -1, 0, 7, 50]),
         ms=st.sampled_from([0, 20, 20, 300]),
     )
     def rewind(self, where: str, first: int, length: int, ms: int) -> None:
-        """Found, taken back, without its file, over: by how long it goes on here."""
+        """Begin a rewind and run it for `ms` milliseconds, so that it is in any of its stages or has ended."""
         selector = parse_selector(where) if where else None
         until = -1 if length < 0 else first + length
         request = JobRequest("rewind", self.room.vhost, self.queue, selector=selector, begin=first, until=until)
@@ -125,11 +124,11 @@ class RewindMachine(RuleBasedStateMachine):
         job = self.jobs.begin(request)
         self.turns()
         end = until if until >= 0 else len(self.state)
-        there = self.there()
-        self.coming = {
+        offsets_in_log = self.offsets_in_log()
+        self.rewound = {
             offset
             for offset, state in self.state.items()
-            if state == "settled" and first <= offset < end and offset in there and WHERE[where](offset)
+            if state == "settled" and first <= offset < end and offset in offsets_in_log and SELECTORS[where](offset)
         }
         self.job = job
         self.wait(ms)
@@ -137,33 +136,33 @@ class RewindMachine(RuleBasedStateMachine):
     @rule(ms=st.sampled_from([1, 20, 300]))
     def wait(self, ms: int) -> None:
         self.room.advance(ms)
-        self.look()
+        self.check_job()
 
-    def look(self) -> None:
-        """Whether the rewind is over: what it has found is ready, but for what has left the log meanwhile."""
+    def check_job(self) -> None:
+        """If the rewind has ended, mark its messages as ready, except those that have left the log meanwhile."""
         job = self.job
         if job is None or not job.ended_ms:
             return
         assert job.state == "done", (job.state, job.reason)
-        there = self.there()
-        came = {offset for offset in self.coming if offset in there}
-        assert job.done_count == len(came)
-        for offset in came:
+        offsets_in_log = self.offsets_in_log()
+        rewound_in_log = {offset for offset in self.rewound if offset in offsets_in_log}
+        assert job.done_count == len(rewound_in_log)
+        for offset in rewound_in_log:
             self.state[offset] = "ready"
         self.job = None
 
-    def there(self) -> set[int]:
+    def offsets_in_log(self) -> set[int]:
         segments = [each for each in self.queue.store.log.segments if not each.is_removed]
         return {offset for segment in segments for offset in range(segment.base, segment.end)}
 
     @rule()
-    def upkeep(self) -> None:
+    def run_maintenance(self) -> None:
         self.room.storage.maintain()
         self.turns()
 
     @rule()
     def delete(self) -> None:
-        """By a job, what is ready and matches; a rewind goes on with time alone, and none passes."""
+        """Delete ready, matching messages with a job. A running rewind makes no progress, because no time passes."""
         job = self.jobs.begin(JobRequest("delete", self.room.vhost, self.queue, selector=parse_selector("k = 2")))
         self.turns()
         assert job.state == "done", (job.state, job.reason)
@@ -174,30 +173,30 @@ class RewindMachine(RuleBasedStateMachine):
     @rule()
     def kill(self) -> None:
         self.room.advance(60)  # acks older than 50 ms survive
-        self.look()
+        self.check_job()
         self.room.restart()
-        self.held.clear()
+        self.unacked.clear()
         for offset, state in self.state.items():
             if state == "unacked":
                 self.state[offset] = "ready"
         self.open()
         if self.job is not None:
-            for offset in self.coming & self.there():
+            for offset in self.rewound & self.offsets_in_log():
                 self.state[offset] = "ready"
             self.job = None
 
     @invariant()
-    def it_says_the_same(self) -> None:
+    def queue_matches_twin(self) -> None:
         states = list(self.state.values())
         assert self.queue.ready_count == states.count("ready")
         assert self.queue.unacked_count == states.count("unacked")
         if self.job is not None:
-            return  # what of it is in the log again is nobody's yet
+            return  # rewound messages in the log are not ready yet
         store = self.queue.store
         assert store.record_count == states.count("ready") + states.count("unacked")
-        there = self.there()
-        assert all(offset in there for offset, state in self.state.items() if state != "settled")
-        settled = sum(1 for offset in there if self.state[offset] == "settled")
+        offsets_in_log = self.offsets_in_log()
+        assert all(offset in offsets_in_log for offset, state in self.state.items() if state != "settled")
+        settled = sum(1 for offset in offsets_in_log if self.state[offset] == "settled")
         assert retained_of(store.log.segments, store.next_offset, store.record_count).messages == settled
 
     def teardown(self) -> None:
@@ -206,7 +205,7 @@ class RewindMachine(RuleBasedStateMachine):
             self.room.storage.close(clean=False)
 
 
-def test_model(make_room: Any, tmp_path_factory: Any) -> None:
+def test_rewind_matches_naive_twin(make_room: Any, tmp_path_factory: Any) -> None:
     RewindMachine.make_room = staticmethod(make_room)
     RewindMachine.tmp_path_factory = tmp_path_factory
     from hypothesis.stateful import run_state_machine_as_test

@@ -1,4 +1,4 @@
-"""What a search knows to be in memory is what is in memory, whatever comes and goes while it is made and used."""
+"""The index of a scan has exactly the messages in memory while it is built and used, beside other operations."""
 
 from __future__ import annotations
 
@@ -21,65 +21,67 @@ def publish(room: Any, rng: random.Random, count: int = 1) -> None:
         room.publish("q", b"%d" % number, headers={"group": f"g{number}", "n": rng.randrange(10)}, priority=number)
 
 
-def in_memory(search: Any, end: int) -> dict[int, object]:
-    return {each.offset: each for each in search.queue.order.in_memory() if 0 <= each.offset < end}
+def in_memory(scan: Any, end: int) -> dict[int, object]:
+    return {each.offset: each for each in scan.queue.order.in_memory() if 0 <= each.offset < end}
 
 
 @pytest.mark.parametrize("window", [6, 4096])
 @pytest.mark.parametrize("durable", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_happens(room: Any, kind: str, durable: bool, window: int, seed: int) -> None:
+def test_index_has_the_messages_in_memory(room: Any, kind: str, durable: bool, window: int, seed: int) -> None:
     rng = random.Random(seed)
     queue = room.queue("q", durable=durable, **KINDS[kind])
     queue.order.memory.count_max = window
     publish(room, rng, 60)
-    takers: list[Taker] = []
-    search: Any = None
+    consumers: list[Taker] = []
+    scan: Any = None
     end = 0
     found: list[Any] = []
-    looked = 0
+    collect_count = 0
     for _ in range(400):
-        if search is None:
+        if scan is None:
             conditions = JobFilter(parse_selector("n < 3"), None)
             end = queue.backing.next_offset
-            search = (GroupScan if kind == "groups" else PriorityScan)(queue, conditions, lambda: None)
-        what = rng.choice(("publish", "take", "leave", "ack", "requeue", "purge", "search", "search", "back", "settle"))
-        if what == "publish":
+            scan = (GroupScan if kind == "groups" else PriorityScan)(queue, conditions, lambda: None)
+        action = rng.choice(
+            ("publish", "take", "leave", "ack", "requeue", "purge", "search", "search", "back", "settle")
+        )
+        if action == "publish":
             publish(room, rng, rng.randrange(1, 5))
-        elif what == "take" and len(takers) < 3:
-            takers.append(take(room, queue, credit=rng.choice((1, 5, 40))))
-        elif what == "leave" and takers:
-            takers.pop(rng.randrange(len(takers))).leave()
-        elif what in ("ack", "requeue") and takers:
-            taker = rng.choice(takers)
-            if taker.entries:
-                getattr(taker, what)(rng.randrange(len(taker.entries)))
-        elif what == "purge" and rng.random() < 0.05:
+        elif action == "take" and len(consumers) < 3:
+            consumers.append(take(room, queue, credit=rng.choice((1, 5, 40))))
+        elif action == "leave" and consumers:
+            consumers.pop(rng.randrange(len(consumers))).leave()
+        elif action in ("ack", "requeue") and consumers:
+            consumer = rng.choice(consumers)
+            if consumer.entries:
+                getattr(consumer, action)(rng.randrange(len(consumer.entries)))
+        elif action == "purge" and rng.random() < 0.05:
             queue.purge()
-        elif what == "search":
+        elif action == "search":
             room.clock.per_look_ms = rng.choice((0, 1))
-            search.collect(found, rng.choice((1, 4, 50)), 1 << 20)
+            scan.collect(found, rng.choice((1, 4, 50)), 1 << 20)
             room.clock.per_look_ms = 0
-            looked += 1
-        elif what in ("back", "settle") and found:
-            (search.return_message if what == "back" else search.settle)(found.pop(rng.randrange(len(found))))
+            collect_count += 1
+        elif action in ("back", "settle") and found:
+            (scan.return_message if action == "back" else scan.settle)(found.pop(rng.randrange(len(found))))
         room.turn.schedule()
         room.turns()
-        index = search._index
+        index = scan._index
         if not index._filling:
-            assert index.entries == in_memory(search, end), what
-        if search.ended:
-            search.close()
+            assert index.entries == in_memory(scan, end), action
+        if scan.ended:
+            scan.close()
             order = queue.order.window if kind == "groups" else queue.order
             assert not order.indexes
-            search = None
-    assert looked > 30
+            scan = None
+    assert collect_count > 30
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_came_back_is_not_gone_over_with_each_slice(room: Any, kind: str) -> None:
-    """A slice looks at as many messages however many are in memory: at 3 looks of the clock, some 100."""
+def test_slice_does_not_revisit_returned_messages(room: Any, kind: str) -> None:
+    """A slice looks at the same number of messages for any number in memory: about 100 at 3 looks at the clock."""
     looked = {}
     for count in (2_000, 8_000):
         name = f"{count}"
@@ -89,15 +91,15 @@ def test_what_came_back_is_not_gone_over_with_each_slice(room: Any, kind: str) -
         room.turn.schedule()
         room.turns()
         conditions = JobFilter(parse_selector("n < 0"), None)
-        search = (GroupScan if kind == "groups" else PriorityScan)(queue, conditions, lambda: None)
+        scan = (GroupScan if kind == "groups" else PriorityScan)(queue, conditions, lambda: None)
         room.clock.per_look_ms = 1
         slices = []
-        while not search.ended:
+        while not scan.ended:
             before = conditions.looked_count
-            search.collect([], 100, 1 << 20)
+            scan.collect([], 100, 1 << 20)
             slices.append(conditions.looked_count - before)
         room.clock.per_look_ms = 0
-        search.close()
+        scan.close()
         assert conditions.looked_count == count
         looked[count] = max(slices)
     assert looked[2_000] == looked[8_000] >= 32, looked

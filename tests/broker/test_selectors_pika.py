@@ -1,4 +1,4 @@
-"""Selectors as a stock client meets them: x-jms-topic, and filters on streams; over the wire and over a kill -9."""
+"""Selectors over the wire with pika: x-jms-topic exchanges and filters on streams, also after kill -9."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def publish(channel: BlockingChannel, exchange: str, body: bytes, **headers: obj
     channel.basic_publish(exchange, "some.key", body, pika.BasicProperties(headers=headers, delivery_mode=2))
 
 
-def drained(channel: BlockingChannel, queue: str) -> list[bytes]:
+def drain(channel: BlockingChannel, queue: str) -> list[bytes]:
     found = []
     while True:
         method, _, body = channel.basic_get(queue, auto_ack=True)
@@ -32,7 +32,7 @@ def drained(channel: BlockingChannel, queue: str) -> list[bytes]:
         found.append(body)
 
 
-def test_a_message_goes_where_the_selectors_say(channel: BlockingChannel) -> None:
+def test_jms_topic_routes_by_selector(channel: BlockingChannel) -> None:
     exchange, queues = "jms-topic", {}
     channel.exchange_declare(exchange, "x-jms-topic", auto_delete=True)
     for arguments in (
@@ -47,14 +47,14 @@ def test_a_message_goes_where_the_selectors_say(channel: BlockingChannel) -> Non
     publish(channel, exchange, b"light red", colour="red", weight=1)
     publish(channel, exchange, b"blue", colour="blue")
     channel.basic_publish(exchange, "k", b"no headers")
-    assert [drained(channel, queue) for queue in queues] == [
+    assert [drain(channel, queue) for queue in queues] == [
         [b"heavy red"],
         [b"blue"],
         [b"heavy red", b"light red", b"blue", b"no headers"],
     ]
 
 
-def test_behind_a_topic_exchange_as_the_jms_client_has_it(channel: BlockingChannel) -> None:
+def test_jms_exchange_behind_a_topic_exchange(channel: BlockingChannel) -> None:
     channel.exchange_declare("jms.durable.topic", "topic", auto_delete=True)
     channel.exchange_declare("jms.selector", "x-jms-topic", auto_delete=True, arguments={"rjms_version": "2.9.0"})
     queue = channel.queue_declare("", exclusive=True).method.queue
@@ -64,7 +64,7 @@ def test_behind_a_topic_exchange_as_the_jms_client_has_it(channel: BlockingChann
     for key, kind in (("news", "car"), ("news", "bike"), ("other", "car")):
         properties = pika.BasicProperties(headers={"JMSType": kind, "JMSPriority": 9})
         channel.basic_publish("jms.durable.topic", key, f"{key} {kind}".encode(), properties)
-    assert drained(channel, queue) == [b"news car"]
+    assert drain(channel, queue) == [b"news car"]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_behind_a_topic_exchange_as_the_jms_client_has_it(channel: BlockingChann
         ({"x-selector": "NOT " * 1000 + "a"}, "x-selector: the selector has more than 500 words and signs"),
     ],
 )
-def test_bad_selectors_close_the_channel(channel: BlockingChannel, arguments: dict[str, object], text: str) -> None:
+def test_invalid_selector_closes_the_channel(channel: BlockingChannel, arguments: dict[str, object], text: str) -> None:
     channel.exchange_declare("jms-bad", "x-jms-topic")
     queue = channel.queue_declare("", exclusive=True).method.queue
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
@@ -88,7 +88,7 @@ def test_bad_selectors_close_the_channel(channel: BlockingChannel, arguments: di
 
 
 @pytest.mark.slow
-def test_bindings_survive_a_kill(tmp_path: Path) -> None:
+def test_bindings_with_selectors_survive_kill(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
             channel = connection.channel()
@@ -102,10 +102,10 @@ def test_bindings_survive_a_kill(tmp_path: Path) -> None:
             channel.exchange_declare("x", "x-jms-topic", durable=True)
             publish(channel, "x", b"red", colour="red")
             publish(channel, "x", b"blue", colour="blue")
-            assert drained(channel, "q") == [b"red"]
+            assert drain(channel, "q") == [b"red"]
             channel.queue_unbind("q", "x", "", {"x-selector": "colour = 'red'"})
             publish(channel, "x", b"red", colour="red")
-            assert drained(channel, "q") == []
+            assert drain(channel, "q") == []
 
 
 @pytest.fixture
@@ -116,8 +116,8 @@ def stream(channel: BlockingChannel) -> Iterator[str]:
     channel.connection.channel().queue_delete("filtered")
 
 
-def consumed(channel: BlockingChannel, queue: str, count: int, **arguments: object) -> list[bytes]:
-    """What a consumer gets, `count` messages at least, and no more within a moment."""
+def consume(channel: BlockingChannel, queue: str, count: int, **arguments: object) -> list[bytes]:
+    """Consume until `count` messages have arrived, then 0.2 s longer. Return the bodies."""
     got: list[bytes] = []
     table = {"x-stream-offset": "first"} | {name.replace("_", "-"): value for name, value in arguments.items()}
 
@@ -135,17 +135,17 @@ def consumed(channel: BlockingChannel, queue: str, count: int, **arguments: obje
     return got
 
 
-def test_filters_on_a_stream(channel: BlockingChannel, stream: str) -> None:
+def test_stream_filters(channel: BlockingChannel, stream: str) -> None:
     for number in range(300):
         headers = {"n": number, "x-stream-filter-value": f"v{number % 3}"} if number % 2 else {"n": number}
         channel.basic_publish("", stream, b"%d" % number, pika.BasicProperties(headers=headers, type=f"t{number % 5}"))
-    assert consumed(channel, stream, 2, x_filter="n > 297") == [b"298", b"299"]
-    assert consumed(channel, stream, 60, x_filter="p.type = 't3'") == [b"%d" % n for n in range(3, 300, 5)]
-    of_values = [b"%d" % n for n in range(1, 300, 2) if n % 3 != 2]
-    assert consumed(channel, stream, 100, x_stream_filter=["v0", "v1"]) == of_values
-    asked = {"x_stream_filter": "v0", "x_stream_match_unfiltered": True, "x_filter": "n BETWEEN 8 AND 10"}
-    both = consumed(channel, stream, 3, **asked)
-    assert both == [b"8", b"9", b"10"]
+    assert consume(channel, stream, 2, x_filter="n > 297") == [b"298", b"299"]
+    assert consume(channel, stream, 60, x_filter="p.type = 't3'") == [b"%d" % n for n in range(3, 300, 5)]
+    matching_values = [b"%d" % n for n in range(1, 300, 2) if n % 3 != 2]
+    assert consume(channel, stream, 100, x_stream_filter=["v0", "v1"]) == matching_values
+    arguments = {"x_stream_filter": "v0", "x_stream_match_unfiltered": True, "x_filter": "n BETWEEN 8 AND 10"}
+    matching_both = consume(channel, stream, 3, **arguments)
+    assert matching_both == [b"8", b"9", b"10"]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_filters_on_a_stream(channel: BlockingChannel, stream: str) -> None:
         ({"x-stream-filter": [1]}, "invalid arg 'x-stream-filter' for queue 'filtered' in vhost '/': {unaccept"),
     ],
 )
-def test_bad_filters_close_the_channel(
+def test_invalid_filter_closes_the_channel(
     channel: BlockingChannel, stream: str, arguments: dict[str, object], text: str
 ) -> None:
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:

@@ -1,4 +1,4 @@
-"""Stored offsets against metadata that commit, or fail, when they are told to."""
+"""Stored stream offsets, with a fake metadata store that commits or fails on demand."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ A, B = "a" * 32, "b" * 32
 Done = Callable[[BaseException | None], None]
 
 
-class Database:
-    """rows: what is committed. failing: every commit fails. held: commits that `answer` will see to."""
+class FakeMetadata:
+    """rows: committed rows. failing: every commit fails. held: commits that wait for `complete`."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[str, str], tuple[int, int]] = {}
@@ -52,7 +52,7 @@ class Database:
                 self.rows.pop((queue_id, name), None)
         done(None)
 
-    def answer(self) -> None:
+    def complete(self) -> None:
         held, self.held = self.held or [], None
         for changes, done in held:
             self.apply(changes, done)
@@ -70,180 +70,186 @@ class Database:
 
 
 @pytest.fixture
-def database() -> Database:
-    return Database()
+def metadata() -> FakeMetadata:
+    return FakeMetadata()
 
 
 @pytest.fixture
-def offsets(database: Database) -> ConsumerOffsets:
-    made = ConsumerOffsets(
-        database.commit,
-        database.soon.append,
-        lambda delay_s, call: database.later.append((delay_s, call)),
-        database.clock,
+def offsets(metadata: FakeMetadata) -> ConsumerOffsets:
+    offsets = ConsumerOffsets(
+        metadata.commit,
+        metadata.soon.append,
+        lambda delay_s, call: metadata.later.append((delay_s, call)),
+        metadata.clock,
     )
-    made.load([StoredOffsetRow(A, "old", 5, 1)])
-    return made
+    offsets.load([StoredOffsetRow(A, "old", 5, 1)])
+    return offsets
 
 
-class TestLazy:
-    def test_many_acks_are_one_row(self, database: Database, offsets: ConsumerOffsets) -> None:
+class TestDelayedWrites:
+    def test_many_acks_are_written_as_one_row(self, metadata: FakeMetadata, offsets: ConsumerOffsets) -> None:
         assert offsets.admit(A, "reader")
         for offset in range(1, 1001):
             offsets.put(A, "reader", offset)
         assert offsets.get(A, "reader") == 1000
-        assert database.submissions == []
-        assert len(database.later) == 1
-        database.run_later()
-        assert database.rows == {(A, "reader"): (1000, database.clock.now_ms)}
-        assert offsets.of_queue(A)["reader"].time_ms == database.clock.now_ms
-        assert database.later == [], "nothing changes, nothing is timed"
+        assert metadata.submissions == []
+        assert len(metadata.later) == 1
+        metadata.run_later()
+        assert metadata.rows == {(A, "reader"): (1000, metadata.clock.now_ms)}
+        assert offsets.of_queue(A)["reader"].time_ms == metadata.clock.now_ms
+        assert metadata.later == [], "without a change there is no timer"
         offsets.put(A, "reader", 1001)
-        assert len(database.later) == 1
+        assert len(metadata.later) == 1
 
-    def test_the_end_of_consumers_writes_them_together(self, database: Database, offsets: ConsumerOffsets) -> None:
+    def test_offsets_of_ended_consumers_are_written_together(
+        self, metadata: FakeMetadata, offsets: ConsumerOffsets
+    ) -> None:
         for name in ("one", "two", "three"):
             offsets.admit(A, name)
             offsets.put(A, name, 7)
         offsets.settle(A, "one")
         offsets.settle(A, "two")
         offsets.settle(B, "nobody")
-        assert len(database.soon) == 1
-        database.run_soon()
-        assert len(database.submissions) == 1
-        assert {name for _, name in database.rows} == {"one", "two", "three"}
+        assert len(metadata.soon) == 1
+        metadata.run_soon()
+        assert len(metadata.submissions) == 1
+        assert {name for _, name in metadata.rows} == {"one", "two", "three"}
         offsets.settle(A, "one")
-        assert database.soon == [], "nothing has changed since"
+        assert metadata.soon == [], "no offset has changed since"
 
-    def test_ten_thousand_go_in_parts(self, database: Database, offsets: ConsumerOffsets) -> None:
+    def test_ten_thousand_offsets_are_written_in_parts(self, metadata: FakeMetadata, offsets: ConsumerOffsets) -> None:
         for number in range(10_000):
             queue_id = f"{number % 50:032x}"
             assert offsets.admit(queue_id, f"reader {number}")
             offsets.put(queue_id, f"reader {number}", number)
         offsets.flush()
-        assert len(database.rows) == 10_000
-        assert max(map(len, database.submissions)) == PART_MAX
+        assert len(metadata.rows) == 10_000
+        assert max(map(len, metadata.submissions)) == PART_MAX
 
-    def test_what_could_not_be_written_is_written_later(self, database: Database, offsets: ConsumerOffsets) -> None:
+    def test_failed_write_is_retried(self, metadata: FakeMetadata, offsets: ConsumerOffsets) -> None:
         offsets.admit(A, "reader")
         offsets.put(A, "reader", 9)
-        database.failing = True
-        database.run_later()
-        assert database.rows == {}
+        metadata.failing = True
+        metadata.run_later()
+        assert metadata.rows == {}
         assert offsets.get(A, "reader") == 9
-        database.failing = False
+        metadata.failing = False
         offsets.put(A, "reader", 10)
-        assert len(database.later) == 1
-        database.run_later()
-        assert database.rows[A, "reader"][0] == 10
+        assert len(metadata.later) == 1
+        metadata.run_later()
+        assert metadata.rows[A, "reader"][0] == 10
 
-    def test_a_time_says_that_it_is_written(self, database: Database, offsets: ConsumerOffsets) -> None:
-        """Not that it is on its way: who is told of one finds it after a crash."""
+    def test_time_is_set_only_after_the_commit(self, metadata: FakeMetadata, offsets: ConsumerOffsets) -> None:
+        """An operator who sees a time finds the offset after a crash."""
         offsets.admit(A, "reader")
         offsets.put(A, "reader", 9)
-        database.held = []
+        metadata.held = []
         offsets.flush()
         offsets.set(A, "other", 3, lambda error: None)
         assert [offsets.of_queue(A)[name].time_ms for name in ("reader", "other")] == [0, 0]
-        database.answer()
-        assert {offsets.of_queue(A)[name].time_ms for name in ("reader", "other")} == {database.clock.now_ms}
-        database.held = []
+        metadata.complete()
+        assert {offsets.of_queue(A)[name].time_ms for name in ("reader", "other")} == {metadata.clock.now_ms}
+        metadata.held = []
         offsets.put(A, "reader", 10)
         offsets.flush()
         offsets.put(A, "reader", 11)
-        database.answer()
-        assert offsets.of_queue(A)["reader"] == (11, 0), "10 is written"
+        metadata.complete()
+        assert offsets.of_queue(A)["reader"] == (11, 0), "only offset 10 is committed"
 
-    def test_after_the_end_of_the_metadata(self, database: Database, offsets: ConsumerOffsets) -> None:
+    def test_flush_after_close_of_metadata_writes_nothing(
+        self, metadata: FakeMetadata, offsets: ConsumerOffsets
+    ) -> None:
         offsets.admit(A, "reader")
         offsets.put(A, "reader", 9)
-        database.closed = True
+        metadata.closed = True
         offsets.flush()
-        assert database.rows == {}
+        assert metadata.rows == {}
 
-    def test_an_earlier_life(self, offsets: ConsumerOffsets) -> None:
+    def test_loaded_offsets_are_known(self, offsets: ConsumerOffsets) -> None:
         assert offsets.get(A, "old") == 5
         assert (offsets.get(A, "new"), offsets.get(B, "old")) == (None, None)
 
-    def test_names_are_bounded(self, offsets: ConsumerOffsets) -> None:
+    def test_names_per_queue_are_bounded(self, offsets: ConsumerOffsets) -> None:
         for number in range(NAMES_MAX):
             assert offsets.admit(B, str(number))
             offsets.put(B, str(number), 1)
         assert not offsets.admit(B, "one more")
-        assert offsets.admit(B, "0"), "who is there stays"
+        assert offsets.admit(B, "0"), "an existing name is still admitted"
         assert offsets.admit(A, "one more")
 
 
-class TestOperators:
-    def test_set_holds_once_it_is_committed(self, database: Database, offsets: ConsumerOffsets) -> None:
+class TestSetAndDelete:
+    def test_set_applies_after_commit(self, metadata: FakeMetadata, offsets: ConsumerOffsets) -> None:
         answers: list[BaseException | None] = []
         offsets.set(A, "old", 99, answers.append)
-        assert (offsets.get(A, "old"), database.rows[A, "old"][0], answers) == (99, 99, [None])
+        assert (offsets.get(A, "old"), metadata.rows[A, "old"][0], answers) == (99, 99, [None])
 
     @pytest.mark.parametrize(("name", "before"), [("old", 5), ("new", None)])
-    def test_a_set_that_failed_leaves_what_was(
-        self, database: Database, offsets: ConsumerOffsets, name: str, before: int | None
+    def test_failed_set_keeps_the_old_offset(
+        self, metadata: FakeMetadata, offsets: ConsumerOffsets, name: str, before: int | None
     ) -> None:
-        database.failing = True
+        metadata.failing = True
         answers: list[BaseException | None] = []
         offsets.set(A, name, 99, answers.append)
         assert isinstance(answers[0], WriteFailed)
         assert offsets.get(A, name) == before
 
-    def test_an_ack_behind_a_set_that_failed_stays(self, database: Database, offsets: ConsumerOffsets) -> None:
-        database.held = []
+    def test_ack_during_a_failed_set_is_kept(self, metadata: FakeMetadata, offsets: ConsumerOffsets) -> None:
+        metadata.held = []
         answers: list[BaseException | None] = []
         offsets.set(A, "old", 99, answers.append)
         offsets.put(A, "old", 100)
-        database.failing = True
-        database.answer()
+        metadata.failing = True
+        metadata.complete()
         assert isinstance(answers[0], WriteFailed)
         assert offsets.get(A, "old") == 100
 
-    def test_delete(self, database: Database, offsets: ConsumerOffsets) -> None:
+    def test_delete_removes_offset_and_row(self, metadata: FakeMetadata, offsets: ConsumerOffsets) -> None:
         answers: list[BaseException | None] = []
         offsets.admit(A, "reader")
         offsets.put(A, "reader", 3)
         assert offsets.delete(A, "reader", answers.append)
         offsets.flush()
-        assert (offsets.get(A, "reader"), database.rows, answers) == (None, {}, [None])
+        assert (offsets.get(A, "reader"), metadata.rows, answers) == (None, {}, [None])
         assert not offsets.delete(A, "reader", answers.append)
         assert answers == [None, None]
 
-    def test_a_deletion_that_failed_brings_it_back(self, database: Database, offsets: ConsumerOffsets) -> None:
-        database.held = []
+    def test_failed_delete_restores_the_offset(self, metadata: FakeMetadata, offsets: ConsumerOffsets) -> None:
+        metadata.held = []
         answers: list[BaseException | None] = []
         assert offsets.delete(A, "old", answers.append)
         assert offsets.get(A, "old") is None
-        database.failing = True
-        database.answer()
+        metadata.failing = True
+        metadata.complete()
         assert isinstance(answers[0], WriteFailed)
         assert offsets.get(A, "old") == 5
 
 
-class TestQueueGone:
-    def test_nothing_of_it_is_written_any_more(self, database: Database, offsets: ConsumerOffsets) -> None:
+class TestDeletedQueue:
+    def test_offsets_of_deleted_queue_are_not_written(self, metadata: FakeMetadata, offsets: ConsumerOffsets) -> None:
         offsets.admit(A, "reader")
         offsets.put(A, "reader", 3)
         offsets.forget(A)
-        offsets.put(A, "reader", 4)  # an ack that comes late
+        offsets.put(A, "reader", 4)  # a late ack
         offsets.flush()
-        assert database.submissions == []
+        assert metadata.submissions == []
         assert offsets.of_queue(A) == {}
 
-    def test_a_failed_write_does_not_bring_it_back(self, database: Database, offsets: ConsumerOffsets) -> None:
+    def test_failed_write_does_not_restore_a_deleted_queue(
+        self, metadata: FakeMetadata, offsets: ConsumerOffsets
+    ) -> None:
         offsets.admit(A, "reader")
         offsets.put(A, "reader", 3)
-        database.held = []
+        metadata.held = []
         offsets.flush()
         offsets.forget(A)
-        database.failing = True
-        database.answer()
-        database.later.clear()
+        metadata.failing = True
+        metadata.complete()
+        metadata.later.clear()
         offsets.flush()
-        assert len(database.submissions) == 1
+        assert len(metadata.submissions) == 1
 
-    def test_it_goes_with_its_queue(self, room: Any) -> None:
+    def test_delete_of_queue_deletes_its_offsets(self, room: Any) -> None:
         stored = room.catalogue.stored_offsets
         declare.declare_queue(room.vhost, QueueDeclaration("q", True, False, False, {}))
         queue = room.vhost.queues["q"]

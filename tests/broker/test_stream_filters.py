@@ -1,4 +1,4 @@
-"""Filters on streams: who has one gets what it wants and nothing else, in order, and nobody waits for his search."""
+"""Filters on streams: consumers get matching messages in order, and a search does not delay other consumers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .stream_room import read as read_from
 
 
 def read(room, queue: Queue, credit: int = 100_000, turn: bool = True, **arguments: object) -> Reader:
-    """From the first message on."""
+    """Read from the first message."""
     return read_from(room, queue, credit, turn, **({"x_stream_offset": "first"} | arguments))
 
 
@@ -36,7 +36,7 @@ def stream(room) -> Queue:
 
 
 def publish(room, *headers: Mapping[str, object], turn: bool = True, **properties: object) -> list[bytes]:
-    """One message for each, with its number as body."""
+    """Publish one message for each headers table. The body is a running number. Return the bodies."""
     bodies = []
     for table in headers:
         publish.number += 1  # type: ignore[attr-defined]
@@ -54,7 +54,7 @@ COLOURS = [{"colour": colour, "weight": weight} for weight in range(4) for colou
 
 
 class TestSelectors:
-    def test_a_reader_gets_what_matches(self, room, stream) -> None:
+    def test_consumer_gets_matching_messages(self, room, stream) -> None:
         bodies = publish(room, *COLOURS)
         readers = [
             read(room, stream, x_filter=text)
@@ -68,7 +68,7 @@ class TestSelectors:
         assert readers[4].place.filter is None
         assert stream.ready_count == 16 and stream.unacked_count == sum(len(each.got) for each in readers)
 
-    def test_who_wants_nothing_moves_on_all_the_same(self, room, stream) -> None:
+    def test_offset_advances_without_matching_messages(self, room, stream) -> None:
         publish(room, *COLOURS)
         reader = read(room, stream, x_filter="missing = 1", x_stream_consumer_name="me")
         assert reader.place.offset == 8
@@ -76,7 +76,7 @@ class TestSelectors:
         stream.remove_consumer(reader)
         publish(room, {"missing": 1})
         again = read(room, stream, x_filter="missing = 1", x_stream_consumer_name="me", turn=False)
-        assert again.place.stored == 8  # stored without an ack: there was nothing to ack
+        assert again.place.stored == 8  # stored without an ack: no message was delivered
         room.turns()
         assert len(again.got) == 1
         again.ack(len(again.entries))
@@ -84,14 +84,14 @@ class TestSelectors:
         stream.order.remove_consumer(stream, again)
         assert room.vhost.queue_host.stored_offset(stream.id, "me") == 9
 
-    def test_what_is_delivered_and_not_acked_is_not_passed_over(self, room, stream) -> None:
+    def test_stored_offset_stays_before_unacked_message(self, room, stream) -> None:
         publish(room, {"a": 1}, {"a": 2}, {"a": 2})
         reader = read(room, stream, x_filter="a = 1", x_stream_consumer_name="me")
         assert len(reader.got) == 1
         stream.order.remove_consumer(stream, reader)
         assert room.vhost.queue_host.stored_offset(stream.id, "me") <= 0
 
-    def test_acks_give_credit_across_what_is_passed_over(self, room, stream) -> None:
+    def test_acks_give_credit_across_skipped_messages(self, room, stream) -> None:
         bodies = publish(room, *COLOURS)
         reader = read(room, stream, 1, x_filter="colour = 'blue'")
         for count in range(1, 5):
@@ -99,14 +99,14 @@ class TestSelectors:
             reader.ack(len(reader.entries))
             room.turns()
 
-    def test_it_survives_a_restart(self, room, stream) -> None:
+    def test_filter_works_after_restart(self, room, stream) -> None:
         bodies = publish(room, *COLOURS)
         room.restart()
         queue = room.vhost.queues["s"]
         queue.prepare()
         assert read(room, queue, x_filter="colour = 'red'").got == bodies[0::2]
 
-    def test_time_goes_on_for_utc(self) -> None:
+    def test_selector_with_utc_uses_the_current_time(self) -> None:
         data = encode_properties(Properties(timestamp=1))
         view = RecordView(SharedFields(b"", b"", b"s", data, True))
         selector = parse_selector("p.creation-time < UTC()")
@@ -115,7 +115,7 @@ class TestSelectors:
 
 
 class TestValues:
-    def test_one_value_or_several(self, room, stream) -> None:
+    def test_filter_by_one_or_several_values(self, room, stream) -> None:
         values = ("eu", "us", "eu", "asia")
         bodies = publish(room, *[{"x-stream-filter-value": value} for value in values], {"other": 1})
         assert read(room, stream, x_stream_filter="eu").got == [bodies[0], bodies[2]]
@@ -124,18 +124,18 @@ class TestValues:
         assert read(room, stream, x_stream_filter=["us"], x_stream_match_unfiltered=False).got == [bodies[1]]
         assert read(room, stream, x_stream_match_unfiltered=True).got == bodies
 
-    def test_a_value_that_is_no_text_is_none(self, room, stream) -> None:
+    def test_filter_value_that_is_not_a_string_is_ignored(self, room, stream) -> None:
         name = "x-stream-filter-value"
         bodies = publish(room, {name: 5}, {name: "5"}, {"a": name})
         assert read(room, stream, x_stream_filter="5").got == [bodies[1]]
         got = read(room, stream, x_stream_filter="5", x_stream_match_unfiltered=True).got
         assert got == bodies
 
-    def test_both_have_to_let_it_through(self, room, stream) -> None:
+    def test_selector_and_value_must_both_match(self, room, stream) -> None:
         bodies = publish(room, *[{"x-stream-filter-value": value, "a": n} for n in (1, 2) for value in ("eu", "us")])
         assert read(room, stream, x_stream_filter="eu", x_filter="a = 2").got == [bodies[2]]
 
-    def test_the_header_stays_on_the_message(self, room, stream) -> None:
+    def test_filter_value_header_stays_on_the_message(self, room, stream) -> None:
         publish(room, {"x-stream-filter-value": "eu"})
         reader = read(room, stream, x_stream_filter="eu")
         message = reader.entries[0].message
@@ -157,16 +157,16 @@ class TestArguments:
             ({"x-stream-match-unfiltered": "yes"}, "{unacceptable_type,longstr}"),
         ],
     )
-    def test_bad_ones_are_refused(self, arguments: dict[str, Any], text: str) -> None:
+    def test_invalid_consumer_arguments_are_refused(self, arguments: dict[str, Any], text: str) -> None:
         with pytest.raises(PreconditionFailed) as refused:
             consumer_arguments("q", "/", "stream", arguments, b"")
         assert text in refused.value.text
 
     @pytest.mark.parametrize("value", [16, 255])
-    def test_the_size_of_rabbits_filters_is_taken(self, value: int) -> None:
+    def test_filter_size_bytes_of_16_to_255_is_accepted(self, value: int) -> None:
         rules_of({"x-queue-type": "stream", "x-stream-filter-size-bytes": value})
 
-    def test_and_nothing_else_for_it(self, room) -> None:
+    def test_other_filter_size_bytes_are_refused(self, room) -> None:
         for value in (15, 256, "16", True):
             with pytest.raises(PreconditionFailed, match="x-stream-filter-size-bytes"):
                 room.queue("bad", x_queue_type="stream", x_stream_filter_size_bytes=value)
@@ -175,26 +175,26 @@ class TestArguments:
 
 
 class TestCost:
-    def test_a_pump_looks_at_so_many(self, room, stream, monkeypatch) -> None:
+    def test_dispatch_looks_at_a_bounded_number_of_messages(self, room, stream, monkeypatch) -> None:
         publish(room, *[{"n": n} for n in range(5000)])
-        looked = count_looks(monkeypatch)
-        reader = read(room, stream, x_filter="n = 4999", turn=False)  # which pumps
+        decoded = record_decoded_headers(monkeypatch)
+        reader = read(room, stream, x_filter="n = 4999", turn=False)  # this dispatches
         assert reader.place.offset == SHARE_COUNT
         plain = read(room, stream, turn=False)
-        assert len(plain.got) > SHARE_COUNT  # one that searches leaves others their turn
+        assert len(plain.got) > SHARE_COUNT  # a searching consumer leaves others their turn
         room.turns()
         assert len(reader.got) == 1 and len(plain.got) == 5000
-        assert len(looked) <= 2 * 5000
+        assert len(decoded) <= 2 * 5000
 
-    def test_large_headers_count_for_more(self, room, stream) -> None:
+    def test_large_headers_count_for_several_messages(self, room, stream) -> None:
         publish(room, *[{"n": n, "large": "x" * 50_000} for n in range(40)])
         reader = read(room, stream, x_filter="n = 39", turn=False)
         assert reader.place.offset < 5
         room.turns()
         assert len(reader.got) == 1
 
-    def test_all_that_search_share_a_slice_of_the_turn(self, room) -> None:
-        """A clock that goes on with each look at it: however many search, a turn is theirs for five milliseconds."""
+    def test_all_searching_consumers_share_a_slice_of_the_turn(self, room) -> None:
+        """The clock advances with each look. Searches get five milliseconds per turn, however many there are."""
         queues = [room.queue(f"s{number}", x_queue_type="stream") for number in range(12)]
         for queue in queues:
             for n in range(1500):
@@ -206,63 +206,63 @@ class TestCost:
         turns = 0
         while not any(reader.got for reader in readers):
             before = sum(reader.place.offset for reader in readers)
-            step(room)
+            run_turn(room)
             assert sum(reader.place.offset for reader in readers) - before <= 5 * SHARE_COUNT
             turns += 1
             assert turns < 1000
-        assert min(reader.place.offset for reader in readers) > 1500 / 2  # nobody was left behind
+        assert min(reader.place.offset for reader in readers) > 1500 / 2  # no consumer was left behind
         room.clock.per_look_ms = 0
         room.turns()
         assert [len(reader.got) for reader in readers] == [1] * 12
 
-    def test_who_searches_may_leave(self, room, stream) -> None:
+    def test_consumer_may_leave_while_it_searches(self, room, stream) -> None:
         publish(room, *[{"n": n} for n in range(2000)])
         readers = [read(room, stream, x_filter="n = 1999", turn=False) for _ in range(3)]
-        for gone in readers[:2]:
-            stream.order.remove_consumer(stream, gone)
-            stream.remove_consumer(gone)
+        for reader in readers[:2]:
+            stream.order.remove_consumer(stream, reader)
+            stream.remove_consumer(reader)
         room.turns()
         assert [len(reader.got) for reader in readers] == [0, 0, 1]
         assert not room.turn.scans.waiting_queues
 
-    def test_a_stream_may_go_while_somebody_searches(self, room, stream) -> None:
+    def test_stream_deleted_while_a_consumer_searches(self, room, stream) -> None:
         publish(room, *[{"n": n} for n in range(2000)])
         reader = read(room, stream, x_filter="n = 1999", turn=False)
         room.delete(stream)
         room.turns()
-        assert reader.got == [] and reader.told
+        assert reader.got == [] and reader.cancelled_by_broker
         assert not room.turn.scans.waiting_queues
 
-    def test_headers_are_decoded_once_for_all(self, room, stream, monkeypatch) -> None:
+    def test_headers_are_decoded_once_for_all_consumers(self, room, stream, monkeypatch) -> None:
         publish(room, *[{"n": n} for n in range(50)], *[{"n": "same"}] * 50)
-        looked = count_looks(monkeypatch)
+        decoded = record_decoded_headers(monkeypatch)
         readers = [read(room, stream, x_filter=f"n = {number} OR n = 'same'", turn=False) for number in range(10)]
         room.turns()
         assert all(len(each.got) == 51 for each in readers)
-        assert len(looked) <= 60  # 50 of their own, and one for the 50 that are alike
+        assert len(decoded) <= 60  # 50 different ones, and one for the 50 equal ones
 
 
-def step(room) -> None:
-    """One turn of the loop."""
+def run_turn(room) -> None:
+    """Run one turn of the loop."""
     soon = room._soon[:]
     room._soon.clear()
     for call in soon:
         call()
 
 
-def count_looks(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Each record whose headers are decoded for a filter. Compiled code cannot be watched: then it stays empty."""
-    looked: list[object] = []
+def record_decoded_headers(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Record the headers decoded for filters. The list stays empty with compiled code, which cannot be patched."""
+    decoded: list[object] = []
     from amqpd.broker.queue import stream_filter
 
     decode = stream_filter.decode_headers
 
-    def watched(data: bytes, start: int, end: int) -> dict[str, object]:
-        looked.append(data)
+    def record_and_decode(data: bytes, start: int, end: int) -> dict[str, object]:
+        decoded.append(data)
         return decode(data, start, end)
 
-    monkeypatch.setattr(stream_filter, "decode_headers", watched)
-    return looked
+    monkeypatch.setattr(stream_filter, "decode_headers", record_and_decode)
+    return decoded
 
 
 MESSAGES = st.lists(
@@ -283,43 +283,43 @@ READERS = st.tuples(
     batches=st.lists(MESSAGES, max_size=4),
     readers=st.lists(READERS, max_size=4),
 )
-def test_everybody_gets_what_he_wants_in_order(tmp_path_factory, batches, readers) -> None:
+def test_random_readers_get_matching_messages_in_order(tmp_path_factory, batches, readers) -> None:
     from tests.broker.conftest import Room
 
     room = Room(tmp_path_factory.mktemp("data"))
     stream = room.queue("s", x_queue_type="stream")
-    there = []
-    wanted: list[list[bytes]] = []
+    consumers = []
+    expected_bodies: list[list[bytes]] = []
     for selector, values, unfiltered, credit in readers:
         arguments: dict[str, object] = {"x_stream_match_unfiltered": unfiltered}
         if selector is not None:
             arguments["x_filter"] = selector
         if values is not None:
             arguments["x_stream_filter"] = values
-        there.append(read(room, stream, credit, **arguments))
-        wanted.append([])
+        consumers.append(read(room, stream, credit, **arguments))
+        expected_bodies.append([])
     for batch in batches:
         for body, headers in zip(publish(room, *batch), batch, strict=True):
-            for (selector, values, unfiltered, _), mine in zip(readers, wanted, strict=True):
+            for (selector, values, unfiltered, _), expected in zip(readers, expected_bodies, strict=True):
                 value = headers.get("x-stream-filter-value")
                 fits = values is None or (value in values if isinstance(value, str) else unfiltered)
                 if fits and (selector is None or (headers["n"] > 1 if selector == "n > 1" else headers["n"] in (0, 3))):
-                    mine.append(body)
-        for each in there:
+                    expected.append(body)
+        for each in consumers:
             if each.entries:
                 each.ack(len(each.entries))
         room.turns()
     for _ in range(60):
-        for each in there:
+        for each in consumers:
             if each.entries:
                 each.ack(len(each.entries))
         room.turns()
-    assert [each.got for each in there] == wanted
+    assert [each.got for each in consumers] == expected_bodies
     assert isinstance(stream.order, StreamOrder)
     room.storage.close(clean=False)
 
 
-def test_the_clock_is_looked_at_the_oftener_the_larger_messages_are(room, stream) -> None:
+def test_clock_is_read_more_often_for_larger_messages(room, stream) -> None:
     scans = room.turn.scans
     for size, steps in ((0, LOOK_COUNT), (100, LOOK_COUNT), (600, LOOK_COUNT / 2), (120_000, 1)):
         scans.begin(stream, room.turn.number + size)
@@ -332,9 +332,9 @@ def test_the_clock_is_looked_at_the_oftener_the_larger_messages_are(room, stream
         assert count == steps
 
 
-def test_new_selectors_are_parsed_so_many_in_a_turn(room) -> None:
+def test_selectors_parsed_per_turn_are_bounded(room) -> None:
     scans = room.turn.scans
-    assert scans.can_parse(1, 4000)  # one in any case
+    assert scans.can_parse(1, 4000)  # at least one
     assert not scans.can_parse(1, 1)
     assert [scans.can_parse(2, 600) for _ in range(4)] == [True, True, False, False]
     assert scans.can_parse(3, 600)

@@ -1,4 +1,4 @@
-"""How streams are stored: x-compression, x-compact, tombstones, and what policies say of them."""
+"""How streams are stored: x-compression, x-compact, tombstones, and the policies for them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def records(queue: Queue) -> list[tuple[int, bytes, bytes, bool]]:
 
 class TestArguments:
     @pytest.mark.parametrize("name", CODECS)
-    def test_a_codec(self, room, name: str) -> None:
+    def test_batches_have_the_codec(self, room, name: str) -> None:
         queue = stream(room, x_compression=name)
         for number in range(5):
             room.publish("s", b"%d" % number + b"." * 500)
@@ -57,13 +57,13 @@ class TestArguments:
             ({"x-compact": "yes"}, "{unacceptable_type,longstr}|{unacceptable_type,[a-z]+}"),
         ],
     )
-    def test_bad_values(self, arguments: dict[str, object], words: str) -> None:
+    def test_invalid_values_are_refused(self, arguments: dict[str, object], words: str) -> None:
         with pytest.raises(PreconditionFailed, match=words):
             validate("q", "/", {"x-queue-type": "stream", **arguments})
 
     @pytest.mark.parametrize("kind", ["classic", "quorum"])
     @pytest.mark.parametrize("argument", [{"x-compression": "zstd"}, {"x-compact": True}])
-    def test_other_kinds_refuse_them(self, kind: str, argument: dict[str, object]) -> None:
+    def test_other_queue_types_refuse_compression_and_compact(self, kind: str, argument: dict[str, object]) -> None:
         with pytest.raises(PreconditionFailed, match=f"of queue type rabbit_{kind}_queue"):
             validate("q", "/", {"x-queue-type": kind, **argument})
 
@@ -81,13 +81,17 @@ class TestArguments:
             ({"x-compact": True}, {"cleanup-policy": "delete"}, True, -1, SEGMENT_AGE_MS),
         ],
     )
-    def test_what_it_keeps(
+    def test_retention_of_arguments_and_policy(
         self, arguments: dict[str, object], policy: dict[str, object], compacts: bool, age_ms: int, roll_ms: int
     ) -> None:
-        kept = retention_of(rules_of({"x-queue-type": "stream", **arguments}, policy))
-        assert (kept.compaction is not None, kept.max_age_ms, kept.segment_age_ms) == (compacts, age_ms, roll_ms)
+        retention = retention_of(rules_of({"x-queue-type": "stream", **arguments}, policy))
+        assert (retention.compaction is not None, retention.max_age_ms, retention.segment_age_ms) == (
+            compacts,
+            age_ms,
+            roll_ms,
+        )
 
-    def test_a_policy_says_the_codec_and_an_argument_says_it_better(self) -> None:
+    def test_codec_argument_wins_over_policy(self) -> None:
         policy = {"compression": "zstd"}
         assert retention_of(rules_of({"x-queue-type": "stream"}, policy)).codec == 4
         given = {"x-queue-type": "stream", "x-compression": "none"}
@@ -95,7 +99,7 @@ class TestArguments:
         assert retention_of(rules_of(given, policy)).codec == 0
 
 
-def test_a_policy_that_comes_and_goes(room) -> None:
+def test_codec_policy_is_set_changed_and_cleared(room) -> None:
     queue = stream(room)
     for policy in ({}, {"compression": "lz4"}, {"compression": "zstd", "cleanup-policy": "compact"}, {}):
         queue.apply_config(rules_of(queue.arguments, policy))
@@ -117,23 +121,25 @@ class TestTombstones:
             ({"x-tombstone": True}, b"body", False),
         ],
     )
-    def test_what_is_one(self, room, headers: dict[str, object], body: bytes, is_one: bool) -> None:
+    def test_only_empty_message_with_true_header_is_a_tombstone(
+        self, room, headers: dict[str, object], body: bytes, is_one: bool
+    ) -> None:
         for compact in (True, False):
             queue = room.queue(f"s{compact}", x_queue_type="stream", x_compact=compact)
             room.publish(queue.name, body, headers=headers or None)
             assert records(queue) == [(0, queue.name.encode(), body, is_one and compact)]
 
 
-def test_the_last_of_each_key_stays(room) -> None:
-    """Readers see the gaps: one that is in the middle goes on, one that comes later begins behind what is gone."""
+def test_compaction_keeps_the_last_message_of_each_key(room) -> None:
+    """The log has gaps after compaction, and the messages after a gap are still there."""
     queue = stream(room, x_compact=True, x_compression="zstd", x_stream_max_segment_size_bytes=64 * 1024)
     declare.declare_exchange(room.vhost, ExchangeDeclaration("keys", "topic", True, False, False, {}))
     declare.bind(room.vhost, room.vhost.exchanges["keys"], queue, "#", {})
-    draw = random.Random(3)
+    rng = random.Random(3)
     latest: dict[bytes, int] = {}
     for offset in range(600):
-        key = f"k{draw.randrange(12)}"
-        room.publish(key, draw.randbytes(600), exchange="keys")
+        key = f"k{rng.randrange(12)}"
+        room.publish(key, rng.randbytes(600), exchange="keys")
         latest[key.encode()] = offset
     room.publish("k1", b"", exchange="keys", headers={"x-tombstone": True})
     latest[b"k1"] = 600
@@ -150,6 +156,6 @@ def test_the_last_of_each_key_stays(room) -> None:
     assert queue.ready_count == len(found)
 
 
-def test_properties_that_are_none() -> None:
-    spoilt = b"\x20\x00" + encode_table({"x-tombstone": True})[:-3]
-    assert not is_tombstone(make_message(MessageRoute("", "k"), spoilt, b"", True, None))
+def test_malformed_properties_are_no_tombstone() -> None:
+    truncated = b"\x20\x00" + encode_table({"x-tombstone": True})[:-3]
+    assert not is_tombstone(make_message(MessageRoute("", "k"), truncated, b"", True, None))

@@ -1,4 +1,4 @@
-"""docs/streams.md's example, and what operators do with it, on a running broker."""
+"""The example of docs/streams.md, and the commands of operators for streams, on a running broker."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def connect(url: str) -> pika.BlockingConnection:
 
 
 def run_example(url: str) -> list[tuple[str, int, bytes]]:
-    shown: list[tuple[str, int, bytes]] = []
+    printed: list[tuple[str, int, bytes]] = []
     code = EXAMPLE.replace('"amqp://guest:guest@127.0.0.1:5672/"', repr(url))
     assert code != EXAMPLE
-    exec(compile(code, str(MANUAL), "exec"), {"print": lambda *each: shown.append(each)})
-    return shown
+    exec(compile(code, str(MANUAL), "exec"), {"print": lambda *each: printed.append(each)})
+    return printed
 
 
 def ctl(broker: BrokerProcess, *line: str) -> str:
@@ -49,9 +49,9 @@ def offsets(broker: BrokerProcess, vhost: str, queue: str) -> list[dict[str, Any
     return found
 
 
-def test_the_example(amqpd_broker: BrokerProcess, amqpd_vhost: Vhost) -> None:
-    shown = run_example(amqpd_vhost.url)
-    assert shown == [
+def test_example_of_the_documentation_works(amqpd_broker: BrokerProcess, amqpd_vhost: Vhost) -> None:
+    printed = run_example(amqpd_vhost.url)
+    assert printed == [
         ("gold", 0, b'{"price": 99}'),
         ("gold", 1, b'{"price": 100}'),
         ("gold", 2, b'{"price": 101}'),
@@ -66,8 +66,8 @@ def test_the_example(amqpd_broker: BrokerProcess, amqpd_vhost: Vhost) -> None:
     assert (stored["name"], stored["offset"], stored["lag"]) == ("ledger", 5, 0)
 
 
-def lose(connection: pika.BlockingConnection) -> None:
-    """The broker has gone; its client notices."""
+def close_lost_connection(connection: pika.BlockingConnection) -> None:
+    """Close a client connection after the broker has ended."""
     with contextlib.suppress(pika.exceptions.AMQPError):
         connection.process_data_events(1)
     with contextlib.suppress(pika.exceptions.AMQPError):
@@ -75,7 +75,7 @@ def lose(connection: pika.BlockingConnection) -> None:
 
 
 def read(url: str, queue: str, count: int, **arguments: object) -> list[tuple[int, bytes]]:
-    """The first `count` that a consumer with these arguments gets, each acked."""
+    """Consume `count` messages with these arguments and ack each. Return (offset, body) pairs."""
     connection = connect(url)
     channel = connection.channel()
     channel.basic_qos(prefetch_count=10)
@@ -88,11 +88,13 @@ def read(url: str, queue: str, count: int, **arguments: object) -> list[tuple[in
         if len(found) == count:
             break
     with contextlib.suppress(pika.exceptions.AMQPError):
-        connection.close()  # pika gives back what it has not shown yet, which streams refuse (540)
+        connection.close()  # pika requeues the prefetched messages, which streams refuse (540)
     return found
 
 
-def test_a_name_goes_on_where_it_was_and_operators_move_it(amqpd_broker: BrokerProcess, amqpd_vhost: Vhost) -> None:
+def test_named_consumer_continues_and_operator_moves_its_offset(
+    amqpd_broker: BrokerProcess, amqpd_vhost: Vhost
+) -> None:
     url, vhost = amqpd_vhost.url, amqpd_vhost.name
     connection = connect(url)
     channel = connection.channel()
@@ -112,8 +114,8 @@ def test_a_name_goes_on_where_it_was_and_operators_move_it(amqpd_broker: BrokerP
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["kill", "stop"])
-def test_offsets_over_an_end_of_the_broker(tmp_path: Path, end: str) -> None:
-    """A stop writes them all; a kill takes one back by some seconds at most, and never forward."""
+def test_stored_offsets_after_stop_or_kill(tmp_path: Path, end: str) -> None:
+    """A stop writes all offsets. A kill may lose the last few seconds of acks, and no offset moves forward."""
     with BrokerProcess(tmp_path) as broker:
         connection = connect(broker.url)
         channel = connection.channel()
@@ -128,16 +130,16 @@ def test_offsets_over_an_end_of_the_broker(tmp_path: Path, end: str) -> None:
             channel.basic_ack(method.delivery_tag)
             if taken == 8:
                 break
-        channel.queue_declare("s", passive=True)  # it has read the acks
+        channel.queue_declare("s", passive=True)  # the declare-ok shows that the broker has read the acks
         ctl(broker, "set_stream_offset", "s", "other", "13")
         if end == "kill":
             broker.kill()
         else:
             broker.stop()
-        lose(connection)
+        close_lost_connection(connection)
         broker.start()
         found = {each["name"]: each["offset"] for each in offsets(broker, "/", "s")}
-        assert found["other"] == 13, "what an operator was answered holds"
+        assert found["other"] == 13, "an offset set by an operator survives a kill"
         assert found.get("n", 0) <= 8
         if end == "stop":
             assert found["n"] == 8
@@ -148,7 +150,7 @@ def test_offsets_over_an_end_of_the_broker(tmp_path: Path, end: str) -> None:
 
 
 @pytest.mark.slow
-def test_compressed_messages_over_a_kill(tmp_path: Path) -> None:
+def test_compressed_messages_survive_kill(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         connection = connect(broker.url)
         channel = connection.channel()
@@ -158,7 +160,7 @@ def test_compressed_messages_over_a_kill(tmp_path: Path) -> None:
         for body in bodies:
             channel.basic_publish("", "s", body)
         broker.kill()
-        lose(connection)
+        close_lost_connection(connection)
         broker.start()
         assert read(broker.url, "s", 300, offset="first") == list(enumerate(bodies))
         dumped = ctl(broker, "dump_log", str(broker.data_dir))
@@ -166,8 +168,8 @@ def test_compressed_messages_over_a_kill(tmp_path: Path) -> None:
         assert "no damage" in ctl(broker, "verify_log", str(broker.data_dir))
 
 
-def test_policies_say_how_it_is_stored(amqpd_broker: BrokerProcess, amqpd_vhost: Vhost) -> None:
-    """Of what comes from then on; what is written stays as it is."""
+def test_policy_sets_the_codec_of_later_messages(amqpd_broker: BrokerProcess, amqpd_vhost: Vhost) -> None:
+    """Messages already written keep their codec."""
     connection = connect(amqpd_vhost.url)
     channel = connection.channel()
     channel.confirm_delivery()
@@ -186,7 +188,9 @@ def test_policies_say_how_it_is_stored(amqpd_broker: BrokerProcess, amqpd_vhost:
     ("definition", "words"),
     [('{"compression":"lzma"}', "compression"), ('{"cleanup-policy":"everything"}', "cleanup policy")],
 )
-def test_bad_policies(amqpd_broker: BrokerProcess, amqpd_vhost: Vhost, definition: str, words: str) -> None:
+def test_invalid_policies_are_refused(
+    amqpd_broker: BrokerProcess, amqpd_vhost: Vhost, definition: str, words: str
+) -> None:
     out = StringIO()
     line = ["set_policy", "bad", "^s$", definition, "-p", amqpd_vhost.name, "--data-dir", str(amqpd_broker.data_dir)]
     assert run([*line], out, out, StringIO(), {}) != 0

@@ -1,4 +1,4 @@
-"""Streams: everybody reads at his own place, nobody is shown what is not safe, and what is old goes in whole files."""
+"""Streams: delivery to several consumers, the offset header, x-stream-offset, names, single active consumer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def stream(room) -> Queue:
 
 
 class TestReading:
-    def test_everybody_gets_everything(self, room, stream) -> None:
+    def test_every_consumer_gets_every_message(self, room, stream) -> None:
         bodies = fill(room, 10)
         readers = [read(room, stream, x_stream_offset="first") for _ in range(3)]
         assert [each.got for each in readers] == [bodies] * 3
@@ -28,7 +28,7 @@ class TestReading:
         assert stream.ready_count == 15
         assert readers[0].offsets() == list(range(15))
 
-    def test_acks_are_credit(self, room, stream) -> None:
+    def test_acks_give_credit(self, room, stream) -> None:
         bodies = fill(room, 10)
         reader = read(room, stream, 3, x_stream_offset="first")
         assert reader.got == bodies[:3]
@@ -40,7 +40,7 @@ class TestReading:
         assert reader.got == bodies[:7]
         assert (stream.unacked_count, stream.acked_count, stream.ready_count) == (3, 4, 10)
 
-    def test_what_is_not_synced_is_not_shown(self, room, stream) -> None:
+    def test_unsynced_message_is_not_delivered(self, room, stream) -> None:
         reader = read(room, stream)
         room.publish("s", b"1", turn=False)
         stream.dispatch()
@@ -48,14 +48,14 @@ class TestReading:
         finish(room)
         assert reader.got == [b"1"]
 
-    def test_one_that_does_not_take_holds_nobody(self, room, stream) -> None:
+    def test_slow_consumer_does_not_delay_others(self, room, stream) -> None:
         slow = read(room, stream, 1, x_stream_offset="first")
         bodies = fill_fast(room, 3000)
         fast = read(room, stream, 5000, x_stream_offset="first")
         assert slow.got == bodies[:1]
         assert fast.got == bodies
 
-    def test_a_transient_message_is_kept_too(self, room, stream) -> None:
+    def test_transient_message_survives_restart(self, room, stream) -> None:
         room.publish("s", b"1", persistent=False)
         room.restart()
         queue = room.vhost.queues["s"]
@@ -64,8 +64,8 @@ class TestReading:
         assert read(room, queue, x_stream_offset="first").got == [b"1"]
 
     @pytest.mark.parametrize("names", [("s", "z"), ("s", "a")])
-    def test_and_stays_transient_in_a_queue_beside_it(self, room, stream, names) -> None:
-        """Whichever of them has it first."""
+    def test_transient_message_stays_transient_in_a_bound_queue(self, room, stream, names) -> None:
+        """The order of the two destinations does not matter."""
         for name in names[1:]:
             room.queue(name)
         room.exchange("x", "fanout")
@@ -77,18 +77,20 @@ class TestReading:
             room.vhost.queues[name].prepare()
             assert room.vhost.queues[name].ready_count == count
 
-    def test_an_expiration_means_nothing(self, room, stream) -> None:
+    def test_expiration_is_ignored(self, room, stream) -> None:
         room.publish("s", b"1", expiration="10")
         room.advance(50)
         assert read(room, stream, x_stream_offset="first").got == [b"1"]
 
-    def test_readers_near_each_other_share(self, room, stream) -> None:
+    def test_consumers_at_near_offsets_share_reads(self, room, stream) -> None:
         fill(room, 50)
         readers = [read(room, stream, x_stream_offset=offset) for offset in (0, 5, 20)]
         assert [each.offsets() for each in readers] == [list(range(first, 50)) for first in (0, 5, 20)]
-        assert len(stream.order._shared.slices._idle) == 1  # the others found what the first had read
+        assert (
+            len(stream.order._shared.slices._idle) == 1
+        )  # the other consumers used the messages that the first had read
 
-    def test_many_readers_of_many_slices(self, room, stream) -> None:
+    def test_many_consumers_at_different_offsets(self, room, stream) -> None:
         bodies = fill(room, 300, 2000)
         readers = [read(room, stream, 7, x_stream_offset=first) for first in range(0, 300, 11)]
         for _ in range(60):
@@ -100,24 +102,24 @@ class TestReading:
             assert each.offsets() == list(range(first, 300))
         assert len(stream.order._shared.slices._idle) <= stream_slices.CURSORS_MAX
 
-    def test_the_memory_of_a_stream_is_bounded(self, room, stream) -> None:
+    def test_memory_of_a_stream_is_bounded(self, room, stream) -> None:
         fill(room, 100, 20_000)
         stream.order.memory.bytes_max = 64 * 1024
         reader = read(room, stream, x_stream_offset="first")
         slices = stream.order._shared.slices
         assert len(reader.got) == 100
-        assert slices._recent == []  # at the end nothing is held where memory is short
+        assert slices._recent == []  # after the last read nothing is cached when memory is short
 
-    def test_deleted_with_its_consumers(self, room, stream) -> None:
+    def test_delete_cancels_the_consumers(self, room, stream) -> None:
         fill(room, 3)
         reader = read(room, stream, 1, x_stream_offset="first")
         assert room.delete(stream) == 3
-        assert reader.told
+        assert reader.cancelled_by_broker
         reader.ack()
         room.turns()
 
 
-class TestTheHeader:
+class TestOffsetHeader:
     @pytest.mark.parametrize(
         "properties",
         [
@@ -129,21 +131,21 @@ class TestTheHeader:
         ],
     )
     @pytest.mark.parametrize("size", [0, 1, 100, 200_000])
-    def test_it_comes_behind_the_publishers(self, room, stream, properties, size) -> None:
+    def test_offset_header_is_added_to_the_publishers_headers(self, room, stream, properties, size) -> None:
         for _ in range(3):
             room.publish("s", b"x" * size, **properties)
         reader = read(room, stream, x_stream_offset="first")
         assert reader.got == [b"x" * size] * 3
         for offset, message in enumerate(reader.messages):
-            found = decode_properties(message.properties())
-            wanted = dict(properties.get("headers", {})) | {"x-stream-offset": offset}
-            assert found.headers == wanted
+            decoded = decode_properties(message.properties())
+            expected = dict(properties.get("headers", {})) | {"x-stream-offset": offset}
+            assert decoded.headers == expected
             for name, value in properties.items():
-                assert name == "headers" or getattr(found, name) == value
-            assert found.delivery_mode == 2
+                assert name == "headers" or getattr(decoded, name) == value
+            assert decoded.delivery_mode == 2
             assert message.envelope.routing_key == "s"
 
-    def test_sizes_and_properties_that_change(self, room, stream) -> None:
+    def test_varying_sizes_and_properties(self, room, stream) -> None:
         for number in range(60):
             room.publish("s", b"x" * (number % 3), message_id=str(number % 4), headers={"n": number})
         reader = read(room, stream, x_stream_offset="first")
@@ -157,7 +159,7 @@ class TestOffsets:
         ("offset", "first"),
         [("first", 0), ("last", 9), ("next", 10), (None, 10), (4, 4), (0, 0), (-3, 0), (10, 10), (99, 10)],
     )
-    def test_where_it_begins(self, room, stream, offset, first) -> None:
+    def test_first_message_for_each_offset_argument(self, room, stream, offset, first) -> None:
         bodies = fill(room, 10)
         reader = read(room, stream, **({} if offset is None else {"x_stream_offset": offset}))
         assert reader.got == bodies[first:]
@@ -165,37 +167,37 @@ class TestOffsets:
         assert reader.got == bodies[first:]
 
     @pytest.mark.parametrize("offset", ["first", "last", "next", None, 0, 7, Timestamp(1), Timestamp(2**40), "1h"])
-    def test_an_empty_one(self, room, stream, offset) -> None:
+    def test_empty_stream_with_each_offset_argument(self, room, stream, offset) -> None:
         reader = read(room, stream, **({} if offset is None else {"x_stream_offset": offset}))
         assert reader.got == []
         assert reader.offsets() == []
         fill(room, 1)
-        assert reader.got == [b"0"]  # rabbit: a time to come is what comes next
+        assert reader.got == [b"0"]  # RabbitMQ: a time in the future means the next message
 
-    def test_last_is_a_batch(self, room, stream) -> None:
+    def test_last_is_the_last_batch(self, room, stream) -> None:
         fill(room, 3)
         for number in range(5):
             room.publish("s", b"batch %d" % number, turn=False)
         finish(room)
         assert read(room, stream, x_stream_offset="last").got == [b"batch %d" % number for number in range(5)]
 
-    def test_last_passes_over_the_mark_of_a_transaction(self, room, stream) -> None:
+    def test_last_skips_the_marker_of_a_transaction(self, room, stream) -> None:
         fill(room, 2)
         stream.begin_transaction()
-        for number in range(70):  # two batches, so that a marker ends it
+        for number in range(70):  # two batches, so a marker ends the transaction
             room.publish("s", b"t%d" % number, turn=False)
         stream.end_transaction()
         finish(room)
         assert read(room, stream, x_stream_offset="last").got == [b"t%d" % number for number in range(64, 70)]
 
-    def test_next_counts_from_the_consumer_not_from_the_sync(self, room, stream) -> None:
+    def test_next_is_the_first_message_published_after_consume(self, room, stream) -> None:
         room.publish("s", b"before", turn=False)
         reader = read(room, stream, turn=False)
         room.publish("s", b"behind", turn=False)
         finish(room)
         assert reader.got == [b"behind"]
 
-    def test_times(self, room, stream) -> None:
+    def test_timestamp_and_interval_offsets(self, room, stream) -> None:
         times = []
         for number in range(10):
             times.append(room.clock.time_ms())
@@ -203,7 +205,7 @@ class TestOffsets:
             room.advance(1000)
         now = room.clock.time_ms()
         for number in range(10):
-            seconds = -(-times[number] // 1000)  # the next whole one is behind this message, and before the next
+            seconds = -(-times[number] // 1000)  # the next whole second is after this message and before the next one
             late = [index for index in range(10) if times[index] >= seconds * 1000]
             got = read(room, stream, x_stream_offset=Timestamp(seconds)).got
             assert got == [b"%d" % index for index in late]
@@ -211,7 +213,7 @@ class TestOffsets:
             assert ago == [b"%d" % index for index in range(10) if times[index] >= now - (number + 1) * 1000]
         assert read(room, stream, x_stream_offset=Timestamp(0)).got == [b"%d" % number for number in range(10)]
 
-    def test_lengths_of_time(self) -> None:
+    def test_interval_strings(self) -> None:
         assert [interval_ms(text) for text in ("1s", "2m", "3h", "4D", "1M", "1Y")] == [
             1000,
             120_000,
@@ -225,25 +227,25 @@ class TestOffsets:
             assert interval_ms(text) == -1
 
 
-class TestNames:
+class TestNamedConsumers:
     def stored(self, room, stream: Queue, name: str = "me") -> int | None:
         return room.catalogue.stored_offsets.get(stream.id, name)
 
-    def test_goes_on_behind_its_acks(self, room, stream) -> None:
+    def test_named_consumer_continues_after_its_acks(self, room, stream) -> None:
         bodies = fill(room, 10)
         reader = read(room, stream, x_stream_offset="first", x_stream_consumer_name="me")
         reader.ack(4)
         room.turns()
         assert self.stored(room, stream) == 4
         leave(room, reader)
-        again = read(room, stream, x_stream_consumer_name="me")
-        assert again.got == bodies[4:]
-        # What is stored counts, x-stream-offset is for a name that has nothing stored.
-        leave(room, again)
+        second = read(room, stream, x_stream_consumer_name="me")
+        assert second.got == bodies[4:]
+        # The stored offset wins. x-stream-offset applies only to a name without a stored offset.
+        leave(room, second)
         assert read(room, stream, x_stream_offset="first", x_stream_consumer_name="me").got == bodies[4:]
         assert read(room, stream, x_stream_consumer_name="other").got == []
 
-    def test_acks_count_in_order(self, room, stream) -> None:
+    def test_offset_is_stored_only_for_acks_in_order(self, room, stream) -> None:
         fill(room, 10)
         reader = read(room, stream, x_stream_offset=2, x_stream_consumer_name="me")
         reader.ack(3, first=1)
@@ -256,7 +258,7 @@ class TestNames:
         room.turns()
         assert self.stored(room, stream) == 10
 
-    def test_what_is_acked_after_the_consumer_counts(self, room, stream) -> None:
+    def test_acks_after_cancel_are_stored(self, room, stream) -> None:
         fill(room, 5)
         reader = read(room, stream, x_stream_offset="first", x_stream_consumer_name="me")
         stream.order.remove_consumer(stream, reader)
@@ -265,7 +267,7 @@ class TestNames:
         room.turns()
         assert self.stored(room, stream) == 3
 
-    def test_of_two_the_later_one_stores(self, room, stream) -> None:
+    def test_later_of_two_consumers_with_a_name_stores_the_offset(self, room, stream) -> None:
         fill(room, 6)
         old = read(room, stream, x_stream_offset="first", x_stream_consumer_name="me")
         new = read(room, stream, x_stream_offset="first", x_stream_consumer_name="me")
@@ -276,7 +278,7 @@ class TestNames:
         leave(room, new)
         assert self.stored(room, stream) == 2
 
-    def test_an_offset_that_is_not_there_any_more(self, room, stream) -> None:
+    def test_stored_offset_beyond_the_end_means_next(self, room, stream) -> None:
         fill(room, 2)
         room.catalogue.stored_offsets.set(stream.id, "me", 700, lambda error: None)
         reader = read(room, stream, x_stream_consumer_name="me")
@@ -284,15 +286,15 @@ class TestNames:
         assert reader.got == [b"2"]
 
 
-class TestOneAtATime:
+class TestSingleActiveConsumer:
     @pytest.fixture
-    def line(self, room) -> Queue:
+    def single(self, room) -> Queue:
         return room.queue("s", x_queue_type="stream", x_single_active_consumer=True)
 
-    def test_the_next_goes_on_behind_what_is_acked(self, room, line) -> None:
+    def test_next_consumer_continues_after_the_acks(self, room, single) -> None:
         bodies = fill(room, 10)
-        first = read(room, line, 5, x_stream_offset="first")
-        second = read(room, line, x_stream_offset="next")
+        first = read(room, single, 5, x_stream_offset="first")
+        second = read(room, single, x_stream_offset="next")
         assert first.got == bodies[:5]
         assert second.got == []
         first.ack(2)
@@ -300,29 +302,29 @@ class TestOneAtATime:
         assert first.got == bodies[:7]
         leave(room, first)
         assert second.got == bodies[2:]
-        third = read(room, line, x_stream_offset="first")
+        third = read(room, single, x_stream_offset="first")
         bodies += fill(room, 3, first=10)
         assert second.got == bodies[2:]
         assert third.got == []
 
-    def test_the_next_of_an_empty_stream(self, room, line) -> None:
-        first = read(room, line, x_stream_offset="first")
-        second = read(room, line, x_stream_offset="first")
+    def test_next_consumer_of_an_empty_stream(self, room, single) -> None:
+        first = read(room, single, x_stream_offset="first")
+        second = read(room, single, x_stream_offset="first")
         leave(room, first)
         assert second.got == []
         assert fill(room, 3) == second.got
 
-    def test_a_line_that_was_empty_begins_anew(self, room, line) -> None:
+    def test_consumer_after_all_have_left_starts_at_its_offset(self, room, single) -> None:
         bodies = fill(room, 4)
-        first = read(room, line, x_stream_offset=2)
+        first = read(room, single, x_stream_offset=2)
         first.ack(2)
         leave(room, first)
-        assert read(room, line, x_stream_offset="first").got == bodies
+        assert read(room, single, x_stream_offset="first").got == bodies
 
-    def test_with_a_name(self, room, line) -> None:
+    def test_named_single_active_consumers(self, room, single) -> None:
         bodies = fill(room, 6)
-        first = read(room, line, 2, x_stream_offset="first", x_stream_consumer_name="me")
-        second = read(room, line, x_stream_offset="first", x_stream_consumer_name="me")
+        first = read(room, single, 2, x_stream_offset="first", x_stream_consumer_name="me")
+        second = read(room, single, x_stream_offset="first", x_stream_consumer_name="me")
         first.ack(2)
         room.turns()
         first.ack(1)
@@ -331,4 +333,4 @@ class TestOneAtATime:
         assert second.got == bodies[3:]
         second.ack(3)
         room.turns()
-        assert room.catalogue.stored_offsets.get(line.id, "me") == 6
+        assert room.catalogue.stored_offsets.get(single.id, "me") == 6

@@ -1,5 +1,8 @@
-"""A stream with many readers against a twin that is a list: who has credit has been given all there is, in order, from
-where he began; whatever comes between publishes, acks, readers that come and go, files that go, and kills."""
+"""A stream with many consumers against a twin that is a list.
+
+A consumer with credit has received all messages in order from its start offset, through random publishes, acks,
+joins, leaves, retention and kills.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ OFFSETS = st.one_of(st.sampled_from(["first", "next", "1h"]), st.integers(-2, 60
 NAMES = st.sampled_from(["", "", "a", "b"])
 
 
-class Twin:
-    """A reader: what it must have got. next: the lowest offset that it may get now."""
+class TwinReader:
+    """The expected state of a consumer. next: the lowest offset it may get now. seen: number of checked deliveries."""
 
     def __init__(self, reader: Reader, name: str, start: int) -> None:
         self.reader = reader
@@ -40,10 +43,10 @@ class StreamMachine(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp(prefix="stream-model-"))
         self.room = Room(self.directory)
         self.bodies: list[bytes] = []
-        self.readers: list[Twin] = []
+        self.readers: list[TwinReader] = []
         self.stored: dict[str, int] = {}
-        self.owner: dict[str, Twin] = {}
-        self.line: int | None = None
+        self.owner: dict[str, TwinReader] = {}
+        self.sac_offset: int | None = None
 
     @initialize(single=st.booleans(), small=st.booleans())
     def declare(self, single: bool, small: bool) -> None:
@@ -78,17 +81,17 @@ class StreamMachine(RuleBasedStateMachine):
     def join(self, offset: Any, credit: int, name: str) -> None:
         arguments: Mapping[str, Any] = {"x_stream_offset": offset} | ({"x_stream_consumer_name": name} if name else {})
         if not self.readers:
-            self.line = None
+            self.sac_offset = None
         end = len(self.bodies)
         start = end if offset == "next" else 0 if isinstance(offset, str) else min(max(offset, 0), end)
         if name:
-            self.note_stored()
+            self.update_stored()
             start = min(self.stored.get(name, start), end)
-        twin = Twin(read(self.room, self.queue, credit, turn=False, **arguments), name, start)
+        twin = TwinReader(read(self.room, self.queue, credit, turn=False, **arguments), name, start)
         self.readers.append(twin)
         if name:
             self.owner[name] = twin
-        self.look()
+        self.check_deliveries()
 
     @precondition(lambda self: self.readers)
     @rule(place=st.integers(0, 5), share=st.floats(0, 1), backwards=st.booleans())
@@ -99,29 +102,29 @@ class StreamMachine(RuleBasedStateMachine):
             first = -1 if backwards else 0
             twin.unacked.remove(int(reader.entries[first].offset))
             reader.ack(first=first)
-        self.look()
+        self.check_deliveries()
 
     @precondition(lambda self: self.readers)
     @rule(place=st.integers(0, 5))
     def leave(self, place: int) -> None:
         finish(self.room)
-        self.look()
-        self.note_stored()
+        self.check_deliveries()
+        self.update_stored()
         index = place % len(self.readers)
         twin = self.readers[index]
         if self.single and index == 0:
-            self.line = min(twin.unacked, default=twin.next)
+            self.sac_offset = min(twin.unacked, default=twin.next)
         leave(self.room, twin.reader)
         self.readers.remove(twin)
         if self.owner.get(twin.name) is twin:
             del self.owner[twin.name]
         if self.single and index == 0 and self.readers:
-            self.readers[0].next = self.line if self.line is not None else self.readers[0].next
-        self.look()
+            self.readers[0].next = self.sac_offset if self.sac_offset is not None else self.readers[0].next
+        self.check_deliveries()
 
     @rule(late=st.booleans())
-    def upkeep(self, late: bool) -> None:
-        """late: when all that is there is too old."""
+    def run_maintenance(self, late: bool) -> None:
+        """late: after all messages have exceeded their maximum age."""
         if late:
             self.room.clock.now_ms += 11_000
         for _ in range(3):
@@ -131,42 +134,42 @@ class StreamMachine(RuleBasedStateMachine):
     @rule()
     def kill(self) -> None:
         finish(self.room)
-        self.look()
+        self.check_deliveries()
         self.room.restart()
         self.queue = self.room.vhost.queues["s"]
         self.queue.prepare()
-        self.readers, self.owner, self.stored = [], {}, {}  # the room's metadata forget
+        self.readers, self.owner, self.stored = [], {}, {}  # the room's metadata do not survive
 
-    def note_stored(self) -> None:
-        """What is stored under each name is what its owner has committed, once it has acked something."""
+    def update_stored(self) -> None:
+        """Read the committed offset of each name. A name has one once its owner has acked a message."""
         for name in ("a", "b"):
             offset = self.room.catalogue.stored_offsets.get(self.queue.id, name)
             if offset is not None:
                 self.stored[name] = offset
 
-    def look(self) -> None:
-        """What has been delivered meanwhile is what had to be."""
+    def check_deliveries(self) -> None:
+        """Check the new deliveries and record them."""
         for twin in self.readers:
             offsets = twin.reader.offsets()[twin.seen :]
             for offset, body in zip(offsets, twin.reader.got[twin.seen :], strict=True):
                 assert offset >= twin.next
                 assert body == self.bodies[offset]
-                assert offset == twin.next or offset >= self.gone, (offset, twin.next)
+                assert offset == twin.next or offset >= self.start_limit, (offset, twin.next)
                 twin.next = offset + 1
                 twin.unacked.append(offset)
             twin.seen += len(offsets)
 
     @property
-    def gone(self) -> int:
-        """Who passes over an offset passes over what has gone."""
+    def start_limit(self) -> int:
+        """Return the first offset that is still in the log. A delivery may skip the removed offsets below it."""
         return min(self.start, len(self.bodies))
 
     @invariant()
-    def who_has_credit_has_all(self) -> None:
+    def consumers_with_credit_have_all_messages(self) -> None:
         if not hasattr(self, "queue"):
             return
         finish(self.room)
-        self.look()
+        self.check_deliveries()
         store = self.queue.store
         assert store is not None
         assert self.queue.ready_count == store.record_count == len(self.bodies) - self.start
@@ -177,7 +180,9 @@ class StreamMachine(RuleBasedStateMachine):
                 continue
             assert twin.reader.in_flight == len(twin.unacked) <= twin.reader.credit
             if twin.reader.in_flight < twin.reader.credit:
-                assert max(twin.next, self.start) >= len(self.bodies), "there is more for one who has credit"
+                assert max(twin.next, self.start) >= len(self.bodies), (
+                    "a consumer with credit has not received all messages"
+                )
             if twin.name and self.owner.get(twin.name) is twin:
                 stored = self.room.catalogue.stored_offsets.get(self.queue.id, twin.name)
                 acked = min(twin.unacked, default=twin.next)

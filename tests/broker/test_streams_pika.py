@@ -1,4 +1,4 @@
-"""Streams through kills, stops and retention with a stock client."""
+"""Streams with pika through kills, stops and retention."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent.parent
 STREAM = {"x-queue-type": "stream"}
-Place = tuple[int, bytes]
+Delivery = tuple[int, bytes]
 
 
 @pytest.fixture
@@ -32,14 +32,14 @@ def connect(broker: BrokerProcess) -> pika.BlockingConnection:
     return pika.BlockingConnection(pika.URLParameters(broker.url))
 
 
-def read_all(broker: BrokerProcess, count: int = -1, **arguments: object) -> list[Place]:
-    """(offset, body) of all that is there; of so many where arguments say that it is not all, and what more comes."""
+def read_all(broker: BrokerProcess, count: int = -1, **arguments: object) -> list[Delivery]:
+    """Return (offset, body) of all messages; with `count`, fail if more or fewer than `count` arrive."""
     connection = connect(broker)
     channel = connection.channel()
     channel.basic_qos(prefetch_count=1000)
     if count < 0:
         count = channel.queue_declare("s", passive=True).method.message_count
-    found: list[Place] = []
+    found: list[Delivery] = []
     until = time.monotonic() + 30
     table = {"x-stream-offset": "first"} | {name.replace("_", "-"): value for name, value in arguments.items()}
     for method, properties, body in channel.consume("s", arguments=table, inactivity_timeout=0.5):
@@ -55,7 +55,7 @@ def read_all(broker: BrokerProcess, count: int = -1, **arguments: object) -> lis
 
 
 class Publisher(threading.Thread):
-    """Publishes numbers until the broker is gone. confirmed: how many of them it has answered for."""
+    """Publishes numbers until the broker ends. confirmed: how many are confirmed."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Publisher(threading.Thread):
         self.channel = self.connection.channel()
         self.channel.confirm_delivery()
         self.confirmed = 0
-        self.enough = threading.Event()
+        self.enough_confirmed = threading.Event()
 
     def run(self) -> None:
         try:
@@ -72,23 +72,23 @@ class Publisher(threading.Thread):
                 self.channel.basic_publish("", "s", b"%d" % self.confirmed, mode)
                 self.confirmed += 1
                 if self.confirmed >= 200:
-                    self.enough.set()
+                    self.enough_confirmed.set()
         except pika.exceptions.AMQPError:
-            self.enough.set()
+            self.enough_confirmed.set()
 
 
 class Follower(threading.Thread):
-    """Reads along, without an ack, until the broker is gone."""
+    """Consumes without acks until the broker ends."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         super().__init__()
         self.connection = connect(broker)
         self.channel = self.connection.channel()
         self.channel.basic_qos(prefetch_count=60_000)
-        self.channel.basic_consume("s", self.take, arguments={"x-stream-offset": "first"})
-        self.found: list[Place] = []
+        self.channel.basic_consume("s", self.on_message, arguments={"x-stream-offset": "first"})
+        self.found: list[Delivery] = []
 
-    def take(self, _channel: object, _method: object, properties: pika.BasicProperties, body: bytes) -> None:
+    def on_message(self, _channel: object, _method: object, properties: pika.BasicProperties, body: bytes) -> None:
         self.found.append((properties.headers["x-stream-offset"], body))
 
     def run(self) -> None:
@@ -99,13 +99,13 @@ class Follower(threading.Thread):
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_what_was_confirmed_and_what_was_shown_is_there(broker: BrokerProcess, how: str) -> None:
+def test_confirmed_and_delivered_messages_survive(broker: BrokerProcess, how: str) -> None:
     with connect(broker) as connection:
         connection.channel().queue_declare("s", durable=True, arguments=STREAM)
     publisher, follower = Publisher(broker), Follower(broker)
     publisher.start()
     follower.start()
-    assert publisher.enough.wait(60)
+    assert publisher.enough_confirmed.wait(60)
     getattr(broker, how)()
     publisher.join(30)
     follower.join(30)
@@ -118,14 +118,14 @@ def test_what_was_confirmed_and_what_was_shown_is_there(broker: BrokerProcess, h
     assert follower.found
 
 
-def test_a_named_consumer_goes_on_after_a_kill(broker: BrokerProcess) -> None:
+def test_named_consumer_continues_after_kill(broker: BrokerProcess) -> None:
     connection = connect(broker)
     channel = connection.channel()
     channel.queue_declare("s", durable=True, arguments=STREAM)
     channel.confirm_delivery()
     for number in range(10):
         channel.basic_publish("", "s", b"%d" % number)
-    read_all(broker, 10, x_stream_consumer_name="me")  # its end writes the offset
+    read_all(broker, 10, x_stream_consumer_name="me")  # the end of the consumer writes the offset
     for number in range(10, 15):
         channel.basic_publish("", "s", b"%d" % number)
     connection.close()
@@ -137,7 +137,7 @@ def test_a_named_consumer_goes_on_after_a_kill(broker: BrokerProcess) -> None:
     assert found == [(number, b"%d" % number) for number in range(10, 15)]
 
 
-def test_a_policy_lets_old_files_go_while_it_runs(broker: BrokerProcess) -> None:
+def test_policy_removes_old_segments_of_running_stream(broker: BrokerProcess) -> None:
     connection = connect(broker)
     channel = connection.channel()
     small = {"x-stream-max-segment-size-bytes": 65536}
@@ -146,24 +146,24 @@ def test_a_policy_lets_old_files_go_while_it_runs(broker: BrokerProcess) -> None
     body = b"." * 30_000
     for _ in range(60):
         channel.basic_publish("", "s", body)
-    done = broker.ctl("set_policy", "short", "^s$", '{"max-length-bytes": 200000}', "--apply-to", "streams")
-    assert done.returncode == 0, done.stderr
+    result = broker.ctl("set_policy", "short", "^s$", '{"max-length-bytes": 200000}', "--apply-to", "streams")
+    assert result.returncode == 0, result.stderr
 
-    def left() -> int:
+    def message_count() -> int:
         return int(channel.queue_declare("s", passive=True).method.message_count)
 
     for _ in range(200):
-        if left() < 20:
+        if message_count() < 20:
             break
         connection.sleep(0.2)
-    assert 3 <= left() < 20
+    assert 3 <= message_count() < 20
     found = read_all(broker)
-    assert [offset for offset, _ in found] == list(range(60 - left(), 60))
+    assert [offset for offset, _ in found] == list(range(60 - message_count(), 60))
     connection.close()
 
 
-def test_one_that_reads_more_than_a_turn_writes(broker: BrokerProcess) -> None:
-    """Its share of a turn ends where the output is full, and leaves at once: it goes on with no ack and no message."""
+def test_consumer_gets_more_than_one_turn_writes(broker: BrokerProcess) -> None:
+    """Delivery stops when the output buffer is full and continues without an ack or a new message."""
     bodies = [b"%04d" % number * 3000 for number in range(600)]
     connection = connect(broker)
     channel = connection.channel()

@@ -1,4 +1,4 @@
-"""The wheel: order, cancelling, one call_later for the next tick, a budget per run."""
+"""The timer wheel: order, cancel, one call_later for the next tick, a budget per run."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from amqpd.broker.flow.timers import TICK_MS
 from amqpd.broker.queue.expiry import QueueExpiry
 
 
-def leases(room, *expires_ms: int) -> list[QueueExpiry]:
+def expiries(room, *expires_ms: int) -> list[QueueExpiry]:
     return [room.queue(f"q{number}", x_expires=ms).enforcement.lease for number, ms in enumerate(expires_ms)]
 
 
-def test_they_fire_in_the_order_of_their_times(room) -> None:
-    leases(room, 300, 100, 200)
+def test_timers_fire_in_due_order(room) -> None:
+    expiries(room, 300, 100, 200)
     room.advance(320)
     assert room.expired == ["q1", "q2", "q0"]
 
 
-def test_never_early_and_at_most_a_tick_late(room) -> None:
+def test_timer_fires_never_early_and_at_most_a_tick_late(room) -> None:
     for due_ms in range(1, 40):
         queue = room.queue("q", x_expires=due_ms)
         room.advance(due_ms - 1)
@@ -25,50 +25,50 @@ def test_never_early_and_at_most_a_tick_late(room) -> None:
         assert queue.deleted
 
 
-def test_a_cancelled_one_does_not_fire(room) -> None:
-    lease, other = leases(room, 50, 50)
-    room.timers.cancel(lease)
-    room.timers.cancel(lease)
-    assert lease.tick == -1
+def test_cancelled_timer_does_not_fire(room) -> None:
+    expiry, other = expiries(room, 50, 50)
+    room.timers.cancel(expiry)
+    room.timers.cancel(expiry)
+    assert expiry.tick == -1
     room.advance(60)
     assert room.expired == ["q1"]
     assert other.tick == -1
 
 
-def test_the_loop_is_asked_for_the_next_tick_only(room) -> None:
-    leases(room, *[1000 + number for number in range(500)])
+def test_only_the_next_tick_is_scheduled_on_the_loop(room) -> None:
+    expiries(room, *[1000 + number for number in range(500)])
     assert len(room._later) <= 2
     assert room.timers.armed_count() == 500
 
 
-def test_an_earlier_one_is_not_kept_waiting_by_a_later_one(room) -> None:
-    leases(room, 100_000)
-    leases_now = room.queue("soon", x_expires=10)
+def test_earlier_timer_fires_before_an_older_later_one(room) -> None:
+    expiries(room, 100_000)
+    early_queue = room.queue("soon", x_expires=10)
     room.advance(15)
-    assert leases_now.deleted
+    assert early_queue.deleted
     assert room.expired == ["soon"]
 
 
-def test_arm_sooner_never_moves_back(room) -> None:
-    (lease,) = leases(room, 100)
-    tick = lease.tick
-    room.timers.arm_sooner(lease, room.timers.now_ms() + 5000)
-    assert lease.tick == tick
-    room.timers.arm_sooner(lease, room.timers.now_ms() + 20)
-    assert lease.tick < tick
+def test_arm_sooner_never_postpones_a_timer(room) -> None:
+    (expiry,) = expiries(room, 100)
+    tick = expiry.tick
+    room.timers.arm_sooner(expiry, room.timers.now_ms() + 5000)
+    assert expiry.tick == tick
+    room.timers.arm_sooner(expiry, room.timers.now_ms() + 20)
+    assert expiry.tick < tick
     assert room.timers.armed_count() == 1
 
 
-def test_a_long_run_gives_way_to_the_loop(room) -> None:
-    """Time passes while timers fire: the rest is done in another run, and nothing is forgotten."""
-    leases(room, *[50] * 30)
-    drop = room.expire
+def test_long_run_is_split_over_several_turns(room) -> None:
+    """Time passes while timers fire. The rest fires in a later run and no timer is lost."""
+    expiries(room, *[50] * 30)
+    expire = room.expire
 
-    def slow(queue):
+    def slow_expire(queue):
         room.clock.now_ms += 1
-        drop(queue)
+        expire(queue)
 
-    room.expire = slow
+    room.expire = slow_expire
     room.clock.now_ms += 60
     room.timers.run()
     assert 0 < len(room.expired) < 30
@@ -76,16 +76,16 @@ def test_a_long_run_gives_way_to_the_loop(room) -> None:
     assert len(room.expired) == 30
 
 
-def test_nothing_fires_after_the_stop(room) -> None:
-    lease, other = leases(room, 10, 5000)
+def test_no_timer_fires_after_stop(room) -> None:
+    expiry, other = expiries(room, 10, 5000)
     room.timers.stop()
-    assert (lease.tick, other.tick, room.timers.armed_count()) == (-1, -1, 0)
-    lease.renew()
+    assert (expiry.tick, other.tick, room.timers.armed_count()) == (-1, -1, 0)
+    expiry.renew()
     room.advance(50)
     assert room.expired == []
 
 
-def test_wall_times_of_the_past_and_of_the_future(room) -> None:
+def test_wall_times_are_converted_to_monotonic_times(room) -> None:
     now = room.timers.now_ms()
     assert room.timers.from_wall(room.timers.wall_ms() - 700) == now - 700
     assert room.timers.from_wall(room.timers.wall_ms() + 700) == now

@@ -1,4 +1,4 @@
-"""Declarations of queues: the vhost's default type; how they end."""
+"""Declaration of queues: the vhost's default queue type; exclusive queues of a connection."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ class TestDefaultQueueType:
         room.queue("before")
         room.vhost.default_queue_type = "quorum"
 
-    def test_a_durable_queue_gets_it_and_shows_it(self, room) -> None:
+    def test_durable_queue_gets_the_default_type(self, room) -> None:
         queue = room.queue("q")
         assert queue.kind == "quorum"
         assert queue.arguments == {"x-queue-type": "quorum"}
 
-    def test_declaring_again_with_or_without_it_is_equivalent(self, room) -> None:
+    def test_redeclare_with_or_without_the_default_type_is_equivalent(self, room) -> None:
         queue = room.queue("q")
         assert room.queue("q") is queue
         assert room.queue("q", x_queue_type="quorum") is queue
         with pytest.raises(PreconditionFailed, match="inequivalent arg 'x-queue-type'"):
             room.queue("q", x_queue_type="classic")
 
-    def test_an_explicit_type_wins(self, room) -> None:
+    def test_explicit_type_wins(self, room) -> None:
         assert room.queue("q", x_queue_type="classic").kind == "classic"
 
     @pytest.mark.parametrize(
         ("durable", "exclusive", "auto_delete"), [(False, False, False), (True, True, False), (True, False, True)]
     )
-    def test_what_cannot_be_quorum_stays_classic(self, room, durable, exclusive, auto_delete) -> None:
+    def test_queue_that_cannot_be_quorum_is_classic(self, room, durable, exclusive, auto_delete) -> None:
         queue = room.declare(QueueDeclaration("q", durable, exclusive, auto_delete, {}))
         assert queue.kind == "classic"
         assert queue.arguments == {}
 
-    def test_an_older_queue_stays_what_it_is(self, room) -> None:
+    def test_older_queue_keeps_its_type(self, room) -> None:
         assert room.queue("before").kind == "classic"
 
 
-def test_exclusive_queues_are_known_by_their_connection(room) -> None:
-    """The end of a connection costs its own queues, however many others there are; and nothing of it is kept."""
+def test_exclusive_queues_are_found_by_connection(room) -> None:
+    """Closing a connection costs only its own queues, and the vhost keeps nothing of the connection."""
     vhost = room.vhost
     mine, theirs = object(), object()
     for number in range(3):
@@ -55,4 +55,4 @@ def test_exclusive_queues_are_known_by_their_connection(room) -> None:
     assert [queue.name for queue in vhost.exclusive_queues(mine)] == ["mine0", "mine2"]
     declare.delete_queues(vhost, vhost.exclusive_queues(mine))
     assert vhost.exclusive_queues(mine) == []
-    assert list(vhost._exclusive) == [theirs], "nothing is kept of a connection without queues"
+    assert list(vhost._exclusive) == [theirs], "a connection without exclusive queues must not be kept"

@@ -1,4 +1,4 @@
-"""A transaction of thousands: worked off in slices, whole in the end whatever happens, and nobody waits for it."""
+"""Transactions of thousands of messages: processed in slices, atomic, and without delaying others."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def ready(channel: BlockingChannel, name: str) -> int:
     return count
 
 
-def eventually(channel: BlockingChannel, name: str, count: int) -> None:
-    """Waits until so many are ready; at no moment is it another number than that or none."""
+def wait_for_count(channel: BlockingChannel, name: str, count: int) -> None:
+    """Wait until `count` messages are ready. Before that there are none: no other number is ever visible."""
     deadline = time.monotonic() + 30
     while (found := ready(channel, name)) != count:
-        assert found == 0, f"{found} of {count} messages of a transaction are there"
+        assert found == 0, f"{found} of {count} messages of a transaction are visible"
         assert time.monotonic() < deadline, f"no message in {name}"
         time.sleep(0.001)
 
@@ -66,7 +66,7 @@ def eventually(channel: BlockingChannel, name: str, count: int) -> None:
 def bodies(channel: BlockingChannel, name: str) -> list[int]:
     found = []
     for method, _, body in channel.consume(name, auto_ack=True, inactivity_timeout=30):
-        assert method is not None, f"{len(found)} of {COUNT} came"
+        assert method is not None, f"{len(found)} of {COUNT} received"
         found.append(int(body))
         if len(found) == COUNT:
             break
@@ -75,7 +75,7 @@ def bodies(channel: BlockingChannel, name: str) -> list[int]:
 
 
 @pytest.mark.parametrize("name", QUEUES)
-def test_everything_is_there_in_order_when_it_is_answered(connection: pika.BlockingConnection, name: str) -> None:
+def test_commit_ok_means_all_messages_are_ready_in_order(connection: pika.BlockingConnection, name: str) -> None:
     channel = connection.channel()
     declare(channel, name)
     channel.tx_select()
@@ -84,13 +84,13 @@ def test_everything_is_there_in_order_when_it_is_answered(connection: pika.Block
     channel.tx_commit()
     assert ready(channel, name) == COUNT
     assert bodies(channel, name) == list(range(COUNT))
-    # The place behind it is anybody's.
+    # The next transaction works as usual.
     publish(channel, 2)
     channel.tx_commit()
     assert ready(channel, name) == 2
 
 
-def test_a_fanout_over_all_kinds_of_queues(connection: pika.BlockingConnection) -> None:
+def test_commit_to_all_kinds_of_queues(connection: pika.BlockingConnection) -> None:
     channel = connection.channel()
     declare(channel, *QUEUES)
     channel.tx_select()
@@ -100,7 +100,7 @@ def test_a_fanout_over_all_kinds_of_queues(connection: pika.BlockingConnection) 
     assert [ready(channel, name) for name in ("durable", "transient", "limited")] == [COUNT] * 3
 
 
-def test_a_consumer_waits_for_it(connection: pika.BlockingConnection, amqpd_vhost: Vhost) -> None:
+def test_waiting_consumer_gets_committed_messages(connection: pika.BlockingConnection, amqpd_vhost: Vhost) -> None:
     channel = connection.channel()
     declare(channel, "durable")
     found: list[int] = []
@@ -127,7 +127,7 @@ def test_a_consumer_waits_for_it(connection: pika.BlockingConnection, amqpd_vhos
     assert found == list(range(COUNT))
 
 
-def test_returns_come_before_the_answer(connection: pika.BlockingConnection) -> None:
+def test_returns_precede_commit_ok(connection: pika.BlockingConnection) -> None:
     channel = connection.channel()
     channel.tx_select()
     returned: list[bytes] = []
@@ -141,8 +141,8 @@ def test_returns_come_before_the_answer(connection: pika.BlockingConnection) -> 
     assert returned == [b"%d" % number for number in range(COUNT)]
 
 
-def test_settlements_of_all_kinds(connection: pika.BlockingConnection) -> None:
-    """Acks, rejects and requeues of one transaction, and what is published with them."""
+def test_acks_rejects_and_requeues_in_one_transaction(connection: pika.BlockingConnection) -> None:
+    """Acks, rejects, requeues and publishes of one transaction."""
     channel = connection.channel()
     declare(channel, "durable")
     channel.queue_declare("answers", durable=True)
@@ -164,8 +164,8 @@ def test_settlements_of_all_kinds(connection: pika.BlockingConnection) -> None:
     assert (method.redelivered, body) == (True, b"2500")
 
 
-def test_what_is_said_behind_it_waits(connection: pika.BlockingConnection) -> None:
-    """A publish and a commit at once behind the first: both stand behind it in the queue."""
+def test_commands_behind_large_commit_wait(connection: pika.BlockingConnection) -> None:
+    """A publish and a second commit sent right after the first are processed after it."""
     channel = connection.channel()
     declare(channel, "durable")
     channel.tx_select()
@@ -185,7 +185,7 @@ def test_what_is_said_behind_it_waits(connection: pika.BlockingConnection) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["connection.close", "socket", "channel.close"])
-def test_an_end_in_the_middle_leaves_nothing_half_done(
+def test_close_during_commit_leaves_it_complete(
     connection: pika.BlockingConnection, amqpd_vhost: Vhost, end: str
 ) -> None:
     witness = connection.channel()
@@ -212,9 +212,9 @@ def test_an_end_in_the_middle_leaves_nothing_half_done(
     else:
         channel._impl.close()
         client.close()
-    eventually(witness, "answers", COUNT)
+    wait_for_count(witness, "answers", COUNT)
     time.sleep(0.2)
-    assert ready(witness, "durable") == 0, "what the transaction acked came back"
+    assert ready(witness, "durable") == 0, "acked messages were requeued"
     deadline = time.monotonic() + 30
     while True:
         if witness.queue_delete("durable").method.message_count == 0:
@@ -225,8 +225,8 @@ def test_an_end_in_the_middle_leaves_nothing_half_done(
 @pytest.mark.on_demand
 @pytest.mark.compiled_only
 @pytest.mark.parametrize("what", ["publishes", "acks"])
-def test_others_go_on_during_a_commit_of_100_000(tmp_path: Path, what: str) -> None:
-    """A witness's round trips while a commit of the largest size is worked off: 50 ms at most."""
+def test_other_connections_during_commit_of_100_000(tmp_path: Path, what: str) -> None:
+    """Round trips of another connection take 50 ms at most while the largest commit is processed."""
     with BrokerProcess(tmp_path / "data", settings={"log.level": "warning"}) as broker:
         url = f"amqp://guest:guest@127.0.0.1:{broker.amqp_port}/"
         client, other = connect(url), connect(url)
@@ -249,13 +249,13 @@ def test_others_go_on_during_a_commit_of_100_000(tmp_path: Path, what: str) -> N
         answered: list[float] = []
         channel._impl.tx_commit(callback=lambda _: answered.append(time.monotonic()))
         trips = []
-        begun = time.monotonic()
+        started = time.monotonic()
         while not answered or len(trips) < 20:
             start = time.monotonic()
             witness.queue_declare("witness", passive=True)
             trips.append(time.monotonic() - start)
             client.process_data_events(0)
-        print(f"{what}: commit {1000 * (answered[0] - begun):.0f} ms, worst round trip {1000 * max(trips):.1f} ms")
+        print(f"{what}: commit {1000 * (answered[0] - started):.0f} ms, worst round trip {1000 * max(trips):.1f} ms")
         client.close()
         other.close()
     assert max(trips) < 0.05

@@ -1,4 +1,4 @@
-"""One transaction over every kind of queue and exchange, beside acks of three kinds of consumers."""
+"""One transaction over every kind of queue and exchange, with acks, rejects and requeues."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def ready(channel: BlockingChannel, name: str) -> int:
     return int(channel.queue_declare(name, passive=True).method.message_count)
 
 
-def say(channel: BlockingChannel, exchange: str, key: str, **headers: object) -> None:
+def publish(channel: BlockingChannel, exchange: str, key: str, **headers: object) -> None:
     properties = pika.BasicProperties(delivery_mode=2, headers={"customer": "anna", **headers})
     channel.basic_publish(exchange, key, key.encode(), properties)
 
 
-def comes(channel: BlockingChannel, name: str, count: int) -> None:
+def wait_for_count(channel: BlockingChannel, name: str, count: int) -> None:
     deadline = time.monotonic() + 30
     while ready(channel, name) != count:
         assert time.monotonic() < deadline, f"{ready(channel, name)} in {name}"
@@ -57,19 +57,19 @@ def comes(channel: BlockingChannel, name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 300])
-def test_all_kinds_at_once(channel: BlockingChannel, count: int) -> None:
+def test_commit_over_all_kinds_of_queues_and_exchanges(channel: BlockingChannel, count: int) -> None:
     witness = channel.connection.channel()
     targets = [*QUEUES, "transient"]
     for _ in range(3):
-        say(witness, "", "source")
+        publish(witness, "", "source")
     channel.tx_select()
     tags = [channel.basic_get("source")[0].delivery_tag for _ in range(3)]
     for number in range(count):
         for name in targets:
-            say(channel, "", name)
+            publish(channel, "", name)
         for _ in range(2):
-            say(channel, "once", "", **{"x-deduplication-header": f"id {number % 100}"})
-        say(channel, "later", "", **{"x-delay": 500})
+            publish(channel, "once", "", **{"x-deduplication-header": f"id {number % 100}"})
+        publish(channel, "later", "", **{"x-delay": 500})
     channel.basic_ack(tags[0])
     channel.basic_reject(tags[1], requeue=False)
     channel.basic_nack(tags[2], requeue=True)
@@ -78,48 +78,48 @@ def test_all_kinds_at_once(channel: BlockingChannel, count: int) -> None:
     found = {name: ready(witness, name) for name in targets}
     assert found == {**dict.fromkeys(targets, count), "short": 1}
     assert ready(witness, "deduplicated") == min(count, 100)
-    comes(witness, "delayed", count)
+    wait_for_count(witness, "delayed", count)
     assert ready(witness, "source") == 1
 
 
-def test_what_comes_back_waits_and_keeps_its_group(channel: BlockingChannel) -> None:
-    """Retries and groups within a transaction: both begin with its commit."""
+def test_retry_and_group_take_effect_at_commit(channel: BlockingChannel) -> None:
+    """Delayed retries and message groups in a transaction take effect at its commit."""
     witness = channel.connection.channel()
     for name in ("retried", "grouped", "grouped"):
-        say(witness, "", name)
+        publish(witness, "", name)
     channel.tx_select()
     retried, first = channel.basic_get("retried")[0], channel.basic_get("grouped")[0]
     channel.basic_reject(retried.delivery_tag, requeue=True)
     channel.basic_ack(first.delivery_tag)
-    say(channel, "", "classic")
+    publish(channel, "", "classic")
     time.sleep(0.3)
     assert ready(witness, "retried") == 0
     channel.tx_rollback()
     channel.basic_reject(retried.delivery_tag, requeue=True)
     channel.basic_ack(first.delivery_tag)
-    assert witness.basic_get("grouped")[0] is None, "the group is still with the transaction's channel"
-    say(channel, "", "classic")
+    assert witness.basic_get("grouped")[0] is None, "the transaction's channel still has the group"
+    publish(channel, "", "classic")
     channel.tx_commit()
     assert ready(witness, "classic") == 1
-    comes(witness, "retried", 1)
+    wait_for_count(witness, "retried", 1)
     assert witness.basic_get("grouped")[0] is not None
-    again, _, _ = witness.basic_get("retried")
-    assert again is not None and again.redelivered
+    delivered, _, _ = witness.basic_get("retried")
+    assert delivered is not None and delivered.redelivered
 
 
-def test_a_copy_of_what_a_failed_commit_has_put_into_its_queue_is_one(channel: BlockingChannel) -> None:
-    """So the transaction may be repeated as it was: what was refused is taken then, what was not comes once."""
+def test_repeated_commit_after_failure_stores_no_duplicate(channel: BlockingChannel) -> None:
+    """After a failed commit the transaction can be repeated: a message stored the first time is not stored again."""
     witness = channel.connection.channel()
     witness.queue_declare("full", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
     channel.tx_select()
-    say(channel, "once", "", **{"x-deduplication-header": "a"})
-    say(channel, "", "full")
+    publish(channel, "once", "", **{"x-deduplication-header": "a"})
+    publish(channel, "", "full")
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
         channel.tx_commit()
     assert (closed.value.reply_code, closed.value.reply_text) == (406, "PRECONDITION_FAILED - partial tx completion")
-    again = channel.connection.channel()
-    again.tx_select()
-    say(again, "once", "", **{"x-deduplication-header": "a"})
-    say(again, "", "classic")
-    again.tx_commit()
+    second_channel = channel.connection.channel()
+    second_channel.tx_select()
+    publish(second_channel, "once", "", **{"x-deduplication-header": "a"})
+    publish(second_channel, "", "classic")
+    second_channel.tx_commit()
     assert (ready(witness, "deduplicated"), ready(witness, "classic")) == (1, 1)

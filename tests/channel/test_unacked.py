@@ -1,4 +1,4 @@
-"""What is unacked by delivery tag, where one entry stands for many deliveries of a stream."""
+"""Unacked messages by delivery tag; one entry may represent many deliveries of a stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def entries(count: int) -> list[QueueEntry]:
     return [QueueEntry(source, number, None, False) for number in range(count)]
 
 
-def test_runs() -> None:
+def test_take_runs() -> None:
     one, other = entries(2)
     unacked = Unacked()
     unacked.add_times(1, one, 5)
@@ -34,7 +34,7 @@ def test_runs() -> None:
     assert unacked.take_one(10) is other
 
 
-def test_an_entry_that_comes_once_is_no_run() -> None:
+def test_entry_with_one_delivery_is_not_shared() -> None:
     one, other = entries(2)
     unacked = Unacked()
     unacked.add_times(1, one, 1)
@@ -44,26 +44,26 @@ def test_an_entry_that_comes_once_is_no_run() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_beside_one_by_one(seed: int) -> None:
-    """Whatever is acked, in whatever order: the same entries as without runs, and the same tags are unknown."""
-    chance = random.Random(seed)
+def test_random_acks_equal_those_without_runs(seed: int) -> None:
+    """Random acks: the same entries and the same unknown tags as without runs."""
+    rng = random.Random(seed)
     known = entries(5)
     runs, single = Unacked(), Unacked()
     tag = 1
     for _ in range(400):
-        what = chance.random()
-        if what < 0.5:
-            entry, count = chance.choice(known), chance.choice((1, 1, 2, 50, 700))
+        action = rng.random()
+        if action < 0.5:
+            entry, count = rng.choice(known), rng.choice((1, 1, 2, 50, 700))
             runs.add_times(tag, entry, count)
             for number in range(count):
                 single.add(tag + number, entry)
             tag += count
-        elif what < 0.6:
+        elif action < 0.6:
             runs.add_no_ack()
             single.add_no_ack()
             tag += 1
         else:
-            acked, multiple = chance.randrange(max(0, tag - 1500), tag + 2), chance.random() < 0.5
+            acked, multiple = rng.randrange(max(0, tag - 1500), tag + 2), rng.random() < 0.5
             answers: list[list[QueueEntry] | None] = []
             for unacked in (runs, single):
                 try:

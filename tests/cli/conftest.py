@@ -1,4 +1,4 @@
-"""amqpctl run against a fake broker, without a process."""
+"""Fixtures that run amqpctl in the test process against a fake broker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# What the tests share lies beside them; importmode=importlib leaves this folder off the path.
+# Make fake_broker importable: importmode=importlib does not add this folder to the path.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_broker import Ctl, FakeBroker, Result
@@ -26,12 +26,12 @@ def broker(tmp_path: Path) -> Iterator[FakeBroker]:
 
 @pytest.fixture
 def ctl(tmp_path: Path) -> Ctl:
-    """amqpctl with AMQPD_DATA_DIR set to `tmp_path`, its node named `n@h`; stdin and environment by keyword."""
+    """Run amqpctl with AMQPD_DATA_DIR set to `tmp_path` and node name `n@h`. Keywords: stdin, environment."""
 
     def call(*arguments: str, stdin: str = "", environment: dict[str, str] | None = None) -> Result:
         out, err = io.StringIO(), io.StringIO()
-        known = {"AMQPD_DATA_DIR": str(tmp_path)} if environment is None else environment
-        code = run(["-n", "n@h", *arguments], out, err, io.StringIO(stdin), known)
+        variables = {"AMQPD_DATA_DIR": str(tmp_path)} if environment is None else environment
+        code = run(["-n", "n@h", *arguments], out, err, io.StringIO(stdin), variables)
         return Result(code, out.getvalue(), err.getvalue())
 
     return call

@@ -1,4 +1,4 @@
-"""A broker that says what it is told to, on a unix socket and a TCP port."""
+"""A broker with prepared answers, on a unix socket and a TCP port."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 
-class Asked(NamedTuple):
-    """A request as it arrived; body: its JSON."""
+class Request(NamedTuple):
+    """A received request; `body` is its decoded JSON."""
 
     method: str
     path: str
@@ -33,14 +33,14 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         size = int(self.headers.get("Content-Length") or 0)
         data = self.rfile.read(size)
-        asked = Asked(self.command, self.path, json.loads(data) if data else None, dict(self.headers))
-        self.broker.asked.append(asked)
+        request = Request(self.command, self.path, json.loads(data) if data else None, dict(self.headers))
+        self.broker.requests.append(request)
         if self.broker.silent:
             self.broker.silence.wait()
             self.close_connection = True
             return
-        found = self.broker.answers.get((self.command, self.path.partition("?")[0]), (404, {"reason": "not here"}))
-        status, body = found
+        prepared = self.broker.answers.get((self.command, self.path.partition("?")[0]), (404, {"reason": "not here"}))
+        status, body = prepared
         text = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(text)))
@@ -52,12 +52,12 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class FakeBroker:
-    """answers: (method, path) -> (status, JSON body). asked: what came, in order."""
+    """`answers`: (method, path) -> (status, JSON body). `requests`: the received requests, in order."""
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
         self.answers: dict[tuple[str, str], tuple[int, Any]] = {}
-        self.asked: list[Asked] = []
+        self.requests: list[Request] = []
         self.silent = False
         self.silence = threading.Event()
         handler = type("BoundHandler", (Handler,), {"broker": self})

@@ -1,4 +1,4 @@
-"""Alarms by hand and their limits, and `eval`: what is sent, and rabbitmqctl 3.10.8's texts and exit codes."""
+"""Manual alarms, alarm limits, and `eval`: requests, and the texts and exit codes of rabbitmqctl 3.10.8."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DISK, MEMORY = "/api/amqpd/disk_free_limit", "/api/amqpd/memory_high_watermark"
 
 
 @pytest.mark.parametrize(
-    ("given", "body", "said"),
+    ("given", "body", "output"),
     [
         (("set_disk_free_limit", "100MB"), {"bytes": 100_000_000}, "disk free limit on n@h to 100MB bytes"),
         (("set_disk_free_limit", "5000"), {"bytes": 5000}, "disk free limit on n@h to 5000 bytes"),
@@ -30,22 +30,24 @@ DISK, MEMORY = "/api/amqpd/disk_free_limit", "/api/amqpd/memory_high_watermark"
         ),
     ],
 )
-def test_limits(broker: FakeBroker, ctl: Ctl, given: tuple[str, ...], body: dict[str, object], said: str) -> None:
+def test_set_limit_sends_bytes_or_share(
+    broker: FakeBroker, ctl: Ctl, given: tuple[str, ...], body: dict[str, object], output: str
+) -> None:
     path = DISK if given[0] == "set_disk_free_limit" else MEMORY
     broker.answers["PUT", path] = (200, {"limit_bytes": 1})
-    assert ctl(*given) == (0, f"Setting {said} ...\n", "")
-    assert broker.asked[0].body == body
+    assert ctl(*given) == (0, f"Setting {output} ...\n", "")
+    assert broker.requests[0].body == body
 
 
-def test_accept_clock(broker: FakeBroker, ctl: Ctl) -> None:
-    held = {"state": "held", "jump_s": 86400.0, "held_for_s": 3000}
-    broker.answers["GET", "/api/amqpd/clock"] = (200, held)
+def test_accept_clock_accepts_a_jump_if_there_is_one(broker: FakeBroker, ctl: Ctl) -> None:
+    jump = {"state": "held", "jump_s": 86400.0, "held_for_s": 3000}
+    broker.answers["GET", "/api/amqpd/clock"] = (200, jump)
     broker.answers["PUT", "/api/amqpd/clock"] = (200, {"state": "steady", "jump_s": 0.0, "held_for_s": 0})
     assert ctl("accept_clock") == (0, "Accepting the wall clock of n@h ...\n", "")
-    assert [each.method for each in broker.asked] == ["GET", "PUT"]
+    assert [each.method for each in broker.requests] == ["GET", "PUT"]
     broker.answers["GET", "/api/amqpd/clock"] = (200, {"state": "steady", "jump_s": 0.0, "held_for_s": 0})
-    code, _, said = ctl("accept_clock")
-    assert (code, said) == (0, "There is no jump of the clock to accept\n")
+    code, _, output = ctl("accept_clock")
+    assert (code, output) == (0, "There is no jump of the clock to accept\n")
 
 
 @pytest.mark.parametrize(
@@ -70,38 +72,40 @@ def test_accept_clock(broker: FakeBroker, ctl: Ctl) -> None:
         (("set_alarm", "cpu"), 65, "Bad argument: there is no alarm 'cpu', it is memory or disk"),
     ],
 )
-def test_refusals(broker: FakeBroker, ctl: Ctl, given: tuple[str, ...], code: int, text: str) -> None:
+def test_bad_limit_or_alarm_sends_nothing(
+    broker: FakeBroker, ctl: Ctl, given: tuple[str, ...], code: int, text: str
+) -> None:
     found = ctl(*given)
     assert found.code == code
     assert found.err.startswith(f"Error (argument validation): {text}\n")
-    assert broker.asked == []
+    assert broker.requests == []
 
 
-def test_alarms(broker: FakeBroker, ctl: Ctl) -> None:
+def test_alarm_is_set_and_cleared(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["PUT", "/api/amqpd/alarms/disk"] = broker.answers["DELETE", "/api/amqpd/alarms/disk"] = (204, None)
     assert ctl("set_alarm", "disk") == (0, "Setting alarm 'disk' on n@h ...\n", "")
     assert ctl("clear_alarm", "disk") == (0, "Clearing alarm 'disk' on n@h ...\n", "")
-    assert [(asked.method, asked.path) for asked in broker.asked] == [
+    assert [(request.method, request.path) for request in broker.requests] == [
         ("PUT", "/api/amqpd/alarms/disk"),
         ("DELETE", "/api/amqpd/alarms/disk"),
     ]
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
-def test_eval_of_alarms(broker: FakeBroker, ctl: Ctl, kind: str) -> None:
+def test_eval_sets_and_clears_alarm(broker: FakeBroker, ctl: Ctl, kind: str) -> None:
     for method, text in (
         ("PUT", f"rabbit_alarm:set_alarm({{{{resource_limit, {kind}, node()}}, []}})."),
         ("DELETE", f"rabbit_alarm:clear_alarm({{resource_limit, {kind}, node()}})."),
     ):
         broker.answers[method, f"/api/amqpd/alarms/{kind}"] = (204, None)
         assert ctl("eval", text) == (0, "ok\n", "")
-        assert broker.asked[-1].method == method
+        assert broker.requests[-1].method == method
 
 
-def test_eval_of_the_environment(broker: FakeBroker, ctl: Ctl) -> None:
+def test_eval_reads_and_sets_environment(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["PUT", "/api/amqpd/channel_max"] = (204, None)
     assert ctl("eval", "application:set_env(rabbit, channel_max, 7).") == (0, "ok\n", "")
-    assert broker.asked[-1].body == {"value": 7}
+    assert broker.requests[-1].body == {"value": 7}
     users = "/api/amqpd/loopback_users"
     broker.answers["PUT", users] = (204, None)
     for text, value in (
@@ -110,11 +114,11 @@ def test_eval_of_the_environment(broker: FakeBroker, ctl: Ctl) -> None:
         ('[<<"guest">>,<<"b">>]', ["guest", "b"]),
     ):
         assert ctl("eval", f"application:set_env(rabbit, loopback_users, {text}).") == (0, "ok\n", "")
-        assert broker.asked[-1].body == {"value": value}
+        assert broker.requests[-1].body == {"value": value}
         broker.answers["GET", users] = (200, {"value": value})
         assert ctl("eval", "{ok, V} = application:get_env(rabbit, loopback_users), V.").out == f"{text}\n"
     assert ctl("eval", stdin="application:set_env(rabbit, channel_max, 8).\n") == (0, "ok\n", "")
-    assert broker.asked[-1].body == {"value": 8}
+    assert broker.requests[-1].body == {"value": 8}
     shown = ctl("eval", "{ok, V} = application:get_env(rabbit, loopback_users), V.", "--formatter", "json").out
     assert shown == '{"node":"n@h","result":"ok","value":["guest","b"]}\n'
 
@@ -133,12 +137,12 @@ def test_eval_of_the_environment(broker: FakeBroker, ctl: Ctl) -> None:
         'application:set_env(rabbit, loopback_users, [<<"a\\"b">>]).',
     ],
 )
-def test_nothing_else_is_evaluated(broker: FakeBroker, ctl: Ctl, text: str) -> None:
+def test_eval_refuses_other_expressions(broker: FakeBroker, ctl: Ctl, text: str) -> None:
     found = ctl("eval", text)
-    assert (found.code, found.out, broker.asked) == (69, "", [])
+    assert (found.code, found.out, broker.requests) == (69, "", [])
     assert "evaluates no Erlang" in found.err
 
 
-def test_eval_of_nothing(ctl: Ctl) -> None:
+def test_eval_without_expression_is_an_error(ctl: Ctl) -> None:
     assert ctl("eval", "").code == ctl("eval", " ").code == 64
     assert ctl("eval") == (65, "", "Error:\nExpression to evaluate is not provided via argument or stdin\n")

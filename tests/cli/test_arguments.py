@@ -15,7 +15,7 @@ from amqpd.cli.options import FORMATTERS, check_options, parse, where
         "--vhost shop list_queues --quiet name --formatter json messages",
     ],
 )
-def test_options_stand_anywhere(line: str) -> None:
+def test_options_are_accepted_anywhere(line: str) -> None:
     parsed = parse(line.split())
     assert parsed.command == "list_queues"
     assert parsed.operands == ["name", "messages"]
@@ -23,7 +23,7 @@ def test_options_stand_anywhere(line: str) -> None:
     assert parsed.wrong == []
 
 
-def test_defaults() -> None:
+def test_default_options() -> None:
     parsed = parse(["list_queues"])
     assert (parsed.vhost, parsed.formatter, parsed.quiet, parsed.headers, parsed.timeout_s) == (
         "/", "table", False, True, None,
@@ -37,23 +37,23 @@ def test_silent_is_quiet_without_headers() -> None:
     assert not parse(["list_queues", "--no-table-headers"]).quiet
 
 
-def test_behind_two_dashes_nothing_is_an_option() -> None:
+def test_words_after_two_dashes_are_operands() -> None:
     parsed = parse(["add_user", "--", "-u", "-p8"])
     assert parsed.operands == ["-u", "-p8"]
     assert parsed.given == {}
 
 
-def test_empty_operands_count() -> None:
+def test_empty_operands_are_kept() -> None:
     assert parse(["set_permissions", "u", "", ".*", ""]).operands == ["u", "", ".*", ""]
 
 
-def test_short_options_of_delete_queue() -> None:
+def test_delete_queue_accepts_u_and_e() -> None:
     assert set(parse(["delete_queue", "q", "-u", "-e"]).given) == {"if-unused", "if-empty"}
 
 
-@pytest.mark.parametrize("asks", ["-?", "-h", "--help"])
-def test_help_in_three_spellings(asks: str) -> None:
-    assert "help" in parse(["list_queues", asks]).given
+@pytest.mark.parametrize("option", ["-?", "-h", "--help"])
+def test_help_has_three_spellings(option: str) -> None:
+    assert "help" in parse(["list_queues", option]).given
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_help_in_three_spellings(asks: str) -> None:
         ("list_queues --formatter nope", "list_queues", f"--formatter : nope (known: {', '.join(FORMATTERS)})"),
     ],
 )
-def test_what_is_wrong_is_noted_and_the_command_still_found(line: str, command: str, wrong: str) -> None:
+def test_wrong_option_is_reported_and_command_is_found(line: str, command: str, wrong: str) -> None:
     parsed = parse(line.split())
     assert parsed.command == command
     assert parsed.wrong == [wrong]
@@ -76,14 +76,14 @@ def test_what_is_wrong_is_noted_and_the_command_still_found(line: str, command: 
         check_options(parsed, ())
 
 
-def test_an_option_of_another_command_is_refused() -> None:
+def test_option_of_another_command_is_refused() -> None:
     parsed = parse(["list_users", "--if-empty"])
     with pytest.raises(UsageError, match="--if-empty"):
         check_options(parsed, ("no-table-headers",))
     check_options(parsed, ("if-empty",))
 
 
-def test_only_a_table_has_headers_to_leave_out() -> None:
+def test_no_table_headers_needs_table_formatter() -> None:
     with pytest.raises(UsageError, match="--no-table-headers"):
         check_options(parse(["list_users", "--no-table-headers", "--formatter", "json"]), ("no-table-headers",))
     check_options(parse(["list_users", "--no-table-headers"]), ("no-table-headers",))
@@ -105,17 +105,17 @@ def test_text_that_is_not_utf8_is_refused() -> None:
         (["--uri", "http://i"], {"AMQPD_DATA_DIR": "/d", "AMQPCTL_URI": "http://h"}, ("http://i", "")),
     ],
 )
-def test_where_the_broker_is(line: list[str], environment: dict[str, str], expected: tuple[str, str]) -> None:
+def test_address_of_the_broker(line: list[str], environment: dict[str, str], expected: tuple[str, str]) -> None:
     assert where(parse(["ping", *line]), environment) == expected
 
 
-def test_two_addresses_are_one_too_many() -> None:
+def test_uri_and_data_dir_exclude_each_other() -> None:
     with pytest.raises(UsageError, match="not through both"):
         check_options(parse(["ping", "--uri", "http://h", "--data-dir", "d"]), ())
 
 
 @pytest.mark.parametrize("text", ["-1", "x", "", "1.5", "²"])
-def test_numbers_are_whole(text: str) -> None:
+def test_numbers_are_non_negative_integers(text: str) -> None:
     parsed = parse(["close_all_connections", f"--limit={text}", "why"])
     with pytest.raises(UsageError, match="--limit"):
         parsed.number("limit")

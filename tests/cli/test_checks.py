@@ -1,4 +1,4 @@
-"""Health checks, waiting for a start, definitions: exit codes, and what goes where."""
+"""Health checks, waiting for a start, definitions: exit codes, and output on stdout and stderr."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFINITIONS: dict[str, Any] = {
 }
 
 
-def test_check_running(broker: FakeBroker, ctl: Ctl) -> None:
+def test_check_running_and_is_running(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers[APP] = (200, {"running": True, "node": "n@h"})
     assert ctl("-q", "check_running") == (0, "amqpd on node n@h is fully booted and running\n", "")
     assert json.loads(ctl("is_running", "--formatter", "json").out)["result"] is True
@@ -37,13 +37,13 @@ def test_check_running(broker: FakeBroker, ctl: Ctl) -> None:
     assert json.loads(ctl("is_running", "--formatter", "json").out)["result"] is False
 
 
-def test_alarms(broker: FakeBroker, ctl: Ctl) -> None:
+def test_check_alarms_reports_alarms(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers[ALARMS] = (200, {"status": "ok"})
     for command in ("check_alarms", "check_local_alarms", "alarms"):
         assert ctl(command).code == 0
     assert json.loads(ctl("check_alarms", "--formatter", "json").out) == {"result": "ok"}
-    told = [{"node": "n@h", "resource": "memory"}, {"node": "n@h", "resource": "log", "vhost": "/", "queue": "q"}]
-    broker.answers[ALARMS] = (503, {"status": "failed", "reason": "There are alarms in effect", "alarms": told})
+    alarms = [{"node": "n@h", "resource": "memory"}, {"node": "n@h", "resource": "log", "vhost": "/", "queue": "q"}]
+    broker.answers[ALARMS] = (503, {"status": "failed", "reason": "There are alarms in effect", "alarms": alarms})
     result = ctl("-q", "check_local_alarms")
     assert (result.code, result.out) == (69, "")
     assert "Memory alarm on node n@h\nThe log of queue 'q' in vhost '/' failed" in result.err
@@ -54,14 +54,14 @@ def test_alarms(broker: FakeBroker, ctl: Ctl) -> None:
     assert ctl("check_alarms").code == 70
 
 
-def listening(port: int) -> dict[str, Any]:
+def status_with_listener(port: int) -> dict[str, Any]:
     return {"listeners": [{"protocol": "amqp", "ip_address": "127.0.0.1", "port": port}]}
 
 
-def test_listeners_and_ports(broker: FakeBroker, ctl: Ctl) -> None:
+def test_listeners_and_port_checks(broker: FakeBroker, ctl: Ctl) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        broker.answers[STATUS] = (200, listening(port))
+        broker.answers[STATUS] = (200, status_with_listener(port))
         assert ctl("-q", "listeners").out == (
             f"Interface: 127.0.0.1, port: {port}, protocol: amqp, purpose: AMQP 0-9-1\n"
         )
@@ -77,18 +77,18 @@ def test_listeners_and_ports(broker: FakeBroker, ctl: Ctl) -> None:
         assert ctl("check_port_listener", "--", bad).code == 65
 
 
-def test_certificates(broker: FakeBroker, ctl: Ctl) -> None:
+def test_check_certificate_expiration(broker: FakeBroker, ctl: Ctl) -> None:
     day = 86400
-    ends = {"path": "/c.pem", "not_after": "soon", "not_after_s": time.time() + 10 * day}
-    broker.answers["GET", "/api/amqpd/certificates"] = (200, [ends])
+    certificate = {"path": "/c.pem", "not_after": "soon", "not_after_s": time.time() + 10 * day}
+    broker.answers["GET", "/api/amqpd/certificates"] = (200, [certificate])
     assert ctl("check_certificate_expiration", "--within", "1", "--unit", "weeks").code == 0
     assert ctl("check_certificate_expiration").code == 69  # within four weeks
     assert ctl("check_certificate_expiration", "--within", "9", "--unit", "days").code == 0
     assert ctl("check_certificate_expiration", "--unit", "hours").code == 64
 
 
-def test_await_startup_waits_for_a_broker_that_comes(tmp_path: Path, ctl: Ctl) -> None:
-    """Its socket is where amqpctl looks a moment later."""
+def test_await_startup_waits_for_broker_that_starts_later(tmp_path: Path, ctl: Ctl) -> None:
+    """The socket of the running fake broker is moved to the expected path after 0.3 s."""
     (tmp_path / "elsewhere").mkdir()
     broker = FakeBroker(tmp_path / "elsewhere")
     broker.answers[APP] = (200, {"running": True, "node": "n@h"})
@@ -101,14 +101,14 @@ def test_await_startup_waits_for_a_broker_that_comes(tmp_path: Path, ctl: Ctl) -
         broker.stop()
 
 
-def test_await_startup_gives_up(broker: FakeBroker, ctl: Ctl) -> None:
+def test_await_startup_gives_up_after_timeout_or_refusal(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers[APP] = (200, {"running": False, "node": "n@h"})
     assert ctl("await_startup", "-t", "0").code == 69
     broker.answers[APP] = (401, {"reason": "no"})
-    assert ctl("await_startup", "-t", "30").code == 77  # no waiting mends that
+    assert ctl("await_startup", "-t", "30").code == 77  # waiting does not help
 
 
-def test_wait(broker: FakeBroker, ctl: Ctl, tmp_path: Path) -> None:
+def test_wait_checks_pid_file_and_process(broker: FakeBroker, ctl: Ctl, tmp_path: Path) -> None:
     broker.answers[APP] = (200, {"running": True, "node": "n@h"})
     pidfile = tmp_path / "pid"
     pidfile.write_text(f"{os.getpid()}\n", "ascii")
@@ -123,25 +123,25 @@ def test_wait(broker: FakeBroker, ctl: Ctl, tmp_path: Path) -> None:
     assert ctl("wait").code == ctl("wait", str(pidfile), "--pid", "1").code == 64
 
 
-def test_definitions_go_to_a_file_and_back(broker: FakeBroker, ctl: Ctl, tmp_path: Path) -> None:
+def test_definitions_are_exported_to_file_and_imported(broker: FakeBroker, ctl: Ctl, tmp_path: Path) -> None:
     broker.answers["GET", "/api/definitions"] = (200, DEFINITIONS)
     broker.answers["POST", "/api/definitions"] = (204, None)
     path = tmp_path / "definitions.json"
     assert ctl("export_definitions", str(path)).code == 0
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600  # it has password hashes in it
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600  # the file has password hashes
     assert json.loads(path.read_text("utf-8")) == DEFINITIONS
     assert json.loads(ctl("-q", "export_definitions", "-").out) == DEFINITIONS
     assert ctl("import_definitions", str(path)).code == 0
-    assert broker.asked[-1].body == DEFINITIONS
+    assert broker.requests[-1].body == DEFINITIONS
     assert ctl("import_definitions", stdin='{"vhosts": []}').code == 0
-    assert broker.asked[-1].body == {"vhosts": []}
+    assert broker.requests[-1].body == {"vhosts": []}
     broker.answers["POST", "/api/definitions"] = (400, {"reason": "queues[0].name: no"})
     result = ctl("import_definitions", str(path))
     assert result.code == 65
     assert "queues[0].name: no" in result.err
 
 
-def test_an_export_says_whose_password_rabbitmq_cannot_read(broker: FakeBroker, ctl: Ctl) -> None:
+def test_export_warns_of_hashes_that_rabbitmq_cannot_read(broker: FakeBroker, ctl: Ctl) -> None:
     users = [{"name": "old", "password_hash": "x"}, {"name": "new", "password_hash": "", "argon2id_hash": "$argon2id$"}]
     broker.answers["GET", "/api/definitions"] = (200, {**DEFINITIONS, "users": users})
     found = ctl("export_definitions", "-")
@@ -152,8 +152,11 @@ def test_an_export_says_whose_password_rabbitmq_cannot_read(broker: FakeBroker, 
     assert ctl("export_definitions", "-").err == ""
 
 
-def test_a_file_that_lies_in_wait_gets_no_definitions(broker: FakeBroker, ctl: Ctl, tmp_path: Path) -> None:
-    """They have password hashes in them: a link beside it leads nowhere, what was left there is not written on."""
+def test_export_does_not_write_to_prepared_temporary_file(broker: FakeBroker, ctl: Ctl, tmp_path: Path) -> None:
+    """Definitions have password hashes.
+
+    The export neither follows a symlink at the temporary path nor keeps an existing file's mode.
+    """
     broker.answers["GET", "/api/definitions"] = (200, DEFINITIONS)
     other = tmp_path / "other"
     other.write_text("mine")
@@ -167,7 +170,7 @@ def test_a_file_that_lies_in_wait_gets_no_definitions(broker: FakeBroker, ctl: C
     assert json.loads((tmp_path / "d.json").read_text("utf-8")) == DEFINITIONS
 
 
-def test_an_import_tells_what_is_not_as_the_file_says(broker: FakeBroker, ctl: Ctl) -> None:
+def test_import_prints_ignored_and_skipped_items(broker: FakeBroker, ctl: Ctl) -> None:
     report = {
         "unknown": ["queues[0].colour"],
         "unknown_count": 3,
@@ -176,18 +179,18 @@ def test_an_import_tells_what_is_not_as_the_file_says(broker: FakeBroker, ctl: C
     }
     broker.answers["POST", "/api/definitions"] = (200, report)
     result = ctl("import_definitions", stdin="{}")
-    assert (result.code, broker.asked[-1].path) == (0, "/api/definitions?report=true")
+    assert (result.code, broker.requests[-1].path) == (0, "/api/definitions?report=true")
     assert result.err == (
         "Ignored: queues[0].colour is unknown\n"
         "Skipped: parameters[0]: Validation failed component shovel not found\n"
         "... and 2 more\n"
     )
     result = ctl("-q", "import_definitions", "--skip-unsupported", stdin="{}")
-    assert (result.err, broker.asked[-1].path) == ("", "/api/definitions?skip_unsupported=true")
+    assert (result.err, broker.requests[-1].path) == ("", "/api/definitions?skip_unsupported=true")
 
 
-def test_definitions_to_what_is_no_file(broker: FakeBroker, ctl: Ctl, tmp_path: Path) -> None:
-    """A pipe is written to, not replaced by a file."""
+def test_export_to_pipe_writes_into_the_pipe(broker: FakeBroker, ctl: Ctl, tmp_path: Path) -> None:
+    """The pipe is not replaced by a file."""
     broker.answers["GET", "/api/definitions"] = (200, DEFINITIONS)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -200,14 +203,14 @@ def test_definitions_to_what_is_no_file(broker: FakeBroker, ctl: Ctl, tmp_path: 
     assert stat.S_ISFIFO(pipe.lstat().st_mode)
 
 
-def test_definitions_that_are_there_are_not_imported_again(broker: FakeBroker, ctl: Ctl) -> None:
+def test_skip_if_unchanged_imports_only_changed_definitions(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/definitions"] = (200, DEFINITIONS)
     broker.answers["POST", "/api/definitions"] = (204, None)
 
     def imported(document: object) -> bool:
-        before = len(broker.asked)
+        before = len(broker.requests)
         assert ctl("import_definitions", "--skip-if-unchanged", stdin=json.dumps(document)).code == 0
-        return "POST" in {each.method for each in broker.asked[before:]}
+        return "POST" in {each.method for each in broker.requests[before:]}
 
     assert not imported(DEFINITIONS)
     assert not imported({"rabbit_version": "3.10.8", "vhosts": [{"name": "/"}]})
@@ -238,7 +241,9 @@ def test_definitions_that_are_there_are_not_imported_again(broker: FakeBroker, c
         ("list_stream_consumers nosuch", 64, "Info key(s) nosuch are not supported"),
     ],
 )
-def test_refusals(broker: FakeBroker, ctl: Ctl, line: str, code: int, text: str) -> None:
+def test_bad_command_line_sets_exit_code_and_text(
+    broker: FakeBroker, ctl: Ctl, line: str, code: int, text: str
+) -> None:
     broker.answers[APP] = (200, {"running": True, "node": "n@h"})
     broker.answers["GET", "/api/amqpd/ping"] = (200, {})
     broker.answers["GET", "/api/amqpd/cluster"] = (200, {"clustered": False, "node": "n@h"})
@@ -248,8 +253,8 @@ def test_refusals(broker: FakeBroker, ctl: Ctl, line: str, code: int, text: str)
     assert text in result.err
 
 
-def test_a_hash_that_rabbitmq_makes_too(ctl: Ctl) -> None:
-    """Its first four bytes are the salt."""
+def test_hash_password_equals_rabbitmq_format(ctl: Ctl) -> None:
+    """The first four bytes are the salt."""
     import base64
     import hashlib
 
@@ -273,7 +278,7 @@ def test_a_hash_that_rabbitmq_makes_too(ctl: Ctl) -> None:
         ("quorum_status q", 0, "other@h"),
     ],
 )
-def test_in_a_cluster(broker: FakeBroker, ctl: Ctl, line: str, code: int, text: str) -> None:
+def test_command_in_a_cluster(broker: FakeBroker, ctl: Ctl, line: str, code: int, text: str) -> None:
     cluster = {"clustered": True, "node": "n@h", "nodes": [{"name": "n@h"}, {"name": "other@h"}]}
     broker.answers["GET", "/api/amqpd/cluster"] = (200, cluster)
     broker.answers["GET", "/api/queues/%2F/q"] = (200, {"name": "q", "type": "quorum", "node": "other@h"})

@@ -1,4 +1,4 @@
-"""The way to the broker: unix socket, TCP, and everything that can be wrong with either."""
+"""The connection to the broker: unix socket, TCP, and their errors."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ PING = ("GET", "/api/amqpd/ping")
 WHOAMI = ("GET", "/api/whoami")
 
 
-def test_over_the_socket_without_credentials(broker: FakeBroker, ctl: Ctl) -> None:
+def test_unix_socket_needs_no_credentials(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers[PING] = (200, {"status": "ok"})
     assert ctl("ping", "-q") == (0, "Ping succeeded\n", "")
-    assert "Authorization" not in broker.asked[0].headers
+    assert "Authorization" not in broker.requests[0].headers
 
 
-def test_the_data_directory_may_be_named_on_the_command_line(broker: FakeBroker, ctl: Ctl) -> None:
+def test_data_dir_option_names_the_socket(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers[PING] = (200, {"status": "ok"})
     assert ctl("--data-dir", str(broker.data_dir), "ping", environment={}).code == 0
 
 
 @pytest.fixture
-def lonely(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder without a data directory, and the broker at the address that is tried then."""
+def empty_folder(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory without data directory; the fake broker listens at the default address."""
     monkeypatch.setattr(options, "LOCAL_URI", f"http://guest:guest@127.0.0.1:{broker.tcp_port}")
     folder = broker.data_dir / "elsewhere"
     folder.mkdir()
@@ -41,28 +41,28 @@ def lonely(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_without_any_address_this_machine_is_tried_as_guest(broker: FakeBroker, ctl: Ctl, lonely: Path) -> None:
-    """As a wrapper named rabbitmqctl calls it."""
+def test_without_address_the_local_port_is_tried_as_guest(broker: FakeBroker, ctl: Ctl, empty_folder: Path) -> None:
+    """A wrapper named rabbitmqctl calls it like this."""
     assert ctl("ping", "-q", environment={}) == (0, "Ping succeeded\n", "")
-    assert [(each.method, each.path) for each in broker.asked] == [WHOAMI, PING]
+    assert [(each.method, each.path) for each in broker.requests] == [WHOAMI, PING]
     token = base64.b64encode(b"guest:guest").decode()
-    assert broker.asked[1].headers["Authorization"] == f"Basic {token}"
+    assert broker.requests[1].headers["Authorization"] == f"Basic {token}"
 
 
-@pytest.mark.parametrize("named", ["--data-dir", "AMQPD_DATA_DIR", "./amqpd-data"])
-def test_where_a_data_directory_is_named_or_there_no_other_broker_is_tried(
-    broker: FakeBroker, ctl: Ctl, lonely: Path, named: str
+@pytest.mark.parametrize("source", ["--data-dir", "AMQPD_DATA_DIR", "./amqpd-data"])
+def test_with_data_directory_no_other_broker_is_tried(
+    broker: FakeBroker, ctl: Ctl, empty_folder: Path, source: str
 ) -> None:
-    (lonely / ("amqpd-data" if named == "./amqpd-data" else "other")).mkdir()
-    words = ["--data-dir", "other"] if named == "--data-dir" else []
-    environment = {named: "other"} if named == "AMQPD_DATA_DIR" else {}
+    (empty_folder / ("amqpd-data" if source == "./amqpd-data" else "other")).mkdir()
+    words = ["--data-dir", "other"] if source == "--data-dir" else []
+    environment = {source: "other"} if source == "AMQPD_DATA_DIR" else {}
     found = ctl("ping", *words, environment=environment)
-    assert (found.code, broker.asked) == (69, [])
+    assert (found.code, broker.requests) == (69, [])
 
 
 @pytest.mark.parametrize("status", [401, 404, 500, None])
-def test_where_guest_is_not_let_in_the_message_is_that_of_the_socket(
-    broker: FakeBroker, ctl: Ctl, lonely: Path, status: int | None
+def test_refused_guest_gives_the_error_of_the_socket(
+    broker: FakeBroker, ctl: Ctl, empty_folder: Path, status: int | None
 ) -> None:
     broker.answers[WHOAMI] = (status or 0, {"error": "x", "reason": "Login failed"})
     if status is None:
@@ -73,7 +73,7 @@ def test_where_guest_is_not_let_in_the_message_is_that_of_the_socket(
     assert "--uri http://USER:PASSWORD@HOST:15672" in found.err
 
 
-def test_a_path_too_long_for_a_socket_address(broker: FakeBroker, ctl: Ctl) -> None:
+def test_long_socket_path_works(broker: FakeBroker, ctl: Ctl) -> None:
     deep = broker.data_dir / ("d" * 200)
     deep.mkdir()
     (deep / "amqpctl.sock").symlink_to(broker.data_dir / "amqpctl.sock")
@@ -84,23 +84,23 @@ def test_a_path_too_long_for_a_socket_address(broker: FakeBroker, ctl: Ctl) -> N
     assert (missing.code, "No such file or directory" in missing.err) == (69, True)
 
 
-def test_over_tcp_with_credentials(broker: FakeBroker, ctl: Ctl) -> None:
+def test_tcp_sends_decoded_credentials(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/prefix/api/amqpd/ping"] = (200, {"status": "ok"})
     uri = f"http://al%40ice:p%3Aw@127.0.0.1:{broker.tcp_port}/prefix/"
     assert ctl("ping", "--uri", uri).code == 0
     assert ctl("ping", environment={"AMQPCTL_URI": uri}).code == 0
     expected = "Basic " + base64.b64encode(b"al@ice:p:w").decode()
-    assert [asked.headers["Authorization"] for asked in broker.asked] == [expected] * 2
+    assert [request.headers["Authorization"] for request in broker.requests] == [expected] * 2
 
 
 @pytest.mark.parametrize("uri", ["amqp://h", "127.0.0.1:15672", "http://", "http://h:port", "http://[::1"])
-def test_a_uri_that_is_none(ctl: Ctl, uri: str) -> None:
+def test_bad_uri_is_a_usage_error(ctl: Ctl, uri: str) -> None:
     result = ctl("ping", "-q", "--uri", uri)
     assert result.code == 64
     assert result.err.startswith("Error (argument validation): --uri ")
 
 
-def test_a_broker_that_is_not_there(ctl: Ctl, tmp_path: Path) -> None:
+def test_missing_broker_gives_advice(ctl: Ctl, tmp_path: Path) -> None:
     result = ctl("list_users")
     assert (result.code, result.out) == (69, "Listing users ...\n")
     assert result.err.startswith(f"Error: unable to reach node 'n@h' at {tmp_path}/amqpctl.sock: No such file")
@@ -108,14 +108,14 @@ def test_a_broker_that_is_not_there(ctl: Ctl, tmp_path: Path) -> None:
         assert advice in result.err
 
 
-def test_a_socket_that_was_left_behind(ctl: Ctl, tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(tmp_path / "amqpctl.sock"))
+def test_stale_socket_is_connection_refused(ctl: Ctl, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(tmp_path / "amqpctl.sock"))
     result = ctl("list_users")
     assert (result.code, "Connection refused" in result.err) == (69, True)
 
 
-def test_a_port_where_nothing_listens(ctl: Ctl) -> None:
+def test_closed_port_is_connection_refused_without_password(ctl: Ctl) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -125,16 +125,16 @@ def test_a_port_where_nothing_listens(ctl: Ctl) -> None:
     assert "secret" not in result.err
 
 
-def test_a_broker_of_another_user(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_of_another_user_is_permission_denied(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(socket, "socket", refuse)  # root, who may run this, is refused nowhere
+    monkeypatch.setattr(socket, "socket", refuse)  # root is never refused, and the tests may run as root
     result = ctl("list_users")
     assert (result.code, "Permission denied" in result.err, "runs as another user" in result.err) == (69, True, True)
 
 
-def test_a_silent_broker(broker: FakeBroker, ctl: Ctl) -> None:
+def test_silent_broker_times_out(broker: FakeBroker, ctl: Ctl) -> None:
     broker.silent = True
     result = ctl("list_queues", "-q", "-t", "1")
     assert result.code == 75
@@ -142,15 +142,15 @@ def test_a_silent_broker(broker: FakeBroker, ctl: Ctl) -> None:
     assert "Timeout value used: 1000" in result.err
 
 
-def test_no_time_at_all(broker: FakeBroker, ctl: Ctl) -> None:
+def test_timeout_of_zero_sends_nothing(broker: FakeBroker, ctl: Ctl) -> None:
     result = ctl("list_queues", "-t", "0")
-    assert (result.code, broker.asked) == (75, [])
+    assert (result.code, broker.requests) == (75, [])
     assert "Timeout value used: 0" in result.err
 
 
 @contextmanager
-def saying(path: Path, answer: bytes) -> Iterator[None]:
-    """A listener that answers whatever is sent to it with these bytes, once."""
+def raw_listener(path: Path, answer: bytes) -> Iterator[None]:
+    """A listener that answers one connection with these bytes."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen()
@@ -173,14 +173,14 @@ def saying(path: Path, answer: bytes) -> Iterator[None]:
     [b"", b"AMQP\x00\x00\x09\x01", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n[]"],
     ids=["nothing", "not http", "half an answer"],
 )
-def test_something_else_listens_there(ctl: Ctl, tmp_path: Path, answer: bytes) -> None:
-    with saying(tmp_path / "amqpctl.sock", answer):
+def test_listener_without_http_is_unreachable(ctl: Ctl, tmp_path: Path, answer: bytes) -> None:
+    with raw_listener(tmp_path / "amqpctl.sock", answer):
         result = ctl("list_users", "-q")
     assert result.code == 69
     assert result.err.startswith("Error: unable to reach node")
 
 
-def test_an_app_that_is_stopped(broker: FakeBroker, ctl: Ctl) -> None:
+def test_stopped_app_gives_advice(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/users"] = (503, {"error": "app_stopped"})
     result = ctl("list_users")
     assert result.code == 64
@@ -188,20 +188,20 @@ def test_an_app_that_is_stopped(broker: FakeBroker, ctl: Ctl) -> None:
     assert "list_users [--no-table-headers]" in result.err
 
 
-def test_another_reason_not_to_serve(broker: FakeBroker, ctl: Ctl) -> None:
-    """A full disk is not a stopped app: the broker's words are shown."""
+def test_other_503_shows_the_reason(broker: FakeBroker, ctl: Ctl) -> None:
+    """A full disk is not a stopped app, so the broker's reason is shown."""
     broker.answers["GET", "/api/users"] = (503, {"error": "service_unavailable", "reason": "no space left on device"})
     assert ctl("list_users", "-q") == (70, "", "Error:\nno space left on device\n")
 
 
 @pytest.mark.parametrize("line", ["list_users --timeout x", "--timeout -1 list_users", "list_users -t 1.5"])
-def test_a_timeout_is_a_number(ctl: Ctl, line: str) -> None:
+def test_bad_timeout_is_a_usage_error(ctl: Ctl, line: str) -> None:
     result = ctl(*line.split())
     assert (result.code, "Invalid options for this command:\n-t : " in result.err) == (64, True)
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_not_allowed(broker: FakeBroker, ctl: Ctl, status: int) -> None:
+def test_refused_request_gives_advice(broker: FakeBroker, ctl: Ctl, status: int) -> None:
     broker.answers["GET", "/api/users"] = (status, {"error": "not_authorised", "reason": "Not administrator user"})
     with_credentials = ctl("list_users", "--uri", f"http://u:secret@127.0.0.1:{broker.tcp_port}")
     without = ctl("list_users", "--uri", f"http://127.0.0.1:{broker.tcp_port}")
@@ -214,7 +214,7 @@ def test_not_allowed(broker: FakeBroker, ctl: Ctl, status: int) -> None:
     assert "secret" not in with_credentials.err
 
 
-def test_a_broken_broker(broker: FakeBroker, ctl: Ctl) -> None:
+def test_unexpected_answer_is_shown(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/users"] = (500, b"<h1>oops</h1>")
     assert ctl("list_users", "-q") == (70, "", "Error:\n<h1>oops</h1>\n")
     broker.answers["GET", "/api/users"] = (418, None)

@@ -1,4 +1,4 @@
-"""Commands of rabbitmq-diagnostics 3.13 that look again and again, and those about mirroring policies."""
+"""Commands of rabbitmq-diagnostics 3.13 that poll, and those about mirroring policies."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ POLICIES: list[dict[str, Any]] = [
 COMMAND = "check_if_cluster_has_classic_queue_mirroring_policy"
 
 
-def test_mirroring_policies(broker: FakeBroker, ctl: Ctl) -> None:
+def test_mirroring_policies_are_found(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/policies"] = (200, POLICIES)
     broker.answers["GET", "/api/operator-policies"] = (200, [])
     result = ctl("-q", COMMAND)
     assert (result.code, result.out) == (69, "")
     assert "Policy ha enables classic queue mirroring\nPolicy both enables" in result.err
-    told = json.loads(ctl(COMMAND, "--formatter", "json").out)
-    assert (told["result"], [each["name"] for each in told["policies"]]) == ("error", ["ha", "both"])
+    report = json.loads(ctl(COMMAND, "--formatter", "json").out)
+    assert (report["result"], [each["name"] for each in report["policies"]]) == ("error", ["ha", "both"])
     rows = ctl("-s", "list_policies_with_classic_queue_mirroring").out.splitlines()
     assert rows[0] == '/\tha\t.*\tall\t{"ha-mode":"all"}\t0'
     assert len(rows) == 2
     assert ctl("-s", "list_operator_policies_with_classic_queue_mirroring").out == ""
 
 
-def test_mirroring_is_taken_out(broker: FakeBroker, ctl: Ctl) -> None:
+def test_mirroring_is_removed_from_policies(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/policies"] = (200, POLICIES)
     broker.answers["GET", "/api/operator-policies"] = (200, [])
     broker.answers["DELETE", "/api/policies/%2F/ha"] = (204, None)
@@ -47,7 +47,7 @@ def test_mirroring_is_taken_out(broker: FakeBroker, ctl: Ctl) -> None:
     result = ctl("remove_classic_queue_mirroring_from_policies")
     assert (result.code, result.err) == (0, "")
     assert "Policy ha of vhost '/' removed\nPolicy both of vhost 'shop' changed\n" in result.out
-    changes = [each for each in broker.asked if each.method != "GET"]
+    changes = [each for each in broker.requests if each.method != "GET"]
     assert [(each.method, each.path) for each in changes] == [
         ("DELETE", "/api/policies/%2F/ha"),
         ("PUT", "/api/policies/shop/both"),
@@ -55,30 +55,32 @@ def test_mirroring_is_taken_out(broker: FakeBroker, ctl: Ctl) -> None:
     assert changes[1].body == {"pattern": ".*", "apply-to": "queues", "priority": 3, "definition": {"max-length": 5}}
 
 
-def test_without_any(broker: FakeBroker, ctl: Ctl) -> None:
+def test_no_mirroring_policy_is_ok(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/policies"] = (200, POLICIES[:1])
     broker.answers["GET", "/api/operator-policies"] = (200, [])
     assert ctl("-q", COMMAND) == (0, "Cluster reported no policies enabling classic queue mirroring\n", "")
     assert json.loads(ctl(COMMAND, "--formatter", "json").out) == {"result": "ok"}
 
 
-def test_events(broker: FakeBroker, ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consume_event_stream_filters_and_reports_lost_events(
+    broker: FakeBroker, ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(diagnostics, "FOLLOW_S", 0.0)
     events = [{"event": "queue.created", "name": "q"}, {"event": "user.created", "name": "u"}]
     answers = iter([{"position": 7, "lost": 0, "events": []}, {"position": 9, "lost": 2, "events": events}])
     last = {"position": 9, "lost": 0, "events": []}
-    asked: list[str] = []
+    paths: list[str] = []
 
     def get(_self: object, path: str) -> Any:
-        asked.append(path)
+        paths.append(path)
         return next(answers, last)
 
     monkeypatch.setattr("amqpd.cli.client.ApiClient.get", get)
     result = ctl("-q", "consume_event_stream", "--duration", "0", "--pattern", "^queue")
     assert (result.code, result.out) == (0, '{"event":"queue.created","name":"q"}\n')
     assert result.err == "2 events are missing: there were too many at once\n"
-    # Over is over, also where events never end.
-    assert asked == ["/api/amqpd/events", "/api/amqpd/events?position=7"]
+    # The duration ends the command although events continue.
+    assert paths == ["/api/amqpd/events", "/api/amqpd/events?position=7"]
     assert ctl("consume_event_stream", "--pattern", "(").code == 64
 
 
@@ -86,7 +88,9 @@ def thread(number: int, name: str, state: str, at: list[str], user_s: float = 0.
     return {"id": number, "name": name, "state": state, "user_s": user_s, "system_s": 0.0, "at": at}
 
 
-def test_stuck_threads(broker: FakeBroker, ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maybe_stuck_reports_thread_waiting_for_disk(
+    broker: FakeBroker, ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(diagnostics, "PAUSE_S", 0.0)
     broker.answers["GET", "/api/amqpd/threads"] = (
         200,
@@ -105,7 +109,7 @@ def test_stuck_threads(broker: FakeBroker, ctl: Ctl, monkeypatch: pytest.MonkeyP
     assert lines[-1] == "committer waits for a disk at fdatasync:3 < run:4"
 
 
-def test_thread_stats(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_thread_stats_prints_cpu_percent(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([[thread(1, "MainThread", "R", [], 10.0)], [thread(1, "MainThread", "R", [], 10.5)]])
     times = iter([100.0, 101.0])
     monkeypatch.setattr("amqpd.cli.client.ApiClient.get", lambda _self, _path: next(answers))
@@ -115,7 +119,7 @@ def test_thread_stats(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ctl("runtime_thread_stats", "--sample-interval", "0").code == 64
 
 
-def test_tracking(broker: FakeBroker, ctl: Ctl) -> None:
+def test_stream_tracking_lists_offsets_only(broker: FakeBroker, ctl: Ctl) -> None:
     path = ("GET", "/api/queues/%2F/s/offsets")
     broker.answers[path] = (200, [{"name": "app", "offset": 7, "lag": 1, "time": 0}])
     assert ctl("-q", "list_stream_tracking", "s").out == "type\tname\toffset (sequence)\noffset\tapp\t7\n"

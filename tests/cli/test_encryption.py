@@ -1,4 +1,4 @@
-"""Values as RabbitMQ encrypts them, and the Erlang terms they are."""
+"""Values in RabbitMQ's encryption format, and the Erlang terms in them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TERMS = st.recursive(
 
 
 @given(TERMS)
-def test_what_is_packed_comes_out(term: Term) -> None:
+def test_packed_term_is_unpacked(term: Term) -> None:
     assert unpacked(packed(term)) == term
 
 
@@ -48,16 +48,16 @@ def test_what_is_packed_comes_out(term: Term) -> None:
         (str(1 << 40), 1 << 40, b"\x83n\x06\x00\x00\x00\x00\x00\x00\x01"),
     ],
 )
-def test_as_erlang_has_them(text: str, term: Term, data: bytes) -> None:
+def test_terms_are_packed_like_erlang(text: str, term: Term, data: bytes) -> None:
     assert parse(text) == term
     assert packed(term) == data
     assert packed(unpacked(data)) == data
 
 
-def test_atoms() -> None:
+def test_atoms_are_parsed_unpacked_and_printed() -> None:
     assert parse("secret") == TermAtom("secret") and isinstance(parse("secret"), TermAtom)
     assert parse("'a b'") == TermAtom("a b")
-    # Older Erlangs pack them otherwise.
+    # Atom formats of older Erlang versions.
     for data in (b"\x83d\x00\x02ab", b"\x83s\x02ab", b"\x83w\x02ab", b"\x83v\x00\x02ab"):
         assert unpacked(data) == TermAtom("ab")
     assert printed(TermAtom("ab")) == "ab" and printed(TermAtom("a b")) == "'a b'"
@@ -68,20 +68,20 @@ def test_atoms() -> None:
 @pytest.mark.parametrize(
     "text", ["", "<<256>>", "<<1,>>", "{", "[1", "{1 2}", "1 2", "<<", "A", '"a', "}", "{1,}", "[" * 200]
 )
-def test_what_is_no_term(text: str) -> None:
+def test_bad_term_is_refused(text: str) -> None:
     with pytest.raises(NotATerm):
         parse(text)
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_a_term_or_none(data: bytes) -> None:
+def test_any_bytes_are_a_term_or_refused(data: bytes) -> None:
     for given_bytes in (data, b"\x83" + data):
         with contextlib.suppress(NotATerm):
             unpacked(given_bytes)
 
 
-# Made by rabbitmqctl 3.10.8's encode, with the passphrase (and more) that stands beside.
-THEIRS = [
+# Encoded by rabbitmqctl 3.10.8 with these options; the first one is the passphrase.
+RABBITMQ_VALUES = [
     ("Jw7RNZUXKcqfbTifwqt+UskBlvloEYB9jSfP5OSy0tmXpIDwH8APZqAXniRwva/c", ("secret",), '<<"guest">>'),
     ("fj/tR9Ku11vL3+MiyuO9zqSLb/Tm9O2aWPTq/DVvzGn1CB3l598h00Oh3lleUr3C", ("secret",), '"guest"'),
     ("wnvRBGtCUfCQdVlkdy23qARJvSlCDDRJzH/ZJ+bX9ULKEi+Bmw9b8fkKCLxH+sqJ", ("secret",), "secret"),
@@ -94,39 +94,39 @@ THEIRS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "how", "value"), THEIRS)
-def test_what_rabbitmqctl_made(ctl: Ctl, text: str, how: tuple[str, ...], value: str) -> None:
+@pytest.mark.parametrize(("text", "how", "value"), RABBITMQ_VALUES)
+def test_value_of_rabbitmqctl_is_decoded(ctl: Ctl, text: str, how: tuple[str, ...], value: str) -> None:
     assert ctl("-q", "decode", f'{{encrypted,<<"{text}">>}}', *how) == (0, value + "\n", "")
     assert ctl("-q", "decode", f'<<"{text}">>', *how).out == value + "\n"
     assert ctl("-q", "decode", f"encrypted:{text}", *how).out == value + "\n"
 
 
-def test_there_and_back(ctl: Ctl) -> None:
+def test_encoded_value_is_decoded(ctl: Ctl) -> None:
     for value, shown in (('"guest"', '"guest"'), ('<<"guest">>', '<<"guest">>'), ("42", "42"), ("secret", "secret")):
-        made = ctl("-q", "encode", value, "pass phrase")
-        assert made.code == 0 and made.out.startswith("{encrypted,<<")
-        assert ctl("-q", "decode", made.out.strip(), "pass phrase") == (0, shown + "\n", "")
-        wrong = ctl("-q", "decode", made.out.strip(), "another")
+        encoded = ctl("-q", "encode", value, "pass phrase")
+        assert encoded.code == 0 and encoded.out.startswith("{encrypted,<<")
+        assert ctl("-q", "decode", encoded.out.strip(), "pass phrase") == (0, shown + "\n", "")
+        wrong = ctl("-q", "decode", encoded.out.strip(), "another")
         assert (wrong.code, wrong.out) == (69, "")
         assert "is the passphrase correct?" in wrong.err
-    made = ctl("encode", '"x"', "p", "--cipher", "aes_cbc128", "--hash", "sha3_256", "--iterations", "7")
-    value = made.out.splitlines()[-1]
-    how = ("--cipher", "aes_128_cbc", "--hash", "sha3_256", "--iterations", "7")
-    assert ctl("-q", "decode", value, "p", *how).out == '"x"\n'
+    encoded = ctl("encode", '"x"', "p", "--cipher", "aes_cbc128", "--hash", "sha3_256", "--iterations", "7")
+    value = encoded.out.splitlines()[-1]
+    options = ("--cipher", "aes_128_cbc", "--hash", "sha3_256", "--iterations", "7")
+    assert ctl("-q", "decode", value, "p", *options).out == '"x"\n'
     assert ctl("-q", "decode", value, "p").code == 69
 
 
-def test_the_passphrase_from_standard_input(ctl: Ctl) -> None:
-    """As a file with it does not stand in the list of processes."""
-    made = ctl("-q", "encode", "1", stdin="pass phrase\n").out.strip()
-    assert ctl("-q", "decode", made, "pass phrase") == (0, "1\n", "")
-    assert ctl("-q", "decode", made, stdin="pass phrase\n") == (0, "1\n", "")
+def test_passphrase_is_read_from_stdin(ctl: Ctl) -> None:
+    """A passphrase on stdin is not in the process list."""
+    encoded = ctl("-q", "encode", "1", stdin="pass phrase\n").out.strip()
+    assert ctl("-q", "decode", encoded, "pass phrase") == (0, "1\n", "")
+    assert ctl("-q", "decode", encoded, stdin="pass phrase\n") == (0, "1\n", "")
 
 
-def test_as_json(ctl: Ctl) -> None:
-    made = json.loads(ctl("encode", '<<"x">>', "p", "--formatter", "json").out)["value"]
-    assert made.startswith("encrypted:")
-    assert json.loads(ctl("decode", made, "p", "--formatter", "json").out)["value"] == "x"
+def test_encode_and_decode_as_json(ctl: Ctl) -> None:
+    encoded = json.loads(ctl("encode", '<<"x">>', "p", "--formatter", "json").out)["value"]
+    assert encoded.startswith("encrypted:")
+    assert json.loads(ctl("decode", encoded, "p", "--formatter", "json").out)["value"] == "x"
 
 
 @pytest.mark.parametrize(
@@ -144,13 +144,13 @@ def test_as_json(ctl: Ctl) -> None:
         (("decode", "encrypted:YWJj", "p"), 69, "is the passphrase correct?"),
     ],
 )
-def test_what_is_wrong(ctl: Ctl, words: tuple[str, ...], code: int, text: str) -> None:
+def test_bad_arguments_are_errors(ctl: Ctl, words: tuple[str, ...], code: int, text: str) -> None:
     result = ctl(*words)
     assert result.code == code
     assert text in result.err
 
 
-def test_without_the_package(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_reported(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", None)
     result = ctl("encode", "1", "p")
     assert (result.code, "pip install cryptography" in result.err) == (69, True)
@@ -158,12 +158,12 @@ def test_without_the_package(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("cipher", CIPHERS)
 @pytest.mark.parametrize("algorithm", HASHES)
-def test_every_cipher_and_hash(cipher: str, algorithm: str) -> None:
+def test_every_cipher_and_hash_decrypts(cipher: str, algorithm: str) -> None:
     text = encrypt(b"x" * 31, "p", cipher, algorithm, 3)
     assert decrypt(text, "p", cipher, algorithm, 3) == b"x" * 31
     with pytest.raises(Undecipherable):
         decrypt(text[:-24], "p", cipher, algorithm, 3)
 
 
-def test_list_ciphers(ctl: Ctl) -> None:
+def test_list_ciphers_prints_aes_ciphers(ctl: Ctl) -> None:
     assert ctl("-q", "list_ciphers") == (0, "[aes_128_cbc,aes_192_cbc,aes_256_cbc]\n", "")

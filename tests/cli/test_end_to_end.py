@@ -1,4 +1,4 @@
-"""amqpctl against a real broker: what one command does, another one sees."""
+"""amqpctl against a real broker: one command sees the changes of another."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from amqpd.cli.main import run
 from amqpd.testing import BrokerProcess
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-"""For a process that finds the same amqpd as this one."""
-NASTY = 'nasty/ä "q"\t%2F?'
+"""The environment of a process that must import the same amqpd as this one."""
+UNUSUAL_NAME = 'nasty/ä "q"\t%2F?'
 
 
-def reachable(broker: BrokerProcess) -> None:
-    """Waits for the admin API, which comes up a moment after the ready line."""
+def wait_for_admin_api(broker: BrokerProcess) -> None:
+    """Wait for the admin API, which starts shortly after the ready line."""
     eventually((broker.data_dir / "amqpctl.sock").exists)
 
 
@@ -38,7 +38,7 @@ def reachable(broker: BrokerProcess) -> None:
 def real() -> Iterator[BrokerProcess]:
     broker = BrokerProcess()
     with broker:
-        reachable(broker)
+        wait_for_admin_api(broker)
         yield broker
     broker.close()
 
@@ -47,8 +47,8 @@ def real() -> Iterator[BrokerProcess]:
 def ctl(real: BrokerProcess) -> Ctl:
     def call(*arguments: str, stdin: str = "", environment: dict[str, str] | None = None) -> Result:
         out, err = io.StringIO(), io.StringIO()
-        known = {"AMQPD_DATA_DIR": str(real.data_dir)} if environment is None else environment
-        code = run(arguments, out, err, io.StringIO(stdin), known)
+        variables = {"AMQPD_DATA_DIR": str(real.data_dir)} if environment is None else environment
+        code = run(arguments, out, err, io.StringIO(stdin), variables)
         return Result(code, out.getvalue(), err.getvalue())
 
     return call
@@ -56,20 +56,20 @@ def ctl(real: BrokerProcess) -> Ctl:
 
 @pytest.fixture
 def connect(real: BrokerProcess) -> Iterator[Callable[..., pika.BlockingConnection]]:
-    """Opens connections as guest; closes what a test leaves open."""
-    made: list[pika.BlockingConnection] = []
+    """Return a function that opens connections as guest. Those left open are closed afterwards."""
+    connections: list[pika.BlockingConnection] = []
 
-    def open_one(name: str = "test", vhost: str = "/") -> pika.BlockingConnection:
+    def open_connection(name: str = "test", vhost: str = "/") -> pika.BlockingConnection:
         parameters = pika.ConnectionParameters(
             "127.0.0.1", real.amqp_port, vhost, client_properties={"connection_name": name}
         )
-        made.append(pika.BlockingConnection(parameters))
-        return made[-1]
+        connections.append(pika.BlockingConnection(parameters))
+        return connections[-1]
 
-    yield open_one
-    for one in made:
-        if one.is_open:
-            one.close()
+    yield open_connection
+    for connection in connections:
+        if connection.is_open:
+            connection.close()
 
 
 Connect = Callable[..., pika.BlockingConnection]
@@ -89,14 +89,14 @@ def eventually(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def filled(channel: BlockingChannel, name: str, count: int) -> None:
+def fill_queue(channel: BlockingChannel, name: str, count: int) -> None:
     channel.queue_declare(name, durable=True, arguments={"x-max-length": 1000})
     channel.confirm_delivery()
     for _ in range(count):
         channel.basic_publish("", name, b"hello")
 
 
-def test_the_broker_is_there(real: BrokerProcess, ctl: Ctl) -> None:
+def test_ping_and_status_of_running_broker(real: BrokerProcess, ctl: Ctl) -> None:
     assert ctl("ping").code == 0
     lines = ctl("status").out.splitlines()
     assert f"OS PID: {real.pid}" in lines
@@ -106,7 +106,7 @@ def test_the_broker_is_there(real: BrokerProcess, ctl: Ctl) -> None:
     assert (found["pid"], found["version"], found["app_running"]) == (real.pid, __version__, True)
 
 
-def test_vhosts(ctl: Ctl) -> None:
+def test_vhost_is_added_listed_and_deleted(ctl: Ctl) -> None:
     assert ctl("add_vhost", "shop", "--description", "web shop", "--tags", "web,eu").code == 0
     assert ctl("add_vhost", "shop").code == 0
     assert "shop" in ctl("list_vhosts", "-s").out.splitlines()
@@ -117,7 +117,7 @@ def test_vhosts(ctl: Ctl) -> None:
     assert "shop" not in ctl("list_vhosts", "-s").out.splitlines()
 
 
-def test_users(real: BrokerProcess, ctl: Ctl) -> None:
+def test_user_is_added_changed_and_deleted(real: BrokerProcess, ctl: Ctl) -> None:
     assert ctl("add_user", "alice", stdin="s3cret\n").code == 0
     assert ctl("add_user", "alice", "again").code == 70
     assert ctl("authenticate_user", "alice", "s3cret").code == 0
@@ -140,7 +140,7 @@ def test_users(real: BrokerProcess, ctl: Ctl) -> None:
     assert ctl("clear_password", "alice").code == 69
 
 
-def test_permissions(ctl: Ctl) -> None:
+def test_permissions_are_set_listed_and_cleared(ctl: Ctl) -> None:
     assert ctl("add_user", "bob", "x").code == 0
     assert ctl("set_permissions", "bob", "^a", "", ".*").code == 0
     assert "bob\t^a\t\t.*" in ctl("list_permissions", "-q").out.splitlines()
@@ -164,34 +164,34 @@ def test_permissions(ctl: Ctl) -> None:
     assert ctl("list_user_permissions", "bob").code == 69
 
 
-def test_queues(ctl: Ctl, connect: Connect) -> None:
+def test_queue_is_listed_purged_and_deleted(ctl: Ctl, connect: Connect) -> None:
     channel = connect().channel()
-    filled(channel, NASTY, 3)
+    fill_queue(channel, UNUSUAL_NAME, 3)
     found = {row["name"]: row for row in rows(ctl, "list_queues", "name", "messages", "durable", "arguments", "type")}
-    assert found[NASTY] == {
-        "name": NASTY,
+    assert found[UNUSUAL_NAME] == {
+        "name": UNUSUAL_NAME,
         "messages": 3,
         "durable": True,
         "arguments": {"x-max-length": 1000},
         "type": "classic",
     }
     assert '[{"x-max-length",1000}]' in ctl("list_queues", "arguments").out
-    assert ctl("delete_queue", NASTY, "--if-empty").err == "Error:\nQueue is not empty\n"
-    assert ctl("purge_queue", NASTY).code == 0
-    channel.basic_consume(NASTY, lambda *_: None)
-    assert ctl("delete_queue", NASTY, "-u") == (
+    assert ctl("delete_queue", UNUSUAL_NAME, "--if-empty").err == "Error:\nQueue is not empty\n"
+    assert ctl("purge_queue", UNUSUAL_NAME).code == 0
+    channel.basic_consume(UNUSUAL_NAME, lambda *_: None)
+    assert ctl("delete_queue", UNUSUAL_NAME, "-u") == (
         64,
-        f"Deleting queue '{NASTY}' on vhost '/' if queue is unused ...\n",
+        f"Deleting queue '{UNUSUAL_NAME}' on vhost '/' if queue is unused ...\n",
         "Error:\nQueue is in use\n",
     )
-    deleted = ctl("delete_queue", NASTY, "-q", "--if-empty")
+    deleted = ctl("delete_queue", UNUSUAL_NAME, "-q", "--if-empty")
     assert deleted == (0, "Queue was successfully deleted with 0 ready messages\n", "")
-    assert ctl("delete_queue", NASTY).code == 64
-    assert ctl("purge_queue", NASTY).code == 69
+    assert ctl("delete_queue", UNUSUAL_NAME).code == 64
+    assert ctl("purge_queue", UNUSUAL_NAME).code == 69
     assert ctl("list_queues", "-p", "nope").code == 0
 
 
-def test_exchanges_and_bindings(ctl: Ctl, connect: Connect) -> None:
+def test_exchanges_and_bindings_are_listed(ctl: Ctl, connect: Connect) -> None:
     channel = connect().channel()
     channel.exchange_declare("ex", "headers", arguments={"alternate-exchange": "other"})
     channel.queue_declare("bound", exclusive=True)
@@ -207,7 +207,7 @@ def test_exchanges_and_bindings(ctl: Ctl, connect: Connect) -> None:
     channel.exchange_delete("ex")
 
 
-def test_connections_channels_consumers(ctl: Ctl, connect: Connect) -> None:
+def test_connections_channels_and_consumers_are_listed_and_closed(ctl: Ctl, connect: Connect) -> None:
     connection = connect('my"name')
     channel = connection.channel()
     channel.confirm_delivery()
@@ -216,29 +216,31 @@ def test_connections_channels_consumers(ctl: Ctl, connect: Connect) -> None:
     channel.basic_consume("mine", lambda *_: None, consumer_tag="ctag", exclusive=True, arguments={"x-priority": 3})
     columns = ("pid", "peer_port", "name", "user", "state", "protocol", "client_properties")
     lines = ctl("list_connections", "-s", *columns).out.splitlines()
-    mine = next(line.split("\t") for line in lines if '{"connection_name","my\\"name"}' in line)
-    assert mine[3:6] == ["guest", "running", "{0,9,1}"]
+    own_connection = next(line.split("\t") for line in lines if '{"connection_name","my\\"name"}' in line)
+    assert own_connection[3:6] == ["guest", "running", "{0,9,1}"]
     shown = rows(ctl, "list_channels", "pid", "connection", "confirm", "consumer_count", "number", "vhost")
-    its = [row for row in shown if row["connection"] == mine[0]]
-    assert [(row["confirm"], row["consumer_count"], row["number"], row["vhost"]) for row in its] == [(True, 1, 1, "/")]
+    own_channels = [row for row in shown if row["connection"] == own_connection[0]]
+    assert [(row["confirm"], row["consumer_count"], row["number"], row["vhost"]) for row in own_channels] == [
+        (True, 1, 1, "/")
+    ]
     consumers = ctl("list_consumers", "-s").out.splitlines()
-    assert f'mine\t{its[0]["pid"]}\tctag\ttrue\t7\ttrue\t[{{"x-priority",3}}]' in consumers
+    assert f'mine\t{own_channels[0]["pid"]}\tctag\ttrue\t7\ttrue\t[{{"x-priority",3}}]' in consumers
     queue = next(
         row for row in rows(ctl, "list_queues", "name", "owner_pid", "exclusive_consumer_pid") if row["name"] == "mine"
     )
-    assert (queue["owner_pid"], queue["exclusive_consumer_pid"]) == (mine[0], its[0]["pid"])
+    assert (queue["owner_pid"], queue["exclusive_consumer_pid"]) == (own_connection[0], own_channels[0]["pid"])
 
-    assert ctl("close_connection", mine[0], "Closed via rabbitmqctl").code == 0
+    assert ctl("close_connection", own_connection[0], "Closed via rabbitmqctl").code == 0
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
         connection.process_data_events(time_limit=5)
     assert closed.value.reply_code == 320
     assert "Closed via rabbitmqctl" in closed.value.reply_text
-    eventually(lambda: mine[0] not in ctl("list_connections", "pid").out)
-    again = ctl("close_connection", mine[0], "again")
-    assert (again.code, "already closed" in again.err) == (0, True)
+    eventually(lambda: own_connection[0] not in ctl("list_connections", "pid").out)
+    second_close = ctl("close_connection", own_connection[0], "again")
+    assert (second_close.code, "already closed" in second_close.err) == (0, True)
 
 
-def test_all_connections_at_once(ctl: Ctl, connect: Connect) -> None:
+def test_close_all_connections_of_a_vhost(ctl: Ctl, connect: Connect) -> None:
     assert ctl("add_vhost", "crowded").code == 0
     assert ctl("set_permissions", "-p", "crowded", "guest", ".*", ".*", ".*").code == 0
     connections = [connect(vhost="crowded") for _ in range(3)]
@@ -254,9 +256,9 @@ def test_all_connections_at_once(ctl: Ctl, connect: Connect) -> None:
     assert ctl("delete_vhost", "crowded").code == 0
 
 
-def test_the_app_stops_and_starts(real: BrokerProcess, ctl: Ctl, connect: Connect) -> None:
+def test_stop_app_and_start_app(real: BrokerProcess, ctl: Ctl, connect: Connect) -> None:
     before = connect()
-    filled(before.channel(), "kept", 2)
+    fill_queue(before.channel(), "kept", 2)
     assert ctl("stop_app").code == 0
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker):
         before.process_data_events(time_limit=5)
@@ -270,13 +272,13 @@ def test_the_app_stops_and_starts(real: BrokerProcess, ctl: Ctl, connect: Connec
         refused = ctl(*command.split())
         assert (refused.code, "amqpctl start_app" in refused.err) == (64, True), command
     assert ctl("start_app").code == 0
-    assert ctl("delete_vhost", "late").code == 65, "a refused command did something"
+    assert ctl("delete_vhost", "late").code == 65, "a refused command changed something"
     assert {"name": "kept", "messages": 2} in rows(ctl, "list_queues")
     connect().channel().queue_delete("kept")
 
 
-class TestTheProcess:
-    """amqpctl as people run it."""
+class TestProcess:
+    """amqpctl as a process."""
 
     @staticmethod
     def start(real: BrokerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -289,33 +291,33 @@ class TestTheProcess:
             check=False,
         )
 
-    def test_output_and_exit_code(self, real: BrokerProcess) -> None:
-        done = self.start(real, "list_users", "-q")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "guest\t[administrator]\n" in done.stdout
+    def test_process_prints_result_and_sets_exit_code(self, real: BrokerProcess) -> None:
+        process = self.start(real, "list_users", "-q")
+        assert (process.returncode, process.stderr) == (0, "")
+        assert "guest\t[administrator]\n" in process.stdout
         assert self.start(real, "list_queues", "nme").returncode == 64
 
-    def test_it_answers_for_little_cpu(self, real: BrokerProcess) -> None:
-        """Three times the 150 ms that an answer may take, which `make bench` measures: nothing heavy is imported."""
-        took_s = []
+    def test_command_needs_little_cpu_time(self, real: BrokerProcess) -> None:
+        """The limit is three times the 150 ms that `make bench` measures, so imports must stay light."""
+        cpu_times_s = []
         for _ in range(5):
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             assert self.start(real, "list_queues").returncode == 0
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            took_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        assert min(took_s) < 0.45
+            cpu_times_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        assert min(cpu_times_s) < 0.45
 
-    def test_a_reader_that_leaves_early(self, real: BrokerProcess) -> None:
+    def test_closed_output_pipe_is_not_an_error(self, real: BrokerProcess) -> None:
         command = f"{sys.executable} -P -m amqpd.cli help | head -1"
-        done = subprocess.run(
+        process = subprocess.run(
             ["/bin/sh", "-c", command], env=ENVIRONMENT, capture_output=True, text=True, timeout=30, check=False
         )
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (process.returncode, process.stderr) == (0, "")
 
 
-def test_stop(tmp_path: Path) -> None:
+def test_stop_ends_the_broker(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
-        reachable(broker)
+        wait_for_admin_api(broker)
         out, err = io.StringIO(), io.StringIO()
         code = run(["stop", "-q", "--data-dir", str(tmp_path)], out, err, io.StringIO(), {})
         assert (code, out.getvalue(), err.getvalue()) == (0, "", "")

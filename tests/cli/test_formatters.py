@@ -1,4 +1,4 @@
-"""Shapes measured with rabbitmqctl 3.10.8."""
+"""Output formats as measured with rabbitmqctl 3.10.8."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS = [
 ]
 
 
-def test_a_table_is_separated_by_tabs() -> None:
+def test_table_is_separated_by_tabs() -> None:
     assert formatters.table(COLUMNS, ROWS, True) == (
         "name\targuments\tmessages\tdurable\ttags\n"
         'q1\t[{"x-max-length",10},{"x-dead-letter-exchange","dlx é"}]\t3\ttrue\t[administrator, monitoring]\n'
@@ -26,16 +26,16 @@ def test_a_table_is_separated_by_tabs() -> None:
     )
 
 
-def test_headers_can_be_left_out_of_a_table() -> None:
+def test_table_without_headers() -> None:
     assert formatters.table(("name",), [["q"]], False) == "q\n"
 
 
 @pytest.mark.parametrize("name", ["table", "pretty_table", "csv"])
-def test_nothing_to_list_has_no_header_either(name: str) -> None:
+def test_empty_list_has_no_header(name: str) -> None:
     assert formatters.BY_NAME[name](COLUMNS, [], True) == ""
 
 
-def test_json_is_an_object_per_line() -> None:
+def test_json_has_one_object_per_line() -> None:
     text = formatters.json_rows(
         ("name", "owner_pid", "arguments"), [["q", None, {"n": 1}], ["é\t", "<a.1.0>", {}]], True
     )
@@ -54,7 +54,7 @@ def test_csv_quotes_everything_and_keeps_its_header() -> None:
     assert rows[2] == ['a"b\\', "[]", "0", "false", "[]"]
 
 
-def test_a_pretty_table_is_a_box() -> None:
+def test_pretty_table_is_a_box() -> None:
     assert formatters.pretty_table(("user", "tags"), [["u1", []], ["guest", ["administrator"]]], True) == (
         "┌───────┬─────────────────┐\n"
         "│ user  │ tags            │\n"
@@ -66,7 +66,7 @@ def test_a_pretty_table_is_a_box() -> None:
     )
 
 
-def test_wide_and_combining_characters_do_not_bend_the_box() -> None:
+def test_wide_and_combining_characters_keep_the_box_aligned() -> None:
     text = formatters.pretty_table(("name",), [["注文"], ["e\u0301"], ["plain"]], True)
     assert {terminal.width(line) for line in text.splitlines()} == {9}
     assert terminal.width("注文") == 4
@@ -84,28 +84,28 @@ def test_wide_and_combining_characters_do_not_bend_the_box() -> None:
         (False, "false"),
     ],
 )
-def test_erlang_terms(value: object, term: str) -> None:
+def test_value_is_printed_as_erlang_term(value: object, term: str) -> None:
     assert erlang.erlang(value) == term
 
 
-def test_control_characters_neither_break_columns_nor_reach_the_terminal() -> None:
-    nasty = "q\tx\n\x1b[2J\x9b"
+def test_control_characters_are_escaped() -> None:
+    control_text = "q\tx\n\x1b[2J\x9b"
     for name in ("table", "pretty_table"):
-        text = formatters.BY_NAME[name](("name",), [[nasty]], False)
+        text = formatters.BY_NAME[name](("name",), [[control_text]], False)
         assert "q\\tx\\n\\x1b[2J\\x9b" in text
         assert not set(text) & {"\t", "\x1b", "\x9b"}
-    assert json.loads(formatters.json_rows(("name",), [[nasty]], True)) == [{"name": nasty}]
+    assert json.loads(formatters.json_rows(("name",), [[control_text]], True)) == [{"name": control_text}]
 
 
-def test_a_table_value_that_is_missing_is_an_empty_table() -> None:
+def test_missing_value_is_an_empty_cell() -> None:
     assert formatters.cell("arguments", None) == ""
     assert formatters.cell("arguments", []) == "[]"
     assert formatters.cell("policy", None) == ""
     assert formatters.cell("cluster_state", {"n@h": "running"}) == "[{n@h, running}]"
 
 
-def test_erlang_rows() -> None:
-    """rabbit: a list of property lists. Names are binaries, words like a queue's type atoms."""
+def test_erlang_formatter_prints_property_lists() -> None:
+    """RabbitMQ: names are binaries, words such as a queue's type are atoms."""
     columns = ("name", "messages", "type", "durable", "arguments", "policy", "tags")
     row = ['q"x', 3, "quorum", True, {"x-max-length": 5, "a": [1, "b"], "f": 1.5, "n": None}, None, ["management", "X"]]
     assert formatters.erlang_rows(columns, [row, row[:1] + row[1:]], True).splitlines()[0] == (
@@ -124,11 +124,11 @@ def test_erlang_rows() -> None:
         ([1.5, "x"], '[1.5,<<"x">>]'),
     ],
 )
-def test_erlang_values(value: object, term: str) -> None:
+def test_erlang_formatter_prints_values(value: object, term: str) -> None:
     assert erlang.term(value) == term
 
 
-def test_aligned_columns() -> None:
+def test_columns_are_aligned_by_display_width() -> None:
     rows = [["a", 5, None], ["longer", 10, "x"], ["注文", 100, ""]]
     text = formatters.aligned(("name", "messages", "policy"), rows, True, lambda line: f"<{line}>")
     assert text == "<name    messages  policy>\na              5\nlonger        10  x\n注文         100\n"
@@ -136,10 +136,10 @@ def test_aligned_columns() -> None:
     assert formatters.aligned(("name",), [], True, str.upper) == ""
 
 
-def test_an_object_on_each_line(broker: FakeBroker, ctl: Ctl) -> None:
+def test_json_stream_has_one_object_per_line(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/users"] = (200, [{"name": "a", "tags": []}, {"name": "b", "tags": ["x"]}])
-    said = ctl("list_users", "--formatter", "json_stream")
-    assert said == (0, '{"user":"a","tags":[]}\n{"user":"b","tags":["x"]}\n', "")
+    output = ctl("list_users", "--formatter", "json_stream")
+    assert output == (0, '{"user":"a","tags":[]}\n{"user":"b","tags":["x"]}\n', "")
     broker.answers["GET", "/api/users"] = (200, [])
     assert ctl("list_users", "--formatter", "json_stream") == (0, "", "")
     assert json.loads(ctl("version", "--formatter", "json_stream").out)["result"] == "ok"

@@ -1,4 +1,4 @@
-"""Help that teaches, and the table of commands against its documentation and itself."""
+"""Help texts, and the table of commands compared with its documentation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from amqpd.cli.options import BY_LONG, GENERAL, PLUGINS, SPECIFIC, check_options
 from amqpd.cli.rabbitmq_compat import PLUGIN_COMMANDS
 
 MANUAL = Path(__file__).parents[2] / "docs" / "amqpctl.md"
-ASKED_FOR = (
+EXPECTED_COMMANDS = (
     "status ping version add_vhost delete_vhost list_vhosts dump_log verify_log export set_export clear_export "
     "add_user delete_user change_password clear_password authenticate_user "
     "list_users set_user_tags set_permissions clear_permissions list_permissions "
@@ -65,8 +65,8 @@ ASKED_FOR = (
 )
 
 
-def test_all_commands_are_there() -> None:
-    assert set(COMMANDS) == set(ASKED_FOR.split())
+def test_table_has_exactly_the_expected_commands() -> None:
+    assert set(COMMANDS) == set(EXPECTED_COMMANDS.split())
     assert all(name == command.name and command.group in GROUPS for name, command in COMMANDS.items())
     assert not ELSEWHERE.keys() & set(COMMANDS)
     assert set(COMMANDS) >= ONE_NODE | NOTHING_TO_DO
@@ -97,8 +97,8 @@ def test_every_command_has_a_help_page_with_examples(ctl: Ctl, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_the_examples_are_right(name: str) -> None:
-    """Each example is a command line that is accepted, of the command it stands under."""
+def test_examples_are_valid_command_lines(name: str) -> None:
+    """Each example is a valid command line of the command that it documents."""
     command = COMMANDS[name]
     for example, _ in command.examples:
         line = parse(
@@ -125,7 +125,7 @@ def test_options_are_known_and_distinct() -> None:
     assert all(f"--{option.long}" in manual for option in GENERAL)
 
 
-def test_nothing_is_a_question_too(ctl: Ctl) -> None:
+def test_no_arguments_print_the_help(ctl: Ctl) -> None:
     result = ctl()
     assert (result.code, result.out) == (64, "")
     assert result.err == ctl("help").out == ctl("--help").out
@@ -142,13 +142,13 @@ def test_nothing_is_a_question_too(ctl: Ctl) -> None:
         ("exec node().", "Command 'exec' of RabbitMQ is not part of this version"),
     ],
 )
-def test_unknown_commands(ctl: Ctl, line: str, text: str) -> None:
+def test_unknown_command_gets_a_suggestion(ctl: Ctl, line: str, text: str) -> None:
     result = ctl(*line.split())
     assert (result.code, result.out) == (64, "")
     assert text in result.err
 
 
-def test_help_about_nothing(ctl: Ctl) -> None:
+def test_help_of_unknown_command_gets_a_suggestion(ctl: Ctl) -> None:
     result = ctl("help", "list_queue")
     assert result.code == 64
     assert "Did you mean 'list_queues'?" in result.err
@@ -164,7 +164,7 @@ def test_help_about_nothing(ctl: Ctl) -> None:
         ("close_connection <n@h.1.0>", "not enough arguments."),
     ],
 )
-def test_numbers_of_operands(ctl: Ctl, line: str, text: str) -> None:
+def test_wrong_number_of_operands_prints_usage(ctl: Ctl, line: str, text: str) -> None:
     result = ctl(*line.split())
     assert result.code == 64
     name = line.split(maxsplit=1)[0]
@@ -174,7 +174,7 @@ def test_numbers_of_operands(ctl: Ctl, line: str, text: str) -> None:
     )
 
 
-def test_credentials_are_not_repeated(ctl: Ctl) -> None:
+def test_credentials_are_not_printed(ctl: Ctl) -> None:
     result = ctl("--uri", "http://bob:s3cret@host", "list_users", "x")
     assert result.code == 64
     assert "s3cret" not in result.err
@@ -184,14 +184,14 @@ def test_credentials_are_not_repeated(ctl: Ctl) -> None:
         assert (result.code, "s3cret" in result.err) == (64, False)
 
 
-def test_what_a_start_imports() -> None:
-    """The tenth of a second a command may take is mostly imports: these would be most of it."""
-    dear = "{'asyncio', 'aiohttp', 'sqlalchemy', 'http.client', 'ssl', 'shutil', 'logging', 'cryptography'}"
-    said = subprocess.run(
-        [sys.executable, "-P", "-c", f"import amqpd.cli.main, sys; print(*{dear} & set(sys.modules))"],
+def test_start_does_not_import_slow_modules() -> None:
+    """A command may take 100 ms, mostly for imports. These modules would take most of it."""
+    slow_modules = "{'asyncio', 'aiohttp', 'sqlalchemy', 'http.client', 'ssl', 'shutil', 'logging', 'cryptography'}"
+    process = subprocess.run(
+        [sys.executable, "-P", "-c", f"import amqpd.cli.main, sys; print(*{slow_modules} & set(sys.modules))"],
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    assert said.stdout.split() == []
+    assert process.stdout.split() == []

@@ -52,7 +52,7 @@ BINDING = {
 }
 
 
-def test_queues_as_rabbitmqctl_prints_them(broker: FakeBroker, ctl: Ctl) -> None:
+def test_list_queues_prints_like_rabbitmqctl(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/queues/%2F"] = (200, QUEUES)
     assert ctl("list_queues") == (
         0,
@@ -64,7 +64,7 @@ def test_queues_as_rabbitmqctl_prints_them(broker: FakeBroker, ctl: Ctl) -> None
     assert ctl("list_queues", "-t", "5").out.startswith("Timeout: 5.0 seconds ...\n")
 
 
-def test_columns_in_the_order_asked_for(broker: FakeBroker, ctl: Ctl) -> None:
+def test_columns_are_in_requested_order(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/queues/%2F"] = (200, QUEUES)
     broker.answers["GET", "/api/connections"] = (200, [{"name": "a -> b", "pid": "<n@h.3.0>"}])
     expected = 'messages\tname\towner_pid\targuments\n3\torders\t\t[{"x-max-length",10}]\n0\treply\t<n@h.3.0>\t[]\n'
@@ -72,34 +72,34 @@ def test_columns_in_the_order_asked_for(broker: FakeBroker, ctl: Ctl) -> None:
     assert ctl("list_queues", "-q", "messages,name", "owner_pid,arguments", "name").out == expected
 
 
-def test_who_consumes_alone(broker: FakeBroker, ctl: Ctl) -> None:
+def test_exclusive_consumer_pid_is_shown(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/queues/%2F"] = (200, QUEUES)
     shared = {**CONSUMER, "queue": {"name": "reply"}, "exclusive": False}
     broker.answers["GET", "/api/consumers/%2F"] = (200, [{**CONSUMER, "exclusive": True}, shared])
     assert ctl("list_queues", "-s", "name", "exclusive_consumer_pid").out == "orders\t<n@h.4.0>\nreply\t\n"
 
 
-def test_the_broker_sends_no_more_than_is_shown(broker: FakeBroker, ctl: Ctl) -> None:
+def test_only_shown_columns_are_requested(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/consumers/%2F"] = (200, [CONSUMER])
     assert ctl("list_consumers", "queue_name", "consumer_tag").code == 0
-    assert broker.asked[0].path == "/api/consumers/%2F?columns=queue.name,consumer_tag"
+    assert broker.requests[0].path == "/api/consumers/%2F?columns=queue.name,consumer_tag"
 
 
-def test_a_vhost_is_one_segment_of_the_path(broker: FakeBroker, ctl: Ctl) -> None:
+def test_vhost_is_encoded_as_one_path_segment(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/queues/a%2Fb%20%C3%A9%3F"] = (200, [])
     assert ctl("-p", "a/b é?", "list_queues", "--formatter", "json") == (0, "[\n]\n", "")
 
 
-def test_machines_get_no_banner(broker: FakeBroker, ctl: Ctl) -> None:
+def test_json_and_csv_have_no_banner(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/queues/%2F"] = (200, QUEUES)
     found = json.loads(ctl("list_queues", "--formatter", "json", "name", "arguments", "policy").out)
     assert found[0] == {"name": "orders", "arguments": {"x-max-length": 10}, "policy": ""}
     assert ctl("list_queues", "--formatter", "csv").out == '"name","messages"\n"orders","3"\n"reply","0"\n'
 
 
-def test_unknown_columns_are_refused_before_anything_is_sent(broker: FakeBroker, ctl: Ctl) -> None:
+def test_unknown_columns_send_nothing(broker: FakeBroker, ctl: Ctl) -> None:
     result = ctl("list_queues", "name", "foo", "bar")
-    assert (result.code, result.out, broker.asked) == (64, "", [])
+    assert (result.code, result.out, broker.requests) == (64, "", [])
     assert result.err.startswith(
         "Error (argument validation): Info key(s) bar,foo are not supported\n"
         "Arguments given:\n\t-n n@h list_queues name foo bar\n\nUsage\n\namqpctl "
@@ -107,21 +107,21 @@ def test_unknown_columns_are_refused_before_anything_is_sent(broker: FakeBroker,
 
 
 @pytest.mark.parametrize("command", ["list_queues", "list_exchanges", "list_bindings", "list_consumers"])
-def test_a_missing_vhost_has_nothing_to_list(broker: FakeBroker, ctl: Ctl, command: str) -> None:
+def test_missing_vhost_is_an_empty_list(broker: FakeBroker, ctl: Ctl, command: str) -> None:
     result = ctl(command, "-p", "nope")
     assert result.code == 0
     assert result.err == "Virtual host 'nope' does not exist\n"
     assert ctl(command, "-p", "nope", "-q") == (0, "", "")
 
 
-def test_no_queue_is_on_a_node_that_is_down(broker: FakeBroker, ctl: Ctl) -> None:
+def test_offline_queues_are_none_on_one_node(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/queues/%2F"] = (200, QUEUES)
     assert ctl("list_queues", "-q", "--offline").out == ""
     assert ctl("list_queues", "-q", "--local").out == ctl("list_queues", "-q", "--online").out != ""
 
 
-def test_client_properties_are_erlang_terms(broker: FakeBroker, ctl: Ctl) -> None:
-    """What RabbitMQ's Java client reads: pid, port, and "connection_name","NAME"."""
+def test_client_properties_are_printed_as_erlang_terms(broker: FakeBroker, ctl: Ctl) -> None:
+    """RabbitMQ's Java client reads pid, port, and "connection_name","NAME"."""
     broker.answers["GET", "/api/connections"] = (200, [CONNECTION])
     assert ctl("list_connections", "-q", "pid", "peer_port", "client_properties").out == (
         "pid\tpeer_port\tclient_properties\n"
@@ -174,14 +174,14 @@ def test_client_properties_are_erlang_terms(broker: FakeBroker, ctl: Ctl) -> Non
         ("list_vhosts", "/api/vhosts", {"name": "/", "tags": []}, "Listing vhosts ...\nname\n/\n"),
     ],
 )
-def test_banners_headers_and_default_columns(
+def test_banner_header_and_default_columns(
     broker: FakeBroker, ctl: Ctl, command: str, path: str, item: dict[str, Any], expected: str
 ) -> None:
     broker.answers["GET", path] = (200, [item])
     assert ctl(command) == (0, expected, "")
 
 
-# Of those whose route is not what they list, in a vhost: the route.
+# Routes of commands whose name does not give their route in a vhost.
 PATHS = {
     "list_connections": "connections",
     "list_channels": "channels",
@@ -194,25 +194,27 @@ PATHS = {
     "audit_log": "audit",
     "list_feature_flags": "feature-flags",
 }
-# Of those whose items are not the whole answer: what else is in it, and under which name they are.
-AROUND: dict[str, tuple[str, dict[str, Any]]] = {
+# Commands whose items are one field of the answer: the field and the other fields.
+WRAPPED: dict[str, tuple[str, dict[str, Any]]] = {
     "browse_queue": ("messages", {"ended": True}),
     "trace_message": ("found", {"skipped": 0, "next": None}),
     "audit_log": ("records", {"ended": True, "next_offset": 1, "lost": 0}),
 }
 
 
-# Those of which there never is any, and one whose items are found in a health check.
-EMPTY = {"list_deprecated_features", "list_unresponsive_queues", *(f"list_stream_{what}" for what in LISTS)}
+# Commands with always empty lists, and one that takes its items from a health check.
+EMPTY = {"list_deprecated_features", "list_unresponsive_queues", *(f"list_stream_{kind}" for kind in LISTS)}
 
 
-@pytest.mark.parametrize("command", sorted(name for name, one in COMMANDS.items() if one.columns and name not in EMPTY))
+@pytest.mark.parametrize(
+    "command", sorted(name for name, command in COMMANDS.items() if command.columns and name not in EMPTY)
+)
 def test_every_column_can_be_shown(broker: FakeBroker, ctl: Ctl, command: str) -> None:
     path = PATHS.get(command, command.removeprefix("list_") + "/%2F")
     broker.answers["GET", "/api/connections"] = broker.answers["GET", "/api/consumers/%2F"] = (200, [])
     items = [{"name": "x", "queue": "q", "deaths": None}]
-    name, rest = AROUND.get(command, ("", {}))
-    broker.answers["GET", f"/api/{path}"] = (200, {name: items, **rest} if name else items)
+    name, other_fields = WRAPPED.get(command, ("", {}))
+    broker.answers["GET", f"/api/{path}"] = (200, {name: items, **other_fields} if name else items)
     columns = COMMANDS[command].columns
     operands = ["q"] if COMMANDS[command].least else []
     result = ctl(command, "--formatter", "json", *operands, *columns)

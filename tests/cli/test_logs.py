@@ -1,4 +1,4 @@
-"""dump_log and verify_log on real data directories: what they say beside what kafka-python reads, and on damage."""
+"""dump_log and verify_log on real data directories: compared with kafka-python, and on damaged files."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ ROUTE = RecordRoute(b"orders", b"eu.new")
 NOTHING = dict.fromkeys(Properties._fields)
 
 
-class Data:
-    """A data directory with one queue, several segments, settlements, a transaction, a binary body."""
+class DataDirectory:
+    """A data directory with one queue: several segments, settled messages, a transaction, a binary body."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,7 +38,7 @@ class Data:
     def post(self, function: Callable[..., object], *arguments: Any) -> None:
         self.posted.append((function, arguments))
 
-    def turn(self) -> None:
+    def end_turn(self) -> None:
         self.storage.commits.end_of_turn()
         while self.posted:
             function, arguments = self.posted.pop(0)
@@ -53,19 +53,19 @@ class Data:
         for turn in range(20):
             for number in range(5):
                 self.store.append_parts(ROUTE, properties, b"%d.%d " % (turn, number) + b"." * 500, turn % 4 != 3)
-            self.turn()
+            self.end_turn()
         self.store.begin_transaction()
         for number in range(80):
             self.store.append_parts(ROUTE, properties, b"tx %d" % number, True)
         self.store.end_transaction()
         self.store.append_parts(ROUTE, b"\x00\x00", b"\xff\x00\n", True)
-        self.turn()
+        self.end_turn()
         for offset in (0, 1, 2, 50):
             self.store.ack(offset)
         self.store.mark_delivered(60)
-        self.turn()
+        self.end_turn()
         self.storage.commits.flush()
-        self.turn()
+        self.end_turn()
 
     def file(self, suffix: str, number: int = 0) -> Path:
         return sorted(self.directory.glob("*" + suffix))[number]
@@ -73,50 +73,56 @@ class Data:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Any:
-    data = Data(tmp_path / "data")
+    data = DataDirectory(tmp_path / "data")
     data.fill()
     yield data
     data.storage.close(clean=False)
 
 
-def elements(ctl: Ctl, *arguments: str) -> list[dict[str, Any]]:
+def dump_as_json(ctl: Ctl, *arguments: str) -> list[dict[str, Any]]:
     result = ctl("dump_log", *arguments, "--formatter", "json")
     assert (result.code, result.err) == (0, "")
     found = json.loads(result.out)
-    assert len(result.out.splitlines()) == len(found) + 2, "an object a line"
+    assert len(result.out.splitlines()) == len(found) + 2, "each line has one object"
     return found
 
 
-def by_kafka(path: Path) -> list[tuple[int, bytes, bytes, list[tuple[str, bytes]], int]]:
+def read_with_kafka(path: Path) -> list[tuple[int, bytes, bytes, list[tuple[str, bytes]], int]]:
     found = []
     records = MemoryRecords(path.read_bytes())
     while (batch := records.next_batch()) is not None:
         assert batch.validate_crc()
         if not batch.is_control_batch:
-            found += [(one.offset, one.key, one.value, list(one.headers), one.timestamp) for one in batch]
+            found += [
+                (record.offset, record.key, record.value, list(record.headers), record.timestamp) for record in batch
+            ]
     return found
 
 
-def test_dump_beside_kafka(ctl: Ctl, data: Data) -> None:
-    """A queue's directory, record by record, as kafka-python reads the same files: a live directory, at that."""
-    found = elements(ctl, str(data.directory), "--deep")
-    ours = [each for each in found if each["type"] == "record"]
-    theirs = [each for path in sorted(data.directory.glob("*.log")) for each in by_kafka(path)]
-    assert len(ours) == len(theirs) == 181
-    for mine, (offset, key, value, headers, timestamp_ms) in zip(ours, theirs, strict=True):
-        assert mine["offset"] == offset
-        assert mine["routing_key"].encode() == key
-        assert mine["exchange"].encode() == dict(headers)["exchange"]
-        assert mine["timestamp_ms"] == timestamp_ms
-        assert mine["body_size_bytes"] == len(value)
-        if mine["body_encoding"] == "string":
-            assert mine["body"].encode() == value
-    assert ours[0]["properties"] == {
+def test_dump_equals_kafka_python(ctl: Ctl, data: DataDirectory) -> None:
+    """The data directory is in use; dump_log and kafka-python read the same files."""
+    found = dump_as_json(ctl, str(data.directory), "--deep")
+    own_records = [each for each in found if each["type"] == "record"]
+    kafka_records = [each for path in sorted(data.directory.glob("*.log")) for each in read_with_kafka(path)]
+    assert len(own_records) == len(kafka_records) == 181
+    for own, (offset, key, value, headers, timestamp_ms) in zip(own_records, kafka_records, strict=True):
+        assert own["offset"] == offset
+        assert own["routing_key"].encode() == key
+        assert own["exchange"].encode() == dict(headers)["exchange"]
+        assert own["timestamp_ms"] == timestamp_ms
+        assert own["body_size_bytes"] == len(value)
+        if own["body_encoding"] == "string":
+            assert own["body"].encode() == value
+    assert own_records[0]["properties"] == {
         "content_type": "text/plain",
         "delivery_mode": 2,
         "headers": {"n": 7, "é": "\\xff"},
     }
-    assert (ours[-1]["body"], ours[-1]["body_encoding"], ours[-1]["properties"]) == ("/wAK", "base64", {})
+    assert (own_records[-1]["body"], own_records[-1]["body_encoding"], own_records[-1]["properties"]) == (
+        "/wAK",
+        "base64",
+        {},
+    )
     batches = [each for each in found if each["type"] == "batch"]
     assert sum(each["record_count"] for each in batches if "marker" not in each["flags"]) == 181
     assert [each["flags"] for each in batches if "marker" in each["flags"]] == [["transaction", "marker"]]
@@ -128,27 +134,29 @@ def test_dump_beside_kafka(ctl: Ctl, data: Data) -> None:
 
 
 @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
-def test_dump_of_what_kafka_clients_wrote(ctl: Ctl, data: Data, kafka_batch: Any, codec: int) -> None:
-    """Compressed, with a time for each record: beside kafka-python, and without damage for verify_log."""
+def test_dump_of_compressed_kafka_batch_equals_kafka_python(
+    ctl: Ctl, data: DataDirectory, kafka_batch: Any, codec: int
+) -> None:
+    """The records have individual timestamps. verify_log finds no damage."""
     headers = [("exchange", b"orders"), ("properties", b"\x00\x00")]
     records = [(1_700_000_000_000 + 7 * number, b"%d " % number * 50) for number in range(40)]
     first = data.store.appender.append_batches(kafka_batch(codec, records, headers))
-    data.turn()
+    data.end_turn()
     data.storage.commits.flush()
-    data.turn()
-    found = elements(ctl, str(data.directory), "--deep", "--offsets", f"{first}-")
+    data.end_turn()
+    found = dump_as_json(ctl, str(data.directory), "--deep", "--offsets", f"{first}-")
     (batch,) = [each for each in found if each["type"] == "batch"]
     assert batch["flags"] == ["create-time", *(["gzip", "snappy", "lz4", "zstd"][codec - 1 : codec] if codec else [])]
-    ours = [each for each in found if each["type"] == "record"]
-    theirs = by_kafka(data.file(".log", -1))[-40:]
-    assert [(each["offset"], each["timestamp_ms"], each["body"].encode()) for each in ours] == [
-        (offset, timestamp_ms, value) for offset, _, value, _, timestamp_ms in theirs
+    own_records = [each for each in found if each["type"] == "record"]
+    kafka_records = read_with_kafka(data.file(".log", -1))[-40:]
+    assert [(each["offset"], each["timestamp_ms"], each["body"].encode()) for each in own_records] == [
+        (offset, timestamp_ms, value) for offset, _, value, _, timestamp_ms in kafka_records
     ]
-    assert ours[39]["timestamp_ms"] == 1_700_000_000_000 + 7 * 39
+    assert own_records[39]["timestamp_ms"] == 1_700_000_000_000 + 7 * 39
     assert ctl("verify_log", str(data.directory)).code == 0
 
 
-def test_dump_as_text(ctl: Ctl, data: Data) -> None:
+def test_dump_prints_text(ctl: Ctl, data: DataDirectory) -> None:
     path = str(data.file(".log"))
     plain = ctl("dump_log", path)
     assert plain.code == 0
@@ -172,41 +180,41 @@ def test_dump_as_text(ctl: Ctl, data: Data) -> None:
         ("500-600", range(0)),
     ],
 )
-def test_offsets(ctl: Ctl, data: Data, offsets: str, wanted: range) -> None:
-    found = elements(ctl, str(data.directory), "--deep", "--offsets", offsets)
+def test_offsets_option_selects_records(ctl: Ctl, data: DataDirectory, offsets: str, wanted: range) -> None:
+    found = dump_as_json(ctl, str(data.directory), "--deep", "--offsets", offsets)
     marker = {180}
     assert [each["offset"] for each in found if each["type"] == "record"] == sorted(set(wanted) - marker)
     assert all(each["base_offset"] <= wanted[-1] for each in found if each["type"] == "batch")
 
 
-def test_indexes_and_small_files(ctl: Ctl, data: Data) -> None:
-    index = elements(ctl, str(data.file(".index")))[1:]
+def test_dump_of_indexes_and_small_files(ctl: Ctl, data: DataDirectory) -> None:
+    index = dump_as_json(ctl, str(data.file(".index")))[1:]
     assert len(index) == 2
     positions = {
         each["position"]: each["last_offset"]
-        for each in elements(ctl, str(data.file(".log")))
+        for each in dump_as_json(ctl, str(data.file(".log")))
         if each["type"] == "batch"
     }
     assert all(positions[each["position"]] == each["offset"] for each in index)
-    times = elements(ctl, str(data.file(".timeindex")))[1:]
+    times = dump_as_json(ctl, str(data.file(".timeindex")))[1:]
     assert {each["offset"] for each in times} <= set(positions.values())
-    kinds = [each["kind"] for each in elements(ctl, str(data.file(".settled")))[1:]]
+    kinds = [each["kind"] for each in dump_as_json(ctl, str(data.file(".settled")))[1:]]
     assert kinds[0] == "header"
     assert {"boot", "totals", "times", "settled", "transient"} <= set(kinds)
     assert "offsets below 182 are synced" in ctl("dump_log", str(data.directory / "high-watermark")).out
     assert '"queue": "tasks"' in ctl("dump_log", str(data.directory / "queue.json")).out
 
 
-def test_a_whole_data_directory(ctl: Ctl, data: Data) -> None:
-    other = Data(data.path.parent / "other")
+def test_dump_of_whole_data_directory(ctl: Ctl, data: DataDirectory) -> None:
+    other = DataDirectory(data.path.parent / "other")
     other.fill()
     other.storage.close(clean=True)
-    files = [each["file"] for each in elements(ctl, str(other.path)) if each["type"] == "file"]
+    files = [each["file"] for each in dump_as_json(ctl, str(other.path)) if each["type"] == "file"]
     assert files == [str(path) for path in sorted(other.directory.iterdir())]
     assert str(other.directory / "clean-shutdown") in files
 
 
-def test_all_is_well(ctl: Ctl, data: Data) -> None:
+def test_verify_of_undamaged_directory_changes_nothing(ctl: Ctl, data: DataDirectory) -> None:
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in data.directory.iterdir()}
     result = ctl("verify_log", str(data.path))
     assert (result.code, result.err) == (0, "")
@@ -216,28 +224,28 @@ def test_all_is_well(ctl: Ctl, data: Data) -> None:
     assert ctl("-q", "verify_log", str(data.path)).out == ""
     assert ctl("dump_log", str(data.path), "--deep").code == 0
     after = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in data.directory.iterdir()}
-    assert after == before, "nothing was touched"
+    assert after == before, "verify_log or dump_log changed a file"
     (report,) = json.loads(ctl("verify_log", str(data.path), "--formatter", "json").out)
     assert (report["queue"], report["record_count"], report["next_offset"]) == ("tasks", 181, 182)
     assert report["settled_count"] >= 4
 
 
-def test_every_flipped_bit_of_a_log_is_named(ctl: Ctl, data: Data) -> None:
-    """Sampled: file and position of the batch it is in, and exit code 65."""
+def test_flipped_bit_in_log_is_located(ctl: Ctl, data: DataDirectory) -> None:
+    """Every 997th byte is tried. The commands name file and position of the batch and exit with 65."""
     path = data.file(".log")
     whole = path.read_bytes()
-    starts = [each["position"] for each in elements(ctl, str(path)) if each["type"] == "batch"]
+    starts = [each["position"] for each in dump_as_json(ctl, str(path)) if each["type"] == "batch"]
     for position in range(0, len(whole), 997):
         wrong = bytearray(whole)
         wrong[position] ^= 1 << position % 8
         path.write_bytes(wrong)
         start = max(each for each in starts if each <= position)
         if position - start in range(12, 16):
-            continue  # the epoch is not covered by the checksum
+            continue  # the checksum does not cover the epoch
         for command in ("verify_log", "dump_log"):
             result = ctl(command, str(data.path))
             if result.code == 0:
-                assert position - start in range(16), "only base offset and epoch have no checksum"
+                assert position - start in range(16), "the checksum covers all but base offset and epoch"
                 continue
             assert result.code == 65
             assert f"DAMAGED {path} at {start}" in result.out or position - start < 8
@@ -257,7 +265,7 @@ def test_every_flipped_bit_of_a_log_is_named(ctl: Ctl, data: Data) -> None:
         ("queue.json", 0, "not JSON"),
     ],
 )
-def test_damage_in_the_other_files(ctl: Ctl, data: Data, name: str, position: int, text: str) -> None:
+def test_damage_in_other_files_is_located(ctl: Ctl, data: DataDirectory, name: str, position: int, text: str) -> None:
     data.storage.close(clean=True)
     path = data.file(name)
     wrong = bytearray(path.read_bytes())
@@ -270,7 +278,7 @@ def test_damage_in_the_other_files(ctl: Ctl, data: Data, name: str, position: in
     assert text in line
 
 
-def test_a_torn_tail_is_no_damage_above_the_high_watermark(ctl: Ctl, data: Data) -> None:
+def test_torn_tail_above_high_watermark_is_not_damage(ctl: Ctl, data: DataDirectory) -> None:
     path = data.file(".log", -1)
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:100])
@@ -278,14 +286,14 @@ def test_a_torn_tail_is_no_damage_above_the_high_watermark(ctl: Ctl, data: Data)
     assert result.code == 0
     assert f"torn, cut off by the next start: {path} at {len(whole)}" in result.out
     path.write_bytes(whole[:-3])
-    assert ctl("verify_log", str(data.path)).code == 65, "what is missing was synced, and perhaps confirmed"
+    assert ctl("verify_log", str(data.path)).code == 65, "the missing bytes were synced and may be confirmed"
     first = data.file(".log")
     path.write_bytes(whole)
     first.write_bytes(first.read_bytes()[:-3])
     assert ctl("verify_log", str(data.path)).code == 65, "a sealed segment has no torn tail"
 
 
-def test_a_newer_format_is_named(ctl: Ctl, data: Data) -> None:
+def test_newer_format_is_reported(ctl: Ctl, data: DataDirectory) -> None:
     from amqpd.storage.acks.ack_set import HEADER, encode_entry
 
     path = data.file(".settled")
@@ -306,13 +314,13 @@ def test_a_newer_format_is_named(ctl: Ctl, data: Data) -> None:
         ("verify_log a b", 64, "too many arguments"),
     ],
 )
-def test_wrong_lines(ctl: Ctl, line: str, code: int, text: str) -> None:
+def test_bad_arguments_are_errors(ctl: Ctl, line: str, code: int, text: str) -> None:
     result = ctl(*line.split())
     assert result.code == code
     assert text in result.err
 
 
-def test_foreign_files(ctl: Ctl, data: Data, tmp_path: Path) -> None:
+def test_foreign_file_is_reported(ctl: Ctl, data: DataDirectory, tmp_path: Path) -> None:
     (data.directory / "notes.txt").write_text("mine")
     result = ctl("verify_log", str(data.path))
     assert (result.code, "notes.txt: not a file of amqpd" in result.out) == (0, True)
@@ -320,7 +328,7 @@ def test_foreign_files(ctl: Ctl, data: Data, tmp_path: Path) -> None:
     assert ctl("dump_log", str(tmp_path)).code == 65
 
 
-def test_an_exporters_file(ctl: Ctl, data: Data) -> None:
+def test_dump_of_export_file(ctl: Ctl, data: DataDirectory) -> None:
     path = data.directory / "export-nightly.offset"
     ExportHold(FileSystem(), [str(data.path), str(data.directory)], "q", ExportLosses()).add("nightly", 1000)
     assert "exported below offset 0; at most 1000 bytes" in ctl("dump_log", str(path)).out
@@ -329,8 +337,8 @@ def test_an_exporters_file(ctl: Ctl, data: Data) -> None:
     assert "a wrong checksum" in ctl("verify_log", str(data.path)).out
 
 
-def test_a_queue_is_found_by_its_name(data: Data, ctl: Ctl) -> None:
-    """As by its directory; a path that is there comes first, unless a vhost says that a queue is meant."""
+def test_queue_is_found_by_name(data: DataDirectory, ctl: Ctl) -> None:
+    """The result equals that for its directory. An existing path takes precedence, unless --vhost is given."""
     environment = {"AMQPD_DATA_DIR": str(data.path)}
     by_path = ctl("dump_log", str(data.directory))
     assert ctl("dump_log", "tasks", environment=environment) == by_path
@@ -341,7 +349,7 @@ def test_a_queue_is_found_by_its_name(data: Data, ctl: Ctl) -> None:
     assert ctl("verify_log", environment=environment).out.splitlines()[-1] == "1 queues: no damage"
 
 
-def test_a_name_that_nobody_has(data: Data, ctl: Ctl) -> None:
+def test_unknown_queue_name_is_an_error(data: DataDirectory, ctl: Ctl) -> None:
     environment = {"AMQPD_DATA_DIR": str(data.path)}
     for line in (("dump_log", "nosuch"), ("dump_log", "-p", "shop", "tasks"), ("verify_log", "nosuch")):
         result = ctl(*line, environment=environment)

@@ -48,7 +48,7 @@ STATUS: dict[str, Any] = {
 }
 
 
-def test_ping(broker: FakeBroker, ctl: Ctl) -> None:
+def test_ping_prints_timeout_and_success(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/amqpd/ping"] = (200, {"status": "ok"})
     result = ctl("ping", "-t", "3")
     assert result.code == 0
@@ -57,12 +57,12 @@ def test_ping(broker: FakeBroker, ctl: Ctl) -> None:
     assert ctl("ping", "--formatter", "json").out == '{"message":"Ping succeeded"}\n'
 
 
-def test_version_asks_nobody(ctl: Ctl) -> None:
+def test_version_needs_no_broker(ctl: Ctl) -> None:
     assert ctl("version") == ctl("--version") == (0, f"{__version__}\n", "")
     assert json.loads(ctl("version", "--formatter", "json").out)["value"] == {"version": __version__}
 
 
-def test_status(broker: FakeBroker, ctl: Ctl) -> None:
+def test_status_prints_units_and_json(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/amqpd/status"] = (200, STATUS)
     lines = ctl("status").out.splitlines()
     assert lines[:4] == ["Status of node amqpd@host ...", "Runtime", "", "OS PID: 4711"]
@@ -85,14 +85,14 @@ def test_status(broker: FakeBroker, ctl: Ctl) -> None:
     assert json.loads(ctl("status", "--formatter", "json").out) == STATUS
 
 
-def test_status_while_the_app_is_stopped(broker: FakeBroker, ctl: Ctl) -> None:
+def test_status_of_stopped_app_is_an_error(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/amqpd/status"] = (200, {**STATUS, "app_running": False})
     result = ctl("status")
     assert (result.code, result.out) == (64, "")
     assert "amqpctl start_app" in result.err
 
 
-def test_the_app(broker: FakeBroker, ctl: Ctl) -> None:
+def test_stop_app_and_start_app(broker: FakeBroker, ctl: Ctl) -> None:
     for name in ("stop_app", "start_app"):
         broker.answers["POST", f"/api/amqpd/{name}"] = (204, None)
     assert ctl("stop_app") == (0, "Stopping amqpd application on node n@h ...\n", "")
@@ -101,7 +101,7 @@ def test_the_app(broker: FakeBroker, ctl: Ctl) -> None:
     assert ctl("-q", "start_app") == (70, "", "Error:\nport 5672 is taken\n")
 
 
-def test_stop_returns_when_the_process_has_gone(broker: FakeBroker, ctl: Ctl) -> None:
+def test_stop_returns_after_the_process_ended(broker: FakeBroker, ctl: Ctl) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
         broker.answers[STOP] = (202, {"pid": process.pid})
         ended = []
@@ -109,7 +109,7 @@ def test_stop_returns_when_the_process_has_gone(broker: FakeBroker, ctl: Ctl) ->
         def end() -> None:
             time.sleep(0.3)
             broker.stop()
-            process.kill()  # a zombie from here on, until it is waited for: that counts as gone
+            process.kill()  # from here on a zombie until wait(); amqpctl counts a zombie as ended
             ended.append(time.monotonic())
 
         thread = threading.Thread(target=end)
@@ -121,7 +121,7 @@ def test_stop_returns_when_the_process_has_gone(broker: FakeBroker, ctl: Ctl) ->
     assert returned >= ended[0]
 
 
-def test_stop_waits_for_the_process_in_a_pid_file_too(broker: FakeBroker, ctl: Ctl, tmp_path: Path) -> None:
+def test_stop_waits_for_the_process_in_the_pid_file(broker: FakeBroker, ctl: Ctl, tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
         pid_file = tmp_path / "broker.pid"
         pid_file.write_text(f"{process.pid}\n")
@@ -132,19 +132,19 @@ def test_stop_waits_for_the_process_in_a_pid_file_too(broker: FakeBroker, ctl: C
     assert ctl("stop", str(tmp_path / "missing")).code == 69
 
 
-def test_a_broker_that_does_not_stop(broker: FakeBroker, ctl: Ctl) -> None:
+def test_stop_times_out_when_broker_keeps_running(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers[STOP] = (202, {"pid": 2**22 + 1})
     result = ctl("stop", "-q", "-t", "1")
     assert result.code == 75
     assert "still runs after 1000 ms" in result.err
 
 
-def test_stopping_what_is_not_there(ctl: Ctl) -> None:
+def test_stop_without_broker_fails_unless_idempotent(ctl: Ctl) -> None:
     assert ctl("stop").code == 69
     assert ctl("stop", "--idempotent").code == 0
 
 
 @pytest.mark.parametrize("command", ["status", "ping", "stop_app", "start_app"])
-def test_operands_are_refused(ctl: Ctl, command: str) -> None:
+def test_operand_is_a_usage_error(ctl: Ctl, command: str) -> None:
     result = ctl(command, "x")
     assert (result.code, result.err.splitlines()[0]) == (64, "Error (argument validation): too many arguments.")

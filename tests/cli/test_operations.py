@@ -11,7 +11,7 @@ CLOSE_ALL = ("POST", "/api/amqpd/close_all_connections")
 
 
 @pytest.mark.parametrize(
-    ("options", "if_empty", "if_unused", "said"),
+    ("options", "if_empty", "if_unused", "condition_text"),
     [
         ([], False, False, ""),
         (["-e"], True, False, "if queue is empty "),
@@ -19,16 +19,16 @@ CLOSE_ALL = ("POST", "/api/amqpd/close_all_connections")
         (["-u", "--if-empty"], True, True, "if queue is empty and if queue is unused "),
     ],
 )
-def test_delete_queue(
-    broker: FakeBroker, ctl: Ctl, options: list[str], if_empty: bool, if_unused: bool, said: str
+def test_delete_queue_sends_conditions_and_prints_count(
+    broker: FakeBroker, ctl: Ctl, options: list[str], if_empty: bool, if_unused: bool, condition_text: str
 ) -> None:
     broker.answers[DELETE] = (200, {"message_count": 7})
     assert ctl("delete_queue", "q", "-p", "v", *options) == (
         0,
-        f"Deleting queue 'q' on vhost 'v' {said}...\nQueue was successfully deleted with 7 ready messages\n",
+        f"Deleting queue 'q' on vhost 'v' {condition_text}...\nQueue was successfully deleted with 7 ready messages\n",
         "",
     )
-    assert broker.asked[0].body == {"vhost": "v", "queue": "q", "if_empty": if_empty, "if_unused": if_unused}
+    assert broker.requests[0].body == {"vhost": "v", "queue": "q", "if_empty": if_empty, "if_unused": if_unused}
 
 
 @pytest.mark.parametrize(
@@ -39,40 +39,42 @@ def test_delete_queue(
         (400, "queue 'q' in vhost '/' not empty", "Queue is not empty"),
     ],
 )
-def test_a_queue_that_stays(broker: FakeBroker, ctl: Ctl, status: int, reason: str, text: str) -> None:
+def test_refused_queue_deletion_prints_reason(
+    broker: FakeBroker, ctl: Ctl, status: int, reason: str, text: str
+) -> None:
     broker.answers[DELETE] = (status, {"error": "bad_request", "reason": reason})
     assert ctl("-q", "delete_queue", "q") == (64, "", f"Error:\n{text}\n")
 
 
-def test_purge_queue(broker: FakeBroker, ctl: Ctl) -> None:
+def test_purge_queue_sends_vhost_and_queue(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["POST", "/api/amqpd/purge_queue"] = (200, {"message_count": 7})
     assert ctl("purge_queue", "q") == (0, "Purging queue 'q' in vhost '/' ...\n", "")
-    assert broker.asked[0].body == {"vhost": "/", "queue": "q"}
+    assert broker.requests[0].body == {"vhost": "/", "queue": "q"}
     broker.answers.clear()
     assert ctl("-q", "purge_queue", "q") == (69, "", "Error:\nQueue not found\n")
 
 
-def test_close_connection(broker: FakeBroker, ctl: Ctl) -> None:
+def test_close_connection_sends_pid_and_reason(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers[CLOSE] = (204, None)
     assert ctl("close_connection", "<n@h.3.0>", "Closed via rabbitmqctl") == (
         0,
         "Closing connection <n@h.3.0>, reason: Closed via rabbitmqctl...\n",
         "",
     )
-    assert broker.asked[0].body == {"pid": "<n@h.3.0>", "reason": "Closed via rabbitmqctl"}
+    assert broker.requests[0].body == {"pid": "<n@h.3.0>", "reason": "Closed via rabbitmqctl"}
     broker.answers.clear()
-    gone = ctl("close_connection", "<n@h.3.0>", "why")
-    assert (gone.code, gone.err) == (0, "There is no connection <n@h.3.0>. Was it already closed?\n")
+    missing = ctl("close_connection", "<n@h.3.0>", "why")
+    assert (missing.code, missing.err) == (0, "There is no connection <n@h.3.0>. Was it already closed?\n")
 
 
-def test_a_pid_that_is_none(broker: FakeBroker, ctl: Ctl) -> None:
+def test_bad_pid_sends_nothing(broker: FakeBroker, ctl: Ctl) -> None:
     result = ctl("close_connection", "rubbish", "why")
-    assert (result.code, broker.asked) == (69, [])
+    assert (result.code, broker.requests) == (69, [])
     assert 'invalid pid "rubbish"' in result.err
 
 
 @pytest.mark.parametrize(
-    ("options", "body", "said"),
+    ("options", "body", "target_text"),
     [
         ([], {"vhost": "/", "limit": 0, "per_connection_delay_ms": 0}, "all connections in vhost /"),
         (
@@ -87,28 +89,28 @@ def test_a_pid_that_is_none(broker: FakeBroker, ctl: Ctl) -> None:
         ),
     ],
 )
-def test_close_all_connections(
-    broker: FakeBroker, ctl: Ctl, options: list[str], body: dict[str, object], said: str
+def test_close_all_connections_sends_options_and_prints_count(
+    broker: FakeBroker, ctl: Ctl, options: list[str], body: dict[str, object], target_text: str
 ) -> None:
     broker.answers[CLOSE_ALL] = (200, {"closed": 3})
     assert ctl("close_all_connections", *options, "bye") == (
         0,
-        f"Closing {said}, reason: bye...\nClosed 3 connections\n",
+        f"Closing {target_text}, reason: bye...\nClosed 3 connections\n",
         "",
     )
-    assert broker.asked[0].body == {"reason": "bye", **body}
+    assert broker.requests[0].body == {"reason": "bye", **body}
 
 
-def test_one_vhost_or_all(broker: FakeBroker, ctl: Ctl) -> None:
+def test_global_and_vhost_exclude_each_other(broker: FakeBroker, ctl: Ctl) -> None:
     result = ctl("close_all_connections", "--global", "-p", "v", "bye")
-    assert (result.code, broker.asked) == (64, [])
+    assert (result.code, broker.requests) == (64, [])
 
 
-def test_dry_runs(broker: FakeBroker, ctl: Ctl) -> None:
-    """rabbit: a command line is looked at, the node asked for, and nothing done."""
+def test_dry_run_checks_arguments_and_node_only(broker: FakeBroker, ctl: Ctl) -> None:
+    """RabbitMQ: a dry run validates the command line and pings the node, and does nothing."""
     broker.answers["GET", "/api/amqpd/ping"] = (200, {})
     assert ctl("--dry-run", "purge_queue", "q") == (0, "", "")
-    assert [each.method for each in broker.asked] == ["GET"]
+    assert [each.method for each in broker.requests] == ["GET"]
     assert ctl("--dry-run", "purge_queue").code == 64
     assert ctl("--dry-run", "list_users", "x").code == 64
     assert ctl("--dry-run", "list_queues", "name", "nosuch").code == 64
@@ -126,18 +128,18 @@ def test_dry_runs(broker: FakeBroker, ctl: Ctl) -> None:
         ("revive", "revive", [60]),
     ],
 )
-def test_what_may_take_long_is_waited_for(
+def test_long_commands_have_no_short_timeout(
     broker: FakeBroker, ctl: Ctl, monkeypatch: pytest.MonkeyPatch, line: str, path: str, waits: list[float | None]
 ) -> None:
-    """A grace of ten minutes is answered after ten minutes."""
+    """A drain with 10 minutes of grace is answered after 10 minutes."""
     broker.answers["POST", f"/api/amqpd/{path}"] = (200, {"changed": [], "waiting": [], "imported": None})
-    waited: list[float | None] = []
+    timeouts: list[float | None] = []
     send = ApiClient.send
 
-    def noted(client: ApiClient, *arguments: str, **more: object) -> ApiAnswer:
-        waited.append(client.timeout_s)
+    def record_timeout(client: ApiClient, *arguments: str, **more: object) -> ApiAnswer:
+        timeouts.append(client.timeout_s)
         return send(client, *arguments, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ApiClient, "send", noted)
+    monkeypatch.setattr(ApiClient, "send", record_timeout)
     assert ctl(*line.split()).code == 0
-    assert waited == waits
+    assert timeouts == waits

@@ -1,4 +1,4 @@
-"""An operator's day with a real broker: listeners, logins, log, definitions, super streams, and a reset."""
+"""Operator tasks on a real broker: listeners, logins, log, definitions, super streams, and reset."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def real(tmp_path: Path) -> Iterator[BrokerProcess]:
 def ctl(real: BrokerProcess) -> Ctl:
     def call(*arguments: str, stdin: str = "", uri: str = "") -> Result:
         out, err = io.StringIO(), io.StringIO()
-        known = {"AMQPCTL_URI": uri} if uri else {"AMQPD_DATA_DIR": str(real.data_dir)}
-        code = run(arguments, out, err, io.StringIO(stdin), known)
+        variables = {"AMQPCTL_URI": uri} if uri else {"AMQPD_DATA_DIR": str(real.data_dir)}
+        code = run(arguments, out, err, io.StringIO(stdin), variables)
         return Result(code, out.getvalue(), err.getvalue())
 
     return call
@@ -50,9 +50,9 @@ def connect(broker: BrokerProcess, user: str = "guest", password: str = "guest")
 
 
 @pytest.mark.slow
-def test_listeners_let_nobody_in_and_then_again(real: BrokerProcess, ctl: Ctl) -> None:
-    """Who is in stays, and the app counts as running: nothing else is refused."""
-    inside = connect(real)
+def test_suspended_listeners_refuse_connections_until_resumed(real: BrokerProcess, ctl: Ctl) -> None:
+    """Open connections stay, and the app counts as running."""
+    existing = connect(real)
     for _ in range(2):
         assert ctl("suspend_listeners").code == 0
     with pytest.raises(pika.exceptions.AMQPConnectionError):
@@ -60,7 +60,7 @@ def test_listeners_let_nobody_in_and_then_again(real: BrokerProcess, ctl: Ctl) -
     assert ctl("check_running").code == 0
     result = ctl("check_port_connectivity")
     assert (result.code, f"port: {real.amqp_port}, protocol: amqp" in result.err) == (69, True)
-    inside.channel().queue_declare("q", durable=True)
+    existing.channel().queue_declare("q", durable=True)
     for _ in range(2):
         assert ctl("resume_listeners").code == 0
     connect(real).close()
@@ -69,22 +69,22 @@ def test_listeners_let_nobody_in_and_then_again(real: BrokerProcess, ctl: Ctl) -
     assert ctl("stop_app").code == ctl("start_app").code == 0
     connect(real).close()
     with pytest.raises(pika.exceptions.AMQPConnectionError):
-        inside.process_data_events(10)
+        existing.process_data_events(10)
 
 
-def test_connections_of_a_user_are_closed(real: BrokerProcess, ctl: Ctl) -> None:
+def test_close_all_user_connections_keeps_other_users_connected(real: BrokerProcess, ctl: Ctl) -> None:
     for line in (["add_user", "anna", "pw"], ["set_permissions", "anna", ".*", ".*", ".*"]):
         assert ctl(*line).code == 0
-    hers, other = connect(real, "anna", "pw"), connect(real)
+    of_anna, other = connect(real, "anna", "pw"), connect(real)
     assert ctl("close_all_user_connections", "anna", "enough").code == 0
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="enough"):
-        hers.process_data_events(10)
+        of_anna.process_data_events(10)
     other.process_data_events(0)
     assert other.is_open
     other.close()
 
 
-def test_logins_are_counted(real: BrokerProcess, ctl: Ctl) -> None:
+def test_login_attempts_are_counted_by_protocol_and_source(real: BrokerProcess, ctl: Ctl) -> None:
     def counts(*options: str) -> list[dict[str, object]]:
         found: list[dict[str, object]] = json.loads(
             ctl("list_node_auth_attempt_stats", *options, "--formatter", "json").out
@@ -96,8 +96,8 @@ def test_logins_are_counted(real: BrokerProcess, ctl: Ctl) -> None:
     assert ctl("enable_auth_attempt_source_tracking").code == 0
     with pytest.raises(pika.exceptions.AMQPConnectionError):
         connect(real, "guest", "wrong")
-    about = {"protocol": "amqp091", "auth_attempts": 2, "auth_attempts_succeeded": 1, "auth_attempts_failed": 1}
-    assert counts() == [about]
+    expected = {"protocol": "amqp091", "auth_attempts": 2, "auth_attempts_succeeded": 1, "auth_attempts_failed": 1}
+    assert counts() == [expected]
     (by_source,) = counts("--by-source")
     assert (by_source["remote_address"], by_source["username"]) == ("127.0.0.1", "guest")
     assert (by_source["auth_attempts"], by_source["auth_attempts_failed"]) == (1, 1)
@@ -108,7 +108,7 @@ def test_logins_are_counted(real: BrokerProcess, ctl: Ctl) -> None:
     assert [each["protocol"] for each in counts()] == ["http"]
 
 
-def test_the_log(real: BrokerProcess, ctl: Ctl, tmp_path: Path) -> None:
+def test_log_level_rotation_and_tail(real: BrokerProcess, ctl: Ctl, tmp_path: Path) -> None:
     path = tmp_path / "log"
     assert ctl("-q", "log_location").out == f"{path}\n"
     assert ctl("set_log_level", "error").code == 0
@@ -129,7 +129,7 @@ def test_the_log(real: BrokerProcess, ctl: Ctl, tmp_path: Path) -> None:
     assert ctl("log_tail_stream", "--duration", "0").code == 0
 
 
-def test_what_it_runs_with(real: BrokerProcess, ctl: Ctl) -> None:
+def test_environment_memory_ciphers_status_and_report(real: BrokerProcess, ctl: Ctl) -> None:
     found = json.loads(ctl("environment", "--formatter", "json").out)["amqpd"]
     assert (found["data_dir"], found["amqp.host"], found["default.password"]) == (
         str(real.data_dir), "127.0.0.1", "********",
@@ -143,10 +143,12 @@ def test_what_it_runs_with(real: BrokerProcess, ctl: Ctl) -> None:
     assert ctl("-q", "tls_versions").out.splitlines() == ["tlsv1.3", "tlsv1.2"]
     assert "ECDHE-RSA-AES256-GCM-SHA384" in ctl("-q", "cipher_suites").out.splitlines()
     assert ",{ecdhe_rsa,aes_256_gcm,aead,sha384}" in ctl("cipher_suites", "--format", "erlang").out.splitlines()
-    some, every = (ctl("cipher_suites", "--format", "map", *more).out.splitlines() for more in ((), ("--all",)))
-    assert ",#{cipher => aes_256_gcm,key_exchange => ecdhe_rsa,mac => aead,prf => sha384}" in some
-    assert ",#{cipher => aes_256_cbc,key_exchange => ecdhe_ecdsa,mac => sha384,prf => sha384}" in some
-    assert len(every) > len(some) and set(some) <= set(every)
+    default_suites, all_suites = (
+        ctl("cipher_suites", "--format", "map", *more).out.splitlines() for more in ((), ("--all",))
+    )
+    assert ",#{cipher => aes_256_gcm,key_exchange => ecdhe_rsa,mac => aead,prf => sha384}" in default_suites
+    assert ",#{cipher => aes_256_cbc,key_exchange => ecdhe_ecdsa,mac => sha384,prf => sha384}" in default_suites
+    assert len(all_suites) > len(default_suites) and set(default_suites) <= set(all_suites)
     suites = json.loads(ctl("cipher_suites", "--formatter", "json", "--openssl-format").out)
     assert suites[0].startswith("TLS_")
     assert ctl("cipher_suites", "--format", "iana").code == 65
@@ -161,7 +163,7 @@ def test_what_it_runs_with(real: BrokerProcess, ctl: Ctl) -> None:
         assert part in report.out
 
 
-def test_super_streams(real: BrokerProcess, ctl: Ctl) -> None:
+def test_super_stream_is_added_and_deleted(real: BrokerProcess, ctl: Ctl) -> None:
     assert ctl("add_super_stream", "inv", "--routing-keys", "eu,us", "--max-age", "P1D").code == 0
     queues = json.loads(ctl("list_queues", "name", "type", "arguments", "--formatter", "json").out)
     assert sorted((each["name"], each["type"], each["arguments"]["x-max-age"]) for each in queues) == [
@@ -184,7 +186,7 @@ def test_super_streams(real: BrokerProcess, ctl: Ctl) -> None:
 
 
 @pytest.mark.slow
-def test_definitions_of_one_broker_make_another(real: BrokerProcess, ctl: Ctl, tmp_path: Path) -> None:
+def test_exported_definitions_are_imported_unless_unchanged(real: BrokerProcess, ctl: Ctl, tmp_path: Path) -> None:
     for line in (["add_vhost", "shop"], ["set_policy", "-p", "shop", "p", "^q", '{"max-length":5}']):
         assert ctl(*line).code == 0
     path = str(tmp_path / "definitions.json")
@@ -196,8 +198,8 @@ def test_definitions_of_one_broker_make_another(real: BrokerProcess, ctl: Ctl, t
 
 
 @pytest.mark.slow
-def test_reset_is_as_after_the_first_start(real: BrokerProcess, ctl: Ctl) -> None:
-    """Also after the next start, and with what a deletion would be refused for."""
+def test_reset_restores_the_state_of_the_first_start(real: BrokerProcess, ctl: Ctl) -> None:
+    """The state survives the next start. Reset also deletes objects with deletion protection."""
     with connect(real) as connection:
         channel = connection.channel()
         channel.queue_declare("q", durable=True)
@@ -216,7 +218,7 @@ def test_reset_is_as_after_the_first_start(real: BrokerProcess, ctl: Ctl) -> Non
     assert ctl("reset").code == 64
     assert ctl("stop_app").code == ctl("reset").code == ctl("start_app").code == 0
 
-    def look() -> None:
+    def check_initial_state() -> None:
         connect(real).close()
         assert ctl("-q", "list_users").out == "user\ttags\nguest\t[administrator]\n"
         assert ctl("-s", "list_vhosts").out == "/\n"
@@ -227,9 +229,9 @@ def test_reset_is_as_after_the_first_start(real: BrokerProcess, ctl: Ctl) -> Non
         assert "it" not in json.loads(ctl("cluster_status", "--formatter", "json").out)["cluster_name"].split("@")
         assert ctl("list_user_limits").out.splitlines()[-1] == "{}"
 
-    look()
+    check_initial_state()
     real.stop()
     real.start()
     eventually((real.data_dir / "amqpctl.sock").exists)
-    look()
+    check_initial_state()
     assert not (list((real.data_dir / "vhosts").glob("*/queues/*")))

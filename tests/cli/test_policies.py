@@ -1,4 +1,4 @@
-"""Policies and parameters: what is sent, what is shown, and rabbitmqctl 3.10.8's texts and exit codes."""
+"""Policies and parameters: requests, output, and the texts and exit codes of rabbitmqctl 3.10.8."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INVALID = (400, {"error": "bad_request", "reason": "Validation failed\n\n-5 is n
 
 
 class Kind(NamedTuple):
-    """A kind of policy: its commands, its path in the API, and what the texts call it."""
+    """A kind of policy: its commands, its API path, and its words in the texts."""
 
     command: str
     listing: str
@@ -45,36 +45,38 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS)
 class TestSet:
-    def test_what_is_sent_and_said(self, broker: FakeBroker, ctl: Ctl, kind: Kind) -> None:
+    def test_set_sends_and_prints_policy(self, broker: FakeBroker, ctl: Ctl, kind: Kind) -> None:
         broker.answers["PUT", f"/api/{kind.path}/%2F/c%2F1"] = (201, None)
-        given = ("--priority", "7", "--apply-to", "queues", "c/1", "^c", '{"max-length":5}')
+        arguments = ("--priority", "7", "--apply-to", "queues", "c/1", "^c", '{"max-length":5}')
         definition = '{"max-length":5}'
-        said = f'Setting {kind.setting} "c/1" for pattern "^c" to "{definition}" with priority "7" for vhost "/" ...\n'
-        assert ctl(f"set_{kind.command}", *given) == (0, said, "")
+        output = (
+            f'Setting {kind.setting} "c/1" for pattern "^c" to "{definition}" with priority "7" for vhost "/" ...\n'
+        )
+        assert ctl(f"set_{kind.command}", *arguments) == (0, output, "")
         body = {"pattern": "^c", "definition": {"max-length": 5}, "priority": 7, "apply-to": "queues"}
-        assert broker.asked[0].body == body
+        assert broker.requests[0].body == body
         assert ctl("-q", f"set_{kind.command}", "--priority", "-2", "c/1", "^c", '{"max-length":5}') == (0, "", "")
-        assert broker.asked[1].body == {**body, "priority": -2, "apply-to": "all"}
+        assert broker.requests[1].body == {**body, "priority": -2, "apply-to": "all"}
 
-    def test_refusals(self, broker: FakeBroker, ctl: Ctl, kind: Kind) -> None:
+    def test_set_refusals_and_bad_arguments(self, broker: FakeBroker, ctl: Ctl, kind: Kind) -> None:
         broker.answers["PUT", f"/api/{kind.path}/%2F/c"] = INVALID
         broker.answers["PUT", f"/api/{kind.path}/nope/c"] = NO_VHOST
         refused = ctl("-q", f"set_{kind.command}", "c", "^c", '{"max-length":-5}')
         assert refused == (69, "", "Error:\nValidation failed\n\n-5 is not a valid maximum length\n\n")
         missing = ctl("-q", "-p", "nope", f"set_{kind.command}", "c", "^c", '{"max-length":5}')
         assert missing == (65, "", "Virtual host 'nope' does not exist\n")
-        asked = len(broker.asked)
+        request_count = len(broker.requests)
         assert ctl("-q", f"set_{kind.command}", "c", "^c", "junk").code == 69
         assert "JSON decoding error. Reason: " in ctl("-q", f"set_{kind.command}", "c", "^c", "junk").err
         assert "--priority : x" in ctl(f"set_{kind.command}", "--priority", "x", "c", "^c", "{}").err
         assert ctl(f"set_{kind.command}", "--priority", "x", "c", "^c", "{}").code == 64
         assert ctl(f"set_{kind.command}", "c").code == ctl(f"set_{kind.command}", "a", "b", "c", "d").code == 64
         assert ctl(f"set_{kind.command}", "", "^c", "{}").code == 65
-        assert len(broker.asked) == asked
+        assert len(broker.requests) == request_count
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_clear(broker: FakeBroker, ctl: Ctl, kind: Kind) -> None:
+def test_clear_policy(broker: FakeBroker, ctl: Ctl, kind: Kind) -> None:
     broker.answers["DELETE", f"/api/{kind.path}/%2F/c"] = (204, None)
     assert ctl(f"clear_{kind.command}", "c") == (0, f'Clearing {kind.clearing} "c" on vhost "/" ...\n', "")
     assert ctl("-q", f"clear_{kind.command}", "none") == (69, "", "Error:\nParameter does not exist\n")
@@ -82,7 +84,7 @@ def test_clear(broker: FakeBroker, ctl: Ctl, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_list(broker: FakeBroker, ctl: Ctl, kind: Kind) -> None:
+def test_list_policies(broker: FakeBroker, ctl: Ctl, kind: Kind) -> None:
     broker.answers["GET", f"/api/{kind.path}/%2F"] = (200, [POLICY])
     broker.answers["GET", f"/api/{kind.path}/nope"] = NO_VHOST
     row = '/\tp\t^q\tqueues\t{"max-length":6,"overflow":"é"}\t3\n'
@@ -97,7 +99,7 @@ def test_list(broker: FakeBroker, ctl: Ctl, kind: Kind) -> None:
     assert ctl("-q", kind.listing, "-p", "nope") == (65, "", "Virtual host 'nope' does not exist\n")
 
 
-def test_parameters(broker: FakeBroker, ctl: Ctl) -> None:
+def test_set_clear_and_list_parameters(broker: FakeBroker, ctl: Ctl) -> None:
     path = "/api/parameters/operator_policy/%2F/x"
     broker.answers["PUT", path] = (201, None)
     broker.answers["DELETE", path] = (204, None)
@@ -105,13 +107,13 @@ def test_parameters(broker: FakeBroker, ctl: Ctl) -> None:
         400,
         {"error": "bad_request", "reason": "Validation failed\n\ncomponent nope not found\n"},
     )
-    said = 'Setting runtime parameter "x" for component "operator_policy" to "{"a":1}" in vhost "/" ...\n'
-    assert ctl("set_parameter", "operator_policy", "x", '{"a":1}') == (0, said, "")
-    assert broker.asked[0].body == {"value": {"a": 1}}
+    output = 'Setting runtime parameter "x" for component "operator_policy" to "{"a":1}" in vhost "/" ...\n'
+    assert ctl("set_parameter", "operator_policy", "x", '{"a":1}') == (0, output, "")
+    assert broker.requests[0].body == {"value": {"a": 1}}
     refused = ctl("-q", "set_parameter", "nope", "x", "1")
     assert refused == (69, "", "Error:\nValidation failed\n\ncomponent nope not found\n\n")
-    said = 'Clearing runtime parameter "x" for component "operator_policy" on vhost "/" ...\n'
-    assert ctl("clear_parameter", "operator_policy", "x") == (0, said, "")
+    output = 'Clearing runtime parameter "x" for component "operator_policy" on vhost "/" ...\n'
+    assert ctl("clear_parameter", "operator_policy", "x") == (0, output, "")
     assert ctl("-q", "clear_parameter", "nope", "x") == (69, "", "Error:\nParameter does not exist\n")
     refused = ctl("-q", "clear_parameter", "policy", "x")
     assert refused == (69, "", "Error:\npolicies may not be cleared using this method\n")
@@ -126,13 +128,13 @@ def test_parameters(broker: FakeBroker, ctl: Ctl) -> None:
     assert ctl("-q", "list_parameters", "-p", "nope") == (65, "", "Virtual host 'nope' does not exist\n")
 
 
-def test_global_parameters(broker: FakeBroker, ctl: Ctl) -> None:
+def test_set_clear_and_list_global_parameters(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["PUT", "/api/global-parameters/g"] = (201, None)
     broker.answers["DELETE", "/api/global-parameters/g"] = (204, None)
     broker.answers["GET", "/api/global-parameters"] = (200, [{"name": "g", "value": {"a": None}}])
-    said = 'Setting global runtime parameter "g" to "{"a":1}" ...\n'
-    assert ctl("set_global_parameter", "g", '{"a":1}') == (0, said, "")
-    assert broker.asked[0].body == {"value": {"a": 1}}
+    output = 'Setting global runtime parameter "g" to "{"a":1}" ...\n'
+    assert ctl("set_global_parameter", "g", '{"a":1}') == (0, output, "")
+    assert broker.requests[0].body == {"value": {"a": 1}}
     assert ctl("clear_global_parameter", "g") == (0, 'Clearing global runtime parameter "g" ...\n', "")
     assert ctl("-q", "clear_global_parameter", "none") == (69, "", "Error:\nParameter does not exist\n")
     assert ctl("list_global_parameters").out == ('Listing global runtime parameters ...\nname\tvalue\ng\t{"a":null}\n')

@@ -1,4 +1,4 @@
-"""What a terminal gets and a file does not."""
+"""Output to a terminal, which differs from output to a file."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ class Terminal(io.StringIO):
         return True
 
 
-def shown(directory: Path, *arguments: str) -> tuple[str, str]:
+def run_in_terminal(directory: Path, *arguments: str) -> tuple[str, str]:
     out, err = Terminal(), Terminal()
     run(["-n", "n@h", *arguments], out, err, io.StringIO(), {"AMQPD_DATA_DIR": str(directory)})
     return out.getvalue(), err.getvalue()
 
 
-def test_a_list_is_aligned_unless_a_form_is_asked_for(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_is_aligned_unless_formatter_is_given(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     queues = [{"name": "orders", "messages": 5}, {"name": "q", "messages": 1000}]
     broker.answers["GET", "/api/queues/%2F"] = (200, queues)
-    out, _ = shown(broker.data_dir, "-q", "list_queues")
+    out, _ = run_in_terminal(broker.data_dir, "-q", "list_queues")
     assert out == "\x1b[1mname    messages\x1b[0m\norders         5\nq           1000\n"
-    out, _ = shown(broker.data_dir, "-q", "list_queues", "--formatter", "table")
+    out, _ = run_in_terminal(broker.data_dir, "-q", "list_queues", "--formatter", "table")
     assert out == "name\tmessages\norders\t5\nq\t1000\n"
 
 
-def test_errors_are_red_unless_nobody_wants_colour(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_red_unless_no_color_is_set(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
-    _, err = shown(broker.data_dir, "purge_queue", "nosuch")
+    _, err = run_in_terminal(broker.data_dir, "purge_queue", "nosuch")
     assert err.startswith("\x1b[31mError:\x1b[0m\nQueue not found")
     monkeypatch.setenv("NO_COLOR", "1")
-    out, err = shown(broker.data_dir, "purge_queue", "nosuch")
+    out, err = run_in_terminal(broker.data_dir, "purge_queue", "nosuch")
     assert "\x1b" not in out + err

@@ -1,4 +1,4 @@
-"""amqpctl over HTTPS, to a real broker: whom it believes, what it shows, and what it says where that does not fit."""
+"""amqpctl over HTTPS to a real broker: accepted certificates, logins by certificate, and error texts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from amqpd.testing import BrokerProcess
 
 
 @pytest.fixture(scope="module")
-def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ca.pem and other.pem of two authorities, server.pem and anna.pem by the first, anna.key for the latter."""
+def certificate_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two authorities: ca.pem, other.pem. The first issued server.pem and anna.pem (key also in anna.key)."""
     folder = tmp_path_factory.mktemp("papers")
     authority = trustme.CA()
     authority.cert_pem.write_to_path(folder / "ca.pem")
@@ -30,13 +30,13 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def broker(papers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+def broker(certificate_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     settings: dict[str, object] = {
         "http.port": "off",
         "http.tls.port": 0,
-        "http.tls.certificate": papers / "server.pem",
-        "http.tls.key": papers / "server.pem",
-        "http.tls.ca": papers / "ca.pem",
+        "http.tls.certificate": certificate_dir / "server.pem",
+        "http.tls.key": certificate_dir / "server.pem",
+        "http.tls.ca": certificate_dir / "ca.pem",
         "http.tls.verify_peer": True,
         "auth.mechanisms": "PLAIN,EXTERNAL",
         "auth.ssl_cert_login_from": "common_name",
@@ -51,25 +51,29 @@ def uri(broker: BrokerProcess, user: str = "guest:guest@") -> str:
     return f"https://{user}localhost:{broker.ready.listeners['https'][1]}"
 
 
-def test_an_authority_of_ones_own(broker: BrokerProcess, ctl: Ctl, papers: Path) -> None:
-    listed = ctl("list_users", "-q", "--uri", uri(broker), "--tls-ca-cert-file", str(papers / "ca.pem"))
+def test_ca_file_from_option_or_environment_is_trusted(broker: BrokerProcess, ctl: Ctl, certificate_dir: Path) -> None:
+    listed = ctl("list_users", "-q", "--uri", uri(broker), "--tls-ca-cert-file", str(certificate_dir / "ca.pem"))
     assert (listed.code, "guest" in listed.out, listed.err) == (0, True, "")
-    known = {"AMQPCTL_URI": uri(broker), "AMQPCTL_TLS_CA_CERT_FILE": str(papers / "ca.pem")}
-    assert ctl("list_users", environment=known).code == 0
-    listeners = ctl("listeners", "--formatter", "json", environment=known)
+    environment = {"AMQPCTL_URI": uri(broker), "AMQPCTL_TLS_CA_CERT_FILE": str(certificate_dir / "ca.pem")}
+    assert ctl("list_users", environment=environment).code == 0
+    listeners = ctl("listeners", "--formatter", "json", environment=environment)
     assert '"https"' in listeners.out
 
 
 @pytest.mark.parametrize("more", [(), ("--tls-ca-cert-file", "other.pem")])
-def test_nobody_else_is_believed(broker: BrokerProcess, ctl: Ctl, papers: Path, more: tuple[str, ...]) -> None:
-    refused = ctl("list_users", "--uri", uri(broker), *[each.replace("other", f"{papers}/other") for each in more])
+def test_untrusted_certificate_is_refused(
+    broker: BrokerProcess, ctl: Ctl, certificate_dir: Path, more: tuple[str, ...]
+) -> None:
+    refused = ctl(
+        "list_users", "--uri", uri(broker), *[each.replace("other", f"{certificate_dir}/other") for each in more]
+    )
     assert refused.code == 69
     assert "CERTIFICATE_VERIFY_FAILED" in refused.err
     assert "--tls-ca-cert-file FILE" in refused.err
     assert "guest:guest" not in refused.err
 
 
-def test_the_last_resort_warns(broker: BrokerProcess, ctl: Ctl) -> None:
+def test_insecure_option_warns(broker: BrokerProcess, ctl: Ctl) -> None:
     listed = ctl("list_users", "-q", "--uri", uri(broker), "--insecure")
     assert (listed.code, "guest" in listed.out) == (0, True)
     assert listed.err.startswith("Warning: --insecure: the broker's certificate is not checked.")
@@ -78,22 +82,28 @@ def test_the_last_resort_warns(broker: BrokerProcess, ctl: Ctl) -> None:
     assert "an export does not go without checking" in exported.err or "pip install" in exported.err
 
 
-def test_a_certificate_is_a_login(broker: BrokerProcess, ctl: Ctl, papers: Path) -> None:
-    ca = ("--tls-ca-cert-file", str(papers / "ca.pem"), "--uri", uri(broker, ""))
-    alone = (*ca, "--tls-cert-file", str(papers / "anna.pem"))
-    nobody = ctl("list_vhosts", *alone)
-    assert nobody.code == 77
-    assert "auth.ssl_cert_login_from" in nobody.err
+def test_client_certificate_logs_in(broker: BrokerProcess, ctl: Ctl, certificate_dir: Path) -> None:
+    ca = ("--tls-ca-cert-file", str(certificate_dir / "ca.pem"), "--uri", uri(broker, ""))
+    combined_file = (*ca, "--tls-cert-file", str(certificate_dir / "anna.pem"))
+    unknown_user = ctl("list_vhosts", *combined_file)
+    assert unknown_user.code == 77
+    assert "auth.ssl_cert_login_from" in unknown_user.err
     local = {"AMQPD_DATA_DIR": str(broker.data_dir)}
     assert ctl("add_user", "anna", "never used", environment=local).code == 0
     assert ctl("clear_password", "anna", environment=local).code == 0
     assert ctl("set_user_tags", "anna", "administrator", environment=local).code == 0
-    assert ctl("list_vhosts", *alone).code == 0
-    apart = (*ca, "--tls-cert-file", str(papers / "anna.crt"), "--tls-key-file", str(papers / "anna.key"))
-    assert ctl("list_vhosts", *apart).code == 0
-    nothing = ctl("list_vhosts", *ca)
-    assert nothing.code == 77
-    assert "put credentials into the URI" in nothing.err
+    assert ctl("list_vhosts", *combined_file).code == 0
+    separate_files = (
+        *ca,
+        "--tls-cert-file",
+        str(certificate_dir / "anna.crt"),
+        "--tls-key-file",
+        str(certificate_dir / "anna.key"),
+    )
+    assert ctl("list_vhosts", *separate_files).code == 0
+    no_credentials = ctl("list_vhosts", *ca)
+    assert no_credentials.code == 77
+    assert "put credentials into the URI" in no_credentials.err
 
 
 @pytest.mark.parametrize(
@@ -106,7 +116,7 @@ def test_a_certificate_is_a_login(broker: BrokerProcess, ctl: Ctl, papers: Path)
         (("--uri", "https://u:p@h", "--tls-cert-file", os.devnull), f"{os.devnull}: "),
     ],
 )
-def test_what_does_not_go_together(ctl: Ctl, arguments: tuple[str, ...], words: str) -> None:
+def test_bad_tls_options_are_errors(ctl: Ctl, arguments: tuple[str, ...], words: str) -> None:
     wrong = ctl("list_users", *arguments)
     assert wrong.code == 64
     assert words in wrong.err

@@ -1,4 +1,4 @@
-"""RabbitMQ's names for amqpctl: what each has, how they are installed, what a shell completes with them."""
+"""The RabbitMQ names of amqpctl: commands of each tool, installation, and shell completion."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tool(program: str, *arguments: str, directory: Path | None = None) -> Result
     return Result(code, out.getvalue(), err.getvalue())
 
 
-def test_names_and_first_words() -> None:
+def test_tool_is_chosen_by_program_name_or_first_word() -> None:
     assert tool_of(["/usr/bin/rabbitmqctl", "status"]) == ("rabbitmqctl", ["status"])
     assert tool_of(["/usr/bin/amqpctl", "rabbitmq-plugins", "list"]) == ("rabbitmq-plugins", ["list"])
     assert tool_of(["whatever.py", "rabbitmq-queues", "peek"]) == ("rabbitmq-queues", ["peek"])
@@ -33,7 +33,7 @@ def test_names_and_first_words() -> None:
 
 
 @pytest.mark.parametrize("program", TOOLS)
-def test_each_says_its_name_and_its_commands(program: str) -> None:
+def test_help_of_each_tool_shows_its_name_and_commands(program: str) -> None:
     text = tool(program, "help").out
     assert f"{program} [--node <node>]" in text
     for name, command in TOOLS[program].commands.items():
@@ -41,7 +41,7 @@ def test_each_says_its_name_and_its_commands(program: str) -> None:
         assert command.usage_of(program) in tool(program, name, "--help").out
 
 
-def test_a_tool_has_its_own_commands_only() -> None:
+def test_tool_has_only_its_own_commands() -> None:
     for program in ("rabbitmq-diagnostics", "rabbitmq-queues", "rabbitmq-streams", "rabbitmq-plugins"):
         result = tool(program, "add_user", "a", "b")
         assert result.code == 64
@@ -50,17 +50,17 @@ def test_a_tool_has_its_own_commands_only() -> None:
     assert TOOLS["rabbitmqctl"].commands == TOOLS["amqpctl"].commands
 
 
-def test_letters_mean_what_they_mean_to_the_tool(broker: FakeBroker) -> None:
-    """-e is of delete_queue one thing, of rabbitmq-plugins list another."""
+def test_short_option_depends_on_the_tool(broker: FakeBroker) -> None:
+    """-e means something else to delete_queue than to rabbitmq-plugins list."""
     broker.answers["GET", "/api/amqpd/ping"] = (200, {})
     result = tool("rabbitmq-plugins", "list", "-e", "-m", directory=broker.data_dir)
     assert (result.code, result.out.splitlines()[1:]) == (0, sorted(BUILT_IN))
     broker.answers["POST", "/api/amqpd/delete_queue"] = (200, {"message_count": 0})
     assert tool("amqpctl", "delete_queue", "q", "-e", directory=broker.data_dir).code == 0
-    assert broker.asked[-1].body["if_empty"] is True
+    assert broker.requests[-1].body["if_empty"] is True
 
 
-def test_plugins(broker: FakeBroker) -> None:
+def test_plugins_are_listed_enabled_and_disabled(broker: FakeBroker) -> None:
     broker.answers["GET", "/api/amqpd/ping"] = (200, {})
 
     def plugins(*words: str) -> Result:
@@ -79,26 +79,26 @@ def test_plugins(broker: FakeBroker) -> None:
     assert {each["name"] for each in found["plugins"]} == set(BUILT_IN) and found["status"] == "running"
 
 
-def test_plugins_of_a_broker_that_is_not_there(tmp_path: Path) -> None:
-    """rabbit: they are listed all the same."""
+def test_plugins_are_listed_without_a_broker(tmp_path: Path) -> None:
+    """RabbitMQ lists them in this case, too."""
     result = tool("rabbitmq-plugins", "list", directory=tmp_path)
     assert (result.code, "failed to contact n@h" in result.out, "[E ] " in result.out) == (0, True, True)
     assert tool("rabbitmq-plugins", "is_enabled", "rabbitmq_management", directory=tmp_path).code == 69
     assert tool("rabbitmq-plugins", "is_enabled", "--offline", "rabbitmq_management", directory=tmp_path).code == 0
 
 
-def test_aliases_are_installed_and_run(ctl: Ctl, tmp_path: Path) -> None:
-    """Twice does no harm; what is there and is none of ours does not go."""
+def test_install_aliases_installs_and_overwrites_nothing_foreign(ctl: Ctl, tmp_path: Path) -> None:
+    """A second installation succeeds. Existing foreign files are kept."""
     directory = tmp_path / "bin"
     directory.mkdir()
     for _ in range(2):
         result = ctl("install_aliases", str(directory))
         assert result.code == 0
         assert sorted(path.name for path in directory.iterdir()) == sorted(ALIASES)
-    done = subprocess.run(
+    process = subprocess.run(
         [directory / "rabbitmq-queues", "nosuch"], capture_output=True, text=True, timeout=60, check=False
     )
-    assert (done.returncode, "'rabbitmq-queues help'" in done.stderr) == (64, True)
+    assert (process.returncode, "'rabbitmq-queues help'" in process.stderr) == (64, True)
     (directory / "rabbitmqctl").write_text("#!/bin/sh\n", "ascii")
     (directory / "rabbitmq-queues").unlink()
     result = ctl("install_aliases", str(directory))
@@ -126,7 +126,7 @@ def test_aliases_are_installed_and_run(ctl: Ctl, tmp_path: Path) -> None:
         (("nosuch",), []),
     ],
 )
-def test_words_are_completed(broker: FakeBroker, ctl: Ctl, words: tuple[str, ...], found: list[str]) -> None:
+def test_autocomplete_completes_words(broker: FakeBroker, ctl: Ctl, words: tuple[str, ...], found: list[str]) -> None:
     broker.answers["GET", "/api/vhosts"] = (200, {"items": [{"name": "/"}, {"name": "shop"}]})
     broker.answers["GET", "/api/users"] = (200, {"items": [{"name": "alice"}, {"name": "bob"}]})
     queues = [{"name": "orders old"}, {"name": "orders"}, {"name": "a\nb"}, {"name": "mail"}]
@@ -134,11 +134,11 @@ def test_words_are_completed(broker: FakeBroker, ctl: Ctl, words: tuple[str, ...
     assert ctl("autocomplete", *words) == (0, "".join(f"{each}\n" for each in found), "")
 
 
-def test_without_a_broker_no_names_are_completed(ctl: Ctl) -> None:
+def test_autocomplete_without_broker_completes_no_names(ctl: Ctl) -> None:
     assert ctl("autocomplete", "--", "purge_queue", "o") == (0, "", "")
 
 
-SOURCED = {
+COMPLETION_SCRIPTS = {
     "bash": """
 source {script}
 complete -p rabbitmq-queues > /dev/null || exit 3
@@ -146,7 +146,7 @@ COMP_WORDS=({words}) COMP_CWORD={last}
 _amqpctl
 printf "%s\\n" "${{COMPREPLY[@]}}"
 """,
-    # compadd and _files exist within a completion alone.
+    # compadd and _files exist only within a completion.
     "zsh": """
 autoload -Uz compinit && compinit -D -u
 source {script}
@@ -163,13 +163,13 @@ complete -C "{words}" | string replace -r "\\t.*" ""
 true
 """,
 }
-"""What a shell does when somebody presses the key, by hand. words: the unfinished line; tool: its first word."""
+"""Scripts that trigger the completion of a shell. words: the unfinished line; tool: its first word."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shell", SOURCED)
-def test_a_shell_sources_it_and_completes(ctl: Ctl, tmp_path: Path, shell: str) -> None:
-    """Through the installed names, which have options and values of their own."""
+@pytest.mark.parametrize("shell", COMPLETION_SCRIPTS)
+def test_shell_completes_with_sourced_script(ctl: Ctl, tmp_path: Path, shell: str) -> None:
+    """The test completes for an installed alias, which has options and values of its own."""
     program = shutil.which(shell)
     if program is None:
         pytest.skip(f"{shell} is not installed: apt install {shell}")
@@ -182,20 +182,20 @@ def test_a_shell_sources_it_and_completes(ctl: Ctl, tmp_path: Path, shell: str) 
         (f"{tool} add_member --memb", ["--membership"]),
         (f"{tool} --formatter pre", ["pretty_table"]),
     ):
-        text = SOURCED[shell].format(script=script, words=line, last=len(line.split()) - 1, tool=tool)
+        text = COMPLETION_SCRIPTS[shell].format(script=script, words=line, last=len(line.split()) - 1, tool=tool)
         plain = {"bash": ["--norc"], "zsh": ["-f"], "fish": ["--no-config"]}[shell]
-        done = subprocess.run(
+        process = subprocess.run(
             [program, *plain, "-c", text], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
         )
-        assert (done.returncode, done.stdout.split(), done.stderr) == (0, found, ""), line
+        assert (process.returncode, process.stdout.split(), process.stderr) == (0, found, ""), line
 
 
-@pytest.mark.parametrize("shell", SOURCED)
-def test_the_scripts_name_each_tool(ctl: Ctl, shell: str) -> None:
+@pytest.mark.parametrize("shell", COMPLETION_SCRIPTS)
+def test_completion_script_names_each_tool(ctl: Ctl, shell: str) -> None:
     script = ctl("completion", shell)
     assert script.code == 0
     assert [name for name in SHELL_TOOLS if name not in script.out] == []
 
 
-def test_other_shells_are_told(ctl: Ctl) -> None:
+def test_unknown_shell_is_a_usage_error(ctl: Ctl) -> None:
     assert ctl("completion", "tcsh").code == 64

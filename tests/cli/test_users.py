@@ -1,4 +1,4 @@
-"""Users, permissions, vhosts: what is sent, what is printed, and rabbitmqctl 3.10.8's exit codes."""
+"""Users, permissions, vhosts: requests, output, and the exit codes of rabbitmqctl 3.10.8."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAIR = "/api/permissions/%2F/u"
 TOPIC = "/api/topic-permissions/%2F/u"
 
 
-def test_add_user(broker: FakeBroker, ctl: Ctl) -> None:
+def test_add_user_sends_password_and_prints_advice(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["PUT", "/api/users/%C3%BC%2Fu"] = (201, None)
     result = ctl("add_user", "ü/u", "p w")
     assert result == (
@@ -22,35 +22,35 @@ def test_add_user(broker: FakeBroker, ctl: Ctl) -> None:
         ),
         "",
     )
-    assert broker.asked[0].body == {"password": "p w", "tags": ""}
-    assert broker.asked[0].headers["If-None-Match"] == "*"
+    assert broker.requests[0].body == {"password": "p w", "tags": ""}
+    assert broker.requests[0].headers["If-None-Match"] == "*"
     assert ctl("add_user", "ü/u", "p w", "-q") == (0, "", "")
 
 
-def test_add_user_twice(broker: FakeBroker, ctl: Ctl) -> None:
+def test_add_existing_user_is_an_error(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["PUT", "/api/users/u"] = (412, {"error": "precondition_failed"})
     assert ctl("add_user", "u", "p") == (70, 'Adding user "u" ...\n', 'Error:\nUser "u" already exists\n')
 
 
-def test_a_password_comes_from_standard_input_too(broker: FakeBroker, ctl: Ctl) -> None:
+def test_password_is_read_from_stdin(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["PUT", "/api/users/u"] = (201, None)
     assert ctl("add_user", "u", stdin="from stdin \r\nmore").code == 0
-    assert broker.asked[0].body["password"] == "from stdin "
+    assert broker.requests[0].body["password"] == "from stdin "
     missing = ctl("add_user", "u")
     assert (missing.code, missing.err) == (65, "Error:\nPassword is not provided via argument or stdin\n")
-    assert len(broker.asked) == 1
+    assert len(broker.requests) == 1
 
 
-def test_an_empty_password_disables_the_login(broker: FakeBroker, ctl: Ctl) -> None:
+def test_empty_password_disables_the_login(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["PUT", "/api/users/u"] = (201, None)
     assert ctl("add_user", "u", "").code == 0
-    assert broker.asked[0].body == {"password_hash": "", "tags": ""}
+    assert broker.requests[0].body == {"password_hash": "", "tags": ""}
 
 
 @pytest.mark.parametrize("line", [("add_user", "", "x"), ("add_vhost", ""), ("delete_vhost", "")])
 def test_users_and_vhosts_need_a_name(broker: FakeBroker, ctl: Ctl, line: tuple[str, ...]) -> None:
     result = ctl(*line)
-    assert (result.code, broker.asked) == (65, [])
+    assert (result.code, broker.requests) == (65, [])
     assert f"{line[0].split('_')[1]} cannot be an empty string" in result.err
 
 
@@ -117,10 +117,12 @@ def test_users_and_vhosts_need_a_name(broker: FakeBroker, ctl: Ctl, line: tuple[
         ),
     ],
 )
-def test_changes(broker: FakeBroker, ctl: Ctl, line: str, method: str, path: str, body: object, out: str) -> None:
+def test_change_sends_request_and_prints_text(
+    broker: FakeBroker, ctl: Ctl, line: str, method: str, path: str, body: object, out: str
+) -> None:
     broker.answers[method, path] = (204, None)
     assert ctl(*line.split()) == (0, out, "")
-    assert [(asked.method, asked.path, asked.body) for asked in broker.asked] == [(method, path, body)]
+    assert [(request.method, request.path, request.body) for request in broker.requests] == [(method, path, body)]
     assert ctl(*line.split(), "--formatter", "json").out == '{"node":"n@h","result":"ok"}\n'
 
 
@@ -138,7 +140,7 @@ def test_changes(broker: FakeBroker, ctl: Ctl, line: str, method: str, path: str
         ("clear_topic_permissions u", 67),
     ],
 )
-def test_a_missing_user(broker: FakeBroker, ctl: Ctl, line: str, code: int) -> None:
+def test_missing_user_sets_exit_code(broker: FakeBroker, ctl: Ctl, line: str, code: int) -> None:
     for method in ("GET", "PUT", "DELETE"):
         for path in ("users/u", "amqpd/users/u/password", "amqpd/users/u/tags", "users/u/permissions"):
             broker.answers[method, f"/api/{path}"] = NO_USER
@@ -159,14 +161,14 @@ def test_a_missing_user(broker: FakeBroker, ctl: Ctl, line: str, code: int) -> N
         ("list_topic_permissions", 65, "Virtual host 'v' does not exist\n"),
     ],
 )
-def test_a_missing_vhost(broker: FakeBroker, ctl: Ctl, line: str, code: int, err: str) -> None:
+def test_missing_vhost_sets_exit_code(broker: FakeBroker, ctl: Ctl, line: str, code: int, err: str) -> None:
     for method in ("GET", "PUT", "DELETE"):
         for path in ("permissions/v/u", "topic-permissions/v/u", "vhosts/v/permissions", "vhosts/v/topic-permissions"):
             broker.answers[method, f"/api/{path}"] = NO_VHOST
     assert ctl("-q", "-p", "v", *line.split()) == (code, "", err)
 
 
-def test_clearing_what_is_not_there_is_a_success(broker: FakeBroker, ctl: Ctl) -> None:
+def test_clearing_missing_permission_succeeds(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["DELETE", PAIR] = broker.answers["DELETE", TOPIC] = (404, {"reason": "no permission"})
     broker.answers["GET", "/api/users/u"] = (200, {"name": "u"})
     broker.answers["GET", "/api/vhosts/%2F"] = (200, {"name": "/"})
@@ -178,12 +180,12 @@ def test_clearing_what_is_not_there_is_a_success(broker: FakeBroker, ctl: Ctl) -
     assert ctl("clear_topic_permissions", "u", "-q") == (67, "", "Error:\nUser u does not exist\n")
 
 
-def test_a_bad_pattern(broker: FakeBroker, ctl: Ctl) -> None:
+def test_bad_pattern_is_an_error(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["PUT", PAIR] = (400, {"error": "bad_request", "reason": "invalid regexp: missing )"})
     assert ctl("-q", "set_permissions", "u", "(", "", "") == (69, "", "Error:\ninvalid regexp: missing )\n")
 
 
-def test_authentication(broker: FakeBroker, ctl: Ctl) -> None:
+def test_authenticate_user_reports_result(broker: FakeBroker, ctl: Ctl) -> None:
     path = ("POST", "/api/amqpd/authenticate_user")
     broker.answers[path] = (200, {"authenticated": True, "user": "u"})
     assert ctl("authenticate_user", "u", "p") == (0, 'Authenticating user "u" ...\nSuccess\n', "")
@@ -196,7 +198,7 @@ def test_authentication(broker: FakeBroker, ctl: Ctl) -> None:
     )
 
 
-def test_lists(broker: FakeBroker, ctl: Ctl) -> None:
+def test_list_users_and_permissions(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", "/api/users"] = (200, [{"name": "guest", "tags": ["administrator"]}])
     assert ctl("list_users").out == "Listing users ...\nuser\ttags\nguest\t[administrator]\n"
     row = {"user": "guest", "vhost": "/", "configure": ".*", "write": "", "read": ".*", "exchange": "amq.topic"}
@@ -213,11 +215,11 @@ def test_lists(broker: FakeBroker, ctl: Ctl) -> None:
     )
 
 
-def test_vhosts(broker: FakeBroker, ctl: Ctl) -> None:
+def test_add_and_delete_vhost(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["PUT", "/api/vhosts/shop"] = (201, None)
     assert ctl("add_vhost", "shop") == (0, 'Adding vhost "shop" ...\n', "")
     assert ctl("add_vhost", "shop", "--description", "a b", "--tags", "x,y", "--default-queue-type", "quorum").code == 0
-    assert [asked.body for asked in broker.asked] == [
+    assert [request.body for request in broker.requests] == [
         {},
         {"description": "a b", "tags": "x,y", "default_queue_type": "quorum"},
     ]

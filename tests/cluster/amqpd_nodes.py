@@ -1,4 +1,4 @@
-"""Nodes of amqpd for tests: processes over a Kafka of kafka_rig.py, on loopback or each on a host of its own.
+"""amqpd nodes for tests: processes over a Kafka of kafka_rig.py, on loopback or each on a host of its own.
 
     with Nodes(directory, kafka, 3) as nodes:
         nodes[1].amqp                  # ("127.0.0.1", 41234)
@@ -6,8 +6,8 @@
         nodes.pause(2); nodes.resume(2)
         nodes.api(3, "GET", "/api/nodes")
 
-They run the amqpd that runs the tests, or, where a fault is planted, tests/cluster/planted.py around it. What a node
-has logged is in its directory's `log`, its end is in the report of a failed start. All end with this process.
+Nodes run the amqpd that runs the tests, or tests/cluster/planted.py around it if a fault is planted. A node logs to
+`log` in its directory; the report of a failed start has the log's end. All nodes end with this process.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from amqpd.testing import parse_ready_line
 SECRET: Final = "the old pond, a frog jumps in"
 START_TIMEOUT_S: Final = 120.0
 PORTS: Final = (5672, 15672, 25672)
-"""AMQP, HTTP, and other nodes: of a node on a host of its own."""
+"""Ports for AMQP, HTTP and other nodes, of a node on a host of its own."""
 PLANTED: Final = Path(__file__).with_name("planted.py")
 _LOGIN: Final = {"Authorization": "Basic " + b64encode(b"guest:guest").decode()}
 
 
 class NodeFailed(Exception):
-    """A node did not start, or said no: the text has the end of its log."""
+    """A node did not start or answered with an error. The text has the end of its log."""
 
 
 class Node:
-    """One of them. name: in the cluster. amqp, http, inner: host and port."""
+    """One node. name: its name in the cluster. amqp, http, inner: host and port."""
 
     def __init__(self, number: int, directory: Path, host: Host, ports: Sequence[int] = ()) -> None:
         self.number = number
@@ -57,9 +57,9 @@ class Node:
         self.inner = (host.address, ports[2])
         self.process: subprocess.Popen[bytes] | None = None
         self.paused = False
-        self.starts = 0  # that have become ready
-        self.environment: dict[str, str] = {}  # besides this process's
-        self.python = sys.executable  # whose amqpd it runs
+        self.starts = 0  # starts that became ready
+        self.environment: dict[str, str] = {}  # in addition to this process's environment
+        self.python = sys.executable  # the interpreter whose amqpd it runs
         self._log: IO[bytes] | None = None
 
     @property
@@ -67,13 +67,13 @@ class Node:
         return self.process is not None and self.process.poll() is None
 
     @property
-    def told(self) -> str:
-        """What it has logged, over all its lives."""
+    def log_text(self) -> str:
+        """The log of all its lives."""
         log = self.directory / "log"
         return log.read_text("utf-8", "replace") if log.exists() else ""
 
     def begin(self, command: Sequence[str]) -> None:
-        """Its process. From the main thread: it ends with the thread that started it."""
+        """Start the process. Call from the main thread: the process ends with the thread that started it."""
         assert not self.running
         self.directory.mkdir(parents=True, exist_ok=True)
         self._log = (self.directory / "log").open("ab")
@@ -88,7 +88,7 @@ class Node:
         self.paused = False
 
     def end(self, how: int, timeout_s: float) -> int:
-        """By a signal; its exit code. Raises: NodeFailed when it takes longer, and it is killed then."""
+        """Send a signal and return the exit code. Raises: NodeFailed on a timeout, after killing it."""
         process = self.process
         assert process is not None and self._log is not None
         if self.paused:
@@ -99,7 +99,7 @@ class Node:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            raise NodeFailed(f"{self.name} did not end within {timeout_s:g} s:\n{self.told[-4000:]}") from None
+            raise NodeFailed(f"{self.name} did not end within {timeout_s:g} s:\n{self.log_text[-4000:]}") from None
         finally:
             self._log.close()
             self.process = self._log = None
@@ -107,8 +107,8 @@ class Node:
 
 
 class Nodes:
-    """A cluster of them. settings: of all, by their dotted names. plant: a fault of planted.py's, in all of them.
-    ports: three for each, where they shall not be free ones. begin: they are started with the cluster.
+    """A cluster of nodes. settings: of all nodes, by dotted names. plant: a fault of planted.py in all nodes. ports:
+    three per node instead of free ones. begin: start the nodes with the cluster.
     """
 
     def __init__(
@@ -166,13 +166,13 @@ class Nodes:
 
     @property
     def running(self) -> list[Node]:
-        """Those whose process is there, stopped ones too."""
+        """The nodes whose process exists, including suspended ones."""
         return [node for node in self if node.running]
 
     # -- single nodes
 
     def arguments(self, node: Node) -> list[str]:
-        """What it is told."""
+        """Return the command-line arguments of the node."""
         copies = len(self.kafka.brokers)
         settings: dict[str, object] = {
             "data-dir": node.directory / "data",
@@ -195,7 +195,7 @@ class Nodes:
         return [f"--{name}={_option(value)}" for name, value in settings.items()]
 
     def start(self, number: int, wait: bool = True) -> None:
-        """Starts it; with `wait` until it is ready."""
+        """Start the node; with `wait` until it is ready."""
         node = self[number]
         program = [str(PLANTED), self.plant] if self.plant else ["-m", "amqpd"]
         node.begin([node.python, "-P", *program, *self.arguments(node)])
@@ -203,58 +203,58 @@ class Nodes:
             self.wait_until_ready(number)
 
     def wait_until_ready(self, number: int, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Until its process has said so. Raises: NodeFailed."""
+        """Wait until the process reports that it is ready. Raises: NodeFailed."""
         node = self[number]
         deadline = time.monotonic() + timeout_s
         while True:
-            said = sum(parse_ready_line(line) is not None for line in node.told.splitlines())
+            said = sum(parse_ready_line(line) is not None for line in node.log_text.splitlines())
             if said > node.starts:
                 node.starts = said
                 return
             if not node.running:
                 code = node.process.poll() if node.process is not None else None
-                raise NodeFailed(f"{node.name} ended with {code}:\n{node.told[-4000:]}")
+                raise NodeFailed(f"{node.name} ended with {code}:\n{node.log_text[-4000:]}")
             if time.monotonic() > deadline:
-                raise NodeFailed(f"{node.name} is not ready:\n{node.told[-4000:]}")
+                raise NodeFailed(f"{node.name} is not ready:\n{node.log_text[-4000:]}")
             time.sleep(0.02)
 
     def kill(self, number: int) -> None:
-        """kill -9."""
+        """Kill the node with SIGKILL."""
         self[number].end(signal.SIGKILL, 60)
 
     def stop(self, number: int, timeout_s: float = 60) -> None:
-        """As an operator does. Raises: NodeFailed where it takes too long, or its exit code is not 0."""
+        """Stop the node cleanly. Raises: NodeFailed on a timeout or an exit code other than 0."""
         node = self[number]
         code = node.end(signal.SIGTERM, timeout_s)
         if code:
-            raise NodeFailed(f"{node.name} ended with {code}:\n{node.told[-4000:]}")
+            raise NodeFailed(f"{node.name} ended with {code}:\n{node.log_text[-4000:]}")
 
     def start_stop(self, number: int) -> None:
-        """Asks it to stop, and does not wait."""
+        """Request a clean stop and do not wait."""
         process = self[number].process
         assert process is not None
         process.send_signal(signal.SIGTERM)
 
     def wait_until_ended(self, number: int, timeout_s: float = 60) -> None:
-        """After `start_stop`. Raises: NodeFailed."""
+        """Wait for the end after `start_stop`. Raises: NodeFailed."""
         self.stop(number, timeout_s)
 
     def pause(self, number: int) -> None:
-        """SIGSTOP: it stands still, its sockets stay."""
+        """Suspend the process with SIGSTOP. Its sockets stay open."""
         node = self[number]
         assert node.process is not None
         node.process.send_signal(signal.SIGSTOP)
         node.paused = True
 
     def resume(self, number: int) -> None:
-        """SIGCONT."""
+        """Continue the process with SIGCONT."""
         node = self[number]
         assert node.process is not None
         node.process.send_signal(signal.SIGCONT)
         node.paused = False
 
     def stop_all(self) -> None:
-        """Ends all of them: what they hold is thrown away."""
+        """End all nodes. Their data is discarded."""
         for node in self:
             if node.process is not None:
                 node.end(signal.SIGKILL, 60)
@@ -262,8 +262,8 @@ class Nodes:
     # -- what they say
 
     def api(self, number: int, method: str, path: str, body: object = None, timeout_s: float = 60.0) -> Any:
-        """One request of that node's admin API as guest; its JSON, None for no body. Raises: NodeFailed for a status
-        of 400 and above; OSError.
+        """Send one request to the node's HTTP API as guest. Return the JSON, or None without a body. Raises: NodeFailed
+        for a status of 400 or more; OSError.
         """
         node = self[number]
         connection = http.client.HTTPConnection(*node.http, timeout=timeout_s)
@@ -279,7 +279,7 @@ class Nodes:
         return json.loads(content) if content else None
 
     def ctl(self, number: int, *arguments: str, timeout_s: float = 120.0) -> str:
-        """What amqpctl prints, of that node. Raises: NodeFailed."""
+        """Return the output of amqpctl for this node. Raises: NodeFailed."""
         node = self[number]
         command = [node.python, "-P", "-m", "amqpd.cli", "--data-dir", str(node.directory / "data"), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
@@ -287,15 +287,15 @@ class Nodes:
             raise NodeFailed(f"{' '.join(arguments)}: {done.returncode} {done.stdout} {done.stderr}")
         return done.stdout
 
-    def add_vhost(self, name: str, asked: int = 0) -> None:
-        """A vhost in which guest may do everything. asked: the node, 0: the first that runs."""
-        number = asked or self.running[0].number
+    def add_vhost(self, name: str, node: int = 0) -> None:
+        """Create a vhost in which guest has all permissions. node: the node; 0: the first running one."""
+        number = node or self.running[0].number
         self.put(number, f"/api/vhosts/{_quoted(name)}", {})
         everything = {"configure": ".*", "write": ".*", "read": ".*"}
         self.put(number, f"/api/permissions/{_quoted(name)}/guest", everything)
 
     def put(self, number: int, path: str, body: object, timeout_s: float = 180.0) -> None:
-        """A change by that node, asked for again while what it is about moves or Kafka is slow. Raises: NodeFailed;
+        """Send a change to the node, and repeat it while its vhost moves or Kafka is slow. Raises: NodeFailed;
         OSError.
         """
         deadline = time.monotonic() + timeout_s
@@ -309,7 +309,9 @@ class Nodes:
             time.sleep(0.2)
 
     def owner_of(self, vhost: str, timeout_s: float = 60.0) -> int:
-        """The number of the node that has announced last that it serves it. Raises: NodeFailed: nobody has."""
+        """Return the number of the node that announced last that it serves the vhost. Raises: NodeFailed if
+        none did.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             name = self.meta.owner_of(vhost)
@@ -322,13 +324,13 @@ class Nodes:
 
     @property
     def meta(self) -> Meta:
-        """What stands in Kafka about them."""
+        """The cluster's records in Kafka."""
         if self._meta is None:
             self._meta = Meta(self.kafka.bootstrap, self.name)
         return self._meta
 
     def until(self, condition: Callable[[], bool], what: str, timeout_s: float = 120) -> float:
-        """Waits until it holds, an error of a node is as good as no; seconds that it took. Raises: NodeFailed."""
+        """Wait until the condition holds; a node's error counts as false. Return the seconds. Raises: NodeFailed."""
         began = time.monotonic()
         last: Exception | None = None
         while True:
@@ -338,7 +340,7 @@ class Nodes:
             except (OSError, NodeFailed, http.client.HTTPException) as error:
                 last = error
             if time.monotonic() - began > timeout_s:
-                logs = "\n".join(f"== {node.name}\n{node.told[-3000:]}" for node in self)
+                logs = "\n".join(f"== {node.name}\n{node.log_text[-3000:]}" for node in self)
                 raise NodeFailed(f"{what}: not within {timeout_s:g} s ({last!r})\n{logs}")
             time.sleep(0.05)
 

@@ -1,6 +1,6 @@
-"""A real Kafka for the tests of this folder, started once for all that need it.
+"""A real Kafka for the tests of this folder, started once and shared.
 
-Where it cannot be had its tests are skipped with the reason, unless TEST_REQUIRE_KAFKA is set: then that is a failure.
+Without Kafka its tests are skipped with the reason, or fail if TEST_REQUIRE_KAFKA is set.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # what the tests share lies beside them
+sys.path.insert(0, str(Path(__file__).parent))  # helper modules of this folder
 sys.path.append(str(Path(__file__).parents[1] / "crash"))  # quickclient
 
 import amqpd_nodes
@@ -28,11 +28,11 @@ import slot_of
 from amqpd.kafka.config import KafkaAccess
 
 TEST_TIMEOUT_S = 1200
-"""For each test that names none, with a start of Kafka in it, which takes minutes on a busy machine."""
+"""The default timeout of a test. It includes a start of Kafka, which takes minutes on a busy machine."""
 REAL = {"kafka", "replicated_kafka", "brokers", "far_brokers", "forgetful", "obliging", "secure"}
-"""Fixtures that start a real Kafka: what has none of them is no long test."""
+"""Fixtures that start a real Kafka. A test without them is not a long test."""
 UNCLOSED = "ignore::pytest.PytestUnraisableExceptionWarning"
-"""Sockets that a stock client has left open where a node or a broker was killed: found by the collector in any test."""
+"""Sockets that a stock client leaves open after a kill. The garbage collector may find them in any later test."""
 _names = count(1)
 
 
@@ -46,8 +46,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """What a test of this folder leaves of such sockets is found here, once nothing of it is kept, its log neither: at
-    the session's end pytest would end with a traceback.
+    """Collect leaked sockets right after each long test, when its objects and log are released. At the end of the
+    session they would cause a traceback.
     """
     result = yield
     long = item.get_closest_marker("ci_long") or item.get_closest_marker("on_demand")
@@ -68,7 +68,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka_rig.Kafka]
 
 @pytest.fixture(scope="module")
 def replicated_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka_rig.Kafka]:
-    """Three brokers, each on a host of its own (kafka_hosts.py)."""
+    """Three brokers on hosts of their own (kafka_hosts.py)."""
     kafka_rig.need(kafka_rig.missing() or kafka_hosts.missing())
     with (
         kafka_hosts.Network(3) as hosts,
@@ -79,7 +79,7 @@ def replicated_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka
 
 @pytest.fixture(scope="session")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka_rig.Kafka]:
-    """Three, on loopback, for nodes."""
+    """Three brokers on loopback, for nodes."""
     kafka_rig.need(kafka_rig.missing())
     with kafka_rig.Kafka(tmp_path_factory.mktemp("kafka"), 3) as cluster:
         yield cluster
@@ -87,14 +87,14 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka_rig.Kafk
 
 @pytest.fixture
 def nodes(brokers: kafka_rig.Kafka, tmp_path: Path) -> Iterator[amqpd_nodes.Nodes]:
-    """Three, a cluster that no other test has."""
+    """Three nodes: a cluster for this test alone."""
     with amqpd_nodes.Nodes(tmp_path, brokers, 3, name=f"nodes-{os.getpid()}-{next(_names)}") as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[kafka_hosts.Network]:
-    """Hosts of three brokers, and of three nodes behind them."""
+    """Hosts for three brokers and three nodes."""
     kafka_rig.need(kafka_rig.missing() or kafka_hosts.missing())
     with kafka_hosts.Network(6, number=1) as found:
         yield found
@@ -102,7 +102,7 @@ def network() -> Iterator[kafka_hosts.Network]:
 
 @pytest.fixture
 def hosts(network: kafka_hosts.Network) -> list[kafka_hosts.Host]:
-    """Of `network`, all of them reached."""
+    """The hosts of `network`, all connected."""
     for host in network.hosts:
         host.heal()
     return network.hosts
@@ -110,7 +110,7 @@ def hosts(network: kafka_hosts.Network) -> list[kafka_hosts.Host]:
 
 @pytest.fixture(scope="module")
 def far_brokers(network: kafka_hosts.Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka_rig.Kafka]:
-    """On hosts of their own."""
+    """Three brokers on hosts of their own."""
     with kafka_rig.Kafka(tmp_path_factory.mktemp("kafka"), 3, hosts=network.hosts[:3]) as cluster:
         yield cluster
 
@@ -119,7 +119,7 @@ def far_brokers(network: kafka_hosts.Network, tmp_path_factory: pytest.TempPathF
 def far_nodes(
     hosts: list[kafka_hosts.Host], far_brokers: kafka_rig.Kafka, tmp_path: Path
 ) -> Iterator[amqpd_nodes.Nodes]:
-    """On hosts of their own."""
+    """Three nodes on hosts of their own."""
     name = f"far-{os.getpid()}-{next(_names)}"
     with amqpd_nodes.Nodes(tmp_path, far_brokers, 3, name=name, hosts=hosts[3:]) as nodes:
         yield nodes
@@ -127,19 +127,19 @@ def far_nodes(
 
 @pytest.fixture
 def access(kafka: kafka_rig.Kafka) -> KafkaAccess:
-    """How `kafka` is reached."""
+    """The access settings of `kafka`."""
     return KafkaAccess((kafka.bootstrap,))
 
 
 @pytest.fixture
 def topic() -> str:
-    """A name that no other test has."""
+    """A topic name for this test alone."""
     return f"topic-{os.getpid()}-{next(_names)}"
 
 
 @pytest.fixture
 async def fake() -> AsyncIterator[fake_kafka.FakeKafka]:
-    """Two brokers in this process, with the topics of a cluster `shop`."""
+    """A fake Kafka with two brokers in this process and the topics of a cluster `shop`."""
     async with fake_kafka.FakeKafka(brokers=2) as kafka:
         kafka.create(slot_of.META, 4)
         kafka.create(slot_of.SETTLED, 4)
@@ -148,18 +148,18 @@ async def fake() -> AsyncIterator[fake_kafka.FakeKafka]:
 
 @pytest.fixture
 async def take(fake: fake_kafka.FakeKafka, tmp_path: Path) -> AsyncIterator[slot_of.Take]:
-    """Takes a slot of that cluster, once more at each call."""
-    made: list[slot_of.Slot] = []
+    """Take a slot of that cluster; each call creates another owner."""
+    slots: list[slot_of.Slot] = []
     topics = slot_of.FakeTopics(fake)
 
-    async def more(**options: Any) -> slot_of.Slot:
-        directory = tmp_path / f"{len(made)}"
+    async def take_again(**options: Any) -> slot_of.Slot:
+        directory = tmp_path / f"{len(slots)}"
         vhosts = options.pop("vhosts", (slot_of.VHOST, slot_of.OTHER))
         slot = slot_of.Slot(fake.access, topics, directory, vhosts=vhosts, **options)
-        made.append(slot)
+        slots.append(slot)
         return await slot.take()
 
-    yield more
-    for slot in made:
+    yield take_again
+    for slot in slots:
         if slot.rows is not None:
             await slot.close()

@@ -1,14 +1,14 @@
-"""A Kafka in this process, without a Java: brokers on loopback that keep partitions in memory, for tests of what
-reads and writes them. What they say is kafka-python's to encode, what they hear its to decode.
+"""A Kafka in this process without Java: brokers on loopback with partitions in memory, for tests of readers and
+writers. kafka-python encodes the answers and decodes the requests.
 
     async with FakeKafka(brokers=2) as kafka:
         kafka.create("meta", 4)
         kafka.append("meta", 0, batch)
         kafka.access
 
-It appends what is produced wherever it fits by its sequence, fences by epochs, knows no replicas, and can be told to
-move leaders (`lead`), to break connections (`drop`), to answer with a code (`fail`), to hang (`hang`) as a process does
-that is stopped: its sockets take what comes, and answer nothing.
+It appends batches whose sequence fits, fences by epoch, and has no replicas. It can move leaders (`lead`), break
+connections (`drop`), answer with a code (`fail`) and hang like a suspended process (`hang`): its sockets accept data,
+but it does not answer.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ PRODUCE, FETCH, LIST_OFFSETS, METADATA = 0, 1, 2, 3
 NOT_LEADER, OUT_OF_RANGE, UNKNOWN_TOPIC, OUT_OF_ORDER, FENCED = 6, 1, 3, 45, 47
 
 
-class Held:
-    """One partition: its batches, who leads it, and the producers that wrote to it."""
+class FakePartition:
+    """One partition: its batches, its leader, and its producers."""
 
     def __init__(self, leader: int) -> None:
         self.leader = leader
@@ -68,12 +68,12 @@ class Held:
         self.first = 0
         self.end = 0
         self.producers: dict[int, tuple[int, int]] = {}
-        # (producer id, epoch, sequence) -> offset, of the last batches: a copy of one of them is known as such
+        # (producer id, epoch, sequence) -> offset of the last batches, to recognise a repeated one
         self.remembered: dict[tuple[int, int, int], int] = {}
         self.news = asyncio.Event()
 
     def append(self, batch: bytes) -> int:
-        """Stores it at the end; returns its offset."""
+        """Append the batch. Return its offset."""
         header = BatchHeader(batch, 0)
         base = self.end
         self.batches.append(struct.pack(">q", base) + batch[8:])
@@ -83,7 +83,7 @@ class Held:
         return base
 
     def produce(self, batch: bytes) -> tuple[int, int]:
-        """(code, offset)."""
+        """Append a produced batch. Return (code, offset)."""
         header = BatchHeader(batch, 0)
         epoch, following = self.producers.get(int(header.producer_id), (-1, -1))
         if header.producer_epoch < epoch:
@@ -103,12 +103,12 @@ class Held:
 
 
 class FakeKafka:
-    """Its brokers have the numbers 1, 2 ..."""
+    """A cluster whose brokers have the numbers 1, 2, ..."""
 
     def __init__(self, brokers: int = 1) -> None:
-        self.topics: dict[str, list[Held]] = {}
-        self.asked: Counter[int] = Counter()
-        """Requests, by their API."""
+        self.topics: dict[str, list[FakePartition]] = {}
+        self.request_counts: Counter[int] = Counter()
+        """Counts of requests, by API key."""
         self._heard = asyncio.Event()
         self.fetch_size_max = 1 << 30
         self._failing: dict[tuple[str, int], list[int]] = {}
@@ -121,7 +121,7 @@ class FakeKafka:
         self.gone: set[int] = set()
         self._hanging: dict[int, asyncio.Event] = {}
         self.coordinator = 0
-        """The broker that keeps producer ids; 0: the one that is asked."""
+        """The coordinator broker; 0: the broker that is asked."""
 
     async def __aenter__(self) -> Self:
         for number in self._numbers:
@@ -137,13 +137,13 @@ class FakeKafka:
 
     @property
     def access(self) -> KafkaAccess:
-        """How it is reached."""
+        """The access settings of this Kafka."""
         return KafkaAccess(tuple(f"127.0.0.1:{port}" for port in self._ports.values()))
 
     # -- what a test does
 
     async def start(self, number: int) -> None:
-        """That broker listens, where it did before."""
+        """Let the broker listen, at its former port."""
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
@@ -164,14 +164,14 @@ class FakeKafka:
         self._ports[number] = server.sockets[0].getsockname()[1]
         self.gone.discard(number)
 
-    async def until_asked(self, api: int, count: int) -> None:
-        """Until so many requests of that kind have come."""
-        while self.asked[api] < count:
+    async def wait_for_requests(self, api: int, count: int) -> None:
+        """Wait until `count` requests of that kind have arrived."""
+        while self.request_counts[api] < count:
             self._heard.clear()
             await self._heard.wait()
 
     async def stop(self, number: int) -> None:
-        """That broker is away."""
+        """Stop the broker."""
         server = self._servers.pop(number, None)
         if server is not None:
             server.close()
@@ -180,42 +180,42 @@ class FakeKafka:
             await server.wait_closed()
 
     def drop(self, number: int) -> None:
-        """All connections to that broker end."""
+        """Close all connections to the broker."""
         for writer in list(self._writers[number]):
             if writer.transport is not None:
                 writer.transport.abort()
 
     def hang(self, number: int) -> None:
-        """That broker answers nothing from now on, until `go_on`; it does what it is asked only then."""
+        """Let the broker hang until `go_on`: it executes requests only then."""
         self._hanging[number] = asyncio.Event()
 
-    def go_on(self, number: int) -> None:
-        """It answers again, first what it was asked meanwhile."""
+    def resume(self, number: int) -> None:
+        """Let the broker answer again, first the waiting requests."""
         self._hanging.pop(number).set()
 
     def create(self, topic: str, partitions: int) -> None:
-        """A topic, or more partitions of it, spread over the brokers."""
+        """Create a topic, or add partitions, spread over the brokers."""
         held = self.topics.setdefault(topic, [])
         while len(held) < partitions:
-            held.append(Held(1 + len(held) % len(self._numbers)))
+            held.append(FakePartition(1 + len(held) % len(self._numbers)))
 
     def append(self, topic: str, number: int, batch: bytes) -> int:
-        """At the end of that partition, whatever it is; returns its offset."""
+        """Append any batch to the partition. Return its offset."""
         return self.topics[topic][number].append(batch)
 
     def lead(self, topic: str, number: int, broker: int) -> None:
-        """Another leader, from now on."""
+        """Set the leader of the partition."""
         held = self.topics[topic][number]
         held.leader = broker
         held.news.set()
         held.news = asyncio.Event()
 
     def fail(self, topic: str, number: int, *codes: int) -> None:
-        """The next requests for that partition are answered with these codes."""
+        """Answer the next requests for the partition with these codes."""
         self._failing.setdefault((topic, number), []).extend(codes)
 
     def delete_records(self, topic: str, number: int, offset: int) -> None:
-        """All below is gone."""
+        """Delete all records below the offset."""
         held = self.topics[topic][number]
         held.first = offset
         held.batches = [each for each in held.batches if BatchHeader(each, 0).last_offset >= offset]
@@ -230,7 +230,7 @@ class FakeKafka:
             if hanging is not None:
                 await hanging.wait()
             api, version, correlation = struct.unpack(">hhi", data[4:12])
-            self.asked[api] += 1
+            self.request_counts[api] += 1
             self._heard.set()
             request = REQUESTS[api].decode(data, version=version, header=True, framed=True)
             answer = await getattr(self, f"_answer_{api}")(me, request)
@@ -316,7 +316,7 @@ class FakeKafka:
         return answer
 
     def _fetched(self, me: int, request: Any) -> tuple[Any, int]:
-        """The answer, and how much it says."""
+        """Return the answer and the number of bytes in it."""
         of_topic = FetchResponse.FetchableTopicResponse
         size = 0
         topics = []
@@ -388,8 +388,8 @@ class FakeKafka:
         )
 
 
-def _from(held: Held, offset: int, room: int, first_whole: bool) -> bytes:
-    """Batches from that offset on, the last one cut where the room ends."""
+def _from(held: FakePartition, offset: int, room: int, first_whole: bool) -> bytes:
+    """Return batches from that offset on. The last one is cut at `room` bytes."""
     found = b""
     for batch in held.batches:
         if BatchHeader(batch, 0).last_offset < offset:

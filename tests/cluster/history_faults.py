@@ -1,9 +1,10 @@
-"""What is done to a cluster while its history is written: nodes and brokers killed, stopped, standing still; links cut,
-one way and both; clocks set. All by chance, from one seed, until each has been done as often as asked.
+"""The faults during a recorded history of a cluster: nodes and brokers are killed, stopped or suspended; links are cut
+in one or both directions; clocks are changed. The order is random from one seed, until each kind was done as often as
+requested.
 
-`Faults` knows which node has the vhost `/` and by which one its clients come (`via`), and so what a fault must lead to:
-ENDS: the clients' connections end; MAY_END; GOES_ON. One fault of nodes, links and clocks at a time: the next waits
-until all nodes serve again. Brokers are killed beside them, in a time of their own, one after the other.
+`Faults` knows which node has the vhost `/` and through which node the clients connect (`via`). So it knows the effect
+of each fault: ENDS, the connections end; MAY_END; GOES_ON. Faults of nodes, links and clocks happen one at a time, when
+all nodes serve again. Brokers are killed independently, one after the other.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ ENDS: Final = "ends"
 MAY_END: Final = "may end"
 GOES_ON: Final = "goes on"
 STILL_S: Final = 8.5
-"""A node that stands still, or is cut off, for so long is left by the others: after 6 s."""
+"""Longer than the 6 s after which other nodes take over from a suspended or cut-off node."""
 HEALTHY_S: Final = 180.0
 CLOCK_S: Final = 60
 
 
 @dataclass
 class Struck:
-    """A fault. at: when; leads: ENDS, MAY_END or GOES_ON; clean: an end after which all that was read counts."""
+    """A fault. at: when; leads: ENDS, MAY_END or GOES_ON; clean: after this end everything read counts."""
 
     what: str
     leads: str
@@ -44,7 +45,7 @@ class Struck:
 
 
 class Faults:
-    """wanted: how often each kind is to be done at least, if there is time. done: how often it has been."""
+    """wanted: the minimum count of each kind, if time allows. done: the counts so far."""
 
     def __init__(
         self,
@@ -60,13 +61,13 @@ class Faults:
         self.kafka = kafka
         self.wanted = wanted
         self.done: Counter[str] = Counter()
-        self.told: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self._network = network
         self._choose = choose
         self._clocks = clocks
         self._tasks: set[asyncio.Task[None]] = set()
-        self._healing: set[int] = set()  # nodes that are not yet what they were
-        self._calm = asyncio.Event()  # brokers may be struck
+        self._healing: set[int] = set()  # nodes that have not recovered yet
+        self._calm = asyncio.Event()  # set: brokers may be killed
         self._calm.set()
         self.broker_down = False
         self._until = time.monotonic() + seconds
@@ -76,13 +77,13 @@ class Faults:
 
     @property
     def left(self) -> list[str]:
-        """Kinds that have not been done as often as asked; none when the time is over."""
+        """Return the kinds that are not done often enough; none after the end of the time."""
         if time.monotonic() > self._until:
             return []
         return [kind for kind, count in self.wanted.items() if self.done[kind] < count]
 
     async def strike(self, via: int, *, last: bool) -> Struck | None:
-        """One fault; last: of this life, so rather one that ends it. None: nothing is left to do but to brokers."""
+        """Cause one fault; with `last` preferably one that ends the life. None: only broker faults are left."""
         kinds = [kind for kind in self.left if kind != "broker kills"]
         if not kinds:
             return None
@@ -102,11 +103,11 @@ class Faults:
         return await self._cut(owner, via, last=last)
 
     def _tell(self, what: str, leads: str, *, clean: bool = False) -> Struck:
-        self.told[what] += 1
+        self.counts[what] += 1
         return Struck(what, leads, clean)
 
     def _some_node(self, owner: int, via: int, *, last: bool) -> tuple[int, str, str]:
-        """(number, who that is, what its end leads to)."""
+        """Return (number, role, effect of its end)."""
         other = [node.number for node in self.nodes if node.number not in (owner, via)]
         if last or not other or self._choose.random() < 0.5:
             number = self._choose.choice((owner, owner, via))
@@ -135,11 +136,11 @@ class Faults:
 
     async def _start_again(self, number: int) -> None:
         await asyncio.sleep(self._choose.uniform(0.0, 1.5))
-        self.nodes.start(number, wait=False)  # here: it ends with the thread that started it
+        self.nodes.start(number, wait=False)  # not in a thread: the process ends with the thread that started it
         await asyncio.to_thread(self.nodes.wait_until_ready, number)
 
     async def _pause(self, owner: int, via: int) -> Struck:
-        """Standing still: so short that nobody misses it, or until others have what was its."""
+        """Suspend a node, either too briefly to be noticed or until other nodes have taken over."""
         number = self._choose.choice((owner, via))
         who = "the owner" if number == owner else "the node between"
         if self._choose.random() < 0.5:
@@ -162,7 +163,7 @@ class Faults:
     # -- links, clocks
 
     async def _cut(self, owner: int, via: int, *, last: bool) -> Struck:
-        """A link, for so long that it is noticed or not; in one direction or both."""
+        """Cut a link, briefly or for long, in one direction or both."""
         long = last and self._choose.random() < 0.7
         brokers = [broker.host.address for broker in self.kafka.brokers.values()]
         number, who = self._choose.choice(((owner, "the owner"), (via, "the node between")))
@@ -194,7 +195,7 @@ class Faults:
         return self._tell(f"clock of {'the owner' if number == owner else 'another'} set to {seconds:+d} s", GOES_ON)
 
     def clocks_are_right(self) -> None:
-        """From now on."""
+        """Set all clocks right."""
         for clock in self._clocks.values():
             clock.jump(0)
 
@@ -209,10 +210,10 @@ class Faults:
             self.broker_down = True
             await asyncio.to_thread(self.kafka.kill, number, how)
             self.done["broker kills"] += 1
-            self.told[f"{how.name} of a broker"] += 1
+            self.counts[f"{how.name} of a broker"] += 1
             await asyncio.sleep(self._choose.uniform(0.5, 12.0))
             self.kafka.start(number, wait=False)
-            await asyncio.to_thread(self.kafka.wait_until_there)
+            await asyncio.to_thread(self.kafka.wait_until_ready)
             await asyncio.to_thread(self.kafka.wait_until_in_sync)
             self.broker_down = False
 
@@ -229,12 +230,12 @@ class Faults:
         self._tasks.add(task)
 
     def well(self) -> list[int]:
-        """Nodes to which nothing has been done, or nothing any more."""
+        """Return the nodes that have recovered or had no fault."""
         self._failed()
         return [node.number for node in self.nodes if node.number not in self._healing]
 
     async def healthy(self) -> None:
-        """Until all nodes are there and answer. Raises: TimeoutError."""
+        """Wait until all nodes run and answer. Raises: TimeoutError."""
         async with asyncio.timeout(HEALTHY_S):
             while True:
                 if len(self.well()) == len(list(self.nodes)):
@@ -244,7 +245,7 @@ class Faults:
                 await asyncio.sleep(0.1)
 
     async def calm(self) -> None:
-        """Nodes and brokers are what they were, and brokers are left alone."""
+        """Wait until nodes and brokers have recovered, and stop killing brokers."""
         self._calm.clear()
         async with asyncio.timeout(HEALTHY_S):
             while self.broker_down:
@@ -252,12 +253,12 @@ class Faults:
                 await asyncio.sleep(0.1)
         await self.healthy()
 
-    def go_on(self) -> None:
-        """Brokers are struck again."""
+    def resume_broker_faults(self) -> None:
+        """Kill brokers again."""
         self._calm.set()
 
     async def end(self) -> None:
-        """Nothing more is done. Raises: what has ended one of the tasks."""
+        """Cause no more faults. Raises: the error that ended one of the tasks."""
         tasks = [self._brokers, *self._tasks]
         for task in tasks:
             task.cancel()
@@ -265,7 +266,7 @@ class Faults:
         self._failed()
 
     async def _owner(self) -> int:
-        """The node that serves `/`, as all of them say. Raises: TimeoutError."""
+        """Return the node that serves `/`, when all nodes agree. Raises: TimeoutError."""
         async with asyncio.timeout(HEALTHY_S):
             while True:
                 said = await asyncio.gather(*(self._owner_as(node.http) for node in self.nodes))

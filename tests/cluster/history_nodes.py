@@ -1,17 +1,17 @@
-"""The history of `tests/crash/history.py` over several nodes: its lanes, its judge, and what is otherwise here.
+"""The history of `tests/crash/history.py` over several nodes: its lanes, its judge, and the differences.
 
-A life is that of a connection of all clients, by one node, to the vhost `/`; it ends when they have been closed, or
-when a story says so, and the next begins by any node when nothing is left of it: no connection, no batch on its way.
-The end counts as a power cut does: what had not been promised need not be there though it was seen, and a settlement
-counts when it is older than AGE_S and twice the slowest confirm, since that is how long Kafka may have been away.
+A life is one connection of all clients, through one node, to the vhost `/`. It ends when all are closed or when a story
+ends it. The next life begins through any node when no connection and no unsent batch is left. The end counts as a power
+cut: unconfirmed messages may be lost even if they were seen. An ack counts if it is older than AGE_S and than twice the
+slowest confirm, because Kafka may have been away for that long.
 
-What else differs from one node:
+Other differences from one node:
 
-- A publish may be nacked; then it is not promised, and may come.
-- What was not promised at the end of a life went by another node than what is published then, and comes at any time.
-- A letter is repeated by each owner that finds it unsettled, several of them between two lives. All but the first copy
-  say so: an owner that does not know what the one before has done takes all for repeated.
-- Nodes have clocks of their own: what waits for its time may come earlier by so much as they are apart (`clock_s`).
+- A publish may be nacked; the message then may or may not arrive.
+- Messages unconfirmed at the end of a life went through another node than later ones, and may arrive at any time.
+- Each new owner repeats an unacked dead letter, so several copies may occur between two lives. All except the first are
+  flagged: an owner that does not know its predecessor's deliveries flags all as redelivered.
+- Nodes have their own clocks: timed messages may arrive early by their difference (`clock_s`).
 """
 
 from __future__ import annotations
@@ -31,38 +31,39 @@ from streams_load import POLICIES, Ask, StreamLoad
 from streams_story import KEPT_BYTES, Reader, StreamStory, body
 
 WITHOUT: Final = frozenset(("later", "kept", "numbered"))
-"""Lanes that a cluster refuses."""
+"""Lanes that a cluster does not support."""
 HEARD_S: Final = 0.3
-"""What was on its way to clients when they go is heard first."""
+"""Time to receive deliveries on their way before clients disconnect."""
 _LOGIN: Final = "Basic " + b64encode(b"guest:guest").decode()
 
 
 class NodesJudge(Judge):
-    """clock_s: so far apart nodes' clocks may be."""
+    """The judge of a cluster. clock_s: the largest difference of the nodes' clocks."""
 
     def __init__(self, clock_s: float = 0.0) -> None:
         super().__init__()
         self.clock_s += clock_s
 
     def _nacked(self, event: Event) -> None:
-        """Not promised."""
+        """Record a nack: the message is not promised."""
 
     def _unmarked_max(self, copy: Copy) -> int:
         return copy.possible if copy.passed else 1
 
     def _may_be_late(self, copy: Copy, given: Given) -> bool:
         if copy.queue == "retry" and given.returns and copy.life < self.life:
-            return True  # it was on its way to a client that had gone, came back, and has waited since
+            return True  # it was on its way to a lost client and has waited since
         return super()._may_be_late(copy, given) or (copy.life < self.life and not copy.promised_at)
 
 
 class NodesStream(StreamStory):
-    """A nack is no promise; and whoever takes a slot writes a barrier, which has an offset and is no message.
+    """The stream's account in a cluster. A nack is no promise, and each new owner writes a barrier, which has an offset
+    but is no message.
 
-    barriers: offsets below a stored one that nobody has acked, nor ever seen: none of them may show a message later.
-    uncut: below it an owner has cut, who was replaced before Kafka knew: the next one has it, and cuts it anew.
-    moved: a client has lost its connection, so the next owner may serve already who comes now. What only the one before
-    knew is not stored there; what somebody was told is written is.
+    barriers: offsets below a stored offset that were neither acked nor seen; no message may appear there later. uncut:
+    an owner cut below it and was replaced before Kafka knew; the next owner still has the messages and cuts again.
+    moved: a client lost its connection, so the next owner may already serve. Offsets known only to the former owner are
+    not stored there; reported offsets are.
     """
 
     def __init__(self) -> None:
@@ -109,14 +110,14 @@ class NodesStream(StreamStory):
 
 
 class StreamOfSetClocks(StreamLoad):
-    """Where clocks are set nothing is asked for by its time, and nothing is cut by it."""
+    """A stream load for changed clocks: it reads nothing by time, and nothing expires by time."""
 
     kinds = ("first", "last", "next", "offset")
     policies = tuple(each for each in POLICIES if "max-age" not in each)
 
 
 class NodesCrowd(Crowd):
-    """All clients of one life, by one node. broken: the first of them has lost its connection before the end."""
+    """All clients of one life, through one node. broken: one of them lost its connection early."""
 
     without = WITHOUT
 
@@ -140,7 +141,7 @@ class NodesCrowd(Crowd):
         return link
 
     async def gone(self) -> None:
-        """The end, for all of them. Raises: what has ended one of them otherwise than by its connection."""
+        """Disconnect all clients. Raises: an error of a client other than a lost connection."""
         await asyncio.sleep(HEARD_S)
         self.ended = True
         for link in self._links:
@@ -172,7 +173,7 @@ class NodesCrowd(Crowd):
         self._seed += 1
 
     async def _asked(self, verb: str, path: str, value: object) -> object:
-        """Raises: OSError when the life ends. Any other no than "not now" is a violation."""
+        """Send a job request. A refusal other than "not now" is a violation. Raises: OSError when the life ends."""
         while not self.ended and not self.broken.is_set():
             try:
                 status, answer = await request(self._http, verb, path, value)
@@ -186,7 +187,7 @@ class NodesCrowd(Crowd):
         raise OSError("the life has ended")
 
     async def _breaks(self) -> bool:
-        """Whether this was the end: a node forgets its jobs with the vhost, and says so before connections end."""
+        """Return True if this was the end of the life: a node forgets a vhost's jobs before the connections end."""
         try:
             async with asyncio.timeout(10):
                 await self.broken.wait()
@@ -195,8 +196,8 @@ class NodesCrowd(Crowd):
         return True
 
 
-def asking(http: tuple[str, int]) -> Ask:
-    """One node's HTTP API. Raises: OSError for every no."""
+def http_api(http: tuple[str, int]) -> Ask:
+    """Return a function that calls one node's HTTP API. Raises: OSError for every error status."""
 
     async def ask(verb: str, path: str, value: object) -> object:
         status, answer = await request(http, verb, path, value)
@@ -210,7 +211,9 @@ def asking(http: tuple[str, int]) -> Ask:
 async def request(
     http: tuple[str, int], verb: str, path: str, value: object, patience_s: float = 30.0
 ) -> tuple[int, Any]:
-    """(status, JSON). In this loop, so that it ends with who asks. Raises: OSError, TimeoutError too."""
+    """Send a request in this event loop, so that it ends with its caller. Return (status, JSON). Raises: OSError,
+    including TimeoutError.
+    """
     body = b"" if value is None else json.dumps(value).encode()
     head = (
         f"{verb} {path} HTTP/1.0\r\nHost: {http[0]}\r\nAuthorization: {_LOGIN}\r\n"

@@ -1,10 +1,10 @@
-"""A proxy before a broker that knows Produce requests: it lets some of them fail, each in another way in turn.
+"""A proxy before a broker that makes some Produce requests fail, each kind of fault in turn.
 
 lost request     the connection ends before the broker has it
 lost answer      the broker has it, and the connection ends
-late answer      it comes `late_s` later, and so do those behind it
-REFUSED codes    the broker does not get it: what is answered is made here
-STORED codes     the broker has stored it, and the answer says otherwise
+late answer      this answer and the following ones come `late_s` late
+REFUSED codes    the broker does not get it; the proxy answers
+STORED codes     the broker has stored it, but the answer is an error
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ STORED: Final = {"NOT_ENOUGH_REPLICAS_AFTER_APPEND": 20, "REQUEST_TIMED_OUT": 7}
 KINDS: Final = ("lost request", "lost answer", "late answer", *REFUSED, *STORED)
 
 
-class Asked(NamedTuple):
-    """A request on its way. fault: of KINDS, "": none. made: its answer, where the broker does not get it."""
+class PendingRequest(NamedTuple):
+    """A request on its way. fault: of KINDS, or "". made: the answer, if the broker does not get the request."""
 
     number: int
     fault: str
@@ -31,8 +31,8 @@ class Asked(NamedTuple):
 
 
 class FaultyProxy:
-    """Listens at `port`, passes on to `target`. every: each n-th Produce request fails, 0: none. kinds: in these
-    ways, one after the other. done: how often.
+    """Listens at `port` and forwards to `target`. every: each n-th Produce request fails; 0: none. kinds: the faults,
+    in turn. done: the count of each.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class FaultyProxy:
         ways: list[asyncio.Task[None]] = []
         try:
             to, back = await asyncio.open_connection(*self.target)
-            asked: deque[Asked] = deque()
+            pending: deque[PendingRequest] = deque()
             ways = [
-                asyncio.create_task(self._requests(reader, back, writer, asked)),
-                asyncio.create_task(self._answers(to, writer, asked)),
+                asyncio.create_task(self._requests(reader, back, writer, pending)),
+                asyncio.create_task(self._answers(to, writer, pending)),
             ]
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         except (OSError, asyncio.CancelledError):
-            pass  # the broker is away, or the test is over, and so are we
+            pass  # the broker is away, or the test and this proxy have ended
         finally:
             for way in ways:
                 way.cancel()
@@ -90,7 +90,7 @@ class FaultyProxy:
         reader: asyncio.StreamReader,
         back: asyncio.StreamWriter,
         writer: asyncio.StreamWriter,
-        asked: deque[Asked],
+        pending: deque[PendingRequest],
     ) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
@@ -100,10 +100,10 @@ class FaultyProxy:
                 if fault == "lost request":
                     return
                 if fault in REFUSED:
-                    asked.append(Asked(number, fault, _refusal(frame, REFUSED[fault])))
-                    _answer_made(asked, writer)
+                    pending.append(PendingRequest(number, fault, _refusal(frame, REFUSED[fault])))
+                    _answer_made(pending, writer)
                     continue
-                asked.append(Asked(number, fault))
+                pending.append(PendingRequest(number, fault))
                 back.write(frame)
                 await back.drain()
 
@@ -116,29 +116,31 @@ class FaultyProxy:
         self.done[fault] += 1
         return fault
 
-    async def _answers(self, to: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: deque[Asked]) -> None:
+    async def _answers(
+        self, to: asyncio.StreamReader, writer: asyncio.StreamWriter, pending: deque[PendingRequest]
+    ) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 frame = await _frame(to)
-                one = asked[0]
-                assert struct.unpack_from(">i", frame, 4)[0] == one.number, "answers come in order"
+                one = pending[0]
+                assert struct.unpack_from(">i", frame, 4)[0] == one.number, "answers must come in order"
                 if one.fault == "lost answer":
                     return
                 if one.fault == "late answer":
                     await asyncio.sleep(self.late_s)
                 if one.fault in STORED:
                     code = STORED[one.fault]
-                    frame = answered_otherwise(frame, lambda *_, code=code: (code, -1))  # type: ignore[misc]
+                    frame = changed_answer(frame, lambda *_, code=code: (code, -1))  # type: ignore[misc]
                 writer.write(frame)
-                asked.popleft()
-                _answer_made(asked, writer)
+                pending.popleft()
+                _answer_made(pending, writer)
                 await writer.drain()
 
 
-def _answer_made(asked: deque[Asked], writer: asyncio.StreamWriter) -> None:
-    """Those whose turn it is: answers keep the order of the requests."""
-    while asked and asked[0].made:
-        writer.write(asked.popleft().made)
+def _answer_made(pending: deque[PendingRequest], writer: asyncio.StreamWriter) -> None:
+    """Write the made answers whose turn it is: answers keep the order of requests."""
+    while pending and pending[0].made:
+        writer.write(pending.popleft().made)
 
 
 async def _frame(reader: asyncio.StreamReader) -> bytes:
@@ -174,7 +176,7 @@ def _out(value: int) -> bytes:
 
 
 def _refusal(request: bytes, code: int) -> bytes:
-    """The answer to that request: this code for each partition."""
+    """Build the answer to that request with this code for each partition."""
     _, version, number, client = struct.unpack_from(">hhih", request, 4)
     assert version == 9
     at = 4 + 10 + max(client, 0)
@@ -198,9 +200,9 @@ def _refusal(request: bytes, code: int) -> bytes:
     return struct.pack(">i", len(answer)) + answer
 
 
-def answered_otherwise(answer: bytes, change: Callable[[bytes, int, int, int], tuple[int, int]]) -> bytes:
-    """The same answer, but for what `change` says, which is asked with each partition's topic, number, code and first
-    offset: another code and first offset. answer: with its length before it.
+def changed_answer(answer: bytes, change: Callable[[bytes, int, int, int], tuple[int, int]]) -> bytes:
+    """Return the answer with changed codes and offsets. `change` gets each partition's topic, number, code and first
+    offset, and returns code and first offset. answer: with its length prefix.
     """
     found = bytearray(answer)
     at = 9  # size, correlation id, no tags
@@ -213,7 +215,7 @@ def answered_otherwise(answer: bytes, change: Callable[[bytes, int, int, int], t
             struct.pack_into(">hq", found, at + 4, *change(topic, number, code, offset))
             at += 4 + 2 + 24
             errors, at = _uvarint(answer, at)
-            assert errors <= 1, "a record was refused"
+            assert errors <= 1, "a single record was refused"
             text, at = _uvarint(answer, at)
             at += max(text - 1, 0)
             _, at = _uvarint(answer, at)

@@ -1,15 +1,14 @@
-"""Hosts for tests: network namespaces on one bridge, made and removed by the test that uses them. As root only.
+"""Hosts for tests: network namespaces on one bridge, created and removed by the test. Needs root.
 
     with Network(3) as network:
         network.hosts[0].prefix      # before a command: it runs on that host
-        network.hosts[0].unplug()    # nothing comes in or goes out any more
+        network.hosts[0].unplug()    # drop all traffic
         network.hosts[0].plug()
-        network.hosts[0].drop_from(network.hosts[1].address)     # what comes from there is lost; what goes there is not
+        network.hosts[0].drop_from(network.hosts[1].address)  # drop packets from there, but not to there
         network.hosts[0].drop_to(network.hosts[1].address)
         network.hosts[0].heal()
 
-This process stands on the bridge itself, with the first address. What comes from here stays on this machine: the bridge
-has no way out.
+This process is on the bridge too, with the first address. Packets stay on this machine: the bridge has no uplink.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def _ip(*arguments: str) -> None:
 
 @dataclass(frozen=True)
 class Host:
-    """A place where a program runs. name: of its namespace, "" for this machine's own network."""
+    """A place to run a program. name: of its namespace, "" for this machine's own network."""
 
     name: str
     address: str
@@ -39,27 +38,27 @@ class Host:
 
     @property
     def prefix(self) -> list[str]:
-        """What stands before a command that shall run there."""
+        """The command prefix that runs a program on this host."""
         return ["ip", "netns", "exec", self.name] if self.name else []
 
     def unplug(self) -> None:
-        """Cuts it off: what is sent is lost, nobody is told."""
+        """Cut the host off: packets are dropped silently."""
         _ip("link", "set", self.plug_name, "down")
 
     def plug(self) -> None:
-        """Undoes that."""
+        """Undo `unplug`."""
         _ip("link", "set", self.plug_name, "up")
 
     def drop_from(self, *addresses: str) -> None:
-        """What comes from there is lost; nobody is told. Needs nft."""
+        """Drop packets from these addresses silently. Needs nft."""
         self._drop("input", "saddr", addresses)
 
     def drop_to(self, *addresses: str) -> None:
-        """What goes there is lost; nobody is told. Needs nft."""
+        """Drop packets to these addresses silently. Needs nft."""
         self._drop("output", "daddr", addresses)
 
     def heal(self) -> None:
-        """Undoes both."""
+        """Undo `drop_from` and `drop_to`."""
         self._nft(f"add table inet {_TABLE}", f"delete table inet {_TABLE}")
 
     def _drop(self, hook: str, which: str, addresses: tuple[str, ...]) -> None:
@@ -79,7 +78,7 @@ class Host:
 
 
 def missing() -> str:
-    """Why there can be no such hosts here; "": there can."""
+    """Return why such hosts cannot be created here, or ""."""
     if os.geteuid() != 0:
         return "network namespaces are root's"
     if shutil.which("ip") is None:
@@ -96,7 +95,7 @@ def missing() -> str:
 
 
 class Network:
-    """A bridge and its hosts. number: 0 to 7, so that two networks of one run are apart, and those of two runs."""
+    """A bridge and its hosts. number: 0 to 7, separates two networks of one run and of two runs."""
 
     def __init__(self, count: int, number: int = 0) -> None:
         self._mark = f"{os.getpid() % 100000}{chr(ord('a') + number % 26)}"
@@ -137,5 +136,5 @@ class Network:
             *(("link", "delete", host.plug_name) for host in self.hosts),
             ("link", "delete", self._bridge),
         ):
-            # What was not made, or went with its namespace, is not there to be removed.
+            # Parts that were never created, or went with their namespace, need no removal.
             subprocess.run(["ip", *command], check=False, capture_output=True, timeout=30)

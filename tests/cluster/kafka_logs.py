@@ -1,4 +1,4 @@
-"""A local log whose batches are closed for Kafka, and what Kafka has of a partition, read in several ways."""
+"""A local log whose batches are closed for Kafka, and the contents of a Kafka partition, read in several ways."""
 
 from __future__ import annotations
 
@@ -31,48 +31,48 @@ ROUTE = RecordRoute(b"orders", b"eu.new")
 PROPERTIES = b"\x10\x00\x02"
 OUT_OF_RANGE = 1
 MAGIC_AT = 16
-"""Where the magic byte stands in a batch: what comes before is the leader's to write."""
+"""The offset of the magic byte in a batch. The leader writes the bytes before it."""
 
 Row = tuple[int, bytes | None, bytes | None, list[tuple[str, bytes]], int]
 """Offset, key, value, headers, timestamp."""
 
 
 class Logs:
-    """A data directory, whose logs are written in the caller's thread."""
+    """A data directory. Its logs are written in the caller's thread."""
 
     def __init__(self, directory: Path) -> None:
         self.storage = Storage(directory, post=lambda function, *arguments: function(*arguments), inline=True)
 
     def new(self, name: str, held: ProducerId) -> LocalLog:
-        """A log, whose batches have that producer id and epoch."""
+        """Create a log whose batches have this producer id and epoch."""
         _, log = self.storage.create_queue("v", name, "/")
         log.appender.replica = KafkaSequencer(held.producer_id, held.epoch)
         return log
 
     def turn(self) -> None:
-        """The turn ends: what was appended is written."""
+        """End the loop turn: appended messages are written."""
         self.storage.commits.end_of_turn()
 
 
 def take(log: LocalLog) -> list[ClosedBatch]:
-    """The batches that Kafka has not been given yet."""
+    """Return the batches that were not offered to Kafka yet."""
     assert log.appender.replica is not None
     return log.appender.replica.take()
 
 
 def append(log: LocalLog, *bodies: bytes, persistent: bool = True) -> None:
-    """Messages, one batch if they fit."""
+    """Append messages, in one batch if they fit."""
     for body in bodies:
         log.append_parts(ROUTE, PROPERTIES, body, persistent)
 
 
 def on_disk(directory: str | Path) -> list[bytes]:
-    """The batches in the segments of a log or of a partition of Kafka's."""
+    """Return the batches in the segments of a log or of a Kafka partition."""
     return [batch for path in sorted(Path(directory).glob("*.log")) for batch in split_batches(path.read_bytes())]
 
 
 def split_batches(data: bytes) -> list[bytes]:
-    """The batches that stand one behind the other."""
+    """Split consecutive batches."""
     found = []
     at = 0
     while at + int(HEADER_SIZE) <= len(data):
@@ -84,7 +84,7 @@ def split_batches(data: bytes) -> list[bytes]:
 
 
 class Producer:
-    """A `KafkaProducer` whose partitions can be waited for."""
+    """A `KafkaProducer` that can wait for its partitions."""
 
     def __init__(self, access: KafkaAccess, **arguments: Any) -> None:
         self.news = asyncio.Event()
@@ -113,26 +113,26 @@ class Producer:
         self.news.set()
 
     def offer(self, partition: Partition, batches: list[ClosedBatch]) -> None:
-        """Batches, which go out now."""
+        """Offer batches and send them now."""
         self.kafka.offer(partition, batches)
         self.kafka.flush()
 
     async def until(self, *partitions: Partition, timeout_s: float = 300) -> None:
-        """Until all that was offered to them is in Kafka, or something was refused."""
+        """Wait until everything offered is in Kafka, or something was refused."""
         async with asyncio.timeout(timeout_s):
             while not (self.ended or self.refused) and any(each.order for each in partitions):
                 self.news.clear()
                 await self.news.wait()
 
 
-def apart(partition: Partition) -> Partition:
-    """What is offered to it goes batch by batch, whatever is on the way."""
+def send_unmerged(partition: Partition) -> Partition:
+    """Make the partition send batch by batch, without merging."""
     partition.full_size, partition.joined_size_max = 1, 0
     return partition
 
 
 def contents(batches: list[bytes]) -> list[tuple[int, bytes]]:
-    """Offset and content of each record, from the key on, whichever batches they stand in. Not of compressed ones."""
+    """Return offset and content (from the key on) of each record, regardless of batches. Uncompressed batches only."""
     found = []
     for batch in batches:
         header = BatchHeader(batch, 0)
@@ -147,7 +147,7 @@ def contents(batches: list[bytes]) -> list[tuple[int, bytes]]:
 
 
 async def fetch(access: KafkaAccess, topic: str, partition: int, offset: int = 0, size_max: int = 1 << 20) -> Fetched:
-    """What one Fetch brings."""
+    """Return the answer to one Fetch."""
     metadata = await fetch_any_metadata(access, [topic.encode()])
     assert metadata is not None
     leader = metadata.leaders[topic.encode(), partition]
@@ -165,7 +165,7 @@ async def fetch(access: KafkaAccess, topic: str, partition: int, offset: int = 0
 
 
 async def first_offset(access: KafkaAccess, topic: str, partition: int) -> int:
-    """What is below is freed."""
+    """Return the log start offset."""
     consumer = AIOKafkaConsumer(enable_auto_commit=False, **access.aiokafka_options())
     await consumer.start()
     try:
@@ -176,12 +176,12 @@ async def first_offset(access: KafkaAccess, topic: str, partition: int) -> int:
 
 
 async def fetch_all(access: KafkaAccess, topic: str, partition: int, size_max: int = 1 << 20) -> list[bytes]:
-    """All batches of a partition."""
+    """Return all batches of a partition."""
     found: list[bytes] = []
     offset = 0
     while True:
         answer = await fetch(access, topic, partition, offset, size_max)
-        if answer.code == OUT_OF_RANGE and offset == 0:  # the front has been freed
+        if answer.code == OUT_OF_RANGE and offset == 0:  # records at the front were deleted
             offset = await first_offset(access, topic, partition)
             if offset:
                 continue
@@ -196,7 +196,7 @@ async def fetch_all(access: KafkaAccess, topic: str, partition: int, size_max: i
 
 
 def rows(records: list[Record]) -> list[Row]:
-    """Records of ours as another program reads them."""
+    """Return our records as rows, as another program reads them."""
     return [
         (
             record.offset,
@@ -210,7 +210,7 @@ def rows(records: list[Record]) -> list[Row]:
 
 
 def read_with_kafka_python(bootstrap: str, topic: str, partition: int, count: int) -> list[Row]:
-    """As its consumer gives them."""
+    """Read with kafka-python's consumer."""
     consumer = KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False)
     try:
         at = KafkaTopicPartition(topic, partition)
@@ -226,7 +226,7 @@ def read_with_kafka_python(bootstrap: str, topic: str, partition: int, count: in
 
 
 async def read_with_aiokafka(access: KafkaAccess, topic: str, partition: int, count: int) -> list[Row]:
-    """As its consumer gives them, reached by the same settings as ours."""
+    """Read with aiokafka's consumer, using the same access settings."""
     consumer = AIOKafkaConsumer(auto_offset_reset="earliest", enable_auto_commit=False, **access.aiokafka_options())
     await consumer.start()
     try:
@@ -243,7 +243,7 @@ async def read_with_aiokafka(access: KafkaAccess, topic: str, partition: int, co
 
 
 def create_topic(bootstrap: str, name: str, partitions: int = 1, copies: int = 1, **configs: str) -> None:
-    """A topic, as its queues' topics are made."""
+    """Create a topic as queues' topics are created."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
         settings = {key.replace("_", "."): value for key, value in configs.items()}
@@ -254,7 +254,7 @@ def create_topic(bootstrap: str, name: str, partitions: int = 1, copies: int = 1
 
 
 def delete_topic(bootstrap: str, name: str) -> None:
-    """By somebody who is no node."""
+    """Delete a topic, as a foreign program would."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
         admin.delete_topics([name])

@@ -1,18 +1,18 @@
-"""Apache Kafka for tests: one to three real brokers (KRaft), from jars, with small heaps, on loopback or in network
-namespaces of their own.
+"""Apache Kafka for tests: one to three real brokers (KRaft) from jars, with small heaps, on loopback or in network
+namespaces.
 
     with Kafka(directory, brokers=1) as kafka:
         kafka.bootstrap            # "127.0.0.1:41234"
         kafka.kill(1); kafka.start(1)
 
-Every broker is a controller too. A cluster is formatted, started, and there once all its brokers know each other and
-have a controller. Its processes end with this one, whatever happens to it, and are ended by their process ids.
+Every broker is also a controller. A cluster is formatted and started, and is ready once all brokers know each other
+and have a controller. Its processes end with this one in any case, and are ended by process id.
 
-Listeners of each broker: `PLAINTEXT` (also between brokers); `PROXIED`, the same under the address that is told to
-clients as that of a proxy; `SECURE`, SASL (PLAIN, SCRAM) inside TLS, where a key store is given.
+Listeners of each broker: `PLAINTEXT`, also used between brokers; `PROXIED`, which advertises the address of a proxy;
+`SECURE`, with SASL (PLAIN, SCRAM) over TLS, if a key store is given.
 
-Jars: TEST_KAFKA_JARS, else `.venv/kafka` of the sources, where `make kafka` puts them, or beside the environment that
-runs the tests. Java 17 or later: JAVA_HOME, else the path.
+Jars: TEST_KAFKA_JARS, otherwise `.venv/kafka` of the sources, where `make kafka` puts them, or beside the environment
+that runs the tests. Java 17 or later: JAVA_HOME, otherwise the PATH.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ with warnings.catch_warnings():
 ROOT = Path(__file__).resolve().parents[2]
 HEAP_MIB = 256
 START_TIMEOUT_S = 420
-"""A broker is there after 4 s on a quiet machine."""
+"""A broker starts in 4 s on a quiet machine."""
 
-_LISTENED = (15_000, 32_000)  # below what outgoing connections get (net.ipv4.ip_local_port_range)
+_LISTENED = (15_000, 32_000)  # below the ports of outgoing connections (net.ipv4.ip_local_port_range)
 _given: set[tuple[str, int]] = set()
 SMALL = (
     f"-Xmx{HEAP_MIB}m",
@@ -56,7 +56,7 @@ SMALL = (
     "-XX:TieredStopAtLevel=1",
     "-Xshare:auto",
 )
-"""What a Java of ours gets: little memory, a compiler that is soon done."""
+"""Options of a small Java program: little memory and a quick compiler."""
 AS_SHIPPED = (
     "-Xmx1G",
     "-Xms1G",
@@ -66,7 +66,7 @@ AS_SHIPPED = (
     "-XX:InitiatingHeapOccupancyPercent=35",
     "-XX:+ExplicitGCInvokesConcurrent",
 )
-"""What Kafka's own scripts (kafka-server-start.sh, kafka-run-class.sh) give a broker."""
+"""Options that Kafka's scripts (kafka-server-start.sh, kafka-run-class.sh) give a broker."""
 _QUIET = (
     "-XX:-UsePerfData",
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
@@ -75,7 +75,7 @@ _QUIET = (
 
 
 def jars() -> Path | None:
-    """The folder of Kafka's jars, if there is one."""
+    """Return the folder of Kafka's jars, or None."""
     beside = Path(sys.prefix).parent / ".venv" / "kafka"
     for place in (os.environ.get("TEST_KAFKA_JARS"), ROOT / ".venv" / "kafka", beside):
         if place and list(Path(place).glob("kafka_2.13-*.jar")):
@@ -84,13 +84,13 @@ def jars() -> Path | None:
 
 
 def spark_jars() -> list[Path]:
-    """Of Spark's Kafka source, beside Kafka's own, where `make kafka-spark` puts them."""
+    """Return the jars of Spark's Kafka source, beside Kafka's own, where `make kafka-spark` puts them."""
     found = jars()
     return sorted(found.parent.glob("kafka-spark/*.jar")) if found else []
 
 
 def java() -> str | None:
-    """The program `java`, if there is one."""
+    """Return the program `java`, or None."""
     home = os.environ.get("JAVA_HOME")
     if home and Path(home, "bin", "java").is_file():
         return str(Path(home, "bin", "java"))
@@ -98,7 +98,7 @@ def java() -> str | None:
 
 
 def missing() -> str:
-    """What a Kafka lacks here, and what brings it; "": nothing."""
+    """Return what is missing for a Kafka and how to get it, or ""."""
     if java() is None:
         return "no Java: apt install default-jre-headless"
     if jars() is None:
@@ -107,7 +107,7 @@ def missing() -> str:
 
 
 def need(lacking: str) -> None:
-    """Skips the test where something is lacking; fails it where TEST_REQUIRE_KAFKA is set."""
+    """Skip the test if something is missing, or fail it if TEST_REQUIRE_KAFKA is set."""
     if lacking and os.environ.get("TEST_REQUIRE_KAFKA"):
         pytest.fail(lacking)
     if lacking:
@@ -115,8 +115,8 @@ def need(lacking: str) -> None:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports that nobody has now, and that the kernel gives nobody by itself: whoever restarts gets his own again. None
-    comes twice in a run: whoever was given one may not have begun to listen.
+    """Return ports that are free and that the kernel does not assign by itself, so a restart gets the same port again.
+    A run never returns a port twice, because a previous caller may not have begun to listen.
     """
     sockets: list[socket.socket] = []
     try:
@@ -127,7 +127,7 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
             try:
                 sockets.append(socket.create_server((host, port)))
             except OSError:
-                continue  # somebody has it
+                continue  # the port is in use
             _given.add((host, port))
         return [each.getsockname()[1] for each in sockets]
     finally:
@@ -136,12 +136,14 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 
 def _ends_with_us() -> list[str]:
-    """What stands before a command whose process shall not outlive this one."""
+    """Return a command prefix that ends the process together with this one."""
     return ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 
 
 def run_java(main: str, *arguments: str, timeout_s: float = 120, **options: str) -> str:
-    """What a Java program of Kafka's jars prints. options: Java's system properties. Raises: CalledProcessError."""
+    """Run a Java program of Kafka's jars and return its output. options: Java system properties. Raises:
+    CalledProcessError.
+    """
     return subprocess.run(
         [*_ends_with_us(), *_java_command(main, *arguments, **options)],
         check=True,
@@ -160,7 +162,7 @@ def _java_command(main: str, *arguments: str, java_options: Sequence[str] = SMAL
 
 @dataclass(frozen=True)
 class Secure:
-    """What the listener SECURE has: a PEM file of key and certificates, and who may log in."""
+    """The listener SECURE: a PEM file with key and certificates, and the users that may log in."""
 
     key_store: Path
     users: dict[str, str]
@@ -168,7 +170,7 @@ class Secure:
 
 @dataclass
 class Broker:
-    """One of them. proxy_port: told to clients of the listener PROXIED; theirs is `proxied_port`."""
+    """One broker. proxy_port: advertised by the listener PROXIED, which listens on `proxied_port`."""
 
     number: int
     host: Host
@@ -183,19 +185,19 @@ class Broker:
 
     @property
     def address(self) -> str:
-        """Of the listener PLAINTEXT."""
+        """The address of the listener PLAINTEXT."""
         return f"{self.host.address}:{self.port}"
 
 
 def new_cluster_id() -> str:
-    """As Kafka makes them: none begins with "-", which its tools take for an option."""
+    """Return an identifier like Kafka's own. It never begins with "-", which Kafka's tools take for an option."""
     first, *others = uuid.uuid4().bytes
     return urlsafe_b64encode(bytes([first & 0x7F, *others])).decode().rstrip("=")
 
 
 class Kafka:
-    """A cluster. settings: of all brokers, besides and instead of those here. hosts: where they stand; one a broker.
-    java_options: of the brokers.
+    """A cluster. settings: broker settings that override the defaults here. hosts: one per broker. java_options: of the
+    brokers.
     """
 
     def __init__(
@@ -224,7 +226,7 @@ class Kafka:
                 self._format(self.brokers[number])
             for number in self.brokers:
                 self.start(number, wait=False)
-            self.wait_until_there()
+            self.wait_until_ready()
         except BaseException:
             self.stop()
             raise
@@ -237,7 +239,7 @@ class Kafka:
 
     @property
     def bootstrap(self) -> str:
-        """Addresses of all brokers."""
+        """The addresses of all brokers."""
         return ",".join(broker.address for broker in self.brokers.values())
 
     @property
@@ -248,8 +250,8 @@ class Kafka:
     # -- single brokers
 
     def start(self, number: int, wait: bool = True) -> None:
-        """Starts that broker, and waits until the cluster is whole. From the main thread: a broker ends with the thread
-        that started it.
+        """Start the broker and wait until the cluster is complete. Call from the main thread: a broker ends with the
+        thread that started it.
         """
         broker = self.brokers[number]
         assert broker.process is None
@@ -259,10 +261,10 @@ class Kafka:
         command = [*_ends_with_us(), *broker.host.prefix, *java_command]
         broker.process = subprocess.Popen(command, stdout=broker.log, stderr=broker.log, stdin=subprocess.DEVNULL)
         if wait:
-            self.wait_until_there()
+            self.wait_until_ready()
 
     def kill(self, number: int, how: int = signal.SIGKILL) -> None:
-        """Ends that broker by a signal."""
+        """End the broker with a signal."""
         broker = self.brokers[number]
         assert broker.process is not None and broker.log is not None
         broker.process.send_signal(how)
@@ -275,45 +277,45 @@ class Kafka:
         broker.process = broker.log = None
 
     def suspend(self, number: int) -> None:
-        """Stop that broker's process, which keeps its connections, until `resume`."""
+        """Stop the broker's process with SIGSTOP until `resume`. It keeps its connections."""
         process = self.brokers[number].process
         assert process is not None
         process.send_signal(signal.SIGSTOP)
 
     def resume(self, number: int) -> None:
-        """Let that broker's process run on."""
+        """Continue the suspended process."""
         process = self.brokers[number].process
         assert process is not None
         process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """Ends all of them: what they hold is thrown away."""
+        """End all brokers. Their data is discarded."""
         for number, broker in self.brokers.items():
             if broker.process is not None:
                 self.kill(number)
 
     # -- the cluster
 
-    def wait_until_there(self) -> None:
-        """Until the running brokers know each other. Raises: RuntimeError, with the end of a broker's log."""
+    def wait_until_ready(self) -> None:
+        """Wait until the running brokers know each other. Raises: RuntimeError, with the end of a broker's log."""
         running = [broker for broker in self.brokers.values() if broker.process is not None]
         deadline = time.monotonic() + START_TIMEOUT_S
         last: Exception | None = None
         while True:
             for broker in running:
                 if broker.process is not None and broker.process.poll() is not None:
-                    raise RuntimeError(f"Kafka's broker {broker.number} has ended:\n{self.told(broker.number)}")
+                    raise RuntimeError(f"Kafka's broker {broker.number} has ended:\n{self.log_tail(broker.number)}")
             try:
                 if self._known(running[0]) >= len(running):
                     return
             except (KafkaError, OSError) as error:
                 last = error
             if time.monotonic() > deadline:
-                raise RuntimeError(f"Kafka is not there ({last!r}):\n{self.told(running[0].number)}")
+                raise RuntimeError(f"Kafka is not there ({last!r}):\n{self.log_tail(running[0].number)}")
             time.sleep(0.2)
 
     def wait_until_in_sync(self) -> None:
-        """Until every copy of every partition has all of it: then the next broker may go. Raises: RuntimeError."""
+        """Wait until every replica is in sync, so that the next broker may stop. Raises: RuntimeError."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
@@ -323,7 +325,10 @@ class Kafka:
                     for part in topic["partitions"]
                     if len(part["isr_nodes"]) < len(part["replica_nodes"])
                 ]
-            except (KafkaError, OSError) as error:  # a busy machine's brokers may take longer than kafka-python waits
+            except (
+                KafkaError,
+                OSError,
+            ) as error:  # on a busy machine brokers may exceed the timeout
                 behind = [repr(error)]
             if not behind:
                 return
@@ -332,12 +337,12 @@ class Kafka:
             time.sleep(0.2)
 
     def in_sync(self, topic: str) -> dict[int, list[int]]:
-        """Of each of its partitions, the brokers that have all of it."""
+        """Return the in-sync brokers of each partition."""
         (described,) = self._described([topic])
         return {part["partition_index"]: part["isr_nodes"] for part in described["partitions"]}
 
     def _described(self, topics: list[str] | None = None) -> list[dict[str, Any]]:
-        """As kafka-python says it; None: all there are."""
+        """Return kafka-python's description of the topics; None: all topics."""
         admin = KafkaAdminClient(bootstrap_servers=self.bootstrap.split(","), bootstrap_timeout_ms=5000)
         try:
             found: list[dict[str, Any]] = admin.describe_topics(topics)
@@ -354,12 +359,12 @@ class Kafka:
         finally:
             admin.close()
 
-    def told(self, number: int) -> str:
-        """The end of what that broker has logged."""
+    def log_tail(self, number: int) -> str:
+        """Return the end of the broker's log."""
         return (self.brokers[number].directory / "log").read_text("utf-8", "replace")[-4000:]
 
     def until(self, condition: Callable[[], bool], timeout_s: float = 120) -> None:
-        """Waits until it holds. Raises: TimeoutError."""
+        """Wait until the condition holds. Raises: TimeoutError."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:
@@ -367,7 +372,7 @@ class Kafka:
             time.sleep(0.05)
 
     def partition_directory(self, number: int, topic: str, partition: int) -> Path:
-        """Where that broker keeps a partition."""
+        """Return the broker's directory of the partition."""
         return self.brokers[number].directory / "data" / f"{topic}-{partition}"
 
     def _format(self, broker: Broker) -> None:
@@ -393,11 +398,11 @@ class Kafka:
         in_sync = str(min(2, len(self.brokers)))
         voters = (f"{each.number}@{each.host.address}:{each.controller_port}" for each in self.brokers.values())
         listeners = {"PLAINTEXT": broker.port, "CONTROLLER": broker.controller_port, "PROXIED": broker.proxied_port}
-        told = {"PLAINTEXT": broker.port, "PROXIED": broker.proxy_port}
+        advertised = {"PLAINTEXT": broker.port, "PROXIED": broker.proxy_port}
         kinds = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT", "PROXIED": "PLAINTEXT"}
         properties: dict[str, str] = {}
         if self.secure is not None:
-            listeners["SECURE"] = told["SECURE"] = broker.secure_port
+            listeners["SECURE"] = advertised["SECURE"] = broker.secure_port
             kinds["SECURE"] = "SASL_SSL"
             properties = self._secure_properties(self.secure)
         return {
@@ -405,7 +410,7 @@ class Kafka:
             "node.id": str(broker.number),
             "controller.quorum.voters": ",".join(voters),
             "listeners": ",".join(f"{name}://{host}:{port}" for name, port in listeners.items()),
-            "advertised.listeners": ",".join(f"{name}://{host}:{port}" for name, port in told.items()),
+            "advertised.listeners": ",".join(f"{name}://{host}:{port}" for name, port in advertised.items()),
             "listener.security.protocol.map": ",".join(f"{name}:{kind}" for name, kind in kinds.items()),
             "inter.broker.listener.name": "PLAINTEXT",
             "controller.listener.names": "CONTROLLER",

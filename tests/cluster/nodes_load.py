@@ -1,11 +1,11 @@
-"""Clients of several nodes: publishers with confirms and consumers with acks, that connect to another node when theirs
-is gone, and are never lenient: what they see goes into an `Account`. They have heartbeats, as stock clients do: a node
-that stands still keeps its sockets, and who waited for it would see nothing of those who serve his vhost meanwhile.
+"""Clients of several nodes: publishers with confirms and consumers with acks. They reconnect to another node when their
+node fails, and record everything in an `Account`. They use heartbeats, as stock clients do: a suspended node keeps its
+sockets, and a client without heartbeats would wait for it.
 
     load = Load(account, addresses)
     load.publish("v", "q", rate=200); load.consume("v", "q")
-    ...                                     # kill what you like
-    await load.drain()                      # nobody publishes; everything is delivered and acked
+    ...                                     # kill nodes
+    await load.drain()                      # stop publishing; everything is delivered and acked
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from quickclient import HEARS_CANCEL, Gone, Link, Message, connect
 
 Address = tuple[str, int]
 OPEN_TIMEOUT_S: Final = 60.0
-"""A vhost that is moving lets a connection wait for half a minute, then closes it; then another node is asked."""
+"""A connection to a moving vhost waits for half a minute and is then closed; the client tries another node."""
 GREETING_S: Final = 10.0
 HEARTBEAT_S: Final = 4
 UNANSWERED_MAX: Final = 500
 _PAUSE_S: Final = 0.1
 
 
-class Served(NamedTuple):
-    """A consumer's connection: when it was opened, and when its first delivery came, 0.0 for not yet."""
+class ConsumerConnection(NamedTuple):
+    """A consumer's connection: when it was opened, and when its first delivery arrived (0.0: none yet)."""
 
     opened_at: float
     first_at: float
@@ -38,8 +38,8 @@ class Served(NamedTuple):
 
 @dataclass
 class Load:
-    """All clients of one test. addresses: of the nodes; each client begins at another one, and takes the next.
-    heartbeat_s: 0 for those who wait for their node, however long it is silent. patience_s: for any one answer.
+    """All clients of one test. addresses: the nodes; each client starts at another one and tries the next. heartbeat_s:
+    0 for clients that wait for a silent node. patience_s: the timeout of each answer.
     """
 
     account: Account
@@ -50,24 +50,24 @@ class Load:
     heartbeat_s: int = HEARTBEAT_S
     patience_s: float = OPEN_TIMEOUT_S
     closes: list[tuple[float, int, str]] = field(default_factory=list)  # when, code, text
-    served: dict[str, list[Served]] = field(default_factory=dict)
+    served: dict[str, list[ConsumerConnection]] = field(default_factory=dict)
     silences_s: dict[str, float] = field(default_factory=dict)
-    """Of each client, the longest time in which it got no delivery, or no confirm; `listen_anew` begins it."""
+    """For each client, the longest time without a delivery or confirm since `listen_anew`."""
     _heard_at: dict[str, float] = field(default_factory=dict)
     _begun: int = 0
 
     # -- who takes part
 
     def publish(self, vhost: str, queue: str, rate: float = 100.0, burst: int = 5) -> None:
-        """A publisher: so many messages a second, some at once."""
+        """Start a publisher of `rate` messages a second, `burst` at once."""
         self._run(self._publish(vhost, queue, rate, burst, self._client(vhost, queue)))
 
     def consume(self, vhost: str, queue: str, prefetch: int = 50) -> None:
-        """A consumer that acks what it is given, in groups."""
+        """Start a consumer that acks in groups."""
         self._run(self._consume(vhost, queue, prefetch, self._client(vhost, queue)))
 
     def _client(self, vhost: str, queue: str) -> str:
-        """A name for one: of `silences_s`."""
+        """Return the client's name, used in `silences_s`."""
         client = f"{vhost} {queue} {len(self.tasks)}"
         self._heard_at[client] = time.monotonic()
         return client
@@ -76,7 +76,7 @@ class Load:
         self.tasks.append(asyncio.create_task(client))
 
     async def declare(self, vhost: str, *queues: str, table: bytes = b"\x00\x00\x00\x00") -> None:
-        """Durable queues, by whichever node answers."""
+        """Declare durable queues through the first node that answers."""
         async with asyncio.timeout(180):
             while True:
                 try:
@@ -89,7 +89,7 @@ class Load:
                     await asyncio.sleep(_PAUSE_S)
 
     async def _connect(self, vhost: str) -> Link:
-        """To the next of the nodes that lets us in. Raises: nothing but what cancels it."""
+        """Connect to the next node that accepts. Never raises, except when cancelled."""
         while True:
             self._begun += 1
             host, port = self.addresses[self._begun % len(self.addresses)]
@@ -119,29 +119,29 @@ class Load:
         self.closes.append((time.monotonic(), link.close_code, link.why))
         self._leave(link)
 
-    def listen_anew(self) -> None:
-        """What is in `silences_s` begins now."""
+    def reset_silences(self) -> None:
+        """Reset `silences_s`."""
         self.silences_s = dict.fromkeys(self._heard_at, 0.0)
         self._heard_at = dict.fromkeys(self._heard_at, time.monotonic())
 
     def silent_s(self, vhosts: Sequence[str]) -> float:
-        """The longest silence of a client of these vhosts, one that lasts among them."""
+        """Return the longest silence of a client of these vhosts, including a current one."""
         now = time.monotonic()
         of = [client for client in self._heard_at if client.split()[0] in vhosts]
         return max(max(self.silences_s.get(each, 0.0), now - self._heard_at[each]) for each in of)
 
-    def all_heard_since(self, at: float, vhosts: Sequence[str]) -> bool:
-        """Whether each client of these vhosts has got a delivery, or a confirm, since then."""
+    def all_received_since(self, at: float, vhosts: Sequence[str]) -> bool:
+        """Return True if each client of these vhosts has received a delivery or confirm since then."""
         return all(heard > at for client, heard in self._heard_at.items() if client.split()[0] in vhosts)
 
-    def _hears(self, client: str) -> None:
+    def _note_activity(self, client: str) -> None:
         now = time.monotonic()
         self.silences_s[client] = max(self.silences_s.get(client, 0.0), now - self._heard_at[client])
         self._heard_at[client] = now
 
     def first_since(self, queue: str, since: float) -> float:
-        """When the first delivery came over a connection that was opened after `since`; 0.0: none yet. Some of them see
-        none: a node that is cut off lets clients in until it knows that it has lost the vhost.
+        """Return the time of the first delivery over a connection opened after `since`, or 0.0. A connection may see
+        none: a cut-off node accepts clients until it knows that it lost the vhost.
         """
         later = (each.first_at for each in self.served.get(queue, ()) if each.opened_at > since)
         return next((at for at in later if at), 0.0)
@@ -163,8 +163,8 @@ class Load:
     def _confirms(self, session: Session, client: str) -> Callable[[int, bool, bool], None]:
         def confirmed(tag: int, multiple: bool, acked: bool) -> None:
             if acked:
-                self._hears(client)
-            self.account.answered(session, tag, multiple, acked)
+                self._note_activity(client)
+            self.account.record_confirm(session, tag, multiple, acked)
 
         return confirmed
 
@@ -178,7 +178,7 @@ class Load:
         await self._answers(link, session, 0)
 
     async def _answers(self, link: Link, session: Session, count_max: int) -> None:
-        """Until no more than so many are not answered. Raises: Gone."""
+        """Wait until at most `count_max` messages are unanswered. Raises: Gone."""
         while self.account.unanswered(session) > count_max:
             await link.writable()
             await asyncio.sleep(0.01)
@@ -197,14 +197,14 @@ class Load:
         account = self.account
         waiting: list[tuple[int, Name]] = []
         served = self.served.setdefault(queue, [])
-        served.append(Served(time.monotonic(), 0.0))
+        served.append(ConsumerConnection(time.monotonic(), 0.0))
         cancelled = asyncio.Event()
 
         def delivered(message: Message) -> None:
-            self._hears(client)
+            self._note_activity(client)
             if not served[-1].first_at:
                 served[-1] = served[-1]._replace(first_at=time.monotonic())
-            name = account.delivered(queue, message.properties, message.body, message.redelivered)
+            name = account.record_delivery(queue, message.properties, message.body, message.redelivered)
             waiting.append((message.tag, name))
 
         link.on_deliver = delivered
@@ -214,12 +214,12 @@ class Load:
         while not link.gone.is_set() and not cancelled.is_set():
             if waiting:
                 for _, name in waiting:
-                    account.acked(queue, name)
+                    account.record_ack(queue, name)
                 link.ack(waiting[-1][0], multiple=True)
                 names = [name for _, name in waiting]
                 waiting.clear()
-                await link.qos(prefetch)  # answered behind the ack
-                account.heard(queue, names)
+                await link.qos(prefetch)  # answered after the ack
+                account.record_ack_read(queue, names)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.01):
                     await link.gone.wait()
@@ -227,14 +227,14 @@ class Load:
     # -- the end
 
     async def stop_publishing(self, timeout_s: float = 300.0) -> None:
-        """Each publisher hears the last of its answers, or is cut off."""
+        """Stop publishing. Each publisher waits for its last confirms or for the end of its connection."""
         self.publishing = False
         publishers = [task for task in self.tasks if "_publish" in repr(task.get_coro())]
         async with asyncio.timeout(timeout_s):
             await asyncio.gather(*publishers)
 
     async def drain(self, timeout_s: float = 300.0) -> None:
-        """Until all that was confirmed has come, and nothing comes any more; then all leave."""
+        """Wait until every confirmed message is delivered and nothing more arrives, then disconnect."""
         try:
             await self.stop_publishing(timeout_s)
             async with asyncio.timeout(timeout_s):
@@ -245,12 +245,12 @@ class Load:
                     after = self.account.repeats(), sum(map(len, self.account.seen.values()))
                     quiet = quiet + 1 if before == after and not self.account.missing() else 0
         except TimeoutError:
-            pass  # the judge says what is missing
+            pass  # the account reports what is missing
         finally:
             await self.leave()
 
     async def leave(self) -> None:
-        """All clients go. Raises: what has ended one of them by itself."""
+        """Disconnect all clients. Raises: the error that ended one of them."""
         for task in self.tasks:
             task.cancel()
         ends = await asyncio.gather(*self.tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What stands in a cluster's `meta`, read by kafka-python: who owns which slot, without asking any node."""
+"""The contents of a cluster's `meta` topic, read with kafka-python: slot owners, without asking a node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ with warnings.catch_warnings():
 
 
 class Meta:
-    """Of one cluster. Each question reads on from where the last one ended. `close` it."""
+    """The records of one cluster. Each query reads new records first. Must be closed."""
 
     def __init__(self, bootstrap: str, cluster: str) -> None:
         self.topic = f"amqpd.{cluster}.meta"
@@ -26,7 +26,7 @@ class Meta:
         self._consumer.close()
 
     def read(self) -> None:
-        """All there is now."""
+        """Read all records up to now."""
         consumer = self._consumer
         if not self._assigned:
             found = consumer.partitions_for_topic(self.topic) or set()
@@ -44,7 +44,7 @@ class Meta:
                         self.rows[place.partition, key] = None if record.value is None else json.loads(record.value)
 
     def slot_of(self, vhost: str) -> int | None:
-        """None: it has none yet."""
+        """Return the slot, or None if it has none yet."""
         self.read()
         for (partition, key), value in self.rows.items():
             if partition == 0 and value is not None and _same(key, ["vhost-slot", vhost]):
@@ -52,7 +52,7 @@ class Meta:
         return None
 
     def owner_of(self, vhost: str) -> str | None:
-        """The name of the node that has said last that it serves it; None: nobody yet."""
+        """Return the node that announced last that it serves the vhost, or None."""
         slot = self.slot_of(vhost)
         for (partition, key), value in self.rows.items():
             if partition == slot and value is not None and _same(key, ["owner", slot]):
@@ -60,7 +60,7 @@ class Meta:
         return None
 
     def vhosts(self) -> dict[str, str]:
-        """Vhost -> the node that has said last that it serves it; without those that nobody does."""
+        """Map each served vhost to the node that announced last that it serves it."""
         owners = self.owners()
         found = {}
         for (partition, key), value in self.rows.items():
@@ -72,7 +72,7 @@ class Meta:
         return found
 
     def owners(self) -> dict[int, str]:
-        """Slot -> node, as announced last."""
+        """Map each slot to the node that announced it last."""
         self.read()
         return {
             partition: value["node"]
@@ -89,4 +89,4 @@ def _parsed(key: str) -> Any:
     try:
         return json.loads(key)
     except ValueError:
-        return None  # a barrier's
+        return None  # a barrier's key

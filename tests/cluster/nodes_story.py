@@ -1,6 +1,6 @@
-"""What the acceptance tests of several nodes share: a cluster under load, what is done to it, and what must hold then.
+"""Shared parts of the acceptance tests with several nodes: a cluster under load, faults, and checks.
 
-A story runs with counts for CI, or with the whole of them (TEST_CLUSTER_LONG=1, `make cluster-test`).
+Counts are small in CI and complete with TEST_CLUSTER_LONG=1 (`make cluster-test`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from amqpd.storage.log.batch import BatchHeader
 LONG: Final = bool(os.environ.get("TEST_CLUSTER_LONG"))
 VHOSTS: Final = ("red", "green", "blue")
 PATIENCE_S: Final = 300.0
-"""How long all that was confirmed may take to come, once nobody publishes any more."""
+"""How long the delivery of all confirmed messages may take after publishing stops."""
 SERVED_S_MAX: Final = 15.0
 SERVED_S_MEDIAN: Final = 12.0
 QUIET_MACHINE: Final = LONG or not os.environ.get("CI")
-"""Whether seconds are judged: CI's machines are shared, and counts do not depend on them."""
+"""True if times are judged. CI machines are shared, so only counts are judged there."""
 
 
 def count(ci: int, whole: int) -> int:
-    """So many times."""
+    """Return the count for CI, or the whole count in a long run."""
     return whole if LONG else ci
 
 
@@ -50,12 +50,10 @@ async def loaded(
     patience_s: float = PATIENCE_S,
     load: Load | None = None,
 ) -> AsyncIterator[Load]:
-    """Each vhost has a queue of its own name, its publishers and a consumer. At the end all is drained, for which there
-    are `patience_s`, and judged.
+    """Give each vhost a queue of its name, publishers and a consumer. At the end drain within `patience_s`, and judge.
 
-    unread: each vhost has a queue more, which nobody reads before the end. What a consumer gets may come from the
-    owner's memory: it shows that a message was routed, and nothing of whether Kafka has it. load: with other clients
-    than any.
+    unread: each vhost has one more queue that is read only at the end. Deliveries to a consumer may come from the
+    owner's memory, so they do not prove that Kafka has the messages. load: use these clients.
     """
     for vhost in vhosts:
         await asyncio.to_thread(nodes.add_vhost, vhost)
@@ -71,20 +69,22 @@ async def loaded(
             await load.declare(vhost, f"{vhost}.unread")
             load.publish(vhost, f"{vhost}.unread", rate)
     try:
-        await flowing(load, vhosts)
+        await wait_until_flowing(load, vhosts)
         yield load
         for vhost in vhosts if unread else ():
             load.consume(vhost, f"{vhost}.unread")
         await load.drain(patience_s)
     finally:
         await load.leave()
-    print(load.account.told())
+    print(load.account.summary())
     load.account.judge()
 
 
-async def served(load: Load, queues: Sequence[str], since: float, timeout_s: float = 120.0) -> dict[str, float]:
-    """Until each of them has delivered something over a connection that was opened after `since`: how many seconds
-    that was. Raises: AssertionError.
+async def wait_until_served(
+    load: Load, queues: Sequence[str], since: float, timeout_s: float = 120.0
+) -> dict[str, float]:
+    """Wait until each queue delivers over a connection opened after `since`. Return the seconds of each. Raises:
+    AssertionError.
     """
     deadline = time.monotonic() + timeout_s
     found: dict[str, float] = {}
@@ -94,34 +94,34 @@ async def served(load: Load, queues: Sequence[str], since: float, timeout_s: flo
             if at and queue not in found:
                 found[queue] = at - since
         missing = [queue for queue in queues if queue not in found]
-        assert time.monotonic() < deadline, f"{missing} are not served within {timeout_s:g} s; {load.account.told()}"
+        assert time.monotonic() < deadline, f"{missing} are not served within {timeout_s:g} s; {load.account.summary()}"
         await asyncio.sleep(0.02)
     return found
 
 
-async def flowing(load: Load, queues: Sequence[str], timeout_s: float = 120.0) -> None:
-    """Until each of them has delivered something published from now on."""
-    await _go_on(load, load.account.newest_at, queues, timeout_s)
+async def wait_until_flowing(load: Load, queues: Sequence[str], timeout_s: float = 120.0) -> None:
+    """Wait until each queue delivers a message published from now on."""
+    await _wait_for_progress(load, load.account.newest_at, queues, timeout_s)
 
 
-async def confirming(load: Load, queues: Sequence[str], timeout_s: float = 120.0) -> None:
-    """The same of confirms: what is delivered may come from its owner's memory, whatever Kafka does."""
-    await _go_on(load, load.account.newest_confirmed_at, queues, timeout_s)
+async def wait_until_confirming(load: Load, queues: Sequence[str], timeout_s: float = 120.0) -> None:
+    """Wait for confirms instead: deliveries may come from the owner's memory even if Kafka fails."""
+    await _wait_for_progress(load, load.account.newest_confirmed_at, queues, timeout_s)
 
 
-async def _go_on(load: Load, newest_at: dict[str, float], queues: Sequence[str], timeout_s: float) -> None:
+async def _wait_for_progress(load: Load, newest_at: dict[str, float], queues: Sequence[str], timeout_s: float) -> None:
     since = time.monotonic()
     deadline = since + timeout_s
     while True:
         missing = [queue for queue in queues if newest_at.get(queue, 0.0) < since]
         if not missing:
             return
-        assert time.monotonic() < deadline, f"{missing} do not flow; {load.account.told()}"
+        assert time.monotonic() < deadline, f"{missing} do not flow; {load.account.summary()}"
         await asyncio.sleep(0.02)
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
-    """Waits until it holds. Raises: TimeoutError."""
+    """Wait until the condition holds. Raises: TimeoutError."""
     async with asyncio.timeout(timeout_s):
         while True:
             if condition():
@@ -129,35 +129,35 @@ async def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None
             await asyncio.sleep(0.05)
 
 
-async def started(nodes: Nodes, number: int) -> None:
-    """That node runs again."""
-    nodes.start(number, wait=False)  # here: it ends with the thread that started it
+async def start_and_wait(nodes: Nodes, number: int) -> None:
+    """Start the node again and wait until it is ready."""
+    nodes.start(number, wait=False)  # not in a thread: the process ends with the thread that started it
     await asyncio.to_thread(nodes.wait_until_ready, number)
 
 
 async def owner_of(nodes: Nodes, vhost: str) -> int:
-    """The number of the node that serves it. Raises: NodeFailed."""
+    """Return the number of the node that serves the vhost. Raises: NodeFailed."""
     return await asyncio.to_thread(nodes.owner_of, vhost)
 
 
 async def owners_of(nodes: Nodes, vhosts: Sequence[str] = VHOSTS) -> dict[str, int]:
-    """Of each."""
+    """Return the owners of the vhosts."""
     return {vhost: await owner_of(nodes, vhost) for vhost in vhosts}
 
 
 def judge_times(what: str, times: Sequence[float], most: float = SERVED_S_MAX, middle: float = SERVED_S_MEDIAN) -> None:
-    """Tells them, and holds them against what is promised where the machine is quiet."""
+    """Print the times, and compare them with the limits on a quiet machine."""
     print(f"{what}: {len(times)} times, median {median(times):.1f} s, at most {max(times):.1f} s")
     if QUIET_MACHINE:
         assert max(times) <= most, times
         assert median(times) <= middle, times
 
 
-# -- what stands in Kafka
+# -- Kafka's contents
 
 
 async def topics_of(access: KafkaAccess, cluster: str) -> dict[str, int]:
-    """The cluster's topics, and how many partitions each has."""
+    """Return the cluster's topics and their numbers of partitions."""
     from aiokafka.admin import AIOKafkaAdminClient
 
     admin = AIOKafkaAdminClient(**access.aiokafka_options())
@@ -170,9 +170,9 @@ async def topics_of(access: KafkaAccess, cluster: str) -> dict[str, int]:
     return {each["topic"]: len(each["partitions"]) for each in found if each["topic"].startswith(prefix)}
 
 
-async def epochs_never_fall(access: KafkaAccess, cluster: str) -> dict[tuple[str, int], int]:
-    """In every partition of the cluster: who has a later epoch has come for good, and the first thing that he wrote is
-    his barrier. Returns how many barriers each has. Raises: AssertionError.
+async def check_epochs_never_fall(access: KafkaAccess, cluster: str) -> dict[tuple[str, int], int]:
+    """Check that in every partition epochs never decrease and each epoch begins with its barrier. Return the number of
+    barriers of each partition. Raises: AssertionError.
     """
     barriers: dict[tuple[str, int], int] = {}
     for topic, partitions in (await topics_of(access, cluster)).items():
@@ -189,7 +189,7 @@ async def epochs_never_fall(access: KafkaAccess, cluster: str) -> dict[tuple[str
                     assert producer not in seen, f"{topic} {number} at {at}: producer {producer} came back"
                     seen.add(producer)
                 if last != (-1, -1) and (producer, epoch) != last and not topic.endswith((".meta", ".settled")):
-                    # compacted topics keep the last barrier only
+                    # compacted topics keep only the last barrier
                     assert HEADER in batch, f"{topic} {number} at {at}: epoch {epoch} begins without a barrier"
                 barriers[topic, number] = barriers.get((topic, number), 0) + (HEADER in batch)
                 last = (producer, epoch)
@@ -197,14 +197,14 @@ async def epochs_never_fall(access: KafkaAccess, cluster: str) -> dict[tuple[str
 
 
 async def leaders(access: KafkaAccess, topic: str) -> dict[int, int]:
-    """Partition -> the broker that leads it."""
+    """Map each partition to its leader."""
     metadata = await fetch_any_metadata(access, [topic.encode()])
     assert metadata is not None
     return {int(number): int(leader) for (_, number), leader in metadata.leaders.items()}
 
 
 def note(name: str, **figures: object) -> None:
-    """Figures of a long run, a line of JSON each, into the file that TEST_CLUSTER_FIGURES names; shown always."""
+    """Print figures of a long run and append them as a JSON line to the file named by TEST_CLUSTER_FIGURES."""
     line = json.dumps({"test": name, **figures})
     print(line)
     if os.environ.get("TEST_CLUSTER_FIGURES"):

@@ -1,8 +1,8 @@
-"""amqpd with a fault, or with another clock than real ones have: a node's program for tests that must go red with it.
+"""amqpd with a planted fault or a changed clock: the program of a node for tests that must fail with the fault.
 
     python tests/cluster/planted.py FAULT[,FAULT] [--setting=value ...]
 
-Faults are planted here, from outside: amqpd has no switch for one. All of what is replaced is interpreted.
+Faults are patched in here from outside; amqpd has no switch for them. All replaced code is interpreted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KINDS_MAX: Final = 128
 
 
 def confirm_early() -> None:
-    """What is in the node's own log is confirmed, and goes to Kafka half a second later."""
+    """Confirm as soon as a message is in the node's own log; send it to Kafka half a second later."""
 
     def offered(self: SlotLogs, log: Any) -> None:
         batches = log.take_batches()
@@ -53,7 +53,7 @@ def confirm_early() -> None:
 
 
 def no_relay() -> None:
-    """No client is taken to the node that serves its vhost."""
+    """Do not proxy clients to the node that serves their vhost."""
 
     async def joined(self: ConnectionProxy, handover: Any, node: Any) -> None:
         raise PeerUnreachable(f"node {node.name} is not asked")
@@ -62,8 +62,8 @@ def no_relay() -> None:
 
 
 def refused_is_stored() -> None:
-    """A Produce request that Kafka refuses, for too few of its copies are there, is taken for stored."""
-    from kafka_faults import REFUSED, answered_otherwise
+    """Take a Produce request refused for too few replicas as stored."""
+    from kafka_faults import REFUSED, changed_answer
 
     answered = KafkaProducer._answered
 
@@ -75,14 +75,14 @@ def refused_is_stored() -> None:
             return 0, int(call.offered[at].batch.base_offset)
 
         if data is not None:
-            data = answered_otherwise(len(data).to_bytes(4, "big") + data, stored)[4:]
+            data = changed_answer(len(data).to_bytes(4, "big") + data, stored)[4:]
         answered(self, call, sent_s, data)
 
     KafkaProducer._answered = believed  # type: ignore[method-assign]
 
 
 def no_barrier() -> None:
-    """Whoever takes a slot writes no barrier to its queues' partitions: he asks where they end, and begins there."""
+    """Take a slot over without writing barriers to its queues' partitions: continue at their current ends."""
     from kafka_logs import fetch
 
     unfenced: set[Any] = set()
@@ -113,7 +113,7 @@ def no_barrier() -> None:
 
 
 def no_old_barrier() -> None:
-    """Where Kafka gives out another producer id, the barrier is written under that one alone."""
+    """If Kafka assigns another producer id, write the barrier only under the new id."""
     fence_queues, take_over = SlotOwnership._fence_queues, ownership.take_over
 
     async def fenced(
@@ -129,7 +129,7 @@ def no_old_barrier() -> None:
 
 
 def no_settlements() -> None:
-    """What consumers have acked is not told to Kafka."""
+    """Do not send consumers' acks to Kafka."""
 
     def dropped(self: SlotLogs) -> None:
         self._records = []
@@ -138,7 +138,7 @@ def no_settlements() -> None:
 
 
 def old_place() -> None:
-    """A new queue begins where its partition does, and a deleted one's messages stay."""
+    """Place a new queue at the start of a reused partition, and keep the deleted queue's messages."""
     placement.LogPosition = lambda topic, number, _: LogPosition(topic, number, 0)  # type: ignore[assignment,misc]
 
     async def kept(self: TopicAdmin, name: str, before: Any) -> dict[int, int]:
@@ -148,27 +148,27 @@ def old_place() -> None:
 
 
 def fast_keep_alive() -> None:
-    """No fault: what is hourly comes each second."""
+    """No fault: send keep-alive records each second instead of hourly."""
     node.KEEP_ALIVE_S = 1.0  # type: ignore[misc]
     node.UPKEEP_S = 1.0  # type: ignore[misc]
 
 
 def no_keep_alive() -> None:
-    """The hourly record is left out."""
+    """Send no keep-alive records."""
 
     def left_out(self: SlotOwnership, owned: Any) -> None:
-        """Nothing is written."""
+        """Write no record."""
 
     SlotOwnership.keep_alive = left_out  # type: ignore[method-assign]
 
 
 def short_poll() -> None:
-    """No fault: Kafka's library lets a member go that is not polled for 10 s."""
+    """No fault: aiokafka drops a member that is not polled for 10 s."""
     group.MAX_POLL_INTERVAL_S = 10.0  # type: ignore[misc]
 
 
 def no_poll() -> None:
-    """The group is joined, and not polled any more."""
+    """Join the group but never poll."""
 
     async def never(self: group.GroupMembership) -> None:
         await asyncio.Event().wait()
@@ -177,7 +177,7 @@ def no_poll() -> None:
 
 
 def count_requests() -> None:
-    """No fault: how many requests of each kind go to Kafka stands in the file REQUESTS beside the data directory."""
+    """No fault: count requests to Kafka by kind in the file REQUESTS beside the data directory."""
     from aiokafka.conn import AIOKafkaConnection
 
     named = next(each.partition("=")[2] for each in sys.argv if each.startswith("--data-dir="))
@@ -204,7 +204,7 @@ def count_requests() -> None:
 
 
 def requests_of(directory: Path) -> Counter[int]:
-    """What a node of that directory has asked Kafka, by the number of Kafka's protocol."""
+    """Return the counts of a node's requests to Kafka, by API key."""
     with (directory / REQUESTS).open("rb") as file:
         counts = memoryview(file.read()).cast("Q")
     return Counter({kind: number for kind, number in enumerate(counts) if number})

@@ -1,10 +1,10 @@
-"""`make cluster-run`: three nodes over three brokers of Kafka on this machine, and clients that outlive their deaths.
+"""`make cluster-run`: three nodes over three Kafka brokers on this machine, and clients that survive kills.
 
     python tests/cluster/run.py [--directory DIR] [--seconds N] [--vhosts a,b,c] [--quiet]
 
-It shows where everything listens and its process ids, then a line a second: what was confirmed and delivered, what is
-missing, who serves which vhost. Kill what you like (`kill -9 PID`); what has ended is started again after 20 s. Ctrl-C
-ends all of it; without --directory nothing is left behind.
+It prints all addresses and process ids, then one line a second: confirmed, delivered and missing messages, and the node
+of each vhost. Kill any process (`kill -9 PID`); it is restarted after 20 s. Ctrl-C ends everything; without --directory
+nothing is left behind.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RATE: Final = 50.0
 
 
 def usual_ports() -> list[tuple[int, ...]]:
-    """5672 and its neighbours, where all of them are free; else none, and free ones are taken."""
+    """Return 5672 and its neighbours if all are free, else nothing, so that free ports are used."""
     found = [tuple(port + number for port in PORTS) for number in range(NODES)]
     for port in (port for ports in found for port in ports):
         try:
@@ -48,7 +48,7 @@ def usual_ports() -> list[tuple[int, ...]]:
 
 
 class Run:
-    """One cluster, looked after until it is to end."""
+    """One cluster, supervised until its end."""
 
     def __init__(self, nodes: Nodes, kafka: Kafka, vhosts: Sequence[str], quiet: bool) -> None:
         self.nodes = nodes
@@ -59,7 +59,7 @@ class Run:
         self._ended: dict[str, float] = {}
 
     def show(self) -> None:
-        """Where everything is."""
+        """Print all addresses."""
         for number, broker in self.kafka.brokers.items():
             assert broker.process is not None
             print(f"kafka-{number}    {broker.address:<24}                              pid {broker.process.pid}")
@@ -70,7 +70,7 @@ class Run:
         print(flush=True)
 
     async def go(self, seconds: float) -> None:
-        """Until then, or until somebody ends it. Raises: AssertionError where something confirmed is missing then."""
+        """Run for that time or until interrupted. Raises: AssertionError if a confirmed message is missing."""
         for vhost in self.vhosts:
             await asyncio.to_thread(self.nodes.add_vhost, vhost)
             await self.load.declare(vhost, vhost)
@@ -91,7 +91,7 @@ class Run:
             await self.load.drain(60.0)
         finally:
             await self.load.leave()
-        print(self.load.account.told(), flush=True)
+        print(self.load.account.summary(), flush=True)
         self.load.account.judge()
 
     async def _look(self) -> None:
@@ -115,7 +115,7 @@ class Run:
                 start()
 
     def _parts(self) -> list[tuple[str, bool, Callable[[], None]]]:
-        """Everything that runs: its name, whether it has ended, and what starts it again."""
+        """Return each process: its name, whether it has ended, and the function that restarts it."""
         found: list[tuple[str, bool, Callable[[], None]]] = []
         for number, broker in self.kafka.brokers.items():
             ended = broker.process is not None and broker.process.poll() is not None
@@ -124,19 +124,19 @@ class Run:
         return found
 
     def _start_broker(self, number: int) -> None:
-        self.kafka.kill(number)  # what is left of it
+        self.kafka.kill(number)  # ends remains of the process
         self.kafka.start(number, wait=False)
         print(f"kafka-{number} is started again: pid {self.kafka.brokers[number].process.pid}", flush=True)  # type: ignore[union-attr]
 
     def _start_node(self, number: int) -> None:
         node = self.nodes[number]
-        node.end(signal.SIGKILL, 10)  # what is left of it
+        node.end(signal.SIGKILL, 10)  # ends remains of the process
         self.nodes.start(number, wait=False)
         print(f"{node.name} is started again: pid {node.process.pid}", flush=True)  # type: ignore[union-attr]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The program."""
+    """Run the program."""
     parser = argparse.ArgumentParser(prog="make cluster-run", description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
     parser.add_argument("--directory", type=Path, help="where data and logs go; a temporary one, removed at the end")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="ends by itself after that time")

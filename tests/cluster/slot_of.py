@@ -1,4 +1,4 @@
-"""One owner of a slot over a Kafka, a real one or `fake_kafka`: what it has taken over, its rows, its places."""
+"""One owner of a slot over a real Kafka or `fake_kafka`: its rows and the partitions of its queues."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def topic_name(vhost_id: str) -> str:
 
 
 class FakeTopics:
-    """Kafka's administration over a `FakeKafka`; `failing` has what the next calls raise. marks: of queues' own."""
+    """Kafka administration over a `FakeKafka`. failing: errors that the next calls raise. marks: of dedicated
+    topics.
+    """
 
     def __init__(self, kafka: FakeKafka) -> None:
         self.kafka = kafka
@@ -71,7 +73,7 @@ class FakeTopics:
             self.kafka.topics.pop(name, None)
 
     def lost_dedicated(self, marks: Mapping[str, int]) -> dict[str, str]:
-        """As `TopicAdmin` tells it."""
+        """Return what `TopicAdmin.lost_dedicated` returns."""
         return {
             name: "its topic is gone"
             for name, mark in marks.items()
@@ -84,7 +86,7 @@ class FakeTopics:
 
 
 class Slot:
-    """Whoever takes a slot over. number: its. vhosts: of it, by name."""
+    """An owner of a slot. number: the slot. vhosts: the slot's vhosts."""
 
     def __init__(
         self,
@@ -118,7 +120,7 @@ class Slot:
         return f"amqpd.shop.slot{self.number}"
 
     async def take(self) -> Slot:
-        """Barriers, rows, places."""
+        """Take the slot over: write barriers, read rows, find the queues' partitions."""
         brokers = PartitionLeaders(self.access)
         meta = self.producer.open(META, self.number, UNKNOWN)
         settled = self.producer.open(SETTLED, self.number, UNKNOWN)
@@ -167,13 +169,13 @@ class Slot:
         self.rows.fail(text)
 
     def submit(self, *changes: SlotChange) -> list[BaseException | None]:
-        """What `done` is called with."""
+        """Submit changes. Return a list that gets the argument of `done`."""
         answers: list[BaseException | None] = []
         self.rows.submit(changes, answers.append)
         return answers
 
     async def close(self) -> None:
-        """It is given up, as by who crashes."""
+        """End without giving the slot up, like a crash."""
         self.rows.fail("closed")
         await self.placement.close()
         await self.logs.close()
@@ -182,7 +184,7 @@ class Slot:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Until it holds."""
+    """Wait until the condition holds."""
     async with asyncio.timeout(300):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.002)
@@ -192,18 +194,18 @@ VHOST = VhostRow("/", "v" * 32)
 OTHER = VhostRow("shop", "w" * 32)
 TOPIC = topic_name(VHOST.id)
 Take = Callable[..., Awaitable[Slot]]
-"""Another owner of the slot: `Slot`'s options."""
+"""Creates another owner of the slot, with the options of `Slot`."""
 
 
 def queue(number: int, vhost: str = "/", **columns: Any) -> QueueRow:
     return QueueRow(vhost, f"q{number}", columns.pop("id", f"{number:032x}"), **columns)
 
 
-def held(slot: Slot) -> set[tuple[str, object]]:
+def rows_and_places(slot: Slot) -> set[tuple[str, object]]:
     rows = {(type(row).__name__, row) for table in TABLES for row in slot.rows.table.rows(table.row)}
     return rows | {("note", (key, tuple(sorted(note.items())))) for key, note in slot.rows.table.notes.items()}
 
 
-async def answered(answers: list[BaseException | None], count: int = 1) -> list[BaseException | None]:
+async def wait_for_answers(answers: list[BaseException | None], count: int = 1) -> list[BaseException | None]:
     await until(lambda: len(answers) >= count)
     return answers

@@ -1,8 +1,8 @@
-"""A TCP proxy that ends its connections where a test wants it: after so many bytes, in either direction.
+"""A TCP proxy that resets its connections after a given number of bytes in either direction.
 
-Bytes are counted over all connections since `begin`, each direction by itself. At a cut what belongs before it is
-passed on, and both sides are reset; connections that come later are passed on as if nothing had been, up to the next
-cut. `hold` lets those that there are pass nothing more, and nobody is told.
+Bytes are counted over all connections since `begin`, per direction. At a cut the bytes before it are forwarded and both
+sides are reset. Later connections work until the next cut. `hold` makes existing connections forward nothing, without
+closing them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FROM_BROKER = "from the broker"
 
 
 class TcpProxy:
-    """Listens at `port`, passes on to `target`. passed: bytes in each direction. cuts: so many connections were."""
+    """Listens at `port` and forwards to `target`. passed: bytes in each direction. cuts: the number of cuts."""
 
     def __init__(self, port: int, target: tuple[str, int]) -> None:
         self.port = port
@@ -40,13 +40,13 @@ class TcpProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def begin(self, to_broker: list[int] | None = None, from_broker: list[int] | None = None) -> None:
-        """Counts from 0 again, and cuts after so many bytes in that direction; each point once."""
+        """Reset the counters, and cut once at each of these byte counts."""
         self.passed = {TO_BROKER: 0, FROM_BROKER: 0}
         self._points = {TO_BROKER: sorted(to_broker or []), FROM_BROKER: sorted(from_broker or [])}
         self.cuts = 0
 
     def hold(self) -> int:
-        """Connections that are open pass nothing more on. Returns how many there are."""
+        """Let open connections forward nothing more. Return their number."""
         held = sum(gate.is_set() for gate in self._gates)
         for gate in self._gates:
             gate.clear()
@@ -98,7 +98,7 @@ class TcpProxy:
                     if data:
                         writer.write(data)
                         await writer.drain()
-                        await asyncio.sleep(0.01)  # what was passed on arrives before the reset does
+                        await asyncio.sleep(0.01)  # the bytes must arrive before the reset
                     return
                 self.passed[way] += len(data)
                 writer.write(data)

@@ -1,5 +1,5 @@
-"""A batch that a log of ours has is, from its magic byte on, the one that Kafka has: read back by Kafka's protocol,
-from Kafka's own files, by kafka-python, by aiokafka and by Java's tools.
+"""A batch of a local log and the same batch in Kafka are equal from the magic byte on. The tests read them back with
+Kafka's protocol, from Kafka's files, with kafka-python, with aiokafka and with Java's tools.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from kafka_logs import (
     ROUTE,
     Logs,
     Producer,
-    apart,
     append,
     contents,
     create_topic,
@@ -23,6 +22,7 @@ from kafka_logs import (
     read_with_aiokafka,
     read_with_kafka_python,
     rows,
+    send_unmerged,
     take,
 )
 from kafka_rig import Kafka, run_java
@@ -48,7 +48,7 @@ from amqpd.storage.log.record import Record
 
 
 def fill(logs: Logs, log: LocalLog) -> None:
-    """Batches of every kind that a queue's log may have."""
+    """Write batches of every kind that a queue's log can contain."""
     append(log, b"one")
     logs.turn()
     append(log, *(b"message %d" % number for number in range(150)))  # 64, 64, 22
@@ -60,7 +60,7 @@ def fill(logs: Logs, log: LocalLog) -> None:
         log.appender.codec = codec
         append(log, *(b'{"number": %d, "state": "the same in all"}' % number for number in range(300)))
         logs.turn()
-    append(log, b"x")  # too small to be worth it
+    append(log, b"x")  # too small to compress
     logs.turn()
     log.appender.codec = 0
     parts = [b"part %d " % number * 10_000 for number in range(4)]
@@ -81,7 +81,9 @@ def records_of(log: LocalLog) -> list[Record]:
     return list(log.cursor.read(0, 1 << 30).records)
 
 
-async def test_a_stored_batch_is_what_kafka_has(kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path) -> None:
+async def test_stored_batch_equals_the_batch_in_kafka(
+    kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path
+) -> None:
     create_topic(kafka.bootstrap, topic)
     held = await init_producer_id(access, topic)
     logs = Logs(tmp_path)
@@ -89,7 +91,7 @@ async def test_a_stored_batch_is_what_kafka_has(kafka: Kafka, access: KafkaAcces
     fill(logs, log)
     ours = on_disk(log.directory)
     async with Producer(access) as producer:
-        partition = apart(producer.kafka.open(topic, 0, 0))
+        partition = send_unmerged(producer.kafka.open(topic, 0, 0))
         producer.offer(partition, take(log))
         await producer.until(partition)
         assert producer.ended == producer.refused == []
@@ -105,10 +107,10 @@ async def test_a_stored_batch_is_what_kafka_has(kafka: Kafka, access: KafkaAcces
 
     fetched = await fetch_all(access, topic, 0)
     stored = on_disk(kafka.partition_directory(1, topic, 0))
-    for theirs in (fetched, stored):
-        assert [batch[MAGIC_AT:] for batch in theirs] == [batch[MAGIC_AT:] for batch in ours]
-        assert [batch[:12] for batch in theirs] == [batch[:12] for batch in ours]  # offset and length
-    assert await fetch_all(access, topic, 0, size_max=1000) == fetched  # pieces of a batch are not taken for one
+    for kafka_batches in (fetched, stored):
+        assert [batch[MAGIC_AT:] for batch in kafka_batches] == [batch[MAGIC_AT:] for batch in ours]
+        assert [batch[:12] for batch in kafka_batches] == [batch[:12] for batch in ours]  # offset and length
+    assert await fetch_all(access, topic, 0, size_max=1000) == fetched  # no partial batch is taken for a whole one
 
     wanted = rows(records_of(log))
     assert len(wanted) == log.next_offset
@@ -116,8 +118,10 @@ async def test_a_stored_batch_is_what_kafka_has(kafka: Kafka, access: KafkaAcces
     assert await read_with_aiokafka(access, topic, 0, len(wanted)) == wanted
 
 
-async def test_what_waited_is_stored_as_one(kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path) -> None:
-    """The messages are ours; batches that are compressed, or in parts, are too. Times are those of what was sent."""
+async def test_waiting_batches_are_merged_into_fewer(
+    kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path
+) -> None:
+    """The messages are unchanged, and so are compressed and large batches. Timestamps are those of the merged batch."""
     create_topic(kafka.bootstrap, topic)
     logs = Logs(tmp_path)
     log = logs.new("tasks", await init_producer_id(access, topic))
@@ -130,11 +134,11 @@ async def test_what_waited_is_stored_as_one(kafka: Kafka, access: KafkaAccess, t
         assert producer.ended == producer.refused == []
         assert partition.high_watermark == log.next_offset
 
-    theirs = await fetch_all(access, topic, 0)
-    assert len(theirs) < len(ours) - 3
+    kafka_batches = await fetch_all(access, topic, 0)
+    assert len(kafka_batches) < len(ours) - 3
     packed = [batch[MAGIC_AT:] for batch in ours if BatchHeader(batch, 0).is_compressed()]
-    assert [batch[MAGIC_AT:] for batch in theirs if BatchHeader(batch, 0).is_compressed()] == packed
-    plain = [[batch for batch in side if not BatchHeader(batch, 0).is_compressed()] for side in (theirs, ours)]
+    assert [batch[MAGIC_AT:] for batch in kafka_batches if BatchHeader(batch, 0).is_compressed()] == packed
+    plain = [[batch for batch in side if not BatchHeader(batch, 0).is_compressed()] for side in (kafka_batches, ours)]
     assert contents(plain[0]) == contents(plain[1])
 
     wanted = rows(records_of(log))
@@ -148,14 +152,14 @@ async def test_what_waited_is_stored_as_one(kafka: Kafka, access: KafkaAccess, t
         assert all(time >= row[-1] for time, row in zip(times, wanted, strict=True))
 
 
-async def test_java_reads_it(kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path) -> None:
+async def test_java_tools_read_the_batches(kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path) -> None:
     create_topic(kafka.bootstrap, topic)
     held = await init_producer_id(access, topic)
     logs = Logs(tmp_path)
     log = logs.new("tasks", held)
     fill(logs, log)
     async with Producer(access) as producer:
-        partition = apart(producer.kafka.open(topic, 0, 0))
+        partition = send_unmerged(producer.kafka.open(topic, 0, 0))
         producer.offer(partition, take(log))
         await producer.until(partition)
     records = records_of(log)
@@ -187,7 +191,7 @@ async def test_java_reads_it(kafka: Kafka, access: KafkaAccess, topic: str, tmp_
 
 
 def with_attributes(batch: ClosedBatch, attributes: int) -> ClosedBatch:
-    """The batch of a log that Kafka does not have: attributes of ours, checksum and all."""
+    """Return the batch with other attributes and a valid checksum. Kafka has no such batch."""
     header = BatchHeader(batch.header, 0)
     count = int(header.count)
     return close_batch(
@@ -196,11 +200,9 @@ def with_attributes(batch: ClosedBatch, attributes: int) -> ClosedBatch:
     )  # fmt: skip
 
 
-async def test_kafka_does_not_keep_a_time_that_a_log_of_its_own_has(
-    kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path
-) -> None:
-    """The time of an append is the leader's to say: Kafka makes another batch of it, checksum and all. So a log that
-    Kafka shall have is closed in the way that comes out of it unchanged.
+async def test_kafka_replaces_log_append_time(kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path) -> None:
+    """The leader sets the time of an append and rewrites the batch and its checksum. A log stored in Kafka therefore
+    closes batches such that Kafka leaves them unchanged.
     """
     create_topic(kafka.bootstrap, topic)
     held = await init_producer_id(access, topic)
@@ -215,16 +217,16 @@ async def test_kafka_does_not_keep_a_time_that_a_log_of_its_own_has(
         producer.offer(partition, [sent])
         await producer.until(partition)
         assert (partition.closed, partition.high_watermark) == (0, 2)
-    (theirs,) = await fetch_all(access, topic, 0)
-    assert theirs[MAGIC_AT:] != (sent.header + sent.records)[MAGIC_AT:]
-    assert theirs[MAGIC_AT:] == (batch.header + batch.records)[MAGIC_AT:]
+    (kafka_batches,) = await fetch_all(access, topic, 0)
+    assert kafka_batches[MAGIC_AT:] != (sent.header + sent.records)[MAGIC_AT:]
+    assert kafka_batches[MAGIC_AT:] == (batch.header + batch.records)[MAGIC_AT:]
 
 
-async def test_kafka_keeps_a_bit_that_it_leaves_free_only_while_it_need_not_look(
+async def test_kafka_drops_the_transient_bit_when_it_recompresses(
     kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path
 ) -> None:
-    """The mark of transient batches comes back from a topic that stores what it gets, and not from one that
-    compresses: so there is no such bit in what Kafka has.
+    """A topic that stores batches as sent keeps the bit; a topic with compression.type=gzip drops it. So batches in
+    Kafka must not carry this bit.
     """
     create_topic(kafka.bootstrap, topic)
     create_topic(kafka.bootstrap, topic + "-gzip", compression_type="gzip")
@@ -241,17 +243,17 @@ async def test_kafka_keeps_a_bit_that_it_leaves_free_only_while_it_need_not_look
             producer.offer(partition, [marked])
             await producer.until(partition)
             assert partition.high_watermark == 60
-        (theirs,) = await fetch_all(access, name, 0)
-        header = BatchHeader(theirs, 0)
+        (kafka_batches,) = await fetch_all(access, name, 0)
+        header = BatchHeader(kafka_batches, 0)
         assert header.is_transient() == kept
         assert int(header.attributes & COMPRESSION) == (0 if kept else GZIP)
 
 
 @pytest.mark.parametrize("body_size", [900_000, 1_100_000])
-async def test_a_message_larger_than_the_topic_takes(
+async def test_message_over_max_message_bytes_is_refused_alone(
     kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path, body_size: int
 ) -> None:
-    """Refused, and nothing else is: Kafka's limit is 1 MiB here, of the batch."""
+    """Kafka's limit here is 1 MiB for the batch. The other partition is not affected."""
     create_topic(kafka.bootstrap, topic, 2)
     held = await init_producer_id(access, topic)
     logs = Logs(tmp_path)

@@ -1,4 +1,4 @@
-"""What amqpctl check_cluster says of Kafka before a first start, and what a start says while no broker answers."""
+"""`amqpctl check_cluster`, and the log lines of a start while no broker answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from amqpd.kafka.connection import KafkaDisconnected
 SECRET = "the old pond, a frog jumps in"
 
 
-async def test_a_start_says_which_addresses_it_tries(
+async def test_waiting_for_kafka_logs_each_address_and_its_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert check.FIRST_LINE_S < 5
@@ -42,8 +42,8 @@ async def test_a_start_says_which_addresses_it_tries(
     assert lines[0].endswith(f"; 127.0.0.1:{other}: no answer")
 
 
-def checked(directory: Path, **options: Any) -> tuple[int, list[str]]:
-    """The exit code of `amqpctl check_cluster FILE`, and its lines."""
+def run_check_cluster(directory: Path, **options: Any) -> tuple[int, list[str]]:
+    """Return the exit code and the output lines of `amqpctl check_cluster FILE`."""
     settings = {"name": "shop", "secret": SECRET, "address": "127.0.0.1:25672", "slots": 4, **options}
     tables = {name: settings.pop(name) for name in ("tls", "sasl") if name in settings}
     lines = ["[cluster]", *(f"{name} = {_toml(value)}" for name, value in settings.items())]
@@ -62,34 +62,34 @@ def _toml(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def test_no_broker_answers(tmp_path: Path) -> None:
+def test_check_fails_when_no_broker_answers(tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    code, lines = checked(tmp_path, kafka=[f"127.0.0.1:{port}"])
+    code, lines = run_check_cluster(tmp_path, kafka=[f"127.0.0.1:{port}"])
     assert code == 69
     assert lines[0].startswith(f"WRONG  127.0.0.1:{port} answers: ")
     assert lines[-1] == "1 checks have failed"
 
 
-def test_settings_that_do_not_go_together(tmp_path: Path) -> None:
-    code, _ = checked(tmp_path, kafka=["127.0.0.1:1"], secret="short")
+def test_check_refuses_a_short_secret(tmp_path: Path) -> None:
+    code, _ = run_check_cluster(tmp_path, kafka=["127.0.0.1:1"], secret="short")
     assert code == 64
 
 
 @pytest.mark.external
-def test_a_kafka_that_is_fit_and_what_is_left_there(kafka: Kafka, tmp_path: Path, topic: str) -> None:
+def test_check_passes_with_a_fit_kafka_and_leaves_no_topic(kafka: Kafka, tmp_path: Path, topic: str) -> None:
     single = {"kafka": [kafka.bootstrap], "name": topic, "replication_factor": 1, "required_insync": 1}
-    code, lines = checked(tmp_path, **single)
+    code, lines = run_check_cluster(tmp_path, **single)
     assert (code, lines[-1]) == (0, "a node with these settings can start")
     assert {line[:5] for line in lines[:-1]} == {"ok   "}
     assert len(lines) >= 12
     assert not [each for each in kafka._described() if each["name"].startswith(f"amqpd.{topic}.")]
-    code, lines = checked(tmp_path, **{**single, "replication_factor": 3, "required_insync": 2})
+    code, lines = run_check_cluster(tmp_path, **{**single, "replication_factor": 3, "required_insync": 2})
     assert code == 69
     assert "WRONG  1 brokers; cluster.replication_factor needs 3" in lines
 
 
 @pytest.mark.external
-def test_a_user_without_rights(tmp_path: Path) -> None:
+def test_check_names_the_rights_that_the_user_lacks(tmp_path: Path) -> None:
     need(missing())
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1", "localhost")
@@ -101,10 +101,10 @@ def test_a_user_without_rights(tmp_path: Path) -> None:
     authority.cert_pem.write_to_path(str(signed_by))
     rules = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS",  # the brokers among themselves
+        "super.users": "User:ANONYMOUS",  # the brokers use this user among themselves
     }
     with Kafka(tmp_path / "kafka", settings=rules, secure=Secure(store, {"amqpd": "a password"})) as kafka:
-        code, lines = checked(
+        code, lines = run_check_cluster(
             tmp_path,
             kafka=[f"127.0.0.1:{kafka.brokers[1].secure_port}"],
             replication_factor=1,

@@ -1,4 +1,4 @@
-"""Two nodes over one Kafka: what each submits as to a database is where it belongs, and known on both."""
+"""Cluster metadata of two nodes over one Kafka: each write goes to the owner of its slot and is known on both nodes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _owner(node: str) -> Owner:
 
 
 class Node:
-    """One of them. forwarded: what it has asked slot 0's owner for."""
+    """One of two nodes. forwarded: the changes that it sent to the owner of slot 0."""
 
     def __init__(self, name: str, fake: FakeKafka, directory: Path, topics: FakeTopics) -> None:
         self.name = name
@@ -71,17 +71,17 @@ class Node:
         return slot
 
     async def submit(self, *changes: Change) -> None:
-        """Raises: what `done` is called with."""
-        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Submit and wait. Raises: the error that `done` is called with."""
+        result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(error: BaseException | None) -> None:
             if error is None:
-                answered.set_result(None)
+                result.set_result(None)
             else:
-                answered.set_exception(error)
+                result.set_exception(error)
 
         self.metadata.submit(changes, done)
-        await answered
+        await result
 
     async def close(self) -> None:
         self.metadata.close()
@@ -92,7 +92,7 @@ class Node:
 
 @pytest.fixture
 async def nodes(tmp_path: Path) -> AsyncIterator[tuple[Node, Node]]:
-    """a owns slots 0 and 1, b owns slot 2. Vhost `/` is in slot 1, `shop` in slot 2."""
+    """Node a owns slots 0 and 1, node b owns slot 2. Vhost `/` is in slot 1, `shop` in slot 2."""
     async with FakeKafka(brokers=2) as fake:
         fake.create(META, SLOTS)
         fake.create(SETTLED, SLOTS)
@@ -114,7 +114,7 @@ async def nodes(tmp_path: Path) -> AsyncIterator[tuple[Node, Node]]:
 Submit = Callable[..., Awaitable[None]]
 
 
-async def test_what_is_the_cluster_s_is_known_on_both(nodes: tuple[Node, Node]) -> None:
+async def test_cluster_rows_are_written_by_slot_0_and_known_on_both_nodes(nodes: tuple[Node, Node]) -> None:
     a, b = nodes
     assert [(row.name, a.state.slot_of(row.name)) for row in a.state.vhosts()] == [("/", 1), ("shop", 2)]
     await b.submit(Put(USER))
@@ -134,7 +134,7 @@ async def test_what_is_the_cluster_s_is_known_on_both(nodes: tuple[Node, Node]) 
         await b.submit(Put(PermissionRow("nobody", "/", "", "", "")))
 
 
-async def test_what_is_a_vhost_s_is_its_owner_s(nodes: tuple[Node, Node]) -> None:
+async def test_rows_of_a_vhost_are_written_by_its_owner_only(nodes: tuple[Node, Node]) -> None:
     a, b = nodes
     queue = QueueRow("/", "q", "1" * 32)
     await a.submit(Put(queue), Put(ExchangeRow("/", "x", "topic")))
@@ -153,7 +153,7 @@ async def test_what_is_a_vhost_s_is_its_owner_s(nodes: tuple[Node, Node]) -> Non
         await b.submit(Put(StoredOffsetRow(queue.id, "c", 5, 0)))
 
 
-async def test_a_new_vhost_gets_the_emptiest_slot(nodes: tuple[Node, Node]) -> None:
+async def test_new_vhosts_go_to_the_slots_with_fewest_vhosts(nodes: tuple[Node, Node]) -> None:
     _, b = nodes
     rows = [VhostRow(f"v{number}", f"{number:032x}") for number in range(4)]
     await asyncio.gather(*(b.submit(Put(row)) for row in rows[:2]))
@@ -162,8 +162,8 @@ async def test_a_new_vhost_gets_the_emptiest_slot(nodes: tuple[Node, Node]) -> N
     assert slots == [1, 1, 2, 2, 3, 3]
 
 
-async def test_one_vhost_of_a_name(nodes: tuple[Node, Node]) -> None:
-    """Nodes do not know what names others hold: slot 0's owner does."""
+async def test_second_vhost_of_a_name_is_refused(nodes: tuple[Node, Node]) -> None:
+    """Only the owner of slot 0 knows which vhost names are taken."""
     a, b = nodes
     again = VhostRow("/", "z" * 32)
     with pytest.raises(WriteFailed, match="vhost '/' exists already"):
@@ -175,13 +175,13 @@ async def test_one_vhost_of_a_name(nodes: tuple[Node, Node]) -> None:
         await b.submit(Put(again))
     await a.submit(Delete(VHOST))
     await b.submit(Put(again))
-    await a.metadata.write_cluster([Delete(VHOST)])  # the first one's, once more: late
+    await a.metadata.write_cluster([Delete(VHOST)])  # a late repeat of the first deletion
     await a.state.wait_caught_up()
     assert a.state.vhost("/") == again
     assert a.state.slot_of("/") is not None
 
 
-async def test_a_vhost_goes_with_all_that_was_in_it(nodes: tuple[Node, Node]) -> None:
+async def test_deleting_a_vhost_deletes_its_queues_and_its_topic(nodes: tuple[Node, Node]) -> None:
     a, b = nodes
     await b.submit(*(Put(QueueRow("shop", f"q{number}", f"{number:032x}")) for number in range(3)))
     assert topic_name(OTHER.id) in b.fake.topics
@@ -196,7 +196,7 @@ async def test_a_vhost_goes_with_all_that_was_in_it(nodes: tuple[Node, Node]) ->
         assert node.state.slot_of("shop") is None
 
 
-async def test_a_node_that_does_not_own_a_vhost_leaves_its_end_to_its_owner(nodes: tuple[Node, Node]) -> None:
+async def test_delete_by_another_node_only_marks_the_vhost_as_deleting(nodes: tuple[Node, Node]) -> None:
     a, b = nodes
     await a.submit(Delete(OTHER))
     await b.state.wait_caught_up()
@@ -204,18 +204,18 @@ async def test_a_node_that_does_not_own_a_vhost_leaves_its_end_to_its_owner(node
     assert b.state.slot_of("shop") == 2
 
 
-async def test_a_vhost_and_what_is_in_it_in_one_submission(nodes: tuple[Node, Node]) -> None:
-    """An import: the vhost is there, and what is in it refused, where another node, or none yet, owns its slot."""
+async def test_import_of_a_vhost_with_contents_creates_only_the_vhost(nodes: tuple[Node, Node]) -> None:
+    """An import: the vhost is created, but its contents are refused because this node does not own its slot."""
     a, b = nodes
     new = VhostRow("new", "n" * 32)
     with pytest.raises(WriteFailed, match="vhost 'new' is not served by this node"):
         await a.submit(Put(new), Put(ExchangeRow("new", "x", "topic")))
     assert a.state.vhost("new") == new
-    await a.submit(Delete(new), Put(USER))  # taken back: left to whoever comes to own it
+    await a.submit(Delete(new), Put(USER))  # deletion without an owner: the next owner completes it
     assert b.state.slot_of("new") == 3
 
 
-async def test_the_answers_come_in_order(nodes: tuple[Node, Node]) -> None:
+async def test_submissions_are_answered_in_order(nodes: tuple[Node, Node]) -> None:
     _, b = nodes
     order: list[int] = []
     for number in range(50):
@@ -224,7 +224,7 @@ async def test_the_answers_come_in_order(nodes: tuple[Node, Node]) -> None:
     assert order == list(range(50))
 
 
-async def test_nobody_owns_slot_0(nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_write_fails_when_no_node_owns_slot_0(nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = nodes
     monkeypatch.setattr(metadata, "OWNER_TIMEOUT_S", 0.2)
     a.metadata.remove_slot(0, "the slot was given up")
@@ -232,8 +232,7 @@ async def test_nobody_owns_slot_0(nodes: tuple[Node, Node], monkeypatch: pytest.
         await b.submit(Put(USER))
 
 
-async def test_slot_0_moves(nodes: tuple[Node, Node]) -> None:
-    """What is the cluster's waits for its next owner, on both nodes."""
+async def test_cluster_write_waits_for_the_next_owner_of_slot_0(nodes: tuple[Node, Node]) -> None:
     a, b = nodes
     a.metadata.remove_slot(0, "the slot was given up")
     waiting = [asyncio.create_task(node.submit(Put(UserRow(node.name, "", "")))) for node in nodes]
@@ -242,22 +241,22 @@ async def test_slot_0_moves(nodes: tuple[Node, Node]) -> None:
     await slot.rows.write([_owner("b").note(0)])
     await asyncio.gather(*waiting)
     await a.state.wait_caught_up()
-    assert {row.name for row in a.metadata.open().users} == {"a", "b"}, "in either order: two nodes wrote"
+    assert {row.name for row in a.metadata.open().users} == {"a", "b"}, "a user of one node is missing"
 
 
-async def test_as_a_database(nodes: tuple[Node, Node], tmp_path: Path) -> None:
+async def test_metadata_behaves_like_a_database(nodes: tuple[Node, Node], tmp_path: Path) -> None:
     a, b = nodes
-    told: list[object] = []
+    results: list[object] = []
     exchange = Put(ExchangeRow("/", "x", "topic"))
-    a.metadata.submit([exchange], lambda error: told.append(("first", error)))
-    a.metadata.checkpoint(lambda error: told.append(("checkpoint", error)))
-    a.metadata.submit([], lambda error: told.append(("nothing", error)))
-    await until(lambda: len(told) == 3)
-    assert sorted(map(str, told)) == ["('checkpoint', None)", "('first', None)", "('nothing', None)"]
-    assert told.index(("first", None)) < told.index(("checkpoint", None))
-    a.metadata.copy(tmp_path / "copy", told.append)
-    await until(lambda: len(told) == 4)
-    assert isinstance(told[-1], MetadataError)
+    a.metadata.submit([exchange], lambda error: results.append(("first", error)))
+    a.metadata.checkpoint(lambda error: results.append(("checkpoint", error)))
+    a.metadata.submit([], lambda error: results.append(("nothing", error)))
+    await until(lambda: len(results) == 3)
+    assert sorted(map(str, results)) == ["('checkpoint', None)", "('first', None)", "('nothing', None)"]
+    assert results.index(("first", None)) < results.index(("checkpoint", None))
+    a.metadata.copy(tmp_path / "copy", results.append)
+    await until(lambda: len(results) == 4)
+    assert isinstance(results[-1], MetadataError)
     a.metadata.warm()
     waiting: list[BaseException | None] = []
     a.metadata.submit([exchange], waiting.append)
@@ -272,15 +271,15 @@ async def test_as_a_database(nodes: tuple[Node, Node], tmp_path: Path) -> None:
 
 
 class Backend:
-    """A node's users, told of what others change."""
+    """The users of a node. Its listener receives the changes that other nodes make."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.told: list[AuthChange] = []
+        self.changes: list[AuthChange] = []
         self.auth = InternalBackend(
             BackendContext(node.metadata, node.metadata.open(), lambda name: node.state.vhost(name) is not None)
         )
-        self.auth.listeners.append(self.told.append)
+        self.auth.listeners.append(self.changes.append)
         node.state.on_row.append(self._changed)
 
     def _changed(self, change: Change) -> None:
@@ -288,7 +287,7 @@ class Backend:
         self.auth.apply_change(change)
 
 
-async def test_a_user_made_on_one_node_logs_in_on_the_other(nodes: tuple[Node, Node]) -> None:
+async def test_user_created_on_one_node_logs_in_on_the_other(nodes: tuple[Node, Node]) -> None:
     a, b = (Backend(node) for node in nodes)
     await b.auth.add_user("ann", b"secret", tags=["administrator"])
     await b.auth.set_permissions("ann", "/", "^a", "^b", "^c")
@@ -309,15 +308,15 @@ async def test_a_user_made_on_one_node_logs_in_on_the_other(nodes: tuple[Node, N
     await a.node.state.wait_caught_up()
     assert a.auth.users() == [] and b.auth.users() == []
     for each in (a, b):
-        what = [change.kind for change in each.told]
-        assert sorted(what) == sorted(
+        kinds = [change.kind for change in each.changes]
+        assert sorted(kinds) == sorted(
             ["user_added", "permissions", "password", "tags", "topic_permissions", "permissions", "user_deleted"]
-        ) or set(what) == {"user_added", "permissions", "password", "tags", "topic_permissions", "user_deleted"}
+        ) or set(kinds) == {"user_added", "permissions", "password", "tags", "topic_permissions", "user_deleted"}
         await asyncio.to_thread(each.auth.close)
 
 
-async def test_whoever_writes_last_stays_on_both(nodes: tuple[Node, Node]) -> None:
-    """Both set the tags of one user at once, many times: one order holds, and both end with it."""
+async def test_concurrent_writes_end_equal_on_both_nodes(nodes: tuple[Node, Node]) -> None:
+    """Both nodes set the tags of one user many times at once. Kafka orders the writes: both end with the same tags."""
     a, b = (Backend(node) for node in nodes)
     await a.auth.add_user("ann", password_hash="", hashing_algorithm=ARGON2ID)
     await b.node.state.wait_caught_up()

@@ -1,4 +1,4 @@
-"""What every node knows of the cluster: read from `meta` at the start, told in order as it changes."""
+"""ClusterState: read from the `meta` topic at start, then updated in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ A, B = Owner("a", "10.0.0.1:5690", "f" * 64, 4000, 0, 1), Owner("b", "10.0.0.2:5
 
 
 class Cluster:
-    """Whoever writes `meta`."""
+    """A writer of `meta`."""
 
     def __init__(self, kafka: FakeKafka) -> None:
         self.kafka = kafka
@@ -36,7 +36,7 @@ class Cluster:
         self.kafka.append(META, slot, batch.header + batch.records)
 
     def write(self, *changes: SlotChange) -> int:
-        """To slot 0; returns the offset behind it."""
+        """Write to slot 0. Return the offset after it."""
         submission = self.table.apply(changes)
         self.raw(0, *submission.requested, *submission.dependent)
         return self.kafka.topics[META][0].end
@@ -61,13 +61,13 @@ async def state(cluster: Cluster) -> AsyncIterator[ClusterState]:
     await made.close()
 
 
-async def test_what_was_there_before(cluster: Cluster, state: ClusterState) -> None:
+async def test_open_reads_the_existing_state(cluster: Cluster, state: ClusterState) -> None:
     cluster.write(Put(USER))
     cluster.vhost("/", 1)
     cluster.vhost("shop", 2, state="deleting")
     cluster.write(Put(PermissionRow("guest", "/", "", "", "")), Put(PermissionRow("guest", "shop", "", "", "")))
     cluster.write(PutAnnotation((WISH, 1), {"node": "b"}))
-    cluster.raw(1, (b'["queues","1"]', b'{"vhost":"/","name":"q"}'))  # the owner's, nobody else looks at it
+    cluster.raw(1, (b'["queues","1"]', b'{"vhost":"/","name":"q"}'))  # only the owner of slot 1 reads this
     cluster.owner(1, A)
     cluster.owner(1, B)
     cluster.owner(0, A)
@@ -79,30 +79,30 @@ async def test_what_was_there_before(cluster: Cluster, state: ClusterState) -> N
     assert state.owner_of_vhost("none") is None
     assert [row.name for row in state.vhosts_of(1)] == ["/"]
     assert (state.requested_node(1), state.requested_node(2)) == ("b", None)
-    begins_with = state.metadata_state("me")
-    assert (begins_with.users, begins_with.vhosts) == ([USER], [])
-    assert begins_with.permissions == [PermissionRow("guest", "/", "", "", "")]
+    initial = state.metadata_state("me")
+    assert (initial.users, initial.vhosts) == ([USER], [])
+    assert initial.permissions == [PermissionRow("guest", "/", "", "", "")]
 
 
-async def test_what_changes_is_told_in_order(cluster: Cluster, state: ClusterState) -> None:
+async def test_listeners_get_changes_in_order(cluster: Cluster, state: ClusterState) -> None:
     cluster.vhost("/", 1)
-    told: list[object] = []
-    state.on_row.append(told.append)
-    state.on_vhost.append(lambda name: told.append((name, state.slot_of(name))))
-    state.on_owner.append(lambda slot: told.append((slot, state.owner_of(slot))))
-    state.on_note.append(told.append)
+    events: list[object] = []
+    state.on_row.append(events.append)
+    state.on_vhost.append(lambda name: events.append((name, state.slot_of(name))))
+    state.on_owner.append(lambda slot: events.append((slot, state.owner_of(slot))))
+    state.on_note.append(events.append)
     await state.open()
-    assert told == []
+    assert events == []
     cluster.write(Put(USER))
     cluster.vhost("shop", 3)
-    cluster.write(Put(USER))  # as it was: nothing has changed
+    cluster.write(Put(USER))  # unchanged: no event
     cluster.write(Put(USER._replace(password_hash="other")))
     cluster.write(PutAnnotation((WISH, 3), {"node": "a"}))
     cluster.write(Delete(VhostRow("shop", "")), PutAnnotation((VHOST_SLOT, "shop"), None))
     await state.wait_applied(cluster.write(Delete(USER)))
     shop = VhostRow("shop", "id of shop")
     slot = PutAnnotation((VHOST_SLOT, "shop"), {"slot": 3})
-    assert told == [
+    assert events == [
         Put(USER),
         Put(shop),
         ("shop", None),
@@ -116,37 +116,35 @@ async def test_what_changes_is_told_in_order(cluster: Cluster, state: ClusterSta
         PutAnnotation(slot.key, None),
         Delete(USER._replace(password_hash="other")),
     ]
-    told.clear()
+    events.clear()
     cluster.owner(1, A)
     cluster.owner(1, A)
-    while not told:
+    while not events:
         assert await state.wait_change(60)
     cluster.owner(1, B)
-    while len(told) < 2:
+    while len(events) < 2:
         assert await state.wait_change(60)
-    assert told == [(1, A), (1, B)]
+    assert events == [(1, A), (1, B)]
 
 
-async def test_a_listener_that_fails_costs_nobody_anything(
+async def test_failing_listener_does_not_stop_the_others(
     cluster: Cluster, state: ClusterState, caplog: pytest.LogCaptureFixture
 ) -> None:
     def failing(_: object) -> None:
         raise ValueError("a bug")
 
-    told: list[object] = []
-    state.on_row += [failing, told.append]
+    changes: list[object] = []
+    state.on_row += [failing, changes.append]
     await state.open()
     await state.wait_applied(cluster.write(Put(USER)))
-    assert told == [Put(USER)]
+    assert changes == [Put(USER)]
     assert "a bug" in caplog.text
 
 
-async def test_a_bug_in_reading_ends_it_and_the_node_is_told(
+async def test_error_while_reading_stops_the_state_and_calls_on_lost(
     cluster: Cluster, state: ClusterState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A node that knows nothing new of users and owners must not go on as if it did. Started again it passes over what
-    it fails on.
-    """
+    """A node with outdated users and owners must not continue. After a restart the node skips the record."""
     lost: list[str] = []
     state.on_lost = lost.append
     await state.open()
@@ -173,7 +171,7 @@ async def test_a_bug_in_reading_ends_it_and_the_node_is_told(
     await again.close()
 
 
-async def test_waiting(cluster: Cluster, state: ClusterState) -> None:
+async def test_wait_change_and_wait_caught_up(cluster: Cluster, state: ClusterState) -> None:
     await state.open()
     assert not await state.wait_change(0.05)
     waiting = asyncio.create_task(state.wait_change(60))
@@ -184,8 +182,8 @@ async def test_waiting(cluster: Cluster, state: ClusterState) -> None:
     assert state.next_offset == cluster.kafka.topics[META][0].end
 
 
-async def test_what_a_later_version_has_written(cluster: Cluster, state: ClusterState) -> None:
-    """A node that does not understand what all share does not start; one that runs passes it over and says so."""
+async def test_table_of_a_later_version_prevents_a_start(cluster: Cluster, state: ClusterState) -> None:
+    """A running node skips the record and reports a problem."""
     other = ClusterState(cluster.kafka.access, META, SLOTS)
     await other.open()
     cluster.raw(0, (b'["pets","cat"]', b"{}"))
@@ -197,7 +195,7 @@ async def test_what_a_later_version_has_written(cluster: Cluster, state: Cluster
     await other.close()
 
 
-async def test_what_is_not_ours_is_counted(
+async def test_foreign_records_are_skipped_and_logged(
     cluster: Cluster, state: ClusterState, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.raw(0, (b"k", b"v"), (b'["owner",0]', b"5"))
@@ -209,8 +207,8 @@ async def test_what_is_not_ours_is_counted(
     assert "records of amqpd.shop.meta are not amqpd's and were skipped" in caplog.text
 
 
-async def test_a_large_slot_0_does_not_hold_the_loop(cluster: Cluster, state: ClusterState) -> None:
-    """Ten thousand users in one batch, read in many turns of the loop."""
+async def test_large_slot_0_does_not_block_the_event_loop(cluster: Cluster, state: ClusterState) -> None:
+    """Ten thousand users in one batch are read over many turns of the event loop."""
     cluster.write(*(Put(UserRow(f"user {each}", "h" * 90, "argon2id")) for each in range(10_000)))
     turns = 0
 
@@ -228,7 +226,7 @@ async def test_a_large_slot_0_does_not_hold_the_loop(cluster: Cluster, state: Cl
     assert turns > 5
 
 
-def test_the_emptiest_slot() -> None:
+def test_free_slot_has_the_fewest_vhosts() -> None:
     assert free_slot(1, []) == 0
     assert free_slot(64, []) == 1
     assert free_slot(4, [1, 2]) == 3

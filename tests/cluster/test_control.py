@@ -1,4 +1,4 @@
-"""Vhosts evened out over nodes, and definitions taken apart: without Kafka."""
+"""Balancing of vhosts over nodes, and splitting of definitions by vhost. No Kafka."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from amqpd.management.request import BadRequest
 
 
 @given(st.dictionaries(st.integers(0, 60), st.sampled_from("abcde")), st.sets(st.sampled_from("abcde"), min_size=1))
-def test_evened_moves_as_little_as_it_takes(owners: dict[int, str], nodes: set[str]) -> None:
+def test_balancing_evens_out_with_the_fewest_moves(owners: dict[int, str], nodes: set[str]) -> None:
     moves = balancing_moves(owners, sorted(nodes))
     after = Counter(dict.fromkeys(nodes, 0))
     after.update(moves.get(slot, node) for slot, node in owners.items() if node in nodes)
@@ -30,12 +30,12 @@ def test_evened_moves_as_little_as_it_takes(owners: dict[int, str], nodes: set[s
     assert all(slot in owners for slot in moves)
 
 
-def test_one_node_has_all() -> None:
+def test_balancing_over_one_or_no_node_moves_nothing() -> None:
     assert balancing_moves({1: "a", 2: "a"}, ["a"]) == {}
     assert balancing_moves({1: "a", 2: "a"}, []) == {}
 
 
-def test_parts_of_definitions() -> None:
+def test_definitions_are_split_by_vhost_and_joined_again() -> None:
     own, by_vhost = split_definitions(
         {
             "rabbit_version": "3",
@@ -59,19 +59,19 @@ def test_parts_of_definitions() -> None:
 
 
 @pytest.mark.parametrize("item", [{"name": "q"}, {"vhost": 5}, "text", None])
-def test_an_item_without_a_vhost(item: object) -> None:
+def test_definition_item_without_a_vhost_is_refused(item: object) -> None:
     with pytest.raises(BadRequest, match="an item of queues has no vhost"):
         split_definitions({"queues": [item]})
 
 
-def test_a_wish_for_a_slot_that_is_just_being_taken_asks_for_the_round_in_which_it_goes() -> None:
-    """Else the slot stays where it is until a node comes or goes, and `move_vhost` says that it has not moved."""
-    asked: list[bool] = []
-    members = SimpleNamespace(rejoin=lambda: asked.append(True))
+def test_wish_for_a_slot_being_taken_requests_a_round() -> None:
+    """Without it the slot would not move until a node joins or leaves, and `move_vhost` would report a failure."""
+    rejoins: list[bool] = []
+    members = SimpleNamespace(rejoin=lambda: rejoins.append(True))
     slots = SimpleNamespace(announced_slots=lambda: {3: 0})
     node = cast("Any", SimpleNamespace(owned={}, slots=slots, _members=members))
     ClusterNode._note_changed(node, PutAnnotation((WISH, 4), {"node": "b"}))
     ClusterNode._note_changed(node, PutAnnotation((WISH, 3), None))
-    assert asked == []
+    assert rejoins == []
     ClusterNode._note_changed(node, PutAnnotation((WISH, 3), {"node": "b"}))
-    assert asked == [True]
+    assert rejoins == [True]

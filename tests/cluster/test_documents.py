@@ -1,4 +1,4 @@
-"""Documents of several nodes: the same as in one piece, and nobody waits for them."""
+"""JSON documents of several nodes: parsed and written in slices, without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ VALUES = st.recursive(
 )
 
 
-def through(work: Coroutine[Any, Any, Any]) -> Any:
-    """What it returns; it only lets the loop have its turn."""
+def run_to_end(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run the coroutine to its end and return its result. It may only yield to the loop."""
     try:
         while True:
             work.send(None)
@@ -31,31 +31,31 @@ def through(work: Coroutine[Any, Any, Any]) -> Any:
 
 @pytest.mark.slow
 @given(VALUES, st.sampled_from([None, 1]))
-def test_in_parts_it_is_the_same(value: object, indent: int | None) -> None:
+def test_sliced_parse_equals_json_loads(value: object, indent: int | None) -> None:
     text = json.dumps(value, indent=indent).encode()
     documents_at_once, peer_http.AT_ONCE = peer_http.AT_ONCE, 0  # type: ignore[misc]
     try:
-        assert through(parse_json(text)) == value
+        assert run_to_end(parse_json(text)) == value
     finally:
         peer_http.AT_ONCE = documents_at_once  # type: ignore[misc]
 
 
 @pytest.mark.slow
 @given(st.dictionaries(st.text(), VALUES))
-def test_written_and_sent(value: dict[str, Any]) -> None:
-    reply = through(sliced_reply(value))
+def test_sliced_reply_and_encoded_body_are_valid_json(value: dict[str, Any]) -> None:
+    reply = run_to_end(sliced_reply(value))
     assert json.loads(b"".join(reply.body or [])) == value  # type: ignore[arg-type]
-    assert json.loads(through(encode_body(value)) or b"") == value
+    assert json.loads(run_to_end(encode_body(value)) or b"") == value
 
 
 @pytest.mark.parametrize("text", ["", "[1", "[1}", '{"a" 1}', '{"a":1', "[1] 2", "nothing"])
-async def test_what_is_no_json(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_invalid_json_is_a_value_error(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_http, "AT_ONCE", -1)
     with pytest.raises(ValueError):
         await parse_json(text.encode())
 
 
-async def test_ten_thousand_queues_do_not_hold_the_loop() -> None:
+async def test_ten_thousand_queues_do_not_block_the_event_loop() -> None:
     arguments = {"x-queue-type": "quorum", "x-max-length": 5}
     item = {"vhost": "/", "durable": True, "auto_delete": False, "arguments": arguments}
     document = {"queues": [{"name": f"queue {number}", **item} for number in range(10_000)]}

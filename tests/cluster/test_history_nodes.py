@@ -1,4 +1,4 @@
-"""The judge of histories over nodes: what it lets pass that one node may not do, and nothing more."""
+"""The judge of histories over several nodes: it allows what one node may not do, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def story() -> Story:
 
 
 def late(story: Story) -> None:
-    """2 and 3 are published in one life and 1 in the life before, and 1 comes last."""
+    """Publish 2 and 3 in one life and deliver 1, from the life before, after them."""
     story.end("cut")
     story.publish("work", 2, 3)
     story.through("work", 2, 3)
     story.through("work", 1)
 
 
-def test_a_nack_is_no_promise(story: Story) -> None:
+def test_nacked_message_may_be_lost(story: Story) -> None:
     for message in (1, 2):
         story.note("publish", "work", message, Sent("confirm"))
         story.note("nacked", "work", message)
@@ -32,27 +32,27 @@ def test_a_nack_is_no_promise(story: Story) -> None:
     assert not story.found()
 
 
-def test_a_nack_does_not_take_back_what_was_promised(story: Story) -> None:
+def test_nack_after_a_confirm_does_not_excuse_a_loss(story: Story) -> None:
     story.publish("work", 1)
     story.note("nacked", "work", 1)
     assert "work 1 is lost" in story.found()
 
 
-def test_what_went_by_another_node_comes_at_any_time(story: Story) -> None:
+def test_unconfirmed_message_of_an_earlier_life_may_come_late(story: Story) -> None:
     story.note("publish", "work", 1, Sent("confirm"))
     late(story)
     assert not story.found()
 
 
-def test_what_was_promised_comes_before_what_is_published_then(story: Story) -> None:
+def test_confirmed_message_of_an_earlier_life_may_not_come_late(story: Story) -> None:
     story.publish("work", 1)
     late(story)
     assert "work 1 (priority 0) came first after 3" in story.found()
 
 
 @pytest.mark.parametrize("returns", [0, 1])
-def test_what_came_back_from_a_client_that_had_gone_has_waited(story: Story, returns: int) -> None:
-    """It was on its way to one in the life before."""
+def test_message_returned_from_a_lost_client_may_come_late(story: Story, returns: int) -> None:
+    """The message was on its way to a client in the life before."""
     story.publish("retry", 1)
     story.end("cut")
     story.publish("retry", 2)
@@ -62,7 +62,7 @@ def test_what_came_back_from_a_client_that_had_gone_has_waited(story: Story, ret
     assert ("retry 1 (priority 0) came first after 2" in story.found()) == (not returns)
 
 
-def test_order_within_a_life(story: Story) -> None:
+def test_order_within_one_life_is_kept(story: Story) -> None:
     for message in (1, 2):
         story.note("publish", "work", message, Sent("confirm"))
     story.through("work", 2, 1)
@@ -70,7 +70,7 @@ def test_order_within_a_life(story: Story) -> None:
 
 
 @pytest.mark.parametrize("clock_s", [0.0, APART_S])
-def test_clocks_that_are_apart_expire_early(clock_s: float) -> None:
+def test_early_expiry_is_allowed_with_a_clock_difference(clock_s: float) -> None:
     story = Story(NodesJudge(clock_s))
     story.publish("aged", 1)
     story.now += TTL_S / 2
@@ -79,7 +79,7 @@ def test_clocks_that_are_apart_expire_early(clock_s: float) -> None:
 
 
 @pytest.mark.parametrize(("marked", "allowed"), [((False, True, True), True), ((False, False, True), False)])
-def test_a_letter_that_two_owners_repeat_between_two_lives(marked: tuple[bool, ...], allowed: bool) -> None:
+def test_dead_letter_repeated_by_two_owners(marked: tuple[bool, ...], allowed: bool) -> None:
     story = Story(NodesJudge())
     story.publish("aged", 1)
     story.now += TTL_S
@@ -90,8 +90,8 @@ def test_a_letter_that_two_owners_repeat_between_two_lives(marked: tuple[bool, .
     assert ("aged.dead 1 came again without redelivered" not in story.found()) == allowed
 
 
-def test_a_letter_is_not_repeated_without_another_owner(story: Story) -> None:
-    """Though it says so."""
+def test_dead_letter_repeated_without_an_owner_change_is_reported(story: Story) -> None:
+    """The `marked` flag does not excuse the repeat."""
     story.publish("aged", 1)
     story.now += TTL_S
     story.through("aged.dead", 1, reason="expired")
@@ -100,8 +100,8 @@ def test_a_letter_is_not_repeated_without_another_owner(story: Story) -> None:
 
 
 @pytest.mark.parametrize(("back", "allowed"), [(1, False), (2, True)])
-def test_an_ack_counts_when_it_is_older_than_kafka_was_away(story: Story, back: int, allowed: bool) -> None:
-    """A publish has waited for 3 s: the ack of 3 s ago need not be in Kafka, that of 11 s ago is."""
+def test_ack_older_than_the_kafka_outage_counts(story: Story, back: int, allowed: bool) -> None:
+    """A publish has waited for 3 s: an ack from 3 s ago may be missing in Kafka, one from 11 s ago may not."""
     story.publish("work", 1, 2)
     story.give("work", 1)
     story.give("work", 2)
@@ -115,7 +115,7 @@ def test_an_ack_counts_when_it_is_older_than_kafka_was_away(story: Story, back: 
     assert ("work 1 came back although it was settled" in story.found()) != allowed
 
 
-def test_a_stream_that_nacks() -> None:
+def test_nack_of_a_stream_message_is_no_violation() -> None:
     stream = NodesStream()
     number = stream.publish()
     stream.nacked(number)
@@ -123,8 +123,8 @@ def test_a_stream_that_nacks() -> None:
 
 
 @pytest.mark.parametrize(("count", "how", "allowed"), [(400, "cut", True), (400, "stop", False), (40, "cut", False)])
-def test_a_cut_that_the_next_owner_was_not_told_of(count: int, how: str, allowed: bool) -> None:
-    """A reader has passed over 0 to 9, which are there again: so much is newer that they may be cut, or is not."""
+def test_retention_unknown_to_the_next_owner(count: int, how: str, allowed: bool) -> None:
+    """A reader passed over offsets 0 to 9, which exist again. Allowed only after a cut, with enough newer messages."""
     stream = NodesStream()
     numbers = [stream.publish() for _ in range(count)]
     for number in numbers:
@@ -139,8 +139,8 @@ def test_a_cut_that_the_next_owner_was_not_told_of(count: int, how: str, allowed
 
 
 @pytest.mark.parametrize(("begins_at", "allowed"), [(2, True), (3, False)])
-def test_a_barrier_has_an_offset_and_no_message_lies_there(begins_at: int, allowed: bool) -> None:
-    """0 and 1 were seen; a new owner's first message is at 3 behind a barrier, or at 2 and 1 is lost."""
+def test_offset_of_a_barrier_has_no_message(begins_at: int, allowed: bool) -> None:
+    """0 and 1 were seen. The new owner's first message is at 3, after a barrier at 2; otherwise message 1 is lost."""
     stream = NodesStream()
     first = [stream.publish() for _ in range(2)]
     for number in first:
@@ -156,8 +156,8 @@ def test_a_barrier_has_an_offset_and_no_message_lies_there(begins_at: int, allow
 @pytest.mark.parametrize(
     ("shows", "broken"), [("nothing", ""), ("a message", "passed over"), ("one unacked", "stored")]
 )
-def test_what_is_stored_for_a_reader_lies_behind_a_barrier(shows: str, broken: str) -> None:
-    """It has acked 0 to 2; 3 is a barrier, and 4 is stored for it; or 3 is a message after all, known before or not."""
+def test_stored_offset_may_skip_a_barrier_but_no_message(shows: str, broken: str) -> None:
+    """The reader acked 0 to 2, and offset 4 is stored. Allowed if 3 is a barrier, not if 3 is a message."""
     stream = NodesStream()
     numbers = [stream.publish() for _ in range(4)]
     reader = stream.asks("first", 0, "reader")
@@ -175,8 +175,8 @@ def test_what_is_stored_for_a_reader_lies_behind_a_barrier(shows: str, broken: s
 
 
 @pytest.mark.parametrize(("moved", "given", "allowed"), [(True, 1, True), (False, 1, False), (True, 0, False)])
-def test_who_goes_on_at_the_next_owner_of_a_stream(moved: bool, given: int, allowed: bool) -> None:
-    """It has acked 0 to 2, and was answered; that 1 is stored somebody was told. Then comes another owner."""
+def test_reader_resumes_from_the_stored_offset_at_the_next_owner(moved: bool, given: int, allowed: bool) -> None:
+    """The reader acked 0 to 2, and offset 1 was reported as stored. Then the stream moves to another owner."""
     stream = NodesStream()
     numbers = [stream.publish() for _ in range(4)]
     reader = stream.asks("first", 0, "reader")

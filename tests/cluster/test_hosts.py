@@ -1,4 +1,4 @@
-"""Three brokers on three hosts: a leader killed, a leader cut off from all, a broker that comes back."""
+"""Three brokers on three hosts: a leader is killed, a leader is cut off, a broker returns."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ def addresses(kafka: Kafka) -> KafkaAccess:
     return KafkaAccess(tuple(kafka.bootstrap.split(",")))
 
 
-async def test_leaders_that_die_and_are_cut_off(replicated_kafka: Kafka, topic: str, tmp_path: Path) -> None:
-    """Publishing goes on all the while; at the end Kafka has all of it once, in order."""
+async def test_publishing_survives_killed_and_unreachable_leaders(
+    replicated_kafka: Kafka, topic: str, tmp_path: Path
+) -> None:
+    """At the end Kafka has every message once and in order."""
     kafka = replicated_kafka
     access = addresses(kafka)
     create_topic(kafka.bootstrap, topic, PARTITIONS, 3)
@@ -42,41 +44,43 @@ async def test_leaders_that_die_and_are_cut_off(replicated_kafka: Kafka, topic: 
                     producer.offer(partition, take(log))
                 await asyncio.sleep(0.02)
 
-        async def stored() -> None:
+        async def wait_until_stored() -> None:
             await producer.until(*partitions, timeout_s=240)
             assert producer.ended == producer.refused == []
 
         await publish(20)
-        await stored()
+        await wait_until_stored()
         leaders = {int(partition.leader) for partition in partitions}
         assert leaders == {1, 2, 3}
 
         await asyncio.gather(publish(50), asyncio.to_thread(kafka.kill, 1))
-        await stored()
+        await wait_until_stored()
         assert 1 not in {int(partition.leader) for partition in partitions}
         kafka.start(1, wait=False)
-        await asyncio.to_thread(kafka.wait_until_there)
+        await asyncio.to_thread(kafka.wait_until_ready)
 
         host = kafka.brokers[2].host
         host.unplug()
         try:
             await publish(50)
-            await stored()
+            await wait_until_stored()
             assert 2 not in {int(partition.leader) for partition in partitions}
         finally:
             host.plug()
         await publish(20)
-        await stored()
+        await wait_until_stored()
 
     for partition, log in zip(partitions, written, strict=True):
         assert partition.high_watermark == log.next_offset == 3 * 140
-        theirs = await fetch_all(access, topic, int(partition.number))
-        assert [batch[MAGIC_AT:] for batch in theirs] == [batch[MAGIC_AT:] for batch in on_disk(log.directory)]
-        assert [batch[:8] for batch in theirs] == [batch[:8] for batch in on_disk(log.directory)]
+        kafka_batches = await fetch_all(access, topic, int(partition.number))
+        assert [batch[MAGIC_AT:] for batch in kafka_batches] == [batch[MAGIC_AT:] for batch in on_disk(log.directory)]
+        assert [batch[:8] for batch in kafka_batches] == [batch[:8] for batch in on_disk(log.directory)]
 
 
-async def test_too_few_replicas(replicated_kafka: Kafka, topic: str, tmp_path: Path) -> None:
-    """Three copies are asked for: with two brokers nothing is safe, and with three again all of it is."""
+async def test_publish_waits_while_too_few_replicas_are_in_sync(
+    replicated_kafka: Kafka, topic: str, tmp_path: Path
+) -> None:
+    """With min.insync.replicas=3 and two brokers nothing is acknowledged; with three again everything is."""
     kafka = replicated_kafka
     access = addresses(kafka)
     create_topic(kafka.bootstrap, topic, 1, 3, min_insync_replicas="3")
@@ -103,5 +107,5 @@ async def test_too_few_replicas(replicated_kafka: Kafka, topic: str, tmp_path: P
         kafka.start(other, wait=False)
         await producer.until(partition, timeout_s=240)
         assert partition.high_watermark == 3
-    theirs = await fetch_all(access, topic, 0)
-    assert [batch[MAGIC_AT:] for batch in theirs] == [batch[MAGIC_AT:] for batch in on_disk(log.directory)]
+    kafka_batches = await fetch_all(access, topic, 0)
+    assert [batch[MAGIC_AT:] for batch in kafka_batches] == [batch[MAGIC_AT:] for batch in on_disk(log.directory)]

@@ -1,4 +1,4 @@
-"""Queues that have a topic of Kafka for themselves: what stock consumers read there, and who may have one."""
+"""Queues with a Kafka topic of their own (`x-kafka-topic`): what stock consumers read, and who may declare one."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ def node(tmp_path: Path, kafka: Kafka, topic: str) -> Iterator[Nodes]:
 
 @pytest.fixture
 def connect() -> Iterator[Callable[[Nodes], Any]]:
-    made: list[pika.BlockingConnection] = []
+    connections: list[pika.BlockingConnection] = []
 
     def connected(nodes: Nodes) -> Any:
         host, port = nodes[1].amqp
-        made.append(pika.BlockingConnection(pika.ConnectionParameters(host, port, socket_timeout=120)))
-        channel = made[-1].channel()
+        connections.append(pika.BlockingConnection(pika.ConnectionParameters(host, port, socket_timeout=120)))
+        channel = connections[-1].channel()
         channel.confirm_delivery()
         return channel
 
     yield connected
-    for each in made:
+    for each in connections:
         with suppress(pika.exceptions.AMQPError):
             each.close()
 
 
 def read(kafka: Kafka, topic: str, count: int) -> list[tuple[bytes, bytes, dict[str, bytes]]]:
-    """(key, value, headers) of the messages in it, as a stock consumer has them. What has no header `exchange` is no
-    message: a barrier, or the record by which Kafka does not forget who writes it.
+    """Return (key, value, headers) of the messages in the topic, as a stock consumer reads them. Records without the
+    header `exchange` are no messages: a barrier, or the record that keeps the producer id alive.
     """
     consumer = KafkaConsumer(bootstrap_servers=kafka.bootstrap, enable_auto_commit=False)
     try:
@@ -78,7 +78,7 @@ def read(kafka: Kafka, topic: str, count: int) -> list[tuple[bytes, bytes, dict[
         consumer.close()
 
 
-def test_a_stock_consumer_reads_what_is_published(
+def test_stock_consumer_reads_published_messages(
     kafka: Kafka, node: Nodes, connect: Callable[[Nodes], Any], topic: str
 ) -> None:
     channel = connect(node)
@@ -105,26 +105,28 @@ def test_a_stock_consumer_reads_what_is_published(
     channel.queue_declare("q", durable=True, arguments={"x-kafka-topic": f"{name}.again"})
 
 
-def test_the_program_of_the_manual(kafka: Kafka, node: Nodes, connect: Callable[[Nodes], Any], topic: str) -> None:
+def test_example_program_of_the_manual_runs(
+    kafka: Kafka, node: Nodes, connect: Callable[[Nodes], Any], topic: str
+) -> None:
     name = f"{topic}.shop.manual"
     text = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text("utf-8")
-    asked, program = (
+    declaration, program = (
         block.split("```")[0].replace("shop.orders", name).replace("localhost:9092", kafka.bootstrap)
         for block in text.partition("## A queue that others read in Kafka")[2].split("```python\n")[1:3]
     )
     host, port = node[1].amqp
     address = f'pika.ConnectionParameters("{host}", {port})'
-    for source in (asked.replace('pika.ConnectionParameters("localhost")', address), program):
+    for source in (declaration.replace('pika.ConnectionParameters("localhost")', address), program):
         command = [sys.executable, "-P", "-c", source]
         run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert run.returncode == 0, run.stderr
     assert run.stdout == "1 b'' b'orders' b'a first order' {'region': 'eu'}\n"
 
 
-def test_what_the_manual_shows_of_spark(
+def test_spark_example_of_the_manual_runs(
     kafka: Kafka, node: Nodes, connect: Callable[[Nodes], Any], topic: str, tmp_path: Path
 ) -> None:
-    """Spark's own Kafka source, as a stranger has it: nothing of amqpd is in its session."""
+    """Spark's own Kafka source reads the topic; the session contains nothing of amqpd."""
     kafka_rig.need("" if kafka_rig.spark_jars() else "no jars of Spark's Kafka source: make kafka-spark")
     pytest.importorskip("pyspark")
     name = f"{topic}.shop.spark"
@@ -143,9 +145,9 @@ def test_what_the_manual_shows_of_spark(
         "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false')"
         f".config('spark.jars', {','.join(map(str, kafka_rig.spark_jars()))!r}).getOrCreate()\n"
     )
-    told = "for row in rows.orderBy('offset').collect(): print(row[1], bytes(row[2]).decode(), row[3][0].key)\n"
+    print_rows = "for row in rows.orderBy('offset').collect(): print(row[1], bytes(row[2]).decode(), row[3][0].key)\n"
     run = subprocess.run(
-        [sys.executable, "-P", "-c", f"{session}rows = {frame.lstrip()}\n{told}"],
+        [sys.executable, "-P", "-c", f"{session}rows = {frame.lstrip()}\n{print_rows}"],
         capture_output=True,
         text=True,
         timeout=300,
@@ -157,7 +159,7 @@ def test_what_the_manual_shows_of_spark(
     assert run.stdout.splitlines() == [f"lake order {number} exchange" for number in range(100)]
 
 
-def test_it_is_there_after_a_kill_and_whoever_wrote_to_it_has_cost_nobody_else_anything(
+def test_foreign_record_in_the_topic_harms_only_its_queue(
     kafka: Kafka, node: Nodes, connect: Callable[[Nodes], Any], topic: str
 ) -> None:
     channel = connect(node)
@@ -184,7 +186,9 @@ def test_it_is_there_after_a_kill_and_whoever_wrote_to_it_has_cost_nobody_else_a
     assert channel.basic_get("other", auto_ack=True)[2] == b"0"
 
 
-def test_who_may_have_one(kafka: Kafka, node: Nodes, connect: Callable[[Nodes], Any], topic: str) -> None:
+def test_topic_that_is_not_allowed_or_taken_is_refused(
+    kafka: Kafka, node: Nodes, connect: Callable[[Nodes], Any], topic: str
+) -> None:
     create_topic(kafka.bootstrap, f"{topic}.shop.taken")
     connect(node).queue_declare("first", durable=True, arguments={"x-kafka-topic": f"{topic}.shop.first"})
     for wanted, code, text in (
@@ -200,29 +204,29 @@ def test_who_may_have_one(kafka: Kafka, node: Nodes, connect: Callable[[Nodes], 
         assert text in refused.value.reply_text
     with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="not durable"):
         connect(node).queue_declare("q", arguments={"x-kafka-topic": f"{topic}.shop.q"})
-    asked = {"durable": True, "arguments": {"x-kafka-topic": f"{topic}.shop.taken"}}
+    declaration = {"durable": True, "arguments": {"x-kafka-topic": f"{topic}.shop.taken"}}
     with pytest.raises(NodeFailed, match=r"topic .*taken.* exists already"):
-        node.api(1, "PUT", "/api/queues/%2F/q", asked)
+        node.api(1, "PUT", "/api/queues/%2F/q", declaration)
     connect(node).queue_declare("first", durable=True, arguments={"x-kafka-topic": f"{topic}.shop.first"})
 
 
-def test_a_node_without_kafka_has_none() -> None:
+def test_node_without_kafka_refuses_x_kafka_topic() -> None:
     vhost: Any = SimpleNamespace(name="/", catalogue=SimpleNamespace(own_topics=None))
-    asked = QueueDeclaration("q", True, False, False, arguments={"x-kafka-topic": "orders"})
+    declaration = QueueDeclaration("q", True, False, False, arguments={"x-kafka-topic": "orders"})
     with pytest.raises(PreconditionFailed, match="there is no Kafka: this node is not in a cluster"):
-        cluster_checks.check(vhost, asked)
+        cluster_checks.check(vhost, declaration)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "x" * 250, 5])
-def test_what_is_no_name_of_a_topic(name: object) -> None:
+def test_invalid_topic_name_is_refused(name: object) -> None:
     with pytest.raises(PreconditionFailed, match="x-kafka-topic"):
         queue_arguments.validate("q", "/", {"x-kafka-topic": name})
 
 
-def test_one_that_is_deleted_by_hand_costs_its_queue_alone(
+def test_deleted_topic_takes_down_only_its_queue(
     kafka: Kafka, node: Nodes, connect: Callable[[Nodes], Any], topic: str
 ) -> None:
-    """While it runs, and behind a start; then the queue is deleted, and declared anew."""
+    """Both while the node runs and after a restart. The queue can then be deleted and declared again."""
     channel = connect(node)
     name = f"{topic}.shop.orders"
     arguments = {"x-kafka-topic": name}

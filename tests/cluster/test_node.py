@@ -1,4 +1,4 @@
-"""One node over one broker of Kafka: what it confirms is there after a kill; how it starts and leaves."""
+"""One node over one Kafka broker: durability after a kill, start, stop, vhosts, refusals."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ def node(tmp_path: Path, kafka: Kafka, topic: str):
 
 @pytest.fixture
 def connect() -> Iterator[Callable[..., pika.BlockingConnection]]:
-    """Connections, closed at the end, whatever became of them."""
-    made: list[pika.BlockingConnection] = []
+    """Connections that are closed at the end of the test, even if broken."""
+    connections: list[pika.BlockingConnection] = []
 
     def connected(nodes: Nodes, number: int = 1, vhost: str = "/") -> pika.BlockingConnection:
         host, port = nodes[number].amqp
-        made.append(pika.BlockingConnection(pika.ConnectionParameters(host, port, vhost, socket_timeout=60)))
-        return made[-1]
+        connections.append(pika.BlockingConnection(pika.ConnectionParameters(host, port, vhost, socket_timeout=60)))
+        return connections[-1]
 
     yield connected
-    for each in made:
+    for each in connections:
         with suppress(pika.exceptions.AMQPError):
             each.close()
 
 
-def drained(channel: pika.adapters.blocking_connection.BlockingChannel, queue: str) -> list[tuple[bytes, bool]]:
-    """(body, redelivered) of what is in it, each acked."""
-    got = []
+def drain(channel: pika.adapters.blocking_connection.BlockingChannel, queue: str) -> list[tuple[bytes, bool]]:
+    """Get and ack all messages of the queue. Return (body, redelivered) of each."""
+    found = []
     while True:
         method, _, body = channel.basic_get(queue)
         if method is None:
-            return got
-        got.append((body, method.redelivered))
+            return found
+        found.append((body, method.redelivered))
         channel.basic_ack(method.delivery_tag)
 
 
-def test_what_was_confirmed_and_declared_is_there_after_a_kill(node: Nodes, connect) -> None:
+def test_confirmed_messages_and_declarations_survive_a_kill(node: Nodes, connect) -> None:
     connection = connect(node)
     channel = connection.channel()
     channel.confirm_delivery()
@@ -68,32 +68,32 @@ def test_what_was_confirmed_and_declared_is_there_after_a_kill(node: Nodes, conn
         assert body == b"%d" % number
         channel.basic_ack(method.delivery_tag)
     channel.queue_delete("gone")
-    connection.process_data_events(0.5)  # what is settled goes to Kafka within 50 ms
+    connection.process_data_events(0.5)  # acks go to Kafka within 50 ms
     node.kill(1)
     node.start(1)
     channel = connect(node).channel()
     channel.confirm_delivery()
-    assert [int(body) for body, _ in drained(channel, "orders")] == list(range(10, 30))
+    assert [int(body) for body, _ in drain(channel, "orders")] == list(range(10, 30))
     channel.basic_publish("shop", "a.c", b"behind")
-    assert drained(channel, "orders") == [(b"behind", False)]
+    assert drain(channel, "orders") == [(b"behind", False)]
     with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="404"):
         channel.queue_declare("gone", passive=True)
 
 
-def test_a_clean_stop_tells_what_was_delivered_and_what_was_not(node: Nodes, connect) -> None:
+def test_after_a_clean_stop_only_delivered_messages_are_redelivered(node: Nodes, connect) -> None:
     connection = connect(node)
     channel = connection.channel()
     channel.confirm_delivery()
     channel.queue_declare("q", durable=True)
     for number in range(4):
         channel.basic_publish("", "q", b"%d" % number)
-    channel.basic_get("q")  # and not acked
+    channel.basic_get("q")  # not acked
     node.stop(1)
     node.start(1)
-    assert drained(connect(node).channel(), "q") == [(b"0", True), (b"1", False), (b"2", False), (b"3", False)]
+    assert drain(connect(node).channel(), "q") == [(b"0", True), (b"1", False), (b"2", False), (b"3", False)]
 
 
-def test_a_vhost_is_made_used_and_deleted_and_its_topic_with_it(node: Nodes, connect) -> None:
+def test_recreated_vhost_has_no_queue_of_the_deleted_one(node: Nodes, connect) -> None:
     node.api(1, "PUT", "/api/vhosts/shop")
     node.api(1, "PUT", "/api/permissions/shop/guest", {"configure": ".*", "write": ".*", "read": ".*"})
     channel = connect(node, vhost="shop").channel()
@@ -109,7 +109,7 @@ def test_a_vhost_is_made_used_and_deleted_and_its_topic_with_it(node: Nodes, con
         channel.queue_declare("q", passive=True)
 
 
-def test_what_is_the_clusters_is_not_reset_by_one_node(node: Nodes) -> None:
+def test_reset_is_refused_in_a_cluster(node: Nodes) -> None:
     node.api(1, "POST", "/api/amqpd/stop_app")
     with pytest.raises(NodeFailed, match=r"400 .*in a cluster"):
         node.api(1, "POST", "/api/amqpd/reset")
@@ -118,7 +118,7 @@ def test_what_is_the_clusters_is_not_reset_by_one_node(node: Nodes) -> None:
     assert (size["status"], size["cluster_size"]) == ("ok", 1)
 
 
-def test_the_directory_of_a_single_node_is_refused(tmp_path: Path, kafka: Kafka) -> None:
+def test_data_directory_of_a_single_node_is_refused(tmp_path: Path, kafka: Kafka) -> None:
     (tmp_path / "metadata.sqlite").write_bytes(b"")
     settings = ["--cluster.kafka", kafka.bootstrap, "--cluster.name", "x", "--cluster.secret", "0123456789abcdef"]
     command = [sys.executable, "-P", "-m", "amqpd", "--data-dir", str(tmp_path), *settings]
@@ -130,8 +130,8 @@ def test_the_directory_of_a_single_node_is_refused(tmp_path: Path, kafka: Kafka)
 
 @pytest.mark.external
 @pytest.mark.parametrize("kind", ["classic", "stream"])
-def test_what_kafka_refuses_for_a_while_is_taken_later_by_the_same_owner(node: Nodes, connect, kind: str) -> None:
-    """A topic's limit is lowered and raised again under a queue, whose consumer stays."""
+def test_publish_works_again_after_kafka_refused_one(node: Nodes, connect, kind: str) -> None:
+    """The topic's max.message.bytes is lowered and raised again. The consumer and the owner stay."""
     channel = connect(node).channel()
     channel.confirm_delivery()
     channel.queue_declare("q", durable=True, arguments={"x-queue-type": kind})
@@ -144,10 +144,10 @@ def test_what_kafka_refuses_for_a_while_is_taken_later_by_the_same_owner(node: N
 
     channel.basic_consume("q", take, arguments={"x-stream-offset": "first"} if kind == "stream" else None)
     channel.basic_publish("", "q", b"1" * 5000)
-    where = node.api(1, "GET", "/api/queues/%2F/q")["kafka"]
+    partition = node.api(1, "GET", "/api/queues/%2F/q")["kafka"]
 
     def limit(size: int) -> None:
-        change = ["--alter", "--entity-type", "topics", "--entity-name", where["topic"]]
+        change = ["--alter", "--entity-type", "topics", "--entity-name", partition["topic"]]
         command = [*change, "--add-config", f"max.message.bytes={size}"]
         run_java("kafka.admin.ConfigCommand", "--bootstrap-server", node.kafka.bootstrap, *command)
 
@@ -166,8 +166,8 @@ def test_what_kafka_refuses_for_a_while_is_taken_later_by_the_same_owner(node: N
     while b"4" not in got:
         channel.connection.process_data_events(0.1)
         assert time.monotonic() < deadline
-    assert got == [b"1", b"2", b"4"]  # what was nacked was stored later
-    assert node[1].told.count("is served here: epoch 0") == 2  # slot 0 and the one of `/`, each taken once
+    assert got == [b"1", b"2", b"4"]  # the nacked message 2 was stored later
+    assert node[1].log_text.count("is served here: epoch 0") == 2  # slot 0 and the slot of `/`, each taken once
 
 
 @pytest.mark.external
@@ -178,7 +178,7 @@ def test_what_kafka_refuses_for_a_while_is_taken_later_by_the_same_owner(node: N
         ("cluster.node", "amqpd-1", "cluster.node amqpd-1 is already used by the node at"),
     ],
 )
-def test_a_node_that_does_not_belong_to_the_cluster_ends_before_it_has_a_slot(
+def test_node_with_wrong_secret_or_taken_name_exits(
     node: Nodes, tmp_path: Path, setting: str, value: str, why: str
 ) -> None:
     others = {"data-dir": tmp_path / "stranger", "cluster.node": "stranger", "cluster.listen": "127.0.0.1:0"}
@@ -196,8 +196,8 @@ def test_a_node_that_does_not_belong_to_the_cluster_ends_before_it_has_a_slot(
     assert node.api(1, "GET", "/api/vhosts")[0]["name"] == "/"
 
 
-def test_a_server_without_kafka_imports_nothing_of_a_cluster() -> None:
+def test_server_without_kafka_does_not_import_amqpd_cluster() -> None:
     program = "import amqpd.server, sys; print([each for each in sys.modules if each.startswith('amqpd.cluster')])"
     command = [sys.executable, "-P", "-c", program]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert told.stdout.strip() == "[]"
+    output = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert output.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""A node over one broker, from within: its lease, its epochs, another writer of its slot; Kafka that goes away."""
+"""A node over one broker, tested in process: lease, epochs, a second writer of its slot, Kafka outages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from amqpd.testing import embedded
 
 
 @asynccontextmanager
-async def a_node(tmp_path: Path, kafka: Any, name: str) -> AsyncIterator[Server]:
+async def running_node(tmp_path: Path, kafka: Any, name: str) -> AsyncIterator[Server]:
     settings = {
         "cluster.kafka": kafka.bootstrap,
         "cluster.name": name,
@@ -43,7 +43,7 @@ async def a_node(tmp_path: Path, kafka: Any, name: str) -> AsyncIterator[Server]
 
 async def until(holds: Callable[[], object], timeout_s: float = 25) -> None:
     async with asyncio.timeout(timeout_s):
-        while not holds():  # noqa: ASYNC110  # what it looks at has no event
+        while not holds():  # noqa: ASYNC110  # the condition has no event
             await asyncio.sleep(0.02)
 
 
@@ -51,37 +51,37 @@ async def connect(server: Server) -> aiormq.abc.AbstractConnection:
     return await aiormq.connect(f"amqp://guest:guest@127.0.0.1:{server.port('amqp')}/")
 
 
-def slot_of(server: Server) -> OwnedSlot:
-    """The one of vhost `/`."""
+def owned_slot(server: Server) -> OwnedSlot:
+    """Return the slot of vhost `/`."""
     assert server.node is not None
     return next(owned for owned in server.node.owned.values() if "/" in owned.vhosts)
 
 
-def nothing(_: object) -> None:
-    """Nobody hears."""
+def ignore(_: object) -> None:
+    """A callback that does nothing."""
 
 
-async def with_queue(server: Server) -> tuple[Any, Any]:
+async def connect_and_declare(server: Server) -> tuple[Any, Any]:
     connection = await connect(server)
     channel = await connection.channel()
     await channel.queue_declare("q", durable=True)
     return connection, channel
 
 
-async def test_queues_wait_while_kafka_does_not_answer_and_go_on_behind_that(tmp_path, kafka, topic) -> None:
-    async with a_node(tmp_path, kafka, topic) as server:
-        connection, channel = await with_queue(server)
-        owned = slot_of(server)
+async def test_deliveries_and_confirms_wait_while_kafka_is_silent(tmp_path, kafka, topic) -> None:
+    async with running_node(tmp_path, kafka, topic) as server:
+        connection, channel = await connect_and_declare(server)
+        owned = owned_slot(server)
         got: asyncio.Queue[Any] = asyncio.Queue()
         await channel.basic_consume("q", got.put, no_ack=True)
         await channel.basic_publish(b"before", routing_key="q")
         assert (await got.get()).body == b"before"
-        flush, owned.producer.flush = owned.producer.flush, lambda: None  # nothing goes to Kafka any more
+        flush, owned.producer.flush = owned.producer.flush, lambda: None  # nothing goes to Kafka from here on
         await until(lambda: owned.is_suspended)
         confirm = asyncio.ensure_future(channel.basic_publish(b"meanwhile", routing_key="q"))
         await until(lambda: owned.vhosts["/"].queues["q"].ready_count == 1)
         await asyncio.sleep(0.3)
-        assert got.empty(), "it is delivered though the slot may be another's"
+        assert got.empty(), "delivered although another node may own the slot"
         assert not confirm.done()
         owned.producer.flush = flush
         flush()
@@ -91,10 +91,10 @@ async def test_queues_wait_while_kafka_does_not_answer_and_go_on_behind_that(tmp
         await connection.close()
 
 
-async def test_an_idle_slot_keeps_its_lease(tmp_path, kafka, topic, monkeypatch) -> None:
+async def test_idle_slot_keeps_its_lease(tmp_path, kafka, topic, monkeypatch) -> None:
     monkeypatch.setattr(ownership, "CHECK_S", 0.05)
-    async with a_node(tmp_path, kafka, topic) as server:
-        owned = slot_of(server)
+    async with running_node(tmp_path, kafka, topic) as server:
+        owned = owned_slot(server)
         assert server.node is not None
         offsets = []
         for _ in range(3):
@@ -102,29 +102,29 @@ async def test_an_idle_slot_keeps_its_lease(tmp_path, kafka, topic, monkeypatch)
             await until(lambda before=before: owned.producer.answered_s > before)
             offsets.append(int(owned.logs.settled.high_watermark))
             assert not owned.is_suspended
-        assert offsets[-1] - offsets[0] <= 10, "a record each two seconds, not each look"
+        assert offsets[-1] - offsets[0] <= 10, "more than one record per two seconds"
 
 
-async def test_a_later_epoch_of_another_writer_ends_all_and_the_slot_is_taken_again(tmp_path, kafka, topic) -> None:
-    async with a_node(tmp_path, kafka, topic) as server:
-        connection, channel = await with_queue(server)
+async def test_slot_with_a_later_epoch_elsewhere_ends_and_is_retaken(tmp_path, kafka, topic) -> None:
+    async with running_node(tmp_path, kafka, topic) as server:
+        connection, channel = await connect_and_declare(server)
         node = server.node
         assert node is not None
-        owned = slot_of(server)
+        owned = owned_slot(server)
         await channel.basic_publish(b"kept", routing_key="q")
-        other = KafkaProducer(node.options.access, on_moved=nothing, on_refused=nothing, on_fenced=nothing)
+        other = KafkaProducer(node.options.access, on_moved=ignore, on_refused=ignore, on_fenced=ignore)
         names = [(each.topic.decode(), int(each.number)) for each in owned.producer.partitions]
         opened = [other.open(name, number, UNKNOWN) for name, number in names]
         await take_over(other, node.options.transactional_id(owned.slot), opened)
-        with pytest.raises(aiormq.exceptions.AMQPError):  # a nack, or the end of the connection: no confirm
+        with pytest.raises(aiormq.exceptions.AMQPError):  # a nack or a closed connection, but no confirm
             await channel.basic_publish(b"lost", routing_key="q")
         await until(lambda: owned.end_reason)
         assert owned.vhosts.get("/") is None or owned.vhosts["/"].deleted
         await until(lambda: node.owned.get(owned.slot) not in {None, owned})
-        again = slot_of(server)
+        again = owned_slot(server)
         assert again.epoch > owned.epoch
         await other.close()
-        connection, channel = await with_queue(server)
+        connection, channel = await connect_and_declare(server)
         message = await channel.basic_get("q")
         assert message.body == b"kept"
         storage = server.storage
@@ -133,12 +133,12 @@ async def test_a_later_epoch_of_another_writer_ends_all_and_the_slot_is_taken_ag
         await connection.close()
 
 
-async def test_a_slot_is_renewed_under_load_and_nothing_is_lost_or_doubled(tmp_path, kafka, topic) -> None:
-    async with a_node(tmp_path, kafka, topic) as server:
-        connection, channel = await with_queue(server)
+async def test_renewing_a_slot_under_load_loses_and_repeats_nothing(tmp_path, kafka, topic) -> None:
+    async with running_node(tmp_path, kafka, topic) as server:
+        connection, channel = await connect_and_declare(server)
         node = server.node
         assert node is not None
-        owned = slot_of(server)
+        owned = owned_slot(server)
         first = owned.epoch
 
         async def publish() -> None:
@@ -156,17 +156,15 @@ async def test_a_slot_is_renewed_under_load_and_nothing_is_lost_or_doubled(tmp_p
         taken = [int((await channel.basic_get("q", no_ack=True)).body) for _ in range(400)]
         assert taken == list(range(400))
         stale = ProducerId(0, int(owned.held.producer_id), first)
-        with pytest.raises(KafkaRefused, match="FENCED|EPOCH"):  # whoever holds the first epoch
+        with pytest.raises(KafkaRefused, match="FENCED|EPOCH"):  # the holder of the first epoch
             await init_producer_id(node.options.access, node.options.transactional_id(owned.slot), stale)
         await connection.close()
 
 
-async def test_a_slot_that_is_renewed_as_it_is_given_up_is_given_up_cleanly(
-    tmp_path, kafka, topic, monkeypatch
-) -> None:
-    """The later epoch is known to Kafka, and not yet here."""
-    async with a_node(tmp_path, kafka, topic) as server:
-        node, owned = server.node, slot_of(server)
+async def test_slot_given_up_during_a_renewal_is_handed_over_cleanly(tmp_path, kafka, topic, monkeypatch) -> None:
+    """Kafka knows the later epoch, the node does not yet."""
+    async with running_node(tmp_path, kafka, topic) as server:
+        node, owned = server.node, owned_slot(server)
         first, gate, real = owned.epoch, asyncio.Event(), init_producer_id
 
         async def slow(*arguments: Any) -> ProducerId:
@@ -183,23 +181,23 @@ async def test_a_slot_that_is_renewed_as_it_is_given_up_is_given_up_cleanly(
         await asyncio.gather(renewing, giving_up)
         again = await node.takeovers.take_over(owned.slot)
         assert (again.epoch, again.logs.is_clean_takeover) == (first + 2, True)
-        await node.takeovers.renew(owned)  # nothing, for it is given up
+        await node.takeovers.renew(owned)  # no effect: the slot was given up
         await node.takeovers.give_up(again)
         again = await node.takeovers.take_over(owned.slot)
         assert (again.epoch, again.logs.is_clean_takeover) == (first + 3, True)
         await node.takeovers.give_up(again)
 
 
-async def test_a_wish_that_has_come_true_is_taken_away_but_no_later_one(tmp_path, kafka, topic) -> None:
-    """Told late, and told by who was slot 0's owner before and did not come to it."""
-    async with a_node(tmp_path, kafka, topic) as server:
-        node, owned = server.node, slot_of(server)
+async def test_fulfilled_wish_is_removed_but_a_later_wish_stays(tmp_path, kafka, topic) -> None:
+    """The node notices the owner change late, or had no chance to remove the wish as the former owner of slot 0."""
+    async with running_node(tmp_path, kafka, topic) as server:
+        node, owned = server.node, owned_slot(server)
         notes = node.metadata.slots[0].table.notes
         slot = owned.slot
-        await until(lambda: 0 in node.owned and node.state.owner_of(slot))  # what it has written comes back by Kafka
+        await until(lambda: 0 in node.owned and node.state.owner_of(slot))  # its own writes have arrived from Kafka
         await node.metadata.slots[0].write([PutAnnotation((WISH, slot), {"node": "elsewhere"})])
         table = node.state.table
-        table.notes[WISH, slot] = {"node": "a"}  # as it was before: this node is behind
+        table.notes[WISH, slot] = {"node": "a"}  # the old value: this node is behind
         node._owner_changed(slot)
         await node.metadata.slots[0].write([])
         assert notes[WISH, slot] == {"node": "elsewhere"}
@@ -209,19 +207,19 @@ async def test_a_wish_that_has_come_true_is_taken_away_but_no_later_one(tmp_path
         assert (WISH, slot) not in notes
 
 
-async def test_a_slot_that_is_given_up_and_taken_again_leaves_nothing_behind(tmp_path, kafka, topic) -> None:
-    async with a_node(tmp_path, kafka, topic) as server:
+async def test_slot_that_is_drained_and_retaken_leaks_nothing(tmp_path, kafka, topic) -> None:
+    async with running_node(tmp_path, kafka, topic) as server:
         node = server.node
         assert node is not None
-        connection, channel = await with_queue(server)
+        connection, channel = await connect_and_declare(server)
         await channel.basic_publish(b"kept", routing_key="q")
         await connection.close()
         await until(lambda: not server.connections.by_name)
-        gone: list[weakref.ref[Any]] = []
+        references: list[weakref.ref[Any]] = []
         tasks = len(asyncio.all_tasks())
         for _ in range(3):
-            owned = slot_of(server)
-            gone += [weakref.ref(each) for each in (owned, owned.logs, owned.producer, owned.vhosts["/"])]
+            owned = owned_slot(server)
+            references += [weakref.ref(each) for each in (owned, owned.logs, owned.producer, owned.vhosts["/"])]
             del owned
             await node.drain()
             assert not node.owned
@@ -230,21 +228,19 @@ async def test_a_slot_that_is_given_up_and_taken_again_leaves_nothing_behind(tmp
             node.undrain()
             await until(lambda: "/" in server.broker.vhosts)
 
-        def all_gone() -> bool:
+        def all_collected() -> bool:
             gc.collect()
-            return not any(each() is not None for each in gone) and len(asyncio.all_tasks()) <= tasks + 2
+            return not any(each() is not None for each in references) and len(asyncio.all_tasks()) <= tasks + 2
 
-        await until(all_gone)
-        connection, channel = await with_queue(server)
+        await until(all_collected)
+        connection, channel = await connect_and_declare(server)
         assert (await channel.basic_get("q")).body == b"kept"
         await connection.close()
 
 
-async def test_a_node_that_cannot_follow_the_cluster_any_more_stops(
-    tmp_path, kafka, topic, monkeypatch, caplog
-) -> None:
-    """Others take over what it serves, and whoever runs it starts it again."""
-    async with a_node(tmp_path, kafka, topic) as server:
+async def test_node_that_cannot_read_cluster_metadata_stops(tmp_path, kafka, topic, monkeypatch, caplog) -> None:
+    """Other nodes take over its vhosts, and the operator's supervisor restarts it."""
+    async with running_node(tmp_path, kafka, topic) as server:
 
         def failing(*_: object) -> None:
             raise IndexError("a bug of ours")
@@ -257,11 +253,11 @@ async def test_a_node_that_cannot_follow_the_cluster_any_more_stops(
         assert "the broker stops: the cluster's metadata cannot be read any more" in caplog.text
 
 
-async def test_a_wish_moves_nothing_where_there_is_no_such_node(tmp_path, kafka, topic) -> None:
-    async with a_node(tmp_path, kafka, topic) as server:
+async def test_wish_for_an_absent_node_moves_nothing(tmp_path, kafka, topic) -> None:
+    async with running_node(tmp_path, kafka, topic) as server:
         node = server.node
         assert node is not None
-        owned = slot_of(server)
+        owned = owned_slot(server)
         await node.request_move(owned.slot, "nobody")
         await until(lambda: node.state.requested_node(owned.slot) == "nobody")
         await asyncio.sleep(1)

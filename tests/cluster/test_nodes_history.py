@@ -1,11 +1,11 @@
-"""A history of everything clients do, over kills of nodes and brokers, cut links and set clocks: each copy of each
-message is accounted for. What is judged: `tests/crash/history_judge.py`, and `history_nodes.py` for what is otherwise
-here.
+"""A recorded history of all client actions over killed nodes and brokers, cut links and changed clocks. Every copy of
+every message is accounted for. The judge is `tests/crash/history_judge.py`; `history_nodes.py` has the differences of a
+cluster.
 
-Besides, two vhosts have publishers and a consumer that come and go as their own connections do (`nodes_load.py`).
-TEST_CLUSTER_KILLS, _BROKER_KILLS, _CUTS, _STOPS, _CLOCKS and _SEED set other counts, _SECONDS when to stop before; with
-clocks nothing is judged by its time (`StreamOfSetClocks`). A failed run says its seed; the faults are the same ones
-again, their moments not quite.
+Two more vhosts have publishers and a consumer that reconnect as their connections end (`nodes_load.py`).
+TEST_CLUSTER_KILLS, _BROKER_KILLS, _CUTS, _STOPS, _CLOCKS and _SEED set other counts; _SECONDS sets an earlier end. With
+clocks nothing is judged by time (`StreamOfSetClocks`). A failed run prints its seed: the same seed gives the same
+faults at nearly the same moments.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from amqpd_nodes import Nodes
 from history import Event, History
 from history_faults import CLOCK_S, ENDS, Faults
 from history_load import prepare, queues
-from history_nodes import WITHOUT, NodesCrowd, NodesJudge, NodesStream, asking, request
+from history_nodes import WITHOUT, NodesCrowd, NodesJudge, NodesStream, http_api, request
 from kafka_rig import Kafka
 from nodes_load import Load
 from nodes_story import LONG, loaded, note
@@ -34,16 +34,16 @@ from wall_clock import WallClock
 
 LIVES_PER_EPOCH = 8
 BREAKS_S = 30.0
-"""Within so long clients are told that their node, or the one that serves them, is gone."""
+"""Clients must notice within this time that their node, or the node that serves them, has failed."""
 BEGINS_S = 240.0
 AT_STAKE = {"purged", "deleted", "committed", "rolled back", "ruled", "moved, by a job", "redriven, by a job"}
-"""A run without these has proved nothing about them."""
+"""A run without these events has proved nothing about them."""
 SETTINGS = {"storage.segment_size_bytes": 1 << 20, "storage.upkeep_interval_s": 0.2, "log.level": "warning"}
 BESIDE = ("red", "green")
 
 
 class Lives:
-    """The history of one cluster, life by life."""
+    """The history of one cluster, one life after the other."""
 
     def __init__(self, nodes: Nodes, faults: Faults, seed: int, *, clocks: bool) -> None:
         self.nodes = nodes
@@ -56,10 +56,10 @@ class Lives:
         self.judge = NodesJudge(2.0 * CLOCK_S if clocks else 0.0)
         self.life = 0
         self.killed_at = 0.0
-        self.took: list[float] = []  # from a kill of the owner until the next life could begin
+        self.took: list[float] = []  # from the kill of the owner until the next life could begin
 
     async def run(self, load: Load) -> None:
-        """Until nothing is left to do."""
+        """Run lives until no fault is left."""
         while self.faults.left:
             await self.one()
             if self.life % LIVES_PER_EPOCH == 0 or not self.faults.left:
@@ -67,7 +67,9 @@ class Lives:
         assert load.account.confirmed
 
     async def one(self) -> None:
-        """Load by any node that is well, two to four faults or the first that ends all connections, and the end."""
+        """Run one life: load through a healthy node, two to four faults or the first fault that ends all
+        connections.
+        """
         began_at = time.monotonic()
         via = await self.begin()
         begun_at = time.monotonic()
@@ -90,7 +92,7 @@ class Lives:
         ended_at = time.monotonic() if struck is None else struck.at
         if struck is not None and struck.leads == ENDS and not self.nodes[via].paused:
             await self._breaks(crowd, struck.what)
-        await self.over(crowd, "stop" if struck is not None and struck.clean else "cut", ended_at)
+        await self.end_life(crowd, "stop" if struck is not None and struck.clean else "cut", ended_at)
         if struck is not None and struck.what == "kill of the owner":
             self.killed_at = ended_at
         times = ", ".join(f"{at - began_at:.1f}" for at in (begun_at, runs_at, ended_at, time.monotonic()))
@@ -104,13 +106,15 @@ class Lives:
         return crowd
 
     async def begin(self) -> int:
-        """Nothing is left of the life before, and all is declared: by which node. Raises: AssertionError."""
+        """Wait until nothing of the last life is left, declare everything, and return the node used. Raises:
+        AssertionError.
+        """
         deadline = time.monotonic() + BEGINS_S
         last: object = None
         while True:
             via = self.choose.choice(self.faults.well())
             node = self.nodes[via]
-            ask = asking(node.http)
+            ask = http_api(node.http)
             try:
                 async with asyncio.timeout(40):
                     last = await self._left(node.http)
@@ -124,7 +128,7 @@ class Lives:
             await asyncio.sleep(0.2)
 
     async def _left(self, http: tuple[str, int]) -> str:
-        """What there is still of a life, as the owner says: "" for nothing. Raises: OSError."""
+        """Return what is left of the last life, as the owner reports it, or "". Raises: OSError."""
         status, connections = await request(http, "GET", "/api/vhosts/%2F/connections", None)
         if status != 200:
             return f"{status} {connections}"
@@ -149,10 +153,10 @@ class Lives:
             async with asyncio.timeout(BREAKS_S):
                 await crowd.broken.wait()
         except TimeoutError:
-            self.history.violations.append(f"life {self.life}: {what}, and clients are not told within {BREAKS_S:g} s")
+            self.history.violations.append(f"life {self.life}: {what}, and clients do not notice within {BREAKS_S:g} s")
 
-    async def over(self, crowd: NodesCrowd, how: str, at: float) -> None:
-        """All leave, and what they have heard is judged."""
+    async def end_life(self, crowd: NodesCrowd, how: str, at: float) -> None:
+        """Disconnect all clients and judge what they received."""
         await crowd.gone()
         history, judge = self.history, self.judge
         history.events.append(Event(at, "ended", more=how))
@@ -165,23 +169,23 @@ class Lives:
         self.stop_at_once()
 
     def stop_at_once(self) -> None:
-        """With the first violation: what follows from it is of no use. Raises: AssertionError."""
+        """Stop at the first violation: later ones may only be its consequences. Raises: AssertionError."""
         history = self.history
         found = history.violations + self.judge.violations + history.stream.violations + history.groups.failures
-        assert not found, "\n".join([self.told(), *found[:20], self.judge.tell(), self.logs()])
+        assert not found, "\n".join([self.summary(), *found[:20], self.judge.tell(), self.logs()])
 
     async def account(self) -> None:
-        """All is drained, and every copy accounted for."""
+        """Drain all queues and account for every copy."""
         self.faults.clocks_are_right()
         await self.faults.calm()
         while not await self._drained():
             pass
         self.judge.account()
         self.stop_at_once()
-        self.faults.go_on()
+        self.faults.resume_broker_faults()
 
     async def _drained(self) -> bool:
-        """False: its connections ended before; once more."""
+        """Drain once. Return False if the connections ended before the queues were empty."""
         via = await self.begin()
         crowd = self._crowd(via, draining=True)
         crowd.start()
@@ -209,26 +213,26 @@ class Lives:
             watcher.abort()
         if quiet:
             self.history.drained()
-        await self.over(crowd, "stop" if quiet else "cut", time.monotonic())
+        await self.end_life(crowd, "stop" if quiet else "cut", time.monotonic())
         return bool(quiet)
 
-    def told(self) -> str:
-        """In one line."""
+    def summary(self) -> str:
+        """Return the totals in one line."""
         totals = ", ".join(f"{each} {number}" for each, number in sorted(self.judge.totals.items()))
         streams = ", ".join(f"{each} {number}" for each, number in self.history.stream.totals.items())
-        faults = ", ".join(f"{each} {number}" for each, number in sorted(self.faults.told.items()))
+        faults = ", ".join(f"{each} {number}" for each, number in sorted(self.faults.counts.items()))
         return (
             f"seed {self.seed}: {self.life} lives; {dict(self.faults.done)}; {faults}; {totals}; stream: {streams}; "
             f"groups: {self.history.groups.deliveries} given"
         )
 
     def logs(self) -> str:
-        return "\n".join(f"== {node.name}\n{node.told[-2500:]}" for node in self.nodes)
+        return "\n".join(f"== {node.name}\n{node.log_text[-2500:]}" for node in self.nodes)
 
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[kafka_hosts.Network]:
-    """Hosts of three brokers, and of three nodes."""
+    """Hosts for three brokers and three nodes."""
     kafka_rig.need(kafka_rig.missing() or kafka_hosts.missing())
     with kafka_hosts.Network(6, number=7) as network:
         yield network
@@ -236,15 +240,15 @@ def network() -> Iterator[kafka_hosts.Network]:
 
 @pytest.fixture(scope="module")
 def far_brokers(network: kafka_hosts.Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """On hosts of their own."""
+    """Three brokers on separate hosts."""
     with Kafka(tmp_path_factory.mktemp("kafka"), 3, hosts=network.hosts[:3]) as cluster:
         yield cluster
 
 
-async def written(
+async def run_history(
     directory: Path, network: kafka_hosts.Network, kafka: Kafka, wanted: dict[str, int], seed: int, plant: str = ""
 ) -> Lives:
-    """The history of a cluster, judged. Raises: AssertionError."""
+    """Run and judge the history of a cluster. Raises: AssertionError."""
     nodes = Nodes(
         *(directory, kafka, 3),
         name=f"history-{seed}-{plant}",
@@ -271,23 +275,25 @@ async def written(
                 await story.run(load)
             finally:
                 await faults.end()
-                print(f"\n{story.told()}")
+                print(f"\n{story.summary()}")
                 for host in network.hosts:
                     host.heal()
-        tracebacks = [node.name for node in nodes if "Traceback" in node.told]
+        tracebacks = [node.name for node in nodes if "Traceback" in node.log_text]
         assert not tracebacks, story.logs()
         took = sorted(round(each, 1) for each in story.took)
-        note("history", told=story.told(), beside=load.account.told(), took=took)
+        note("history", told=story.summary(), beside=load.account.summary(), took=took)
     return story
 
 
 def count(name: str, ci: int, whole: int) -> int:
-    """So often, unless TEST_CLUSTER_name says otherwise."""
+    """Return the number of faults, or TEST_CLUSTER_name if it is set."""
     return int(os.environ.get(f"TEST_CLUSTER_{name}", whole if LONG else ci))
 
 
 @pytest.mark.timeout(0 if LONG else 1200)
-async def test_every_message_accounted(tmp_path: Path, network: kafka_hosts.Network, far_brokers: Kafka) -> None:
+async def test_every_message_copy_is_accounted_for(
+    tmp_path: Path, network: kafka_hosts.Network, far_brokers: Kafka
+) -> None:
     wanted = {
         "node kills": count("KILLS", 2, 100),
         "broker kills": count("BROKER_KILLS", 1, 50),
@@ -295,21 +301,21 @@ async def test_every_message_accounted(tmp_path: Path, network: kafka_hosts.Netw
         "stops": count("STOPS", 1, 20),
         "clocks": count("CLOCKS", 0, 0),
     }
-    story = await written(tmp_path, network, far_brokers, wanted, count("SEED", 1, 1))
+    story = await run_history(tmp_path, network, far_brokers, wanted, count("SEED", 1, 1))
     totals = story.judge.totals
-    assert totals["copies accounted for"] > 20 * story.life, f"hardly any load: {story.told()}"
+    assert totals["copies accounted for"] > 20 * story.life, f"hardly any load: {story.summary()}"
     if story.life > LIVES_PER_EPOCH:
         assert story.history.seen >= AT_STAKE, AT_STAKE - story.history.seen
-        assert totals["settled for certain, ack"], story.told()
+        assert totals["settled for certain, ack"], story.summary()
 
 
 @pytest.mark.on_demand
 @pytest.mark.parametrize(
     ("plant", "seen"), [("confirm-early", "is lost"), ("no-settlements", "came back although it was settled")]
 )
-async def test_planted_faults_are_seen(
+async def test_planted_faults_are_detected(
     tmp_path: Path, network: kafka_hosts.Network, far_brokers: Kafka, plant: str, seen: str
 ) -> None:
-    """Planted: a message is confirmed before Kafka has it; acks are not told to Kafka."""
+    """Planted faults: confirms before Kafka has the message; acks that are not sent to Kafka."""
     with pytest.raises(AssertionError, match=seen):
-        await written(tmp_path, network, far_brokers, {"node kills": 10}, 2, plant)
+        await run_history(tmp_path, network, far_brokers, {"node kills": 10}, 2, plant)

@@ -1,5 +1,5 @@
-"""Many vhosts with many queues, and nobody who uses them: how long it takes to declare them, what they cost while
-nothing happens, and how long it takes to take them over. Figures, for README.md's table; and that all are there.
+"""Many idle vhosts with many queues: the time to declare them, their cost when idle, the time to take them over. The
+test records figures for README.md's table and checks that all queues exist.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ pytestmark = pytest.mark.on_demand
 LARGE = ("-Xmx1g", *SMALL[1:])
 IDLE_S = 30.0
 SETTLED_S = 15.0
-"""After which what the declarations have left to do is done."""
+"""Time for the work that declarations leave behind."""
 KINDS = {0: "produce", 1: "fetch", 3: "metadata", 12: "heartbeat"}
 
 
-async def test_many_idle_queues(tmp_path: Path, brokers: Kafka) -> None:
+async def test_many_idle_queues_are_all_taken_over(tmp_path: Path, brokers: Kafka) -> None:
     """Acceptance 11: 100 vhosts with 500 durable queues on three nodes over three brokers."""
     with many(tmp_path, brokers) as nodes:
         await idle_queues("many", nodes, brokers, count(10, 100), 5)
 
 
-async def test_ten_thousand_idle_queues(tmp_path: Path) -> None:
-    """Ten times as many and more, over one broker: what grows faster than their number is seen here."""
+async def test_ten_thousand_idle_queues_are_all_taken_over(tmp_path: Path) -> None:
+    """More queues over one broker: this shows costs that grow faster than the number of queues."""
     kafka_rig.need(kafka_rig.missing())
     with Kafka(tmp_path / "kafka", java_options=LARGE) as kafka, many(tmp_path, kafka) as nodes:
         await idle_queues("ten thousand", nodes, kafka, count(20, 100), 100)
 
 
 def many(directory: Path, kafka: Kafka) -> Nodes:
-    """Three nodes, with as many slots as a cluster has where nobody says how many."""
+    """Create three nodes with the default number of slots."""
     return Nodes(directory, kafka, 3, name="many", plant="count-requests", settings={"cluster.slots": 64})
 
 
 async def idle_queues(name: str, nodes: Nodes, kafka: Kafka, vhosts: int, queues: int, clients: int = 4) -> None:
-    """So many queues in each vhost, declared by some clients side by side; then nothing; then an owner is killed."""
+    """Declare `queues` queues in each vhost with several clients, wait idle, then kill an owner."""
     empty = [_rss_mib(node) for node in nodes]
     load = Load(Account(), [node.amqp for node in nodes])
     began = time.monotonic()
@@ -62,10 +62,10 @@ async def idle_queues(name: str, nodes: Nodes, kafka: Kafka, vhosts: int, queues
     declared_s = time.monotonic() - began
     await asyncio.sleep(SETTLED_S)
     full = [_rss_mib(node) for node in nodes]
-    began, cpu, kafka_cpu, asked = time.monotonic(), _cpu_s(nodes), _kafka_cpu_s(kafka), _requests(nodes)
+    began, cpu, kafka_cpu, requests = time.monotonic(), _cpu_s(nodes), _kafka_cpu_s(kafka), _requests(nodes)
     await asyncio.sleep(IDLE_S)
     idle_s = time.monotonic() - began
-    cpu, kafka_cpu, asked = _cpu_s(nodes) - cpu, _kafka_cpu_s(kafka) - kafka_cpu, _requests(nodes) - asked
+    cpu, kafka_cpu, requests = _cpu_s(nodes) - cpu, _kafka_cpu_s(kafka) - kafka_cpu, _requests(nodes) - requests
     times = sorted(each for some in declares for each in some)
     first, last = (sorted(each for some in part for each in some) for part in (declares[:10], declares[-10:]))
     note(
@@ -78,11 +78,13 @@ async def idle_queues(name: str, nodes: Nodes, kafka: Kafka, vhosts: int, queues
         declare_ms_mean={"first": round(_mean_ms(first), 1), "last": round(_mean_ms(last), 1)},
         mib_before=[round(each) for each in empty],
         mib_after=[round(each) for each in full],
-        idle_requests_a_second={KINDS.get(kind, str(kind)): round(asked[kind] / idle_s, 1) for kind in sorted(asked)},
+        idle_requests_a_second={
+            KINDS.get(kind, str(kind)): round(requests[kind] / idle_s, 1) for kind in sorted(requests)
+        },
         idle_processor_share=round(cpu / idle_s, 3),
         idle_kafka_processor_share=round(kafka_cpu / idle_s, 3),
     )
-    await _taken_over(name, nodes, load, names, queues)
+    await _take_over(name, nodes, load, names, queues)
     await load.leave()
 
 
@@ -99,16 +101,16 @@ async def _declare(load: Load, vhosts: Iterator[str], queues: int, times: list[l
         await link.gone.wait()
 
 
-async def _taken_over(name: str, nodes: Nodes, load: Load, vhosts: list[str], queues: int) -> None:
-    """The owner of the first vhost is killed: all queues of all its vhosts are elsewhere."""
+async def _take_over(name: str, nodes: Nodes, load: Load, vhosts: list[str], queues: int) -> None:
+    """Kill the owner of the first vhost and check that all queues of its vhosts exist elsewhere."""
     owners = {vhost: await owner_of(nodes, vhost) for vhost in vhosts}
     victim = owners[vhosts[0]]
-    his = [vhost for vhost, owner in owners.items() if owner == victim]
+    victim_vhosts = [vhost for vhost, owner in owners.items() if owner == victim]
     cpu = {node.number: _cpu_of(node) for node in nodes}
     since = time.monotonic()
     nodes.kill(victim)
-    took = await asyncio.gather(*(_found(load, vhost, since) for vhost in his))
-    for vhost in his:
+    took = await asyncio.gather(*(_seconds_until_found(load, vhost, since) for vhost in victim_vhosts))
+    for vhost in victim_vhosts:
         link = await load._connect(vhost)
         for queue in range(queues):
             await link.declare_queue(f"queue-{queue}", passive=True)
@@ -116,16 +118,16 @@ async def _taken_over(name: str, nodes: Nodes, load: Load, vhosts: list[str], qu
         await link.gone.wait()
     note(
         f"{name}, taken over",
-        vhosts=len(his),
-        queues=len(his) * queues,
+        vhosts=len(victim_vhosts),
+        queues=len(victim_vhosts) * queues,
         first_s=round(min(took), 1),
         last_s=round(max(took), 1),
         processor_s=round(sum(_cpu_of(node) - cpu[node.number] for node in nodes if node.running), 1),
     )
 
 
-async def _found(load: Load, vhost: str, since: float) -> float:
-    """Seconds until its first queue is found. Raises: AssertionError."""
+async def _seconds_until_found(load: Load, vhost: str, since: float) -> float:
+    """Return the seconds until the vhost's first queue is found. Raises: AssertionError."""
     while True:
         assert time.monotonic() < since + 180, f"{vhost} is not served"
         link = await load._connect(vhost)
@@ -143,7 +145,7 @@ def _mean_ms(times: list[float]) -> float:
 
 
 def _requests(nodes: Nodes) -> Counter[int]:
-    """To Kafka, of all nodes, by kind."""
+    """Requests of all nodes to Kafka, by kind."""
     return sum((requests_of(node.directory) for node in nodes), Counter())
 
 

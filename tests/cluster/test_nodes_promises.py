@@ -1,4 +1,4 @@
-"""What a queue promises across owners: acks count, a new queue never shows an old message, an old epoch stays out."""
+"""Guarantees of a queue across owners: acks count, a new queue never shows old messages, an old epoch cannot write."""
 
 from __future__ import annotations
 
@@ -12,61 +12,74 @@ import pytest
 from amqpd_nodes import Nodes
 from kafka_rig import Kafka
 from nodes_load import Load
-from nodes_story import LONG, VHOSTS, count, flowing, loaded, note, owner_of, owners_of, served, started
+from nodes_story import (
+    LONG,
+    VHOSTS,
+    count,
+    loaded,
+    note,
+    owner_of,
+    owners_of,
+    start_and_wait,
+    wait_until_flowing,
+    wait_until_served,
+)
 from quickclient import HEARS_CANCEL, Gone, Link, connect
-from test_nodes_zombies import stopped_owner
+from test_nodes_zombies import stop_owner
 
 ACK_AGE_S = 0.15 if LONG else 3.0
-"""CI's machines may keep a node from its 50 ms for a while."""
+"""CI machines may delay a node's 50 ms flush."""
 PERSISTENT = b"\x10\x00\x02"
 
 
-async def acks_count(nodes: Nodes, times: int) -> None:
-    """An ack that is older than ACK_AGE_S when its node is killed does not come back."""
+async def check_old_acks(nodes: Nodes, times: int) -> None:
+    """Kill owners. A message whose ack is older than ACK_AGE_S must not be delivered again."""
     judged = 0
     async with loaded(nodes, publishers=1) as load:
         for turn in range(times):
             vhost = VHOSTS[turn % len(VHOSTS)]
             victim = await owner_of(nodes, vhost)
-            his = [each for each, owner in (await owners_of(nodes)).items() if owner == victim]
+            victim_vhosts = [each for each, owner in (await owners_of(nodes)).items() if owner == victim]
             await asyncio.sleep(1.0 + ACK_AGE_S)
             before = len(load.account.returned)
             old = [
                 (queue, name)
-                for queue in his
+                for queue in victim_vhosts
                 for name, copy in load.account.seen[queue].items()
                 if copy.heard_at and copy.heard_at < time.monotonic() - ACK_AGE_S
             ]
             since = time.monotonic()
             nodes.kill(victim)
-            await served(load, his, since)
-            await started(nodes, victim)
-            await flowing(load, VHOSTS)
-            back = [each for each in load.account.returned[before:] if 0 < each.heard_at < since - ACK_AGE_S]
-            assert back == [], f"{len(back)} of {len(old)} messages came back although they had been acked for long"
+            await wait_until_served(load, victim_vhosts, since)
+            await start_and_wait(nodes, victim)
+            await wait_until_flowing(load, VHOSTS)
+            returned = [each for each in load.account.returned[before:] if 0 < each.heard_at < since - ACK_AGE_S]
+            assert returned == [], (
+                f"{len(returned)} of {len(old)} messages came back although they had been acked for long"
+            )
             judged += len(old)
-    note("acks", kills=times, judged=judged, told=load.account.told())
+    note("acks", kills=times, judged=judged, told=load.account.summary())
     assert judged > 0
 
 
 @pytest.mark.on_demand
-async def test_acks_that_are_old_enough_count(nodes: Nodes) -> None:
-    """Acceptance 8, but for its ten million acks (test_replicated_log.py has what they leave)."""
-    await acks_count(nodes, count(2, 30))
+async def test_old_acks_survive_a_kill(nodes: Nodes) -> None:
+    """Acceptance 8, except its ten million acks: test_replicated_log.py covers what they leave."""
+    await check_old_acks(nodes, count(2, 30))
 
 
 @pytest.mark.on_demand
-async def test_settlements_that_are_not_told_come_back(tmp_path: Path, brokers: Kafka) -> None:
-    """Planted: what consumers have acked is not told to Kafka."""
+async def test_planted_unsent_acks_are_redelivered(tmp_path: Path, brokers: Kafka) -> None:
+    """Planted fault: acks are not sent to Kafka."""
     with (
         Nodes(tmp_path, brokers, 3, name="planted-8", plant="no-settlements") as nodes,
         pytest.raises(AssertionError, match="came back although they had been acked"),
     ):
-        await acks_count(nodes, 3)
+        await check_old_acks(nodes, 3)
 
 
-class Anew:
-    """A queue that is declared, filled, deleted and declared again, over whichever node there is."""
+class RecreatedQueue:
+    """A queue that is declared, filled, deleted and declared again, over any node."""
 
     def __init__(self, load: Load, vhost: str) -> None:
         self.load = load
@@ -81,19 +94,17 @@ class Anew:
             await self.link.confirm_select()
         return self.link
 
-    async def go(self) -> None:
-        """One round. What is found must be of the incarnation that was declared last, or of one whose deletion nobody
-        answered.
-        """
+    async def run_round(self) -> None:
+        """Run one round. A message found must be of the last incarnation, or of one whose deletion was not answered."""
         self.round += 1
-        sure = False  # whether the queue is known to be new
+        is_new = False  # whether the queue is known to be new
         while True:
             try:
                 link = await self._open()
-                if not sure:
+                if not is_new:
                     await link.delete_queue("anew")
                     await link.declare_queue("anew")
-                    sure = True
+                    is_new = True
                 found = await link.get("anew", no_ack=True)
                 if found is not None:
                     assert found.body.startswith(b"%d;" % self.round), f"round {self.round} found {found.body[:20]!r}"
@@ -104,38 +115,38 @@ class Anew:
                 assert found is None or found.body.startswith(b"%d;" % self.round), f"{self.round}: {found}"
                 return
             except (Gone, TimeoutError, OSError):
-                # A deletion or a declaration without an answer: done or not, it is done once more.
+                # The deletion or declaration was not answered, so its outcome is unknown: repeat it.
                 self.again += 1
-                sure = sure and self.again % 2 == 0
+                is_new = is_new and self.again % 2 == 0
                 await asyncio.sleep(0.1)
 
 
-async def deleted_and_declared(nodes: Nodes, rounds: int, kills: int) -> None:
-    """With kills between, and a zombie whose batch of a former incarnation comes late."""
+async def delete_and_declare(nodes: Nodes, rounds: int, kills: int) -> None:
+    """Repeat with kills, and with a zombie whose batch for a former incarnation arrives late."""
     await asyncio.to_thread(nodes.add_vhost, "red")
-    load = Load(account=_none(), addresses=[node.amqp for node in nodes])
-    queue = Anew(load, "red")
+    load = Load(account=_empty_account(), addresses=[node.amqp for node in nodes])
+    queue = RecreatedQueue(load, "red")
     try:
         for turn in range(rounds):
-            await queue.go()
+            await queue.run_round()
             if kills and turn % max(1, rounds // kills) == rounds // kills - 1:
                 victim = await owner_of(nodes, "red")
                 if turn % 2:
                     nodes.kill(victim)
-                    await queue.go()
-                    await started(nodes, victim)
+                    await queue.run_round()
+                    await start_and_wait(nodes, victim)
                 else:
                     late = await connect(nodes[victim].amqp[1], vhost="red", patience_s=300, properties=HEARS_CANCEL)
                     nodes.pause(victim)
                     late.publish("", "anew", PERSISTENT, b"0;late")
                     assert queue.link is not None
                     queue.link.abort()
-                    await queue.go()
+                    await queue.run_round()
                     nodes.resume(victim)
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(late.gone.wait(), 60)
                     late.abort()
-                await queue.go()
+                await queue.run_round()
     finally:
         if queue.link is not None:
             queue.link.abort()
@@ -144,27 +155,27 @@ async def deleted_and_declared(nodes: Nodes, rounds: int, kills: int) -> None:
     note("anew", rounds=queue.round, again=queue.again)
 
 
-def _none():
+def _empty_account():
     from account import Account
 
     return Account()
 
 
 @pytest.mark.on_demand
-async def test_a_new_queue_never_shows_an_old_message(nodes: Nodes) -> None:
+async def test_new_queue_never_shows_an_old_message(nodes: Nodes) -> None:
     """Acceptance 9."""
-    await deleted_and_declared(nodes, count(40, 1000), count(3, 40))
+    await delete_and_declare(nodes, count(40, 1000), count(3, 40))
 
 
 @pytest.mark.on_demand
-async def test_a_queue_that_begins_where_another_did_shows_its_messages(tmp_path: Path, brokers: Kafka) -> None:
-    """Planted: a partition is used again from its beginning, without a record of its own before it."""
+async def test_planted_reused_partition_shows_old_messages(tmp_path: Path, brokers: Kafka) -> None:
+    """Planted fault: a partition is reused from its start, without a first record of the new queue."""
     with (
         Nodes(tmp_path, brokers, 3, name="planted-9", plant="old-place") as nodes,
-        pytest.raises(AssertionError, match=r"^round \d+ found|^\d+: Message") as seen,
+        pytest.raises(AssertionError, match=r"^round \d+ found|^\d+: Message") as failure,
     ):
-        await deleted_and_declared(nodes, 40, 4)
-    note("planted 9", seen=str(seen.value)[:300])
+        await delete_and_declare(nodes, 40, 4)
+    note("planted 9", seen=str(failure.value)[:300])
 
 
 async def forgotten_producers(tmp_path: Path, plant: str, times: int) -> None:
@@ -173,20 +184,20 @@ async def forgotten_producers(tmp_path: Path, plant: str, times: int) -> None:
         Kafka(tmp_path / "kafka", settings=settings) as kafka,
         Nodes(tmp_path, kafka, 2, name="forgetful", plant=plant) as nodes,
     ):
-        await stopped_owner(nodes, kafka, times, 30)
+        await stop_owner(nodes, kafka, times, 30)
 
 
 @pytest.mark.on_demand
-async def test_an_old_epoch_stays_out_where_kafka_forgets_producers(tmp_path: Path) -> None:
-    """Acceptance 10: hours pass in seconds; each partition has a record of its owner often enough."""
+async def test_old_epoch_stays_fenced_when_kafka_forgets_producers(tmp_path: Path) -> None:
+    """Acceptance 10, with hours compressed to seconds: the owner writes a record to each partition often enough."""
     kafka_rig.need(kafka_rig.missing())
     await forgotten_producers(tmp_path, "fast-keep-alive", count(1, 5))
 
 
 @pytest.mark.on_demand
-async def test_without_the_hourly_record_an_old_epoch_comes_in(tmp_path: Path) -> None:
-    """Planted: it is left out. Who hears of the new owner before he sends writes nothing: one of several does.
-    What it has written may be told by the next turn's clients, to whom it is strange.
+async def test_planted_no_keep_alive_lets_an_old_epoch_write(tmp_path: Path) -> None:
+    """Planted fault: no keep-alive records. A zombie that learns of the new owner before it sends writes nothing, but
+    one of several does. Clients of the next turn may report the zombie's message as never published.
     """
     kafka_rig.need(kafka_rig.missing())
     wrong = r"a zombie has confirmed|had has been stored|epoch \d+ behind|was never published"

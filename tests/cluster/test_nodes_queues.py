@@ -1,5 +1,5 @@
-"""Every kind of queue over a cluster: what it holds when its node is killed is there at the next, and what cannot be is
-refused in words. One broker of Kafka, two nodes.
+"""Every kind of queue in a cluster: its contents survive a kill of its node, and unsupported features are refused. One
+Kafka broker, two nodes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def nodes(kafka: Kafka, tmp_path: Path) -> Iterator[Nodes]:
 
 
 class Client:
-    """A connection to one node, and its channel; publishes are confirmed. made: those that the test has."""
+    """A connection to one node with a confirming channel. made: all clients of the test."""
 
     made: ClassVar[list[Client]] = []
 
@@ -84,8 +84,8 @@ class Client:
             self.connection.sleep(0.05)
 
 
-def killed(nodes: Nodes, vhost: str = "/") -> Client:
-    """The owner of the vhost is killed; a client of the other one."""
+def kill_owner(nodes: Nodes, vhost: str = "/") -> Client:
+    """Kill the owner of the vhost and return a client of the other node."""
     owner = nodes.owner_of(vhost)
     nodes.kill(owner)
     return Client(nodes, 3 - owner)
@@ -102,7 +102,7 @@ QUEUES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_work_queues(nodes: Nodes) -> None:
+def test_work_queues_survive_a_kill(nodes: Nodes) -> None:
     client = Client(nodes, 1)
     for name, arguments in QUEUES.items():
         client.channel.queue_declare(name, durable=True, arguments=arguments)
@@ -117,8 +117,8 @@ def test_work_queues(nodes: Nodes) -> None:
     for _ in range(2):
         method, _, _ = client.channel.basic_get("quorum")
         client.channel.basic_nack(method.delivery_tag, requeue=True)
-    client.connection.sleep(1)  # acks are told within 50 ms
-    after = killed(nodes)
+    client.connection.sleep(1)  # acks are sent to Kafka within 50 ms
+    after = kill_owner(nodes)
     for name in QUEUES:
         after.until(lambda name=name: after.ready(name) >= 0)  # type: ignore[misc]
     got = after.get("quorum")
@@ -135,14 +135,14 @@ def test_work_queues(nodes: Nodes) -> None:
         after.ready("transient")
 
 
-def test_a_stream(nodes: Nodes) -> None:
+def test_stream_survives_a_kill(nodes: Nodes) -> None:
     client = Client(nodes, 1)
     client.channel.queue_declare(
         "stream", durable=True, arguments={"x-queue-type": "stream", "x-compression": "zstd", "x-max-age": "7D"}
     )
     client.publish("stream", *(f"{number}" for number in range(500)))
     assert read_stream(client, "stream", 490, 10) == [f"{number}" for number in range(490, 500)]
-    after = killed(nodes)
+    after = kill_owner(nodes)
     after.publish("stream", "more")
     assert read_stream(after, "stream", "first", 501) == [*(f"{number}" for number in range(500)), "more"]
 
@@ -164,7 +164,7 @@ def read_stream(client: Client, queue: str, offset: int | str, count: int) -> li
 
 
 def first_offset(client: Client, queue: str) -> int:
-    """Of a stream: Kafka's, whose first is behind a barrier."""
+    """Return the first offset of a stream. In Kafka the first message is after a barrier."""
     channel = client.connection.channel()
     channel.basic_qos(prefetch_count=1)
     found: list[int] = []
@@ -178,7 +178,7 @@ def first_offset(client: Client, queue: str) -> int:
     return found[0]
 
 
-def test_dead_letters_times_to_live_and_retries(nodes: Nodes) -> None:
+def test_dead_letters_ttl_and_delayed_retries_survive_a_kill(nodes: Nodes) -> None:
     client = Client(nodes, 1)
     declare = client.channel.queue_declare
     declare("dead", durable=True)
@@ -196,28 +196,28 @@ def test_dead_letters_times_to_live_and_retries(nodes: Nodes) -> None:
     method, _, _ = client.channel.basic_get("retried")
     client.channel.basic_reject(method.delivery_tag, requeue=True)
     client.connection.sleep(1)
-    after = killed(nodes)
+    after = kill_owner(nodes)
     assert sorted(after.drain("dead")) == ["late", "rejected"]
     assert after.drain("source") == ["kept"]
     assert after.drain("expiring") == []
-    assert after.drain("retried") == ["waits"]  # the other is not due, and not forgotten
+    assert after.drain("retried") == ["waits"]  # the other message is not due yet
     after.publish("expiring", "later")
     after.until(lambda: after.ready("dead") == 1)
 
 
-def committed(channel: BlockingChannel, *bodies: bytes) -> None:
-    """To `orders`. What is too much is told while it is published."""
+def publish_and_commit(channel: BlockingChannel, *bodies: bytes) -> None:
+    """Publish to `orders` and commit. A too large transaction fails during the publish."""
     for body in bodies:
         channel.basic_publish("", "orders", body, pika.BasicProperties(delivery_mode=2))
     channel.tx_commit()
 
 
-def test_transactions(nodes: Nodes) -> None:
+def test_committed_transaction_survives_a_kill(nodes: Nodes) -> None:
     client = Client(nodes, 1)
     client.channel.queue_declare("orders", durable=True)
     channel = client.connection.channel()
     channel.tx_select()
-    committed(channel, *(f"{number}".encode() for number in range(3000)))
+    publish_and_commit(channel, *(f"{number}".encode() for number in range(3000)))
     for number in range(10):
         channel.basic_publish("", "orders", f"not {number}".encode(), pika.BasicProperties(delivery_mode=2))
     for _ in range(5):
@@ -225,13 +225,13 @@ def test_transactions(nodes: Nodes) -> None:
         channel.basic_ack(method.delivery_tag)
     channel.tx_rollback()
     with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="too large: for queues of a cluster"):
-        committed(channel, *(b"x" * 100_000 for _ in range(90)))
-    after = killed(nodes)
+        publish_and_commit(channel, *(b"x" * 100_000 for _ in range(90)))
+    after = kill_owner(nodes)
     assert after.drain("orders") == [f"{number}" for number in range(3000)]
 
 
-def test_what_a_transaction_acked_does_not_come_back(nodes: Nodes) -> None:
-    """The owner is killed as soon as its tx.commit-ok is there."""
+def test_acks_of_a_transaction_survive_a_kill(nodes: Nodes) -> None:
+    """The owner is killed as soon as tx.commit-ok has arrived."""
     for turn in range(4):
         client = Client(nodes, nodes.running[0].number)
         client.channel.queue_declare("orders", durable=True)
@@ -248,13 +248,13 @@ def test_what_a_transaction_acked_does_not_come_back(nodes: Nodes) -> None:
             channel.basic_ack(method.delivery_tag)
         channel.tx_commit()
         owner = nodes.owner_of("/")
-        after = killed(nodes)
+        after = kill_owner(nodes)
         assert not set(acked) & set(after.drain("orders"))
         assert after.drain("done") == ([f"{turn}.{number}" for number in range(4)] if turn % 2 else [])
         nodes.start(owner)
 
 
-def refused(nodes: Nodes, ask: Callable[[BlockingChannel], object]) -> str:
+def refusal_text(nodes: Nodes, ask: Callable[[BlockingChannel], object]) -> str:
     client = Client(nodes, 1)
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as answer:
         ask(client.channel)
@@ -262,12 +262,12 @@ def refused(nodes: Nodes, ask: Callable[[BlockingChannel], object]) -> str:
     return str(answer.value.reply_text)
 
 
-def test_what_is_refused(nodes: Nodes) -> None:
+def test_features_without_cluster_support_are_refused(nodes: Nodes) -> None:
     for name, value in (("x-retain", "1D"), ("x-export", "lake")):
         arguments = {name: value}
-        text = refused(nodes, partial(declare_durable, arguments=arguments))
+        text = refusal_text(nodes, partial(declare_durable, arguments=arguments))
         assert f"invalid arg '{name}' for queue 'q' in vhost '/': not in a cluster: " in text
-    text = refused(
+    text = refusal_text(
         nodes,
         lambda channel: channel.exchange_declare(
             "later", "x-delayed-message", durable=True, arguments={"x-delayed-type": "direct"}
@@ -277,9 +277,9 @@ def test_what_is_refused(nodes: Nodes) -> None:
     client = Client(nodes, 1)
     client.channel.queue_declare("q", durable=True)
     numbers = {"x-producer-id": 7, "x-producer-epoch": 0, "x-sequence": 1}
-    text = refused(nodes, lambda channel: publish_and_wait(channel, "q", b"x", numbers))
+    text = refusal_text(nodes, lambda channel: publish_and_wait(channel, "q", b"x", numbers))
     assert "invalid header 'x-producer-id': queue 'q' in vhost '/' is in a cluster" in text
-    text = refused(nodes, lambda channel: publish_and_wait(channel, "q", b"x" * ((8 << 20) + 1), {}))
+    text = refusal_text(nodes, lambda channel: publish_and_wait(channel, "q", b"x" * ((8 << 20) + 1), {}))
     assert f"message size {(8 << 20) + 1} is larger than configured max size {8 << 20}" in text
     client.publish("q", "x" * (8 << 20), headers={"large": "y" * 100_000})
     assert client.ready("q") == 1
@@ -294,8 +294,8 @@ def publish_and_wait(channel: BlockingChannel, queue: str, body: bytes, headers:
     channel.queue_declare(queue, passive=True)
 
 
-def test_deleted_purged_and_declared_anew(nodes: Nodes) -> None:
-    """A new queue of a name never shows what the one before had, whoever serves it by then."""
+def test_recreated_queue_never_shows_old_messages(nodes: Nodes) -> None:
+    """This holds for any node that serves the queue by then."""
     client = Client(nodes, 1)
     for turn in range(count(6, 12)):
         client.channel.queue_declare("again", durable=True)
@@ -306,7 +306,7 @@ def test_deleted_purged_and_declared_anew(nodes: Nodes) -> None:
             client.publish("again", f"{turn} purged")
             client.connection.sleep(0.5)
             owner = nodes.owner_of("/")
-            client = killed(nodes)
+            client = kill_owner(nodes)
             assert client.drain("again") == [f"{turn} purged"]
             nodes.start(owner)
         client.channel.queue_delete("again")

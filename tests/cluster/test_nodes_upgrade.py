@@ -1,4 +1,4 @@
-"""Upgrading node by node, as docs/cluster.md tells it: from the amqpd of another environment to this one, under load.
+"""Upgrade node by node as in docs/cluster.md, under load: from the amqpd of another environment to this one.
 
 TEST_CLUSTER_BEFORE=/older/bin/python .venv/bin/python -P -m pytest -m on_demand tests/cluster/test_nodes_upgrade.py
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from amqpd_nodes import Nodes
 from kafka_rig import Kafka
-from nodes_story import VHOSTS, epochs_never_fall, flowing, loaded, note, owners_of
+from nodes_story import VHOSTS, check_epochs_never_fall, loaded, note, owners_of, wait_until_flowing
 
 from amqpd.kafka.config import KafkaAccess
 
@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 
-async def test_node_by_node(tmp_path: Path, brokers: Kafka) -> None:
+async def test_upgrade_node_by_node_causes_no_nack(tmp_path: Path, brokers: Kafka) -> None:
     nodes = Nodes(tmp_path, brokers, 3, name="upgraded")
     for node in nodes:
         node.python = BEFORE
@@ -34,23 +34,23 @@ async def test_node_by_node(tmp_path: Path, brokers: Kafka) -> None:
         async with loaded(nodes, unread=True) as load:
             for node in nodes:
                 await asyncio.to_thread(nodes.ctl, node.number, "drain")
-                await flowing(load, VHOSTS)
-                assert node.number not in (await owners_of(nodes)).values(), "it is drained"
+                await wait_until_flowing(load, VHOSTS)
+                assert node.number not in (await owners_of(nodes)).values(), "the drained node still owns a vhost"
                 await asyncio.to_thread(nodes.stop, node.number)
                 node.python = sys.executable
                 nodes.start(node.number, wait=False)
                 await asyncio.to_thread(nodes.wait_until_ready, node.number)
                 await asyncio.to_thread(nodes.ctl, node.number, "await_online_nodes", "3")
-                await flowing(load, VHOSTS)
+                await wait_until_flowing(load, VHOSTS)
             await asyncio.to_thread(nodes.ctl, 1, "rebalance", "all")
-            await flowing(load, VHOSTS)
+            await wait_until_flowing(load, VHOSTS)
             assert load.account.nacked == 0
-        await epochs_never_fall(KafkaAccess(tuple(brokers.bootstrap.split(","))), nodes.name)
-        note("upgraded", before=_version(BEFORE), to=_version(sys.executable), told=load.account.told())
+        await check_epochs_never_fall(KafkaAccess(tuple(brokers.bootstrap.split(","))), nodes.name)
+        note("upgraded", before=_version(BEFORE), to=_version(sys.executable), told=load.account.summary())
     for node in nodes:
-        assert "Traceback" not in node.told, node.told[-4000:]
+        assert "Traceback" not in node.log_text, node.log_text[-4000:]
 
 
 def _version(python: str) -> str:
-    done = subprocess.run([python, "-P", "-m", "amqpd", "--version"], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    result = subprocess.run([python, "-P", "-m", "amqpd", "--version"], capture_output=True, text=True, check=True)
+    return result.stdout.strip()

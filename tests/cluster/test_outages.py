@@ -1,4 +1,4 @@
-"""Trouble with Kafka in the log: a line as it begins, one a minute, one as it ends, however many connections fail."""
+"""Log lines about Kafka outages: one at the beginning, one a minute, one at the end, however many connections fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from amqpd.kafka.outages import FORGOTTEN_S, REPEAT_S, THE_GROUP, AiokafkaLog, O
 
 
 class Clock:
-    """The loop of `Outages`: its time is what a test says."""
+    """A fake event loop for `Outages`: the test sets its time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -51,7 +51,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """The lines since the last call."""
+    """Return a function that returns the log lines since its last call."""
     caplog.set_level(logging.INFO)
 
     def read() -> list[str]:
@@ -62,7 +62,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return read
 
 
-def test_a_line_as_it_begins_one_a_minute_and_one_as_it_ends(clock: Clock, lines: Callable[[], list[str]]) -> None:
+def test_outage_is_logged_at_begin_each_minute_and_at_end(clock: Clock, lines: Callable[[], list[str]]) -> None:
     outages = Outages()
     for turn in range(1300):  # ten a second
         outages.report_failure("a:1" if turn % 2 else "b:2", OSError("refused"))
@@ -79,7 +79,7 @@ def test_a_line_as_it_begins_one_a_minute_and_one_as_it_ends(clock: Clock, lines
     assert lines() == []
 
 
-def test_what_comes_and_goes_is_one_line_a_minute(clock: Clock, lines: Callable[[], list[str]]) -> None:
+def test_flapping_outage_is_one_line_a_minute(clock: Clock, lines: Callable[[], list[str]]) -> None:
     outages = Outages()
     for _ in range(590):
         outages.report_failure("a:1", TimeoutError())
@@ -93,7 +93,7 @@ def test_what_comes_and_goes_is_one_line_a_minute(clock: Clock, lines: Callable[
     assert lines() == ["trouble with Kafka: a:1: refused"]
 
 
-def test_an_outage_right_behind_another_is_told_when_it_lasts(clock: Clock, lines: Callable[[], list[str]]) -> None:
+def test_outage_soon_after_another_is_logged_if_it_lasts(clock: Clock, lines: Callable[[], list[str]]) -> None:
     outages = Outages()
     outages.report_failure("a:1", "refused")
     outages.report_success("a:1")
@@ -108,7 +108,7 @@ def test_an_outage_right_behind_another_is_told_when_it_lasts(clock: Clock, line
     assert line.startswith("trouble with Kafka for 65 s, 5")
 
 
-def test_what_is_not_tried_any_more_is_forgotten(clock: Clock, lines: Callable[[], list[str]]) -> None:
+def test_failure_without_new_attempts_is_forgotten(clock: Clock, lines: Callable[[], list[str]]) -> None:
     outages = Outages()
     outages.report_failure("gone:1", "refused")
     clock.advance(FORGOTTEN_S + 2 * REPEAT_S)
@@ -116,10 +116,10 @@ def test_what_is_not_tried_any_more_is_forgotten(clock: Clock, lines: Callable[[
     assert outages.failure_reason("gone:1") == ""
 
 
-def test_what_aiokafka_logs_is_part_of_it(clock: Clock, lines: Callable[[], list[str]]) -> None:
+def test_errors_logged_by_aiokafka_are_part_of_the_outage(clock: Clock, lines: Callable[[], list[str]]) -> None:
     outages = Outages()
-    theirs = logging.getLogger("aiokafka")
-    before = theirs.handlers, theirs.level, theirs.propagate
+    aiokafka_logger = logging.getLogger("aiokafka")
+    before = aiokafka_logger.handlers, aiokafka_logger.level, aiokafka_logger.propagate
     try:
         AiokafkaLog(outages).attach()
         for _ in range(100):
@@ -132,22 +132,22 @@ def test_what_aiokafka_logs_is_part_of_it(clock: Clock, lines: Callable[[], list
             logging.getLogger("aiokafka.client").exception("Unexpected error")
         assert lines() == ["Unexpected error"]
     finally:
-        theirs.handlers, theirs.level, theirs.propagate = before
+        aiokafka_logger.handlers, aiokafka_logger.level, aiokafka_logger.propagate = before
 
 
-def test_aiokafka_stays_below_its_next_minor_version() -> None:
-    """Internals of it are used (group.py, admin.py)."""
+def test_aiokafka_is_pinned_below_its_next_minor_version() -> None:
+    """group.py and admin.py use private names of aiokafka."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
     extras = project["project"]["optional-dependencies"]
     found = [each for extra in ("cluster", "test") for each in extras[extra] if each.startswith("aiokafka")]
     assert found == ["aiokafka>=0.14,<0.15"] * 2
 
 
-async def test_many_connections_that_fail_are_one_line(fake: FakeKafka, lines: Callable[[], list[str]]) -> None:
-    """Producers and a follower, while both brokers are away and when they are back."""
+async def test_many_failing_connections_are_one_line(fake: FakeKafka, lines: Callable[[], list[str]]) -> None:
+    """Five producers and a follower while both brokers are down and then up again."""
     fake.create("t", 4)
     access = fake.access
-    counted = access.outages
+    outages = access.outages
 
     async def take(_: FollowedPartition, __: bytes) -> None:
         pass
@@ -163,12 +163,12 @@ async def test_many_connections_that_fail_are_one_line(fake: FakeKafka, lines: C
         for each in producers:
             each.kafka.open("t", 0, 0)
         async with asyncio.timeout(30):
-            while counted._count < 40:  # noqa: ASYNC110  # it has no event
+            while outages._count < 40:  # noqa: ASYNC110  # no event to wait for
                 await asyncio.sleep(0.01)
             assert len(lines()) == 1
             for number in (1, 2):
                 await fake.start(number)
-            while counted._failing:  # noqa: ASYNC110
+            while outages._failing:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         (end,) = lines()
         assert end.startswith("Kafka answers again, after ")

@@ -1,4 +1,4 @@
-"""What a node asks Kafka of topics that queues may have for themselves."""
+"""NodeTopicPolicy: the node's questions to Kafka about topics of single queues."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from amqpd.cluster.placement import NodeTopicPolicy
 from amqpd.kafka.producer import KafkaRefused
 
 
-async def said(topics: Any, topic: str) -> NodeTopicPolicy:
-    found = NodeTopicPolicy(SimpleNamespace(describe=topics), ".*", {})  # type: ignore[arg-type]
+async def ask_policy(topics: Any, topic: str) -> NodeTopicPolicy:
+    policy = NodeTopicPolicy(SimpleNamespace(describe=topics), ".*", {})  # type: ignore[arg-type]
     done = asyncio.Event()
-    found.ask(topic, done.set)
+    policy.ask(topic, done.set)
     await done.wait()
-    return found
+    return policy
 
 
-async def none(_: object) -> dict[str, object]:
+async def no_topics(_: object) -> dict[str, object]:
     return {}
 
 
-async def test_what_nobody_asks_for_any_more_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client that has declared the queue is gone when Kafka answers."""
+async def test_unused_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client that declared the queue has gone before Kafka answers."""
     monkeypatch.setattr(placement, "ANSWER_KEPT_S", 0.02)
-    found = await said(none, "orders")
-    assert found._answers == {"orders": ""}
+    policy = await ask_policy(no_topics, "orders")
+    assert policy._answers == {"orders": ""}
     await asyncio.sleep(0.1)
-    assert found._answers == {}
-    assert found.objection("orders") is None
+    assert policy._answers == {}
+    assert policy.objection("orders") is None
 
 
 @pytest.mark.parametrize(
@@ -42,10 +42,10 @@ async def test_what_nobody_asks_for_any_more_is_given_back(monkeypatch: pytest.M
         (KeyError("a bug"), "cannot be checked: see the broker's log"),
     ],
 )
-async def test_what_goes_wrong_is_an_answer(error: Exception, text: str) -> None:
-    """Whoever waits for it waits in vain otherwise."""
+async def test_error_is_an_answer(error: Exception, text: str) -> None:
+    """Otherwise the declaring client would wait for ever."""
 
     async def failing(_: object) -> dict[str, object]:
         raise error
 
-    assert (await said(failing, "orders")).objection("orders") == text
+    assert (await ask_policy(failing, "orders")).objection("orders") == text

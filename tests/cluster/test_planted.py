@@ -1,4 +1,6 @@
-"""What is planted fits where it is put: a fault that is called wrongly goes red for another reason than its own."""
+"""Planted faults have the signatures of the functions that they replace. Otherwise a test would fail for the wrong
+reason.
+"""
 
 from __future__ import annotations
 
@@ -32,43 +34,45 @@ CLASSES: tuple[Any, ...] = (
     SlotOwnership,
     TopicAdmin,
 )
-THEIRS: tuple[Any, ...] = (AIOKafkaConnection,)
-PLACES = MODULES + CLASSES + THEIRS
+LIBRARY_CLASSES: tuple[Any, ...] = (AIOKafkaConnection,)
+OWNERS = MODULES + CLASSES + LIBRARY_CLASSES
 
 
 @pytest.fixture
-def before() -> Iterator[dict[Any, dict[str, Any]]]:
-    kept = {place: dict(vars(place)) for place in PLACES}
-    yield kept
-    for place, names in kept.items():
+def originals() -> Iterator[dict[Any, dict[str, Any]]]:
+    saved = {owner: dict(vars(owner)) for owner in OWNERS}
+    yield saved
+    for owner, names in saved.items():
         for name, value in names.items():
-            if vars(place)[name] is not value:
-                setattr(place, name, value)
+            if vars(owner)[name] is not value:
+                setattr(owner, name, value)
 
 
-def positional(function: Any) -> list[Any]:
+def required_parameters(function: Any) -> list[Any]:
     return [each for each in inspect.signature(function).parameters.values() if each.default is each.empty]
 
 
-def returned(function: Any) -> str:
-    """What kind of thing: of `list[int]` the list."""
+def return_type(function: Any) -> str:
+    """Return the return type without its parameters: `list` for `list[int]`."""
     return str(inspect.signature(function).return_annotation).partition("[")[0]
 
 
 @pytest.mark.parametrize("fault", sorted(FAULTS))
-def test_it_is_called_as_what_it_stands_for(
-    fault: str, before: dict[Any, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_planted_fault_has_the_signature_of_the_original(
+    fault: str, originals: dict[Any, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["planted.py", fault, f"--data-dir={tmp_path / 'data'}"])
     FAULTS[fault]()
     changed = [
         (names[name], value)
-        for place, names in before.items()
-        for name, value in vars(place).items()
+        for owner, names in originals.items()
+        for name, value in vars(owner).items()
         if name in names and names[name] is not value
     ]
     assert changed, "nothing is planted"
     for original, planted in changed:
         if callable(original) and not isinstance(original, type):
-            assert len(positional(planted)) == len(positional(original)), f"{original} is called otherwise"
-            assert returned(planted) in (returned(original), "Any"), f"{original} answers otherwise"
+            assert len(required_parameters(planted)) == len(required_parameters(original)), (
+                f"{original} has other parameters"
+            )
+            assert return_type(planted) in (return_type(original), "Any"), f"{original} has another return type"

@@ -1,5 +1,5 @@
-"""Batches into a real Kafka over connections that end anywhere: nothing is lost, doubled or reordered, nothing is
-called safe that is not there; and whoever was overtaken is told.
+"""Batches to a real Kafka over breaking connections. None is lost, repeated, reordered or confirmed too early, and a
+fenced owner is notified.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from kafka_logs import (
     MAGIC_AT,
     Logs,
     Producer,
-    apart,
     append,
     contents,
     create_topic,
     fetch,
     fetch_all,
     on_disk,
+    send_unmerged,
     take,
 )
 from kafka_rig import Kafka
@@ -34,21 +34,21 @@ from amqpd.storage.local_log import LocalLog
 
 BATCHES = 12
 CUTS = 40
-"""In each direction; each is a partition of its own."""
+"""Cuts in each direction. Each cut is tested in a partition of its own."""
 UNDISTURBED = 5
-"""Of which the shortest says where there is something to cut."""
+"""Runs without cuts. The shortest of them limits the positions of the cuts."""
 
 
 @pytest.fixture
 async def proxy(kafka: Kafka) -> AsyncIterator[TcpProxy]:
-    """Between us and the broker."""
+    """A proxy between the producer and the broker."""
     broker = kafka.brokers[1]
-    async with TcpProxy(broker.proxy_port, (broker.host.address, broker.proxied_port)) as between:
-        yield between
+    async with TcpProxy(broker.proxy_port, (broker.host.address, broker.proxied_port)) as tcp_proxy:
+        yield tcp_proxy
 
 
-class Story:
-    """Messages of one log, batch by batch, into one partition."""
+class Source:
+    """The messages of one log, sent batch by batch to one partition."""
 
     def __init__(self, logs: Logs, held: ProducerId, number: int) -> None:
         self.log: LocalLog = logs.new(f"tasks {number}", held)
@@ -60,124 +60,130 @@ class Story:
         self.logs.turn()
 
 
-async def tell(producer: Producer, story: Story, topic: str, number: int, joined: bool) -> None:
-    """All of the story, a turn at a time, until Kafka has it. joined: what waits goes as one."""
+async def send_all(producer: Producer, source: Source, topic: str, number: int, merged: bool) -> None:
+    """Send all batches of the source and wait until Kafka has stored them. merged: waiting batches may be merged."""
     partition = producer.kafka.open(topic, number, 0)
-    if not joined:
-        apart(partition)
+    if not merged:
+        send_unmerged(partition)
     for turn in range(BATCHES):
-        story.turn(1 + turn % 3)
-        producer.offer(partition, take(story.log))
+        source.turn(1 + turn % 3)
+        producer.offer(partition, take(source.log))
         if turn % 4 == 0:
             await asyncio.sleep(0.001)
     await producer.until(partition)
     assert producer.ended == producer.refused == []
-    assert partition.high_watermark == partition.next_offset == story.log.next_offset
+    assert partition.high_watermark == partition.next_offset == source.log.next_offset
 
 
-async def check(access: KafkaAccess, story: Story, topic: str, number: int, joined: bool) -> None:
-    """What Kafka has is what the log has, each once, in order."""
-    theirs = await fetch_all(access, topic, number)
-    ours = on_disk(story.log.directory)
-    assert contents(theirs) == contents(ours)
-    if joined:
-        assert len(theirs) < len(ours)
+async def check(access: KafkaAccess, source: Source, topic: str, number: int, merged: bool) -> None:
+    """Check that Kafka has exactly the log's messages, once and in order."""
+    kafka_batches = await fetch_all(access, topic, number)
+    ours = on_disk(source.log.directory)
+    assert contents(kafka_batches) == contents(ours)
+    if merged:
+        assert len(kafka_batches) < len(ours)
         return
-    assert [batch[MAGIC_AT:] for batch in theirs] == [batch[MAGIC_AT:] for batch in ours]
-    assert [batch[:8] for batch in theirs] == [batch[:8] for batch in ours]
+    assert [batch[MAGIC_AT:] for batch in kafka_batches] == [batch[MAGIC_AT:] for batch in ours]
+    assert [batch[:8] for batch in kafka_batches] == [batch[:8] for batch in ours]
 
 
-@pytest.mark.parametrize("joined", [False, True])
-async def test_a_connection_that_ends_anywhere(
-    kafka: Kafka, access: KafkaAccess, proxy: TcpProxy, topic: str, tmp_path: Path, joined: bool
+@pytest.mark.parametrize("merged", [False, True])
+async def test_connection_cut_at_any_byte_loses_and_repeats_nothing(
+    kafka: Kafka, access: KafkaAccess, proxy: TcpProxy, topic: str, tmp_path: Path, merged: bool
 ) -> None:
     create_topic(kafka.bootstrap, topic, 1 + 2 * CUTS + UNDISTURBED)
     held = await init_producer_id(access, topic)
     logs = Logs(tmp_path)
     through = KafkaAccess((kafka.proxied,))
 
-    runs = []  # bytes; who asks for the topic until the broker knows it has more
+    runs = []  # bytes; the number varies with the look-ups until the broker knows the topic
     for number in (0, *range(1 + 2 * CUTS, 1 + 2 * CUTS + UNDISTURBED)):
-        undisturbed = Story(logs, held, number)
+        undisturbed = Source(logs, held, number)
         proxy.begin()
         async with Producer(through) as producer:
-            await tell(producer, undisturbed, topic, number, joined)
-        await check(access, undisturbed, topic, number, joined)
+            await send_all(producer, undisturbed, topic, number, merged)
+        await check(access, undisturbed, topic, number, merged)
         runs.append(dict(proxy.passed))
         assert proxy.cuts == 0
-    passed = {way: min(run[way] for run in runs) for way in (TO_BROKER, FROM_BROKER)}
+    passed = {direction: min(run[direction] for run in runs) for direction in (TO_BROKER, FROM_BROKER)}
     assert min(passed.values()) > 500
 
-    points = [(way, 1 + (passed[way] - 1) * step // CUTS) for way in (TO_BROKER, FROM_BROKER) for step in range(CUTS)]
+    points = [
+        (direction, 1 + (passed[direction] - 1) * step // CUTS)
+        for direction in (TO_BROKER, FROM_BROKER)
+        for step in range(CUTS)
+    ]
     cuts = 0
-    for number, (way, point) in enumerate(points, 1):
-        story = Story(logs, held, number)
-        later = point + passed[way] // 3  # what is sent again is cut too
-        proxy.begin(**{"to_broker" if way == TO_BROKER else "from_broker": [point, later]})
+    for number, (direction, point) in enumerate(points, 1):
+        source = Source(logs, held, number)
+        later = point + passed[direction] // 3  # cuts the retry too
+        proxy.begin(**{"to_broker" if direction == TO_BROKER else "from_broker": [point, later]})
         async with Producer(through) as producer:
-            await tell(producer, story, topic, number, joined)
-        await check(access, story, topic, number, joined)
+            await send_all(producer, source, topic, number, merged)
+        await check(access, source, topic, number, merged)
         cuts += proxy.cuts
     assert cuts > len(points)
 
 
-@pytest.mark.parametrize("joined", [False, True])
-async def test_many_partitions_over_a_connection_that_ends_again_and_again(
-    kafka: Kafka, access: KafkaAccess, proxy: TcpProxy, topic: str, tmp_path: Path, joined: bool
+@pytest.mark.parametrize("merged", [False, True])
+async def test_many_partitions_over_a_connection_cut_repeatedly(
+    kafka: Kafka, access: KafkaAccess, proxy: TcpProxy, topic: str, tmp_path: Path, merged: bool
 ) -> None:
     partitions = 30
     create_topic(kafka.bootstrap, topic, partitions)
     held = await init_producer_id(access, topic)
     logs = Logs(tmp_path)
-    stories = [Story(logs, held, number) for number in range(partitions)]
+    sources = [Source(logs, held, number) for number in range(partitions)]
     proxy.begin(to_broker=[4000 * step for step in range(1, 12)], from_broker=[3000 * step for step in range(1, 5)])
     async with Producer(KafkaAccess((kafka.proxied,))) as producer:
         opened = [producer.kafka.open(topic, number, 0) for number in range(partitions)]
-        for partition in () if joined else opened:
-            apart(partition)
+        for partition in () if merged else opened:
+            send_unmerged(partition)
         for _ in range(10):
-            for story, partition in zip(stories, opened, strict=True):
-                story.turn(2)
-                producer.kafka.offer(partition, take(story.log))
+            for source, partition in zip(sources, opened, strict=True):
+                source.turn(2)
+                producer.kafka.offer(partition, take(source.log))
             producer.kafka.flush()
             await asyncio.sleep(0.01)
         await producer.until(*opened)
         assert producer.ended == producer.refused == []
     assert proxy.cuts >= 8
-    for number, story in enumerate(stories):
-        await check(access, story, topic, number, joined)
+    for number, source in enumerate(sources):
+        await check(access, source, topic, number, merged)
 
 
-async def test_a_connection_that_falls_silent(
+async def test_silent_connection_is_replaced_and_batches_are_stored_once(
     kafka: Kafka, access: KafkaAccess, proxy: TcpProxy, topic: str, tmp_path: Path
 ) -> None:
-    """Nobody says that it has ended: what was asked is asked again over another, and is there once."""
+    """The socket stays open, so the producer notices the failure only by its timeout."""
     create_topic(kafka.bootstrap, topic)
     logs = Logs(tmp_path)
-    story = Story(logs, await init_producer_id(access, topic), 0)
+    source = Source(logs, await init_producer_id(access, topic), 0)
     proxy.begin()
     async with Producer(KafkaAccess((kafka.proxied,)), answer_timeout_s=2) as producer:
-        partition = apart(producer.kafka.open(topic, 0, 0))
+        partition = send_unmerged(producer.kafka.open(topic, 0, 0))
         for _ in range(3):
-            story.turn(2)
-            producer.offer(partition, take(story.log))
+            source.turn(2)
+            producer.offer(partition, take(source.log))
             await producer.until(partition)
             assert proxy.hold() >= 1
             for _ in range(4):
-                story.turn(1)
-                producer.offer(partition, take(story.log))
+                source.turn(1)
+                producer.offer(partition, take(source.log))
         await producer.until(partition)
         assert producer.ended == producer.refused == []
-        assert partition.high_watermark == story.log.next_offset == 18
-    await check(access, story, topic, 0, joined=False)
+        assert partition.high_watermark == source.log.next_offset == 18
+    await check(access, source, topic, 0, merged=False)
 
 
-async def test_who_was_overtaken_is_told(kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path) -> None:
-    """The new epoch's first batch fences the old one in that partition, and there only."""
+async def test_producer_fenced_by_a_later_epoch_is_notified(
+    kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path
+) -> None:
+    """The first batch of the new epoch fences the old one, in that partition only."""
     create_topic(kafka.bootstrap, topic, 2)
     logs = Logs(tmp_path)
     old = await init_producer_id(access, topic)
-    before, elsewhere = Story(logs, old, 0), Story(logs, old, 1)
+    before, elsewhere = Source(logs, old, 0), Source(logs, old, 1)
     async with Producer(access) as first:
         partition, other = first.kafka.open(topic, 0, 0), first.kafka.open(topic, 1, 0)
         before.turn(3)
@@ -220,22 +226,22 @@ async def test_who_was_overtaken_is_told(kafka: Kafka, access: KafkaAccess, topi
     assert (renewed.producer_id, renewed.epoch) == (new.producer_id, new.epoch + 1)
 
 
-async def test_somebody_else_in_the_partition_ends_it(
+async def test_foreign_producer_in_the_partition_ends_it(
     kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path
 ) -> None:
-    """Under an id of his own he is not fenced: the offset tells."""
+    """A producer with another id is not fenced; the unexpected offset shows it."""
     create_topic(kafka.bootstrap, topic)
     logs = Logs(tmp_path)
-    ours = Story(logs, await init_producer_id(access, topic), 0)
-    theirs = Story(logs, await init_producer_id(access, topic + "-other"), 1)
+    ours = Source(logs, await init_producer_id(access, topic), 0)
+    kafka_batches = Source(logs, await init_producer_id(access, topic + "-other"), 1)
     async with Producer(access) as producer, Producer(access) as other:
         partition = producer.kafka.open(topic, 0, 0)
         ours.turn(2)
         producer.offer(partition, take(ours.log))
         await producer.until(partition)
         foreign = other.kafka.open(topic, 0, 0)
-        theirs.turn(1)
-        other.offer(foreign, take(theirs.log))
+        kafka_batches.turn(1)
+        other.offer(foreign, take(kafka_batches.log))
         await other.until(foreign)
         assert other.ended == [f"{topic} 0: a batch of offset 0 is stored at 2"]
         ours.turn(2)
@@ -245,16 +251,16 @@ async def test_somebody_else_in_the_partition_ends_it(
         assert partition.high_watermark == 2
 
 
-async def test_a_partition_takes_any_sequence_from_who_it_does_not_know(
+async def test_partition_accepts_any_first_sequence_of_an_unknown_producer(
     kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path
 ) -> None:
-    """Which is why the first batch goes alone: Kafka would store the second in its place."""
+    """So the first batch must be sent alone: Kafka would store the second one in its place."""
     create_topic(kafka.bootstrap, topic)
     logs = Logs(tmp_path)
-    story = Story(logs, await init_producer_id(access, topic), 0)
-    story.turn(2)
-    story.turn(1)
-    first, second = take(story.log)
+    source = Source(logs, await init_producer_id(access, topic), 0)
+    source.turn(2)
+    source.turn(1)
+    first, second = take(source.log)
     async with Producer(access) as producer:
         partition = producer.kafka.open(topic, 0, 2)
         producer.offer(partition, [second])
@@ -267,34 +273,36 @@ async def test_a_partition_takes_any_sequence_from_who_it_does_not_know(
         assert "OUT_OF_ORDER_SEQUENCE_NUMBER" in producer.ended[0]
 
 
-async def test_a_topic_that_comes_later(kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path) -> None:
+async def test_batch_waits_for_a_topic_created_later(
+    kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path
+) -> None:
     logs = Logs(tmp_path)
-    story = Story(logs, await init_producer_id(access, topic), 0)
+    source = Source(logs, await init_producer_id(access, topic), 0)
     async with Producer(access) as producer:
         partition = producer.kafka.open(topic, 0, 0)
-        story.turn(2)
-        producer.offer(partition, take(story.log))
+        source.turn(2)
+        producer.offer(partition, take(source.log))
         await asyncio.sleep(0.3)
         create_topic(kafka.bootstrap, topic)
         await producer.until(partition)
         assert partition.high_watermark == 2
-    await check(access, story, topic, 0, joined=False)
+    await check(access, source, topic, 0, merged=False)
 
 
-async def test_what_waits_too_long_ends_it(access: KafkaAccess, topic: str, tmp_path: Path) -> None:
-    """There is no such topic, and never will be."""
+async def test_delivery_timeout_ends_the_partition(access: KafkaAccess, topic: str, tmp_path: Path) -> None:
+    """The topic is never created."""
     logs = Logs(tmp_path)
-    story = Story(logs, await init_producer_id(access, topic), 0)
+    source = Source(logs, await init_producer_id(access, topic), 0)
     async with Producer(access, delivery_timeout_s=1.5) as producer:
         partition = producer.kafka.open(topic, 0, 0)
-        story.turn(2)
-        producer.offer(partition, take(story.log))
+        source.turn(2)
+        producer.offer(partition, take(source.log))
         await producer.until(partition)
         assert producer.ended == [f"{topic} 0: no answer within 1.5 s"]
 
 
-async def test_what_is_no_kafka(access: KafkaAccess) -> None:
-    """It closes, says something else, or says nothing that ends."""
+async def test_server_that_is_not_kafka_is_refused(access: KafkaAccess) -> None:
+    """One server answers with HTTP, the other closes the connection."""
 
     async def web_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(10)

@@ -1,4 +1,6 @@
-"""Partitions read to an end, and followed as they grow: over leaders that change, connections that break, gaps."""
+"""KafkaReader and TopicFollower: reading a partition to its end and following it, despite leader changes, broken
+connections and gaps.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,14 @@ from amqpd.kafka.requests import EARLIEST
 from amqpd.storage.log.batch import BatchHeader, close_batch
 
 
-def image(*records: tuple[bytes, bytes | None], sequence: int = 0) -> bytes:
-    """A batch of them, as it goes to Kafka."""
+def encoded_batch(*records: tuple[bytes, bytes | None], sequence: int = 0) -> bytes:
+    """Return the bytes of a batch of these records, as sent to Kafka."""
     batch = keyed_batch([KeyedRecord(*each) for each in records], 0, 1_700_000_000_000, 7, 0, sequence)
     return b"".join((batch.header, batch.records, *batch.more))
 
 
-def emptied(offsets: int) -> bytes:
-    """A batch of which compaction has left the header; it had so many offsets."""
+def compacted_batch(offsets: int) -> bytes:
+    """Return a batch of `offsets` offsets of which compaction left only the header."""
     header = bytearray(close_batch(BytesWriter(), b"", 0, 0, 0, 0, 1_700_000_000_000, 0, 9, 0, -1, [], 2).header)
     header[23:27] = (offsets - 1).to_bytes(4, "big")
     from google_crc32c import value
@@ -52,76 +54,76 @@ async def fake() -> AsyncIterator[FakeKafka]:
         yield kafka
 
 
-async def everything(access: KafkaAccess, number: int, start: int, end: int) -> list[StoredRecord]:
+async def read_all(access: KafkaAccess, number: int, start: int, end: int) -> list[StoredRecord]:
     return keyed([batch async for batch in read(access, "t", number, start, end)])
 
 
 def fill(fake: FakeKafka, number: int, count: int) -> list[StoredRecord]:
-    """One to three records a batch."""
+    """Append batches of one to three records. Return the records."""
     random_ = random.Random(number)
     found: list[StoredRecord] = []
     while len(found) < count:
         records = [(b"k%d" % random_.randrange(9), b"v" * random_.randrange(300)) for _ in range(random_.randint(1, 3))]
-        at = fake.append("t", number, image(*records))
+        at = fake.append("t", number, encoded_batch(*records))
         found += [StoredRecord(at + index, *each) for index, each in enumerate(records)]
     return found
 
 
 class TestRecords:
-    def test_there_and_back(self) -> None:
+    def test_records_survive_encoding(self) -> None:
         records = [(b"k", b"v"), (b"", b""), (b"gone", None), ("ü".encode(), bytes(range(256)) * 40)]
-        assert keyed([image(*records)]) == [StoredRecord(index, *each) for index, each in enumerate(records)]
+        assert keyed([encoded_batch(*records)]) == [StoredRecord(index, *each) for index, each in enumerate(records)]
 
-    def test_many_in_parts(self) -> None:
+    def test_many_records_are_decoded_in_parts(self) -> None:
         records = [(b"%d" % each, b"x" * 1000) for each in range(2000)]
-        parts = list(keyed_records(image(*records)))
+        parts = list(keyed_records(encoded_batch(*records)))
         assert len(parts) > 5
         assert [(each.key, each.value) for part in parts for each in part] == records
 
 
 class TestRead:
-    async def test_all_of_it(self, fake: FakeKafka) -> None:
+    async def test_whole_partition_is_read(self, fake: FakeKafka) -> None:
         expected = fill(fake, 2, 300)
         fake.fetch_size_max = 5000
-        assert await everything(fake.access, 2, 0, len(expected)) == expected
-        assert fake.asked[FETCH] > 5
+        assert await read_all(fake.access, 2, 0, len(expected)) == expected
+        assert fake.request_counts[FETCH] > 5
 
-    async def test_a_part_has_whole_batches(self, fake: FakeKafka) -> None:
-        fake.append("t", 0, image((b"a", b"0"), (b"b", b"1"), (b"c", b"2")))
-        fake.append("t", 0, image((b"d", b"3"), (b"e", b"4")))
-        fake.append("t", 0, image((b"f", b"5")))
-        assert [each.offset for each in await everything(fake.access, 0, 1, 4)] == [0, 1, 2, 3, 4]
-        assert [each.offset for each in await everything(fake.access, 0, 3, 5)] == [3, 4]
-        assert await everything(fake.access, 0, 4, 4) == []
+    async def test_partial_read_returns_whole_batches(self, fake: FakeKafka) -> None:
+        fake.append("t", 0, encoded_batch((b"a", b"0"), (b"b", b"1"), (b"c", b"2")))
+        fake.append("t", 0, encoded_batch((b"d", b"3"), (b"e", b"4")))
+        fake.append("t", 0, encoded_batch((b"f", b"5")))
+        assert [each.offset for each in await read_all(fake.access, 0, 1, 4)] == [0, 1, 2, 3, 4]
+        assert [each.offset for each in await read_all(fake.access, 0, 3, 5)] == [3, 4]
+        assert await read_all(fake.access, 0, 4, 4) == []
 
-    async def test_an_end_that_comes_later(self, fake: FakeKafka) -> None:
-        fake.append("t", 0, image((b"a", b"0")))
-        reading = asyncio.create_task(everything(fake.access, 0, 0, 2))
-        await fake.until_asked(FETCH, 3)
-        fake.append("t", 0, image((b"b", b"1")))
+    async def test_read_waits_for_an_end_that_is_written_later(self, fake: FakeKafka) -> None:
+        fake.append("t", 0, encoded_batch((b"a", b"0")))
+        reading = asyncio.create_task(read_all(fake.access, 0, 0, 2))
+        await fake.wait_for_requests(FETCH, 3)
+        fake.append("t", 0, encoded_batch((b"b", b"1")))
         assert [each.key for each in await reading] == [b"a", b"b"]
 
-    async def test_what_compaction_has_left(self, fake: FakeKafka) -> None:
-        """Offsets are missing, a batch has none of its records, and the last one before the end is gone."""
-        fake.append("t", 0, image((b"a", b"0")))
-        fake.append("t", 0, emptied(5))
+    async def test_gaps_left_by_compaction_are_skipped(self, fake: FakeKafka) -> None:
+        """Offsets are missing, one batch has no records, and the last record before the end is gone."""
+        fake.append("t", 0, encoded_batch((b"a", b"0")))
+        fake.append("t", 0, compacted_batch(5))
         held = fake.topics["t"][0]
         held.end += 10
-        fake.append("t", 0, image((b"b", b"1")))
-        assert [each.offset for each in await everything(fake.access, 0, 0, 17)] == [0, 16]
-        assert [each.offset for each in await everything(fake.access, 0, 0, 12)] == [0]
+        fake.append("t", 0, encoded_batch((b"b", b"1")))
+        assert [each.offset for each in await read_all(fake.access, 0, 0, 17)] == [0, 16]
+        assert [each.offset for each in await read_all(fake.access, 0, 0, 12)] == [0]
 
-    async def test_a_log_that_has_lost_its_front(self, fake: FakeKafka) -> None:
+    async def test_read_starts_at_the_first_remaining_offset(self, fake: FakeKafka) -> None:
         expected = fill(fake, 1, 30)
         fake.delete_records("t", 1, 20)
-        found = await everything(fake.access, 1, 0, len(expected))
+        found = await read_all(fake.access, 1, 0, len(expected))
         assert found[-1] == expected[-1]
         assert 17 < found[0].offset <= 20
         fake.delete_records("t", 1, fake.topics["t"][1].end)
-        assert await everything(fake.access, 1, 0, len(expected)) == []
+        assert await read_all(fake.access, 1, 0, len(expected)) == []
 
-    async def test_over_whatever_passes(self, fake: FakeKafka) -> None:
-        """Leaders that move, connections that break, codes that pass, a broker that is away."""
+    async def test_read_survives_transient_failures(self, fake: FakeKafka) -> None:
+        """Leader changes, broken connections, retriable error codes, a stopped broker."""
         expected = fill(fake, 3, 400)
         fake.fetch_size_max = 2000
         random_ = random.Random(16)
@@ -144,13 +146,13 @@ class TestRead:
 
         troubling = asyncio.create_task(trouble())
         try:
-            assert await everything(fake.access, 3, 0, len(expected)) == expected
+            assert await read_all(fake.access, 3, 0, len(expected)) == expected
         finally:
             troubling.cancel()
             with suppress(asyncio.CancelledError):
                 await troubling
 
-    async def test_what_never_comes(self, fake: FakeKafka) -> None:
+    async def test_missing_offset_topic_or_right_is_an_error(self, fake: FakeKafka) -> None:
         fill(fake, 0, 3)
         reader = KafkaReader(fake.access, timeout_s=0.3)
         with pytest.raises(KafkaDisconnected, match=r"t 0 ends at .*, before 99"):
@@ -165,11 +167,11 @@ class TestRead:
                 pass
         await reader.close()
 
-    async def test_many_at_once_share_what_they_ask(self, fake: FakeKafka) -> None:
-        """A thousand partitions: one look-up, one connection to each broker."""
+    async def test_parallel_reads_share_metadata_and_connections(self, fake: FakeKafka) -> None:
+        """A thousand partitions need one metadata request and one connection per broker."""
         fake.create("many", 1000)
         for number in range(1000):
-            fake.append("many", number, image((b"%d" % number, b"")))
+            fake.append("many", number, encoded_batch((b"%d" % number, b"")))
         reader = KafkaReader(fake.access)
 
         async def one(number: int) -> bytes:
@@ -177,16 +179,16 @@ class TestRead:
             return found.key
 
         assert await asyncio.gather(*map(one, range(1000))) == [b"%d" % each for each in range(1000)]
-        assert fake.asked[METADATA] == 1
+        assert fake.request_counts[METADATA] == 1
         assert await reader.offsets("many", range(1000)) == dict.fromkeys(range(1000), 1)
         assert await reader.offsets("many", [5], EARLIEST) == {5: 0}
         await reader.close()
 
-    async def test_the_loop_has_its_turn(self, fake: FakeKafka) -> None:
-        """However much there is in one answer, and however long the caller takes for a batch."""
+    async def test_read_yields_to_the_event_loop_after_each_batch(self, fake: FakeKafka) -> None:
+        """This holds for large answers and for slow callers."""
         count = 60
         for _ in range(count):
-            fake.append("t", 0, image((b"k", b"v")))
+            fake.append("t", 0, encoded_batch((b"k", b"v")))
         turns = 0
 
         async def ticking() -> None:
@@ -198,71 +200,73 @@ class TestRead:
         ticks = asyncio.create_task(ticking())
         seen: set[int] = set()
         async for _ in read(fake.access, "t", 0, 0, count):
-            time.sleep(0.004)  # noqa: ASYNC251  # as one who decodes a batch
+            time.sleep(0.004)  # noqa: ASYNC251  # imitates a slow decoder
             seen.add(turns)
         ticks.cancel()
         assert len(seen) == count
 
 
-class Taken:
-    """A follower, and what it has been given."""
+class RecordingFollower:
+    """A follower and the records that it received."""
 
     def __init__(self, access: KafkaAccess) -> None:
-        self.got: dict[int, list[StoredRecord]] = {}
+        self.received: dict[int, list[StoredRecord]] = {}
         self.follower = TopicFollower(access, self.take)
 
     async def take(self, followed: FollowedPartition, batch: bytes) -> None:
-        self.got.setdefault(followed.number, []).extend(keyed([batch]))
+        self.received.setdefault(followed.number, []).extend(keyed([batch]))
 
 
 @pytest.fixture
-async def taken(fake: FakeKafka) -> AsyncIterator[Taken]:
-    made = Taken(fake.access)
-    yield made
-    await made.follower.close()
+async def recorder(fake: FakeKafka) -> AsyncIterator[RecordingFollower]:
+    recorder = RecordingFollower(fake.access)
+    yield recorder
+    await recorder.follower.close()
 
 
 class TestFollower:
-    async def test_what_is_there_and_what_comes(self, fake: FakeKafka, taken: Taken) -> None:
+    async def test_follower_gets_existing_and_new_records(self, fake: FakeKafka, recorder: RecordingFollower) -> None:
         expected = {number: fill(fake, number, 50) for number in range(4)}
-        followed = [taken.follower.follow("t", number) for number in range(4)]
-        await taken.follower.wait_caught_up(followed)
-        assert taken.got == expected
+        followed = [recorder.follower.follow("t", number) for number in range(4)]
+        await recorder.follower.wait_caught_up(followed)
+        assert recorder.received == expected
         for number in range(4):
             expected[number] += fill(fake, number, 20)
-            await taken.follower.wait_reached(followed[number], len(expected[number]))
-        assert taken.got == expected
+            await recorder.follower.wait_reached(followed[number], len(expected[number]))
+        assert recorder.received == expected
         assert all(each.next_offset == len(expected[each.number]) for each in followed)
 
-    async def test_one_request_for_all_that_a_broker_leads(self, fake: FakeKafka, taken: Taken) -> None:
+    async def test_one_request_fetches_all_partitions_of_a_broker(
+        self, fake: FakeKafka, recorder: RecordingFollower
+    ) -> None:
         fake.create("many", 200)
-        followed = [taken.follower.follow("many", number) for number in range(200)]
-        before = fake.asked[FETCH]
+        followed = [recorder.follower.follow("many", number) for number in range(200)]
+        before = fake.request_counts[FETCH]
         for number in range(200):
-            fake.append("many", number, image((b"k", b"v")))
-        await taken.follower.wait_caught_up(followed)
-        assert fake.asked[FETCH] - before < 20
+            fake.append("many", number, encoded_batch((b"k", b"v")))
+        await recorder.follower.wait_caught_up(followed)
+        assert fake.request_counts[FETCH] - before < 20
 
-    async def test_a_busy_partition_starves_nobody(self, fake: FakeKafka, taken: Taken) -> None:
-        """An answer is full of it; the next one begins with the others."""
+    async def test_busy_partition_does_not_starve_others(self, fake: FakeKafka, recorder: RecordingFollower) -> None:
+        """The busy partition fills one answer; the next answer begins with the other partitions."""
         fake.fetch_size_max = 1000
-        busy, idle = taken.follower.follow("t", 0), taken.follower.follow("t", 2)
-        await taken.follower.wait_caught_up([busy, idle])
+        busy, idle = recorder.follower.follow("t", 0), recorder.follower.follow("t", 2)
+        await recorder.follower.wait_caught_up([busy, idle])
 
         async def write() -> None:
             while True:
-                fake.append("t", 0, image((b"k", b"v" * 900)))
+                fake.append("t", 0, encoded_batch((b"k", b"v" * 900)))
                 await asyncio.sleep(0)
 
         writing = asyncio.create_task(write())
         for each in range(5):
-            fake.append("t", 2, image((b"k", b"%d" % each)))
-            await taken.follower.wait_reached(idle, each + 1)
+            fake.append("t", 2, encoded_batch((b"k", b"%d" % each)))
+            await recorder.follower.wait_reached(idle, each + 1)
         writing.cancel()
 
-    async def test_over_whatever_passes(self, fake: FakeKafka, taken: Taken) -> None:
+    async def test_follower_survives_transient_failures(self, fake: FakeKafka, recorder: RecordingFollower) -> None:
         random_ = random.Random(17)
-        followed = [taken.follower.follow("t", number) for number in range(4)]
+        followed = [recorder.follower.follow("t", number) for number in range(4)]
         expected: dict[int, list[StoredRecord]] = {number: [] for number in range(4)}
         for turn in range(40):
             number = random_.randrange(4)
@@ -280,38 +284,42 @@ class TestFollower:
                         await asyncio.sleep(0.05)
                         await fake.start(1)
             await asyncio.sleep(0.01)
-        await taken.follower.wait_caught_up(followed)
-        for number in range(4):  # `fill` gives the same records each time: their offsets tell
-            assert [each.offset for each in taken.got.get(number, [])] == list(range(fake.topics["t"][number].end))
+        await recorder.follower.wait_caught_up(followed)
+        for number in range(4):  # `fill` returns the same records each time, so offsets are compared
+            assert [each.offset for each in recorder.received.get(number, [])] == list(
+                range(fake.topics["t"][number].end)
+            )
 
-    async def test_a_topic_that_comes_later(self, fake: FakeKafka, taken: Taken) -> None:
-        followed = taken.follower.follow("later", 0)
-        reaching = asyncio.create_task(taken.follower.wait_reached(followed, 1))
-        await fake.until_asked(METADATA, 2)
+    async def test_follower_waits_for_a_topic_created_later(self, fake: FakeKafka, recorder: RecordingFollower) -> None:
+        followed = recorder.follower.follow("later", 0)
+        reaching = asyncio.create_task(recorder.follower.wait_reached(followed, 1))
+        await fake.wait_for_requests(METADATA, 2)
         fake.create("later", 1)
-        fake.append("later", 0, image((b"k", b"v")))
+        fake.append("later", 0, encoded_batch((b"k", b"v")))
         await reaching
-        assert taken.got == {0: [StoredRecord(0, b"k", b"v")]}
+        assert recorder.received == {0: [StoredRecord(0, b"k", b"v")]}
 
-    async def test_a_log_that_has_lost_its_front(self, fake: FakeKafka, taken: Taken) -> None:
+    async def test_follower_starts_at_the_first_remaining_offset(
+        self, fake: FakeKafka, recorder: RecordingFollower
+    ) -> None:
         expected = fill(fake, 0, 30)
         fake.delete_records("t", 0, len(expected))
-        followed = taken.follower.follow("t", 0)
-        await taken.follower.wait_caught_up([followed])
-        assert taken.got == {}
-        fake.append("t", 0, image((b"k", b"v")))
-        await taken.follower.wait_caught_up([followed])
-        assert taken.got == {0: [StoredRecord(len(expected), b"k", b"v")]}
+        followed = recorder.follower.follow("t", 0)
+        await recorder.follower.wait_caught_up([followed])
+        assert recorder.received == {}
+        fake.append("t", 0, encoded_batch((b"k", b"v")))
+        await recorder.follower.wait_caught_up([followed])
+        assert recorder.received == {0: [StoredRecord(len(expected), b"k", b"v")]}
 
-    async def test_left(self, fake: FakeKafka, taken: Taken) -> None:
-        followed = taken.follower.follow("t", 0)
-        waiting = asyncio.create_task(taken.follower.wait_reached(followed, 1))
+    async def test_unfollow_ends_a_waiting_call(self, fake: FakeKafka, recorder: RecordingFollower) -> None:
+        followed = recorder.follower.follow("t", 0)
+        waiting = asyncio.create_task(recorder.follower.wait_reached(followed, 1))
         await asyncio.sleep(0)
-        taken.follower.unfollow(followed)
+        recorder.follower.unfollow(followed)
         with pytest.raises(KafkaDisconnected):
             await waiting
 
-    async def test_a_callback_that_fails_ends_it(self, fake: FakeKafka, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_failing_callback_ends_the_follower(self, fake: FakeKafka, caplog: pytest.LogCaptureFixture) -> None:
         async def take(_: FollowedPartition, __: bytes) -> None:
             raise ValueError("a bug")
 
@@ -328,8 +336,12 @@ class TestFollower:
             await follower.wait_reached(followed, 1)
         await follower.close()
 
-    async def test_a_bug_in_an_answer_s_reading_is_told_and_asked_again(
-        self, fake: FakeKafka, taken: Taken, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    async def test_error_while_delivering_is_logged_and_the_fetch_repeated(
+        self,
+        fake: FakeKafka,
+        recorder: RecordingFollower,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         expected = fill(fake, 0, 3)
         whole, tries = TopicFollower._deliver, 0
@@ -342,13 +354,13 @@ class TestFollower:
             await whole(self, followed, batches)
 
         monkeypatch.setattr(TopicFollower, "_deliver", failing)
-        followed = taken.follower.follow("t", 0)
-        await taken.follower.wait_caught_up([followed])
-        assert taken.got == {0: expected}
+        followed = recorder.follower.follow("t", 0)
+        await recorder.follower.wait_caught_up([followed])
+        assert recorder.received == {0: expected}
         assert caplog.text.count("a bug in amqpd, please report it") == 2
 
-    async def test_closed_while_somebody_waits(self, fake: FakeKafka) -> None:
-        made = Taken(fake.access)
+    async def test_close_ends_a_waiting_call(self, fake: FakeKafka) -> None:
+        made = RecordingFollower(fake.access)
         followed = made.follower.follow("t", 0)
         waiting = asyncio.create_task(made.follower.wait_reached(followed, 1))
         await asyncio.sleep(0.05)
@@ -358,7 +370,7 @@ class TestFollower:
 
 
 def size_of(directory: Path) -> int:
-    """Bytes of its segments, but for those that Kafka has thrown away meanwhile."""
+    """Return the bytes of the segments. Kafka may delete some meanwhile."""
     size = 0
     for each in directory.glob("*.log"):
         with suppress(FileNotFoundError):
@@ -367,8 +379,10 @@ def size_of(directory: Path) -> int:
 
 
 class TestRealKafka:
-    async def test_written_compacted_and_read(self, kafka: Kafka, access: KafkaAccess, topic: str) -> None:
-        """Every key's last value is there after the cleaner has been, whatever owner wrote it; a follower has all."""
+    async def test_compacted_partition_keeps_the_last_value_of_each_key(
+        self, kafka: Kafka, access: KafkaAccess, topic: str
+    ) -> None:
+        """This holds for values of any owner; a follower gets all records."""
         create_topic(
             kafka.bootstrap,
             topic,
@@ -378,10 +392,10 @@ class TestRealKafka:
             max_compaction_lag_ms="100",
             segment_ms="100",
         )
-        got: list[StoredRecord] = []
+        received: list[StoredRecord] = []
 
         async def take(_: FollowedPartition, batch: bytes) -> None:
-            got.extend(keyed([batch]))
+            received.extend(keyed([batch]))
 
         follower = TopicFollower(access, take)
         followed = follower.follow(topic, 0)
@@ -407,7 +421,7 @@ class TestRealKafka:
             end = int(partition.next_offset)
             await producer.close()
         await follower.wait_reached(followed, end)
-        assert len([each for each in got if each.value is not None]) == 900
+        assert len([each for each in received if each.value is not None]) == 900
         segments = kafka.partition_directory(1, topic, 0)
         kafka.until(lambda: size_of(segments) < 2_000_000)
         batches = [batch async for batch in read(access, topic, 0, 0, end)]

@@ -1,4 +1,6 @@
-"""Queues' logs in a real Kafka: a slot's owner and those after it. tests/replicated has the same without one."""
+"""Replicated queue logs in a real Kafka: a slot's owner and its successors. tests/replicated has the same without
+Kafka.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ PROPERTIES = b"\x10\x00\x02"
 
 
 class Owner:
-    """Of a slot: the only writer of partition 0 of `<topic>.settled` and of those of `<topic>`, a queue in each."""
+    """The owner of a slot: the only writer of partition 0 of `<topic>.settled` and of the partitions of `<topic>`, one
+    queue each.
+    """
 
     def __init__(self, access: KafkaAccess, topic: str, directory: Path, queues: int, first: dict[int, int]) -> None:
         self.access = access
@@ -81,9 +85,9 @@ class Owner:
     async def open(self) -> Owner:
         await self.take()
         for log in self.queues:
-            there = asyncio.Event()
-            if not log.open_soon(there.set):
-                await there.wait()
+            opened = asyncio.Event()
+            if not log.open_soon(opened.set):
+                await opened.wait()
             log.recover()
         return self
 
@@ -100,8 +104,8 @@ class Owner:
         self.queues[number].when_safe(offset, answer.set_result)
         return await asyncio.wait_for(answer, 60)
 
-    async def told(self) -> None:
-        """What was settled is in Kafka."""
+    async def wait_acks_stored(self) -> None:
+        """Wait until all acks are in Kafka."""
         self.turn()
         for log in self.queues:
             await until(lambda log=log: not log.deferred and not log.dirty)  # type: ignore[misc]
@@ -123,17 +127,17 @@ class Owner:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110  # nobody tells
+    while not holds():  # noqa: ASYNC110  # no event to wait for
         await asyncio.sleep(0.01)
 
 
 class Owners:
-    """One after the other, each without the word of the one before unless a test gives up."""
+    """Successive owners. An owner ends without handing over, unless the test gives it up."""
 
     def __init__(
         self, kafka: Kafka, access: KafkaAccess, topic: str, directory: Path, settled: Mapping[str, str] | None = None
     ) -> None:
-        """settled: settings of the topic of settlements."""
+        """settled: settings of the topic for acks."""
         self.access = access
         self.topic = topic
         self.directory = directory
@@ -153,13 +157,13 @@ class Owners:
 
 @pytest.fixture
 async def owners(kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path) -> AsyncIterator[Owners]:
-    made = Owners(kafka, access, topic, tmp_path)
-    yield made
-    for owner in made.made:
+    created = Owners(kafka, access, topic, tmp_path)
+    yield created
+    for owner in created.made:
         await owner.close()
 
 
-async def test_the_next_owner_has_what_is_live(owners: Owners) -> None:
+async def test_next_owner_has_the_unacked_messages(owners: Owners) -> None:
     owner = await owners.new().open()
     offsets = owner.append(*(b"%d" % number for number in range(1000)))
     assert await owner.safe(offsets[-1])
@@ -167,7 +171,7 @@ async def test_the_next_owner_has_what_is_live(owners: Owners) -> None:
         owner.queues[0].ack(offset, len(b"%d" % (offset - offsets[0])))
     owner.queues[0].mark_returned(offsets[1], 4)
     owner.append(b"other", number=1)
-    await owner.told()
+    await owner.wait_acks_stored()
     after = await owners.new().open()
     assert after.bodies() == [b"%d" % number for number in range(1, 1000, 2)]
     assert after.queues[0].delivery_count(offsets[1]) == 4
@@ -175,12 +179,12 @@ async def test_the_next_owner_has_what_is_live(owners: Owners) -> None:
     assert after.bodies(1) == [b"other"]
 
 
-async def test_who_was_before_confirms_nothing_more(owners: Owners) -> None:
-    """It does not know yet: it has told all, and its first word behind the barrier is the message."""
+async def test_old_owner_confirms_nothing_after_a_takeover(owners: Owners) -> None:
+    """The old owner has nothing else to send, so the message is its first write after the barrier."""
     owner = await owners.new().open()
     (offset,) = owner.append(b"a")
     assert await owner.safe(offset)
-    await owner.told()
+    await owner.wait_acks_stored()
     after = await owners.new().open()
     (late,) = owner.append(b"too late")
     assert not await owner.safe(late)
@@ -191,12 +195,12 @@ async def test_who_was_before_confirms_nothing_more(owners: Owners) -> None:
     assert (await owners.new().open()).bodies() == [b"a", b"b"]
 
 
-async def test_who_was_before_takes_nothing_more_once_he_knows(owners: Owners) -> None:
-    """His settlements, which go out by themselves, have been refused."""
+async def test_old_owner_accepts_nothing_once_it_knows_of_the_takeover(owners: Owners) -> None:
+    """Kafka has refused its acks, which it sends without being asked."""
     owner = await owners.new().open()
     (offset,) = owner.append(b"a")
     assert await owner.safe(offset)
-    await owner.told()
+    await owner.wait_acks_stored()
     after = await owners.new().open()
     owner.queues[0].ack(offset, 1)
     owner.turn()
@@ -207,7 +211,7 @@ async def test_who_was_before_takes_nothing_more_once_he_knows(owners: Owners) -
     assert after.bodies() == [b"a"]
 
 
-async def test_given_up_and_taken_by_the_next(owners: Owners) -> None:
+async def test_slot_given_up_is_taken_over_cleanly(owners: Owners) -> None:
     owner = await owners.new().open()
     offsets = owner.append(b"a", b"b", b"c")
     owner.queues[0].mark_delivered(offsets[0])
@@ -220,8 +224,8 @@ async def test_given_up_and_taken_by_the_next(owners: Owners) -> None:
     assert [after.queues[0].redelivered(offset) for offset in (offsets[0], offsets[2])] == [True, False]
 
 
-async def test_a_later_epoch_under_load(owners: Owners) -> None:
-    """Each day its owner renews it: nothing is lost, doubled or out of order, and epochs never fall."""
+async def test_renewed_epoch_under_load_loses_nothing(owners: Owners) -> None:
+    """The owner renews its epoch daily. No message is lost, repeated or reordered, and epochs never decrease."""
     owner = await owners.new().open()
     sent: list[bytes] = []
     for turn in range(60):
@@ -245,8 +249,8 @@ async def test_a_later_epoch_under_load(owners: Owners) -> None:
     assert (await owners.new().open()).bodies() == sent
 
 
-async def test_what_is_settled_is_freed_in_kafka(kafka: Kafka, owners: Owners) -> None:
-    """And the next owner reads what is left, whose partition begins later."""
+async def test_acked_records_are_deleted_in_kafka(kafka: Kafka, owners: Owners) -> None:
+    """The next owner reads the rest from the later start of the partition."""
     owner = await owners.new().open()
     body = b"x" * 10_000
     for _ in range(20):
@@ -256,7 +260,7 @@ async def test_what_is_settled_is_freed_in_kafka(kafka: Kafka, owners: Owners) -
     assert await owner.safe(owner.queues[0].next_offset - 1)
     first = owner.queues[0].first_offset
     owner.queues[0].ack_range(first, first + 899, 900 * len(body))
-    await owner.told()
+    await owner.wait_acks_stored()
     freed: list[tuple[str, dict[int, int]]] = []
 
     async def delete(topic: str, before: Mapping[int, int]) -> None:
@@ -276,8 +280,7 @@ async def test_what_is_settled_is_freed_in_kafka(kafka: Kafka, owners: Owners) -
     assert await owner.logs.delete_acked_records(delete) == 0
 
 
-async def test_forgotten_by_kafka_and_renewed_by_others(owners: Owners) -> None:
-    """Who renews an epoch that another has taken is refused."""
+async def test_renewal_of_a_fenced_epoch_is_refused(owners: Owners) -> None:
     owner = await owners.new().open()
     after = await owners.new().open()
     assert isinstance(after.logs.held, ProducerId)
@@ -286,44 +289,44 @@ async def test_forgotten_by_kafka_and_renewed_by_others(owners: Owners) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_as_a_twin_says(owners: Owners, seed: int) -> None:
-    """Owners that die at any time: what is in Kafka and was not settled is there, each once, in order; what was settled
-    and told does not come back.
+async def test_crashing_owners_agree_with_a_model(owners: Owners, seed: int) -> None:
+    """Owners crash at any time. Stored, unacked messages are present once and in order. Messages with stored acks do
+    not return.
     """
-    dice = random.Random(seed)
+    random_ = random.Random(seed)
     sent: dict[int, bytes] = {}
     safe: set[int] = set()
     settled: set[int] = set()
-    sure: set[int] = set()
+    acked_in_kafka: set[int] = set()
     serial = 0
     owner = await owners.new().open()
     for _ in range(4):
-        for _ in range(dice.randrange(5, 40)):
-            step = dice.choice(["publish", "publish", "settle", "settle", "wait", "sync", "return", "alive"])
+        for _ in range(random_.randrange(5, 40)):
+            step = random_.choice(["publish", "publish", "settle", "settle", "wait", "sync", "return", "alive"])
             if step == "publish":
-                for _ in range(dice.choice([1, 1, 3, 200])):
+                for _ in range(random_.choice([1, 1, 3, 200])):
                     serial += 1
                     (offset,) = owner.append(b"%d" % serial)
                     sent[offset] = b"%d" % serial
                 owner.turn()
             elif step in ("settle", "return"):
                 owner.turn()
-                for record in dice.sample(live := owner.live(), min(len(live), dice.choice([1, 5, 100]))):
+                for record in random_.sample(live := owner.live(), min(len(live), random_.choice([1, 5, 100]))):
                     if step == "return":
                         owner.queues[0].mark_returned(record.offset, 2)
                     else:
                         owner.queues[0].ack(record.offset, len(record.body))
                         settled.add(int(record.offset))
             elif step == "wait":
-                await asyncio.sleep(dice.choice([0, 0.01, 0.1]))
+                await asyncio.sleep(random_.choice([0, 0.01, 0.1]))
             elif step == "alive":
                 owner.turn()
                 owner.logs.keep_alive(b"slot")
             else:
                 assert await owner.safe(owner.queues[0].next_offset - 1)
                 safe |= set(sent)
-                await owner.told()
-                sure |= settled
+                await owner.wait_acks_stored()
+                acked_in_kafka |= settled
         safe |= {offset for offset in sent if offset < owner.queues[0].high_watermark}
         before, owner = owner, await owners.new().open()
         await before.close()
@@ -335,16 +338,16 @@ async def test_as_a_twin_says(owners: Owners, seed: int) -> None:
         assert list(live) == sorted(live)
         assert {offset: sent.get(offset) for offset in live} == live
         assert set(sent) - settled <= set(live)
-        assert not set(live) & sure
+        assert not set(live) & acked_in_kafka
         assert all(owner.queues[0].redelivered(offset) for offset in live)
         settled = {offset for offset in settled if offset in sent and offset not in live}
-        sure = set(settled)
+        acked_in_kafka = set(settled)
 
 
-async def test_a_large_backlog_comes_back_in_slices(
+async def test_large_backlog_is_recovered_in_slices(
     owners: Owners, record_property: Callable[[str, object], None]
 ) -> None:
-    """How long it takes, and for how long the loop was held, is told; the loop had its turn again and again."""
+    """The event loop runs in between. The test records the time and the longest block of the loop."""
     owner = await owners.new().open()
     count = 200_000
     body = b"x" * 200
@@ -356,10 +359,10 @@ async def test_a_large_backlog_comes_back_in_slices(
     after = await owners.new().take()
     turns = 0
     held_s = 0.0
-    there = asyncio.Event()
+    opened = asyncio.Event()
     began = time.perf_counter()
-    assert not after.queues[0].open_soon(there.set)
-    while not there.is_set():
+    assert not after.queues[0].open_soon(opened.set)
+    while not opened.is_set():
         last = time.perf_counter()
         await asyncio.sleep(0)
         turns += 1
@@ -375,18 +378,18 @@ async def test_a_large_backlog_comes_back_in_slices(
 
 @pytest.fixture
 def cleaning(tmp_path: Path) -> Iterator[Kafka]:
-    """A broker whose cleaner does not rest for 15 s."""
+    """A broker whose log cleaner pauses for 0.1 s instead of 15 s."""
     need(missing())
     with Kafka(tmp_path / "kafka", settings={"log.cleaner.backoff.ms": "100"}) as kafka:
         yield kafka
 
 
 @pytest.mark.on_demand
-async def test_what_ten_million_alternating_acks_leave(
+async def test_ten_million_alternating_acks_are_compacted(
     cleaning: Kafka, topic: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """Acceptance 8: of every second message, 1,000 a second, told every 50 ms; that there are messages is made up.
-    The topic is as nodes make it: behind its cleaner less than 64 MiB are left, and all of the acks.
+    """Acceptance 8: acks of every second message, 1,000 a second, written every 50 ms, without real messages. The topic
+    has the settings that nodes use. After cleaning less than 64 MiB are left, and no ack is missing.
     """
     access = KafkaAccess((cleaning.bootstrap,))
     owners = Owners(cleaning, access, topic, tmp_path, settings_of(compacted_rules(options_for(access, topic))))
@@ -396,12 +399,12 @@ async def test_what_ten_million_alternating_acks_leave(
         count, at_once = 10_000_000, 50
         first = int(log.next_offset)
         end = first + 2 * count
-        told = written = 0
+        record_count = written = 0
         for start in range(first + 1, end, 2 * at_once):
             for offset in range(start, start + 2 * at_once, 2):
                 log.ack_writer.note(SETTLED, offset, offset, 0)
             records = log.ack_writer.take_records(first, end, 0, 0)
-            told += len(records)
+            record_count += len(records)
             written += sum(int(record.size()) for record in records)
             owner.logs._records += records
             owner.logs._write_records()
@@ -417,7 +420,7 @@ async def test_what_ten_million_alternating_acks_leave(
         after = await owners.new().take()
         chunks = after.queues[0].ack_writer._chunks
         assert sum(int.from_bytes(bits, "big").bit_count() for bits in chunks.values()) == count
-        figures = f"{count} acks in {told} records: {size() >> 10} KiB of {written >> 10} KiB are left"
+        figures = f"{count} acks in {record_count} records: {size() >> 10} KiB of {written >> 10} KiB are left"
         record_property("left", figures)
         print(figures)
     finally:

@@ -1,4 +1,4 @@
-"""Rows as records: any changes, applied to a table of a slot, leave what today's database has after the same ones."""
+"""Rows as Kafka records: a slot's table after any changes equals the database after the same changes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ ROWS: tuple[Row, ...] = (
     SeenCacheRow("3" * 32, "/", ODD),
     SeenRow("3" * 32, bytes(range(33)), (1 << 63) - 1, 1_700_000_000_000),
 )
-"""One of each kind."""
+"""One row of each kind."""
 
 vhosts = st.sampled_from(("/", "a", "b"))
 users = st.sampled_from(("u", "v"))
@@ -110,14 +110,14 @@ FIRST: tuple[Change, ...] = (
 )
 
 
-def everything(state: MetadataState) -> list[tuple[str, Row]]:
-    """Its rows with their kinds; NamedTuples of different kinds may be equal."""
+def rows_of_state(state: MetadataState) -> list[tuple[str, Row]]:
+    """Return the rows with their kinds, because NamedTuples of different kinds may be equal."""
     found = [(type(row).__name__, row) for part in state if isinstance(part, list) for row in part]
     return sorted(found, key=repr)
 
 
-def held(table: RowTable) -> list[tuple[str, Row]]:
-    """Its rows with their kinds."""
+def rows_of_table(table: RowTable) -> list[tuple[str, Row]]:
+    """Return the table's rows with their kinds."""
     return sorted(((type(row).__name__, row) for each in TABLES for row in table.rows(each.row)), key=repr)
 
 
@@ -130,17 +130,17 @@ def replayed(records: dict[bytes, bytes | None], tables: frozenset[str] = ALL_TA
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqlAlchemyTables]:
-    made = SqlAlchemyTables(tmp_path_factory.mktemp("rows") / "metadata.sqlite")
-    made.create({"instance_id": "i", "schema_version": "4"}, [])
-    with closing(made):
-        yield made
+    tables = SqlAlchemyTables(tmp_path_factory.mktemp("rows") / "metadata.sqlite")
+    tables.create({"instance_id": "i", "schema_version": "4"}, [])
+    with closing(tables):
+        yield tables
 
 
 @pytest.mark.slow
 @given(st.lists(st.lists(changes, min_size=1, max_size=4), max_size=12))
 @settings(max_examples=examples(150), deadline=None)
-def test_the_same_rows_as_in_the_database(store: SqlAlchemyTables, submissions: list[list[Change]]) -> None:
-    """And the same submissions refused; the records alone, read back, are the table."""
+def test_table_equals_the_database(store: SqlAlchemyTables, submissions: list[list[Change]]) -> None:
+    """Both refuse the same submissions, and a table read back from the records is equal too."""
     store.write([Delete(row) for kind in TABLES for row in store.rows()[kind.row]])
     table = RowTable(ALL_TABLES)
     records: dict[bytes, bytes | None] = {}
@@ -158,19 +158,17 @@ def test_the_same_rows_as_in_the_database(store: SqlAlchemyTables, submissions: 
             records.update(asked)
             records.update(along)
         of_database = sorted(((type(row).__name__, row) for found in store.rows().values() for row in found), key=repr)
-        assert held(table) == of_database
-    assert held(replayed(records)) == of_database
+        assert rows_of_table(table) == of_database
+    assert rows_of_table(replayed(records)) == of_database
     assert list(table.orphan_deletions()) == []
     state = _state("i", False, store.rows())
-    assert everything(table.state(sorted(table.rows(VhostRow)), "i")) == everything(state)
+    assert rows_of_state(table.state(sorted(table.rows(VhostRow)), "i")) == rows_of_state(state)
 
 
 @given(st.lists(st.lists(changes, min_size=1, max_size=4), max_size=12))
 @settings(max_examples=examples(100), deadline=None)
-def test_the_same_rows_in_two_slots(submissions: list[list[Change]]) -> None:
-    """What is the cluster's in one table and what is in vhosts in another are what one table has: a vhost's slot is
-    given the vhost's deletion, too.
-    """
+def test_cluster_and_vhost_tables_together_equal_one_table(submissions: list[list[Change]]) -> None:
+    """One table has the cluster's rows and another the vhosts' rows. The second also gets the deletion of a vhost."""
     whole, cluster, slot = RowTable(ALL_TABLES), RowTable(CLUSTER_TABLES), RowTable(SLOT_TABLES)
     for submission in [list(FIRST), *submissions]:
         for change in submission:
@@ -185,11 +183,11 @@ def test_the_same_rows_in_two_slots(submissions: list[list[Change]]) -> None:
                 cluster.apply([change])
             if not of_cluster or (isinstance(change, Delete) and isinstance(change.row, VhostRow)):
                 slot.apply([change])
-    assert sorted(held(cluster) + held(slot), key=repr) == held(whole)
+    assert sorted(rows_of_table(cluster) + rows_of_table(slot), key=repr) == rows_of_table(whole)
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_each_kind_there_and_back(row: Row) -> None:
+def test_row_survives_encoding(row: Row) -> None:
     key, value = encode_row(row)
     known = decode_key(key)
     assert isinstance(known, RowKey)
@@ -200,11 +198,11 @@ def test_each_kind_there_and_back(row: Row) -> None:
     ]
 
 
-def test_there_is_one_of_each_kind() -> None:
+def test_rows_contain_each_kind() -> None:
     assert {type(row) for row in ROWS} == {table.row for table in TABLES}
 
 
-def test_other_changes_between_nodes() -> None:
+def test_changes_survive_encoding_as_json() -> None:
     note = PutAnnotation(("wish", 3), {"node": "a"})
     given_changes = [DeleteBindings("/", ODD, "exchange"), note, PutAnnotation(("wish", 4), None)]
     assert changes_from_json(json.loads(json.dumps(changes_to_json(given_changes)))) == given_changes
@@ -216,8 +214,8 @@ def test_other_changes_between_nodes() -> None:
         changes_from_json([["put", ["pets", "cat"], {}]])
 
 
-class TestWhatIsNotOurs:
-    def test_it_is_counted_and_passed_over(self) -> None:
+class TestForeignRecords:
+    def test_foreign_record_is_counted_and_skipped(self) -> None:
         table = RowTable(ALL_TABLES)
         key, value = encode_row(ROWS[0])
         for strange, content in (
@@ -243,12 +241,12 @@ class TestWhatIsNotOurs:
         assert len(table) == 0
         assert table.read(key, value) == Put(ROWS[0])
 
-    def test_a_barrier_is_no_stranger(self) -> None:
+    def test_barrier_is_not_a_foreign_record(self) -> None:
         table = RowTable()
         assert table.read(b"amqpd.shop.slot3", None) is None
         assert table.foreign_count == 0
 
-    def test_what_a_later_version_wrote_is_refused(self) -> None:
+    def test_record_of_a_later_version_is_refused(self) -> None:
         table = RowTable()
         for key, value, text in (
             (b'["pets","cat"]', b"{}", "table 'pets' is not known"),
@@ -259,28 +257,28 @@ class TestWhatIsNotOurs:
             with pytest.raises(NewerFormat, match=text):
                 table.read(key, value)
 
-    def test_an_earlier_version_had_fewer_columns(self) -> None:
+    def test_record_of_an_earlier_version_gets_default_columns(self) -> None:
         table = RowTable(ALL_TABLES)
         assert table.read(b'["vhosts","/"]', b'{"id":"7"}') == Put(VhostRow("/", "7"))
 
 
 class TestSubmissions:
-    def test_all_or_none(self) -> None:
+    def test_failed_submission_changes_nothing(self) -> None:
         table = RowTable(ALL_TABLES)
         table.apply(FIRST)
-        before = held(table)
+        before = rows_of_table(table)
         lone = QueueRow("/", "\ud800", "9")
         for wrong in (Put(PermissionRow("nobody", "/", "", "", "")), Put(lone), Put(VhostRow("x" * 256, "9"))):
             with pytest.raises(WriteFailed, match="cannot write the metadata"):
                 table.apply([Delete(VhostRow("/", "")), Put(UserRow("w", "", "")), wrong])
-            assert held(table) == before
+            assert rows_of_table(table) == before
 
-    def test_a_row_of_another_slot(self) -> None:
+    def test_row_of_another_slot_is_refused(self) -> None:
         with pytest.raises(WriteFailed, match="rows of users do not belong to this slot"):
             RowTable().apply([Put(UserRow("u", "", ""))])
 
-    def test_what_goes_along_may_come_behind(self) -> None:
-        """Without it the rest is found adrift, and goes then."""
+    def test_missing_dependent_deletions_are_found_as_orphans(self) -> None:
+        """After a crash before the dependent records, the table finds the orphaned rows and deletes them."""
         table = RowTable(ALL_TABLES)
         table.apply(FIRST)
         stored = [StoredOffsetRow("1", "c", 5, 0), StoredOffsetRow("1", "d", 6, 0)]
@@ -292,14 +290,14 @@ class TestSubmissions:
         crashed = replayed({**records, **dict(submission.requested)})
         assert sorted(crashed.orphan_deletions()) == sorted(map(Delete, stored))
         crashed.apply(list(crashed.orphan_deletions()))
-        assert held(crashed) == held(table)
+        assert rows_of_table(crashed) == rows_of_table(table)
 
-    def test_a_deletion_of_what_is_not_there_is_written(self) -> None:
-        """It may be in Kafka by a submission whose answer never came."""
+    def test_deletion_of_an_unknown_row_is_written(self) -> None:
+        """A submission that was never answered may have put the row into Kafka."""
         row = QueueRow("/", "x", "1")
         assert RowTable().apply([Delete(row)]).requested == [(encode_row(row)[0], None)]
 
-    def test_a_place_goes_with_its_queue(self) -> None:
+    def test_partition_annotation_is_deleted_with_its_queue(self) -> None:
         table = RowTable()
         queue = QueueRow("/", "x", "1")
         place = PutAnnotation(("place", "1"), {"topic": "t", "partition": 3, "offset": 9})
@@ -314,8 +312,8 @@ class TestSubmissions:
             note_key(place.key): None,
         }
 
-    def test_what_is_too_large_for_a_batch(self) -> None:
-        """It is refused whole; what only goes along may be larger."""
+    def test_submission_too_large_for_a_batch_is_refused(self) -> None:
+        """Dependent deletions may be larger."""
         table = RowTable()
         queues = [QueueRow("/", f"q{each}", f"{each}") for each in range(100)]
         with pytest.raises(WriteFailed, match="100 rows of .* bytes do not fit into one record batch of 5000: declare"):
@@ -325,13 +323,13 @@ class TestSubmissions:
             table.apply([Put(each)], 5000)
         assert len(table.apply([Delete(VhostRow("/", ""))], 10).dependent) == 100
 
-    def test_it_gives_way(self) -> None:
-        """Ten thousand queues are some twenty thousand steps."""
+    def test_changes_can_be_applied_in_steps(self) -> None:
+        """So ten thousand queues, about twenty thousand steps, need not block the event loop."""
         table = RowTable()
         steps = table.apply_in_steps([Put(QueueRow("/", f"q{each}", f"{each}")) for each in range(100)])
         assert sum(1 for _ in steps) == 200
         steps = table.apply_in_steps([Delete(QueueRow("/", f"q{each}", f"{each}")) for each in range(100)])
         for _ in range(50):
             next(steps)
-        steps.close()  # given up in the middle: as if it had never begun
+        steps.close()  # abandoned halfway: the table is unchanged
         assert len(table) == 100

@@ -1,4 +1,6 @@
-"""`make cluster-run`, as docs/cluster.md shows it: a node is killed, its clients go on, nothing confirmed is lost."""
+"""`make cluster-run` as docs/cluster.md shows it: a node is killed, its clients continue, no confirmed message
+is lost.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ PROGRAM = Path(__file__).with_name("run.py")
 
 
 @pytest.mark.ci_long
-def test_a_node_is_killed_and_clients_go_on(tmp_path: Path) -> None:
+def test_clients_continue_after_a_node_is_killed(tmp_path: Path) -> None:
     kafka_rig.need(kafka_rig.missing())
     log = tmp_path / "log"
     command = [sys.executable, "-P", str(PROGRAM), "--directory", str(tmp_path / "cluster"), "--vhosts", "orders"]

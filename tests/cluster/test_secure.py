@@ -1,4 +1,4 @@
-"""TLS and SASL: ours and aiokafka's by one set of settings, and what is refused."""
+"""TLS and SASL: amqpd and aiokafka with the same settings, and refused settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PASSWORD = "s3cret-of-amqpd"
 
 @pytest.fixture(scope="module")
 def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Kafka, Path]]:
-    """A broker with a listener SECURE, and the file of whoever signed its certificate."""
+    """A broker with a listener SECURE, and the file with its CA certificate."""
     need(missing())
     directory = tmp_path_factory.mktemp("secure")
     authority = trustme.CA()
@@ -33,15 +33,17 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Kafka, Pa
     store, signed_by = directory / "store.pem", directory / "ca.pem"
     key = serialization.load_pem_private_key(certificate.private_key_pem.bytes(), None).private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )  # the only form that Java takes
+    )  # the only format that Java accepts
     store.write_bytes(key + b"".join(each.bytes() for each in certificate.cert_chain_pems))
     authority.cert_pem.write_to_path(str(signed_by))
-    settings = {"listener.name.secure.connections.max.reauth.ms": "10000"}  # of which a connection uses 8.5 s
+    settings = {
+        "listener.name.secure.connections.max.reauth.ms": "10000"
+    }  # the client logs in again after 8.5 s of these
     with Kafka(directory / "kafka", settings=settings, secure=Secure(store, {"amqpd": PASSWORD})) as kafka:
         yield kafka, signed_by
 
 
-def reached(secure: tuple[Kafka, Path], **instead: Any) -> KafkaAccess:
+def access_to(secure: tuple[Kafka, Path], **instead: Any) -> KafkaAccess:
     kafka, signed_by = secure
     settings: dict[str, Any] = {
         "kafka": (f"127.0.0.1:{kafka.brokers[1].secure_port}",),
@@ -55,8 +57,10 @@ def reached(secure: tuple[Kafka, Path], **instead: Any) -> KafkaAccess:
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-async def test_by_each_mechanism(secure: tuple[Kafka, Path], mechanism: str, topic: str, tmp_path: Path) -> None:
-    access = reached(secure, sasl_mechanism=mechanism)
+async def test_publish_with_each_mechanism(
+    secure: tuple[Kafka, Path], mechanism: str, topic: str, tmp_path: Path
+) -> None:
+    access = access_to(secure, sasl_mechanism=mechanism)
     create_topic(secure[0].bootstrap, topic)
     logs = Logs(tmp_path)
     log = logs.new("tasks", await init_producer_id(access, topic))
@@ -72,11 +76,11 @@ async def test_by_each_mechanism(secure: tuple[Kafka, Path], mechanism: str, top
     ]
 
 
-async def test_a_login_that_is_over_is_followed_by_another(
+async def test_connection_is_replaced_before_its_login_expires(
     secure: tuple[Kafka, Path], topic: str, tmp_path: Path
 ) -> None:
-    """Kafka ends a connection whose login is older than it allows; a new one takes its place before that."""
-    access = reached(secure, sasl_mechanism="SCRAM-SHA-512")
+    """Kafka closes connections whose login is too old, so the client opens a new one earlier."""
+    access = access_to(secure, sasl_mechanism="SCRAM-SHA-512")
     create_topic(secure[0].bootstrap, topic)
     logs = Logs(tmp_path)
     log = logs.new("tasks", await init_producer_id(access, topic))
@@ -100,8 +104,8 @@ async def test_a_login_that_is_over_is_followed_by_another(
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-async def test_aiokafka_by_the_same_settings(secure: tuple[Kafka, Path], mechanism: str) -> None:
-    admin = AIOKafkaAdminClient(**reached(secure, sasl_mechanism=mechanism).aiokafka_options())
+async def test_aiokafka_connects_with_the_same_settings(secure: tuple[Kafka, Path], mechanism: str) -> None:
+    admin = AIOKafkaAdminClient(**access_to(secure, sasl_mechanism=mechanism).aiokafka_options())
     await admin.start()
     try:
         assert len((await admin.describe_cluster())["brokers"]) == 1
@@ -110,8 +114,8 @@ async def test_aiokafka_by_the_same_settings(secure: tuple[Kafka, Path], mechani
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-async def test_a_wrong_password(secure: tuple[Kafka, Path], mechanism: str) -> None:
-    access = reached(secure, sasl_mechanism=mechanism, sasl_password="wrong")
+async def test_wrong_password_is_refused(secure: tuple[Kafka, Path], mechanism: str) -> None:
+    access = access_to(secure, sasl_mechanism=mechanism, sasl_password="wrong")
     host, port = access.addresses[0]
     with pytest.raises(KafkaIncompatible, match="SASL_AUTHENTICATION_FAILED"):
         await open_connection(access, host, port)
@@ -120,15 +124,15 @@ async def test_a_wrong_password(secure: tuple[Kafka, Path], mechanism: str) -> N
     assert "wrong" not in repr(access)
 
 
-async def test_a_certificate_that_nobody_believes(secure: tuple[Kafka, Path], tmp_path: Path) -> None:
+async def test_certificate_of_an_unknown_ca_is_refused(secure: tuple[Kafka, Path], tmp_path: Path) -> None:
     other = tmp_path / "other.pem"
     trustme.CA().cert_pem.write_to_path(str(other))
-    access = reached(secure, ca_file=str(other))
+    access = access_to(secure, ca_file=str(other))
     with pytest.raises(ssl.SSLCertVerificationError):
         await open_connection(access, *access.addresses[0])
 
 
-async def test_a_listener_without_sasl(secure: tuple[Kafka, Path]) -> None:
+async def test_sasl_on_a_plain_listener_is_refused(secure: tuple[Kafka, Path]) -> None:
     kafka, _ = secure
     plain = KafkaAccess((kafka.bootstrap,), sasl_mechanism="SCRAM-SHA-512", sasl_username="amqpd", sasl_password="x")
     with pytest.raises(KafkaIncompatible, match="ILLEGAL_SASL_STATE"):
@@ -148,11 +152,11 @@ async def test_a_listener_without_sasl(secure: tuple[Kafka, Path]) -> None:
         ({"tls": True, "key_file": "x"}, "no certificate"),
     ],
 )
-def test_settings_that_do_not_go_together(settings: dict[str, Any], why: str) -> None:
+def test_inconsistent_settings_are_refused(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(InvalidKafkaConfig, match=why):
         KafkaAccess(**{"kafka": ("[::1]:9092",), **settings})
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_certificate_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidKafkaConfig, match=r"gone\.pem"):
         KafkaAccess(("a:1",), tls=True, ca_file=str(tmp_path / "gone.pem")).ssl_context()

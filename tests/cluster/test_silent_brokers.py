@@ -1,5 +1,5 @@
-"""A broker that hangs and keeps its connections open: work goes on as soon as another broker leads, not when an answer
-is given up.
+"""A broker hangs with open connections. Work must continue as soon as another broker leads, not only after a request
+timeout.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from amqpd.kafka.requests import ProducerId
 from amqpd.storage.log.batch import BatchHeader, ClosedBatch
 
 FIND_COORDINATOR = 10
-GIVEN_S = 15
-"""Far below the 30 s after which an answer is given up."""
+TEST_LIMIT_S = 15
+"""Much less than the request timeout of 30 s."""
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch, fake: FakeKafka) -> None:
-    """An answer is late after a twentieth of a second."""
+def short_timeouts(monkeypatch: pytest.MonkeyPatch, fake: FakeKafka) -> None:
+    """Treat an answer as late after 0.05 s."""
     monkeypatch.setattr(connections, "SILENT_S", 0.05)
     monkeypatch.setattr(connections, "SILENT_AGAIN_S", 0.05)
     monkeypatch.setattr(producers, "NEXT_BROKER_S", 0.05)
@@ -34,12 +34,12 @@ def soon(monkeypatch: pytest.MonkeyPatch, fake: FakeKafka) -> None:
 
 
 def batch(held: ProducerId, offset: int) -> ClosedBatch:
-    """The one behind the barrier at `offset`."""
+    """Return the batch that follows a barrier at `offset`."""
     return keyed_batch([KeyedRecord(b"key", b"value")], offset, 1_700_000_000_000, held.producer_id, held.epoch, 1)
 
 
-async def opened(producer: Producer, fake: FakeKafka) -> tuple[Partition, ProducerId]:
-    """A partition that broker 1 leads, with a barrier."""
+async def open_with_barrier(producer: Producer, fake: FakeKafka) -> tuple[Partition, ProducerId]:
+    """Open a partition that broker 1 leads, and write a barrier."""
     assert fake.topics["t"][0].leader == 1
     partition = producer.kafka.open("t", 0, UNKNOWN)
     return partition, await take_over(producer.kafka, "slot", [partition])
@@ -49,83 +49,83 @@ def offsets(fake: FakeKafka) -> list[int]:
     return [int(BatchHeader(each, 0).base_offset) for each in fake.topics["t"][0].batches]
 
 
-async def test_a_batch_goes_to_the_leader_that_is_elected(fake: FakeKafka) -> None:
-    async with asyncio.timeout(GIVEN_S), Producer(fake.access) as producer:
-        partition, held = await opened(producer, fake)
+async def test_waiting_batch_goes_to_the_new_leader(fake: FakeKafka) -> None:
+    async with asyncio.timeout(TEST_LIMIT_S), Producer(fake.access) as producer:
+        partition, held = await open_with_barrier(producer, fake)
         fake.hang(1)
-        asked = fake.asked[METADATA]
+        requests_before = fake.request_counts[METADATA]
         producer.offer(partition, [batch(held, 1)])
-        await fake.until_asked(METADATA, asked + 3)  # broker 1 leads as yet: others are asked again
+        await fake.wait_for_requests(METADATA, requests_before + 3)  # broker 1 still leads: other brokers are asked
         assert partition.order
         fake.lead("t", 0, 2)
         await producer.until(partition)
         assert (partition.high_watermark, producer.ended, producer.refused) == (2, [], [])
-        fake.go_on(1)
+        fake.resume(1)
         assert offsets(fake) == [0, 1]
 
 
-async def test_a_slow_leader_keeps_its_connection(fake: FakeKafka) -> None:
-    """Nothing is sent twice to a broker that answers late and is still the leader."""
-    async with asyncio.timeout(GIVEN_S), Producer(fake.access) as producer:
-        partition, held = await opened(producer, fake)
-        produced, asked = fake.asked[PRODUCE], fake.asked[METADATA]
+async def test_slow_leader_gets_each_batch_once(fake: FakeKafka) -> None:
+    """A broker that answers late and still leads gets nothing twice."""
+    async with asyncio.timeout(TEST_LIMIT_S), Producer(fake.access) as producer:
+        partition, held = await open_with_barrier(producer, fake)
+        produced, requests_before = fake.request_counts[PRODUCE], fake.request_counts[METADATA]
         fake.hang(1)
         producer.offer(partition, [batch(held, 1)])
-        await fake.until_asked(METADATA, asked + 3)
-        fake.go_on(1)
+        await fake.wait_for_requests(METADATA, requests_before + 3)
+        fake.resume(1)
         await producer.until(partition)
-        assert fake.asked[PRODUCE] == produced + 1
+        assert fake.request_counts[PRODUCE] == produced + 1
         assert offsets(fake) == [0, 1]
 
 
-async def test_a_broker_that_hangs_before_the_connection_is_ready(fake: FakeKafka) -> None:
+async def test_broker_that_hangs_during_connect_is_replaced(fake: FakeKafka) -> None:
     async with asyncio.timeout(8), Producer(fake.access) as producer:
         held = await init_producer_id(fake.access, "slot")
         fake.hang(1)
-        asked = fake.asked[METADATA]
+        requests_before = fake.request_counts[METADATA]
         partition = producer.kafka.open("t", 0, UNKNOWN)
         fence = asyncio.create_task(producer.kafka.fence([partition], "slot", held))
-        await fake.until_asked(METADATA, asked + 3)
+        await fake.wait_for_requests(METADATA, requests_before + 3)
         fake.lead("t", 0, 2)
         await fence
         assert offsets(fake) == [0]
 
 
-async def test_what_is_read_goes_on(fake: FakeKafka) -> None:
-    async with asyncio.timeout(GIVEN_S), Producer(fake.access) as producer:
-        partition, held = await opened(producer, fake)
+async def test_read_continues_at_the_new_leader(fake: FakeKafka) -> None:
+    async with asyncio.timeout(TEST_LIMIT_S), Producer(fake.access) as producer:
+        partition, held = await open_with_barrier(producer, fake)
         producer.offer(partition, [batch(held, 1)])
         await producer.until(partition)
     reader = KafkaReader(fake.access)
     try:
-        async with asyncio.timeout(GIVEN_S):
-            assert await reader.offsets("t", [0]) == {0: 2}  # a connection is there
+        async with asyncio.timeout(TEST_LIMIT_S):
+            assert await reader.offsets("t", [0]) == {0: 2}  # a connection exists
             fake.hang(1)
-            read = asyncio.create_task(everything(reader))
-            await fake.until_asked(METADATA, fake.asked[METADATA] + 2)
+            read = asyncio.create_task(read_offsets(reader))
+            await fake.wait_for_requests(METADATA, fake.request_counts[METADATA] + 2)
             fake.lead("t", 0, 2)
             assert await read == [0, 1]
     finally:
         await reader.close()
 
 
-async def everything(reader: KafkaReader) -> list[int]:
+async def read_offsets(reader: KafkaReader) -> list[int]:
     return [int(BatchHeader(each, 0).base_offset) async for each in reader.read("t", 0, 0, 2)]
 
 
-async def test_what_is_followed_goes_on(fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "SILENT_S", 1.0)  # a Fetch waits for half a second, as it may
+async def test_follower_continues_at_the_new_leader(fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "SILENT_S", 1.0)  # a Fetch may take half a second
 
     async def take(_: FollowedPartition, __: bytes) -> None:
         pass
 
     follower = TopicFollower(fake.access, take)
     try:
-        async with asyncio.timeout(GIVEN_S), Producer(fake.access) as producer:
+        async with asyncio.timeout(TEST_LIMIT_S), Producer(fake.access) as producer:
             followed = follower.follow("t", 0)
-            partition, held = await opened(producer, fake)
+            partition, held = await open_with_barrier(producer, fake)
             await follower.wait_reached(followed, 1)
-            await fake.until_asked(FETCH, fake.asked[FETCH] + 1)
+            await fake.wait_for_requests(FETCH, fake.request_counts[FETCH] + 1)
             fake.hang(1)
             fake.lead("t", 0, 2)
             producer.offer(partition, [batch(held, 1)])
@@ -135,7 +135,7 @@ async def test_what_is_followed_goes_on(fake: FakeKafka, monkeypatch: pytest.Mon
         await follower.close()
 
 
-async def test_the_next_broker_is_asked_beside_one_that_hangs(fake: FakeKafka) -> None:
+async def test_metadata_comes_from_another_broker_if_one_hangs(fake: FakeKafka) -> None:
     fake.hang(1)
     async with asyncio.timeout(8):
         metadata = await fetch_any_metadata(fake.access, [b"t"])
@@ -143,12 +143,12 @@ async def test_the_next_broker_is_asked_beside_one_that_hangs(fake: FakeKafka) -
         assert len(metadata.brokers) == 2
 
 
-async def test_a_coordinator_that_hangs(fake: FakeKafka) -> None:
-    """A producer id comes from the next coordinator, once there is one."""
+async def test_producer_id_comes_from_the_next_coordinator(fake: FakeKafka) -> None:
+    """The first coordinator hangs until another one is found."""
     fake.hang(1)
     fake.coordinator = 1
     async with asyncio.timeout(8):
         task = asyncio.create_task(init_producer_id(fake.access, "slot"))
-        await fake.until_asked(FIND_COORDINATOR, 2)
+        await fake.wait_for_requests(FIND_COORDINATOR, 2)
         fake.coordinator = 2
         assert (await task).epoch == 0

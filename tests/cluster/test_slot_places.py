@@ -1,4 +1,6 @@
-"""The places of a slot's queues in Kafka, and topics that queues have for themselves: read back by the next owner."""
+"""Partitions of a slot's queues in Kafka, and topics of single queues: allocation, reuse, and recovery by the next
+owner.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,20 @@ import pytest
 from fake_kafka import FakeKafka
 from kafka_logs import create_topic
 from kafka_rig import Kafka
-from slot_of import META, OTHER, SETTLED, TOPIC, VHOST, Slot, Take, answered, held, queue, topic_name, until
+from slot_of import (
+    META,
+    OTHER,
+    SETTLED,
+    TOPIC,
+    VHOST,
+    Slot,
+    Take,
+    queue,
+    rows_and_places,
+    topic_name,
+    until,
+    wait_for_answers,
+)
 
 from amqpd.cluster import placement
 from amqpd.cluster.placement import READY_MIN, STEP
@@ -36,7 +51,7 @@ from amqpd.storage.metadata.store import WriteFailed
 
 
 class TestPlaces:
-    async def test_each_queue_has_a_partition_of_its_own(self, fake: FakeKafka, take: Take) -> None:
+    async def test_each_queue_gets_its_own_partition(self, fake: FakeKafka, take: Take) -> None:
         slot = await take()
         assert TOPIC not in fake.topics
         await slot.rows.write([Put(queue(0))])
@@ -46,20 +61,20 @@ class TestPlaces:
         places = [slot.placement.places[queue(number).id] for number in range(20)]
         assert [place.topic for place in places] == [TOPIC] * 20
         assert [place.number for place in places] == list(range(20))
-        assert all(place.first_offset == 1 for place in places)  # behind the barrier
+        assert all(place.first_offset == 1 for place in places)  # after the barrier
         assert slot.placed == {queue(number).id: places[number] for number in range(20)}
         await slot.rows.write([Put(queue(50, "shop"))])
         assert slot.placement.places[queue(50).id].topic == topic_name(OTHER.id)
 
-    async def test_many_at_once_get_as_many_as_they_need(self, fake: FakeKafka, take: Take) -> None:
+    async def test_many_queues_at_once_get_a_partition_each(self, fake: FakeKafka, take: Take) -> None:
         slot = await take()
         await slot.rows.write([Put(queue(number)) for number in range(1200)])
         assert len({place.number for place in slot.placement.places.values()}) == 1200
         prepared = [call for call in slot.topics.calls if call[0] == "prepare"]  # type: ignore[attr-defined]
         assert len(prepared) <= 4
 
-    async def test_a_declaration_waits_for_no_topic_where_partitions_are_ready(self, take: Take) -> None:
-        """More are made in the background, before they run out."""
+    async def test_declaration_does_not_wait_while_partitions_are_ready(self, take: Take) -> None:
+        """The slot creates more partitions in the background before it runs out."""
         slot = await take()
         await slot.rows.write([Put(queue(0))])
         for number in range(1, 40):
@@ -69,9 +84,7 @@ class TestPlaces:
             await asyncio.sleep(0.01)
         assert len(topic.ready) >= READY_MIN
 
-    async def test_a_deleted_queue_s_partition_is_used_again_behind_a_record_of_ours(
-        self, fake: FakeKafka, take: Take
-    ) -> None:
+    async def test_partition_of_a_deleted_queue_is_reused_after_a_marker(self, fake: FakeKafka, take: Take) -> None:
         slot = await take()
         await slot.rows.write([Put(queue(0))])
         place = slot.placement.places[queue(0).id]
@@ -89,11 +102,11 @@ class TestPlaces:
         again = next(
             each for each in slot.placement.places.values() if each.number == place.number and each.topic == TOPIC
         )
-        assert again.first_offset == place.first_offset + 2  # the message, and the marker behind it
+        assert again.first_offset == place.first_offset + 2  # the message and the marker after it
         assert partition.high_watermark >= again.first_offset
 
-    async def test_what_kafka_refuses_to_empty_is_used_again_all_the_same(self, take: Take) -> None:
-        """It costs space, and no partition."""
+    async def test_partition_that_cannot_be_emptied_is_reused(self, take: Take) -> None:
+        """This costs disk space but no partition."""
         slot = await take()
         await slot.rows.write([Put(queue(number)) for number in range(STEP)])
         slot.topics.failing += [KafkaRefused("TOPIC_AUTHORIZATION_FAILED")]  # type: ignore[attr-defined]
@@ -102,8 +115,8 @@ class TestPlaces:
         ready = slot.placement._topics_by_name[TOPIC].ready
         await until(lambda: places <= {int(each.number) for each in ready})
 
-    async def test_one_that_is_refused_costs_the_others_nothing(self, fake: FakeKafka, take: Take) -> None:
-        """Of partitions that are about to be used again, and of new ones."""
+    async def test_refused_partition_does_not_affect_others(self, fake: FakeKafka, take: Take) -> None:
+        """This holds for reused partitions and for new ones."""
         slot = await take()
         await slot.rows.write([Put(queue(number)) for number in range(3)])
         topic = slot.placement._topics_by_name[TOPIC]
@@ -127,43 +140,43 @@ class TestPlaces:
         assert held == set(range(topic.made)) - {places[1]}
         assert not slot.fenced
 
-    async def test_what_is_freed_while_something_else_is_under_way(self, take: Take) -> None:
+    async def test_partition_is_freed_while_the_topic_grows(self, take: Take) -> None:
         slot = await take()
         await slot.rows.write([Put(queue(0))])
         topic = slot.placement._topics_by_name[TOPIC]
         place = slot.placement.places[queue(0).id]
-        async with topic.growing:  # it is being grown, for a long time
+        async with topic.growing:  # a growth that takes long
             slot.placement._start(slot.placement._grow(topic, READY_MIN))
             await slot.rows.write([Delete(queue(0))])
             await until(lambda: place.number in {int(each.number) for each in topic.ready})
 
-    async def test_places_that_were_not_written_are_free(self, take: Take) -> None:
+    async def test_partition_of_a_failed_declaration_is_free_again(self, take: Take) -> None:
         slot = await take()
         await slot.rows.write([Put(queue(0))])
         ready = len(slot.placement._topic(VHOST.id).ready)
-        (error,) = await answered(slot.submit(Put(queue(1)), Put(StoredOffsetRow("none", "c", 1, 0))))
+        (error,) = await wait_for_answers(slot.submit(Put(queue(1)), Put(StoredOffsetRow("none", "c", 1, 0))))
         assert isinstance(error, WriteFailed)
         assert queue(1).id not in slot.placement.places
         assert queue(1).id not in slot.placed
         assert len(slot.placement._topic(VHOST.id).ready) == ready
 
-    async def test_a_vhost_that_is_not_here(self, take: Take) -> None:
+    async def test_queue_of_a_vhost_elsewhere_is_refused(self, take: Take) -> None:
         slot = await take(vhosts=(VHOST,))
-        (error,) = await answered(slot.submit(Put(queue(0, "shop"))))
+        (error,) = await wait_for_answers(slot.submit(Put(queue(0, "shop"))))
         assert "vhost 'shop' is not served by this node" in str(error)
 
-    async def test_kafka_cannot_make_partitions(self, take: Take) -> None:
-        """Whoever waits for one is told; those behind him go on."""
+    async def test_declaration_fails_when_kafka_cannot_create_partitions(self, take: Take) -> None:
+        """The next declaration succeeds."""
         slot = await take()
         slot.topics.failing += [KafkaDisconnected("Kafka is away")]  # type: ignore[attr-defined]
         first, second = slot.submit(Put(queue(0))), slot.submit(Put(queue(1)))
-        (error,) = await answered(first)
+        (error,) = await wait_for_answers(first)
         assert isinstance(error, WriteFailed)
         assert "no partition for a queue: Kafka is away" in str(error)
-        assert await answered(second) == [None]
+        assert await wait_for_answers(second) == [None]
 
-    async def test_what_goes_on_while_partitions_are_made(self, fake: FakeKafka, take: Take) -> None:
-        """What was applied before is written, and what comes behind, but for other queues: they keep their order."""
+    async def test_other_rows_are_written_while_partitions_are_created(self, fake: FakeKafka, take: Take) -> None:
+        """Earlier and later submissions are written, except other queues, which keep their order."""
         slot = await take()
         gate = asyncio.Event()
         prepare = slot.topics.prepare_queues
@@ -179,17 +192,17 @@ class TestPlaces:
             slot.rows.submit([Put(queue(number))], lambda _, number=number: order.append(number))  # type: ignore[misc]
         behind = slot.submit(Put(ExchangeRow("/", "y", "topic")))
         large = slot.submit(*(Put(ExchangeRow("/", f"z{number}", "topic")) for number in range(3000)))
-        assert await answered(before) == [None]
-        assert await answered(behind) == [None]
+        assert await wait_for_answers(before) == [None]
+        assert await wait_for_answers(behind) == [None]
         assert order == []
         assert slot.rows.waiting_count in (20, 21)
         gate.set()
         await until(lambda: len(order) == 20)
         assert order == list(range(20))
-        assert await answered(large) == [None]
+        assert await wait_for_answers(large) == [None]
         assert slot.rows.waiting_count == 0
 
-    async def test_given_up_while_partitions_are_made(self, take: Take) -> None:
+    async def test_giving_the_slot_up_fails_a_waiting_declaration(self, take: Take) -> None:
         slot = await take()
 
         async def never(_vhost_id: str, _partitions: int) -> int:
@@ -200,10 +213,10 @@ class TestPlaces:
         waiting = slot.submit(Put(queue(0)))
         await asyncio.sleep(0)
         slot.rows.fail("the slot was given up")
-        await asyncio.sleep(0)  # told behind whoever gives it up
+        await asyncio.sleep(0)  # callbacks run after the caller of fail()
         assert [str(error) for error in waiting] == ["the slot was given up"]
 
-    async def test_a_vhost_s_topic_goes_with_it(self, fake: FakeKafka, take: Take) -> None:
+    async def test_topic_of_a_vhost_is_deleted_with_it(self, fake: FakeKafka, take: Take) -> None:
         slot = await take()
         await slot.rows.write([Put(queue(number)) for number in range(3)])
         await slot.rows.write([Delete(VHOST)])
@@ -213,12 +226,12 @@ class TestPlaces:
             await slot.placement.drop_vhost(VHOST.id)
         await slot.placement.drop_vhost(VHOST.id)
         assert TOPIC not in fake.topics
-        # nothing waits for its partitions any more
+        # no call waits for its partitions
         slot.logs.keep_alive(slot.key.encode())
         await slot.producer.wait_stored(slot.producer.partitions)
         assert not slot.fenced
 
-    async def test_the_next_owner_gives_out_what_is_free(self, fake: FakeKafka, take: Take) -> None:
+    async def test_next_owner_allocates_only_free_partitions(self, fake: FakeKafka, take: Take) -> None:
         slot = await take()
         await slot.rows.write([Put(queue(number)) for number in range(5)])
         await slot.rows.write([Delete(queue(2))])
@@ -233,8 +246,8 @@ class TestPlaces:
         for place in new:
             assert place.first_offset == fake.topics[TOPIC][place.number].end
 
-    async def test_the_next_owner_empties_what_no_queue_has(self, fake: FakeKafka, take: Take) -> None:
-        """Of a queue whose owner ended before he could."""
+    async def test_next_owner_empties_partitions_without_a_queue(self, fake: FakeKafka, take: Take) -> None:
+        """The owner before deleted the queue and ended before it could empty the partition."""
         slot = await take()
         await slot.rows.write([Put(queue(number)) for number in range(2)])
         places = [slot.placement.places[queue(number).id] for number in range(2)]
@@ -256,7 +269,7 @@ class TestOwnTopics:
     ORDERS = encode_table({"x-kafka-topic": "orders"})
     NOTE = (OWN_TOPIC, "orders")
 
-    async def test_it_comes_and_goes_with_its_queue(self, fake: FakeKafka, take: Take) -> None:
+    async def test_own_topic_is_created_and_deleted_with_its_queue(self, fake: FakeKafka, take: Take) -> None:
         slot = await take()
         await slot.rows.write([Put(queue(0, arguments=self.ORDERS)), Put(queue(1))])
         place = slot.placement.places[queue(0).id]
@@ -270,39 +283,39 @@ class TestOwnTopics:
         await after.rows.write([Delete(queue(0))])
         await until(lambda: "orders" not in fake.topics)
         assert queue(0).id not in after.placement.places
-        # nothing waits for its partition any more
+        # no call waits for its partition
         after.logs.keep_alive(after.key.encode())
         await after.producer.wait_stored(after.producer.partitions)
 
-    async def test_one_that_is_there_is_refused(self, fake: FakeKafka, take: Take) -> None:
-        """It was asked for before; this is who was quicker."""
+    async def test_existing_topic_is_refused(self, fake: FakeKafka, take: Take) -> None:
+        """The topic was created after the policy check."""
         slot = await take()
         fake.create("orders", 1)
-        (error,) = await answered(slot.submit(Put(queue(0, arguments=self.ORDERS))))
+        (error,) = await wait_for_answers(slot.submit(Put(queue(0, arguments=self.ORDERS))))
         assert isinstance(error, WriteFailed) and "TOPIC_ALREADY_EXISTS" in str(error)
         assert "orders" in fake.topics
 
-    async def test_a_queue_that_was_not_written_leaves_none(self, fake: FakeKafka, take: Take) -> None:
+    async def test_failed_declaration_leaves_no_topic(self, fake: FakeKafka, take: Take) -> None:
         slot = await take()
         wrong = Put(StoredOffsetRow("none", "c", 1, 0))
-        (error,) = await answered(slot.submit(Put(queue(0, arguments=self.ORDERS)), wrong))
+        (error,) = await wait_for_answers(slot.submit(Put(queue(0, arguments=self.ORDERS)), wrong))
         assert isinstance(error, WriteFailed)
         await until(lambda: "orders" not in fake.topics)
         await until(lambda: self.NOTE not in slot.rows.table.notes)
 
-    async def test_the_topic_for_a_queue_that_gets_no_place_goes(self, fake: FakeKafka, take: Take) -> None:
-        """Its own topic is made; then Kafka cannot make a partition for the one that came with it."""
+    async def test_own_topic_is_deleted_if_the_submission_gets_no_partition(self, fake: FakeKafka, take: Take) -> None:
+        """The own topic exists, but Kafka cannot create a partition for the other queue of the submission."""
         slot = await take()
         slot.topics.prepare_queues = _refusing  # type: ignore[method-assign]
-        (error,) = await answered(slot.submit(Put(queue(0, arguments=self.ORDERS)), Put(queue(1))))
+        (error,) = await wait_for_answers(slot.submit(Put(queue(0, arguments=self.ORDERS)), Put(queue(1))))
         assert "POLICY_VIOLATION" in str(error)
         assert ("make own", "orders") in slot.topics.calls  # type: ignore[attr-defined]
         await until(lambda: "orders" not in fake.topics)
 
-    async def test_a_crash_behind_the_queue_s_end_leaves_no_topic(
+    async def test_crash_after_the_queue_was_deleted_leaves_no_topic(
         self, fake: FakeKafka, take: Take, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Else nobody could ever have one of that name again."""
+        """Otherwise the name could never be used again."""
         monkeypatch.setattr(placement, "RETRY_S", 0.02)
         slot = await take()
         await slot.rows.write([Put(queue(0, arguments=self.ORDERS))])
@@ -315,34 +328,34 @@ class TestOwnTopics:
         await until(lambda: "orders" not in fake.topics)
         await until(lambda: self.NOTE not in after.rows.table.notes)
 
-    async def test_a_crash_before_the_queue_came_leaves_no_topic(self, fake: FakeKafka, take: Take) -> None:
+    async def test_crash_before_the_queue_was_created_leaves_no_topic(self, fake: FakeKafka, take: Take) -> None:
         slot = await take()
-        make, made = slot.topics.create_dedicated, asyncio.Event()
+        make, created = slot.topics.create_dedicated, asyncio.Event()
 
         async def never_answered(name: str, mark: int) -> None:
             await make(name, mark)
-            made.set()
+            created.set()
             await asyncio.Event().wait()
 
         slot.topics.create_dedicated = never_answered  # type: ignore[method-assign]
         slot.submit(Put(queue(0, arguments=self.ORDERS)))
-        await made.wait()
+        await created.wait()
         await slot.close()
         del slot.topics.create_dedicated  # type: ignore[method-assign]
         after = await take()
         await until(lambda: "orders" not in fake.topics)
         await until(lambda: self.NOTE not in after.rows.table.notes)
 
-    async def test_one_that_somebody_else_made_at_that_moment_stays(self, fake: FakeKafka, take: Take) -> None:
+    async def test_topic_that_another_node_just_created_is_kept(self, fake: FakeKafka, take: Take) -> None:
         slot = await take()
         fake.create("orders", 1)
         slot.topics.marks["orders"] = 5  # type: ignore[attr-defined]  # by another node, for another queue
-        (error,) = await answered(slot.submit(Put(queue(0, arguments=self.ORDERS))))
+        (error,) = await wait_for_answers(slot.submit(Put(queue(0, arguments=self.ORDERS))))
         assert "TOPIC_ALREADY_EXISTS" in str(error)
         await until(lambda: self.NOTE not in slot.rows.table.notes)
         assert "orders" in fake.topics
 
-    async def test_one_that_is_deleted_under_its_queue_ends_that_queue_alone(
+    async def test_topic_deleted_under_its_queue_ends_only_that_queue(
         self, fake: FakeKafka, take: Take, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(producer, "TOPIC_GONE_S", 0.3)
@@ -364,17 +377,17 @@ class TestOwnTopics:
         await after.rows.write([Put(queue(3))])
         await after.rows.write([Delete(queue(0))])
         await until(lambda: self.NOTE not in after.rows.table.notes)
-        assert "orders" in fake.topics, "which somebody else has made since"
+        assert "orders" in fake.topics, "a topic that another program created was deleted"
         assert not after.fenced
 
-    async def test_a_vhost_s_end_takes_them_along(self, fake: FakeKafka, take: Take) -> None:
+    async def test_own_topics_are_deleted_with_their_vhost(self, fake: FakeKafka, take: Take) -> None:
         slot = await take()
         await slot.rows.write([Put(queue(0, arguments=self.ORDERS)), Put(queue(1))])
         await slot.rows.write([Delete(VHOST)])
         await slot.placement.drop_vhost(VHOST.id)
         await until(lambda: not {"orders", TOPIC} & fake.topics.keys())
 
-    async def test_whoever_else_writes_to_it_ends_that_queue_alone(self, fake: FakeKafka, take: Take) -> None:
+    async def test_foreign_record_in_an_own_topic_ends_only_that_queue(self, fake: FakeKafka, take: Take) -> None:
         slot = await take()
         await slot.rows.write([Put(queue(0, arguments=self.ORDERS)), Put(queue(1))])
         partition = slot.placement.partition(slot.placement.places[queue(0).id])
@@ -398,8 +411,10 @@ def _message(body: bytes) -> Any:
 
 
 class TestRealKafka:
-    async def test_rows_and_places(self, kafka: Kafka, access: KafkaAccess, tmp_path: Path) -> None:
-        """Three owners, one after the other; a queue's partition is used again, and shows nothing of before."""
+    async def test_reused_partitions_show_nothing_old_after_owner_changes(
+        self, kafka: Kafka, access: KafkaAccess, tmp_path: Path
+    ) -> None:
+        """Three owners in succession with a real Kafka."""
         for name in (META, SETTLED):
             create_topic(kafka.bootstrap, name, 4, cleanup_policy="compact")
         options = ClusterOptions(
@@ -413,7 +428,7 @@ class TestRealKafka:
                 slot = Slot(access, topics, tmp_path / f"{turn}", vhosts=(VHOST,))
                 await slot.take()
                 if slots:
-                    assert held(slot) == held(slots[-1])
+                    assert rows_and_places(slot) == rows_and_places(slots[-1])
                 slots.append(slot)
                 first = 20 * turn
                 await slot.rows.write([Put(queue(number)) for number in range(first, first + 20)])
@@ -432,7 +447,7 @@ class TestRealKafka:
                     assert BatchHeader(batch, 0).base_offset < place.first_offset or b"body" not in batch, queue_id
             assert len(last.placement.places) == 30
             for slot in slots[:-1]:
-                (error,) = await answered(slot.submit(Put(ExchangeRow("/", "late", "topic"))))
+                (error,) = await wait_for_answers(slot.submit(Put(ExchangeRow("/", "late", "topic"))))
                 assert isinstance(error, WriteFailed)
             await last.rows.write([Delete(VHOST)])
             await last.placement.drop_vhost(VHOST.id)
@@ -441,9 +456,11 @@ class TestRealKafka:
                 await slot.close()
 
 
-async def test_a_queue_that_is_deleted_while_a_later_epoch_begins(fake: FakeKafka, take: Take, tmp_path: Path) -> None:
-    """What it has of the later epoch goes behind what is on the way of the one before: a copy of that would be refused,
-    and end the slot.
+async def test_queue_deleted_during_an_epoch_change_keeps_batch_order(
+    fake: FakeKafka, take: Take, tmp_path: Path
+) -> None:
+    """Batches of the later epoch must follow those of the earlier one. Kafka would refuse a repeated earlier batch, and
+    the slot would end.
     """
     slot = await take()
     await slot.rows.write([Put(queue(0))])
@@ -461,12 +478,12 @@ async def test_a_queue_that_is_deleted_while_a_later_epoch_begins(fake: FakeKafk
         slot.logs.send_batches()
 
     publish()
-    await until(lambda: not partition.order)  # from here on more than one is sent at a time
+    await until(lambda: not partition.order)  # more than one batch is sent at a time from here on
     held = fake.topics[TOPIC][int(partition.number)]
     produce, former, late = held.produce, int(slot.logs.held.epoch), loop.time() + 1
 
     def later(batch: bytes) -> tuple[int, int]:
-        """What is of the epoch before is to be sent again until something later is there, or for a while."""
+        """Make batches of the earlier epoch fail with a retriable error until a later one is stored, or for a while."""
         waits = loop.time() < late and held.producers[int(slot.logs.held.producer_id)][0] == former
         return (6, -1) if waits and BatchHeader(batch, 0).producer_epoch == former else produce(batch)
 

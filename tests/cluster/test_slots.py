@@ -1,4 +1,4 @@
-"""A slot's life on one node: taken, served, given up, ended; no Kafka needed."""
+"""The life of a slot on one node: taken, served, given up, ended. No Kafka needed."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class Slot:
 
 
 class Fake:
-    """A taker, and the group."""
+    """A fake slot owner and a fake group."""
 
     def __init__(self) -> None:
-        self.did: list[tuple[str, int]] = []
+        self.actions: list[tuple[str, int]] = []
         self.epoch = 0
         self.errors: list[Exception] = []
         self.known = True
-        self.asked: list[int] = []
+        self.checked_generations: list[int] = []
         self.rejoined = 0
         self.empty: set[int] = set()
         self.taking: asyncio.Event | None = None
         self.slots = Slots(self, self.is_known, self.rejoin, lambda slot: slot not in self.empty, Outages())
 
     async def take_over(self, slot: int) -> Slot:
-        self.did.append(("take", slot))
+        self.actions.append(("take", slot))
         if self.taking is not None:
             await self.taking.wait()
         if self.errors:
@@ -50,13 +50,13 @@ class Fake:
         return Slot(slot, self.epoch)
 
     async def give_up(self, held: Slot) -> None:
-        self.did.append(("give up", held.slot))
+        self.actions.append(("give up", held.slot))
 
     async def unload(self, held: Slot) -> None:
-        self.did.append(("drop", held.slot))
+        self.actions.append(("drop", held.slot))
 
     async def is_known(self, generation: int) -> bool:
-        self.asked.append(generation)
+        self.checked_generations.append(generation)
         return self.known
 
     def rejoin(self) -> None:
@@ -64,7 +64,7 @@ class Fake:
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch) -> None:
+def short_pauses(monkeypatch) -> None:
     monkeypatch.setattr(module, "PAUSE_S", 0.02)
     monkeypatch.setattr(module, "PAUSE_S_MAX", 0.1)
     monkeypatch.setattr(module, "KNOWN_PAUSE_S", 0.01)
@@ -77,106 +77,106 @@ async def fake() -> Fake:
 
 async def until(holds: Callable[[], object]) -> None:
     async with asyncio.timeout(30):
-        while not holds():  # noqa: ASYNC110  # what it looks at has no event
+        while not holds():  # noqa: ASYNC110  # the condition has no event
             await asyncio.sleep(0.005)
 
 
-async def test_it_takes_what_it_is_assigned_and_gives_up_what_is_left_out(fake) -> None:
+async def test_assigned_slots_are_taken_and_others_given_up(fake) -> None:
     fake.slots.assigned(1, frozenset({1, 2}))
-    assert fake.slots.announced_slots() == {1: 0, 2: 0}, "what is about to be taken is told, too"
+    assert fake.slots.announced_slots() == {1: 0, 2: 0}, "slots about to be taken must be announced"
     await until(lambda: len(fake.slots.held) == 2)
     assert fake.slots.announced_slots() == {1: 1, 2: 2}
     fake.slots.assigned(2, frozenset({2, 3}))
     await until(lambda: sorted(fake.slots.held) == [2, 3])
     await until(lambda: fake.rejoined == 1)
-    assert ("give up", 1) in fake.did
-    assert ("take", 2) not in fake.did[2:], "what stays is served on"
+    assert ("give up", 1) in fake.actions
+    assert ("take", 2) not in fake.actions[2:], "a slot that stays assigned was taken again"
     assert 1 not in fake.slots.announced_slots()
 
 
-async def test_one_with_nothing_in_it_is_not_taken_before_there_is(fake) -> None:
+async def test_empty_slot_is_not_taken_until_it_has_a_vhost(fake) -> None:
     fake.empty = {5}
     fake.slots.assigned(1, frozenset({5}))
     await asyncio.sleep(0.05)
-    assert fake.did == []
+    assert fake.actions == []
     fake.empty = set()
     fake.slots.start_serving(5)
     await until(lambda: 5 in fake.slots.held)
     fake.slots.start_serving(6)
-    assert ("take", 6) not in fake.did, "it is not ours"
+    assert ("take", 6) not in fake.actions, "slot 6 is not assigned to this node"
 
 
-async def test_nothing_is_taken_while_the_group_does_not_know_us(fake) -> None:
+async def test_slot_is_not_taken_while_the_group_does_not_know_the_node(fake) -> None:
     fake.known = False
     fake.slots.assigned(1, frozenset({1}))
-    await until(lambda: len(fake.asked) > 3)
-    assert fake.did == []
+    await until(lambda: len(fake.checked_generations) > 3)
+    assert fake.actions == []
     fake.known = True
     await until(lambda: 1 in fake.slots.held)
 
 
-async def test_one_that_has_ended_is_dropped_and_taken_again_in_a_later_generation_only(fake) -> None:
+async def test_ended_slot_is_retaken_only_in_a_later_generation(fake) -> None:
     fake.slots.assigned(4, frozenset({1}))
     await until(lambda: 1 in fake.slots.held)
     fake.slots.held[1].end("PRODUCER_FENCED")
-    await until(lambda: ("drop", 1) in fake.did and fake.rejoined == 1)
+    await until(lambda: ("drop", 1) in fake.actions and fake.rejoined == 1)
     await asyncio.sleep(0.2)
-    assert fake.did == [("take", 1), ("drop", 1)]
+    assert fake.actions == [("take", 1), ("drop", 1)]
     fake.slots.assigned(5, frozenset({1}))
     await until(lambda: 1 in fake.slots.held)
-    assert fake.did == [("take", 1), ("drop", 1), ("take", 1)]
+    assert fake.actions == [("take", 1), ("drop", 1), ("take", 1)]
 
 
-async def test_it_tries_again_where_kafka_is_away_and_waits_for_another_round_where_it_is_refused(fake) -> None:
+async def test_takeover_is_retried_when_kafka_is_away_but_not_when_refused(fake) -> None:
     fake.errors = [KafkaDisconnected("away"), KafkaDisconnected("away"), KafkaRefused("PRODUCER_FENCED")]
     fake.slots.assigned(1, frozenset({1}))
     await until(lambda: fake.rejoined == 1)
-    assert fake.did == [("take", 1)] * 3
+    assert fake.actions == [("take", 1)] * 3
     await asyncio.sleep(0.2)
-    assert len(fake.did) == 3
+    assert len(fake.actions) == 3
     fake.slots.assigned(2, frozenset({1}))
     await until(lambda: 1 in fake.slots.held)
 
 
-async def test_an_assignment_that_changes_while_it_is_being_taken_is_obeyed(fake) -> None:
+async def test_slot_unassigned_during_its_takeover_is_given_up(fake) -> None:
     fake.taking = asyncio.Event()
     fake.slots.assigned(1, frozenset({1}))
-    await until(lambda: fake.did)
+    await until(lambda: fake.actions)
     fake.slots.assigned(2, frozenset())
     fake.taking.set()
-    await until(lambda: ("give up", 1) in fake.did)
+    await until(lambda: ("give up", 1) in fake.actions)
     assert not fake.slots.held
 
 
-async def test_one_that_is_left_out_before_it_was_taken_is_asked_for_by_others(fake) -> None:
-    """The group was told that this node has it, so nobody else was given it: in the next round somebody is."""
+async def test_slot_unassigned_before_its_takeover_requests_a_round(fake) -> None:
+    """The group believes that this node has the slot, so only another round assigns it to another node."""
     fake.known = False
     fake.slots.assigned(1, frozenset({1}))
-    await until(lambda: len(fake.asked) > 1)
+    await until(lambda: len(fake.checked_generations) > 1)
     assert fake.slots.announced_slots() == {1: 0}
     fake.slots.assigned(2, frozenset())
     await until(lambda: fake.rejoined == 1)
     assert not fake.slots.announced_slots()
     fake.known, fake.errors = True, [KafkaRefused("PRODUCER_FENCED")]
     fake.slots.assigned(3, frozenset({1}))
-    await until(lambda: fake.rejoined == 2)  # it waits for a later generation
+    await until(lambda: fake.rejoined == 2)  # the slot waits for a later generation
     fake.slots.assigned(4, frozenset())
     await until(lambda: fake.rejoined == 3)
     assert not fake.slots.announced_slots()
 
 
-async def test_a_stop_gives_all_up_and_asks_for_no_other_round(fake) -> None:
+async def test_stop_gives_up_all_slots_without_a_rejoin(fake) -> None:
     fake.slots.assigned(1, frozenset({1, 2}))
     await until(lambda: len(fake.slots.held) == 2)
     await fake.slots.stop(5)
-    assert sorted(fake.did[2:]) == [("give up", 1), ("give up", 2)]
+    assert sorted(fake.actions[2:]) == [("give up", 1), ("give up", 2)]
     assert fake.rejoined == 0
     fake.slots.assigned(2, frozenset({1}))
     await asyncio.sleep(0.05)
     assert not fake.slots.held
 
 
-async def test_what_is_not_given_up_in_time_is_dropped(fake) -> None:
+async def test_slot_not_given_up_in_time_is_dropped(fake) -> None:
     async def never(held: Slot) -> None:
         await asyncio.Event().wait()
 
@@ -187,7 +187,7 @@ async def test_what_is_not_given_up_in_time_is_dropped(fake) -> None:
     assert not fake.slots.announced_slots()
 
 
-async def test_a_bug_in_taking_is_logged_and_tried_again(fake, caplog) -> None:
+async def test_error_during_a_takeover_is_logged_and_retried(fake, caplog) -> None:
     fake.errors = [RuntimeError("a bug")]
     fake.slots.assigned(1, frozenset({1}))
     await until(lambda: 1 in fake.slots.held)

@@ -1,4 +1,4 @@
-"""A new owner, and the one before who does not know it yet: behind the barrier nothing of his is stored."""
+"""Takeover by a new owner while the old one does not know: after the barrier nothing of the old owner is stored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARTITIONS = 4
 
 
 class Owner:
-    """Who writes the partitions of a topic, each from a log of its own."""
+    """A writer of the partitions of a topic, with a log for each."""
 
     def __init__(self, access: KafkaAccess, topic: str, logs: Logs, name: str) -> None:
         self.topic = topic
@@ -35,7 +35,7 @@ class Owner:
         self.held: ProducerId
 
     async def take(self, count: int = PARTITIONS, recorded: ProducerId | None = None) -> Owner:
-        """Takes the first `count` partitions over."""
+        """Take over the first `count` partitions."""
         self.partitions = [self.kafka.open(self.topic, number, UNKNOWN) for number in range(count)]
         self.held = await take_over(self.kafka, self.topic, self.partitions, recorded)
         for partition in self.partitions:
@@ -43,16 +43,16 @@ class Owner:
         return self
 
     def begin(self, partition: Partition) -> None:
-        """A log that goes on where the partition ends."""
+        """Create a log that continues at the end of the partition."""
         log = self.logs.new(f"{self.name} {partition.number}", self.held)
-        if partition.next_offset > 0:  # offsets are Kafka's: what is below is nothing to this log
+        if partition.next_offset > 0:  # the log begins at offset 0; offsets below Kafka's end are filled
             append(log, *(b"" for _ in range(partition.next_offset)))
             self.logs.turn()
         log.appender.replica = KafkaSequencer(self.held.producer_id, self.held.epoch, 1)
         self.written.append(log)
 
     def publish(self, number: int, *bodies: bytes) -> None:
-        """Messages to one partition; `kafka.flush` sends them."""
+        """Append messages for one partition. `kafka.flush` sends them."""
         append(self.written[number], *bodies)
         self.logs.turn()
         self.kafka.offer(self.partitions[number], take(self.written[number]))
@@ -60,17 +60,17 @@ class Owner:
 
 @pytest.fixture
 async def owners(access: KafkaAccess, topic: str, tmp_path: Path) -> AsyncIterator[Iterator[Owner]]:
-    """As many as are asked for."""
-    made: list[Owner] = []
+    """An unlimited supply of owners."""
+    created: list[Owner] = []
 
-    def more() -> Iterator[Owner]:
+    def create() -> Iterator[Owner]:
         logs = Logs(tmp_path)
         while True:
-            made.append(Owner(access, topic, logs, f"owner {len(made)}"))
-            yield made[-1]
+            created.append(Owner(access, topic, logs, f"owner {len(created)}"))
+            yield created[-1]
 
-    yield more()
-    for owner in made:
+    yield create()
+    for owner in created:
         await owner.kafka.close()
 
 
@@ -78,10 +78,10 @@ def epochs(batches: list[bytes]) -> list[int]:
     return [int(BatchHeader(batch, 0).producer_epoch) for batch in batches]
 
 
-async def test_an_owner_that_was_stopped_stores_nothing_more(
+async def test_suspended_owner_stores_nothing_after_a_takeover(
     kafka: Kafka, access: KafkaAccess, topic: str, owners: Iterator[Owner]
 ) -> None:
-    """Its batches wait while others take the partitions over, one of which it has never written to."""
+    """Its batches wait while others take over its partitions, including one it has never written to."""
     create_topic(kafka.bootstrap, topic, PARTITIONS)
     zombies: list[Owner] = []
     expected: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
@@ -94,7 +94,7 @@ async def test_an_owner_that_was_stopped_stores_nothing_more(
         owner.kafka.flush()
         await owner.kafka.wait_stored(owner.partitions)
         for number in range(PARTITIONS):
-            owner.publish(number, b"too late")  # offered, and not sent: it is stopped here
+            owner.publish(number, b"too late")  # offered but not sent: the owner is suspended here
         zombies.append(owner)
     last = await next(owners).take()
     ends = [int(partition.next_offset) for partition in last.partitions]
@@ -117,8 +117,9 @@ async def test_an_owner_that_was_stopped_stores_nothing_more(
         assert int(BatchHeader(batches[-1], 0).base_offset) == ends[number]
 
 
-async def test_only_the_barrier_fences(kafka: Kafka, access: KafkaAccess, topic: str, owners: Iterator[Owner]) -> None:
-    """A partition that was left out goes on taking what the owner before sends."""
+async def test_partition_without_a_barrier_accepts_the_old_owner(
+    kafka: Kafka, access: KafkaAccess, topic: str, owners: Iterator[Owner]
+) -> None:
     create_topic(kafka.bootstrap, topic, PARTITIONS)
     before = await next(owners).take()
     after = await next(owners).take(PARTITIONS - 1)
@@ -133,16 +134,16 @@ async def test_only_the_barrier_fences(kafka: Kafka, access: KafkaAccess, topic:
         await before.kafka.wait_stored(before.partitions)
 
 
-async def test_two_who_take_over_at_once(
+async def test_only_the_latest_of_concurrent_takeovers_can_write(
     kafka: Kafka, access: KafkaAccess, topic: str, owners: Iterator[Owner]
 ) -> None:
-    """However their barriers meet, at most one of them writes on, and it is the later one."""
+    """This holds in any order of their barriers."""
     create_topic(kafka.bootstrap, topic, PARTITIONS)
     for _ in range(5):
         pair = [next(owners) for _ in range(4)]
-        done = await asyncio.gather(*(each.take() for each in pair), return_exceptions=True)
-        assert all(isinstance(each, (Owner, KafkaRefused)) for each in done), done
-        newest = max(each.held.epoch for each in done if isinstance(each, Owner))
+        results = await asyncio.gather(*(each.take() for each in pair), return_exceptions=True)
+        assert all(isinstance(each, (Owner, KafkaRefused)) for each in results), results
+        newest = max(each.held.epoch for each in results if isinstance(each, Owner))
         for owner in pair:
             if not owner.written:
                 continue
@@ -161,7 +162,7 @@ async def test_two_who_take_over_at_once(
 
 @pytest.fixture(scope="module")
 def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """A broker that forgets transactional ids after a second, as others do after a week."""
+    """A broker that forgets transactional ids after one second instead of a week."""
     need(missing())
     settings = {
         "transactional.id.expiration.ms": "1000",
@@ -172,9 +173,11 @@ def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 
 
 @pytest.mark.parametrize("known", ["its epoch", "the epoch before", ""])
-async def test_a_producer_id_that_kafka_has_forgotten(forgetful: Kafka, topic: str, tmp_path: Path, known: str) -> None:
-    """The id that comes then fences nobody who has the old one: so the barrier is written under that one, too. The
-    epoch before is known of an owner who had just got his next one.
+async def test_owner_with_a_forgotten_producer_id_is_fenced_if_recorded(
+    forgetful: Kafka, topic: str, tmp_path: Path, known: str
+) -> None:
+    """The new producer id does not fence the old one, so the barrier is also written under the old id. The epoch before
+    is recorded if the owner had just renewed it.
     """
     access = KafkaAccess((forgetful.bootstrap,))
     create_topic(forgetful.bootstrap, topic, PARTITIONS)
@@ -199,10 +202,10 @@ async def test_a_producer_id_that_kafka_has_forgotten(forgetful: Kafka, topic: s
             assert "INVALID_PRODUCER_EPOCH" in str(refused.value)
             assert b"too late" not in stored
         else:
-            assert "is stored at" in str(refused.value)  # which it learns from the offset, behind the new barrier
+            assert "is stored at" in str(refused.value)  # the offset after the new barrier shows it
             assert b"too late" in stored
         if known:
-            # Who took over died before he could say so: the next one writes the old id's barrier once more.
+            # The new owner died before it could record its id: the next owner writes the barrier of the old id again.
             for number in range(PARTITIONS):
                 after.publish(number, b"between")
             after.kafka.flush()

@@ -1,4 +1,4 @@
-"""The cluster's topics: made as safety asks for, held against that when somebody else made or changed them."""
+"""The cluster's topics: created with safe settings, and checked when another program created or changed them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from amqpd.kafka.producer import KafkaRefused
 
 @pytest.fixture
 def options(access: KafkaAccess, topic: str) -> ClusterOptions:
-    """Of a cluster that no other test has, over one broker."""
+    """Options of a cluster of its own, with one broker."""
     return options_for(access, topic)
 
 
@@ -44,11 +44,11 @@ def options_for(access: KafkaAccess, name: str) -> ClusterOptions:
 
 
 def settings_of(rules: tuple[admin.TopicRule, ...], **other: str) -> dict[str, str]:
-    """As `create_topic` takes them."""
+    """Return the rules as keyword arguments of `create_topic`."""
     return {rule.name.replace(".", "_"): rule.value for rule in rules} | other
 
 
-async def test_made_as_the_table_says_and_found_again(options: ClusterOptions) -> None:
+async def test_topics_are_created_with_the_required_settings(options: ClusterOptions) -> None:
     async with TopicAdmin(options) as first:
         await first.prepare()
         found = await first.describe([options.meta_topic, options.settled_topic, "another"])
@@ -60,13 +60,13 @@ async def test_made_as_the_table_says_and_found_again(options: ClusterOptions) -
         await again.prepare()
 
 
-async def test_two_nodes_that_start_at_once(options: ClusterOptions) -> None:
+async def test_two_nodes_can_prepare_topics_at_once(options: ClusterOptions) -> None:
     async with TopicAdmin(options) as one, TopicAdmin(options) as other:
         await asyncio.gather(one.prepare(), other.prepare())
         assert len(await one.describe([options.meta_topic, options.settled_topic])) == 2
 
 
-async def test_another_number_of_slots(options: ClusterOptions) -> None:
+async def test_other_number_of_slots_is_refused(options: ClusterOptions) -> None:
     async with TopicAdmin(options) as nodes:
         await nodes.prepare()
     async with TopicAdmin(replace(options, slots=8)) as nodes:
@@ -83,7 +83,7 @@ async def test_another_number_of_slots(options: ClusterOptions) -> None:
         ("max.message.bytes", "1000000", "max.message.bytes is 1000000, not 9437184 or more"),
     ],
 )
-async def test_weaker_than_a_confirm_promises(
+async def test_unsafe_topic_setting_is_refused(
     kafka: Kafka, options: ClusterOptions, setting: str, value: str, why: str
 ) -> None:
     settings = settings_of(compacted_rules(options), **{setting.replace(".", "_"): value})
@@ -95,8 +95,8 @@ async def test_weaker_than_a_confirm_promises(
     assert f"--topic {options.meta_topic} --add-config {setting}=" in str(refused.value)
 
 
-async def test_fewer_copies_in_step_than_asked_for(kafka: Kafka, options: ClusterOptions) -> None:
-    """Made when one copy was enough, for a cluster that promises two."""
+async def test_too_few_replicas_or_insync_replicas_are_refused(kafka: Kafka, options: ClusterOptions) -> None:
+    """The topic was created for one replica; the cluster now requires two."""
     create_topic(kafka.bootstrap, options.meta_topic, options.slots, **settings_of(compacted_rules(options)))
     async with TopicAdmin(replace(options, required_insync=2, replication_factor=2)) as nodes:
         with pytest.raises(UnsafeTopic) as refused:
@@ -105,13 +105,13 @@ async def test_fewer_copies_in_step_than_asked_for(kafka: Kafka, options: Cluste
     assert "it has 1 of the 2 copies of cluster.replication_factor" in str(refused.value)
 
 
-async def test_more_copies_than_there_are_brokers(options: ClusterOptions) -> None:
+async def test_replication_factor_above_broker_count_is_refused(options: ClusterOptions) -> None:
     async with TopicAdmin(replace(options, replication_factor=3)) as nodes:
         with pytest.raises(UnsafeTopic, match="cannot have the 3 copies of cluster.replication_factor"):
             await nodes.prepare()
 
 
-async def test_what_only_costs_space_is_a_warning(
+async def test_setting_that_only_costs_space_is_a_warning(
     kafka: Kafka, options: ClusterOptions, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = settings_of(compacted_rules(options), segment_bytes=str(1 << 30))
@@ -122,13 +122,13 @@ async def test_what_only_costs_space_is_a_warning(
     assert f"topic {options.meta_topic}: segment.bytes is 1073741824, not 16777216" in caplog.text
 
 
-async def test_a_vhosts_topic_grows(options: ClusterOptions) -> None:
+async def test_topic_of_a_vhost_grows(options: ClusterOptions) -> None:
     name = options.queues_topic("ab12")
     async with TopicAdmin(options) as nodes:
         assert await nodes.prepare_queues("ab12", 8) == 8
         assert await nodes.prepare_queues("ab12", 3) == 8
         assert await nodes.prepare_queues("ab12", 16) == 16
-        await nodes.grow(name, 16)  # as after a try whose answer was lost
+        await nodes.grow(name, 16)  # like a retry whose first answer was lost
         found = (await nodes.describe([name]))[name]
         assert found.partitions == 16
         assert all(found.settings[rule.name] == rule.value for rule in queue_rules(options))
@@ -136,7 +136,7 @@ async def test_a_vhosts_topic_grows(options: ClusterOptions) -> None:
         await nodes.delete(name)
 
 
-async def test_a_vhosts_topic_that_would_lose_messages(kafka: Kafka, options: ClusterOptions) -> None:
+async def test_vhost_topic_with_retention_is_refused(kafka: Kafka, options: ClusterOptions) -> None:
     settings = settings_of(queue_rules(options), retention_ms="604800000")
     create_topic(kafka.bootstrap, options.queues_topic("ab12"), 1, **settings)
     async with TopicAdmin(options) as nodes:
@@ -144,8 +144,8 @@ async def test_a_vhosts_topic_that_would_lose_messages(kafka: Kafka, options: Cl
             await nodes.prepare_queues("ab12", 1)
 
 
-async def test_a_queue_s_own_is_known_by_its_mark(kafka: Kafka, options: ClusterOptions) -> None:
-    """Another one of its name is never deleted."""
+async def test_dedicated_topic_is_recognised_by_its_mark(kafka: Kafka, options: ClusterOptions) -> None:
+    """A topic with the same name and another mark is never deleted."""
     name = f"{options.cluster}.orders"
     async with TopicAdmin(options) as topics_:
         assert await topics_.lost_dedicated({name: 5}) == {name: "its topic is gone"}
@@ -163,7 +163,7 @@ async def test_a_queue_s_own_is_known_by_its_mark(kafka: Kafka, options: Cluster
             await topics_.create_dedicated(name, 7)
 
 
-async def test_records_are_freed(kafka: Kafka, access: KafkaAccess, options: ClusterOptions) -> None:
+async def test_records_are_deleted_up_to_an_offset(kafka: Kafka, access: KafkaAccess, options: ClusterOptions) -> None:
     from aiokafka import AIOKafkaProducer
 
     name = options.queues_topic("ab12")
@@ -180,13 +180,13 @@ async def test_records_are_freed(kafka: Kafka, access: KafkaAccess, options: Clu
 
 @pytest.fixture
 def obliging(tmp_path: Path) -> Iterator[Kafka]:
-    """A broker that makes each topic it is asked about, as it does unless it is told otherwise."""
+    """A broker with auto.create.topics.enable=true, its default."""
     need(missing())
     with Kafka(tmp_path / "kafka", settings={"auto.create.topics.enable": "true"}) as cluster:
         yield cluster
 
 
-async def test_nothing_is_made_by_being_asked_for(obliging: Kafka, topic: str) -> None:
+async def test_describe_does_not_create_a_topic(obliging: Kafka, topic: str) -> None:
     options = options_for(KafkaAccess((obliging.bootstrap,)), topic)
     async with TopicAdmin(options) as nodes:
         assert await nodes.describe([options.meta_topic]) == {}
@@ -194,9 +194,9 @@ async def test_nothing_is_made_by_being_asked_for(obliging: Kafka, topic: str) -
         await nodes.prepare()
 
 
-async def test_only_what_is_asked_for_is_answered(kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a thousand vhosts in Kafka a queue more must not read all of their partitions. It holds, too, what is asked
-    of aiokafka beside what its documentation has.
+async def test_answers_do_not_grow_with_other_topics(kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a thousand vhosts a new queue must not read the metadata of all partitions. The test also covers the
+    requests that use undocumented parts of aiokafka.
     """
     from aiokafka.admin import AIOKafkaAdminClient
 
@@ -221,7 +221,7 @@ async def test_only_what_is_asked_for_is_answered(kafka: Kafka, topic: str, monk
         assert max(answers) < before + 1000
 
 
-async def test_a_kafka_that_is_away(monkeypatch: pytest.MonkeyPatch, topic: str) -> None:
+async def test_prepare_fails_when_kafka_is_unreachable(monkeypatch: pytest.MonkeyPatch, topic: str) -> None:
     monkeypatch.setattr(admin, "PATIENCE_S", 1.0)
     (port,) = free_ports(1)
     async with TopicAdmin(options_for(KafkaAccess((f"127.0.0.1:{port}",)), topic)) as nodes:
@@ -229,7 +229,7 @@ async def test_a_kafka_that_is_away(monkeypatch: pytest.MonkeyPatch, topic: str)
             await nodes.prepare()
 
 
-async def test_a_kafka_that_lets_nobody_in(kafka: Kafka, topic: str) -> None:
+async def test_prepare_fails_when_kafka_refuses_the_login(kafka: Kafka, topic: str) -> None:
     access = KafkaAccess((kafka.bootstrap,), sasl_mechanism="PLAIN", sasl_username="amqpd", sasl_password="x")
     async with TopicAdmin(options_for(access, topic)) as nodes:
         with pytest.raises(KafkaIncompatible, match="does not accept PLAIN"):

@@ -1,4 +1,4 @@
-"""Three nodes over one broker of Kafka, through any of them: clients, the admin API, amqpctl."""
+"""Three nodes over one Kafka broker, used through any node: clients, HTTP API, amqpctl."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ VHOSTS = ("one", "two", "three")
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory, kafka: Kafka) -> Iterator[Nodes]:
-    """A vhost is at each."""
+    """Three nodes with one vhost each."""
     single = {"cluster.replication_factor": 1, "cluster.required_insync": 1, "cluster.slots": 4}
     with Nodes(tmp_path_factory.mktemp("whole"), kafka, 3, name="whole", settings=single) as three:
         for name in VHOSTS:
-            three.add_vhost(name, asked=1)
+            three.add_vhost(name, node=1)
         for number, name in enumerate(VHOSTS, 1):
             three.ctl(2, "move_vhost", name, three[number].name)
         yield three
 
 
-def connected(nodes: Nodes, number: int, vhost: str) -> pika.BlockingConnection:
+def connect(nodes: Nodes, number: int, vhost: str) -> pika.BlockingConnection:
     host, port = nodes[number].amqp
     return pika.BlockingConnection(pika.ConnectionParameters(host, port, vhost, socket_timeout=60, stack_timeout=60))
 
 
-def owners(nodes: Nodes, asked: int) -> dict[str, str]:
-    found: Any = nodes.api(asked, "GET", "/api/amqpd/cluster")
+def owners(nodes: Nodes, node_number: int) -> dict[str, str]:
+    found: Any = nodes.api(node_number, "GET", "/api/amqpd/cluster")
     return {each["name"]: each["node"] for each in found["vhosts"]}
 
 
-def test_each_vhost_is_where_it_was_moved(nodes: Nodes) -> None:
+def test_moved_vhost_is_on_its_new_node(nodes: Nodes) -> None:
     wanted = {name: nodes[number].name for number, name in enumerate(VHOSTS, 1)}
-    for asked in (1, 2, 3):
-        nodes.until(lambda asked=asked: wanted.items() <= owners(nodes, asked).items(), "all know it")
+    for node_number in (1, 2, 3):
+        nodes.until(lambda node_number=node_number: wanted.items() <= owners(nodes, node_number).items(), "all know it")
 
 
-def test_any_client_at_any_node(nodes: Nodes) -> None:
+def test_client_reaches_any_vhost_through_any_node(nodes: Nodes) -> None:
     for number in (1, 2, 3):
         for vhost in VHOSTS:
-            connection = connected(nodes, number, vhost)
+            connection = connect(nodes, number, vhost)
             channel = connection.channel()
             channel.confirm_delivery()
             channel.queue_declare(f"q{number}", durable=True)
@@ -54,14 +54,14 @@ def test_any_client_at_any_node(nodes: Nodes) -> None:
             channel.basic_publish("", f"q{number}", f"{number} {vhost}".encode(), durable, mandatory=True)
             connection.close()
     for vhost in VHOSTS:
-        connection = connected(nodes, 1, vhost)
+        connection = connect(nodes, 1, vhost)
         channel = connection.channel()
         for number in (1, 2, 3):
             assert channel.basic_get(f"q{number}", auto_ack=True)[2] == f"{number} {vhost}".encode()
         connection.close()
 
 
-def test_lists_are_the_same_everywhere(nodes: Nodes) -> None:
+def test_lists_are_equal_on_all_nodes(nodes: Nodes) -> None:
     for number in (1, 2, 3):
         nodes.api(number, "PUT", f"/api/queues/{VHOSTS[number - 1]}/listed{number}", {})
     lists = [nodes.api(number, "GET", "/api/queues?sort=name&columns=vhost,name,node") for number in (1, 2, 3)]
@@ -71,7 +71,7 @@ def test_lists_are_the_same_everywhere(nodes: Nodes) -> None:
     assert running == [(nodes[number].name, True) for number in (1, 2, 3)]
 
 
-def test_users_and_vhosts_made_at_any_node_are_everywhere(nodes: Nodes) -> None:
+def test_users_and_vhosts_created_on_any_node_are_on_all_nodes(nodes: Nodes) -> None:
     for number in (1, 2, 3):
         name = f"u{number}"
         nodes.api(number, "PUT", f"/api/users/{name}", {"password": name, "tags": ""})
@@ -97,8 +97,8 @@ def test_amqpctl_cluster_status(nodes: Nodes) -> None:
     assert "A confirm means: replicated, 1 copies, 1 in sync" in text
 
 
-def test_a_move_closes_clients_and_they_find_it_again(nodes: Nodes) -> None:
-    direct, relayed = connected(nodes, 3, "three"), connected(nodes, 1, "three")
+def test_moving_a_vhost_closes_its_connections(nodes: Nodes) -> None:
+    direct, relayed = connect(nodes, 3, "three"), connect(nodes, 1, "three")
     nodes.ctl(1, "move_vhost", "three", nodes[2].name)
     for connection in (direct, relayed):
         with pytest.raises(ConnectionClosedByBroker) as closed:
@@ -107,19 +107,19 @@ def test_a_move_closes_clients_and_they_find_it_again(nodes: Nodes) -> None:
             320,
             "CONNECTION_FORCED - vhost 'three' is moving",
         )
-    connected(nodes, 3, "three").close()
+    connect(nodes, 3, "three").close()
     nodes.ctl(1, "move_vhost", "three", nodes[3].name)
     assert owners(nodes, 2)["three"] == nodes[3].name
 
 
-def test_a_move_to_nobody_and_of_nothing(nodes: Nodes) -> None:
+def test_move_to_unknown_node_or_of_unknown_vhost_fails(nodes: Nodes) -> None:
     with pytest.raises(NodeFailed, match="no node 'nobody' in the cluster"):
         nodes.ctl(1, "move_vhost", "one", "nobody")
     with pytest.raises(NodeFailed, match="vhost 'none' does not exist"):
         nodes.ctl(1, "move_vhost", "none", nodes[1].name)
 
 
-def test_definitions_at_any_node(nodes: Nodes) -> None:
+def test_definitions_can_be_imported_and_exported_on_any_node(nodes: Nodes) -> None:
     document = {
         "users": [{"name": "d", "password": "d", "tags": ""}],
         "vhosts": [{"name": f"d{number}"} for number in range(4)],
@@ -134,17 +134,17 @@ def test_definitions_at_any_node(nodes: Nodes) -> None:
     nodes.api(2, "POST", "/api/definitions", document)
     found = nodes.api(3, "GET", "/api/definitions")
     assert {f"d{number}" for number in range(4)} <= {each["vhost"] for each in found["queues"]}
-    nodes.api(1, "POST", "/api/definitions", document)  # the same once more changes nothing
+    nodes.api(1, "POST", "/api/definitions", document)  # a repeated import changes nothing
 
 
-def test_drain_and_revive(nodes: Nodes) -> None:
-    """Last: what is at a node goes elsewhere, and comes back by hand."""
+def test_drain_moves_vhosts_away_and_revive_allows_them_again(nodes: Nodes) -> None:
+    """This test is the last, because it moves vhosts."""
     nodes.ctl(3, "drain")
     assert nodes[3].name not in owners(nodes, 3).values()
     nodes.until(lambda: nodes[3].name not in owners(nodes, 1).values(), "the others know it")
     status = json.loads(nodes.ctl(1, "cluster_status", "--formatter", "json"))
     assert status["maintenance_status"][nodes[3].name] == "under maintenance"
-    connected(nodes, 1, "three").close()
+    connect(nodes, 1, "three").close()
     nodes.ctl(3, "revive")
     nodes.ctl(1, "rebalance", "all")
     nodes.until(lambda: nodes[3].name in owners(nodes, 1).values(), "it has some again")

@@ -1,8 +1,8 @@
-"""A clause as data: what is said on an open channel, and how it must end.
+"""A clause as data: the bytes sent on an open channel, and the expected end.
 
-A table of cases becomes tests through `both(...)`: every case whole, and the cheap ones a second time one byte at a
-time: those about the frame parser always, the others in the thorough profile (tests/house/profiles.py). `ours` says in
-words what RabbitMQ 3.10.8 does instead; such a case is skipped there and asserted for us.
+`both(...)` turns a table of cases into tests: every case as a whole, and the cheap ones again byte by byte (cases of
+the frame parser always, others in the thorough profile, tests/house/profiles.py). `ours` describes how RabbitMQ
+3.10.8 differs; such a case is skipped there and asserted for amqpd.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from peer import Peer
 from profiles import THOROUGH
 
-Say = bytes | Callable[[Peer], bytes]
+Payload = bytes | Callable[[Peer], bytes]
 CHUNKINGS = ("whole", "bytewise")
 
 
@@ -61,19 +61,19 @@ class Answers:
 
     def check(self, peer: Peer) -> None:
         for place, name in enumerate(self.names):
-            got = peer.expect(name, None)
+            frame = peer.expect(name, None)
             if place == len(self.names) - 1 and self.arguments:
-                found = {key: got[key] for key in self.arguments}
-                due = {
+                found = {key: frame[key] for key in self.arguments}
+                expected = {
                     key: value.replace("{q}", peer.q).replace("{x}", peer.x) if isinstance(value, str) else value
                     for key, value in self.arguments.items()
                 }
-                assert found == due
+                assert found == expected
         peer.fence()
 
 
 def answers(*names: str, **arguments: Any) -> Answers:
-    """`arguments` are those of the last frame."""
+    """Return the expected frames. `arguments` are those of the last frame."""
     return Answers(names, arguments or None)
 
 
@@ -82,13 +82,13 @@ End = ConnectionClose | ChannelClose | Answers
 
 @dataclass(frozen=True)
 class Case:
-    """A case.
+    """One case.
 
-    id: letter and number if it has one. ours: the different behaviour of RabbitMQ, empty if it is the same.
+    id: letter and number if it has one. ours: how RabbitMQ differs; empty if it does not.
     """
 
     id: str
-    say: Say
+    payload: Payload
     end: End
     before: Callable[[Peer], None] | None = None
     ours: str = ""
@@ -102,7 +102,7 @@ class Chunked:
 
 
 def both(cases: Sequence[Case], parser: bool = False) -> pytest.MarkDecorator:
-    """Parametrise `chunked` with every case, whole and byte by byte. parser: the cases are about the frame parser."""
+    """Parametrize `chunked` with every case, whole and byte by byte. parser: the cases are about the frame parser."""
     assert len({case.id for case in cases}) == len(cases), "two cases share an id"
     chosen = [
         pytest.param(Chunked(case, chunking), id=f"{case.id}-{chunking}")
@@ -113,12 +113,12 @@ def both(cases: Sequence[Case], parser: bool = False) -> pytest.MarkDecorator:
 
 
 def run(peer: Peer, chunked: Chunked) -> None:
-    """Prepares, says, and checks the end."""
+    """Prepare the peer, send the bytes, and check the end."""
     case = chunked.case
     if case.before is not None:
         case.before(peer)
     peer.bytewise_now()
-    peer.send(case.say(peer) if callable(case.say) else case.say)
+    peer.send(case.payload(peer) if callable(case.payload) else case.payload)
     case.end.check(peer)
 
 
@@ -127,6 +127,6 @@ def own_queue(peer: Peer) -> None:
 
 
 def filled_queue(peer: Peer) -> None:
-    """The peer's queue with one message in it."""
+    """Declare the peer's queue and publish one message to it."""
     peer.queue()
     peer.publish()

@@ -1,8 +1,8 @@
-"""Fixtures of the conformance suite: a clause per test, bytes in, bytes out.
+"""Fixtures of the conformance suite: one clause per test, bytes in, bytes out.
 
-`AMQPD_TEST_URL` names a running broker (RabbitMQ 3.10.8 is the oracle: what is not marked as ours holds there too);
-without it an amqpd of our own is started. After every test a second, long-lived connection must still be answered
-within a second, and our broker must not have logged a traceback.
+`AMQPD_TEST_URL` names a running broker; without it the suite starts amqpd. RabbitMQ 3.10.8 is the oracle: cases not
+marked as ours hold there, too. After every test a second, long-lived connection must be answered, and amqpd must not
+have logged a traceback.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-# What the tests share lies beside them; importmode=importlib leaves this folder off the path.
+# The tests share modules in this folder; importmode=importlib does not put it on the import path.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cases import CHUNKINGS, Case, Chunked
@@ -32,7 +32,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     if url:
         yield Broker(url)
         return
-    # A client's mistake is no warning; so the log that is kept reaches back to the first traceback.
+    # At level warning client errors are not logged, so the kept part of the log includes the first traceback.
     with BrokerProcess(tmp_path_factory.mktemp("conformance"), settings={"log.level": "warning"}) as process:
         yield Broker(process.url, process)
 
@@ -44,23 +44,25 @@ def broker_is_ours(broker: Broker) -> bool:
 
 @pytest.fixture(scope="session")
 def witness(broker: Broker) -> Iterator[Witness]:
-    seen = Witness(broker)
-    yield seen
-    seen.peer.socket.close()
+    second_connection = Witness(broker)
+    yield second_connection
+    second_connection.peer.socket.close()
 
 
 @pytest.fixture(autouse=True)
-def undisturbed(broker: Broker, witness: Witness) -> Iterator[None]:
-    """The rest of the broker is as it was before the test."""
+def broker_is_healthy(broker: Broker, witness: Witness) -> Iterator[None]:
+    """Check after the test that the broker is healthy and other connections work."""
     yield
-    witness.testify()
+    witness.check_undisturbed()
     complaints = broker.complaints()
     assert not complaints, f"the broker complained:\n{complaints}"
 
 
 @pytest.fixture
 def peer(broker: Broker, request: pytest.FixtureRequest) -> Iterator[Peer]:
-    """A connection with channel 1 open. For a case the handshake runs whole and the case itself as it asks for."""
+    """A connection with channel 1 open. For a case the handshake is sent whole, the case itself as its chunking
+    says.
+    """
     chunked = getattr(getattr(request.node, "callspec", None), "params", {}).get("chunked")
     label, chunking = "t", "whole"
     if isinstance(chunked, Chunked):
@@ -88,17 +90,17 @@ def skip_where_rabbit_differs(broker: Broker, case: Case) -> None:
 
 
 @pytest.fixture(params=["memory", "log"])
-def kept(request: pytest.FixtureRequest, witness: Witness) -> Iterator[Declare]:
+def declare_queue(request: pytest.FixtureRequest, witness: Witness) -> Iterator[Declare]:
     """Declares the peer's own queue: exclusive, or durable and deleted after the test. Both must behave alike."""
-    made: list[str] = []
+    declared: list[str] = []
 
     def declare(peer: Peer) -> None:
         if request.param == "memory":
             peer.queue()
         else:
             peer.queue(exclusive=False, durable=True)
-            made.append(peer.q)
+            declared.append(peer.q)
 
     yield declare
-    for name in made:
+    for name in declared:
         witness.peer.call("queue.delete", queue=name)

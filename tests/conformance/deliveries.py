@@ -1,4 +1,4 @@
-"""Shared code of the tests of consumers: put messages into a queue, collect deliveries."""
+"""Helpers for tests of consumers: publish messages, collect deliveries."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Declare = Callable[[Peer], None]
 
 
 def fill(peer: Peer, count: int, queue: str | None = None) -> None:
-    """Messages "0", "1", ... in the queue for certain."""
+    """Publish messages "0", "1", ... and wait until they are in the queue."""
     for n in range(count):
         peer.publish(queue, b"%d" % n, PERSISTENT)
     peer.fence()
 
 
 def take(peer: Peer, count: int, channel: int = 1) -> list[Content]:
-    """The next `count` deliveries, and none beyond them."""
+    """Return the next `count` deliveries, and check that no more follow."""
     got = [peer.content("basic.deliver", channel) for _ in range(count)]
     peer.fence(channel)
     return got
@@ -31,7 +31,7 @@ def numbers(contents: list[Content]) -> list[int]:
 
 
 def rest(peer: Peer, queue: str | None = None, channel: int = 1) -> list[tuple[int, bool]]:
-    """(number, redelivered) of everything ready."""
+    """Get all ready messages; return (number, redelivered) of each."""
     found = []
     while (got := peer.get(queue, channel)) is not None:
         found.append((int(got.body), got.method["redelivered"]))
@@ -39,7 +39,7 @@ def rest(peer: Peer, queue: str | None = None, channel: int = 1) -> list[tuple[i
 
 
 def eventually(peer: Peer, queue: str, count: int) -> None:
-    """Waits until so many messages are ready: another connection's end takes its moment."""
+    """Wait until `count` messages are ready. The end of another connection takes a moment."""
     for _ in range(3000):
         if peer.call("queue.declare", queue=queue, passive=True)["message_count"] == count:
             return

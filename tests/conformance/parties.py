@@ -1,4 +1,4 @@
-"""The broker under test, and a witness: a second connection that must not notice the test."""
+"""The broker under test, and a witness: a second connection that the test must not disturb."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ COMPLAINTS = ("Traceback", "INTERNAL_ERROR")
 
 
 class Broker:
-    """Where the broker is, whose it is, and what its log says.
+    """Address, process and log of the broker.
 
-    process: ours, None for one that runs elsewhere.
+    process: that of amqpd; None for a broker that runs elsewhere.
     """
 
     def __init__(self, url: str, process: BrokerProcess | None = None) -> None:
@@ -29,14 +29,14 @@ class Broker:
         return Peer(self.url, label=label, chunking=chunking)
 
     def rss_bytes(self) -> int:
-        """Resident memory of our broker's process. Raises RuntimeError for a broker that runs elsewhere."""
+        """Return the resident memory of the amqpd process. Raises RuntimeError for a broker that runs elsewhere."""
         if self.process is None:
             raise RuntimeError("the broker's process is not known")
         status = Path(f"/proc/{self.process.pid}/status").read_text("ascii")
         return int(status.split("VmRSS:")[1].split()[0]) * 1024
 
     def complaints(self) -> str:
-        """The log if a traceback came into it since the last call, or that the broker ended; empty when all is well."""
+        """Return new log text that contains a traceback, or that the broker ended; otherwise an empty string."""
         if self.process is None:
             return ""
         log = self.process.stderr
@@ -60,8 +60,8 @@ class Witness:
         peer.queue()
         return peer
 
-    def testify(self) -> None:
-        """Raises AssertionError unless a declare is answered within WITNESS_S; a lost witness is replaced first."""
+    def check_undisturbed(self) -> None:
+        """Raise AssertionError unless a declare is answered within WITNESS_S; then reconnect first."""
         try:
             self.peer.method("queue.declare", queue=self.peer.q, exclusive=True)
             self.peer.expect("queue.declare-ok", within=WITNESS_S)

@@ -1,7 +1,7 @@
-"""A raw AMQP 0-9-1 peer: it says what a test wants said, and checks what came back and how it ended.
+"""A raw AMQP 0-9-1 peer: sends the bytes of a test, and checks replies and the end of the connection.
 
-A peer with `chunking="bytewise"` hands every byte to the kernel on its own. Times are seconds. `{q}` and `{x}` in an
-expected text stand for the names the peer invented for its test.
+A peer with `chunking="bytewise"` sends every byte with its own system call. Times are seconds. `{q}` and `{x}` in an
+expected text stand for the names that the peer generated for its test.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REPLY_NAMES: Final = {
 
 
 class Content(NamedTuple):
-    """A method with content: deliver, get-ok or return, with the property bytes (flags and fields) as they came."""
+    """A method with content: deliver, get-ok or return. props: the received property bytes (flags and fields)."""
 
     method: Frame
     props: bytes
@@ -47,11 +47,11 @@ class Content(NamedTuple):
 
 
 class Closed(AssertionError):
-    """The broker ended the connection where the test expected a frame."""
+    """The broker closed the connection where the test expected a frame."""
 
 
 class Peer:
-    """One socket to the broker. Nothing is sent or answered that the test does not ask for."""
+    """One socket to the broker. It sends only what the test asks for."""
 
     def __init__(self, url: str, *, chunking: str = "whole", label: str = "t") -> None:
         parts = urlsplit(url)
@@ -80,11 +80,11 @@ class Peer:
     # -- sending ----------------------------------------------------------------------------------------------------
 
     def bytewise_now(self) -> None:
-        """From here on one byte at a time, if the test runs that way."""
+        """Send one byte at a time from now on, if the test runs that way."""
         self.chunking = self._wanted_chunking
 
     def send(self, *pieces: bytes) -> None:
-        """Sends raw bytes. A broker that has hung up is no error here: the expectation says what was due."""
+        """Send raw bytes. Ignores a socket closed by the broker: the next expectation reports it."""
         data = b"".join(pieces)
         try:
             self.socket.settimeout(PATIENCE_S)
@@ -93,7 +93,7 @@ class Peer:
                 return
             for at in range(len(data)):
                 self.socket.sendall(data[at : at + 1])
-                if at % 4 == 0:  # lets the broker read in between without costing the suite minutes
+                if at % 4 == 0:  # gives the broker time to read in between, without costing the suite minutes
                     time.sleep(0.00005)
         except (BrokenPipeError, ConnectionResetError):
             return
@@ -104,7 +104,7 @@ class Peer:
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def _fill(self, deadline: float) -> bool:
-        """One read into the buffer; False at the end of the stream. Raises TimeoutError at the deadline."""
+        """Read once into the buffer; return False at the end of the stream. Raises TimeoutError at the deadline."""
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
@@ -117,7 +117,7 @@ class Peer:
         return bool(data)
 
     def read(self, within: float = PATIENCE_S) -> Frame:
-        """The next frame. Raises Closed at the end of the stream, TimeoutError when nothing comes."""
+        """Return the next frame. Raises Closed at the end of the stream, TimeoutError if none arrives."""
         deadline = time.monotonic() + within
         while True:
             found = self._cut()
@@ -147,17 +147,17 @@ class Peer:
         return Frame(kind, channel, payload, {HEADER: "<header>", BODY: "<body>", HEARTBEAT: "<heartbeat>"}[kind])
 
     def expect(self, name: str, channel: int | None = 1, within: float = PATIENCE_S) -> Frame:
-        """The next frame is this one, on this channel."""
+        """Return the next frame, which must have this name and channel."""
         try:
             got = self.read(within)
         except TimeoutError:
-            raise AssertionError(f"expected {name}, nothing came within {within} s") from None
+            raise AssertionError(f"expected {name}, nothing received within {within} s") from None
         assert got.name == name, f"expected {name}, got {got}"
         assert channel is None or got.channel == channel, f"expected {name} on channel {channel}, got {got}"
         return got
 
     def content(self, name: str, channel: int = 1, within: float = PATIENCE_S) -> Content:
-        """The next frames are this method with its content. Frames of other channels may not come between them."""
+        """Return the next method of this name with its content. No frames of other channels may be between."""
         got = self.expect(name, channel, within)
         head = self.expect("<header>", channel)
         class_id, weight, size = struct.unpack_from(">HHQ", head.payload)
@@ -171,12 +171,12 @@ class Peer:
         return Content(got, head.payload[12:], data)
 
     def call(self, name: str, /, channel: int = 1, **arguments: Any) -> Frame:
-        """Sends a method and expects its `-ok` next."""
+        """Send a method and return the `-ok` that must follow."""
         self.send(method(name, channel, **arguments))
         return self.expect(f"{name}-ok", channel)
 
     def get(self, queue: str | None = None, channel: int = 1, *, no_ack: bool = True) -> Content | None:
-        """basic.get; None for get-empty."""
+        """Send basic.get; return None for get-empty."""
         self.method("basic.get", channel, queue=self.q if queue is None else queue, no_ack=no_ack)
         if self._peek() == "basic.get-empty":
             self.expect("basic.get-empty", channel)
@@ -192,7 +192,7 @@ class Peer:
     # -- conversations ----------------------------------------------------------------------------------------------
 
     def start(self) -> Frame:
-        """Protocol header out, connection.start in."""
+        """Send the protocol header and return connection.start."""
         self.send(PROTOCOL)
         return self.expect("connection.start", 0)
 
@@ -221,7 +221,7 @@ class Peer:
     def handshake(
         self, *, channel_max: int = 2047, frame_max: int = 131072, heartbeat: int = 0, **start_ok: Any
     ) -> Frame:
-        """The whole way to open-ok; returns connection.tune. `start_ok` replaces arguments of connection.start-ok."""
+        """Do the whole handshake to open-ok and return connection.tune. `start_ok` replaces arguments of start-ok."""
         self.start()
         self.send(self.start_ok(**start_ok))
         tune = self.expect("connection.tune", 0)
@@ -236,15 +236,17 @@ class Peer:
         self.expect("channel.open-ok", number)
 
     def queue(self, name: str | None = None, channel: int = 1, **options: Any) -> None:
-        """Declares an exclusive queue, the peer's own unless named."""
+        """Declare an exclusive queue: the peer's own unless named."""
         self.call("queue.declare", channel, **({"queue": name or self.q, "exclusive": True} | options))
 
     def exchange(self, kind: str = "fanout", name: str | None = None, **options: Any) -> None:
-        """Declares an auto-delete exchange, the peer's own unless named."""
+        """Declare an auto-delete exchange: the peer's own unless named."""
         self.call("exchange.declare", **({"exchange": name or self.x, "type": kind, "auto_delete": True} | options))
 
     def fence(self, channel: int = 1) -> None:
-        """The channel is alive and nothing else was waiting: channel.flow, which changes nothing, is answered next."""
+        """Check that the channel is open and no other frame is pending: channel.flow, which changes nothing, is
+        answered next.
+        """
         self.method("channel.flow", channel, active=True)
         self.expect("channel.flow-ok", channel)
 
@@ -256,26 +258,27 @@ class Peer:
     # -- ends -------------------------------------------------------------------------------------------------------
 
     def check_close(self, got: Frame, code: int, class_id: int | None, method_id: int | None, text: Any) -> None:
-        said = f"{got['reply_code']} ({got['class_id']},{got['method_id']}) {got['reply_text']!r}"
-        assert got["reply_code"] == code, f"expected {code}, got {said}"
-        assert got["reply_text"].startswith(REPLY_NAMES[code] + " - "), f"the text lacks its constant's name: {said}"
+        actual = f"{got['reply_code']} ({got['class_id']},{got['method_id']}) {got['reply_text']!r}"
+        assert got["reply_code"] == code, f"expected {code}, got {actual}"
+        assert got["reply_text"].startswith(REPLY_NAMES[code] + " - "), f"the text lacks its constant's name: {actual}"
         if class_id is not None:
             assert (got["class_id"], got["method_id"]) == (class_id, method_id), (
-                f"expected ({class_id},{method_id}), got {said}"
+                f"expected ({class_id},{method_id}), got {actual}"
             )
         if isinstance(text, re.Pattern):
-            assert text.search(got["reply_text"]), f"expected {text.pattern}, got {said}"
+            assert text.search(got["reply_text"]), f"expected {text.pattern}, got {actual}"
         elif text is not None:
-            due = f"{REPLY_NAMES[code]} - " + text.replace("{q}", self.q).replace("{x}", self.x)
-            # Erlang's printer breaks long terms into lines; nobody can want that of another broker.
-            assert re.sub(r"\n +", "", got["reply_text"]) == due, f"expected {due!r}, got {said}"
+            expected = f"{REPLY_NAMES[code]} - " + text.replace("{q}", self.q).replace("{x}", self.x)
+            # Erlang's printer breaks long terms into lines. That is not expected of another broker.
+            assert re.sub(r"\n +", "", got["reply_text"]) == expected, f"expected {expected!r}, got {actual}"
 
     def expect_connection_close(
         self, code: int, class_id: int | None = None, method_id: int | None = None, text: Any = None
     ) -> Frame:
-        """connection.close with these values; close-ok is answered, and the broker hangs up on it without a word.
+        """Expect connection.close with these values, answer close-ok, and expect the socket to be closed without
+        more bytes.
 
-        After a 501 the stream is beyond repair and the broker may leave it to a deadline; test_timeouts waits for that.
+        After a 501 the stream is unusable and the broker may wait for a deadline; test_timeouts covers that.
         """
         got = self.expect("connection.close", 0)
         self.check_close(got, code, class_id, method_id, text)
@@ -292,7 +295,7 @@ class Peer:
         text: Any = None,
         channel: int = 1,
     ) -> Frame:
-        """channel.close with these values; close-ok is answered, and the channel can be opened again."""
+        """Expect channel.close with these values, answer close-ok, and open the channel again."""
         got = self.expect("channel.close", channel)
         self.check_close(got, code, class_id, method_id, text)
         self.method("channel.close-ok", channel)
@@ -300,7 +303,7 @@ class Peer:
         return got
 
     def expect_silent_close(self, within: float, *, not_before: float = 0.0) -> float:
-        """The socket is closed without another byte (heartbeats aside); returns the seconds since connecting."""
+        """Expect the socket to close without another byte (except heartbeats); return the seconds since connecting."""
         deadline = time.monotonic() + within
         while True:
             try:

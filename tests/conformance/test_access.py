@@ -16,16 +16,16 @@ NewUser = Callable[..., str]
 
 @pytest.fixture
 def new_user(broker: Broker) -> Iterator[NewUser]:
-    """Makes a user (password `pw`) and says what it may do in `/`; without permissions it has no access at all."""
+    """Create users (password `pw`) with the given permissions in `/`; a user without any has no access to the vhost."""
     process = broker.process
     if process is None:
         pytest.skip("the admin API of a broker that runs elsewhere is not known")
-    made: list[str] = []
+    created: list[str] = []
 
-    def make(tags: str = "", **permissions: str) -> str:
+    def create(tags: str = "", **permissions: str) -> str:
         name = f"u-{uuid.uuid4().hex[:8]}"
         process.api("PUT", f"/api/users/{name}", {"password": "pw", "tags": tags})
-        made.append(name)
+        created.append(name)
         if permissions:
             process.api(
                 "PUT",
@@ -34,8 +34,8 @@ def new_user(broker: Broker) -> Iterator[NewUser]:
             )
         return name
 
-    yield make
-    for name in made:
+    yield create
+    for name in created:
         process.api("DELETE", f"/api/users/{name}")
 
 
@@ -45,7 +45,7 @@ def as_user(broker: Broker, name: str) -> Peer:
     return peer
 
 
-def test_no_access_to_the_vhost(broker: Broker, new_user: NewUser) -> None:
+def test_user_without_permissions_is_refused_the_vhost(broker: Broker, new_user: NewUser) -> None:
     name = new_user()
     with as_user(broker, name) as peer:
         peer.start()
@@ -56,7 +56,7 @@ def test_no_access_to_the_vhost(broker: Broker, new_user: NewUser) -> None:
 
 
 def test_vhosts_are_independent(broker: Broker, peer: Peer) -> None:
-    """The same names in two vhosts are independent; texts name the vhost."""
+    """The same names in two vhosts are independent; error texts name the vhost."""
     if broker.process is None:
         pytest.skip("the admin API of a broker that runs elsewhere is not known")
     vhost = broker.process.add_vhost()
@@ -103,8 +103,8 @@ def test_access_refused(
     row: tuple[str, str, dict[str, Any], tuple[int, int], str],
 ) -> None:
     """The user has two of configure, write and read, but not the required one."""
-    lacking, name, arguments, ids, thing = row
-    user = new_user(**ALL | {lacking: ""})
+    missing, name, arguments, ids, resource = row
+    user = new_user(**ALL | {missing: ""})
     peer.queue(exclusive=False)
     with as_user(broker, user) as other:
         other.handshake()
@@ -115,23 +115,25 @@ def test_access_refused(
             for key, value in arguments.items()
         }
         other.method(name, **filled)
-        other.expect_channel_close(403, *ids, f"access to {thing} in vhost '/' refused for user '{user}'")
+        other.expect_channel_close(403, *ids, f"access to {resource} in vhost '/' refused for user '{user}'")
         other.call("queue.declare", queue=peer.q, passive=True)
     peer.call("queue.delete", queue=peer.q)
 
 
-@pytest.mark.parametrize(("exchange", "called"), [("", "amq.default"), ("amq.fanout", "amq.fanout")])
-def test_publish_refused(broker: Broker, new_user: NewUser, exchange: str, called: str) -> None:
+@pytest.mark.parametrize(("exchange", "shown_name"), [("", "amq.default"), ("amq.fanout", "amq.fanout")])
+def test_publish_refused(broker: Broker, new_user: NewUser, exchange: str, shown_name: str) -> None:
     """The text calls the default exchange amq.default."""
     user = new_user(**ALL | {"write": "^$"})
     with as_user(broker, user) as other:
         other.handshake()
         other.channel()
         other.send(publish("k", exchange=exchange))
-        other.expect_channel_close(403, 60, 40, f"access to exchange '{called}' in vhost '/' refused for user '{user}'")
+        other.expect_channel_close(
+            403, 60, 40, f"access to exchange '{shown_name}' in vhost '/' refused for user '{user}'"
+        )
 
 
-def test_an_impersonator_may_use_any_user_id(broker: Broker, new_user: NewUser) -> None:
+def test_impersonator_may_use_any_user_id(broker: Broker, new_user: NewUser) -> None:
     user = new_user("impersonator", **ALL)
     with as_user(broker, user) as other:
         other.handshake()
@@ -142,8 +144,8 @@ def test_an_impersonator_may_use_any_user_id(broker: Broker, new_user: NewUser) 
         assert other.get() is not None
 
 
-def test_a_revoked_permission_holds_on_a_live_connection(broker: Broker, new_user: NewUser) -> None:
-    """Within about a second; cached routes must notice."""
+def test_revoked_permission_applies_to_open_connection(broker: Broker, new_user: NewUser) -> None:
+    """Within about a second; cached routes must be dropped."""
     user = new_user(**ALL)
     assert broker.process is not None
     with as_user(broker, user) as other:

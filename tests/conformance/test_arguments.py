@@ -13,8 +13,8 @@ from wire import Field, method, publish
 Arguments = dict[str, Any]
 
 
-def bad(id_: str, name: str, value: Any, why: str, ours: str = "") -> Case:
-    """queue.declare with one argument; `why` follows the usual words."""
+def invalid(id_: str, name: str, value: Any, why: str, ours: str = "") -> Case:
+    """A queue.declare refused for one argument; `why` is the reason in the text."""
     return Case(
         id_,
         lambda peer: method("queue.declare", queue=peer.q, exclusive=True, arguments={name: value}),
@@ -23,7 +23,7 @@ def bad(id_: str, name: str, value: Any, why: str, ours: str = "") -> Case:
     )
 
 
-def good(id_: str, arguments: Arguments) -> Case:
+def valid(id_: str, arguments: Arguments) -> Case:
     return Case(
         id_,
         lambda peer: method("queue.declare", queue=peer.q, exclusive=True, arguments=arguments),
@@ -33,27 +33,27 @@ def good(id_: str, arguments: Arguments) -> Case:
 
 LARGE = Field("l", 2**40)
 DECLARE = [
-    bad("E2", "x-message-ttl", -1, "{value_negative,-1}"),
-    bad("E3", "x-message-ttl", "5", '"expected integer, got longstr"'),
-    bad("E3-double", "x-message-ttl", 1.5, '"expected integer, got double"'),
-    bad("ttl-large", "x-message-ttl", LARGE, "{value_too_large,1099511627776}"),
-    bad("E4", "x-max-priority", 256, "{max_value_exceeded,256}"),
-    bad("E4-negative", "x-max-priority", -1, "{value_negative,-1}"),
-    bad("E5", "x-max-length", -1, "{value_negative,-1}"),
-    bad("E5-string", "x-max-length", "a", '"expected integer, got longstr"'),
-    bad("E5-bytes", "x-max-length-bytes", -1, "{value_negative,-1}"),
-    bad("E6", "x-overflow", "bogus", "invalid_overflow"),
-    bad("E6-integer", "x-overflow", 5, "{unacceptable_type,signedint}"),
-    bad("E7", "x-queue-type", "bogus", "\"unsupported queue type 'bogus'\""),
-    bad("E7-integer", "x-queue-type", 5, "{unacceptable_type,signedint}"),
-    bad("mode", "x-queue-mode", "foo", "\"unsupported queue mode 'foo'\""),
-    bad("mode-integer", "x-queue-mode", 4, "{unacceptable_type,signedint}"),
-    bad("E8", "x-dead-letter-routing-key", "k", "routing_key_but_no_dlx_defined"),
-    bad("expires-0", "x-expires", 0, "{value_zero,0}"),
-    bad("expires-string", "x-expires", "a", '"expected integer, got longstr"'),
-    bad("expires-negative", "x-expires", -1, "{value_negative,-1}"),
-    bad("expires-large", "x-expires", LARGE, "{value_too_large,1099511627776}"),
-    bad("single-active", "x-single-active-consumer", "a", "{unacceptable_type,longstr}"),
+    invalid("E2", "x-message-ttl", -1, "{value_negative,-1}"),
+    invalid("E3", "x-message-ttl", "5", '"expected integer, got longstr"'),
+    invalid("E3-double", "x-message-ttl", 1.5, '"expected integer, got double"'),
+    invalid("ttl-large", "x-message-ttl", LARGE, "{value_too_large,1099511627776}"),
+    invalid("E4", "x-max-priority", 256, "{max_value_exceeded,256}"),
+    invalid("E4-negative", "x-max-priority", -1, "{value_negative,-1}"),
+    invalid("E5", "x-max-length", -1, "{value_negative,-1}"),
+    invalid("E5-string", "x-max-length", "a", '"expected integer, got longstr"'),
+    invalid("E5-bytes", "x-max-length-bytes", -1, "{value_negative,-1}"),
+    invalid("E6", "x-overflow", "bogus", "invalid_overflow"),
+    invalid("E6-integer", "x-overflow", 5, "{unacceptable_type,signedint}"),
+    invalid("E7", "x-queue-type", "bogus", "\"unsupported queue type 'bogus'\""),
+    invalid("E7-integer", "x-queue-type", 5, "{unacceptable_type,signedint}"),
+    invalid("mode", "x-queue-mode", "foo", "\"unsupported queue mode 'foo'\""),
+    invalid("mode-integer", "x-queue-mode", 4, "{unacceptable_type,signedint}"),
+    invalid("E8", "x-dead-letter-routing-key", "k", "routing_key_but_no_dlx_defined"),
+    invalid("expires-0", "x-expires", 0, "{value_zero,0}"),
+    invalid("expires-string", "x-expires", "a", '"expected integer, got longstr"'),
+    invalid("expires-negative", "x-expires", -1, "{value_negative,-1}"),
+    invalid("expires-large", "x-expires", LARGE, "{value_too_large,1099511627776}"),
+    invalid("single-active", "x-single-active-consumer", "a", "{unacceptable_type,longstr}"),
     Case(
         "dlx-integer",
         lambda peer: method("queue.declare", queue=peer.q, exclusive=True, arguments={"x-dead-letter-exchange": 5}),
@@ -95,13 +95,13 @@ DECLARE = [
             406, 40, 10, "invalid type 'signedint' for arg 'alternate-exchange' in exchange '{x}' in vhost '/'"
         ),
     ),
-    good("E9", {"x-foo": "a"}),
-    good("ttl-0", {"x-message-ttl": 0}),
-    good("priority-0", {"x-max-priority": 0}),
-    good("priority-255", {"x-max-priority": Field("s", 255)}),
-    good("length-0", {"x-max-length": 0}),
-    good("legacy", {"x-queue-mode": "lazy", "x-queue-version": 2, "x-queue-master-locator": "min-masters"}),
-    good("classic", {"x-queue-type": "classic"}),
+    valid("E9", {"x-foo": "a"}),
+    valid("ttl-0", {"x-message-ttl": 0}),
+    valid("priority-0", {"x-max-priority": 0}),
+    valid("priority-255", {"x-max-priority": Field("s", 255)}),
+    valid("length-0", {"x-max-length": 0}),
+    valid("legacy", {"x-queue-mode": "lazy", "x-queue-version": 2, "x-queue-master-locator": "min-masters"}),
+    valid("classic", {"x-queue-type": "classic"}),
     Case(
         "E52",
         lambda peer: method("queue.declare", queue=peer.q, exclusive=True, arguments={"x-a": "a" * 100_000}),
@@ -172,8 +172,8 @@ DECLARE = [
 ]
 
 
-def again(id_: str, first: Arguments, second: Arguments, name: str, what: str) -> Case:
-    """A second declare whose argument `name` differs; `what` tells both sides."""
+def inequivalent(id_: str, first: Arguments, second: Arguments, name: str, what: str) -> Case:
+    """A second declare whose argument `name` differs; `what` is the end of the text."""
     return Case(
         id_,
         lambda peer: method("queue.declare", queue=peer.q, exclusive=True, arguments=second),
@@ -182,7 +182,7 @@ def again(id_: str, first: Arguments, second: Arguments, name: str, what: str) -
     )
 
 
-def same(id_: str, first: Arguments, second: Arguments) -> Case:
+def equivalent(id_: str, first: Arguments, second: Arguments) -> Case:
     return Case(
         id_,
         lambda peer: method("queue.declare", queue=peer.q, exclusive=True, arguments=second),
@@ -192,7 +192,7 @@ def same(id_: str, first: Arguments, second: Arguments) -> Case:
 
 
 def exchange_again(id_: str, name: str, what: str, **second: Any) -> Case:
-    """A fanout, auto-delete exchange with the alternate exchange `a`, declared again with something else."""
+    """A fanout, auto-delete exchange with the alternate exchange `a`, declared again with a difference."""
     options = {"type": "fanout", "auto_delete": True, "arguments": {"alternate-exchange": "a"}} | second
     return Case(
         id_,
@@ -204,64 +204,68 @@ def exchange_again(id_: str, name: str, what: str, **second: Any) -> Case:
 
 TTL = {"x-message-ttl": 1000}
 EQUIVALENCE = [
-    again("ttl-none", TTL, {}, "x-message-ttl", "received none but current is the value '1000' of type 'signedint'"),
-    again("none-ttl", {}, TTL, "x-message-ttl", "received the value '1000' of type 'signedint' but current is none"),
-    again("ttl", TTL, {"x-message-ttl": 2000}, "x-message-ttl", "received '2000' but current is '1000'"),
-    again(
+    inequivalent(
+        "ttl-none", TTL, {}, "x-message-ttl", "received none but current is the value '1000' of type 'signedint'"
+    ),
+    inequivalent(
+        "none-ttl", {}, TTL, "x-message-ttl", "received the value '1000' of type 'signedint' but current is none"
+    ),
+    inequivalent("ttl", TTL, {"x-message-ttl": 2000}, "x-message-ttl", "received '2000' but current is '1000'"),
+    inequivalent(
         "expires", {"x-expires": 10000}, {"x-expires": 20000}, "x-expires", "received '20000' but current is '10000'"
     ),
-    again("length", {"x-max-length": 1}, {"x-max-length": 2}, "x-max-length", "received '2' but current is '1'"),
-    again(
+    inequivalent("length", {"x-max-length": 1}, {"x-max-length": 2}, "x-max-length", "received '2' but current is '1'"),
+    inequivalent(
         "length-bytes",
         {"x-max-length-bytes": 1},
         {"x-max-length-bytes": 2},
         "x-max-length-bytes",
         "received '2' but current is '1'",
     ),
-    again(
+    inequivalent(
         "priority",
         {"x-max-priority": 1},
         {},
         "x-max-priority",
         "received none but current is the value '1' of type 'signedint'",
     ),
-    again(
+    inequivalent(
         "overflow",
         {"x-overflow": "drop-head"},
         {"x-overflow": "reject-publish"},
         "x-overflow",
         "received 'reject-publish' but current is 'drop-head'",
     ),
-    again(
+    inequivalent(
         "none-overflow",
         {},
         {"x-overflow": "reject-publish"},
         "x-overflow",
         "received the value 'reject-publish' of type 'longstr' but current is none",
     ),
-    again(
+    inequivalent(
         "single-active",
         {"x-single-active-consumer": True},
         {},
         "x-single-active-consumer",
         "received none but current is the value 'true' of type 'bool'",
     ),
-    again(
+    inequivalent(
         "dlx",
         {"x-dead-letter-exchange": "a"},
         {"x-dead-letter-exchange": "b"},
         "x-dead-letter-exchange",
         "received 'b' but current is 'a'",
     ),
-    again(
+    inequivalent(
         "dlk",
         {},
         {"x-dead-letter-routing-key": "a"},
         "x-dead-letter-routing-key",
         "received the value 'a' of type 'longstr' but current is none",
     ),
-    same("unknown", {"x-foo": 1}, {"x-foo": "2", "x-bar": 1}),
-    same("default-type", {}, {"x-queue-type": "classic"}),
+    equivalent("unknown", {"x-foo": 1}, {"x-foo": "2", "x-bar": 1}),
+    equivalent("default-type", {}, {"x-queue-type": "classic"}),
     exchange_again("x-type", "type", "received 'direct' but current is 'fanout'", type="direct"),
     exchange_again("x-durable", "durable", "received 'true' but current is 'false'", durable=True),
     exchange_again("x-auto-delete", "auto_delete", "received 'false' but current is 'true'", auto_delete=False),
@@ -292,12 +296,12 @@ def test_arguments(peer: Peer, chunked: Chunked) -> None:
 
 
 @both(EQUIVALENCE)
-def test_declared_again(peer: Peer, chunked: Chunked) -> None:
+def test_redeclaration(peer: Peer, chunked: Chunked) -> None:
     run(peer, chunked)
 
 
 @pytest.mark.parametrize("first", "bsIl")
-def test_the_kind_of_integer_does_not_matter(peer: Peer, first: str) -> None:
+def test_integers_of_different_types_are_equivalent(peer: Peer, first: str) -> None:
     peer.queue(arguments={"x-max-length": Field(first, 100)})
     for letter in "bBsuIil":
         peer.queue(arguments={"x-max-length": Field(letter, 100)})
@@ -319,7 +323,7 @@ def test_quorum_properties(peer: Peer, word: str, options: dict[str, bool]) -> N
 
 
 def test_quorum_queue(peer: Peer) -> None:
-    """Accepted and compared as quorum; a global window is refused there."""
+    """A quorum queue is declared and compared as such; a global prefetch window is refused."""
     peer.queue(exclusive=False, durable=True, arguments={"x-queue-type": "quorum"})
     peer.method("queue.declare", queue=peer.q, durable=True)
     peer.expect_channel_close(
@@ -348,8 +352,10 @@ def test_quorum_queue(peer: Peer) -> None:
             cleaner.call("queue.delete", queue=peer.q)
 
 
-def test_e49_consecutive_hashes(broker_is_ours: bool, peer: Peer) -> None:
-    """The longest pattern of `#` against the longest key: matched within 10 ms; without the trie's memory, in hours."""
+def test_e49_many_hashes_in_binding_key_match_in_time(broker_is_ours: bool, peer: Peer) -> None:
+    """The longest pattern of `#` against the longest key is matched in time; without memoization it would take
+    hours.
+    """
     words = 100 if broker_is_ours else 2  # 3.10.8 needs minutes
     peer.queue()
     peer.call("queue.bind", queue=peer.q, exchange="amq.topic", routing_key=".".join("#" * words))

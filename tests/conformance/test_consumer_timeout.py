@@ -1,4 +1,4 @@
-"""Deliveries that stay unacked too long, with the two reactions of RabbitMQ 4.3; older versions have one."""
+"""x-consumer-timeout with the two reactions of RabbitMQ 4.3; older versions have one."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def ours(broker_is_ours: bool) -> None:
 
 @pytest.fixture
 def connect(broker: Broker) -> Iterator[Callable[[], Peer]]:
-    """Peers as the fixture `peer` has one."""
-    with ExitStack() as opened:
+    """Open connections like that of the fixture `peer`."""
+    with ExitStack() as stack:
 
         def peer() -> Peer:
-            peer = opened.enter_context(broker.peer())
+            peer = stack.enter_context(broker.peer())
             peer.handshake()
             peer.channel()
             return peer
@@ -46,7 +46,7 @@ def connect(broker: Broker) -> Iterator[Callable[[], Peer]]:
 
 @pytest.fixture(scope="module")
 def closing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker whose setting says a timeout, and that the channel is closed."""
+    """A broker whose settings have a consumer timeout and close the channel."""
     settings = {"consumer_timeout_ms": str(TIMEOUT_MS), "consumer_timeout_response": "close_channel"}
     with BrokerProcess(tmp_path_factory.mktemp("closing"), settings=settings) as process:
         yield Broker(process.url, process)
@@ -60,7 +60,7 @@ def declare(peer: Peer, kind: str = "classic", **arguments: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 @pytest.mark.parametrize("where", ["queue", "consumer"])
-def test_its_consumer_is_cancelled_and_its_messages_are_requeued(peer: Peer, kind: str, where: str) -> None:
+def test_timeout_cancels_consumer_and_requeues(peer: Peer, kind: str, where: str) -> None:
     declare(peer, kind, **(ARGUMENT if where == "queue" else {}))
     fill(peer, 3)
     peer.call("basic.qos", prefetch_count=2)
@@ -75,7 +75,7 @@ def test_its_consumer_is_cancelled_and_its_messages_are_requeued(peer: Peer, kin
     peer.fence()
     assert peer.call("queue.declare", queue=peer.q, passive=True)["consumer_count"] == 0
     assert rest(peer) == [(0, True), (1, True), (2, False)]
-    peer.call("basic.consume", queue=peer.q, consumer_tag="slow")  # its tag is free
+    peer.call("basic.consume", queue=peer.q, consumer_tag="slow")  # the tag can be reused
     peer.call("queue.delete", queue=peer.q)
 
 
@@ -95,24 +95,24 @@ def test_other_consumers_of_the_channel_continue(peer: Peer) -> None:
     assert peer.content("basic.deliver").body == b"3"
 
 
-def test_another_consumer_gets_them_at_once(connect: Callable[[], Peer], in_time: InTime) -> None:
-    for scene in in_time(0.5):
-        with scene:
+def test_requeued_messages_go_to_another_consumer_at_once(connect: Callable[[], Peer], in_time: InTime) -> None:
+    for attempt in in_time(0.5):
+        with attempt:
             peer = connect()
             declare(peer)
             peer.channel(2)
-            arguments = {"x-consumer-timeout": scene.ms}
+            arguments = {"x-consumer-timeout": attempt.ms}
             peer.call("basic.consume", queue=peer.q, consumer_tag="slow", arguments=arguments)
             peer.publish(payload=b"1")
             peer.content("basic.deliver")
             peer.call("basic.consume", 2, queue=peer.q, consumer_tag="other")
     peer.expect("basic.cancel", within=WITHIN_S)
-    again = peer.content("basic.deliver", 2)
-    assert (again.method["redelivered"], again.body) == (True, b"1")
+    redelivery = peer.content("basic.deliver", 2)
+    assert (redelivery.method["redelivered"], redelivery.body) == (True, b"1")
 
 
 @pytest.mark.parametrize("answer", ["basic.ack", "basic.nack", "basic.reject"])
-def test_a_second_late_answer_is_an_error(peer: Peer, answer: str) -> None:
+def test_second_late_ack_is_an_error(peer: Peer, answer: str) -> None:
     declare(peer, **ARGUMENT)
     peer.call("basic.consume", queue=peer.q)
     peer.publish()
@@ -124,7 +124,7 @@ def test_a_second_late_answer_is_an_error(peer: Peer, answer: str) -> None:
     peer.expect_channel_close(406, text=f"unknown delivery tag {tag}")
 
 
-def test_automatic_acks_are_in_time(peer: Peer) -> None:
+def test_automatic_acks_never_time_out(peer: Peer) -> None:
     declare(peer, **ARGUMENT)
     peer.call("basic.consume", queue=peer.q, consumer_tag="auto", no_ack=True)
     peer.publish()
@@ -133,24 +133,24 @@ def test_automatic_acks_are_in_time(peer: Peer) -> None:
     peer.fence()
 
 
-def test_acks_in_time(connect: Callable[[], Peer], in_time: InTime) -> None:
-    """Each delivery is acked after a third of what it has, and all together take twice as long."""
-    for scene in in_time(0.6):
+def test_acks_in_time_prevent_timeout(connect: Callable[[], Peer], in_time: InTime) -> None:
+    """Each delivery is acked after a third of its timeout; all together take twice the timeout."""
+    for attempt in in_time(0.6):
         peer = connect()
-        declare(peer, x_consumer_timeout=scene.ms)
+        declare(peer, x_consumer_timeout=attempt.ms)
         peer.call("basic.consume", queue=peer.q)
         for _ in range(6):
-            with scene:
+            with attempt:
                 peer.publish()
                 tag = peer.content("basic.deliver").method["delivery_tag"]
-                time.sleep(scene.seconds / 3)
+                time.sleep(attempt.seconds / 3)
                 peer.method("basic.ack", delivery_tag=tag)
                 peer.fence()
-            if not scene.in_time:
+            if not attempt.in_time:
                 break
 
 
-def test_without_cancel_notification_the_channel_is_closed(broker: Broker) -> None:
+def test_client_without_cancel_notification_gets_channel_close(broker: Broker) -> None:
     with broker.peer("untold") as peer:
         peer.handshake(client_properties={"capabilities": {}})
         peer.channel()
@@ -163,7 +163,7 @@ def test_without_cancel_notification_the_channel_is_closed(broker: Broker) -> No
         assert rest(peer) == [(7, True)]
 
 
-def test_basic_get_closes_the_channel(peer: Peer) -> None:
+def test_timeout_of_basic_get_closes_channel(peer: Peer) -> None:
     declare(peer, **ARGUMENT)
     fill(peer, 1)
     assert peer.get(no_ack=False) is not None
@@ -171,7 +171,7 @@ def test_basic_get_closes_the_channel(peer: Peer) -> None:
     assert rest(peer) == [(0, True)]
 
 
-def test_the_setting_can_close_the_channel(closing: Broker) -> None:
+def test_close_channel_setting(closing: Broker) -> None:
     with closing.peer("closing") as peer:
         peer.handshake()
         peer.channel()
@@ -185,7 +185,7 @@ def test_the_setting_can_close_the_channel(closing: Broker) -> None:
     assert closing.process.says("has timed out waiting for a delivery acknowledgement. Timeout used: 250 ms")
 
 
-def test_the_timeout_of_a_consumer_overrides_the_setting(closing: Broker) -> None:
+def test_consumer_argument_overrides_setting(closing: Broker) -> None:
     with closing.peer("own") as peer:
         peer.handshake()
         peer.channel()
@@ -198,10 +198,10 @@ def test_the_timeout_of_a_consumer_overrides_the_setting(closing: Broker) -> Non
 
 
 def test_deliveries_of_a_cancelled_consumer_still_time_out(connect: Callable[[], Peer], in_time: InTime) -> None:
-    for scene in in_time(0.3):
-        with scene:
+    for attempt in in_time(0.3):
+        with attempt:
             peer = connect()
-            declare(peer, x_consumer_timeout=scene.ms)
+            declare(peer, x_consumer_timeout=attempt.ms)
             peer.call("basic.consume", queue=peer.q, consumer_tag="gone")
             peer.publish(payload=b"5")
             tag = peer.content("basic.deliver").method["delivery_tag"]
@@ -212,24 +212,24 @@ def test_deliveries_of_a_cancelled_consumer_still_time_out(connect: Callable[[],
     assert rest(peer) == [(5, True)]
 
 
-def test_a_transaction_extends_the_timeout(connect: Callable[[], Peer], in_time: InTime) -> None:
-    for scene in in_time(0.3):
-        with scene:
+def test_open_transaction_extends_timeout(connect: Callable[[], Peer], in_time: InTime) -> None:
+    for attempt in in_time(0.3):
+        with attempt:
             peer = connect()
-            declare(peer, x_consumer_timeout=scene.ms)
+            declare(peer, x_consumer_timeout=attempt.ms)
             fill(peer, 1)
             peer.call("tx.select")
             peer.call("basic.consume", queue=peer.q)
             tag = peer.content("basic.deliver").method["delivery_tag"]
             peer.method("basic.ack", delivery_tag=tag)
             peer.fence()
-    time.sleep(scene.seconds * 2)
+    time.sleep(attempt.seconds * 2)
     peer.call("tx.commit")
     assert rest(peer) == []
 
 
 @pytest.mark.parametrize(("value", "why"), [(-1, "{value_negative,-1}"), ("1", '"expected integer, got longstr"')])
-def test_invalid_timeouts(peer: Peer, value: object, why: str) -> None:
+def test_invalid_timeouts_are_refused(peer: Peer, value: object, why: str) -> None:
     declare(peer)
     peer.method("basic.consume", queue=peer.q, arguments={"x-consumer-timeout": value})
     text = f"invalid arg 'x-consumer-timeout' for queue '{{q}}' in vhost '/': {why}"
@@ -238,7 +238,7 @@ def test_invalid_timeouts(peer: Peer, value: object, why: str) -> None:
     peer.expect_channel_close(406, 50, 10)
 
 
-def test_a_stream_has_no_timeout(peer: Peer) -> None:
+def test_timeout_argument_is_refused_for_streams(peer: Peer) -> None:
     arguments = {"x-queue-type": "stream"}
     peer.call("queue.declare", queue=peer.q, durable=True, arguments=arguments)
     peer.call("basic.qos", prefetch_count=1)
@@ -247,7 +247,7 @@ def test_a_stream_has_no_timeout(peer: Peer) -> None:
     peer.call("queue.delete", queue=peer.q)
 
 
-def test_the_setting_does_not_apply_to_streams(closing: Broker) -> None:
+def test_setting_does_not_apply_to_streams(closing: Broker) -> None:
     with closing.peer("stream") as peer:
         peer.handshake()
         peer.channel()
@@ -262,7 +262,7 @@ def test_the_setting_does_not_apply_to_streams(closing: Broker) -> None:
 
 @pytest.mark.slow
 def test_many_queues_and_consumers_in_sequence(peer: Peer, broker: Broker) -> None:
-    """A channel that has had hundreds of them does not keep them; those that hang among them are still found."""
+    """A channel does not keep hundreds of closed consumers and queues; a later timeout still works."""
     for number in range(200):
         name = f"{peer.q}-{number}"
         peer.queue(name, arguments={"x-consumer-timeout": 60_000})

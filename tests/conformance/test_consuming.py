@@ -10,7 +10,7 @@ from peer import Peer
 from wire import method
 
 
-def test_names_generated_by_the_server(speaker: Peer) -> None:
+def test_server_generated_names(speaker: Peer) -> None:
     first = speaker.call("queue.declare", exclusive=True)["queue"]
     second = speaker.call("queue.declare", exclusive=True)["queue"]
     assert re.fullmatch(r"amq\.gen-[A-Za-z0-9_-]{22}", first)
@@ -19,20 +19,20 @@ def test_names_generated_by_the_server(speaker: Peer) -> None:
     assert re.fullmatch(r"amq\.ctag-[A-Za-z0-9_-]{22}", tag)
 
 
-def test_consumers_take_turns(speaker: Peer, kept: Declare) -> None:
-    kept(speaker)
+def test_round_robin_of_consumers(speaker: Peer, declare_queue: Declare) -> None:
+    declare_queue(speaker)
     for tag in ("a", "b", "c"):
         speaker.call("basic.consume", queue=speaker.q, consumer_tag=tag, no_ack=True)
-    fill_and_tags = []
+    delivered_to = []
     for n in range(9):
         speaker.publish(payload=b"%d" % n)
-        fill_and_tags.append(speaker.content("basic.deliver").method["consumer_tag"])
-    assert sorted(fill_and_tags[:3]) == ["a", "b", "c"]
-    assert fill_and_tags == fill_and_tags[:3] * 3
+        delivered_to.append(speaker.content("basic.deliver").method["consumer_tag"])
+    assert sorted(delivered_to[:3]) == ["a", "b", "c"]
+    assert delivered_to == delivered_to[:3] * 3
 
 
-def test_delivery_tags_count_per_channel(speaker: Peer, kept: Declare) -> None:
-    kept(speaker)
+def test_delivery_tags_count_per_channel(speaker: Peer, declare_queue: Declare) -> None:
+    declare_queue(speaker)
     fill(speaker, 3)
     speaker.call("basic.consume", queue=speaker.q)
     assert [content.method["delivery_tag"] for content in take(speaker, 3)] == [1, 2, 3]
@@ -40,7 +40,7 @@ def test_delivery_tags_count_per_channel(speaker: Peer, kept: Declare) -> None:
     assert take(speaker, 1)[0].method["delivery_tag"] == 4
 
 
-def test_a_deleted_queue_cancels_its_consumer(speaker: Peer) -> None:
+def test_deleted_queue_cancels_its_consumer(speaker: Peer) -> None:
     speaker.queue()
     speaker.call("basic.consume", queue=speaker.q, consumer_tag="T")
     speaker.channel(2)
@@ -52,18 +52,18 @@ def test_a_deleted_queue_cancels_its_consumer(speaker: Peer) -> None:
     speaker.fence()
 
 
-def test_delete_ok_precedes_the_cancel_of_the_same_channel(speaker: Peer, kept: Declare) -> None:
-    """kombu deletes its own queue, and treats a notification before the answer as an error."""
-    kept(speaker)
+def test_delete_ok_precedes_cancel_on_the_same_channel(speaker: Peer, declare_queue: Declare) -> None:
+    """kombu deletes its own queue, and treats a notification before the reply as an error."""
+    declare_queue(speaker)
     speaker.call("basic.consume", queue=speaker.q, consumer_tag="T")
     speaker.method("queue.delete", queue=speaker.q)
     assert speaker.read().name == "queue.delete-ok"
     assert speaker.expect("basic.cancel")["consumer_tag"] == "T"
 
 
-def test_credit_of_an_ack_is_used_before_a_cancel(speaker: Peer, kept: Declare) -> None:
-    """rabbit: the queue handles ack and cancel in order; php-amqp's suite relies on the delivery between them."""
-    kept(speaker)
+def test_ack_before_cancel_triggers_delivery(speaker: Peer, declare_queue: Declare) -> None:
+    """RabbitMQ: the queue handles ack and cancel in order; php-amqp's suite relies on the delivery between them."""
+    declare_queue(speaker)
     fill(speaker, 3)
     speaker.call("basic.qos", prefetch_count=1)
     speaker.call("basic.consume", queue=speaker.q, consumer_tag="T")
@@ -83,8 +83,8 @@ def test_no_cancel_notification_without_the_capability(broker: Broker) -> None:
         peer.fence()
 
 
-def test_cancel_does_not_requeue(speaker: Peer, kept: Declare) -> None:
-    kept(speaker)
+def test_cancel_does_not_requeue(speaker: Peer, declare_queue: Declare) -> None:
+    declare_queue(speaker)
     fill(speaker, 2)
     speaker.call("basic.consume", queue=speaker.q, consumer_tag="T")
     got = take(speaker, 2)
@@ -95,7 +95,7 @@ def test_cancel_does_not_requeue(speaker: Peer, kept: Declare) -> None:
 
 
 def test_single_active_consumer(speaker: Peer) -> None:
-    """One consumer at a time, the next one after it; an exclusive consumer is rejected."""
+    """One consumer at a time, then the next one; an exclusive consumer is refused."""
     speaker.queue(arguments={"x-single-active-consumer": True})
     for tag in ("a", "b"):
         speaker.call("basic.consume", queue=speaker.q, consumer_tag=tag, no_ack=True)
@@ -109,9 +109,9 @@ def test_single_active_consumer(speaker: Peer) -> None:
     speaker.expect_channel_close(403, 60, 20, "queue '{q}' in vhost '/' in exclusive use")
 
 
-def test_consumer_priorities(speaker: Peer, kept: Declare) -> None:
-    """The highest priority with credit first; the next one when its window is full."""
-    kept(speaker)
+def test_consumer_priorities(speaker: Peer, declare_queue: Declare) -> None:
+    """The highest priority with credit first; the next priority when its window is full."""
+    declare_queue(speaker)
     speaker.call("basic.qos", prefetch_count=2)
     for tag, priority in (("low", -1), ("none", None), ("high", 10)):
         arguments = {} if priority is None else {"x-priority": priority}

@@ -1,7 +1,7 @@
-"""The fast road's borders: what looks like a publish or an ack at first sight, and is none. As RabbitMQ 3.10.8 does.
+"""The fast path of publish and ack: frames that only look like one. As RabbitMQ 3.10.8 does.
 
-A broker that recognises publish, header and body in one pass must come to the same verdict as one that looks at each
-frame by itself; so every row stands beside a row of test_frames that takes the slow road.
+A broker that parses publish, header and body in one pass must give the same verdict as one that parses frame by
+frame. So every case has a counterpart in test_frames, which takes the slow path.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ NO_BODY = ConnectionClose(505, 60, 40, "expected content body, got non content b
 
 
 def publish_method(payload: bytes) -> bytes:
-    """A whole content behind this method payload."""
+    """Return a method frame with this payload, followed by a content."""
     return frame(METHOD, 1, payload) + header(1) + body(b"x")
 
 
-def broken_end(good: bytes) -> bytes:
-    return good[:-1] + b"\0"
+def with_bad_frame_end(valid_frame: bytes) -> bytes:
+    return valid_frame[:-1] + b"\0"
 
 
-def bad_end(kind: int, octets: str) -> ConnectionClose:
+def frame_end_error(kind: int, octets: str) -> ConnectionClose:
     return ConnectionClose(501, 0, 0, f"type {kind}, all octets = <<{octets}>>: {{invalid_frame_end_marker,0}}")
 
 
-def too_large(kind: int) -> ConnectionClose:
+def frame_too_large_error(kind: int) -> ConnectionClose:
     return ConnectionClose(501, 0, 0, f"type {kind}, all octets = <<>>: {{frame_too_large,131073,131064}}")
 
 
-ROAD = [
+CASES = [
     Case("publish-unopened", publish("k", channel=7), ConnectionClose(504, 60, 40, CLOSED)),
     Case("publish-channel-0", publish("k", channel=0), ConnectionClose(504, 60, 40)),
     Case("ack-unopened", method("basic.ack", 7, delivery_tag=1), ConnectionClose(504, 60, 80, CLOSED)),
@@ -59,17 +59,23 @@ ROAD = [
         frame(METHOD, 1, method_payload("basic.ack")[:-1]),
         ConnectionClose(501, 60, 80, "cannot decode <<0,0,0,0,0,0,0,0>>"),
     ),
-    Case("end-of-method", broken_end(PUBLISH) + header(1) + body(b"x"), bad_end(METHOD, "0,60,0,40,0,0,0,0,0")),
+    Case(
+        "end-of-method",
+        with_bad_frame_end(PUBLISH) + header(1) + body(b"x"),
+        frame_end_error(METHOD, "0,60,0,40,0,0,0,0,0"),
+    ),
     Case(
         "end-of-header",
-        PUBLISH + broken_end(header(1)) + body(b"x"),
-        bad_end(HEADER, "0,60,0,0,0,0,0,0,0,0,0,1,0,0"),
+        PUBLISH + with_bad_frame_end(header(1)) + body(b"x"),
+        frame_end_error(HEADER, "0,60,0,0,0,0,0,0,0,0,0,1,0,0"),
     ),
-    Case("end-of-body", PUBLISH + header(1) + broken_end(body(b"x")), bad_end(BODY, '"x"')),
+    Case("end-of-body", PUBLISH + header(1) + with_bad_frame_end(body(b"x")), frame_end_error(BODY, '"x"')),
     Case("header-elsewhere", PUBLISH + header(1, channel=2) + body(b"x"), NO_METHOD),
     Case("body-elsewhere", PUBLISH + header(1) + body(b"x", 2), NO_METHOD),
-    Case("header-too-large", PUBLISH + frame(HEADER, 1, b"", size=131073)[:-1], too_large(HEADER)),
-    Case("body-too-large", PUBLISH + header(200_000) + frame(BODY, 1, b"", size=131073)[:-1], too_large(BODY)),
+    Case("header-too-large", PUBLISH + frame(HEADER, 1, b"", size=131073)[:-1], frame_too_large_error(HEADER)),
+    Case(
+        "body-too-large", PUBLISH + header(200_000) + frame(BODY, 1, b"", size=131073)[:-1], frame_too_large_error(BODY)
+    ),
     Case(
         "body-too-long",
         lambda peer: method("basic.publish", routing_key=peer.q) + header(1) + body(b"xy") + QOS,
@@ -130,22 +136,22 @@ TABLES = [
 ]
 
 
-@both(ROAD)
+@both(CASES)
 def test_fast_path(peer: Peer, chunked: Chunked) -> None:
     run(peer, chunked)
 
 
 @both(TABLES)
-def test_tables(peer: Peer, chunked: Chunked) -> None:
-    """A table of arguments that is none."""
-    assert isinstance(chunked.case.say, bytes)
+def test_malformed_tables(peer: Peer, chunked: Chunked) -> None:
+    """Malformed argument tables of queue.declare."""
+    assert isinstance(chunked.case.payload, bytes)
     peer.bytewise_now()
-    peer.method("queue.declare", queue=peer.q, exclusive=True, arguments=chunked.case.say)
+    peer.method("queue.declare", queue=peer.q, exclusive=True, arguments=chunked.case.payload)
     chunked.case.end.check(peer)
 
 
-def test_a_refused_publish_leaves_the_earlier_ones(peer: Peer) -> None:
-    """Six publishes around a bad one in one segment: the three before it are kept, the three after it are not."""
+def test_refused_publish_keeps_earlier_ones(peer: Peer) -> None:
+    """Six publishes around a refused one in one segment: the three before it are stored, the three after it are not."""
     filled_queue(peer)
     peer.send(publish(peer.q, b"before") * 3 + publish("k", exchange="nosuch") + publish(peer.q, b"after") * 3)
     peer.expect_channel_close(404, 60, 40)

@@ -57,8 +57,8 @@ ALL_PROPERTIES = {
 }
 
 
-def there_and_back(peer: Peer, props: bytes, payload: bytes = b"x") -> None:
-    """By basic.get and by basic.deliver, exactly as sent."""
+def round_trip(peer: Peer, props: bytes, payload: bytes = b"x") -> None:
+    """Publish, and check that basic.get and basic.deliver return exactly the same bytes."""
     peer.publish(payload=payload, props=props)
     got = peer.get()
     assert got is not None
@@ -76,49 +76,49 @@ def skip_nan(broker_is_ours: bool, letter: str) -> None:
 
 
 @pytest.mark.parametrize("letter", LETTERS)
-def test_field_types_keep_their_letters(broker_is_ours: bool, peer: Peer, letter: str) -> None:
+def test_field_types_are_unchanged(broker_is_ours: bool, peer: Peer, letter: str) -> None:
     skip_nan(broker_is_ours, letter)
     peer.queue()
-    there_and_back(peer, properties(headers=longstr(shortstr("key") + LETTERS[letter])))
+    round_trip(peer, properties(headers=longstr(shortstr("key") + LETTERS[letter])))
 
 
 @pytest.mark.parametrize("name", ALL_PROPERTIES)
 def test_each_property_alone(speaker: Peer, name: str) -> None:
     speaker.queue()
-    there_and_back(speaker, properties(**{name: ALL_PROPERTIES[name]}))
+    round_trip(speaker, properties(**{name: ALL_PROPERTIES[name]}))
 
 
 @pytest.mark.parametrize("durable", [False, True], ids=["transient", "durable"])
 def test_all_properties_together(speaker: Peer, durable: bool) -> None:
     speaker.queue(exclusive=False, durable=durable)
-    there_and_back(speaker, properties(**ALL_PROPERTIES | {"delivery_mode": 2 if durable else 1}))
+    round_trip(speaker, properties(**ALL_PROPERTIES | {"delivery_mode": 2 if durable else 1}))
     speaker.call("queue.delete", queue=speaker.q)
 
 
-def test_properties_come_back_with_a_return(speaker: Peer) -> None:
+def test_basic_return_has_the_properties(speaker: Peer) -> None:
     props = properties(**ALL_PROPERTIES)
     speaker.publish("nosuch", b"body", props, mandatory=True)
     returned = speaker.content("basic.return")
     assert (returned.props, returned.body) == (props, b"body")
 
 
-def test_no_properties_and_empty_headers(speaker: Peer) -> None:
+def test_no_properties_and_empty_headers_are_unchanged(speaker: Peer) -> None:
     speaker.queue()
-    there_and_back(speaker, b"\0\0")
-    there_and_back(speaker, properties(headers={}))
+    round_trip(speaker, b"\0\0")
+    round_trip(speaker, properties(headers={}))
 
 
 @pytest.mark.parametrize("letter", LETTERS)
-def test_field_types_in_declare_arguments(broker_is_ours: bool, peer: Peer, letter: str) -> None:
-    """Unknown arguments are kept whatever their type."""
+def test_field_types_in_queue_arguments(broker_is_ours: bool, peer: Peer, letter: str) -> None:
+    """Unknown arguments of any type are accepted and equivalent to themselves."""
     skip_nan(broker_is_ours, letter)
     raw = longstr(shortstr("x-key") + LETTERS[letter])
     peer.queue(arguments=raw)
     peer.queue(arguments=raw)
 
 
-def test_routing_by_headers_leaves_the_bytes_alone(speaker: Peer) -> None:
-    """The headers exchange decodes; what is delivered is still what came."""
+def test_headers_exchange_does_not_change_properties(speaker: Peer) -> None:
+    """The headers exchange decodes the headers; the delivery still has the published bytes."""
     speaker.queue()
     speaker.call(
         "queue.bind", queue=speaker.q, exchange="amq.headers", arguments={"x-match": "any", "t": True, "I": -5}
@@ -132,7 +132,7 @@ def test_routing_by_headers_leaves_the_bytes_alone(speaker: Peer) -> None:
 
 @pytest.mark.parametrize("frame_max", [4096, 131072])
 @pytest.mark.parametrize("size", [0, 1, 4087, 4088, 4089, 8176, 65536, 131064, 131065, 262_129, 1_000_000])
-def test_body_sizes(broker: Broker, frame_max: int, size: int) -> None:
+def test_bodies_of_various_sizes(broker: Broker, frame_max: int, size: int) -> None:
     """The peer checks that no frame is longer than agreed."""
     with broker.peer() as peer:
         peer.handshake(frame_max=frame_max)
@@ -145,8 +145,8 @@ def test_body_sizes(broker: Broker, frame_max: int, size: int) -> None:
         assert got.body == payload
 
 
-def test_a_reader_with_small_frames(broker: Broker, peer: Peer) -> None:
-    """Published in one frame on one connection, delivered in 4096-byte frames on another, and the other way round."""
+def test_peers_with_different_frame_sizes(broker: Broker, peer: Peer) -> None:
+    """Publish in one frame on one connection, get in 4096-byte frames on another, and the other way round."""
     peer.queue(exclusive=False)
     payload = bytes(range(256)) * 400
     with broker.peer() as small:
@@ -159,14 +159,14 @@ def test_a_reader_with_small_frames(broker: Broker, peer: Peer) -> None:
         assert got.body == payload
         small.publish(peer.q, payload, frame_max=4096)
         small.fence()
-    back = peer.get()
-    assert back is not None
-    assert back.body == payload
+    reply = peer.get()
+    assert reply is not None
+    assert reply.body == payload
     peer.call("queue.delete", queue=peer.q)
 
 
-def test_a_body_in_frames_of_every_size(peer: Peer) -> None:
-    """A client may cut as it likes, empty frames included."""
+def test_body_in_frames_of_various_sizes(peer: Peer) -> None:
+    """A client may split a body anywhere, empty frames included."""
     peer.queue()
     payload = bytes(range(256)) * 4
     parts, at, step = [], 0, 1
@@ -180,14 +180,14 @@ def test_a_body_in_frames_of_every_size(peer: Peer) -> None:
     assert got.body == payload
 
 
-def test_a_header_frame_of_50_kb(peer: Peer) -> None:
-    """With a body of 500,000 bytes behind it."""
+def test_header_frame_of_50_kb(peer: Peer) -> None:
+    """With a body of 500,000 bytes."""
     peer.queue()
     props = properties(headers={f"key-{n}": "v" * 100 for n in range(450)})
-    there_and_back(peer, props, bytes(500_000))
+    round_trip(peer, props, bytes(500_000))
 
 
-def test_an_empty_body_has_no_body_frame(speaker: Peer) -> None:
+def test_empty_body_has_no_body_frame(speaker: Peer) -> None:
     speaker.queue()
     speaker.publish(payload=b"")
     speaker.method("basic.get", queue=speaker.q, no_ack=True)
@@ -196,8 +196,10 @@ def test_an_empty_body_has_no_body_frame(speaker: Peer) -> None:
     speaker.fence()
 
 
-def test_contents_of_two_channels_interleave(speaker: Peer) -> None:
-    """AMQP 0-9-1 4.2.6: a content stands in order on its channel; other channels come between as they like."""
+def test_interleaved_contents_of_two_channels(speaker: Peer) -> None:
+    """AMQP 0-9-1 4.2.6: the frames of a content keep their order on a channel; frames of other channels may be
+    between.
+    """
     speaker.channel(2)
     speaker.queue()
     a = [method("basic.publish", 1, routing_key=speaker.q), header(6, channel=1), body(b"aaa", 1), body(b"AAA", 1)]
@@ -210,7 +212,7 @@ def test_contents_of_two_channels_interleave(speaker: Peer) -> None:
     assert found == {b"aaaAAA", b"bbBB"}
 
 
-def test_a_method_of_another_channel_inside_a_content(speaker: Peer) -> None:
+def test_method_of_another_channel_inside_content(speaker: Peer) -> None:
     speaker.channel(2)
     speaker.queue()
     speaker.send(method("basic.publish", routing_key=speaker.q), header(2), body(b"a"))
@@ -226,8 +228,8 @@ STAGES = {"method": 1, "header": 2, "part": 3}
 
 @pytest.mark.parametrize("size", [2, 100_000])
 @pytest.mark.parametrize("stage", STAGES)
-def test_an_unfinished_content_holds_nobody_up(speaker: Peer, stage: str, size: int) -> None:
-    """Between any two frames of a content a client may ask something on another channel and wait for the answer."""
+def test_unfinished_content_does_not_block_other_channels(speaker: Peer, stage: str, size: int) -> None:
+    """Between any two frames of a content a client may send a command on another channel and wait for the reply."""
     payload = bytes(size)
     parts = [method("basic.publish", routing_key=speaker.q), header(size), body(payload[:1]), body(payload[1:])]
     speaker.channel(2)
@@ -244,9 +246,10 @@ def test_an_unfinished_content_holds_nobody_up(speaker: Peer, stage: str, size: 
     assert got.body == payload
 
 
-def test_wherever_two_segments_meet(peer: Peer) -> None:
-    """A content in three body frames, its first part cut in two at every byte: what is complete is obeyed at once, and
-    the answer on another channel never waits for what is still to come."""
+def test_content_split_at_every_byte(peer: Peer) -> None:
+    """A content in three body frames whose start is split at every byte: complete frames take effect at once, and a
+    reply on another channel never waits for the rest.
+    """
     peer.channel(2)
     peer.queue()
     payload = bytes(range(256)) * 40
@@ -262,8 +265,8 @@ def test_wherever_two_segments_meet(peer: Peer) -> None:
         assert got.body == payload, f"cut at {cut}"
 
 
-def test_no_wait_is_never_answered(speaker: Peer) -> None:
-    """Every method that has the bit, in an order in which each has something to do."""
+def test_no_wait_methods_get_no_reply(speaker: Peer) -> None:
+    """All methods with a no-wait bit, each in a situation where it has an effect."""
     q, x = speaker.q, speaker.x
     steps = [
         method("exchange.declare", exchange=x, type="fanout", nowait=True),
@@ -285,12 +288,12 @@ def test_no_wait_is_never_answered(speaker: Peer) -> None:
     assert speaker.expect("basic.ack")["delivery_tag"] == 1
 
 
-def test_no_wait_errors_are_told(speaker: Peer) -> None:
+def test_error_of_no_wait_method_closes_channel(speaker: Peer) -> None:
     speaker.method("queue.bind", queue="nosuch", exchange="amq.direct", nowait=True)
     speaker.expect_channel_close(404, 50, 20, "no queue 'nosuch' in vhost '/'")
 
 
-def test_a_no_wait_consumer_consumes(speaker: Peer) -> None:
+def test_no_wait_consumer_gets_deliveries(speaker: Peer) -> None:
     speaker.queue()
     speaker.method("basic.consume", queue=speaker.q, consumer_tag="T", no_ack=True, nowait=True)
     speaker.publish()
@@ -298,7 +301,7 @@ def test_a_no_wait_consumer_consumes(speaker: Peer) -> None:
 
 
 def test_names_of_255_bytes(speaker: Peer) -> None:
-    """Queue, exchange, routing key and consumer tag at their longest, with characters pamqp would refuse."""
+    """Queue, exchange, routing key and consumer tag of maximal length, with characters that pamqp would refuse."""
     q = (speaker.q + "[ä]/é " + "q" * 255).encode()[:255]
     x = (speaker.x + "[eu] " + "x" * 255)[:255]
     key = b"\xc3\xa4" * 127 + b"k"
@@ -311,8 +314,8 @@ def test_names_of_255_bytes(speaker: Peer) -> None:
     assert (got["exchange"], got["routing_key"].encode()) == (x, key)
 
 
-def test_a_routing_key_need_not_be_text(speaker: Peer) -> None:
-    """A routing key is bytes to RabbitMQ, and back to the consumer go the same."""
+def test_routing_key_may_be_any_bytes(speaker: Peer) -> None:
+    """To RabbitMQ a routing key is bytes, and the consumer gets the same bytes."""
     speaker.queue()
     speaker.call("queue.bind", queue=speaker.q, exchange="amq.fanout")
     speaker.send(method("basic.publish", exchange="amq.fanout", routing_key=b"\xff\x00k"), header(1), body(b"x"))
@@ -334,5 +337,5 @@ def test_two_thousand_small_messages_in_one_segment(peer: Peer) -> None:
         assert peer.content("basic.deliver").body == b"%d" % n
 
 
-def test_table_of_the_tests_agrees_with_itself() -> None:
+def test_test_tables_are_consistent() -> None:
     assert table({"k": Field("I", -5)}) == longstr(shortstr("k") + LETTERS["I"])

@@ -1,4 +1,4 @@
-"""Frames, state, content, properties. Texts as RabbitMQ 3.10.8 words them."""
+"""Frames, channel states, content and properties, with the texts of RabbitMQ 3.10.8."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ FRAMES = [
 ]
 
 
-def rejected(id_: str, text: str, **props: object) -> Case:
-    """A publish whose properties are refused on the channel."""
+def refused(id_: str, text: str, **props: object) -> Case:
+    """A publish whose properties are refused with a channel error."""
     return Case(
         id_,
         lambda peer: publish(peer.q, b"x", properties(**props)),
@@ -124,16 +124,16 @@ def rejected(id_: str, text: str, **props: object) -> Case:
 
 
 def accepted(id_: str, props: bytes) -> Case:
-    """A publish whose odd properties are none of the broker's business: they come back as they went in."""
+    """A publish whose odd properties are accepted and delivered unchanged."""
 
-    class Back(Answers):
+    class AcceptedUnchanged(Answers):
         def check(self, peer: Peer) -> None:
             peer.fence()
             content = peer.get()
             assert content is not None
             assert (content.props, content.body) == (props, b"x")
 
-    return Case(id_, lambda peer: publish(peer.q, b"x", props), Back(), own_queue)
+    return Case(id_, lambda peer: publish(peer.q, b"x", props), AcceptedUnchanged(), own_queue)
 
 
 def nested_tables(depth: int) -> bytes:
@@ -150,7 +150,7 @@ def nested_arrays(depth: int) -> bytes:
     return properties(headers=longstr(shortstr("a") + b"A" + value))
 
 
-def announced(size: int) -> bytes:
+def publish_with_body_size(size: int) -> bytes:
     return PUBLISH + header(size)
 
 
@@ -180,9 +180,14 @@ CONTENT = [
     Case("D7", PUBLISH + header(1, weight=1), NO_HEADER),
     Case("D8", PUBLISH + header(3) + body(b"xxxxx") + QOS, NO_BODY),
     Case("D8-at-once", PUBLISH + header(3) + body(b"xxxxx"), NO_BODY, ours="waits for the next frame"),
-    Case("D9", announced(1 << 63), ConnectionClose(501), ours="waits for the body"),
-    Case("D10", announced(2 << 30), ConnectionClose(501), ours="waits for the body"),
-    Case("D11", announced(129 << 20), ChannelClose(406, 60, 40), ours="takes the whole body before it says 406"),
+    Case("D9", publish_with_body_size(1 << 63), ConnectionClose(501), ours="waits for the body"),
+    Case("D10", publish_with_body_size(2 << 30), ConnectionClose(501), ours="waits for the body"),
+    Case(
+        "D11",
+        publish_with_body_size(129 << 20),
+        ChannelClose(406, 60, 40),
+        ours="takes the whole body before it says 406",
+    ),
     Case(
         "D12",
         lambda peer: method("basic.publish", routing_key=peer.q) + header(1) + body(b"") * 1000 + body(b"x"),
@@ -210,17 +215,17 @@ CONTENT = [
     accepted("D21", properties(headers=longstr((shortstr("a") + b"t\1") + (shortstr("a") + b"t\0")))),
     accepted("D22", properties(headers=longstr(b"\2\xff\xfet\1"))),
     accepted("D23", properties(timestamp=2**64 - 1)),
-    rejected("D24", "invalid message: {delivery_mode_unknown,99}", delivery_mode=99),
+    refused("D24", "invalid message: {delivery_mode_unknown,99}", delivery_mode=99),
     accepted("D25", properties(priority=255)),
-    rejected("D26", "invalid expiration 'abc': no_integer", expiration="abc"),
-    rejected("D26-empty", "invalid expiration '': no_integer", expiration=""),
-    rejected("D27", "invalid expiration '-1': {value_negative,-1}", expiration="-1"),
-    rejected("D27-fraction", "invalid expiration '1.5': {leftover_string,\".5\"}", expiration="1.5"),
+    refused("D26", "invalid expiration 'abc': no_integer", expiration="abc"),
+    refused("D26-empty", "invalid expiration '': no_integer", expiration=""),
+    refused("D27", "invalid expiration '-1': {value_negative,-1}", expiration="-1"),
+    refused("D27-fraction", "invalid expiration '1.5': {leftover_string,\".5\"}", expiration="1.5"),
     accepted("D28", properties(expiration=str(2**33))),
-    rejected("D29", "user_id property set to 'other' but authenticated user was 'guest'", user_id="other"),
+    refused("D29", "user_id property set to 'other' but authenticated user was 'guest'", user_id="other"),
     accepted("D29-own", properties(user_id="guest")),
-    rejected("D30", 'invalid message: {unacceptable_type_in_header,"CC",signedint}', headers={"CC": 5}),
-    rejected("D30-BCC", 'invalid message: {unacceptable_type_in_header,"BCC",longstr}', headers={"BCC": "x"}),
+    refused("D30", 'invalid message: {unacceptable_type_in_header,"CC",signedint}', headers={"CC": 5}),
+    refused("D30-BCC", 'invalid message: {unacceptable_type_in_header,"BCC",longstr}', headers={"BCC": "x"}),
     Case(
         "D31",
         lambda peer: publish("k", exchange=peer.x),
@@ -277,8 +282,8 @@ def test_content(peer: Peer, chunked: Chunked) -> None:
 
 
 @pytest.mark.parametrize("wrong", [QOS, header(1), frame(HEARTBEAT, 1, b"")], ids=["method", "header", "heartbeat"])
-def test_a_wrong_frame_is_told_however_much_was_announced(peer: Peer, wrong: bytes) -> None:
-    """The broker may not wait for a body of 100,000 bytes before it looks at what came instead."""
+def test_wrong_frame_instead_of_body_is_refused_at_once(peer: Peer, wrong: bytes) -> None:
+    """The broker must not wait for a body of 100,000 bytes before it checks the type of the next frame."""
     peer.send(PUBLISH + header(100_000))
     time.sleep(0.02)
     peer.send(wrong)
@@ -289,14 +294,14 @@ def test_a_wrong_frame_is_told_however_much_was_announced(peer: Peer, wrong: byt
 
 
 def test_pipelined_frames_after_a_hard_error_are_discarded(peer: Peer) -> None:
-    """The broker goes on reading for close-ok, and obeys nothing else."""
+    """The broker reads on for close-ok and ignores all else."""
     filled_queue(peer)
     peer.send(method("channel.open") + method("queue.purge", queue=peer.q) * 3 + publish(peer.q))
     peer.expect_connection_close(504, 20, 10, "second 'channel.open' seen")
 
 
 def test_frames_after_a_soft_error_are_discarded_until_close_ok(peer: Peer) -> None:
-    """AMQP 0-9-1 1.5.2.5: after channel.close only close and close-ok count on that channel; other channels go on."""
+    """AMQP 0-9-1 1.5.2.5: after channel.close only close and close-ok count on that channel; other channels work."""
     peer.channel(2)
     peer.queue(channel=2)
     peer.send(
@@ -312,8 +317,8 @@ def test_frames_after_a_soft_error_are_discarded_until_close_ok(peer: Peer) -> N
     peer.fence(2)
 
 
-def test_a_close_that_crosses_the_brokers_own(peer: Peer) -> None:
-    """AMQP 0-9-1 1.5.2.5: both closes are answered, whichever way a client orders its answers."""
+def test_simultaneous_channel_closes_are_both_answered(peer: Peer) -> None:
+    """AMQP 0-9-1 1.5.2.5: both closes are answered, in any order of the client's replies."""
     peer.send(method("queue.purge", queue="nosuch"), method("channel.close"))
     peer.check_close(peer.expect("channel.close"), 404, 50, 30, "no queue 'nosuch' in vhost '/'")
     peer.expect("channel.close-ok")
@@ -322,11 +327,11 @@ def test_a_close_that_crosses_the_brokers_own(peer: Peer) -> None:
     peer.fence()
 
 
-def test_what_follows_connection_close_does_not_cost_the_close_ok(peer: Peer) -> None:
-    """rabbit: after close-ok it reads on until the client ends the stream; a reset could overtake the answer."""
+def test_frames_after_connection_close_do_not_cause_reset(peer: Peer) -> None:
+    """RabbitMQ: after close-ok the broker reads until the client ends the stream; a reset could overtake close-ok."""
     peer.send(method("connection.close", 0), method("connection.close", 0))
     peer.expect("connection.close-ok", 0)
     for _ in range(20):
         peer.send(publish(peer.q))
         time.sleep(0.01)
-    assert peer.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0, "a reset"
+    assert peer.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0, "the connection was reset"

@@ -1,5 +1,4 @@
-"""From the first byte to open-ok. What has to wait for a
-deadline or a penalty is in test_timeouts."""
+"""The handshake, from the first byte to open-ok. Cases that wait for a deadline or a penalty are in test_timeouts."""
 
 from __future__ import annotations
 
@@ -27,15 +26,15 @@ CAPABILITIES = {
 
 @pytest.fixture(params=CHUNKINGS)
 def fresh(broker: Broker, request: pytest.FixtureRequest) -> Iterator[Peer]:
-    """A connected socket on which nothing has been said."""
+    """A connected socket before any byte is sent."""
     with broker.peer("h", request.param) as peer:
         peer.bytewise_now()
         yield peer
 
 
-def ours_only(broker: Broker, rabbit: str) -> None:
+def skip_on_rabbit(broker: Broker, rabbit_behaviour: str) -> None:
     if broker.is_rabbit:
-        pytest.skip(f"RabbitMQ 3.10.8: {rabbit}")
+        pytest.skip(f"RabbitMQ 3.10.8: {rabbit_behaviour}")
 
 
 FOREIGN = {
@@ -52,14 +51,16 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("hello", FOREIGN.values(), ids=FOREIGN.keys())
-def test_a_foreign_header_is_answered_with_ours_and_a_close(fresh: Peer, hello: bytes) -> None:
-    """Exactly eight bytes, then the end of the stream."""
+def test_foreign_header_is_answered_with_header_and_close(fresh: Peer, hello: bytes) -> None:
+    """The reply is exactly eight bytes, then the end of the stream."""
     fresh.send(hello)
     assert read_all(fresh, 30.0) == PROTOCOL
 
 
 def read_all(peer: Peer, within: float) -> bytes:
-    """Everything up to the end of the stream; a reset counts as the end, since our own bytes may be left unread."""
+    """Return all bytes up to the end of the stream. A reset counts as the end, since the broker may not read all our
+    bytes.
+    """
     peer.socket.settimeout(within)
     got = b""
     while True:
@@ -74,12 +75,12 @@ def read_all(peer: Peer, within: float) -> bytes:
 
 @pytest.mark.parametrize("hello", [b"AMQP\x01\x01\x08\x00", b"AMQP\x01\x01\x00\x09"], ids=["A3b", "A6"])
 def test_headers_of_0_8_and_0_9_are_accepted(fresh: Peer, hello: bytes) -> None:
-    """As RabbitMQ has it; the clients that send them speak 0-9-1 all the same."""
+    """As RabbitMQ does: clients that send these headers speak 0-9-1."""
     fresh.send(hello)
     fresh.expect("connection.start", 0)
 
 
-def test_start_says_who_we_are(fresh: Peer) -> None:
+def test_start_has_server_properties_and_mechanisms(fresh: Peer) -> None:
     from pamqp.decode import field_table
 
     start = fresh.start()
@@ -102,40 +103,50 @@ def test_tune_offers_the_defaults(fresh: Peer) -> None:
     fresh.fence()
 
 
-def test_amqplain(fresh: Peer) -> None:
+def test_login_with_amqplain(fresh: Peer) -> None:
     answer = table({"LOGIN": fresh.user, "PASSWORD": fresh.password})[4:]
     fresh.handshake(mechanism="AMQPLAIN", response=answer)
     fresh.channel()
 
 
-def test_a_large_start_ok_is_taken_before_tune(broker: Broker, fresh: Peer) -> None:
+def test_large_start_ok_is_accepted(broker: Broker, fresh: Peer) -> None:
     """B12: a frame before authentication may have up to 8192 bytes, 4096 of them client properties."""
-    ours_only(broker, "takes 4096")
+    skip_on_rabbit(broker, "takes 4096")
     bare = len(method_payload("connection.start-ok", client_properties={"pad": b""}, response="\0guest\0guest"))
     fresh.handshake(client_properties={"pad": bytes(4097 - bare - len("PLAIN") - len("en_US"))})
     fresh.channel()
 
 
-def test_a_long_response_is_read_before_tune(broker: Broker, fresh: Peer) -> None:
-    """B12 with a password of 8000 bytes: wrong, but understood."""
-    ours_only(broker, "takes 4096")
+def test_long_response_is_parsed(broker: Broker, fresh: Peer) -> None:
+    """B12 with a password of 8000 bytes: wrong, but parsed."""
+    skip_on_rabbit(broker, "takes 4096")
     fresh.start()
     fresh.send(fresh.start_ok(response=b"\0guest\0" + b"p" * 8000))
     got = fresh.expect("connection.close", 0)
     assert got["reply_code"] == 403
 
 
-def test_every_field_type_may_stand_in_the_client_properties(fresh: Peer) -> None:
-    odd = {letter: Field(letter, 1) for letter in "IlbBsui"} | {"V": None, "x": Field("x", b"\0"), "A": [1, {}]}
-    odd |= {"D": Field("D", (2, 314)), "f": Field("f", 1.5), "d": 1.5, "T": Field("T", 1), "F": {"t": True}}
-    fresh.handshake(client_properties=odd)
+def test_all_field_types_in_client_properties(fresh: Peer) -> None:
+    client_properties = {letter: Field(letter, 1) for letter in "IlbBsui"} | {
+        "V": None,
+        "x": Field("x", b"\0"),
+        "A": [1, {}],
+    }
+    client_properties |= {
+        "D": Field("D", (2, 314)),
+        "f": Field("f", 1.5),
+        "d": 1.5,
+        "T": Field("T", 1),
+        "F": {"t": True},
+    }
+    fresh.handshake(client_properties=client_properties)
     fresh.channel()
 
 
 @pytest.mark.parametrize("limits", [(0, 131072), (2047, 0), (0, 0)], ids=["B18b", "B18", "B18-both"])
-def test_no_limit_takes_the_servers(broker: Broker, fresh: Peer, limits: tuple[int, int]) -> None:
-    """Tune-ok with 0 takes the server's value (the Java client sends what it was asked for)."""
-    ours_only(broker, "drops the socket after 3 s")
+def test_tune_ok_with_zero_selects_server_limits(broker: Broker, fresh: Peer, limits: tuple[int, int]) -> None:
+    """A 0 in tune-ok selects the server's value (the Java client sends the value that it was configured with)."""
+    skip_on_rabbit(broker, "drops the socket after 3 s")
     fresh.handshake(channel_max=limits[0], frame_max=limits[1])
     fresh.channel()
     fresh.queue()
@@ -151,8 +162,8 @@ def test_no_limit_takes_the_servers(broker: Broker, fresh: Peer, limits: tuple[i
     [(2047, 1024, 0), (2047, 100, 0), (2047, 4095, 0), (2047, 131073, 0), (65535, 131072, 0), (2048, 131072, 0)],
     ids=["B15", "B15-100", "B15b", "B16", "B17", "B17-2048"],
 )
-def test_tune_ok_outside_the_offer(broker: Broker, fresh: Peer, limits: tuple[int, int, int]) -> None:
-    ours_only(broker, "drops the socket")
+def test_tune_ok_outside_the_offer_is_refused(broker: Broker, fresh: Peer, limits: tuple[int, int, int]) -> None:
+    skip_on_rabbit(broker, "drops the socket")
     fresh.start()
     fresh.send(fresh.start_ok())
     fresh.expect("connection.tune", 0)
@@ -160,8 +171,8 @@ def test_tune_ok_outside_the_offer(broker: Broker, fresh: Peer, limits: tuple[in
     fresh.expect_connection_close(530)
 
 
-def test_the_smallest_frame_is_4096(fresh: Peer) -> None:
-    """Both directions: neither side may send a longer frame afterwards."""
+def test_smallest_frame_max_is_4096(fresh: Peer) -> None:
+    """The limit applies to both directions."""
     fresh.handshake(frame_max=4096)
     fresh.channel()
     fresh.queue()
@@ -175,8 +186,8 @@ def test_the_smallest_frame_is_4096(fresh: Peer) -> None:
     fresh.expect_connection_close(501, 0, 0, "type 3, all octets = <<>>: {frame_too_large,4097,4088}")
 
 
-def test_b19_open_before_tune_ok(broker: Broker, fresh: Peer) -> None:
-    ours_only(broker, "drops the socket")
+def test_b19_open_before_tune_ok_is_refused(broker: Broker, fresh: Peer) -> None:
+    skip_on_rabbit(broker, "drops the socket")
     fresh.start()
     fresh.send(fresh.start_ok())
     fresh.expect("connection.tune", 0)
@@ -185,8 +196,8 @@ def test_b19_open_before_tune_ok(broker: Broker, fresh: Peer) -> None:
 
 
 @pytest.mark.parametrize("vhost", ["nosuch", "../../etc", "/../", "a\r\nb"], ids=["B20", "B20b", "B20b-root", "lines"])
-def test_unknown_vhost(fresh: Peer, vhost: str) -> None:
-    """RabbitMQ prints the name as it came."""
+def test_unknown_vhost_is_refused(fresh: Peer, vhost: str) -> None:
+    """RabbitMQ repeats the name unchanged."""
     fresh.start()
     fresh.send(fresh.start_ok())
     fresh.expect("connection.tune", 0)
@@ -194,8 +205,8 @@ def test_unknown_vhost(fresh: Peer, vhost: str) -> None:
     fresh.expect_connection_close(530, 10, 40, f"vhost {vhost} not found")
 
 
-def test_a_client_that_never_reads_the_handshake(fresh: Peer) -> None:
-    """F5: every client frame in one segment, the first channel's too."""
+def test_pipelined_handshake(fresh: Peer) -> None:
+    """F5: all client frames in one segment, including those of the first channel."""
     fresh.send(
         PROTOCOL,
         fresh.start_ok(),
@@ -230,36 +241,36 @@ RUNNING: dict[str, Row] = {
 
 
 @pytest.mark.parametrize("row", RUNNING.values(), ids=RUNNING.keys())
-def test_methods_of_the_handshake_on_a_running_connection(broker: Broker, fresh: Peer, row: Row) -> None:
-    say, end, rabbit = row
-    if rabbit:
-        ours_only(broker, rabbit)
+def test_handshake_methods_on_open_connection_are_errors(broker: Broker, fresh: Peer, row: Row) -> None:
+    build, expected_close, rabbit_behaviour = row
+    if rabbit_behaviour:
+        skip_on_rabbit(broker, rabbit_behaviour)
     fresh.handshake()
-    fresh.send(say(fresh))
-    fresh.expect_connection_close(*end)
+    fresh.send(build(fresh))
+    fresh.expect_connection_close(*expected_close)
 
 
-def test_close_is_answered_and_then_the_socket_ends(fresh: Peer) -> None:
+def test_close_is_answered_before_socket_closes(fresh: Peer) -> None:
     fresh.handshake()
     fresh.channel()
     fresh.send(method("connection.close", 0, reply_code=200, reply_text="bye"))
     fresh.expect("connection.close-ok", 0)
-    # The client ends the stream first: an end that overtakes close-ok in a client's threads looks like a failure.
+    # The client ends the stream first: in clients with threads, an end that overtakes close-ok looks like a failure.
     with pytest.raises(TimeoutError):
         fresh.read(0.3)
     fresh.socket.shutdown(socket.SHUT_WR)
     fresh.expect_silent_close(30.0)
 
 
-def test_update_secret(fresh: Peer) -> None:
-    """Always answered."""
+def test_update_secret_is_answered(fresh: Peer) -> None:
+    """The broker always answers it."""
     fresh.handshake()
     fresh.send(method("connection.update-secret", 0, new_secret="fresh", reason="expired"))
     fresh.expect("connection.update-secret-ok", 0)
 
 
-def test_a_client_may_leave_at_any_byte_of_the_handshake(broker: Broker) -> None:
-    """What a port scanner or a restart does; the witness and the log tell whether it was noticed."""
+def test_client_disconnects_at_any_byte_of_handshake(broker: Broker) -> None:
+    """Port scanners and restarts do this; the witness and the log show whether the broker was disturbed."""
     probe = Peer(broker.url)
     with probe:
         whole = PROTOCOL + probe.start_ok() + probe.tune_ok() + probe.open() + method("channel.open")

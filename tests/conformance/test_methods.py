@@ -1,4 +1,4 @@
-"""The errors of every method, and valid edge cases."""
+"""Errors of every method, and valid edge cases."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ LOCKED = (
 
 
 def on_queue(name: str, **arguments: Any) -> Any:
-    """A method on the peer's own queue."""
+    """Return a builder of this method on the peer's own queue."""
     return lambda peer: method(name, queue=peer.q, **arguments)
 
 
 def on_exchange(name: str, **arguments: Any) -> Any:
-    """A method on the peer's own exchange."""
+    """Return a builder of this method on the peer's own exchange."""
     return lambda peer: method(name, exchange=peer.x, **arguments)
 
 
@@ -415,8 +415,8 @@ def test_reply_to(peer: Peer, chunked: Chunked) -> None:
     run(peer, chunked)
 
 
-def test_e1_durable(peer: Peer) -> None:
-    """With a queue that outlives the connection, so it is deleted here."""
+def test_e1_redeclaration_with_other_durability(peer: Peer) -> None:
+    """The queue is not exclusive and must be deleted here."""
     peer.queue(exclusive=False)
     peer.method("queue.declare", queue=peer.q, durable=True)
     peer.expect_channel_close(
@@ -427,15 +427,15 @@ def test_e1_durable(peer: Peer) -> None:
     assert peer.call("queue.delete", queue=peer.q)["message_count"] == 0
 
 
-def test_f3_exclusive_queue_of_another_connection(broker: Broker, peer: Peer) -> None:
-    """Every operation says the same 405; the queue itself feels nothing."""
+def test_f3_exclusive_queue_is_locked_for_other_connections(broker: Broker, peer: Peer) -> None:
+    """Every operation gets the same 405; the queue is unaffected."""
     peer.queue()
     peer.call("queue.bind", queue=peer.q, exchange="amq.direct")
     peer.publish()
-    with broker.peer("thief") as thief:
-        thief.q = peer.q
-        thief.handshake()
-        thief.channel()
+    with broker.peer("thief") as other_peer:
+        other_peer.q = peer.q
+        other_peer.handshake()
+        other_peer.channel()
         for name, arguments, ids in [
             ("queue.declare", {"passive": True}, (50, 10)),
             ("queue.declare", {"exclusive": True}, (50, 10)),
@@ -447,13 +447,15 @@ def test_f3_exclusive_queue_of_another_connection(broker: Broker, peer: Peer) ->
             ("basic.get", {}, (60, 70)),
             ("basic.consume", {}, (60, 20)),
         ]:
-            thief.method(name, queue=peer.q, **arguments)
-            thief.expect_channel_close(405, *ids, LOCKED)
+            other_peer.method(name, queue=peer.q, **arguments)
+            other_peer.expect_channel_close(405, *ids, LOCKED)
     assert peer.get() is not None
 
 
-def test_a_text_too_long_is_cut_at_a_character(peer: Peer) -> None:
-    """A short string has 255 bytes; names of two-byte characters around the edge stay UTF-8. rabbit: dots say so."""
+def test_long_reply_text_is_cut_between_characters(peer: Peer) -> None:
+    """A short string has 255 bytes. Names of two-byte characters stay valid UTF-8; as in RabbitMQ, dots mark the
+    cut.
+    """
     for size in (109, 110, 115, 116, 117, 118, 127):
         peer.method("queue.declare", queue="\u00e4" * size, passive=True)
         text = peer.expect_channel_close(404, 50, 10)["reply_text"].encode("utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""Returns, confirms, transactions, sender-selected keys, direct reply-to."""
+"""Returns, confirms, transactions, sender-selected distribution (CC, BCC), direct reply-to."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from wire import Field, method, properties, publish
 REPLY_TO = "amq.rabbitmq.reply-to"
 
 
-def confirmed(peer: Peer, up_to: int, last: int = 0) -> None:
-    """Acks come for every tag from `last` + 1 to `up_to`, in whatever grouping, and no nack."""
+def expect_confirms(peer: Peer, up_to: int, last: int = 0) -> None:
+    """Expect acks of every tag from `last` + 1 to `up_to`, single or multiple, and no nack."""
     outstanding = set(range(last + 1, up_to + 1))
     while outstanding:
         ack = peer.expect("basic.ack")
         tag = ack["delivery_tag"]
         acked = {t for t in outstanding if t <= tag} if ack["multiple"] else {tag}
-        assert acked <= outstanding, f"{ack} confirms what was confirmed before"
+        assert acked <= outstanding, f"{ack} confirms a tag twice"
         outstanding -= acked
 
 
 def bodies(peer: Peer, queue: str) -> list[bytes]:
-    """Everything that lies ready in a queue."""
+    """Get all ready messages of a queue."""
     found = []
     while (got := peer.get(queue)) is not None:
         found.append(got.body)
@@ -34,7 +34,7 @@ def bodies(peer: Peer, queue: str) -> list[bytes]:
 # -- returns and confirms ---------------------------------------------------------------------------------------------
 
 
-def test_a_return_precedes_its_confirm(speaker: Peer) -> None:
+def test_return_precedes_its_confirm(speaker: Peer) -> None:
     speaker.call("confirm.select")
     speaker.publish("nosuch", b"back", mandatory=True)
     returned = speaker.content("basic.return")
@@ -48,8 +48,8 @@ def test_a_return_precedes_its_confirm(speaker: Peer) -> None:
     assert speaker.expect("basic.ack")["delivery_tag"] == 1
 
 
-def test_earlier_messages_are_acked_before_a_return(broker_is_ours: bool, speaker: Peer) -> None:
-    """RabbitMQ may be slower with the first ack and then send one for both; php-amqp's suite expects two."""
+def test_earlier_messages_are_acked_before_return(broker_is_ours: bool, speaker: Peer) -> None:
+    """RabbitMQ may delay the first ack and then send one for both; php-amqp's suite expects two."""
     speaker.call("confirm.select")
     speaker.send(publish("nosuch"), publish("nosuch", mandatory=True))
     if broker_is_ours:
@@ -58,32 +58,32 @@ def test_earlier_messages_are_acked_before_a_return(broker_is_ours: bool, speake
         assert speaker.expect("basic.ack").arguments == {"delivery_tag": 2, "multiple": False}
 
 
-def test_mandatory_and_routed_returns_nothing(speaker: Peer) -> None:
+def test_routed_mandatory_message_is_not_returned(speaker: Peer) -> None:
     speaker.queue()
     speaker.publish(mandatory=True)
     speaker.fence()
     assert bodies(speaker, speaker.q) == [b"x"]
 
 
-def test_unroutable_is_confirmed(speaker: Peer) -> None:
+def test_unroutable_message_is_confirmed(speaker: Peer) -> None:
     speaker.call("confirm.select")
     speaker.publish("nosuch")
-    confirmed(speaker, 1)
+    expect_confirms(speaker, 1)
 
 
 @pytest.mark.parametrize("mode", [1, 2], ids=["transient", "persistent"])
 @pytest.mark.parametrize("durable", [False, True], ids=["transient-queue", "durable-queue"])
-def test_confirms(peer: Peer, durable: bool, mode: int) -> None:
+def test_confirms_of_all_messages(peer: Peer, durable: bool, mode: int) -> None:
     peer.queue(exclusive=False, durable=durable)
     peer.call("confirm.select")
     for n in range(50):
         peer.publish(payload=b"%d" % n, props=properties(delivery_mode=mode))
-    confirmed(peer, 50)
+    expect_confirms(peer, 50)
     assert peer.call("queue.delete", queue=peer.q)["message_count"] == 50
 
 
-def test_confirms_of_several_queues(speaker: Peer) -> None:
-    """One confirm per message however many queues took it, one of them durable."""
+def test_one_confirm_for_several_queues(speaker: Peer) -> None:
+    """One confirm per message for any number of queues, one of them durable."""
     speaker.exchange("fanout")
     for n, durable in enumerate((True, False, False)):
         speaker.queue(f"{speaker.q}{n}", exclusive=False, durable=durable)
@@ -91,22 +91,22 @@ def test_confirms_of_several_queues(speaker: Peer) -> None:
     speaker.call("confirm.select")
     for _ in range(3):
         speaker.publish("", props=properties(delivery_mode=2), exchange=speaker.x)
-    confirmed(speaker, 3)
+    expect_confirms(speaker, 3)
     speaker.fence()
     for n in range(3):
         assert speaker.call("queue.delete", queue=f"{speaker.q}{n}")["message_count"] == 3
 
 
-@pytest.mark.parametrize("fate", ["queue.delete", "queue.purge"])
-def test_messages_removed_before_the_confirm_are_confirmed(peer: Peer, fate: str) -> None:
+@pytest.mark.parametrize("removal", ["queue.delete", "queue.purge"])
+def test_messages_removed_before_the_confirm_are_confirmed(peer: Peer, removal: str) -> None:
     peer.queue(exclusive=False, durable=True)
     peer.call("confirm.select")
-    peer.send(publish(peer.q, b"x", properties(delivery_mode=2)) * 20, method(fate, queue=peer.q))
+    peer.send(publish(peer.q, b"x", properties(delivery_mode=2)) * 20, method(removal, queue=peer.q))
     outstanding = set(range(1, 21))
     answered = False
     while outstanding or not answered:
         got = peer.read()
-        if got.name == f"{fate}-ok":
+        if got.name == f"{removal}-ok":
             answered = True
             continue
         assert got.name == "basic.ack"
@@ -121,39 +121,39 @@ def test_expired_messages_are_confirmed(speaker: Peer) -> None:
     speaker.queue()
     speaker.call("confirm.select")
     speaker.publish(props=properties(expiration="0"))
-    confirmed(speaker, 1)
+    expect_confirms(speaker, 1)
 
 
-def test_reject_publish_nacks(speaker: Peer) -> None:
+def test_reject_publish_sends_nack(speaker: Peer) -> None:
     speaker.queue(arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     speaker.call("confirm.select")
     speaker.publish(payload=b"first")
-    confirmed(speaker, 1)
+    expect_confirms(speaker, 1)
     speaker.publish(payload=b"second")
     assert speaker.expect("basic.nack")["delivery_tag"] == 2
     assert bodies(speaker, speaker.q) == [b"first"]
 
 
-def test_a_bad_exchange_in_confirm_mode_closes_the_channel(speaker: Peer) -> None:
-    """No confirm comes for it, and the next channel counts from 1 again."""
+def test_missing_exchange_in_confirm_mode_closes_channel(speaker: Peer) -> None:
+    """The publish gets no confirm, and the next channel counts from 1."""
     speaker.call("confirm.select")
     speaker.publish("k", exchange="nosuch")
     speaker.expect_channel_close(404, 60, 40, "no exchange 'nosuch' in vhost '/'")
     speaker.call("confirm.select")
     speaker.publish("nosuch")
-    confirmed(speaker, 1)
+    expect_confirms(speaker, 1)
 
 
 def test_confirm_select_again_keeps_counting(speaker: Peer) -> None:
     speaker.call("confirm.select")
     speaker.publish("nosuch")
-    confirmed(speaker, 1)
+    expect_confirms(speaker, 1)
     speaker.call("confirm.select")
     speaker.publish("nosuch")
-    confirmed(speaker, 2, 1)
+    expect_confirms(speaker, 2, 1)
 
 
-def test_publish_then_get_sees_it(speaker: Peer) -> None:
+def test_get_after_publish_returns_message(speaker: Peer) -> None:
     speaker.queue()
     for n in range(20):
         speaker.send(publish(speaker.q, b"%d" % n) + method("basic.get", queue=speaker.q, no_ack=True))
@@ -161,7 +161,7 @@ def test_publish_then_get_sees_it(speaker: Peer) -> None:
         assert (got.body, got.method["message_count"]) == (b"%d" % n, 0)
 
 
-def test_counts_are_of_ready_messages(speaker: Peer) -> None:
+def test_message_counts_are_of_ready_messages(speaker: Peer) -> None:
     speaker.queue()
     for _ in range(5):
         speaker.publish()
@@ -200,8 +200,8 @@ def test_tx_rollback_drops_publishes(speaker: Peer) -> None:
     assert bodies(speaker, speaker.q) == [b"b"]
 
 
-def test_acks_of_an_unfinished_transaction_are_released(speaker: Peer) -> None:
-    """A channel that ends with its transaction open gives its messages back, free of it."""
+def test_channel_close_requeues_acks_of_open_transaction(speaker: Peer) -> None:
+    """A channel that closes with its transaction open requeues the messages; they are not bound to the transaction."""
     speaker.queue()
     speaker.publish()
     speaker.fence()
@@ -210,13 +210,13 @@ def test_acks_of_an_unfinished_transaction_are_released(speaker: Peer) -> None:
     assert speaker.get(channel=2, no_ack=False) is not None
     speaker.method("basic.ack", 2, delivery_tag=1)
     speaker.call("channel.close", 2, reply_code=200)
-    again = speaker.get(no_ack=False)
-    assert again is not None and again.method["redelivered"]
-    speaker.method("basic.ack", delivery_tag=again.method["delivery_tag"])
+    redelivered = speaker.get(no_ack=False)
+    assert redelivered is not None and redelivered.method["redelivered"]
+    speaker.method("basic.ack", delivery_tag=redelivered.method["delivery_tag"])
     speaker.fence()
 
 
-def test_tx_returns_come_at_commit_and_before_commit_ok(speaker: Peer) -> None:
+def test_tx_returns_are_sent_before_commit_ok(speaker: Peer) -> None:
     speaker.call("tx.select")
     speaker.publish("nosuch", mandatory=True)
     speaker.fence()
@@ -225,15 +225,15 @@ def test_tx_returns_come_at_commit_and_before_commit_ok(speaker: Peer) -> None:
     speaker.expect("tx.commit-ok")
 
 
-def test_commands_after_a_commit_wait_for_it_with_a_full_output(peer: Peer) -> None:
-    """A commit that waits for the disk, and has returned more than the peer is sent at once."""
+def test_commands_after_commit_wait_with_full_output(peer: Peer) -> None:
+    """The commit waits for the disk, and its return is larger than the output sent at once."""
     large = b"." * 750_000
     peer.queue(exclusive=False, durable=True)
     for _ in range(2):
         peer.publish(payload=large)
     peer.fence()
     peer.send(
-        # Makes the channel wait: all that follows is worked off behind it.
+        # The channel waits for this declaration: all that follows is queued behind it.
         method("queue.declare", queue=peer.q + "2", durable=True),
         *[method("basic.get", queue=peer.q, no_ack=True) for _ in range(2)],
         method("tx.select"),
@@ -254,8 +254,8 @@ def test_commands_after_a_commit_wait_for_it_with_a_full_output(peer: Peer) -> N
     peer.call("queue.delete", queue=peer.q)
 
 
-def test_tx_acks_count_at_commit(speaker: Peer) -> None:
-    """A rollback leaves the message unacked: it can be acked later."""
+def test_tx_acks_take_effect_at_commit(speaker: Peer) -> None:
+    """After a rollback the message is unacked again and can be acked later."""
     speaker.queue()
     speaker.publish()
     speaker.call("tx.select")
@@ -283,13 +283,13 @@ def test_tx_rejects_take_effect_at_commit(speaker: Peer) -> None:
     speaker.fence()
     assert speaker.get(channel=2) is None
     speaker.call("tx.commit")
-    again = speaker.get(channel=2)
-    assert again is not None
-    assert again.method["redelivered"] is True
+    redelivered = speaker.get(channel=2)
+    assert redelivered is not None
+    assert redelivered.method["redelivered"] is True
 
 
-def test_tx_ends_with_the_channel(speaker: Peer) -> None:
-    """Uncommitted publishes are gone, uncommitted acks return."""
+def test_channel_close_rolls_back_transaction(speaker: Peer) -> None:
+    """Uncommitted publishes are discarded, messages with uncommitted acks are requeued."""
     speaker.queue()
     speaker.publish(payload=b"old")
     speaker.call("tx.select")
@@ -309,7 +309,7 @@ def test_tx_ends_with_the_channel(speaker: Peer) -> None:
 @pytest.mark.parametrize("header", ["CC", "BCC"])
 @pytest.mark.parametrize("kind", ["", "direct", "topic"])
 def test_sender_selected_keys(speaker: Peer, kind: str, header: str) -> None:
-    """Each key routes as if the message had been sent to it; nobody gets it twice; BCC is gone on arrival."""
+    """Each key routes like a routing key; no queue gets the message twice; BCC is removed."""
     names = [f"{speaker.q}{n}" for n in range(3)]
     if kind:
         speaker.exchange(kind)
@@ -327,7 +327,7 @@ def test_sender_selected_keys(speaker: Peer, kind: str, header: str) -> None:
         assert speaker.get(name) is None
 
 
-def test_cc_through_an_exchange_binding(speaker: Peer) -> None:
+def test_cc_through_exchange_binding(speaker: Peer) -> None:
     speaker.queue()
     speaker.exchange("direct")
     speaker.call("exchange.bind", destination=speaker.x, source="amq.fanout")
@@ -336,7 +336,7 @@ def test_cc_through_an_exchange_binding(speaker: Peer) -> None:
     assert bodies(speaker, speaker.q) == [b"x"]
 
 
-def test_bcc_is_the_only_header(speaker: Peer) -> None:
+def test_bcc_as_only_header_is_removed(speaker: Peer) -> None:
     speaker.queue()
     speaker.publish("nosuch", b"x", properties(headers={"BCC": [speaker.q]}, message_id="m"))
     got = speaker.get()
@@ -344,8 +344,8 @@ def test_bcc_is_the_only_header(speaker: Peer) -> None:
     assert got.props in (properties(headers={}, message_id="m"), properties(message_id="m"))
 
 
-def test_an_array_of_other_types_in_cc(speaker: Peer) -> None:
-    """RabbitMQ 3.10.8 accepts the array and routes by what is a string."""
+def test_cc_array_routes_by_its_strings(speaker: Peer) -> None:
+    """RabbitMQ 3.10.8 accepts the array and routes by its strings."""
     speaker.queue()
     speaker.publish("nosuch", b"x", properties(headers={"CC": [speaker.q, Field("S", "nosuch")]}))
     assert bodies(speaker, speaker.q) == [b"x"]
@@ -354,8 +354,8 @@ def test_an_array_of_other_types_in_cc(speaker: Peer) -> None:
 # -- direct reply-to --------------------------------------------------------------------------------------------------
 
 
-def ask(peer: Peer) -> str:
-    """A request with a fast reply consumer; returns the address that the server is told."""
+def send_request(peer: Peer) -> str:
+    """Send a request with a fast reply consumer; return the reply address that the server gets."""
     peer.queue()
     peer.call("basic.consume", queue=REPLY_TO, no_ack=True, consumer_tag="replies")
     peer.publish(payload=b"question", props=properties(correlation_id="7", reply_to=REPLY_TO))
@@ -370,7 +370,7 @@ def ask(peer: Peer) -> str:
 
 
 def test_direct_reply_to(broker: Broker, speaker: Peer) -> None:
-    address = ask(speaker)
+    address = send_request(speaker)
     with broker.peer() as server:
         server.handshake()
         server.channel()
@@ -387,8 +387,8 @@ def test_direct_reply_to(broker: Broker, speaker: Peer) -> None:
 
 
 def test_direct_reply_to_forged(speaker: Peer) -> None:
-    """A tampered address drops silently."""
-    address = ask(speaker)
+    """A publish to a tampered address is dropped silently."""
+    address = send_request(speaker)
     forged = address[:-4] + ("AAAA" if address[-4:] != "AAAA" else "BBBB")
     speaker.channel(2)
     speaker.publish(forged, b"evil", channel=2)
@@ -399,7 +399,7 @@ def test_direct_reply_to_forged(speaker: Peer) -> None:
 
 
 def test_direct_reply_to_after_cancel(speaker: Peer) -> None:
-    address = ask(speaker)
+    address = send_request(speaker)
     speaker.call("basic.cancel", consumer_tag="replies")
     speaker.channel(2)
     speaker.publish(address, b"late", channel=2)
@@ -410,7 +410,7 @@ def test_direct_reply_to_after_cancel(speaker: Peer) -> None:
 
 
 def test_direct_reply_to_within_one_channel(speaker: Peer) -> None:
-    """Asking and answering on the channel that waits for the reply."""
-    address = ask(speaker)
+    """Request and reply on the channel that waits for the reply."""
+    address = send_request(speaker)
     speaker.publish(address, b"answer", mandatory=False)
     assert speaker.content("basic.deliver").body == b"answer"

@@ -12,9 +12,9 @@ from parties import Broker
 from peer import Peer
 
 
-def test_requeue_restores_the_order(speaker: Peer, kept: Declare) -> None:
-    """By nack, in the wrong order, with one acked in between."""
-    kept(speaker)
+def test_requeue_restores_the_order(speaker: Peer, declare_queue: Declare) -> None:
+    """Requeue by nack in another order, with one message acked in between."""
+    declare_queue(speaker)
     fill(speaker, 5)
     tags = []
     for _ in range(4):
@@ -37,8 +37,8 @@ REQUEUES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", REQUEUES)
-def test_requeue_of_several(speaker: Peer, name: str, kept: Declare) -> None:
-    kept(speaker)
+def test_requeue_of_several_messages(speaker: Peer, name: str, declare_queue: Declare) -> None:
+    declare_queue(speaker)
     fill(speaker, 4)
     for _ in range(3):
         assert speaker.get(no_ack=False) is not None
@@ -49,8 +49,8 @@ def test_requeue_of_several(speaker: Peer, name: str, kept: Declare) -> None:
     assert rest(speaker) == [(0, True), (1, True), (2, True), (3, False)]
 
 
-def test_reject_without_requeue_drops(speaker: Peer, kept: Declare) -> None:
-    kept(speaker)
+def test_reject_without_requeue_drops_message(speaker: Peer, declare_queue: Declare) -> None:
+    declare_queue(speaker)
     fill(speaker, 3)
     for _ in range(2):
         assert speaker.get(no_ack=False) is not None
@@ -60,9 +60,9 @@ def test_reject_without_requeue_drops(speaker: Peer, kept: Declare) -> None:
     assert rest(speaker) == [(2, False)]
 
 
-def test_multiple_acks(speaker: Peer, kept: Declare) -> None:
-    """Up to and including the tag; those above stay; 0 is all of them."""
-    kept(speaker)
+def test_multiple_ack_includes_all_lower_tags(speaker: Peer, declare_queue: Declare) -> None:
+    """A multiple ack includes its tag and all below; tag 0 means all."""
+    declare_queue(speaker)
     fill(speaker, 8)
     speaker.call("basic.consume", queue=speaker.q, consumer_tag="T")
     take(speaker, 8)
@@ -79,8 +79,8 @@ def test_multiple_acks(speaker: Peer, kept: Declare) -> None:
     assert rest(speaker) == []
 
 
-def test_requeued_goes_to_the_waiting_consumer(speaker: Peer, kept: Declare) -> None:
-    kept(speaker)
+def test_requeued_message_goes_to_waiting_consumer(speaker: Peer, declare_queue: Declare) -> None:
+    declare_queue(speaker)
     speaker.call("basic.consume", queue=speaker.q, consumer_tag="T")
     speaker.publish(payload=b"0")
     first = speaker.content("basic.deliver")
@@ -90,8 +90,8 @@ def test_requeued_goes_to_the_waiting_consumer(speaker: Peer, kept: Declare) -> 
     assert second.method["delivery_tag"] == first.method["delivery_tag"] + 1
 
 
-def test_channel_close_requeues(speaker: Peer, kept: Declare) -> None:
-    kept(speaker)
+def test_channel_close_requeues_unacked(speaker: Peer, declare_queue: Declare) -> None:
+    declare_queue(speaker)
     speaker.channel(2)
     fill(speaker, 3)
     for _ in range(2):
@@ -101,8 +101,8 @@ def test_channel_close_requeues(speaker: Peer, kept: Declare) -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "log"])
-@pytest.mark.parametrize("how", ["close", "drop", "reset"])
-def test_connection_end_requeues(broker: Broker, peer: Peer, how: str, kind: str) -> None:
+@pytest.mark.parametrize("ending", ["close", "drop", "reset"])
+def test_connection_end_requeues_unacked(broker: Broker, peer: Peer, ending: str, kind: str) -> None:
     peer.queue(exclusive=False, durable=kind == "log")
     fill(peer, 4)
     with broker.peer() as other:
@@ -114,25 +114,25 @@ def test_connection_end_requeues(broker: Broker, peer: Peer, how: str, kind: str
         other.method("basic.ack", delivery_tag=2)
         other.content("basic.deliver")
         other.fence()
-        if how == "close":
+        if ending == "close":
             other.method("connection.close", 0, reply_code=200)
             while other.read().name != "connection.close-ok":
                 pass
-        elif how == "reset":
+        elif ending == "reset":
             other.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     eventually(peer, peer.q, 3)
     assert rest(peer) == [(0, True), (2, True), (3, True)]
     peer.call("queue.delete", queue=peer.q)
 
 
-def test_closing_a_channel_leaves_other_consumers(speaker: Peer) -> None:
+def test_channel_close_keeps_consumers_of_other_channels(speaker: Peer) -> None:
     speaker.queue()
     speaker.channel(2)
     speaker.call("basic.consume", queue=speaker.q, consumer_tag="one", no_ack=True)
     speaker.call("basic.consume", 2, queue=speaker.q, consumer_tag="two", no_ack=True)
     speaker.call("channel.close", 2, reply_code=200)
-    fill_tags = []
+    delivered_to = []
     for n in range(4):
         speaker.publish(payload=b"%d" % n)
-        fill_tags.append(speaker.content("basic.deliver").method["consumer_tag"])
-    assert fill_tags == ["one"] * 4
+        delivered_to.append(speaker.content("basic.deliver").method["consumer_tag"])
+    assert delivered_to == ["one"] * 4

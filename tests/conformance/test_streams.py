@@ -17,21 +17,21 @@ FROM_FIRST = {"x-stream-offset": "first"}
 
 @pytest.fixture
 def stream(witness: Witness) -> Iterator[Callable[[Peer], None]]:
-    """Declares the peer's own queue as a stream, which is deleted after the test."""
-    made: list[str] = []
+    """Declare the peer's own queue as a stream, and delete it after the test."""
+    declared: list[str] = []
 
     def declare(peer: Peer, **arguments: Any) -> None:
         table = {"x-queue-type": "stream"} | arguments
-        made.append(peer.q)
+        declared.append(peer.q)
         peer.queue(exclusive=False, durable=True, arguments=table)
 
     yield declare
-    for name in made:
+    for name in declared:
         witness.peer.call("queue.delete", queue=name)
 
 
-def confirmed(peer: Peer, *payloads: bytes, props: bytes = b"\0\0") -> None:
-    """Published on a channel of their own, and safe."""
+def publish_confirmed(peer: Peer, *payloads: bytes, props: bytes = b"\0\0") -> None:
+    """Publish on a separate channel and wait for the confirms."""
     peer.channel(9)
     peer.call("confirm.select", 9)
     for payload in payloads:
@@ -40,9 +40,9 @@ def confirmed(peer: Peer, *payloads: bytes, props: bytes = b"\0\0") -> None:
     peer.call("channel.close", 9, reply_code=200)
 
 
-def test_a_delivery(speaker: Peer, stream: Callable[[Peer], None]) -> None:
+def test_stream_delivery(speaker: Peer, stream: Callable[[Peer], None]) -> None:
     stream(speaker)
-    confirmed(speaker, b"one", b"", b"three")
+    publish_confirmed(speaker, b"one", b"", b"three")
     speaker.call("basic.qos", prefetch_count=10)
     speaker.call("basic.consume", queue=speaker.q, consumer_tag="T", arguments=FROM_FIRST)
     for offset, payload in enumerate((b"one", b"", b"three")):
@@ -54,18 +54,18 @@ def test_a_delivery(speaker: Peer, stream: Callable[[Peer], None]) -> None:
     speaker.fence()
 
 
-def test_the_header_comes_last_and_once(speaker: Peer, stream: Callable[[Peer], None]) -> None:
+def test_offset_header_is_appended_once(speaker: Peer, stream: Callable[[Peer], None]) -> None:
     stream(speaker)
     given = {"a": "1", "b": Field("I", 2)}
-    confirmed(speaker, b"x", props=properties(content_type="t", headers=given, delivery_mode=1, message_id="m"))
+    publish_confirmed(speaker, b"x", props=properties(content_type="t", headers=given, delivery_mode=1, message_id="m"))
     speaker.call("basic.qos", prefetch_count=10)
     speaker.call("basic.consume", queue=speaker.q, arguments=FROM_FIRST)
-    due = given | {"x-stream-offset": Field("l", 0)}
-    wanted = properties(content_type="t", headers=due, delivery_mode=1, message_id="m")
-    assert speaker.content("basic.deliver").props == wanted
+    expected_headers = given | {"x-stream-offset": Field("l", 0)}
+    expected = properties(content_type="t", headers=expected_headers, delivery_mode=1, message_id="m")
+    assert speaker.content("basic.deliver").props == expected
 
 
-def test_on_any_channel_and_in_frames_of_any_size(broker: Broker, stream: Callable[[Peer], None]) -> None:
+def test_stream_bodies_on_any_channel_in_any_frame_size(broker: Broker, stream: Callable[[Peer], None]) -> None:
     payloads = [b"a" * 3000, b"", b"b", b"c" * 4088, b"d" * 4089, b"e" * 200_000]
     with broker.peer("s", "whole") as writer:
         writer.handshake()
@@ -91,9 +91,9 @@ def test_on_any_channel_and_in_frames_of_any_size(broker: Broker, stream: Callab
             peer.fence(number)
 
 
-def test_acks_are_credit_in_any_order(speaker: Peer, stream: Callable[[Peer], None]) -> None:
+def test_acks_in_any_order_are_credit(speaker: Peer, stream: Callable[[Peer], None]) -> None:
     stream(speaker)
-    confirmed(speaker, *(b"%d" % number for number in range(8)))
+    publish_confirmed(speaker, *(b"%d" % number for number in range(8)))
     speaker.call("basic.qos", prefetch_count=3)
     speaker.call("basic.consume", queue=speaker.q, arguments=FROM_FIRST)
     got = [speaker.content("basic.deliver").body for _ in range(3)]
@@ -110,12 +110,12 @@ def test_acks_are_credit_in_any_order(speaker: Peer, stream: Callable[[Peer], No
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_acks_in_a_transaction_are_credit_when_it_is_committed(
+def test_acks_in_transaction_are_credit_after_commit(
     speaker: Peer, stream: Callable[[Peer], None], named: bool
 ) -> None:
-    """Of what was delivered before tx.select, too."""
+    """This includes messages delivered before tx.select."""
     stream(speaker)
-    confirmed(speaker, *(b"%d" % number for number in range(9)))
+    publish_confirmed(speaker, *(b"%d" % number for number in range(9)))
     arguments = FROM_FIRST | ({"x-stream-consumer-name": "n"} if named else {})
     speaker.call("basic.qos", prefetch_count=4)
     speaker.call("basic.consume", queue=speaker.q, arguments=arguments)
@@ -140,7 +140,7 @@ def test_acks_in_a_transaction_are_credit_when_it_is_committed(
 
 
 def take(speaker: Peer, answer: str, count: int) -> list[bytes]:
-    """The bodies of so many deliveries; the answer comes before, between or behind them."""
+    """Return the bodies of `count` deliveries; the reply may come before, between or after them."""
     bodies: list[bytes] = []
     answered = False
     while len(bodies) < count or not answered:
@@ -152,9 +152,9 @@ def take(speaker: Peer, answer: str, count: int) -> list[bytes]:
     return bodies
 
 
-def test_next_counts_from_the_answer(speaker: Peer, stream: Callable[[Peer], None]) -> None:
+def test_offset_next_starts_at_consume_ok(speaker: Peer, stream: Callable[[Peer], None]) -> None:
     stream(speaker)
-    confirmed(speaker, b"before")
+    publish_confirmed(speaker, b"before")
     speaker.call("basic.qos", prefetch_count=3)
     speaker.call("basic.consume", queue=speaker.q)
     speaker.publish(speaker.q, b"behind")
@@ -162,38 +162,38 @@ def test_next_counts_from_the_answer(speaker: Peer, stream: Callable[[Peer], Non
     speaker.fence()
 
 
-Say = Callable[[Peer], None]
+Action = Callable[[Peer], None]
 
 
-def takes(peer: Peer) -> None:
+def get_message(peer: Peer) -> None:
     peer.method("basic.get", queue=peer.q)
 
 
-def purges(peer: Peer) -> None:
+def purge(peer: Peer) -> None:
     peer.method("queue.purge", queue=peer.q)
 
 
-def consumes(**how: Any) -> Say:
+def consume(**options: Any) -> Action:
     def say(peer: Peer) -> None:
         peer.call("basic.qos", prefetch_count=2)
-        peer.method("basic.consume", queue=peer.q, consumer_tag="T", **how)
+        peer.method("basic.consume", queue=peer.q, consumer_tag="T", **options)
 
     return say
 
 
-def gives_back(name: str, **how: Any) -> Say:
+def requeue_with(name: str, **options: Any) -> Action:
     def say(peer: Peer) -> None:
-        consumes(arguments=FROM_FIRST)(peer)
+        consume(arguments=FROM_FIRST)(peer)
         peer.expect("basic.consume-ok")
         peer.content("basic.deliver")
         peer.content("basic.deliver")
-        peer.method(name, **({"delivery_tag": 1} | how))
+        peer.method(name, **({"delivery_tag": 1} | options))
 
     return say
 
 
-def recovers(peer: Peer) -> None:
-    consumes(arguments=FROM_FIRST)(peer)
+def recover(peer: Peer) -> None:
+    consume(arguments=FROM_FIRST)(peer)
     peer.expect("basic.consume-ok")
     peer.content("basic.deliver")
     peer.content("basic.deliver")
@@ -202,20 +202,20 @@ def recovers(peer: Peer) -> None:
 
 @pytest.mark.parametrize("chunking", CHUNKINGS)
 @pytest.mark.parametrize(
-    ("say", "where", "what"),
+    ("action", "ids", "operation"),
     [
-        pytest.param(takes, (60, 70), "basic.get", id="get"),
-        pytest.param(purges, (50, 30), "queue.purge", id="purge"),
-        pytest.param(consumes(no_ack=True), (60, 20), "automatic acknowledgement", id="no-ack"),
-        pytest.param(gives_back("basic.reject"), (60, 90), "basic.nack and basic.reject", id="reject"),
-        pytest.param(gives_back("basic.nack", requeue=True), (60, 120), "basic.nack and basic.reject", id="nack"),
+        pytest.param(get_message, (60, 70), "basic.get", id="get"),
+        pytest.param(purge, (50, 30), "queue.purge", id="purge"),
+        pytest.param(consume(no_ack=True), (60, 20), "automatic acknowledgement", id="no-ack"),
+        pytest.param(requeue_with("basic.reject"), (60, 90), "basic.nack and basic.reject", id="reject"),
+        pytest.param(requeue_with("basic.nack", requeue=True), (60, 120), "basic.nack and basic.reject", id="nack"),
         pytest.param(
-            gives_back("basic.nack", delivery_tag=0, multiple=True),
+            requeue_with("basic.nack", delivery_tag=0, multiple=True),
             (60, 120),
             "basic.nack and basic.reject",
             id="nack-all",
         ),
-        pytest.param(recovers, (60, 110), "basic.recover", id="recover"),
+        pytest.param(recover, (60, 110), "basic.recover", id="recover"),
     ],
 )
 def test_methods_that_remove_messages_are_rejected(
@@ -223,23 +223,23 @@ def test_methods_that_remove_messages_are_rejected(
     stream: Callable[[Peer], None],
     broker_is_ours: bool,
     chunking: str,
-    say: Say,
-    where: tuple[int, int],
-    what: str,
+    action: Action,
+    ids: tuple[int, int],
+    operation: str,
 ) -> None:
-    if say is recovers and not broker_is_ours:
+    if action is recover and not broker_is_ours:
         pytest.skip("RabbitMQ 3.10.8: 541")
     with broker.peer("s", chunking) as peer:
         peer.handshake()
         peer.channel()
         stream(peer)
-        confirmed(peer, b"0", b"1")
+        publish_confirmed(peer, b"0", b"1")
         peer.bytewise_now()
-        say(peer)
-        peer.expect_connection_close(540, *(where if broker_is_ours else (None, None)), f"{what} {REFUSED}")
+        action(peer)
+        peer.expect_connection_close(540, *(ids if broker_is_ours else (None, None)), f"{operation} {REFUSED}")
 
 
-def test_no_prefetch(speaker: Peer, stream: Callable[[Peer], None]) -> None:
+def test_consumer_without_prefetch_is_refused(speaker: Peer, stream: Callable[[Peer], None]) -> None:
     stream(speaker)
     speaker.method("basic.consume", queue=speaker.q)
     text = "consumer prefetch count is not set for 'queue '{q}' in vhost '/''"
@@ -260,7 +260,7 @@ def test_no_prefetch(speaker: Peer, stream: Callable[[Peer], None]) -> None:
         ({"a": 1}, '{table,[{<<"a">>,signedint,1}]}'),
     ],
 )
-def test_invalid_offsets(
+def test_invalid_offsets_are_refused(
     speaker: Peer, stream: Callable[[Peer], None], broker_is_ours: bool, value: Any, shown: str
 ) -> None:
     if not broker_is_ours:
@@ -273,13 +273,13 @@ def test_invalid_offsets(
 
 
 @pytest.mark.parametrize("letter", ["b", "s", "I", "l", "B", "u", "i", "T"])
-def test_every_integer_type_is_an_offset(speaker: Peer, stream: Callable[[Peer], None], letter: str) -> None:
+def test_offset_of_every_integer_type(speaker: Peer, stream: Callable[[Peer], None], letter: str) -> None:
     stream(speaker)
-    confirmed(speaker, b"0", b"1", b"2")
+    publish_confirmed(speaker, b"0", b"1", b"2")
     speaker.call("basic.qos", prefetch_count=5)
     arguments = table({"x-stream-offset": Field(letter, 1)})
     speaker.call("basic.consume", queue=speaker.q, arguments=arguments)
-    first = 0 if letter == "T" else 1  # a second after the beginning of time
+    first = 0 if letter == "T" else 1  # type T is a timestamp: one second after the epoch
     for number in range(first, 3):
         assert speaker.content("basic.deliver").body == b"%d" % number
     speaker.fence()

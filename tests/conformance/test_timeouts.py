@@ -1,7 +1,6 @@
-"""What takes its time: the deadline of 10 s, the penalty of 3 s, heartbeats. All rows run at once, one thread each.
+"""Slow cases: the deadline of 10 s, the penalty of 3 s, heartbeats. All rows run at once, one thread each.
 
-A row says something to a fresh socket and returns how it must end; RabbitMQ 3.10.8's times are in the table.
-A machine under load gets GRACE_S of grace.
+A row sends something on a fresh socket and checks how the connection ends. A loaded machine gets GRACE_S.
 """
 
 from __future__ import annotations
@@ -15,23 +14,23 @@ from parties import Broker
 from peer import Closed, Peer
 from wire import BODY, HEARTBEAT, METHOD, PROTOCOL, frame, heartbeat, longstr, method, method_payload
 
-GRACE_S = 30.0  # for a machine that others use too
+GRACE_S = 30.0  # for a machine that others use, too
 DEADLINE_S = 10.0
 PENALTY_S = 3.0
 LOGIN_REFUSED = "Login was refused using authentication mechanism PLAIN. For details see the broker logfile."
 
 
-def deadline(peer: Peer) -> None:
+def expect_close_at_deadline(peer: Peer) -> None:
     peer.expect_silent_close(DEADLINE_S + GRACE_S, not_before=DEADLINE_S - 1)
 
 
-def penalty(peer: Peer) -> None:
+def expect_close_after_penalty(peer: Peer) -> None:
     peer.expect_silent_close(PENALTY_S + GRACE_S)
 
 
 def a9(peer: Peer) -> None:
     peer.send(b"AMQP")
-    deadline(peer)
+    expect_close_at_deadline(peer)
 
 
 def a11(peer: Peer) -> None:
@@ -57,18 +56,18 @@ def silent_or_501(peer: Peer) -> None:
 
 def b1(peer: Peer) -> None:
     peer.start()
-    deadline(peer)
+    expect_close_at_deadline(peer)
 
 
 def b1_half(peer: Peer) -> None:
     """Half of start-ok: the deadline is total, not per byte."""
     peer.start()
     peer.send(peer.start_ok()[:40])
-    deadline(peer)
+    expect_close_at_deadline(peer)
 
 
 def b1_tuned(peer: Peer) -> None:
-    """Authenticated, but never opened: the deadline is for the way to open-ok."""
+    """Authenticated, but not opened: the deadline includes open-ok."""
     peer.start()
     peer.send(peer.start_ok())
     peer.expect("connection.tune", 0)
@@ -79,13 +78,13 @@ def after_start(say: Callable[[Peer], bytes]) -> Callable[[Peer], None]:
     def row(peer: Peer) -> None:
         peer.start()
         peer.send(say(peer))
-        penalty(peer)
+        expect_close_after_penalty(peer)
 
     return row
 
 
 def refused(**start_ok: object) -> Callable[[Peer], None]:
-    """Wrong credentials of a client that can be told: 403 (0,0), at once or after a penalty."""
+    """Wrong credentials of a client with authentication_failure_close: 403 (0,0), at once or after a penalty."""
 
     def row(peer: Peer) -> None:
         peer.start()
@@ -105,22 +104,22 @@ def b21(peer: Peer) -> None:
 
 
 def heartbeats(peer: Peer) -> None:
-    """Both ways, two seconds: the broker sends one every second or two, and ours keep the connection up."""
+    """Heartbeat 2 s both ways: the broker sends one each second or two, and the client's keep the connection open."""
     peer.handshake(heartbeat=2)
     peer.channel()
     peer.skip_heartbeats = False
-    began = time.monotonic()
-    seen = 0
-    while seen < 5:
+    started = time.monotonic()
+    heartbeat_count = 0
+    while heartbeat_count < 5:
         peer.send(heartbeat())
         try:
             got = peer.read(0.4)
         except TimeoutError:
-            assert time.monotonic() - began < 10.0 + GRACE_S, f"the broker has sent {seen} heartbeats"
+            assert time.monotonic() - started < 10.0 + GRACE_S, f"the broker has sent {heartbeat_count} heartbeats"
             continue
         assert got.kind == HEARTBEAT
-        seen += 1
-    assert time.monotonic() - began > 2.0, "they come all at once"
+        heartbeat_count += 1
+    assert time.monotonic() - started > 2.0, "all heartbeats came at once"
     peer.skip_heartbeats = True
     peer.fence()
 
@@ -136,7 +135,7 @@ def traffic_is_a_heartbeat(peer: Peer) -> None:
 
 
 def no_heartbeat_asked(peer: Peer) -> None:
-    """Heartbeat 0 is off: silence is no offence, and nothing is sent."""
+    """Heartbeat 0 disables heartbeats: the client may be silent, and the broker sends none."""
     peer.skip_heartbeats = False
     peer.handshake(heartbeat=0)
     peer.channel()
@@ -145,7 +144,7 @@ def no_heartbeat_asked(peer: Peer) -> None:
     peer.fence()
 
 
-def hangs_up_after_501(peer: Peer) -> None:
+def closes_after_501(peer: Peer) -> None:
     peer.handshake()
     peer.channel()
     peer.send(frame(METHOD, 1, method_payload("basic.qos"), end=0))
@@ -154,16 +153,16 @@ def hangs_up_after_501(peer: Peer) -> None:
     peer.expect_silent_close(PENALTY_S + GRACE_S)
 
 
-def hangs_up_without_close_ok(peer: Peer) -> None:
-    """Close-ok is awaited for 3 s."""
+def closes_without_close_ok(peer: Peer) -> None:
+    """The broker waits 3 s for close-ok."""
     peer.handshake()
     peer.send(peer.open())
     peer.expect("connection.close", 0)
     peer.expect_silent_close(PENALTY_S + GRACE_S)
 
 
-def hangs_up_after_a_client_that_does_not(peer: Peer) -> None:
-    """Its connection.close is answered, and the end of the stream left to it, for 3 s."""
+def closes_after_close_ok(peer: Peer) -> None:
+    """The broker answers connection.close and waits 3 s for the client to end the stream."""
     peer.handshake()
     peer.send(method("connection.close", 0, reply_code=200))
     peer.expect("connection.close-ok", 0)
@@ -171,12 +170,12 @@ def hangs_up_after_a_client_that_does_not(peer: Peer) -> None:
 
 
 def slow_typist(peer: Peer) -> None:
-    """A whole handshake at one byte per 10 ms is in time."""
+    """A handshake at one byte per 10 ms is within the deadline."""
     whole = PROTOCOL + peer.start_ok(client_properties={}) + peer.tune_ok() + peer.open()
-    began = time.monotonic()
+    started = time.monotonic()
     for number, byte in enumerate(whole, 1):
         peer.send(bytes([byte]))
-        time.sleep(max(0.0, began + number * 0.01 - time.monotonic()))  # who was kept from it makes up for that
+        time.sleep(max(0.0, started + number * 0.01 - time.monotonic()))  # a delayed thread catches up
     for name in ("connection.start", "connection.tune", "connection.open-ok"):
         peer.expect(name, 0)
 
@@ -186,7 +185,7 @@ BAD_TYPE = longstr(b"\1aZ")
 OVERRUN = b"\0\0\xff\xff"
 ROWS: dict[str, Callable[[Peer], None]] = {
     "A9": a9,
-    "A10": deadline,
+    "A10": expect_close_at_deadline,
     "A11": a11,
     "A12": a12,
     "B1": b1,
@@ -209,32 +208,32 @@ ROWS: dict[str, Callable[[Peer], None]] = {
     "heartbeats": heartbeats,
     "traffic": traffic_is_a_heartbeat,
     "no-heartbeat": no_heartbeat_asked,
-    "501-hangs-up": hangs_up_after_501,
-    "close-hangs-up": hangs_up_after_a_client_that_does_not,
+    "501-hangs-up": closes_after_501,
+    "close-hangs-up": closes_after_close_ok,
     "slow-typist": slow_typist,
 }
 OURS: dict[str, Callable[[Peer], None]] = {
     "B1-tuned": b1_tuned,
-    "no-close-ok": hangs_up_without_close_ok,
+    "no-close-ok": closes_without_close_ok,
 }
 
 
 @pytest.fixture(scope="module")
 def running(broker: Broker) -> Iterator[dict[str, Future[None]]]:
-    """Every row, started together."""
+    """Run all rows at once and return their futures."""
 
-    def drive(name: str, row: Callable[[Peer], None]) -> None:
+    def run_row(name: str, row: Callable[[Peer], None]) -> None:
         with broker.peer(name) as peer:
             row(peer)
 
     rows = ROWS if broker.is_rabbit else ROWS | OURS
     with ThreadPoolExecutor(len(rows)) as pool:
-        yield {name: pool.submit(drive, name, row) for name, row in rows.items()}
+        yield {name: pool.submit(run_row, name, row) for name, row in rows.items()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*ROWS, *OURS])
-def test_in_time(broker: Broker, running: dict[str, Future[None]], name: str) -> None:
+def test_slow_case(broker: Broker, running: dict[str, Future[None]], name: str) -> None:
     if broker.is_rabbit and name in OURS:
         pytest.skip("RabbitMQ 3.10.8: takes longer")
     running[name].result(timeout=30)

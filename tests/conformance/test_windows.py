@@ -10,7 +10,7 @@ from wire import method, publish
 
 
 def test_prefetch_per_consumer(speaker: Peer) -> None:
-    """global=false: for consumers started afterwards, each with a window of its own."""
+    """global=false applies to consumers started afterwards, each with its own window."""
     speaker.queue()
     speaker.queue(speaker.q + "2")
     speaker.call("basic.qos", prefetch_count=2)
@@ -30,14 +30,14 @@ def test_prefetch_per_consumer(speaker: Peer) -> None:
     assert (following.method["consumer_tag"], following.body) == ("two", b"2")
 
 
-def test_prefetch_zero_is_unlimited(speaker: Peer, kept: Declare) -> None:
-    kept(speaker)
+def test_prefetch_zero_is_unlimited(speaker: Peer, declare_queue: Declare) -> None:
+    declare_queue(speaker)
     fill(speaker, 50)
     speaker.call("basic.consume", queue=speaker.q)
     assert numbers(take(speaker, 50)) == list(range(50))
 
 
-def test_prefetch_does_not_gate_no_ack_consumers(speaker: Peer) -> None:
+def test_prefetch_does_not_limit_no_ack_consumers(speaker: Peer) -> None:
     speaker.queue()
     fill(speaker, 5)
     speaker.call("basic.qos", prefetch_count=1)
@@ -45,8 +45,8 @@ def test_prefetch_does_not_gate_no_ack_consumers(speaker: Peer) -> None:
     assert numbers([speaker.content("basic.deliver") for _ in range(5)]) == list(range(5))
 
 
-def test_the_window_opens_by_acks_in_any_order(speaker: Peer, kept: Declare) -> None:
-    kept(speaker)
+def test_acks_in_any_order_open_the_window(speaker: Peer, declare_queue: Declare) -> None:
+    declare_queue(speaker)
     fill(speaker, 6)
     speaker.call("basic.qos", prefetch_count=3)
     speaker.call("basic.consume", queue=speaker.q)
@@ -58,8 +58,8 @@ def test_the_window_opens_by_acks_in_any_order(speaker: Peer, kept: Declare) -> 
     assert [speaker.content("basic.deliver").body for _ in range(2)] == [b"4", b"5"]
 
 
-def test_global_window(speaker: Peer) -> None:
-    """global=true: one window for all consumers of the channel, also for no-ack consumers."""
+def test_global_window_is_shared_by_consumers(speaker: Peer) -> None:
+    """global=true: one window for all consumers of the channel, also no-ack consumers."""
     speaker.queue()
     speaker.queue(speaker.q + "2")
     speaker.call("basic.qos", prefetch_count=2, global_=True)
@@ -79,18 +79,18 @@ def test_global_window(speaker: Peer) -> None:
 
 
 def test_global_window_rotates_the_consumers_of_a_queue(speaker: Peer, broker_is_ours: bool) -> None:
-    """Each time the channel's window opens, the consumer after the one that filled it has its turn."""
+    """Each time the channel's window opens, the consumer after the one that filled it is next."""
     speaker.queue()
     fill(speaker, 9)
     speaker.call("basic.qos", prefetch_count=1, global_=True)
     for tag in ("a", "b", "c"):
         speaker.method("basic.consume", queue=speaker.q, consumer_tag=tag)
-    served = _served(speaker, 9)
+    served = consumers_served(speaker, 9)
     assert served == ["a", "b", "c"] * 3 if broker_is_ours else set(served) > {"a"}
 
 
 def test_global_window_rotates_the_queues(speaker: Peer, broker_is_ours: bool) -> None:
-    """Whichever queue filled the channel's window, the next room in it is another's."""
+    """Each time the channel's window opens, the queue after the one that filled it is next."""
     tags = ["a", "b", "c"]
     for tag in tags:
         speaker.queue(speaker.q + tag)
@@ -99,12 +99,12 @@ def test_global_window_rotates_the_queues(speaker: Peer, broker_is_ours: bool) -
     speaker.call("basic.qos", prefetch_count=1, global_=True)
     for tag in tags:
         speaker.method("basic.consume", queue=speaker.q + tag, consumer_tag=tag)
-    served = _served(speaker, 9)
+    served = consumers_served(speaker, 9)
     assert served == tags * 3 if broker_is_ours else set(served) > {"a"}
 
 
-def _served(speaker: Peer, count: int) -> list[str]:
-    """Who gets the next deliveries, each of them acked at once."""
+def consumers_served(speaker: Peer, count: int) -> list[str]:
+    """Return the consumer tags of the next deliveries, acking each at once."""
     served: list[str] = []
     while len(served) < count:
         frame = speaker.read()
@@ -114,8 +114,8 @@ def _served(speaker: Peer, count: int) -> list[str]:
     return served
 
 
-def test_global_window_may_be_changed_while_running(speaker: Peer, kept: Declare) -> None:
-    kept(speaker)
+def test_global_window_changes_while_consuming(speaker: Peer, declare_queue: Declare) -> None:
+    declare_queue(speaker)
     fill(speaker, 10)
     speaker.call("basic.qos", prefetch_count=1, global_=True)
     speaker.call("basic.consume", queue=speaker.q)
@@ -134,13 +134,13 @@ def test_global_window_may_be_changed_while_running(speaker: Peer, kept: Declare
     assert [speaker.content("basic.deliver").body for _ in range(5)] == [b"5", b"6", b"7", b"8", b"9"]
 
 
-def test_both_windows_combine(speaker: Peer) -> None:
+def test_consumer_and_global_window_combine(speaker: Peer) -> None:
     speaker.queue()
     speaker.call("basic.qos", prefetch_count=2)
     speaker.call("basic.qos", prefetch_count=3, global_=True)
     speaker.call("basic.consume", queue=speaker.q, consumer_tag="a")
-    fill_only = [publish(speaker.q, b"%d" % n) for n in range(6)]
-    speaker.send(*fill_only)
+    publishes = [publish(speaker.q, b"%d" % n) for n in range(6)]
+    speaker.send(*publishes)
     first = [speaker.content("basic.deliver") for _ in range(2)]
     assert {c.method["consumer_tag"] for c in first} == {"a"}
     speaker.call("basic.consume", queue=speaker.q, consumer_tag="b")
@@ -149,7 +149,7 @@ def test_both_windows_combine(speaker: Peer) -> None:
     speaker.fence()
 
 
-def test_a_later_qos_per_consumer_lifts_the_global_window(speaker: Peer) -> None:
+def test_later_qos_per_consumer_removes_global_window(speaker: Peer) -> None:
     """As measured on 3.10.8: global=false ends the channel's window."""
     speaker.queue()
     fill(speaker, 4)
@@ -172,9 +172,10 @@ def test_tx_acks_open_the_window_at_commit(speaker: Peer) -> None:
     assert {speaker.read().name for _ in range(4)} == {"tx.commit-ok", "basic.deliver", "<header>", "<body>"}
 
 
-def test_py_amqp_gets_the_specifications_qos(broker: Broker, broker_is_ours: bool) -> None:
-    """Told another product than RabbitMQ, py-amqp expects global=false to be one window for the channel,
-    running consumers included."""
+def test_py_amqp_gets_qos_of_the_specification(broker: Broker, broker_is_ours: bool) -> None:
+    """py-amqp, which sees a product other than RabbitMQ, expects global=false to be one window for the channel,
+    including running consumers.
+    """
     if not broker_is_ours:
         pytest.skip("RabbitMQ 3.10.8: is RabbitMQ")
     with broker.peer() as peer:

@@ -1,7 +1,7 @@
-"""Frames, methods, tables and properties as bytes, wrong ones above all: what `Peer` says and reads.
+"""Frames, methods, tables and properties as bytes, including malformed ones, for `Peer`.
 
-The methods stand in one table (`SIGNATURES`); their arguments may be raw bytes. Reading is strict: what the broker
-sends wrongly fails the test here. `test_wire.py` holds the table against pamqp, which nobody here wrote.
+`SIGNATURES` has all methods; their arguments may be raw bytes. Decoding is strict: a malformed frame from the broker
+fails the test. `test_wire.py` compares the table with pamqp, an independent implementation.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ NAMES: Final = {(entry[0], entry[1]): name for name, entry in SIGNATURES.items()
 
 
 class Field(NamedTuple):
-    """A field value with its type letter chosen by the test: `Field("I", 5)`; bytes go out as they are."""
+    """A field value with an explicit type letter: `Field("I", 5)`. Bytes are sent unchanged."""
 
     letter: str
     value: Any
@@ -125,7 +125,7 @@ def longstr(value: str | bytes) -> bytes:
 
 
 def field_value(value: Any) -> bytes:
-    """One field value with its letter; Python values take the letter that most clients choose."""
+    """Encode one field value with its letter; Python values get the letter that most clients choose."""
     if not isinstance(value, Field):
         if value is None:
             value = Field("V", b"")
@@ -161,7 +161,7 @@ def field_value(value: Any) -> bytes:
 
 
 def table(entries: dict[Any, Any] | bytes | None) -> bytes:
-    """A field table with its length; raw bytes are taken as the whole table, length and all."""
+    """Encode a field table with its length; raw bytes are taken as the complete table, including the length."""
     if isinstance(entries, bytes):
         return entries
     return longstr(b"".join(shortstr(key) + field_value(value) for key, value in (entries or {}).items()))
@@ -172,7 +172,9 @@ def frame(kind: int, channel: int, payload: bytes, *, size: int | None = None, e
 
 
 def method_payload(name: str, /, **arguments: Any) -> bytes:
-    """A method frame's payload; arguments not given are 0, empty or false. `global_` writes the bit named global."""
+    """Return the payload of a method frame; missing arguments are 0, empty or false. `global_` sets the bit named
+    global.
+    """
     class_id, method_id, signature = SIGNATURES[name]
     out = struct.pack(">HH", class_id, method_id)
     bits: list[bool] = []
@@ -219,7 +221,7 @@ PROPERTY_BITS: Final = {
 
 
 def properties(**values: Any) -> bytes:
-    """Property flags and fields as a content header carries them after the body size."""
+    """Return property flags and fields as a content header has them after the body size."""
     flags = 0
     out = b""
     for name, (bit, kind) in PROPERTY_BITS.items():
@@ -261,7 +263,7 @@ def publish(
     immediate: bool = False,
     frame_max: int = 131072,
 ) -> bytes:
-    """basic.publish, header and as many body frames as `frame_max` asks for."""
+    """Return basic.publish, header and as many body frames as `frame_max` requires."""
     step = frame_max - 8
     parts = [payload[at : at + step] for at in range(0, len(payload), step)]
     return b"".join(
@@ -281,7 +283,7 @@ def publish(
 
 
 class _Reader:
-    """Cuts a method's arguments; whatever does not fit exactly is the broker's fault."""
+    """Cuts a method's arguments and fails the test if the bytes do not fit exactly."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -304,7 +306,7 @@ class _Reader:
 
 
 def decode_method(payload: bytes) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of a method frame's payload. Raises AssertionError when it is not exactly well formed."""
+    """Return name and arguments of a method frame's payload. Raises AssertionError unless it is exactly well formed."""
     key = (int.from_bytes(payload[:2], "big"), int.from_bytes(payload[2:4], "big"))
     assert key in NAMES, f"the broker sent the unknown method {key}"
     name = NAMES[key]
@@ -328,7 +330,7 @@ def decode_method(payload: bytes) -> tuple[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame that arrived; `name` and `arguments` are filled for methods, `name` says the kind for the others."""
+    """One received frame. name: the method, or the kind of another frame. arguments: those of a method."""
 
     kind: int
     channel: int

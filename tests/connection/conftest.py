@@ -1,6 +1,6 @@
-"""The broker in memory of the models, and the raw peer of the conformance suite, serve here too.
+"""Put the in-memory broker of `tests/model` and the raw peer of `tests/conformance` on the import path.
 
-importmode=importlib leaves their folders off the path.
+Pytest's importmode=importlib does not do that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A connection of the broker in memory behind a real `Transport` and `Control`, past the handshake."""
+"""Test rig: a connection of the in-memory broker behind a real `Transport` and `ChannelZero`, after the handshake."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ports = itertools.count(50000)
 
 
 def publishes(queue: str, bodies: list[bytes]) -> bytes:
-    """Persistent, on channel 1."""
+    """Return the frames of persistent publishes on channel 1."""
     method = pamqp.frame.marshal(spec.Basic.Publish(routing_key=queue), 1)
     parts = []
     for body in bodies:
@@ -30,14 +30,14 @@ def publishes(queue: str, bodies: list[bytes]) -> bytes:
     return b"".join(parts)
 
 
-def begun_publish(body_size: int) -> bytes:
-    """Method and header of a publish to q; the body is still to come."""
+def publish_without_body(body_size: int) -> bytes:
+    """Return the method and header frames of a publish to q, without the body."""
     whole = publishes("q", [b"x"])
     return whole[:-9].replace((1).to_bytes(8, "big") + PERSISTENT, body_size.to_bytes(8, "big") + PERSISTENT)
 
 
 class Socket:
-    """asyncio's transport, as far as ours asks for it."""
+    """Fake asyncio transport with the methods that amqpd calls."""
 
     def __init__(self, peer: tuple[str, int] | None = None) -> None:
         self.peer = peer or ("127.0.0.1", next(ports))
@@ -86,30 +86,30 @@ class Socket:
 
 
 class Served:
-    """capabilities: what the client announced."""
+    """A client connection after the handshake. capabilities: those that the client announced."""
 
-    def __init__(self, house: MemoryBroker, **capabilities: bool) -> None:
-        self.house = house
+    def __init__(self, memory_broker: MemoryBroker, **capabilities: bool) -> None:
+        self.memory_broker = memory_broker
         self.socket = Socket()
-        loop: Any = house.loop
-        self.transport = Transport(house.broker, house.connections, Heartbeats(loop), False)
+        loop: Any = memory_broker.loop
+        self.transport = Transport(memory_broker.broker, memory_broker.connections, Heartbeats(loop), False)
         raw: Any = self.socket
         self.transport.connection_made(raw)
         connection = self.connection = self.transport.connection
         connection.capabilities = {name.replace("_blocked", ".blocked"): on for name, on in capabilities.items()}
         user: Any = User("guest")
-        connection.open(user, house.vhost)
+        connection.open(user, memory_broker.vhost)
         connection.channels.count_max = 2047
         connection.set_frame_max(FRAME_MAX)
         self.transport.control.step = OPEN
-        house.connections.add(connection)
+        memory_broker.connections.add(connection)
 
-    def say(self, channel: int, *methods: Any) -> None:
+    def send(self, channel: int, *methods: Any) -> None:
         self.transport.data_received(b"".join([pamqp.frame.marshal(method, channel) for method in methods]))
 
-    def heard(self) -> list[Event]:
-        """Methods that came since the last call; contents are left out."""
-        self.house.settle()
+    def received(self) -> list[Event]:
+        """Return the methods received since the last call, without contents."""
+        self.memory_broker.settle()
         data, self.socket.data = self.socket.data, b""
         events = []
         while data:
@@ -119,5 +119,5 @@ class Served:
                 events.append(Event(channel, pamqp.frame.unmarshal(frame)[2]))
         return events
 
-    def names(self) -> list[str]:
-        return [event.method.name for event in self.heard()]
+    def received_names(self) -> list[str]:
+        return [event.method.name for event in self.received()]

@@ -1,4 +1,4 @@
-"""Resource alarms: readings against limits, and a broker that began with one."""
+"""Resource alarms: their limits, and how they block publishers."""
 
 from __future__ import annotations
 
@@ -22,64 +22,64 @@ class Disk(NamedTuple):
     f_frsize: int = 1
 
 
-class Room:
+class AlarmRig:
     """Alarms at 40 % of 1,000 bytes of memory and below 100 bytes of disk."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, data_dir: Path) -> None:
         self.memory = 0
         self.disk = 1000
-        self.told: list[str] = []
+        self.reports: list[str] = []
         monkeypatch.setattr(alarms, "total_memory_bytes", lambda: 1000)
         monkeypatch.setattr(alarms, "resident_bytes", lambda: self.memory)
         monkeypatch.setattr(os, "statvfs", lambda _: Disk(self.disk))
         loop: Any = StillLoop()
-        self.alarms = Alarms(loop, data_dir, LimitSettings(disk_free_bytes=100), self.told.append)
+        self.alarms = Alarms(loop, data_dir, LimitSettings(disk_free_bytes=100), self.reports.append)
 
-    def look(self, memory: int, disk: int) -> list[str]:
+    def check_with(self, memory: int, disk: int) -> list[str]:
         self.memory, self.disk = memory, disk
         self.alarms.check()
-        told, self.told[:] = list(self.told), []
-        return told
+        reports, self.reports[:] = list(self.reports), []
+        return reports
 
 
 @pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Room:
-    return Room(monkeypatch, tmp_path)
+def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AlarmRig:
+    return AlarmRig(monkeypatch, tmp_path)
 
 
-def test_limits(room: Room) -> None:
-    assert room.look(400, 100) == []
-    assert room.look(401, 100) == ["low on memory"]
-    assert room.look(500, 100) == []
-    assert room.look(400, 100) == [""]
-    assert room.look(400, 99) == ["low on disk"]
-    assert room.look(400, 100) == [""]
+def test_alarm_at_limits(rig: AlarmRig) -> None:
+    assert rig.check_with(400, 100) == []
+    assert rig.check_with(401, 100) == ["low on memory"]
+    assert rig.check_with(500, 100) == []
+    assert rig.check_with(400, 100) == [""]
+    assert rig.check_with(400, 99) == ["low on disk"]
+    assert rig.check_with(400, 100) == [""]
 
 
-def test_two_alarms_are_over_together(room: Room) -> None:
-    assert room.look(900, 1) == ["low on memory"]
-    assert set(room.alarms.raised) == {"memory", "disk"}
-    assert room.look(900, 1000) == []
-    assert room.look(900, 0) == []
-    assert room.look(0, 0) == []
-    assert room.look(0, 1000) == [""]
+def test_all_clear_only_after_both_alarms_end(rig: AlarmRig) -> None:
+    assert rig.check_with(900, 1) == ["low on memory"]
+    assert set(rig.alarms.raised) == {"memory", "disk"}
+    assert rig.check_with(900, 1000) == []
+    assert rig.check_with(900, 0) == []
+    assert rig.check_with(0, 0) == []
+    assert rig.check_with(0, 1000) == [""]
 
 
-def test_one_alarm_follows_on_the_other(room: Room) -> None:
-    """In one look: nobody is told that all is well in between."""
-    assert room.look(900, 1000) == ["low on memory"]
-    assert room.look(0, 0) == []
-    assert room.look(900, 1000) == []
-    assert room.look(0, 1000) == [""]
+def test_alarm_replaced_by_another_reports_no_all_clear(rig: AlarmRig) -> None:
+    """One check clears one alarm and raises the other: no "all clear" is reported in between."""
+    assert rig.check_with(900, 1000) == ["low on memory"]
+    assert rig.check_with(0, 0) == []
+    assert rig.check_with(900, 1000) == []
+    assert rig.check_with(0, 1000) == [""]
 
 
-def test_a_limit_of_nothing_is_no_limit(room: Room) -> None:
-    room.alarms.disk_free_limit_bytes = 0
-    assert room.look(0, 0) == []
+def test_zero_disk_limit_disables_alarm(rig: AlarmRig) -> None:
+    rig.alarms.disk_free_limit_bytes = 0
+    assert rig.check_with(0, 0) == []
 
 
-def test_the_real_readings(tmp_path: Path) -> None:
-    """Memory and disk of this very process; the machine has more memory than the process uses."""
+def test_real_memory_and_disk_readings(tmp_path: Path) -> None:
+    """Read memory and disk of this process. The machine has more memory than the process uses."""
     assert 1 << 20 < alarms.resident_bytes() < alarms.total_memory_bytes()
     loop: Any = StillLoop()
     real = Alarms(loop, tmp_path, LimitSettings(memory_high_watermark=1.0, disk_free_bytes=0), lambda _: None)
@@ -95,8 +95,8 @@ def test_the_real_readings(tmp_path: Path) -> None:
         ({"limits.disk_free_bytes": 1 << 60}, "low on disk"),
     ],
 )
-def test_a_broker_in_need(tmp_path: Path, settings: dict[str, object], reason: str) -> None:
-    """Who publishes is told and waits; who declares, gets and consumes goes on; a stop is as quick as ever."""
+def test_alarm_blocks_publisher_but_not_consumer(tmp_path: Path, settings: dict[str, object], reason: str) -> None:
+    """A publisher gets connection.blocked and waits. Declare, get and consume work, and the broker stops quickly."""
     with (
         BrokerProcess(tmp_path / "data", settings=settings) as broker,
         Peer(broker.url) as publisher,
@@ -120,80 +120,80 @@ def test_a_broker_in_need(tmp_path: Path, settings: dict[str, object], reason: s
         stopping.join()
 
 
-def test_by_hand(room: Room) -> None:
-    assert room.look(0, 1000) == []
-    room.alarms.raise_by_hand("disk")
-    assert room.told == ["low on disk"]
-    room.told.clear()
-    assert room.look(0, 1000) == []
-    room.alarms.raise_by_hand("memory")
-    room.alarms.raise_by_hand("memory")
-    room.alarms.clear_by_hand("disk")
-    assert (room.told, set(room.alarms.raised)) == ([], {"memory"})
-    room.alarms.clear_by_hand("memory")
-    room.alarms.clear_by_hand("memory")
-    assert room.told == [""]
+def test_alarm_set_and_cleared_manually(rig: AlarmRig) -> None:
+    assert rig.check_with(0, 1000) == []
+    rig.alarms.raise_by_hand("disk")
+    assert rig.reports == ["low on disk"]
+    rig.reports.clear()
+    assert rig.check_with(0, 1000) == []
+    rig.alarms.raise_by_hand("memory")
+    rig.alarms.raise_by_hand("memory")
+    rig.alarms.clear_by_hand("disk")
+    assert (rig.reports, set(rig.alarms.raised)) == ([], {"memory"})
+    rig.alarms.clear_by_hand("memory")
+    rig.alarms.clear_by_hand("memory")
+    assert rig.reports == [""]
 
 
-def test_one_by_hand_that_has_a_cause_goes_on(room: Room) -> None:
-    room.alarms.raise_by_hand("memory")
-    assert room.look(900, 1000) == ["low on memory"]
-    room.alarms.clear_by_hand("memory")
-    assert room.told == []
-    assert room.look(0, 1000) == [""]
+def test_clearing_manual_alarm_keeps_measured_alarm(rig: AlarmRig) -> None:
+    rig.alarms.raise_by_hand("memory")
+    assert rig.check_with(900, 1000) == ["low on memory"]
+    rig.alarms.clear_by_hand("memory")
+    assert rig.reports == []
+    assert rig.check_with(0, 1000) == [""]
 
 
-def test_limits_may_be_changed(room: Room) -> None:
-    room.alarms.limit_memory_bytes(10)
-    assert room.look(11, 1000) == ["low on memory"]
-    room.alarms.limit_memory_bytes(1 << 62)
-    assert room.alarms.memory_limit_bytes == 1000, "there is no more"
-    assert room.look(11, 1000) == [""]
-    room.alarms.limit_memory_share(0.01)
-    assert room.look(11, 1000) == ["low on memory"]
+def test_limits_change_at_run_time(rig: AlarmRig) -> None:
+    rig.alarms.limit_memory_bytes(10)
+    assert rig.check_with(11, 1000) == ["low on memory"]
+    rig.alarms.limit_memory_bytes(1 << 62)
+    assert rig.alarms.memory_limit_bytes == 1000, "limited to the machine's memory"
+    assert rig.check_with(11, 1000) == [""]
+    rig.alarms.limit_memory_share(0.01)
+    assert rig.check_with(11, 1000) == ["low on memory"]
 
 
-def test_what_cannot_be_looked_at_stays_as_it_was(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert room.look(900, 1000) == ["low on memory"]
+def test_failed_reading_keeps_alarms(rig: AlarmRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rig.check_with(900, 1000) == ["low on memory"]
 
     def fails(_: object) -> Disk:
         raise OSError(24, "no descriptor is left")
 
     monkeypatch.setattr(os, "statvfs", fails)
-    assert room.look(0, 0) == []
-    assert set(room.alarms.raised) == {"memory"}
+    assert rig.check_with(0, 0) == []
+    assert set(rig.alarms.raised) == {"memory"}
 
 
-def told(peer: Peer) -> str:
-    """Publishes; why the peer is held."""
+def publish_until_blocked(peer: Peer) -> str:
+    """Publish and return the reason in connection.blocked."""
     peer.publish("nowhere")
     return str(peer.expect("connection.blocked", 0)["reason"])
 
 
 @pytest.mark.slow
-def test_set_and_cleared_while_clients_are_connected(tmp_path: Path) -> None:
-    """At once, whoever sets it; unblocked once there is no alarm left; a restart begins without one."""
+def test_alarms_set_and_cleared_by_amqpctl(tmp_path: Path) -> None:
+    """Alarms set by amqpctl block at once. Unblocked follows when the last alarm is cleared. A restart clears them."""
     with BrokerProcess(tmp_path / "data") as broker, Peer(broker.url) as publisher:
         publisher.handshake()
         publisher.channel()
         assert broker.ctl("set_alarm", "memory").returncode == 0
-        assert told(publisher) == "low on memory"
+        assert publish_until_blocked(publisher) == "low on memory"
         assert broker.ctl("eval", "rabbit_alarm:set_alarm({{resource_limit, disk, node()}, []}).").stdout == "ok\n"
-        with Peer(broker.url) as late:
-            late.handshake()
-            late.channel()
-            assert told(late) in ("low on disk", "low on memory")
+        with Peer(broker.url) as second_publisher:
+            second_publisher.handshake()
+            second_publisher.channel()
+            assert publish_until_blocked(second_publisher) in ("low on disk", "low on memory")
         assert broker.ctl("clear_alarm", "memory").returncode == 0
-        shown = broker.ctl("status", "--unit", "bytes").stdout
-        assert "Low free disk space watermark: 50000000 bytes" in shown
-        assert "low on disk" in shown
-        assert "low on memory" not in shown
+        status = broker.ctl("status", "--unit", "bytes").stdout
+        assert "Low free disk space watermark: 50000000 bytes" in status
+        assert "low on disk" in status
+        assert "low on memory" not in status
         with pytest.raises(TimeoutError):
             publisher.read(0.3)
         assert broker.ctl("eval", "rabbit_alarm:clear_alarm({resource_limit, disk, node()}).").stdout == "ok\n"
         publisher.expect("connection.unblocked", 0)
         publisher.fence()
-        for limit, back, reason in (
+        for limit, restore, reason in (
             (("set_disk_free_limit", "900000000GB"), ("set_disk_free_limit", "50MB"), "low on disk"),
             (
                 ("set_vm_memory_high_watermark", "absolute", "1MB"),
@@ -202,8 +202,8 @@ def test_set_and_cleared_while_clients_are_connected(tmp_path: Path) -> None:
             ),
         ):
             assert broker.ctl(*limit).returncode == 0
-            assert told(publisher) == reason
-            assert broker.ctl(*back).returncode == 0
+            assert publish_until_blocked(publisher) == reason
+            assert broker.ctl(*restore).returncode == 0
             publisher.expect("connection.unblocked", 0)
         assert broker.ctl("set_alarm", "disk").returncode == 0
         broker.kill()
@@ -212,14 +212,14 @@ def test_set_and_cleared_while_clients_are_connected(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_next_connection_is_offered(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path / "data") as broker, Peer(broker.url) as before:
-        before.start()
-        before.send(before.start_ok())
-        assert before.expect("connection.tune", 0)["channel_max"] == 2047
+def test_channel_max_change_applies_to_next_connection(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker, Peer(broker.url) as old_connection:
+        old_connection.start()
+        old_connection.send(old_connection.start_ok())
+        assert old_connection.expect("connection.tune", 0)["channel_max"] == 2047
         assert broker.ctl("eval", "application:set_env(rabbit, channel_max, 2).").stdout == "ok\n"
-        before.send(before.tune_ok(2047), before.open())
-        before.expect("connection.open-ok", 0)
+        old_connection.send(old_connection.tune_ok(2047), old_connection.open())
+        old_connection.expect("connection.open-ok", 0)
         with Peer(broker.url) as peer:
             assert peer.handshake(channel_max=0)["channel_max"] == 2
             peer.channel(1)
@@ -244,7 +244,7 @@ def test_what_the_next_connection_is_offered(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_who_may_only_come_from_this_machine(tmp_path: Path) -> None:
+def test_loopback_users_change_at_run_time(tmp_path: Path) -> None:
     get = "{ok, V} = application:get_env(rabbit, loopback_users), V."
     with BrokerProcess(tmp_path / "data") as broker:
         assert broker.ctl("eval", get).stdout == '[<<"guest">>]\n'

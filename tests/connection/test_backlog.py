@@ -1,4 +1,4 @@
-"""Commands behind a busy channel: their order, their bound, and what becomes of them."""
+"""Commands that wait behind a busy channel: order, bound and cleanup."""
 
 from __future__ import annotations
 
@@ -7,101 +7,101 @@ from collections.abc import Iterator
 import pamqp.commands as spec
 import pytest
 from memory_broker import MemoryBroker
-from served import MIB, Served, begun_publish, publishes
+from served import MIB, Served, publish_without_body, publishes
 
 
 @pytest.fixture
-def house() -> Iterator[MemoryBroker]:
-    made = MemoryBroker()
-    yield made
-    made.end()
+def memory_broker() -> Iterator[MemoryBroker]:
+    broker = MemoryBroker()
+    yield broker
+    broker.end()
 
 
-def test_a_busy_channel_releases_only_what_it_held_itself(house: MemoryBroker) -> None:
-    """Its declaration is answered while the disk is as far behind as before: the publisher beside it waits on."""
-    client = Served(house)
-    client.say(1, spec.Channel.Open(), spec.Queue.Declare(queue="q", durable=True))
-    client.say(2, spec.Channel.Open())
-    client.heard()
-    house.broker.turn.unsynced_bytes_max = 1000
-    house.storage.commits.unsynced_bytes += 5000  # a slow disk
-    client.say(2, spec.Queue.Declare(queue="other", durable=True), spec.Basic.Qos(prefetch_count=1))
+def test_idle_channel_does_not_end_pause_for_unsynced_bytes(memory_broker: MemoryBroker) -> None:
+    """Channel 1's declaration is answered while the disk is still behind: the publisher on it stays paused."""
+    client = Served(memory_broker)
+    client.send(1, spec.Channel.Open(), spec.Queue.Declare(queue="q", durable=True))
+    client.send(2, spec.Channel.Open())
+    client.received()
+    memory_broker.broker.turn.unsynced_bytes_max = 1000
+    memory_broker.storage.commits.unsynced_bytes += 5000  # a slow disk
+    client.send(2, spec.Queue.Declare(queue="other", durable=True), spec.Basic.Qos(prefetch_count=1))
     client.transport.data_received(publishes("q", [b"one"]))
     assert not client.socket.reading
-    assert client.names() == ["Queue.DeclareOk", "Basic.QosOk"]
+    assert client.received_names() == ["Queue.DeclareOk", "Basic.QosOk"]
     assert not client.socket.reading
-    house.storage.commits.unsynced_bytes -= 5000
-    house.broker.turn.committed(house.storage.commits.generation, [])
-    house.settle()
+    memory_broker.storage.commits.unsynced_bytes -= 5000
+    memory_broker.broker.turn.committed(memory_broker.storage.commits.generation, [])
+    memory_broker.settle()
     assert client.socket.reading
 
 
-def test_a_busy_channel_that_is_closed_leaves_no_hold_behind(house: MemoryBroker) -> None:
-    """What waited behind its declaration goes with the channel, and so does the reason not to read."""
-    client = Served(house)
+def test_closing_busy_channel_resumes_reading(memory_broker: MemoryBroker) -> None:
+    """Closing the channel discards the commands behind its declaration, and the reason not to read."""
+    client = Served(memory_broker)
     client.connection.parser.body_size_max = MIB
-    client.say(1, spec.Channel.Open())
-    client.heard()
-    client.say(1, spec.Queue.Declare(queue="q", durable=True))
+    client.send(1, spec.Channel.Open())
+    client.received()
+    client.send(1, spec.Queue.Declare(queue="q", durable=True))
     client.transport.data_received(publishes("q", [bytes(100_000)] * 20))
-    client.transport.data_received(begun_publish(MIB + 1))
+    client.transport.data_received(publish_without_body(MIB + 1))
     assert not client.socket.reading
-    client.say(1, spec.Channel.CloseOk())
-    client.heard()
+    client.send(1, spec.Channel.CloseOk())
+    client.received()
     assert client.socket.reading
 
 
-def test_a_busy_channel_keeps_the_order_and_a_bound(house: MemoryBroker) -> None:
-    """Behind a declaration that waits for the disk 2 MiB arrive: reading stops, nothing is lost, reading goes on."""
-    client = Served(house)
-    client.say(1, spec.Channel.Open(), spec.Confirm.Select())
-    client.heard()
-    client.say(1, spec.Queue.Declare(queue="q", durable=True))
+def test_commands_behind_busy_channel_are_ordered_and_bounded(memory_broker: MemoryBroker) -> None:
+    """2 MiB arrive behind a declaration that waits for the disk: reading pauses, resumes, and nothing is lost."""
+    client = Served(memory_broker)
+    client.send(1, spec.Channel.Open(), spec.Confirm.Select())
+    client.received()
+    client.send(1, spec.Queue.Declare(queue="q", durable=True))
     bodies = [b"%02d" % number + bytes(100_000) for number in range(20)]
     client.transport.data_received(publishes("q", bodies))
-    client.say(1, spec.Basic.Get(queue="q"), spec.Queue.Purge(queue="q"))
+    client.send(1, spec.Basic.Get(queue="q"), spec.Queue.Purge(queue="q"))
     assert not client.socket.reading
-    assert client.names() == ["Queue.DeclareOk", "Basic.GetOk", "Queue.PurgeOk", "Basic.Ack"]
+    assert client.received_names() == ["Queue.DeclareOk", "Basic.GetOk", "Queue.PurgeOk", "Basic.Ack"]
     assert client.socket.reading
     assert client.connection.pending_commands.deferred_bytes == 0
 
 
-def test_other_channels_do_not_wait_for_a_busy_one(house: MemoryBroker) -> None:
-    client = Served(house)
-    client.say(1, spec.Channel.Open())
-    client.say(2, spec.Channel.Open())
-    client.heard()
-    client.say(1, spec.Queue.Declare(queue="q", durable=True), spec.Queue.Declare(queue="q", passive=True))
-    client.say(2, spec.Basic.Qos(prefetch_count=1))
-    heard = [(event.channel, event.method.name) for event in client.heard()]
-    assert heard == [(2, "Basic.QosOk"), (1, "Queue.DeclareOk"), (1, "Queue.DeclareOk")]
+def test_other_channels_do_not_wait_for_busy_channel(memory_broker: MemoryBroker) -> None:
+    client = Served(memory_broker)
+    client.send(1, spec.Channel.Open())
+    client.send(2, spec.Channel.Open())
+    client.received()
+    client.send(1, spec.Queue.Declare(queue="q", durable=True), spec.Queue.Declare(queue="q", passive=True))
+    client.send(2, spec.Basic.Qos(prefetch_count=1))
+    received = [(event.channel, event.method.name) for event in client.received()]
+    assert received == [(2, "Basic.QosOk"), (1, "Queue.DeclareOk"), (1, "Queue.DeclareOk")]
 
 
-def test_a_channel_that_fails_while_it_is_busy_holds_nobody(house: MemoryBroker) -> None:
-    """A body that is too large is told at its header, while 2 MiB wait behind a declaration: those go."""
-    client = Served(house)
+def test_failing_busy_channel_resumes_reading(memory_broker: MemoryBroker) -> None:
+    """An oversized body is refused at its header while 2 MiB wait behind a declaration; these are discarded."""
+    client = Served(memory_broker)
     client.connection.parser.body_size_max = MIB
-    client.say(1, spec.Channel.Open())
-    client.heard()
-    client.say(1, spec.Queue.Declare(queue="q", durable=True))
+    client.send(1, spec.Channel.Open())
+    client.received()
+    client.send(1, spec.Queue.Declare(queue="q", durable=True))
     client.transport.data_received(publishes("q", [bytes(100_000)] * 20))
     assert not client.socket.reading
-    client.transport.data_received(begun_publish(MIB + 1))
-    assert client.names() == ["Channel.Close"]
+    client.transport.data_received(publish_without_body(MIB + 1))
+    assert client.received_names() == ["Channel.Close"]
     assert client.socket.reading
     assert client.connection.pending_commands.deferred_bytes == 0
-    client.say(1, spec.Channel.CloseOk(), spec.Channel.Open(), spec.Queue.Declare(queue="q", passive=True))
-    assert client.names() == ["Channel.OpenOk", "Queue.DeclareOk"]
-    assert house.vhost.queues["q"].ready_count == 0
+    client.send(1, spec.Channel.CloseOk(), spec.Channel.Open(), spec.Queue.Declare(queue="q", passive=True))
+    assert client.received_names() == ["Channel.OpenOk", "Queue.DeclareOk"]
+    assert memory_broker.vhost.queues["q"].ready_count == 0
 
 
-def test_close_and_open_behind_a_busy_channel(house: MemoryBroker) -> None:
-    """A client that sends all at once is obeyed in order, also where it closes the channel in between."""
-    client = Served(house)
-    client.say(1, spec.Channel.Open())
-    client.heard()
+def test_close_and_open_behind_busy_channel(memory_broker: MemoryBroker) -> None:
+    """Commands sent in one piece are executed in order, even if the client closes the channel in between."""
+    client = Served(memory_broker)
+    client.send(1, spec.Channel.Open())
+    client.received()
     close = spec.Channel.Close(reply_code=200, class_id=0, method_id=0)
-    client.say(
+    client.send(
         1,
         spec.Queue.Declare(queue="q", durable=True),
         close,
@@ -110,39 +110,39 @@ def test_close_and_open_behind_a_busy_channel(house: MemoryBroker) -> None:
         spec.Queue.Declare(queue="q", passive=True),
     )
     answers = ["Queue.DeclareOk", "Channel.CloseOk", "Channel.OpenOk", "Queue.DeclareOk", "Queue.DeclareOk"]
-    assert client.names() == answers
+    assert client.received_names() == answers
     assert client.connection.pending_commands.deferred_bytes == 0
 
 
 @pytest.mark.parametrize("behind", ["close", "qos", "publish"])
-def test_what_stands_behind_a_close_on_a_busy_channel(
-    house: MemoryBroker, caplog: pytest.LogCaptureFixture, behind: str
+def test_command_behind_close_of_busy_channel_is_channel_error(
+    memory_broker: MemoryBroker, caplog: pytest.LogCaptureFixture, behind: str
 ) -> None:
-    """504 as on any channel that is not open, and no traceback."""
-    client = Served(house)
-    client.say(1, spec.Channel.Open())
-    client.heard()
+    """The connection closes with 504, as for any channel that is not open, without a traceback."""
+    client = Served(memory_broker)
+    client.send(1, spec.Channel.Open())
+    client.received()
     close = spec.Channel.Close(reply_code=200, class_id=0, method_id=0)
-    client.say(1, spec.Queue.Declare(queue="q", durable=True), close)
+    client.send(1, spec.Queue.Declare(queue="q", durable=True), close)
     if behind == "publish":
         client.transport.data_received(publishes("q", [b"late"]))
     else:
-        client.say(1, close if behind == "close" else spec.Basic.Qos(prefetch_count=1))
-    *events, last = client.heard()
+        client.send(1, close if behind == "close" else spec.Basic.Qos(prefetch_count=1))
+    *events, last = client.received()
     assert [event.method.name for event in events] == ["Queue.DeclareOk", "Channel.CloseOk"]
     assert (last.method.name, last.method.reply_code) == ("Connection.Close", 504)
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_a_channel_number_taken_again_while_the_old_one_waits(house: MemoryBroker) -> None:
-    """What waits for the new channel's declaration is not worked off, nor forgotten, by the old one's."""
-    client = Served(house)
+def test_channel_number_reused_while_old_channel_is_busy(memory_broker: MemoryBroker) -> None:
+    """Commands behind the new channel's declaration are neither executed nor discarded by the old channel's."""
+    client = Served(memory_broker)
     client.connection.parser.body_size_max = MIB
-    client.say(1, spec.Channel.Open())
-    client.heard()
-    client.say(1, spec.Queue.Declare(queue="old", durable=True))
-    client.transport.data_received(begun_publish(MIB + 1))
-    client.say(1, spec.Channel.CloseOk(), spec.Channel.Open(), spec.Queue.Declare(queue="new", durable=True))
+    client.send(1, spec.Channel.Open())
+    client.received()
+    client.send(1, spec.Queue.Declare(queue="old", durable=True))
+    client.transport.data_received(publish_without_body(MIB + 1))
+    client.send(1, spec.Channel.CloseOk(), spec.Channel.Open(), spec.Queue.Declare(queue="new", durable=True))
     client.transport.data_received(publishes("new", [b"waits"]))
-    client.say(1, spec.Basic.Get(queue="new"))
-    assert client.names() == ["Channel.Close", "Channel.OpenOk", "Queue.DeclareOk", "Basic.GetOk"]
+    client.send(1, spec.Basic.Get(queue="new"))
+    assert client.received_names() == ["Channel.Close", "Channel.OpenOk", "Queue.DeclareOk", "Basic.GetOk"]

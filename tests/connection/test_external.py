@@ -1,6 +1,6 @@
-"""A TLS client's certificate as its login: SASL EXTERNAL over AMQP, and HTTPS without a password.
+"""Login with a TLS client certificate: SASL EXTERNAL over AMQP, and HTTPS without a password.
 
-The names are as RabbitMQ 3.10.8 with rabbitmq_auth_mechanism_ssl has shown them for these very subjects.
+The names are those that RabbitMQ 3.10.8 with rabbitmq_auth_mechanism_ssl showed for these subjects.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Subject = list[list[x509.NameAttribute[str]]]
 NOW = dt.datetime.now(dt.UTC)
 
 
-def named(*parts: tuple[ObjectIdentifier, str]) -> Subject:
+def subject_of(*parts: tuple[ObjectIdentifier, str]) -> Subject:
     return [[x509.NameAttribute(kind, value)] for kind, value in parts]
 
 
@@ -51,38 +51,38 @@ KINDS = (
     (NameOID.STREET_ADDRESS, "s"), (NameOID.STATE_OR_PROVINCE_NAME, "st"), (NameOID.LOCALITY_NAME, "l"),
     (NameOID.GENERATION_QUALIFIER, "g"), (NameOID.INITIALS, "i"), (CN, "k"),
 )  # fmt: skip
-KINDS_SHOWN = (
+ALL_KINDS_NAME = (
     "CN=k,INITIALS=i,GENERATIONQUALIFIER=g,L=l,ST=st,2.5.4.9=s,TITLE=t,SN=sn,GIVENNAME=gn,PSEUDONYM=ps,2.5.4.46=dnq,"
     "2.5.4.17=123,2.5.4.15=biz,1.2.3.4.5=own,SERIALNUMBER=77,EMAILADDRESS=a@example.org,UID=u1,DC=example,C=DE"
 )
 NAMES: dict[str, tuple[Subject, str, str]] = {
-    "plain": (named((ORG, "shop"), (CN, "anna")), "CN=anna,O=shop", "anna"),
+    "plain": (subject_of((ORG, "shop"), (CN, "anna")), "CN=anna,O=shop", "anna"),
     "escapes": (
-        named((ORG, '#a;b<c>"d\\e+f=g'), (CN, " anna, of the shop ")),
+        subject_of((ORG, '#a;b<c>"d\\e+f=g'), (CN, " anna, of the shop ")),
         'CN=\\ anna\\, of the shop\\ ,O=\\#a\\;b\\<c\\>\\"d\\\\e\\+f=g',
         " anna, of the shop ",
     ),
     "utf-8": (
-        named((ORG, "Müller"), (CN, "Jürgen Ωж")),
+        subject_of((ORG, "Müller"), (CN, "Jürgen Ωж")),
         "CN=J\\C3\\BCrgen \\CE\\A9\\D0\\B6,O=M\\C3\\BCller",
         "Jürgen Ωж",
     ),
-    "two": (named((CN, "first"), (CN, "second")), "CN=second,CN=first", "first,second"),
-    "NUL": (named((CN, "guest\0.evil")), "CN=guest\\00.evil", "guest\0.evil"),
+    "two": (subject_of((CN, "first"), (CN, "second")), "CN=second,CN=first", "first,second"),
+    "NUL": (subject_of((CN, "guest\0.evil")), "CN=guest\\00.evil", "guest\0.evil"),
     "in one part": (
-        [*named((ORG, "shop")), [x509.NameAttribute(CN, "x"), x509.NameAttribute(OU, "y")]],
+        [*subject_of((ORG, "shop")), [x509.NameAttribute(CN, "x"), x509.NameAttribute(OU, "y")]],
         "CN=x+OU=y,O=shop",
         "x",
     ),
     "BMP": ([[x509.NameAttribute(CN, "bärbel", _ASN1Type.BMPString)]], "CN=b\\C3\\A4rbel", "bärbel"),
-    "unprinted": (named((CN, "a~b\x7f\n\tc")), "CN=a\\7Eb\\7F\\0A\\09c", "a~b\x7f\n\tc"),
-    "odd ones": (named((CN, "#"), (CN, " "), (CN, "a b")), "CN=a b,CN=\\ ,CN=\\#", "#, ,a b"),
-    "kinds": (named(*KINDS), KINDS_SHOWN, "k"),
+    "unprinted": (subject_of((CN, "a~b\x7f\n\tc")), "CN=a\\7Eb\\7F\\0A\\09c", "a~b\x7f\n\tc"),
+    "odd ones": (subject_of((CN, "#"), (CN, " "), (CN, "a b")), "CN=a b,CN=\\ ,CN=\\#", "#, ,a b"),
+    "kinds": (subject_of(*KINDS), ALL_KINDS_NAME, "k"),
 }
 
 
 class Authority:
-    """Signs whatever it is asked to, which is what a hostile certificate needs."""
+    """A CA that signs any certificate, also a hostile one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -100,7 +100,7 @@ class Authority:
         return builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     def issue(self, subject: Subject, *extensions: x509.ExtensionType) -> Path:
-        """A PEM file with the certificate and its key."""
+        """Return a PEM file with the certificate and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         builder = self.builder(x509.Name([x509.RelativeDistinguishedName(part) for part in subject]), key)
         for each in extensions:
@@ -111,11 +111,11 @@ class Authority:
         path.write_bytes(self.signed(builder) + pem)
         return path
 
-    def client(self, papers: Path | None) -> ssl.SSLContext:
-        """That of a client which shows these papers."""
+    def client(self, certificate: Path | None) -> ssl.SSLContext:
+        """Return the TLS context of a client that presents this certificate."""
         context = ssl.create_default_context(cafile=str(self.folder / "ca.pem"))
-        if papers is not None:
-            context.load_cert_chain(papers)
+        if certificate is not None:
+            context.load_cert_chain(certificate)
         return context
 
 
@@ -127,10 +127,18 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture(scope="module")
 def settings(authority: Authority) -> dict[str, object]:
     names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    papers = authority.issue(named((CN, "localhost")), x509.SubjectAlternativeName(names))
-    of_one = {"port": 0, "certificate": papers, "key": papers, "ca": authority.folder / "ca.pem", "verify_peer": True}
-    both = {f"{section}.tls.{name}": value for section in ("amqp", "http") for name, value in of_one.items()}
-    return {**both, "auth.mechanisms": "PLAIN,AMQPLAIN,EXTERNAL"}
+    certificate = authority.issue(subject_of((CN, "localhost")), x509.SubjectAlternativeName(names))
+    tls_settings = {
+        "port": 0,
+        "certificate": certificate,
+        "key": certificate,
+        "ca": authority.folder / "ca.pem",
+        "verify_peer": True,
+    }
+    all_settings = {
+        f"{section}.tls.{name}": value for section in ("amqp", "http") for name, value in tls_settings.items()
+    }
+    return {**all_settings, "auth.mechanisms": "PLAIN,AMQPLAIN,EXTERNAL"}
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +150,7 @@ def broker(settings: dict[str, object], tmp_path_factory: pytest.TempPathFactory
 
 
 def add_user(broker: BrokerProcess, name: str, tags: str = "", allowed: bool = True) -> None:
-    """One without a password: only a certificate lets it in."""
+    """Add a user without a password: only a certificate lets it log in."""
     broker.api("PUT", f"/api/users/{quote(name, safe='')}", {"password_hash": "", "tags": tags})
     if allowed:
         everything = {"configure": ".*", "write": ".*", "read": ".*"}
@@ -154,7 +162,7 @@ def port(broker: BrokerProcess, protocol: str) -> int:
     return broker.ready.listeners[protocol][1]
 
 
-def connected(broker: BrokerProcess, context: ssl.SSLContext) -> pika.BlockingConnection:
+def connect(broker: BrokerProcess, context: ssl.SSLContext) -> pika.BlockingConnection:
     return pika.BlockingConnection(
         pika.ConnectionParameters(
             "127.0.0.1",
@@ -167,25 +175,25 @@ def connected(broker: BrokerProcess, context: ssl.SSLContext) -> pika.BlockingCo
     )
 
 
-def refusal(broker: BrokerProcess, context: ssl.SSLContext) -> str:
+def refused_login(broker: BrokerProcess, context: ssl.SSLContext) -> str:
     with pytest.raises(pika.exceptions.AMQPConnectionError) as failed:
-        connected(broker, context)
+        connect(broker, context)
     return repr(failed.value)
 
 
 def mechanisms(sock: socket.socket) -> str:
-    """What connection.start offers on a connection."""
+    """Return the mechanisms that connection.start offers."""
     sock.sendall(b"AMQP\0\0\x09\x01")
-    heard = b""
-    while len(heard) < 7 or len(heard) < 8 + int.from_bytes(heard[3:7], "big"):
-        heard += sock.recv(4096)
-    table = int.from_bytes(heard[13:17], "big")
+    received = b""
+    while len(received) < 7 or len(received) < 8 + int.from_bytes(received[3:7], "big"):
+        received += sock.recv(4096)
+    table = int.from_bytes(received[13:17], "big")
     start = 17 + table
-    size = int.from_bytes(heard[start : start + 4], "big")
-    return heard[start + 4 : start + 4 + size].decode()
+    size = int.from_bytes(received[start : start + 4], "big")
+    return received[start + 4 : start + 4 + size].decode()
 
 
-def offered(broker: BrokerProcess, context: ssl.SSLContext | None) -> str:
+def offered_mechanisms(broker: BrokerProcess, context: ssl.SSLContext | None) -> str:
     at = port(broker, "amqp" if context is None else "amqps")
     with socket.create_connection(("127.0.0.1", at), timeout=30) as plain:
         if context is None:
@@ -198,16 +206,16 @@ def offered(broker: BrokerProcess, context: ssl.SSLContext | None) -> str:
 
 
 @pytest.mark.parametrize("case", NAMES)
-def test_names_as_rabbitmq_writes_them(authority: Authority, case: str) -> None:
+def test_subject_is_formatted_as_by_rabbitmq(authority: Authority, case: str) -> None:
     subject, distinguished, common = NAMES[case]
-    shown = decode_certificate(authority.issue(subject))
-    assert peer_certificate.tls_info(shown)["peer_cert_subject"] == distinguished
-    assert peer_certificate.tls_info(shown)["peer_cert_issuer"] == "O=Shop\\, Inc.,CN=Test CA"
-    assert peer_certificate.external_user_name(shown, AuthSettings()) == distinguished
-    assert peer_certificate.external_user_name(shown, AuthSettings(ssl_cert_login_from="common_name")) == common
+    certificate = decode_certificate(authority.issue(subject))
+    assert peer_certificate.tls_info(certificate)["peer_cert_subject"] == distinguished
+    assert peer_certificate.tls_info(certificate)["peer_cert_issuer"] == "O=Shop\\, Inc.,CN=Test CA"
+    assert peer_certificate.external_user_name(certificate, AuthSettings()) == distinguished
+    assert peer_certificate.external_user_name(certificate, AuthSettings(ssl_cert_login_from="common_name")) == common
 
 
-def test_alternative_names(authority: Authority) -> None:
+def test_user_name_from_alternative_names(authority: Authority) -> None:
     names: list[x509.GeneralName] = [
         x509.DNSName("one.example"),
         x509.DNSName("two.example"),
@@ -215,35 +223,37 @@ def test_alternative_names(authority: Authority) -> None:
         x509.UniformResourceIdentifier("spiffe://a/b"),
         x509.IPAddress(ipaddress.ip_address("fd00::9")),
     ]
-    shown = decode_certificate(authority.issue(named((CN, "s")), x509.SubjectAlternativeName(names)))
+    certificate = decode_certificate(authority.issue(subject_of((CN, "s")), x509.SubjectAlternativeName(names)))
 
-    def of(kind: Any, index: int = 0) -> str:
+    def user_name(kind: Any, index: int = 0) -> str:
         auth = AuthSettings(
             ssl_cert_login_from="subject_alternative_name",
             ssl_cert_login_san_type=kind,
             ssl_cert_login_san_index=index,
         )
-        return peer_certificate.external_user_name(shown, auth)
+        return peer_certificate.external_user_name(certificate, auth)
 
-    assert [of("dns"), of("dns", 1), of("email"), of("uri")] == [
+    assert [user_name("dns"), user_name("dns", 1), user_name("email"), user_name("uri")] == [
         "one.example", "two.example", "m@example.org", "spiffe://a/b",
     ]  # fmt: skip
-    assert of("ip") == "fd00::9"  # better than RabbitMQ, whose users would be called by sixteen bytes
+    assert user_name("ip") == "fd00::9"  # unlike RabbitMQ, whose user name would be the sixteen bytes
     with pytest.raises(AuthenticationRefused, match="no name found"):
-        of("dns", 2)
-    # What OpenSSL tells of an address that has neither 4 nor 16 bytes.
+        user_name("dns", 2)
+    # OpenSSL reports `<invalid>` for an address that has neither 4 nor 16 bytes.
     auth = AuthSettings(ssl_cert_login_from="subject_alternative_name", ssl_cert_login_san_type="ip")
     with pytest.raises(AuthenticationRefused, match="invalid IP address: '<invalid>'"):
         peer_certificate.external_user_name({"subject": (), "subjectAltName": (("IP Address", "<invalid>"),)}, auth)
 
 
-@pytest.mark.parametrize("how", ["distinguished_name", "common_name", "subject_alternative_name"])
-def test_no_name(authority: Authority, how: Any) -> None:
-    shown = decode_certificate(authority.issue([] if how == "distinguished_name" else named((ORG, "shop"))))
+@pytest.mark.parametrize("login_from", ["distinguished_name", "common_name", "subject_alternative_name"])
+def test_certificate_without_the_name_is_refused(authority: Authority, login_from: Any) -> None:
+    certificate = decode_certificate(
+        authority.issue([] if login_from == "distinguished_name" else subject_of((ORG, "shop")))
+    )
     with pytest.raises(AuthenticationRefused, match="no name found"):
-        peer_certificate.external_user_name(shown, AuthSettings(ssl_cert_login_from=how))
+        peer_certificate.external_user_name(certificate, AuthSettings(ssl_cert_login_from=login_from))
     with pytest.raises(AuthenticationRefused, match="connection peer presented no TLS"):
-        peer_certificate.external_user_name({}, AuthSettings(ssl_cert_login_from=how))
+        peer_certificate.external_user_name({}, AuthSettings(ssl_cert_login_from=login_from))
 
 
 @pytest.mark.parametrize(
@@ -258,7 +268,7 @@ def test_no_name(authority: Authority, how: Any) -> None:
         ("TLSv1.2", "AES256-SHA", "tlsv1.2 rsa aes_256_cbc sha"),
     ],
 )
-def test_cipher_suites(version: str, suite: str, words: str) -> None:
+def test_cipher_suite_names(version: str, suite: str, words: str) -> None:
     assert list(peer_certificate.ciphers(version, suite).values()) == words.split()
     assert peer_certificate.ciphers("", "") == {}
 
@@ -266,19 +276,19 @@ def test_cipher_suites(version: str, suite: str, words: str) -> None:
 # -- AMQP -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_certificate_is_a_login(broker: BrokerProcess, authority: Authority) -> None:
-    """And lists, events and the audit log say whose."""
-    anna = authority.client(authority.issue(named((ORG, "shop"), (CN, "anna"))))
-    connection = connected(broker, anna)
+def test_login_with_certificate(broker: BrokerProcess, authority: Authority) -> None:
+    """Connection lists, events and the audit log name the user."""
+    anna_tls = authority.client(authority.issue(subject_of((ORG, "shop"), (CN, "anna"))))
+    connection = connect(broker, anna_tls)
     channel = connection.channel()
     channel.queue_declare("annas", exclusive=True)
     channel.basic_publish("", "annas", b"hers", pika.BasicProperties(user_id="CN=anna,O=shop"))
     assert channel.basic_get("annas", auto_ack=True)[2] == b"hers"
     (listed,) = broker.api("GET", "/api/connections")
-    told = {key: value for key, value in listed.items() if key.startswith(("peer_cert", "ssl", "user", "auth"))}
-    validity = told.pop("peer_cert_validity")
+    shown_fields = {key: value for key, value in listed.items() if key.startswith(("peer_cert", "ssl", "user", "auth"))}
+    validity = shown_fields.pop("peer_cert_validity")
     assert validity.startswith((NOW - dt.timedelta(days=1)).strftime("%Y-%m-%dT"))
-    assert told == {
+    assert shown_fields == {
         "user": "CN=anna,O=shop",
         "user_who_performed_action": "CN=anna,O=shop",
         "auth_mechanism": "EXTERNAL",
@@ -301,32 +311,34 @@ def test_a_certificate_is_a_login(broker: BrokerProcess, authority: Authority) -
     connection.close()
 
 
-def test_whom_nobody_knows_is_refused(broker: BrokerProcess, authority: Authority) -> None:
-    """rabbit: 403 without a reason, for who can read it; the log has the reason."""
-    told = "Login was refused using authentication mechanism EXTERNAL. For details see the broker logfile."
-    assert told in refusal(broker, authority.client(authority.issue(named((CN, "nobody")))))
+def test_unknown_certificate_is_refused(broker: BrokerProcess, authority: Authority) -> None:
+    """RabbitMQ: the client gets 403 without a reason; the reason is in the log."""
+    refused = "Login was refused using authentication mechanism EXTERNAL. For details see the broker logfile."
+    assert refused in refused_login(broker, authority.client(authority.issue(subject_of((CN, "nobody")))))
     assert broker.says("user 'CN=nobody': invalid credentials")
-    assert told in refusal(broker, authority.client(None))
+    assert refused in refused_login(broker, authority.client(None))
     assert broker.says("connection peer presented no TLS (x.509) certificate")
-    assert told in refusal(broker, authority.client(authority.issue([])))
+    assert refused in refused_login(broker, authority.client(authority.issue([])))
     assert broker.says("no name found")
 
 
-def test_permissions_and_deletion_are_as_with_a_password(broker: BrokerProcess, authority: Authority) -> None:
-    carl = authority.client(authority.issue(named((CN, "carl"))))
+def test_permissions_and_deletion_apply_to_certificate_user(broker: BrokerProcess, authority: Authority) -> None:
+    carl_tls = authority.client(authority.issue(subject_of((CN, "carl"))))
     add_user(broker, "CN=carl", allowed=False)
-    assert "access to vhost '/' refused for user 'CN=carl'" in refusal(broker, carl).replace("\\", "")
+    assert "access to vhost '/' refused for user 'CN=carl'" in refused_login(broker, carl_tls).replace("\\", "")
     add_user(broker, "CN=carl")
-    connection = connected(broker, carl)
+    connection = connect(broker, carl_tls)
     broker.api("DELETE", "/api/users/CN%3Dcarl")
     with pytest.raises(pika.exceptions.AMQPError):
         connection.process_data_events(30)
-    assert "invalid credentials" not in refusal(broker, carl)
+    assert "invalid credentials" not in refused_login(broker, carl_tls)
 
 
-def test_a_password_does_as_well(broker: BrokerProcess, authority: Authority) -> None:
-    """Who shows a certificate may say who he is; where there is no password none fits, not even an empty one."""
-    context = authority.client(authority.issue(named((CN, "nobody"))))
+def test_client_with_certificate_may_use_password(broker: BrokerProcess, authority: Authority) -> None:
+    """A client with a certificate may log in with a password. A user without a password is refused even with an empty
+    one.
+    """
+    context = authority.client(authority.issue(subject_of((CN, "nobody"))))
     parameters = pika.ConnectionParameters(
         "127.0.0.1", port(broker, "amqps"), ssl_options=pika.SSLOptions(context, "localhost")
     )
@@ -337,27 +349,27 @@ def test_a_password_does_as_well(broker: BrokerProcess, authority: Authority) ->
             pika.BlockingConnection(parameters)
 
 
-def test_where_it_is_offered(broker: BrokerProcess, authority: Authority) -> None:
-    """Where certificates are looked at, also to who shows none (as RabbitMQ); nowhere else."""
-    for papers in (None, authority.issue(named((CN, "anybody")))):
-        assert offered(broker, authority.client(papers)) == "PLAIN AMQPLAIN EXTERNAL"
-    assert offered(broker, None) == "PLAIN AMQPLAIN"
+def test_external_is_offered_where_certificates_are_verified(broker: BrokerProcess, authority: Authority) -> None:
+    """As RabbitMQ, EXTERNAL is offered where certificates are verified, also to a client without one; nowhere else."""
+    for certificate in (None, authority.issue(subject_of((CN, "anybody")))):
+        assert offered_mechanisms(broker, authority.client(certificate)) == "PLAIN AMQPLAIN EXTERNAL"
+    assert offered_mechanisms(broker, None) == "PLAIN AMQPLAIN"
 
 
-def test_not_unless_it_is_asked_for(settings: dict[str, object], authority: Authority, tmp_path: Path) -> None:
-    """A broker that looks at certificates today lets nobody in by one after an upgrade: not over HTTPS either."""
+def test_external_is_disabled_by_default(settings: dict[str, object], authority: Authority, tmp_path: Path) -> None:
+    """A broker that already verifies certificates accepts none as a login after an upgrade, over HTTPS neither."""
     before = {name: value for name, value in settings.items() if name != "auth.mechanisms"}
-    guest = authority.client(authority.issue(named((CN, "guest"))))
+    guest = authority.client(authority.issue(subject_of((CN, "guest"))))
     with BrokerProcess(tmp_path, settings={**before, "auth.ssl_cert_login_from": "common_name"}) as broker:
-        assert offered(broker, guest) == "PLAIN AMQPLAIN"
-        with pytest.raises(pika.exceptions.AuthenticationError):  # pika sees that it is not offered
-            connected(broker, guest)
+        assert offered_mechanisms(broker, guest) == "PLAIN AMQPLAIN"
+        with pytest.raises(pika.exceptions.AuthenticationError):  # pika sees that EXTERNAL is not offered_mechanisms
+            connect(broker, guest)
         assert https(broker, "/api/whoami", guest)[0] == 401
 
 
 @pytest.mark.slow
-def test_who_sends_what_is_not_offered(broker: BrokerProcess) -> None:
-    """On the plain port EXTERNAL is an unknown mechanism: silence, then the socket is closed."""
+def test_external_on_plain_port_closes_socket(broker: BrokerProcess) -> None:
+    """On the plain port EXTERNAL is an unknown mechanism: no reply, then the socket is closed."""
     with socket.create_connection(("127.0.0.1", port(broker, "amqp")), timeout=30) as sock:
         assert "EXTERNAL" not in mechanisms(sock)
         payload = b"\x00\x0a\x00\x0b" + b"\0\0\0\0" + b"\x08EXTERNAL" + b"\0\0\0\0" + b"\x05en_US"
@@ -367,33 +379,37 @@ def test_who_sends_what_is_not_offered(broker: BrokerProcess) -> None:
 
 
 @pytest.mark.slow
-def test_common_names(settings: dict[str, object], authority: Authority, tmp_path: Path) -> None:
-    """A name is compared whole: what follows a NUL, and a second name, make it another."""
+def test_login_by_common_name(settings: dict[str, object], authority: Authority, tmp_path: Path) -> None:
+    """Names are compared as a whole, including a NUL and the text after it, and a second common name."""
     with BrokerProcess(tmp_path, settings={**settings, "auth.ssl_cert_login_from": "common_name"}) as broker:
-        connected(broker, authority.client(authority.issue(named((ORG, "shop"), (CN, "guest"))))).close()
-        for subject in (named((CN, "guest\0.evil")), named((CN, "guest"), (CN, "x")), named((CN, "Guest"))):
-            assert "Login was refused" in refusal(broker, authority.client(authority.issue(subject)))
+        connect(broker, authority.client(authority.issue(subject_of((ORG, "shop"), (CN, "guest"))))).close()
+        for subject in (
+            subject_of((CN, "guest\0.evil")),
+            subject_of((CN, "guest"), (CN, "x")),
+            subject_of((CN, "Guest")),
+        ):
+            assert "Login was refused" in refused_login(broker, authority.client(authority.issue(subject)))
         add_user(broker, "Jürgen Ωж")
-        connected(broker, authority.client(authority.issue(NAMES["utf-8"][0]))).close()
+        connect(broker, authority.client(authority.issue(NAMES["utf-8"][0]))).close()
         assert "Traceback" not in broker.stderr, broker.stderr
 
 
-def test_what_cannot_be_read_is_no_login(broker: BrokerProcess, authority: Authority) -> None:
-    """An alternative name that is no text, signed by the authority all the same; and one of twenty thousand bytes."""
+def test_malformed_or_oversized_certificate_is_refused(broker: BrokerProcess, authority: Authority) -> None:
+    """A signed certificate with an undecodable alternative name, and a subject of twenty thousand bytes."""
     bad = b"\x30\x06\x82\x04\xff\xfe\x00\xc3"
     san = x509.UnrecognizedExtension(ObjectIdentifier("2.5.29.17"), bad)
-    for papers in (
-        authority.issue(named((CN, "h")), san),
-        authority.issue(named(*[(OU, "x" * 60)] * 300, (CN, "long"))),
+    for certificate in (
+        authority.issue(subject_of((CN, "h")), san),
+        authority.issue(subject_of(*[(OU, "x" * 60)] * 300, (CN, "long"))),
     ):
-        context = authority.client(papers)
+        context = authority.client(certificate)
         with pytest.raises((pika.exceptions.AMQPError, OSError)):
-            connected(broker, context)
+            connect(broker, context)
         with pytest.raises((AssertionError, OSError)):
             assert https(broker, "/api/whoami", context)[0] == 200
     assert broker.says("a TLS handshake failed: UnicodeDecodeError")
     assert broker.says("the name in the certificate is too long for a user")
-    connected(broker, authority.client(authority.issue(named((ORG, "shop"), (CN, "anna"))))).close()
+    connect(broker, authority.client(authority.issue(subject_of((ORG, "shop"), (CN, "anna"))))).close()
     assert "Traceback" not in broker.stderr, broker.stderr
 
 
@@ -416,16 +432,16 @@ def basic(name: str, password: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_the_admin_api(broker: BrokerProcess, authority: Authority) -> None:
-    anna = authority.client(authority.issue(named((ORG, "shop"), (CN, "anna"))))
-    status, whoami = https(broker, "/api/whoami", anna)
+def test_admin_api_login_with_certificate(broker: BrokerProcess, authority: Authority) -> None:
+    anna_tls = authority.client(authority.issue(subject_of((ORG, "shop"), (CN, "anna"))))
+    status, whoami = https(broker, "/api/whoami", anna_tls)
     assert (status, whoami["name"], whoami["tags"]) == (200, "CN=anna,O=shop", ["management"])
-    assert https(broker, "/api/users", anna)[0] == 401  # no administrator
-    # What is said counts more than what is shown.
-    assert https(broker, "/api/whoami", anna, basic("guest", "guest"))[1]["name"] == "guest"
-    assert https(broker, "/api/whoami", anna, basic("guest", "wrong"))[0] == 401
-    nobody = authority.client(authority.issue(named((CN, "nobody"))))
-    assert https(broker, "/api/whoami", nobody)[0] == 401
+    assert https(broker, "/api/users", anna_tls)[0] == 401  # not an administrator
+    # Basic credentials take precedence over the certificate.
+    assert https(broker, "/api/whoami", anna_tls, basic("guest", "guest"))[1]["name"] == "guest"
+    assert https(broker, "/api/whoami", anna_tls, basic("guest", "wrong"))[0] == 401
+    unknown_tls = authority.client(authority.issue(subject_of((CN, "nobody"))))
+    assert https(broker, "/api/whoami", unknown_tls)[0] == 401
     assert https(broker, "/api/whoami", authority.client(None))[0] == 401
     records = broker.api("GET", "/api/audit?where=" + quote("front_end = 'http' AND user = 'CN=anna,O=shop'"))
     assert records["records"][0]["details"]["peer_cert_subject"] == "CN=anna,O=shop"

@@ -1,4 +1,4 @@
-"""Heartbeats on a clock of their own: what a test does in no time takes the peers minutes."""
+"""Heartbeats on a simulated clock: minutes pass instantly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Timer:
 
 
 class Loop:
-    """Time passes when `advance` says so."""
+    """Fake loop whose time passes only in `advance`."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -83,7 +83,7 @@ class Output:
 
 
 class Connection:
-    """Its wire and its control note what is asked of them."""
+    """Fake connection that is its own wire and control, and records `force` and `abort`."""
 
     def __init__(self, turn: LoopTurn, heartbeat_s: int) -> None:
         self.name = "test"
@@ -105,7 +105,7 @@ class Connection:
         self.aborted = True
 
 
-class Room:
+class HeartbeatRig:
     def __init__(self, heartbeat_s: int = 10) -> None:
         self.loop = Loop()
         loop: Any = self.loop
@@ -119,165 +119,165 @@ class Room:
         self.heartbeats.add(member)
         return connection
 
-    def pass_by(self, seconds: float, *, speaks: bool = True) -> None:
-        """Time goes by in steps of a second; the peer speaks in each or in none."""
+    def pass_time(self, seconds: float, *, peer_sends: bool = True) -> None:
+        """Advance time in steps of one second; the peer sends in each step or in none."""
         while seconds > 0:
-            if speaks:
+            if peer_sends:
                 self.connection.received = True
             self.loop.advance(min(1.0, seconds))
             seconds -= 1
 
 
-def test_a_heartbeat_after_half_the_interval() -> None:
-    room = Room(10)
-    room.pass_by(4.5)
-    assert room.connection.output.written == []
-    room.pass_by(1)
-    assert room.connection.output.written == [HEARTBEAT_FRAME]
-    room.pass_by(20)
-    assert room.connection.output.written == [HEARTBEAT_FRAME] * 4  # a tick late each time, at most
+def test_heartbeat_after_half_the_interval() -> None:
+    rig = HeartbeatRig(10)
+    rig.pass_time(4.5)
+    assert rig.connection.output.written == []
+    rig.pass_time(1)
+    assert rig.connection.output.written == [HEARTBEAT_FRAME]
+    rig.pass_time(20)
+    assert rig.connection.output.written == [HEARTBEAT_FRAME] * 4  # each at most one tick late_connection
 
 
-def test_who_speaks_needs_no_heartbeat() -> None:
-    room = Room(10)
+def test_no_heartbeat_while_we_send_data() -> None:
+    rig = HeartbeatRig(10)
     for _ in range(20):
-        room.connection.output.sent = True
-        room.pass_by(2)
-    assert room.connection.output.written == []
+        rig.connection.output.sent = True
+        rig.pass_time(2)
+    assert rig.connection.output.written == []
 
 
-def test_dropped_after_two_silent_intervals_and_not_before() -> None:
-    room = Room(10)
-    room.pass_by(3)
-    room.pass_by(19, speaks=False)
-    assert not room.connection.aborted
-    room.pass_by(2, speaks=False)
-    assert room.connection.aborted
+def test_peer_dropped_after_two_silent_intervals() -> None:
+    rig = HeartbeatRig(10)
+    rig.pass_time(3)
+    rig.pass_time(19, peer_sends=False)
+    assert not rig.connection.aborted
+    rig.pass_time(2, peer_sends=False)
+    assert rig.connection.aborted
 
 
-def test_a_peer_that_speaks_stays() -> None:
-    room = Room(1)
-    room.pass_by(600)
-    assert not room.connection.aborted
+def test_peer_that_sends_is_not_dropped() -> None:
+    rig = HeartbeatRig(1)
+    rig.pass_time(600)
+    assert not rig.connection.aborted
 
 
-def test_no_interval_no_heartbeats() -> None:
-    room = Room(0)
-    room.pass_by(1000, speaks=False)
-    assert not room.connection.aborted
-    assert room.connection.output.written == []
+def test_interval_zero_disables_heartbeats() -> None:
+    rig = HeartbeatRig(0)
+    rig.pass_time(1000, peer_sends=False)
+    assert not rig.connection.aborted
+    assert rig.connection.output.written == []
 
 
 @pytest.mark.parametrize("reason", [SYNC, BACKLOG, ALARM, OUTPUT, SHARING, PACED, BODIES])
-def test_our_own_pause_does_not_count_against_the_peer(reason: int) -> None:
-    """Neither while it lasts nor in the tick after it, and not for half a frame that we did not read on."""
-    room = Room(10)
-    room.connection.parser.half_a_frame = True
-    room.connection.read_pause.pause(reason)
-    room.pass_by(500, speaks=False)
-    assert not room.connection.aborted
-    assert len(room.connection.output.written) >= 90, "we go on to send heartbeats"
-    room.connection.read_pause.resume(reason)
-    room.pass_by(19, speaks=False)
-    assert not room.connection.aborted
-    room.pass_by(3, speaks=False)
-    assert room.connection.aborted
+def test_paused_reading_does_not_count_as_silence(reason: int) -> None:
+    """The pause and the tick after it do not count, and neither does a partial frame that we did not read."""
+    rig = HeartbeatRig(10)
+    rig.connection.parser.half_a_frame = True
+    rig.connection.read_pause.pause(reason)
+    rig.pass_time(500, peer_sends=False)
+    assert not rig.connection.aborted
+    assert len(rig.connection.output.written) >= 90, "heartbeats are still sent"
+    rig.connection.read_pause.resume(reason)
+    rig.pass_time(19, peer_sends=False)
+    assert not rig.connection.aborted
+    rig.pass_time(3, peer_sends=False)
+    assert rig.connection.aborted
 
 
-def test_half_a_frame_is_given_up() -> None:
-    room = Room(0)
-    room.connection.parser.half_a_frame = True
-    room.pass_by(MID_FRAME_S - 2, speaks=False)
-    assert not room.connection.aborted
-    room.pass_by(4, speaks=False)
-    assert room.connection.aborted
+def test_partial_frame_times_out() -> None:
+    rig = HeartbeatRig(0)
+    rig.connection.parser.half_a_frame = True
+    rig.pass_time(MID_FRAME_S - 2, peer_sends=False)
+    assert not rig.connection.aborted
+    rig.pass_time(4, peer_sends=False)
+    assert rig.connection.aborted
 
 
-def test_a_frame_that_arrives_slowly_is_not() -> None:
-    room = Room(0)
+def test_slow_frame_does_not_time_out() -> None:
+    rig = HeartbeatRig(0)
     for _ in range(20):
-        room.connection.parser.half_a_frame = True
-        room.pass_by(1)
-        room.pass_by(20, speaks=False)
-    assert not room.connection.aborted
+        rig.connection.parser.half_a_frame = True
+        rig.pass_time(1)
+        rig.pass_time(20, peer_sends=False)
+    assert not rig.connection.aborted
 
 
-def test_a_message_that_does_not_go_on_closes_its_connection() -> None:
-    """Although its client speaks: heartbeats, or another message. The clock stands while we do not read."""
-    room = Room(10)
-    room.connection.parser.contents = 1
+def test_stalled_message_closes_its_connection() -> None:
+    """The client sends heartbeats or another message, which does not help. The clock stops while we do not read."""
+    rig = HeartbeatRig(10)
+    rig.connection.parser.contents = 1
     for _ in range(3):
-        room.connection.parser.missing -= 1
-        room.pass_by(MID_FRAME_S - 2)
-        assert not room.connection.forced
-    room.connection.read_pause.pause(BODIES)
-    room.pass_by(500)
-    room.connection.read_pause.resume(BODIES)
-    room.pass_by(MID_FRAME_S - 2)
-    assert not room.connection.forced
-    room.pass_by(4)
-    assert room.connection.forced == "no data of an incomplete message for 60 s"
-    assert not room.connection.aborted
+        rig.connection.parser.missing -= 1
+        rig.pass_time(MID_FRAME_S - 2)
+        assert not rig.connection.forced
+    rig.connection.read_pause.pause(BODIES)
+    rig.pass_time(500)
+    rig.connection.read_pause.resume(BODIES)
+    rig.pass_time(MID_FRAME_S - 2)
+    assert not rig.connection.forced
+    rig.pass_time(4)
+    assert rig.connection.forced == "no data of an incomplete message for 60 s"
+    assert not rig.connection.aborted
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_a_message_of_a_peer_that_does_not_read(full: bool) -> None:
-    """It may take its time, but not where others' messages wait for the end of its own."""
-    room = Room(10)
-    room.connection.parser.contents = 1
-    room.connection.read_pause.pause(OUTPUT)
-    room.connection.broker.unfinished_bodies.full = full
-    room.pass_by(MID_FRAME_S - 2, speaks=False)
-    assert not room.connection.forced
-    room.pass_by(4, speaks=False)
-    assert bool(room.connection.forced) == full
-    assert not room.connection.aborted
+def test_stalled_message_of_peer_that_does_not_read(full: bool) -> None:
+    """The message may be slow, unless others wait for its end because memory for partial bodies is full."""
+    rig = HeartbeatRig(10)
+    rig.connection.parser.contents = 1
+    rig.connection.read_pause.pause(OUTPUT)
+    rig.connection.broker.unfinished_bodies.full = full
+    rig.pass_time(MID_FRAME_S - 2, peer_sends=False)
+    assert not rig.connection.forced
+    rig.pass_time(4, peer_sends=False)
+    assert bool(rig.connection.forced) == full
+    assert not rig.connection.aborted
 
 
 @pytest.mark.parametrize("state", [HANDSHAKE, CLOSING])
-def test_other_states_have_deadlines_of_their_own(state: int) -> None:
-    room = Room(1)
-    room.connection.close_handler.state = state
-    room.connection.parser.half_a_frame = True
-    room.pass_by(500, speaks=False)
-    assert not room.connection.aborted
-    assert room.connection.output.written == []
+def test_no_heartbeats_during_handshake_and_close(state: int) -> None:
+    rig = HeartbeatRig(1)
+    rig.connection.close_handler.state = state
+    rig.connection.parser.half_a_frame = True
+    rig.pass_time(500, peer_sends=False)
+    assert not rig.connection.aborted
+    assert rig.connection.output.written == []
 
 
-def test_one_timer_for_all_and_none_for_nobody() -> None:
-    room = Room(10)
-    others = [room.add(10) for _ in range(100)]
-    assert len(room.loop.timers) == 1
-    assert room.heartbeats.open_count() == 101
-    for connection in [room.connection, *others]:
+def test_one_timer_for_all_connections() -> None:
+    rig = HeartbeatRig(10)
+    others = [rig.add(10) for _ in range(100)]
+    assert len(rig.loop.timers) == 1
+    assert rig.heartbeats.open_count() == 101
+    for connection in [rig.connection, *others]:
         member: Any = connection
-        room.heartbeats.remove(member)
-    room.loop.advance(1)
-    assert room.loop.timers == []
-    late = room.add(2)
-    room.loop.advance(1.5)
-    assert late.output.written == [HEARTBEAT_FRAME]
+        rig.heartbeats.remove(member)
+    rig.loop.advance(1)
+    assert rig.loop.timers == []
+    late_connection = rig.add(2)
+    rig.loop.advance(1.5)
+    assert late_connection.output.written == [HEARTBEAT_FRAME]
 
 
 def test_stop_and_abort_all() -> None:
-    room = Room(1)
-    other = room.add(0)
-    room.heartbeats.abort_all()
-    assert room.connection.aborted
+    rig = HeartbeatRig(1)
+    other = rig.add(0)
+    rig.heartbeats.abort_all()
+    assert rig.connection.aborted
     assert other.aborted
-    room.heartbeats.stop()
-    room.connection.aborted = False
-    room.loop.advance(100)
-    assert not room.connection.aborted
+    rig.heartbeats.stop()
+    rig.connection.aborted = False
+    rig.loop.advance(100)
+    assert not rig.connection.aborted
 
 
-def test_a_reader_that_is_slow_is_not_dropped() -> None:
-    """Two megabytes of answers wait for it, so we do not read: its heartbeats lie in the socket."""
-    house = MemoryBroker()
-    client = Served(house)
+def test_slow_reader_is_not_dropped() -> None:
+    """Output of 4 MB waits for the client, so we do not read and its heartbeats stay in the socket."""
+    memory_broker = MemoryBroker()
+    client = Served(memory_broker)
     client.connection.heartbeat_s = 10
-    client.say(1, spec.Channel.Open())
-    client.heard()
+    client.send(1, spec.Channel.Open())
+    client.received()
     loop = Loop()
     as_loop: Any = loop
     heartbeats = Heartbeats(as_loop)
@@ -285,8 +285,8 @@ def test_a_reader_that_is_slow_is_not_dropped() -> None:
     client.transport.pause_writing()
     for _ in range(20):
         client.connection.output.write(bytes(200_000))
-    client.say(1, spec.Basic.Qos(prefetch_count=1))
+    client.send(1, spec.Basic.Qos(prefetch_count=1))
     assert not client.socket.reading
     loop.advance(500)
     assert not client.socket.aborted
-    house.end()
+    memory_broker.end()

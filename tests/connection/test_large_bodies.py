@@ -1,4 +1,4 @@
-"""Bodies that nobody joins: through peers of all frame sizes, to the log, to a dead letter, and over a kill -9."""
+"""Large bodies kept in parts: through peers of all frame sizes, the log, dead letters and a kill -9."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BODIES = [os.urandom(size) for size in SIZES]
 PERSISTENT = pika.BasicProperties(delivery_mode=2, content_type="application/octet-stream")
 
 
-class House:
-    """A broker, and clients that are closed before it goes."""
+class BrokerRig:
+    """A broker process and its clients, which are closed before it."""
 
     def __init__(self, directory: Path) -> None:
         self.broker = BrokerProcess(directory)
@@ -42,30 +42,30 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path / "data")
+def rig(tmp_path: Path) -> Iterator[BrokerRig]:
+    rig = BrokerRig(tmp_path / "data")
     try:
-        yield house
-        house.close_all()
+        yield rig
+        rig.close_all()
     finally:
-        house.broker.kill()
-    assert "Traceback" not in house.broker.stderr, house.broker.stderr
+        rig.broker.kill()
+    assert "Traceback" not in rig.broker.stderr, rig.broker.stderr
 
 
-def fetch(opened: BlockingChannel, queue: str) -> bytes:
+def fetch(channel: BlockingChannel, queue: str) -> bytes:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        method, _, body = opened.basic_get(queue, auto_ack=True)
+        method, _, body = channel.basic_get(queue, auto_ack=True)
         if method is not None:
             assert body is not None
             return body
         time.sleep(0.01)
-    raise AssertionError("no message came")
+    raise AssertionError("no message within 30 s")
 
 
-def test_through_frames_of_every_size(house: House) -> None:
-    """Published in small frames and in large ones, fetched and consumed in others; unacked ones come back."""
-    small, large = house.channel(4096), house.channel()
+def test_bodies_pass_through_all_frame_sizes(rig: BrokerRig) -> None:
+    """Publish in small or large frames, get and consume in others. Unacked messages are requeued."""
+    small, large = rig.channel(4096), rig.channel()
     large.queue_declare("q", durable=True)
     for body in BODIES:
         for publisher in (small, large):
@@ -74,51 +74,51 @@ def test_through_frames_of_every_size(house: House) -> None:
             publisher.basic_publish("", "q", body, PERSISTENT)
             publisher.basic_publish("", "q", body, PERSISTENT)
             assert fetch(small, "q") == body
-            for method, _, seen in small.consume("q", inactivity_timeout=30):
-                assert seen == body
-                small.basic_nack(method.delivery_tag, requeue=True)  # the log gives it back
+            for method, _, delivered_body in small.consume("q", inactivity_timeout=30):
+                assert delivered_body == body
+                small.basic_nack(method.delivery_tag, requeue=True)  # requeued, so the next read is from the log
                 break
             small.cancel()
             assert fetch(large, "q") == body
 
 
-def test_returned_and_dead_lettered(house: House) -> None:
-    opened = house.channel(8192)
-    opened.queue_declare("dead", durable=True)
+def test_large_body_is_returned_and_dead_lettered(rig: BrokerRig) -> None:
+    channel = rig.channel(8192)
+    channel.queue_declare("dead", durable=True)
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
-    opened.queue_declare("q", durable=True, arguments=arguments)
-    opened.confirm_delivery()
+    channel.queue_declare("q", durable=True, arguments=arguments)
+    channel.confirm_delivery()
     with pytest.raises(pika.exceptions.UnroutableError) as raised:
-        opened.basic_publish("", "nowhere", BODIES[2], PERSISTENT, mandatory=True)
+        channel.basic_publish("", "nowhere", BODIES[2], PERSISTENT, mandatory=True)
     assert raised.value.messages[0].body == BODIES[2]
-    opened.basic_publish("", "q", BODIES[2], PERSISTENT)
-    method, _, body = opened.basic_get("q")
+    channel.basic_publish("", "q", BODIES[2], PERSISTENT)
+    method, _, body = channel.basic_get("q")
     assert body == BODIES[2]
-    opened.basic_reject(method.delivery_tag, requeue=False)
-    assert fetch(opened, "dead") == BODIES[2]
+    channel.basic_reject(method.delivery_tag, requeue=False)
+    assert fetch(channel, "dead") == BODIES[2]
 
 
 @pytest.mark.slow
-def test_in_a_transaction_and_over_a_kill(house: House) -> None:
-    opened = house.channel()
-    opened.queue_declare("q", durable=True)
-    opened.tx_select()
+def test_large_bodies_of_transaction_survive_kill(rig: BrokerRig) -> None:
+    channel = rig.channel()
+    channel.queue_declare("q", durable=True)
+    channel.tx_select()
     for body in BODIES:
-        opened.basic_publish("", "q", body, PERSISTENT)
-    opened.basic_publish("", "q", b"small", PERSISTENT)
-    opened.tx_commit()
-    house.close_all()
-    house.broker.kill()
-    house.broker.start()
-    again = house.channel()
-    assert [fetch(again, "q") for _ in range(4)] == [*BODIES, b"small"]
+        channel.basic_publish("", "q", body, PERSISTENT)
+    channel.basic_publish("", "q", b"small", PERSISTENT)
+    channel.tx_commit()
+    rig.close_all()
+    rig.broker.kill()
+    rig.broker.start()
+    new_channel = rig.channel()
+    assert [fetch(new_channel, "q") for _ in range(4)] == [*BODIES, b"small"]
 
 
-def test_behind_a_declaration_that_waits(house: House) -> None:
-    """The channel is busy with the disk when the body is complete: it keeps its place among the commands."""
-    opened = house.channel()
+def test_large_body_behind_pending_declaration(rig: BrokerRig) -> None:
+    """The channel waits for the disk when the body is complete. The publish keeps its place among the commands."""
+    channel = rig.channel()
     for number in range(5):
         name = f"q{number}"
-        opened._impl.queue_declare(name, durable=True)  # its answer is not waited for
-        opened._impl.basic_publish("", name, BODIES[2], PERSISTENT)
-    assert [fetch(opened, f"q{number}") for number in range(5)] == [BODIES[2]] * 5
+        channel._impl.queue_declare(name, durable=True)  # do not wait for its reply
+        channel._impl.basic_publish("", name, BODIES[2], PERSISTENT)
+    assert [fetch(channel, f"q{number}") for number in range(5)] == [BODIES[2]] * 5

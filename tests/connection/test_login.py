@@ -1,4 +1,4 @@
-"""A login whose check raises what nobody expects: the client hears 403, or a closed socket, and the log why."""
+"""A login whose check raises an unexpected exception: the client gets 403 or a closed socket, the log the reason."""
 
 from __future__ import annotations
 
@@ -23,29 +23,33 @@ class BrokenAuth:
 
 
 @pytest.fixture
-def house() -> Iterator[MemoryBroker]:
-    made = MemoryBroker()
+def memory_broker() -> Iterator[MemoryBroker]:
+    broker = MemoryBroker()
     auth: Any = BrokenAuth()
-    made.broker.auth = auth
-    yield made
-    made.end()
+    broker.broker.auth = auth
+    yield broker
+    broker.end()
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    """A task whose coroutine waits for nothing; what it raises is heard by nobody, as a task's is."""
+    """Run a coroutine that awaits nothing. Its exception is ignored, as with a task."""
     with contextlib.suppress(Exception):
         coroutine.send(None)
 
 
-def log_in(house: MemoryBroker, monkeypatch: pytest.MonkeyPatch, **capabilities: bool) -> tuple[Socket, list[Any]]:
-    """The socket after start-ok, and the timers that were set."""
+def log_in(
+    memory_broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, **capabilities: bool
+) -> tuple[Socket, list[Any]]:
+    """Return the socket after start-ok, and the timers that were set."""
     timers: list[Any] = []
-    monkeypatch.setattr(house.loop, "create_task", run, raising=False)
-    loop: Any = house.loop
-    transport = Transport(house.broker, house.connections, Heartbeats(loop), False)
-    call_later = house.loop.call_later
+    monkeypatch.setattr(memory_broker.loop, "create_task", run, raising=False)
+    loop: Any = memory_broker.loop
+    transport = Transport(memory_broker.broker, memory_broker.connections, Heartbeats(loop), False)
+    call_later = memory_broker.loop.call_later
     monkeypatch.setattr(
-        house.loop, "call_later", lambda delay_s, call: timers.append((delay_s, call)) or call_later(delay_s, call)
+        memory_broker.loop,
+        "call_later",
+        lambda delay_s, call: timers.append((delay_s, call)) or call_later(delay_s, call),
     )
     socket: Any = Socket()
     transport.connection_made(socket)
@@ -53,23 +57,23 @@ def log_in(house: MemoryBroker, monkeypatch: pytest.MonkeyPatch, **capabilities:
         client_properties={"capabilities": dict(capabilities)}, mechanism="PLAIN", response="\0anna\0secret"
     )
     transport.data_received(b"AMQP\x00\x00\x09\x01" + pamqp.frame.marshal(start_ok, 0))
-    house.settle()
+    memory_broker.settle()
     return socket, timers
 
 
-def test_who_asked_for_it_hears_403(
-    house: MemoryBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_client_with_authentication_failure_close_gets_403(
+    memory_broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    socket, _ = log_in(house, monkeypatch, authentication_failure_close=True)
+    socket, _ = log_in(memory_broker, monkeypatch, authentication_failure_close=True)
     size, _, _start = pamqp.frame.unmarshal(socket.data)
     _, channel, close = pamqp.frame.unmarshal(socket.data[size:])
     assert (channel, close.name, close.reply_code) == (0, "Connection.Close", 403)
-    (told,) = [record for record in caplog.records if record.exc_info is not None]
-    assert "login refused, because the check failed" in told.getMessage()
+    (record,) = [record for record in caplog.records if record.exc_info is not None]
+    assert "login refused, because the check failed" in record.getMessage()
 
 
-def test_others_are_closed_after_the_penalty(house: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    socket, timers = log_in(house, monkeypatch)
+def test_other_client_is_closed_after_penalty(memory_broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    socket, timers = log_in(memory_broker, monkeypatch)
     delay_s, finish = timers[-1]
     assert delay_s == PENALTY_S
     assert not socket.ended

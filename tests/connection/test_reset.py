@@ -1,5 +1,7 @@
-"""Whoever does not answer is reset: after a mere end of the stream the peer's kernel would take its next publish, and
-lose it without a word. Who ends in order sees the end of the stream."""
+"""A peer that does not answer is reset; a peer that closes in order sees the end of the stream.
+
+After a mere end of the stream, the peer's kernel would accept its next publish and lose it silently.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,9 @@ def authority() -> trustme.CA:
 @pytest.fixture(scope="module")
 def broker(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     folder: Path = tmp_path_factory.mktemp("tls")
-    paper = authority.issue_cert("localhost", "127.0.0.1")
-    paper.private_key_pem.write_to_path(folder / "key.pem")
-    for blob in paper.cert_chain_pems:
+    certificate = authority.issue_cert("localhost", "127.0.0.1")
+    certificate.private_key_pem.write_to_path(folder / "key.pem")
+    for blob in certificate.cert_chain_pems:
         blob.write_to_path(folder / "certificate.pem", append=True)
     settings = {
         "amqp.tls.port": 0,
@@ -50,12 +52,12 @@ def marshal(*methods: Any, channel: int = 0) -> bytes:
 
 
 def client(broker: BrokerProcess, heartbeat_s: int, trust: ssl.SSLContext | None = None) -> socket.socket:
-    """Open, with what the broker said so far unread. trust: over TLS."""
+    """Return a socket after connection.open, with the broker's replies unread. trust: use TLS."""
     assert broker.ready is not None
-    made = socket.create_connection(broker.ready.listeners["amqp" if trust is None else "amqps"], WAIT_S)
+    sock = socket.create_connection(broker.ready.listeners["amqp" if trust is None else "amqps"], WAIT_S)
     if trust is not None:
-        made = trust.wrap_socket(made, server_hostname="localhost")
-    made.sendall(
+        sock = trust.wrap_socket(sock, server_hostname="localhost")
+    sock.sendall(
         b"AMQP\x00\x00\x09\x01"
         + marshal(
             spec.Connection.StartOk({}, "PLAIN", "\0guest\0guest"),
@@ -63,11 +65,11 @@ def client(broker: BrokerProcess, heartbeat_s: int, trust: ssl.SSLContext | None
             spec.Connection.Open("/"),
         )
     )
-    return made
+    return sock
 
 
 def outcome(sock: socket.socket) -> tuple[str, bytes]:
-    """How it ended, and the bytes that came before: below TLS, which has one word for both."""
+    """Return how the stream ended, and the bytes before. Read below TLS, which does not distinguish the two ends."""
     data = b""
     with socket.socket(fileno=os.dup(sock.fileno())) as plain:
         plain.settimeout(WAIT_S)
@@ -80,22 +82,22 @@ def outcome(sock: socket.socket) -> tuple[str, bytes]:
 
 
 @pytest.mark.slow
-def test_who_does_not_answer_is_reset(broker: BrokerProcess, authority: trustme.CA) -> None:
+def test_peer_that_does_not_answer_is_reset(broker: BrokerProcess, authority: trustme.CA) -> None:
     trust = ssl.create_default_context()
     authority.configure_trust(trust)
     sleeper, tls_sleeper = client(broker, 1), client(broker, 1, trust)
-    # A second channel.open is a hard error, whose connection.close nobody answers.
-    deaf, polite, gone = client(broker, 0), client(broker, 0), client(broker, 0)
-    deaf.sendall(marshal(spec.Channel.Open(), spec.Channel.Open(), channel=1))
+    # A second channel.open is a hard error. The client does not answer the connection.close.
+    unanswering, polite, half_closed = client(broker, 0), client(broker, 0), client(broker, 0)
+    unanswering.sendall(marshal(spec.Channel.Open(), spec.Channel.Open(), channel=1))
     polite.sendall(marshal(spec.Connection.Close(200, "bye", 0, 0)))
-    gone.shutdown(socket.SHUT_WR)
-    socks = (sleeper, tls_sleeper, deaf, polite, gone)
+    half_closed.shutdown(socket.SHUT_WR)
+    socks = (sleeper, tls_sleeper, unanswering, polite, half_closed)
     ends = [outcome(sock) for sock in socks]
     with pytest.raises(OSError):
         sleeper.sendall(marshal(spec.Channel.Open(), channel=1))
     for sock in socks:
         sock.close()
-    assert [how for how, _ in ends] == [RESET, RESET, RESET, END, END]
-    assert struct.pack(">HH", 10, 50) in ends[2][1], "its connection.close did not come before the reset"
+    assert [ending for ending, _ in ends] == [RESET, RESET, RESET, END, END]
+    assert struct.pack(">HH", 10, 50) in ends[2][1], "no connection.close before the reset"
     assert ends[3][1].endswith(marshal(spec.Connection.CloseOk()))
     assert broker.says("the client did not answer connection.close in 3 s, the connection is reset"), broker.stderr

@@ -1,4 +1,4 @@
-"""Sockets that connect and say nothing: they go for those that log in, and never get the last descriptors."""
+"""Sockets that connect and never log in: closed in favour of clients that log in, and bounded in number."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Broker:
     loop = Loop()
 
 
-class Silent:
-    """A transport, as far as it is asked for."""
+class SilentTransport:
+    """Fake transport with the members that the class uses."""
 
     broker = Broker()
 
@@ -42,88 +42,90 @@ class Silent:
         self.aborted = True
 
 
-class Room:
-    """128 descriptors: 64 for sockets before the silent ones go, 4 silent ones stay, 2 more are closed than needed."""
+class DescriptorRig:
+    """128 descriptors: up to 64 for sockets before silent ones are closed; 4 silent ones stay; 2 more are closed than
+    needed.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, reserved: int = 0) -> None:
         monkeypatch.setattr(resource, "getrlimit", lambda _: (128, 128))
         self.unopened = UnauthenticatedSockets(lambda function: function(), 0.5, reserved)
 
-    def enter(self, address: str, count: int, *, login: bool = False) -> list[Any]:
-        made: list[Any] = [Silent(address) for _ in range(count)]
-        for each in made:
+    def connect(self, address: str, count: int, *, login: bool = False) -> list[Any]:
+        transports: list[Any] = [SilentTransport(address) for _ in range(count)]
+        for each in transports:
             self.unopened.add(each)
             if login:
                 self.unopened.mark_logged_in(each)
-        return made
+        return transports
 
 
-def gone(sockets: list[Any]) -> list[int]:
+def aborted(sockets: list[Any]) -> list[int]:
     return [number for number, each in enumerate(sockets) if each.aborted]
 
 
-def test_nobody_is_closed_below_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    room = Room(monkeypatch)
-    assert gone(room.enter("10.0.0.1", 64)) == []
+def test_no_socket_is_closed_below_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = DescriptorRig(monkeypatch)
+    assert aborted(rig.connect("10.0.0.1", 64)) == []
 
 
-def test_the_oldest_of_the_address_that_has_most_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    room = Room(monkeypatch)
-    few = room.enter("10.0.0.1", 10)
-    many = room.enter("10.0.0.2", 54)
-    (late,) = room.enter("10.0.0.1", 1)
-    assert gone(many) == [0, 1, 2]
-    assert gone(few) == [] and not late.aborted
+def test_oldest_sockets_of_busiest_address_are_closed_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = DescriptorRig(monkeypatch)
+    few = rig.connect("10.0.0.1", 10)
+    many = rig.connect("10.0.0.2", 54)
+    (late_socket,) = rig.connect("10.0.0.1", 1)
+    assert aborted(many) == [0, 1, 2]
+    assert aborted(few) == [] and not late_socket.aborted
 
 
-def test_one_network_is_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host may take any IPv6 address in its network."""
-    room = Room(monkeypatch)
-    few = room.enter("2001:db8:2::1", 10)
-    many = [room.enter(f"2001:db8:1::{number:x}", 1)[0] for number in range(54)]
-    room.enter("10.0.0.1", 1)
-    assert (gone(many), gone(few)) == ([0, 1, 2], [])
+def test_ipv6_network_counts_as_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host may use any IPv6 address of its network."""
+    rig = DescriptorRig(monkeypatch)
+    few = rig.connect("2001:db8:2::1", 10)
+    many = [rig.connect(f"2001:db8:1::{number:x}", 1)[0] for number in range(54)]
+    rig.connect("10.0.0.1", 1)
+    assert (aborted(many), aborted(few)) == ([0, 1, 2], [])
 
 
-def test_addresses_of_ipv4_are_told_apart_in_ipv6_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A socket for both families shows them so."""
-    room = Room(monkeypatch)
-    few = room.enter("::ffff:10.0.0.1", 10)
-    many = room.enter("::ffff:10.0.0.2", 54)
-    room.enter("::ffff:10.0.0.3", 1)
-    assert (gone(many), gone(few)) == ([0, 1, 2], [])
+def test_ipv4_mapped_addresses_are_distinct(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dual-stack socket shows IPv4 addresses in this form."""
+    rig = DescriptorRig(monkeypatch)
+    few = rig.connect("::ffff:10.0.0.1", 10)
+    many = rig.connect("::ffff:10.0.0.2", 54)
+    rig.connect("::ffff:10.0.0.3", 1)
+    assert (aborted(many), aborted(few)) == ([0, 1, 2], [])
 
 
-def test_who_logs_in_stays_and_those_that_come_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many clients there are: the last few that came in are not closed for them."""
-    room = Room(monkeypatch)
-    clients = room.enter("10.0.0.1", 100, login=True)
-    silent = room.enter("10.0.0.2", 20)
-    assert gone(clients) == []
-    assert gone(silent) == list(range(16))
-    assert room.unopened.closed_count == 16
+def test_logged_in_and_newest_sockets_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silent sockets are closed for any number of clients, except the last few."""
+    rig = DescriptorRig(monkeypatch)
+    clients = rig.connect("10.0.0.1", 100, login=True)
+    silent = rig.connect("10.0.0.2", 20)
+    assert aborted(clients) == []
+    assert aborted(silent) == list(range(16))
+    assert rig.unopened.closed_count == 16
 
 
-def test_the_last_descriptors_are_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    room = Room(monkeypatch, reserved=20)
-    clients = room.enter("10.0.0.1", 108, login=True)
-    (more,) = room.enter("10.0.0.3", 1)
-    assert more.aborted and gone(clients) == []
-    room.unopened.remove(clients[0])
-    (more,) = room.enter("10.0.0.3", 1)
-    assert not more.aborted
+def test_last_descriptors_are_reserved_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = DescriptorRig(monkeypatch, reserved=20)
+    clients = rig.connect("10.0.0.1", 108, login=True)
+    (extra,) = rig.connect("10.0.0.3", 1)
+    assert extra.aborted and aborted(clients) == []
+    rig.unopened.remove(clients[0])
+    (extra,) = rig.connect("10.0.0.3", 1)
+    assert not extra.aborted
 
 
-def test_those_that_went_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    room = Room(monkeypatch)
-    for each in room.enter("10.0.0.1", 200) + room.enter("::1", 5, login=True):
-        room.unopened.remove(each)
-    assert (room.unopened._sockets, room.unopened._waiting, room.unopened._waiting_count) == (set(), {}, 0)
+def test_closed_sockets_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = DescriptorRig(monkeypatch)
+    for each in rig.connect("10.0.0.1", 200) + rig.connect("::1", 5, login=True):
+        rig.unopened.remove(each)
+    assert (rig.unopened._sockets, rig.unopened._waiting, rig.unopened._waiting_count) == (set(), {}, 0)
 
 
-def test_a_flood_is_told_once_a_second(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_flood_is_logged_once_a_second(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(unauthenticated.time, "monotonic", lambda: 100.0)
-    Room(monkeypatch).enter("10.0.0.1", 500)
+    DescriptorRig(monkeypatch).connect("10.0.0.1", 500)
     (line,) = caplog.messages
     assert line == (
         "sockets without a login were closed, the last one from 10.0.0.1: "
@@ -132,7 +134,7 @@ def test_a_flood_is_told_once_a_second(monkeypatch: pytest.MonkeyPatch, caplog: 
 
 
 async def open_silently(port: int, count: int) -> list[asyncio.StreamWriter]:
-    """A handful at once, so that nobody's backlog matters."""
+    """Open connections 50 at a time, so that no listen backlog overflows."""
     opened: list[asyncio.StreamWriter] = []
     while len(opened) < count:
         pairs = await asyncio.gather(*[asyncio.open_connection("127.0.0.1", port) for _ in range(50)])
@@ -141,8 +143,10 @@ async def open_silently(port: int, count: int) -> list[asyncio.StreamWriter]:
 
 
 @pytest.mark.slow
-async def test_silent_sockets_take_no_descriptor_from_anybody(tmp_path: Path) -> None:
-    """Twice as many as there are descriptors: publishes are confirmed, new queues get their files, amqpctl answers."""
+async def test_broker_works_with_more_silent_sockets_than_descriptors(tmp_path: Path) -> None:
+    """Twice as many silent sockets as descriptors: publishes are confirmed, new queues get their files, amqpctl
+    answers.
+    """
     command = ["/bin/sh", "-c", f'ulimit -n {LIMIT}; exec "$@"', "sh", sys.executable, "-P", "-m", "amqpd"]
     with BrokerProcess(tmp_path / "data", command=command) as broker:
         silent = await open_silently(broker.amqp_port, 2 * LIMIT)
@@ -164,8 +168,8 @@ async def test_silent_sockets_take_no_descriptor_from_anybody(tmp_path: Path) ->
         assert "Traceback" not in broker.stderr, broker.stderr
 
 
-def test_a_broker_raises_its_limit(tmp_path: Path) -> None:
-    """The soft limit is a shell's default; the hard one is what it may have."""
+def test_broker_raises_its_soft_limit(tmp_path: Path) -> None:
+    """The soft limit is a shell's default; the hard limit is what the broker may use."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     command = ["/bin/sh", "-c", 'ulimit -Sn 512; exec "$@"', "sh", sys.executable, "-P", "-m", "amqpd"]
     with BrokerProcess(tmp_path / "data", command=command) as broker:

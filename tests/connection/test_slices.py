@@ -1,4 +1,4 @@
-"""What a large body leaves for a socket goes a piece a turn: others are served in between."""
+"""A large body is written in one slice per turn; other connections are served in between."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def large(number: int) -> Message:
 
 
 class Client:
-    """A connection whose socket notes each write, and may be full."""
+    """A connection whose socket records each write, and may be full."""
 
     def __init__(self) -> None:
-        self.house = MemoryBroker()
-        self.served = Served(self.house)
+        self.memory_broker = MemoryBroker()
+        self.served = Served(self.memory_broker)
         self.output = self.served.connection.output
         self.writes: list[int] = []
         self.full_after = 1 << 60
@@ -60,7 +60,7 @@ def expected(*messages: Message) -> bytes:
     return b"".join(bytes(piece) for message in messages for piece in message.pieces(1, FRAME_MAX - 8))
 
 
-def test_a_piece_a_turn(client: Client) -> None:
+def test_one_slice_per_turn(client: Client) -> None:
     first, second = large(1), large(2)
     client.output.write_content(1, first)
     client.output.write_content(1, second)
@@ -68,25 +68,25 @@ def test_a_piece_a_turn(client: Client) -> None:
     assert WRITE_BYTES_MAX <= client.writes[0] <= WRITE_BYTES_MAX + CUT_BYTES
     assert len(client.writes) == 1
     client.output.write(b"later")
-    client.house.settle()
+    client.memory_broker.settle()
     assert max(client.writes) <= WRITE_BYTES_MAX + CUT_BYTES
     assert bytes(client.sent) == expected(first, second) + b"later"
     assert client.output.output_bytes() == 0
     assert client.output.sent_bytes == len(client.sent)
 
 
-def test_a_full_socket_is_waited_for(client: Client) -> None:
+def test_writing_pauses_while_socket_is_full(client: Client) -> None:
     message = large(1)
     client.full_after = 3 << 20
     client.output.write_content(1, message)
-    client.house.settle()
+    client.memory_broker.settle()
     assert 3 << 20 <= len(client.sent) < (4 << 20) + CUT_BYTES
     client.served.transport.resume_writing()
-    client.house.settle()
+    client.memory_broker.settle()
     assert bytes(client.sent) == expected(message)
 
 
-def test_a_connection_that_closes_gets_all_of_it(client: Client) -> None:
+def test_closing_connection_writes_everything_at_once(client: Client) -> None:
     message = large(1)
     client.output.write_content(1, message)
     client.output.flush()
@@ -97,8 +97,8 @@ def test_a_connection_that_closes_gets_all_of_it(client: Client) -> None:
     assert len(client.writes) == 2
 
 
-def test_what_is_set_aside_may_leave_before_the_turn_ends(client: Client) -> None:
-    """A share of a stream, while others get theirs; little waits for the end of the turn."""
+def test_cut_output_is_written_before_the_turn_ends(client: Client) -> None:
+    """A slice of a stream may leave early while others are served; small output waits for the end of the turn."""
     client.output.write(b"little")
     client.output.write_out()
     assert not client.writes
@@ -108,30 +108,30 @@ def test_what_is_set_aside_may_leave_before_the_turn_ends(client: Client) -> Non
     assert bytes(client.sent) == b"little more"
     assert client.output.output_bytes() == 0
     client.output.write(b", later")
-    client.house.settle()
+    client.memory_broker.settle()
     assert bytes(client.sent) == b"little more, later"
     assert len(client.writes) == 2
 
 
-def test_what_is_set_aside_waits_for_the_logs(client: Client) -> None:
-    """A work queue's deliveries of the same turn are in its log, with their marks, before they are on the wire."""
-    storage = client.house.storage
+def test_cut_output_waits_for_the_logs(client: Client) -> None:
+    """Deliveries of a work queue are in its log, with their marks, before they are on the wire."""
+    storage = client.memory_broker.storage
     _, store = storage.create_queue("v", "q", "/")
     store.append_parts(RecordRoute(b"", b"q"), b"", b"body", True)
     client.output.write(b"all")
     client.output.cut_output()
     client.output.write_out()
     assert not client.writes
-    client.house.settle()
+    client.memory_broker.settle()
     assert bytes(client.sent) == b"all"
     assert not storage.context.dirty
 
 
-def test_a_connection_that_closes_waits_for_the_end_of_the_turn(client: Client) -> None:
+def test_closing_connection_waits_for_the_end_of_the_turn(client: Client) -> None:
     client.output.write(b"all")
     client.output.cut_output()
     client.output.closing = True
     client.output.write_out()
     assert not client.writes
-    client.house.settle()
+    client.memory_broker.settle()
     assert bytes(client.sent) == b"all"

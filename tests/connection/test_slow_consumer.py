@@ -1,4 +1,4 @@
-"""Consumers that do not read, on real sockets: they rest, cost little, and others get what they leave."""
+"""Consumers that do not read, on real sockets: they are paused, cost little, and other consumers get the rest."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def peers(vhost: Vhost, count: int) -> Iterator[list[Peer]]:
 
 
 def next_number(peer: Peer) -> int | None:
-    """Of the next delivery; None when none comes within five seconds."""
+    """Return the number of the next delivery, or None if none arrives within five seconds."""
     try:
         first = peer.read(5.0)
     except TimeoutError:
@@ -48,60 +48,60 @@ def next_number(peer: Peer) -> int | None:
 
 
 @pytest.mark.slow
-def test_others_get_what_a_stopped_consumer_leaves(amqpd_vhost: Vhost) -> None:
-    """One of two consumers stops reading: its socket fills up, then all the rest goes to the other, in order."""
+def test_other_consumer_gets_messages_of_stopped_consumer(amqpd_vhost: Vhost) -> None:
+    """One of two consumers stops reading. When its socket is full, the other gets all the rest in order."""
     with peers(amqpd_vhost, 3) as (publisher, stopped, reading):
         publisher.call("queue.declare", queue="q")
         for peer in (stopped, reading):
             peer.call("basic.consume", queue="q", consumer_tag="t", no_ack=True)
-        heard: list[int] = []
+        received: list[int] = []
         for number in range(600):
             publisher.publish("q", number.to_bytes(4, "big") + bytes(64 * KIB))
             if number % 4 == 0:
                 publisher.fence()
-            while len(heard) < number // 2 - 20:
-                heard.append(int.from_bytes(reading.content("basic.deliver").body[:4], "big"))
+            while len(received) < number // 2 - 20:
+                received.append(int.from_bytes(reading.content("basic.deliver").body[:4], "big"))
         publisher.fence()
         while (number := next_number(reading)) is not None:
-            heard.append(number)
-        left = 600 - len(heard)
-        assert heard == sorted(set(heard))
-        assert len(heard) > 320, "the other consumer got no more than its half"
-        # What the kernel's buffers and ours hold, at most; never half of the 39 MiB.
-        assert 0 < left * 64 * KIB < 16 * MIB
-        late = [int.from_bytes(stopped.content("basic.deliver").body[:4], "big") for _ in range(left)]
-        assert sorted(heard + late) == list(range(600))
-        assert late == sorted(late)
+            received.append(number)
+        left_count = 600 - len(received)
+        assert received == sorted(set(received))
+        assert len(received) > 320, "the other consumer got only half"
+        # The most that the buffers of the kernel and the broker hold; never half of the 39 MiB.
+        assert 0 < left_count * 64 * KIB < 16 * MIB
+        rest = [int.from_bytes(stopped.content("basic.deliver").body[:4], "big") for _ in range(left_count)]
+        assert sorted(received + rest) == list(range(600))
+        assert rest == sorted(rest)
 
 
-def test_a_parked_consumer_wakes_when_it_reads(amqpd_broker: BrokerProcess, amqpd_vhost: Vhost) -> None:
-    """Nobody else is there: the messages wait in the queue, not in the connection, and come when it reads on."""
-    with peers(amqpd_vhost, 2) as (publisher, lazy):
-        lazy.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * KIB)
+def test_parked_consumer_resumes_when_it_reads(amqpd_broker: BrokerProcess, amqpd_vhost: Vhost) -> None:
+    """The only consumer does not read. Messages wait in the queue, not in the connection, until it reads."""
+    with peers(amqpd_vhost, 2) as (publisher, slow):
+        slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * KIB)
         publisher.call("queue.declare", queue="q")
-        lazy.call("basic.consume", queue="q", consumer_tag="t", no_ack=True)
+        slow.call("basic.consume", queue="q", consumer_tag="t", no_ack=True)
         for number in range(320):
             publisher.publish("q", number.to_bytes(4, "big") + bytes(64 * KIB))
         publisher.fence()
         waiting = publisher.call("queue.declare", queue="q", passive=True)["message_count"]
-        assert waiting > 320 // 4, "the connection took them all in"
+        assert waiting > 320 // 4, "the connection took all messages"
         for number in range(320):
-            assert int.from_bytes(lazy.content("basic.deliver").body[:4], "big") == number
+            assert int.from_bytes(slow.content("basic.deliver").body[:4], "big") == number
         assert publisher.call("queue.declare", queue="q", passive=True)["message_count"] == 0
 
 
-def test_who_vanishes_while_parked_gives_back(amqpd_vhost: Vhost) -> None:
-    """Its unacked messages return to their places, marked redelivered, without waiting for a time-out."""
-    with peers(amqpd_vhost, 2) as (publisher, lazy):
+def test_parked_consumer_that_disconnects_requeues(amqpd_vhost: Vhost) -> None:
+    """Its unacked messages return to their positions, marked redelivered, without waiting for a time-out."""
+    with peers(amqpd_vhost, 2) as (publisher, slow):
         publisher.call("queue.declare", queue="q")
-        lazy.call("basic.consume", queue="q", consumer_tag="t")
+        slow.call("basic.consume", queue="q", consumer_tag="t")
         for number in range(200):
             publisher.publish("q", number.to_bytes(4, "big") + bytes(64 * KIB))
         publisher.fence()
-        lazy.socket.close()
+        slow.socket.close()
         deadline = time.monotonic() + 30
         while publisher.call("queue.declare", queue="q", passive=True)["message_count"] < 200:
-            assert time.monotonic() < deadline, "not all came back"
+            assert time.monotonic() < deadline, "not all messages were requeued"
             time.sleep(0.02)
         publisher.call("basic.consume", queue="q", consumer_tag="all", no_ack=True)
         flags = []
@@ -110,4 +110,4 @@ def test_who_vanishes_while_parked_gives_back(amqpd_vhost: Vhost) -> None:
             assert int.from_bytes(content.body[:4], "big") == number
             flags.append(content.method["redelivered"])
         assert flags == sorted(flags, reverse=True)
-        assert flags[0], "what was written to it counts as delivered"
+        assert flags[0], "written messages count as delivered"

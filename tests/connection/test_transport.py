@@ -1,4 +1,4 @@
-"""The transport's guards: what asyncio and uvloop do not forgive."""
+"""The transport's guards against calls that asyncio and uvloop do not allow."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from amqpd.listeners import is_loopback
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    house = MemoryBroker()
-    yield Served(house)
-    house.end()
+    memory_broker = MemoryBroker()
+    yield Served(memory_broker)
+    memory_broker.end()
 
 
-def test_a_write_after_the_end_is_dropped(served: Served) -> None:
+def test_write_after_close_is_dropped(served: Served) -> None:
     served.transport.write(b"one")
     served.socket.closing = True
     served.transport.write(b"two")
@@ -33,20 +33,20 @@ def test_a_write_after_the_end_is_dropped(served: Served) -> None:
     assert served.socket.data == b"one"
 
 
-def test_a_finished_connection_is_read_on_and_heard_no_more(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A close over unread bytes is a reset, which may cost the peer the close-ok before it."""
+def test_closed_connection_is_read_but_ignored(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing with unread bytes would be a reset, which may cost the peer the close-ok."""
     timers: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(served.house.loop, "call_later", lambda *timer: timers.append(timer))
+    monkeypatch.setattr(served.memory_broker.loop, "call_later", lambda *timer: timers.append(timer))
     served.connection.read_pause.pause(SYNC)
-    served.say(0, spec.Connection.Close(reply_code=200, reply_text="bye", class_id=0, method_id=0))
-    served.say(0, spec.Connection.Close(reply_code=200, reply_text="bye", class_id=0, method_id=0))
-    assert served.names() == ["Connection.CloseOk"]
+    served.send(0, spec.Connection.Close(reply_code=200, reply_text="bye", class_id=0, method_id=0))
+    served.send(0, spec.Connection.Close(reply_code=200, reply_text="bye", class_id=0, method_id=0))
+    assert served.received_names() == ["Connection.CloseOk"]
     assert (served.socket.ended, served.socket.closing, served.socket.reading) == (False, False, True)
     ((wait_s, finish),) = timers
     assert wait_s == CLOSE_WAIT_S
     finish()
     served.transport.write(b"late")
-    assert served.names() == []
+    assert served.received_names() == []
     assert (served.socket.ended, served.socket.closing, served.socket.reading) == (True, False, True)
     assert timers[1:] == [(LINGER_S, served.socket.close)]
 
@@ -61,7 +61,7 @@ def test_pause_and_resume_are_idempotent(served: Served) -> None:
     assert served.socket.reading
 
 
-def test_nothing_is_asked_of_a_socket_that_is_gone(served: Served) -> None:
+def test_lost_socket_is_not_called(served: Served) -> None:
     served.transport.connection_lost(ConnectionResetError())
     for step in (
         served.transport.pause_reading,
@@ -73,49 +73,49 @@ def test_nothing_is_asked_of_a_socket_that_is_gone(served: Served) -> None:
     assert (served.socket.pauses, served.socket.closing) == (0, False)
 
 
-def test_the_end_of_the_socket_is_the_end_of_the_connection(served: Served) -> None:
-    """Its consumers, exclusive queues and unacked messages are let go; a second end does nothing."""
-    served.say(1, spec.Channel.Open(), spec.Queue.Declare(queue="mine", exclusive=True))
-    served.say(1, spec.Queue.Declare(queue="q"), spec.Basic.Consume(queue="q", consumer_tag="t"))
-    served.heard()
-    vhost = served.house.vhost
+def test_lost_socket_releases_connection(served: Served) -> None:
+    """Its consumers, exclusive queues and unacked messages are released; a second release does nothing."""
+    served.send(1, spec.Channel.Open(), spec.Queue.Declare(queue="mine", exclusive=True))
+    served.send(1, spec.Queue.Declare(queue="q"), spec.Basic.Consume(queue="q", consumer_tag="t"))
+    served.received()
+    vhost = served.memory_broker.vhost
     assert len(vhost.queues["q"].consumers) == 1
     served.transport.connection_lost(None)
-    served.house.settle()
+    served.memory_broker.settle()
     assert served.connection.close_handler.state == CLOSED
     assert set(vhost.queues) == {"q"}
     assert vhost.queues["q"].consumers == []
-    assert served.house.connections.by_name == {}
-    served.house.connections.release(served.connection)
-    served.house.settle()
+    assert served.memory_broker.connections.by_name == {}
+    served.memory_broker.connections.release(served.connection)
+    served.memory_broker.settle()
     assert set(vhost.queues) == {"q"}
 
 
-def test_a_turn_after_the_end_writes_nothing(served: Served) -> None:
-    """The socket goes between a delivery and the end of the loop's turn."""
-    served.say(1, spec.Channel.Open())
+def test_turn_after_lost_socket_writes_nothing(served: Served) -> None:
+    """The socket is lost between a delivery and the end of the loop turn."""
+    served.send(1, spec.Channel.Open())
     served.transport.connection_lost(None)
-    served.house.settle()
+    served.memory_broker.settle()
     assert served.socket.data == b""
 
 
-def test_the_buffer_has_bounds(served: Served) -> None:
+def test_write_buffer_limits(served: Served) -> None:
     assert served.socket.limits == (WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
 
 
-def test_a_full_socket_parks_the_consumers_and_room_wakes_them(served: Served) -> None:
-    served.say(1, spec.Channel.Open(), spec.Queue.Declare(queue="q"), spec.Basic.Consume(queue="q", no_ack=True))
-    served.heard()
+def test_full_socket_parks_consumers_until_writable(served: Served) -> None:
+    served.send(1, spec.Channel.Open(), spec.Queue.Declare(queue="q"), spec.Basic.Consume(queue="q", no_ack=True))
+    served.received()
     served.transport.pause_writing()
-    other = Served(served.house)
-    other.say(1, spec.Channel.Open(), spec.Basic.Publish(routing_key="q"))
+    other = Served(served.memory_broker)
+    other.send(1, spec.Channel.Open(), spec.Basic.Publish(routing_key="q"))
     header: Any = b"\x02\x00\x01\x00\x00\x00\x0e\x00\x3c\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\xce"
     other.transport.data_received(header)
-    assert served.names() == []
-    assert served.house.vhost.queues["q"].ready_count == 1
+    assert served.received_names() == []
+    assert served.memory_broker.vhost.queues["q"].ready_count == 1
     served.transport.resume_writing()
-    assert served.names() == ["Basic.Deliver"]
-    assert served.house.vhost.queues["q"].ready_count == 0
+    assert served.received_names() == ["Basic.Deliver"]
+    assert served.memory_broker.vhost.queues["q"].ready_count == 0
 
 
 @pytest.mark.parametrize(
@@ -134,17 +134,17 @@ def test_a_full_socket_parks_the_consumers_and_room_wakes_them(served: Served) -
         ("", False),
     ],
 )
-def test_loopback(host: str, loopback: bool) -> None:
-    """guest may come from here only, so what is no address is not here."""
+def test_is_loopback(host: str, loopback: bool) -> None:
+    """The user guest may log in from loopback only. A string that is no address is not loopback."""
     assert is_loopback(host) is loopback
 
 
-def test_names_of_connections() -> None:
-    """rabbit: `peer:port -> local:port`; IPv6 in brackets, so that the port can be told."""
-    house = MemoryBroker()
-    served = Served(house)
+def test_connection_name() -> None:
+    """RabbitMQ: `peer:port -> local:port`, IPv6 in brackets so that the port is unambiguous."""
+    memory_broker = MemoryBroker()
+    served = Served(memory_broker)
     raw: Any = Socket(("::1", 40000))
     served.transport.connection_made(raw)
     assert served.transport.connection.name == "[::1]:40000 -> 127.0.0.1:5672"
     assert served.transport.peer_is_loopback
-    house.end()
+    memory_broker.end()

@@ -1,4 +1,4 @@
-"""The end of a loop turn: its order, its clock, and who waits for the disk."""
+"""The end of a loop turn: its order, its clock, and publishers that wait for the disk."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from amqpd.storage.loop_log import LogContext
 from amqpd.storage.queue_log import QueueLog
 
 
-class Disk(GroupCommit):
-    """The storage as a turn sees it, and its commit cycle."""
+class FakeStorage(GroupCommit):
+    """Fake storage with the commit cycle of a turn."""
 
-    def __init__(self, log: list[str]) -> None:  # nothing below it: it writes to no file
+    def __init__(self, log: list[str]) -> None:  # writes no files
         self.log = log
         self.generation = 1
         self.unsynced_bytes = 0
@@ -46,7 +46,7 @@ class Disk(GroupCommit):
         self.log.append("look")
 
 
-class Sock:
+class FakeSocket:
     def __init__(self, log: list[str], name: str = "") -> None:
         self.log = log
         self.name = name
@@ -58,7 +58,7 @@ class Sock:
         self.log.append("release" + self.name)
 
 
-class Publisher(CommitListener):
+class FakePublisher(CommitListener):
     def __init__(self, log: list[str], waits: bool = False) -> None:
         self.log = log
         self.waits = waits
@@ -72,8 +72,8 @@ class Publisher(CommitListener):
         return False
 
 
-class Hands(Clock):
-    """A clock that stands until it is moved."""
+class FakeClock(Clock):
+    """A clock that moves only when the test moves it."""
 
     def __init__(self) -> None:
         self.now_s = 5.0
@@ -82,13 +82,13 @@ class Hands(Clock):
         return self.now_s
 
 
-class Room:
+class TurnRig:
     def __init__(self) -> None:
         self.log: list[str] = []
-        self.disk = Disk(self.log)
+        self.disk = FakeStorage(self.log)
         self.soon: list[Callable[[], None]] = []
         disk: Any = self.disk
-        self.clock = Hands()
+        self.clock = FakeClock()
         self.turn = LoopTurn(disk, self.soon.append, Timers(lambda delay_s, call: None, ClockWatch(self.clock)))
 
     def run(self) -> list[str]:
@@ -101,32 +101,32 @@ class Room:
 
 
 @pytest.fixture
-def room() -> Room:
-    return Room()
+def rig() -> TurnRig:
+    return TurnRig()
 
 
-def test_a_turn_is_asked_for_once_and_has_an_order(room: Room) -> None:
-    """Delivery marks are written before deliveries are sent, confirms are sent with what they confirm."""
-    room.turn.flush_later(Sock(room.log))
-    room.turn.confirm_later(Publisher(room.log))
-    room.turn.schedule()
-    assert len(room.soon) == 1
-    assert room.run() == ["write", "confirm 1 now", "send"]
-    assert room.run() == []
+def test_turn_runs_once_in_order(rig: TurnRig) -> None:
+    """Delivery marks are written before deliveries are sent. Confirms are sent after the write."""
+    rig.turn.flush_later(FakeSocket(rig.log))
+    rig.turn.confirm_later(FakePublisher(rig.log))
+    rig.turn.schedule()
+    assert len(rig.soon) == 1
+    assert rig.run() == ["write", "confirm 1 now", "send"]
+    assert rig.run() == []
 
 
-def test_acks_that_wait_too_long_are_looked_for_between_the_reads_of_a_long_turn(room: Room) -> None:
-    """Each large read may be milliseconds of work; of small ones each sixteenth costs a look at the clock."""
-    room.turn.begin_read(SMALL_READ_BYTES + 1)
-    room.turn.begin_read(SMALL_READ_BYTES + 1)
-    assert room.run() == ["look", "look", "write"]
+def test_overdue_acks_are_written_between_reads_of_long_turn(rig: TurnRig) -> None:
+    """Each large read may take milliseconds. Of small reads only each sixteenth looks at the clock."""
+    rig.turn.begin_read(SMALL_READ_BYTES + 1)
+    rig.turn.begin_read(SMALL_READ_BYTES + 1)
+    assert rig.run() == ["look", "look", "write"]
     for _ in range(2 * LOOK_READS + 1):
-        room.turn.begin_read(SMALL_READ_BYTES)
-    assert room.run() == ["look", "look", "write"]
+        rig.turn.begin_read(SMALL_READ_BYTES)
+    assert rig.run() == ["look", "look", "write"]
 
 
-def test_the_clock_is_read_once_per_read_and_forgotten_with_the_turn(room: Room) -> None:
-    turn, clock = room.turn, room.clock
+def test_clock_is_cached_until_next_read_or_turn(rig: TurnRig) -> None:
+    turn, clock = rig.turn, rig.clock
     turn.begin_read(100)
     first = turn.now_ms()
     clock.now_s += 1
@@ -134,82 +134,82 @@ def test_the_clock_is_read_once_per_read_and_forgotten_with_the_turn(room: Room)
     turn.begin_read(100)
     assert turn.now_ms() == first + 1000
     clock.now_s += 1
-    room.run()
+    rig.run()
     assert turn.now_ms() == first + 2000
-    assert len(room.soon) == 1, "outside a turn it asks for one, so that it is forgotten"
+    assert len(rig.soon) == 1, "a call outside a turn schedules one"
     clock.now_s += 1
-    room.run()
+    rig.run()
     assert turn.now_ms() == first + 3000
 
 
-def test_a_turn_that_storage_puts_off(room: Room) -> None:
-    """Nothing of it is worked off before, and nobody else asks for it meanwhile."""
-    room.disk.many_dirty = True
-    sock: Any = Sock(room.log)
-    room.turn.flush_later(sock)
-    assert room.run() == ["wait"]
-    room.turn.schedule()
-    assert room.soon == []
-    room.disk.later()
-    assert room.log[-2:] == ["write", "send"]
+def test_postponed_turn_runs_once(rig: TurnRig) -> None:
+    """Storage postpones the turn: nothing is written or sent before, and no second turn is scheduled."""
+    rig.disk.many_dirty = True
+    sock: Any = FakeSocket(rig.log)
+    rig.turn.flush_later(sock)
+    assert rig.run() == ["wait"]
+    rig.turn.schedule()
+    assert rig.soon == []
+    rig.disk.later()
+    assert rig.log[-2:] == ["write", "send"]
 
 
-def test_a_confirm_waits_for_what_is_on_its_way(room: Room) -> None:
-    room.disk.commit_waiting = True
-    room.turn.confirm_later(Publisher(room.log, waits=True))
-    assert room.run() == ["write", "confirm 1 later"]
-    room.turn.committed(1, [])
-    assert room.run() == ["committed 1"]
-    room.turn.committed(2, [])
-    assert room.run() == [], "asked again although nothing waits"
+def test_confirm_waits_for_pending_commit(rig: TurnRig) -> None:
+    rig.disk.commit_waiting = True
+    rig.turn.confirm_later(FakePublisher(rig.log, waits=True))
+    assert rig.run() == ["write", "confirm 1 later"]
+    rig.turn.committed(1, [])
+    assert rig.run() == ["committed 1"]
+    rig.turn.committed(2, [])
+    assert rig.run() == [], "called although nothing waits"
 
 
-def test_who_waits_already_is_asked_once(room: Room) -> None:
-    room.disk.commit_waiting = True
-    publisher = Publisher(room.log, waits=True)
+def test_waiting_publisher_is_called_once_per_commit(rig: TurnRig) -> None:
+    rig.disk.commit_waiting = True
+    publisher = FakePublisher(rig.log, waits=True)
     for _ in range(3):
-        room.turn.confirm_later(publisher)
-        room.run()
-    room.turn.committed(3, [])
-    assert room.run() == ["committed 3"]
+        rig.turn.confirm_later(publisher)
+        rig.run()
+    rig.turn.committed(3, [])
+    assert rig.run() == ["committed 3"]
 
 
-def test_tx_commit_does_not_wait_for_the_next_append(room: Room) -> None:
-    room.turn.is_sync_urgent = True
-    room.turn.schedule()
-    assert room.run() == ["flush logs"]
-    room.turn.schedule()
-    assert room.run() == ["write"]
+def test_tx_commit_flushes_logs_at_once(rig: TurnRig) -> None:
+    rig.turn.is_sync_urgent = True
+    rig.turn.schedule()
+    assert rig.run() == ["flush logs"]
+    rig.turn.schedule()
+    assert rig.run() == ["write"]
 
 
-def test_one_question_is_answered_once(room: Room) -> None:
-    """By the commit of its own generation, whether or not that took its logs."""
-    told: list[bool] = []
+def test_when_safe_answers_once_per_call(rig: TurnRig) -> None:
+    """Each question is answered by the commit of its own generation, even if that commit had none of its logs."""
+    answers: list[bool] = []
     good, bad = (QueueLog("", "", name, "", local=True) for name in ("good", "bad"))
-    room.disk.commit_waiting = True
+    rig.disk.commit_waiting = True
     for logs in ([good], [good, bad], []):
-        when_safe(room.turn, logs, told.append)
-    room.run()
-    room.turn.committed(0, [good])
-    assert told == []
-    room.turn.committed(1, [bad])
-    assert told == [True, False, True]
-    room.turn.committed(2, [good])
-    room.disk.commit_waiting = False
-    when_safe(room.turn, [], told.append)
-    room.run()
-    assert told == [True, False, True, True]
+        when_safe(rig.turn, logs, answers.append)
+    rig.run()
+    rig.turn.committed(0, [good])
+    assert answers == []
+    rig.turn.committed(1, [bad])
+    assert answers == [True, False, True]
+    rig.turn.committed(2, [good])
+    rig.disk.commit_waiting = False
+    when_safe(rig.turn, [], answers.append)
+    rig.run()
+    assert answers == [True, False, True, True]
 
 
-def test_publishers_are_held_until_the_bytes_are_synced(room: Room) -> None:
-    room.turn.unsynced_bytes_max = 100
+def test_publishers_wait_until_bytes_are_synced(rig: TurnRig) -> None:
+    rig.turn.unsynced_bytes_max = 100
     for name in (" a", " b"):
-        room.turn.pause_until_synced(Sock(room.log, name))
-    room.disk.unsynced_bytes = 101
-    room.turn.committed(1, [])
-    assert room.run() == []
-    room.disk.unsynced_bytes = 50
-    room.turn.committed(2, [])
-    assert room.run() == ["release a", "release b"]
-    room.turn.committed(3, [])
-    assert room.run() == []
+        rig.turn.pause_until_synced(FakeSocket(rig.log, name))
+    rig.disk.unsynced_bytes = 101
+    rig.turn.committed(1, [])
+    assert rig.run() == []
+    rig.disk.unsynced_bytes = 50
+    rig.turn.committed(2, [])
+    assert rig.run() == ["release a", "release b"]
+    rig.turn.committed(3, [])
+    assert rig.run() == []

@@ -1,11 +1,10 @@
-"""A data directory with many messages in it, as a broker that was killed leaves it. Run as a program: it ends itself
-with SIGKILL.
+"""Write a data directory with many messages, as a killed broker leaves it. The program ends itself with SIGKILL.
 
-    python backlog_data.py DIRECTORY QUEUES RECORDS [BODY_SIZE_BYTES]
+python backlog_data.py DIRECTORY QUEUES RECORDS [BODY_SIZE_BYTES]
 
-Queues `q0`, `q1` ... of the vhost `/`, RECORDS messages in all of them together; nothing of them is settled. It goes
-through `Storage` and `Metadata` as the broker does, so what it writes is what a broker writes, at millions of messages
-a second.
+It declares queues `q0`, `q1` ... in vhost `/` and distributes RECORDS messages over them; none is acked. It uses
+`Storage` and the metadata store as the broker does, so the files are those of a broker, at millions of messages a
+second.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ TURN = 500
 PROPERTIES = b"\x10\x00\x02"  # delivery mode 2
 
 
-class Posted:
-    """A loop of sorts: what was posted is called by `run`."""
+class PostedCalls:
+    """A minimal event loop: `run` calls what was posted."""
 
     def __init__(self) -> None:
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
@@ -51,11 +50,11 @@ class Posted:
 
 
 def body_of(queue: int, number: int, size: int) -> bytes:
-    """What message `number` of a queue says, so that it can be known again."""
+    """Return the body of message `number` of a queue, unique so that a test recognizes it."""
     return b"%d.%d." % (queue, number) + b"x" * (size - len(b"%d.%d." % (queue, number)))
 
 
-def declare(data_dir: Path, storage: Storage, queue_count: int, arguments: bytes, loop: Posted) -> list[LocalLog]:
+def declare(data_dir: Path, storage: Storage, queue_count: int, arguments: bytes, loop: PostedCalls) -> list[LocalLog]:
     metadata = SqlMetadataStore("", data_dir, loop.post)
     state = metadata.open(lambda: initial_rows("guest", "guest", "/"))
     vhost = state.vhosts[0]
@@ -71,15 +70,15 @@ def declare(data_dir: Path, storage: Storage, queue_count: int, arguments: bytes
 
 
 def fill(data_dir: Path, queue_count: int, record_count: int, body_size: int = 100, arguments: bytes = b"") -> None:
-    """Declares the queues and appends the messages, evenly. arguments: of every queue, an encoded field table."""
-    loop = Posted()
+    """Declare the queues and append the messages evenly. arguments: of every queue, as an encoded field table."""
+    loop = PostedCalls()
     storage = Storage(data_dir, post=loop.post)
     stores = declare(data_dir, storage, queue_count, arguments, loop)
-    each = record_count // queue_count
+    queue_length = record_count // queue_count
     routes = [RecordRoute(b"", f"q{number}".encode()) for number in range(queue_count)]
-    for first in range(0, each, TURN):
+    for first in range(0, queue_length, TURN):
         for number, store in enumerate(stores):
-            for index in range(first, min(first + TURN, each)):
+            for index in range(first, min(first + TURN, queue_length)):
                 store.append_parts(routes[number], PROPERTIES, body_of(number, index, body_size), True)
             if number % 16 == 15 or number == queue_count - 1:
                 storage.commits.end_of_turn()

@@ -1,4 +1,4 @@
-"""What the crash tests share lies beside them: importmode=importlib leaves this folder off the path."""
+"""Put this folder on the path for the shared modules; importmode=importlib leaves it off."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A data directory to damage, what it holds, and what may be found in it afterwards.
+"""A data directory to damage, its content, and checks of what recovery finds in it.
 
-`Specimen` is the image of a disk after a life that has rolled segments, settled, delivered, given back and stopped or
-been killed. `examine` opens a damaged copy with the real recovery, reads everything, appends, kills, opens once more,
-and says what was found. Verdict: no byte that was not published, nothing twice, in order; the rest is the caller's.
+`Specimen` is a disk image after a life with rolled segments, acks, deliveries and requeues, which was stopped or
+killed. `examine` opens a damaged copy with the real recovery, reads everything, appends, kills and opens it again. It
+checks that every body was published, that none is there twice, and that the order is right; the caller checks the rest.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ QUEUE: Final = "/data/vhosts/v/queues/q"
 
 
 class Specimen:
-    """messages: all that were published, by body. unsettled: bodies that must be there if nothing is damaged."""
+    """messages: all published messages, by body. unsettled: bodies that must be there if nothing is damaged."""
 
     def __init__(
         self, *, clean: bool, segment_size_bytes: int, turns: int, size: int, settle: bool = True, seed: int = 1
     ) -> None:
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         self.segment_size_bytes = segment_size_bytes
         self.disk = Disk({"/data": None, "/data/vhosts": None, "/data/vhosts/v": None, "/data/vhosts/v/queues": None})
         ledger = Ledger()
         life = Life(self.disk, ledger, 1, segment_size_bytes=segment_size_bytes)
         life.create("q")
         for turn in range(turns):
-            life.append("q", chance.randint(1, 3), chance.choice((size, size // 2, 20)))
+            life.append("q", rng.randint(1, 3), rng.choice((size, size // 2, 20)))
             life.turn()
             if settle and turn % 3 == 2:
                 live = life.live("q")
@@ -60,7 +60,7 @@ class Specimen:
         return data
 
     def batches(self, path: str) -> list[tuple[int, int, int, int]]:
-        """(position, end, first offset, last offset) of each batch in a log."""
+        """Return (position, end, first offset, last offset) of each batch in a log."""
         data = self.data(path)
         found = []
         position = 0
@@ -71,7 +71,7 @@ class Specimen:
         return found
 
     def with_file(self, path: str, data: bytes | None) -> Image:
-        """The image with another file at `path`, or without it."""
+        """Return the image with other content at `path`, or without that file."""
         image = dict(self.image)
         if data is None:
             del image[path]
@@ -81,7 +81,7 @@ class Specimen:
 
 
 class Finding(NamedTuple):
-    """bodies: in order. lost: offset ranges the store says are lost. count: what it counts."""
+    """bodies: in order. lost: offset ranges that the log reports as lost."""
 
     bodies: list[bytes]
     offsets: list[int]
@@ -90,17 +90,19 @@ class Finding(NamedTuple):
     next_offset: int
 
 
-def examine(specimen: Specimen, image: Image, *, go_on: bool = True) -> Finding:
-    """Opens the damaged copy, reads, appends, kills, opens again, and says what was found. Raises: AssertionError."""
+def examine(specimen: Specimen, image: Image, *, reopen: bool = True) -> Finding:
+    """Open a damaged copy, read, append, kill and open it again; return what was found. Raises: AssertionError."""
     finding = _open(specimen, Disk(image), b"")
-    if go_on:
+    if reopen:
         disk = Disk(image)
         _open(specimen, disk, b"new")
-        again = _open(specimen, disk.killed(), b"")
-        fresh = [body for body in again.bodies if body == b"new"]
-        assert len(fresh) == 1 and again.bodies[-1] == b"new", "what is appended after the damage is not there"
-        assert set(finding.bodies) - set(again.bodies) == set(), "what was found once is gone"
-        assert again.offsets[-1] >= finding.next_offset, "an offset is used again"
+        reopened = _open(specimen, disk.killed(), b"")
+        appended = [body for body in reopened.bodies if body == b"new"]
+        assert len(appended) == 1 and reopened.bodies[-1] == b"new", "a message appended after the damage is missing"
+        assert set(finding.bodies) - set(reopened.bodies) == set(), (
+            "a message found at the first start is missing at the second"
+        )
+        assert reopened.offsets[-1] >= finding.next_offset, "an offset was reused"
     return finding
 
 

@@ -1,7 +1,7 @@
-"""An amqpd whose metadata cannot be written while the file `metadata-fails` lies beside its data directory.
+"""An amqpd whose metadata cannot be written while the file `metadata-fails` exists beside its data directory.
 
-Run as a script with amqpd's options: `python -P failing_metadata.py FILE --data-dir ...`. The error is SQLite's own for
-a full disk, raised where SQLite would: in the thread that writes.
+Run as a script with amqpd's options: `python -P failing_metadata.py FILE --data-dir ...`. The error is SQLite's error
+of a full disk, raised in the same thread as SQLite would raise it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""Real disks that are cut from power, run full, or whose calls fail: what of that this machine allows.
+"""Real disk faults, as far as this machine allows: power cuts, full disks, and failing system calls.
 
-`LoopDisk`: an ext4 on a loop device, in a file. `cut` ends it as a power cut does (EXT4_IOC_SHUTDOWN without a flush of
-the journal): what was not synced is gone. The process that writes must be stopped first: an fsync in flight may return
-success while the journal is being ended. `Injector`: strace, which lets the
-n-th call of a kind fail in a running process. Each has `why_not`: a text where it cannot be had, to skip with.
+`LoopDisk`: an ext4 on a loop device, in a file. `cut` shuts it down as a power cut does (EXT4_IOC_SHUTDOWN without a
+flush of the journal), so unsynced data is lost. The writing process must be stopped first: an fsync in flight may
+return success while the journal is shut down.
+
+`Injector`: strace, which makes the n-th call of a kind fail in a running process.
+
+Both have `why_not`: the reason to skip if the fault is not available here, or "".
 """
 
 from __future__ import annotations
@@ -28,18 +31,19 @@ PATIENCE_S: Final = 600.0
 
 
 REQUIRED: Final = "TEST_REQUIRE_FAULTS"
-"""Set where strace and ext4's tools are installed: what they could do may then not be skipped."""
+"""If set, a test that needs strace or ext4's tools must not be skipped because they are not installed."""
 
 
-def skip_or_fail(what: str, reason: str) -> None:
-    """Skips, visibly; where faults are required only for want of root, of a loop device, or of the right to mount or
-    attach. Does nothing when there is no reason.
+def skip_or_fail(description: str, reason: str) -> None:
+    """Skip visibly if there is a `reason`; fail if a tool is not installed although REQUIRED is set.
+
+    Missing root, loop devices, or rights to mount or attach are always a skip.
     """
     if not reason:
         return
     if os.environ.get(REQUIRED) and "not installed" in reason:
-        pytest.fail(f"{what}: {reason}, and {REQUIRED} is set")
-    pytest.skip(f"{what}: {reason}")
+        pytest.fail(f"{description}: {reason}, and {REQUIRED} is set")
+    pytest.skip(f"{description}: {reason}")
 
 
 def _run(*command: str) -> str:
@@ -54,7 +58,7 @@ def _needs(*programs: str) -> str:
 
 
 class LoopDisk:
-    """An ext4 on a loop device, in a file, that can be cut from power. path: where it is mounted."""
+    """An ext4 on a loop device, in a file, whose power can be cut. path: its mount point."""
 
     def __init__(self, directory: Path, size_bytes: int = 96 << 20) -> None:
         self._image = directory / "disk.img"
@@ -62,12 +66,12 @@ class LoopDisk:
         self.path.mkdir()
         with self._image.open("wb") as file:
             file.truncate(size_bytes)
-        # No share for root: f_bavail is then what there is.
+        # No blocks reserved for root, so that f_bavail is all the free space.
         _run("mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=0", str(self._image))
 
     @staticmethod
     def why_not() -> str:
-        """Tries it once, with the smallest disk there is."""
+        """Try it once with a small disk."""
         reason = _needs("mkfs.ext4", "mount", "umount", "losetup")
         if reason:
             return reason
@@ -83,7 +87,7 @@ class LoopDisk:
         _run("mount", "-o", "loop", str(self._image), str(self.path))
 
     def cut(self) -> None:
-        """The power goes: nothing more reaches the disk, not even the journal's commit."""
+        """Cut the power: no more data reaches the disk, not even the journal's commit."""
         fd = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.ioctl(fd, SHUTDOWN, struct.pack("I", NO_FLUSH))
@@ -98,9 +102,9 @@ class LoopDisk:
             except subprocess.CalledProcessError:
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(0.05)  # the killed process is not quite gone
-        # Who began in a mount namespace of his own while it was mounted has it still: mounted again it would be the one
-        # that was cut.
+                time.sleep(0.05)  # the killed process has not exited yet
+        # A process with its own mount namespace, started while the disk was mounted, still holds the mount. A new mount
+        # would then be the disk that was cut.
         deadline = time.monotonic() + PATIENCE_S
         while _run("losetup", "-j", str(self._image)):
             assert time.monotonic() < deadline, f"another mount namespace keeps {self.path}"
@@ -115,13 +119,13 @@ class LoopDisk:
 
 
 class Filler:
-    """A file that takes all the room a file system has left."""
+    """A file that takes all the free space of a file system."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "filler"
 
     def fill(self) -> int:
-        """Returns the bytes that are free afterwards."""
+        """Fill the file system. Return the bytes that are still free."""
         with self._path.open("ab", buffering=0) as file:
             for size in (1 << 20, 4096, 512):
                 try:
@@ -138,11 +142,11 @@ class Filler:
 
 
 class Injector:
-    """strace on a running process: `what` is its -e inject= expression, such as `fdatasync:error=EIO:when=3`."""
+    """strace on a running process. description: its -e inject= expression, such as `fdatasync:error=EIO:when=3`."""
 
-    def __init__(self, pid: int, what: str, trace: Path) -> None:
+    def __init__(self, pid: int, description: str, trace: Path) -> None:
         self.trace = trace
-        call = what.partition(":")[0]
+        call = description.partition(":")[0]
         command = [
             "strace",
             "-f",
@@ -152,7 +156,7 @@ class Injector:
             "-e",
             f"trace={call}",
             "-e",
-            f"inject={what}",
+            f"inject={description}",
             "-p",
             str(pid),
         ]
@@ -177,18 +181,18 @@ class Injector:
         return ""
 
     def end(self) -> None:
-        """By SIGINT: strace then lets go of the process, which a killed one would leave stopped."""
+        """End strace by SIGINT, so that it detaches: a killed strace would leave the process stopped."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
         self._process.communicate(timeout=60)
 
     def hits(self) -> int:
-        """How many calls were made to fail."""
+        """Return the number of calls that failed."""
         return self.trace.read_text(encoding="utf-8", errors="replace").count("(INJECTED)")
 
 
 def stop_process(pid: int) -> None:
-    """SIGSTOP; returns when all its threads stand still."""
+    """Send SIGSTOP and wait until all threads have stopped."""
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + 60
     while True:

@@ -1,10 +1,15 @@
-"""The load of what RabbitMQ has not, or of late: `retry`, `numbered`, `moved`, `redriven`, `later`, `kept`, and groups.
+"""The load on features that RabbitMQ lacks or added recently: `retry`, `numbered`, `moved`, `redriven`, `later`,
+`kept`, groups.
 
-`retry` is a queue whose messages wait when they come back. `numbered` has a producer whose messages have sequences: it
-loses its connection, publishes again what was not confirmed and some more, hands over to the next epoch. An operator
-moves from `moved` to `moved.to` and redrives from `redriven`, whose messages say that they died in `revived`; he stops
-some of his jobs. `later` is published to two exchanges that delay, and some of it cancelled. `kept` retains what was
-acked, and an operator rewinds batches of it. Everything runs as clients of `history_load.Crowd`.
+- `retry`: a queue with delayed retries.
+- `numbered`: a producer with sequence numbers. It loses its connection, publishes again what was not confirmed and some
+  more, and is replaced by a producer of the next epoch.
+- `moved`, `redriven`: an operator moves from `moved` to `moved.to`, redrives from `redriven`, whose messages have an
+  x-death of `revived`, and stops some of the jobs.
+- `later`: published to two delaying exchanges; some messages are cancelled.
+- `kept`: retains acked messages, and an operator rewinds batches of them.
+
+All of them run as clients of `history_load.Crowd`.
 """
 
 from __future__ import annotations
@@ -28,10 +33,10 @@ UNCONFIRMED_MAX: Final = 30
 PATIENCE_S: Final = 300.0
 PRODUCER: Final = 4711
 AGAIN_MAX: Final = 8
-"""So many that were confirmed are published again with those that were not."""
+"""The number of confirmed messages that are published again with the unconfirmed ones."""
 DELAYS_MS: Final = (0, 15, 40, 120, 300, 300, 700, 700, 1500, 1500, 3000, 9000)
 FAR_MS: Final = 3_600_000
-"""Of `later`: nothing waits as long as that, it is cancelled. Above FAR_MS / 2 it is."""
+"""A delay of `later` that is always cancelled; a remaining delay above FAR_MS / 2 is one of these."""
 DELAYED: Final = {"delays": ("x-delayed-message", {"x-delayed-type": "topic"}), "times": ("topic", {"x-delayed": True})}
 """Exchanges to which `later` is published, with x-delay and with x-deliver-at."""
 DEATH: Final = pamqp.encode.field_table(
@@ -47,7 +52,7 @@ DEATH: Final = pamqp.encode.field_table(
 
 
 class Crowd(Protocol):
-    """What it needs of `history_load.Crowd`."""
+    """The part of `history_load.Crowd` that this load needs."""
 
     ended: bool
     ahead: dict[str, int]
@@ -63,7 +68,7 @@ class Crowd(Protocol):
 
 
 async def prepare_features(link: Link, without: Container[str] = ()) -> None:
-    """What is declared besides the queues of `history.QUEUES`. without: lanes."""
+    """Declare what exists besides the queues of `history.QUEUES`. without: lanes to leave out."""
     await link.declare_queue("grouped", table=GROUPED)
     for exchange, (kind, arguments) in DELAYED.items() if "later" not in without else ():
         table = pamqp.encode.field_table(arguments)
@@ -76,14 +81,14 @@ async def delayed(ask: Ask) -> list[dict[str, Any]]:
 
 
 async def settled(ask: Ask) -> bool:
-    """Whether nothing waits for its time, and nobody has anything of the groups."""
+    """Return whether no message is delayed, waits for a retry, or is in the queue with groups."""
     queues = cast("list[dict[str, Any]]", await ask("GET", "/api/queues/%2F", None))
     waiting = sum(each["messages"] for each in queues if each["name"] in ("retry", "grouped"))
     return not waiting and not await delayed(ask)
 
 
 class FeatureLoad:
-    """The clients of one life. Each of its coroutines ends with the crowd, or raises what its link does."""
+    """The clients of one life. Each coroutine ends with the crowd, or raises the error of its connection."""
 
     def __init__(self, crowd: Crowd, ask: Ask, history: History, seed: int) -> None:
         self._crowd = crowd
@@ -106,7 +111,7 @@ class FeatureLoad:
             *((crowd.work("numbered", ("ack", "ack", "requeue"), 20),) if numbered else ()),
             *((self._publish_numbered(self._lot()),) if numbered else ()),
             self._operate(self._lot()),
-            *(groups.publish(crowd.connect, who, 0.05) for who in (0, 1)),
+            *(groups.publish(crowd.connect, publisher, 0.05) for publisher in (0, 1)),
             *(groups.consume(crowd.connect, self._has_ended) for _ in range(4)),
         )
 
@@ -124,8 +129,8 @@ class FeatureLoad:
 
     # -- publishers
 
-    async def _publish(self, queue: str, choose: random.Random) -> None:
-        """With confirms, and what makes the messages of this lane what they are."""
+    async def _publish(self, queue: str, rng: random.Random) -> None:
+        """Publish with confirms, with the properties of this lane."""
         history, crowd, batches = self._history, self._crowd, self._history.batches
         link = await crowd.connect()
         window = await crowd.confirms(link, queue)
@@ -134,10 +139,10 @@ class FeatureLoad:
             if queue == "kept":
                 batches.number += 1
                 batches.begun[batches.number] = time.time()
-            for _ in range(choose.choice((1, 2, 4, 10))):
+            for _ in range(rng.choice((1, 2, 4, 10))):
                 exchange, sent, table = "", Sent("confirm", batch=batches.number), b""
                 if queue == "later":
-                    exchange, sent, table = _delay(choose)
+                    exchange, sent, table = _delay(rng)
                 elif queue == "redriven":
                     table = DEATH
                 elif queue == "kept":
@@ -149,13 +154,13 @@ class FeatureLoad:
                 key = f"later.{message}" if exchange else queue
                 link.write(publish_prefix(exchange, key) + content(properties, body))
             await link.writable()
-            await asyncio.sleep(choose.uniform(0.02, 0.08))
+            await asyncio.sleep(rng.uniform(0.02, 0.08))
             while not crowd.ended and (len(window) > UNCONFIRMED_MAX or crowd.waits_for_readers(queue)):
                 await link.writable()
                 await asyncio.sleep(0.01)
 
-    async def _publish_numbered(self, choose: random.Random) -> None:
-        """One connection after the other; each begins with what was not confirmed, and some that was."""
+    async def _publish_numbered(self, rng: random.Random) -> None:
+        """Use one connection after the other; each first repeats the unconfirmed messages and some confirmed ones."""
         history, crowd = self._history, self._crowd
         producer = history.producer
         while not crowd.ended:
@@ -170,18 +175,18 @@ class FeatureLoad:
 
             link.on_confirm = confirmed
             await link.confirm_select()
-            self._publish_again(link, written, choose)
-            for _ in range(choose.randrange(1, 25)):
-                for _ in range(choose.choice((1, 2, 4, 20))):
+            self._publish_again(link, written, rng)
+            for _ in range(rng.randrange(1, 25)):
+                for _ in range(rng.choice((1, 2, 4, 20))):
                     self._publish_next(link, written)
                 await link.writable()
-                await asyncio.sleep(choose.uniform(0.01, 0.05))
+                await asyncio.sleep(rng.uniform(0.01, 0.05))
                 while not crowd.ended and (len(producer.unconfirmed) > 60 or crowd.waits_for_readers("numbered")):
                     await link.writable()
                     await asyncio.sleep(0.01)
                 if crowd.ended:
                     return
-            if choose.random() < 0.4:
+            if rng.random() < 0.4:
                 while producer.unconfirmed:
                     await link.writable()
                     await asyncio.sleep(0.01)
@@ -200,15 +205,17 @@ class FeatureLoad:
         written.append(each.message)
         link.write(publish_prefix("", "numbered") + content(each.properties, each.body))
 
-    def _publish_again(self, link: Link, written: list[int], choose: random.Random) -> None:
+    def _publish_again(self, link: Link, written: list[int], rng: random.Random) -> None:
         producer = self._history.producer
-        for each in producer.sent[max(0, producer.confirmed() - choose.randrange(AGAIN_MAX)) :]:
+        for each in producer.sent[max(0, producer.confirmed() - rng.randrange(AGAIN_MAX)) :]:
             self._history.note("publish-again", "numbered", each.message)
             written.append(each.message)
             link.write(publish_prefix("", "numbered") + content(each.properties, each.body))
 
     async def _replace(self) -> None:
-        """All is confirmed. Another one takes over, and the old one says something more."""
+        """Start a producer of the next epoch when all is confirmed; then publish with the old epoch, which must be
+        refused.
+        """
         history, producer = self._history, self._history.producer
         producer.epoch += 1
         producer.sequence = 0
@@ -241,39 +248,39 @@ class FeatureLoad:
 
     # -- operators
 
-    async def _operate(self, choose: random.Random) -> None:
-        """Moves and redrives."""
+    async def _operate(self, rng: random.Random) -> None:
+        """Run moves and redrives."""
         while not self._crowd.ended:
-            lane = choose.choice(("moved", "redriven"))
+            lane = rng.choice(("moved", "redriven"))
             job: dict[str, object] = {"action": "redrive"}
             if lane == "moved":
                 job = {"action": "move", "to_queue": "moved.to"}
-            if choose.random() < 0.5:
-                job["limit"] = choose.randint(1, 40)
-            if choose.random() < 0.3:
-                job["where"] = f"p.message-id LIKE '%{choose.randrange(10)}'"
-            job["wait_ms"] = choose.choice((0, 0, 2000))
+            if rng.random() < 0.5:
+                job["limit"] = rng.randint(1, 40)
+            if rng.random() < 0.3:
+                job["where"] = f"p.message-id LIKE '%{rng.randrange(10)}'"
+            job["wait_ms"] = rng.choice((0, 0, 2000))
             item = cast("dict[str, Any]", await self._ask("POST", f"/api/queues/%2F/{lane}/jobs", job))
-            if item["ended"] is None and choose.random() < 0.5:
+            if item["ended"] is None and rng.random() < 0.5:
                 item = cast("dict[str, Any]", await self._ask("DELETE", f"/api/amqpd/jobs/{item['id']}", None))
             if item["state"] == "failed" or item["left"]:
                 self._history.violations.append(f"{lane}: a job {item['state']}: {item['reason']} {item['left']}")
             if item["done"]:
                 self._history.seen.add(f"{lane}, by a job")
-            await asyncio.sleep(choose.uniform(0.0, 0.15))
+            await asyncio.sleep(rng.uniform(0.0, 0.15))
 
-    async def _cancel(self, choose: random.Random) -> None:
-        """One in two of those that are due in an hour, now and then one of the others."""
+    async def _cancel(self, rng: random.Random) -> None:
+        """Cancel half of the messages that are due in an hour, and 2 % of the others."""
         while not self._crowd.ended:
             now_ms = time.time() * 1000
             for item in await delayed(self._ask):
                 far = item["due"] > now_ms + FAR_MS / 2
-                if choose.random() < (0.5 if far else 0.02) and item["due"] > now_ms + 500:
+                if rng.random() < (0.5 if far else 0.02) and item["due"] > now_ms + 500:
                     await self._cancel_one(item)
-            await asyncio.sleep(choose.uniform(0.05, 0.5))
+            await asyncio.sleep(rng.uniform(0.05, 0.5))
 
-    async def _cancel_far(self, choose: random.Random) -> None:
-        """All that nobody wants to wait for."""
+    async def _cancel_far(self, rng: random.Random) -> None:
+        """Cancel all messages with a far due time."""
         while not self._crowd.ended:
             for item in await delayed(self._ask):
                 if item["due"] > time.time() * 1000 + FAR_MS / 2:
@@ -294,22 +301,22 @@ class FeatureLoad:
         else:
             history.note("cancelled", "later", message, number)
 
-    async def _rewind(self, choose: random.Random) -> None:
-        """Batches of `kept`, as often as one likes; but not those of which a kill has left it open whether they are."""
+    async def _rewind(self, rng: random.Random) -> None:
+        """Rewind batches of `kept`, except those whose state a kill left uncertain."""
         history, batches = self._history, self._history.batches
         while not self._crowd.ended:
-            await asyncio.sleep(choose.uniform(0.05, 0.5))
+            await asyncio.sleep(rng.uniform(0.05, 0.5))
             complete = list(batches.begun)[-60:-1]
             if not complete:
                 continue
-            first = choose.choice(complete)
-            last = min(first + choose.randrange(4), complete[-1])
+            first = rng.choice(complete)
+            last = min(first + rng.randrange(4), complete[-1])
             if any(first <= end and last >= begin for begin, end in batches.uncertain):
                 continue
             number = history.next_number()
             job: dict[str, object] = {"action": "rewind", "wait_ms": 30_000}
             job["where"] = f"batch BETWEEN {first} AND {last}"
-            if choose.random() < 0.3:
+            if rng.random() < 0.3:
                 job["offset"] = 0
             else:
                 job["time"] = int(batches.begun[first] * 1000) - 1000
@@ -324,14 +331,14 @@ class FeatureLoad:
             batches.uncertain.remove((first, last))
 
 
-def _delay(choose: random.Random) -> tuple[str, Sent, bytes]:
-    """(exchange, what is sent, headers): due by x-delay or by x-deliver-at."""
-    delay_ms = FAR_MS if choose.random() < 0.05 else choose.choice(DELAYS_MS)
+def _delay(rng: random.Random) -> tuple[str, Sent, bytes]:
+    """Return (exchange, Sent, headers) of a message that is due by x-delay or x-deliver-at."""
+    delay_ms = FAR_MS if rng.random() < 0.05 else rng.choice(DELAYS_MS)
     due = time.monotonic() + delay_ms / 1000
-    if choose.random() < 0.5:
+    if rng.random() < 0.5:
         return "delays", Sent("confirm", due=due), pamqp.encode.field_table({"x-delay": delay_ms})
     at_ms = int(time.time() * 1000) + delay_ms
-    due -= 0.001  # of a millisecond that has begun
+    due -= 0.001  # the broker rounds down to milliseconds
     return "times", Sent("confirm", due=due), pamqp.encode.field_table({"x-deliver-at": at_ms})
 
 

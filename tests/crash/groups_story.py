@@ -1,10 +1,16 @@
-"""A queue with groups: who publishes and consumes, and the judge of it, over the lives of a broker.
+"""A queue with groups: its publishers and consumers, and its judge, over the lives of a broker.
 
-Two publishers with confirms write numbers under some groups, rising within each. Consumers of all prefetches answer
-some time later, return all they have now and then, or close their socket. All clients live on one loop, so their order
-of events is one. Judged with each delivery: nobody else has anything of the group that he has not answered, and every
-lower number of the group was answered, or is with this very consumer, or was on its way when a broker died. What was
-answered comes again only marked. At the end each confirmed number was answered (`left`).
+Two publishers with confirms write numbers under some groups, rising within each. Consumers with various prefetches ack
+after some time, sometimes requeue everything they hold, or close their socket. All clients run on one event loop, so
+events have one order.
+
+With each delivery the judge checks:
+
+- No other consumer holds an unacked message of the group.
+- Every lower number of the group was acked, is held by this consumer, or was uncertain when a broker died.
+- An acked message comes again only as redelivered.
+
+At the end each confirmed number was acked (`left`).
 """
 
 from __future__ import annotations
@@ -29,8 +35,9 @@ NACK: Final = 0x003C0078
 
 
 class Consumer:
-    """held: by tag, what it has not answered. returning: what it has just returned: behind it come those that had been
-    sent before."""
+    """held: unacked deliveries by tag. returning: messages being requeued; deliveries sent before the requeue may
+    follow.
+    """
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -39,13 +46,13 @@ class Consumer:
 
 
 class GroupsStory:
-    """published, answered: of each group. uncertain: sent and not confirmed when a broker died, or still on its way."""
+    """answered: the acked numbers of each group. uncertain: unconfirmed when a broker died."""
 
     def __init__(self, seed: int, queue: str = "grouped") -> None:
         self.queue = queue
         self.chance = random.Random(seed)
         self.next = dict.fromkeys(GROUPS, 0)
-        self.begin = dict.fromkeys(GROUPS, 0)  # everything below has been accounted for
+        self.begin = dict.fromkeys(GROUPS, 0)  # all lower numbers are accounted for
         self.unconfirmed: dict[int, dict[int, tuple[str, int]]] = {0: {}, 1: {}}
         self.confirmed: dict[str, set[int]] = defaultdict(set)
         self.uncertain: set[tuple[str, int]] = set()
@@ -54,7 +61,7 @@ class GroupsStory:
         self.failures: list[str] = []
         self.deliveries = 0
 
-    # -- what is judged
+    # -- checks
 
     def deliver(self, consumer: Consumer, message: Message) -> None:
         group, _, digits = message.body.decode().partition("/")
@@ -63,10 +70,10 @@ class GroupsStory:
         holder = self.holder.get(group)
         if holder is not None and holder is not consumer:
             self.failures.append(f"{group}/{number}: another consumer has not answered for the group")
-        mine = {each for of, each in consumer.held.values() if of == group}
+        own_numbers = {each for of, each in consumer.held.values() if of == group}
         if number < self.begin[group]:
             self.failures.append(f"{group}/{number}: came after everything had been answered")
-        missing = set(range(self.begin[group], number)) - self.answered[group] - mine
+        missing = set(range(self.begin[group], number)) - self.answered[group] - own_numbers
         missing -= {each for of, each in self.uncertain | consumer.returning if of == group}
         if missing:
             self.failures.append(f"{group}/{number}: before {sorted(missing)}")
@@ -83,13 +90,15 @@ class GroupsStory:
             if not any(of == group for of, _ in consumer.held.values()) and self.holder.get(group) is consumer:
                 del self.holder[group]
 
-    # -- who takes part
+    # -- clients
 
-    async def publish(self, connect: Connect, who: int, pause_s: float = 0.01) -> None:
-        """Each publisher has half of the groups, so that order within one is known."""
+    async def publish(self, connect: Connect, publisher: int, pause_s: float = 0.01) -> None:
+        """Publish until the connection ends. Each publisher has half of the groups, so that the order within a group
+        is known.
+        """
         link = await connect()
         await link.confirm_select()
-        waiting = self.unconfirmed[who]
+        waiting = self.unconfirmed[publisher]
 
         def confirmed(tag: int, multiple: bool, acked: bool) -> None:
             for each in [each for each in waiting if each == tag or (multiple and each <= tag)]:
@@ -103,7 +112,7 @@ class GroupsStory:
         sequence = 0
         while not link.gone.is_set():
             for _ in range(self.chance.randint(1, 20)):
-                group = self.chance.choice(GROUPS[who::2])
+                group = self.chance.choice(GROUPS[publisher::2])
                 number = self.next[group]
                 self.next[group] += 1
                 sequence += 1
@@ -130,11 +139,11 @@ class GroupsStory:
                 tags = list(consumer.held)
                 if not tags:
                     continue
-                lot = chance.random()
-                if lot < 0.02:
+                draw_value = chance.random()
+                if draw_value < 0.02:
                     return
-                if lot < 0.06:
-                    link.write(method(NACK, struct.pack(">QB", tags[-1], 3)))  # all it has, back to their places
+                if draw_value < 0.06:
+                    link.write(method(NACK, struct.pack(">QB", tags[-1], 3)))  # requeue everything it holds
                     consumer.returning = set(consumer.held.values())
                     self.leave(consumer, tags, done=False)
                     await link.qos(chance.choice([1, 5, 100]))
@@ -148,20 +157,20 @@ class GroupsStory:
             link.close()
             self.leave(consumer, list(consumer.held), done=False)
 
-    # -- lives
+    # -- restarts
 
     def ended(self) -> None:
-        """The broker has died: what was not confirmed may be there or not."""
+        """The broker has died: unconfirmed messages may exist or not."""
         for waiting in self.unconfirmed.values():
             self.uncertain.update(waiting.values())
             waiting.clear()
 
     def left(self) -> bool:
-        """Whether a number that was confirmed has yet to be answered."""
+        """Return whether a confirmed number was not acked yet."""
         return any(self.confirmed[group] - self.answered[group] for group in GROUPS)
 
     def drained(self) -> None:
-        """Nothing is left, and the broker has read all answers."""
+        """Check that nothing is left, after the broker has read all acks; start a new epoch."""
         self.failures += [
             f"{group}/{number}: lost" for group in GROUPS for number in self.confirmed[group] - self.answered[group]
         ]

@@ -1,25 +1,17 @@
-"""What every client asked and heard, in order: the history that `history_judge.py` judges.
+"""The history of all client actions and received events, in order; `history_judge.py` judges it.
 
-It is kept in this process, outside the broker's disk. An event has its time (`time.monotonic` seconds), what
-happened, the queue and the message; commands have two events, one when they were written and one when they were
-answered. A command without an answer before the broker's life ends is uncertain. A message is its number; it names
-itself and its lane in its message-id, and its body follows from the two. Events, and what `more` holds:
+The test process keeps it, outside the broker's disk. An event has a time (`time.monotonic` seconds), a kind, the queue
+and the message. A command has two events: one when it was written, one when it was answered. A command that was not
+answered before the broker's life ended is uncertain. A message is a number; its message-id has lane and number, and its
+body follows from both. The kinds of events, and what `more` holds:
 
-    publish            Sent
-    publish-again      the same once more, under the number it has for the broker (`numbered`)
-    confirmed, nacked, refused
-    heard-publish      a plain publish: what was asked behind it on its channel was answered
-    given              Given; by consume or by get
-    settle             (given's number, "ack" | "reject" | "requeue", transaction or 0)
-    heard              (consumer, when it was asked): what was asked behind the settlements until then has been answered
-    commit, committed, rollback, rolled back                                    transaction
-    purge, purged, delete, deleted                                              number of the command
-    ruled                                                                       another policy of `ruled` was answered
-    cancel, cancelled, uncancelled                                              number of the command
-    rewind             (number of the command, first batch, last batch)
-    rewound            (the same, how many came back)
-    ended              "kill" | "cut" | "stop": is about to
-    over               the same: it has
+publish Sent publish-again the same message again, with its producer number (`numbered`) confirmed, nacked, refused
+heard-publish a plain publish: a later request on its channel was answered given Given; a delivery by consume or get
+settle (number of the Given, "ack" | "reject" | "requeue", transaction or 0) heard (consumer, request time): a request
+sent at that time, behind the settlements, was answered commit, committed, rollback, rolled back transaction purge,
+purged, delete, deleted number of the command ruled a new policy of `ruled` was answered cancel, cancelled, uncancelled
+number of the command rewind (number of the command, first batch, last batch) rewound (number of the command, messages
+rewound) ended "kill" | "cut" | "stop": the life is about to end over the same: the life has ended
 """
 
 from __future__ import annotations
@@ -39,7 +31,7 @@ LANES: Final = (
     *("work", "rank", "aged", "full", "limit", "tx.a", "tx.b", "purge", "again", "plain", "ruled"),
     *("retry", "numbered", "moved", "redriven", "later", "kept"),
 )
-"""Who publishes; each to the queue of its name, `later` to exchanges that delay."""
+"""The lanes of publishers: each publishes to the queue of its name, `later` to delaying exchanges."""
 LETTERS: Final = {
     "work": "work.dead",
     "aged": "aged.dead",
@@ -48,7 +40,7 @@ LETTERS: Final = {
     "ruled": "ruled.dead",
     "retry": "retry.dead",
 }
-"""Queue -> where its dead letters go; of `ruled` a policy says so."""
+"""Queue -> queue of its dead letters; for `ruled` set by a policy."""
 REASONS: Final = {
     "work": {"rejected"},
     "aged": {"rejected", "expired"},
@@ -58,8 +50,7 @@ REASONS: Final = {
     "retry": {"rejected", "delivery_limit"},
 }
 PASSES: Final = {"moved": "moved.to", "redriven": "revived", "later": "due"}
-"""Lane -> the queue to which its messages are moved, sent back or released: there is one copy of each, or all further
-ones say that they are."""
+"""Lane -> the queue to which its messages are moved, redriven or released. Further copies of a message are marked."""
 COPIES: Final = LETTERS | PASSES
 QUEUES: Final = (*(lane for lane in LANES if lane != "later"), *COPIES.values())
 TTL_S: Final = 0.3
@@ -67,17 +58,19 @@ LENGTH_MAX: Final = 25
 DELIVERY_LIMITS: Final = {"limit": 2, "retry": 3}
 RETRY_MIN_MS: Final = 700
 RETRY_MAX_MS: Final = 1800
-"""Longer than a start takes, so that a kill comes into it."""
+"""Longer than a start takes, so that kills fall into it."""
 
 
 def retry_s(count: int) -> float:
-    """How long a message of `retry` waits that came back for the `count`-th time."""
+    """Return the delay in seconds of a message of `retry` after its `count`-th return."""
     return min(RETRY_MIN_MS * count, RETRY_MAX_MS) / 1000
 
 
 class Sent(NamedTuple):
-    """how: "confirm", "plain" or "tx"; "old": of a producer that has been replaced. transaction: its number, 0 for
-    none. due: of `later`, not before this time, as events have it. batch: of `kept`.
+    """A publish.
+
+    how: "confirm", "plain", "tx", or "old" for a replaced producer. transaction: its number, 0 for none. due: for
+    `later`, the earliest delivery, in the time of events. batch: for `kept`.
     """
 
     how: str
@@ -88,9 +81,11 @@ class Sent(NamedTuple):
 
 
 class Given(NamedTuple):
-    """number: of the delivery, unique. returns: x-delivery-count. deaths: of x-death (reason, queue, exchange,
-    routing-keys, count). by: the consumer. marked: its headers say that there may be another copy. home: the queue it
-    says it was moved from."""
+    """A delivery.
+
+    number: unique. returns: x-delivery-count. deaths: from x-death, as (reason, queue, exchange, routing-keys, count).
+    by: the consumer. marked: its headers say that another copy may exist. home: x-source-queue.
+    """
 
     number: int
     redelivered: bool
@@ -111,7 +106,7 @@ class Event(NamedTuple):
 
 @dataclass
 class Held:
-    """A delivery its consumer has yet to settle."""
+    """An unacked delivery."""
 
     number: int
     tag: int
@@ -120,7 +115,7 @@ class Held:
 
 
 class Numbered(NamedTuple):
-    """A message of `numbered` as it is written, however often."""
+    """A message of `numbered`, the same bytes for each publish."""
 
     message: int
     properties: bytes
@@ -129,7 +124,7 @@ class Numbered(NamedTuple):
 
 @dataclass
 class Producer:
-    """Of `numbered`; it lives longer than the broker. sent: the last ones, in order; unconfirmed: of them, messages."""
+    """The producer of `numbered`; it outlives the broker. sent: recent messages in order. unconfirmed: some of them."""
 
     epoch: int = 0
     sequence: int = 0
@@ -137,14 +132,16 @@ class Producer:
     unconfirmed: set[int] = field(default_factory=set)
 
     def confirmed(self) -> int:
-        """So many at the front of `sent` are."""
+        """Return how many messages at the front of `sent` are confirmed."""
         return next((at for at, each in enumerate(self.sent) if each.message in self.unconfirmed), len(self.sent))
 
 
 @dataclass
 class Batches:
-    """Of `kept`, in this epoch. begun: of each number, when (seconds since 1970). uncertain: first and last of each
-    rewind without an answer."""
+    """The batches of `kept` in this epoch.
+
+    begun: start time of each batch (seconds since 1970). uncertain: first and last batch of each unanswered rewind.
+    """
 
     number: int = 0
     begun: dict[int, float] = field(default_factory=dict)
@@ -152,7 +149,7 @@ class Batches:
 
 
 def properties_of(queue: str, message: int, priority: int = 0, table: bytes = b"") -> bytes:
-    """table: of headers, with its length; none where it is empty."""
+    """Encode the properties. table: the headers with their length, or b"" for none."""
     name = b"%s %d" % (queue.encode(), message)
     flags = 1 << 12 | (1 << 13 if table else 0) | (1 << 11 if priority else 0) | 1 << 7
     field = bytes([priority]) if priority else b""
@@ -160,16 +157,16 @@ def properties_of(queue: str, message: int, priority: int = 0, table: bytes = b"
 
 
 class History:
-    """What every client asked and heard. Clients write here; the judge takes and empties `events`, epoch by epoch."""
+    """The recorded history. Clients add events; the judge takes and clears them, epoch by epoch."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.violations: list[str] = []  # what can be told at once, without a history
+        self.violations: list[str] = []  # found without the judge
         self.seen: set[str] = set()  # kinds of events
         self.confirmed = 0
         self.given = 0
-        self.stream = StreamStory()  # which judges at once
-        self.groups = GroupsStory(1)  # and this one
+        self.stream = StreamStory()  # judges each event at once
+        self.groups = GroupsStory(1)  # judges each event at once
         self.producer = Producer()
         self.batches = Batches()
         self._number = 0
@@ -179,7 +176,7 @@ class History:
         self.events.append(Event(time.monotonic(), what, queue, message, more))
 
     def drained(self) -> None:
-        """All queues are empty: nobody speaks of what was before."""
+        """Forget everything before: all queues are empty."""
         self.groups.drained()
         self.producer.sent.clear()
         self.producer.unconfirmed.clear()
@@ -187,12 +184,12 @@ class History:
         self.batches.uncertain.clear()
 
     def next_number(self) -> int:
-        """For messages, deliveries, transactions and commands: no two have the same."""
+        """Return a new number; messages, deliveries, transactions and commands share the sequence."""
         self._number += 1
         return self._number
 
     def publish(self, queue: str, sent: Sent, table: bytes = b"") -> tuple[int, bytes, bytes]:
-        """(number, properties, body) of a message that is about to be written. table: see `properties_of`."""
+        """Return (number, properties, body) of a message that is about to be written. table: see `properties_of`."""
         message = self.next_number()
         self.note("publish", queue, message, sent)
         return message, properties_of(queue, message, sent.priority, table), body_of(LANES.index(queue), message)
@@ -202,7 +199,7 @@ class History:
         self.note("confirmed" if acked else "nacked", queue, message)
 
     def deliver(self, queue: str, by: str, message: Message) -> Held:
-        """What a consumer of that queue was given."""
+        """Note a delivery of that queue."""
         header = pamqp.header.ContentHeader()
         header.unmarshal(struct.pack(">HHQ", 60, 0, len(message.body)) + message.properties)
         name, _, number = str(header.properties.message_id).rpartition(" ")
@@ -225,5 +222,5 @@ class History:
         return Held(delivery, message.tag, queue, found)
 
     def settle(self, held: Held, verdict: str, transaction: int = 0) -> None:
-        """ "ack", "reject" or "requeue" is about to be written."""
+        """Note that "ack", "reject" or "requeue" is about to be written."""
         self.note("settle", held.queue, held.message, (held.number, verdict, transaction))

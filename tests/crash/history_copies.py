@@ -1,4 +1,4 @@
-"""What the judge of histories knows of each copy of a message, of each consumer, and of rewinds."""
+"""The state that the history judge keeps of each copy of a message, of each consumer, and of rewinds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from history import PASSES, Sent
 
 @dataclass(eq=False)
 class Copy:
-    """One message in one queue. A letter has `source`, and may be there as often as `possible` says."""
+    """One message in one queue. A dead letter has a `source`, and may exist `possible` times."""
 
     message: int
     queue: str
     sent: Sent
     sent_at: float
     life: int
-    promised_at: float = 0.0  # 0.0: not promised
+    promised_at: float = 0.0  # when its publish was confirmed; 0.0: not
     heard: bool = False  # a plain publish
     source: Copy | None = None
     letter: Copy | None = None
@@ -28,20 +28,20 @@ class Copy:
     returns: int = 0
     times: int = 0
     unmarked: int = 0
-    verdict: str = ""  # on the last delivery; "left": its consumer went with the broker
+    verdict: str = ""  # on the last delivery; "left": its consumer ended with the broker
     settled_at: float = 0.0
     transaction: int = 0  # of the settlement
     rejected: bool = False  # ever
-    gone: str = ""  # how it ended for certain
-    gone_at: float = 0.0  # when that was certain: the answer, or the end of a life
+    gone: str = ""  # how it certainly ended
+    gone_at: float = 0.0  # since when that is certain: the answer, or the end of a life
     gone_by: int = 0  # the purge
-    perhaps: set[int] = field(default_factory=set)  # commands without an answer that may have ended it
-    returned: bool = False  # its requeue is in the log for certain
-    until: float = 0.0  # it has come back, and waits
-    unsafe: bool = False  # a power cut may have taken it, though it was given: nobody had been told that it is safe
-    spared: bool = False  # or may have left both it and its ack: sent once more, it is a copy of what is done with
+    perhaps: set[int] = field(default_factory=set)  # unanswered commands that may have ended it
+    returned: bool = False  # its requeue is certainly in the log
+    until: float = 0.0  # it was requeued, and waits for its retry
+    unsafe: bool = False  # a power cut may have lost it although it was delivered: it was not confirmed
+    spared: bool = False  # or may have kept it and its ack: published again, it is a duplicate of a settled message
     possible: int = 1  # letters
-    sealed: bool = False  # its message is settled for certain: no more letters
+    sealed: bool = False  # its source is certainly settled: no further dead letter may come
 
     @property
     def passed(self) -> bool:
@@ -51,7 +51,7 @@ class Copy:
     def held(self) -> bool:
         return bool(self.given) and not self.verdict
 
-    def told_gone(self) -> str:
+    def describe_end(self) -> str:
         return (
             f"{self.gone}, {self.gone_at - self.settled_at:.3f} s before it counted" if self.settled_at else self.gone
         )
@@ -62,7 +62,7 @@ class Copy:
 
 @dataclass
 class Consumer:
-    """Settlements written and not known to be read; questions asked and answered in this life."""
+    """Settlements that may not have been read yet, and the requests of this life with the times of their answers."""
 
     unread: list[tuple[float, Copy, int]] = field(default_factory=list)
     heard: list[tuple[float, float]] = field(default_factory=list)
@@ -70,8 +70,12 @@ class Consumer:
 
 @dataclass
 class Rewind:
-    """state: "asked" in this life, "answered", or "open": of an earlier life, without an answer. must: settled for
-    certain when it was asked for. may: the rest of its batches. came: those of `must` that did."""
+    """One rewind.
+
+    state: "asked" in this life, "answered", or "open" for an unanswered one of an earlier life. must: messages
+    certainly settled when it was requested. may: the other messages of its batches. came: the messages of `must` that
+    were delivered again.
+    """
 
     must: list[Copy]
     may: list[Copy]
@@ -86,25 +90,27 @@ class Rewind:
 
 
 class Rewinds:
-    """What was settled, and is asked for once more. violate: told what is wrong, and of which message."""
+    """All rewinds. violate: called with a violation and its message."""
 
     def __init__(self, violate: Callable[[str, int], None]) -> None:
         self._violate = violate
         self._all: dict[int, Rewind] = {}
 
     def begin(self, number: int, copies: list[Copy], heard: Iterable[tuple[float, float]], life: int) -> None:
-        """About to be written. heard: questions of the consumer that were answered."""
+        """A rewind is about to be requested. heard: answered requests of the consumer."""
         read_at = max((asked for asked, _ in heard), default=0.0)
         rewind = self._all[number] = Rewind([], [])
         for copy in copies:
             settled = copy.verdict == "ack" and copy.given_in == life and copy.settled_at <= read_at
-            settled = (settled or copy.gone == "ack") and not copy.perhaps  # which an earlier one may have brought back
+            settled = (settled or copy.gone == "ack") and not copy.perhaps  # an earlier rewind may have brought it back
             (rewind.must if settled else rewind.may).append(copy)
             copy.perhaps.add(number)
 
     def came(self, copy: Copy) -> None:
-        """It is given now: if it was settled, then by a rewind, by one that has to bring it before one that may. Each
-        brings it once; while one is asked for, an uncertain settlement may, too.
+        """A copy is delivered. If it was settled, assign the delivery to a rewind.
+
+        A rewind that must bring it comes before one that may. Each rewind brings a copy once; during a rewind an
+        uncertain settlement may bring it as well.
         """
         if copy.verdict != "ack":
             return
@@ -131,7 +137,7 @@ class Rewinds:
                 copy.perhaps.discard(number)
 
     def ended(self) -> None:
-        """Where one has come the others of an unanswered rewind are due; else they may come, all of them or none."""
+        """End a life. An unanswered rewind that brought one message must bring all; otherwise all of them or none."""
         for number, rewind in self._all.items():
             if rewind.state != "asked":
                 continue

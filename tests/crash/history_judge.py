@@ -1,35 +1,37 @@
-"""The judge over a history: what became of each copy of each message in each queue.
+"""The judge of a history: the fate of each copy of each message in each queue.
 
-A copy is a message in the queue it was published to, or its letter in the queue for dead letters. Events are taken in
-order (`take`), and `account` closes an epoch: the queues have been drained and the broker stopped, so every copy must
-be accounted for, and none of them may be seen again.
+A copy is a message in the queue to which it was published, or its dead letter in another queue. `take` gets events in
+order. `account` closes an epoch: the queues are drained and the broker is stopped, so every copy must be accounted for,
+and none may be seen again.
 
-Of a copy that was promised (confirmed, committed, or plain, read and followed by a clean stop) there must be one of:
-a delivery whose ack was written; a letter; a purge or a deletion of its queue. And:
+For a copy that was promised (confirmed, committed, or plain, read and followed by a clean stop) there must be one of: a
+delivery whose ack was written; a dead letter; a purge or a deletion of its queue. Further rules:
 
-- Settled is settled: an ack, a reject, a purge, a deletion that the broker has done for certain (below) is not
-  undone.
-- A repeat says `redelivered`. None comes while a consumer holds the message or after it was settled, in one life.
-- First deliveries of a lane come in its order; of a queue with priorities in that of each level.
-- A rejected message arrives as a letter, unless it came back and ended otherwise. A letter says why and from where,
-  has a reason its queue can have, does not come before its time, and is settled by an ack as well.
-- Of a transaction a queue shows all or nothing; of one that was rolled back, or never committed, nothing; its acks
-  count when commit-ok came, and not at all after a rollback.
-- What is moved, sent back by a redrive or delayed is like a letter: in its queue, or where it goes. Only a kill leaves
-  it in both, and only near the time of the move, or of the release; then every copy but one says so. A delayed message
-  does not come before it is due, and not at all when its cancelling was answered.
-- What came back to a queue with retries waits its time, over a kill too, and its return is counted.
-- What a producer with numbers publishes again comes once. Nothing comes of one that has been replaced.
-- A rewind brings back all that was settled in its batches, marked; unanswered before a kill, all of it or none.
+- Settled is final: an ack, reject, purge or deletion that the broker has certainly done (below) is not undone.
+- A repeated delivery is `redelivered`. In one life, no delivery comes while a consumer holds the message or after it
+  was settled.
+- First deliveries of a lane come in its order; in a priority queue, in the order of each level.
+- A rejected message arrives as a dead letter, except if it returned and ended otherwise. A dead letter has the right
+  source and a reason that its queue can have, does not come too early, and is settled by an ack as well.
+- A queue shows all or nothing of a transaction, and nothing of one that was rolled back or never committed. Acks of a
+  transaction count from commit-ok, and do not count after a rollback.
+- A moved, redriven or delayed message is judged like a dead letter: it is in its queue or at its target. Only a kill
+  near the time of the move or release leaves it in both; then all copies but one are marked. A delayed message does not
+  come before its due time, and not at all if its cancellation was answered.
+- A message returned to a queue with retries waits its delay, also over a kill, and the return is counted.
+- A message with a producer number that is published again comes once. No message of a replaced producer comes.
+- A rewind brings back all settled messages of its batches, marked; if unanswered before a kill, all of them or none.
 
-What is uncertain is judged as such. A settlement counts at a kill when what was asked behind it had been answered, and
-something asked AGE_S after that answer, too (at a power cut twice the slowest confirm more: it must be synced): so the
-broker has had the time, however busy the machine is. After a clean stop it counts when it was read.
-A dead-lettered message is settled at its source after its targets are
-synced: twice the slowest confirm and AGE_S twice after the letter was given (at a power cut four times the slowest), or
-LETTER_AGE_S and twice the slowest after the reject was read. Until then a kill may repeat a letter; as many copies as
-kills need not say so (`x-death-redelivered`). A
-purge or a deletion without an answer has or has not been done; of a deletion all or nothing.
+What is uncertain:
+
+- At a kill a settlement counts if a request behind it was answered, and a further request AGE_S after that answer, too.
+  At a power cut twice the slowest confirm is added, since the settlement must be synced. So the broker had the time on
+  any machine. After a clean stop a settlement counts if it was read.
+- A dead-lettered message is settled at its source after its targets are synced: twice the slowest confirm and 2 AGE_S
+  after the delivery of the dead letter (at a power cut four times the slowest confirm), or twice the slowest confirm
+  and LETTER_AGE_S after the reject was read. Until then a kill may repeat a dead letter; one copy per kill may be
+  unmarked (`x-death-redelivered`).
+- A purge or deletion without an answer may have been done or not; a deletion is all or nothing.
 """
 
 from __future__ import annotations
@@ -45,14 +47,14 @@ AGE_S: Final = 0.1
 LETTER_AGE_S: Final = 1.0
 DROPPING: Final = {"full", "aged", "ruled"}
 CLOCK_S: Final = 0.002
-"""The broker counts time to live, and until a message is due, in whole milliseconds of the wall clock."""
+"""The broker counts time to live and delays in whole milliseconds of the wall clock."""
 SOURCES: Final = {copies: queue for queue, copies in COPIES.items()}
 
 
 class Judge:
-    """What became of every copy, judged event by event.
+    """Judges the fate of every copy, event by event.
 
-    Histories of epochs go to `take`, then `account`; `violations` says what was broken.
+    Pass the history of an epoch to `take`, then call `account`; `violations` has the result.
     """
 
     def __init__(self) -> None:
@@ -71,7 +73,7 @@ class Judge:
         self._transactions: dict[int, str] = {}
         self._members: dict[tuple[int, str], list[Copy]] = defaultdict(list)
         self._settlements: dict[int, list[Copy]] = defaultdict(list)
-        self._commands: dict[int, Event] = {}  # of this life, without an answer as yet
+        self._commands: dict[int, Event] = {}  # of this life, not answered yet
         self._kinds: dict[int, str] = {}  # "purge" or "delete"
         self._consumers: dict[str, Consumer] = defaultdict(Consumer)
         self._rewinds = Rewinds(self.violate)
@@ -80,21 +82,21 @@ class Judge:
         self._slowest_s = 0.0
 
     def violate(self, text: str, message: int = -1) -> None:
-        """message: the first few are told with all that happened to it."""
+        """Add a violation. message: its events are kept for `tell`, for the first few messages."""
         if len(self.violations) < 50:
             self.violations.append(f"life {self.life}: {text}")
         if len(self.stories) < 5 and message in self._stories:
             self.stories[message] = self._stories[message]
 
     def tell(self) -> str:
-        """What happened to the messages of the first violations, line by line."""
+        """Return all events of the messages of the first violations, line by line."""
         return "\n".join(
             f"{message}: life {life} {event.at:.3f} {event.what} {event.queue} {event.more}"
             for message, story in self.stories.items()
             for life, event in story
         )
 
-    # -- one event after the other
+    # -- events
 
     def take(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -116,7 +118,7 @@ class Judge:
         self._slowest_s = max(self._slowest_s, event.at - copy.sent_at)
 
     def _publish_again(self, event: Event) -> None:
-        """Unless something has come of it, as if it had not been published before."""
+        """Count as the first publish if there was no delivery or confirm before."""
         copy = self.copies[event.queue, event.message]
         if not copy.promised_at and not copy.times:
             copy.sent_at, copy.life = event.at, self.life
@@ -126,10 +128,10 @@ class Judge:
             copy.given, copy.times, copy.unmarked, copy.verdict = 0, 0, 0, ""
 
     def _refused(self, event: Event) -> None:
-        """By the broker, and nothing may come of it."""
+        """The broker refused it; no delivery may come."""
 
     def _ruled(self, event: Event) -> None:
-        """What follows is what a message may be dead-lettered for."""
+        """A new policy: nothing to record."""
 
     def _nacked(self, event: Event) -> None:
         self.violate(f"{event.queue} {event.message} was nacked")
@@ -156,11 +158,11 @@ class Judge:
         copy.returns, copy.returned, copy.until = given.returns, False, 0.0
         copy.times += 1
         copy.verdict, copy.transaction = "", 0
-        if self.life > copy.life and copy.source is None:  # what has survived one end survives the others
+        if self.life > copy.life and copy.source is None:  # a message that survived one restart must survive the others
             copy.promised_at = copy.promised_at or event.at
 
     def _copy_of(self, event: Event) -> Copy | None:
-        """The copy that was given; a letter is made when it first comes."""
+        """Return the delivered copy; a dead letter is created at its first delivery."""
         found = self.copies.get((event.queue, event.message))
         if found is None and event.queue in SOURCES:
             source = self.copies.get((SOURCES[event.queue], event.message))
@@ -170,7 +172,7 @@ class Judge:
                     since = max(source.sent_at, source.sent.due - CLOCK_S)
                     found.possible = 1 + sum(at > since for at in self._crashes)
                 else:
-                    found.possible = 1 + self.life - source.life  # it may have been repeated at each end since
+                    found.possible = 1 + self.life - source.life  # each restart since may have repeated it
                 source.letter = found
                 self.copies[event.queue, event.message] = found
                 self._judge_first_letter(found, event)
@@ -179,7 +181,7 @@ class Judge:
         return found
 
     def _judge_again(self, copy: Copy, given: Given, text: str) -> None:
-        """A repeat is marked, and comes when nobody has the message."""
+        """Check that a repeated delivery is marked, and that no consumer holds the message."""
         if not given.redelivered:
             letter = copy.source is not None and not copy.passed
             copy.unmarked += not (letter and given.marked)
@@ -193,11 +195,13 @@ class Judge:
                 self.violate(f"{text} came again in the life in which it was settled ({copy.verdict})", copy.message)
 
     def _unmarked_max(self, copy: Copy) -> int:
-        """A kill between two writes may leave a letter and not the mark at its source."""
+        """Return how many deliveries may be unmarked: a kill between two writes may leave a dead letter without the
+        mark.
+        """
         return copy.possible
 
     def _judge_return(self, copy: Copy, given: Given, at: float, text: str) -> None:
-        """The queue counts what comes back, and may let it wait."""
+        """Check the count of returns and the retry delay."""
         if given.returns > DELIVERY_LIMITS.get(copy.queue, given.returns):
             self.violate(f"{text} came back {given.returns} times, more often than its queue allows", copy.message)
         if at < copy.until - self.clock_s:
@@ -210,7 +214,7 @@ class Judge:
     def _judge_source(self, copy: Copy, given: Given, text: str) -> None:
         sent = copy.sent
         if copy.gone:
-            self.violate(f"{text} came back although it was settled: {copy.told_gone()}", copy.message)
+            self.violate(f"{text} came back although it was settled: {copy.describe_end()}", copy.message)
         if copy.letter is not None:
             if copy.letter.sealed:
                 self.violate(f"{text} came back long after its letter had come", copy.message)
@@ -229,7 +233,7 @@ class Judge:
             if copy.message < self._first.get(place, -1) and not self._may_be_late(copy, given):
                 self.violate(f"{text} (priority {sent.priority}) came first after {self._first[place]}", copy.message)
             self._first[place] = max(self._first.get(place, -1), copy.message)
-        for number in copy.perhaps:  # a deletion is all or nothing: this one was nothing
+        for number in copy.perhaps:  # a deletion is all or nothing: this one was not done
             if self._kinds[number] == "delete":
                 for other in self._queues[copy.queue]:
                     if other is not copy:
@@ -237,37 +241,37 @@ class Judge:
         copy.perhaps = {number for number in copy.perhaps if self._kinds[number] == "rewind"}
 
     def _may_be_late(self, copy: Copy, given: Given) -> bool:
-        """What was dropped or purged, and that was not safe at an end, comes after what was given meanwhile."""
+        """Return whether it may come out of order: dropped, purged or unsafe messages may return after a crash."""
         if copy.queue in PASSES or copy.unsafe:
             return True
         return copy.life < self.life and (copy.queue in DROPPING or bool(copy.perhaps))
 
     def _judge_passed(self, copy: Copy, given: Given, text: str) -> None:
-        """Moved, sent back, or released when it was due."""
+        """Check a moved, redriven or released message."""
         source = copy.source
         assert source is not None
         if copy.gone and copy.possible == 1:
-            self.violate(f"{text} came back although it was settled: {copy.told_gone()}", copy.message)
+            self.violate(f"{text} came back although it was settled: {copy.describe_end()}", copy.message)
         if source.gone == "cancel":
             self.violate(f"{text} came although it had been cancelled", copy.message)
         if given.deaths or given.home != ("" if source.queue == "later" else source.queue):
             self.violate(f"{text} says it came from '{given.home}', with deaths {given.deaths}", copy.message)
         if source.unmarked and not copy.times and not given.redelivered and not given.marked:
-            self.violate(f"{text} was seen in {source.queue}, and neither says so", copy.message)
+            self.violate(f"{text} was seen in {source.queue}, and neither copy is marked", copy.message)
 
     def _judge_letter(self, copy: Copy, given: Given, text: str) -> None:
         assert copy.source is not None
         if copy.gone and copy.possible == 1:
-            self.violate(f"{text} came back although it was settled: {copy.told_gone()}", copy.message)
+            self.violate(f"{text} came back although it was settled: {copy.describe_end()}", copy.message)
         if len(given.deaths) != 1:
-            self.violate(f"{text} tells {len(given.deaths)} deaths: {given.deaths}", copy.message)
+            self.violate(f"{text} has {len(given.deaths)} deaths: {given.deaths}", copy.message)
             return
         reason, *where = given.deaths[0]
         home = copy.source.queue
         if where != [home, "", (home,), 1] or reason not in REASONS[home]:
-            self.violate(f"{text} tells a death that {home} cannot have: {given.deaths[0]}", copy.message)
+            self.violate(f"{text} has a death that {home} cannot have: {given.deaths[0]}", copy.message)
         elif reason == "rejected" and not copy.source.rejected:
-            self.violate(f"{text} tells of a reject, and nobody rejected it", copy.message)
+            self.violate(f"{text} has the reason rejected, but no consumer rejected it", copy.message)
 
     def _judge_first_letter(self, letter: Copy, event: Event) -> None:
         source = letter.source
@@ -279,7 +283,7 @@ class Judge:
                 self.violate(f"{letter} expired {event.at - source.sent_at:.3f} s after it was sent", letter.message)
             limit = DELIVERY_LIMITS.get(source.queue, 0)
             if reason == "delivery_limit" and source.times + self.life - source.life <= limit:
-                self.violate(f"{letter} came too often, it says, after {source.times} deliveries", letter.message)
+                self.violate(f"{letter} has the reason delivery_limit after {source.times} deliveries", letter.message)
         if source.verdict == "ack" and not source.rejected and source.life == self.life:
             self.violate(f"{letter} came although its message was acked", letter.message)
 
@@ -287,7 +291,7 @@ class Judge:
         number, verdict, transaction = event.more
         copy = self.copies.get((event.queue, event.message))
         if copy is None or copy.given != number:
-            return  # was told when it was given
+            return  # reported at its delivery
         copy.verdict, copy.transaction, copy.settled_at = verdict, transaction, event.at
         copy.rejected = copy.rejected or verdict == "reject"
         if verdict == "requeue" and copy.queue == "retry" and _counts_again(copy):
@@ -319,7 +323,7 @@ class Judge:
         self._transactions[event.more] = "rollback"
 
     def _rolled_back(self, event: Event) -> None:
-        """Its acks are void: the channel holds these messages as before."""
+        """Undo the acks: the channel holds these messages as before."""
         self._transactions[event.more] = "rolled back"
         for copy in self._settlements.pop(event.more, ()):
             if copy.transaction == event.more:
@@ -332,8 +336,9 @@ class Judge:
     _delete = _purge
 
     def _purged(self, event: Event) -> None:
-        """What was promised and lay there ready when the purge was written has gone, what is held stays; the rest may
-        have gone."""
+        """Messages that were confirmed and ready when the purge was written are gone, held ones stay, others are
+        uncertain.
+        """
         command = self._commands.pop(event.more)
         for copy in self._queues[event.queue]:
             if copy.gone or copy.held or copy.verdict == "ack" or copy.sent_at > event.at:
@@ -364,7 +369,7 @@ class Judge:
             self.violate(f"{copy} was cancelled, and had come before", copy.message)
 
     def _uncancelled(self, event: Event) -> None:
-        """It was not there, or on its way."""
+        """The message did not exist any more, or was being released."""
         self.copies[event.queue, event.message].perhaps.discard(event.more)
 
     def _rewind(self, event: Event) -> None:
@@ -376,10 +381,10 @@ class Judge:
     def _rewound(self, event: Event) -> None:
         self._rewinds.answered(*event.more)
 
-    # -- the end of a life, and of an epoch
+    # -- end of a life and of an epoch
 
     def _ended(self, event: Event) -> None:
-        """Which settlements count from now on."""
+        """Decide which settlements count from now on."""
         how = event.more
         slowest_s = max(self._slowest_s, *(event.at - copy.sent_at for copy in self._unanswered()), 0.0)
         self._slowest_ever_s = max(self._slowest_ever_s, slowest_s)
@@ -396,7 +401,7 @@ class Judge:
             if how == "stop" and copy.heard and copy.life == self.life:
                 copy.promised_at = copy.promised_at or event.at
             if how == "cut" and copy.gone == "purge" and copy.gone_at > event.at - AGE_S - margin_s:
-                copy.gone = ""  # not for certain: it need not have been synced
+                copy.gone = ""  # uncertain: it may not have been synced
                 copy.perhaps.add(copy.gone_by)
             if copy.gone == "cancel" and how != "stop" and copy.gone_at > asked_at - AGE_S - margin_s * (how == "cut"):
                 copy.gone = ""
@@ -404,12 +409,12 @@ class Judge:
             if copy.source is not None and not copy.sealed:
                 old = copy.given_at < event.at - 2 * AGE_S - margin_s * (2 if how == "cut" else 1)
                 old = old or (copy.passed and how == "stop")
-                seen = copy.life == self.life and copy.possible == 1  # all that was done with it is of this life
+                seen = copy.life == self.life and copy.possible == 1  # all its events are of this life
                 copy.sealed = copy.source.gone == "reject" or (old and seen)
                 copy.possible += not copy.sealed and not (copy.passed and how == "stop")
             copy.unsafe = copy.unsafe or (how == "cut" and copy.life == self.life and not copy.promised_at)
             if copy.transaction and self._transactions.get(copy.transaction) == "commit":
-                continue  # may or may not have been done
+                continue  # uncertain
             if copy.held or copy.transaction:
                 copy.verdict, copy.transaction = "left", 0
         self._rewinds.ended()
@@ -419,12 +424,15 @@ class Judge:
         self.life += 1
 
     def _over(self, event: Event) -> None:
-        """Until now it may have released what was due."""
+        """Until this time the broker may have released due messages."""
         if event.more != "stop":
             self._crashes[-1] = max(self._crashes[-1], event.at)
 
     def _count_settlements(self, how: str, ended_at: float, margin_s: float) -> float:
-        """Which the broker has had the time to write. Returns when the last question was asked that was answered."""
+        """Mark the settlements that the broker had time to write.
+
+        Return when the last answered request was sent.
+        """
         last_asked_at = 0.0
         for consumer in self._consumers.values():
             heard = consumer.heard
@@ -448,7 +456,7 @@ class Judge:
         return last_asked_at
 
     def _unanswered(self) -> list[Copy]:
-        """Publishes of this life on confirm channels that nobody has answered."""
+        """Return the unanswered publishes of this life on confirm channels."""
         return [
             copy
             for copies in self._queues.values()
@@ -457,7 +465,7 @@ class Judge:
         ]
 
     def account(self) -> None:
-        """The queues are drained and the broker has stopped: where is each copy? Then begins the next epoch."""
+        """Account for each copy, after the drain and the stop; then start the next epoch."""
         for copy in self.copies.values():
             if copy.source is None:
                 self._account_source(copy)
@@ -494,7 +502,7 @@ class Judge:
             )
 
     def _account_transaction(self, number: int, queue: str, members: list[Copy]) -> None:
-        """Of one that nobody answered: of what had not been settled in its life, all came in later ones, or none."""
+        """For an unanswered commit: of the messages not settled in its life, all must have come later, or none."""
         if self._transactions.get(number) != "commit":
             return
         open_ones = [copy for copy in members if not (copy.verdict == "ack" and copy.given_in == copy.life)]
@@ -504,5 +512,5 @@ class Judge:
 
 
 def _counts_again(copy: Copy) -> bool:
-    """One return more is counted; else the message is dead-lettered for it, or comes back with its count after all."""
+    """Return whether another return is counted; otherwise the message is dead-lettered, or comes with its old count."""
     return copy.returns < DELIVERY_LIMITS[copy.queue]

@@ -1,12 +1,17 @@
-"""The load whose history is judged: publishers, consumers, transactions, purges, deletions, all in one event loop.
+"""The load whose history is judged: publishers, consumers, transactions, purges, deletions, in one event loop.
 
-`Crowd` is everybody of one life of the broker. Each lane of `history.LANES` has a publisher (confirms, priorities,
-plain, transactions) and somebody who settles: `work` acks, rejects and requeues; `rank` has five priorities; `aged`
-is read too slowly for its time to live, `full` for its length; `ruled` has no argument and a policy, which is another
-one every moment; `limit` is requeued until it has had enough; `tx.a` is
-read and written in transactions; `purge` is got from, held, requeued and purged; `again` is deleted and declared
-again. What reads and writes the stream is in `streams_load.py`; who retries, moves, delays, rewinds, numbers and groups
-in `features_load.py`.
+`Crowd` is all clients of one life of the broker. Each lane of `history.LANES` has a publisher (confirms, priorities,
+plain, transactions) and a consumer:
+
+- `work` acks, rejects and requeues; `rank` has five priorities.
+- `aged` is read too slowly for its time to live, `full` for its length limit.
+- `ruled` has no arguments, and a policy that changes all the time.
+- `limit` requeues up to the delivery limit.
+- `tx.a` is read and written in transactions.
+- `purge` is read with basic.get, held, requeued and purged; `again` is deleted and declared again.
+
+`streams_load.py` has the clients of the stream, `features_load.py` those of retries, moves, delays, rewinds, producer
+numbers and groups.
 """
 
 from __future__ import annotations
@@ -72,11 +77,11 @@ POLICIES: Final[tuple[dict[str, Any], ...]] = (
     LETTERS_GO | {"message-ttl": int(TTL_S * 1000)},
     LETTERS_GO | {"message-ttl": 0, "max-length-bytes": 50_000},
 )
-"""Of `ruled`; all of them say where its dead letters go."""
+"""The policies of `ruled`; all of them set its dead-letter target."""
 
 UNCONFIRMED_MAX: Final = 60
 BACKLOG_MAX: Final = 300
-"""Messages a lane has published beyond what its consumer was given: more would only lengthen the drain."""
+"""The greatest number of undelivered messages of a lane; more would only lengthen the drain."""
 PATIENCE_S: Final = 300.0
 
 
@@ -89,12 +94,14 @@ def settlement(tag: int, verdict: str) -> bytes:
 
 
 async def rule(ask: Ask, definition: dict[str, Any]) -> None:
-    """Sets the policy of `ruled`."""
+    """Set the policy of `ruled`."""
     await ask("PUT", "/api/policies/%2F/ruled", {"pattern": "^ruled$", "definition": definition})
 
 
 async def prepare(port: int, ask: Ask, host: str = "127.0.0.1", without: Container[str] = ()) -> None:
-    """All queues, and the policy of `ruled`; there already after the first start. without: lanes."""
+    """Declare all queues and the policy of `ruled`; they exist already after the first start. without: lanes to
+    leave out.
+    """
     await rule(ask, LETTERS_GO)
     link = await connect(port, host=host, patience_s=PATIENCE_S)
     try:
@@ -110,13 +117,16 @@ async def prepare(port: int, ask: Ask, host: str = "127.0.0.1", without: Contain
 
 
 def queues(without: Container[str] = ()) -> list[str]:
-    """Of all lanes but those."""
+    """Return the queues of all lanes except those in `without`."""
     return [queue for queue in QUEUES if queue not in without and HOMES.get(queue) not in without]
 
 
 class Crowd:
-    """All clients of one life of the broker. ask: its HTTP API. draining: nobody publishes, and everything is acked;
-    the stream is left alone. without: lanes of which there is nobody."""
+    """All clients of one life of the broker.
+
+    ask: the HTTP API. draining: no client publishes, all messages are acked, and the stream is left alone. without:
+    lanes without clients.
+    """
 
     without: frozenset[str] = frozenset()
 
@@ -160,7 +170,7 @@ class Crowd:
         return StreamLoad(self, ask, self.history.stream, seed)
 
     async def gone(self) -> None:
-        """After the broker has ended: everybody has noticed."""
+        """Wait, after the broker has ended, until all clients have ended."""
         self.ended = True
         for link in self._links:
             link.close()
@@ -169,13 +179,13 @@ class Crowd:
             await link.gone.wait()
 
     def failed(self) -> None:
-        """Raises what has ended a client too early."""
+        """Raise the error of a client that ended too early."""
         for task in self._tasks:
             if task.done():
                 task.result()
 
     def silent(self) -> bool:
-        """Whether all that was given has been settled, and the broker has read that."""
+        """Return whether all deliveries are settled and the broker has read the settlements."""
         return not any(self._unheard.values())
 
     def _run(self, client: Awaitable[None]) -> None:
@@ -197,36 +207,36 @@ class Crowd:
     # -- publishers
 
     async def _publish(self, queue: str) -> None:
-        """With confirms; some bursts, some single messages."""
-        history, choose = self.history, random.Random(self._seed)
+        """Publish with confirms, in bursts and single messages."""
+        history, rng = self.history, random.Random(self._seed)
         link = await self.connect()
         window = await self.confirms(link, queue)
         prefix = publish_prefix("", queue)
         tag = 0
         while not self.ended:
-            for _ in range(choose.choice((1, 1, 5, 20))):
-                priority = choose.randrange(6) if queue == "rank" else 0
+            for _ in range(rng.choice((1, 1, 5, 20))):
+                priority = rng.randrange(6) if queue == "rank" else 0
                 message, properties, body = history.publish(queue, Sent("confirm", priority))
                 tag += 1
                 self.ahead[queue] += 1
                 window.append((tag, message))
                 link.write(prefix + content(properties, body))
             await link.writable()
-            await asyncio.sleep(choose.uniform(0.002, 0.02))
+            await asyncio.sleep(rng.uniform(0.002, 0.02))
             while not self.ended and (len(window) > UNCONFIRMED_MAX or self.waits_for_readers(queue)):
                 await link.writable()
                 await asyncio.sleep(0.005)
 
     async def confirms(self, link: Link, queue: str) -> deque[tuple[int, int]]:
-        """What waits for its confirm on that link: (publish sequence, message)."""
+        """Return the unconfirmed publishes of the connection: (publish sequence, message)."""
         history = self.history
         window: deque[tuple[int, int]] = deque()
 
         def confirmed(tag: int, multiple: bool, acked: bool) -> None:
-            meant = [each for each in window if each[0] == tag or (multiple and each[0] < tag)]
-            if not meant:
+            matching = [each for each in window if each[0] == tag or (multiple and each[0] < tag)]
+            if not matching:
                 history.violations.append(f"{queue}: a confirm of {tag}, which was not waiting")
-            for each in meant:
+            for each in matching:
                 window.remove(each)
                 history.answered(queue, each[1], acked)
 
@@ -238,12 +248,12 @@ class Crowd:
         return queue not in SLOW and queue != "purge" and self.ahead[queue] > BACKLOG_MAX
 
     async def _publish_plain(self) -> None:
-        history, choose = self.history, random.Random(self._seed)
+        history, rng = self.history, random.Random(self._seed)
         link = await self.connect()
         prefix = publish_prefix("", "plain")
         while not self.ended:
             sent = []
-            for _ in range(choose.randrange(1, 20)):
+            for _ in range(rng.randrange(1, 20)):
                 message, properties, body = history.publish("plain", Sent("plain"))
                 self.ahead["plain"] += 1
                 sent.append(message)
@@ -251,7 +261,7 @@ class Crowd:
             await link.qos(1, PATIENCE_S)
             for message in sent:
                 history.note("heard-publish", "plain", message)
-            await asyncio.sleep(choose.uniform(0.005, 0.03))
+            await asyncio.sleep(rng.uniform(0.005, 0.03))
             while self.waits_for_readers("plain") and not self.ended:
                 await link.writable()
                 await asyncio.sleep(0.005)
@@ -259,8 +269,10 @@ class Crowd:
     # -- consumers
 
     async def work(self, queue: str, verdicts: tuple[str, ...], window: int) -> None:
-        """Settles what it is given after a while, in any order; now and then it asks whether that was read."""
-        history, choose = self.history, random.Random(self._seed)
+        """Settle deliveries after a while, in any order; sometimes send a request to learn that settlements were
+        read.
+        """
+        history, rng = self.history, random.Random(self._seed)
         link = await self.connect()
         held: list[Held] = []
         unheard = 0
@@ -278,47 +290,47 @@ class Crowd:
         while not link.gone.is_set():
             kept, out = [], []
             for each in held:
-                if not self._draining and choose.random() < 0.3:
+                if not self._draining and rng.random() < 0.3:
                     kept.append(each)
                     continue
-                verdict = choose.choice(verdicts)
+                verdict = rng.choice(verdicts)
                 history.settle(each, verdict)
                 out.append(settlement(each.tag, verdict))
                 unheard += 1
             held[:] = kept
             link.write(b"".join(out))
-            if choose.random() < 0.3 or self._draining:
+            if rng.random() < 0.3 or self._draining:
                 asked_at, asked = time.monotonic(), unheard
                 await link.qos(window, PATIENCE_S)
                 history.note("heard", queue, more=(queue, asked_at))
                 unheard -= asked
                 self._unheard[queue] = bool(unheard or held)
-            await asyncio.sleep(choose.uniform(0.03, 0.08) if queue in SLOW else choose.uniform(0.002, 0.03))
+            await asyncio.sleep(rng.uniform(0.03, 0.08) if queue in SLOW else rng.uniform(0.002, 0.03))
         raise Gone(link.why)
 
     # -- transactions, purges, deletions
 
     async def _transactions(self) -> None:
-        """Gets and acks from tx.a, publishes to tx.a and tx.b; a fifth is rolled back."""
-        history, choose = self.history, random.Random(self._seed)
+        """Get and ack from tx.a, publish to tx.a and tx.b; roll back a fifth."""
+        history, rng = self.history, random.Random(self._seed)
         link = await self.connect()
         await link.tx_select()
         held: list[Held] = []
         while not self.ended:
             number = history.next_number()
-            for _ in range(choose.randrange(8)):
+            for _ in range(rng.randrange(8)):
                 message = await link.get("tx.a")
                 if message is not None:
                     held.append(history.deliver("tx.a", "tx", message))
-            settled = [each for each in held if choose.random() < 0.6]
+            settled = [each for each in held if rng.random() < 0.6]
             for each in settled:
                 history.settle(each, "ack", number)
                 link.write(settlement(each.tag, "ack"))
             for queue in ("tx.a", "tx.b"):
-                for _ in range(choose.choice((0, 1, 2, 5)) if queue == "tx.a" else choose.choice((1, 2, 10, 70))):
+                for _ in range(rng.choice((0, 1, 2, 5)) if queue == "tx.a" else rng.choice((1, 2, 10, 70))):
                     _, properties, body = history.publish(queue, Sent("tx", transaction=number))
                     link.write(publish_prefix("", queue) + content(properties, body))
-            if choose.random() < 0.2:
+            if rng.random() < 0.2:
                 history.note("rollback", more=number)
                 await link.ask(method(0x005A001E), 0x005A001F, timeout_s=PATIENCE_S)
                 history.note("rolled back", more=number)
@@ -327,62 +339,62 @@ class Crowd:
                 await link.ask(method(0x005A0014), 0x005A0015, timeout_s=PATIENCE_S)
                 history.note("committed", more=number)
                 held = [each for each in held if each not in settled]
-            await asyncio.sleep(choose.uniform(0.0, 0.05))
+            await asyncio.sleep(rng.uniform(0.0, 0.05))
 
     async def _purges(self) -> None:
-        history, choose = self.history, random.Random(self._seed)
+        history, rng = self.history, random.Random(self._seed)
         link = await self.connect()
         held: list[Held] = []
         while not self.ended:
-            await self._get_some(link, "purge", held, choose)
-            if choose.random() < 0.5:
+            await self._get_some(link, "purge", held, rng)
+            if rng.random() < 0.5:
                 number = history.next_number()
                 history.note("purge", "purge", more=number)
                 await link.ask(
                     method(0x0032001E, b"\x00\x00" + shortstr("purge") + b"\x00"), 0x0032001F, timeout_s=PATIENCE_S
                 )
                 history.note("purged", "purge", more=number)
-            await asyncio.sleep(choose.uniform(0.0, 0.1))
+            await asyncio.sleep(rng.uniform(0.0, 0.1))
 
     async def _deletions(self) -> None:
-        """Sequential: declares, publishes, gets, deletes. What is found after a kill is as old as the queue."""
-        history, choose = self.history, random.Random(self._seed)
+        """Declare, publish, get and delete in turn. A message found after a kill belongs to the current queue."""
+        history, rng = self.history, random.Random(self._seed)
         link = await self.connect()
         window = await self.confirms(link, "again")
         tag = 0
         while not self.ended:
             await link.declare_queue("again")
             held: list[Held] = []
-            for _ in range(choose.randrange(1, 5)):
-                await self._get_some(link, "again", held, choose)
-                for _ in range(choose.randrange(10)):
+            for _ in range(rng.randrange(1, 5)):
+                await self._get_some(link, "again", held, rng)
+                for _ in range(rng.randrange(10)):
                     message, properties, body = history.publish("again", Sent("confirm"))
                     tag += 1
                     window.append((tag, message))
                     link.write(publish_prefix("", "again") + content(properties, body))
-                await asyncio.sleep(choose.uniform(0.0, 0.1))
+                await asyncio.sleep(rng.uniform(0.0, 0.1))
             number = history.next_number()
             history.note("delete", "again", more=number)
             await link.delete_queue("again")
             history.note("deleted", "again", more=number)
 
     async def _policies(self) -> None:
-        choose = random.Random(self._seed)
+        rng = random.Random(self._seed)
         while not self.ended:
-            await rule(self._ask, choose.choice(POLICIES))
+            await rule(self._ask, rng.choice(POLICIES))
             self.history.note("ruled")
-            await asyncio.sleep(choose.uniform(0.0, 0.4))
+            await asyncio.sleep(rng.uniform(0.0, 0.4))
 
-    async def _get_some(self, link: Link, queue: str, held: list[Held], choose: random.Random) -> None:
-        """A few basic.get; some of what is held is acked or returned, and the broker asked whether it has read that."""
+    async def _get_some(self, link: Link, queue: str, held: list[Held], rng: random.Random) -> None:
+        """Run a few basic.get, ack or requeue some held messages, and send a request behind them."""
         history = self.history
-        for _ in range(choose.randrange(10)):
+        for _ in range(rng.randrange(10)):
             message = await link.get(queue)
             if message is None:
                 break
             held.append(history.deliver(queue, queue, message))
-        for each in [each for each in held if choose.random() < 0.5]:
-            verdict = choose.choice(("ack", "ack", "requeue"))
+        for each in [each for each in held if rng.random() < 0.5]:
+            verdict = rng.choice(("ack", "ack", "requeue"))
             held.remove(each)
             history.settle(each, verdict)
             link.write(settlement(each.tag, verdict))
@@ -392,8 +404,8 @@ class Crowd:
 
 
 async def drain(port: int, ask: Ask, history: History, *, timeout_s: float = 600.0) -> None:
-    """Takes everything that is left, until all queues are empty, all is settled, and the broker has read that."""
-    await prepare(port, ask)  # one of them may have been deleted
+    """Consume until all queues are empty, all messages are settled, and the broker has read that."""
+    await prepare(port, ask)  # a queue may have been deleted
     crowd = Crowd(port, ask, history, 0, draining=True)
     crowd.start()
     watcher = await connect(port, patience_s=PATIENCE_S)
@@ -404,8 +416,8 @@ async def drain(port: int, ask: Ask, history: History, *, timeout_s: float = 600
         before = history.given
         await asyncio.sleep(0.15)
         crowd.failed()
-        left = [(await watcher.declare_queue(queue, passive=True))[1] for queue in QUEUES]
-        done = not any(left) and crowd.silent() and not history.groups.left() and await settled(ask)
+        ready_counts = [(await watcher.declare_queue(queue, passive=True))[1] for queue in QUEUES]
+        done = not any(ready_counts) and crowd.silent() and not history.groups.left() and await settled(ask)
         quiet = quiet + 1 if done and history.given == before else 0
     history.drained()
     watcher.close()

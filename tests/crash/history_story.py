@@ -1,4 +1,4 @@
-"""A story told to the judge of histories, step by step, for tests of the judge itself."""
+"""A scripted history for tests of the history judge."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OLD = LETTER_AGE_S + 5.0
 
 
 class Story:
-    """Tells a judge what happened; each step takes a millisecond. messages: 1 is the first."""
+    """Passes events to a judge; each takes a millisecond. messages: numbers from 1."""
 
     def __init__(self, judge: Judge | None = None) -> None:
         self.judge = judge or Judge()
@@ -33,7 +33,7 @@ class Story:
         after_s: float = 0.0,
         batch: int = 0,
     ) -> None:
-        """after_s: so long from now it is due."""
+        """after_s: time until the message is due."""
         due = self.now + after_s if after_s else 0.0
         for message in messages:
             self.note("publish", queue, message, Sent(how, priority, tx, due, batch))
@@ -51,7 +51,7 @@ class Story:
         marked: bool = False,
         home: str | None = None,
     ) -> None:
-        """marked, home: what a copy says of itself; home: None: what is right."""
+        """marked, home: the headers of the copy; home=None: the right one."""
         source = queue.partition(".")[0]
         deaths = ((reason, source, "", (source,), 1),) if reason else ()
         if home is None:
@@ -64,7 +64,7 @@ class Story:
         self.note("settle", queue, message, (self.last[queue, message], verdict, transaction))
 
     def hear(self, queue: str, *after_s: float) -> None:
-        """Asked and answered at once, and again so much later: enough for an ack."""
+        """Answer a request at once, and further ones after each `after_s`; by default enough for an ack to count."""
         for each in (0.0, *(after_s or (1.5 * AGE_S,))):
             self.now += each
             self.note("heard", more=(queue, self.now))
@@ -74,7 +74,7 @@ class Story:
         self.note("ended", more=how)
 
     def through(self, queue: str, *messages: int, again: bool = False, reason: str = "", marked: bool = False) -> None:
-        """Given, acked, heard."""
+        """Deliver, ack, and answer requests behind the acks."""
         for message in messages:
             self.give(queue, message, again=again, reason=reason, marked=marked)
             self.settle(queue, message)

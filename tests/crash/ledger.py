@@ -1,15 +1,16 @@
-"""What was said and heard, kept outside the broker: the judge over lost, doubled, disordered and returned messages.
+"""The record of publishes and deliveries outside the broker, and the judge of lost, repeated, disordered messages.
 
-A message is (publisher, sequence number) and names itself in its message-id, so that a body of 0 bytes can be told as
-well; body and targets follow from the two. Per queue the ledger knows every delivery: `redelivered` or not, in which
-life of the broker (a life ends with a kill), when its ack was written. Times are `time.monotonic` seconds.
+A message is (publisher, sequence number). Its message-id has both, so that an empty body is identified as well; body
+and targets follow from them. For each queue the ledger has every delivery: `redelivered` or not, in which life of the
+broker (a life ends with a kill), and when its ack was written. Times are `time.monotonic` seconds.
 
-States of a message: *confirmed* must be delivered; *uncertain* (sent, no confirm before the kill) may be; one whose
-ack the broker had read more than ACK_AGE_S before a kill must not come back after it. It had read it when a question
-asked behind the ack, on its channel, was answered (`heard`); that it was not kept from the processor since shows in its
-answer to the next one. Any delivery after the first must
-say `redelivered`. First deliveries of one publisher on a queue with one consumer come in the order of publishing, over
-kills too: what returns keeps its place.
+- A confirmed message must be delivered. An uncertain one (sent, not confirmed before the kill) may be.
+- A message whose ack the broker had read more than ACK_AGE_S before a kill must not return. The broker has read the ack
+  when a request behind it on the same channel was answered (`heard`). The answer to a further request shows that the
+  broker had CPU time since.
+- Any delivery after the first must be `redelivered`.
+- First deliveries of one publisher on a queue with one consumer come in the order of publishing, also over kills, since
+  a returned message keeps its place.
 """
 
 from __future__ import annotations
@@ -28,16 +29,18 @@ PERSISTENT: Final = 2
 
 
 def body_of(publisher: int, sequence: int) -> bytes:
-    """Sizes 0 B to 1 MiB, mostly small; the same for the same message, another beginning for the next."""
+    """Return a body of 0 B to 1 MiB, mostly small; always the same for a message, with another start for the next
+    one.
+    """
     draw = random.Random(publisher << 40 | sequence)
-    lot = draw.random()
-    if lot < 0.08:
+    draw_value = draw.random()
+    if draw_value < 0.08:
         return b""
-    if lot < 0.70:
+    if draw_value < 0.70:
         size = draw.randrange(1, 200)
-    elif lot < 0.97:
+    elif draw_value < 0.97:
         size = draw.randrange(200, 4096)
-    elif lot < 0.998:
+    elif draw_value < 0.998:
         size = draw.randrange(4096, 131072)
     else:
         size = draw.randrange(131072, (1 << 20) + 1)
@@ -46,7 +49,7 @@ def body_of(publisher: int, sequence: int) -> bytes:
 
 
 def properties_of(publisher: int, sequence: int, mode: int = PERSISTENT) -> bytes:
-    """delivery-mode and message-id."""
+    """Encode delivery-mode and message-id."""
     name = b"%d.%d" % (publisher, sequence)
     return struct.pack(">HB", 1 << 12 | 1 << 7, mode) + bytes([len(name)]) + name
 
@@ -58,7 +61,7 @@ def name_of(properties: bytes) -> tuple[int, int]:
 
 @dataclass
 class Publisher:
-    """next: the first sequence number not used yet. waits_since: when the oldest publish without an answer was sent."""
+    """next: the first unused sequence number. waits_since: send time of the oldest unanswered publish."""
 
     number: int
     next: int = 0
@@ -69,21 +72,20 @@ class Publisher:
 
 @dataclass
 class Delivery:
-    """The last one of a message on a queue. acked_at: 0.0 while no ack was written."""
+    """The last delivery of a message on a queue. acked_at: 0.0 until an ack is written."""
 
     life: int
     acked_at: float = 0.0
-    settled: bool = False  # the kill came more than ACK_AGE_S after the ack was heard
-    age_s: float = 0.0  # of the ack, at the kill
+    settled: bool = False  # the ack was read more than ACK_AGE_S before the kill
+    age_s: float = 0.0  # age of the ack at the kill
 
 
 class Ledger:
-    """queues: their names. targets(publisher, sequence): the queues that a message goes to.
+    """queues: their names. power: lives end in power cuts.
 
-    An ack counts at a kill when it was heard ACK_AGE_S before, however busy the machine is. power: its lives end in
-    power cuts. An ack then counts once it is synced, which no client is told; it is safe with the second group of
-    commits after it, so twice the slowest confirm of the life is added to ACK_AGE_S; where a life had none, that of the
-    lives before.
+    An ack counts at a kill if it was known to be read ACK_AGE_S before, on any machine. At a power cut it must also be
+    synced, which no client can see. It is synced with the second group commit after it, so twice the slowest confirm of
+    the life is added to ACK_AGE_S; in a life without a confirm, that of the earlier lives.
     """
 
     def __init__(
@@ -96,14 +98,14 @@ class Ledger:
         self.violations: list[str] = []
         self.deliveries = 0
         self.redeliveries = 0
-        self.marked_unseen: dict[tuple[str, int], int] = {}  # (queue, life) -> redelivered, but never seen here
+        self.marked_unseen: dict[tuple[str, int], int] = {}  # (queue, life) -> first deliveries marked as redelivered
         self.acked = 0
-        self.judged_acks = 0  # old enough at a kill, and heard
-        self.unheard_acks = 0  # old enough, and not heard so long before: the broker may not have had the time
-        self.returned_after_ack = 0  # one that did not count at its kill: allowed
+        self.judged_acks = 0  # old enough at a kill, and known to be read
+        self.unheard_acks = 0  # old enough, but not known to be read: the broker may not have had the time
+        self.returned_after_ack = 0  # acks that did not count at their kill: allowed
         self.nacks = 0
         self._unjudged: dict[str, dict[tuple[int, int], Delivery]] = {queue: {} for queue in queues}
-        self._heard: dict[str, list[tuple[float, float]]] = {queue: [] for queue in queues}  # asked, answered
+        self._heard: dict[str, list[tuple[float, float]]] = {queue: [] for queue in queues}  # request time, answer time
         self._last_first: dict[tuple[str, int], int] = {}
         self._judge_order = judge_order
         self._power = power
@@ -111,16 +113,18 @@ class Ledger:
         self._slowest_ever_s = 0.0
 
     def violate(self, text: str) -> None:
-        """Keeps the first of them, lest a broken broker fill the memory; what `judge` finds is told always."""
+        """Add a violation; only the first 50 are kept, to limit memory. `judge` reports its own findings always."""
         if len(self.violations) < 50:
             self.violations.append(f"life {self.life}: {text}")
 
     def targets(self, publisher: int, sequence: int) -> list[str]:
-        """Every eighth message goes to all queues, through a fanout exchange; the others to one, in turn."""
+        """Return the queues of a message: every eighth goes to all, through a fanout exchange; the others to one, in
+        turn.
+        """
         return self.queues if sequence % 8 == 0 else [self.queues[(publisher + sequence) % len(self.queues)]]
 
     def delivered(self, queue: str, redelivered: bool, properties: bytes, body: bytes) -> Delivery:
-        """Judges a delivery. Returns what `acked` wants to have."""
+        """Judge a delivery. Return it for `acknowledged`."""
         key = name_of(properties)
         publisher, sequence = key
         self.deliveries += 1
@@ -158,16 +162,18 @@ class Ledger:
         return delivery
 
     def acknowledged(self, delivery: Delivery) -> None:
-        """Its ack is being written now."""
+        """Its ack is about to be written."""
         delivery.acked_at = time.monotonic()
         self.acked += 1
 
     def heard(self, queue: str, asked_at: float) -> None:
-        """What its consumer asked at `asked_at`, behind all acks until then, has been answered now."""
+        """A request that the consumer sent at `asked_at`, behind all earlier acks, was answered now."""
         self._heard[queue].append((asked_at, time.monotonic()))
 
     def answered(self, publisher: Publisher, sent: float, next_sent: float) -> None:
-        """A publish of `sent` was answered just now; the oldest one left was sent at `next_sent`, 0.0 for none."""
+        """A publish sent at `sent` was answered now; the oldest unanswered one was sent at `next_sent`, 0.0 for
+        none.
+        """
         self._slowest_s = max(self._slowest_s, time.monotonic() - sent)
         publisher.waits_since = next_sent
 
@@ -202,7 +208,9 @@ class Ledger:
         return sum(publisher.next for publisher in self.publishers)
 
     def lost(self) -> list[tuple[str, int, int]]:
-        """(queue, publisher, sequence) of what was confirmed and never seen. To be asked after a drain."""
+        """Return (queue, publisher, sequence) of confirmed messages that were never delivered. Call it after a
+        drain.
+        """
         return [
             (queue, publisher.number, sequence)
             for publisher in self.publishers
@@ -212,8 +220,10 @@ class Ledger:
         ]
 
     def judge(self, marked_unseen_max: int) -> None:
-        """The verdict after the drain. marked_unseen_max: how many messages that nobody has seen may come as
-        redelivered, per queue and life: those that were on their way to the consumer. Raises: AssertionError.
+        """Give the verdict after the drain. Raises: AssertionError.
+
+        marked_unseen_max: how many first deliveries may be marked as redelivered, per queue and life: those that were
+        in flight to the consumer at the kill.
         """
         lost = self.lost()
         found = [f"{len(lost)} confirmed messages lost, first {lost[:5]}"] if lost else []
@@ -238,13 +248,13 @@ class Ledger:
 
 
 def log_bytes(data_dir: Path) -> int:
-    """Bytes of all files below vhosts/: what the queues hold of the disk."""
+    """Return the size of all files below vhosts/."""
     total = 0
     for path in (data_dir / "vhosts").rglob("*"):
         try:
             status = path.stat()
         except FileNotFoundError:
-            continue  # removed under our eyes
+            continue  # removed meanwhile
         if stat.S_ISREG(status.st_mode):
             total += status.st_size
     return total

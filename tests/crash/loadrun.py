@@ -1,8 +1,8 @@
 """The load that is killed: four publishers with confirms, four consumers with acks, and their ledger.
 
-Queue q0 and q2 have a consumer with prefetch 1, q1 and q3 one with prefetch 100 that acks in groups. Everything runs in
-one event loop; a cycle is `load` (until somebody ends the broker), then `Crowd.gone`. Publishers go on with the next
-sequence number after a kill: what was sent and not confirmed stays uncertain and is never repeated.
+Queues q0 and q2 have a consumer with prefetch 1; q1 and q3 have one with prefetch 100 that acks in groups. All clients
+run in one event loop. After a kill publishers continue with the next sequence number: a message that was sent and not
+confirmed stays uncertain and is never repeated.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ PREFETCH: Final = [1, 100, 1, 100]
 PUBLISHERS: Final = 4
 UNCONFIRMED_MAX: Final = 400
 UNCONFIRMED_BYTES_MAX: Final = 2 << 20
-BACKLOG_MAX: Final = 20_000  # messages published and not acked, over all; more would only lengthen the drain
+BACKLOG_MAX: Final = 20_000  # messages confirmed and not acked, of all queues; more would only lengthen the drain
 MARKED_UNSEEN_MAX: Final = 101 + 64
-"""Per queue and kill: one window of prefetch may have been on its way to the consumer, and a group of acks with it;
-and the delivery mark of a busy queue is up to AHEAD_MAX offsets ahead (storage/acks/acks.py)."""
+"""Per queue and kill: one prefetch window and a group of acks may have been in flight, and the delivery mark of a busy
+queue is up to AHEAD_MAX offsets ahead (storage/acks/acks.py)."""
 
 
 class Crowd:
@@ -41,10 +41,10 @@ class Crowd:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, *, publishing: bool = True, prefetch: list[int] | None = None) -> None:
-        """Connects everybody; returns when the load runs, or the broker is gone."""
-        wanted = prefetch if prefetch is not None else PREFETCH
+        """Connect all clients; return when the load runs, or when the broker has ended."""
+        expected = prefetch if prefetch is not None else PREFETCH
         try:
-            for queue, window in zip(self.ledger.queues, wanted, strict=True):
+            for queue, window in zip(self.ledger.queues, expected, strict=True):
                 await self._consumer(queue, window)
             if publishing:
                 for publisher in self.ledger.publishers:
@@ -54,7 +54,7 @@ class Crowd:
                 raise
 
     async def gone(self) -> None:
-        """After the broker has ended: everybody has noticed."""
+        """Wait, after the broker has ended, until all clients have ended."""
         self.ended = True
         for link in self.links:
             link.close()
@@ -77,7 +77,7 @@ class Crowd:
             unacked.append(
                 (message.tag, ledger.delivered(queue, message.redelivered, message.properties, message.body))
             )
-            # A group is acked when it is a third of the window, so that some deliveries are always unacked.
+            # Ack a group when it is a third of the window, so that some deliveries are always unacked.
             if len(unacked) > window // 3:
                 for _, delivery in unacked:
                     ledger.acknowledged(delivery)
@@ -85,7 +85,7 @@ class Crowd:
                 unacked.clear()
 
         async def ack_rest() -> None:
-            """And asks for something behind the acks: once it is answered they have been heard."""
+            """Ack the rest; then send a request, whose answer shows that the broker has read the acks."""
             with contextlib.suppress(Gone):
                 while not link.gone.is_set():
                     if unacked:
@@ -105,9 +105,9 @@ class Crowd:
     async def _publish(self, number: int) -> None:
         ledger = self.ledger
         publisher = ledger.publishers[number]
-        # Publish sequence, message's sequence number, bytes, when it was sent.
+        # Publish sequence, sequence number of the message, bytes, send time.
         window: deque[tuple[int, int, int, float]] = deque()
-        room = asyncio.Event()
+        has_space = asyncio.Event()
         waiting_bytes = 0
 
         def confirmed(tag: int, multiple: bool, acked: bool) -> None:
@@ -133,19 +133,19 @@ class Crowd:
                 ledger.violate(f"publisher {number}: a confirm of {tag}, which was not waiting")
             if not acked:
                 ledger.nacks += 1
-            room.set()
+            has_space.set()
 
         try:
             link = await self._connect()
             link.on_confirm = confirmed
             await link.confirm_select()
             prefixes = {queue: publish_prefix("", queue) for queue in ledger.queues}
-            everybody = publish_prefix("everybody", "")
+            fanout_prefix = publish_prefix("everybody", "")
             tag = 0
             while not self.ended:
                 while (len(window) >= UNCONFIRMED_MAX or waiting_bytes >= UNCONFIRMED_BYTES_MAX) and not self.ended:
-                    room.clear()
-                    waiter = asyncio.create_task(room.wait())
+                    has_space.clear()
+                    waiter = asyncio.create_task(has_space.wait())
                     gone = asyncio.create_task(link.gone.wait())
                     await asyncio.wait((waiter, gone), return_when=asyncio.FIRST_COMPLETED)
                     waiter.cancel()
@@ -160,7 +160,7 @@ class Crowd:
                     tag += 1
                     body = body_of(number, sequence)
                     targets = ledger.targets(number, sequence)
-                    prefix = everybody if len(targets) > 1 else prefixes[targets[0]]
+                    prefix = fanout_prefix if len(targets) > 1 else prefixes[targets[0]]
                     window.append((tag, sequence, len(body), now))
                     waiting_bytes += len(body)
                     out += (prefix, content(properties_of(number, sequence), body))
@@ -176,7 +176,7 @@ class Crowd:
 
 
 async def prepare(port: int) -> None:
-    """Queues and the exchange that reaches all of them; there already after the first start."""
+    """Declare the queues and the fanout exchange; they exist already after the first start."""
     link = await connect(port)
     await link.declare_exchange("everybody", "fanout")
     for queue in QUEUES:
@@ -187,7 +187,7 @@ async def prepare(port: int) -> None:
 
 
 async def end_broker(broker: BrokerProcess, crowd: Crowd | None, ledger: Ledger, *, kill: bool = True) -> None:
-    """Kills (or stops) under load; the crowd expects it from here on."""
+    """Kill or stop the broker under load."""
     if crowd is not None:
         crowd.ended = True
     at = time.monotonic()
@@ -196,23 +196,23 @@ async def end_broker(broker: BrokerProcess, crowd: Crowd | None, ledger: Ledger,
     else:
         await asyncio.to_thread(broker.stop, 60.0)
     if crowd is not None:
-        await crowd.gone()  # what was in the sockets is heard first
+        await crowd.gone()  # first read what is still in the sockets
     ledger.killed(at)
 
 
-async def until_confirmed(ledger: Ledger, count: int, begins: asyncio.Task[None]) -> None:
-    """Returns when so many more have been confirmed: the load runs, however long a busy machine takes to get there."""
-    wanted = ledger.confirmed_count + count
+async def until_confirmed(ledger: Ledger, count: int, starting: asyncio.Task[None]) -> None:
+    """Wait until `count` more messages are confirmed, so that the load runs also on a slow machine."""
+    expected = ledger.confirmed_count + count
     deadline = time.monotonic() + 120
-    while ledger.confirmed_count < wanted:
-        assert time.monotonic() < deadline, f"the load does not begin: {ledger.totals()}"
-        if begins.done():
-            begins.result()
+    while ledger.confirmed_count < expected:
+        assert time.monotonic() < deadline, f"the load does not start: {ledger.totals()}"
+        if starting.done():
+            starting.result()
         await asyncio.sleep(0.02)
 
 
 async def drain(port: int, ledger: Ledger, *, timeout_s: float = 600.0) -> None:
-    """Takes everything that is left, until all queues are empty and nothing is unacked."""
+    """Consume until all queues are empty and no message is unacked."""
     crowd = Crowd(port, ledger)
     await crowd.start(publishing=False, prefetch=[500] * len(ledger.queues))
     watcher = await connect(port)
@@ -231,7 +231,7 @@ async def drain(port: int, ledger: Ledger, *, timeout_s: float = 600.0) -> None:
 
 
 async def space_comes_back(data_dir: Path, limit_bytes: int, timeout_s: float = 60.0) -> int:
-    """Waits until the queues hold at most this much of the disk; what they hold. Raises: AssertionError."""
+    """Wait until the queues use at most `limit_bytes`; return their size. Raises: AssertionError."""
     deadline = time.monotonic() + timeout_s
     while (held := log_bytes(data_dir)) > limit_bytes:
         assert time.monotonic() < deadline, f"after the drain the queues hold {held} bytes, more than {limit_bytes}"

@@ -1,4 +1,4 @@
-"""A publisher whose messages are numbers, and what a confirm channel answered to each."""
+"""A publisher of numbered messages that records the confirm of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DURABLE = b"\x10\x00\x02"
 
 
 def body_of(number: int, size: int | None) -> bytes:
-    """The number, then zeros. size: see `Publisher`."""
+    """Return the number, followed by zeros. size: see `Publisher`."""
     text = b"%d;" % number
     return text + bytes(number % 3000) if size is None else text.ljust(size, b"\x00")
 
@@ -20,7 +20,7 @@ def number_of(body: bytes) -> int:
 
 
 class Publisher:
-    """Numbered messages to some queues, with confirms; knows what each was answered, and what was answered twice.
+    """Publishes numbered messages with confirms; records which were acked, nacked, and answered twice (`doubled`).
 
     size: bytes of every body; None: 0 to 3,000 besides the number. first: the number of the first message less one.
     """

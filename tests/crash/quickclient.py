@@ -1,10 +1,10 @@
-"""A small, fast AMQP 0-9-1 client on asyncio: enough for pressure, and for knowing to the message what was said.
+"""A small, fast AMQP 0-9-1 client on asyncio, for load tests that must know the fate of each message.
 
-One `Link` is one connection with channel 1. What it must not do is forgive: it keeps no state that would hide a
-broker's mistake, never reconnects and never repeats. `on_deliver` and `on_confirm` are called in the order of the
-bytes. When the socket is gone every waiting call raises `Gone`, and `gone` is set.
+One `Link` is one connection with channel 1. It does not hide a broker's errors: it keeps no state that would, never
+reconnects and never repeats. `on_deliver` and `on_confirm` are called in the order of the bytes. When the socket is
+closed every waiting call raises `Gone`, and `gone` is set.
 
-It sends no heartbeats, and waits for ever for a broker that stands still, unless it is told to (`Link.beat`).
+It sends no heartbeats and waits for ever for a broker that hangs, unless `Link.beat` is called.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ HEARTBEAT: Final = b"\x08\x00\x00\x00\x00\x00\x00" + END
 
 
 def field_table(*fields: bytes) -> bytes:
-    """Of encoded fields, with its length."""
+    """Encode a table from encoded fields, with its length."""
     return struct.pack(">I", len(b"".join(fields))) + b"".join(fields)
 
 
 _CAPABILITY: Final = b"\x16consumer_cancel_notifyt\x01"
 HEARS_CANCEL: Final = field_table(b"\x0ccapabilitiesF" + field_table(_CAPABILITY))
-"""Properties of a client that is told when its consumer is cancelled."""
+"""Client properties with the capability consumer_cancel_notify."""
 
 
 class Gone(Exception):
-    """The connection ended; the text says how."""
+    """The connection has ended; the text is the reason."""
 
 
 class Message(NamedTuple):
@@ -66,7 +66,7 @@ def method(number: int, payload: bytes = b"", channel: int = 1) -> bytes:
 
 
 def content(properties: bytes, body: bytes, channel: int = 1, frame_max: int = FRAME_MAX) -> bytes:
-    """Header and body frames; properties: flags and fields."""
+    """Encode header and body frames. properties: flags and fields."""
     header = struct.pack(">BHIHHQ", 2, channel, 12 + len(properties), 60, 0, len(body)) + properties + END
     size = frame_max - 8
     parts = [header]
@@ -83,7 +83,7 @@ def publish_prefix(exchange: str, key: str, channel: int = 1, *, mandatory: bool
 
 
 class Link(asyncio.Protocol):
-    """One connection with its channel 1. Made by `connect`. patience_s: how long it waits for an answer."""
+    """One connection with its channel 1, made by `connect`. patience_s: timeout of an answer."""
 
     def __init__(self, patience_s: float = 30.0) -> None:
         self.patience_s = patience_s
@@ -94,7 +94,7 @@ class Link(asyncio.Protocol):
         self.on_deliver: Callable[[Message], object] | None = None
         self.on_confirm: Callable[[int, bool, bool], object] | None = None  # tag, multiple, acked
         self.on_return: Callable[[Message], object] | None = None
-        self.on_cancel: Callable[[], object] | None = None  # by the broker, of who connects with HEARS_CANCEL
+        self.on_cancel: Callable[[], object] | None = None  # consumer cancelled by the broker; needs HEARS_CANCEL
         self._transport: asyncio.Transport | None = None
         self._rest = b""
         self._waiting: deque[tuple[asyncio.Future[Any], tuple[int, ...]]] = deque()
@@ -104,7 +104,7 @@ class Link(asyncio.Protocol):
         self._body: list[bytes] = []
         self._writable = asyncio.Event()
         self._writable.set()
-        self._heard = True  # since `_beat` looked
+        self._heard = True  # received something since the last `_beat`
         self._beats: asyncio.TimerHandle | None = None
 
     # -- asyncio
@@ -208,26 +208,26 @@ class Link(asyncio.Protocol):
 
     def _answer(self, number: int, value: object) -> None:
         if not self._waiting:
-            raise AssertionError(f"method {number:#x} came unasked")
+            raise AssertionError(f"unexpected method {number:#x}")
         future, wanted = self._waiting.popleft()
-        assert number in wanted, f"method {number:#x} came, {wanted} was due"
+        assert number in wanted, f"method {number:#x} instead of {wanted}"
         if not future.done():
             future.set_result((number, value))
 
-    # -- what one says
+    # -- commands
 
     def write(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     async def writable(self) -> None:
-        """Returns when less than 1 MiB waits in this process. Raises: Gone."""
+        """Wait until less than 1 MiB waits in this process. Raises: Gone."""
         await self._writable.wait()
         if self.gone.is_set():
             raise Gone(self.why)
 
     def beat(self, heartbeat_s: float) -> None:
-        """Heartbeats from here on; the socket is dropped once nothing was heard for two intervals."""
+        """Send heartbeats from now on; drop the connection if nothing is received for two intervals."""
         self._beat(heartbeat_s / 2, 0)
 
     def _beat(self, each_s: float, silent: int) -> None:
@@ -241,7 +241,7 @@ class Link(asyncio.Protocol):
         self._beats = self.loop.call_later(each_s, self._beat, each_s, silent)
 
     def limit_received(self, size_bytes: int) -> None:
-        """The kernel keeps so many bytes for this client, and about as many more, while they are not read."""
+        """Limit the kernel's receive buffer, which keeps about twice that size while the client does not read."""
         assert self._transport is not None
         used = self._transport.get_extra_info("socket")
         used.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size_bytes)
@@ -251,17 +251,17 @@ class Link(asyncio.Protocol):
         self._transport.pause_reading()
 
     def close(self) -> None:
-        """Drops the socket when what was written is out; no connection.close."""
+        """Close the socket when all data is written, without connection.close."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """Drops the socket at once, whatever is not out yet."""
+        """Close the socket at once, with unwritten data."""
         if self._transport is not None and not self.gone.is_set():
             self._transport.abort()
 
     async def ask(self, data: bytes, *answers: int, timeout_s: float = 0.0) -> tuple[int, Any]:
-        """Writes, waits for one of these methods: (number, payload or Message). timeout_s: 0 for `patience_s`.
+        """Write, and wait for one of these methods: (number, payload or Message). timeout_s: 0 for `patience_s`.
 
         Raises: Gone, TimeoutError.
         """
@@ -289,7 +289,7 @@ class Link(asyncio.Protocol):
         await self.ask(method(0x003C0014, b"\x00\x00" + shortstr(queue) + shortstr(tag) + bits + table), 0x003C0015)
 
     async def cancel(self, tag: str = "c") -> None:
-        """No delivery comes after its end."""
+        """Cancel the consumer; no delivery comes after the answer."""
         await self.ask(method(0x003C001E, shortstr(tag) + b"\x00"), 0x003C001F)
 
     async def declare_queue(
@@ -301,7 +301,7 @@ class Link(asyncio.Protocol):
         passive: bool = False,
         table: bytes = EMPTY_TABLE,
     ) -> tuple[str, int, int]:
-        """(name, messages, consumers). table: of arguments, with its length."""
+        """Return (name, messages, consumers). table: the arguments, with their length."""
         bits = bytes([passive | durable << 1 | exclusive << 2])
         _, payload = await self.ask(method(0x0032000A, b"\x00\x00" + shortstr(queue) + bits + table), 0x0032000B)
         name = payload[5 : 5 + payload[4]].decode()
@@ -354,10 +354,10 @@ async def connect(
     properties: bytes = EMPTY_TABLE,
     greeting_s: float = 0.0,
 ) -> Link:
-    """A connection that is open, with channel 1. Raises: OSError, Gone (also a refused login), TimeoutError.
+    """Open a connection with channel 1. Raises: OSError, Gone (also for a refused login), TimeoutError.
 
-    heartbeat_s: what is agreed on; the link itself sends none. properties: of the client, a table with its length.
-    greeting_s: how long it waits for a socket, and for the broker's first words on it, 0 for `patience_s`.
+    heartbeat_s: the negotiated value; the link itself sends none. properties: client properties, a table with its
+    length. greeting_s: timeout of the connect and of the broker's first methods, 0 for `patience_s`.
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(greeting_s or patience_s):

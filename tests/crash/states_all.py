@@ -1,6 +1,4 @@
-"""All that is walked through: workloads of the storage (states_workloads.py), and of a broker
-(states_broker_workloads.py).
-"""
+"""All workloads: of the storage (states_workloads.py) and of a broker (states_broker_workloads.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ ALL: Final[tuple[Workload | BrokerWorkload, ...]] = (*WORKLOADS, *BROKER_WORKLOA
 
 
 def walk_through(workload: Workload | BrokerWorkload, seed: int, seen: set[int], **arguments: Any) -> Search:
-    """The search that has walked through it. Raises: AssertionError."""
+    """Run the search of one workload and return it. Raises: AssertionError."""
     kind = BrokerSearch if isinstance(workload, BrokerWorkload) else Search
     search = kind(seed, seen, **arguments)
     search.run(workload)  # type: ignore[arg-type]

@@ -1,5 +1,7 @@
-"""What consumers get from a broker after a crash: first what comes at once, then what its publishers send once more,
-then what was due later, when that time has come.
+"""The messages that consumers get from a broker after a crash.
+
+First those available at once, then those after publishers repeat their unconfirmed messages, then those that are due
+later.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ MARGIN_MS: Final = 5000
 ROUNDS_MAX: Final = 400
 
 
-class Taker(Consumer):
-    """A consumer of a queue with groups: it has `CREDIT` messages at a time, and acks the oldest when told."""
+class GroupConsumer(Consumer):
+    """A consumer of a queue with groups. It holds up to `CREDIT` messages and acks the oldest on request."""
 
     def __init__(self, queue: Queue, tag: str, drain: Drain) -> None:
         super().__init__(queue, tag, False, False, NO_ARGUMENTS)
@@ -38,7 +40,7 @@ class Taker(Consumer):
         entry.consumer = self
         group = str(headers_of(message).get("group", ""))
         self._drain.got(self._queue.name, message, redelivered, entry.delivery_count)
-        others = [each.tag for each in self._drain.takers if each is not self and group in each.groups()]
+        others = [each.tag for each in self._drain.group_consumers if each is not self and group in each.groups()]
         if group and others:
             self._drain.broken.append(f"group {group} is with {others} and {self.tag} at once")
         self.entries.append((entry, group))
@@ -59,13 +61,13 @@ class Taker(Consumer):
 
 
 class Drain:
-    """What is taken out of all queues of a life, in order."""
+    """Gets the messages of all queues of a life, in order."""
 
     def __init__(self, life: BrokerLife) -> None:
         self.life = life
         self.copies: list[Copy] = []
         self.broken: list[str] = []
-        self.takers: list[Taker] = []
+        self.group_consumers: list[GroupConsumer] = []
         self.late = False
 
     def got(self, queue: str, message: Message, redelivered: bool, count: int) -> None:
@@ -96,31 +98,31 @@ class Drain:
 
     def _by_groups(self, queue: Queue) -> None:
         life = self.life
-        takers = [each for each in self.takers if each.queue is queue]
-        if not takers:
-            takers = [Taker(queue, f"{queue.name} {number}", self) for number in range(2)]
-            self.takers += takers
-            for taker in takers:
-                consume.start_consumer(queue, taker)
+        group_consumers = [each for each in self.group_consumers if each.queue is queue]
+        if not group_consumers:
+            group_consumers = [GroupConsumer(queue, f"{queue.name} {number}", self) for number in range(2)]
+            self.group_consumers += group_consumers
+            for group_consumer in group_consumers:
+                consume.start_consumer(queue, group_consumer)
         for _ in range(ROUNDS_MAX):
             life.turns()
-            busy = [taker for taker in takers if taker.entries]
+            busy = [group_consumer for group_consumer in group_consumers if group_consumer.entries]
             if not busy:
                 break
-            for taker in busy:
-                taker.ack()
+            for group_consumer in busy:
+                group_consumer.ack()
             queue.schedule_dispatch()
         if queue.ready_count:
-            self.broken.append(f"{queue.ready_count} messages of {queue.name} go to nobody")
+            self.broken.append(f"{queue.ready_count} messages of {queue.name} go to no consumer")
 
 
 def look(
     image: Image, rows: Rows, boot: int, segment_size_bytes: int, ledger: BrokerLedger, *, repeats: bool = True
 ) -> BrokerOutcome:
-    """A start on an image. ledger: says what time it is, until when messages wait and what is sent once more."""
-    own = BrokerLedger()
-    own.rows, own.now_ms, own.groups = [rows], ledger.now_ms, ledger.groups
-    life = BrokerLife(Disk(image), own, boot, segment_size_bytes=segment_size_bytes)
+    """Start on an image and drain it. ledger: has the current time, due times, and the messages to repeat."""
+    ledger_of_start = BrokerLedger()
+    ledger_of_start.rows, ledger_of_start.now_ms, ledger_of_start.groups = [rows], ledger.now_ms, ledger.groups
+    life = BrokerLife(Disk(image), ledger_of_start, boot, segment_size_bytes=segment_size_bytes)
     drain = Drain(life)
     drain.everything()
     if repeats:
@@ -151,9 +153,9 @@ def left(life: BrokerLife) -> int:
 
 
 def _once_more(sent: Sent) -> Sent:
-    """For a ledger that nobody asks."""
+    """Copy the message, since the ledger of this start is not judged."""
     return sent.copy()
 
 
 def _nothing() -> None:
-    """Who waits for the disk asks again."""
+    """Do nothing: the caller asks again."""

@@ -1,12 +1,12 @@
-"""What is known of the messages of a broker outside the disk, and the judge that holds what consumers get after a crash
-against it.
+"""The expected state of a broker's messages, kept outside the disk, and the judge of what consumers get after a crash.
 
-A message is in *places*: a queue, or the wheel of an exchange that delays it ("wheel x"). In each it begins to be
-(`Place.promise`) and ends to be (`Place.left`), and between what is asked and what is promised lies a time in which a
-crash may show either. What was moved may so be in two places at once, and then all copies but one say that they are
-copies: redelivered, `x-delayed-redelivered`, `x-source-queue`.
+A message is in places: a queue, or the wheel of an exchange that delays it ("wheel x"). `Place.promise` says how
+certain it is there, `Place.left` how certain it has left. Between request and promise a crash may show either. A moved
+message may be in two places; then all copies but one are marked: redelivered, `x-delayed-redelivered` or
+`x-source-queue`.
 
-Steps of a promise: ASKED (a crash shows it, or not), WRITTEN (a kill must not undo it), SAFE (a power cut must not).
+Steps of a promise: ASKED (a crash may show it or not), WRITTEN (a kill must not undo it), SAFE (a power cut must not
+undo it).
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ Rows = dict[tuple[object, ...], Row]
 
 
 class Place:
-    """One copy of a message. path: the directory whose settlements tell that it has left; asked_ms: since when.
+    """One copy of a message.
 
-    seen: a consumer has it, or had it, and that was told on a socket; maybe_seen: it may be so. waits_ms: until when it
-    waits for its next try, which counts from `wait` on. count: how often it came back, as far as `wait` says.
+    path: the directory whose settlements record that it left. asked_ms: since when it may have left. seen: it was
+    delivered; maybe_seen: it may have been. waits_ms: the time of its next try, as certain as `wait`. count: returns,
+    as certain as `wait`.
     """
 
     __slots__ = ("asked_ms", "count", "left", "maybe_seen", "path", "promise", "seen", "wait", "waits_ms")
@@ -45,7 +46,7 @@ class Place:
         self.count = 0
 
     def leave(self, now_ms: int) -> None:
-        """It is settled there, from now on."""
+        """It is settled in this place from now on."""
         if self.left == NONE:
             self.left, self.asked_ms = ASKED, now_ms
 
@@ -57,12 +58,14 @@ class Place:
 
 
 class Sent:
-    """A message. number: rises with each publish. due_ms: of a delayed one, else 0. group: of a queue with groups.
+    """A message.
 
-    numbers: its producer's (id, epoch, sequence). known_by: the exchange that remembers its id. over: somebody has
-    settled it for good, or may have. promise: of it as a whole: one copy at least is somewhere. told: it was
-    confirmed; times: how often it was sent before. rewound: the number of the rewind that brings it back; 0: none.
-    transaction: the number of the one that published it, acked_in: of the one that acks it; 0: none.
+    - number: rises with each publish. due_ms: of a delayed message, otherwise 0. group: for a queue with groups.
+    - numbers: producer id, epoch, sequence. known_by: the exchange that remembers its deduplication id.
+    - over: it is settled, or may be. promise: how certain at least one copy exists.
+    - was_confirmed: it was confirmed. times: earlier publishes.
+    - rewound: number of the rewind that brings it back. transaction: of its publish. acked_in: transaction of its ack.
+      0 for none.
     """
 
     __slots__ = (
@@ -81,9 +84,9 @@ class Sent:
         "queue",
         "rewound",
         "times",
-        "told",
         "transaction",
         "turn",
+        "was_confirmed",
     )
 
     def __init__(self, number: int, body: bytes, exchange: str, key: str, queue: str) -> None:
@@ -101,7 +104,7 @@ class Sent:
         self.places: dict[str, Place] = {}
         self.rewound = 0
         self.times = 0
-        self.told = False
+        self.was_confirmed = False
         self.transaction = 0
         self.acked_in = 0
         self.turn = 0
@@ -125,9 +128,10 @@ class Sent:
 
 
 class BrokerLedger:
-    """rows: what the metadata may be found to hold. sent: by body. version: rises with what may change a verdict.
+    """The expected state.
 
-    rewinds: by number, whether it is done. groups: queues that have them. exchanges: what may be declared.
+    rows: the states in which the metadata may be found. sent: messages by body. version: rises with each change that
+    may change a verdict. rewinds: number -> done. groups: queues with groups.
     """
 
     def __init__(self) -> None:
@@ -148,7 +152,7 @@ class BrokerLedger:
         return other
 
     def repeated(self) -> list[Sent]:
-        """What its publishers send once more after a crash, in order: what is numbered, or remembered by an id."""
+        """Return the messages that publishers repeat after a crash, in order: numbered ones, or with an id."""
         last: dict[int, int] = {}
         for each in self.sent.values():
             if each.numbers is not None:
@@ -160,17 +164,17 @@ class BrokerLedger:
         ]
 
     def asked(self) -> tuple[object, ...]:
-        """What a start is asked of this ledger's making: what is sent once more, and until when messages wait."""
+        """Return what a start depends on: the repeated messages, and until when messages wait."""
         return (tuple(each.body for each in self.repeated()), self.waits_ms())
 
     def waits_ms(self) -> int:
-        """When the last of what waits is due."""
+        """Return the latest due time."""
         waits = [each.due_ms for each in self.sent.values()]
         waits += [place.waits_ms for each in self.sent.values() for place in each.places.values()]
         return max(waits, default=0)
 
     def power_cut(self) -> None:
-        """What was written and not safe is no promise any more."""
+        """Reset promises that are written but not safe."""
         for each in self.sent.values():
             each.promise = each.promise if each.promise == SAFE else ASKED
             for place in each.places.values():
@@ -180,7 +184,7 @@ class BrokerLedger:
                 place.maybe_seen = True
 
     def found(self, outcome: BrokerOutcome, *, safe: bool) -> None:
-        """A life goes on with what its start has found. safe: the disk holds it already."""
+        """Update the ledger after a start. safe: the disk holds this state already."""
         self.version += 1
         step = SAFE if safe else WRITTEN
         repeated = {each.body for each in self.repeated()}
@@ -192,7 +196,7 @@ class BrokerLedger:
             each.rewound = 0
             if copies:
                 each.promise, each.over, each.acked_in = max(each.promise, step), False, 0
-            elif body in repeated and each.promise < step:  # nothing knows of it: it may be sent, and stored, again
+            elif body in repeated and each.promise < step:  # it is not stored: it may be published and stored again
                 each.promise = ASKED
                 for place in each.places.values():
                     place.left, place.seen = NONE, False
@@ -209,7 +213,7 @@ class BrokerLedger:
                     _found_in(place, [copy for copy in copies if copy.place == name], step, each.due_ms > 0)
 
     def all_safe(self) -> None:
-        """Everything that was written is on the disk, or was told so."""
+        """Everything written is synced from now on."""
         self.version += 1
         for each in self.sent.values():
             each.promise = SAFE if each.promise == WRITTEN else each.promise
@@ -220,7 +224,7 @@ class BrokerLedger:
 
 
 def _found_in(place: Place, copies: list[Copy], step: int, delayed: bool) -> None:
-    """A queue after a start. delayed: what comes there may as well come from a wheel."""
+    """Update a queue after a start. delayed: its message may also come from a wheel."""
     own = [copy for copy in copies if not copy.from_wheel]
     if own:
         place.left, place.count = NONE, own[0].count
@@ -235,9 +239,10 @@ def _found_in(place: Place, copies: list[Copy], step: int, delayed: bool) -> Non
 
 
 class Copy(NamedTuple):
-    """One message that a consumer gets after a start. late: only after time has passed, as `due_ms` or a retry asked.
+    """One message that a consumer gets after a start.
 
-    marked: it says that it may be a copy. redriven: by x-delayed-redelivered.
+    late: only after the time of `due_ms` or a retry has passed. from_wheel: has x-delayed-redelivered. moved: has
+    x-source-queue.
     """
 
     body: bytes
@@ -254,8 +259,9 @@ class Copy(NamedTuple):
 
 
 class BrokerOutcome(NamedTuple):
-    """What consumers get after a start, in order; repeated: after the publishers had sent theirs once more. left: how
-    many messages are still nowhere when all is due. broken: what went wrong on the way.
+    """The messages that consumers get after a start, in order.
+
+    left: delayed messages that did not come although all were due. broken: violations found meanwhile.
     """
 
     copies: list[Copy]
@@ -265,13 +271,13 @@ class BrokerOutcome(NamedTuple):
 
 
 def judge_broker(outcome: BrokerOutcome, ledger: BrokerLedger, kind: str) -> None:
-    """kind: `kill` (what was written is there) or `cut` (what was safe is). Raises: Violation."""
+    """kind: `kill` (what was written must be there) or `cut` (what was safe must be there). Raises: Violation."""
     try:
         _judge(outcome, ledger, SAFE if kind == "cut" else WRITTEN)
     except Violation as violation:
-        told = "\n".join(f"  {each}" for each in ledger.sent.values())
+        sent_lines = "\n".join(f"  {each}" for each in ledger.sent.values())
         found = "\n".join(f"  {each}" for each in outcome.copies)
-        raise Violation(f"{kind}: {violation}\n{told}\n  found at {outcome.now_ms}:\n{found}") from None
+        raise Violation(f"{kind}: {violation}\n{sent_lines}\n  found at {outcome.now_ms}:\n{found}") from None
 
 
 def _judge(outcome: BrokerOutcome, ledger: BrokerLedger, step: int) -> None:
@@ -299,7 +305,7 @@ def _judge_copy(sent: Sent, copy: Copy, step: int, now_ms: int, repeated: bool) 
     name = f"message {sent.number}"
     place = sent.places.get(copy.place)
     if place is None:
-        raise Violation(f"{name} is in {copy.place}, where nobody has put it")
+        raise Violation(f"{name} is in {copy.place}, where it was never put")
     if not copy.late and sent.due_ms > now_ms:
         raise Violation(f"{name} comes {sent.due_ms - now_ms} ms before its time")
     if copy.from_wheel:
@@ -309,8 +315,8 @@ def _judge_copy(sent: Sent, copy: Copy, step: int, now_ms: int, repeated: bool) 
         if all(each.left >= step for each in wheels):
             raise Violation(f"{name} was released, or cancelled, for good and comes again")
         return
-    if sent.known_by and not sent.told:
-        return  # sent again, and stored again
+    if sent.known_by and not sent.was_confirmed:
+        return  # published again and stored again
     if place.left >= step:
         raise Violation(f"{name} was settled for good in {copy.place}")
     if place.seen and not copy.redelivered and not (repeated and place.promise < step):
@@ -335,7 +341,7 @@ def _judge_message(sent: Sent, copies: list[Copy], step: int, repeated: bool) ->
             raise Violation(f"{name}, with numbers {sent.numbers}, is stored {len(copies)} times")
         return
     if sent.known_by:
-        if len(copies) > sent.times + (not sent.told):
+        if len(copies) > sent.times + (not sent.was_confirmed):
             raise Violation(f"{name}, confirmed after {sent.times} tries, is stored {len(copies)} times")
         return
     plain = [copy for copy in copies if not (copy.redelivered or copy.from_wheel or copy.moved)]
@@ -348,7 +354,7 @@ def _judge_message(sent: Sent, copies: list[Copy], step: int, repeated: bool) ->
 
 
 def _judge_rewinds(there: dict[bytes, list[Copy]], ledger: BrokerLedger) -> None:
-    """Of what is brought back at once all is there or nothing."""
+    """Check that all messages of a rewind are there, or none."""
     for number, done in ledger.rewinds.items():
         of_it = [each for each in ledger.sent.values() if each.rewound == number]
         back = [each for each in of_it if each.body in there]
@@ -361,7 +367,7 @@ def _judge_rewinds(there: dict[bytes, list[Copy]], ledger: BrokerLedger) -> None
 
 
 def _judge_transactions(there: dict[bytes, list[Copy]], ledger: BrokerLedger) -> None:
-    """Of each one a queue shows all or nothing, and what it acked is gone only if all that it published is there."""
+    """Check that a queue shows all or nothing of a transaction, and that its acks count only with all its publishes."""
     missing: dict[int, list[int]] = {}
     shown: dict[tuple[int, str], set[bool]] = {}
     for each in ledger.sent.values():

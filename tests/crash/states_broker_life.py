@@ -1,5 +1,6 @@
-"""What a broker does in one life, and writes into the ledger the way a client would know it: a publish is promised when
-it is confirmed, a delivery has been made when the turn has ended in which sockets are written.
+"""The actions of a broker in one life, recorded in the ledger as a client would know them.
+
+A publish is promised when it is confirmed; a delivery counts from the end of the turn that writes to sockets.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ ROUNDS_MAX: Final = 3000
 
 
 class BrokerLife(Process):
-    """See `ProcessStats`."""
+    """A life of the broker with the actions of its clients; see `Process`."""
 
     # -- declarations
 
     def queue(self, name: str, **arguments: object) -> None:
-        """One that is durable; as it is where it is there."""
+        """Declare a durable queue, if it does not exist."""
         table = {key.replace("_", "-"): value for key, value in arguments.items()}
         if name not in self.vhost.queues:
             declare.declare_queue(self.vhost, QueueDeclaration(name, True, False, False, table), _done)
@@ -39,7 +40,7 @@ class BrokerLife(Process):
             self.ledger.groups.add(name)
 
     def exchange(self, name: str, kind: str, queue: str, **arguments: object) -> None:
-        """One that is durable, with a queue bound to it; as it is where it is there."""
+        """Declare a durable exchange bound to a queue, if they do not exist."""
         table = {key.replace("_", "-"): value for key, value in arguments.items()}
         if name not in self.vhost.exchanges:
             declare.declare_exchange(self.vhost, ExchangeDeclaration(name, kind, True, False, False, table), _done)
@@ -49,29 +50,29 @@ class BrokerLife(Process):
             self.turns()
 
     def delete_exchange(self, name: str) -> None:
-        """With all that waits in it: once that is answered nothing of it may come."""
+        """Delete the exchange with its delayed messages; after the answer none of them may come."""
         self.turns()
-        going = [
+        deleted = [
             each
             for each in self.ledger.sent.values()
             if each.due_ms > self.clock.now_ms and f"wheel {name}" in each.places and not each.over
         ]
         self.ledger.version += 1
-        for each in going:
+        for each in deleted:
             each.over = True
             for place in each.places.values():
                 place.left, place.asked_ms = ASKED, 0
 
-        def gone(error: BaseException | None) -> None:
+        def answered(error: BaseException | None) -> None:
             _done(error)
             self.ledger.version += 1
-            for each in going:
+            for each in deleted:
                 for place in each.places.values():
                     place.left = SAFE
 
-        declare.delete_exchange(self.vhost, self.vhost.exchanges[name], False, gone)
+        declare.delete_exchange(self.vhost, self.vhost.exchanges[name], False, answered)
         self.turns()
-        assert all(place.left == SAFE for each in going for place in each.places.values())
+        assert all(place.left == SAFE for each in deleted for place in each.places.values())
 
     # -- messages
 
@@ -100,8 +101,9 @@ class BrokerLife(Process):
         numbers: tuple[int, int, int] | None = None,
         known: bool = False,
     ) -> Sent:
-        """One message that ends in this queue; the turn goes on. delay_ms: it waits in the exchange. known: the
-        exchange remembers its id.
+        """Publish one message to this queue, without ending the turn.
+
+        delay_ms: it is delayed by the exchange. known: the exchange remembers its id.
         """
         ledger = self.ledger
         number = ledger.number
@@ -120,7 +122,7 @@ class BrokerLife(Process):
         return sent
 
     def send(self, sent: Sent, delay_ms: int = 0, *, other: bool = False) -> None:
-        """Sends it, or once more. other: on another channel."""
+        """Publish the message, also again. other: on another channel."""
         headers: dict[str, Any] = {"n": sent.number % 2}
         if delay_ms:
             headers["x-delay"] = delay_ms
@@ -134,7 +136,7 @@ class BrokerLife(Process):
         route, message = self.compose(sent, properties)
         self.ledger.version += 1
         sent.turn = self.turn.number
-        sent.times += not sent.told
+        sent.times += not sent.was_confirmed
         if not self.publisher.offer(route, message):
             raise Violation(f"{sent} is refused")
         answers = self.others if other else self.answers
@@ -154,16 +156,16 @@ class BrokerLife(Process):
         raise Violation("a queue is never opened")
 
     def repeat(self) -> None:
-        """What its publishers have no answer for is sent once more."""
+        """Publish the unconfirmed messages of the publishers again."""
         for sent in self.ledger.repeated():
-            if not sent.told:
+            if not sent.was_confirmed:
                 self.send(sent)
         self.turns()
 
     # -- consumers
 
     def take(self, queue: str, count: int = 1 << 30) -> list[Sent]:
-        """By basic.get, unacked; the turn goes on."""
+        """Get messages with basic.get, without acks and without ending the turn."""
         found = self.open(queue)
         taken: list[Sent] = []
         while len(taken) < count:
@@ -199,7 +201,7 @@ class BrokerLife(Process):
         return sent
 
     def _check_group(self, queue: str, sent: Sent) -> None:
-        """What is before it in its group is settled."""
+        """Check that all earlier messages of its group are settled."""
         for other in self.ledger.sent.values():
             place = other.places.get(queue)
             if other.group == sent.group and other.number < sent.number and place is not None and place.left == NONE:
@@ -215,7 +217,7 @@ class BrokerLife(Process):
         self.turn.schedule()
 
     def requeue(self, taken: list[Sent], wait_ms: int = 0) -> None:
-        """wait_ms: so long each of them waits there, times its count."""
+        """wait_ms: retry delay of each message, times its count of returns."""
         self.ledger.version += 1
         for sent in taken:
             queue, entry = self.held.pop(sent.body)
@@ -233,7 +235,7 @@ class BrokerLife(Process):
         self._rested()
 
     def reject(self, taken: list[Sent], dead: str) -> None:
-        """They go to the queue that dead letters of their queue end in."""
+        """Reject the messages; they go to the dead-letter queue."""
         self.ledger.version += 1
         for sent in taken:
             queue, entry = self.held.pop(sent.body)
@@ -255,7 +257,9 @@ class BrokerLife(Process):
     # -- jobs
 
     def job(self, verb: str, source: str, target: str | None = None, where: str = "") -> None:
-        """move, copy, delete or redrive: all that is ready in `source`, for which `where` is true (of `n`, 0 or 1)."""
+        """Run move, copy, delete or redrive on all ready messages of `source` that match `where` (on header `n`, 0
+        or 1).
+        """
         queue = self.open(source)
         if target is not None:
             self.open(target)
@@ -267,7 +271,7 @@ class BrokerLife(Process):
             if place is None or place.left != NONE or (sent.body in self.held and verb != "copy"):
                 continue
             if max(sent.due_ms, place.waits_ms) > self.clock.now_ms:
-                continue  # it is not ready
+                continue  # not ready
             if not where or where == f"n = {sent.number % 2}":
                 moved.append(sent)
         self.ledger.version += 1
@@ -276,7 +280,7 @@ class BrokerLife(Process):
         for sent in moved:
             if verb != "delete":
                 goal = sent.places.setdefault(goals[sent.body], Place(self.path(goals[sent.body])))
-                if goal.left != NONE:  # it was there before, and is over there
+                if goal.left != NONE:  # it was there before and is settled there
                     goal.left, goal.asked_ms, goal.promise, goal.seen = ASKED, 0, NONE, False
             else:
                 sent.over = True
@@ -298,7 +302,7 @@ class BrokerLife(Process):
         self._rested()
 
     def rewind(self, queue: str) -> None:
-        """All that is settled in it, and nowhere else, is ready again."""
+        """Rewind the queue: all its settled messages are ready again."""
         found = self.open(queue)
         self.rest()
         number = max(self.ledger.rewinds, default=0) + 1
@@ -335,7 +339,7 @@ class BrokerLife(Process):
             raise Violation(f"a {job.kind} is {job.state}: {job.reason}")
 
     def cancel(self, exchange: str, sent: Sent) -> None:
-        """It does not come any more."""
+        """Cancel a delayed message."""
         self.turns()
         wheel: Any = self.vhost.exchanges[exchange].wheel
         *_, found = next_due([wheel], 1000)
@@ -357,7 +361,7 @@ def headers_of(message: Message) -> dict[str, Any]:
 
 
 def _nothing() -> None:
-    """Who waits for the disk asks again."""
+    """Do nothing: the caller asks again."""
 
 
 def _done(error: BaseException | None) -> None:

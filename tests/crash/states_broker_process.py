@@ -1,8 +1,8 @@
-"""A broker without sockets on a watched disk: its parts, its loop, its clock, what is promised by the end of a turn.
-What it is told to do: states_broker_life.py.
+"""A broker without sockets on a watched disk: its parts, event loop and clock, and the promises of each turn's end.
 
-The rows of the metadata change in one step each, crashed before and behind it. Timers have a clock that stands until
-the life moves it. A paced life writes what was settled up to 50 ms after its turn, as every broker does.
+states_broker_life.py has its actions. Each commit of the metadata is one step, crashed before and after it. Timers use
+a clock that moves only when the life moves it. A paced life writes settlements up to 50 ms after their turn, as every
+broker does.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from amqpd.storage.metadata.store import (
 from amqpd.storage.storage import Storage
 
 VHOST: Final = "/data/vhosts/v"
-LOST_IN_MS: Final = 60  # what was settled is in the files by then
+LOST_IN_MS: Final = 60  # settlements are in the files after this time
 ROUNDS_MAX: Final = 3000
 
 
 class Answers(ConfirmTracker):
-    """What publishers are told. waiting: by publish sequence."""
+    """The confirms of a publisher. waiting: messages by publish sequence."""
 
     def __init__(self, turn: LoopTurn, ledger: BrokerLedger) -> None:
         super().__init__(turn)
@@ -71,7 +71,7 @@ class Answers(ConfirmTracker):
         self.ledger.version += 1
         for sequence in range(first, last + 1):
             sent = self.waiting.pop(sequence)
-            sent.promise, sent.told = SAFE, True
+            sent.promise, sent.was_confirmed = SAFE, True
             for name, place in sent.places.items():
                 if name.startswith("wheel ") or not sent.due_ms:
                     place.promise = SAFE
@@ -81,7 +81,7 @@ class Answers(ConfirmTracker):
 
 
 class Table:
-    """The metadata: rows that change in one step. loop: of whoever waits for the answer."""
+    """The metadata: rows that change in one step. soon: schedules a call on the event loop."""
 
     def __init__(self, ledger: BrokerLedger, disk: Disk, soon: Callable[[Callable[[], None]], None]) -> None:
         self._ledger = ledger
@@ -89,7 +89,7 @@ class Table:
         self._soon = soon
 
     def submit(self, changes: Sequence[Change], done: Callable[[BaseException | None], None]) -> None:
-        self._soon(partial(self._commit, [*changes], done))  # by its thread
+        self._soon(partial(self._commit, [*changes], done))  # as by the metadata thread
 
     def _commit(self, changes: list[Change], done: Callable[[BaseException | None], None]) -> None:
         ledger = self._ledger
@@ -162,7 +162,7 @@ def _state(rows: Rows) -> MetadataState:
 
 
 class Process:
-    """A process over `disk`. Boot ids are numbers; the same one means that the machine was not restarted."""
+    """A process over `disk`. Boot ids are numbers; an equal id means that the machine was not restarted."""
 
     def __init__(
         self,
@@ -221,10 +221,10 @@ class Process:
         session.operator = True
         self.publisher = Publisher(session)
         self.answers = Answers(self.turn, ledger)
-        self.others = Answers(self.turn, ledger)  # another channel's
+        self.others = Answers(self.turn, ledger)  # of another channel
 
     def _load(self) -> None:
-        """As `Broker.load`."""
+        """Load the metadata as `Broker.load` does."""
         findings = reconcile(self.storage, _state(self.ledger.rows[-1]))
         self.catalogue.deletions.take_over(findings)
         self.kept.load(findings.state.seen_caches, findings.state.seen)
@@ -263,7 +263,7 @@ class Process:
         insort(self._later, (due_ms, self._later_count, partial(call, *arguments)))
 
     def turns(self) -> None:
-        """Until the loop is idle."""
+        """Run until the loop is idle."""
         for _ in range(ROUNDS_MAX):
             if not self._soon:
                 self._rested()
@@ -275,7 +275,7 @@ class Process:
         raise Violation("the loop never comes to rest")
 
     def _turned(self) -> None:
-        """What was offered and delivered in a turn that has ended is in the files, and on the sockets."""
+        """Update the ledger: the publishes and deliveries of ended turns are in the files and on the sockets."""
         self.ledger.version += 1
         number = self.turn.number
         for sent in [each for each in self._offered if each.turn < number]:
@@ -289,7 +289,7 @@ class Process:
             each[1].seen = True
 
     def _rested(self) -> None:
-        """What nobody was told, and must be so by now: settlements are written; safe, where their files are synced."""
+        """Update the ledger: settlements are written after their time, and safe when their files are synced."""
         if self._leaping:
             return
         self.ledger.version += 1
@@ -306,7 +306,7 @@ class Process:
                         place.wait = SAFE if place.wait == WRITTEN else place.wait
 
     def pass_time(self, milliseconds: int) -> None:
-        """Timer after timer; whatever each of them asks of the loop comes before the next."""
+        """Advance the clock timer by timer, and run the loop after each."""
         self.turns()
         until_ms = self.clock.now_ms + milliseconds
         while self._later and self._later[0][0] <= until_ms:
@@ -318,9 +318,9 @@ class Process:
         self.turns()
 
     def leap(self, milliseconds: int) -> None:
-        """All at once; what came due meanwhile comes then."""
+        """Advance the clock at once; timers that became due fire afterwards."""
         self.turns()
-        self._leaping = True  # nothing has had its time yet
+        self._leaping = True  # no timer has fired yet
         self._set_clock(self.clock.now_ms + milliseconds)
         self.pass_time(10)
         self._leaping = False
@@ -332,18 +332,18 @@ class Process:
         self.ledger.version += 1
 
     def rest(self) -> None:
-        """A while in which nobody does anything: what was settled is written."""
+        """Wait without actions until all settlements are written."""
         self.pass_time(2 * SETTLE_MS + 20)
 
     def flush(self) -> None:
-        """All that was written is safe afterwards."""
+        """Make everything that was written safe."""
         self.rest()
         self.storage.commits.flush()
         self.turns()
         self.ledger.all_safe()
 
     def stop(self) -> None:
-        """A clean stop: the server's, less the sockets. Whatever was promised is safe afterwards."""
+        """Stop cleanly, as the server does without its sockets. Everything promised is safe afterwards."""
         self.turns()
         self.timers.stop()
         self.jobs.stop()
@@ -358,11 +358,11 @@ class Process:
         self.disk.changed()
 
     def forget(self) -> None:
-        """Nothing is done with it any more."""
+        """Release the memory of a life that is not used again."""
         storage = self.storage
         for held in (storage._stores, storage.commits._gathered, storage.context.dirty, storage.context.late):
             held.clear()
-        storage.commits.on_commit = _nobody
+        storage.commits.on_commit = _ignore_commit
         self.held.clear()
         self._soon.clear()
         self._later.clear()
@@ -371,12 +371,12 @@ class Process:
 
 
 def _ignored(_thing: object) -> None:
-    """Nothing expires here, and no vhost is deleted."""
+    """Do nothing: no queue expires here, and no vhost is deleted."""
 
 
 def _failed(store: Any) -> None:
     raise Violation(f"the log of {store.name} fails on a disk that does not")
 
 
-def _nobody(generation: int, failed: list[Any]) -> None:
-    """Nothing is told any more."""
+def _ignore_commit(generation: int, failed: list[Any]) -> None:
+    """Ignore commits after the end."""

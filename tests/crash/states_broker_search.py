@@ -1,4 +1,4 @@
-"""The walk of states_search.py over a broker's lives: what consumers get after a crash is held against the ledger."""
+"""The walk of states_search.py over a broker's lives: what consumers get after a crash is compared with the ledger."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from states_search import Search
 from amqpd.storage.metadata.store import BindingRow
 
 SHARE: Final = 12
-COLLECTED_EVERY: Final = 250  # looks: a broker leaves many circles
+COLLECTED_EVERY: Final = 250  # looks: a broker leaves many reference cycles
 
 
 class BrokerSearch(Search):
-    """As `QueueScan`, of workloads whose script does what a `BrokerLife` can do. A look takes ten times as long as one
-    at the storage alone, so there are a twelfth as many.
+    """A `Search` over workloads of a `BrokerLife`. A look costs ten times that of a storage, so there are a twelfth
+    as many.
     """
 
     def __init__(
@@ -33,15 +33,15 @@ class BrokerSearch(Search):
         super().__init__(seed, seen, share=share / SHARE, step_max=max(4, step_max // SHARE), **others)
 
     def _run(self, workload: Any) -> None:
-        with self._own_chance():
+        with self._own_randomness():
             super()._run(workload)
 
     @contextmanager
-    def _own_chance(self) -> Iterator[None]:
-        """Names that brokers draw by lot, and the time of day where it is asked for: of this walk's seed."""
+    def _own_randomness(self) -> Iterator[None]:
+        """Take random names and the time of day from this walk's seed."""
         urandom, token_hex, time_ns = os.urandom, secrets.token_hex, time.time_ns
-        os.urandom = self.chance.randbytes
-        secrets.token_hex = lambda size=16: self.chance.randbytes(size).hex()
+        os.urandom = self.rng.randbytes
+        secrets.token_hex = lambda size=16: self.rng.randbytes(size).hex()
         time.time_ns = lambda: BrokerLedger().now_ms * 1_000_000
         try:
             yield
@@ -75,14 +75,14 @@ class BrokerSearch(Search):
         return outcome
 
     def _lose_metadata(self, image: Image, rows: Any, ledger: Any, kind: str, boot: int) -> None:
-        """What directories tell without metadata is another walk's."""
+        """Do nothing: another walk covers starts without metadata."""
 
     def _again(self, disk: Disk, ledger: Any, *, safe: bool) -> Any:
         self._go_on(disk, ledger, 1, safe=safe)
         return self._life(disk, ledger, 1)
 
     def _go_on(self, disk: Disk, ledger: Any, boot: int, *, safe: bool) -> None:
-        """The ledger knows what a start finds on this disk."""
+        """Adopt into the ledger what a start finds on this disk."""
         image = disk.image()
         rows = ledger.rows[-1]
         judge_broker(self._look_at(image, rows, boot, ledger), ledger, "kill")
@@ -90,7 +90,7 @@ class BrokerSearch(Search):
         ledger.found(found, safe=safe)
 
     def _live_on(self, disk: Disk, rows: Any, ledger: Any, boot: int, depth: int, kind: str) -> None:
-        """A start on this disk, watched, and some messages more, some of them taken."""
+        """Start on this disk under watch, then publish and consume some messages."""
         self.lives += 1
         ledger = ledger.copy()
         ledger.rows = [rows]
@@ -98,24 +98,24 @@ class BrokerSearch(Search):
             ledger.power_cut()
         self._go_on(disk, ledger, boot, safe=kind == "cut")
         life = self._life(disk, ledger, boot, depth)
-        chance = self.chance
+        rng = self.rng
         life.repeat()
         for queue in list(life.vhost.queues):
-            if chance.random() < 0.5:
-                for _ in range(chance.randint(1, 2)):
-                    life.publish("", queue, chance.choice((20, 500)), group=chance.choice("ab"))
-            if chance.random() < 0.5 and queue not in ledger.groups:
-                life.ack(life.take(queue, chance.randint(1, 3)))
+            if rng.random() < 0.5:
+                for _ in range(rng.randint(1, 2)):
+                    life.publish("", queue, rng.choice((20, 500)), group=rng.choice("ab"))
+            if rng.random() < 0.5 and queue not in ledger.groups:
+                life.ack(life.take(queue, rng.randint(1, 3)))
             life.turns()
         for row in [row for row in rows.values() if isinstance(row, BindingRow)]:
-            if life.vhost.exchanges[row.source].kind == "x-delayed-message" and chance.random() < 0.5:
-                life.publish(row.source, row.destination, 20, delay_ms=chance.choice((50, 20_000)))
+            if life.vhost.exchanges[row.source].kind == "x-delayed-message" and rng.random() < 0.5:
+                life.publish(row.source, row.destination, 20, delay_ms=rng.choice((50, 20_000)))
                 life.turns()
-        life.pass_time(chance.choice((0, 100, 1000)))
-        if chance.random() < 0.3:
-            life.leap(chance.choice((10_000, 600_000)))
-        if chance.random() < 0.3:
+        life.pass_time(rng.choice((0, 100, 1000)))
+        if rng.random() < 0.3:
+            life.leap(rng.choice((10_000, 600_000)))
+        if rng.random() < 0.3:
             life.flush()
-        if chance.random() < 0.3:
+        if rng.random() < 0.3:
             life.stop()
         disk.watch = None

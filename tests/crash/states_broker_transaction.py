@@ -1,4 +1,4 @@
-"""A transaction in a life of states_broker_life.py: the channel's own tx.commit, on a connection that is none."""
+"""A transaction in a life of states_broker_life.py: the channel's own tx.commit, with a fake connection."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from amqpd.protocol.properties import Properties, encode_properties
 PERSISTENT = encode_properties(Properties(delivery_mode=2, headers={"n": 0}))
 
 
-class Unread(Output):
-    """Nobody reads it."""
+class UnreadOutput(Output):
+    """An output that no socket reads."""
 
     def want_flush(self) -> None:
         self.flush_wanted = True
 
 
-class Owner(ConnectionInterface):
-    """answered: by tx.commit-ok."""
+class FakeConnection(ConnectionInterface):
+    """A connection without a socket. answered: called at tx.commit-ok."""
 
     def __init__(self, life: BrokerLife, answered: Callable[[], None]) -> None:
         super().__init__()
@@ -50,14 +50,14 @@ class Owner(ConnectionInterface):
         raise Violation(f"a commit fails on a disk that does not: {error}")
 
 
-class Committed:
-    """One transaction. sent: what it published; acked: what it settled."""
+class WalkTransaction:
+    """One transaction. sent: its publishes. acked: the messages that it acks."""
 
     def __init__(self, life: BrokerLife, counts: dict[str, int], size: int, taken: list[Sent]) -> None:
         self._life = life
         self.acked = taken
         self.sent = [self._new(queue, size) for queue, count in counts.items() for _ in range(count)]
-        self.channel = Channel(life.publisher.session, Unread(), Owner(life, self._answered), 1)
+        self.channel = Channel(life.publisher.session, UnreadOutput(), FakeConnection(life, self._answered), 1)
 
     def _new(self, queue: str, size: int) -> Sent:
         ledger = self._life.ledger
@@ -70,7 +70,7 @@ class Committed:
         return sent
 
     def commit(self) -> None:
-        """It is on its way; the turn goes on."""
+        """Start the commit, without ending the turn."""
         life, channel = self._life, self.channel
         handlers.tx_select(channel, TxSelect())
         transaction: Any = channel.transaction

@@ -1,5 +1,5 @@
-"""What the walk of states_broker_search.py walks through: a broker's queues and exchanges, a feature or two at a time,
-beside plain publishing and consuming.
+"""The workloads of states_broker_search.py: one or two features of a broker each, besides plain publishes and
+consumers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from states_broker_life import BrokerLife
-from states_broker_transaction import Committed
+from states_broker_transaction import WalkTransaction
 
 SECOND, MINUTE, HOUR = 1000, 60_000, 3_600_000
 Steps = Callable[[BrokerLife, random.Random], Iterator[None]]
@@ -34,38 +34,38 @@ class BrokerWorkload:
         self.paced = paced
 
 
-def plain(life: BrokerLife, chance: random.Random, queue: str) -> None:
-    """What goes on beside: publishes, some of them taken and acked."""
-    for _ in range(chance.randint(0, 2)):
-        life.publish("", queue, chance.choice((20, 600)))
-    if chance.random() < 0.4:
-        taken = life.take(queue, chance.randint(1, 2))
+def plain(life: BrokerLife, rng: random.Random, queue: str) -> None:
+    """Run other traffic: publish some messages, and get and ack some."""
+    for _ in range(rng.randint(0, 2)):
+        life.publish("", queue, rng.choice((20, 600)))
+    if rng.random() < 0.4:
+        taken = life.take(queue, rng.randint(1, 2))
         life.ack(taken[:1])
         life.turns()
         life.requeue([each for each in taken[1:] if each.body in life.held])
 
 
-def delayed(life: BrokerLife, chance: random.Random) -> Iterator[None]:
-    """Messages that are due soon and late, in buckets that go down, are released and cancelled."""
+def delayed(life: BrokerLife, rng: random.Random) -> Iterator[None]:
+    """Messages that are due soon and late; buckets cascade; messages are released and cancelled."""
     life.queue("q")
     life.exchange("later", "x-delayed-message", "q", x_delayed_type="fanout")
     yield
-    spans = [200, 900, chance.choice((20 * MINUTE, 7 * MINUTE)), 20 * MINUTE + 7, 20 * MINUTE + 9, 5 * HOUR + 1]
-    sent = [life.publish("later", "q", chance.choice((20, 300)), delay_ms=span) for span in spans]
-    plain(life, chance, "q")
+    spans = [200, 900, rng.choice((20 * MINUTE, 7 * MINUTE)), 20 * MINUTE + 7, 20 * MINUTE + 9, 5 * HOUR + 1]
+    sent = [life.publish("later", "q", rng.choice((20, 300)), delay_ms=span) for span in spans]
+    plain(life, rng, "q")
     life.turns()
     yield
     life.pass_time(300)
     yield
     life.cancel("later", sent[3])
-    life.publish("later", "q", delay_ms=chance.choice((1, 50)))
+    life.publish("later", "q", delay_ms=rng.choice((1, 50)))
     life.turns()
     yield
     life.leap(2 * SECOND)
-    life.ack(life.take("q", chance.randint(1, 3)))
+    life.ack(life.take("q", rng.randint(1, 3)))
     life.turns()
     yield
-    life.leap(chance.choice((5, 19)) * MINUTE)  # buckets go down
+    life.leap(rng.choice((5, 19)) * MINUTE)  # buckets cascade
     yield
     life.leap(16 * MINUTE)
     life.rest()
@@ -74,8 +74,8 @@ def delayed(life: BrokerLife, chance: random.Random) -> Iterator[None]:
     yield
 
 
-def delayed_and_deleted(life: BrokerLife, chance: random.Random) -> Iterator[None]:
-    """An exchange that goes with what waits in it, and comes back under its name."""
+def delayed_and_deleted(life: BrokerLife, rng: random.Random) -> Iterator[None]:
+    """An exchange that is deleted with its delayed messages, and declared again."""
     life.queue("q")
     for _ in range(2):
         life.exchange("later", "x-delayed-message", "q", x_delayed_type="fanout")
@@ -84,7 +84,7 @@ def delayed_and_deleted(life: BrokerLife, chance: random.Random) -> Iterator[Non
         life.turns()
         yield
         life.pass_time(400)
-        plain(life, chance, "q")
+        plain(life, rng, "q")
         life.turns()
         yield
         life.delete_exchange("later")
@@ -95,13 +95,13 @@ def delayed_and_deleted(life: BrokerLife, chance: random.Random) -> Iterator[Non
     yield
 
 
-def retries(life: BrokerLife, chance: random.Random) -> Iterator[None]:
-    """What comes back waits, longer each time."""
+def retries(life: BrokerLife, rng: random.Random) -> Iterator[None]:
+    """Returned messages wait, longer each time."""
     wait_ms = 2000
     life.queue("q", x_delayed_retry_type="all", x_delayed_retry_min=wait_ms, x_delayed_retry_max=100 * wait_ms)
     for _ in range(3):
-        for _ in range(chance.randint(2, 3)):
-            life.publish("", "q", chance.choice((20, 500)))
+        for _ in range(rng.randint(2, 3)):
+            life.publish("", "q", rng.choice((20, 500)))
         life.turns()
         yield
         taken = life.take("q", 3)
@@ -111,7 +111,7 @@ def retries(life: BrokerLife, chance: random.Random) -> Iterator[None]:
         life.ack(taken[2:])
         life.turns()
         yield
-        life.pass_time(chance.choice((500, wait_ms + 10)))
+        life.pass_time(rng.choice((500, wait_ms + 10)))
         yield
     life.leap(5 * wait_ms)
     life.ack(life.take("q", 1))
@@ -119,25 +119,25 @@ def retries(life: BrokerLife, chance: random.Random) -> Iterator[None]:
     yield
 
 
-def moved(life: BrokerLife, chance: random.Random) -> Iterator[None]:
-    """Moved, copied, deleted, by where; beside consumers and a plain queue."""
-    levels = chance.choice(({}, {"x_max_priority": 3}))
+def moved(life: BrokerLife, rng: random.Random) -> Iterator[None]:
+    """Moves, copies and deletions with a selector, besides consumers and a plain queue."""
+    levels = rng.choice(({}, {"x_max_priority": 3}))
     life.queue("q", **levels)
     life.queue("to")
     for _ in range(4):
-        life.publish("", "q", chance.choice((20, 500)))
+        life.publish("", "q", rng.choice((20, 500)))
     life.publish("", "to", 300)
     life.turns()
     held = life.take("q", 1)
     life.turns()
     yield
-    life.job("move", "q", "to", chance.choice(("", "n = 1")))
+    life.job("move", "q", "to", rng.choice(("", "n = 1")))
     life.rest()
     yield
-    plain(life, chance, "q")
+    plain(life, rng, "q")
     life.turns()
     life.queue("other")
-    life.job(chance.choice(("copy", "move")), "q", "other", "n = 0")
+    life.job(rng.choice(("copy", "move")), "q", "other", "n = 0")
     life.rest()
     yield
     life.ack([each for each in held if each.body in life.held])
@@ -149,13 +149,13 @@ def moved(life: BrokerLife, chance: random.Random) -> Iterator[None]:
     yield
 
 
-def redriven(life: BrokerLife, chance: random.Random) -> Iterator[None]:
-    """Rejected, dead-lettered, and sent back."""
+def redriven(life: BrokerLife, rng: random.Random) -> Iterator[None]:
+    """Messages that are rejected, dead-lettered and redriven."""
     life.queue("dead")
     life.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
     for _ in range(2):
         for _ in range(4):
-            life.publish("", "q", chance.choice((20, 500)))
+            life.publish("", "q", rng.choice((20, 500)))
         life.turns()
         taken = life.take("q", 3)
         life.turns()
@@ -167,39 +167,39 @@ def redriven(life: BrokerLife, chance: random.Random) -> Iterator[None]:
         life.rest()
         yield
         life.ack([each for each in taken if each.body in life.held])
-        plain(life, chance, "q")
+        plain(life, rng, "q")
         life.rest()
         yield
 
 
-def rewound(life: BrokerLife, chance: random.Random) -> Iterator[None]:
-    """Acked, and made ready again as one."""
-    levels = chance.choice(({}, {"x_max_priority": 3}))
+def rewound(life: BrokerLife, rng: random.Random) -> Iterator[None]:
+    """Messages that are acked and rewound in one step."""
+    levels = rng.choice(({}, {"x_max_priority": 3}))
     life.queue("q", x_retain="7D", **levels)
     for _ in range(2):
         for _ in range(5):
-            life.publish("", "q", chance.choice((20, 700)))
+            life.publish("", "q", rng.choice((20, 700)))
         life.turns()
         taken = life.take("q", 4)
-        life.ack(taken[: chance.randint(2, 4)])
+        life.ack(taken[: rng.randint(2, 4)])
         life.rest()
         life.flush()
         yield
         life.rewind("q")
         yield
         life.ack([each for each in taken if each.body in life.held])
-        life.ack(life.take("q", chance.randint(1, 3)))
+        life.ack(life.take("q", rng.randint(1, 3)))
         life.rest()
         life.flush()
         yield
 
 
-def grouped(life: BrokerLife, chance: random.Random) -> Iterator[None]:
-    """Messages of three groups and of none, taken, acked, given back."""
+def grouped(life: BrokerLife, rng: random.Random) -> Iterator[None]:
+    """Messages of three groups and of none that are delivered, acked and requeued."""
     life.queue("g", x_group_by="header:group")
     for _ in range(3):
-        for _ in range(chance.randint(3, 5)):
-            life.publish("", "g", chance.choice((20, 500)), group=chance.choice(("a", "b", "c", "")))
+        for _ in range(rng.randint(3, 5)):
+            life.publish("", "g", rng.choice((20, 500)), group=rng.choice(("a", "b", "c", "")))
         life.turns()
         yield
         taken = life.take("g", 3)
@@ -214,11 +214,11 @@ def grouped(life: BrokerLife, chance: random.Random) -> Iterator[None]:
         yield
 
 
-def numbered(life: BrokerLife, chance: random.Random) -> Iterator[None]:
-    """Two producers number what they publish, one of them is replaced; beside one who does not."""
+def numbered(life: BrokerLife, rng: random.Random) -> Iterator[None]:
+    """Two producers with sequence numbers, one of which is replaced, besides a producer without."""
     life.queue("q")
     if not life.ledger.sent:
-        for sequence in range(3):  # a segment is rolled in one of these turns: from then on there is a snapshot
+        for sequence in range(3):  # one of these turns rolls a segment; from then on there is a snapshot
             life.publish("", "q", 1000, numbers=(7, 0, sequence))
             life.turns()
     life.repeat()
@@ -227,15 +227,15 @@ def numbered(life: BrokerLife, chance: random.Random) -> Iterator[None]:
     for turn in range(4):
         for producer in (7, 8):
             sequence = 10 * turn
-            for step in range(chance.randint(1, 3)):
-                sent = life.publish("", "q", chance.choice((20, 400)), numbers=(producer, epoch, sequence + step))
-                if chance.random() < 0.3:
+            for step in range(rng.randint(1, 3)):
+                sent = life.publish("", "q", rng.choice((20, 400)), numbers=(producer, epoch, sequence + step))
+                if rng.random() < 0.3:
                     life.send(sent, other=True)
-                if chance.random() < 0.3:
+                if rng.random() < 0.3:
                     life.publish("", "q", 20)
         life.turns()
         yield
-        life.ack(life.take("q", chance.randint(0, 4)))
+        life.ack(life.take("q", rng.randint(0, 4)))
         life.turns()
         yield
         life.repeat()
@@ -250,19 +250,19 @@ def numbered(life: BrokerLife, chance: random.Random) -> Iterator[None]:
     yield
 
 
-def remembered(life: BrokerLife, chance: random.Random) -> Iterator[None]:
-    """An exchange that lets each id through once, and remembers them on disk; it is deleted and declared again."""
+def remembered(life: BrokerLife, rng: random.Random) -> Iterator[None]:
+    """A deduplicating exchange with its cache on disk, which is deleted and declared again."""
     life.queue("q")
-    told = {"x_cache_size": 1000, "x_cache_persistence": "disk"}
-    life.exchange("once", "x-message-deduplication", "q", **told)
+    arguments = {"x_cache_size": 1000, "x_cache_persistence": "disk"}
+    life.exchange("once", "x-message-deduplication", "q", **arguments)
     life.repeat()
     for _ in range(3):
-        for _ in range(chance.randint(1, 3)):
-            life.publish("once", "q", chance.choice((20, 400)), known=True)
-        plain(life, chance, "q")
+        for _ in range(rng.randint(1, 3)):
+            life.publish("once", "q", rng.choice((20, 400)), known=True)
+        plain(life, rng, "q")
         life.turns()
         yield
-        life.ack(life.take("q", chance.randint(0, 2)))
+        life.ack(life.take("q", rng.randint(0, 2)))
         life.turns()
         life.repeat()
         yield
@@ -270,38 +270,38 @@ def remembered(life: BrokerLife, chance: random.Random) -> Iterator[None]:
     yield
 
 
-def transacted(life: BrokerLife, chance: random.Random) -> Iterator[None]:
-    """Taken from one queue, published to three, acked: in one transaction each, beside plain publishes."""
+def transacted(life: BrokerLife, rng: random.Random) -> Iterator[None]:
+    """Transactions that get from one queue, publish to three and ack, besides plain publishes."""
     life.queue("in")
     life.queue("a")
     life.queue("b", x_max_priority=3)
     life.queue("c", x_max_length=1000)
     for turn in range(3):
         for _ in range(3):
-            life.publish("", "in", chance.choice((20, 600)))
+            life.publish("", "in", rng.choice((20, 600)))
         life.turns()
         taken = life.take("in", 3)
         life.turns()
         yield
-        counts = {name: chance.choice((1, 2, 5)) for name in "abc"}
+        counts = {name: rng.choice((1, 2, 5)) for name in "abc"}
         if turn == 1:
             counts["a"] = 70  # two batches and a marker
-        Committed(life, counts, chance.choice((20, 400)), taken[: chance.randint(0, 2)]).commit()
-        if chance.random() < 0.5:
+        WalkTransaction(life, counts, rng.choice((20, 400)), taken[: rng.randint(0, 2)]).commit()
+        if rng.random() < 0.5:
             life.publish("", "a")
         life.turns()
         yield
-        plain(life, chance, "b")
+        plain(life, rng, "b")
         life.ack([each for each in taken if each.body in life.held])
-        life.ack(life.take("a", chance.randint(0, 3)))
+        life.ack(life.take("a", rng.randint(0, 3)))
         life.turns()
         yield
     life.rest()
     yield
 
 
-def all_together(life: BrokerLife, chance: random.Random) -> Iterator[None]:
-    """Delayed, retried, rejected, redriven and moved in one broker."""
+def all_together(life: BrokerLife, rng: random.Random) -> Iterator[None]:
+    """Delays, retries, rejects, redrives and moves in one broker."""
     life.queue("dead")
     retry = {"x_delayed_retry_type": "failed", "x_delayed_retry_min": 1000, "x_delayed_retry_max": 100_000}
     life.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead", **retry)
@@ -309,8 +309,8 @@ def all_together(life: BrokerLife, chance: random.Random) -> Iterator[None]:
     life.exchange("later", "x-delayed-message", "q", x_delayed_type="fanout")
     for _ in range(2):
         for delay_ms in (30, 700, 9 * MINUTE):
-            life.publish("later", "q", chance.choice((20, 300)), delay_ms=delay_ms)
-            life.publish("", "q", chance.choice((20, 300)))
+            life.publish("later", "q", rng.choice((20, 300)), delay_ms=delay_ms)
+            life.publish("", "q", rng.choice((20, 300)))
         life.turns()
         yield
         life.pass_time(1000)

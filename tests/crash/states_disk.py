@@ -1,21 +1,19 @@
-"""A disk that remembers what it was told and what of it is safe, and can say what a power cut may leave of it.
+"""A disk that records what was written and what of it is synced, and lists what a power cut may leave.
 
-A file is the list of its versions: the first is on the medium, each later one is a write, a cut or an assignment to a
-mapping that no sync has covered. A name (created, moved, removed) is safe when its directory was synced. From the two
-follow the *images* a machine may find after a power cut:
+A file is the list of its versions: the first is on the medium; each later one is a write, a truncation or an assignment
+to a mapping that no sync has covered. A name (created, moved, removed) is safe when its directory was synced. From both
+follow the *images* that a machine may find after a power cut:
 
-    of a file       any of its versions; the next one torn at a sector of 512 bytes; its full length with zeros where
-                    the bytes did not get there, from a sector on or in one sector; after a cut, the old tail behind
-                    the new bytes
-    of the names    every prefix of the changes since the last sync; each change missing, each there alone (changes
-                    of one name keep their order, as they do in any file system); what stands in a directory that is
-                    not there is not there either
+of a file any of its versions; the next one torn at a sector of 512 bytes; its full length with zeros where bytes were
+not written, from a sector on or in one sector; after a truncation, the old tail behind the new bytes of the names every
+prefix of the changes since the last sync; each change missing; each change alone (changes of one name keep their order,
+as in any file system); an entry of a missing directory is missing
 
-and of their product: all names with all files old or new, each file's every form with the others old or new, and as
-many draws by lot as asked for. An image is a plain mapping, path -> bytes, None for a directory.
+and their product: all names with all files old or new, each form of each file with the others old or new, and as many
+random draws as requested. An image is a mapping path -> bytes, None for a directory.
 
-`watch` is called after each change, so that images are taken at every step. `during_sync` is called inside each sync
-of a file, between its beginning and its end: what is written then is not covered by it.
+`watch` is called after each change, so that images are taken at every step. `during_sync` is called inside each sync of
+a file; the sync does not cover what is written then.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ Image = dict[str, bytes | None]
 
 
 class File:
-    """The versions of one file: the first is on the medium, no sync has covered the others."""
+    """The versions of one file: the first is on the medium, the others are not synced."""
 
     __slots__ = ("_forms", "_forms_of", "versions")
 
@@ -47,7 +45,7 @@ class File:
         self._forms_of: tuple[bytes, bytes, int] = (b"", b"", -1)
 
     def forms(self) -> list[bytes]:
-        """What a power cut may leave of it, the safe version first, the newest one last."""
+        """Return the contents that a power cut may leave: the safe version first, the newest last."""
         versions = self.versions
         oldest, newest, count = self._forms_of
         if oldest is versions[0] and newest is versions[-1] and count == len(versions):
@@ -75,7 +73,7 @@ class File:
 
 
 def _sectors(low: int, high: int) -> list[int]:
-    """The sector borders inside low..high, not all of them when they are many."""
+    """Return the sector borders between low and high, only some of them if they are many."""
     borders = list(range(low - low % SECTOR + SECTOR, high, SECTOR))
     if len(borders) > SECTORS_MAX:
         borders = borders[: SECTORS_MAX // 2] + borders[-SECTORS_MAX // 2 :]
@@ -94,15 +92,15 @@ class _Mapping:
         self._disk.changed()
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to release."""
 
 
 Entries = dict[str, File | None]
-Change = tuple[str, str, str, File | None]  # kind, path, target, what is there
+Change = tuple[str, str, str, File | None]  # kind, path, target, file
 
 
 class Disk(FileSystem):
-    """A file system that knows what of it is safe. image: what is on the medium; everything in it is safe."""
+    """A file system that knows what is synced. image: the content of the medium, all of it synced."""
 
     def __init__(self, image: Image | None = None) -> None:
         super().__init__()
@@ -113,30 +111,32 @@ class Disk(FileSystem):
         self.changes: list[Change] = []
         self.watch: Callable[[], None] | None = None
         self.during_sync: Callable[[], None] | None = None
-        self._names: list[Entries] | None = None  # what `names` and `listdir` have found, while it is true
+        self._names: list[Entries] | None = None  # caches of `names` and `listdir`
         self._listed: dict[str, list[str]] | None = None
         self._open: dict[int, tuple[File, str]] = {}
         self._next_fd = 100
 
-    # -- what is left of it
+    # -- images
 
     def changed(self) -> None:
         if self.watch is not None:
             self.watch()
 
     def image(self) -> Image:
-        """What processes see: also what a kill leaves."""
+        """Return what processes see; a kill leaves the same."""
         return {path: None if file is None else file.versions[-1] for path, file in self.entries.items()}
 
     def forget(self) -> None:
-        """Nobody looks at it any more."""
+        """Release the memory of a disk that is not used again."""
         self.entries, self.safe = {}, {}
         self.changes.clear()
         self._names = self._listed = None
         self._open.clear()
 
     def synced(self, start: str, part: str) -> bool:
-        """Whether all files whose path starts so and has that part are safe, and so are their names."""
+        """Return whether all files whose path starts with `start` and contains `part` are synced, and their names
+        too.
+        """
         paths = [path for path in {**self.entries, **self.safe} if path.startswith(start) and part in path]
         files = [self.entries.get(path) for path in paths]
         return all(self.safe.get(path) is file for path, file in zip(paths, files, strict=True)) and all(
@@ -144,7 +144,7 @@ class Disk(FileSystem):
         )
 
     def killed(self) -> Disk:
-        """After the death of the process alone: what was not safe still is not."""
+        """Return the disk after a kill of the process: unsynced data stays unsynced."""
         twins: dict[File, File] = {}
 
         def twin(file: File | None) -> File | None:
@@ -162,7 +162,9 @@ class Disk(FileSystem):
         return after
 
     def names(self) -> list[Entries]:
-        """What a power cut may leave of the names; the safe ones first, the newest last. Not to be changed."""
+        """Return the sets of names that a power cut may leave: the synced ones first, the newest last. Do not change
+        them.
+        """
         if self._names is not None:
             return self._names
         changes = self.changes
@@ -186,8 +188,8 @@ class Disk(FileSystem):
                 reached[path] = entries[path]
         return reached
 
-    def images(self, chance: random.Random, draws: int) -> Iterator[Image]:
-        """What a power cut just now may leave; some more than once."""
+    def images(self, rng: random.Random, draws: int) -> Iterator[Image]:
+        """Yield the images that a power cut may leave now, some more than once."""
         names = self.names()
         newest = names[-1]
         files = list(
@@ -212,11 +214,11 @@ class Disk(FileSystem):
                             changed[place] = form
                         yield changed
         for _ in range(draws if files or len(names) > 1 else 0):
-            entries = chance.choice(names)
-            forms = {file: chance.choice(file.forms()) for file in files}
+            entries = rng.choice(names)
+            forms = {file: rng.choice(file.forms()) for file in files}
             yield {path: None if file is None else forms.get(file, file.versions[-1]) for path, file in entries.items()}
 
-    # -- the calls
+    # -- system calls
 
     def _file(self, path: str) -> File:
         if path not in self.entries:
@@ -227,7 +229,7 @@ class Disk(FileSystem):
         return file
 
     def path_of(self, fd: int) -> str:
-        """By what name it was opened."""
+        """Return the path under which it was opened."""
         return self._open[fd][1]
 
     def _change(self, kind: str, path: str, target: str = "", file: File | None = None) -> None:
@@ -285,7 +287,7 @@ class Disk(FileSystem):
         number = len(file.versions) - 1
         during = self.during_sync
         if during is not None:
-            self.during_sync = None  # not inside itself
+            self.during_sync = None  # not recursively
             during()
             self.during_sync = during
         file.versions = file.versions[number:]
@@ -322,7 +324,7 @@ class Disk(FileSystem):
         return len(self._open[fd][0].versions[-1])
 
     def exists(self, path: str) -> bool:
-        """See FileSystem. The reserve is always there, and in no image: its megabyte would say nothing."""
+        """See FileSystem. The reserve always exists and is in no image, since its megabyte tests nothing."""
         return path in self.entries or path == RESERVE_PATH
 
     def listdir(self, path: str) -> list[str]:
@@ -383,7 +385,7 @@ def _directory(path: str) -> str:
 
 
 def _without(changes: list[Change]) -> list[Change]:
-    """Without the first one, and without the later ones at the same names: those keep their order."""
+    """Return the changes without the first one and without later ones of the same names, which keep their order."""
     touched = _names(changes[0])
     kept = []
     for change in changes[1:]:
@@ -395,7 +397,7 @@ def _without(changes: list[Change]) -> list[Change]:
 
 
 def _leading_to(changes: list[Change]) -> list[Change]:
-    """The last one, and what came before it at the same names."""
+    """Return the last change, and the earlier ones of the same names."""
     touched = _names(changes[-1])
     kept = [changes[-1]]
     for change in reversed(changes[:-1]):
@@ -416,17 +418,17 @@ def _apply(entries: Entries, change: Change) -> None:
     elif kind == "del":
         entries.pop(path, None)
     else:
-        if file is None:  # a directory takes along what is in it
+        if file is None:  # with the content of the directory
             for below in [each for each in entries if each.startswith(f"{path}/")]:
                 entries[target + below[len(path) :]] = entries.pop(below)
         entries.pop(path, None)
         entries[target] = file
-        if file is None:  # a directory takes along what is in it
+        if file is None:  # with the content of the directory
             start = path + "/"
             for name in [each for each in entries if each.startswith(start)]:
                 entries[f"{target}/{name[len(start) :]}"] = entries.pop(name)
 
 
 def key_of(image: Image) -> int:
-    """Two images with the same key are the same image (64 bits)."""
+    """Return a 64-bit key; images with equal keys are equal."""
     return hash(frozenset(image.items()))

@@ -1,4 +1,4 @@
-"""What the next life finds: the real recovery on an image, told as a client would see it, for `states_ledger.judge`."""
+"""The state that the next life finds: the real recovery on an image, as a client sees it, for `states_ledger.judge`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _stored(disk: Disk, queue: str) -> frozenset[int]:
 
 
 def find(life: Life) -> Outcome:
-    """What clients find in this life's queues."""
+    """Return what clients find in this life's queues."""
     outcome: Outcome = {}
     for queue, store in life.stores.items():
         store.recover()
@@ -40,7 +40,7 @@ def find(life: Life) -> Outcome:
 
 
 def look(image: Image, rows: Rows, boot: int, segment_size_bytes: int) -> Outcome:
-    """The real recovery on an image. Raises: Violation when deleted queues are still there."""
+    """Run the real recovery on an image. Raises: Violation if a deleted queue is still there."""
     disk = Disk(image)
     ledger = Ledger()
     ledger.rows = [rows]
@@ -54,7 +54,7 @@ def look(image: Image, rows: Rows, boot: int, segment_size_bytes: int) -> Outcom
 
 
 def described(image: Image) -> Rows:
-    """The rows that a start without metadata makes of the directories."""
+    """Return the rows that a start without metadata restores from the directories."""
     disk = Disk(image)
     found = survey(disk, "/data").queues.get("v", [])
     texts = {queue: disk.read_optional(f"{QUEUES}/{queue}/{DESCRIPTION}") for queue in found}

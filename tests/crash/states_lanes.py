@@ -1,5 +1,7 @@
-"""The walk on several processors: each lane is a process that takes the next seed, walks every workload with it and
-hands over the states it has met, which are counted once over all lanes.
+"""The walk on several processors.
+
+Each lane is a process that takes the next seed, walks every workload with it and returns the states, which count once
+over all lanes.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from states_all import ALL, walk_through
 
 
 class Walked(NamedTuple):
-    """What one workload with one seed was. new, new_doubles: keys of the states new to the lane, see Search. failure: a
-    violation and its traceback, or empty.
+    """The result of one workload with one seed.
+
+    new, new_doubles: keys of states new to the lane, see Search. failure: a violation with its traceback, or "".
     """
 
     seed: int
@@ -32,7 +35,7 @@ class Walked(NamedTuple):
 
 
 def walk_wide(seed: int, lanes: int, arguments: dict[str, float]) -> Iterator[Walked]:
-    """Every workload with seed, seed + 1, ... for ever: whoever asks stops it. Keys are the same in all lanes."""
+    """Walk every workload with seed, seed + 1, ... until the caller stops. Keys are equal in all lanes."""
     context = multiprocessing.get_context("fork")  # a fork shares the seed of `hash`
     next_seed = context.Value("q", seed)
     readers: list[Connection] = []
@@ -51,7 +54,7 @@ def walk_wide(seed: int, lanes: int, arguments: dict[str, float]) -> Iterator[Wa
                 try:
                     yield reader.recv()
                 except EOFError:
-                    raise AssertionError("a lane of the walk has died") from None
+                    raise AssertionError("a process of the walk has died") from None
     finally:
         for process in processes:
             process.kill()

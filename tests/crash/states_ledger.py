@@ -1,11 +1,10 @@
-"""What is known of a life outside the disk, and the judge that holds what was found against it.
+"""The expected state of a life, kept outside the disk, and the judge that compares what was found with it.
 
-A promise is written down when it has been made: *written* (a kill must not take it), *safe* (a power cut must not).
-Between a settlement and its promise lies time (`Message.due_ms`), in which a kill may bring the message back or not.
+A promise is recorded when it is made: *written* (a kill must not undo it) or *safe* (a power cut must not undo it).
+Between a settlement and its promise lies a time (`Message.due_ms`) in which a kill may bring the message back or not.
 
-The rows of the metadata are a mapping id -> "live" or "deleting" that changes in one step, as SQLite's commits do.
-While a commit is under way both rows before and after it may be what is found: `ExportCheckpoint.rows` holds all that
-may.
+The rows of the metadata are a mapping id -> "live" or "deleting" that changes in one step, like an SQLite commit.
+During a commit the rows before or after it may be found: `Ledger.rows` holds all that may be found.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from typing import Final, NamedTuple
 from amqpd.storage.retention_policy import RetentionPolicy
 
 KEY: Final = b"eu.new"
-OVERHEAD_MAX: Final = 160  # bytes that a log takes for a message besides its body, at most
+OVERHEAD_MAX: Final = 160  # greatest number of bytes that a log uses for a message besides its body
 Rows = dict[str, str]
 Stored = dict[tuple[str, str], int]
 
 
 class Violation(BaseException):
-    """A promise was broken. Nothing on the way may take it for a failure of the disk."""
+    """A broken promise. It is a BaseException, so that no code takes it for a failure of the disk."""
 
 
 class Message:
-    """What is known of one message outside the disk. Generations: of the commit group that makes it so; -1 for none."""
+    """The expected state of one message. Generations: of the commit group that makes it so; -1 for none."""
 
     __slots__ = (
         "appended_ms",
@@ -71,7 +70,7 @@ class Message:
         self.settle_written = False
         self.settle_safe = False
         self.settle_with = -1
-        self.due_ms = -1  # when the settlement has to be in the file; -1: its turn has not ended
+        self.due_ms = -1  # when the settlement must be in the file; -1: its turn has not ended
         self.returned = 0
         self.returned_written = False
         self.returned_safe = False
@@ -79,16 +78,16 @@ class Message:
         self.key = KEY
         self.tombstone = False
         self.appended_ms = 0
-        self.may_go = False  # a cleaning may have removed it, if a later record of its key is there
-        self.held = False  # settled, and not exported yet: its bytes stay
-        self.seen = False  # by a reader of a stream, at its offset
-        self.gone = False  # a recovery has not found it: it must not come back
+        self.may_go = False  # compaction may have removed it if a later record of its key is there
+        self.held = False  # settled but not exported yet: its bytes stay
+        self.seen = False  # read by a stream reader at its offset
+        self.gone = False  # a recovery did not find it: it must not return
 
     def __repr__(self) -> str:
         flags = [
             name
             for name in Message.__slots__
-            if getattr(self, name) is True  # numbers stand for themselves
+            if getattr(self, name) is True  # numbers are not flags
         ]
         return f"message {self.number} at {self.offset}: {len(self.body)} bytes, {' '.join(flags)}"
 
@@ -100,13 +99,15 @@ class Message:
 
 
 class Ledger:
-    """rows: what the metadata may be found to hold. queues: id -> messages in the order of appending.
+    """The expected state.
 
-    policies, exports: id -> what the queue's declaration says. holds: ids that an exporter holds. now_ms: of the clock.
-    version: rises with whatever may change a verdict. ahead: id -> the last offset that a kill may call redelivered
-    though nobody has seen it. stopped: cleanly, and nothing was done since, so that the marks are exact. deleted: ids
-    whose deletion was answered. stored: what the metadata may be found to hold of (id, reader's name); acked: how far
-    each has acked in order; told: what was answered that is stored.
+    - rows: the states in which the metadata may be found. queues: id -> messages in the order of appending.
+    - policies, exports: id -> declared retention policy and export. holds: ids with an export hold. now_ms: the clock.
+    - version: rises with each change that may change a verdict.
+    - ahead: id -> the last offset that may be marked as delivered after a kill although it was not delivered.
+    - stopped: cleanly and without later changes, so that the marks are exact. deleted: ids whose deletion was answered.
+    - stored: the stored offsets that may be found for (id, reader name). acked: how far each reader acked in order.
+    - reported: offsets that were reported as stored.
     """
 
     def __init__(self) -> None:
@@ -122,7 +123,7 @@ class Ledger:
         self.deleted: set[str] = set()
         self.stored: list[Stored] = [{}]
         self.acked: Stored = {}
-        self.told: Stored = {}
+        self.reported: Stored = {}
 
     def copy(self) -> Ledger:
         other = Ledger()
@@ -131,12 +132,12 @@ class Ledger:
         other.holds, other.now_ms = set(self.holds), self.now_ms
         other.ahead, other.stopped, other.deleted = dict(self.ahead), self.stopped, set(self.deleted)
         other.stored = [dict(rows) for rows in self.stored]
-        other.acked, other.told = dict(self.acked), dict(self.told)
+        other.acked, other.reported = dict(self.acked), dict(self.reported)
         other.queues = {name: [each.copy() for each in messages] for name, messages in self.queues.items()}
         return other
 
     def power_cut(self) -> None:
-        """What was written and not safe is no promise any more, and nobody can say which messages have been seen."""
+        """Reset promises that are written but not safe; which messages were delivered is unknown."""
         for messages in self.queues.values():
             for message in messages:
                 message.maybe_delivered = True
@@ -146,10 +147,10 @@ class Ledger:
 
 
 class Found(NamedTuple):
-    """What a client finds in a queue: (body, redelivered, delivery count) in order; what the store says of itself.
+    """What a client finds in a queue: (body, redelivered, delivery count) in order, and what the log reports.
 
-    stored: where a hold is, the numbers of the messages whose bytes are in the logs, settled or not. offsets: of the
-    messages; none where nobody compares them.
+    stored: with an export hold, the numbers of the messages whose bytes are in the log files. offsets: of the messages,
+    empty if not compared.
     """
 
     messages: list[tuple[bytes, bool, int]]
@@ -165,33 +166,35 @@ Outcome = dict[str, Found]
 
 
 def judge(outcome: Outcome, ledger: Ledger, kind: str) -> None:
-    """kind: `kill` (what was written is there) or `cut` (what was safe is). Raises: Violation."""
+    """kind: `kill` (what was written must be there) or `cut` (what was safe must be there). Raises: Violation."""
     for queue, found in outcome.items():
         try:
             ahead = -1 if ledger.stopped else ledger.ahead.get(queue, -1)
             _judge_queue(found, ledger.queues.get(queue, []), kind, ahead)
         except Violation as violation:
             known = ledger.queues.get(queue, [])
-            told = "\n".join(f"  {each}" for each in known[:12])
-            raise Violation(f"{kind}, {queue}: {violation}\n{told}\n  found: {found}") from None
+            message_lines = "\n".join(f"  {each}" for each in known[:12])
+            raise Violation(f"{kind}, {queue}: {violation}\n{message_lines}\n  found: {found}") from None
     for rows in ledger.stored:
         _judge_stored(rows, outcome, ledger)
 
 
 def _judge_stored(rows: Stored, outcome: Outcome, ledger: Ledger) -> None:
-    """Of each named reader, whatever crash it was: what is stored is of no power cut's making."""
+    """Check the stored offsets of each named reader; the rule is the same for every crash."""
     for (queue, name), offset in rows.items():
         if queue in outcome and offset > outcome[queue].next_offset:
             raise Violation(f"{queue}: {offset} is stored for {name}, and the log ends at {outcome[queue].next_offset}")
         if offset > ledger.acked.get((queue, name), 0):
             raise Violation(f"{queue}: {offset} is stored for {name}, which has not acked that far")
-    for (queue, name), offset in ledger.told.items():
+    for (queue, name), offset in ledger.reported.items():
         if rows.get((queue, name), -1) < offset:
             raise Violation(f"{queue}: {offset} was stored for {name}, and {rows.get((queue, name))} is")
 
 
 def _judge_cleaned(message: Message, messages: list[Message], there: dict[int, tuple[bool, int]]) -> None:
-    """A cleaning has removed it: only for a later one of its key, or as a tombstone that has nothing to hide."""
+    """Compaction removed the message: allowed for a later record of its key, or for a tombstone with nothing to
+    hide.
+    """
     others = [each for each in messages if each.key == message.key and each.number in there]
     if any(each.number > message.number for each in others):
         return
@@ -261,7 +264,7 @@ def _judge_queue(found: Found, messages: list[Message], kind: str, ahead: int) -
 
 
 def removable(live: list[Message], policy: RetentionPolicy, now_ms: int) -> list[Message]:
-    """What retention may take: all but what one of its limits protects, be they read as strictly as can be."""
+    """Return what retention may remove: everything that no limit protects in its strictest reading."""
     found: list[Message] = []
     if policy.max_age_ms >= 0:
         found += [each for each in live if each.appended_ms < now_ms - policy.max_age_ms]

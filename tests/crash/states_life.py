@@ -1,15 +1,15 @@
-"""One life of the storage on a watched disk. (What is found when the next one begins: states_find.py.)
+"""One life of the storage on a watched disk. (states_find.py has what the next life finds.)
 
-`Life` does what a broker does (append, settle, deliver, give back, purge, commit, delete, stop) and writes it into the
-ledger.
+`Life` runs the actions of a broker (append, settle, deliver, requeue, purge, commit, delete, stop) and records them in
+the ledger.
 
-A log that keeps (retention, compaction) removes by itself. `Life.maintain` says beforehand what it may remove, by a
-rule of its own, and looks afterwards what it has: never one of the newest that the policy protects, never the last
-record of a key, and a key's older records go before its tombstone. What was settled under an export's hold stays in the
-log's files until the exporter has it.
+A log with retention or compaction removes records by itself. `Life.maintain` computes beforehand, by its own rule, what
+may be removed, and compares afterwards. It never allows one of the newest records that the policy protects, nor the
+last record of a key; older records of a key go before its tombstone. Records settled under an export hold stay until
+they are exported.
 
-A life may be paced, as every broker is: what is settled reaches the files up to 50 ms after its turn, and the delivery
-mark of a busy queue runs ahead. Time then passes with its turns, 20 ms each, and with `pass_time`.
+A life may be paced, as every broker is: settlements reach the files up to 50 ms after their turn, and the delivery mark
+of a busy queue runs ahead. Time then advances by 20 ms with each turn, and with `pass_time`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from amqpd.storage.retention_policy import RetentionPolicy
 from amqpd.storage.storage import Storage
 
 ROUTE: Final = RecordRoute(b"orders", KEY)
-NEVER: Final = 1 << 60  # no commit of this life makes it safe
+NEVER: Final = 1 << 60  # never safe in this life
 PROPERTIES: Final = b"\x10\x00\x02"
 QUEUES: Final = "/data/vhosts/v/queues"
 
 
 class Life:
-    """A process over `disk`. Boot ids are numbers; the same one means that the machine was not restarted.
+    """A process over `disk`. Boot ids are numbers; an equal id means that the machine was not restarted.
 
-    paced: what is settled reaches the files up to 50 ms later; else what was settled is written with its turn.
+    paced: settlements reach the files up to 50 ms later; otherwise they are written with their turn.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Life:
         self.loop()
 
     def _empty(self, queue: str) -> None:
-        """What was deleted goes, its name too where the metadata have forgotten it."""
+        """Remove the content of a deleted queue, and its directory if the metadata do not have it."""
         path = self.storage.queue_chain("v", queue)[-1]
         forgotten = queue not in self.ledger.rows[-1]
         self.storage.directory_remover.remove_content(path, _nothing)
@@ -108,10 +108,10 @@ class Life:
     def _committed(self, generation: int, failed: list[LocalLog]) -> None:
         self.ledger.version += 1
         if failed:
-            why = [(store.name, store.log.error, store.write_failed) for store in failed]
-            raise Violation(f"a commit failed on a disk that does not fail: {why}")
+            failures = [(store.name, store.log.error, store.write_failed) for store in failed]
+            raise Violation(f"a commit failed on a disk that does not fail: {failures}")
         for queue, messages in self.ledger.queues.items():
-            synced = self.disk.synced(f"{QUEUES}/{queue}/", ".settled")  # settlements may wait for a later commit
+            synced = self.disk.synced(f"{QUEUES}/{queue}/", ".settled")  # settlements may be synced by a later commit
             for message in messages:
                 if message.written and message.safe_with <= generation:
                     message.confirmed = True
@@ -120,10 +120,10 @@ class Life:
                 if synced and message.returned_written and message.returned_with <= generation:
                     message.returned_safe = True
 
-    # -- what a broker does
+    # -- actions of the broker
 
     def create(self, queue: str, policy: RetentionPolicy | None = None, export: str = "") -> None:
-        """The row, then the store, which makes no file yet."""
+        """Commit the row, then create the log, which makes no file yet."""
         if policy is not None:
             self.ledger.policies[queue] = policy
         if export:
@@ -135,7 +135,7 @@ class Life:
         self._open(queue)
 
     def delete(self, queue: str, *, row_first: bool = False) -> None:
-        """The tombstone, the new name of the directory, then files and row; which of these two is gone first is not
+        """Commit the row as deleting, rename the directory, then remove files and row; the order of these two is not
         promised.
         """
         rows = self.ledger.rows[-1]
@@ -152,7 +152,7 @@ class Life:
             self._empty(queue)
 
     def _touch(self) -> None:
-        """Something is done, in a turn that `write` ends."""
+        """Note a change in a turn that `write` ends."""
         self.ledger.version += 1
         self.ledger.stopped = False
         self._turn_open = True
@@ -165,13 +165,13 @@ class Life:
         self.disk.changed()
 
     def fail(self, rows: Rows) -> None:
-        """A commit that fails. Until it is taken back, or succeeds, a start may find the one or the other."""
+        """Fail a commit. Until it is undone or succeeds, a start may find either state."""
         self._touch()
         self.ledger.rows = [rows, self.ledger.rows[-1]]
         self.disk.changed()
 
-    def take_back(self) -> None:
-        """A failed one is no longer found."""
+    def undo_failed(self) -> None:
+        """Undo the failed commit."""
         self._commit(self.ledger.rows[-1])
 
     def append(
@@ -194,7 +194,7 @@ class Life:
             messages.append(message)
             message.key, message.tombstone, message.appended_ms = key, tombstone, self.clock.now_ms
             store, route = self.stores[queue], ROUTE if key is KEY else RecordRoute(b"orders", key)
-            if tombstone:  # has no body: its properties tell it
+            if tombstone:  # no body: its properties identify it
                 message.offset = store.appender.append_tombstone(route, message.body)
             else:
                 message.offset = store.append_parts(route, PROPERTIES, message.body, persistent)
@@ -209,7 +209,7 @@ class Life:
         return [each for each in self.ledger.queues[queue] if not each.settled and not each.gone]
 
     def settle(self, queue: str, messages: list[Message], *, with_turn: bool = False) -> None:
-        """with_turn: as what was given to a consumer without acks."""
+        """with_turn: written with the turn, as after a delivery without acks."""
         self._touch()
         if with_turn:
             self.stores[queue].write_acks_this_turn()
@@ -232,7 +232,7 @@ class Life:
             self.stores[queue].ack_range(live[0].offset, live[-1].offset, size)
 
     def hold(self, queue: str, name: str) -> None:
-        """What is settled from now on stays until the exporter has it."""
+        """Add an export hold: records settled from now on stay until they are exported."""
         self.storage.export_hold(self.stores[queue]).add(name)
         self._touch()
         self.ledger.holds.add(queue)
@@ -252,12 +252,12 @@ class Life:
             self._allow_ahead()
             generation = self.storage.commits.generation
             call()
-            if not self._turn_open:  # else the end of the turn writes what is due
+            if not self._turn_open:  # otherwise the end of the turn writes what is due
                 self._written(generation)
         self.ledger.now_ms = until_ms
 
     def _allow_ahead(self) -> None:
-        """A mark that is written now may say so much."""
+        """Note how far ahead a mark written now may be."""
         if not self.settle_ms:
             return
         self.ledger.version += 1
@@ -267,7 +267,7 @@ class Life:
                 self.ledger.ahead[queue] = max(last, self.ledger.ahead.get(queue, -1))
 
     def trim(self, queue: str, offset: int) -> None:
-        """Everything below goes, by retention's own call."""
+        """Remove everything below the offset, by retention's own function."""
         self._touch()
         for message in self.live(queue):
             if message.offset < offset:
@@ -276,7 +276,7 @@ class Life:
         self.write()
 
     def maintain(self) -> None:
-        """A round of retention and compaction, held against the rule. A turn ends before it, as in the broker."""
+        """Run retention and compaction and compare with the rule. A turn ends before it, as in the broker."""
         self.turn()
         self._touch()
         candidates: list[Message] = []
@@ -290,8 +290,8 @@ class Life:
                 old_ms = self.clock.now_ms - policy.compaction.tombstone_retention_ms
                 last = {message.key: message.number for message in live}
                 for message in live:
-                    over = message.tombstone and message.appended_ms < old_ms
-                    message.may_go = message.may_go or over or last[message.key] > message.number
+                    is_expired = message.tombstone and message.appended_ms < old_ms
+                    message.may_go = message.may_go or is_expired or last[message.key] > message.number
         for message in candidates:
             message.settled, message.settle_with = True, NEVER
         self.storage.maintain()
@@ -308,16 +308,16 @@ class Life:
         self.turn()
         self.flush()
         for queue, store in self.stores.items():
-            left = {record.offset for record in store.cursor.read(0, 1 << 30).records}
+            remaining = {record.offset for record in store.cursor.read(0, 1 << 30).records}
             for message in self.ledger.queues[queue]:
-                if message.may_go and message.offset not in left:
+                if message.may_go and message.offset not in remaining:
                     message.settled = message.settle_written = message.settle_safe = True
                     message.due_ms = 0
 
     def deliver(self, queue: str, messages: list[Message], *, urgent: bool = False) -> None:
-        """The mark is written before the bytes would reach a socket: a delivery counts from then on.
+        """Write the delivery mark before the bytes would reach a socket; the delivery counts from then on.
 
-        urgent: the turn's end is that of a tx.commit.
+        urgent: the turn ends with a tx.commit.
         """
         self._touch()
         store = self.stores[queue]
@@ -343,7 +343,7 @@ class Life:
             self.stores[queue].mark_returned(message.offset, message.returned)
 
     def _generation(self) -> int:
-        """Of the group that what waits in the open turn will belong to: the one just before the turn's end."""
+        """Return the commit group of what waits in the open turn: the one just before the turn's end."""
         self._allow_ahead()
         generation = self.storage.commits.generation
         for queue, messages in self.ledger.queues.items():
@@ -356,8 +356,9 @@ class Life:
         return generation
 
     def write(self, *, urgent: bool = False) -> None:
-        """The end of a turn, whose news the loop has not heard yet. Turns are 20 ms apart; `urgent` ones, with a
-        tx.commit of acks, 2 ms: they leave nothing for later.
+        """End a turn before the loop gets its results.
+
+        Turns are 20 ms apart; `urgent` ones, with a tx.commit of acks, 2 ms, and they leave nothing for later.
         """
         self.pass_time(2 if urgent else 20)
         generation = self._generation()
@@ -382,7 +383,7 @@ class Life:
         self._written(generation)
 
     def _written(self, generation: int) -> None:
-        """What was settled and is due stands in the files, and was synced with that generation if it was synced."""
+        """Note that due settlements are in the files, and are synced by that generation if it synced them."""
         self.ledger.version += 1
         for queue, messages in self.ledger.queues.items():
             if queue in self.stores:
@@ -395,7 +396,7 @@ class Life:
         while self.posted:
             function, arguments = self.posted.pop(0)
             function(*arguments)
-        if self.settle_ms:  # what was written a while ago has been synced: it waits for no append
+        if self.settle_ms:  # older writes are synced without waiting for an append
             self.ledger.version += 1
             for queue, messages in self.ledger.queues.items():
                 if queue in self.stores:
@@ -408,7 +409,7 @@ class Life:
         self.loop()
 
     def flush(self) -> None:
-        """All that was written is safe afterwards, settlements too, of whichever life."""
+        """Make everything written safe, including settlements of earlier lives."""
         self._touch()
         self._generation()
         self.storage.commits.flush()
@@ -423,7 +424,7 @@ class Life:
                     message.settle_safe = message.settle_written
 
     def stop(self) -> None:
-        """A clean stop. The watch is told, its marks included; whatever was promised is safe afterwards."""
+        """Stop cleanly. The delivery marks are exact, and everything promised is safe afterwards."""
         self.turn()
         self.storage.close(clean=True)
         self.ledger.version += 1
@@ -436,26 +437,28 @@ class Life:
         self.disk.changed()
 
     def forget(self) -> None:
-        """Nothing is done with it any more. The circles it stands in are opened: collecting took a third of a walk."""
+        """Release the memory of a life that is not used again; breaking its reference cycles saves a third of a
+        walk.
+        """
         storage = self.storage
         for held in (storage._stores, storage.commits._gathered, storage.context.dirty, storage.context.late):
             held.clear()
-        storage.commits.on_commit = _nobody
+        storage.commits.on_commit = _ignore_commit
         self.stores.clear()
         self.posted.clear()
         self.disk.forget()
 
     def adopt(self, outcome: Outcome, *, safe: bool) -> None:
-        """What this life has found at its start counts from here on. safe: the disk holds it already."""
+        """Take over what this life found at its start. safe: the disk holds this state already."""
         self.ledger.version += 1
         for queue, store in self.stores.items():
-            if queue in self.ledger.ahead:  # what comes next has offsets that no mark may speak of
+            if queue in self.ledger.ahead:  # no mark may cover the offsets of later messages
                 self.ledger.ahead[queue] = min(self.ledger.ahead[queue], store.next_offset - 1)
             found = {body: (redelivered, count) for body, redelivered, count in outcome[queue].messages}
             offsets = {body_of(record): record.offset for record in store.cursor.read(0, 1 << 30).records}
             for message in self.ledger.queues.setdefault(queue, []):
                 if message.body not in found:
-                    # A settlement that only the page cache knows may be lost yet: the message then comes again.
+                    # A settlement that is only in the page cache may still be lost; the message then returns.
                     message.gone = safe or message.settle_safe or not (message.settled or message.may_go)
                     message.settle_written = message.settled
                     message.settle_with = self.storage.commits.generation
@@ -474,13 +477,13 @@ class Life:
 
 
 def _nothing() -> None:
-    """It is done by now: all of this is inline."""
+    """Do nothing: all work is done inline."""
 
 
-def _nobody(generation: int, failed: list[LocalLog]) -> None:
-    """To whom it is told that something is safe when nothing is done any more."""
+def _ignore_commit(generation: int, failed: list[LocalLog]) -> None:
+    """Ignore commits after the end."""
 
 
 def body_of(record: Any) -> bytes:
-    """Of a record, as the ledger numbers it."""
+    """Return the body of a record as the ledger numbers it."""
     return bytes(record.properties if record.tombstone else record.body)

@@ -1,7 +1,7 @@
-"""Readers of streams in the walk: each at its place, below the high watermark; the named ones store what they acked.
+"""Stream readers in the walk: each reads below the high watermark; named readers store the offsets that they acked.
 
-The offsets are kept by the broker's own `ConsumerOffsets`, over metadata whose commits are one step, may fail, and are
-crashed before and behind it. What a reader has seen stays where it stood, whatever crash follows: the ledger says so.
+The broker's own `ConsumerOffsets` keeps the offsets, over metadata whose commits are one step, may fail, and are
+crashed before and after. A record that was read keeps its offset after any crash, as the ledger knows.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ CODECS = (0, GZIP, SNAPPY, LZ4, ZSTD)
 
 
 class Readers:
-    """Of one life. What is stored is what the ledger's metadata hold at its beginning. failing: commits do, by lot."""
+    """The readers of one life, with the stored offsets of the ledger at its start. failing: share of commits that
+    fail.
+    """
 
-    def __init__(self, life: Life, chance: random.Random) -> None:
+    def __init__(self, life: Life, rng: random.Random) -> None:
         self.life = life
         self.failing = 0.0
-        self._chance = chance
-        self._places: dict[tuple[str, str], int] = {}
+        self._rng = rng
+        self._positions: dict[tuple[str, str], int] = {}
         self._unacked: dict[tuple[str, str], list[int]] = {}
         self.stored = ConsumerOffsets(
             self._commit,
@@ -41,7 +43,7 @@ class Readers:
         self.stored.load([StoredOffsetRow(*key, offset, 1) for key, offset in life.ledger.stored[-1].items()])
 
     def _commit(self, changes: Sequence[Change], done: Done) -> None:
-        """In one step. One that fails may have been done or not: the next one says."""
+        """Commit in one step. A failed commit may have been done or not; the next one decides."""
         ledger, disk = self.life.ledger, self.life.disk
         before = ledger.stored[-1]
         after = dict(before)
@@ -50,7 +52,7 @@ class Readers:
             assert isinstance(change.row, StoredOffsetRow)
             after[change.row.queue_id, change.row.name] = change.row.offset
         ledger.version += 1
-        if self._chance.random() < self.failing:
+        if self._rng.random() < self.failing:
             ledger.stored = [after, before]
             disk.changed()
             done(WriteFailed("disk full"))
@@ -61,85 +63,85 @@ class Readers:
         ledger.stored = [after]
         done(None)
         for key, offset in after.items():
-            ledger.told[key] = offset
+            ledger.reported[key] = offset
         disk.changed()
 
     def read(self, queue: str, name: str, *, begin: int = 0) -> None:
-        """What comes next below the high watermark; one that has not read yet begins where it has stored, or there."""
+        """Read up to the high watermark. A new reader starts at its stored offset, or at `begin`."""
         life, key = self.life, (queue, name)
-        if key not in self._places:
+        if key not in self._positions:
             assert self.stored.admit(queue, name)
             stored = self.stored.get(queue, name)
-            self._places[key] = begin if stored is None else min(stored, life.stores[queue].next_offset)
+            self._positions[key] = begin if stored is None else min(stored, life.stores[queue].next_offset)
             self._unacked[key] = []
         known = {message.body: message for message in life.ledger.queues[queue]}
         cursor = life.stores[queue].new_cursor()
-        place = self._places[key]
+        position = self._positions[key]
         while True:
-            fetch = self.fetch(cursor, place)
+            fetch = self.fetch(cursor, position)
             for record in fetch.records:
-                if record.offset < place:
-                    raise Violation(f"{queue}: {name} reads at {place} and gets {record.offset}")
+                if record.offset < position:
+                    raise Violation(f"{queue}: {name} reads at {position} and gets {record.offset}")
                 message = known[body_of(record)]
                 if message.offset != record.offset or message.gone:
                     raise Violation(f"{queue}: {name} gets {message} at {record.offset}")
                 message.seen = True
                 self._unacked[key].append(record.offset)
-                place = record.offset + 1
+                position = record.offset + 1
             if fetch.waiting:
                 life.loop()
             elif not fetch.records:
                 break
-        passed = [each for each in known.values() if self._places[key] <= each.offset < place and not each.seen]
-        lost = [each for each in passed if not each.settled and not each.gone]
+        skipped = [each for each in known.values() if self._positions[key] <= each.offset < position and not each.seen]
+        lost = [each for each in skipped if not each.settled and not each.gone]
         if lost:
             raise Violation(f"{queue}: {name} has passed over {lost}")
         cursor.close()
-        self._places[key] = place
+        self._positions[key] = position
         life.ledger.version += 1
         life.disk.changed()
 
-    def fetch(self, cursor: Cursor, place: int) -> ReadResult:
-        return cursor.read_safe(place, SIZE_MAX, _nothing)
+    def fetch(self, cursor: Cursor, position: int) -> ReadResult:
+        return cursor.read_safe(position, SIZE_MAX, _nothing)
 
     def ack(self, queue: str, name: str) -> None:
-        """Some of what it has, in order; what is stored for it is written some seconds later."""
+        """Ack some records in order; the stored offset is written some seconds later."""
         key = (queue, name)
         unacked = self._unacked[key]
-        count = self._chance.randint(0, len(unacked))
+        count = self._rng.randint(0, len(unacked))
         if not count:
             return
         del unacked[:count]
-        offset = unacked[0] if unacked else self._places[key]
+        offset = unacked[0] if unacked else self._positions[key]
         self.life.ledger.acked[key] = max(offset, self.life.ledger.acked.get(key, 0))
         self.life.ledger.version += 1
         self.stored.put(queue, name, offset)
 
     def wait(self) -> None:
-        """Until what was acked is written, or has failed."""
+        """Wait until the acked offsets are written, or their commit has failed."""
         self.life.pass_time(round(WRITE_S * 1000))
         self.life.loop()
 
     def leave(self, queue: str, name: str) -> None:
-        """It goes on later where it has stored."""
-        del self._places[queue, name], self._unacked[queue, name]
+        """Remove the reader; a later one continues at the stored offset."""
+        del self._positions[queue, name], self._unacked[queue, name]
         self.stored.settle(queue, name)
         self.life.loop()
 
 
 def _nothing() -> None:
-    """The disk has answered: the loop of the reader sees it."""
+    """Do nothing: the reader's loop reads again."""
 
 
-def streams(life: Life, chance: random.Random) -> Iterator[None]:
-    """Two named readers and one without a name, a head that is cut, policies that change."""
+def streams(life: Life, rng: random.Random) -> Iterator[None]:
+    """Two named readers, one without a name, retention, and changing policies."""
     if "s" not in life.stores:
-        life.create("s", _policy(chance))
-    readers = Readers(life, chance)
+        life.create("s", _policy(rng))
+    readers = Readers(life, rng)
     for turn in range(3):
-        life.append("s", chance.randint(1, 3), chance.choice((10, 400, 900)))
+        life.append("s", rng.randint(1, 3), rng.choice((10, 400, 900)))
         readers.read("s", "a")
-        life.write()  # it is in the files, and not safe
+        life.write()  # written but not safe
         readers.read("s", "b", begin=life.stores["s"].high_watermark)
         yield
         life.loop()
@@ -147,13 +149,13 @@ def streams(life: Life, chance: random.Random) -> Iterator[None]:
         readers.read("s", "b")
         readers.ack("s", "a")
         readers.ack("s", "b")
-        readers.failing = chance.choice((0.0, 0.0, 0.5))
-        if chance.random() < 0.5:
+        readers.failing = rng.choice((0.0, 0.0, 0.5))
+        if rng.random() < 0.5:
             readers.leave("s", "a")
         yield
-        life.ledger.policies["s"] = _policy(chance)
+        life.ledger.policies["s"] = _policy(rng)
         life.storage.set_policy(life.stores["s"], life.ledger.policies["s"])
-        life.append("s", 2, chance.choice((300, 700)))
+        life.append("s", 2, rng.choice((300, 700)))
         if turn != 1:
             life.turn()
         life.maintain()
@@ -167,8 +169,8 @@ def streams(life: Life, chance: random.Random) -> Iterator[None]:
     yield
 
 
-def _policy(chance: random.Random) -> RetentionPolicy:
-    codec = chance.choice(CODECS)
-    if chance.random() < 0.5:
-        return RetentionPolicy(max_bytes=chance.choice((1500, 4000)), file_delete_delay_ms=0, codec=codec)
-    return RetentionPolicy(max_records=chance.choice((3, 8)), file_delete_delay_ms=2000, codec=codec)
+def _policy(rng: random.Random) -> RetentionPolicy:
+    codec = rng.choice(CODECS)
+    if rng.random() < 0.5:
+        return RetentionPolicy(max_bytes=rng.choice((1500, 4000)), file_delete_delay_ms=0, codec=codec)
+    return RetentionPolicy(max_records=rng.choice((3, 8)), file_delete_delay_ms=2000, codec=codec)

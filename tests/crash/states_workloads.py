@@ -1,4 +1,4 @@
-"""What the walk of states_search.py walks through: scripts that do what brokers do, and yield after each step."""
+"""The workloads of states_search.py: scripts that act as brokers do and yield after each step."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ Steps = Callable[[Life, random.Random], Iterator[None]]
 
 
 class Workload:
-    """A script, run once for each life. name: for reports. ends: how the lives end that are followed by another, "stop"
-    or "kill". paced: all of its lives are; else by lot.
+    """A script that runs once for each life.
+
+    name: for reports. ends: how each life with a successor ends, "stop" or "kill". paced: all lives are paced;
+    otherwise half of them, at random.
     """
 
     def __init__(
@@ -42,11 +44,11 @@ class Workload:
         self.paced = paced
 
 
-def append_and_confirm(life: Life, chance: random.Random) -> Iterator[None]:
+def append_and_confirm(life: Life, rng: random.Random) -> Iterator[None]:
     if "q" not in life.stores:
         life.create("q")
     for _ in range(5):
-        life.append("q", chance.randint(1, 3), chance.choice((10, 100, 700)))
+        life.append("q", rng.randint(1, 3), rng.choice((10, 100, 700)))
         life.write()
         yield
         life.loop()
@@ -58,14 +60,14 @@ def append_and_confirm(life: Life, chance: random.Random) -> Iterator[None]:
     yield
 
 
-def segment_roll(life: Life, chance: random.Random) -> Iterator[None]:
+def segment_roll(life: Life, rng: random.Random) -> Iterator[None]:
     if "q" not in life.stores:
         life.create("q")
     for _ in range(4):
-        life.append("q", 3, chance.choice((300, 650)))
+        life.append("q", 3, rng.choice((300, 650)))
         life.turn()
         yield
-        if chance.random() < 0.5:
+        if rng.random() < 0.5:
             life.settle("q", life.live("q")[:2])
             life.write()
     live = life.live("q")
@@ -83,12 +85,12 @@ def segment_roll(life: Life, chance: random.Random) -> Iterator[None]:
         life.append("q", 1, 1200)
         life.turn()
     life.flush()
-    life.settle("q", life.live("q")[:1])  # in a segment that is sealed; the kill comes before the sync
+    life.settle("q", life.live("q")[:1])  # in a sealed segment; the kill comes before the sync
     life.write()
     yield
 
 
-def settle_and_requeue(life: Life, chance: random.Random) -> Iterator[None]:
+def settle_and_requeue(life: Life, rng: random.Random) -> Iterator[None]:
     life.create("q")
     life.append("q", 8, 40)
     life.append("q", 2, 40, persistent=False)
@@ -114,10 +116,10 @@ def settle_and_requeue(life: Life, chance: random.Random) -> Iterator[None]:
     yield
 
 
-def purge(life: Life, chance: random.Random) -> Iterator[None]:
+def purge(life: Life, rng: random.Random) -> Iterator[None]:
     life.create("q")
     for _ in range(2):
-        life.append("q", chance.randint(5, 9), 300)
+        life.append("q", rng.randint(5, 9), 300)
         life.turn()
         life.append("q", 2, 40)
         life.purge("q")
@@ -131,18 +133,18 @@ def purge(life: Life, chance: random.Random) -> Iterator[None]:
     yield
 
 
-def delete_and_redeclare(life: Life, chance: random.Random) -> Iterator[None]:
+def delete_and_redeclare(life: Life, rng: random.Random) -> Iterator[None]:
     for number in range(4):
         queue = f"q{number}"
         life.create(queue)
-        life.append(queue, chance.randint(1, 4), chance.choice((20, 800)))
+        life.append(queue, rng.randint(1, 4), rng.choice((20, 800)))
         life.write()
         if number % 2 == 0:
             life.loop()
             life.settle(queue, life.live(queue)[:1])
             life.write()
         yield
-        life.delete(queue, row_first=number > 1)  # the same name, another id
+        life.delete(queue, row_first=number > 1)  # same name, new id
         life.loop()
         yield
     life.create("q9")
@@ -151,11 +153,11 @@ def delete_and_redeclare(life: Life, chance: random.Random) -> Iterator[None]:
     yield
 
 
-def metadata_with_creation(life: Life, chance: random.Random) -> Iterator[None]:
+def metadata_with_creation(life: Life, rng: random.Random) -> Iterator[None]:
     for number in range(5):
         life.create(f"q{number}")
         if number:
-            life.append(f"q{number - 1}", 1, chance.choice((10, 600)))
+            life.append(f"q{number - 1}", 1, rng.choice((10, 600)))
         if number % 2:
             life.turn()
         yield
@@ -164,12 +166,12 @@ def metadata_with_creation(life: Life, chance: random.Random) -> Iterator[None]:
     yield
 
 
-def metadata_that_fails(life: Life, chance: random.Random) -> Iterator[None]:
-    """A declaration and a deletion whose commits fail, while others go on: taken back, and repeated."""
-    again = f"again{len(life.ledger.deleted)}"  # the name of the one that is refused, under an id of its own
+def metadata_that_fails(life: Life, rng: random.Random) -> Iterator[None]:
+    """A declaration and a deletion whose commits fail are undone and repeated, while other commits succeed."""
+    again = f"again{len(life.ledger.deleted)}"  # the refused queue, under its own id
     if "kept" not in life.stores:
         life.create("kept")
-    life.append("kept", 2, chance.choice((10, 600)))
+    life.append("kept", 2, rng.choice((10, 600)))
     life.turn()
     yield
     life.fail({**life.ledger.rows[-1], "refused": "live"})
@@ -177,12 +179,12 @@ def metadata_that_fails(life: Life, chance: random.Random) -> Iterator[None]:
     life.append("kept", 1, 40)
     life.turn()
     yield
-    life.take_back()
+    life.undo_failed()
     life.create(again)
-    life.append(again, 2, chance.choice((10, 900)))
+    life.append(again, 2, rng.choice((10, 900)))
     life.turn()
     yield
-    for _ in range(chance.randint(1, 2)):
+    for _ in range(rng.randint(1, 2)):
         life.fail({**life.ledger.rows[-1], again: "deleting"})
         yield
         life.append("kept", 1, 40)
@@ -194,7 +196,7 @@ def metadata_that_fails(life: Life, chance: random.Random) -> Iterator[None]:
     yield
 
 
-def transactions(life: Life, chance: random.Random) -> Iterator[None]:
+def transactions(life: Life, rng: random.Random) -> Iterator[None]:
     if "q" not in life.stores:
         life.create("q")
         life.create("r")
@@ -208,7 +210,7 @@ def transactions(life: Life, chance: random.Random) -> Iterator[None]:
     life.write()
     yield
     life.loop()
-    life.transaction("q", 66, chance.choice((10, 60)))
+    life.transaction("q", 66, rng.choice((10, 60)))
     life.settle("q", life.live("q")[:20])
     life.turn()
     yield
@@ -217,12 +219,12 @@ def transactions(life: Life, chance: random.Random) -> Iterator[None]:
     yield
 
 
-def index_rebuild(life: Life, chance: random.Random) -> Iterator[None]:
+def index_rebuild(life: Life, rng: random.Random) -> Iterator[None]:
     if "q" not in life.stores:
         life.create("q")
     for _ in range(3):
         for _ in range(2):
-            life.append("q", 1, chance.choice((1500, 2600)))
+            life.append("q", 1, rng.choice((1500, 2600)))
             life.write()
         life.loop()
         yield
@@ -231,11 +233,11 @@ def index_rebuild(life: Life, chance: random.Random) -> Iterator[None]:
     yield
 
 
-def clean_shutdown(life: Life, chance: random.Random) -> Iterator[None]:
+def clean_shutdown(life: Life, rng: random.Random) -> Iterator[None]:
     if "q" not in life.stores:
         life.create("q")
         life.create("idle")
-    life.append("q", chance.randint(1, 3), chance.choice((30, 900)))
+    life.append("q", rng.randint(1, 3), rng.choice((30, 900)))
     life.append("q", 1, 30, persistent=False)
     life.turn()
     yield
@@ -245,35 +247,35 @@ def clean_shutdown(life: Life, chance: random.Random) -> Iterator[None]:
     yield
 
 
-def settled_written_anew(life: Life, chance: random.Random) -> Iterator[None]:
+def settled_written_anew(life: Life, rng: random.Random) -> Iterator[None]:
     life.create("q")
     life.append("q", 30, 10)
     life.turn()
     for _ in range(5):
         for segment in life.stores["q"].log.segments:
             segment.rewrite_from = min(segment.rewrite_from, 250)
-        life.settle("q", life.live("q")[: chance.randint(2, 9) : 2])
+        life.settle("q", life.live("q")[: rng.randint(2, 9) : 2])
         life.append("q", 1, 10)
         life.turn()
         yield
 
 
-def turns_during_sync(life: Life, chance: random.Random) -> Iterator[None]:
+def turns_during_sync(life: Life, rng: random.Random) -> Iterator[None]:
     if "q" not in life.stores:
         life.create("q")
         life.create("r")
 
     def meanwhile() -> None:
-        life.append("q", 1, chance.choice((20, 700)))
+        life.append("q", 1, rng.choice((20, 700)))
         for segment in life.stores["q"].log.segments:
-            segment.rewrite_from = min(segment.rewrite_from, 250)  # `.settled` is written anew, too
+            segment.rewrite_from = min(segment.rewrite_from, 250)  # `.settled` is rewritten, too
         live = [each for each in life.live("q") if each.written]
         if live:
             life.settle("q", live[:1])
         life.write()
 
     for _ in range(3):
-        life.append("q", 2, chance.choice((20, 600)))
+        life.append("q", 2, rng.choice((20, 600)))
         life.append("r", 1, 20)
         life.disk.during_sync = meanwhile
         life.write()
@@ -283,7 +285,7 @@ def turns_during_sync(life: Life, chance: random.Random) -> Iterator[None]:
         yield
 
 
-def many_queues(life: Life, chance: random.Random) -> Iterator[None]:
+def many_queues(life: Life, rng: random.Random) -> Iterator[None]:
     names = [f"q{number}" for number in range(6)]
     for name in names:
         life.create(name)
@@ -298,7 +300,7 @@ def many_queues(life: Life, chance: random.Random) -> Iterator[None]:
     yield
 
 
-def dead_letter(life: Life, chance: random.Random) -> Iterator[None]:
+def dead_letter(life: Life, rng: random.Random) -> Iterator[None]:
     life.create("q")
     life.create("dead")
     for _ in range(3):
@@ -308,23 +310,23 @@ def dead_letter(life: Life, chance: random.Random) -> Iterator[None]:
         life.append("dead", len(taken), 60)
         life.write()
         yield
-        life.loop()  # the targets are safe, so the sources may be settled
+        life.loop()  # the targets are synced, so the sources may be settled
         life.settle("q", taken)
         life.turn()
         yield
 
 
-def retention(life: Life, chance: random.Random) -> Iterator[None]:
+def retention(life: Life, rng: random.Random) -> Iterator[None]:
     if "q" not in life.stores:
-        codec = chance.choice(CODECS)
-        life.create("q", RetentionPolicy(max_records=5, file_delete_delay_ms=chance.choice((0, 2000)), codec=codec))
+        codec = rng.choice(CODECS)
+        life.create("q", RetentionPolicy(max_records=5, file_delete_delay_ms=rng.choice((0, 2000)), codec=codec))
         by_bytes = RetentionPolicy(max_bytes=2500, file_delete_delay_ms=0, codec=codec)
         by_age = RetentionPolicy(max_age_ms=3000, segment_age_ms=1500, file_delete_delay_ms=0)
-        life.create("r", chance.choice((by_bytes, by_age)))
+        life.create("r", rng.choice((by_bytes, by_age)))
     for _ in range(2):
         for _ in range(2):
             for queue in ("q", "r"):
-                life.append(queue, chance.randint(1, 3), chance.choice((60, 500, 900)))
+                life.append(queue, rng.randint(1, 3), rng.choice((60, 500, 900)))
             life.turn()
             life.pass_time(1000)
         life.maintain()
@@ -339,17 +341,17 @@ def retention(life: Life, chance: random.Random) -> Iterator[None]:
     yield
 
 
-def compaction(life: Life, chance: random.Random) -> Iterator[None]:
+def compaction(life: Life, rng: random.Random) -> Iterator[None]:
     if "q" not in life.stores:
         cleaner = CleanerPolicy(min_dirty_ratio=0.0, tombstone_retention_ms=4000)
-        delay_ms, codec = chance.choice((0, 2000)), chance.choice(CODECS)
+        delay_ms, codec = rng.choice((0, 2000)), rng.choice(CODECS)
         life.create("q", RetentionPolicy(file_delete_delay_ms=delay_ms, compaction=cleaner, codec=codec))
     for turn in range(3):
         for _ in range(4):
-            life.append("q", 1, chance.choice((60, 700)), key=b"k%d" % chance.randrange(3))
-            if chance.random() < 0.3:
+            life.append("q", 1, rng.choice((60, 700)), key=b"k%d" % rng.randrange(3))
+            if rng.random() < 0.3:
                 life.turn()
-        life.append("q", 1, key=b"k%d" % chance.randrange(3), tombstone=True)
+        life.append("q", 1, key=b"k%d" % rng.randrange(3), tombstone=True)
         life.turn()
         life.pass_time(3000)
         yield
@@ -366,12 +368,12 @@ def compaction(life: Life, chance: random.Random) -> Iterator[None]:
     yield
 
 
-def compressed(life: Life, chance: random.Random) -> Iterator[None]:
+def compressed(life: Life, rng: random.Random) -> Iterator[None]:
     if "q" not in life.stores:
-        life.create("q", RetentionPolicy(file_delete_delay_ms=0, codec=chance.choice(CODECS[1:])))
+        life.create("q", RetentionPolicy(file_delete_delay_ms=0, codec=rng.choice(CODECS[1:])))
     for turn in range(3):
-        life.append("q", chance.randint(1, 3), chance.choice((10, 400, 900)))
-        life.append("q", 1, chance.choice((10, 2600)))
+        life.append("q", rng.randint(1, 3), rng.choice((10, 400, 900)))
+        life.append("q", 1, rng.choice((10, 2600)))
         if turn == 1:
             life.append("q", 2, 300, persistent=False)
             life.transaction("q", 70, 12)
@@ -382,7 +384,7 @@ def compressed(life: Life, chance: random.Random) -> Iterator[None]:
         live = life.live("q")
         life.settle("q", live[: len(live) // 2])
         life.turn()
-        policy = RetentionPolicy(file_delete_delay_ms=0, codec=chance.choice(CODECS))  # it may change, or cease
+        policy = RetentionPolicy(file_delete_delay_ms=0, codec=rng.choice(CODECS))  # it may change or be removed
         life.storage.set_policy(life.stores["q"], policy)
     life.append("q", 3, 500)
     life.turn()
@@ -390,7 +392,7 @@ def compressed(life: Life, chance: random.Random) -> Iterator[None]:
     yield
 
 
-def export_hold(life: Life, chance: random.Random) -> Iterator[None]:
+def export_hold(life: Life, rng: random.Random) -> Iterator[None]:
     if "q" not in life.stores:
         life.create("q", export="nightly")
         life.create("r")
@@ -398,21 +400,21 @@ def export_hold(life: Life, chance: random.Random) -> Iterator[None]:
         life.turn()
         life.hold("r", "hourly")
         life.create("s")
-        life.hold("s", "hourly")  # which has no directory yet
+        life.hold("s", "hourly")  # the queue has no directory yet
         yield
     for _ in range(3):
         for queue in ("q", "r", "s"):
-            life.append(queue, chance.randint(2, 3), chance.choice((300, 900)))
+            life.append(queue, rng.randint(2, 3), rng.choice((300, 900)))
         life.turn()
         for queue in ("q", "r", "s"):
-            life.settle(queue, life.live(queue)[: chance.randint(2, 4)])
+            life.settle(queue, life.live(queue)[: rng.randint(2, 4)])
         life.turn()
         life.flush()
         yield
         for queue, name in (("q", "nightly"), ("r", "hourly"), ("s", "hourly")):
-            if chance.random() < 0.6:
+            if rng.random() < 0.6:
                 settled = [each.offset for each in life.ledger.queues[queue] if each.settled]
-                life.exported(queue, name, chance.choice(settled) + 1)
+                life.exported(queue, name, rng.choice(settled) + 1)
         life.turn()
         life.flush()
         yield

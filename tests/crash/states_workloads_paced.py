@@ -1,4 +1,4 @@
-"""Workloads of what only a paced life knows: time between what was done and what was written."""
+"""Workloads for the time between an action and its write, which only paced lives have."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from states_life import Life
 
 
-def settled_and_not_written(life: Life, chance: random.Random) -> Iterator[None]:
+def settled_and_not_written(life: Life, rng: random.Random) -> Iterator[None]:
     if "q" not in life.stores:
         life.create("q")
         life.create("r")
-    life.append("q", 6, chance.choice((40, 200)))
+    life.append("q", 6, rng.choice((40, 200)))
     life.append("r", 2)
     life.turn()
     life.deliver("q", life.live("q")[:5])
@@ -23,25 +23,25 @@ def settled_and_not_written(life: Life, chance: random.Random) -> Iterator[None]
     life.settle("r", life.live("r")[:1])
     life.turn()
     yield
-    life.append("q", 1, chance.choice((40, 700)))
-    life.pass_time(chance.choice((0, 10, 30)))  # the tick comes within a turn that has appended
+    life.append("q", 1, rng.choice((40, 700)))
+    life.pass_time(rng.choice((0, 10, 30)))  # the tick falls into a turn with an append
     life.write()
     yield
     life.settle("q", life.live("q")[:1], with_turn=True)
-    life.settle("q", life.live("q")[1:2])  # goes along, which nobody was promised
+    life.settle("q", life.live("q")[1:2])  # is written along without a promise
     life.write()
     yield
     life.loop()
-    life.append("q", 3, 650)  # segments are sealed while settlements of theirs wait
+    life.append("q", 3, 650)  # segments are sealed while their settlements wait
     life.turn()
     live = life.live("q")
     life.settle("q", live[: len(live) - 1])
     life.write()
     yield
-    life.append("q", 2, chance.choice((30, 1200)))
+    life.append("q", 2, rng.choice((30, 1200)))
     life.turn()
     yield
-    life.pass_time(60)  # and are removed
+    life.pass_time(60)  # and the segments are removed
     life.loop()
     life.settle("r", life.live("r"))
     life.turn()
@@ -56,24 +56,26 @@ def settled_and_not_written(life: Life, chance: random.Random) -> Iterator[None]
     yield
 
 
-def marks_ahead(life: Life, chance: random.Random) -> Iterator[None]:
+def marks_ahead(life: Life, rng: random.Random) -> Iterator[None]:
     if "q" not in life.stores:
         life.create("q")
-    size, lazy = chance.choice(((20, True), (150, False)))  # not lazy: all is acked, so that segments go
+    size, lazy = rng.choice(
+        ((20, True), (150, False))
+    )  # not lazy: all messages are acked, so that segments are removed
     unacked = []
     for turn in range(20):
-        count = chance.randint(2, 5)
+        count = rng.randint(2, 5)
         life.append("q", count, size)
         going = [each for each in life.live("q") if not each.delivered][-count:]
         life.deliver("q", going)
         unacked += going
-        chance.shuffle(unacked)
+        rng.shuffle(unacked)
         stay = len(unacked) // 2 if lazy else 0
         life.settle("q", unacked[stay:])
         unacked = unacked[:stay]
         if turn % 3 == 2:
             yield
-    life.append("q", 20, 20)  # most of them under a mark that is there already
+    life.append("q", 20, 20)  # most of them covered by the present mark
     life.turn()
     yield
     life.pass_time(400)
@@ -83,7 +85,7 @@ def marks_ahead(life: Life, chance: random.Random) -> Iterator[None]:
     life.turn()
     yield
     fresh = [each for each in life.live("q") if not each.delivered]
-    life.deliver("q", fresh[:10])  # a burst, and three turns later
+    life.deliver("q", fresh[:10])  # a burst, another one three turns later
     life.deliver("q", fresh[10:25])
     life.settle("q", fresh[:5])
     life.turn()
@@ -92,8 +94,8 @@ def marks_ahead(life: Life, chance: random.Random) -> Iterator[None]:
     life.turn()
 
 
-def bursts_with_commits(life: Life, chance: random.Random) -> Iterator[None]:
-    """A tx.commit with acks leaves nothing for later; deliveries between many of them are no long stretch."""
+def bursts_with_commits(life: Life, rng: random.Random) -> Iterator[None]:
+    """A tx.commit with acks leaves nothing for later; deliveries between many commits are not continuous."""
     if "q" not in life.stores:
         life.create("q")
         life.create("r")
@@ -103,9 +105,9 @@ def bursts_with_commits(life: Life, chance: random.Random) -> Iterator[None]:
     for _ in range(6):
         taken = [each for each in life.live("q") if each.delivered]
         life.settle("q", taken[:2])
-        life.transaction("r", chance.choice((2, 66)), 12)
+        life.transaction("r", rng.choice((2, 66)), 12)
         life.deliver("q", [each for each in life.live("q") if not each.delivered][:3], urgent=True)
-        if chance.random() < 0.5:
+        if rng.random() < 0.5:
             yield
     yield
     life.settle("q", life.live("q")[:2])
@@ -114,10 +116,10 @@ def bursts_with_commits(life: Life, chance: random.Random) -> Iterator[None]:
     yield
 
 
-def many_paced(life: Life, chance: random.Random) -> Iterator[None]:
-    """So many that one syncfs does for all, and readers outside are told later."""
+def many_paced(life: Life, rng: random.Random) -> Iterator[None]:
+    """So many queues that one syncfs syncs all, and other readers are notified later."""
     names = [f"q{number}" for number in range(9)]
-    watch, life.disk.watch = life.disk.watch, None  # how so many begin is another workload's
+    watch, life.disk.watch = life.disk.watch, None  # another workload covers the creation of many queues
     for name in names:
         if name not in life.stores:
             life.create(name)
@@ -128,9 +130,9 @@ def many_paced(life: Life, chance: random.Random) -> Iterator[None]:
     yield
     for name in names:
         life.deliver(name, life.live(name)[:1])
-        if chance.random() < 0.7:
+        if rng.random() < 0.7:
             life.settle(name, life.live(name)[:1])
-        if chance.random() < 0.3:
+        if rng.random() < 0.3:
             life.append(name, 1, 40)
     life.write()
     yield
@@ -142,8 +144,8 @@ def many_paced(life: Life, chance: random.Random) -> Iterator[None]:
     yield
 
 
-def letters_and_purges(life: Life, chance: random.Random) -> Iterator[None]:
-    """What is settled late, beside what may not wait: a purge, what was given back, a deleted queue."""
+def letters_and_purges(life: Life, rng: random.Random) -> Iterator[None]:
+    """Delayed settlements besides immediate ones: a purge, requeues, a deleted queue."""
     for name in ("q", "dead"):
         if name not in life.stores:
             life.create(name)
@@ -164,7 +166,7 @@ def letters_and_purges(life: Life, chance: random.Random) -> Iterator[None]:
     yield
     life.settle("dead", life.live("dead")[:1])
     life.turn()
-    life.purge(chance.choice(("q", "dead")))
+    life.purge(rng.choice(("q", "dead")))
     life.write()
     yield
     life.loop()
@@ -174,7 +176,7 @@ def letters_and_purges(life: Life, chance: random.Random) -> Iterator[None]:
     yield
     life.settle("dead", life.live("dead"))
     life.write()
-    life.delete("dead", row_first=chance.random() < 0.5)  # with settlements that wait
+    life.delete("dead", row_first=rng.random() < 0.5)  # with waiting settlements
     life.pass_time(60)
     life.loop()
     yield

@@ -1,6 +1,6 @@
-"""The load whose stream `streams_story.py` judges: a publisher, readers that come and go, an operator, policies.
+"""The load on a stream that `streams_story.py` judges: a publisher, readers, an operator, and policies.
 
-Everything runs as clients of `history_load.Crowd`, beside the lanes of the work queues.
+All of them run as clients of `history_load.Crowd`, besides the lanes of the work queues.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quickclient import Link, Message, connect, content, method, publish_prefix
 from streams_story import NAMED, OPERATED, STREAM, Reader, StreamStory, body
 
 Ask: TypeAlias = Callable[[str, str, object], Awaitable[object]]
-"""The HTTP API: method, path, body. Raises: OSError when the broker has gone."""
+"""The HTTP API: method, path, body. Raises: OSError when the broker has ended."""
 
 ARGUMENTS: Final = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 65536}
 POLICIES: Final[tuple[dict[str, Any], ...]] = (
@@ -36,15 +36,15 @@ PATIENCE_S: Final = 300.0
 
 
 class Crowd(Protocol):
-    """What it needs of `history_load.Crowd`."""
+    """The part of `history_load.Crowd` that this load needs."""
 
     ended: bool
 
     async def connect(self) -> Link: ...
 
 
-def told(message: Message) -> tuple[int, int]:
-    """(offset, number)."""
+def offset_and_number(message: Message) -> tuple[int, int]:
+    """Return (offset, number) of a delivery."""
     header = pamqp.header.ContentHeader()
     header.unmarshal(b"\x00\x3c\x00\x00" + len(message.body).to_bytes(8) + message.properties)
     number = int(message.body.split(b" ", 1)[0])
@@ -59,8 +59,8 @@ async def rule(ask: Ask, definition: dict[str, Any]) -> None:
 
 
 async def look(port: int, ask: Ask, story: StreamStory, host: str = "127.0.0.1") -> None:
-    """After a start: what is there, up to a message that is published now, and what is stored."""
-    await rule(ask, POLICIES[0])  # whatever cuts now may have cut before
+    """After a start, read the whole stream up to a message published now, and the stored offsets."""
+    await rule(ask, POLICIES[0])  # it deletes only what an earlier policy may have deleted
     link = await connect(port, host=host, patience_s=PATIENCE_S)
     try:
         await _look(link, ask, story)
@@ -79,27 +79,39 @@ async def _look(link: Link, ask: Ask, story: StreamStory) -> None:
     link.publish("", STREAM, PERSISTENT, body(mark))
     assert await asyncio.wait_for(confirms.get(), PATIENCE_S)
     story.confirmed(mark)
-    came: asyncio.Queue[Message] = asyncio.Queue()
-    link.on_deliver = came.put_nowait
     await link.qos(500)
-    await link.consume(STREAM, table=pamqp.encode.field_table({"x-stream-offset": "first"}))
-    found: list[tuple[int, int]] = []
-    while not found or found[-1][1] != mark:
-        message = await asyncio.wait_for(came.get(), PATIENCE_S)
-        found.append(told(message))
-        link.ack(message.tag)
+    found = await _read_until(link, mark)
+    if found[-1][0] - found[0][0] >= len(found):
+        # Retention may have deleted segments behind the reader. Lost messages are missing the second time, too.
+        found = await _read_until(link, mark)
     story.found(found, {name: offset for name, (offset, _) in stored.items()})
 
 
+async def _read_until(link: Link, mark: int) -> list[tuple[int, int]]:
+    """Return offsets and numbers of all messages of the stream, up to the message `mark`, which is the last."""
+    messages: asyncio.Queue[Message] = asyncio.Queue()
+    link.on_deliver = messages.put_nowait
+    await link.consume(STREAM, table=pamqp.encode.field_table({"x-stream-offset": "first"}))
+    found: list[tuple[int, int]] = []
+    while not found or found[-1][1] != mark:
+        message = await asyncio.wait_for(messages.get(), PATIENCE_S)
+        found.append(offset_and_number(message))
+        link.ack(message.tag)
+    await link.cancel()
+    return found
+
+
 async def stored_offsets(ask: Ask) -> dict[str, tuple[int, bool]]:
-    """name -> (offset, is it written)."""
+    """Return name -> (offset, whether it is written)."""
     items = cast("list[dict[str, Any]]", await ask("GET", OFFSETS, None))
     return {each["name"]: (each["offset"], each["time"] is not None) for each in items}
 
 
 class StreamLoad:
-    """The clients of one life. Each of its coroutines ends with the crowd, or raises what its link does. kinds: where
-    readers begin; policies: what cuts the stream."""
+    """The clients of one life. Each coroutine ends with the crowd, or raises the error of its connection.
+
+    kinds: start positions of readers. policies: retention policies of the stream.
+    """
 
     kinds: tuple[str, ...] = ("first", "last", "next", "offset", "time")
     policies: tuple[dict[str, Any], ...] = POLICIES
@@ -123,7 +135,7 @@ class StreamLoad:
     def _lot(self, number: int) -> random.Random:
         return random.Random(self._seed * 10 + number)
 
-    async def _publish(self, choose: random.Random) -> None:
+    async def _publish(self, rng: random.Random) -> None:
         story = self._story
         link = await self._crowd.connect()
         waiting: dict[int, int] = {}
@@ -141,46 +153,46 @@ class StreamLoad:
         prefix = publish_prefix("", STREAM)
         tag = 0
         while not self._crowd.ended:
-            for _ in range(choose.choice((1, 1, 5, 20))):
+            for _ in range(rng.choice((1, 1, 5, 20))):
                 tag += 1
                 number = waiting[tag] = story.publish()
                 link.write(prefix + content(PERSISTENT, body(number)))
             await link.writable()
-            await asyncio.sleep(choose.uniform(0.005, 0.03))
+            await asyncio.sleep(rng.uniform(0.005, 0.03))
             while not self._crowd.ended and len(waiting) > UNCONFIRMED_MAX:
                 await link.writable()
                 await asyncio.sleep(0.005)
 
-    async def _read_anywhere(self, choose: random.Random) -> None:
+    async def _read_anywhere(self, rng: random.Random) -> None:
         story = self._story
         while not self._crowd.ended:
-            kind = choose.choice(self.kinds)
+            kind = rng.choice(self.kinds)
             argument: object = kind
             number = 0
             if kind == "offset":
-                argument = number = choose.randint(story.start, max(story.start, story.above - 1))
+                argument = number = rng.randint(story.start, max(story.start, story.above - 1))
             elif kind == "time":
-                number = int(time.time() - choose.uniform(0.0, 3.0))
+                number = int(time.time() - rng.uniform(0.0, 3.0))
                 argument = datetime.fromtimestamp(number, UTC)
             reader = story.asks(kind, number)
-            await self._read(reader, {"x-stream-offset": argument}, choose)
+            await self._read(reader, {"x-stream-offset": argument}, rng)
 
-    async def _read_by_name(self, choose: random.Random) -> None:
+    async def _read_by_name(self, rng: random.Random) -> None:
         story = self._story
         while not self._crowd.ended:
             kind = "stored" if story.stored >= 0 else "first"
             reader = story.asks(kind, max(story.stored, 0), NAMED)
             arguments = {"x-stream-offset": "first", "x-stream-consumer-name": NAMED}
-            await self._read(reader, arguments, choose)
+            await self._read(reader, arguments, rng)
 
-    async def _read(self, reader: Reader, arguments: dict[str, Any], choose: random.Random) -> None:
-        """For a while; what it holds it acks in any order, and now and then it asks whether that was read."""
+    async def _read(self, reader: Reader, arguments: dict[str, Any], rng: random.Random) -> None:
+        """Read for a while; ack in any order, and sometimes send a request to learn that acks were read."""
         story = self._story
         link = await self._crowd.connect()
         held: list[tuple[int, int]] = []
 
         def delivered(message: Message) -> None:
-            offset, number = told(message)
+            offset, number = offset_and_number(message)
             story.given(reader, offset, number)
             held.append((message.tag, offset))
 
@@ -188,36 +200,36 @@ class StreamLoad:
         await link.qos(PREFETCH)
         await link.consume(STREAM, table=pamqp.encode.field_table(arguments))
         story.begins(reader)
-        for _ in range(choose.randrange(3, 40)):
+        for _ in range(rng.randrange(3, 40)):
             if self._crowd.ended:
                 return
-            choose.shuffle(held)
-            for _ in range(choose.randint(0, len(held))):
+            rng.shuffle(held)
+            for _ in range(rng.randint(0, len(held))):
                 tag, offset = held.pop()
                 story.acks(reader, offset)
                 link.ack(tag)
-            if choose.random() < 0.3:
+            if rng.random() < 0.3:
                 frontier = reader.frontier
                 await link.qos(PREFETCH, PATIENCE_S)
                 story.hears(reader, frontier)
-            await asyncio.sleep(choose.uniform(0.003, 0.03))
+            await asyncio.sleep(rng.uniform(0.003, 0.03))
         await link.ask(method(0x00140028, b"\x00\xc8\x00\x00\x00\x00\x00"), 0x00140029, timeout_s=PATIENCE_S)
         story.ends(reader)
         link.close()
 
-    async def _operate(self, choose: random.Random) -> None:
-        """Looks what is written, and sets another name's offset."""
+    async def _operate(self, rng: random.Random) -> None:
+        """Query the stored offsets, and set the offset of another name."""
         story = self._story
         while not self._crowd.ended:
             for name, (offset, written) in (await stored_offsets(self._ask)).items():
                 story.tells(name, offset, written)
-            offset = choose.randint(0, story.above)
+            offset = rng.randint(0, story.above)
             story.sets(offset)
             await self._ask("PUT", f"{OFFSETS}/{OPERATED}", {"offset": offset})
             story.answered(offset)
-            await asyncio.sleep(choose.uniform(0.0, 0.3))
+            await asyncio.sleep(rng.uniform(0.0, 0.3))
 
-    async def _rule(self, choose: random.Random) -> None:
+    async def _rule(self, rng: random.Random) -> None:
         while not self._crowd.ended:
-            await rule(self._ask, choose.choice(self.policies))
-            await asyncio.sleep(choose.uniform(0.0, 0.4))
+            await rule(self._ask, rng.choice(self.policies))
+            await asyncio.sleep(rng.uniform(0.0, 0.4))

@@ -1,19 +1,19 @@
-"""What became of one plain stream that many read, over the lives of a broker: judged as it is told.
+"""The judge of a stream with many readers, over the lives of a broker; it judges each event at once.
 
-The stream `flow` has one publisher with confirms, whose messages are numbers; readers that begin anywhere, a named one
-that commits with its acks, an operator who sets an offset, and policies that cut its head. After each start all of it
-is read (`found`). Judged, whatever way the life before ended:
+The stream `flow` has one publisher with confirms, whose messages are numbers. It has readers that start anywhere, a
+named reader that stores its offset with its acks, an operator who sets an offset, and retention policies. After each
+start the whole stream is read (`found`). The rules, for any end of the life before:
 
-- An offset shows the same message to everybody for ever, and a message stands at one offset. So what a reader has seen
-  is there after a kill and after a power cut, confirmed or not: nobody sees more than is safe.
-- What was confirmed is there, unless it may have been cut: older than AGE_S, or behind the newest KEPT_BYTES.
-- What was cut stays cut. Messages stand in the order of their publishing, no offset is left out, unless a power cut
-  took what nobody had seen or been told is safe and kept the next file.
-- A reader begins where it asked to, and passes over nothing but what was cut.
-- The offset stored for a name is never beyond what its consumers have acked in order, never behind what somebody was
-  told is written, and after a clean stop not behind what the broker has read. Who comes next under that name goes on
-  with it.
-- What an operator was answered holds; what he was not may.
+- An offset always shows the same message, and a message has one offset. A message that a reader received is there after
+  a kill and a power cut, confirmed or not, since readers get only synced messages.
+- Confirmed messages are there, except if retention may have deleted them: older than AGE_S, or older than the newest
+  KEPT_BYTES.
+- Deleted messages stay deleted. Messages are in the order of publishing, and no offset is missing, except if a power
+  cut took unread and unconfirmed messages and kept the next file.
+- A reader starts at the requested place and skips only deleted messages.
+- The stored offset of a name is never beyond what its consumers acked in order, and never behind what was reported as
+  written. After a clean stop it is not behind what the broker has read. The next reader of that name continues there.
+- An offset that the operator set counts once answered; before, it may count.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ STREAM: Final = "flow"
 NAMED: Final = "reader"
 OPERATED: Final = "operator"
 KEPT_BYTES: Final = 75_000
-"""Bodies that every policy leaves: half of the smallest max-length-bytes, as records have more than bodies."""
+"""Bytes of bodies that every policy keeps: half of the smallest max-length-bytes; records are larger than bodies."""
 AGE_S: Final = 4.0
 """The smallest max-age."""
 
 
 def body(number: int) -> bytes:
-    choose = random.Random(number)
-    return b"%d %s" % (number, choose.randbytes(choose.choice((5, 50, 300, 900))).hex().encode())
+    rng = random.Random(number)
+    return b"%d %s" % (number, rng.randbytes(rng.choice((5, 50, 300, 900))).hex().encode())
 
 
 @dataclass
 class Reader:
-    """A consumer. argument: of x-stream-offset as a number: the offset, or seconds since 1970. name: "" for none.
+    """A consumer. argument: x-stream-offset as a number: the offset, or seconds since 1970. name: "" for none.
 
-    newest: the newest number that was confirmed when its consume was written; above: every offset then seen is below.
-    begun: how many were published when it was answered; -1 while it was not. unacked: offsets, in order.
+    newest: the newest confirmed number when its consume was written. above: the offset above all those seen then.
+    begun: number of published messages when consume was answered, -1 before. unacked: offsets, in order.
     """
 
     kind: str
@@ -60,33 +60,35 @@ class Reader:
 
     @property
     def frontier(self) -> int:
-        """All that it was given below that is acked; -1 before it was given anything."""
+        """The offset below which it has acked everything; -1 before its first delivery."""
         return next(iter(self.unacked), self.last + 1) if self.last >= 0 else -1
 
 
 class StreamStory:
-    """Over all lives. Times are of the wall, in seconds, as the broker's log has them."""
+    """The judge over all lives. Times are wall-clock seconds, as in the broker's log."""
 
     def __init__(self) -> None:
         self.violations: list[str] = []
         self.life = 0
         self.totals = {"published": 0, "seen": 0, "cut": 0, "readers": 0, "stored": 0}
         self.sent_at: list[float] = []
-        self.confirmed_at: list[float] = []  # 0.0: not, as yet
-        self.newest = -1  # confirmed
+        self.confirmed_at: list[float] = []  # 0.0: not confirmed
+        self.newest = -1  # newest confirmed number
         self.at: dict[int, int] = {}  # offset -> number
         self.place: dict[int, int] = {}  # number -> offset
-        self.start = 0  # everything below is cut, as found
-        self.above = 0  # every offset seen is below
-        self.cut_to = 0  # a reader has passed over what is below
-        self.holes: dict[int, int] = {}  # what a power cut took between two files: offset behind it -> its first
+        self.start = 0  # lower offsets were deleted at the last start
+        self.above = 0  # greater than every offset seen
+        self.cut_to = 0  # a reader skipped lower offsets
+        self.holes: dict[
+            int, int
+        ] = {}  # lost in a power cut between two files: offset behind the hole -> first offset of the hole
         self._after_cut = False
         self._cut_by = ""
-        # Of the named reader: how far it has ever acked in order, what the broker has read of it in this life, what
-        # somebody was told is written, and what has to be stored exactly; -1: nothing.
+        # Of the named reader: how far it has ever acked in order, how far the broker has read acks in this life, what
+        # was reported as written, and what must be stored exactly; -1: nothing.
         self.acked = self.heard = self.told = self.stored = -1
-        self.set: int | None = None  # answered to the operator
-        self.asked: set[int] = set()  # and not answered, as yet
+        self.set: int | None = None  # answered commands of the operator
+        self.asked: set[int] = set()  # commands without an answer
 
     def violate(self, text: str) -> None:
         if len(self.violations) < 50:
@@ -110,7 +112,7 @@ class StreamStory:
     # -- readers
 
     def asks(self, kind: str, argument: int = 0, name: str = "") -> Reader:
-        """Its consume is about to be written."""
+        """The consume of a new reader is about to be written."""
         self.totals["readers"] += 1
         return Reader(kind, argument, name, self.newest, self.above)
 
@@ -143,7 +145,9 @@ class StreamStory:
         self.above = max(self.above, offset + 1)
 
     def _judge_begin(self, reader: Reader, offset: int, number: int) -> None:
-        """Too late a place is a cut, if it was one: see `found`. Too early is too early."""
+        """Check the start of a reader. A late start means deleted messages (checked in `found`); an early start is a
+        violation.
+        """
         if reader.kind == "offset":
             due = reader.argument
             if offset < due:
@@ -163,7 +167,7 @@ class StreamStory:
                 self._passes_over(offset, reader)
             return
         else:
-            # What is published behind the answer is not passed over.
+            # Messages published after the answer are not skipped.
             if number > reader.begun >= 0:
                 self._passes_over(offset, reader)
             if reader.kind == "next" and offset < reader.above:
@@ -177,35 +181,37 @@ class StreamStory:
             self._passes_over(offset, reader)
 
     def _due(self, reader: Reader, offset: int) -> int:
-        """Where a reader begins who goes on under its name, and is given `offset` first."""
+        """Return where a reader of a name must continue whose first delivery is `offset`."""
         return reader.argument
 
     def _passes_over(self, offset: int, reader: Reader) -> None:
-        """What is below is not there any more, if all is right: `found` looks."""
+        """Note that lower offsets were skipped and must be deleted; `found` checks it."""
         if offset > self.cut_to:
             self.cut_to = offset
             self._cut_by = f"from {reader.kind} {reader.argument}, given {reader.first} first and {reader.last} last"
 
     def acks(self, reader: Reader, offset: int) -> None:
-        """Is about to be written."""
+        """The ack is about to be written."""
         del reader.unacked[offset]
         if reader.name:
             self.acked = max(self.acked, reader.frontier)
 
     def hears(self, reader: Reader, frontier: int) -> None:
-        """The broker has read its acks up to there."""
+        """The broker has read its acks up to `frontier`."""
         if reader.name:
             self.heard = max(self.heard, frontier)
 
     def ends(self, reader: Reader) -> None:
-        """It has closed its channel, and was answered: all is read. Whoever has its name goes on behind it."""
+        """It closed its channel and got the answer, so all acks were read; the next reader of its name continues
+        behind them.
+        """
         if reader.name and reader.frontier > reader.first:
             self.stored = reader.frontier
 
-    # -- what is stored
+    # -- stored offsets
 
     def tells(self, name: str, offset: int, written: bool) -> None:
-        """What the broker answers about a name."""
+        """The broker reported the offset of a name."""
         if name != NAMED:
             return
         self._not_beyond(offset)
@@ -223,10 +229,10 @@ class StreamStory:
         self.asked.clear()
         self.set = offset
 
-    # -- lives
+    # -- restarts
 
     def ended(self, how: str) -> None:
-        """kill, cut or stop."""
+        """how: kill, cut or stop."""
         if how == "stop":
             self.told = max(self.told, self.heard)
         self.heard = self.stored = -1
@@ -234,13 +240,13 @@ class StreamStory:
         self.life += 1
 
     def found(self, messages: Iterable[tuple[int, int]], stored: dict[str, int], now: float | None = None) -> None:
-        """All that is there at a start (offset, number), and the offsets stored."""
+        """Check the content at a start, as (offset, number), and the stored offsets."""
         now = time.time() if now is None else now
-        there = list(messages)
-        start = there[0][0]
-        for offset, number in there:
+        all_found = list(messages)
+        start = all_found[0][0]
+        for offset, number in all_found:
             self.see(offset, number)
-        for (before, older), (offset, newer) in pairwise(there):
+        for (before, older), (offset, newer) in pairwise(all_found):
             if before + 1 < self.holes.get(offset, offset):
                 if not self._after_cut or any(each in self.at for each in range(before + 1, offset)):
                     self.violate(f"offset {offset} follows {before}")
@@ -249,11 +255,11 @@ class StreamStory:
                 self.violate(f"message {newer} follows {older}")
         if start < self.cut_to:
             self.violate(f"a reader passed over {start} to {self.cut_to - 1}, which are there ({self._cut_by})")
-        end = there[-1][0] + 1
+        end = all_found[-1][0] + 1
         if end < self.above:
             self.violate(f"{end} to {self.above - 1} have been seen, and are lost")
-        numbers = {number for _, number in there}
-        first = there[0][1]
+        numbers = {number for _, number in all_found}
+        first = all_found[0][1]
         kept = 0
         for number in range(len(self.sent_at) - 1, -1, -1):
             if number in numbers:

@@ -1,6 +1,6 @@
-"""A million messages waiting: memory does not grow with them, and a start after a kill does not read them.
+"""A backlog of a million messages: memory does not grow with it, and a start after a kill does not read it.
 
-Run with `pytest -m on_demand -s`; the short form has 50,000. Memory is the process' whole RSS.
+Run with `pytest -m on_demand -s`; the short form has 50,000 messages. Memory is the RSS of the whole process.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ def body_of(number: int) -> bytes:
 
 
 async def publish(port: int, count: int) -> None:
-    """With confirms, at most UNCONFIRMED_MAX open."""
+    """Publish `count` messages with confirms, at most UNCONFIRMED_MAX of them unconfirmed."""
     link = await connect(port)
     await link.confirm_select()
     confirmed = 0
-    news = asyncio.Event()
+    confirm_arrived = asyncio.Event()
 
     def confirm(tag: int, multiple: bool, acked: bool) -> None:
         nonlocal confirmed
         assert acked
         confirmed = tag if multiple else confirmed + 1
-        news.set()
+        confirm_arrived.set()
 
     link.on_confirm = confirm
     prefix = publish_prefix("", "backlog")
@@ -54,17 +54,17 @@ async def publish(port: int, count: int) -> None:
         link.write(b"".join(prefix + content(PROPERTIES, body_of(number)) for number in range(first, first + 100)))
         await link.writable()
         while first + 100 - confirmed > UNCONFIRMED_MAX:
-            news.clear()
-            await asyncio.wait_for(news.wait(), 120)
+            confirm_arrived.clear()
+            await asyncio.wait_for(confirm_arrived.wait(), 120)
     while confirmed < count:
-        news.clear()
-        await asyncio.wait_for(news.wait(), 120)
+        confirm_arrived.clear()
+        await asyncio.wait_for(confirm_arrived.wait(), 120)
     link.close()
     await link.gone.wait()
 
 
-async def take(port: int, first: int, count: int, *, redelivered: bool) -> None:
-    """The next `count` messages: the right ones, in order, acked."""
+async def consume(port: int, first: int, count: int, *, redelivered: bool) -> None:
+    """Consume and ack the next `count` messages, and check their bodies and their order."""
     link = await connect(port)
     await link.qos(500)
     numbers: list[int] = []
@@ -102,33 +102,33 @@ async def backlog(data_dir: Path, count: int, sample: int, start_max_s: float) -
         link = await connect(broker.amqp_port)
         await link.declare_queue("backlog")
         empty_mb = rss_mb(pid)
-        begun = time.monotonic()
-        work = asyncio.create_task(publish(broker.amqp_port, count))
+        start_s = time.monotonic()
+        publishing = asyncio.create_task(publish(broker.amqp_port, count))
         highest_mb = 0.0
-        while not work.done():
+        while not publishing.done():
             highest_mb = max(highest_mb, rss_mb(pid))
-            await asyncio.wait((work,), timeout=0.1)
-        await work
-        rate = count / (time.monotonic() - begun)
+            await asyncio.wait((publishing,), timeout=0.1)
+        await publishing
+        rate = count / (time.monotonic() - start_s)
         waiting_mb = rss_mb(pid)
         assert (await link.declare_queue("backlog", passive=True))[1] == count
         await asyncio.to_thread(broker.kill)
         await link.gone.wait()
 
-        begun = time.monotonic()
+        start_s = time.monotonic()
         await asyncio.to_thread(broker.start)
         link = await connect(broker.amqp_port)
-        accepting_s = time.monotonic() - begun
+        accepting_s = time.monotonic() - start_s
         first = await link.get("backlog", no_ack=True)
-        got_s = time.monotonic() - begun
+        got_s = time.monotonic() - start_s
         assert first is not None
         assert first.body == body_of(0)
-        assert not first.redelivered, "never delivered, and marked as redelivered"
+        assert not first.redelivered, "a message that was never delivered is marked as redelivered"
         assert (await link.declare_queue("backlog", passive=True))[1] == count - 1
         started_mb = rss_mb(broker.pid)
-        begun = time.monotonic()
-        await take(broker.amqp_port, 1, sample, redelivered=False)
-        drain_rate = sample / (time.monotonic() - begun)
+        start_s = time.monotonic()
+        await consume(broker.amqp_port, 1, sample, redelivered=False)
+        drain_rate = sample / (time.monotonic() - start_s)
         drained_mb = rss_mb(broker.pid)
         link.close()
         assert "Traceback" not in broker.stderr, broker.stderr
@@ -145,11 +145,11 @@ async def backlog(data_dir: Path, count: int, sample: int, start_max_s: float) -
 
 
 @pytest.mark.slow
-async def test_a_backlog_and_a_kill(tmp_path: Path) -> None:
+async def test_backlog_of_50_000_survives_kill_within_memory_limit(tmp_path: Path) -> None:
     await backlog(tmp_path / "data", 50_000, 5_000, 10 * START_MAX_S)
 
 
 @pytest.mark.on_demand
 @pytest.mark.timeout(900)
-async def test_a_million_and_a_kill(tmp_path: Path) -> None:
+async def test_backlog_of_a_million_survives_kill_within_memory_limit(tmp_path: Path) -> None:
     await backlog(tmp_path / "data", 1_000_000, 100_000, START_MAX_S)

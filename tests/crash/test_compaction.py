@@ -1,10 +1,14 @@
-"""A compacted, compressed stream under load, killed at any moment, also while it is cleaned.
+"""A compacted, compressed stream under load, killed at any moment, also during compaction.
 
-One publisher with confirms writes rising numbers under a few routing keys, a tombstone now and then; one named reader
-follows. After each kill a fresh reader reads everything there is. Judged: of each key the last confirmed value is there
-or a later one; nothing is there that was not published, nothing twice, offsets rise; a key whose last is a tombstone
-shows nothing older behind it; the offset stored for the named reader is never behind what an earlier start found, nor
-ahead of what it acked. `TEST_CRASH_CYCLES` and `TEST_CRASH_SEED` set other cycles.
+One publisher with confirms writes rising numbers under a few routing keys, and sometimes a tombstone. One named reader
+follows. After each kill a new reader reads the whole stream. The test checks:
+
+- For each key, the last confirmed value or a later one is there.
+- Nothing is there that was not published; nothing is there twice; offsets rise.
+- Nothing older follows a key's tombstone.
+- The stored offset of the named reader never goes back over a start, and is never beyond its acks.
+
+`TEST_CRASH_CYCLES` and `TEST_CRASH_SEED` set other cycles.
 """
 
 from __future__ import annotations
@@ -36,7 +40,11 @@ SETTINGS: Final = {"storage.upkeep_interval_s": 0.2, "log.level": "info"}
 
 
 class Story:
-    """sent: offset-less history of each key, in order: (number or None for a tombstone). confirmed: how much of it."""
+    """The history of one run.
+
+    sent: the values of each key in order of publishing, None for a tombstone. confirmed: how many of them are
+    confirmed.
+    """
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -44,8 +52,8 @@ class Story:
         self.confirmed: dict[str, int] = dict.fromkeys(self.sent, 0)
         self.number = 0
         self.acked = 0  # the named reader's next offset
-        self.stored = 0  # the same as a start found it
-        self.going = True
+        self.stored = 0  # that offset as the last start found it
+        self.is_running = True
         self.failures: list[BaseException] = []
 
     def body(self, number: int) -> bytes:
@@ -55,7 +63,7 @@ class Story:
     def publish(self, url: str) -> None:
         with self.connected(url) as channel:
             channel.confirm_delivery()
-            while self.going:
+            while self.is_running:
                 key = self.chance.choice(list(self.sent))
                 if self.chance.random() < 0.05:
                     self.sent[key].append(None)
@@ -72,11 +80,11 @@ class Story:
             arguments = {"x-stream-offset": "first", "x-stream-consumer-name": "follower"}
             before = -1
             for method, properties, _ in channel.consume("s", arguments=arguments, inactivity_timeout=0.2):
-                if not self.going:
+                if not self.is_running:
                     return
                 if method is not None:
                     offset = properties.headers["x-stream-offset"]
-                    assert offset > before, "offsets rise"
+                    assert offset > before, "offsets do not rise"
                     before = offset
                     self.acked = max(self.acked, offset + 1)
                     channel.basic_ack(method.delivery_tag)
@@ -89,12 +97,13 @@ class Story:
                 yield channel
         except (AMQPError, OSError):
             return
-        except BaseException as failure:  # noqa: BLE001  # of a thread, for the test to raise
+        except BaseException as failure:  # noqa: BLE001  # raised in a thread; the test raises it
             self.failures.append(failure)
 
 
 @contextlib.contextmanager
 def connected(url: str) -> Iterator[BlockingChannel]:
+    """Yield a channel until the broker is killed; note any other failure for the test to raise."""
     connection = pika.BlockingConnection(pika.URLParameters(url))
     try:
         yield connection.channel()
@@ -105,7 +114,7 @@ def connected(url: str) -> Iterator[BlockingChannel]:
 
 
 def read_all(url: str, end: int) -> list[tuple[int, str, bytes]]:
-    """Everything below that offset."""
+    """Read all messages below the offset `end`."""
     found = []
     with connected(url) as channel:
         channel.basic_qos(prefetch_count=500)
@@ -122,7 +131,7 @@ def read_all(url: str, end: int) -> list[tuple[int, str, bytes]]:
 
 def judge(story: Story, found: list[tuple[int, str, bytes]]) -> None:
     offsets = [offset for offset, _, _ in found]
-    assert offsets == sorted(set(offsets)), "offsets rise, none comes twice"
+    assert offsets == sorted(set(offsets)), "offsets do not rise, or one came twice"
     shown: dict[str, list[int | None]] = {key: [] for key in story.sent}
     for _, key, body in found:
         if not body:
@@ -140,9 +149,9 @@ def judge(story: Story, found: list[tuple[int, str, bytes]]) -> None:
         if not confirmed:
             continue
         last = sent[confirmed - 1]
-        later = sent[confirmed:]  # may be there
+        later = sent[confirmed:]  # these may be there, too
         assert seen, f"{key}: nothing is left of {sent}"
-        assert seen[-1] == last or seen[-1] in later, f"{key}: {seen[-1]} is the last, and {last} was confirmed"
+        assert seen[-1] == last or seen[-1] in later, f"{key}: the last value is {seen[-1]}, {last} was confirmed"
 
 
 def cycles(tmp_path: Path, count: int, seed: int) -> None:
@@ -156,21 +165,21 @@ def cycles(tmp_path: Path, count: int, seed: int) -> None:
             channel.queue_bind("s", "keys", "#")
         for cycle in range(count + 5):
             if cycle >= count and story.stored:
-                break  # a busy broker had not come to writing an offset in time: once more
-            story.going = True
+                break  # a slow broker may not have written an offset in time: run another cycle
+            story.is_running = True
             threads = [threading.Thread(target=each, args=(broker.url,)) for each in (story.publish, story.follow)]
             for thread in threads:
                 thread.start()
             if cycle < count - 1:
                 time.sleep(story.chance.uniform(1.0, 3.0))
-            else:  # long enough for an offset to be written, and for a cleaning if there was none
+            else:  # long enough to write an offset, and for a compaction if there was none
                 time.sleep(WRITE_S + 1.5)
                 deadline = time.monotonic() + 60
                 while not cleaned and CLEANED not in broker.stderr and time.monotonic() < deadline:
                     time.sleep(0.1)
             cleaned += broker.stderr.count(CLEANED)
             broker.kill()
-            story.going = False
+            story.is_running = False
             for thread in threads:
                 thread.join(120)
                 assert not thread.is_alive()
@@ -180,7 +189,9 @@ def cycles(tmp_path: Path, count: int, seed: int) -> None:
                 channel.confirm_delivery()
                 channel.basic_publish("keys", "end", b"")
             stored = offsets_of(broker).get("follower", 0)
-            assert story.stored <= stored <= story.acked, "the named reader's offset"
+            assert story.stored <= stored <= story.acked, (
+                "stored offset of the named reader went back or is beyond its acks"
+            )
             story.stored = stored
             judge(story, [each for each in read_all(broker.url, end_of(broker)) if each[1] != "end"])
         found = read_all(broker.url, end_of(broker))
@@ -192,14 +203,14 @@ def cycles(tmp_path: Path, count: int, seed: int) -> None:
 
 
 def end_of(broker: BrokerProcess) -> int:
-    """The log end offset: a stored offset of 0 is so far behind it."""
+    """Return the log end offset: the lag of a stored offset of 0."""
     ctl(broker, "set_stream_offset", "s", "measure", "0")
     return offsets_of(broker, "lag")["measure"]
 
 
 def offsets_of(broker: BrokerProcess, column: str = "offset") -> dict[str, int]:
-    told = json.loads(ctl(broker, "list_stream_offsets", "s", "name", column, "--formatter", "json"))
-    return {each["name"]: each[column] for each in told}
+    rows = json.loads(ctl(broker, "list_stream_offsets", "s", "name", column, "--formatter", "json"))
+    return {each["name"]: each[column] for each in rows}
 
 
 def ctl(broker: BrokerProcess, *line: str) -> str:
@@ -209,13 +220,13 @@ def ctl(broker: BrokerProcess, *line: str) -> str:
 
 
 @pytest.mark.slow
-def test_killed_while_it_is_compacted(tmp_path: Path) -> None:
+def test_three_kills_of_stream_under_compaction(tmp_path: Path) -> None:
     cycles(tmp_path, 3, int(os.environ.get("TEST_CRASH_SEED", "7")))
 
 
 @pytest.mark.on_demand
 @pytest.mark.timeout(0)
-def test_many_kills_while_it_is_compacted(tmp_path: Path) -> None:
+def test_many_kills_of_stream_under_compaction(tmp_path: Path) -> None:
     cycles(
         tmp_path,
         int(os.environ.get("TEST_CRASH_CYCLES", "30")),

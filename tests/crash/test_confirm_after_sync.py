@@ -1,8 +1,8 @@
-"""No confirm leaves for the socket before the sync of the log that holds its message: read off the system calls.
+"""No confirm is written to the socket before the sync of the log that holds its message: checked in the system calls.
 
-strace attaches to the running broker (and the test skips, visibly, where it is missing or may not). Each message
-carries a number that is its publish sequence too, so the trace tells which write holds it, which completed sync came
-after that write, and which write to a socket carries its basic.ack.
+strace attaches to the running broker; where strace is missing or may not attach, the test skips visibly. Each body
+holds its publish sequence number. The trace therefore shows which write holds a message, which sync completed after
+that write, and which write to a socket carries its basic.ack.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from amqpd.testing import BrokerProcess
 
 CALLS: Final = "write,writev,pwrite64,pwritev,pwritev2,sendto,sendmsg,sendmmsg,fdatasync,fsync,syncfs,sync_file_range"
 LINE: Final = re.compile(r"^(?P<thread>\d+) +(?:<\.\.\. (?P<resumed>\w+) resumed>|(?P<call>\w+)\()(?P<rest>.*)$")
-DESCRIPTOR: Final = re.compile(r"^\d+<(?P<what>[^>]*)>")
+DESCRIPTOR: Final = re.compile(r"^\d+<(?P<target>[^>]*)>")
 STRING: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
 ACK: Final = b"\x00\x3c\x00\x50"
 DURABLE: Final = b"\x10\x00\x02"
@@ -35,18 +35,21 @@ PATIENCE_S: Final = 60
 
 
 class Call(NamedTuple):
-    """begin, end: places in the trace. what: the descriptor's path or socket. data: what was written, if shown."""
+    """A finished system call.
+
+    begin, end: line numbers in the trace. target: the descriptor's path or socket. data: the written bytes, if shown.
+    """
 
     begin: int
     end: int
     name: str
-    what: str
+    target: str
     data: bytes
     ok: bool
 
 
 def calls(trace: str) -> Iterator[Call]:
-    """The finished calls of a trace, in the order in which they ended."""
+    """Yield the finished calls of a trace in the order in which they ended."""
     open_calls: dict[str, tuple[int, str, str]] = {}
     for place, line in enumerate(trace.splitlines()):
         match = LINE.match(line)
@@ -62,10 +65,10 @@ def calls(trace: str) -> Iterator[Call]:
         descriptor = DESCRIPTOR.match(text)
         data = b"".join(piece.encode().decode("unicode_escape").encode("latin-1") for piece in STRING.findall(text))
         ok = re.search(r"\) += \d+( \(DELAYED\))?$", text) is not None
-        yield Call(begin, place, name, descriptor["what"] if descriptor else "", data, ok)
+        yield Call(begin, place, name, descriptor["target"] if descriptor else "", data, ok)
 
 
-def test_the_reading_of_a_trace() -> None:
+def test_trace_parser_joins_unfinished_and_resumed_calls() -> None:
     trace = (
         '7 writev(5</d/a.log>, [{iov_base="x\\0\\17y", iov_len=4}], 1 <unfinished ...>\n8 fdatasync(5</d/a.log>) = 0\n'
     )
@@ -75,23 +78,23 @@ def test_the_reading_of_a_trace() -> None:
 
 
 def unsafe_confirms(trace: str, count: int) -> tuple[list[str], int]:
-    """(what is wrong, confirms seen) for messages 1 to `count`, whose bodies are `message-<number>;`."""
+    """Return the violations and the last confirmed tag, for messages 1 to `count` with bodies `message-<number>;`."""
     written: dict[int, tuple[int, str]] = {}
     synced: dict[int, int] = {}
     wrong = []
     acked = 0
     directories: set[str] = set()
     for call in sorted(calls(trace), key=lambda call: call.end):
-        if call.what.endswith(".log") and "write" in call.name:
+        if call.target.endswith(".log") and "write" in call.name:
             for number in re.findall(rb"message-(\d+);", call.data):
-                written[int(number)] = (call.end, call.what)
+                written[int(number)] = (call.end, call.target)
         elif call.name in ("fdatasync", "fsync", "syncfs") and call.ok:
             if call.name == "fsync":
-                directories.add(call.what)
+                directories.add(call.target)
             for number, (place, path) in written.items():
-                if number not in synced and place < call.begin and (call.name == "syncfs" or call.what == path):
+                if number not in synced and place < call.begin and (call.name == "syncfs" or call.target == path):
                     synced[number] = call.end
-        elif call.what.startswith(("TCP", "socket")):
+        elif call.target.startswith(("TCP", "socket")):
             for match in re.finditer(re.escape(ACK) + rb"(.{8})([\x00\x01])\xce", call.data, re.DOTALL):
                 (tag,) = struct.unpack(">Q", match[1])
                 first = acked + 1 if match[2] == b"\x01" else tag
@@ -108,8 +111,8 @@ def unsafe_confirms(trace: str, count: int) -> tuple[list[str], int]:
     return wrong, acked if acked <= count else -1
 
 
-def test_a_confirm_before_its_sync_is_seen() -> None:
-    """The judge itself: the same trace with the sync before and after the confirm."""
+def test_judge_finds_confirm_before_sync() -> None:
+    """The same trace, with the sync before and after the confirm."""
     ack = r'5 write(9<TCP:[1->2]>, "\1\0\1\0\0\0\r\0<\0P\0\0\0\0\0\0\0\1\0\316", 21) = 21' + "\n"
     write = '5 writev(7</d/q/0.log>, [{iov_base="message-1;", iov_len=10}], 1) = 10\n'
     sync = "6 fdatasync(7</d/q/0.log>) = 0\n6 fsync(8</d/q>) = 0\n"
@@ -134,11 +137,12 @@ def attach(strace: str, trace: Path, pid: int, *, slow: bool) -> subprocess.Pope
         pytest.param(1, 300, id="pairs", marks=pytest.mark.slow),
     ],
 )
-async def test_no_confirm_before_the_sync(tmp_path: Path, queues: int, pairs: int) -> None:
-    """One after the other, then many at once; over one log, and over so many that they are synced together.
+async def test_no_confirm_is_sent_before_log_sync(tmp_path: Path, queues: int, pairs: int) -> None:
+    """Publish one by one, then many at once, to one log, and to so many logs that they are synced together.
 
-    pairs: then so many pairs, the second message some milliseconds after the first, while each sync takes 3 ms longer.
-    A message that arrives in the very turn in which a sync ends belongs to the next group, and must wait for that one.
+    pairs: the number of pairs that follow. The second message of a pair is published some milliseconds after the first,
+    while each sync takes 3 ms longer. A message that arrives in the turn in which a sync ends must wait for the next
+    sync.
     """
     strace = shutil.which("strace")
     if strace is None:
@@ -160,14 +164,14 @@ async def test_no_confirm_before_the_sync(tmp_path: Path, queues: int, pairs: in
             await link.declare_queue(f"q{number}")
         await link.confirm_select()
         confirmed = 0
-        news = asyncio.Event()
-        hanging: list[int] = []
+        confirm_arrived = asyncio.Event()
+        late: list[int] = []
 
         def confirm(tag: int, multiple: bool, acked: bool) -> None:
             nonlocal confirmed
             assert acked
             confirmed = tag if multiple else confirmed + 1
-            news.set()
+            confirm_arrived.set()
 
         link.on_confirm = confirm
         for number in range(1, count + 1):
@@ -175,28 +179,28 @@ async def test_no_confirm_before_the_sync(tmp_path: Path, queues: int, pairs: in
             link.publish("", f"q{number % queues}", DURABLE, body)
             if number <= 50 or number % 25 == 0:
                 while confirmed < number:
-                    news.clear()
-                    await asyncio.wait_for(news.wait(), 60)
-        choose = random.Random(queues)
+                    confirm_arrived.clear()
+                    await asyncio.wait_for(confirm_arrived.wait(), 60)
+        rng = random.Random(queues)
         for number in range(count + 1, count + 2 * pairs + 1):
             link.publish("", "q0", DURABLE, b"message-%d;" % number + b"." * 20_000)
             if number % 2:
-                await asyncio.sleep(choose.uniform(0.002, 0.006))
+                await asyncio.sleep(rng.uniform(0.002, 0.006))
             while number % 2 == 0 and confirmed < number:
-                news.clear()
+                confirm_arrived.clear()
                 try:
-                    await asyncio.wait_for(news.wait(), PATIENCE_S)
+                    await asyncio.wait_for(confirm_arrived.wait(), PATIENCE_S)
                 except TimeoutError:
-                    hanging.append(number)  # the next message may bring it
+                    late.append(number)  # the next message's confirm may include it
                     break
         count += 2 * pairs
         while confirmed < count:
-            news.clear()
-            await asyncio.wait_for(news.wait(), 60)
+            confirm_arrived.clear()
+            await asyncio.wait_for(confirm_arrived.wait(), 60)
         link.close()
         await link.gone.wait()
     finally:
-        # The tracer first, and by SIGINT: it lets go of the broker, which a killed one would leave stopped.
+        # End the tracer first, by SIGINT, so that it detaches: a killed tracer would leave the broker stopped.
         if tracer is not None:
             tracer.send_signal(signal.SIGINT)
             await asyncio.to_thread(tracer.communicate, timeout=60)
@@ -204,9 +208,9 @@ async def test_no_confirm_before_the_sync(tmp_path: Path, queues: int, pairs: in
     text = trace.read_text(encoding="utf-8", errors="replace")
     wrong, acked = unsafe_confirms(text, count)
     assert not wrong, "\n".join(wrong[:10])
-    assert not hanging, f"no confirm within {PATIENCE_S} s of {hanging}"
+    assert not late, f"no confirm within {PATIENCE_S} s of {late}"
     assert acked == count, f"the trace shows confirms up to {acked}"
     if queues > 1:
-        assert "syncfs(" in text, "many logs and no syncfs: this test does not test what it says"
+        assert "syncfs(" in text, "many logs but no syncfs: the test missed its case"
     syncs = len(re.findall(r"(?:fdatasync|syncfs)\(", text))
     print(f"\n{count} messages over {queues} queues: {syncs} syncs, at {time.strftime('%H:%M')}")

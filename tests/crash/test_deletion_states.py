@@ -1,5 +1,7 @@
-"""A kill and a power cut at every step of a queue's and of a vhost's deletion, then metadata that have lost any part of
-their tail, or all: what was answered stays deleted, what was not deleted is there.
+"""Crashes at every step of the deletion of a queue and of a vhost, also with a loss of metadata.
+
+At each step: a kill and power cuts, each with metadata that lost any part of their tail, or everything. Deletions that
+were answered must stay, and everything else must still be there.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from amqpd.storage.metadata.store import Change, Delete, MetadataState, Put, Que
 from amqpd.storage.storage import Storage
 
 VHOST = VhostRow("shop", "a" * 32)
-OTHER = VhostRow("/", "b" * 32)
+OTHER_VHOST = VhostRow("/", "b" * 32)
 ROUTE = RecordRoute(b"", b"q")
 Rows = dict[tuple[str, str], Row]
 
@@ -36,22 +38,22 @@ def key(row: Row) -> tuple[str, str]:
     return (type(row).__name__, row.id if isinstance(row, QueueRow) else row.name)  # type: ignore[union-attr]
 
 
-def applied(rows: Rows, change: Change) -> Rows:
+def apply_change(rows: Rows, change: Change) -> Rows:
     rows = dict(rows)
     assert isinstance(change, Put | Delete)
     if isinstance(change, Put):
         rows[key(change.row)] = change.row
     else:
         rows.pop(key(change.row), None)
-        if isinstance(change.row, VhostRow):  # as the database does
+        if isinstance(change.row, VhostRow):  # the database cascades in the same way
             rows = {name: row for name, row in rows.items() if getattr(row, "vhost", "") != change.row.name}
     return rows
 
 
 def state_of(rows: Rows) -> MetadataState:
     vhosts = [row for row in rows.values() if isinstance(row, VhostRow)]
-    leaving = {row.name for row in vhosts if row.state == "deleting"}
-    queues = [row for row in rows.values() if isinstance(row, QueueRow) and row.vhost not in leaving]
+    deleting = {row.name for row in vhosts if row.state == "deleting"}
+    queues = [row for row in rows.values() if isinstance(row, QueueRow) and row.vhost not in deleting]
     empty: dict[str, Any] = {name: [] for name in MetadataState._fields}
     return MetadataState(
         **{
@@ -66,9 +68,11 @@ def state_of(rows: Rows) -> MetadataState:
     )
 
 
-class House:
-    """A broker's deletions over a disk that is crashed at each step. history: the metadata since the last checkpoint,
-    newest last: a database may be found as any of them. lost: the first of them is that of nothing at all.
+class DeletionHarness:
+    """Deletions over a disk that crashes at each step.
+
+    history: the states of the metadata since the last checkpoint, oldest first; a start may find any of them, or none
+    of the rows.
     """
 
     def __init__(self) -> None:
@@ -79,19 +83,19 @@ class House:
         )
         self.rows: Rows = {}
         self.history: list[Rows] = [{}]
-        self.gone: set[str] = set()  # answered
+        self.deleted: set[str] = set()  # deletions that were answered
         self.checked = 0
         self.deletions = DeletionQueue(self.storage, self, self.remove, lambda count: None)  # type: ignore[arg-type]
 
     def commit(self, changes: Sequence[Change]) -> None:
         for change in changes:
-            self.rows = applied(self.rows, change)
+            self.rows = apply_change(self.rows, change)
         self.history.append(self.rows)
         self.disk.changed()
 
-    def remove(self, changes: Sequence[Change], gone: Callable[[], None], done: object) -> None:
+    def remove(self, changes: Sequence[Change], deleted: Callable[[], None], done: object) -> None:
         self.commit(changes)
-        gone()
+        deleted()
 
     def checkpoint(self, done: Callable[[BaseException | None], None]) -> None:
         self.history = [self.rows]
@@ -113,80 +117,82 @@ class House:
             call(*given)
 
     def crash(self) -> None:
-        """Every image of this step with everything that the metadata may have lost."""
-        chance = random.Random(self.checked)
-        for image in [self.disk.image(), *self.disk.images(chance, 2)]:
-            for rows in [*self.history, {key(OTHER): OTHER}]:
+        """Start from every disk image of this step with every state that the metadata may have."""
+        rng = random.Random(self.checked)
+        for image in [self.disk.image(), *self.disk.images(rng, 2)]:
+            for rows in [*self.history, {key(OTHER_VHOST): OTHER_VHOST}]:
                 self.start(image, rows)
 
     def start(self, image: Image, rows: Rows) -> None:
         self.checked += 1
         storage = Storage("/data", post=lambda *_: None, filesystem=Disk(image), inline=True)
-        found = reconcile(storage, state_of(rows)).state
-        there = {row.name: row for row in found.queues}
-        vhosts = {row.name: row.id for row in found.vhosts}
-        back = self.gone.intersection(there) | self.gone.intersection(vhosts)
-        assert not back, f"{back} came back, with {rows}"
+        state = reconcile(storage, state_of(rows)).state
+        found_rows = {row.name: row for row in state.queues}
+        vhosts = {row.name: row.id for row in state.vhosts}
+        restored = self.deleted.intersection(found_rows) | self.deleted.intersection(vhosts)
+        assert not restored, f"{restored} are there again, with {rows}"
         for name in ("kept", "other"):
-            assert name in there, f"{name} is not there, with {rows}"
-            row = there[name]
+            assert name in found_rows, f"{name} is not there, with {rows}"
+            row = found_rows[name]
             record = storage.open_queue(vhosts[row.vhost], row.id, name).cursor.read_one(0)
             assert record is not None and record.body == name.encode(), f"{name} is empty, with {rows}"
 
 
 @pytest.fixture
-def house() -> House:
-    house = House()
-    house.commit([Put(OTHER), Put(VHOST)])
-    return house
+def harness() -> DeletionHarness:
+    harness = DeletionHarness()
+    harness.commit([Put(OTHER_VHOST), Put(VHOST)])
+    return harness
 
 
-def test_a_queue(house: House) -> None:
-    house.queue("kept", VHOST)
-    house.queue("other", OTHER)
-    queue = house.queue("q", VHOST)
-    house.history = [house.rows]  # all that was in the database's own file before
-    house.disk.watch = house.crash
+def test_deleted_queue_stays_deleted_over_crash_at_every_step(harness: DeletionHarness) -> None:
+    harness.queue("kept", VHOST)
+    harness.queue("other", OTHER_VHOST)
+    queue = harness.queue("q", VHOST)
+    harness.history = [harness.rows]  # the database file already holds all of this
+    harness.disk.watch = harness.crash
     row = QueueRow("shop", "q", queue.id, state="deleting")
-    house.commit([Put(row)])
-    house.deletions.drop([queue], lambda: house.gone.add("q"))
-    house.run()
-    assert house.gone == {"q"}
-    house.crash()
-    house.deletions.tidy()
-    house.run()
-    house.crash()
-    assert house.checked > 100
-    assert not [path for path in house.disk.entries if queue.id in path]
+    harness.commit([Put(row)])
+    harness.deletions.drop([queue], lambda: harness.deleted.add("q"))
+    harness.run()
+    assert harness.deleted == {"q"}
+    harness.crash()
+    harness.deletions.tidy()
+    harness.run()
+    harness.crash()
+    assert harness.checked > 100
+    assert not [path for path in harness.disk.entries if queue.id in path]
 
 
 @pytest.mark.slow
-def test_a_vhost(house: House) -> None:
-    """With two queues; `kept` and `other` are elsewhere."""
-    house.queue("kept", OTHER)
-    house.queue("other", OTHER)
-    queues = [house.queue("q", VHOST), house.queue("r", VHOST)]
-    house.history = [house.rows]
-    house.disk.watch = house.crash
-    house.commit([Put(VHOST._replace(state="deleting"))])
+def test_deleted_vhost_stays_deleted_over_crash_at_every_step(harness: DeletionHarness) -> None:
+    """The vhost has two queues; `kept` and `other` are in another vhost."""
+    harness.queue("kept", OTHER_VHOST)
+    harness.queue("other", OTHER_VHOST)
+    queues = [harness.queue("q", VHOST), harness.queue("r", VHOST)]
+    harness.history = [harness.rows]
+    harness.disk.watch = harness.crash
+    harness.commit([Put(VHOST._replace(state="deleting"))])
 
     def answered() -> None:
-        house.gone |= {"q", "r", "shop"}
-        house.commit([Delete(VHOST)])
+        harness.deleted |= {"q", "r", "shop"}
+        harness.commit([Delete(VHOST)])
 
-    house.deletions.drop_vhost(VHOST, queues, answered)
-    house.run()
-    assert house.gone == {"q", "r", "shop"}
-    house.crash()
-    house.deletions.tidy()
-    house.run()
-    house.crash()
-    assert house.checked > 50
-    assert not [path for path in house.disk.entries if VHOST.id in path]
+    harness.deletions.drop_vhost(VHOST, queues, answered)
+    harness.run()
+    assert harness.deleted == {"q", "r", "shop"}
+    harness.crash()
+    harness.deletions.tidy()
+    harness.run()
+    harness.crash()
+    assert harness.checked > 50
+    assert not [path for path in harness.disk.entries if VHOST.id in path]
 
 
-def test_without_the_rename_they_come_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this file is there to see."""
+def test_check_finds_deletion_without_directory_rename(
+    harness: DeletionHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The defect that this module must find."""
     monkeypatch.setattr("amqpd.storage.directory_removal.DirectoryRemover._rename", lambda departures, chains: None)
-    with pytest.raises(AssertionError, match="came back"):
-        test_a_queue(house)
+    with pytest.raises(AssertionError, match="are there again"):
+        test_deleted_queue_stays_deleted_over_crash_at_every_step(harness)

@@ -1,8 +1,10 @@
-"""Failing system calls: nothing is confirmed that is not there, no failed sync is tried again, the others live on.
+"""Failing system calls: every confirmed message is there, no failed sync is repeated, other queues keep working.
 
-Two ways. At the seam: a script is run once for each of its calls, which fails with EIO or ENOSPC, and once with all its
-writes short; then the process dies, or the machine does. For real: strace lets the n-th call of a running broker fail,
-under publishes with confirms; then kill -9, a start without faults, and a count.
+With a simulated file system, a script runs once for each of its calls, which fails with EIO or ENOSPC, and once with
+only short writes. Then the process is killed or the power is cut.
+
+With a real process, strace lets the n-th call of a running broker fail under publishes with confirms. Then: kill -9, a
+start without faults, and a count.
 """
 
 from __future__ import annotations
@@ -36,16 +38,17 @@ DURABLE = b"\x10\x00\x02"
 
 
 class HalfWrites(SimulatedFileSystem):
-    """Each write writes half of what it is given."""
+    """A file system whose writes write half of the given bytes."""
 
     def write(self, fd: int, data: bytes) -> int:
         return super().write(fd, data[: (len(data) + 1) // 2])
 
 
 class Script:
-    """Two queues: appends, settlements, rolls, a transaction. fault: says of each call, by number, whether it fails.
+    """Two queues with appends, acks, segment rolls and a transaction.
 
-    turns: how long it is; 12 are some 320 calls.
+    fault: returns the error of each call, given its number and name, or None. turns: the length; 12 turns are about 320
+    calls.
     """
 
     def __init__(self, fault: Callable[[int, str], OSError | None], turns: int = 12, *, half: bool = False) -> None:
@@ -58,20 +61,20 @@ class Script:
         self.confirmed: dict[str, set[bytes]] = {"q": set(), "r": set()}
         self.settled: dict[str, set[bytes]] = {"q": set(), "r": set()}
         self.failed: set[str] = set()
-        self.refused = False
+        self.start_failed = False
         self._fault = fault
         self._posted: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self._waiting: dict[str, list[tuple[int, bytes]]] = {"q": [], "r": []}
         self._number = 0
 
     def _count(self, name: str, path: str) -> OSError | None:
-        if path.endswith("/reserve.swap"):  # a megabyte that would only take time
+        if path.endswith("/reserve.swap"):  # skip the megabyte, which only takes time
             return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.count += 1
         if self.bad is not None and self.bad[0] == "fdatasync" and name == "fdatasync" and path == self.bad[1]:
             self.synced_after_failure.append(path)
         if self.bad is not None and name == "unlink" and path == self.bad[1]:
-            self.bad = ("unlink", path)  # what is written there next is another file
+            self.bad = ("unlink", path)  # the next file with this path is another file
         error = self._fault(self.count, name)
         if error is not None:
             self.bad = (name, path)
@@ -81,7 +84,7 @@ class Script:
         try:
             storage = self.start(self.filesystem)
         except OSError:
-            self.refused = True  # a broker that does not start promises nothing
+            self.start_failed = True  # a broker that did not start has confirmed nothing
             return
         storage.commits.on_commit = self._committed
         self.storage = storage
@@ -118,7 +121,7 @@ class Script:
                 self.failed.add(name)
                 continue
             except OSError:
-                continue  # the log could not be opened for reading: nothing was taken
+                continue  # the log could not be opened for reading: nothing was appended
             self._waiting[name].append((self.storage.commits.generation, body))
             assert offset >= 0
 
@@ -149,7 +152,7 @@ class Script:
         self._loop()
 
     def _loop(self) -> None:
-        for _ in range(50):  # what cannot be written is tried again for ever, here without the 50 ms in between
+        for _ in range(50):  # failed writes are retried for ever, here without the pause of 50 ms
             if not self._posted:
                 return
             function, arguments = self._posted.pop(0)
@@ -166,16 +169,16 @@ class Script:
                 self.confirmed[name] |= {body for _, body in done}
 
     def check(self, filesystem: SimulatedFileSystem, boot: int) -> None:
-        """Everything confirmed and not settled is there. Raises: AssertionError.
+        """Assert that every message that was confirmed and not acked is there.
 
-        What was settled may count as lost: with no room even for settlements, a drained log goes without them.
+        An acked message may count as lost: if there is no space even for acks, a drained log is dropped without them.
         """
         filesystem.fault = lambda name, path: OSError(errno.ENOSPC, "") if path.endswith("/reserve.swap") else None
         storage = self.start(filesystem, boot)
         for name in ("q", "r"):
             store = storage.open_queue("v", name, name, "/")
             bodies = [record.body for record in store.cursor.read(0, 1 << 30).records]
-            assert len(bodies) == len(set(bodies)), f"{name}: something is there twice"
+            assert len(bodies) == len(set(bodies)), f"{name}: a message is there twice"
             lost = self.confirmed[name] - set(bodies) - self.settled[name]
             assert not lost, f"{name}: confirmed and not there: {sorted(lost)[:3]}"
         storage.close(clean=False)
@@ -192,7 +195,7 @@ def quiet() -> Iterator[None]:
 @pytest.mark.parametrize("again", [False, True], ids=["once", "from-then-on"])
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.timeout(900)
-def test_sampled_calls_fail(number: int, again: bool) -> None:
+def test_failure_of_sampled_calls_loses_no_confirmed_message(number: int, again: bool) -> None:
     sweep(number, again, 10)
 
 
@@ -201,17 +204,17 @@ def test_sampled_calls_fail(number: int, again: bool) -> None:
 @pytest.mark.parametrize("again", [False, True], ids=["once", "from-then-on"])
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.timeout(900)
-def test_every_call_fails(number: int, again: bool) -> None:
+def test_failure_of_each_call_loses_no_confirmed_message(number: int, again: bool) -> None:
     sweep(number, again, 1)
 
 
 @pytest.mark.usefixtures("quiet")
-def test_every_write_is_short() -> None:
-    whole, script = Script(lambda count, name: None), Script(lambda count, name: None, half=True)
-    whole.run()
+def test_short_writes_are_continued() -> None:
+    all_answered, script = Script(lambda count, name: None), Script(lambda count, name: None, half=True)
+    all_answered.run()
     script.run()
-    assert not script.failed and script.confirmed == whole.confirmed and script.settled == whole.settled
-    assert script.count > whole.count + 100
+    assert not script.failed and script.confirmed == all_answered.confirmed and script.settled == all_answered.settled
+    assert script.count > all_answered.count + 100
     script.check(script.filesystem.killed(), 1)
     script.check(script.filesystem.crashed(1), 2)
 
@@ -221,17 +224,17 @@ def test_every_write_is_short() -> None:
 @pytest.mark.parametrize("again", [False, True], ids=["once", "from-then-on"])
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.timeout(0)
-def test_every_call_of_a_long_script_fails(number: int, again: bool) -> None:
+def test_failure_of_each_call_of_long_script_loses_no_confirmed_message(number: int, again: bool) -> None:
     assert sweep(number, again, int(os.environ.get("TEST_CRASH_STEP", "1")), turns=90) >= 2000
 
 
 def sweep(number: int, again: bool, step: int, turns: int = 12) -> int:
-    """Fails every `step`-th call. Returns how many calls the script has."""
-    calm = Script(lambda count, name: None, turns)
-    calm.run()
-    assert not calm.failed and len(calm.confirmed["q"]) == 2 * turns + 2 * (turns > 7)
+    """Fail every `step`-th call. Return the number of calls of the script."""
+    fault_free = Script(lambda count, name: None, turns)
+    fault_free.run()
+    assert not fault_free.failed and len(fault_free.confirmed["q"]) == 2 * turns + 2 * (turns > 7)
     failures = confirmed = 0
-    chosen = range(1 + number % step, calm.count + 1, step)
+    chosen = range(1 + number % step, fault_free.count + 1, step)
     for bad in chosen:
 
         def fault(count: int, name: str, bad: int = bad) -> OSError | None:
@@ -240,7 +243,7 @@ def sweep(number: int, again: bool, step: int, turns: int = 12) -> int:
             return None
 
         script = Script(fault, turns)
-        where = f"call {bad} of {calm.count}"
+        where = f"call {bad} of {fault_free.count}"
         try:
             script.run()
             where += f", {script.bad}"
@@ -254,11 +257,11 @@ def sweep(number: int, again: bool, step: int, turns: int = 12) -> int:
         failures += script.bad is not None
         confirmed += len(script.confirmed["q"]) + len(script.confirmed["r"])
     assert failures == len(chosen)
-    print(f"\n{failures} failing calls, {confirmed} confirmed all the same, 0 false confirms")
-    return calm.count
+    print(f"\n{failures} failing calls, {confirmed} confirmed nevertheless, 0 false confirms")
+    return fault_free.count
 
 
-# -- for real
+# -- with a real process
 
 
 CALLS = (
@@ -273,24 +276,25 @@ CALLS = (
     ("writev", "EIO", 12),
     ("writev", "ENOSPC", 12),
 )
-"""Calls that three new queues and their publishes make, how each fails, and how many of them there are always."""
+"""Calls that three new queues and their publishes make: call, error, and the least number of such calls."""
 TURNS, TURNS_MAX = 20, 200
-"""Of three publishes each: behind TURNS the fault may have come, else there are more."""
+"""Turns of three publishes: after TURNS the load ends if the fault was hit, at the latest after TURNS_MAX."""
 
 
 async def failing_calls(tmp_path: Path, count: int, seed: int) -> None:
-    """Three faults to a data directory, each in a fresh process. A link that breaks because its socket's write failed
-    is no broken promise.
+    """Inject three faults into each data directory, each in a fresh process.
+
+    A connection that breaks because the write to its socket failed is no violation.
     """
     reason = await asyncio.to_thread(Injector.why_not)
     skip_or_fail("failing calls", reason)
-    choose = random.Random(seed)
+    rng = random.Random(seed)
     hits = nacked = acked = unanswered = others = 0
     settings = {"storage.segment_size_bytes": 1 << 16}
     broker = BrokerProcess(tmp_path / "none", settings=settings)
     for number in range(count):
         call, error, when_max = CALLS[number % len(CALLS)]
-        when = choose.randint(1, when_max)
+        when = rng.randint(1, when_max)
         queues = [f"q{number}.{each}" for each in range(3)]
         fault = f"{call}:error={error}:when={when}"
         try:
@@ -304,25 +308,25 @@ async def failing_calls(tmp_path: Path, count: int, seed: int) -> None:
             await link.confirm_select()
             publisher = Publisher(link)
             hits += await publish_under_fault(broker.pid, publisher, queues, fault, tmp_path / f"trace{number}")
-            behind = {publisher.publish(queue) for queue in queues}
-            whole = await publisher.answered()
-            left = f"{fault}: {publisher.unanswered} publishes without an answer\n{broker.stderr}"
-            assert whole or link.gone.is_set() or call == "writev", left
-            unanswered += not whole
-            if whole:
+            published_after = {publisher.publish(queue) for queue in queues}
+            all_answered = await publisher.answered()
+            message_if_unanswered = f"{fault}: {publisher.unanswered} publishes without an answer\n{broker.stderr}"
+            assert all_answered or link.gone.is_set() or call == "writev", message_if_unanswered
+            unanswered += not all_answered
+            if all_answered:
                 items: Any = broker.api("GET", "/api/queues")
                 sick = {item["name"] for item in items if item["state"] == "down"}
-                live = {publisher.queue_of[each] for each in behind & publisher.acked}
+                live = {publisher.queue_of[each] for each in published_after & publisher.acked}
                 assert live == set(queues) - sick, f"{fault}: {live} live, {sick} are down"
-                # strace counts per thread: the loop's call and the committer's may both have failed.
-                assert len(sick) <= 2, f"{fault}: at most two calls failed, and {sick} are down"
+                # strace counts per thread: one call of the event loop and one of the fsync thread may have failed.
+                assert len(sick) <= 2, f"{fault}: at most two calls failed, but {sick} are down"
                 others += len(live) if sick else 0
             assert broker.running, f"{fault}: the broker ended\n{broker.stderr}"
             assert "Traceback" not in broker.stderr, f"{fault}\n{broker.stderr}"
             await asyncio.to_thread(broker.kill)
             await link.gone.wait()
             await asyncio.to_thread(broker.start)
-            there = await everything(broker.amqp_port, queues)
+            there = await drain(broker.amqp_port, queues)
             lost = [each for each in publisher.acked if each not in there.get(publisher.queue_of[each], ())]
             assert not lost, f"{fault}: confirmed and lost: {lost[:5]} of {len(publisher.acked)}"
             assert not publisher.doubled, f"{fault}: answered twice: {publisher.doubled[:5]}"
@@ -332,18 +336,18 @@ async def failing_calls(tmp_path: Path, count: int, seed: int) -> None:
             await asyncio.to_thread(broker.kill)
             raise
     await asyncio.to_thread(broker.kill)
-    assert hits >= count * 9 // 10, f"only {hits} of {count} faults were met"
+    assert hits >= count * 9 // 10, f"only {hits} of {count} faults were hit"
     print(
         f"\n{count} runs, {hits} failing calls, seed {seed}: {acked} acked, {nacked} nacked, 0 false confirms; "
-        f"{unanswered} links broken; other queues lived on {others} times"
+        f"{unanswered} connections broken; other queues kept working {others} times"
     )
 
 
 async def publish_under_fault(pid: int, publisher: Publisher, queues: list[str], fault: str, trace: Path) -> bool:
-    """Publishes while strace lets a call of the broker fail. Returns whether one did."""
+    """Publish while strace lets a call of the broker fail. Return whether a call failed."""
     injector = await asyncio.to_thread(Injector, pid, fault, trace)
     try:
-        for turn in range(TURNS_MAX):  # each thread counts its own calls; which one makes them, nobody knows
+        for turn in range(TURNS_MAX):  # strace counts per thread, and the thread that makes the call is not known
             if turn >= TURNS and injector.hits():
                 break
             for queue in queues:
@@ -355,7 +359,7 @@ async def publish_under_fault(pid: int, publisher: Publisher, queues: list[str],
     return injector.hits() > 0
 
 
-async def everything(port: int, queues: list[str]) -> dict[str, set[int]]:
+async def drain(port: int, queues: list[str]) -> dict[str, set[int]]:
     link = await connect(port)
     there: dict[str, set[int]] = {}
     for queue in queues:
@@ -372,14 +376,14 @@ async def everything(port: int, queues: list[str]) -> dict[str, set[int]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_twenty_calls_fail(tmp_path: Path) -> None:
+async def test_20_failing_calls_lose_no_confirmed_message(tmp_path: Path) -> None:
     await failing_calls(tmp_path, 20, seed=1)
 
 
 @pytest.mark.ci_long
 @pytest.mark.timeout(1700)
-async def test_three_hundred_calls_fail(tmp_path: Path) -> None:
-    """Three brokers side by side: most of the time goes by in starts."""
+async def test_300_failing_calls_lose_no_confirmed_message(tmp_path: Path) -> None:
+    """Three brokers run at the same time, since most of the time is spent in starts."""
     for lane in range(3):
         (tmp_path / str(lane)).mkdir()
     await asyncio.gather(*(failing_calls(tmp_path / str(lane), 100, seed=300 + lane) for lane in range(3)))
@@ -391,8 +395,8 @@ def amqpctl(broker: BrokerProcess, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-async def test_a_failed_sync_raises_its_voice(tmp_path: Path) -> None:
-    """The queue is shown as down and takes nothing more; the others go on, and what was safe is still served."""
+async def test_failed_sync_marks_queue_down_and_raises_alarm(tmp_path: Path) -> None:
+    """The queue refuses publishes but serves its synced messages; other queues keep working."""
     reason = await asyncio.to_thread(Injector.why_not)
     skip_or_fail("failing sync", reason)
     broker = BrokerProcess(tmp_path / "data")
@@ -434,7 +438,7 @@ async def test_a_failed_sync_raises_its_voice(tmp_path: Path) -> None:
         assert broker.says("accepts nothing more") and "sick" in broker.stderr
         message = await link.get("sick", no_ack=True)
         assert message is not None and message.body.startswith(b"%d;" % safe)
-        rest = await link.get("sick", no_ack=True)  # one that was nacked may be served, and need not
+        rest = await link.get("sick", no_ack=True)  # a nacked message may be served or not
         assert rest is None or int(rest.body.partition(b";")[0]) in publisher.nacked
         link.close()
         await asyncio.to_thread(broker.kill)
@@ -444,10 +448,10 @@ async def test_a_failed_sync_raises_its_voice(tmp_path: Path) -> None:
         await again.confirm_select()
         publisher = Publisher(again)
         publisher.publish("sick")
-        assert await publisher.answered() and publisher.acked == {1}, "a start makes the queue well again"
+        assert await publisher.answered() and publisher.acked == {1}, "the queue does not work after a restart"
         again.close()
     except Gone as error:
-        raise AssertionError(f"the link ended: {error}\n{broker.stderr}") from error
+        raise AssertionError(f"the connection ended: {error}\n{broker.stderr}") from error
     finally:
         if injector is not None:
             await asyncio.to_thread(injector.end)

@@ -1,7 +1,8 @@
-"""Power cuts for real: a broker under load on an ext4 of its own, whose disk ends between two instructions.
+"""Real power cuts: the disk of a broker under load stops at an arbitrary moment.
 
-Needs root and a loop device, and skips visibly elsewhere. The machine goes on, so its boot id is what it was: the test
-writes another one into the data directory, which is what a broker finds there after a real cut.
+The disk is an ext4 on a loop device. The tests need root and a loop device, and skip visibly without them. The machine
+itself keeps running, so its boot id does not change; the test therefore writes another boot id into the data directory,
+as a broker would find it after a real power cut.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from amqpd.testing import BrokerProcess
 async def power_cuts(tmp_path: Path, cuts: int, seed: int) -> None:
     reason = await asyncio.to_thread(LoopDisk.why_not)
     skip_or_fail("power cut", reason)
-    choose = random.Random(seed)
+    rng = random.Random(seed)
     ledger = Ledger(QUEUES, PUBLISHERS, power=True)
     disk = LoopDisk(tmp_path, 512 << 20)
     data_dir = disk.path / "data"
     settings = {"storage.segment_size_bytes": 1 << 20, "log.level": "warning", "limits.disk_free_bytes": 1 << 20}
     broker = BrokerProcess(data_dir, settings=settings)
-    torn = 0
+    cut_count = 0
     try:
         disk.mount()
         for cut in range(cuts):
@@ -37,24 +38,24 @@ async def power_cuts(tmp_path: Path, cuts: int, seed: int) -> None:
             if cut == 0:
                 await prepare(broker.amqp_port)
             crowd = Crowd(broker.amqp_port, ledger)
-            begins = asyncio.create_task(crowd.start())
+            starting = asyncio.create_task(crowd.start())
             if cut % 5 == 3:
-                await asyncio.sleep(choose.uniform(0.0, 0.2))
+                await asyncio.sleep(rng.uniform(0.0, 0.2))
             else:
-                await until_confirmed(ledger, 50, begins)
-                await asyncio.sleep(choose.uniform(0.1, 1.0))
+                await until_confirmed(ledger, 50, starting)
+                await asyncio.sleep(rng.uniform(0.1, 1.0))
             crowd.ended = True
             at = time.monotonic()
             await asyncio.to_thread(stop_process, broker.pid)
             await asyncio.to_thread(disk.cut)
             await asyncio.to_thread(broker.kill)
             await crowd.gone()
-            await begins
+            await starting
             ledger.killed(at)
             await asyncio.to_thread(disk.unmount)
             await asyncio.to_thread(disk.mount)
             (data_dir / "boot-id").write_text(f"{cut:032x}\n")
-            torn += 1
+            cut_count += 1
             if cut % 10 == 9:
                 await asyncio.to_thread(broker.start)
                 await drain(broker.amqp_port, ledger)
@@ -63,24 +64,24 @@ async def power_cuts(tmp_path: Path, cuts: int, seed: int) -> None:
         await drain(broker.amqp_port, ledger)
         assert "Traceback" not in broker.stderr, broker.stderr
         for item in broker.api("GET", "/api/queues") or ():  # type: ignore[attr-defined]
-            assert not item["degraded"], f"a power cut damages nothing: {item['name']} {item['lost_offsets']}"
+            assert not item["degraded"], f"degraded after a power cut: {item['name']} {item['lost_offsets']}"
     finally:
         await asyncio.to_thread(broker.kill)
         await asyncio.to_thread(disk.unmount)
-    # After a power cut nobody knows what was seen, and everything that is there says redelivered.
+    # After a power cut all remaining messages are marked as redelivered, since deliveries are not synced.
     ledger.judge(1 << 60)
-    assert ledger.confirmed_count > 20 * cuts, f"hardly any load: {ledger.totals()}"
-    print(f"\n{torn} power cuts, seed {seed}: {ledger.totals()}")
+    assert ledger.confirmed_count > 20 * cuts, f"too little load: {ledger.totals()}"
+    print(f"\n{cut_count} power cuts, seed {seed}: {ledger.totals()}")
 
 
 @pytest.mark.slow
-async def test_two_power_cuts(tmp_path: Path) -> None:
+async def test_two_power_cuts_lose_no_confirmed_message(tmp_path: Path) -> None:
     await power_cuts(tmp_path, 2, seed=1)
 
 
 @pytest.mark.ci_long
 @pytest.mark.timeout(1700)
-async def test_twenty_power_cuts(tmp_path: Path) -> None:
+async def test_twenty_power_cuts_lose_no_confirmed_message(tmp_path: Path) -> None:
     await power_cuts(tmp_path, 20, seed=20)
 
 
@@ -91,8 +92,8 @@ async def test_many_power_cuts(tmp_path: Path) -> None:
     await power_cuts(tmp_path, cuts, seed=int(os.environ.get("TEST_CRASH_SEED", "500")))
 
 
-def test_the_cut_takes_what_was_not_synced(tmp_path: Path) -> None:
-    """The fault itself: an unsynced file is gone, a synced one is not."""
+def test_simulated_power_cut_loses_only_unsynced_files(tmp_path: Path) -> None:
+    """Checks the test's own fault: after the cut a synced file is there, an unsynced one is not."""
     reason = LoopDisk.why_not()
     skip_or_fail("power cut", reason)
     with LoopDisk(tmp_path, 16 << 20) as disk:

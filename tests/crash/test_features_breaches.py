@@ -1,4 +1,7 @@
-"""The judges of what RabbitMQ has not, or of late, as `test_history_judge.py` and `test_history_breaches.py`."""
+"""The history judge on features that RabbitMQ lacks or added recently: allowed and forbidden stories.
+
+The counterpart of `test_history_judge.py` and `test_history_breaches.py`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def rewound(story: Story, number: int, done: int) -> None:
     story.note("rewound", "kept", more=(number, done))
 
 
-def test_an_honest_broker(story: Story) -> None:
+def test_correct_broker_has_no_violation(story: Story) -> None:
     story.publish("later", 1, 2, after_s=1.0)
     story.publish("moved", 3, 4)
     story.publish("redriven", 5)
@@ -40,7 +43,7 @@ def test_an_honest_broker(story: Story) -> None:
     story.through("revived", 5)
     story.through("kept", 6, 7)
     rewind(story, 9, 1)
-    story.give("kept", 6, again=True)  # before the answer
+    story.give("kept", 6, again=True)  # before the rewind is answered
     story.settle("kept", 6)
     rewound(story, 9, 2)
     story.through("kept", 7, again=True)
@@ -63,7 +66,7 @@ def test_an_honest_broker(story: Story) -> None:
     assert story.found() == ""
 
 
-def test_a_kill_may_leave_two_copies_that_say_so(story: Story) -> None:
+def test_kill_may_leave_two_copies_marked_as_redelivered(story: Story) -> None:
     story.publish("moved", 1)
     story.publish("later", 2, after_s=0.1)
     story.now += 0.2
@@ -76,7 +79,7 @@ def test_a_kill_may_leave_two_copies_that_say_so(story: Story) -> None:
     assert story.found() == ""
 
 
-def test_of_an_unanswered_rewind_all_may_come_or_nothing(story: Story) -> None:
+def test_unanswered_rewind_may_bring_all_messages_or_none(story: Story) -> None:
     story.publish("kept", 1, 2, batch=1)
     story.publish("kept", 3, 4, batch=2)
     story.through("kept", 1, 2, 3, 4)
@@ -89,7 +92,7 @@ def test_of_an_unanswered_rewind_all_may_come_or_nothing(story: Story) -> None:
     assert story.found() == ""
 
 
-def test_a_power_cut_takes_what_was_given_and_not_safe_and_its_number(story: Story) -> None:
+def test_power_cut_may_lose_unsynced_delivery_and_its_producer_number(story: Story) -> None:
     story.note("publish", "numbered", 1, Sent("confirm"))
     story.note("publish", "numbered", 2, Sent("confirm"))
     story.give("numbered", 1)
@@ -103,8 +106,8 @@ def test_a_power_cut_takes_what_was_given_and_not_safe_and_its_number(story: Sto
     assert story.found() == ""
 
 
-def test_a_power_cut_may_leave_it_with_its_ack(story: Story) -> None:
-    """Then what is sent once more is a copy, and nothing comes of it, however often."""
+def test_power_cut_may_keep_numbered_message_and_its_ack(story: Story) -> None:
+    """Then every later publish with the same number is a duplicate and is not delivered."""
     story.note("publish", "numbered", 1, Sent("confirm"))
     story.give("numbered", 1)
     story.settle("numbered", 1)
@@ -116,7 +119,7 @@ def test_a_power_cut_may_leave_it_with_its_ack(story: Story) -> None:
     assert story.found() == ""
 
 
-def test_a_retry_that_was_not_written_may_come_at_once(story: Story) -> None:
+def test_retry_that_was_not_written_may_be_delivered_at_once(story: Story) -> None:
     story.publish("retry", 1)
     story.give("retry", 1)
     story.settle("retry", 1, "requeue")
@@ -125,7 +128,7 @@ def test_a_retry_that_was_not_written_may_come_at_once(story: Story) -> None:
     assert story.found() == ""
 
 
-def test_what_came_back_to_its_limit_is_a_letter_now_or_after_a_kill(story: Story) -> None:
+def test_message_at_delivery_limit_is_dead_lettered_now_or_after_kill(story: Story) -> None:
     story.publish("retry", 1)
     for returns in range(4):
         story.give("retry", 1, again=bool(returns), returns=returns)
@@ -247,7 +250,7 @@ def retried_too_early(story: Story) -> None:
 
 
 def retried_too_early_the_second_time(story: Story) -> None:
-    """The second delay is the longer one."""
+    """The second delay is longer than the first."""
     story.publish("retry", 1)
     for returns in (0, 1, 2):
         story.give("retry", 1, again=returns > 0, returns=returns)
@@ -292,7 +295,7 @@ def numbered_twice(story: Story) -> None:
 
 
 def numbered_again_and_lost(story: Story) -> None:
-    """Its copy was confirmed, as if the queue had had it."""
+    """The second publish was confirmed as if it were a duplicate."""
     story.note("publish", "numbered", 1, Sent("confirm"))
     story.end()
     story.note("publish-again", "numbered", 1)
@@ -300,7 +303,7 @@ def numbered_again_and_lost(story: Story) -> None:
 
 
 def numbered_and_lost_with_a_cut(story: Story) -> None:
-    """It was given, and not acked: the cut has taken it, or it comes."""
+    """The message was delivered but not acked: either the cut lost it, or it must come."""
     story.note("publish", "numbered", 1, Sent("confirm"))
     story.give("numbered", 1)
     story.end("cut", 0.0)
@@ -491,7 +494,7 @@ BREACHES = {
     moved_and_there_long_after: "long after its letter",
     moved_and_there_over_a_stop: "long after its letter",
     moved_and_both_unmarked: "came unmarked after its copy in moved.to",
-    moved_and_both_unmarked_the_other_way: "was seen in moved, and neither says so",
+    moved_and_both_unmarked_the_other_way: "was seen in moved, and neither copy is marked",
     moved_twice_and_unmarked: "revived 1 came again without redelivered",
     moved_after_its_ack: "its message was acked",
     moved_from_elsewhere: "says it came from 'revived'",
@@ -510,14 +513,14 @@ BREACHES = {
 
 
 @pytest.mark.parametrize("breach", BREACHES, ids=lambda breach: breach.__name__)
-def test_a_broken_promise_is_seen(story: Story, breach: Callable[[Story], None]) -> None:
+def test_breach_is_reported_as_one_violation(story: Story, breach: Callable[[Story], None]) -> None:
     breach(story)
     found = story.found()
     assert BREACHES[breach] in found
     assert len(found.splitlines()) == 1, found
 
 
-def test_every_lane_is_told_of() -> None:
-    told = {breach.__name__.partition("_")[0] for breach in BREACHES}
-    assert told == {"delayed", "cancelled", "refused", "retried", "numbered", "old", "moved", "redriven", "rewound"}
+def test_every_lane_has_a_breach() -> None:
+    lanes = {breach.__name__.partition("_")[0] for breach in BREACHES}
+    assert lanes == {"delayed", "cancelled", "refused", "retried", "numbered", "old", "moved", "redriven", "rewound"}
     assert set(PASSES) == {"moved", "redriven", "later"}

@@ -1,8 +1,7 @@
-"""A queue with groups under load; its consumers go without a word, and the broker is killed.
+"""A queue with groups under load: consumers disconnect without notice, and the broker is killed.
 
-After each kill -9 the load goes on, and at the end everything is drained. Who takes part, and what is judged:
-`groups_story.py`.
-`TEST_CRASH_CYCLES` and `TEST_CRASH_SEED` set other cycles.
+After each kill -9 the load continues; at the end the queue is drained. `groups_story.py` has the publishers, the
+consumers and the judge. `TEST_CRASH_CYCLES` and `TEST_CRASH_SEED` set other cycles.
 """
 
 from __future__ import annotations
@@ -24,28 +23,28 @@ LIFE_S: Final = 1.5
 
 
 class Lives(GroupsStory):
-    """One broker, killed again and again."""
+    """The load on one broker that is killed several times."""
 
     async def life(self, broker: BrokerProcess, seconds: float) -> None:
-        ends = asyncio.Event()
+        ended = asyncio.Event()
         link = partial(connect, broker.amqp_port)
-        tasks = [asyncio.create_task(self.consume(link, ends.is_set)) for _ in range(CONSUMERS)]
-        publishers = [asyncio.create_task(self.publish(link, who)) for who in (0, 1)]
+        tasks = [asyncio.create_task(self.consume(link, ended.is_set)) for _ in range(CONSUMERS)]
+        publishers = [asyncio.create_task(self.publish(link, publisher)) for publisher in (0, 1)]
         await asyncio.sleep(seconds * (0.5 + self.chance.random()))
         await asyncio.to_thread(broker.kill)
-        ends.set()
+        ended.set()
         await asyncio.gather(*tasks, *publishers, return_exceptions=True)
         self.ended()
 
     async def drain(self, broker: BrokerProcess) -> None:
-        ends = asyncio.Event()
+        ended = asyncio.Event()
         link = partial(connect, broker.amqp_port)
-        tasks = [asyncio.create_task(self.consume(link, ends.is_set)) for _ in range(CONSUMERS)]
+        tasks = [asyncio.create_task(self.consume(link, ended.is_set)) for _ in range(CONSUMERS)]
         async with asyncio.timeout(120):
             while self.left():
                 await asyncio.sleep(0.1)
                 assert not self.failures, self.failures[:5]
-        ends.set()
+        ended.set()
         await asyncio.gather(*tasks)
 
 
@@ -65,7 +64,7 @@ async def run(data: Path, seed: int, cycles: int) -> Lives:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [int(os.environ.get("TEST_CRASH_SEED", "1"))])
-def test_each_group_in_order_over_kills(tmp_path: Path, seed: int) -> None:
+def test_each_group_stays_in_order_over_kills(tmp_path: Path, seed: int) -> None:
     cycles = int(os.environ.get("TEST_CRASH_CYCLES", "3"))
     story = asyncio.run(run(tmp_path / "data", seed, cycles))
     print(f"{cycles} kills, {story.deliveries} deliveries, {sum(map(len, story.confirmed.values()))} confirmed")

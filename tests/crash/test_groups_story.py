@@ -1,4 +1,4 @@
-"""The judge of a queue with groups: what is in order is not called broken, and each kind of disorder is seen."""
+"""The judge of a queue with groups: correct deliveries pass, and each kind of violation is reported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quickclient import Message
 
 
 class Groups:
-    """Told to the judge of groups: who gets which number of the one group."""
+    """A script for the judge: which consumer gets which number of the one group."""
 
     def __init__(self) -> None:
         self.story = GroupsStory(1)
@@ -41,14 +41,14 @@ class Groups:
         return self.story.failures
 
 
-def test_groups_in_order() -> None:
+def test_group_in_order_has_no_violation() -> None:
     groups = Groups()
     groups.give("a", 0, 1)
     groups.go("a")
     groups.give("b", 0, 1, again=True)
     groups.ack("b")
     groups.story.ended()
-    groups.give("a", 1, again=True)  # its ack was not read
+    groups.give("a", 1, again=True)  # the broker did not read its ack
     groups.give("a", 2)
     groups.ack("a")
     assert groups.found() == []
@@ -66,7 +66,7 @@ def test_groups_in_order() -> None:
         ([("give", "a", 0, 1, 2), ("ack", "a"), ("give", "b", 2), ("ack", "b")], "answered before, and not marked"),
     ],
 )
-def test_a_group_out_of_order_is_seen(steps: list[tuple[Any, ...]], text: str) -> None:
+def test_group_out_of_order_is_one_violation(steps: list[tuple[Any, ...]], text: str) -> None:
     groups = Groups()
     for step, *more in steps:
         getattr(groups, step)(*more)
@@ -75,7 +75,7 @@ def test_a_group_out_of_order_is_seen(steps: list[tuple[Any, ...]], text: str) -
     assert text in found[0]
 
 
-def test_a_number_of_an_earlier_epoch_is_seen() -> None:
+def test_message_of_an_earlier_epoch_is_a_violation() -> None:
     groups = Groups()
     groups.give("a", 0, 1, 2)
     groups.ack("a")

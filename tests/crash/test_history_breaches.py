@@ -1,6 +1,4 @@
-"""The judge of histories itself: each kind of broken promise is seen: a story of one promised message, and the words
-of the verdict.
-"""
+"""The history judge reports each kind of breach: a story of one breach each, and the words of its violation."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ def lost_when_requeued(story: Story) -> None:
 
 
 def lost_after_it_survived(story: Story) -> None:
-    """Never confirmed, but seen in a later life: it is in the log."""
+    """The message was never confirmed, but a later life delivered it, so it is in the log."""
     story.note("publish", "work", 1, Sent("confirm"))
     story.end()
     story.give("work", 1)
@@ -83,7 +81,7 @@ def came_while_held(story: Story) -> None:
 
 def repeated_unmarked(story: Story) -> None:
     story.publish("work", 1)
-    story.give("work", 1, again=True)  # nobody has seen it: allowed
+    story.give("work", 1, again=True)  # not yet delivered: allowed
     story.end()
     story.through("work", 1)
 
@@ -105,7 +103,7 @@ def rejected_vanished(story: Story) -> None:
 
 
 def rejected_vanished_for_certain(story: Story) -> None:
-    """Its publish was not promised, but the broker had it and read the reject."""
+    """The publish was not confirmed, but the broker had the message and read the reject."""
     story.publish("work", 1, how="plain")
     story.give("work", 1)
     story.settle("work", 1, "reject")
@@ -239,7 +237,7 @@ def deleted_came_back(story: Story) -> None:
 
 
 def deleted_in_part(story: Story) -> None:
-    """A deletion that nobody answered, and half of the queue is there."""
+    """A deletion without an answer, and half of the queue's messages are there."""
     story.publish("again", 1, 2)
     story.note("delete", "again", more=3)
     story.end()
@@ -274,7 +272,7 @@ def never_committed_and_there(story: Story) -> None:
 
 
 def acked_in_a_commit_came_back(story: Story) -> None:
-    """As soon as commit-ok has come, however young it is."""
+    """The ack counts from commit-ok, however recent."""
     story.publish("tx.a", 1)
     story.give("tx.a", 1)
     story.settle("tx.a", 1, transaction=9)
@@ -325,8 +323,8 @@ BREACHES = {
     letter_and_message: "its letter had come in this life",
     letter_and_message_later: "long after its letter",
     letter_of_another_reason: "a death that full cannot have",
-    letter_without_a_reason: "tells 0 deaths",
-    letter_of_a_reject_that_was_none: "nobody rejected it",
+    letter_without_a_reason: "has 0 deaths",
+    letter_of_a_reject_that_was_none: "no consumer rejected it",
     letter_of_an_acked_one: "its message was acked",
     letter_too_early: "after it was sent",
     letter_of_too_few_returns: "after 1 deliveries",
@@ -352,13 +350,13 @@ BREACHES = {
 
 
 @pytest.mark.parametrize("breach", BREACHES, ids=lambda breach: breach.__name__)
-def test_a_broken_promise_is_seen(story: Story, breach: Callable[[Story], None]) -> None:
+def test_breach_is_reported_as_one_violation(story: Story, breach: Callable[[Story], None]) -> None:
     breach(story)
     found = story.found()
     assert BREACHES[breach] in found
     assert len(found.splitlines()) == 1, found
 
 
-def test_every_queue_with_letters_is_told_of() -> None:
+def test_breaches_cover_every_dead_letter_queue() -> None:
     assert {breach.__name__.partition("_")[0] for breach in BREACHES} > {"letter", "purge", "deleted", "transaction"}
     assert set(LETTERS) == {"work", "aged", "full", "limit", "ruled", "retry"}

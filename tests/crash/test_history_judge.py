@@ -1,4 +1,4 @@
-"""The judge of histories itself: what is allowed is not called broken. (What is broken: test_history_breaches.py.)"""
+"""The history judge reports no violation for allowed stories. (Forbidden ones: `test_history_breaches.py`.)"""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def story() -> Story:
     return Story()
 
 
-def test_an_honest_broker(story: Story) -> None:
-    """Every verdict, every letter, purge, deletion and transaction, over a kill, a cut and a stop."""
+def test_correct_broker_has_no_violation(story: Story) -> None:
+    """Acks, rejects, requeues, dead letters, priorities, purge and deletion, over a kill, a cut and a stop."""
     story.publish("work", 1, 2, 3, 4)
     story.through("work", 1)
     story.give("work", 2)
@@ -51,7 +51,7 @@ def test_an_honest_broker(story: Story) -> None:
     assert story.judge.totals["settled for certain, ack"] >= 7
 
 
-def test_what_is_uncertain_is_not_called_broken(story: Story) -> None:
+def test_uncertain_outcome_is_no_violation(story: Story) -> None:
     story.note("publish", "work", 1, Sent("confirm"))  # never confirmed, never seen
     story.publish("work", 2, 3)
     story.give("work", 2)
@@ -60,15 +60,15 @@ def test_what_is_uncertain_is_not_called_broken(story: Story) -> None:
     story.settle("work", 3, "reject")
     story.note("purge", "purge", more=4)
     story.end(after_s=AGE_S / 2)
-    story.through("work", 2, 3, again=True)  # too young an ack, too young a reject
-    story.through("work.dead", 3, reason="rejected")  # had been written all the same
+    story.through("work", 2, 3, again=True)  # both the ack and the reject are too recent to count
+    story.through("work.dead", 3, reason="rejected")  # the dead letter was written nevertheless
     story.end()
     assert story.found() == ""
 
 
 @pytest.mark.parametrize("after_s", [(), (0.0,), (AGE_S / 2, AGE_S / 4)])
-def test_an_ack_that_the_broker_had_no_time_for(story: Story, after_s: tuple[float, ...]) -> None:
-    """It has answered what was asked behind the ack, and nothing that was asked AGE_S later."""
+def test_message_may_return_if_broker_had_no_time_for_its_ack(story: Story, after_s: tuple[float, ...]) -> None:
+    """The broker answered a request sent after the ack, but none that was sent AGE_S later."""
     story.publish("work", 1)
     story.give("work", 1)
     story.settle("work", 1)
@@ -80,8 +80,8 @@ def test_an_ack_that_the_broker_had_no_time_for(story: Story, after_s: tuple[flo
     assert story.found() == ""
 
 
-def test_what_was_dropped_may_come_back_late(story: Story) -> None:
-    """Its letter was not safe: after the kill it comes behind those that were given meanwhile."""
+def test_dropped_message_may_return_out_of_order_after_power_cut(story: Story) -> None:
+    """Its dead letter was not synced; after the cut it follows messages that were delivered meanwhile."""
     story.publish("full", 1, 2)
     story.through("full", 2)
     story.publish("purge", 3)
@@ -96,8 +96,8 @@ def test_what_was_dropped_may_come_back_late(story: Story) -> None:
     assert story.found() == ""
 
 
-def test_a_letter_that_came_just_before_a_cut(story: Story) -> None:
-    """Its message comes back as often as it likes, until it is settled; the age of the letter tells nothing then."""
+def test_message_may_return_if_its_dead_letter_came_just_before_power_cut(story: Story) -> None:
+    """The message may return until it is settled; the age of its dead letter then proves nothing."""
     story.publish("work", 1)
     story.give("work", 1)
     story.settle("work", 1, "reject")
@@ -110,7 +110,7 @@ def test_a_letter_that_came_just_before_a_cut(story: Story) -> None:
     assert story.found() == ""
 
 
-def test_a_letter_may_be_repeated_once_per_kill(story: Story) -> None:
+def test_dead_letter_may_be_repeated_once_per_kill(story: Story) -> None:
     story.publish("aged", 1)
     story.now += TTL_S
     story.end(after_s=0.01)

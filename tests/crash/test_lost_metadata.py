@@ -1,4 +1,4 @@
-"""SQLite believes its log up to the first wrong bit. What the rest of it told, the queues' directories still know."""
+"""A damaged SQLite WAL: SQLite reads it up to the first wrong bit; the rest is restored from the queue directories."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def connect(broker: BrokerProcess, vhost: str = "/") -> Any:
     return pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker.amqp_port, vhost))
 
 
-def filled(channel: Any, name: str, count: int, arguments: dict[str, Any] | None = None) -> None:
+def declare_and_fill(channel: Any, name: str, count: int, arguments: dict[str, Any] | None = None) -> None:
     channel.queue_declare(name, durable=True, arguments=arguments)
     for number in range(count):
         channel.basic_publish("", name, b"%d" % number, PERSISTENT, mandatory=True)
@@ -30,10 +30,10 @@ def queues(broker: BrokerProcess) -> list[tuple[str, str, int]]:
     return sorted((each["vhost"], each["name"], each["messages"]) for each in listed)
 
 
-def lose_tail(data_dir: Path, how: str) -> None:
+def lose_tail(data_dir: Path, damage: str) -> None:
     path = data_dir / "metadata.sqlite-wal"
-    assert path.stat().st_size > 4096, "nothing of this life is in the log"
-    if how == "missing":
+    assert path.stat().st_size > 4096, "the WAL holds nothing of this life"
+    if damage == "missing":
         path.unlink()
     else:
         content = bytearray(path.read_bytes())
@@ -42,28 +42,28 @@ def lose_tail(data_dir: Path, how: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["one wrong bit", "missing"])
-def test_what_the_metadata_lost_is_declared_again(tmp_path: Path, how: str) -> None:
-    """Queues with their messages and arguments, and a vhost; nothing that was deleted, and not for ever after."""
+@pytest.mark.parametrize("damage", ["one wrong bit", "missing"])
+def test_queues_and_vhosts_lost_from_wal_are_restored_at_start(tmp_path: Path, damage: str) -> None:
+    """Queues with messages and arguments, and vhosts, are restored once; deleted ones are not."""
     broker = BrokerProcess(tmp_path / "data")
     with broker:
         connection = connect(broker)
         channel = connection.channel()
         channel.confirm_delivery()
-        filled(channel, "kept", 2)
-        filled(channel, "old", 3)
+        declare_and_fill(channel, "kept", 2)
+        declare_and_fill(channel, "old", 3)
         channel.queue_declare("old and never filled", durable=True)
         broker.api("PUT", "/api/vhosts/leaving", {})
         broker.api("PUT", "/api/permissions/leaving/guest", {"configure": ".*", "write": ".*", "read": ".*"})
         with connect(broker, "leaving") as other:
-            filled(other.channel(), "in it", 1)
+            declare_and_fill(other.channel(), "in it", 1)
         connection.close()
     with broker:
         connection = connect(broker)
         channel = connection.channel()
         channel.confirm_delivery()
-        filled(channel, "orders", 5, ARGUMENTS)
-        filled(channel, "brief", 4)
+        declare_and_fill(channel, "orders", 5, ARGUMENTS)
+        declare_and_fill(channel, "brief", 4)
         channel.queue_bind("orders", "amq.fanout")
         channel.queue_declare("never filled", durable=True)
         channel.queue_delete("brief")
@@ -74,11 +74,11 @@ def test_what_the_metadata_lost_is_declared_again(tmp_path: Path, how: str) -> N
         with connect(broker, "shop") as other:
             inside = other.channel()
             inside.confirm_delivery()
-            filled(inside, "carts", 1)
+            declare_and_fill(inside, "carts", 1)
         broker.api("DELETE", "/api/vhosts/leaving")
         connection.close()
         broker.kill()
-    lose_tail(broker.data_dir, how)
+    lose_tail(broker.data_dir, damage)
     expected = [("/", "kept", 2), ("/", "orders", 5), ("shop", "carts", 1)]
     with broker:
         assert queues(broker) == expected
@@ -89,8 +89,8 @@ def test_what_the_metadata_lost_is_declared_again(tmp_path: Path, how: str) -> N
         report: Any = broker.api("GET", "/api/amqpd/status")
         assert sorted(each["name"] for each in report["restored"]["queues"]) == ["carts", "orders"]
         assert report["restored"]["vhosts"] == ["shop"]
-        told = "queue 'orders' in vhost '/' was missing in the metadata and is declared again"
-        assert broker.says(told), broker.stderr
+        log_line = "queue 'orders' in vhost '/' was missing in the metadata and is declared again"
+        assert broker.says(log_line), broker.stderr
         connection = connect(broker)
         channel = connection.channel()
         channel.queue_declare("orders", durable=True, arguments=ARGUMENTS)
@@ -100,25 +100,25 @@ def test_what_the_metadata_lost_is_declared_again(tmp_path: Path, how: str) -> N
         assert not (broker.data_dir / "lost+found").exists()
         broker.kill()
     with broker:
-        assert queues(broker) == expected, "and it stays so"
+        assert queues(broker) == expected, "another start changes nothing"
         restored: Any = broker.api("GET", "/api/amqpd/status")
         assert restored["restored"]["queues"] == []
         assert "Restored at this start" not in broker.ctl("status").stdout
-    left = [path.name for path in broker.data_dir.glob("vhosts/**/*.deleted")]
-    assert left == [], "a clean stop has put all of it into the database"
+    deleted_marks = [path.name for path in broker.data_dir.glob("vhosts/**/*.deleted")]
+    assert deleted_marks == [], "a clean stop writes everything to the database"
     with broker:
         assert queues(broker) == expected
 
 
 @pytest.mark.slow
-def test_a_lost_database_says_what_to_do(tmp_path: Path) -> None:
-    """A wrong `metadata.url` looks the same: nothing is declared again before somebody has said so."""
+def test_start_without_database_fails_until_instance_id_is_removed(tmp_path: Path) -> None:
+    """A wrong `metadata.url` looks the same, so nothing is restored before the operator confirms the loss."""
     broker = BrokerProcess(tmp_path / "data")
     with broker:
         connection = connect(broker)
         channel = connection.channel()
         channel.confirm_delivery()
-        filled(channel, "orders", 3, ARGUMENTS)
+        declare_and_fill(channel, "orders", 3, ARGUMENTS)
         connection.close()
         broker.kill()
     for path in broker.data_dir.glob("metadata.sqlite*"):
@@ -129,21 +129,21 @@ def test_a_lost_database_says_what_to_do(tmp_path: Path) -> None:
     assert f"If the database is lost, remove {instance}" in str(failed.value)
     instance.unlink()
     with broker:
-        assert queues(broker) == [("/", "orders", 3)], "in the vhost that this start made anew"
+        assert queues(broker) == [("/", "orders", 3)], "in the vhost that this start created"
         with connect(broker) as connection:
             assert connection.channel().basic_get("orders")[2] == b"0"
     with broker:
         assert queues(broker) == [("/", "orders", 3)]
 
 
-def test_every_deleted_queue_is_counted(amqpd_broker: BrokerProcess) -> None:
-    """By a client, with its connection, with its vhost."""
+def test_queue_deleted_counter_counts_every_kind_of_deletion(amqpd_broker: BrokerProcess) -> None:
+    """Deletion by a client, with its connection, and with its vhost."""
 
-    def counted() -> int:
-        found: Any = amqpd_broker.api("GET", "/api/overview?columns=churn_rates.queue_deleted")
-        return int(found["churn_rates"]["queue_deleted"])
+    def deleted_count() -> int:
+        overview: Any = amqpd_broker.api("GET", "/api/overview?columns=churn_rates.queue_deleted")
+        return int(overview["churn_rates"]["queue_deleted"])
 
-    before = counted()
+    before = deleted_count()
     amqpd_broker.api("PUT", "/api/vhosts/counted", {})
     amqpd_broker.api("PUT", "/api/permissions/counted/guest", {"configure": ".*", "write": ".*", "read": ".*"})
     with connect(amqpd_broker, "counted") as connection:
@@ -152,10 +152,10 @@ def test_every_deleted_queue_is_counted(amqpd_broker: BrokerProcess) -> None:
             channel.queue_declare(name, durable=name != "three")
         channel.queue_declare("mine", exclusive=True)
         channel.queue_delete("one")
-        assert counted() == before + 1
+        assert deleted_count() == before + 1
     deadline = time.monotonic() + 30
-    while counted() < before + 2:
+    while deleted_count() < before + 2:
         assert time.monotonic() < deadline, "the exclusive queue is not counted"
         time.sleep(0.02)
     amqpd_broker.api("DELETE", "/api/vhosts/counted")
-    assert counted() == before + 4
+    assert deleted_count() == before + 4

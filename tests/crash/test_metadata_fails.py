@@ -1,4 +1,4 @@
-"""The metadata cannot be written (a full disk), then it can: what was answered ok is what a restart finds."""
+"""Metadata that cannot be written for a while (a full disk): a restart finds exactly what was answered with ok."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ KEPT = pika.BasicProperties(delivery_mode=2)
 
 
 class Failing:
-    """A broker with a switch."""
+    """A broker whose metadata writes can be made to fail."""
 
     def __init__(self, directory: Path) -> None:
         self.switch = directory / "metadata-fails"
         script = str(Path(__file__).with_name("failing_metadata.py"))
         self.process = BrokerProcess(directory / "data", command=[sys.executable, "-P", script, str(self.switch)])
 
-    def fails(self, step: Callable[[BlockingChannel], object]) -> None:
-        """`step` while nothing can be written; it is answered with 506."""
+    def run_failing(self, step: Callable[[BlockingChannel], object]) -> None:
+        """Run `step` while metadata cannot be written; expect error 506."""
         self.switch.touch()
         with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
-            self.does(step)
+            self.run(step)
         self.switch.unlink()
         assert closed.value.reply_code == 506
 
-    def does(self, step: Callable[[BlockingChannel], object]) -> None:
+    def run(self, step: Callable[[BlockingChannel], object]) -> None:
         with pika.BlockingConnection(pika.URLParameters(self.process.url)) as connection:
             channel = connection.channel()
             channel.confirm_delivery()
@@ -47,8 +47,8 @@ class Failing:
         self.process.stop()
         self.process.start()
 
-    def asks(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
-        """Of the admin API: status and answer."""
+    def request(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        """Send a request to the HTTP API. Return status and body."""
         connection = http.client.HTTPConnection("127.0.0.1", self.process.http_port, timeout=60)
         headers = {"Authorization": "Basic " + base64.b64encode(b"guest:guest").decode()}
         data = None if body is None else json.dumps(body)
@@ -59,7 +59,7 @@ class Failing:
         return answer.status, json.loads(text) if text else None
 
     def definitions(self) -> Any:
-        status, found = self.asks("GET", "/definitions")
+        status, found = self.request("GET", "/definitions")
         assert status == 200
         return found
 
@@ -74,35 +74,35 @@ class Failing:
 
 @pytest.fixture
 def failing(tmp_path: Path) -> Iterator[Failing]:
-    house = Failing(tmp_path)
-    with house.process:
-        yield house
+    broker = Failing(tmp_path)
+    with broker.process:
+        yield broker
 
 
 @pytest.mark.slow
-def test_what_could_not_be_declared_is_declared_anew_and_lasts(failing: Failing) -> None:
+def test_declaration_that_failed_can_be_repeated_and_survives_restart(failing: Failing) -> None:
     """Queue, exchange and binding: refused, declared again, published to, and there after a clean restart."""
-    failing.fails(lambda channel: channel.queue_declare("q", durable=True))
-    failing.does(lambda channel: channel.queue_declare("q", durable=True))
-    failing.fails(lambda channel: channel.exchange_declare("x", "fanout", durable=True))
-    failing.does(lambda channel: channel.exchange_declare("x", "fanout", durable=True))
-    failing.fails(lambda channel: channel.queue_bind("q", "x", "k"))
-    failing.does(lambda channel: channel.queue_bind("q", "x", "k"))
-    failing.does(lambda channel: channel.basic_publish("", "q", b"direct", KEPT, mandatory=True))
-    failing.does(lambda channel: channel.basic_publish("x", "k", b"through x", KEPT, mandatory=True))
+    failing.run_failing(lambda channel: channel.queue_declare("q", durable=True))
+    failing.run(lambda channel: channel.queue_declare("q", durable=True))
+    failing.run_failing(lambda channel: channel.exchange_declare("x", "fanout", durable=True))
+    failing.run(lambda channel: channel.exchange_declare("x", "fanout", durable=True))
+    failing.run_failing(lambda channel: channel.queue_bind("q", "x", "k"))
+    failing.run(lambda channel: channel.queue_bind("q", "x", "k"))
+    failing.run(lambda channel: channel.basic_publish("", "q", b"direct", KEPT, mandatory=True))
+    failing.run(lambda channel: channel.basic_publish("x", "k", b"through x", KEPT, mandatory=True))
     failing.restart()
-    failing.does(lambda channel: channel.basic_publish("x", "k", b"afterwards", KEPT, mandatory=True))
+    failing.run(lambda channel: channel.basic_publish("x", "k", b"afterwards", KEPT, mandatory=True))
     assert failing.bodies("q") == [b"direct", b"through x", b"afterwards"]
 
 
 @pytest.mark.slow
-def test_what_could_not_be_deleted_does_not_come_back_once_it_can(failing: Failing) -> None:
-    """The deletion is done when the disk takes it, without anybody asking again."""
-    failing.does(lambda channel: channel.queue_declare("q", durable=True))
-    failing.does(lambda channel: channel.basic_publish("", "q", b"old", KEPT))
-    failing.fails(lambda channel: channel.queue_delete("q"))
-    failing.does(lambda channel: channel.queue_declare("q", durable=True))
-    failing.does(lambda channel: channel.basic_publish("", "q", b"new", KEPT))
+def test_failed_queue_deletion_is_retried_and_keeps_new_queue(failing: Failing) -> None:
+    """The deletion is done when the disk can be written, without another request."""
+    failing.run(lambda channel: channel.queue_declare("q", durable=True))
+    failing.run(lambda channel: channel.basic_publish("", "q", b"old", KEPT))
+    failing.run_failing(lambda channel: channel.queue_delete("q"))
+    failing.run(lambda channel: channel.queue_declare("q", durable=True))
+    failing.run(lambda channel: channel.basic_publish("", "q", b"new", KEPT))
     failing.restart()
     assert failing.bodies("q") == [b"new"]
 
@@ -124,20 +124,20 @@ DOCUMENT = {
 
 
 @pytest.mark.slow
-def test_an_import_is_all_or_nothing(failing: Failing) -> None:
+def test_definitions_import_is_all_or_nothing(failing: Failing) -> None:
     before = failing.definitions()
     bad = {"name": "bad", "vhost": "/", "durable": False, "arguments": {"x-export": "lake"}}
-    status, answer = failing.asks("POST", "/definitions", {**DOCUMENT, "queues": [*DOCUMENT["queues"], bad]})
+    status, answer = failing.request("POST", "/definitions", {**DOCUMENT, "queues": [*DOCUMENT["queues"], bad]})
     assert (status, answer["reason"].partition(":")[0]) == (400, "queues[2]")
     assert failing.definitions() == before
     failing.switch.touch()
-    assert failing.asks("POST", "/definitions", DOCUMENT)[0] == 503
+    assert failing.request("POST", "/definitions", DOCUMENT)[0] == 503
     assert failing.definitions() == before
     failing.switch.unlink()
-    # What nearly came is declared, holds what is confirmed, and the import goes round it.
-    failing.does(lambda channel: channel.queue_declare("q", durable=True))
-    failing.does(lambda channel: channel.basic_publish("", "q", b"kept", KEPT))
-    assert failing.asks("POST", "/definitions", DOCUMENT)[0] == 204
+    # A queue of the failed import can be declared and keeps its message; the next import leaves it as it is.
+    failing.run(lambda channel: channel.queue_declare("q", durable=True))
+    failing.run(lambda channel: channel.basic_publish("", "q", b"kept", KEPT))
+    assert failing.request("POST", "/definitions", DOCUMENT)[0] == 204
     after = failing.definitions()
     assert len(after["bindings"]) == len(before["bindings"]) + 2
     failing.restart()
@@ -146,8 +146,8 @@ def test_an_import_is_all_or_nothing(failing: Failing) -> None:
 
 
 @pytest.mark.slow
-def test_changes_through_the_admin_api_that_fail_change_nothing(failing: Failing) -> None:
-    assert failing.asks("POST", "/definitions", DOCUMENT)[0] == 204
+def test_failed_http_api_change_leaves_definitions_unchanged(failing: Failing) -> None:
+    assert failing.request("POST", "/definitions", DOCUMENT)[0] == 204
     before = failing.definitions()
     failing.switch.touch()
     for method, path, body in (
@@ -165,7 +165,7 @@ def test_changes_through_the_admin_api_that_fail_change_nothing(failing: Failing
         ("DELETE", "/users/u", None),
         ("DELETE", "/vhosts/new", None),
     ):
-        status, answer = failing.asks(method, path, body)
+        status, answer = failing.request(method, path, body)
         assert status == 503, (method, path, answer)
         assert failing.definitions() == before, (method, path)
     failing.switch.unlink()
@@ -174,18 +174,20 @@ def test_changes_through_the_admin_api_that_fail_change_nothing(failing: Failing
 
 
 @pytest.mark.slow
-def test_what_the_admin_api_could_not_delete_goes_in_the_end(failing: Failing) -> None:
-    assert failing.asks("POST", "/definitions", DOCUMENT)[0] == 204
+def test_failed_http_api_deletion_is_retried_until_done(failing: Failing) -> None:
+    assert failing.request("POST", "/definitions", DOCUMENT)[0] == 204
     failing.switch.touch()
-    assert failing.asks("DELETE", "/queues/new/q")[0] == 503
-    assert failing.asks("DELETE", "/exchanges/new/x")[0] == 503
-    assert failing.asks("PUT", "/queues/new/q", {})[0] == 503, "a restart would show the old one"
+    assert failing.request("DELETE", "/queues/new/q")[0] == 503
+    assert failing.request("DELETE", "/exchanges/new/x")[0] == 503
+    assert failing.request("PUT", "/queues/new/q", {})[0] == 503, (
+        "its name is reserved: a restart would find the old queue"
+    )
     failing.switch.unlink()
     deadline = time.monotonic() + 60
-    while failing.asks("GET", "/queues/new/q")[0] != 404:  # 503 until it is written
+    while failing.request("GET", "/queues/new/q")[0] != 404:  # 503 until the deletion is written
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert failing.asks("GET", "/exchanges/new/x")[0] == 404
+    assert failing.request("GET", "/exchanges/new/x")[0] == 404
     failing.restart()
-    assert failing.asks("GET", "/queues/new")[1] == []
-    assert failing.asks("GET", "/exchanges/new/x")[0] == 404
+    assert failing.request("GET", "/queues/new")[1] == []
+    assert failing.request("GET", "/exchanges/new/x")[0] == 404

@@ -1,8 +1,8 @@
-"""Metadata over kill -9: what was declared is there, what was deleted stays away, an old name shows no old message.
+"""Metadata over kill -9: declared objects are there, deleted ones are not, a new queue has no message of an old one.
 
-Declarations, deletions and publishes come in a random order from a seed; the kill comes in the middle of them. After
-each start a model says what must be there (answered ok), what must not (deletion answered ok) and what may be either
-(the one command whose answer the kill took). `TEST_CRASH_SEED` sets another seed.
+Declarations, deletions and publishes run in random order, from a seed, until the kill. After each start a model says
+which objects must exist (declaration answered), must not (deletion answered) or may (the kill took the answer).
+`TEST_CRASH_SEED` sets another seed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ COMMANDS_MIN: Final = 8  # answered before each kill
 
 
 class Model:
-    """queues: name -> incarnation, None: absent, UNKNOWN: the kill took the answer; likewise exchanges, bindings."""
+    """The expected state.
+
+    queues: name -> incarnation; None if absent; UNKNOWN if the kill took the answer. Exchanges and bindings in the same
+    way.
+    """
 
     def __init__(self) -> None:
         self.queues: dict[str, int | str | None] = {f"queue{n}": None for n in range(NAMES)}
@@ -36,27 +40,27 @@ class Model:
         self.sent: dict[str, list[bytes]] = {queue: [] for queue in self.queues}
         self.incarnations = 0
 
-    def forget_queue(self, queue: str, state: str | None) -> None:
+    def reset_queue(self, queue: str, state: str | None) -> None:
         self.queues[queue] = state
-        for place in self.bindings:
-            if place[0] == queue:
-                self.bindings[place] = False if state is None else UNKNOWN
+        for binding in self.bindings:
+            if binding[0] == queue:
+                self.bindings[binding] = False if state is None else UNKNOWN
         if state is None:
             self.confirmed[queue].clear()
             self.sent[queue].clear()
 
-    def forget_exchange(self, exchange: str, state: bool | str) -> None:
+    def reset_exchange(self, exchange: str, state: bool | str) -> None:
         self.exchanges[exchange] = state
-        for place in self.bindings:
-            if place[1] == exchange:
-                self.bindings[place] = state if state is False else UNKNOWN
+        for binding in self.bindings:
+            if binding[1] == exchange:
+                self.bindings[binding] = state if state is False else UNKNOWN
 
 
 class Client:
-    """Does random commands and keeps the model."""
+    """A client that runs random commands and updates the model."""
 
-    def __init__(self, broker: BrokerProcess, model: Model, choose: random.Random) -> None:
-        self.broker, self.model, self.choose = broker, model, choose
+    def __init__(self, broker: BrokerProcess, model: Model, rng: random.Random) -> None:
+        self.broker, self.model, self.rng = broker, model, rng
         self.done = 0
         self.link: Link | None = None
         self._waiting: dict[int, asyncio.Future[bool]] = {}
@@ -75,44 +79,44 @@ class Client:
                 future.set_result(acked)
 
     async def run(self) -> None:
-        """Until the broker is gone."""
+        """Run random commands until the broker is killed."""
         link = await self.connect()
         steps = [self._declare, self._declare, self._publish, self._publish, self._publish, self._bind, self._exchange]
         steps += [self._delete, self._delete_exchange]
         try:
             while True:
-                await self.choose.choice(steps)(link)
+                await self.rng.choice(steps)(link)
                 self.done += 1
         except (Gone, OSError):
             return
 
     async def _declare(self, link: Link) -> None:
-        queue = self.choose.choice(list(self.model.queues))
+        queue = self.rng.choice(list(self.model.queues))
         if self.model.queues[queue] is not None:
             return
-        self.model.forget_queue(queue, UNKNOWN)
+        self.model.reset_queue(queue, UNKNOWN)
         _, messages, _ = await link.declare_queue(queue)
         assert messages == 0, f"{queue} is new and has {messages} messages"
         self.model.incarnations += 1
         self.model.queues[queue] = self.model.incarnations
-        for place in self.model.bindings:
-            if place[0] == queue:
-                self.model.bindings[place] = False
+        for binding in self.model.bindings:
+            if binding[0] == queue:
+                self.model.bindings[binding] = False
 
     async def _delete(self, link: Link) -> None:
-        queue = self.choose.choice(list(self.model.queues))
+        queue = self.rng.choice(list(self.model.queues))
         if not isinstance(self.model.queues[queue], int):
             return
-        self.model.forget_queue(queue, UNKNOWN)
+        self.model.reset_queue(queue, UNKNOWN)
         await link.delete_queue(queue)
-        self.model.forget_queue(queue, None)
+        self.model.reset_queue(queue, None)
 
     async def _publish(self, link: Link) -> None:
         present = [queue for queue, state in self.model.queues.items() if isinstance(state, int)]
         if not present:
             return
-        queue = self.choose.choice(present)
-        for _ in range(self.choose.randrange(1, 20)):
+        queue = self.rng.choice(present)
+        for _ in range(self.rng.randrange(1, 20)):
             self._published += 1
             body = b"%s %d %s" % (queue.encode(), self.model.queues[queue], os.urandom(8).hex().encode())
             self.model.sent[queue].append(body)
@@ -127,33 +131,33 @@ class Client:
         self.model.confirmed[queue] = list(self.model.sent[queue])
 
     async def _exchange(self, link: Link) -> None:
-        exchange = self.choose.choice(list(self.model.exchanges))
+        exchange = self.rng.choice(list(self.model.exchanges))
         if self.model.exchanges[exchange] is not False:
             return
         self.model.exchanges[exchange] = UNKNOWN
         await link.declare_exchange(exchange)
-        self.model.forget_exchange(exchange, False)
+        self.model.reset_exchange(exchange, False)
         self.model.exchanges[exchange] = True
 
     async def _delete_exchange(self, link: Link) -> None:
-        exchange = self.choose.choice(list(self.model.exchanges))
+        exchange = self.rng.choice(list(self.model.exchanges))
         if self.model.exchanges[exchange] is not True:
             return
-        self.model.forget_exchange(exchange, UNKNOWN)
+        self.model.reset_exchange(exchange, UNKNOWN)
         await link.delete_exchange(exchange)
-        self.model.forget_exchange(exchange, False)
+        self.model.reset_exchange(exchange, False)
 
     async def _bind(self, link: Link) -> None:
         queues = [queue for queue, state in self.model.queues.items() if isinstance(state, int)]
         exchanges = [exchange for exchange, state in self.model.exchanges.items() if state is True]
         if not queues or not exchanges:
             return
-        place = (self.choose.choice(queues), self.choose.choice(exchanges))
-        if self.model.bindings.get(place) is True:
+        binding = (self.rng.choice(queues), self.rng.choice(exchanges))
+        if self.model.bindings.get(binding) is True:
             return
-        self.model.bindings[place] = UNKNOWN
-        await link.bind(*place, key=place[0])
-        self.model.bindings[place] = True
+        self.model.bindings[binding] = UNKNOWN
+        await link.bind(*binding, key=binding[0])
+        self.model.bindings[binding] = True
 
 
 async def exists(broker: BrokerProcess, kind: str, name: str) -> bool:
@@ -173,39 +177,39 @@ async def exists(broker: BrokerProcess, kind: str, name: str) -> bool:
 
 
 async def check(broker: BrokerProcess, model: Model) -> None:
-    """Holds the broker against the model; what was unknown is known afterwards."""
+    """Compare the broker with the model, and resolve what the model does not know."""
     for queue, state in model.queues.items():
-        there = await exists(broker, "queue", queue)
+        found = await exists(broker, "queue", queue)
         if state is None:
-            assert not there, f"{queue} was deleted and is back"
+            assert not found, f"{queue} was deleted and is there again"
         elif state != UNKNOWN:
-            assert there, f"{queue} was declared and is gone"
+            assert found, f"{queue} was declared and is missing"
     for exchange, known in model.exchanges.items():
-        there = await exists(broker, "exchange", exchange)
-        assert known == UNKNOWN or there == known, f"{exchange}: {there}, not {known}"
+        found = await exists(broker, "exchange", exchange)
+        assert known == UNKNOWN or found == known, f"{exchange}: {found}, not {known}"
         if known == UNKNOWN:
-            model.forget_exchange(exchange, there)
+            model.reset_exchange(exchange, found)
     link = await connect(broker.amqp_port)
     await link.confirm_select()
     for queue, state in list(model.queues.items()):
         if state is None:
             continue
-        if state == UNKNOWN:  # a declaration or a deletion without an answer: begin anew
+        if state == UNKNOWN:  # a declaration or deletion without an answer: start again
             if await exists(broker, "queue", queue):
                 await link.delete_queue(queue)
-            model.forget_queue(queue, None)
+            model.reset_queue(queue, None)
             continue
         bodies = []
         while (message := await link.get(queue, no_ack=True)) is not None:
             bodies.append(message.body)
         sent, confirmed = model.sent[queue], model.confirmed[queue]
-        strange = [body for body in bodies if body not in sent]
-        assert not strange, f"{queue}, incarnation {state}, shows {strange[:3]}"
+        foreign = [body for body in bodies if body not in sent]
+        assert not foreign, f"{queue}, incarnation {state}, shows {foreign[:3]}"
         missing = [body for body in confirmed if body not in bodies]
         assert not missing, f"{queue}: {len(missing)} of {len(confirmed)} confirmed are lost"
         assert bodies == [body for body in sent if body in bodies], f"{queue}: another order"
         model.sent[queue], model.confirmed[queue] = [], []
-    # A binding is seen by what it does.
+    # A binding is checked by publishing through it.
     for (queue, exchange), bound in list(model.bindings.items()):
         if model.exchanges[exchange] is not True or model.queues[queue] is None:
             model.bindings[queue, exchange] = False
@@ -222,7 +226,10 @@ async def check(broker: BrokerProcess, model: Model) -> None:
 
 
 def queue_directories(data_dir: Path) -> int:
-    """Those of a deleted queue's name are empty; they go when the database itself holds the deletion."""
+    """Count the queue directories that are not marked as deleted.
+
+    Directories of deleted queues must be empty; they are removed when the database file itself holds the deletion.
+    """
     found = [path for path in data_dir.glob("vhosts/*/queues/*") if path.is_dir()]
     deleted = [path for path in found if path.name.endswith(".deleted")]
     assert not [path for path in deleted if any(path.iterdir())]
@@ -230,7 +237,7 @@ def queue_directories(data_dir: Path) -> int:
 
 
 async def cycles(data_dir: Path, count: int, seed: int) -> int:
-    choose = random.Random(seed)
+    rng = random.Random(seed)
     model = Model()
     broker = BrokerProcess(data_dir, settings={"log.level": "warning"})
     done = 0
@@ -238,21 +245,21 @@ async def cycles(data_dir: Path, count: int, seed: int) -> int:
         for _ in range(count):
             await asyncio.to_thread(broker.start)
             await check(broker, model)
-            client = Client(broker, model, choose)
-            work = asyncio.create_task(client.run())
-            wanted = choose.randint(COMMANDS_MIN, 60)
+            client = Client(broker, model, rng)
+            client_task = asyncio.create_task(client.run())
+            commands_wanted = rng.randint(COMMANDS_MIN, 60)
             deadline = time.monotonic() + 100
-            while client.done < wanted and not work.done():
+            while client.done < commands_wanted and not client_task.done():
                 assert time.monotonic() < deadline, f"{client.done} commands answered"
                 await asyncio.sleep(0.002)
-            await asyncio.sleep(choose.uniform(0.0, 0.02))
+            await asyncio.sleep(rng.uniform(0.0, 0.02))
             await asyncio.to_thread(broker.kill)
-            await work
+            await client_task
             done += client.done
             assert "Traceback" not in broker.stderr, broker.stderr
         await asyncio.to_thread(broker.start)
         await check(broker, model)
-        # A queue's directory that nobody knows any more would be a leak.
+        # A directory without a queue would be a leak.
         directories = queue_directories(data_dir)
         present = sum(1 for state in model.queues.values() if state is not None)
         assert directories <= present, f"{directories} directories for {present} queues"
@@ -264,19 +271,19 @@ async def cycles(data_dir: Path, count: int, seed: int) -> int:
 
 
 @pytest.mark.slow
-async def test_names_over_kills(tmp_path: Path) -> None:
-    assert await cycles(tmp_path / "data", 4, seed=2) >= 4 * COMMANDS_MIN, "too little went on between the kills"
+async def test_declared_and_deleted_names_over_four_kills(tmp_path: Path) -> None:
+    assert await cycles(tmp_path / "data", 4, seed=2) >= 4 * COMMANDS_MIN, "too few commands between the kills"
 
 
 @pytest.mark.on_demand
-async def test_names_over_thirty_kills(tmp_path: Path) -> None:
+async def test_declared_and_deleted_names_over_thirty_kills(tmp_path: Path) -> None:
     seed = int(os.environ.get("TEST_CRASH_SEED", "30"))
     assert await cycles(tmp_path / "data", 30, seed) >= 30 * COMMANDS_MIN
 
 
 @pytest.mark.slow
-async def test_users_over_kills(tmp_path: Path) -> None:
-    """A user whose creation was answered can log in and work after the kill; a deleted one cannot."""
+async def test_created_and_deleted_users_survive_kills(tmp_path: Path) -> None:
+    """A created user can log in and declare after the kill; a deleted user cannot log in."""
     broker = BrokerProcess(tmp_path / "data")
     everything = {"configure": ".*", "write": ".*", "read": ".*"}
     try:
@@ -289,7 +296,7 @@ async def test_users_over_kills(tmp_path: Path) -> None:
                 await link.gone.wait()
                 await asyncio.to_thread(broker.api, "DELETE", f"/api/users/user{number - 1}")
             if number > 1:
-                with pytest.raises(Gone):  # a refused login is told by closing the socket, as the specification has it
+                with pytest.raises(Gone):  # per specification a refused login closes the socket
                     await connect(broker.amqp_port, user=f"user{number - 2}", password="secret")
             user = {"password": "secret", "tags": ""}
             await asyncio.to_thread(broker.api, "PUT", f"/api/users/user{number}", user)

@@ -1,4 +1,4 @@
-"""The client's patience, without which it would wait for ever for a broker that stands still or is cut off."""
+"""The timeouts of the test client: without them it would wait for ever for a broker that hangs or is cut off."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ ANSWERS = {b"AMQP": method(0x000A000A, channel=0), b"tune": TUNE, b"open": metho
 
 
 class Broker:
-    """It lets a client in, and says nothing more of itself. mute: nor that."""
+    """A server that accepts a client and then sends nothing, except heartbeats while `talk` is set. mute: no greeting
+    either.
+    """
 
     def __init__(self) -> None:
         self.mute = False
         self.beats = 0
-        self.talk = asyncio.Event()  # a heartbeat for each that comes
+        self.talk = asyncio.Event()  # if set, each heartbeat is answered
         self._writers: list[asyncio.StreamWriter] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -42,38 +44,38 @@ class Broker:
 
 @pytest.fixture
 async def broker() -> AsyncIterator[tuple[Broker, int]]:
-    """And its port."""
-    made = Broker()
-    async with await asyncio.start_server(made.serve, "127.0.0.1", 0) as server:
-        yield made, server.sockets[0].getsockname()[1]
-        made.close()
+    """Yield the server and its port."""
+    server_under_test = Broker()
+    async with await asyncio.start_server(server_under_test.serve, "127.0.0.1", 0) as server:
+        yield server_under_test, server.sockets[0].getsockname()[1]
+        server_under_test.close()
 
 
-async def test_a_broker_that_stands_still_is_left(broker: tuple[Broker, int]) -> None:
-    still, port = broker
+async def test_client_gives_up_on_broker_without_heartbeats(broker: tuple[Broker, int]) -> None:
+    silent, port = broker
     link = await connect(port, channel=False)
-    began = time.monotonic()
+    start_s = time.monotonic()
     link.beat(INTERVAL_S)
     await asyncio.wait_for(link.gone.wait(), 20)
-    assert time.monotonic() - began >= 2 * INTERVAL_S
-    assert still.beats >= 3
+    assert time.monotonic() - start_s >= 2 * INTERVAL_S
+    assert silent.beats >= 3
     with pytest.raises(Gone, match="nothing was heard for"):
         await link.writable()
 
 
 @pytest.mark.slow
-async def test_one_that_beats_is_not(broker: tuple[Broker, int]) -> None:
-    alive, port = broker
-    alive.talk.set()
+async def test_client_keeps_broker_that_sends_heartbeats(broker: tuple[Broker, int]) -> None:
+    answering, port = broker
+    answering.talk.set()
     link = await connect(port, channel=False)
     link.beat(INTERVAL_S)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(link.gone.wait(), 5 * INTERVAL_S)
-    alive.talk.clear()
+    answering.talk.clear()
     await asyncio.wait_for(link.gone.wait(), 20)
 
 
-async def test_who_does_not_beat_waits(broker: tuple[Broker, int]) -> None:
+async def test_client_without_heartbeat_keeps_silent_broker(broker: tuple[Broker, int]) -> None:
     _, port = broker
     link = await connect(port, channel=False)
     with pytest.raises(TimeoutError):
@@ -81,23 +83,23 @@ async def test_who_does_not_beat_waits(broker: tuple[Broker, int]) -> None:
     link.close()
 
 
-async def test_a_greeting_is_not_waited_for_as_long_as_an_answer(broker: tuple[Broker, int]) -> None:
-    still, port = broker
-    still.mute = True
+async def test_greeting_has_shorter_timeout_than_answers(broker: tuple[Broker, int]) -> None:
+    silent, port = broker
+    silent.mute = True
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(connect(port, patience_s=300, greeting_s=0.2), 20)
 
 
-async def test_a_host_that_is_cut_off_is_not_waited_for() -> None:
-    """Nobody takes the socket, and nobody refuses it."""
-    with socket.socket() as full, contextlib.ExitStack() as others:
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        for _ in range(4):  # what the kernel takes for it, and more
+async def test_connect_to_unreachable_host_times_out() -> None:
+    """The socket is neither accepted nor refused."""
+    with socket.socket() as listener, contextlib.ExitStack() as others:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):  # more than the kernel's backlog
             other = others.enter_context(socket.socket())
             other.setblocking(False)
-            other.connect_ex(full.getsockname())
-        began = time.monotonic()
+            other.connect_ex(listener.getsockname())
+        start_s = time.monotonic()
         with pytest.raises(TimeoutError):
-            await connect(full.getsockname()[1], greeting_s=INTERVAL_S)
-        assert time.monotonic() - began < 20
+            await connect(listener.getsockname()[1], greeting_s=INTERVAL_S)
+        assert time.monotonic() - start_s < 20

@@ -1,7 +1,7 @@
-"""Every workload, crashed at every step in every way its disk allows, and crashed again in what follows.
+"""The crash search: every workload, crashed at every step in every way its disk allows, and crashed again afterwards.
 
-States are counted once, over all workloads of a run: a state is every byte on the disk, and the metadata's rows.
-`make test` looks at a share of them, CI at more, `make torture` at as many as TEST_CRASH_STATES says.
+A state is all bytes on the disk and the rows of the metadata; equal states count once per run. `make test` checks a
+share of the states, CI more, `make torture` as many as TEST_CRASH_STATES says.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from amqpd.storage.directory_removal import DirectoryRemover
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Each of the recoveries would tell what it cut."""
+    """Switch off the log lines of the many recoveries."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
 
 
 def search(seed: int, wanted: int, seen: set[int], **arguments: float) -> None:
-    """All workloads with seed, then with seed + 1, ... until `wanted` states are seen. Raises: AssertionError."""
-    first, begun = seed, time.monotonic()
+    """Walk all workloads with seed, seed + 1, ... until `wanted` states are seen. Raises: AssertionError."""
+    first_seed, start_s = seed, time.monotonic()
     judged = lives = doubles = 0
     while len(seen) < wanted:
         for workload in ALL:
-            if seed > first and len(seen) >= wanted:
+            if seed > first_seed and len(seen) >= wanted:
                 break
             before = len(seen)
             each = walk_through(workload, seed, seen, **arguments)
@@ -51,14 +51,14 @@ def search(seed: int, wanted: int, seen: set[int], **arguments: float) -> None:
             doubles += len(each.new_doubles)
             print(f"\n  seed {seed}, {workload.name}: {len(seen) - before} new states", end="")
         seed += 1
-    conclude(len(seen), doubles, lives, judged, time.monotonic() - begun)
+    report(len(seen), doubles, lives, judged, time.monotonic() - start_s)
 
 
 def search_wide(seed: int, wanted: int, lanes: int, **arguments: float) -> None:
-    """As `search`, on several processors; at least all workloads with seed. Raises: AssertionError."""
-    begun = time.monotonic()
+    """Like `search`, but on several processors, and at least all workloads with seed. Raises: AssertionError."""
+    start_s = time.monotonic()
     seen: set[int] = set()
-    judged = lives = doubles = first = 0
+    judged = lives = doubles = first_seed_count = 0
     with contextlib.closing(walk_wide(seed, lanes, arguments)) as walked:
         for each in walked:
             assert not each.failure, f"seed {each.seed}\n{each.failure}"
@@ -68,46 +68,46 @@ def search_wide(seed: int, wanted: int, lanes: int, **arguments: float) -> None:
             seen.update(each.new)
             judged += each.judged
             lives += each.lives
-            told = f"seed {each.seed}, {each.name}: {len(seen) - before} new states"
-            print(f"\n  {told}, {len(seen)} in {time.monotonic() - begun:.0f} s", end="", flush=True)
-            first += each.seed == seed
-            if first == len(ALL) and len(seen) >= wanted:
+            progress = f"seed {each.seed}, {each.name}: {len(seen) - before} new states"
+            print(f"\n  {progress}, {len(seen)} in {time.monotonic() - start_s:.0f} s", end="", flush=True)
+            first_seed_count += each.seed == seed
+            if first_seed_count == len(ALL) and len(seen) >= wanted:
                 break
-    conclude(len(seen), doubles, lives, judged, time.monotonic() - begun)
+    report(len(seen), doubles, lives, judged, time.monotonic() - start_s)
 
 
-def conclude(states: int, doubles: int, lives: int, judged: int, took_s: float) -> None:
-    found = f"{states} distinct crash states ({doubles} behind a first crash, in {lives} lives)"
-    print(f"\n{found}, {judged} verdicts, 0 violations, {took_s:.0f} s")
-    assert doubles > states // 10, "hardly any double crashes"
+def report(states: int, doubles: int, lives: int, judged: int, duration_s: float) -> None:
+    summary = f"{states} distinct crash states ({doubles} behind a first crash, in {lives} lives)"
+    print(f"\n{summary}, {judged} verdicts, 0 violations, {duration_s:.0f} s")
+    assert doubles > states // 10, "too few double crashes"
 
 
-def test_some_states() -> None:
+def test_500_crash_states_keep_every_promise() -> None:
     search(1, 500, set(), moments=0.1, share=0.01, draws=2, lived_in=0.01)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_twenty_thousand_states() -> None:
+def test_20_000_crash_states_keep_every_promise() -> None:
     search(1, 20_000, set(), share=0.02, draws=3, lived_in=0.002)
 
 
 @pytest.mark.ci_long
 @pytest.mark.timeout(1700)
-def test_two_hundred_thousand_states() -> None:
+def test_200_000_crash_states_keep_every_promise() -> None:
     search(100, 200_000, set(), share=0.25, draws=4, lived_in=0.002)
 
 
 @pytest.mark.on_demand
 @pytest.mark.timeout(0)
-def test_millions_of_states() -> None:
+def test_millions_of_crash_states_keep_every_promise() -> None:
     wanted = int(os.environ.get("TEST_CRASH_STATES", "1000000"))
     seed = int(os.environ.get("TEST_CRASH_SEED", str(random.SystemRandom().randrange(1 << 30))))
     lanes = int(os.environ.get("TEST_CRASH_LANES", str(os.cpu_count() or 1)))
     search_wide(seed, wanted, lanes, share=1.0, draws=10, lived_in=0.003, depth_max=3, step_max=256)
 
 
-# -- the search sees what it is there for
+# -- the search finds defects
 
 
 def first_life() -> tuple[Ledger, Life]:
@@ -120,14 +120,14 @@ def first_life() -> tuple[Ledger, Life]:
     return ledger, life
 
 
-def test_the_forms_of_a_file_and_of_names() -> None:
+def test_disk_model_lists_possible_contents_and_names() -> None:
     file = File(b"a" * 500)
     file.versions.append(b"a" * 500 + b"b" * 1000)
     forms = file.forms()
     assert forms[0] == b"a" * 500 and forms[-1] == file.versions[-1]
     assert file.versions[-1][:512] in forms and file.versions[-1][:1024] in forms  # torn at a sector
-    assert b"a" * 500 + bytes(1000) in forms  # the size got there, the bytes did not
-    assert b"a" * 500 + b"b" * 12 + bytes(512) + b"b" * 476 in forms  # one sector did not
+    assert b"a" * 500 + bytes(1000) in forms  # the size was written, the bytes were not
+    assert b"a" * 500 + b"b" * 12 + bytes(512) + b"b" * 476 in forms  # one sector was not written
     disk = Disk({"/d": None, "/d/old": b"1"})
     disk.rename("/d/old", "/d/new")
     disk.mkdir("/d/deep")
@@ -141,8 +141,8 @@ def test_the_forms_of_a_file_and_of_names() -> None:
 
 
 @pytest.mark.parametrize("broken", ["fdatasync", "fsync_dir"])
-def test_a_sync_left_out_is_seen(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    """A broker that confirms without the sync of its files, or of their names, is found out."""
+def test_search_finds_missing_sync(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    """A broker that confirms without syncing its files, or their names."""
     monkeypatch.setattr(Disk, broken, lambda disk, argument: disk.changed())
     with pytest.raises(AssertionError, match="is lost|count as lost"):
         search(1, 2_000, set(), draws=2, lived_in=0.0)
@@ -154,23 +154,23 @@ def walk(name: str) -> None:
         Search(seed, set(), share=0.03, draws=1, lived_in=0.0).run(workload)
 
 
-def forge(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, int, bytes], bytes]) -> None:
-    """A broker that writes other entries into `.settled` than it should: change is given kind, offset, entry."""
+def change_settled_entries(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, int, bytes], bytes]) -> None:
+    """Change the entries that the broker writes to `.settled`: `change` gets kind, offset and entry."""
     write = Disk.write
 
-    def forged(disk: Disk, fd: int, data: bytes) -> int:
+    def write_changed(disk: Disk, fd: int, data: bytes) -> int:
         if disk.path_of(fd).endswith(".settled"):
             entries = [data[start : start + ENTRY_SIZE] for start in range(0, len(data), ENTRY_SIZE)]
-            others = [change(each[4], int.from_bytes(each[8:16], "big", signed=True), each) for each in entries]
-            write(disk, fd, b"".join(others))
+            changed = [change(each[4], int.from_bytes(each[8:16], "big", signed=True), each) for each in entries]
+            write(disk, fd, b"".join(changed))
         else:
             write(disk, fd, data)
         return len(data)
 
-    monkeypatch.setattr(Disk, "write", forged)
+    monkeypatch.setattr(Disk, "write", write_changed)
 
 
-def further(count: int) -> Callable[[int, int, bytes], bytes]:
+def mark_further(count: int) -> Callable[[int, int, bytes], bytes]:
     def change(kind: int, offset: int, entry: bytes) -> bytes:
         return encode_entry(DELIVERED, offset + count, 0, 0) if kind == DELIVERED else entry
 
@@ -184,42 +184,42 @@ def without(forgotten: int) -> Callable[[int, int, bytes], bytes]:
 PACED_DEFECTS = {
     "a settlement is never written": ("settled and not yet written", without(SETTLED), "settled for good"),
     "a mark is forgotten": ("settled and not yet written", without(DELIVERED), "does not come as redelivered"),
-    "a burst's mark runs ahead": ("settled and not yet written", further(2), "never delivered"),
-    "marks run ahead without bound": ("marks that run ahead", further(AHEAD_MAX), "never delivered"),
+    "a burst's mark runs ahead": ("settled and not yet written", mark_further(2), "never delivered"),
+    "marks run ahead without bound": ("marks that run ahead", mark_further(AHEAD_MAX), "never delivered"),
 }
 
 
 @pytest.mark.parametrize("defect", PACED_DEFECTS)
-def test_what_is_written_late_and_wrong_is_seen(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
+def test_search_finds_wrong_delayed_entries(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
     workload, change, words = PACED_DEFECTS[defect]
-    forge(monkeypatch, change)
+    change_settled_entries(monkeypatch, change)
     with pytest.raises(AssertionError, match=words):
         walk(workload)
 
 
-def test_a_settlement_that_is_never_synced_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is confirmed because of it, and a power cut a while later may not bring the message back all the same."""
+def test_search_finds_acks_that_are_never_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No confirm depends on that sync, but a later power cut must not bring the message back."""
     fdatasync = Disk.fdatasync
 
-    def other_files(disk: Disk, fd: int) -> None:
+    def sync_other_files(disk: Disk, fd: int) -> None:
         if not disk.path_of(fd).endswith(".settled"):
             fdatasync(disk, fd)
 
-    monkeypatch.setattr(Disk, "fdatasync", other_files)
+    monkeypatch.setattr(Disk, "fdatasync", sync_other_files)
     with pytest.raises(AssertionError, match="settled for good|count as lost"):
         walk("marks that run ahead")
 
 
-def test_a_tick_that_comes_too_late_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After 150 ms instead of 50."""
+def test_search_finds_late_timer_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tick comes after 150 ms instead of 50 ms."""
     later = Timers.later
     monkeypatch.setattr(Timers, "later", lambda timers, delay_s, call: later(timers, delay_s + 0.1, call))
     with pytest.raises(AssertionError, match="settled for good"):
         walk("settled and not yet written")
 
 
-def test_files_that_go_though_the_deletion_failed_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start may find the queue's row as it was, and then its messages too."""
+def test_search_finds_files_removed_although_deletion_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start may still find the queue's row, and then must find its messages."""
     fail = Life.fail
 
     def files_first(life: Life, rows: dict[str, str]) -> None:
@@ -234,7 +234,7 @@ def test_files_that_go_though_the_deletion_failed_are_seen(monkeypatch: pytest.M
         walk("metadata that fails")
 
 
-def test_what_the_judge_refuses() -> None:
+def test_judge_reports_each_kind_of_violation() -> None:
     ledger, life = first_life()
     life.deliver("q", life.live("q")[:1])
     life.settle("q", life.live("q")[1:2])
@@ -268,8 +268,8 @@ def test_what_the_judge_refuses() -> None:
 
 
 @pytest.mark.parametrize("broken", ["not renamed", "not synced"])
-def test_a_deletion_that_leaves_its_directory_is_seen(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    """Without metadata a queue would be back whose deletion was answered."""
+def test_search_finds_deleted_queue_that_keeps_its_directory(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    """After a loss of the metadata the deleted queue would be restored."""
     if broken == "not renamed":
         monkeypatch.setattr(DirectoryRemover, "_rename", lambda departures, chains: None)
     else:
@@ -278,11 +278,11 @@ def test_a_deletion_that_leaves_its_directory_is_seen(monkeypatch: pytest.Monkey
         walk("delete and declare again")
 
 
-def test_a_description_that_is_not_synced_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without metadata nobody would know whose confirmed messages these are."""
-    whole = Disk.fsync_file
+def test_search_finds_unsynced_queue_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a loss of the metadata the confirmed messages would belong to no queue."""
+    fsync_file = Disk.fsync_file
     monkeypatch.setattr(
-        Disk, "fsync_file", lambda disk, path: None if path.endswith("queue.json") else whole(disk, path)
+        Disk, "fsync_file", lambda disk, path: None if path.endswith("queue.json") else fsync_file(disk, path)
     )
     with pytest.raises(AssertionError, match="is not there, with message"):
         walk("append and confirm")

@@ -1,6 +1,6 @@
-"""The walk of a broker's lives: nothing is broken, and what breaks its promises is seen.
+"""The crash search over a whole broker: no violation in the workloads, and each injected defect is found.
 
-What is broken here is interpreted, so that it can be; README.md lists what was broken by hand besides.
+The code that the tests break is interpreted, not compiled. README.md also lists defects that were tried by hand.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ def walk(name: str, seeds: int = 1) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", [each.name for each in BROKER_WORKLOADS])
-def test_nothing_is_broken(workload: str) -> None:
+def test_crash_states_of_workload_have_no_violation(workload: str) -> None:
     walk(workload)
 
 
-# -- the walk sees what it is there for
+# -- the walk finds defects
 
 
-def leave_out(monkeypatch: pytest.MonkeyPatch, kind: int, place: str) -> None:
-    """Entries of this kind never come to a `.settled` file below that directory."""
+def drop_entries(monkeypatch: pytest.MonkeyPatch, kind: int, directory: str) -> None:
+    """Drop entries of this kind from all writes to `.settled` files below that directory."""
     write = Disk.write
 
-    def forged(disk: Disk, fd: int, data: bytes) -> int:
+    def write_without(disk: Disk, fd: int, data: bytes) -> int:
         path = disk.path_of(fd)
-        if f"/{place}/" in path and ".settled" in path:
+        if f"/{directory}/" in path and ".settled" in path:
             entries = [data[start : start + ENTRY_SIZE] for start in range(0, len(data), ENTRY_SIZE)]
             write(disk, fd, b"".join(entry for entry in entries if entry[4] != kind))
         else:
             write(disk, fd, data)
         return len(data)
 
-    monkeypatch.setattr(Disk, "write", forged)
+    monkeypatch.setattr(Disk, "write", write_without)
 
 
 LEFT_OUT = {
@@ -73,93 +73,93 @@ LEFT_OUT = {
 }
 
 
-@pytest.mark.parametrize("what", LEFT_OUT)
-def test_what_is_not_written_is_seen(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    workload, kind, place, words = LEFT_OUT[what]
-    leave_out(monkeypatch, kind, place)
+@pytest.mark.parametrize("defect", LEFT_OUT)
+def test_walk_finds_missing_entries(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
+    workload, kind, directory, words = LEFT_OUT[defect]
+    drop_entries(monkeypatch, kind, directory)
     with pytest.raises(AssertionError, match=words):
         walk(workload, 3)
 
 
 @pytest.mark.parametrize("workload", ["delayed messages", "delayed, and the exchange goes"])
-def test_a_directory_that_stays_is_seen(monkeypatch: pytest.MonkeyPatch, workload: str) -> None:
-    """Of a bucket whose messages went down, or of an exchange that is deleted."""
+def test_walk_finds_delay_directory_that_is_not_removed(monkeypatch: pytest.MonkeyPatch, workload: str) -> None:
+    """The directory of an emptied bucket or of a deleted exchange."""
     rename = DirectoryRemover._rename
 
-    def some(departures: DirectoryRemover, chains: list[list[str]]) -> None:
+    def rename_others(departures: DirectoryRemover, chains: list[list[str]]) -> None:
         rename(departures, [chain for chain in chains if "/delays/" not in chain[-1]])
 
-    monkeypatch.setattr(DirectoryRemover, "_rename", some)
+    monkeypatch.setattr(DirectoryRemover, "_rename", rename_others)
     with pytest.raises(AssertionError, match="unmarked|for good|is still there|times in q"):
         walk(workload, 3)
 
 
-def test_a_rewind_in_parts_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file that would make it whole is never written."""
+def test_walk_finds_partial_rewind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that makes a rewind atomic is never written."""
     monkeypatch.setattr(AckedReplay, "_write", lambda rewind, epoch: None)
     with pytest.raises(AssertionError, match="of what was rewound .* are missing"):
         walk("rewound", 9)
 
 
-def test_numbers_without_a_snapshot_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_walk_finds_missing_producer_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amqpd.storage.fsync_thread.write_snapshot", lambda filesystem, path, data: None)
     with pytest.raises(AssertionError, match="is stored 2 times|does not come as redelivered"):
         walk("numbers, segments roll", 3)
 
 
-def test_an_id_that_is_confirmed_and_not_written_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(rows: MetadataCacheStore, changes: Sequence[Change], done: Callable[[bool], None]) -> None:
+def test_walk_finds_message_id_confirmed_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    def confirm_unwritten(rows: MetadataCacheStore, changes: Sequence[Change], done: Callable[[bool], None]) -> None:
         done(True)
 
-    monkeypatch.setattr(MetadataCacheStore, "_submit", never)
+    monkeypatch.setattr(MetadataCacheStore, "_submit", confirm_unwritten)
     with pytest.raises(AssertionError, match="confirmed after 1 tries, is stored 2 times"):
         walk("ids that are remembered", 3)
 
 
-def judged(sent: Sent, *copies: Copy, now_ms: int = 0) -> None:
+def judge_copies(sent: Sent, *copies: Copy, now_ms: int = 0) -> None:
     ledger = BrokerLedger()
     ledger.sent[sent.body] = sent
     judge_broker(BrokerOutcome([*copies], 0, [], now_ms), ledger, "kill")
 
 
-def test_what_the_judge_refuses() -> None:
-    def one() -> Sent:
+def test_judge_reports_each_kind_of_violation() -> None:
+    def new_message() -> Sent:
         sent = Sent(0, b"0.", "", "q", "q")
         sent.places["q"] = Place("")
         sent.promise = sent.places["q"].promise = SAFE
         return sent
 
     plain = Copy(b"0.", "q", False, False, False, 0, False)
-    judged(one(), plain)
+    judge_copies(new_message(), plain)
     with pytest.raises(Violation, match="is lost"):
-        judged(one())
+        judge_copies(new_message())
     with pytest.raises(Violation, match="comes 2 times, unmarked"):
-        judged(one(), plain, plain)
-    with pytest.raises(Violation, match="where nobody has put it"):
-        judged(one(), plain, plain._replace(place="other"))
+        judge_copies(new_message(), plain, plain)
+    with pytest.raises(Violation, match="where it was never put"):
+        judge_copies(new_message(), plain, plain._replace(place="other"))
     with pytest.raises(Violation, match="never published"):
-        judged(one(), plain._replace(body=b"foreign"))
+        judge_copies(new_message(), plain._replace(body=b"foreign"))
     with pytest.raises(Violation, match="was never delayed"):
-        judged(one(), plain._replace(from_wheel=True))
-    late = one()
+        judge_copies(new_message(), plain._replace(from_wheel=True))
+    late = new_message()
     late.due_ms = 5000
     with pytest.raises(Violation, match="1000 ms before its time"):
-        judged(late, plain, now_ms=4000)
-    judged(late, plain._replace(late=True), now_ms=4000)
-    moved = one()
+        judge_copies(late, plain, now_ms=4000)
+    judge_copies(late, plain._replace(late=True), now_ms=4000)
+    moved = new_message()
     moved.places["to"] = Place("")
     moved.places["q"].left = SAFE
     with pytest.raises(Violation, match="settled for good in q"):
-        judged(moved, plain, plain._replace(place="to", moved=True))
-    judged(moved, plain._replace(place="to", moved=True))
-    back = one()
-    back.numbers = (7, 0, 0)
+        judge_copies(moved, plain, plain._replace(place="to", moved=True))
+    judge_copies(moved, plain._replace(place="to", moved=True))
+    repeated = new_message()
+    repeated.numbers = (7, 0, 0)
     with pytest.raises(Violation, match="is stored 2 times"):
-        judged(back, plain, plain._replace(redelivered=True))
+        judge_copies(repeated, plain, plain._replace(redelivered=True))
 
 
-class SettlesAtOnce:
-    """A commit that does not wait with its acks for what it has published."""
+class CommitWithEarlyAcks:
+    """A commit that applies its acks without waiting for its publishes."""
 
     def __init__(self, channel: Channel, _transaction: object, _publishes: object, settlements: list[Any]) -> None:
         self.channel = channel
@@ -174,7 +174,7 @@ class SettlesAtOnce:
         reply_when_safe(self.channel, logs, [])
 
 
-def test_acks_before_the_publishes_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handlers, "TransactionCommit", SettlesAtOnce)
+def test_walk_finds_commit_that_acks_before_its_publishes_are_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers, "TransactionCommit", CommitWithEarlyAcks)
     with pytest.raises(AssertionError, match="was acked by transaction"):
         walk("transactions over three", 2)

@@ -1,4 +1,4 @@
-"""The walk's readers of streams: what breaks their promises is seen."""
+"""The crash search over stream readers: each injected defect is found."""
 
 from __future__ import annotations
 
@@ -31,52 +31,52 @@ def walk(seeds: int = 3) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_broken() -> None:
+def test_crash_states_of_stream_readers_have_no_violation() -> None:
     walk()
 
 
-def test_who_sees_what_is_not_safe_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def above(readers: Readers, cursor: Cursor, place: int) -> ReadResult:
-        return cursor.read_if_cached(place, SIZE_MAX, lambda: None)
+def test_walk_finds_read_above_high_watermark(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch_unsafe(readers: Readers, cursor: Cursor, position: int) -> ReadResult:
+        return cursor.read_if_cached(position, SIZE_MAX, lambda: None)
 
-    monkeypatch.setattr(Readers, "fetch", above)
+    monkeypatch.setattr(Readers, "fetch", fetch_unsafe)
     with pytest.raises(AssertionError, match="is lost"):
         walk()
 
 
-def test_what_is_stored_before_it_is_acked_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_walk_finds_offset_stored_before_ack(monkeypatch: pytest.MonkeyPatch) -> None:
     put = ConsumerOffsets.put
     monkeypatch.setattr(ConsumerOffsets, "put", lambda self, queue, name, offset: put(self, queue, name, offset + 1))
     with pytest.raises(AssertionError, match="has not acked that far|and the log ends at"):
         walk()
 
 
-def test_what_was_told_stored_and_is_not_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a failed commit it is said that it is done."""
+def test_walk_finds_offset_reported_stored_after_failed_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed commit is reported as done."""
 
-    def fine(self: ConsumerOffsets, part: list[StoredOffsetRow], error: BaseException | None) -> None:
+    def report_success(self: ConsumerOffsets, part: list[StoredOffsetRow], error: BaseException | None) -> None:
         for row in part:
             if error is not None:
-                told[0].life.ledger.told[row.queue_id, row.name] = row.offset
+                current[0].life.ledger.reported[row.queue_id, row.name] = row.offset
 
-    told: list[Readers] = []
-    begin = Readers.__init__
+    current: list[Readers] = []
+    init = Readers.__init__
 
-    def begun(self: Readers, *arguments: object) -> None:
-        begin(self, *arguments)  # type: ignore[arg-type]
-        told[:] = [self]
+    def init_and_note(self: Readers, *arguments: object) -> None:
+        init(self, *arguments)  # type: ignore[arg-type]
+        current[:] = [self]
 
-    monkeypatch.setattr(ConsumerOffsets, "_written", fine)
-    monkeypatch.setattr(Readers, "__init__", begun)
+    monkeypatch.setattr(ConsumerOffsets, "_written", report_success)
+    monkeypatch.setattr(Readers, "__init__", init_and_note)
     with pytest.raises(AssertionError, match="was stored for"):
         walk(9)
 
 
-def test_a_head_that_is_cut_too_far_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By one message more than any policy allows."""
+def test_walk_finds_retention_that_deletes_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retention deletes one message more than any policy allows."""
     maintain = Life.maintain
 
-    def further(life: Life) -> None:
+    def maintain_too_far(life: Life) -> None:
         maintain(life)
         live = life.live("s")
         if len(live) > 2:
@@ -84,6 +84,6 @@ def test_a_head_that_is_cut_too_far_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
             life.turn()
             life.flush()
 
-    monkeypatch.setattr(Life, "maintain", further)
+    monkeypatch.setattr(Life, "maintain", maintain_too_far)
     with pytest.raises(AssertionError, match="is lost|has passed over"):
         walk()

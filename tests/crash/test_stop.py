@@ -1,4 +1,4 @@
-"""SIGTERM under load, and what a restart takes away: transient messages, transient and exclusive queues."""
+"""SIGTERM under load, and the effect of a restart on transient messages and on transient and exclusive queues."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ START_S: Final = 3.0  # after a clean stop
 
 
 def logs_and_marks(data_dir: Path) -> tuple[set[Path], set[Path]]:
-    """Directories of queues with a segment; those with a clean-shutdown mark."""
+    """Return the queue directories with a segment, and the directories with a clean-shutdown file."""
     logs = {path.parent for path in data_dir.rglob("*.log") if "queues" in path.parts}
     return logs, {path.parent for path in data_dir.rglob("*clean-shutdown*")}
 
 
 @pytest.mark.slow
-async def test_sigterm_under_load(tmp_path: Path) -> None:
-    """Clients hear 320, it ends in time, each log has its clean mark, the next start is quick, nothing is lost."""
+async def test_sigterm_under_load_stops_cleanly_and_loses_nothing(tmp_path: Path) -> None:
+    """Clients get 320; stop and next start are fast; each log has its clean-shutdown file; no message is lost."""
     await stops(tmp_path, 10.0)
 
 
 @pytest.mark.on_demand
-async def test_sigterm_in_time(tmp_path: Path) -> None:
-    """The promise itself, for a machine that does nothing else."""
+async def test_sigterm_under_load_stops_in_time(tmp_path: Path) -> None:
+    """The promised time without a factor; run it on a machine that is otherwise idle."""
     await stops(tmp_path, 1.0)
 
 
 async def stops(tmp_path: Path, times: float) -> None:
-    """times: the promise, with room to spare on a machine that has other work."""
+    """Stop the broker three times under load. times: a factor for machines that run other work."""
     ledger = Ledger(QUEUES, PUBLISHERS)
     data = tmp_path / "data"
     broker = BrokerProcess(data, settings={"log.level": "info"})
     try:
         for cycle in range(3):
-            begun = time.monotonic()
+            start_s = time.monotonic()
             await asyncio.to_thread(broker.start)
-            started_s = time.monotonic() - begun
+            started_s = time.monotonic() - start_s
             if cycle:
                 assert started_s < times * START_S, f"the start after a clean stop took {started_s:.2f} s"
                 assert "recover" not in broker.stderr.lower(), broker.stderr
@@ -55,9 +55,9 @@ async def stops(tmp_path: Path, times: float) -> None:
             crowd = Crowd(broker.amqp_port, ledger)
             await crowd.start()
             await asyncio.sleep(1.0)
-            begun = time.monotonic()
+            start_s = time.monotonic()
             await end_broker(broker, crowd, ledger, kill=False)
-            stopped_s = time.monotonic() - begun
+            stopped_s = time.monotonic() - start_s
             assert stopped_s < times * STOP_S, f"stopping took {stopped_s:.2f} s"
             codes = [link.close_code for link in crowd.links]
             assert codes == [320] * len(codes), codes
@@ -74,8 +74,8 @@ async def stops(tmp_path: Path, times: float) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
 @pytest.mark.slow
-async def test_what_a_restart_takes_away(tmp_path: Path, number: signal.Signals) -> None:
-    """Transient messages of a durable queue, transient queues, exclusive durable queues; the rest stays, in order."""
+async def test_restart_removes_transient_messages_and_transient_queues(tmp_path: Path, number: signal.Signals) -> None:
+    """Exclusive durable queues are removed, too. Persistent messages stay, in order."""
     broker = BrokerProcess(tmp_path / "data")
     try:
         await asyncio.to_thread(broker.start)
@@ -98,7 +98,7 @@ async def test_what_a_restart_takes_away(tmp_path: Path, number: signal.Signals)
         link.publish("", "exclusive", properties_of(0, 0), b"in an exclusive queue")
         await asyncio.wait_for(all_confirmed.wait(), 60)
         _, count, _ = await link.declare_queue("durable", passive=True)
-        assert count == 200  # a transient message is there as long as the broker is
+        assert count == 200  # transient messages are there until the broker ends
         await asyncio.to_thread(broker.kill if number == signal.SIGKILL else broker.stop)
         await link.gone.wait()
 

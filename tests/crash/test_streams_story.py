@@ -1,4 +1,4 @@
-"""The judge of streams itself: each kind of broken promise is seen, and a story without one is not told of."""
+"""The judge of streams reports each kind of breach, and nothing that is allowed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from streams_story import AGE_S, KEPT_BYTES, NAMED, OPERATED, Reader, StreamStor
 NOW = 1000.0
 
 
-class Told(StreamStory):
-    """Message n stands at offset n, unless a story says something else. Everything happens at NOW."""
+class ScriptedStory(StreamStory):
+    """A story at time NOW in which message n has offset n, unless a test says otherwise."""
 
     def sends(self, count: int = 1, at: float = NOW) -> None:
         for _ in range(count):
@@ -27,13 +27,13 @@ class Told(StreamStory):
             self.given(reader, offset, offset)
 
     def starts(self, how: str = "kill", first: int = 0, now: float = NOW, **stored: int) -> None:
-        """The next life, which finds all from `first` on."""
+        """End the life and start the next one, which finds all messages from `first` on."""
         self.ended(how)
         self.sends(at=now)
         self.found([(number, number) for number in range(first, len(self.sent_at))], stored, now)
 
     def sends_enough(self) -> int:
-        """So much that all before may be cut; the first that may not."""
+        """Send so many bytes that all earlier messages may be deleted. Return the first offset that may not."""
         first, sizes = len(self.sent_at), 0
         while sizes < KEPT_BYTES:
             self.sends()
@@ -41,8 +41,8 @@ class Told(StreamStory):
         return first
 
 
-def seen_and_lost(story: Told) -> None:
-    """Confirmed or not: here it was not."""
+def seen_and_lost(story: ScriptedStory) -> None:
+    """A message that was delivered must stay, even if it was not confirmed."""
     reader = story.reads("next")
     number = story.publish(NOW)
     story.given(reader, number, number)
@@ -51,86 +51,86 @@ def seen_and_lost(story: Told) -> None:
     story.found([(0, number + 1)], {}, NOW)
 
 
-def another_message_there(story: Told) -> None:
+def another_message_there(story: ScriptedStory) -> None:
     story.sends(3)
     story.gives(story.reads("first"), 0, 1)
     story.given(story.reads("offset", 1), 1, 2)
 
 
-def confirmed_and_lost(story: Told) -> None:
+def confirmed_and_lost(story: ScriptedStory) -> None:
     story.sends(3)
     story.ended("cut")
     story.sends()
     story.found([(0, 0), (1, 2), (2, 3)], {}, NOW)
 
 
-def cut_too_far(story: Told) -> None:
+def cut_too_far(story: ScriptedStory) -> None:
     story.sends(10)
     story.starts(first=2)
 
 
-def cut_too_soon(story: Told) -> None:
-    """What is too old may go, though nothing follows; this is not."""
+def cut_too_soon(story: ScriptedStory) -> None:
+    """Messages older than AGE_S may be deleted without later ones; this one is 0.1 s too young."""
     story.sends(10)
     story.starts(first=2, now=NOW + AGE_S - 0.1)
 
 
-def cut_came_back(story: Told) -> None:
+def cut_came_back(story: ScriptedStory) -> None:
     story.sends(10)
     story.starts(first=5, now=NOW + AGE_S)
     story.gives(story.reads("first"), 4)
 
 
-def offset_left_out(story: Told) -> None:
+def offset_left_out(story: ScriptedStory) -> None:
     story.sends(2)
     story.ended("kill")
     story.sends()
     story.found([(0, 0), (1, 1), (3, 2)], {}, NOW)
 
 
-def hole_that_was_seen(story: Told) -> None:
+def hole_that_was_seen(story: ScriptedStory) -> None:
     story.sends(2)
     story.gives(story.reads("first", 0), 0, 1, 2)
     story.ended("cut")
     story.found([(0, 0), (1, 1), (3, 3)], {}, NOW)
 
 
-def out_of_order(story: Told) -> None:
+def out_of_order(story: ScriptedStory) -> None:
     story.sends(2)
     story.ended("kill")
     story.sends()
     story.found([(0, 1), (1, 0), (2, 2)], {}, NOW)
 
 
-def passed_over(story: Told) -> None:
+def passed_over(story: ScriptedStory) -> None:
     story.sends(10)
     story.gives(story.reads("first"), 0, 1, 5)
     story.starts()
 
 
-def came_twice(story: Told) -> None:
+def came_twice(story: ScriptedStory) -> None:
     story.sends(10)
     story.gives(story.reads("first"), 0, 1, 1)
 
 
-def began_too_early(story: Told) -> None:
+def began_too_early(story: ScriptedStory) -> None:
     story.sends(10)
     story.gives(story.reads("offset", 5), 4)
 
 
-def began_too_late(story: Told) -> None:
+def began_too_late(story: ScriptedStory) -> None:
     story.sends(10)
     story.gives(story.reads("offset", 5), 6)
     story.starts()
 
 
-def next_was_old(story: Told) -> None:
+def next_was_old(story: ScriptedStory) -> None:
     story.sends(10)
     story.gives(story.reads("first"), 0, 1, 2)
     story.gives(story.reads("next"), 2)
 
 
-def next_passed_over(story: Told) -> None:
+def next_passed_over(story: ScriptedStory) -> None:
     story.sends(3)
     reader = story.reads("next")
     story.sends(3)
@@ -138,30 +138,30 @@ def next_passed_over(story: Told) -> None:
     story.starts()
 
 
-def last_was_an_earlier_batch(story: Told) -> None:
+def last_was_an_earlier_batch(story: ScriptedStory) -> None:
     story.sends(1)
     story.sends(1, NOW + 1)
     story.gives(story.reads("last"), 0)
 
 
-def older_than_asked(story: Told) -> None:
+def older_than_asked(story: ScriptedStory) -> None:
     story.sends(1)
     story.sends(1, NOW + 5)
     story.gives(story.reads("time", int(NOW) + 2), 0)
 
 
-def younger_than_asked(story: Told) -> None:
+def younger_than_asked(story: ScriptedStory) -> None:
     story.sends(1)
     story.sends(3, NOW + 5)
     story.gives(story.reads("time", int(NOW) + 2), 2)
     story.starts(now=NOW + 6)
 
 
-def never_published(story: Told) -> None:
+def never_published(story: ScriptedStory) -> None:
     story.given(story.reads("first"), 0, 7)
 
 
-def named(story: Told, acked: int = 5) -> Reader:
+def named(story: ScriptedStory, acked: int = 5) -> Reader:
     story.sends(10)
     reader = story.reads("first", 0, NAMED)
     story.gives(reader, *range(10))
@@ -170,61 +170,61 @@ def named(story: Told, acked: int = 5) -> Reader:
     return reader
 
 
-def stored_beyond_the_acks(story: Told) -> None:
+def stored_beyond_the_acks(story: ScriptedStory) -> None:
     reader = named(story)
     story.acks(reader, 7)
     story.starts(**{NAMED: 6})
 
 
-def shown_beyond_the_acks(story: Told) -> None:
+def shown_beyond_the_acks(story: ScriptedStory) -> None:
     named(story)
     story.tells(NAMED, 6, written=False)
 
 
-def told_and_back(story: Told) -> None:
+def told_and_back(story: ScriptedStory) -> None:
     named(story)
     story.tells(NAMED, 4, written=True)
     story.starts(**{NAMED: 3})
 
 
-def told_and_forgotten(story: Told) -> None:
+def told_and_forgotten(story: ScriptedStory) -> None:
     named(story)
     story.tells(NAMED, 4, written=True)
     story.starts("cut")
 
 
-def found_and_back(story: Told) -> None:
+def found_and_back(story: ScriptedStory) -> None:
     named(story)
     story.starts(**{NAMED: 4})
     story.starts(**{NAMED: 3})
 
 
-def stopped_and_not_stored(story: Told) -> None:
+def stopped_and_not_stored(story: ScriptedStory) -> None:
     reader = named(story)
     story.hears(reader, reader.frontier)
     story.starts("stop", **{NAMED: 4})
 
 
-def went_on_before_what_is_stored(story: Told) -> None:
+def went_on_before_what_is_stored(story: ScriptedStory) -> None:
     named(story)
     story.starts(**{NAMED: 4})
     story.gives(story.reads("stored", 4, NAMED), 3)
 
 
-def went_on_behind_what_it_acked(story: Told) -> None:
+def went_on_behind_what_it_acked(story: ScriptedStory) -> None:
     story.ends(named(story))
     story.gives(story.reads("stored", story.stored, NAMED), 6)
     story.starts(**{NAMED: 5})
 
 
-def operator_answered_and_lost(story: Told) -> None:
+def operator_answered_and_lost(story: ScriptedStory) -> None:
     named(story)
     story.sets(3)
     story.answered(3)
     story.starts()
 
 
-def operator_got_another(story: Told) -> None:
+def operator_got_another(story: ScriptedStory) -> None:
     named(story)
     story.sets(3)
     story.answered(3)
@@ -232,7 +232,7 @@ def operator_got_another(story: Told) -> None:
     story.starts(**{OPERATED: 5})
 
 
-BREACHES: dict[Callable[[Told], None], str] = {
+BREACHES: dict[Callable[[ScriptedStory], None], str] = {
     seen_and_lost: "showed message 0, now it shows 1",
     another_message_there: "showed message 1, now it shows 2",
     confirmed_and_lost: "message 1 was confirmed, and is lost",
@@ -266,15 +266,15 @@ BREACHES: dict[Callable[[Told], None], str] = {
 
 
 @pytest.mark.parametrize("breach", BREACHES, ids=lambda each: each.__name__)
-def test_a_breach_is_seen(breach: Callable[[Told], None]) -> None:
-    story = Told()
+def test_breach_is_reported(breach: Callable[[ScriptedStory], None]) -> None:
+    story = ScriptedStory()
     breach(story)
     assert BREACHES[breach] in "\n".join(story.violations), story.violations
 
 
-def test_a_power_cut_may_leave_a_hole() -> None:
-    """Of what was not confirmed: readers go over it."""
-    story = Told()
+def test_power_cut_may_leave_hole_of_unconfirmed_messages() -> None:
+    """Readers skip the hole."""
+    story = ScriptedStory()
     story.sends(2)
     for _ in range(4):
         story.publish(NOW)
@@ -287,9 +287,9 @@ def test_a_power_cut_may_leave_a_hole() -> None:
     assert not story.violations
 
 
-def test_a_story_without_one() -> None:
-    """A head that is cut under a reader, acks in any order, an operator whose last word was not answered, a stop."""
-    story = Told()
+def test_correct_story_has_no_violation() -> None:
+    """Retention under a reader, acks in any order, an operator whose last command was not answered, a clean stop."""
+    story = ScriptedStory()
     story.sends(3)
     reader = story.reads("first", 0, NAMED)
     story.gives(reader, 0, 1)
@@ -313,7 +313,7 @@ def test_a_story_without_one() -> None:
     reader = story.reads("next")
     story.sends()
     story.gives(reader, newest + 1)
-    story.publish(NOW)  # not confirmed, and not there
+    story.publish(NOW)  # not confirmed and not found
     story.ended("cut")
     end = len(story.sent_at)
     story.sends()

@@ -1,7 +1,7 @@
-"""Transactions over kill -9: of each one a queue shows everything or nothing, and everything after tx.commit-ok.
+"""Transactions over kill -9: a queue shows all of a transaction or nothing, and all of it after tx.commit-ok.
 
-A transaction is 2 to 700 messages to each of three queues, some large enough for several batches, some worked off in
-slices. Acks within a transaction count when it was answered.
+A transaction publishes 2 to 700 messages to each of three queues. Some are so large that they need several batches, and
+some are committed in slices. Acks within a transaction count once its commit was answered.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ DURABLE: Final = b"\x10\x00\x02"
 
 
 async def commit_until_gone(
-    port: int, choose: random.Random, sizes: dict[int, int], answered: set[int], begun: asyncio.Event
+    port: int, rng: random.Random, sizes: dict[int, int], answered: set[int], answered_once: asyncio.Event
 ) -> None:
-    """begun: set with the first answer, or when there will be none."""
+    """Commit transactions until the broker is killed. begun: set at the first answer, or when none will come."""
     link = await connect(port)
     try:
         await link.tx_select()
         while True:
             number = len(sizes)
-            sizes[number] = choose.choice([2, 3, 10, 70, 200, 700])
-            filler = b"." * choose.choice([0, 10, 1000, 4000])
+            sizes[number] = rng.choice([2, 3, 10, 70, 200, 700])
+            filler = b"." * rng.choice([0, 10, 1000, 4000])
             for _ in range(sizes[number]):
                 for queue in QUEUES:
                     link.publish("", queue, DURABLE, b"%d %s" % (number, filler))
             await link.tx_commit()
             answered.add(number)
-            begun.set()
+            answered_once.set()
     except (Gone, OSError):
-        begun.set()
+        answered_once.set()
 
 
 async def consume(link: Link, queue: str, count: int) -> list[Message]:
-    """The next `count` messages, not acked."""
+    """Consume the next `count` messages without acks."""
     messages: list[Message] = []
     complete = asyncio.Event()
 
@@ -66,7 +66,7 @@ async def consume(link: Link, queue: str, count: int) -> list[Message]:
 
 
 async def kills(data_dir: Path, count: int, seed: int) -> None:
-    choose = random.Random(seed)
+    rng = random.Random(seed)
     sizes: dict[int, int] = {}
     answered: set[int] = set()
     found: dict[str, Counter[int]] = {queue: Counter() for queue in QUEUES}
@@ -78,12 +78,12 @@ async def kills(data_dir: Path, count: int, seed: int) -> None:
             for queue in QUEUES:
                 await setup.declare_queue(queue)
             setup.close()
-            begun = asyncio.Event()
-            work = asyncio.create_task(commit_until_gone(broker.amqp_port, choose, sizes, answered, begun))
-            await begun.wait()
-            await asyncio.sleep(choose.uniform(0.0, 0.5))
+            answered_once = asyncio.Event()
+            committing = asyncio.create_task(commit_until_gone(broker.amqp_port, rng, sizes, answered, answered_once))
+            await answered_once.wait()
+            await asyncio.sleep(rng.uniform(0.0, 0.5))
             await asyncio.to_thread(broker.kill)
-            await work
+            await committing
             assert "Traceback" not in broker.stderr, broker.stderr
         await asyncio.to_thread(broker.start)
         for queue in QUEUES:
@@ -94,33 +94,35 @@ async def kills(data_dir: Path, count: int, seed: int) -> None:
             await link.gone.wait()
     finally:
         await asyncio.to_thread(broker.kill)
-    partial = halves = 0
+    unanswered_found = split_count = 0
     for queue, counter in found.items():
         for number, size in sizes.items():
             assert counter[number] in (0, size), f"{queue}: {counter[number]} of the {size} of transaction {number}"
             assert counter[number] == size or number not in answered, f"{queue}: transaction {number} is lost"
-            partial += counter[number] == size and number not in answered
+            unanswered_found += counter[number] == size and number not in answered
     for number in sizes:
-        halves += 0 < sum(counter[number] > 0 for counter in found.values()) < len(QUEUES)
+        split_count += 0 < sum(counter[number] > 0 for counter in found.values()) < len(QUEUES)
     print(
         f"\n{count} kills, {len(sizes)} transactions, {len(answered)} answered, none in part; "
-        f"{partial} unanswered ones there, {halves} on some queues only"
+        f"{unanswered_found} unanswered ones there, {split_count} on some queues only"
     )
     assert len(answered) >= count
 
 
 @pytest.mark.slow
-async def test_transactions_over_kills(tmp_path: Path) -> None:
+async def test_transaction_is_all_or_nothing_per_queue_over_four_kills(tmp_path: Path) -> None:
     await kills(tmp_path / "data", 4, seed=3)
 
 
 @pytest.mark.on_demand
-async def test_transactions_over_thirty_kills(tmp_path: Path) -> None:
+async def test_transaction_is_all_or_nothing_per_queue_over_thirty_kills(tmp_path: Path) -> None:
     await kills(tmp_path / "data", 30, int(os.environ.get("TEST_CRASH_SEED", "31")))
 
 
-async def test_acks_of_a_transaction(tmp_path: Path, until_settled: Callable[..., None]) -> None:
-    """Acks that were committed never return; those of an open transaction do, as redelivered."""
+async def test_committed_acks_survive_kill_and_uncommitted_acks_do_not(
+    tmp_path: Path, until_settled: Callable[..., None]
+) -> None:
+    """Messages whose ack was not committed return as redelivered."""
     broker = BrokerProcess(tmp_path / "data")
     try:
         await asyncio.to_thread(broker.start)
@@ -133,17 +135,17 @@ async def test_acks_of_a_transaction(tmp_path: Path, until_settled: Callable[...
         tags = [message.tag for message in await consume(link, "acks", 100)]
         link.ack(tags[39], multiple=True)
         await link.tx_commit()
-        link.ack(tags[69], multiple=True)  # and no commit
+        link.ack(tags[69], multiple=True)  # not committed
         await asyncio.to_thread(until_settled, broker, "acks", 60, delivered=99)
         await asyncio.to_thread(broker.kill)
         await link.gone.wait()
         await asyncio.to_thread(broker.start)
         link = await connect(broker.amqp_port)
-        left = []
+        remaining = []
         while (message := await link.get("acks", no_ack=True)) is not None:
             assert message.redelivered
-            left.append(int(message.body))
-        assert left == list(range(40, 100))
+            remaining.append(int(message.body))
+        assert remaining == list(range(40, 100))
         link.close()
     finally:
         await asyncio.to_thread(broker.kill)
@@ -157,7 +159,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     process.kill()
 
 
-def fill(channel: BlockingChannel, *queues: str) -> None:
+def publish_in_transaction(channel: BlockingChannel, *queues: str) -> None:
     channel.tx_select()
     for queue in queues:
         for _ in range(3):
@@ -165,28 +167,28 @@ def fill(channel: BlockingChannel, *queues: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["publishes", "acks", "both"])
-def test_a_log_that_fails_under_a_commit(broker: BrokerProcess, tmp_path: Path, what: str) -> None:
-    """The channel is told, in RabbitMQ's words, and nobody else is disturbed; the queue refuses the next commit."""
+def test_failed_log_closes_only_committing_channel_with_406(broker: BrokerProcess, tmp_path: Path, what: str) -> None:
+    """The reply text is RabbitMQ's; other channels keep working; the failed queue refuses the next commit."""
     skip_or_fail("failing sync", Injector.why_not())
     trace = tmp_path / "trace"
     parameters = pika.ConnectionParameters("127.0.0.1", broker.amqp_port, heartbeat=0)
     with pika.BlockingConnection(parameters) as connection:
         other = connection.channel()
         channel = connection.channel()
-        more = 0
+        added = 0
         for queue in ("sick", "well"):
             channel.queue_declare(queue, durable=True)
-        fill(channel, "sick", "well")
+        publish_in_transaction(channel, "sick", "well")
         channel.tx_commit()
         if what != "publishes":
             method, _, _ = channel.basic_get("sick" if what == "acks" else "well")
-            if what == "both":  # that it was delivered is on the disk before syncs fail
-                fill(other, "well")
+            if what == "both":  # write the delivery mark to disk before syncs fail
+                publish_in_transaction(other, "well")
                 other.tx_commit()
-                more = 3
+                added = 3
             channel.basic_ack(method.delivery_tag)
         if what != "acks":
-            fill(channel, "sick")
+            publish_in_transaction(channel, "sick")
         injector = Injector(broker.pid, "fdatasync:error=EIO:when=1+", trace)
         try:
             with pytest.raises(ChannelClosedByBroker) as closed:
@@ -200,12 +202,12 @@ def test_a_log_that_fails_under_a_commit(broker: BrokerProcess, tmp_path: Path, 
         )
         channel = connection.channel()
         well = channel.queue_declare("well", passive=True).method.message_count
-        assert what == "acks" or well == 3 + more, "an ack is lost"
-        fill(channel, "well", "sick")
+        assert what == "acks" or well == 3 + added, "an ack is lost"
+        publish_in_transaction(channel, "well", "sick")
         with pytest.raises(ChannelClosedByBroker) as closed:
             channel.tx_commit()
         assert closed.value.reply_code == 406 and "'sick' has failed" in closed.value.reply_text
-        fill(other, "well")
+        publish_in_transaction(other, "well")
         other.tx_commit()
-        assert other.queue_declare("well", passive=True).method.message_count == 6 + more, "a refused commit"
+        assert other.queue_declare("well", passive=True).method.message_count == 6 + added, "a refused commit"
     assert "Traceback" not in broker.stderr and "INTERNAL_ERROR" not in broker.stderr, broker.stderr

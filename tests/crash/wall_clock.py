@@ -1,7 +1,7 @@
-"""The wall clock of a process, set from outside as an operator would: the monotonic one goes on as it did.
+"""The wall clock of a process, set from outside as by an operator; the monotonic clock does not change.
 
-A preloaded library adds to the time of day what stands in a file. Whoever starts the process passes `env`; `jump` sets
-the clock while it runs.
+A preloaded library adds an offset from a file to the time of day. Start the process with `env`; `jump` sets the offset
+while the process runs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ time_t time(time_t *out) {
 
 
 class WallClock:
-    """Of a broker process that is started with `env`; `jump` sets how far it is off."""
+    """The clock of a broker process that is started with `env`; `jump` sets its offset in seconds."""
 
     def __init__(self, directory: Path) -> None:
         compiler = shutil.which("cc") or shutil.which("gcc")

@@ -1,5 +1,5 @@
-"""docs/deploy/cluster: three nodes over three brokers, by the checkers of compose and Kubernetes, and by what they must
-agree with in amqpd.
+"""docs/deploy/cluster, three nodes over three Kafka brokers: checked by the schemas of compose and Kubernetes, and
+against amqpd.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def variables_of(container: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_kafka(environment: dict[str, str]) -> None:
-    """As safe as amqpd wants it by default."""
+    """Check that Kafka is as safe as amqpd requires by default."""
     assert environment["KAFKA_PROCESS_ROLES"] == "broker,controller"
     assert re.fullmatch(r"[A-Za-z0-9_-]{22}", environment["CLUSTER_ID"])
     assert (environment["KAFKA_DEFAULT_REPLICATION_FACTOR"], environment["KAFKA_MIN_INSYNC_REPLICAS"]) == ("3", "2")
@@ -49,54 +49,54 @@ def check_kafka(environment: dict[str, str]) -> None:
     assert environment["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
 
 
-def test_the_compose_file() -> None:
+def test_compose_file() -> None:
     compose = yaml.safe_load(COMPOSE)
     services = compose["services"]
-    kafka = {name: each for name, each in services.items() if name.startswith("kafka")}
-    nodes = {name: each for name, each in services.items() if name.startswith("amqpd")}
-    assert (len(kafka), len(nodes), len(services)) == (3, 3, 6)
-    for number, (name, service) in enumerate(kafka.items(), 1):
+    kafka_services = {name: each for name, each in services.items() if name.startswith("kafka")}
+    node_services = {name: each for name, each in services.items() if name.startswith("amqpd")}
+    assert (len(kafka_services), len(node_services), len(services)) == (3, 3, 6)
+    for number, (name, service) in enumerate(kafka_services.items(), 1):
         environment = service["environment"]
         check_kafka(environment)
         assert environment["KAFKA_NODE_ID"] == str(number)
         assert f"{number}@{name}:9093" in environment["KAFKA_CONTROLLER_QUORUM_VOTERS"].split(",")
         assert environment["KAFKA_ADVERTISED_LISTENERS"] == f"PLAINTEXT://{name}:9092"
-    for name, service in nodes.items():
+    for name, service in node_services.items():
         environment = service["environment"]
         assert set(environment) <= OUR_VARIABLES
-        assert set(environment["AMQPD_CLUSTER__KAFKA"].split(",")) == {f"{each}:9092" for each in kafka}
-        assert set(service["depends_on"]) == set(kafka)
-        assert service["hostname"] == name  # which others are told
+        assert set(environment["AMQPD_CLUSTER__KAFKA"].split(",")) == {f"{each}:9092" for each in kafka_services}
+        assert set(service["depends_on"]) == set(kafka_services)
+        assert service["hostname"] == name  # the name that other nodes use
         context = (DEPLOY / service["build"]["context"]).resolve()
         assert (context, (context / service["build"]["dockerfile"]).is_file()) == (ROOT, True)
     assert {each["volumes"][0].split(":")[0] for each in services.values()} == set(compose["volumes"])
-    published = [port for each in nodes.values() for port in each["ports"]]
+    published = [port for each in node_services.values() for port in each["ports"]]
     assert len({port.rsplit(":", 1)[0] for port in published}) == len(published)
 
 
-def test_a_node_of_the_compose_file_can_be_started() -> None:
+def test_settings_of_compose_file_are_valid() -> None:
     environment = yaml.safe_load(COMPOSE)["services"]["amqpd-1"]["environment"]
-    ours = {name: value for name, value in environment.items() if name.startswith("AMQPD_")}
-    ours["AMQPD_CLUSTER__SECRET"] = SECRET
-    options = cluster_options(load([], ours).settings.cluster)
+    settings = {name: value for name, value in environment.items() if name.startswith("AMQPD_")}
+    settings["AMQPD_CLUSTER__SECRET"] = SECRET
+    options = cluster_options(load([], settings).settings.cluster)
     assert (options.cluster, len(options.access.kafka)) == ("shop", 3)
 
 
 @pytest.mark.skipif(
     find_spec("check_jsonschema") is None, reason="needs the extra `all-tests`, which make test-all installs"
 )
-def test_the_compose_file_by_its_schema() -> None:
+def test_compose_file_matches_its_schema() -> None:
     command = [sys.executable, "-P", "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
-    wrong = COMPOSE.replace("read_only: true", "read_only: [true]")
-    for text, fine in ((COMPOSE, True), (wrong, False)):
+    invalid = COMPOSE.replace("read_only: true", "read_only: [true]")
+    for text, is_valid in ((COMPOSE, True), (invalid, False)):
         run = subprocess.run(
             [*command, "--default-filetype", "yaml", "-"], input=text, capture_output=True, text=True, timeout=60,
             check=False,
         )  # fmt: skip
-        assert (run.returncode == 0) == fine, run.stdout + run.stderr
+        assert (run.returncode == 0) == is_valid, run.stdout + run.stderr
 
 
-def test_the_manifests_agree_with_themselves_and_with_amqpd() -> None:
+def test_manifests_are_consistent() -> None:
     found = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(MANIFESTS)}
     kafka, amqpd = found["StatefulSet", "kafka"]["spec"], found["StatefulSet", "amqpd"]["spec"]
     for spec in (kafka, amqpd):
@@ -135,12 +135,12 @@ def check_node(spec: dict[str, Any], found: dict[tuple[str, str], Any]) -> None:
     assert int(command[-1]) < pod["terminationGracePeriodSeconds"]
     variables = variables_of(container)
     assert set(variables) <= OUR_VARIABLES
-    given = found["ConfigMap", "amqpd-cluster"]["data"]
+    config = found["ConfigMap", "amqpd-cluster"]["data"]
     environ = {
         "AMQPD_CLUSTER__NODE": "amqpd-0",
         "AMQPD_CLUSTER__ADDRESS": variables["AMQPD_CLUSTER__ADDRESS"].replace("$(AMQPD_CLUSTER__NODE)", "amqpd-0"),
-        "AMQPD_CLUSTER__KAFKA": given[variables["AMQPD_CLUSTER__KAFKA"]["configMapKeyRef"]["key"]],
-        "AMQPD_CLUSTER__NAME": given[variables["AMQPD_CLUSTER__NAME"]["configMapKeyRef"]["key"]],
+        "AMQPD_CLUSTER__KAFKA": config[variables["AMQPD_CLUSTER__KAFKA"]["configMapKeyRef"]["key"]],
+        "AMQPD_CLUSTER__NAME": config[variables["AMQPD_CLUSTER__NAME"]["configMapKeyRef"]["key"]],
         "AMQPD_CLUSTER__SECRET": SECRET,
     }
     options = cluster_options(load([], environ).settings.cluster)
@@ -148,8 +148,8 @@ def check_node(spec: dict[str, Any], found: dict[tuple[str, str], Any]) -> None:
     assert options.listen == ("", ports["cluster"])
 
 
-def test_the_manifests_by_their_schemas() -> None:
-    """Kubernetes' own, of the oldest version that the validator has and of the newest."""
+def test_manifests_match_their_schemas() -> None:
+    """Kubernetes' own schemas, of the oldest version that the validator has and of the newest."""
     validator = pytest.importorskip("kubernetes_validate")
     for version in ("1.25", validator.latest_version()):
         for manifest in yaml.safe_load_all(MANIFESTS):

@@ -1,4 +1,4 @@
-"""docs/deploy: each file by its own checker where the machine has it, and by what it must agree with in amqpd."""
+"""docs/deploy: each file checked by its own tool where it is installed, and against amqpd."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OUR_VARIABLES = {each.name for each in VARIABLES} | set(WITH_FILE) | {row.variab
 # -- amqpd.toml --------------------------------------------------------------------------------------------------------
 
 
-def test_the_sample_is_what_the_command_prints() -> None:
+def test_sample_settings_are_current() -> None:
     """After a change of a setting: amqpd --print-settings --formatter toml > docs/deploy/amqpd.toml"""
     command = [sys.executable, "-P", "-m", "amqpd", "--print-settings", "--formatter", "toml"]
     environment = {**_clean(), "PYTHONPATH": str(ROOT)}
@@ -49,12 +49,12 @@ def test_the_sample_is_what_the_command_prints() -> None:
     assert (DEPLOY / "amqpd.toml").read_text("utf-8") == run.stdout
 
 
-def test_the_sample_with_all_of_it_in_force_is_the_defaults(tmp_path: Path) -> None:
+def test_uncommented_sample_equals_defaults(tmp_path: Path) -> None:
     text = (DEPLOY / "amqpd.toml").read_text("utf-8")
     assert load(["--config", str(DEPLOY / "amqpd.toml")], {}).settings == Settings()
-    given = re.sub(r"^# (?=[a-z_]+ = )", "", text, flags=re.MULTILINE).replace("********", "guest")
-    assert len(list(_leaves(tomllib.loads(given)))) == len(rows())
-    (tmp_path / "all.toml").write_text(given)
+    uncommented = re.sub(r"^# (?=[a-z_]+ = )", "", text, flags=re.MULTILINE).replace("********", "guest")
+    assert len(list(_leaves(tomllib.loads(uncommented)))) == len(rows())
+    (tmp_path / "all.toml").write_text(uncommented)
     assert load(["--config", str(tmp_path / "all.toml")], {}).settings == Settings()
 
 
@@ -66,7 +66,7 @@ def _leaves(table: dict[str, Any]) -> list[Any]:
 
 
 def steps() -> list[list[tuple[str, str]]]:
-    """Of each stage: (instruction, the rest of its line), with continued lines joined."""
+    """Return (instruction, rest of the line) for each stage, with continued lines joined."""
     text = re.sub(r"^#.*\n", "", (DEPLOY / "Dockerfile").read_text("utf-8"), flags=re.MULTILINE)
     stages: list[list[tuple[str, str]]] = [[]]
     for line in re.sub(r"\\\n", " ", text).split("\n"):
@@ -78,24 +78,24 @@ def steps() -> list[list[tuple[str, str]]]:
     return stages
 
 
-def test_the_image_is_what_is_promised() -> None:
+def test_dockerfile() -> None:
     before, build, image = steps()
     assert {word for stage in (before, build, image) for word, _ in stage} <= INSTRUCTIONS
-    said = dict(image)
-    assert said["USER"] not in {"root", "0"}
-    assert said["VOLUME"] == "/var/lib/rabbitmq"
-    assert said["EXPOSE"].split() == ["5671", "5672", "15672", "15692", "25672"]
-    assert "pip" not in str(image)  # no compiler and no sources in it
+    instructions = dict(image)
+    assert instructions["USER"] not in {"root", "0"}
+    assert instructions["VOLUME"] == "/var/lib/rabbitmq"
+    assert instructions["EXPOSE"].split() == ["5671", "5672", "15672", "15692", "25672"]
+    assert "pip" not in str(image)  # the image has neither compiler nor sources
     for word, rest in [*build, *image]:
         if word == "COPY" and not rest.startswith("--from"):
             assert [name for name in rest.split()[:-1] if not (ROOT / name).exists()] == []
-    kept = {line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text("ascii").split() if line[0] == "!"}
+    included = {line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text("ascii").split() if line[0] == "!"}
     copied = {name for word, rest in build if word == "COPY" for name in rest.split()[:-1]}
-    assert copied | {"docs/deploy"} == kept
+    assert copied | {"docs/deploy"} == included
 
 
 class Image(NamedTuple):
-    """What the Dockerfile's steps have made, in a directory instead of a container. variables: its ENV."""
+    """The result of the Dockerfile's steps, in a directory instead of a container. variables: its ENV."""
 
     root: Path
     program: str
@@ -106,13 +106,15 @@ class Image(NamedTuple):
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[Image]:
-    """All of its steps but apt's and useradd's: nothing is downloaded and nothing compiled. Others may read it."""
+    """Run all steps except those with apt and useradd; nothing is downloaded or compiled. Other users may read the
+    result.
+    """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        yield _made(Path(folder))
+        yield _make_image(Path(folder))
 
 
-def _made(root: Path) -> Image:
+def _make_image(root: Path) -> Image:
     (root / "bin").mkdir()
     (root / "bin" / "python").symlink_to(sys.executable)
     libraries = os.pathsep.join([*site.getsitepackages(), *(path for path in sys.path if path.endswith("-packages"))])
@@ -121,27 +123,27 @@ def _made(root: Path) -> Image:
         "PATH": f"{root / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": libraries,
         "PIP_NO_DEPS": "1",
-        "PIP_NO_BUILD_ISOLATION": "0",  # pip reads it the other way round: there is none
+        "PIP_NO_BUILD_ISOLATION": "0",  # for pip, 0 means no build isolation
         "PIP_NO_INDEX": "1",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "AMQPD_INTERPRETED": "1",
     }
 
-    def here(text: str) -> str:
+    def in_root(text: str) -> str:
         return re.sub(r"(?<![\w.])/(?=(opt|src|etc|var)\b)", f"{root}/", text)
 
     folder, variables = root, dict[str, str]()
     _, build, image = steps()
     for word, rest in [*build, *image]:
         if word == "WORKDIR":
-            folder = Path(here(rest))
+            folder = Path(in_root(rest))
             folder.mkdir(parents=True, exist_ok=True)
         elif word == "COPY" and not rest.startswith("--from"):
-            _copy(rest.split()[:-1], folder / here(rest.split()[-1]))
+            _copy(rest.split()[:-1], folder / in_root(rest.split()[-1]))
         elif word == "RUN" and "apt-get" not in rest and "useradd" not in rest:
-            subprocess.run(["/bin/sh", "-ec", here(rest)], cwd=folder, env=environment, check=True, timeout=300)
+            subprocess.run(["/bin/sh", "-ec", in_root(rest)], cwd=folder, env=environment, check=True, timeout=300)
         elif word == "ENV":
-            variables.update(pair.split("=", 1) for pair in here(rest).split())
+            variables.update(pair.split("=", 1) for pair in in_root(rest).split())
     assert set(variables) - OUR_VARIABLES == {"PATH", "PYTHONUNBUFFERED"}
     path = variables.pop("PATH")
     program = shutil.which("amqpd", path=path)
@@ -150,11 +152,11 @@ def _made(root: Path) -> Image:
 
 
 @pytest.mark.slow
-def test_what_its_steps_made_is_a_broker_as_rabbitmqs_image(image: Image) -> None:
-    """It starts with the image's variables, answers its health check, lets guest in, and has metrics."""
-    told = [image.program, "--print-settings", "--formatter", "json"]
+def test_image_runs_like_rabbitmqs_image(image: Image) -> None:
+    """The broker starts with the image's variables, passes its health check, accepts guest, and has metrics."""
+    command = [image.program, "--print-settings", "--formatter", "json"]
     run = subprocess.run(
-        told, env={**_clean(), **image.variables}, cwd="/", capture_output=True, text=True, check=True, timeout=60
+        command, env={**_clean(), **image.variables}, cwd="/", capture_output=True, text=True, check=True, timeout=60
     )
     settings = {each["name"]: each["value"] for each in json.loads(run.stdout)}
     assert (settings["metrics.port"], settings["metrics.host"], settings["http.host"]) == (15692, "0.0.0.0", "0.0.0.0")
@@ -170,17 +172,17 @@ def test_what_its_steps_made_is_a_broker_as_rabbitmqs_image(image: Image) -> Non
 
 
 @pytest.mark.slow
-def test_it_runs_as_the_user_it_names(image: Image, tmp_path: Path) -> None:
-    """As uid 999, with no capability and nothing writable but the volume: as the compose file and the manifests say."""
+def test_image_runs_as_unprivileged_user(image: Image, tmp_path: Path) -> None:
+    """Run as uid 999 without capabilities, with only the volume writable, like the compose file and the manifests."""
     drop = ["setpriv", "--reuid=999", "--regid=999", "--clear-groups", "--no-new-privs", "--bounding-set=-all"]
     if os.geteuid() != 0 or not shutil.which("setpriv"):
         pytest.skip("becoming another user takes root, and setpriv")
     environment = {**_clean(), **image.variables}
-    tried = subprocess.run(
+    process = subprocess.run(
         [*drop, image.program, "--version"], env=environment, cwd="/", capture_output=True, text=True, check=False
     )
-    if tried.returncode:
-        pytest.skip(f"other users cannot read this environment: {tried.stderr.strip().splitlines()[-1:]}")
+    if process.returncode:
+        pytest.skip(f"other users cannot read this environment: {process.stderr.strip().splitlines()[-1:]}")
     data_dir = image.root / "volume" / "amqpd"
     data_dir.parent.mkdir()
     os.chown(data_dir.parent, 999, 999)
@@ -201,13 +203,13 @@ def test_it_runs_as_the_user_it_names(image: Image, tmp_path: Path) -> None:
     assert {path.stat().st_uid for path in data_dir.rglob("*")} == {999}
 
 
-def _is_healthy(image: Image, as_whom: Sequence[str] = ()) -> None:
-    """By the image's own check."""
+def _is_healthy(image: Image, prefix: Sequence[str] = ()) -> None:
+    """Run the image's own health check."""
     check = re.fullmatch(r'.* CMD \["(.*)"\]', dict(steps()[-1])["HEALTHCHECK"])
     assert check is not None
     path = f"{image.path}:{os.environ['PATH']}"
     health = {**_clean(), **image.variables, "PATH": path, "AMQPD_DATA_DIR": str(image.data_dir)}
-    subprocess.run([*as_whom, *check[1].split('", "')], env=health, check=True, timeout=60)
+    subprocess.run([*prefix, *check[1].split('", "')], env=health, check=True, timeout=60)
 
 
 def _copy(names: list[str], target: Path) -> None:
@@ -229,7 +231,7 @@ def _clean() -> dict[str, str]:
 # -- compose -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_compose_file() -> None:
+def test_compose_file() -> None:
     compose = yaml.safe_load(COMPOSE)
     assert set(compose) == {"services", "volumes"}
     (service,) = compose["services"].values()
@@ -241,22 +243,24 @@ def test_the_compose_file() -> None:
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "cluster/compose.yaml"])
-def test_a_compose_file_has_no_password_and_is_open_to_its_machine_only(name: str) -> None:
+def test_compose_files_need_a_password_and_listen_on_loopback(name: str) -> None:
     compose = yaml.safe_load((DEPLOY / name).read_text("utf-8"))
     nodes = [service for service in compose["services"].values() if service["image"] == "amqpd"]
     for service in nodes:
-        given = {each: value for each, value in service["environment"].items() if re.search("PASS|SECRET", each)}
-        assert given and all(re.fullmatch(r"\$\{[A-Z_]+:\?[^}]+\}", value) for value in given.values()), given
+        secrets = {each: value for each, value in service["environment"].items() if re.search("PASS|SECRET", each)}
+        assert secrets and all(re.fullmatch(r"\$\{[A-Z_]+:\?[^}]+\}", value) for value in secrets.values()), secrets
         assert all(re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in service["ports"])
-        filled = service["environment"] | dict.fromkeys(given, "a password made just now, long enough")
-        settings = load([], filled).settings
+        environment = service["environment"] | dict.fromkeys(secrets, "a password made just now, long enough")
+        settings = load([], environment).settings
         assert (settings.default.user, settings.default.password) == ("app", "a password made just now, long enough")
-    kept = subprocess.run(["git", "ls-files", "."], cwd=DEPLOY, capture_output=True, text=True, check=False).stdout
-    assert [each for each in kept.split() if each.endswith((".txt", ".env"))] == []
+    tracked_files = subprocess.run(
+        ["git", "ls-files", "."], cwd=DEPLOY, capture_output=True, text=True, check=False
+    ).stdout
+    assert [each for each in tracked_files.split() if each.endswith((".txt", ".env"))] == []
 
 
-def test_the_compose_file_by_docker() -> None:
-    """By compose's own schema; that needs the program and no daemon."""
+def test_compose_file_is_valid_for_docker() -> None:
+    """Compose's own schema; needs the program and no daemon."""
     docker = ["docker", "compose"]
     if not shutil.which("docker") or subprocess.run([*docker, "version"], check=False, capture_output=True).returncode:
         pytest.skip("docker compose is not installed")
@@ -272,8 +276,8 @@ def test_the_compose_file_by_docker() -> None:
 @pytest.mark.skipif(
     find_spec("check_jsonschema") is None, reason="needs the extra `all-tests`, which make test-all installs"
 )
-def test_the_compose_file_by_its_schema() -> None:
-    """compose-spec's, as check-jsonschema brings it along."""
+def test_compose_file_matches_its_schema() -> None:
+    """The schema of compose-spec that check-jsonschema includes."""
     command = [sys.executable, "-P", "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     for text, problem in ((COMPOSE, ""), (COMPOSE.replace("read_only: true", "read_only: [true]"), "read_only")):
         run = subprocess.run(
@@ -283,19 +287,19 @@ def test_the_compose_file_by_its_schema() -> None:
         assert (run.returncode == 0, problem in run.stdout + run.stderr) == (not problem, True), run.stdout
 
 
-def test_the_unit_says_what_the_program_does() -> None:
+def test_systemd_unit_matches_the_program() -> None:
     text = (DEPLOY / "amqpd.service").read_text("utf-8")
     pairs = [line.split("=", 1) for line in text.split("\n") if "=" in line and not line.startswith("#")]
-    said = dict(pairs)
-    assert len(said) == len(pairs)  # no key twice
-    assert (said["Type"], said["ExecReload"], said["RestartPreventExitStatus"]) == (
+    unit = dict(pairs)
+    assert len(unit) == len(pairs)  # no key is repeated
+    assert (unit["Type"], unit["ExecReload"], unit["RestartPreventExitStatus"]) == (
         "notify", "/bin/kill -HUP $MAINPID", "64",
     )  # fmt: skip
-    assert said["Environment"].split("=")[0] in OUR_VARIABLES
-    assert "Documentation" not in said  # the wheel installs none
+    assert unit["Environment"].split("=")[0] in OUR_VARIABLES
+    assert "Documentation" not in unit  # the wheel installs no documentation
 
 
-def test_the_unit_by_systemd(tmp_path: Path) -> None:
+def test_systemd_unit_is_valid(tmp_path: Path) -> None:
     if not shutil.which("systemd-analyze"):
         pytest.skip("systemd-analyze is not installed")
     unit = tmp_path / "amqpd.service"
@@ -310,7 +314,7 @@ def test_the_unit_by_systemd(tmp_path: Path) -> None:
 # -- Kubernetes --------------------------------------------------------------------------------------------------------
 
 
-def test_the_manifests_agree_with_themselves_and_with_amqpd(tmp_path: Path) -> None:
+def test_manifests_are_consistent(tmp_path: Path) -> None:
     config, service, stateful = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text("utf-8"))
     assert [each["apiVersion"] + " " + each["kind"] for each in (config, service, stateful)] == [
         "v1 ConfigMap", "v1 Service", "apps/v1 StatefulSet",
@@ -345,8 +349,8 @@ def test_the_manifests_agree_with_themselves_and_with_amqpd(tmp_path: Path) -> N
     assert list(load(["--config", str(tmp_path / "mine.conf")], {}).notes) == []
 
 
-def test_the_manifests_by_their_schemas() -> None:
-    """Kubernetes' own, of the oldest version that the validator has and of the newest."""
+def test_manifests_match_their_schemas() -> None:
+    """Kubernetes' own schemas, of the oldest version that the validator has and of the newest."""
     validator = pytest.importorskip("kubernetes_validate")
     manifests = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text("utf-8")))
     versions = ["1.25", validator.latest_version()]

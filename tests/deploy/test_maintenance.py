@@ -1,4 +1,4 @@
-"""What systemd is told, what probes are told, and a broker that is drained and revived."""
+"""Notifications to systemd, health probes, drain and revive."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ AS_SERVICE = [
 ]  # fmt: skip
 
 
-def manager(tmp_path: Path) -> socket.socket:
+def notify_socket(tmp_path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     sock.bind(str(tmp_path / "notify"))
     sock.settimeout(60)
     return sock
 
 
-def told(sock: socket.socket, first: str) -> dict[str, str]:
-    """The next message that begins with this line; only those of the watchdog may come before it."""
+def expect_message(sock: socket.socket, first: str) -> dict[str, str]:
+    """Return the next message that begins with this line; only watchdog messages may come before it."""
     while True:
         lines = sock.recv(4096).decode().split("\n")
         if lines[0] == first:
@@ -41,30 +41,30 @@ def told(sock: socket.socket, first: str) -> dict[str, str]:
         assert lines == ["WATCHDOG=1"]
 
 
-def test_a_service_tells_how_it_is(tmp_path: Path) -> None:
-    with manager(tmp_path) as sock:
+def test_systemd_is_notified_of_state_changes(tmp_path: Path) -> None:
+    with notify_socket(tmp_path) as sock:
         env = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
         with BrokerProcess(tmp_path / "data", env=env, command=AS_SERVICE) as broker:
-            ready = told(sock, "READY=1")
+            ready = expect_message(sock, "READY=1")
             assert ready["MAINPID"] == str(broker.pid)
             assert "amqp 127.0.0.1:" in ready["STATUS"]
-            told(sock, "WATCHDOG=1")
-            told(sock, "WATCHDOG=1")
+            expect_message(sock, "WATCHDOG=1")
+            expect_message(sock, "WATCHDOG=1")
             os.kill(broker.pid, signal.SIGHUP)
-            assert int(told(sock, "RELOADING=1")["MONOTONIC_USEC"]) > 0
-            told(sock, "READY=1")
+            assert int(expect_message(sock, "RELOADING=1")["MONOTONIC_USEC"]) > 0
+            expect_message(sock, "READY=1")
             broker.stop()
-            told(sock, "STOPPING=1")
+            expect_message(sock, "STOPPING=1")
 
 
-def test_nobody_is_told_without_systemd() -> None:
+def test_no_notification_without_systemd() -> None:
     Notifier({}).send("READY=1")
 
 
-def test_a_manager_that_is_gone_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_notify_socket_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     environ = {"NOTIFY_SOCKET": str(tmp_path / "none")}
     notifier = Notifier(environ)
-    assert environ == {}  # no child speaks for it
+    assert environ == {}  # child processes must not notify
     notifier.send("READY=1")
     notifier.send("STOPPING=1")
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
@@ -72,7 +72,7 @@ def test_a_manager_that_is_gone_is_told_of_once(tmp_path: Path, caplog: pytest.L
     ]
 
 
-def test_an_abstract_socket() -> None:
+def test_abstract_notify_socket() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         name = f"amqpd-test-{os.getpid()}"
         sock.bind("\0" + name)
@@ -96,15 +96,15 @@ def connect(broker: BrokerProcess) -> pika.BlockingConnection:
 
 
 @pytest.mark.slow
-def test_drained_and_revived(tmp_path: Path) -> None:
+def test_drain_and_revive(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         assert probe(broker, "/health/live") == probe(broker, "/health/ready") == (200, {"status": "ok"})
-        inside = connect(broker)
-        inside.channel().queue_declare("kept", durable=True)
+        connection = connect(broker)
+        connection.channel().queue_declare("kept", durable=True)
         for _ in range(2):
             assert broker.ctl("drain").returncode == 0
         with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="Node was put into maintenance mode"):
-            inside.process_data_events(10)
+            connection.process_data_events(10)
         with pytest.raises(pika.exceptions.AMQPConnectionError):
             connect(broker)
         reason = {"status": "failed", "reason": "the broker is drained for maintenance"}
@@ -113,47 +113,47 @@ def test_drained_and_revived(tmp_path: Path) -> None:
         assert "status: under maintenance" in broker.ctl("cluster_status").stdout
         assert broker.ctl("revive").returncode == 0
         assert probe(broker, "/health/ready")[0] == 200
-        with connect(broker) as again:
-            assert again.channel().queue_declare("kept", passive=True).method.queue == "kept"
+        with connect(broker) as new_connection:
+            assert new_connection.channel().queue_declare("kept", passive=True).method.queue == "kept"
         assert "not under maintenance" in broker.ctl("cluster_status").stdout
 
 
-def test_who_goes_in_time_is_not_closed(tmp_path: Path) -> None:
-    """And a drain waits no longer than there is somebody to wait for."""
+def test_drain_waits_for_clients_to_close(tmp_path: Path) -> None:
+    """The drain ends as soon as no client is left."""
     with BrokerProcess(tmp_path) as broker:
-        inside = connect(broker)
+        connection = connect(broker)
         answers: list[object] = []
-        work = threading.Thread(
+        drain = threading.Thread(
             target=lambda: answers.append(broker.api("POST", "/api/amqpd/drain", {"grace_s": 600}, timeout_s=60))
         )
-        work.start()
+        drain.start()
         while probe(broker, "/health/ready")[0] == 200:
             time.sleep(0.02)
-        inside.channel().queue_declare("", exclusive=True)  # works on
-        inside.close()
-        work.join(50)
+        connection.channel().queue_declare("", exclusive=True)  # the open connection still works
+        connection.close()
+        drain.join(50)
         assert answers == [{"closed": 0}]
 
 
-def test_a_revive_ends_a_drain_that_waits(tmp_path: Path) -> None:
+def test_revive_ends_waiting_drain(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
-        inside = connect(broker)
+        connection = connect(broker)
         answers: list[object] = []
-        work = threading.Thread(
+        drain = threading.Thread(
             target=lambda: answers.append(broker.api("POST", "/api/amqpd/drain", {"grace_s": 600}, timeout_s=60))
         )
-        work.start()
+        drain.start()
         while probe(broker, "/health/ready")[0] == 200:
             time.sleep(0.02)
         assert broker.ctl("revive").returncode == 0
-        work.join(50)
+        drain.join(50)
         assert answers == [{"closed": 0}]
-        inside.channel().queue_declare("", exclusive=True)
-        inside.close()
+        connection.channel().queue_declare("", exclusive=True)
+        connection.close()
 
 
-def test_listeners_that_are_resumed_end_it(tmp_path: Path) -> None:
-    """Where clients get in, a probe that says otherwise would take the traffic away for ever."""
+def test_resumed_listeners_end_drain(tmp_path: Path) -> None:
+    """If clients can connect again, a failing probe would keep the traffic away forever."""
     with BrokerProcess(tmp_path / "data") as broker:
         assert broker.ctl("drain").returncode == 0
         with pytest.raises(BrokerFailed, match="503 .*drained for maintenance"):
@@ -163,7 +163,7 @@ def test_listeners_that_are_resumed_end_it(tmp_path: Path) -> None:
         pika.BlockingConnection(pika.URLParameters(broker.url)).close()
 
 
-def test_a_grace_that_is_none(tmp_path: Path) -> None:
+def test_invalid_grace_is_refused(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         for grace_s in (-1, "5", True, 4000):
             with pytest.raises(BrokerFailed, match="400 .*grace_s must be a number of seconds from 0 to 3600"):

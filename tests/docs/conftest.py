@@ -1,4 +1,4 @@
-"""At the end of the run: which blocks of the documentation were not run, and why."""
+"""Report at the end of the run which blocks of the documentation were not run, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A page of the documentation as blocks: what stands in each fence, where, and the mark before it."""
+"""A page of the documentation as blocks: language, text, line, and the marks before each fence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MARKS: Final = (
     "not run", "run by", "prints", "prints, numbers at least", "answers",
     "file", "append", "background", "exit", "before",
 )  # fmt: skip
-OF_THE_PAGE: Final = ("broker", "needs")
+PAGE_MARKS: Final = ("broker", "needs")
 FENCE: Final = re.compile(
     r"^(?P<fence>`{3,})(?P<language>[^`\n]*)\n(?P<text>.*?)^(?P=fence)[ \t]*$", re.MULTILINE | re.DOTALL
 )
@@ -23,7 +23,7 @@ INDENTED: Final = re.compile(r"^\n(?: {4}|\t)(?![-*+ ]|\d+\. )\S", re.MULTILINE)
 
 
 class Block(NamedTuple):
-    """marks: name -> value, "" for one without. line: of the fence, counted from 1."""
+    """One fenced block. marks: name -> value, "" for a mark without one. line: that of the fence, counted from 1."""
 
     page: str
     line: int
@@ -37,7 +37,7 @@ class Block(NamedTuple):
 
 
 class PageMark(NamedTuple):
-    """A mark of the page, in its place between blocks."""
+    """A mark of the page, at its position between blocks."""
 
     name: str
     value: str
@@ -53,7 +53,7 @@ class Page(NamedTuple):
         return [part for part in self.parts if isinstance(part, Block)]
 
     def all_of(self, name: str) -> list[str]:
-        """The values of the page's marks of this name."""
+        """Return the values of the page's marks of this name."""
         return [part.value for part in self.parts if isinstance(part, PageMark) and part.name == name]
 
 
@@ -75,7 +75,7 @@ def parse(name: str, text: str) -> Page:
         between = text[end : fence.start()]
         marks: dict[str, str] = {}
         for comment in COMMENT.finditer(between):
-            if comment["name"] in OF_THE_PAGE:
+            if comment["name"] in PAGE_MARKS:
                 parts.append(PageMark(comment["name"], comment["value"] or ""))
             elif not between[comment.end() :].strip() or COMMENT.match(between[comment.end() :].strip()):
                 marks[comment["name"]] = comment["value"] or ""
@@ -86,21 +86,21 @@ def parse(name: str, text: str) -> Page:
 
 
 def faults(page: Page) -> list[str]:
-    """What a page may not have: a block without a language, a mark that is none, code that is no fence."""
-    found = []
+    """Return violations: a block without a language, an unknown mark, code outside of fences."""
+    violations = []
     for block in page.blocks:
         if block.language not in LANGUAGES:
-            found.append(f"{block.where}: the language {block.language!r} is none of {', '.join(LANGUAGES)}")
-        found += [f"{block.where}: the mark {name!r} is not known" for name in block.marks if name not in MARKS]
+            violations.append(f"{block.where}: the language {block.language!r} is none of {', '.join(LANGUAGES)}")
+        violations += [f"{block.where}: the mark {name!r} is not known" for name in block.marks if name not in MARKS]
         if "not run" in block.marks and not block.marks["not run"]:
-            found.append(f"{block.where}: not run, without a reason")
+            violations.append(f"{block.where}: not run, without a reason")
         reason = block.marks.get("not run", "") + block.marks.get("run by", "")
         named = re.findall(r"\btests/[\w/.]+\b", reason)
-        found += [f"{block.where}: there is no {path}" for path in named if not (ROOT / path).exists()]
+        violations += [f"{block.where}: there is no {path}" for path in named if not (ROOT / path).exists()]
         if block.language == "text" and COMMANDS.search(block.text):
-            found.append(f"{block.where}: commands belong into a block of sh")
+            violations.append(f"{block.where}: commands belong into a block of sh")
     outside = FENCE.sub(lambda fence: "\n" * fence.group().count("\n"), page.text)
     for indented in INDENTED.finditer(outside):
         line = outside.count("\n", 0, indented.start()) + 2
-        found.append(f"{page.name}:{line}: code that is indented; use a fence")
-    return found
+        violations.append(f"{page.name}:{line}: code that is indented; use a fence")
+    return violations

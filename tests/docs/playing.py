@@ -1,6 +1,6 @@
-"""One page, played from top to bottom: a broker and a folder of its own, each block done as its language means.
+"""Run one page from top to bottom: each block as its language requires, with its own broker and folder.
 
-A `Player` knows nothing of pytest; what is wrong is a `WrongBlock` with page, line, and what was said.
+A `Player` is independent of pytest; a failure is a `WrongBlock` with page, line and output.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ PROGRAMS: Final = {
     "faststream": "from faststream.cli import cli; sys.exit(cli())",
     "django-admin": "from django.core.management import execute_from_command_line as main; sys.exit(main())",
 }
-"""What stands on the path of a page's commands: this environment's, whether it is installed or a checkout."""
+"""Programs on the path of a page's commands: those of this environment, installed or a checkout."""
 
 
 class WrongBlock(AssertionError):
-    """A block that failed, or printed something else than the page says."""
+    """A block that failed, or whose output differs from the page."""
 
 
 class Player:
-    """Plays a page in `folder`. Use it with `with`: it starts the broker, and ends it and all that runs beside it."""
+    """Runs a page in `folder`. As a context manager it starts and stops the broker, and stops background processes."""
 
     def __init__(self, page: Page, folder: Path) -> None:
         self.page = page
@@ -48,9 +48,9 @@ class Player:
         settings = dict(value.split("=", 1) for value in page.all_of("broker"))
         self.broker = BrokerProcess(folder / "amqpd-data", settings=settings)
         self.skipped: list[tuple[Block, str]] = []
-        self.elsewhere: list[tuple[Block, str]] = []
-        self._beside: list[subprocess.Popen[bytes]] = []
-        self._said = ""
+        self.run_elsewhere: list[tuple[Block, str]] = []
+        self._background: list[subprocess.Popen[bytes]] = []
+        self._output = ""
         self._answer: Any = None
         self._missing = ""
         self._scripts = 0
@@ -67,10 +67,10 @@ class Player:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in self._beside:
+        for process in self._background:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
-        for process in self._beside:
+        for process in self._background:
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:
@@ -79,7 +79,7 @@ class Player:
         self.broker.close()
 
     def play(self) -> None:
-        """Raises: WrongBlock for the first block that is not what the page says."""
+        """Run all blocks. Raises: WrongBlock for the first block that differs from the page."""
         for part in self.page.parts:
             if isinstance(part, PageMark):
                 if part.name == "needs":
@@ -87,16 +87,16 @@ class Player:
                 continue
             reason = part.marks.get("not run") or self._missing
             if "run by" in part.marks:
-                self.elsewhere.append((part, part.marks["run by"]))
+                self.run_elsewhere.append((part, part.marks["run by"]))
             elif reason:
                 self.skipped.append((part, reason))
             else:
-                self._do(part)
+                self._run_block(part)
 
     def unused(self) -> list[str]:
-        """Return the files that the page writes and that no later block uses: `docs/a.md:12 b.py`.
+        """Return the files that the page writes and no later block uses: `docs/a.md:12 b.py`.
 
-        A block uses a file when it names it, or when it imports it, which leaves byte code that is not older.
+        A block uses a file if it names it, or imports it, which leaves byte code that is not older.
         """
         found = []
         for position, block in enumerate(self.page.blocks):
@@ -111,18 +111,18 @@ class Player:
                 found.append(f"{block.where} {name}")
         return found
 
-    def _do(self, block: Block) -> None:
+    def _run_block(self, block: Block) -> None:
         if before := block.marks.get("before"):
             self._run(block, ["bash", "-euo", "pipefail", "-c", before], 0)
         if name := block.marks.get("file") or block.marks.get("append"):
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a" if "append" in block.marks else "w", encoding="utf-8") as file:
-                file.write(self._here(block.text))
+                file.write(self._with_real_ports(block.text))
             if path.suffix == ".py":
                 compile(block.text, block.where, "exec")
         else:
-            how: dict[str, Callable[[Block], None]] = {
+            runners: dict[str, Callable[[Block], None]] = {
                 "python": self._python,
                 "sh": self._sh,
                 "toml": self._settings,
@@ -135,40 +135,42 @@ class Player:
                 "java": self._file_only,
                 "xml": self._file_only,
             }
-            how[block.language](block)
+            runners[block.language](block)
 
     # -- languages
 
     def _python(self, block: Block) -> None:
         self._scripts += 1
         script = self.folder / f"example_{self._scripts}.py"
-        script.write_text(self._here(block.text), "utf-8")
-        self._said = self._run(block, [sys.executable, "-P", str(script)], int(block.marks.get("exit", "0")))
+        script.write_text(self._with_real_ports(block.text), "utf-8")
+        self._output = self._run(block, [sys.executable, "-P", str(script)], int(block.marks.get("exit", "0")))
 
     def _sh(self, block: Block) -> None:
-        command = ["bash", "-euo", "pipefail", "-c", self._here(block.text)]
+        command = ["bash", "-euo", "pipefail", "-c", self._with_real_ports(block.text)]
         if "background" in block.marks:
-            with (self.folder / f"background-{len(self._beside)}.log").open("wb") as log:
+            with (self.folder / f"background-{len(self._background)}.log").open("wb") as log:
                 process = subprocess.Popen(
                     command, cwd=self.folder, env=self._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                     start_new_session=True,
                 )  # fmt: skip
-            self._beside.append(process)
+            self._background.append(process)
         else:
-            self._said = self._run(block, command, int(block.marks.get("exit", "0")))
+            self._output = self._run(block, command, int(block.marks.get("exit", "0")))
 
     def _settings(self, block: Block) -> None:
-        """In a folder of its own: the page's may have an amqpd.toml. Files that are named have to be there."""
+        """Check a settings file outside the page's folder, which may have an amqpd.toml. Files named in it must
+        exist.
+        """
         suffix = ".toml" if block.language == "toml" else ".conf"
         path = self.folder / f"checked{suffix}"
         path.write_text(block.text, "utf-8")
         command = [str(self.folder / ".programs" / "amqpd"), "--check-config", "--config", str(path)]
-        self._said = self._run(block, command, int(block.marks.get("exit", "0")))
+        self._output = self._run(block, command, int(block.marks.get("exit", "0")))
 
     def _http(self, block: Block) -> None:
         line, _, body = block.text.partition("\n")
         method, path = line.split()
-        sent = self._here(body).strip().encode() or None
+        sent = self._with_real_ports(body).strip().encode() or None
         request = urllib.request.Request(f"{self.broker.http_url}{path}", sent, method=method)
         request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")
         request.add_header("Content-Type", "application/json")
@@ -177,26 +179,26 @@ class Player:
                 content = answer.read()
         except urllib.error.HTTPError as error:
             raise WrongBlock(f"{block.where}: {line} -> {error.code} {error.read().decode()}") from None
-        self._said = content.decode()
+        self._output = content.decode()
         self._answer = json.loads(content) if content[:1] in (b"{", b"[") else None
 
     def _sql(self, block: Block) -> None:
         import duckdb
 
-        here = Path.cwd()
+        old_folder = Path.cwd()
         os.chdir(self.folder)
         try:
             found = duckdb.sql(block.text)
-            self._said = "\n".join("\t".join(map(str, row)) for row in found.fetchall()) + "\n" if found else ""
+            self._output = "\n".join("\t".join(map(str, row)) for row in found.fetchall()) + "\n" if found else ""
         except duckdb.Error as error:
             raise WrongBlock(f"{block.where}: {error}") from None
         finally:
-            os.chdir(here)
+            os.chdir(old_folder)
 
     def _json(self, block: Block) -> None:
-        wanted = json.loads(block.text)
-        if "answers" in block.marks and (wrong := differs(wanted, self._answer)):
-            raise WrongBlock(f"{block.where}: {wrong}")
+        expected = json.loads(block.text)
+        if "answers" in block.marks and (difference := differs(expected, self._answer)):
+            raise WrongBlock(f"{block.where}: {difference}")
 
     def _yaml(self, block: Block) -> None:
         import yaml
@@ -208,31 +210,33 @@ class Player:
 
     def _text(self, block: Block) -> None:
         for mark in ("prints", "prints, numbers at least"):
-            if mark in block.marks and not agrees(block.text, self._here_back(self._said), mark != "prints"):
-                raise WrongBlock(f"{block.where}: the page says\n{block.text}\nbut what was printed is\n{self._said}")
+            if mark in block.marks and not agrees(block.text, self._with_page_ports(self._output), mark != "prints"):
+                raise WrongBlock(f"{block.where}: the page says\n{block.text}\nbut what was printed is\n{self._output}")
 
-    # -- what they share
+    # -- shared
 
-    def _run(self, block: Block, command: list[str], wanted: int) -> str:
+    def _run(self, block: Block, command: list[str], expected_code: int) -> str:
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command, cwd=self.folder, env=self._environment(), stdin=subprocess.DEVNULL, capture_output=True,
                 text=True, timeout=TIMEOUT_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
-            said = f"{error.stdout!r} {error.stderr!r}"
-            raise WrongBlock(f"{block.where}: not done after {TIMEOUT_S} s: {said}") from None
-        if done.returncode != wanted:
-            beside = "".join(log.read_text("utf-8", "replace")[-4000:] for log in self.folder.glob("background-*.log"))
-            said = f"{block.text}\n{done.stdout}{done.stderr}{beside}"
-            raise WrongBlock(f"{block.where}: exit code {done.returncode}, not {wanted}\n{said}")
-        return done.stdout if wanted == 0 else done.stdout + done.stderr
+            output = f"{error.stdout!r} {error.stderr!r}"
+            raise WrongBlock(f"{block.where}: not done after {TIMEOUT_S} s: {output}") from None
+        if process.returncode != expected_code:
+            background_logs = "".join(
+                log.read_text("utf-8", "replace")[-4000:] for log in self.folder.glob("background-*.log")
+            )
+            output = f"{block.text}\n{process.stdout}{process.stderr}{background_logs}"
+            raise WrongBlock(f"{block.where}: exit code {process.returncode}, not {expected_code}\n{output}")
+        return process.stdout if expected_code == 0 else process.stdout + process.stderr
 
     def _environment(self) -> dict[str, str]:
         ours = ("AMQPD_", "RABBITMQ_", "PYTEST_", "PYTHONDONTWRITEBYTECODE")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        path = f"{self.folder / '.programs'}:{Path(sys.executable).parent}:{kept['PATH']}"
-        return kept | {
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        path = f"{self.folder / '.programs'}:{Path(sys.executable).parent}:{environ['PATH']}"
+        return environ | {
             "PATH": path,
             "PYTHONPATH": os.pathsep.join([str(self.folder), *filter(None, sys.path)]),
             "AMQP_URL": self.broker.url,
@@ -241,21 +245,21 @@ class Player:
             "NO_COLOR": "1",
         }
 
-    def _here(self, text: str) -> str:
-        """With this broker's ports and folder in place of those that a reader has."""
+    def _with_real_ports(self, text: str) -> str:
+        """Replace the ports and folders of the page by those of this broker."""
         for known, port in self._ports.items():
             text = re.sub(rf"(?<=[a-z1][:=]){known}\b", str(port), text)
         text = re.sub(r"(?<![\w./])/backups\b", str(self.folder / "backups"), text)
         return re.sub(r"inactivity_timeout=[12]\b", "inactivity_timeout=6", text)
 
-    def _here_back(self, text: str) -> str:
+    def _with_page_ports(self, text: str) -> str:
         for known, port in self._ports.items():
             text = re.sub(rf"(?<=[a-z1]:){port}\b", known, text)
         return text.replace(str(self.folder / "backups"), "/backups").replace(str(self.folder), ".")
 
 
 def missing(need: str) -> str:
-    """Why the blocks that need it cannot be run here; "" where they can."""
+    """Return why the blocks that need it cannot be run here; "" if they can."""
     if need != "spark":
         raise ValueError(f"nothing is known of {need}")
     try:
@@ -267,45 +271,47 @@ def missing(need: str) -> str:
     return ""
 
 
-def agrees(wanted: str, said: str, numbers: bool = False) -> bool:
-    """Whether `said` is what the page says, but for white space at the ends of lines and what dots stand for."""
-    lines = [line.rstrip() for line in wanted.strip("\n").split("\n")]
+def agrees(expected: str, output: str, numbers: bool = False) -> bool:
+    """Return whether `said` matches the page, except for white space at the ends of lines and dots, which match any
+    text.
+    """
+    lines = [line.rstrip() for line in expected.strip("\n").split("\n")]
     pattern = ""
     for number, line in enumerate(lines):
         last = number == len(lines) - 1
         if line == "...":
             pattern += r"(?:.*\n)*?"
             continue
-        one = re.escape(line).replace(re.escape("..."), ".*?")
+        line_pattern = re.escape(line).replace(re.escape("..."), ".*?")
         if numbers:
-            one = re.sub(r"\d+", r"(\\d+)", one)
-        pattern += one + r"[ \t]*" + ("" if last else r"\n")
-    found = re.fullmatch(pattern + r"\n*", said.strip("\n") + "\n")
+            line_pattern = re.sub(r"\d+", r"(\\d+)", line_pattern)
+        pattern += line_pattern + r"[ \t]*" + ("" if last else r"\n")
+    found = re.fullmatch(pattern + r"\n*", output.strip("\n") + "\n")
     if found is None:
         return False
     if not numbers:
         return True
-    least = [int(each) for each in re.findall(r"\d+", "\n".join(lines))]
-    return all(int(is_) >= at_least for is_, at_least in zip(found.groups(), least, strict=True))
+    minimums = [int(each) for each in re.findall(r"\d+", "\n".join(lines))]
+    return all(int(number) >= minimum for number, minimum in zip(found.groups(), minimums, strict=True))
 
 
-def differs(wanted: Any, found: Any, where: str = "$") -> str:
-    """Where the answer lacks what the page says; "" where it does not. "..." stands for anything."""
-    if wanted == "...":
+def differs(expected: Any, found: Any, where: str = "$") -> str:
+    """Return where the answer differs from the page; "" if it does not. "..." matches anything."""
+    if expected == "...":
         return ""
-    if isinstance(wanted, dict) and isinstance(found, dict):
-        for name, value in wanted.items():
+    if isinstance(expected, dict) and isinstance(found, dict):
+        for name, value in expected.items():
             if name not in found:
                 return f"{where}.{name} is missing"
-            if wrong := differs(value, found[name], f"{where}.{name}"):
-                return wrong
+            if difference := differs(value, found[name], f"{where}.{name}"):
+                return difference
         return ""
-    if isinstance(wanted, list) and isinstance(found, list):
-        if len(wanted) != len(found):
-            return f"{where} has {len(found)} items, not {len(wanted)}"
-        pairs = enumerate(zip(wanted, found, strict=True))
-        return next((wrong for n, (a, b) in pairs if (wrong := differs(a, b, f"{where}[{n}]"))), "")
-    return "" if wanted == found else f"{where} is {found!r}, not {wanted!r}"
+    if isinstance(expected, list) and isinstance(found, list):
+        if len(expected) != len(found):
+            return f"{where} has {len(found)} items, not {len(expected)}"
+        pairs = enumerate(zip(expected, found, strict=True))
+        return next((difference for n, (a, b) in pairs if (difference := differs(a, b, f"{where}[{n}]"))), "")
+    return "" if expected == found else f"{where} is {found!r}, not {expected!r}"
 
 
 def _make_programs(folder: Path) -> None:

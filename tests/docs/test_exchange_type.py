@@ -1,4 +1,4 @@
-"""docs/exchange-types.md, "A type of your own": its package is installed, and a broker then has the type."""
+"""docs/exchange-types.md, "A type of your own": after installation of its package a broker has the type."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from amqpd.testing import BrokerProcess
 
 def _run(folder: Path, *command: str) -> str:
     environment = {**os.environ, "PIP_NO_INDEX": "1", "PIP_NO_INPUT": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 @pytest.mark.slow
-def test_the_page_s_exchange_type_is_there_after_its_package_is_installed(tmp_path: Path) -> None:
+def test_installed_package_adds_the_exchange_type(tmp_path: Path) -> None:
     page = pages.read("docs/exchange-types.md")
     (module,) = (block for block in page.blocks if block.marks.get("file") == "by_ending.py")
     project, install, example = (block for block in page.blocks if "run by" in block.marks)

@@ -1,4 +1,4 @@
-"""What manuals name in passing is there: commands of amqpctl, paths of the admin API, settings."""
+"""Names in the manuals exist: commands of amqpctl, paths of the admin API, settings."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from amqpd.management.router import Router
 from amqpd.management.routes import ROUTES
 
 NAMES = [name for name in pages.names() if not name.endswith(("compatibility.md", "moving.md"))]
-"""Those two are of RabbitMQ's names, and have tests of their own."""
+"""These two are about RabbitMQ's names and have other tests."""
 
 TOOLS = re.compile(r"rabbitmq[\w-]+")
 COMMAND = re.compile(r"`amqpctl (?:-\w+ )*(?P<name>[a-z]\w+)[^`]*`")
 REQUEST = re.compile(r"`?\b(?P<method>GET|PUT|POST|DELETE)`? `?(?P<path>/(?:api|health|metrics)[\w/{}%.-]*)")
 SECTIONS = {row.name.rpartition(".")[0] for row in rows()}
-FIRST = "|".join(sorted({name.partition(".")[0] for name in SECTIONS} - {""}))
-SETTING = re.compile(rf"`(?P<name>(?:{FIRST})(?:\.\w+)+)\b")
+FIRST_SECTIONS = "|".join(sorted({name.partition(".")[0] for name in SECTIONS} - {""}))
+SETTING = re.compile(rf"`(?P<name>(?:{FIRST_SECTIONS})(?:\.\w+)+)\b")
 EVENTS = {"audit.lost", "definitions.imported"}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_command_is_one(name: str) -> None:
+def test_named_commands_exist(name: str) -> None:
     named = {found["name"] for found in COMMAND.finditer(pages.read(name).text)}
     assert {each for each in named - COMMANDS.keys() - ELSEWHERE.keys() if not TOOLS.match(each)} == set()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_path_is_served(name: str) -> None:
+def test_named_paths_are_served(name: str) -> None:
     router = Router(ROUTES)
     missing = []
     for found in REQUEST.finditer(pages.read(name).text):
@@ -46,7 +46,7 @@ def test_every_path_is_served(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_setting_is_one(name: str) -> None:
+def test_named_settings_exist(name: str) -> None:
     known = {row.name for row in rows()} | SECTIONS
     named = {found["name"] for found in SETTING.finditer(pages.read(name).text)}
     assert {each for each in named - known - EVENTS if not each.endswith((".toml", ".conf", ".md", ".file"))} == set()

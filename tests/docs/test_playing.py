@@ -1,4 +1,4 @@
-"""The player sees what is wrong: a block that fails, prints something else, is answered otherwise."""
+"""The page player finds blocks that fail, or whose output or answer differs from the page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from playing import Player, WrongBlock, agrees, differs
 
 
-def play(text: str, folder: Path) -> Player:
+def play_page(text: str, folder: Path) -> Player:
     with Player(pages.parse("page.md", text), folder) as player:
         player.play()
     return player
@@ -35,13 +35,13 @@ def fence(language: str, text: str, mark: str = "") -> str:
         fence("json", "{"),
     ],
 )
-def test_what_is_wrong_is_found(text: str, tmp_path: Path) -> None:
+def test_wrong_blocks_are_found(text: str, tmp_path: Path) -> None:
     with pytest.raises((WrongBlock, ValueError)):
-        play(text, tmp_path)
+        play_page(text, tmp_path)
 
 
-def test_what_is_right_is_done(tmp_path: Path) -> None:
-    player = play(
+def test_correct_blocks_are_run(tmp_path: Path) -> None:
+    player = play_page(
         "".join(
             [
                 fence("sh", "amqpctl -q add_vhost shop; amqpctl -q set_permissions -p shop guest '.*' '.*' '.*'"),
@@ -67,8 +67,8 @@ def test_what_is_right_is_done(tmp_path: Path) -> None:
     assert [(block.text, reason) for block, reason in player.skipped] == [("reboot\n", "it would")]
 
 
-def test_a_file_that_no_later_block_uses_is_found(tmp_path: Path) -> None:
-    player = play(
+def test_unused_files_are_found(tmp_path: Path) -> None:
+    player = play_page(
         "".join(
             [
                 fence("python", "X = 4", "file: imported.py"),
@@ -85,7 +85,7 @@ def test_a_file_that_no_later_block_uses_is_found(tmp_path: Path) -> None:
     assert [each.split()[1] for each in player.unused()] == ["unused.py", "unread.toml"]
 
 
-def test_dots_and_numbers() -> None:
+def test_output_with_dots_and_numbers() -> None:
     assert agrees("a ... c\n", "a b c\n")
     assert agrees("a\n...\nz\n", "a\nb\nc\nz\n")
     assert agrees("...\nz\n", "z\n")
@@ -95,13 +95,13 @@ def test_dots_and_numbers() -> None:
     assert not agrees("after 3 s: bad", "after 2 s: bad", numbers=True)
 
 
-def test_answers() -> None:
+def test_json_answers() -> None:
     assert differs({"a": [1, "..."]}, {"a": [1, 2], "b": 3}) == ""
     assert differs({"a": 1}, {}) == "$.a is missing"
     assert differs({"a": [{"b": 1}]}, {"a": [{"b": 2}]}) == "$.a[0].b is 2, not 1"
 
 
-def test_pages_without_languages_or_with_code_that_is_indented_are_found() -> None:
+def test_missing_language_and_indented_code_are_found() -> None:
     text = "# A\n\n```\nx\n```\n\n    amqpctl status\n\n- one\n\n    more of one\n\n" + fence("sh", "x", "nott run: y")
     faults = pages.faults(pages.parse("a.md", text))
     assert [fault.split(":")[1] for fault in faults] == ["3", "14", "7", "11"]

@@ -16,7 +16,7 @@ PAGES: Final = [
     *sorted((ROOT / "docs" / "reference").glob("*.md")),
 ]
 EXCEPTIONS: Final[dict[str, dict[str, str]]] = {}
-"""Page -> a sentence or word that stays as it is -> the reason."""
+"""Page -> a sentence or word that is allowed there -> the reason."""
 
 _FENCE = re.compile(r"^(?P<fence>`{3,}).*?^(?P=fence)[ \t]*$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
@@ -27,7 +27,7 @@ _ITEM = re.compile(r"^\s*(?:[-*]|\d+\.)\s+|^#+\s+|^>\s?", re.MULTILINE)
 
 
 def prose(markdown: str) -> str:
-    """Return the text without code, comments and links' targets; lines keep their numbers."""
+    """Return the text without code, comments and link targets; lines keep their numbers."""
 
     def blank(found: re.Match[str]) -> str:
         return "\n" * found.group().count("\n")
@@ -38,7 +38,7 @@ def prose(markdown: str) -> str:
 
 
 def paragraphs(text: str) -> list[str]:
-    """Cut prose into paragraphs, list items and cells of tables. A run of code counts as one word."""
+    """Split prose into paragraphs, list items and table cells. A run of code counts as one word."""
     found = []
     for part in re.split(r"\n\s*\n", text):
         if part.lstrip().startswith("|"):
@@ -76,7 +76,7 @@ def test_exceptions_are_needed() -> None:
         assert {each for each in allowed if not any(each in long for long in found)} == set(), page.name
 
 
-def test_the_check_finds_what_is_wrong() -> None:
+def test_check_finds_violations() -> None:
     assert [each.line for each in forbidden_words("a\nNobody knows")] == [2]
     assert long_sentences("word " * 31) != []
     assert long_sentences("word " * 30) == []

@@ -1,4 +1,6 @@
-"""The site: built without a warning, every page in its navigation, and nothing of it comes from elsewhere."""
+"""The documentation site: builds without warnings, has every page in its navigation, and loads nothing from other
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from interop.manual.site import ROOT, build, papers, rewritten, uri_of
 pytest.importorskip("mkdocs")
 pytest.importorskip("material")
 
-LOADED = re.compile(r"""<(?:script|img|iframe|source|audio|video)\b[^>]*?\bsrc=["']?(?P<src>[^"'\s>]+)""")
-LINKED = re.compile(r"""<link\b[^>]*>""")
-STYLED = re.compile(r"""(?:@import\s+["']?|url\(["']?)(https?:|//)""")
+SOURCE = re.compile(r"""<(?:script|img|iframe|source|audio|video)\b[^>]*?\bsrc=["']?(?P<src>[^"'\s>]+)""")
+LINK = re.compile(r"""<link\b[^>]*>""")
+EXTERNAL_STYLE = re.compile(r"""(?:@import\s+["']?|url\(["']?)(https?:|//)""")
 
 
 @pytest.fixture(scope="module")
@@ -24,36 +26,36 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def test_it_has_every_page(site: Path) -> None:
+def test_site_has_every_page(site: Path) -> None:
     built = {str(path.relative_to(site).with_suffix(".md")) for path in site.rglob("*.html")}
-    ours = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
-    ours = {name for name in ours if not name.startswith("site/")}
-    ours |= {uri_of(name) for name in papers()}
-    assert {re.sub(r"README\.md$", "index.md", name) for name in ours} - built == set()
+    source_pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    source_pages = {name for name in source_pages if not name.startswith("site/")}
+    source_pages |= {uri_of(name) for name in papers()}
+    assert {re.sub(r"README\.md$", "index.md", name) for name in source_pages} - built == set()
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    listed = set(re.findall(r"([\w./-]+\.md)\s*$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE))
-    ours = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
-    assert {name for name in ours if not name.startswith("site/")} - listed == set()
+    navigation = set(re.findall(r"([\w./-]+\.md)\s*$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE))
+    source_pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert {name for name in source_pages if not name.startswith("site/")} - navigation == set()
 
 
-def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+def test_nothing_is_loaded_from_other_hosts(site: Path) -> None:
     for path in site.rglob("*.html"):
         text = path.read_text("utf-8")
-        loaded = [found["src"] for found in LOADED.finditer(text)]
-        loaded += [link for link in LINKED.findall(text) if not re.search(r'rel="?(canonical|prev|next)', link)]
-        assert [each for each in loaded if re.search(r"(https?:)?//", each)] == [], path.name
+        addresses = [found["src"] for found in SOURCE.finditer(text)]
+        addresses += [link for link in LINK.findall(text) if not re.search(r'rel="?(canonical|prev|next)', link)]
+        assert [each for each in addresses if re.search(r"(https?:)?//", each)] == [], path.name
         assert "fonts.g" not in text, path.name
     for path in site.rglob("*.css"):
-        assert not STYLED.search(path.read_text("utf-8")), path.name
+        assert not EXTERNAL_STYLE.search(path.read_text("utf-8")), path.name
 
 
-def test_marks_of_the_lane_are_not_on_the_site(site: Path) -> None:
+def test_block_marks_are_not_on_the_site(site: Path) -> None:
     assert [path.name for path in site.rglob("*.html") if "<!-- not run" in path.read_text("utf-8")] == []
 
 
-def test_links_out_of_docs_lead_to_pages_of_the_site() -> None:
+def test_links_out_of_docs_are_rewritten() -> None:
     assert rewritten("[a](../storage/README.md#x)", "streams.md") == "[a](code/storage/README.md#x)"
     assert rewritten("[a](../storage/README.md)", "reference/x.md") == "[a](../storage/README.md)"
     assert rewritten("[a](../../docs/tls.md)", "code/amqpd/config/README.md") == "[a](../../../tls.md)"

@@ -1,4 +1,4 @@
-"""Every block of every page is run as it stands, or says why not."""
+"""Every block of every page is run unchanged, or has a reason why not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_each_block_has_a_language_and_known_marks(name: str) -> None:
 
 @pytest.mark.external
 @pytest.mark.parametrize("name", PLAYED)
-def test_what_the_page_shows_is_done(name: str, tmp_path: Path, not_run: list[str]) -> None:
+def test_page_runs(name: str, tmp_path: Path, not_run: list[str]) -> None:
     page = pages.read(name)
     with Player(page, tmp_path) as player:
         try:

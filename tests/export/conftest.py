@@ -1,8 +1,7 @@
-"""Logs to read: in memory, written by the store itself through simulated files; and a Spark session where there is
-Java.
+"""Logs to export, in memory or on disk, and a Spark session if Java is installed.
 
-Spark's tests are skipped where Spark or a Java for it is missing, unless TEST_REQUIRE_SPARK is set: then that is a
-failure, so that CI cannot be green without them.
+Spark tests are skipped without Spark or a Java for it. With TEST_REQUIRE_SPARK they fail instead, so that CI must run
+them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from amqpd.storage.spark.options import ReadOptions
 
 if find_spec("pyarrow") is None:
-    # The extra `test` has it. Without it none of these modules can be imported, and the run says so at its end.
+    # The extra `test` has it. Without it these modules cannot be imported, and the end of the run says so.
     if os.environ.get("TEST_REQUIRE_SPARK"):
         raise ModuleNotFoundError("pyarrow")
     collect_ignore_glob = ["test_*.py"]
@@ -37,7 +36,7 @@ if find_spec("pyarrow") is None:
 
 
 TEST_TIMEOUT_S = 1800
-"""For each test that names none: on a busy machine a start of Spark takes minutes. What hangs is ended by it."""
+"""The default timeout of a test: on a busy machine a start of Spark takes minutes."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -50,8 +49,9 @@ EU = RecordRoute(b"orders", b"eu.new")
 
 
 class Memory(LogSource):
-    """The simulated files as a source. read_size: small, so that every border of a piece is met. by_name: a file is
-    found by its name whenever it is read, as over the network; else it stays open, as here."""
+    """Simulated files as a source. read_size: small, so that reads cut records at every place. by_name: each read opens
+    the file by its name, as over the network; otherwise it stays open.
+    """
 
     by_name = True
 
@@ -97,7 +97,7 @@ class _MemoryFiles(LogFiles):
 
 
 class Lake:
-    """One queue's log, and what an export sees of it."""
+    """One queue's log, and an export's view of it."""
 
     def __init__(self, segment_size_bytes: int = 1 << 26, filesystem: Any = None, data_dir: str = "/data") -> None:
         self.filesystem = SimulatedFileSystem() if filesystem is None else filesystem
@@ -120,7 +120,7 @@ class Lake:
         )
 
     def again(self) -> LocalLog:
-        """The broker was killed and starts again."""
+        """Restart the broker after a kill."""
         self.filesystem = self.filesystem.killed()
         self.posted = []
         self.storage = self._storage()
@@ -140,10 +140,10 @@ class Lake:
             function, arguments = self.posted.pop(0)
             function(*arguments)
         for segment in self.store.log.segments[-1:]:
-            segment.flush_index()  # the store does so when there are many entries
+            segment.flush_index()  # the store flushes when there are many entries
 
     def settled(self) -> None:
-        """Settlements reach their files, and what they empty is removed."""
+        """Write acks to their files and remove emptied segments."""
         self.turn()
         self.storage.commits.flush()
         self.turn()
@@ -169,7 +169,7 @@ class Lake:
         return ReadOptions(**{**vars(parsed), "source": self.source()})
 
     def rows(self, read_size: int = 700, **given: str) -> list[dict[str, Any]]:
-        """What a batch query with these options gives, as rows."""
+        """Return the rows of a batch query with these options."""
         from amqpd.storage.spark import offsets
         from amqpd.storage.spark.options import ReadOptions
 
@@ -200,14 +200,14 @@ class Lake:
         return [row["offset"] for row in self.rows(**given)]
 
     def live(self) -> list[Record]:
-        """What the store itself would deliver."""
+        """Return the records that the store would deliver."""
         return self.store.cursor.read(0, 1 << 60).records
 
     def names(self, suffix: str) -> list[str]:
         return sorted(name for name in self.filesystem.listdir(self.place) if name.endswith(suffix))
 
     def data(self, name: str) -> bytearray:
-        """The bytes of one of its files, to damage."""
+        """Return the bytes of a file, to damage them."""
         data: bytearray = self.filesystem._get(f"{self.place}/{name}").data
         return data
 
@@ -224,7 +224,7 @@ def make_lake() -> Callable[..., Lake]:
 
 @pytest.fixture(scope="session")
 def needs_spark() -> None:
-    """Skips the test, or fails it where TEST_REQUIRE_SPARK is set, unless Spark can run."""
+    """Skip the test if Spark cannot run, or fail it if TEST_REQUIRE_SPARK is set."""
     try:
         from amqpd.storage.spark.session import prepare
 
@@ -237,7 +237,7 @@ def needs_spark() -> None:
 
 @pytest.fixture(scope="session")
 def spark(needs_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Generator[Any, None, None]:
-    """A Spark session on local[2] that knows format("amqp")."""
+    """A Spark session on local[2] with format("amqp")."""
     from amqpd.storage.spark.session import spark_session
 
     directory = tmp_path_factory.mktemp("spark")
@@ -258,7 +258,7 @@ def spark(needs_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Genera
 
 @pytest.fixture
 def written(tmp_path: Path) -> Lake:
-    """A log on the disk: 5000 records in some segments, the first 1000 of them settled."""
+    """A log on disk: 5000 records in several segments, the first 1000 of them acked."""
     from amqpd.storage.filesystem import FileSystem
 
     lake = Lake(256 * 1024, FileSystem(), str(tmp_path / "data"))

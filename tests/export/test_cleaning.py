@@ -1,4 +1,4 @@
-"""Queues that are compacted while they are read: at every rename of the cleaner an export sees one whole log."""
+"""Exports of a queue that is compacted meanwhile: at every rename of the cleaner an export sees one complete log."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from amqpd.storage.spark.plan import DataLoss
 KEYS = 7
 
 
-class Watched:
-    """A log of many small segments, and a call at each rename and removal that its cleaning makes."""
+class CompactedLog:
+    """A log of many small segments that calls a function at each rename and removal of the cleaner."""
 
     def __init__(self, lake: Any) -> None:
         self.lake = lake
@@ -38,20 +38,20 @@ class Watched:
         self.lake.settled()
 
     def at_each_step(self, look: Any) -> int:
-        """Cleans; `look` before each rename and unlink, and at the end. Returns how often."""
+        """Compact the log; call `look` before each rename and unlink and at the end. Return the number of calls."""
         filesystem = self.lake.filesystem
         calls = 0
 
-        def watching(call: Any) -> Any:
-            def watched(*arguments: Any) -> None:
+        def wrap(call: Any) -> Any:
+            def wrapper(*arguments: Any) -> None:
                 nonlocal calls
                 calls += 1
                 look()
                 call(*arguments)
 
-            return watched
+            return wrapper
 
-        filesystem.rename, filesystem.unlink = watching(filesystem.rename), watching(filesystem.unlink)
+        filesystem.rename, filesystem.unlink = wrap(filesystem.rename), wrap(filesystem.unlink)
         try:
             self.maintain()
         finally:
@@ -61,104 +61,105 @@ class Watched:
 
 
 @pytest.fixture
-def watched(make_lake: Any) -> Watched:
-    return Watched(make_lake(3000))
+def compacted(make_lake: Any) -> CompactedLog:
+    return CompactedLog(make_lake(3000))
 
 
-def test_what_is_planned_and_read_at_any_moment(watched: Watched) -> None:
+def test_export_at_any_step_of_compaction_sees_a_complete_log(compacted: CompactedLog) -> None:
     seen: list[int] = []
 
     def look() -> None:
-        found = watched.lake.offsets()
-        assert sorted(set(found)) == found and set(watched.kept) <= set(found)
+        found = compacted.lake.offsets()
+        assert sorted(set(found)) == found and set(compacted.kept) <= set(found)
         seen.append(len(found))
-        at = watched.lake.snapshot().offset_at(watched.lake.clock.now_ms - 1000)
-        assert at == 145  # the last turn's
+        at = compacted.lake.snapshot().offset_at(compacted.lake.clock.now_ms - 1000)
+        assert at == 145  # offset of the last turn
 
-    assert watched.at_each_step(look) > 20
-    assert seen[0] == 150 and seen[-1] == len(watched.kept)
+    assert compacted.at_each_step(look) > 20
+    assert seen[0] == 150 and seen[-1] == len(compacted.kept)
     assert seen == sorted(seen, reverse=True)
-    assert watched.lake.names(".log.swap") == []
+    assert compacted.lake.names(".log.swap") == []
 
 
 @pytest.mark.slow
-def test_what_is_planned_at_any_moment_can_be_read_later(watched: Watched) -> None:
-    """Until the old files have really gone, which is a minute later, a plan gives what it gave when it was made;
-    after that what the cleaning has left of it."""
+def test_plan_made_at_any_step_of_compaction_stays_readable(compacted: CompactedLog) -> None:
+    """Until the old files are removed one minute later, a plan gives its original rows. After that it gives the rows
+    that compaction kept.
+    """
     plans: list[tuple[Any, list[Any], list[int]]] = []
 
     def look() -> None:
-        options = watched.lake.options()
+        options = compacted.lake.options()
         parts = offsets.batch_parts(options)
-        plans.append((options, parts, [row["offset"] for row in watched.lake.read(options, parts)]))
+        plans.append((options, parts, [row["offset"] for row in compacted.lake.read(options, parts)]))
 
-    watched.at_each_step(look)
+    compacted.at_each_step(look)
     assert any(part.swap for _, parts, _ in plans for part in parts)
-    for options, parts, then in plans:
-        assert [row["offset"] for row in watched.lake.read(options, parts)] == then
-    watched.lake.clock.now_ms += FILE_DELETE_DELAY_MS
-    watched.maintain()
-    assert watched.lake.names(".deleted") == []
-    for options, parts, then in plans:
-        left = [offset for offset in then if offset in watched.kept]
-        assert [row["offset"] for row in watched.lake.read(options, parts)] == left
-    assert watched.lake.offsets() == watched.kept
+    for options, parts, original in plans:
+        assert [row["offset"] for row in compacted.lake.read(options, parts)] == original
+    compacted.lake.clock.now_ms += FILE_DELETE_DELAY_MS
+    compacted.maintain()
+    assert compacted.lake.names(".deleted") == []
+    for options, parts, original in plans:
+        left = [offset for offset in original if offset in compacted.kept]
+        assert [row["offset"] for row in compacted.lake.read(options, parts)] == left
+    assert compacted.lake.offsets() == compacted.kept
 
 
-def test_what_was_settled_when_it_was_planned_stays_so(watched: Watched) -> None:
-    """A plan that is carried out after a cleaning gives the rows that it would have given, less those cleaned away."""
-    lake = watched.lake
-    settled, later = watched.kept[0], watched.kept[1]
+def test_plan_after_compaction_still_skips_acked_records(compacted: CompactedLog) -> None:
+    """A plan executed after compaction gives its original rows except those that compaction removed."""
+    lake = compacted.lake
+    settled, later = compacted.kept[0], compacted.kept[1]
     lake.store.ack_range(settled, settled)
     lake.settled()
     options = lake.options()
     parts = offsets.batch_parts(options)
-    watched.maintain()
+    compacted.maintain()
     lake.store.ack_range(later, later)
     lake.settled()
     lake.clock.now_ms += FILE_DELETE_DELAY_MS
-    watched.maintain()
+    compacted.maintain()
     found = [row["offset"] for row in lake.read(options, parts)]
-    assert set(watched.kept) - set(found) == {settled} and found == sorted(set(found))
+    assert set(compacted.kept) - set(found) == {settled} and found == sorted(set(found))
 
 
 @pytest.mark.parametrize("by_name", [True, False])
 @pytest.mark.parametrize("moment", range(5))
-def test_a_cleaning_in_the_middle_of_reading(watched: Watched, moment: int, by_name: bool) -> None:
-    """by_name: as over the network, where every piece is asked for by the file's name, which another log has by now."""
-    lake = watched.lake
+def test_compaction_during_a_read_loses_no_kept_record(compacted: CompactedLog, moment: int, by_name: bool) -> None:
+    """by_name: as over the network, each read opens the file by its name, which may be another log by now."""
+    lake = compacted.lake
     options = replace(lake.options(), batch_rows=1)
     options.source.by_name = by_name
     parts = offsets.batch_parts(options)
     rows = lake.read(options, parts)
     found = [next(rows)["offset"] for _ in range(1 + 30 * moment)]
-    watched.maintain()
+    compacted.maintain()
     lake.clock.now_ms += FILE_DELETE_DELAY_MS
-    watched.maintain()
+    compacted.maintain()
     assert lake.names(".deleted") == []
     found += [row["offset"] for row in rows]
-    assert found == sorted(set(found)) and set(watched.kept) <= set(found)
-    assert not set(range(found[0], 1 + 30 * moment)) - set(found)  # what was read before was read whole
+    assert found == sorted(set(found)) and set(compacted.kept) <= set(found)
+    assert not set(range(found[0], 1 + 30 * moment)) - set(found)  # the part read before compaction is complete
 
 
-def test_a_stream_that_a_cleaning_has_overtaken(watched: Watched) -> None:
-    """Its trigger was decided on before: what is superseded by now is no loss, and the same offsets end it."""
-    lake = watched.lake
+def test_compacted_records_are_no_loss_for_a_planned_stream(compacted: CompactedLog) -> None:
+    """The trigger was planned before compaction and ends at the same offsets."""
+    lake = compacted.lake
     options = lake.options()
     start, end = ({"//tasks": {"id": lake.queue_id, "offset": offset}} for offset in (7, 140))
     before = offsets.stream_parts(options, start, end)
-    watched.maintain()
+    compacted.maintain()
     lake.clock.now_ms += FILE_DELETE_DELAY_MS
-    watched.maintain()
+    compacted.maintain()
     assert lake.snapshot().start > 7
-    left = [offset for offset in watched.kept if offset < 140]
+    left = [offset for offset in compacted.kept if offset < 140]
     for parts in (before, offsets.stream_parts(options, start, end)):
         assert [row["offset"] for row in lake.read(options, parts)] == left
 
 
-def test_a_segment_that_retention_removed_is_a_loss(watched: Watched) -> None:
-    """Not to be confused with a cleaning: nothing stands in its place."""
-    lake = watched.lake
+def test_segment_removed_by_retention_is_a_loss(compacted: CompactedLog) -> None:
+    """Unlike compaction, retention leaves nothing in place of the segment."""
+    lake = compacted.lake
     options = lake.options()
     parts = offsets.batch_parts(options)
     for name in [each for each in lake.filesystem.listdir(lake.place) if each.startswith("0" * 20)]:
@@ -172,15 +173,15 @@ def test_a_segment_that_retention_removed_is_a_loss(watched: Watched) -> None:
     assert found and found == list(range(found[0], 150))
 
 
-def test_a_copy_taken_while_only_the_swap_was_there(watched: Watched, tmp_path: Path) -> None:
+def test_copy_with_only_the_swap_file_is_readable(compacted: CompactedLog, tmp_path: Path) -> None:
     copies: list[dict[str, bytes]] = []
 
     def look() -> None:
-        names = watched.lake.filesystem.listdir(watched.lake.place)
+        names = compacted.lake.filesystem.listdir(compacted.lake.place)
         if any(name.endswith(".log.swap") and name.removesuffix(".swap") not in names for name in names):
-            copies.append({n: bytes(watched.lake.data(n)) for n in names if not n.endswith((".cleaned", ".deleted"))})
+            copies.append({n: bytes(compacted.lake.data(n)) for n in names if not n.endswith((".cleaned", ".deleted"))})
 
-    watched.at_each_step(look)
+    compacted.at_each_step(look)
     assert copies
     for number, copy in enumerate(copies):
         place = tmp_path / str(number)
@@ -190,14 +191,14 @@ def test_a_copy_taken_while_only_the_swap_was_there(watched: Watched, tmp_path: 
         from amqpd.storage.spark.options import parse
 
         options = parse({"path": str(place), "queue": "tasks"})
-        found = [row["offset"] for row in watched.lake.read(options, offsets.batch_parts(options))]
-        assert found == watched.kept
+        found = [row["offset"] for row in compacted.lake.read(options, offsets.batch_parts(options))]
+        assert found == compacted.kept
 
 
-def test_a_swap_of_another_program_is_passed_over(watched: Watched) -> None:
-    lake = watched.lake
+def test_foreign_swap_file_is_ignored(compacted: CompactedLog) -> None:
+    lake = compacted.lake
     name = lake.names(".log")[1]
     file = lake.filesystem.open(f"{lake.place}/{name}.swap", 0o102)
     lake.filesystem.write(file, b"not ours")
     lake.filesystem.close(file)
-    assert lake.offsets() == watched.all
+    assert lake.offsets() == compacted.all

@@ -1,4 +1,4 @@
-"""`amqpctl export` as a command: what it refuses, and how; a job over HTTP that follows."""
+"""The command `amqpctl export`: refused arguments with their messages, and a job over HTTP with --follow."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def call(*arguments):
         (("--to", "x", "--queue", "q", "--partition-by", "year"), "--partition-by year"),
     ],
 )
-def test_a_wrong_command_line(arguments, words, tmp_path, monkeypatch):
+def test_wrong_arguments_are_refused_with_a_message(arguments, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, text = call(*arguments)
     assert (code, words in text) == (64, True), text
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_not_there(written, tmp_path):
+def test_missing_queue_or_data_directory_is_an_error(written, tmp_path):
     where = ("--data-dir", written.data_dir, "--to", str(tmp_path / "lake"))
     code, text = call(*where, "--queue", "none")
     assert (code, "no durable queue 'none' with messages in vhost '/'" in text) == (69, True)
@@ -61,7 +61,7 @@ def test_what_is_not_there(written, tmp_path):
 
 
 @pytest.mark.parametrize("module", ["pyspark", "pyarrow"])
-def test_a_missing_package_is_named(module, monkeypatch, tmp_path):
+def test_missing_package_is_named(module, monkeypatch, tmp_path):
     real = session.find_spec
     monkeypatch.setattr(session, "find_spec", lambda name: None if name == module else real(name))
     code, text = call("--to", str(tmp_path / "lake"), "--queue", "q")
@@ -82,7 +82,7 @@ def test_spark_is_not_imported_for_other_commands():
     assert done.returncode == 0, done.stderr
 
 
-def test_sizes_and_passwords():
+def test_sizes_are_formatted_and_passwords_hidden():
     sizes = [command._size(each) for each in (0, 999, 1000, 15_500_000, 2 * 10**12, 5 * 10**15)]
     assert sizes == ["0 bytes", "999 bytes", "1.0 KB", "15.5 MB", "2.0 TB", "5000.0 TB"]
     assert without_password("postgresql://u:secret@h/db") == "postgresql://h/db"
@@ -93,7 +93,7 @@ def test_sizes_and_passwords():
 
 @pytest.fixture
 def orders(amqpd_broker, amqpd_vhost):
-    """Publishes so many more messages to queue `orders` of a vhost of its own."""
+    """Publish `count` messages to queue `orders` of a vhost of its own."""
     from urllib.parse import quote
 
     amqpd_broker.api("PUT", f"/api/queues/{quote(amqpd_vhost.name)}/orders", {"durable": True})
@@ -109,7 +109,7 @@ def orders(amqpd_broker, amqpd_vhost):
 
 
 @pytest.mark.slow
-def test_a_vhost_over_http_that_is_followed(amqpd_broker, amqpd_vhost, orders, spark, tmp_path):
+def test_follow_exports_a_vhost_over_http_with_new_messages(amqpd_broker, amqpd_vhost, orders, spark, tmp_path):
     orders(100)
     url = amqpd_broker.http_url.replace("://", "://guest:guest@")
     to, check = str(tmp_path / "lake"), str(tmp_path / "check")

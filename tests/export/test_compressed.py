@@ -1,4 +1,4 @@
-"""Batches that are compressed, or have a time for each record, as rows: those that the store itself would deliver."""
+"""Batches that are compressed or have a timestamp per record: the exported rows equal the store's deliveries."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SWAPPED = [("properties", b"\x10\x00\x02"), ("exchange", b"orders")]
 
 
 @pytest.fixture
-def theirs(kafka_batch: Callable[..., bytes]) -> Callable[..., bytes]:
-    def made(codec: int, count: int, headers: list[tuple[str, bytes]] = OURS) -> bytes:
+def foreign_batch(kafka_batch: Callable[..., bytes]) -> Callable[..., bytes]:
+    def make(codec: int, count: int, headers: list[tuple[str, bytes]] = OURS) -> bytes:
         return kafka_batch(codec, [(T + 11 * number, b"%d," % number * 30) for number in range(count)], headers)
 
-    return made
+    return make
 
 
-def rows_of(lake: Any, read_size: int) -> None:
+def check_rows(lake: Any, read_size: int) -> None:
     rows = lake.rows(read_size)
     live = lake.live()
     assert [row["offset"] for row in rows] == [record.offset for record in live]
@@ -38,32 +38,34 @@ def rows_of(lake: Any, read_size: int) -> None:
 @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("headers", [OURS, SWAPPED, []], ids=["ours", "swapped", "none"])
 @pytest.mark.parametrize("read_size", [700, 1 << 20])
-def test_every_codec(
-    lake: Any, theirs: Callable[..., bytes], codec: int, headers: list[tuple[str, bytes]], read_size: int
+def test_rows_are_right_for_every_codec(
+    lake: Any, foreign_batch: Callable[..., bytes], codec: int, headers: list[tuple[str, bytes]], read_size: int
 ) -> None:
     lake.append(b"plain", b"as well")
     lake.turn()
     for count in (1, 40, 300):
-        lake.store.appender.append_batches(theirs(codec, count, headers))
+        lake.store.appender.append_batches(foreign_batch(codec, count, headers))
         lake.append(b"between")
-    lake.store.appender.append_batches(theirs(codec, 50, OURS) * 7)
+    lake.store.appender.append_batches(foreign_batch(codec, 50, OURS) * 7)
     lake.turn()
     lake.store.ack_range(20, 44)
     lake.store.ack_range(300, 400)
     lake.settled()
     assert lake.store.record_count > 500
-    rows_of(lake, read_size)
+    check_rows(lake, read_size)
     assert lake.offsets(startingOffsets="50", endingOffsets="299") == list(range(50, 299))
     assert lake.offsets(batchRows="64") == [record.offset for record in lake.live()]
 
 
 @pytest.mark.parametrize("how", ["bomb", "noise"])
-def test_one_that_does_not_unpack_is_data_loss(lake: Any, theirs: Callable[..., bytes], how: str) -> None:
+def test_batch_that_cannot_be_decompressed_is_data_loss(
+    lake: Any, foreign_batch: Callable[..., bytes], how: str
+) -> None:
     import struct
 
     from google_crc32c import value
 
-    good = theirs(ZSTD, 10)
+    good = foreign_batch(ZSTD, 10)
     lake.store.appender.append_batches(good * 3)
     lake.turn()
     inner = compress(ZSTD, bytes(UNPACKED_MAX + 1)) if how == "bomb" else b"\xff" * 50

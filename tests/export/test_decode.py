@@ -1,4 +1,4 @@
-"""Arrow decoding equals the scalar decoder equals kafka-python's reading, whatever is in the records."""
+"""Decoding to Arrow gives the same rows as the scalar decoder and kafka-python, for any records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text
     from kafka.record.default_records import DefaultRecordBatch as KafkaBatch
 
-# Making such records is what takes long, and on a busy machine too long for hypothesis' taste.
+# Generating these records is slow; on a busy machine hypothesis would reject it.
 BIG = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 SHORT = st.binary(max_size=40)
 TEXT = st.text(max_size=20)
@@ -110,25 +110,27 @@ def scalar(data: bytes) -> list[dict[str, Any]]:
 
 @BIG
 @given(st.lists(RECORDS, max_size=8), st.integers(1, 5))
-def test_arrow_is_the_scalar_decoder_is_kafka_python(
+def test_arrow_scalar_decoder_and_kafka_python_agree(
     records: list[tuple[bytes, bytes, bytes, bytes]], per_batch: int
 ) -> None:
     data = batches(records, per_batch)
     rows = decode(data)
     assert rows == scalar(data)
     position = 0
-    theirs = []
+    kafka_records = []
     while position < len(data):
         size = BatchHeader(data, position).size
-        theirs += list(KafkaBatch(data[position : position + size]))
+        kafka_records += list(KafkaBatch(data[position : position + size]))
         position += size
-    assert len(rows) == len(theirs) == len(records)
-    for row, their, (exchange, key, properties, body) in zip(rows, theirs, records, strict=True):
-        assert row["offset"] == their.offset
-        assert int(row["timestamp"].timestamp() * 1000 + 0.5) == their.timestamp
-        assert row["value"] == (their.value or b"") == body
-        assert row["routing_key"] == (their.key or b"").decode("utf-8", "replace") == key.decode("utf-8", "replace")
-        headers = dict(their.headers)
+    assert len(rows) == len(kafka_records) == len(records)
+    for row, kafka_record, (exchange, key, properties, body) in zip(rows, kafka_records, records, strict=True):
+        assert row["offset"] == kafka_record.offset
+        assert int(row["timestamp"].timestamp() * 1000 + 0.5) == kafka_record.timestamp
+        assert row["value"] == (kafka_record.value or b"") == body
+        assert (
+            row["routing_key"] == (kafka_record.key or b"").decode("utf-8", "replace") == key.decode("utf-8", "replace")
+        )
+        headers = dict(kafka_record.headers)
         assert row["exchange"] == headers["exchange"].decode("utf-8", "replace") == exchange.decode("utf-8", "replace")
         assert row["raw_properties"] == headers["properties"] == properties
         assert (row["vhost"], row["queue"]) == ("/", "tasks")
@@ -136,7 +138,7 @@ def test_arrow_is_the_scalar_decoder_is_kafka_python(
 
 @BIG
 @given(st.lists(PROPERTIES, min_size=1, max_size=8))
-def test_properties_and_headers_are_those_of_the_codec(raw: list[bytes]) -> None:
+def test_properties_and_headers_equal_those_of_the_codec(raw: list[bytes]) -> None:
     rows = decode(batches([(b"x", b"k", each, b"") for each in raw], 7), ["properties", "headers", "raw_headers"])
     for row, each in zip(rows, raw, strict=True):
         decoded = decode_properties(each)
@@ -165,14 +167,14 @@ def test_properties_and_headers_are_those_of_the_codec(raw: list[bytes]) -> None
         ([1, {"a": b"\xff"}], '[1, {"a": "/w=="}]'), ({"x": None}, '{"x": null}'),
     ],
 )  # fmt: skip
-def test_a_header_as_text(value: object, text: str | None) -> None:
+def test_header_value_becomes_text(value: object, text: str | None) -> None:
     assert text_of(value) == text
     raw = encode_properties(Properties(headers={"plain": "text", "name": value}))
     (row,) = decode(batches([(b"", b"", raw, b"")], 1), ["headers"])
     assert dict(row["headers"]) == {"plain": "text", "name": text}
 
 
-def test_of_headers_with_one_name_the_first_counts() -> None:
+def test_first_of_duplicate_headers_counts() -> None:
     entry = b"\x01aS\x00\x00\x00\x01"
     table = entry + b"1" + entry + b"2"
     raw = b"\x20\x00" + len(table).to_bytes(4, "big") + table
@@ -180,26 +182,26 @@ def test_of_headers_with_one_name_the_first_counts() -> None:
     assert row["headers"] == [("a", "1")]
 
 
-def test_many_equal_headers_are_decoded_once_and_are_right() -> None:
+def test_repeated_headers_are_decoded_correctly() -> None:
     raw = [encode_properties(Properties(headers={"tenant": str(number % 3)})) for number in range(100)]
     rows = decode(batches([(b"", b"", each, b"") for each in raw], 64), ["headers"])
     assert [dict(row["headers"]) for row in rows] == [{"tenant": str(number % 3)} for number in range(100)]
 
 
-def test_a_row_limit_cuts_at_batches_and_loses_nothing() -> None:
+def test_row_limit_cuts_at_batches_and_loses_nothing() -> None:
     data = batches([(b"x", b"k%d" % number, b"\0\0", b"body") for number in range(100)], 10)
     assert decode(data, rows_max=25) == decode(data)
 
 
-def test_only_the_columns_asked_for_in_their_order() -> None:
+def test_only_selected_columns_are_returned_in_order() -> None:
     (row,) = decode(batches([(b"x", b"k", b"\0\0", b"body")], 1), ["routing_key", "offset"])
     assert list(row.items()) == [("routing_key", "k"), ("offset", 0)]
 
 
-def test_bits_and_bounds_choose_records() -> None:
+def test_offset_bounds_and_ack_bits_select_records() -> None:
     data = batches([(b"x", b"k", b"\0\0", b"%d" % number) for number in range(20)], 6)
     found = FieldOffsets(0, 1 << 40)
-    status = scan(found, data, 3, 17, 1 << 30, True, b"\x05", 8, 0)  # settled: 8 and 10
+    status = scan(found, data, 3, 17, 1 << 30, True, b"\x05", 8, 0)  # acked: 8 and 10
     assert status == DONE
     rows = Decoder("/", "t", ["offset", "value"]).batch(data, found).to_pylist()
     assert [row["offset"] for row in rows] == [n for n in range(3, 17) if n not in (8, 10)]
@@ -222,7 +224,7 @@ def foreign_record(delta: int, headers: list[tuple[bytes, bytes]], value: bytes 
         [(b"exchange", b"x"), (b"trace", b"1"), (b"properties", b"\0\0")],
     ],
 )
-def test_records_of_another_program_are_left_to_the_generic_parser(headers: list[tuple[bytes, bytes]]) -> None:
+def test_foreign_records_are_left_to_the_generic_parser(headers: list[tuple[bytes, bytes]]) -> None:
     records = foreign_record(0, headers)
     closed = close_batch(BytesWriter(), records, 0, 1, 0, 8, 1, 0, -1, -1, -1)
     found = FieldOffsets(0, 1 << 40)
@@ -232,7 +234,7 @@ def test_records_of_another_program_are_left_to_the_generic_parser(headers: list
 
 @BIG
 @given(st.binary(min_size=1, max_size=80))
-def test_no_bytes_with_a_right_checksum_break_the_scan(records: bytes) -> None:
+def test_scan_survives_any_bytes_with_a_valid_checksum(records: bytes) -> None:
     closed = close_batch(BytesWriter(), records, 0, 2, 0, 8, 1, 0, -1, -1, -1)
     found = FieldOffsets(0, 1 << 40)
     status = scan(found, closed.header + closed.records, 0, 9, 9, True, b"", 0, 0)
@@ -240,18 +242,18 @@ def test_no_bytes_with_a_right_checksum_break_the_scan(records: bytes) -> None:
     assert len(found.borders.getvalue()) == found.rows * 32
 
 
-def test_the_schema_of_an_empty_batch() -> None:
+def test_empty_batch_has_the_schema() -> None:
     batch = Decoder("/", "t", list(BASE)).batch(b"", FieldOffsets(0, 1))
     assert batch.num_rows == 0 and batch.schema.names == list(BASE)
     assert batch.schema.field("timestamp").type == pa.timestamp("us", tz="UTC")
 
 
-def test_a_json_text_is_json() -> None:
+def test_text_of_a_table_is_json() -> None:
     assert json.loads(text_of({"a": [1, True, None]}) or "") == {"a": [1, True, None]}
 
 
 @given(VALUES)
-def test_a_text_is_what_json_would_write(value: Any) -> None:
+def test_text_of_a_value_equals_json_dumps(value: Any) -> None:
     def plain(each: Any) -> Any:
         if isinstance(each, bytearray):
             return b64encode(each).decode()
@@ -269,7 +271,7 @@ def test_a_text_is_what_json_would_write(value: Any) -> None:
     )
 
 
-def test_the_headers_of_a_celery_task() -> None:
+def test_headers_of_a_celery_task_become_text() -> None:
     raw = encode_properties(Properties(headers=celery_headers(7)))
     (row,) = decode(batches([(b"", b"", raw, b"")], 1), ["headers"])
     found = dict(row["headers"])
@@ -280,7 +282,7 @@ def test_the_headers_of_a_celery_task() -> None:
     assert list(found) == list(celery_headers(7))
 
 
-def test_a_malformed_table_has_no_headers_and_costs_its_neighbours_none() -> None:
+def test_malformed_header_table_does_not_affect_other_rows() -> None:
     good = encode_properties(Properties(headers={"a": 1}))
     table = b"\x01bS\x00\x00\x00\x01x" + b"\x01c?"
     bad = b"\x20\x00" + len(table).to_bytes(4, "big") + table

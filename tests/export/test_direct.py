@@ -1,4 +1,4 @@
-"""Files that a task writes by itself: the same rows for any reader, and names that no other attempt has."""
+"""Files that a task writes itself: any reader gets the same rows, and no two attempts share a file name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from amqpd.storage.spark.plan import DataLoss
 from amqpd.storage.spark.targets import spread, write_task
 
 
-def test_the_files_hold_the_rows_for_any_reader(lake: Any, tmp_path: Path) -> None:
+def test_written_files_have_the_rows_for_any_reader(lake: Any, tmp_path: Path) -> None:
     for start in range(0, 300, 10):
         lake.append(*(b"%d" % number for number in range(start, start + 10)))
         lake.turn()
@@ -38,8 +38,10 @@ def test_the_files_hold_the_rows_for_any_reader(lake: Any, tmp_path: Path) -> No
     query = f"SELECT count(*), count(DISTINCT \"offset\"), min(value) FROM '{tmp_path}/*.parquet'"
     assert duckdb.sql(query).fetchall() == [(290, 290, b"0")]
 
-    (again,) = write_task(options, str(tmp_path), (), (0, parts[:1]))  # the same task, run twice
-    assert again.path != written[0].path and pq.read_table(again.path) == pq.read_table(written[0].path)
+    (second_attempt,) = write_task(options, str(tmp_path), (), (0, parts[:1]))  # a second attempt of the same task
+    assert second_attempt.path != written[0].path and pq.read_table(second_attempt.path) == pq.read_table(
+        written[0].path
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def test_the_files_hold_the_rows_for_any_reader(lake: Any, tmp_path: Path) -> No
         (("hour", "date"), {f"hour={h}/date=2026-01-0{d}": 10 for h, d in ((22, 1), (23, 1), (0, 2))}),
     ],
 )
-def test_directories_by_time(lake: Any, tmp_path: Path, by: tuple[str, ...], wanted: dict[str, int]) -> None:
+def test_files_are_partitioned_by_time(lake: Any, tmp_path: Path, by: tuple[str, ...], wanted: dict[str, int]) -> None:
     start_ms = 1_767_304_800_000  # 2026-01-01 22:00 UTC
     for hour in range(3):
         lake.clock.now_ms = start_ms + hour * 3_600_000
@@ -66,7 +68,7 @@ def test_directories_by_time(lake: Any, tmp_path: Path, by: tuple[str, ...], wan
     assert found == wanted
 
 
-def test_a_part_that_fails_names_no_file(lake: Any, tmp_path: Path) -> None:
+def test_failing_part_returns_no_file(lake: Any, tmp_path: Path) -> None:
     for _ in range(4):
         lake.append(*(b"." * 300 for _ in range(10)))
         lake.turn()
@@ -77,7 +79,7 @@ def test_a_part_that_fails_names_no_file(lake: Any, tmp_path: Path) -> None:
         write_task(options, str(tmp_path), (), (0, [part]))
 
 
-def test_a_part_without_rows_leaves_no_file(lake: Any, tmp_path: Path) -> None:
+def test_part_without_rows_leaves_no_file(lake: Any, tmp_path: Path) -> None:
     lake.store.begin_transaction()
     lake.append(*(b"%d" % number for number in range(70)))
     lake.store.end_transaction()
@@ -90,17 +92,19 @@ def test_a_part_without_rows_leaves_no_file(lake: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sizes_mib", "cores", "wanted"),
     [
-        ([16] * 64, 2, [32, 32]),  # 1 GiB: one task for each core
-        ([16] * 65, 2, [16, 16, 17, 16]),  # two, since one is at most 512 MiB
+        ([16] * 64, 2, [32, 32]),  # 1 GiB: one task per core
+        ([16] * 65, 2, [16, 16, 17, 16]),  # four tasks, since one has at most 512 MiB
         ([16] * 64, 4, [16] * 4),
-        ([16, 16, 16, 1], 8, [1, 1, 2]),  # cores idle rather than have tasks of less than 16 MiB
+        ([16, 16, 16, 1], 8, [1, 1, 2]),  # fewer tasks than cores, so that none has less than 16 MiB
         ([1, 1, 1], 2, [3]),
         ([40, 1, 1, 40], 2, [2, 2]),
         ([0], 2, [1]),
         ([600], 2, [1]),
     ],
 )
-def test_tasks_are_few_and_of_one_size(lake: Any, sizes_mib: list[int], cores: int, wanted: list[int]) -> None:
+def test_parts_are_spread_over_few_tasks_of_similar_size(
+    lake: Any, sizes_mib: list[int], cores: int, wanted: list[int]
+) -> None:
     lake.append(b"x")
     lake.turn()
     (part,) = batch_parts(lake.options())

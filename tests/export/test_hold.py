@@ -1,4 +1,4 @@
-"""What queues keep for exports: segments stay, go with the commit, go over the limit, and survive kills."""
+"""Records held in queues for exports: segments are kept until the commit, removed over the limit, and survive kills."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from amqpd.testing import BrokerFailed, BrokerProcess
 
 
 @pytest.fixture
-def held(make_lake):
-    """200 records of 100 bytes in segments of some 4 KB, held for `nightly`, all settled."""
+def held_log(make_lake):
+    """A log of 200 records of 100 bytes in segments of about 4 KB, held for `nightly`, all acked."""
     lake = make_lake(4096)
     lake.storage.export_hold(lake.store).declare("nightly", None)
     for number in range(200):
@@ -30,107 +30,107 @@ def held(make_lake):
     return lake
 
 
-def drained(lake):
-    """Base offsets of the sealed segments that are there."""
+def sealed_segments(lake):
+    """Return the base offsets of the remaining sealed segments."""
     return [int(name[:20]) for name in lake.names(".log")][:-1]
 
 
-def test_without_a_hold_they_go(make_lake):
+def test_acked_segments_are_removed_without_a_hold(make_lake):
     lake = make_lake(4096)
     for number in range(200):
         lake.append(b"%04d" % number + b"." * 96)
         lake.turn()
     lake.store.ack_range(0, 199)
     lake.settled()
-    assert drained(lake) == []
+    assert sealed_segments(lake) == []
 
 
-def test_settled_segments_stay_until_the_commit(held):
-    bases = drained(held)
+def test_acked_segments_are_kept_until_the_export_commits(held_log):
+    bases = sealed_segments(held_log)
     assert len(bases) > 5
-    assert held.offsets(includeSettled="true") == list(range(200))
-    assert held.offsets() == []
-    assert held.store.record_count == 0
-    keeper = held.storage.export_hold(held.store)
-    assert keeper.kept_bytes > 4096 * 5
+    assert held_log.offsets(includeSettled="true") == list(range(200))
+    assert held_log.offsets() == []
+    assert held_log.store.record_count == 0
+    hold = held_log.storage.export_hold(held_log.store)
+    assert hold.kept_bytes > 4096 * 5
     middle = bases[3]
-    keeper.commit("nightly", middle + 1)
-    held.storage.on_export_hold_changed(held.store)
-    held.settled()
-    assert drained(held) == bases[3:]
-    keeper.commit("nightly", 200)
-    held.storage.on_export_hold_changed(held.store)
-    held.settled()
-    assert drained(held) == []
+    hold.commit("nightly", middle + 1)
+    held_log.storage.on_export_hold_changed(held_log.store)
+    held_log.settled()
+    assert sealed_segments(held_log) == bases[3:]
+    hold.commit("nightly", 200)
+    held_log.storage.on_export_hold_changed(held_log.store)
+    held_log.settled()
+    assert sealed_segments(held_log) == []
 
 
-def test_the_hold_outlives_a_kill(held):
-    held.storage.export_hold(held.store).commit("nightly", 50)
-    held.storage.on_export_hold_changed(held.store)
-    held.settled()
-    bases = drained(held)
-    held.again()  # no declaration is read here: the file is the hold
-    held.settled()
-    assert drained(held) == bases
-    keeper = held.storage.export_hold(held.store)
-    assert keeper.exported == {"nightly": 50}
-    assert keeper.clear("nightly")
-    held.storage.on_export_hold_changed(held.store)
-    held.settled()
-    assert drained(held) == []
-    assert not keeper.clear("nightly")
-    assert held.names(".offset") == []
+def test_hold_survives_a_kill(held_log):
+    held_log.storage.export_hold(held_log.store).commit("nightly", 50)
+    held_log.storage.on_export_hold_changed(held_log.store)
+    held_log.settled()
+    bases = sealed_segments(held_log)
+    held_log.again()  # the hold is read from its file, not from a declaration
+    held_log.settled()
+    assert sealed_segments(held_log) == bases
+    hold = held_log.storage.export_hold(held_log.store)
+    assert hold.exported == {"nightly": 50}
+    assert hold.clear("nightly")
+    held_log.storage.on_export_hold_changed(held_log.store)
+    held_log.settled()
+    assert sealed_segments(held_log) == []
+    assert not hold.clear("nightly")
+    assert held_log.names(".offset") == []
 
 
-def test_every_exporter_counts(held):
-    keeper = held.storage.export_hold(held.store)
-    keeper.add("other")
-    keeper.commit("nightly", 200)
-    held.storage.on_export_hold_changed(held.store)
-    held.settled()
-    assert drained(held)[0] == 0
-    assert keeper.commit("other", 100)
-    assert not keeper.commit("unknown", 100)
-    held.storage.on_export_hold_changed(held.store)
-    held.settled()
-    assert drained(held)[0] > 50
+def test_segments_are_kept_for_the_slowest_exporter(held_log):
+    hold = held_log.storage.export_hold(held_log.store)
+    hold.add("other")
+    hold.commit("nightly", 200)
+    held_log.storage.on_export_hold_changed(held_log.store)
+    held_log.settled()
+    assert sealed_segments(held_log)[0] == 0
+    assert hold.commit("other", 100)
+    assert not hold.commit("unknown", 100)
+    held_log.storage.on_export_hold_changed(held_log.store)
+    held_log.settled()
+    assert sealed_segments(held_log)[0] > 50
 
 
-def test_over_the_limit_the_oldest_go_and_it_is_said(held, caplog):
-    bases = drained(held)
-    keeper = held.storage.export_hold(held.store)
+def test_segments_over_the_limit_are_removed_and_logged(held_log, caplog):
+    bases = sealed_segments(held_log)
+    hold = held_log.storage.export_hold(held_log.store)
     with caplog.at_level(logging.ERROR):
-        keeper.add("nightly", 10_000)
-        held.storage.on_export_hold_changed(held.store)
-        held.settled()
-    left = drained(held)
+        hold.add("nightly", 10_000)
+        held_log.storage.on_export_hold_changed(held_log.store)
+        held_log.settled()
+    left = sealed_segments(held_log)
     assert left == bases[-len(left) :]
     assert 1 <= len(left) < len(bases)
     assert "offsets 0 to" in caplog.text
     assert "are removed before their export" in caplog.text
-    assert held.storage.export_losses.records == left[0]
-    assert keeper.kept_bytes <= 10_000
+    assert held_log.storage.export_losses.records == left[0]
+    assert hold.kept_bytes <= 10_000
     with pytest.raises(DataLoss, match="offsets 0 to"):
-        held.offsets(includeSettled="true", startingOffsets="0")
-    held.again()
-    held.settled()
-    assert drained(held) == left  # the limit is in the file
+        held_log.offsets(includeSettled="true", startingOffsets="0")
+    held_log.again()
+    held_log.settled()
+    assert sealed_segments(held_log) == left  # the file has the limit
 
 
-def test_a_damaged_file_keeps_everything(held, caplog):
-    held.storage.export_hold(held.store).commit("nightly", 150)
-    path = f"{held.place}/export-nightly.offset"
-    held.filesystem.replace_file(path, b"1 150 17179869184 0\n", sync=False)
-    bases = drained(held)
-    held.again()
-    held.settled()
-    assert held.storage.export_hold(held.store).exported == {"nightly": 0}
-    assert drained(held) == bases
+def test_damaged_offset_file_keeps_everything(held_log, caplog):
+    held_log.storage.export_hold(held_log.store).commit("nightly", 150)
+    path = f"{held_log.place}/export-nightly.offset"
+    held_log.filesystem.replace_file(path, b"1 150 17179869184 0\n", sync=False)
+    bases = sealed_segments(held_log)
+    held_log.again()
+    held_log.settled()
+    assert held_log.storage.export_hold(held_log.store).exported == {"nightly": 0}
+    assert sealed_segments(held_log) == bases
     assert "export-nightly.offset is damaged" in caplog.text
 
 
-def test_what_a_job_writes_where_no_broker_runs(tmp_path):
-    retained.write_offset(tmp_path, "nightly", 5)  # nothing is kept: nothing to write
+def test_job_without_a_broker_writes_the_offset_file(tmp_path):
+    retained.write_offset(tmp_path, "nightly", 5)  # no hold, so nothing to write
     assert list(tmp_path.iterdir()) == []
     path = tmp_path / "export-nightly.offset"
     path.write_bytes(retained._encode(0, 77))
@@ -193,7 +193,7 @@ def eventually(condition):
 
 
 @pytest.mark.slow
-def test_a_queue_that_consumers_empty_is_exported_whole(broker, spark, tmp_path):
+def test_queue_emptied_by_consumers_is_exported_completely(broker, spark, tmp_path):
     declare(broker, {"x-export": "nightly"})
     publish(broker, 3000)
     consume(broker, 3000)
@@ -205,7 +205,7 @@ def test_a_queue_that_consumers_empty_is_exported_whole(broker, spark, tmp_path)
         wanted = ExportOptions(source, "/", "orders", to, check, name=name)
         return ExportJob(wanted, lambda report: None, lambda: False, spark).run()
 
-    assert export("another").rows < 3000  # what is settled is not kept for that one
+    assert export("another").rows < 3000  # acked records are not kept for this export
     assert export("nightly").rows == 3000
     eventually(lambda: len(list(place.glob("*.log"))) <= 1)
     assert broker.api("GET", "/api/amqpd/exports/%2F/orders")["exports"] == [{"name": "nightly", "offset": 3000}]
@@ -217,7 +217,7 @@ def test_a_queue_that_consumers_empty_is_exported_whole(broker, spark, tmp_path)
 
 
 @pytest.mark.slow
-def test_amqpctl_sets_and_clears(broker):
+def test_amqpctl_sets_and_clears_an_export(broker):
     declare(broker, None)
     assert broker.ctl("set_export", "orders", "lake", "--max-bytes", "5000").returncode == 0
     publish(broker, 1)
@@ -239,7 +239,7 @@ def test_amqpctl_sets_and_clears(broker):
     assert broker.ctl("set_export", "nothing", "lake").returncode == 69
 
 
-def test_declarations(broker):
+def test_invalid_export_arguments_are_refused(broker):
     with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="x-export"):
         declare(broker, {"x-export": "a/b"})
     with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="max_bytes_but_no_export_defined"):

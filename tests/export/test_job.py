@@ -1,4 +1,4 @@
-"""The export job in this process: formats and what reads them, batches, reruns, steps that are never finished."""
+"""The export job in this process: formats and their readers, batches, reruns, and kills between steps."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def run(spark, wanted, stopped=lambda: False):
 
 
 def parquet_offsets(directory):
-    """As pyarrow reads them."""
+    """Return the offsets as pyarrow reads them."""
     if not any(Path(directory).rglob("*.parquet")):
         return []
     table = ds.dataset(str(directory), format="parquet", partitioning="hive").to_table(columns=["offset"])
     return sorted(table.column("offset").to_pylist())
 
 
-def test_parquet_for_three_readers(spark, written, tmp_path):
+def test_parquet_is_read_by_pyarrow_duckdb_and_spark(spark, written, tmp_path):
     duckdb = pytest.importorskip("duckdb")
     total, reports = run(spark, options(written, tmp_path, partition_by=("date",), batch_rows=1500))
     assert (total.rows, total.bytes, total.lag) == (4000, 4000 * 200, 0)
-    assert [report.rows for report in reports] == [500, 1500, 1500, 500]  # the first 1000 offsets are settled
+    assert [report.rows for report in reports] == [500, 1500, 1500, 500]  # the first 1000 offsets are acked
     assert [report.lag for report in reports] == [3500, 2000, 500, 0]
     wanted = list(range(1000, 5000))
     directory = tmp_path / "lake"
@@ -68,7 +68,7 @@ def test_parquet_for_three_readers(spark, written, tmp_path):
     assert not any(name.startswith((".", "_")) for name in names)
 
 
-def test_a_rerun_goes_on_where_it_was(spark, written, tmp_path):
+def test_rerun_continues_at_the_checkpoint(spark, written, tmp_path):
     wanted = options(written, tmp_path, batch_rows=1000)
     first, _ = run(spark, options(written, tmp_path, batch_rows=1000, to_offset=2500))
     assert (first.rows, parquet_offsets(tmp_path / "lake")) == (1500, list(range(1000, 2500)))
@@ -81,8 +81,8 @@ def test_a_rerun_goes_on_where_it_was(spark, written, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["", "true"])
-def test_directories_by_time(spark, make_lake, tmp_path, where):
-    """Three hours of two days, in one part: by the tasks themselves and, with a condition, by Spark."""
+def test_files_are_partitioned_by_date_and_hour(spark, make_lake, tmp_path, where):
+    """Messages over 30 hours in one part, written by the tasks themselves and, with a condition, by Spark."""
     lake = make_lake(1 << 20, FileSystem(), str(tmp_path / "data"))
     for number in range(60):
         lake.append(b"%d" % number)
@@ -97,7 +97,7 @@ def test_directories_by_time(spark, make_lake, tmp_path, where):
     assert len(set(found.values())) == 30 or len(set(found.values())) == 31
 
 
-def test_the_same_hour_of_two_days(spark, make_lake, tmp_path):
+def test_same_hour_of_two_days_shares_a_directory(spark, make_lake, tmp_path):
     lake = make_lake(1 << 20, FileSystem(), str(tmp_path / "data"))
     for number in range(4):
         lake.append(b"%d" % number)
@@ -108,7 +108,7 @@ def test_the_same_hour_of_two_days(spark, make_lake, tmp_path):
     assert parquet_offsets(tmp_path / "lake") == [0, 1, 2, 3]
 
 
-def test_where_columns_and_start(spark, written, tmp_path):
+def test_where_columns_start_and_partition_by_are_applied(spark, written, tmp_path):
     wanted = options(
         written, tmp_path, start="3000", where="routing_key = 'eu' AND headers IS NULL",
         columns=("offset", "routing_key"), partition_by=("routing_key",),
@@ -119,8 +119,8 @@ def test_where_columns_and_start(spark, written, tmp_path):
 
 
 @pytest.mark.parametrize("to", ["lake", "sqlite"])
-def test_batches_without_a_row(spark, written, tmp_path, to):
-    """All settled, or none that the condition takes: the offsets are done all the same."""
+def test_batches_without_rows_still_advance_the_checkpoint(spark, written, tmp_path, to):
+    """Either all records are acked, or the condition excludes them."""
     target = {"to": f"sqlite:///{tmp_path / 'x.db'}"} if to == "sqlite" else {}
     wanted = options(written, tmp_path, where="offset >= 3000", batch_rows=1000, to_offset=3000, **target)
     total, reports = run(spark, wanted)
@@ -128,7 +128,7 @@ def test_batches_without_a_row(spark, written, tmp_path, to):
     assert parquet_offsets(tmp_path / "lake") == []
 
 
-def test_json(spark, lake_with_odd_values, tmp_path):
+def test_json_has_base64_for_binary_values(spark, lake_with_odd_values, tmp_path):
     lake, values = lake_with_odd_values
     run(spark, options(lake, tmp_path, format="json", columns=("offset", "value", "headers")))
     lines = [line for path in (tmp_path / "lake").glob("*.json") for line in path.read_text().splitlines()]
@@ -138,7 +138,7 @@ def test_json(spark, lake_with_odd_values, tmp_path):
     assert rows[2]["value"] == ""
 
 
-def test_csv(spark, lake_with_odd_values, tmp_path):
+def test_csv_quotes_text_and_has_base64_for_binary_values(spark, lake_with_odd_values, tmp_path):
     lake, values = lake_with_odd_values
     run(spark, options(lake, tmp_path, format="csv", columns=("offset", "value", "headers")))
     (path,) = (tmp_path / "lake").glob("*.csv")
@@ -160,7 +160,7 @@ def lake_with_odd_values(make_lake, tmp_path):
     return lake, values
 
 
-def test_a_database_once(spark, written, tmp_path):
+def test_database_gets_each_row_once_after_a_kill(spark, written, tmp_path):
     url = f"sqlite:///{tmp_path / 'lake.db'}"
     wanted = options(written, tmp_path, to=url, batch_rows=1500, table="tasks")
     ledger_commit = ExportCheckpoint.commit
@@ -168,7 +168,7 @@ def test_a_database_once(spark, written, tmp_path):
     def killed(self):
         raise Killed
 
-    ExportCheckpoint.commit = killed  # the database has the batch, the checkpoint does not know
+    ExportCheckpoint.commit = killed  # the database has the batch, but the checkpoint does not
     try:
         with pytest.raises(Killed):
             run(spark, wanted)
@@ -189,7 +189,7 @@ def test_a_database_once(spark, written, tmp_path):
     assert [tuple(row) for row in batches] == [(1, 500), (2, 1500), (3, 1500), (4, 500)]
 
 
-def test_delta_once(spark, written, tmp_path):
+def test_delta_gets_each_row_once_after_a_kill(spark, written, tmp_path):
     deltalake = pytest.importorskip("deltalake")
     wanted = options(written, tmp_path, format="delta", batch_rows=2000, partition_by=("date",))
     ledger_commit = ExportCheckpoint.commit
@@ -205,11 +205,11 @@ def test_delta_once(spark, written, tmp_path):
 
 
 class Killed(BaseException):
-    """What a kill looks like from inside: nothing that runs after it."""
+    """A simulated kill: it passes every `except Exception`."""
 
 
 class Steps:
-    """Ends the process, as it were, before or after the n-th step that the ledger takes on the disk."""
+    """Raises Killed before or after the n-th file operation of the checkpoint."""
 
     def __init__(self, monkeypatch):
         self.left = None
@@ -223,7 +223,7 @@ class Steps:
                 if self.left == 0:
                     raise Killed
                 if self.left == 1 and real.__name__ == "replace":
-                    real(*arguments, **named)  # killed right behind it
+                    real(*arguments, **named)  # killed right after it
                     self.left = 0
                     raise Killed
             return real(*arguments, **named)
@@ -231,8 +231,8 @@ class Steps:
         return step
 
 
-def test_killed_at_every_step_of_a_batch(spark, written, tmp_path, monkeypatch):
-    """Each run is killed one step later than the run before, in the batch that is then under way."""
+def test_kill_at_any_step_of_a_batch_loses_and_repeats_nothing(spark, written, tmp_path, monkeypatch):
+    """Each run is killed one step later than the run before, in its current batch."""
     wanted = options(written, tmp_path, batch_rows=100, columns=("offset",), partition_by=("hour",))
     steps = Steps(monkeypatch)
     kills = 0
@@ -245,7 +245,7 @@ def test_killed_at_every_step_of_a_batch(spark, written, tmp_path, monkeypatch):
             kills += 1
         finally:
             steps.left = None
-        seen = parquet_offsets(tmp_path / "lake")  # every file is whole
+        seen = parquet_offsets(tmp_path / "lake")  # every file is complete
         assert max(Counter(seen).values(), default=0) <= 1
         if batches and steps.left is None and kills and number > 35:
             break
@@ -255,7 +255,7 @@ def test_killed_at_every_step_of_a_batch(spark, written, tmp_path, monkeypatch):
     assert not (tmp_path / "check" / "staging").exists()
 
 
-def test_what_cannot_begin_leaves_nothing_that_binds(spark, written, tmp_path):
+def test_failed_start_does_not_bind_the_checkpoint(spark, written, tmp_path):
     wrong = replace(options(written, tmp_path), queue="nosuch")
     with pytest.raises(NoSuchQueue):
         run(spark, wrong)
@@ -268,11 +268,11 @@ def test_what_cannot_begin_leaves_nothing_that_binds(spark, written, tmp_path):
         run(spark, replace(options(written, tmp_path), to=str(tmp_path / "file"), checkpoint=str(tmp_path / "other")))
 
 
-def test_a_checkpoint_belongs_to_one_export(spark, written, tmp_path):
+def test_checkpoint_of_another_export_is_refused(spark, written, tmp_path):
     run(spark, options(written, tmp_path, to_offset=1100))
     with pytest.raises(CheckpointError, match="--where"):
         run(spark, options(written, tmp_path, where="true"))
-    for _ in range(2):  # it is no easier the second time
+    for _ in range(2):  # the second attempt fails too
         with pytest.raises(TargetError, match="with another checkpoint"):
             run(spark, options(written, tmp_path, checkpoint=str(tmp_path / "other")))
     wanted = options(written, tmp_path)
@@ -285,7 +285,7 @@ def test_a_checkpoint_belongs_to_one_export(spark, written, tmp_path):
         run(spark, wanted)
 
 
-def test_what_cannot_be(spark, written, tmp_path):
+def test_impossible_exports_are_refused(spark, written, tmp_path):
     with pytest.raises(NoSuchQueue, match="no durable queue 'none'"):
         run(spark, ExportOptions({"path": written.data_dir}, "/", "none", str(tmp_path / "l"), str(tmp_path / "c")))
     for wrong, words in (
@@ -298,7 +298,7 @@ def test_what_cannot_be(spark, written, tmp_path):
             run(spark, options(written, tmp_path, **wrong))
 
 
-def test_retention_that_overtook_the_export_is_said(spark, written, tmp_path):
+def test_records_removed_before_their_export_are_a_data_loss(spark, written, tmp_path):
     run(spark, options(written, tmp_path, to_offset=1100))
     for path in sorted(Path(written.place).glob("*.log"))[:2]:
         path.unlink()
@@ -308,7 +308,7 @@ def test_retention_that_overtook_the_export_is_said(spark, written, tmp_path):
     assert 0 < total.rows < 3900
 
 
-def test_a_move_between_file_systems_is_a_copy(tmp_path, monkeypatch):
+def test_move_between_file_systems_copies(tmp_path, monkeypatch):
     staged, final = tmp_path / "staged", tmp_path / "lake" / "a" / "final"
     staged.write_bytes(b"x" * 100)
     real = Path.replace
@@ -322,12 +322,12 @@ def test_a_move_between_file_systems_is_a_copy(tmp_path, monkeypatch):
     move([[str(staged), str(final)]])
     assert final.read_bytes() == b"x" * 100
     assert not staged.exists()
-    move([[str(staged), str(final)]])  # again, after a kill
+    move([[str(staged), str(final)]])  # again, like after a kill
     with pytest.raises(CheckpointError, match="does not exist"):
         move([[str(staged), str(tmp_path / "never")]])
 
 
-def test_labels():
+def test_file_label_is_a_safe_short_name():
     assert file_label("orders") == "orders"
     assert file_label("a/b c") == "a%2Fb%20c"
     assert file_label("_hidden") == "hidden"

@@ -1,6 +1,6 @@
-"""`amqpctl export` as a process that is killed: whatever it was at, a rerun gives each offset once to every reader.
+"""`amqpctl export` as a killed process: after any kill a rerun gives every reader each offset once.
 
-A kill takes the whole of it (driver, JVM and Python workers), the driver alone, the JVM alone, or a Python worker.
+A kill ends all of it (driver, JVM and Python workers), only the driver, only the JVM, or only a Python worker.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Export:
             return 0
 
     def run_and_kill(self, rng, victim, batches, delay_s, *more):
-        """Kills it `delay_s` after it has done so many batches more. False: it was done before."""
+        """Kill the run `delay_s` after it has done so many batches more. Return False if it had ended before."""
         process = self.start(*more)
         try:
             goal = self.batch() + batches
@@ -84,7 +84,7 @@ class Export:
             was_running = process.poll() is None
             if was_running:
                 self._kill(process, victim)
-            process.communicate(timeout=900)  # a driver without its JVM ends by itself
+            process.communicate(timeout=900)  # a driver without its JVM ends
         finally:
             group_kill(process)
         return was_running
@@ -130,7 +130,7 @@ def command_line(pid):
 
 
 def group_kill(process):
-    """Everything the export has started. Spark's workers make process groups of their own, but no session."""
+    """Kill every process of the export. Spark's workers have their own process groups but the same session."""
     for pid in session_members(process.pid):
         try:
             os.kill(pid, signal.SIGKILL)
@@ -139,8 +139,8 @@ def group_kill(process):
     process.wait()
 
 
-def as_three_read_it(directory):
-    """The offsets as duckdb, pyarrow and Spark read them."""
+def offsets_by_reader(directory):
+    """Yield the offsets as duckdb and pyarrow read them."""
     duckdb = pytest.importorskip("duckdb")
     with_duckdb = duckdb.sql(f"SELECT \"offset\" FROM '{directory}/**/*.parquet'").fetchall()
     yield sorted(row[0] for row in with_duckdb)
@@ -148,24 +148,24 @@ def as_three_read_it(directory):
     yield sorted(table.column("offset").to_pylist())
 
 
-def test_two_kills_and_a_rerun(broker, tmp_path, spark):
+def test_rerun_after_two_kills_exports_each_offset_once(broker, tmp_path, spark):
     fill(broker, 6000)
     export = Export(broker, tmp_path, "--batch", "100", "--partition-by", "date")
     rng = random.Random(1)
-    assert export.run_and_kill(rng, "all", 3, 0.3, "--follow")  # which does not end by itself before its kill
+    assert export.run_and_kill(rng, "all", 3, 0.3, "--follow")  # --follow: the run does not end before its kill
     done = export.batch()
     assert done >= 3
     assert export.run_and_kill(rng, "driver", int(done < 60), 0.3, "--follow")
     summary = export.finish()
     assert (summary["waiting"], summary["batch"]) == (0, 60)
-    for found in as_three_read_it(tmp_path / "lake"):
+    for found in offsets_by_reader(tmp_path / "lake"):
         assert found == list(range(6000))
     found = spark.read.parquet(str(tmp_path / "lake")).select("offset").collect()
     assert sorted(row.offset for row in found) == list(range(6000))
 
 
-def test_ctrl_c_ends_it_after_the_batch(broker, tmp_path):
-    """SIGINT to all of the group, as a terminal sends it: pyspark would break the batch off."""
+def test_ctrl_c_stops_after_the_current_batch(broker, tmp_path):
+    """A terminal sends SIGINT to the whole process group; pyspark alone would interrupt the batch."""
     fill(broker, 3000)
     export = Export(broker, tmp_path, "--batch", "1000", "--follow")
     process = export.start()
@@ -180,16 +180,16 @@ def test_ctrl_c_ends_it_after_the_batch(broker, tmp_path):
     assert "stopping after this batch" in err and "Traceback" not in err
     summary = json.loads(out)
     assert summary["batch"] >= 1 and summary["records"] == summary["batch"] * 1000
-    for found in as_three_read_it(tmp_path / "lake"):
+    for found in offsets_by_reader(tmp_path / "lake"):
         assert found == list(range(summary["records"]))
 
 
-def test_sigterm_to_the_group_ends_all_of_it(broker, tmp_path):
-    """As a service manager or `kill -- -PGID` sends it: to the JVM, too, in the middle of a batch and between two."""
+def test_sigterm_to_the_group_stops_all_processes_cleanly(broker, tmp_path):
+    """A service manager or `kill -- -PGID` also signals the JVM: once in the middle of a batch, once when idle."""
     fill(broker, 3000)
     export = Export(broker, tmp_path, "--batch", "50", "--follow")
     done = []
-    for goal in (2, 60):  # of 60 batches: at work; with nothing more to do
+    for goal in (2, 60):  # of 60 batches: in the middle; when everything is exported
         process = export.start()
         try:
             while export.batch() < goal and process.poll() is None:
@@ -200,7 +200,7 @@ def test_sigterm_to_the_group_ends_all_of_it(broker, tmp_path):
             out, err = process.communicate(timeout=900)
             assert process.returncode == 0, err
             assert "stopping after this batch" in err and "Traceback" not in err, err
-            left = [command_line(pid) for pid in wait_for_the_end(process.pid)]
+            left = [command_line(pid) for pid in wait_for_end_of_session(process.pid)]
             assert left == []
         finally:
             group_kill(process)
@@ -209,12 +209,12 @@ def test_sigterm_to_the_group_ends_all_of_it(broker, tmp_path):
     assert first["batch"] >= 2 and first["records"] == first["batch"] * 50
     assert (second["batch"], second["waiting"]) == (60, 0)
     assert first["records"] + second["records"] == 3000
-    for found in as_three_read_it(tmp_path / "lake"):
+    for found in offsets_by_reader(tmp_path / "lake"):
         assert found == list(range(3000))
 
 
-def wait_for_the_end(session):
-    """What is left of the session when it has had ten minutes to end: nobody, it is hoped."""
+def wait_for_end_of_session(session):
+    """Wait up to ten minutes. Return the remaining processes of the session."""
     until = time.monotonic() + 600
     while (left := session_members(session)) and time.monotonic() < until:
         time.sleep(0.1)
@@ -225,8 +225,8 @@ def wait_for_the_end(session):
 @pytest.mark.parametrize(
     "target", [pytest.param("files", marks=pytest.mark.ci_long), pytest.param("database", marks=pytest.mark.on_demand)]
 )
-def test_twenty_kills_of_an_incremental_export(broker, tmp_path, spark, target):
-    """200,000 records that arrive meanwhile; each kill at a random moment, of a random part."""
+def test_twenty_kills_of_an_incremental_export_lose_nothing(broker, tmp_path, spark, target):
+    """200,000 records arrive meanwhile. Each kill hits a random part at a random moment."""
     url = f"sqlite:///{tmp_path / 'lake.db'}"
     arguments = ["--batch", "2000"]
     export = Export(broker, tmp_path, *arguments, to=url if target == "database" else None)
@@ -235,7 +235,7 @@ def test_twenty_kills_of_an_incremental_export(broker, tmp_path, spark, target):
     kills = dict.fromkeys(VICTIMS, 0)
     runs = 0
     while sum(kills.values()) < 20:
-        assert runs < 60, f"most runs were done before their kill: {kills}"
+        assert runs < 60, f"most runs ended before their kill: {kills}"
         if runs < 20:
             fill(broker, 10_000)
         runs += 1
@@ -253,7 +253,7 @@ def test_twenty_kills_of_an_incremental_export(broker, tmp_path, spark, target):
         engine.dispose()
         assert [row[0] for row in found] == wanted
         return
-    for found in as_three_read_it(tmp_path / "lake"):
+    for found in offsets_by_reader(tmp_path / "lake"):
         assert found == wanted
     rows = spark.read.parquet(str(tmp_path / "lake")).select("offset").collect()
     assert sorted(row.offset for row in rows) == wanted

@@ -1,4 +1,4 @@
-"""The live count of docs/export.md runs as it is written there."""
+"""The live count program of docs/export.md runs as written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("pyspark")
 MANUAL = Path(__file__).parents[2] / "docs" / "export.md"
 
 
-def test_the_live_count(spark, written, tmp_path):
+def test_live_count_of_the_manual_runs(spark, written, tmp_path):
     section = MANUAL.read_text("utf-8").partition("## A live count")[2].partition("\n## ")[0]
     (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     for old, new in (

@@ -1,4 +1,4 @@
-"""What is stated happens: torn tail, bad checksum, missing segments, retention that has overtaken a checkpoint."""
+"""Data loss is reported as documented: torn tail, wrong checksum, missing segments, retention before an export."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from amqpd.storage.spark import offsets
 from amqpd.storage.spark.plan import DataLoss
 
 
-def filled(make_lake: Callable[..., Any], count: int = 120, segment_size_bytes: int = 60_000) -> Any:
-    """Batches of 10 records; some segments."""
+def filled_lake(make_lake: Callable[..., Any], count: int = 120, segment_size_bytes: int = 60_000) -> Any:
+    """Return a log of batches with 10 records each, in several segments."""
     lake = make_lake(segment_size_bytes)
     for start in range(0, count, 10):
         lake.append(*(b"%04d" % number + b"." * 996 for number in range(start, start + 10)))
@@ -23,8 +23,8 @@ def filled(make_lake: Callable[..., Any], count: int = 120, segment_size_bytes: 
     return lake
 
 
-def starts(log: bytearray) -> list[int]:
-    """Positions of the batches."""
+def batch_positions(log: bytearray) -> list[int]:
+    """Return the positions of the batches."""
     found, position = [], 0
     while position < len(log):
         found.append(position)
@@ -33,26 +33,28 @@ def starts(log: bytearray) -> list[int]:
 
 
 @pytest.mark.parametrize("cut", [1, 60, 61, 500])
-def test_a_torn_tail_is_not_there_yet(make_lake: Callable[..., Any], cut: int) -> None:
-    lake = filled(make_lake, segment_size_bytes=1 << 26)
+def test_torn_tail_is_not_read(make_lake: Callable[..., Any], cut: int) -> None:
+    lake = filled_lake(make_lake, segment_size_bytes=1 << 26)
     log = lake.data(lake.names(".log")[-1])
     del log[-cut:]
     assert lake.offsets() == list(range(110))
     assert lake.snapshot().end == 110
 
 
-def test_a_copy_that_is_older_than_its_high_watermark(make_lake: Callable[..., Any]) -> None:
-    lake = filled(make_lake, segment_size_bytes=1 << 26)
+def test_copy_shorter_than_its_high_watermark_is_read_to_its_end(make_lake: Callable[..., Any]) -> None:
+    lake = filled_lake(make_lake, segment_size_bytes=1 << 26)
     log = lake.data(lake.names(".log")[-1])
-    del log[starts(log)[5] :]
+    del log[batch_positions(log)[5] :]
     assert lake.offsets() == list(range(50))
 
 
 @pytest.mark.parametrize("where", ["body", "header", "offset"])
-def test_a_bad_batch(make_lake: Callable[..., Any], where: str, caplog: pytest.LogCaptureFixture) -> None:
-    lake = filled(make_lake, segment_size_bytes=1 << 26)
+def test_batch_with_a_wrong_checksum_is_data_loss(
+    make_lake: Callable[..., Any], where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake = filled_lake(make_lake, segment_size_bytes=1 << 26)
     log = lake.data(lake.names(".log")[0])
-    bad = starts(log)[4]
+    bad = batch_positions(log)[4]
     log[bad + {"body": 700, "header": 16, "offset": 5}[where]] ^= 0x40
     with pytest.raises(DataLoss, match=r"offsets 40 to .*failOnDataLoss=false"):
         lake.offsets()
@@ -64,25 +66,25 @@ def test_a_bad_batch(make_lake: Callable[..., Any], where: str, caplog: pytest.L
     assert lake.offsets(startingOffsets="50", splitBytes="1") == list(range(50, 120))
 
 
-def test_the_checksum_is_not_looked_at_when_told_so(make_lake: Callable[..., Any]) -> None:
-    lake = filled(make_lake)
+def test_check_crc_false_skips_the_checksum(make_lake: Callable[..., Any]) -> None:
+    lake = filled_lake(make_lake)
     log = lake.data(lake.names(".log")[0])
-    log[starts(log)[1] + 700] ^= 0x40
+    log[batch_positions(log)[1] + 700] ^= 0x40
     assert lake.offsets(checkCrc="false") == list(range(120))
 
 
-def test_a_raised_offset_does_not_hide_what_follows(make_lake: Callable[..., Any]) -> None:
-    """The checksum does not cover the offset: a batch that claims to be far ahead must not end the reading."""
-    lake = filled(make_lake, segment_size_bytes=1 << 26)
+def test_raised_base_offset_does_not_hide_later_batches(make_lake: Callable[..., Any]) -> None:
+    """The checksum does not cover the base offset. A batch with a too high one must not end the read."""
+    lake = filled_lake(make_lake, segment_size_bytes=1 << 26)
     log = lake.data(lake.names(".log")[0])
-    log[starts(log)[3] + 7] += 60  # 30 becomes 90
+    log[batch_positions(log)[3] + 7] += 60  # 30 becomes 90
     with pytest.raises(DataLoss, match="offsets 30 to"):
         lake.offsets(endingOffsets="80")
     assert lake.offsets(failOnDataLoss="false") == [n for n in range(120) if not 30 <= n < 40]
 
 
-def test_a_segment_whose_log_is_missing(make_lake: Callable[..., Any]) -> None:
-    lake = filled(make_lake)
+def test_missing_segment_is_data_loss(make_lake: Callable[..., Any]) -> None:
+    lake = filled_lake(make_lake)
     names = lake.names(".log")
     assert len(names) > 2
     first, stop = int(names[1][:20]), int(names[2][:20])
@@ -92,19 +94,19 @@ def test_a_segment_whose_log_is_missing(make_lake: Callable[..., Any]) -> None:
     assert lake.offsets(failOnDataLoss="false") == [n for n in range(120) if not first <= n < stop]
 
 
-def test_a_sealed_segment_that_was_cut_off(make_lake: Callable[..., Any]) -> None:
-    lake = filled(make_lake)
+def test_truncated_sealed_segment_is_data_loss(make_lake: Callable[..., Any]) -> None:
+    lake = filled_lake(make_lake)
     names = lake.names(".log")
     log = lake.data(names[0])
-    del log[starts(log)[2] :]
+    del log[batch_positions(log)[2] :]
     stop = int(names[1][:20])
     with pytest.raises(DataLoss, match=f"offsets 20 to {stop - 1} are missing: their segment's log was cut off"):
         lake.offsets()
     assert lake.offsets(failOnDataLoss="false") == [n for n in range(120) if not 20 <= n < stop]
 
 
-def test_a_segment_that_went_because_all_in_it_was_settled(make_lake: Callable[..., Any]) -> None:
-    lake = filled(make_lake)
+def test_segment_removed_because_all_was_acked_is_no_loss(make_lake: Callable[..., Any]) -> None:
+    lake = filled_lake(make_lake)
     names = lake.names(".log")
     first, stop = int(names[1][:20]), int(names[2][:20])
     lake.store.ack_range(first, stop - 1)
@@ -115,8 +117,8 @@ def test_a_segment_that_went_because_all_in_it_was_settled(make_lake: Callable[.
         lake.offsets(includeSettled="true")
 
 
-def test_an_offset_before_the_log(make_lake: Callable[..., Any]) -> None:
-    lake = filled(make_lake)
+def test_start_offset_before_the_log_is_data_loss(make_lake: Callable[..., Any]) -> None:
+    lake = filled_lake(make_lake)
     stop = int(lake.names(".log")[1][:20])
     lake.store.ack_range(0, stop - 1)
     lake.settled()
@@ -128,7 +130,7 @@ def test_an_offset_before_the_log(make_lake: Callable[..., Any]) -> None:
     assert lake.offsets(startingOffsets="5", failOnDataLoss="false") == list(range(stop, 120))
 
 
-def test_an_offset_behind_the_log(lake: Any) -> None:
+def test_end_offset_after_the_log_is_data_loss(lake: Any) -> None:
     lake.append(b"a", b"b")
     lake.turn()
     with pytest.raises(DataLoss, match="offsets 2 to 8 are missing: the log ends before them"):
@@ -136,8 +138,8 @@ def test_an_offset_behind_the_log(lake: Any) -> None:
     assert lake.offsets(endingOffsets="9", failOnDataLoss="false") == [0, 1]
 
 
-def test_a_segment_removed_between_planning_and_reading(make_lake: Callable[..., Any]) -> None:
-    lake = filled(make_lake)
+def test_segment_removed_after_planning_is_data_loss(make_lake: Callable[..., Any]) -> None:
+    lake = filled_lake(make_lake)
     options = lake.options()
     parts = offsets.batch_parts(options)
     names = lake.names(".log")
@@ -150,8 +152,8 @@ def test_a_segment_removed_between_planning_and_reading(make_lake: Callable[...,
     assert rows == list(range(stop, 120))
 
 
-def test_what_was_planned_is_read_though_it_is_settled_meanwhile(make_lake: Callable[..., Any]) -> None:
-    lake = filled(make_lake, segment_size_bytes=1 << 26)
+def test_records_acked_after_planning_are_still_read(make_lake: Callable[..., Any]) -> None:
+    lake = filled_lake(make_lake, segment_size_bytes=1 << 26)
     options = lake.options()
     parts = offsets.batch_parts(options)
     lake.store.ack_range(10, 30)

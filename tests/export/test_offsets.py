@@ -1,4 +1,4 @@
-"""Streams: where they begin, how far a trigger goes, and what a checkpoint that does not fit means."""
+"""Streams: their first offset, the limit of a trigger, and checkpoints that do not match the queue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read(lake: Any, start: offsets.StreamOffset, end: offsets.StreamOffset, **gi
     return [row["offset"] for row in lake.read(options, offsets.stream_parts(options, start, end))]
 
 
-def test_a_stream_begins_at_the_end_or_where_it_is_told(lake: Any) -> None:
+def test_stream_begins_at_the_end_or_at_starting_offsets(lake: Any) -> None:
     lake.append(b"a", b"b")
     lake.turn()
     assert offsets.initial(lake.options()) == at(lake, 2)
@@ -39,7 +39,7 @@ def test_a_stream_begins_at_the_end_or_where_it_is_told(lake: Any) -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 50))
-def test_triggers_of_any_size_give_each_record_once(make_lake: Callable[..., Any], count: int, rows_max: int) -> None:
+def test_triggers_of_any_size_return_each_record_once(make_lake: Callable[..., Any], count: int, rows_max: int) -> None:
     lake = make_lake()
     lake.append(*(b"%d" % number for number in range(count)))
     lake.turn()
@@ -57,7 +57,7 @@ def test_triggers_of_any_size_give_each_record_once(make_lake: Callable[..., Any
     assert seen == list(range(count)) and place == end
 
 
-def test_the_limit_is_shared_by_what_waits(written: Any) -> None:
+def test_limit_is_shared_in_proportion_to_waiting_records(written: Any) -> None:
     from amqpd.storage.spark.options import parse
 
     other, _ = written.storage.create_queue("v", "other", "/")
@@ -77,7 +77,7 @@ def test_the_limit_is_shared_by_what_waits(written: Any) -> None:
     assert went == {key: 450 * share // total for key, share in waiting.items()}
 
 
-def test_a_queue_that_was_declared_anew(make_lake: Callable[..., Any]) -> None:
+def test_recreated_queue_is_data_loss(make_lake: Callable[..., Any]) -> None:
     lake = make_lake()
     lake.append(b"a", b"b")
     lake.turn()
@@ -89,18 +89,18 @@ def test_a_queue_that_was_declared_anew(make_lake: Callable[..., Any]) -> None:
     assert read(lake, before, end, failOnDataLoss="false") == [0, 1]
 
 
-def test_a_queue_that_was_deleted(lake: Any) -> None:
+def test_deleted_queue_is_data_loss_unless_it_was_read(lake: Any) -> None:
     lake.append(b"a", b"b")
     lake.turn()
-    gone = {"//other": {"id": "x", "offset": 5}}
+    deleted = {"//other": {"id": "x", "offset": 5}}
     options: ReadOptions = lake.options()
     with pytest.raises(DataLoss, match="deleted before offset 5"):
-        offsets.stream_parts(options, {}, gone)
-    assert offsets.stream_parts(options, gone, gone) == []  # nothing was left to read of it
-    assert offsets.limited(options, gone, offsets.latest(options), None) == {**gone, **at(lake, 2)}
+        offsets.stream_parts(options, {}, deleted)
+    assert offsets.stream_parts(options, deleted, deleted) == []  # nothing of it was left to read
+    assert offsets.limited(options, deleted, offsets.latest(options), None) == {**deleted, **at(lake, 2)}
 
 
-def test_a_queue_that_appears_is_read_from_its_start(lake: Any) -> None:
+def test_new_queue_is_read_from_its_start(lake: Any) -> None:
     options = lake.options()
     assert offsets.initial(options) == at(lake, 0)
     lake.append(b"a", b"b")
@@ -108,7 +108,7 @@ def test_a_queue_that_appears_is_read_from_its_start(lake: Any) -> None:
     assert read(lake, {}, offsets.latest(options)) == [0, 1]
 
 
-def test_retention_that_overtook_a_checkpoint(make_lake: Callable[..., Any]) -> None:
+def test_records_removed_before_the_checkpoint_are_data_loss(make_lake: Callable[..., Any]) -> None:
     lake = make_lake(20_000)
     for _ in range(10):
         lake.append(*(b"." * 1000 for _ in range(10)))
@@ -123,10 +123,10 @@ def test_retention_that_overtook_a_checkpoint(make_lake: Callable[..., Any]) -> 
     assert read(lake, at(lake, 5), at(lake, 100), failOnDataLoss="false") == list(range(60, 100))
 
 
-def test_a_copy_older_than_the_checkpoint(lake: Any) -> None:
+def test_copy_older_than_the_checkpoint_is_data_loss(lake: Any) -> None:
     lake.append(b"a", b"b")
     lake.turn()
     with pytest.raises(DataLoss, match="the log ends before them"):
         read(lake, at(lake, 1), at(lake, 9))
-    # A trigger goes no way back.
+    # A trigger never goes back.
     assert offsets.limited(lake.options(), at(lake, 9), offsets.latest(lake.options()), None) == at(lake, 9)

@@ -1,4 +1,4 @@
-"""Options: what is taken, what is refused, and in which words."""
+"""Options of the Spark source: accepted values, and errors for refused ones."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from amqpd.storage.spark.options import EARLIEST, LATEST, BadOption, NoSuchQueue
 AT = {"path": "/data", "queue": "q"}
 
 
-def test_names_have_any_case_as_spark_hands_them_over() -> None:
+def test_option_names_ignore_case() -> None:
     options = parse({"PATH": "/data", "queuepattern": "a.*", "includesettled": "TRUE", "splitbytes": "7"})
     assert (options.pattern, options.include_settled, options.split_bytes) == ("a.*", True, 7)
 
 
-def test_what_is_there_by_default() -> None:
+def test_default_options() -> None:
     options = parse(AT)
     assert options.source == DirectorySource("/data")
     assert (options.vhost, options.names, options.columns) == ("/", ("q",), BASE)
@@ -49,12 +49,12 @@ def test_what_is_there_by_default() -> None:
         ({**AT, "startingOffsetsByTimestampStrategy": "x"}, "error or latest"),
     ],
 )
-def test_what_is_refused(given: dict[str, str], words: str) -> None:
+def test_invalid_options_are_refused(given: dict[str, str], words: str) -> None:
     with pytest.raises(BadOption, match=words):
         parse(given)
 
 
-def test_columns() -> None:
+def test_columns_and_includes_choose_the_schema() -> None:
     assert parse({**AT, "columns": "offset, value"}).columns == ("offset", "value")
     assert parse({**AT, "columns": "offset", "includeHeaders": "true"}).columns == ("offset", "headers", "raw_headers")
     both = parse({**AT, "includeHeaders": "true", "includeProperties": "true"}).columns
@@ -64,7 +64,7 @@ def test_columns() -> None:
     assert ddl(["offset", "headers"]) == "`offset` bigint, `headers` map<string,string>"
 
 
-def test_offsets_and_times() -> None:
+def test_offsets_and_timestamps_are_parsed() -> None:
     offsets = parse({**AT, "startingOffsets": '{"q": 7, "r": -1}'}).starting
     assert offsets is not None and [offsets.of(name) for name in "qrs"] == [7, LATEST, EARLIEST]
     assert parse({**AT, "startingTimestamp": "2026-01-31T12:00:00Z"}).starting_timestamp_ms == 1769860800000
@@ -81,21 +81,21 @@ def test_offsets_and_times() -> None:
         ("https://[::1]:8/", BrokerSource("https://[::1]:8", "guest", "guest")),
     ],
 )
-def test_urls(url: str, expected: BrokerSource) -> None:
+def test_url_is_parsed(url: str, expected: BrokerSource) -> None:
     assert parse({"url": url, "queue": "q"}).source == expected
 
 
 @pytest.mark.parametrize("url", ["amqp://h", "http://", "http://h/x", "http://h:port", "h:15672"])
-def test_urls_that_are_none(url: str) -> None:
+def test_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(SourceError, match="url"):
         parse({"url": url, "queue": "q"})
 
 
-def test_a_password_is_not_shown() -> None:
+def test_password_is_not_shown_in_repr() -> None:
     assert "secret" not in repr(parse({"url": "http://u:secret@h", "queue": "q"}))
 
 
-def test_queues_by_name_and_pattern(written: Any) -> None:
+def test_queues_are_found_by_name_and_pattern(written: Any) -> None:
     def found(**given: str) -> list[str]:
         return [queue.queue for queue in parse({"path": written.data_dir, **given}).queues()]
 
@@ -105,20 +105,20 @@ def test_queues_by_name_and_pattern(written: Any) -> None:
         batch_parts(parse({"path": written.data_dir, "queues": "other, tasks"}))
 
 
-def test_the_path_of_one_queue_needs_no_name(written: Any) -> None:
+def test_path_of_one_queue_needs_no_queue_name(written: Any) -> None:
     options = parse({"path": written.place})
     assert [queue.queue for queue in options.queues()] == ["tasks"]
     assert sum(part.stop - part.first for part in batch_parts(options)) >= 4000
 
 
-def test_a_path_that_is_no_data_directory(tmp_path: Path) -> None:
+def test_path_that_is_no_data_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="does not exist"):
         batch_parts(parse({"path": str(tmp_path / "none"), "queue": "q"}))
     with pytest.raises(SourceError, match="no data directory of amqpd"):
         batch_parts(parse({"path": str(tmp_path), "queue": "q"}))
 
 
-def test_times_choose_records(lake: Any) -> None:
+def test_timestamps_select_records(lake: Any) -> None:
     for number in range(6):
         lake.append(b"%d" % number)
         lake.turn()

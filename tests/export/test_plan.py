@@ -1,4 +1,4 @@
-"""Planning by index gives what a full scan gives; what is settled, transient or a marker is not given."""
+"""Planning by index gives the same rows as a full scan, without acked and transient records and markers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def play(lake: Any, steps: list[tuple[str, int, int]]) -> None:
     st.sampled_from([61, 700, 5000]),
     st.tuples(st.integers(0, 500), st.integers(0, 700)),
 )
-def test_planning_is_a_full_scan(
+def test_plan_by_index_equals_a_full_scan(
     make_lake: Callable[..., Any],
     steps: list[tuple[str, int, int]],
     segment_size_bytes: int,
@@ -88,7 +88,7 @@ def test_planning_is_a_full_scan(
 
 @SLOW
 @given(STEPS, st.sampled_from([2000, 1 << 26]), st.integers(-1, 12), st.integers(-1, 1))
-def test_a_time_is_found_as_by_a_full_scan(
+def test_offset_of_a_time_equals_a_full_scan(
     make_lake: Callable[..., Any], steps: list[tuple[str, int, int]], segment_size_bytes: int, which: int, by: int
 ) -> None:
     lake = make_lake(segment_size_bytes)
@@ -96,14 +96,14 @@ def test_a_time_is_found_as_by_a_full_scan(
     records = lake.live()
     times = sorted({record.timestamp_ms for record in records})
     wanted = (times[which] if 0 <= which < len(times) else 1_700_000_000_000) + by
-    # The first batch of that time or later; a batch has one time.
+    # The first batch of that time or later; a batch has one timestamp.
     expected = next((record.offset for record in records if record.timestamp_ms >= wanted), None)
     assert lake.snapshot().offset_at(wanted) == expected
 
 
 @SLOW
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 300), st.integers(0, 300))), st.integers(1, 300))
-def test_bits_of_settlements(entries: list[tuple[bool, int, int]], count: int) -> None:
+def test_ack_entries_become_bits(entries: list[tuple[bool, int, int]], count: int) -> None:
     base = 1000
     data, naive = b"", set()
     for ranges, a, b in entries:
@@ -119,7 +119,7 @@ def test_bits_of_settlements(entries: list[tuple[bool, int, int]], count: int) -
     assert found == {place for place in naive if place < count}
 
 
-def test_what_is_settled_is_left_out_and_had_with_include_settled(lake: Any) -> None:
+def test_acked_records_are_only_read_with_include_settled(lake: Any) -> None:
     lake.append(*(b"%d" % number for number in range(10)))
     lake.turn()
     lake.store.ack(3)
@@ -128,7 +128,7 @@ def test_what_is_settled_is_left_out_and_had_with_include_settled(lake: Any) -> 
     assert lake.offsets(includeSettled="true") == list(range(10))
 
 
-def test_a_range_that_is_all_settled_makes_no_part(make_lake: Callable[..., Any]) -> None:
+def test_fully_acked_range_makes_no_part(make_lake: Callable[..., Any]) -> None:
     lake = make_lake(20_000)
     for _ in range(10):
         lake.append(*(b"." * 1000 for _ in range(10)))
@@ -144,11 +144,11 @@ def test_a_range_that_is_all_settled_makes_no_part(make_lake: Callable[..., Any]
     assert lake.offsets() == [*range(20), *range(60, 99)]
 
 
-def test_only_what_is_synced_is_seen(lake: Any) -> None:
+def test_only_synced_records_are_read(lake: Any) -> None:
     lake.append(b"a", b"b")
     lake.turn()
     lake.append(b"c")
-    lake.storage.commits._write_dirty()  # in the file, and not synced
+    lake.storage.commits._write_dirty()  # in the file but not synced
     assert lake.offsets() == [0, 1]
     lake.turn()
     lake.append(b"d")
@@ -156,7 +156,7 @@ def test_only_what_is_synced_is_seen(lake: Any) -> None:
     assert lake.offsets() == [0, 1, 2, 3]
 
 
-def test_transient_messages_count_until_the_broker_has_started_again(lake: Any) -> None:
+def test_transient_messages_are_read_until_the_broker_restarts(lake: Any) -> None:
     lake.append(b"a", b"b", persistent=False)
     lake.append(b"c")
     lake.settled()
@@ -167,7 +167,7 @@ def test_transient_messages_count_until_the_broker_has_started_again(lake: Any) 
     assert lake.offsets() == [2, 3] == [record.offset for record in lake.live()]
 
 
-def test_a_commit_marker_is_no_record(lake: Any) -> None:
+def test_commit_marker_is_not_a_row(lake: Any) -> None:
     lake.store.begin_transaction()
     lake.append(*(b"%d" % number for number in range(70)))
     lake.store.end_transaction()
@@ -176,7 +176,7 @@ def test_a_commit_marker_is_no_record(lake: Any) -> None:
     assert lake.offsets() == [*range(70), 71]
 
 
-def test_min_partitions_cut_finer(make_lake: Callable[..., Any]) -> None:
+def test_min_partitions_makes_smaller_parts(make_lake: Callable[..., Any]) -> None:
     lake = make_lake()
     for _ in range(100):
         lake.append(b"." * 5000, b"." * 5000)
@@ -190,12 +190,12 @@ def test_min_partitions_cut_finer(make_lake: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("sizes", "parts_min", "expected"), [([100], 1, 64), ([100], 4, 25), ([], 9, 64), ([1000, 0], 2, 64)]
 )
-def test_split_size(sizes: list[int], parts_min: int, expected: int) -> None:
+def test_split_size_depends_on_total_and_min_partitions(sizes: list[int], parts_min: int, expected: int) -> None:
     assert split_size(sizes, 64, parts_min) == expected
 
 
 @pytest.mark.parametrize("damage", ["zeros", "shifted", "missing", "short"])
-def test_a_wrong_index_costs_time_and_nothing_else(make_lake: Callable[..., Any], damage: str) -> None:
+def test_wrong_index_does_not_change_the_result(make_lake: Callable[..., Any], damage: str) -> None:
     lake = make_lake()
     lake.append(*(b"." * 3000 for _ in range(150)))
     lake.turn()

@@ -1,4 +1,4 @@
-"""The sink's AMQP client against a real broker."""
+"""The sink's AMQP client with a real broker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from amqpd.storage.spark.publisher import PublishError, SinkPublisher, SinkTarge
 
 @pytest.fixture
 def queue(amqpd_vhost):
-    """(Target, AMQP URL, name) of a durable queue in a vhost of its own."""
+    """Return (target, AMQP URL, name) of a durable queue in a vhost of its own."""
     connection = pika.BlockingConnection(pika.URLParameters(amqpd_vhost.url))
     connection.channel().queue_declare("q", durable=True)
     connection.close()
@@ -34,7 +34,7 @@ def drain(url, queue, count):
     return found, left
 
 
-def test_confirms_with_a_small_window(queue):
+def test_small_window_bounds_unconfirmed_messages(queue):
     target, url, name = queue
     publisher = SinkPublisher(target, window=3)
     for number in range(100):
@@ -47,7 +47,7 @@ def test_confirms_with_a_small_window(queue):
     assert left == 0
 
 
-def test_bodies_over_a_frame_and_empty_ones(queue):
+def test_bodies_larger_than_a_frame_and_empty_ones_arrive(queue):
     target, url, name = queue
     bodies = [b"", b"x" * (131072 - 8), b"y" * (131072 - 7), b"z" * 1_000_000]
     publisher = SinkPublisher(target)
@@ -60,7 +60,7 @@ def test_bodies_over_a_frame_and_empty_ones(queue):
     assert all(properties.headers == {"a": 1} and properties.delivery_mode == 2 for _, properties, _ in found)
 
 
-def test_a_transaction_is_seen_whole_or_not_at_all(queue):
+def test_unfinished_transaction_publishes_nothing(queue):
     target, url, name = queue
     left = SinkPublisher(target, transaction=True)
     left.publish("", name, p.NO_PROPERTIES, b"never")
@@ -77,7 +77,7 @@ def test_a_transaction_is_seen_whole_or_not_at_all(queue):
 
 
 @pytest.mark.parametrize("transaction", [False, True])
-def test_what_no_queue_takes_is_an_error(queue, transaction):
+def test_unroutable_message_is_an_error(queue, transaction):
     publisher = SinkPublisher(queue[0], transaction=transaction)
     publisher.publish("", "nobody", p.NO_PROPERTIES, b"?")
     with pytest.raises(PublishError, match="routing key 'nobody': 312 NO_ROUTE"):
@@ -85,14 +85,14 @@ def test_what_no_queue_takes_is_an_error(queue, transaction):
     publisher.abandon()
 
 
-def test_not_mandatory(queue):
+def test_unroutable_message_is_no_error_without_mandatory(queue):
     publisher = SinkPublisher(queue[0], mandatory=False)
     publisher.publish("", "nobody", p.NO_PROPERTIES, b"?")
     assert publisher.finish() == 1
     publisher.close()
 
 
-def test_the_brokers_words_are_told(queue):
+def test_errors_have_the_broker_s_text(queue):
     target, _, _ = queue
     publisher = SinkPublisher(target)
     publisher.publish("no such exchange", "k", p.NO_PROPERTIES, b"?")
@@ -105,7 +105,7 @@ def test_the_brokers_words_are_told(queue):
         SinkPublisher(SinkTarget("127.0.0.1", 1, "guest", "guest", "/", secure=False))
 
 
-def test_a_refusal_is_an_error(amqpd_vhost):
+def test_nack_is_an_error(amqpd_vhost):
     connection = pika.BlockingConnection(pika.URLParameters(amqpd_vhost.url))
     connection.channel().queue_declare(
         "full", durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
@@ -119,7 +119,7 @@ def test_a_refusal_is_an_error(amqpd_vhost):
     publisher.abandon()
 
 
-def test_urls():
+def test_amqp_url_is_parsed():
     assert SinkTarget.from_url("amqp://h") == SinkTarget("h", 5672, "guest", "guest", "/", secure=False)
     assert SinkTarget.from_url("amqps://u%40:p%2F@h/a%2Fb") == SinkTarget("h", 5671, "u@", "p/", "a/b", secure=True)
     assert "secret" not in repr(SinkTarget.from_url("amqp://u:secret@h"))

@@ -1,4 +1,6 @@
-"""Over the network: the same rows as from the directory, by ranges, and only for those who may read the queue."""
+"""Export over the network: the same rows as from the directory, range requests, and access only with read
+permission.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ COUNT = 3000
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory, until_settled: Any) -> Any:
-    """A broker with small segments, and 3000 messages in a queue with a hard name, the first 100 of them consumed."""
+    """A broker with small segments and 3000 messages in a queue with special characters, the first 100 acked."""
     directory = tmp_path_factory.mktemp("broker")
     with BrokerProcess(directory, settings={"storage.segment_size_bytes": 1 << 20}) as running:
         connection = pika.BlockingConnection(pika.URLParameters(amqp(running)))
@@ -79,23 +81,23 @@ def rows(**given: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_the_same_rows_as_from_the_directory(broker: BrokerProcess) -> None:
-    near = rows(path=str(broker.data_dir))
-    far = rows(url=f"http://guest:guest@127.0.0.1:{broker.http_port}")
-    assert [row["offset"] for row in far] == list(range(100, COUNT))
-    assert far == near
+def test_remote_rows_equal_local_rows(broker: BrokerProcess) -> None:
+    local_rows = rows(path=str(broker.data_dir))
+    remote_rows = rows(url=f"http://guest:guest@127.0.0.1:{broker.http_port}")
+    assert [row["offset"] for row in remote_rows] == list(range(100, COUNT))
+    assert remote_rows == local_rows
 
 
-def test_an_empty_queue_and_none(broker: BrokerProcess) -> None:
+def test_empty_queue_has_no_rows_and_missing_queue_is_an_error(broker: BrokerProcess) -> None:
     url = f"http://127.0.0.1:{broker.http_port}"
     assert rows(url=url, queue="empty") == []
     with pytest.raises(NoSuchQueue):
         rows(url=url, queue="none")
     with pytest.raises(NoSuchQueue):
-        rows(url=url, queue="passing")  # not durable: it has no log
+        rows(url=url, queue="passing")  # a queue that is not durable has no log
 
 
-def test_wrong_credentials_and_no_broker(broker: BrokerProcess) -> None:
+def test_wrong_password_or_missing_broker_is_an_error(broker: BrokerProcess) -> None:
     with pytest.raises(SourceError, match="user 'guest' is not allowed: 401"):
         rows(url=f"http://guest:wrong@127.0.0.1:{broker.http_port}")
     with pytest.raises(SourceError, match="does not answer"):
@@ -110,7 +112,9 @@ def test_wrong_credentials_and_no_broker(broker: BrokerProcess) -> None:
         ("bytes=99999999-", 416, None), ("bytes=9-3", 416, None), ("lines=1-2", 416, None),
     ],
 )  # fmt: skip
-def test_ranges(broker: BrokerProcess, wanted: str | None, status: int, span: tuple[int, int | None] | None) -> None:
+def test_range_request_returns_these_bytes(
+    broker: BrokerProcess, wanted: str | None, status: int, span: tuple[int, int | None] | None
+) -> None:
     name = next(each["name"] for each in json.loads(ask(broker, LOG)[2])["files"] if each["name"].endswith(".log"))
     (path,) = [found for found in broker.data_dir.rglob(name) if b"a/b" in (found.parent / "queue.json").read_bytes()]
     whole = path.read_bytes()
@@ -126,7 +130,7 @@ def test_ranges(broker: BrokerProcess, wanted: str | None, status: int, span: tu
             assert headers["content-range"] == f"bytes {first}-{first + len(data) - 1}/{len(whole)}"
 
 
-def test_head_tells_the_size_and_sends_nothing(broker: BrokerProcess) -> None:
+def test_head_request_returns_the_size_and_no_body(broker: BrokerProcess) -> None:
     status, headers, data = ask(broker, f"{LOG}/queue.json", method="HEAD")
     assert status == 200 and data == b"" and int(headers["content-length"]) > 20
 
@@ -134,21 +138,21 @@ def test_head_tells_the_size_and_sends_nothing(broker: BrokerProcess) -> None:
 @pytest.mark.parametrize(
     "name", ["..%2F..%2F..%2Famqpd.db", "queue.json.swap", "clean-shutdown", "%2Fetc%2Fpasswd", "x.log", "0.log"]
 )
-def test_only_files_of_the_log_have_names(broker: BrokerProcess, name: str) -> None:
+def test_name_that_is_no_log_file_is_404(broker: BrokerProcess, name: str) -> None:
     assert ask(broker, f"{LOG}/{name}")[0] == 404
 
 
-def test_a_file_that_is_gone(broker: BrokerProcess) -> None:
+def test_removed_file_is_404(broker: BrokerProcess) -> None:
     assert ask(broker, f"{LOG}/{'9' * 20}.log")[0] == 404
 
 
-def test_a_queue_of_another_id_is_not_the_one_meant(broker: BrokerProcess) -> None:
+def test_if_match_with_another_queue_id_is_412(broker: BrokerProcess) -> None:
     identity = json.loads(ask(broker, LOG)[2])["id"]
     assert ask(broker, f"{LOG}/queue.json", {"If-Match": f'"{identity}"'})[0] == 200
     assert ask(broker, f"{LOG}/queue.json", {"If-Match": '"another"'})[0] == 412
 
 
-def test_the_connection_serves_the_next_request(broker: BrokerProcess) -> None:
+def test_connection_serves_several_requests(broker: BrokerProcess) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", broker.http_port, timeout=600)
     token = base64.b64encode(b"guest:guest").decode()
     for size in (10, 100_000, 1):
@@ -159,7 +163,7 @@ def test_the_connection_serves_the_next_request(broker: BrokerProcess) -> None:
     connection.close()
 
 
-def test_a_reader_that_goes_away_leaves_the_broker_well(broker: BrokerProcess) -> None:
+def test_disconnected_reader_does_not_harm_the_broker(broker: BrokerProcess) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", broker.http_port, timeout=600)
     token = base64.b64encode(b"guest:guest").decode()
     connection.request("GET", f"{LOG}/{'0' * 20}.log", headers={"Authorization": f"Basic {token}"})
@@ -172,7 +176,7 @@ def test_a_reader_that_goes_away_leaves_the_broker_well(broker: BrokerProcess) -
     ("tags", "read", "status"),
     [("management", ".*", 200), ("management", "^other$", 401), ("", ".*", 401), ("monitoring", "", 401)],
 )
-def test_who_may_read_the_queue_may_read_its_log(broker: BrokerProcess, tags: str, read: str, status: int) -> None:
+def test_log_needs_read_permission_and_management_tag(broker: BrokerProcess, tags: str, read: str, status: int) -> None:
     name = f"u{os.urandom(4).hex()}"
     assert ask(broker, f"/api/users/{name}", method="PUT", body={"password": "secret", "tags": tags})[0] == 201
     given = {"configure": "", "write": "", "read": read}
@@ -184,14 +188,14 @@ def test_who_may_read_the_queue_may_read_its_log(broker: BrokerProcess, tags: st
         assert listed == 200 and len(json.loads(data)) == (2 if read == ".*" else 0)
 
 
-def test_a_vhost_that_may_not_be_entered(broker: BrokerProcess) -> None:
+def test_log_of_a_vhost_without_permission_is_401(broker: BrokerProcess) -> None:
     name = f"u{os.urandom(4).hex()}"
     ask(broker, f"/api/users/{name}", method="PUT", body={"password": "secret", "tags": "management"})
     assert ask(broker, "/api/amqpd/logs/%2F", user=name)[0] == 401
     assert ask(broker, LOG, user=name)[0] == 401
 
 
-def test_a_queue_deleted_between_planning_and_reading(amqpd_broker: BrokerProcess, amqpd_vhost: Vhost) -> None:
+def test_queue_recreated_after_planning_is_an_error(amqpd_broker: BrokerProcess, amqpd_vhost: Vhost) -> None:
     def declare(fill: Callable[[Any], None]) -> None:
         connection = pika.BlockingConnection(pika.URLParameters(amqpd_vhost.url))
         channel = connection.channel()

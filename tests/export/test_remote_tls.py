@@ -1,4 +1,4 @@
-"""Over HTTPS: the files of a queue for whoever shows a certificate, and commits by it; no Spark is needed to see it."""
+"""Export over HTTPS with a client certificate: reading queue files and committing. Spark is not needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from amqpd.testing import BrokerProcess
 
 
 @pytest.fixture(scope="module")
-def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("papers")
     authority = trustme.CA()
     authority.cert_pem.write_to_path(folder / "ca.pem")
@@ -28,12 +28,12 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def broker(papers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+def broker(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     settings: dict[str, object] = {
         "http.tls.port": 0,
-        "http.tls.certificate": papers / "server.pem",
-        "http.tls.key": papers / "server.pem",
-        "http.tls.ca": papers / "ca.pem",
+        "http.tls.certificate": certificates / "server.pem",
+        "http.tls.key": certificates / "server.pem",
+        "http.tls.ca": certificates / "ca.pem",
         "http.tls.verify_peer": True,
         "auth.mechanisms": "PLAIN,EXTERNAL",
         "auth.ssl_cert_login_from": "common_name",
@@ -49,23 +49,23 @@ def broker(papers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[B
         yield process
 
 
-def options(broker: BrokerProcess, papers: Path, name: str = "spark", **more: str) -> dict[str, str]:
+def options(broker: BrokerProcess, certificates: Path, name: str = "spark", **more: str) -> dict[str, str]:
     assert broker.ready is not None
     return {
         "url": f"https://localhost:{broker.ready.listeners['https'][1]}",
         "queue": "orders",
-        "tlsCaCertFile": str(papers / "ca.pem"),
-        "tlsCertFile": str(papers / f"{name}.pem"),
+        "tlsCaCertFile": str(certificates / "ca.pem"),
+        "tlsCertFile": str(certificates / f"{name}.pem"),
         **more,
     }
 
 
-def listed(given: dict[str, str]) -> list[QueueName]:
+def list_queues(given: dict[str, str]) -> list[QueueName]:
     return parse(given).source.queues("/")
 
 
-def test_a_certificate_reads_and_commits(broker: BrokerProcess, papers: Path) -> None:
-    source = parse(options(broker, papers)).source
+def test_client_certificate_can_read_and_commit(broker: BrokerProcess, certificates: Path) -> None:
+    source = parse(options(broker, certificates)).source
     (queue,) = source.queues("/")
     files = source.open(queue)
     (segment,) = [name for name in files.sizes() if name.endswith(".log")]
@@ -76,19 +76,19 @@ def test_a_certificate_reads_and_commits(broker: BrokerProcess, papers: Path) ->
     assert (export["name"], export["offset"]) == ("lake", 1)
 
 
-def test_who_may_not_is_told_so(broker: BrokerProcess, papers: Path) -> None:
+def test_unknown_certificate_or_ca_is_an_error(broker: BrokerProcess, certificates: Path) -> None:
     with pytest.raises(SourceError, match="the certificate's user is not allowed: 401"):
-        listed(options(broker, papers, "stranger"))
-    assert listed(options(broker, papers, "stranger", user="guest", password="guest"))
+        list_queues(options(broker, certificates, "stranger"))
+    assert list_queues(options(broker, certificates, "stranger", user="guest", password="guest"))
     with pytest.raises(SourceError, match="CERTIFICATE_VERIFY_FAILED"):
-        parse({"url": options(broker, papers)["url"], "queue": "orders"}).source.queues("/")
-    stranger = parse(options(broker, papers, "stranger")).source
-    (queue,) = listed(options(broker, papers))
+        parse({"url": options(broker, certificates)["url"], "queue": "orders"}).source.queues("/")
+    stranger = parse(options(broker, certificates, "stranger")).source
+    (queue,) = list_queues(options(broker, certificates))
     with pytest.raises(CommitFailed, match="401"):
         commit(stranger, queue, "lake", 1)
 
 
-def test_options_that_do_not_go_together(papers: Path) -> None:
+def test_inconsistent_tls_options_are_refused(certificates: Path) -> None:
     https = {"url": "https://h", "queue": "q"}
     source = parse({**https, "tlscertfile": "c", "tlsKeyFile": "k"}).source
     assert source == BrokerSource("https://h:15671", "", "", TlsFiles("", "c", "k"))
@@ -102,8 +102,8 @@ def test_options_that_do_not_go_together(papers: Path) -> None:
         parse({**https, "tlsCaCertFile": "/nowhere.pem"}).source.queues("/")
 
 
-def test_large_ranges(broker: BrokerProcess, papers: Path) -> None:
-    """Many pieces over TLS: the bytes are those of the file, any range of it, and nothing goes unencrypted."""
+def test_large_ranges_over_tls_equal_the_file(broker: BrokerProcess, certificates: Path) -> None:
+    """The ranges span many TLS records."""
     with closing(pika.BlockingConnection(pika.URLParameters(broker.url))) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
@@ -111,7 +111,7 @@ def test_large_ranges(broker: BrokerProcess, papers: Path) -> None:
         for number in range(6):
             body = bytes([number]) * 300_000
             channel.basic_publish("", "large", body, pika.BasicProperties(delivery_mode=2))
-    source = parse(options(broker, papers) | {"queue": "large"}).source
+    source = parse(options(broker, certificates) | {"queue": "large"}).source
     queue = next(each for each in source.queues("/") if each.queue == "large")
     files = source.open(queue)
     (segment, size) = next(each for each in files.sizes().items() if each[0].endswith(".log"))

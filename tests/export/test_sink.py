@@ -1,4 +1,4 @@
-"""`df.write.format("amqp")` into a real broker, batch and stream, and what a retry repeats."""
+"""`df.write.format("amqp")` into a real broker: batches, streams, and the repeats of a retry."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def channel(amqpd_vhost):
 
 
 def bodies(channel, count):
-    """At most so many of what is in the queue, where all is that will be, and how many are left."""
+    """Return at most `count` messages of the queue, and the number of remaining messages."""
     found = []
     for _ in range(min(count, channel.queue_declare("q", passive=True).method.message_count)):
         method, properties, body = channel.basic_get("q", auto_ack=True)
@@ -40,7 +40,7 @@ def bodies(channel, count):
 
 
 @pytest.mark.parametrize("delivery", ["confirms", "transaction"])
-def test_rows_become_messages(spark, amqpd_vhost, channel, delivery):
+def test_rows_become_messages_with_properties_and_headers(spark, amqpd_vhost, channel, delivery):
     rows = spark.range(0, 5000, 1, 2).selectExpr(
         "CAST(id AS STRING) AS value", "'x' AS exchange", "concat('key.', id % 3) AS routing_key",
         "CAST(id AS STRING) AS message_id",
@@ -62,9 +62,8 @@ def test_rows_become_messages(spark, amqpd_vhost, channel, delivery):
 
 
 @pytest.mark.parametrize("delivery", ["confirms", "transaction"])
-def test_what_a_retry_repeats(amqpd_vhost, channel, delivery):
-    """A task that fails in its middle and is run again: with confirms what it had sent comes twice, with a transaction
-    nothing does; messageId=row gives both copies one id."""
+def test_retry_repeats_messages_with_confirms_but_not_in_a_transaction(amqpd_vhost, channel, delivery):
+    """A task fails in its middle and runs again. messageId=row gives both copies of a message the same id."""
     batches = [
         pa.RecordBatch.from_pylist([{"value": b"%d" % n, "routing_key": "q"} for n in range(start, start + 100)])
         for start in range(0, 1000, 100)
@@ -90,19 +89,19 @@ def test_what_a_retry_repeats(amqpd_vhost, channel, delivery):
     assert len(ids) == len({message_id for message_id, _ in ids}) == 1000
 
 
-def test_an_unroutable_row_fails_the_write(spark, amqpd_vhost, channel):
+def test_unroutable_row_fails_the_write(spark, amqpd_vhost, channel):
     rows = spark.range(1).selectExpr("'a' AS value")
     with pytest.raises(Exception, match="no queue gets the message to exchange '' with routing key 'nobody'"):
         rows.write.format("amqp").options(url=amqpd_vhost.url, routingKey="nobody").mode("append").save()
 
 
-def test_a_stream_is_written(spark, amqpd_vhost, channel, tmp_path):
+def test_stream_is_written_once(spark, amqpd_vhost, channel, tmp_path):
     source = tmp_path / "in"
     spark.range(300).selectExpr("CAST(id AS STRING) AS value").write.json(str(source))
     rows = spark.readStream.schema("value string").json(str(source))
     writer = rows.writeStream.format("amqp").option("url", amqpd_vhost.url).option("routingKey", "q")
     writer = writer.option("messageId", "content").option("checkpointLocation", str(tmp_path / "check"))
-    for _ in range(2):  # the second run has nothing to do
+    for _ in range(2):  # the second run has no new rows
         writer.trigger(availableNow=True).start().awaitTermination()
     found, left = bodies(channel, 300)
     assert (left, sorted(int(body) for *_, body in found)) == (0, list(range(300)))
@@ -123,7 +122,7 @@ URL = {"url": "amqp://127.0.0.1"}
         ({**URL, "messageId": "uuid"}, "keep or row or content"),
     ],
 )
-def test_bad_options(options, text):
+def test_invalid_options_are_refused(options, text):
     with pytest.raises(BadOption, match=text):
         sink.parse(options)
 
@@ -138,12 +137,12 @@ def test_bad_options(options, text):
         ("value binary, headers string", "column 'headers' cannot be string"),
     ],
 )
-def test_bad_schemas(ddl, text):
+def test_invalid_schema_is_refused(ddl, text):
     with pytest.raises(BadOption, match=text):
         sink.check_schema(StructType.fromDDL(ddl))
 
 
-def test_modes_that_are_none():
+def test_unsupported_write_modes_are_refused():
     schema = StructType.fromDDL("value binary")
     with pytest.raises(BadOption, match="cannot be overwritten"):
         sink.batch_writer(URL, schema, overwrite=True)
@@ -151,39 +150,39 @@ def test_modes_that_are_none():
         sink.stream_writer({**URL, "messageId": "row"}, schema, overwrite=False)
 
 
-def published(row, **options):
+def message_of_row(row, **options):
     messages = sink.MessageRows(sink.parse({**URL, **options}), "task")
     ((exchange, key, properties, body),) = messages.of(pa.RecordBatch.from_pylist([row]))
     return exchange, key, p.decode_properties(properties), body
 
 
-def test_raw_properties_keep_their_bytes():
+def test_raw_properties_are_sent_unchanged():
     raw = p.encode_properties(p.Properties(headers={"n": 2**40, "b": b"\xff"}, delivery_mode=2, app_id="a"))
     batch = pa.RecordBatch.from_pylist([{"value": b"", "raw_properties": raw}])
     (message,) = sink.MessageRows(sink.parse(URL), "t").of(batch)
     assert message[2] == raw
-    _, _, found, _ = published({"value": b"", "raw_properties": raw}, messageId="row")
+    _, _, found, _ = message_of_row({"value": b"", "raw_properties": raw}, messageId="row")
     assert found == p.decode_properties(raw)._replace(message_id="task:0")
 
 
-def test_ids():
+def test_message_id_is_kept_or_computed_from_the_content():
     row = {"value": b"v", "routing_key": "k"}
-    assert published(row)[2].message_id is None
-    assert published({**row, "message_id": "m"}, messageId="content")[2].message_id == "m"
-    content = published(row, messageId="content")[2].message_id
-    assert published(row, messageId="content")[2].message_id == content
-    assert published({**row, "value": b"w"}, messageId="content")[2].message_id != content
-    assert published({**row, "properties": {"app_id": "a"}}, messageId="content")[2].message_id != content
+    assert message_of_row(row)[2].message_id is None
+    assert message_of_row({**row, "message_id": "m"}, messageId="content")[2].message_id == "m"
+    content = message_of_row(row, messageId="content")[2].message_id
+    assert message_of_row(row, messageId="content")[2].message_id == content
+    assert message_of_row({**row, "value": b"w"}, messageId="content")[2].message_id != content
+    assert message_of_row({**row, "properties": {"app_id": "a"}}, messageId="content")[2].message_id != content
 
 
-def test_what_a_row_does_not_say():
-    assert published({"value": "ä"}) == ("", "", p.Properties(delivery_mode=2), "ä".encode())
-    assert published({"value": b""}, persistent="false")[2] == p.Properties()
+def test_defaults_for_missing_columns():
+    assert message_of_row({"value": "ä"}) == ("", "", p.Properties(delivery_mode=2), "ä".encode())
+    assert message_of_row({"value": b""}, persistent="false")[2] == p.Properties()
     when = datetime(2026, 1, 1, tzinfo=UTC)
-    found = published({"value": b"", "properties": {"timestamp": when, "delivery_mode": 1}})[2]
+    found = message_of_row({"value": b"", "properties": {"timestamp": when, "delivery_mode": 1}})[2]
     assert found == p.Properties(delivery_mode=1, timestamp=1767225600)
-    assert published({"value": b"", "exchange": "a"}, exchange="b", routingKey="c")[:2] == ("b", "c")
+    assert message_of_row({"value": b"", "exchange": "a"}, exchange="b", routingKey="c")[:2] == ("b", "c")
     with pytest.raises(sink.BadRow, match="null"):
-        published({"value": None})
+        message_of_row({"value": None})
     with pytest.raises(sink.BadRow, match="row 0"):
-        published({"value": b"", "message_id": "x" * 300})
+        message_of_row({"value": b"", "message_id": "x" * 300})

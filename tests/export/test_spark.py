@@ -1,4 +1,4 @@
-"""format("amqp") in a real Spark, local[2]: batches, streams and their checkpoints."""
+"""format("amqp") in a real Spark on local[2]: batches, streams and their checkpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def offsets_in(frame: Any) -> list[int]:
     return sorted(row["offset"] for row in frame.select("offset").collect())
 
 
-def test_a_batch_has_what_is_not_settled(spark: Any, written: Any) -> None:
+def test_batch_has_the_unacked_records(spark: Any, written: Any) -> None:
     frame = load(spark, written, splitBytes="200000")
     assert frame.columns == ["value", "vhost", "queue", "offset", "timestamp", "exchange", "routing_key"]
     assert frame.rdd.getNumPartitions() >= 3
@@ -36,10 +36,10 @@ def test_a_batch_has_what_is_not_settled(spark: Any, written: Any) -> None:
     counts = {row["routing_key"]: row["count"] for row in frame.groupBy("routing_key").count().collect()}
     assert counts == {"eu": 2000, "us": 2000}
     assert frame.where("routing_key = 'eu'").count() == 2000
-    assert frame.count() == 4000  # a filtered use of it has left no trace
+    assert frame.count() == 4000  # the filters before left no trace
 
 
-def test_columns_by_option_and_by_schema(spark: Any, written: Any) -> None:
+def test_columns_are_chosen_by_option_or_schema(spark: Any, written: Any) -> None:
     assert load(spark, written, columns="offset,routing_key").columns == ["offset", "routing_key"]
     reader = spark.read.format("amqp").options(path=written.data_dir, queue="tasks")
     chosen = reader.schema("offset long, value binary").load()
@@ -68,8 +68,8 @@ def test_properties_and_headers_have_types(spark: Any, written: Any) -> None:
     assert frame.where("headers['n'] = '5'").count() == 1
 
 
-def test_batches_of_kafka_clients_and_compressed_ones(spark: Any, written: Any, kafka_batch: Any) -> None:
-    """Each codec, each record's own time; then what a stream with x-compression writes."""
+def test_batches_of_kafka_clients_and_compressed_batches_are_read(spark: Any, written: Any, kafka_batch: Any) -> None:
+    """Each codec with a timestamp per record, then batches of a stream with x-compression."""
     for codec in range(5):
         records = [(1_600_000_000_000 + number, b"%d." % number * 40) for number in range(100)]
         headers = [("exchange", b"theirs"), ("properties", b"\x00\x00")]
@@ -86,18 +86,18 @@ def test_batches_of_kafka_clients_and_compressed_ones(spark: Any, written: Any, 
     assert bytes(rows[-1]["value"]) == b"ours 99." * 40
 
 
-def test_a_view_in_sql(spark: Any, written: Any) -> None:
+def test_sql_view_can_be_queried(spark: Any, written: Any) -> None:
     spark.sql(f"CREATE OR REPLACE TEMP VIEW tasks USING amqp OPTIONS (path '{written.data_dir}', queue 'tasks')")
     (row,) = spark.sql("SELECT count(*) AS n, min(offset) AS low FROM tasks").collect()
     assert (row["n"], row["low"]) == (4000, 1000)
 
 
-def test_nothing_to_read_is_an_empty_frame(spark: Any, written: Any) -> None:
+def test_empty_range_is_an_empty_frame(spark: Any, written: Any) -> None:
     assert load(spark, written, startingOffsets="latest").collect() == []
     assert load(spark, written, endingOffsets="500").count() == 0
 
 
-def test_a_frame_is_a_snapshot(spark: Any, written: Any) -> None:
+def test_new_frame_has_new_records(spark: Any, written: Any) -> None:
     frame = load(spark, written)
     assert frame.count() == 4000
     written.append(b"more")
@@ -105,7 +105,7 @@ def test_a_frame_is_a_snapshot(spark: Any, written: Any) -> None:
     assert load(spark, written).count() == 4001
 
 
-def test_errors_are_words(spark: Any, written: Any) -> None:
+def test_errors_have_clear_messages(spark: Any, written: Any) -> None:
     with pytest.raises(Exception, match="no durable queue 'none'"):
         spark.read.format("amqp").options(path=written.data_dir, queue="none").load().count()
     with pytest.raises(Exception, match="unknown option 'startingofset'"):
@@ -115,7 +115,7 @@ def test_errors_are_words(spark: Any, written: Any) -> None:
     assert load(spark, written, endingOffsets="9000", failOnDataLoss="false").count() == 4000
 
 
-def test_a_bad_checksum_fails_the_query(spark: Any, written: Any) -> None:
+def test_wrong_checksum_fails_the_query(spark: Any, written: Any) -> None:
     name = written.names(".log")[-1]
     path = Path(written.place) / name
     data = bytearray(path.read_bytes())
@@ -128,7 +128,7 @@ def test_a_bad_checksum_fails_the_query(spark: Any, written: Any) -> None:
 
 
 class Stream:
-    """A stream into Parquet with a checkpoint; `run` is one run of a program."""
+    """A stream into Parquet with a checkpoint. Each `run` is one run of a program."""
 
     def __init__(self, spark: Any, lake: Any, tmp_path: Path) -> None:
         self.spark, self.lake = spark, lake
@@ -148,10 +148,10 @@ class Stream:
         return offsets_in(self.spark.read.parquet(self.out))
 
 
-def test_available_now_in_triggers_and_again_from_the_checkpoint(spark: Any, written: Any, tmp_path: Path) -> None:
+def test_stream_with_limited_triggers_resumes_from_the_checkpoint(spark: Any, written: Any, tmp_path: Path) -> None:
     stream = Stream(spark, written, tmp_path)
     query = stream.run(maxOffsetsPerTrigger="1500")
-    # The limit is one of offsets: the first 1000 are settled.
+    # The limit counts offsets: the first 1000 are acked.
     rows = [each["numInputRows"] for each in query.recentProgress if each["numInputRows"]]
     assert rows == [500, 1500, 1500, 500]
     assert stream.offsets() == list(range(1000, 5000))
@@ -164,7 +164,7 @@ def test_available_now_in_triggers_and_again_from_the_checkpoint(spark: Any, wri
     assert not [each for each in stream.run().recentProgress if each["numInputRows"]]
 
 
-def test_a_stream_that_retention_has_overtaken_fails_clearly(spark: Any, written: Any, tmp_path: Path) -> None:
+def test_stream_whose_records_were_removed_fails_clearly(spark: Any, written: Any, tmp_path: Path) -> None:
     stream = Stream(spark, written, tmp_path)
     stream.run(startingOffsets="1200", maxOffsetsPerTrigger="100000")
     written.append(*(b"." * 1000 for _ in range(1500)))
@@ -179,7 +179,7 @@ def test_a_stream_that_retention_has_overtaken_fails_clearly(spark: Any, written
     assert stream.offsets() == [*range(1200, 5000), *range(6201, 6500)]
 
 
-def test_a_processing_time_trigger_follows_the_queue(spark: Any, written: Any, tmp_path: Path) -> None:
+def test_processing_time_trigger_follows_the_queue(spark: Any, written: Any, tmp_path: Path) -> None:
     stream = Stream(spark, written, tmp_path)
     counts = stream.frame(columns="offset,routing_key").groupBy("routing_key").count()
     query = (
@@ -204,7 +204,7 @@ def test_a_processing_time_trigger_follows_the_queue(spark: Any, written: Any, t
         query.stop()
 
 
-def test_tasks_write_parquet_by_themselves(
+def test_parquet_written_by_tasks_equals_the_frame(
     spark: Any, written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from amqpd.storage.spark import targets
@@ -216,14 +216,17 @@ def test_tasks_write_parquet_by_themselves(
     monkeypatch.setattr(targets, "TASK_BYTES_MIN", 1000)
     files = write_parquet(spark, options, batch_parts(options), str(tmp_path / "out"))
     assert len(files) == 2 and sum(each.rows for each in files) == 4000
-    mine = spark.read.parquet(str(tmp_path / "out"))
-    theirs = load(spark, written, includeHeaders="true")
-    assert mine.schema.simpleString() == theirs.schema.simpleString()
-    columns = [name for name in mine.columns if name != "headers"]  # Spark compares no maps
-    assert mine.select(columns).exceptAll(theirs.select(columns)).count() == 0 and mine.count() == theirs.count()
+    written_frame = spark.read.parquet(str(tmp_path / "out"))
+    expected_frame = load(spark, written, includeHeaders="true")
+    assert written_frame.schema.simpleString() == expected_frame.schema.simpleString()
+    columns = [name for name in written_frame.columns if name != "headers"]  # Spark cannot compare maps
+    assert (
+        written_frame.select(columns).exceptAll(expected_frame.select(columns)).count() == 0
+        and written_frame.count() == expected_frame.count()
+    )
 
 
-def test_the_same_over_the_network(spark: Any, tmp_path: Path) -> None:
+def test_frame_over_the_network_has_the_same_rows(spark: Any, tmp_path: Path) -> None:
     import pika
 
     from amqpd.testing import BrokerProcess

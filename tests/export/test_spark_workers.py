@@ -1,4 +1,4 @@
-"""Spark's Python workers run the amqpd that the driver runs, even where another one lies in the working directory."""
+"""Spark's Python workers run the driver's amqpd, even if the working directory has another one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ spark.stop()
 """
 
 
-def test_the_working_directory_is_not_where_amqpd_comes_from(needs_spark: None, written: Any, tmp_path: Path) -> None:
+def test_workers_ignore_an_amqpd_in_the_working_directory(needs_spark: None, written: Any, tmp_path: Path) -> None:
     other = tmp_path / "checkout"
     (other / "amqpd").mkdir(parents=True)
     (other / "amqpd" / "__init__.py").write_text("raise ImportError('the sources of a checkout, not what runs')\n")
@@ -39,11 +39,11 @@ def test_the_working_directory_is_not_where_amqpd_comes_from(needs_spark: None, 
         cwd=other, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    mine, theirs, count = done.stdout.split()
-    assert mine == theirs and count == "4000"
+    driver_file, worker_file, count = done.stdout.split()
+    assert driver_file == worker_file and count == "4000"
 
 
-# As the README of storage/spark has it, for a script that cron runs by path.
+# As in the README of storage/spark, for a script that cron runs by path.
 ORDINARY = """
 import os, sys
 from pyspark.sql import SparkSession
@@ -56,14 +56,14 @@ spark.stop()
 
 
 @pytest.mark.skipif(find_spec("pyspark_amqp") is None, reason="Spark finds an installed amqpd only")
-def test_an_ordinary_session_of_a_script_run_by_path(needs_spark: None, written: Any, tmp_path: Path) -> None:
-    """The path has another python3, as in cron."""
+def test_plain_spark_session_of_a_script_finds_the_source(needs_spark: None, written: Any, tmp_path: Path) -> None:
+    """As in cron, the PATH has another python3."""
     from amqpd.storage.spark.session import installed_java, shim
 
     (tmp_path / "count.py").write_text(ORDINARY)
     environ = {name: os.environ[name] for name in ("HOME", "TMPDIR", "LANG") if name in os.environ}
     environ |= {"PATH": "/usr/bin:/bin", "JAVA_HOME": str(installed_java() or shim()), "SPARK_LOCAL_IP": "127.0.0.1"}
-    environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # half the processor time of its start
+    environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # halves the processor time of the start
     done = subprocess.run(
         [sys.executable, "-P", tmp_path / "count.py", written.data_dir],
         cwd=tmp_path, env=environ, capture_output=True, text=True, check=False,

@@ -1,4 +1,4 @@
-"""Where an export puts its rows, without Spark: what a database gets."""
+"""The database target of an export, without Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = [("offset", "bigint"), ("timestamp", "timestamp"), ("value", "binary")
 
 
 class SparkRow:
-    """A row as Spark hands it to the driver: its times are local, and say nothing of their zone."""
+    """A row as Spark gives it to the driver: timestamps are local and naive."""
 
     def asDict(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         arrived = datetime.fromtimestamp(ARRIVED_US // 1_000_000)  # noqa: DTZ006 - as pyspark's TimestampType does it
@@ -30,7 +30,7 @@ class SparkRow:
 
 @pytest.fixture(params=["Asia/Kolkata", "America/New_York", "UTC"])
 def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The zone of this process."""
+    """The time zone of this process."""
     with monkeypatch.context() as patched:
         patched.setenv("TZ", request.param)
         time.tzset()
@@ -38,7 +38,7 @@ def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     time.tzset()
 
 
-def test_a_database_gets_utc_wherever_the_exporter_is(zone: str, tmp_path: Path) -> None:
+def test_database_gets_utc_in_any_time_zone(zone: str, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'lake.db'}"
     ledger = ExportCheckpoint(tmp_path / "check", {})
     target = Database(url, "tasks", COLUMNS, ledger)
@@ -62,7 +62,7 @@ def test_a_database_gets_utc_wherever_the_exporter_is(zone: str, tmp_path: Path)
         (sqlite.dialect(), "DATETIME"),
     ],
 )
-def test_the_column_has_a_zone_where_the_database_has_one(dialect: Any, kind: str, tmp_path: Path) -> None:
+def test_timestamp_column_has_a_zone_if_the_database_supports_it(dialect: Any, kind: str, tmp_path: Path) -> None:
     ledger = ExportCheckpoint(tmp_path / "check", {})
     target = Database("sqlite://", "tasks", COLUMNS, ledger)
     assert target.rows.c.timestamp.type.compile(dialect=dialect) == kind

@@ -1,14 +1,14 @@
-"""Makes the golden data directory of the format of today: `python tests/golden/make.py`, once per format.
+"""Make the golden data directory of the current format: `python tests/golden/make.py`, once per format.
 
-    format-N/data/            a data directory as the amqpd of that day left it
-    format-N/expected.json    what is in it, told by that amqpd
+    format-N/data/            a data directory as the amqpd of that time left it
+    format-N/expected.json    its contents as that amqpd read them
 
-It refuses to write over one that is there: a golden directory is never made anew. Its queues: one stopped cleanly
-(several segments, one of them gone; settled, returned and delivered messages; a transaction), one left by a kill (a
-torn tail, a transient message, no clean mark), one compacted log (a tombstone, holes). From format 2 on a fourth: a log
-that was compressed with each codec, here and by a client of Kafka's, whose batches have a time for each record. From
-format 3 on messages that wait in two buckets of an exchange that delays, and a fifth queue whose producer has numbered
-its messages (a `.snapshot`). And the metadata that names them, of every table there was.
+The script does not overwrite a golden directory. The queues: one stopped cleanly (several segments, one of them
+removed; acked, returned and delivered messages; a transaction), one left by a kill (a torn tail, a transient message,
+no clean mark), one compacted log (a tombstone, gaps). Since format 2 there is a fourth: a log compressed with each
+codec, by amqpd and by a Kafka client, whose batches have a time per record. Since format 3 messages wait in two buckets
+of a delayed-message exchange, and a fifth queue has batches with producer sequences (a `.snapshot`). The metadata has
+rows of every table.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PROPERTIES = b"\x90\x00\x0atext/plain\x02"
 ONCE = encode_table({"x-cache-size": 100, "x-cache-persistence": "disk"})
 DELAYS_ID = "d" * 32
 DELAYS_MS = (50, 5000, 5100, 7_200_000)
-"""Of the messages of `reminders`: those of the next seconds are in one bucket, the last is in another."""
+"""Delays of the messages of `reminders`: those of the next seconds are in one bucket, the last one is in another."""
 
 
 class Maker:
@@ -71,7 +71,7 @@ class Maker:
             inline=True,
         )
 
-    def turn(self) -> None:
+    def end_turn(self) -> None:
         self.storage.commits.end_of_turn()
         while self.posted:
             function, arguments = self.posted.pop(0)
@@ -81,19 +81,19 @@ class Maker:
     def sync(self) -> None:
         for _ in range(4):
             self.storage.commits.flush()
-            self.turn()
+            self.end_turn()
 
     def fill(self, store: LocalLog, count: int, keys: int = 3) -> None:
         for number in range(count):
             route = RecordRoute(b"events", b"key.%d" % (number % keys))
             store.append_parts(route, PROPERTIES, b"body %d " % number + b"\xfe" * 40, True)
             if number % 4 == 3:
-                self.turn()
-        self.turn()
+                self.end_turn()
+        self.end_turn()
 
 
-def told(store: LocalLog) -> dict[str, Any]:
-    """What a queue's store answers, as JSON can have it."""
+def describe_store(store: LocalLog) -> dict[str, Any]:
+    """The contents of a queue's log as JSON values."""
     return {
         "next_offset": int(store.next_offset),
         "record_count": int(store.record_count),
@@ -127,8 +127,8 @@ def clean_queue(maker: Maker) -> str:
     for number in range(70):
         store.append_parts(RecordRoute(b"", b"clean"), b"\x00\x00", b"%d" % number, True)
     store.end_transaction()
-    maker.turn()
-    store.ack_range(8, 23)  # whole segments in the middle among them
+    maker.end_turn()
+    store.ack_range(8, 23)  # including whole segments in the middle
     for offset in (0, 2, 4, 6, 50):
         store.ack(offset)
     store.mark_delivered(30)
@@ -144,7 +144,7 @@ def compacted_queue(maker: Maker) -> str:
     store.appender.append_tombstone(RecordRoute(b"events", b"key.1"), b"\x00\x00")
     maker.fill(store, 22, keys=1)
     maker.storage.maintain()
-    maker.turn()
+    maker.end_turn()
     maker.sync()
     maker.storage.maintain()
     maker.sync()
@@ -158,20 +158,20 @@ def packed_queue(maker: Maker) -> str:
         maker.fill(store, 12)
         for number in range(40):
             store.append_parts(RecordRoute(b"events", b"key.4"), PROPERTIES, b"body %d " % number * 9, True)
-        maker.turn()
+        maker.end_turn()
         builder = DefaultRecordBatchBuilder(2, codec, 0, -1, -1, -1, 1 << 20)
         for number in range(30):
             headers = [("exchange", b"events"), ("properties", PROPERTIES)]
             builder.append(number, 1_600_000_000_000 + 50 * number, b"key.5", b"theirs %d " % number * 9, headers)
         store.appender.append_batches(bytes(builder.build()))
-        maker.turn()
+        maker.end_turn()
     store.ack_range(100, 119)
     maker.sync()
     return queue_id
 
 
 def numbered_queue(maker: Maker) -> str:
-    """One producer, whose sequence has a gap and whose epoch is the second, and another one."""
+    """One producer with a gap in its sequence and a second epoch, and another producer."""
     queue_id, store = maker.storage.create_queue(VHOST_ID, "numbered", "/")
     for producer, epoch, sequence in ((5, 0, 0), (5, 0, 1), (5, 0, 7), (5, 1, 3), (2**40, 0, 9)):
         store.set_producer(producer, epoch, sequence)
@@ -180,14 +180,14 @@ def numbered_queue(maker: Maker) -> str:
         store.producers().record(
             Producer(producer, epoch, sequence, offset, maker.clock.time_ms()), store.high_watermark
         )
-        maker.turn()
+        maker.end_turn()
     store.ack(1)
     maker.sync()
     return queue_id
 
 
-def delayed(maker: Maker) -> None:
-    """Messages of `reminders`, as a wheel would have them (broker/delayed); one was released before a crash."""
+def make_delayed(maker: Maker) -> None:
+    """Messages of `reminders` as the delay scheduler stores them (broker/delayed); one was released before a crash."""
     maker.storage.require_delay_format()
     stores: dict[object, LocalLog] = {}
     now_ms = maker.clock.time_ms()
@@ -201,13 +201,13 @@ def delayed(maker: Maker) -> None:
         keys = ["mail", "audit"] if number == 1 else None
         properties = with_delay(PROPERTIES, {"x-delay": -delay_ms}, due_ms, (now_ms << 20) + number, keys)
         store.append_parts(RecordRoute(b"reminders", b"mail"), properties, b"after %d ms" % delay_ms, True)
-    maker.turn()
+    maker.end_turn()
     min(stores.items())[1].mark_delivered(0)
     maker.sync()
 
 
-def told_delayed(maker: Maker) -> list[dict[str, Any]]:
-    """What waits, in the order of its time."""
+def describe_delayed(maker: Maker) -> list[dict[str, Any]]:
+    """The waiting messages in the order of their time."""
     root = Path(maker.storage.delay_chain(VHOST_ID, DELAYS_ID)[-1])
     found = []
     for directory in sorted(root.iterdir()) if root.exists() else []:
@@ -232,7 +232,7 @@ def killed_queue(maker: Maker) -> str:
     queue_id, store = maker.storage.create_queue(VHOST_ID, "killed", "/")
     maker.fill(store, 10)
     store.append_parts(RecordRoute(b"", b"killed"), b"\x00\x00", b"transient", False)
-    maker.turn()
+    maker.end_turn()
     store.ack(3)
     store.mark_delivered(5)
     maker.sync()
@@ -254,10 +254,10 @@ def make(target: Path) -> None:
     maker.storage.close(clean=True)
     killed = Maker(path)
     ids["killed"] = killed_queue(killed)
-    delayed(killed)
+    make_delayed(killed)
     killed.storage.close(clean=False)
     log = max((path / "vhosts" / VHOST_ID / "queues" / ids["killed"]).glob("*.log"))
-    log.write_bytes(log.read_bytes() + log.read_bytes()[:70])  # what the kill left of a batch
+    log.write_bytes(log.read_bytes() + log.read_bytes()[:70])  # the part of a batch that the kill left
     rows: list[Row] = [
         PermissionRow("guest", "/", ".*", ".*", ".*"),
         ExchangeRow("/", "events", "topic"),
@@ -275,19 +275,19 @@ def make(target: Path) -> None:
     metadata.close()
     for name in ("reserve", ".lock"):
         (path / name).unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory() as copy:  # told by a start on a copy: opening it changes it
+    with tempfile.TemporaryDirectory() as copy:  # read from a copy, because opening changes the directory
         expected = read(Path(shutil.copytree(path, Path(copy) / "data")), ids)
     (target / "expected.json").write_text(json.dumps(expected, indent=1) + "\n", "utf-8")
 
 
 def read(path: Path, ids: dict[str, str]) -> dict[str, Any]:
-    """All there is in a data directory, by a start of the broker's storage on it."""
+    """The contents of a data directory, read by the broker's storage."""
     maker = Maker(path)
     stores = {name: maker.storage.open_queue(VHOST_ID, queue_id, name, "/") for name, queue_id in ids.items()}
     for store in stores.values():
         store.recover()
-    found: dict[str, Any] = {"queues": ids, "stores": {name: told(store) for name, store in stores.items()}}
-    found["delayed"] = told_delayed(maker)
+    found: dict[str, Any] = {"queues": ids, "stores": {name: describe_store(store) for name, store in stores.items()}}
+    found["delayed"] = describe_delayed(maker)
     found["producers"] = {
         str(name): [producer.epoch, producer.sequence, producer.offset]
         for name in (5, 2**40)

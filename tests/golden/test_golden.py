@@ -1,4 +1,4 @@
-"""Data directories that earlier versions left, read by this one; and one of a later version, which is left alone."""
+"""Data directories of earlier versions are read by this one; one of a later version is refused and left unchanged."""
 
 from __future__ import annotations
 
@@ -52,25 +52,25 @@ def tree(path: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def test_there_is_one_of_the_format_of_today() -> None:
-    """Who raises FORMAT_VERSION, or FORMAT_WITH_DELAYS, makes its golden directory: see make.py."""
+def test_current_format_has_a_golden_directory() -> None:
+    """A change of FORMAT_VERSION or FORMAT_WITH_DELAYS needs a new golden directory: see make.py."""
     newest = max(FORMAT_VERSION, FORMAT_WITH_DELAYS)
     assert [path.name for path in GOLDEN] == [f"format-{number}" for number in range(1, newest + 1)]
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.name)
-def test_read(golden: Path, make: ModuleType, tmp_path: Path) -> None:
-    """Messages, settlements, marks and metadata, to the byte."""
+def test_golden_directory_is_read(golden: Path, make: ModuleType, tmp_path: Path) -> None:
+    """Messages, acks, marks and metadata are equal to the byte."""
     expected: dict[str, Any] = json.loads((golden / "expected.json").read_text("utf-8"))
     path = Path(shutil.copytree(golden / "data", tmp_path / "data"))
     found = json.loads(json.dumps(make.read(path, expected["queues"])))
     rows = found.pop("metadata")
-    for row in expected.pop("metadata"):  # a later version may know more of a row, not less
+    for row in expected.pop("metadata"):  # a later version may have more fields of a row, not fewer
         assert any(row == {name: one[name] for name in row if name in one} for one in rows), row
     for later, nothing in (("delayed", []), ("producers", {})):
         expected.setdefault(later, nothing)
     assert found == expected
-    counts = {name: len(told["records"]) for name, told in expected["stores"].items()}
+    counts = {name: len(contents["records"]) for name, contents in expected["stores"].items()}
     more = {"packed": 5 * (12 + 40 + 30) - 20} if golden.name != "format-1" else {}
     if golden.name == "format-3":
         more["numbered"] = 4
@@ -81,21 +81,21 @@ def test_read(golden: Path, make: ModuleType, tmp_path: Path) -> None:
     assert sum(record["tombstone"] for record in compacted["records"]) == 1
     assert len(compacted["records"]) < 20 < compacted["next_offset"]
     today = max(FORMAT_VERSION, int(golden.name.removeprefix("format-")))
-    assert (path / "format").read_bytes() == encode_format(today), "an older amqpd must not touch it any more"
-    again = make.read(path, expected["queues"])
-    for name, told in again["stores"].items():
-        assert told["records"] == expected["stores"][name]["records"], "and once more, after recovery has been there"
+    assert (path / "format").read_bytes() == encode_format(today), "an older amqpd must refuse it from now on"
+    second_read = make.read(path, expected["queues"])
+    for name, contents in second_read["stores"].items():
+        assert contents["records"] == expected["stores"][name]["records"], "equal again after the first recovery"
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.name)
-def test_looked_into(golden: Path) -> None:
+def test_verify_log_accepts_a_golden_directory(golden: Path) -> None:
     out, err = io.StringIO(), io.StringIO()
     assert run(["verify_log", str(golden / "data")], out, err, io.StringIO(), {}) == 0, out.getvalue()
     assert out.getvalue().count("torn") == 1
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.name)
-def test_a_newer_format_is_refused_and_left_untouched(golden: Path, tmp_path: Path) -> None:
+def test_newer_format_is_refused_and_left_unchanged(golden: Path, tmp_path: Path) -> None:
     path = Path(shutil.copytree(golden / "data", tmp_path / "data"))
     (path / "format").write_bytes(encode_format(FORMAT_WITH_DELAYS + 1))
     before = tree(path)
@@ -116,8 +116,8 @@ def test_a_newer_format_is_refused_and_left_untouched(golden: Path, tmp_path: Pa
     assert tree(path) == before
 
 
-def test_one_with_delays_is_refused_by_who_does_not_know_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an amqpd of before them says it: its check is the one of today, with a lower number. Nothing is touched."""
+def test_format_with_delays_is_refused_by_an_older_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older amqpd has the same check with a lower number."""
     path = Path(shutil.copytree(GOLDEN[-1] / "data", tmp_path / "data"))
     before = tree(path)
     monkeypatch.setattr(checkpoint_module, "FORMAT_WITH_DELAYS", FORMAT_VERSION)
@@ -126,34 +126,34 @@ def test_one_with_delays_is_refused_by_who_does_not_know_them(tmp_path: Path, mo
     assert tree(path) == before
 
 
-def test_a_broker_releases_what_was_delayed(tmp_path: Path, make: ModuleType) -> None:
-    """All of it has been due for years: it comes in the order of its time, and says if it may have come before."""
+def test_broker_releases_delayed_messages(tmp_path: Path, make: ModuleType) -> None:
+    """All messages have been due for years: they arrive in the order of their time, marked if they may be copies."""
     path = Path(shutil.copytree(HERE / "format-3" / "data", tmp_path / "data"))
     with BrokerProcess(path) as broker:
         connection = pika.BlockingConnection(pika.URLParameters(broker.url))
         channel = connection.channel()
-        came = []
+        received = []
         for _, properties, body in channel.consume("numbered", auto_ack=True, inactivity_timeout=60):
-            assert properties is not None, f"only {came}"
-            came.append((body, dict(properties.headers or {})))
-            if len(came) == 4 + len(make.DELAYS_MS):
+            assert properties is not None, f"only {received}"
+            received.append((body, dict(properties.headers or {})))
+            if len(received) == 4 + len(make.DELAYS_MS):
                 break
         connection.close()
         deadline = time.monotonic() + 60
-        while broker.api("GET", "/api/delayed/%2F") != []:  # until the queue has them safe
+        while broker.api("GET", "/api/delayed/%2F") != []:  # until the released messages are safe in the queue
             assert time.monotonic() < deadline
             time.sleep(0.02)
-    # The boot id is another one: a power cut may have taken what tells what was released. Upper levels release nothing.
-    again = [{"x-delayed-redelivered": True}] * 3 + [{}]
+    # The boot id differs: a power cut may have lost the marks of released messages. Upper levels release nothing.
+    redelivered_headers = [{"x-delayed-redelivered": True}] * 3 + [{}]
     released = [
         (b"after %d ms" % delay_ms, {"x-delay": -delay_ms} | more)
-        for delay_ms, more in zip(make.DELAYS_MS, again, strict=True)
+        for delay_ms, more in zip(make.DELAYS_MS, redelivered_headers, strict=True)
     ]
-    assert came == [*((b"%d" % sequence, {}) for sequence in (0, 7, 3, 9)), *released]
-    assert (path / "format").read_bytes() == encode_format(FORMAT_WITH_DELAYS), "and it stays so"
+    assert received == [*((b"%d" % sequence, {}) for sequence in (0, 7, 3, 9)), *released]
+    assert (path / "format").read_bytes() == encode_format(FORMAT_WITH_DELAYS), "the format stays"
 
 
-def test_a_newer_log_is_refused_and_left_untouched(tmp_path: Path, make: ModuleType) -> None:
+def test_newer_log_is_refused_and_left_unchanged(tmp_path: Path, make: ModuleType) -> None:
     golden = GOLDEN[-1]
     ids = json.loads((golden / "expected.json").read_text("utf-8"))["queues"]
     path = Path(shutil.copytree(golden / "data", tmp_path / "data"))
@@ -169,7 +169,7 @@ def test_a_newer_log_is_refused_and_left_untouched(tmp_path: Path, make: ModuleT
     assert tree(directory) == before
 
 
-def test_the_format_file(tmp_path: Path) -> None:
+def test_damaged_format_file_is_never_a_newer_version(tmp_path: Path) -> None:
     filesystem, path = FileSystem(), tmp_path / "format"
     assert not check_format(filesystem, str(path))
     text = encode_format()
@@ -180,7 +180,7 @@ def test_the_format_file(tmp_path: Path) -> None:
             wrong = bytearray(text)
             wrong[position] ^= 1 << bit
             path.write_bytes(wrong)
-            check_format(filesystem, str(path))  # a flipped bit never makes a newer version of it
+            check_format(filesystem, str(path))  # a flipped bit never gives a newer version
     storage = Storage(tmp_path / "new", post=lambda *arguments: None)
     assert (tmp_path / "new" / "format").read_bytes() == text
     storage.close(clean=True)

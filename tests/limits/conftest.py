@@ -1,4 +1,4 @@
-"""The quick client of the crash tests serves here too; importmode=importlib leaves both folders off the path."""
+"""Makes the fast client of the crash tests and this folder importable: importmode=importlib does not."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "crash")]
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Promises of latency are tried by `make test-all`, alone on the machine."""
+    """Mark every test as slow: `make test-all` runs latency tests alone on the machine."""
     item.add_marker(pytest.mark.slow)

@@ -1,8 +1,8 @@
-"""Publishers that send as fast as they are read: `flood.py PORT QUEUE durable|transient SIZE LINKS WINDOW SECONDS`.
+"""Publishers at full speed: `flood.py PORT QUEUE durable|transient SIZE LINKS WINDOW SECONDS`.
 
-A process of its own, as `misbehave.py` is. WINDOW: publishes that may be unconfirmed per connection, 0 for publishers
-without confirms. Says `ready` when it sends; at its end one line of JSON. Every body begins with the number of its
-connection and its own number there, 8 digits each.
+A separate process, like `misbehave.py`. WINDOW: unconfirmed publishes per connection, 0 without confirms. Prints
+`ready` when it starts to send, and one line of JSON at its end. Each body begins with the number of its connection
+and its own number, 8 digits each.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ BLOB_BYTES: Final = 256 * 1024
 
 
 class Blob:
-    """Publishes side by side whose bodies differ in their first 16 bytes."""
+    """A buffer of consecutive publishes whose bodies differ in their first 16 bytes."""
 
     def __init__(self, queue: str, properties: bytes, size: int, connection: int) -> None:
         body = b"%08d%08d" % (connection, 0) + b"." * (size - 16)
-        one = publish_prefix("", queue) + content(properties, body)
-        self.count = max(BLOB_BYTES // len(one), 1)
-        self.data = bytearray(one * self.count)
-        self.step = len(one)
-        self.first = one.index(body[:16]) + 8
+        publish = publish_prefix("", queue) + content(properties, body)
+        self.count = max(BLOB_BYTES // len(publish), 1)
+        self.data = bytearray(publish * self.count)
+        self.step = len(publish)
+        self.first = publish.index(body[:16]) + 8
         self.next = 0
 
     def take(self) -> bytes:
@@ -49,30 +49,30 @@ class Flood:
         self.confirmed = 0
         self.nacked = 0
 
-    async def one(self, link: Link, blob: Blob, window: int, end: float) -> None:
+    async def publish(self, link: Link, blob: Blob, window: int, end: float) -> None:
         confirmed = 0
-        news = asyncio.Event()
+        changed = asyncio.Event()
 
         def confirm(tag: int, _multiple: bool, acked: bool) -> None:
-            # The broker confirms in order here, so every tag stands for all before it.
+            # The broker confirms in order, so each tag confirms all earlier ones.
             nonlocal confirmed
             self.nacked += not acked
             self.confirmed += tag - confirmed
             confirmed = tag
-            news.set()
+            changed.set()
 
         link.on_confirm = confirm
         while time.monotonic() < end:
             while window and blob.next + blob.count - confirmed > window and time.monotonic() < end:
-                news.clear()
-                await asyncio.wait_for(news.wait(), 30)
+                changed.clear()
+                await asyncio.wait_for(changed.wait(), 30)
             link.write(blob.take())
             self.published += blob.count
             await link.writable()
             await asyncio.sleep(0)
         while window and confirmed < blob.next:
-            news.clear()
-            await asyncio.wait_for(news.wait(), 30)
+            changed.clear()
+            await asyncio.wait_for(changed.wait(), 30)
 
 
 async def main() -> None:
@@ -86,25 +86,25 @@ async def main() -> None:
         links.append(link)
     print("ready", flush=True)
     properties = PERSISTENT if kind == "durable" else PLAIN
-    begun = time.monotonic()
-    end = begun + float(seconds)
+    started = time.monotonic()
+    end = started + float(seconds)
     blobs = [Blob(queue, properties, int(size), number) for number in range(len(links))]
     try:
         await asyncio.gather(
-            *(flood.one(link, blob, int(window), end) for link, blob in zip(links, blobs, strict=True))
+            *(flood.publish(link, blob, int(window), end) for link, blob in zip(links, blobs, strict=True))
         )
-        took = time.monotonic() - begun
+        elapsed_s = time.monotonic() - started
     except Gone as gone:
         print(json.dumps({"gone": str(gone)}), flush=True)
         return
-    told = {
-        "seconds": took,
+    report = {
+        "seconds": elapsed_s,
         "published": flood.published,
         "confirmed": flood.confirmed,
         "nacked": flood.nacked,
         "each": [blob.next for blob in blobs],
     }
-    print(json.dumps(told), flush=True)
+    print(json.dumps(report), flush=True)
 
 
 if __name__ == "__main__":

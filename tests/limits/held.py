@@ -1,9 +1,10 @@
-"""A broker that notes the most processor time its loop took from one look at its sockets to the next, in ms, since it
-was asked to begin anew (NOTES.begin): `python held.py NOTES OPTION...`.
+"""A broker that records the longest iteration of its loop: `python held.py NOTES OPTION...`.
 
-The loop is asyncio's, where uvloop serves else: what one iteration does is the broker's, and can be timed from outside.
-Processor time, so that it does not count what else the machine does; less what Python's collector took, which comes by
-after so many new objects, whoever made the last of them (README.md has its figure).
+NOTES gets the most processor time of one iteration, in ms, since the file NOTES.begin last appeared. The loop is
+asyncio's instead of uvloop: one iteration does the same work and can be timed from outside.
+
+Processor time excludes other load of the machine. The time of Python's garbage collector is subtracted: the
+collector runs after many new objects, not only those of the measured iteration (README.md has its figure).
 """
 
 from __future__ import annotations
@@ -25,32 +26,32 @@ BEGIN: Final = NOTES.with_suffix(".begin")
 collected_s = 0.0
 
 
-def collects(phase: str, info: dict[str, int]) -> None:
+def on_collection(phase: str, info: dict[str, int]) -> None:
     global collected_s
     collected_s += time.thread_time() if phase == "stop" else -time.thread_time()
 
 
-gc.callbacks.append(collects)
+gc.callbacks.append(on_collection)
 
 
-class Noting(asyncio.SelectorEventLoop):
-    most_s = 0.0
+class TimedLoop(asyncio.SelectorEventLoop):
+    longest_s = 0.0
 
     def _run_once(self) -> None:
-        began_s = time.thread_time() - collected_s
-        super()._run_once()  # type: ignore[misc]  # the only place that every iteration passes
-        took_s = time.thread_time() - collected_s - began_s
+        start_s = time.thread_time() - collected_s
+        super()._run_once()  # type: ignore[misc]  # every iteration runs this method
+        took_s = time.thread_time() - collected_s - start_s
         if BEGIN.exists():
             BEGIN.unlink()
-            self.most_s = 0.0
+            self.longest_s = 0.0
             NOTES.write_text("0")
-        elif took_s > self.most_s:
-            self.most_s = took_s
+        elif took_s > self.longest_s:
+            self.longest_s = took_s
             NOTES.write_text(f"{took_s * 1000:.2f}")
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:
-    with asyncio.Runner(loop_factory=Noting) as runner:
+    with asyncio.Runner(loop_factory=TimedLoop) as runner:
         return runner.run(main)
 
 

@@ -1,5 +1,7 @@
-"""The misbehaving clients: `python misbehave.py KIND PORT SECONDS`, a process of its own, so that its work is not the
-witness's delay. It says `ready` when the misbehaviour has begun and, at its end, what it did.
+"""Misbehaving clients: `python misbehave.py KIND PORT SECONDS`.
+
+A separate process, so that its work does not delay the witness. Prints `ready` when the misbehaviour has begun, and
+a summary at its end.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ PLAIN: Final = b"\x00\x00"
 DURABLE: Final = b"\x10\x00\x02"
 MIB: Final = 1 << 20
 RECEIVED_SIZE_BYTES: Final = 256 * 1024
-"""What the kernel takes for a client that does not read: else as much as the machine allows, on some 32 MiB."""
+"""The socket's receive buffer of a client that does not read; the system's maximum can be 32 MiB."""
 
 
 def ready() -> None:
@@ -29,7 +31,7 @@ def ready() -> None:
 
 
 async def half_frame(port: int, seconds: float) -> str:
-    """Fifty connections: half a method frame, half a header, half a body, half a protocol header; then silence."""
+    """Open fifty connections and stop in the middle of a method frame, header, body, or protocol header."""
     links = []
     for number in range(50):
         kind = number % 4
@@ -54,17 +56,17 @@ async def half_frame(port: int, seconds: float) -> str:
 
 
 async def fill(port: int, queue: str, count: int, size: int) -> None:
-    """Durable messages, confirmed."""
+    """Publish confirmed durable messages."""
     link = await connect(port)
     await link.declare_queue(queue)
     await link.confirm_select()
     confirmed = 0
-    news = asyncio.Event()
+    changed = asyncio.Event()
 
     def confirm(tag: int, multiple: bool, _acked: bool) -> None:
         nonlocal confirmed
         confirmed = tag if multiple else confirmed + 1
-        news.set()
+        changed.set()
 
     link.on_confirm = confirm
     body = b"." * size
@@ -73,16 +75,16 @@ async def fill(port: int, queue: str, count: int, size: int) -> None:
         link.publish("", queue, DURABLE, body)
         await link.writable()
         while number - confirmed > window:
-            news.clear()
-            await news.wait()
+            changed.clear()
+            await changed.wait()
     while confirmed < count:
-        news.clear()
-        await news.wait()
+        changed.clear()
+        await changed.wait()
     link.close()
 
 
 async def not_reading(port: int, seconds: float) -> str:
-    """A consumer to whom 1 GiB is due reads nothing."""
+    """Consume from a queue with 1 GiB and read nothing."""
     await fill(port, "due", 8192, 131072)
     link = await connect(port)
     await link.consume("due", no_ack=True)
@@ -93,12 +95,12 @@ async def not_reading(port: int, seconds: float) -> str:
 
 
 async def large_body(port: int, seconds: float) -> str:
-    """One body of 16 MiB, published while the witness works, and fetched."""
+    """Publish one body of 16 MiB while the witness works, and get it."""
     return await _large(port, seconds, 1)
 
 
 async def large_bodies(port: int, seconds: float) -> str:
-    """Bodies of 16 MiB, published and fetched one after the other, all the time."""
+    """Publish and get bodies of 16 MiB, one after the other, all the time."""
     return await _large(port, seconds, 1 << 30)
 
 
@@ -124,7 +126,7 @@ async def _large(port: int, seconds: float, count_max: int) -> str:
 
 
 async def channels(port: int, seconds: float) -> str:
-    """2,000 channels are opened, one after the other without waiting, kept a while, dropped with their connection."""
+    """Open 2,000 channels without waiting, keep them for 0.5 s, close the connection, and repeat."""
     end = time.monotonic() + seconds
     rounds = 0
     while time.monotonic() < end:
@@ -140,12 +142,12 @@ async def channels(port: int, seconds: float) -> str:
 
 
 async def logins(port: int, seconds: float) -> str:
-    """A hundred clients log in over and over, every second time with a wrong password."""
+    """A hundred clients log in repeatedly, every second time with a wrong password."""
     end = time.monotonic() + seconds
-    right = wrong = 0
+    accepted = rejected = 0
 
-    async def one(number: int) -> None:
-        nonlocal right, wrong
+    async def log_in_repeatedly(number: int) -> None:
+        nonlocal accepted, rejected
         attempt = number
         while time.monotonic() < end:
             attempt += 1
@@ -153,22 +155,22 @@ async def logins(port: int, seconds: float) -> str:
                 password = "guest" if attempt % 2 else f"wrong{number}.{attempt}"
                 link = await connect(port, password=password, channel=False)
             except (Gone, OSError):
-                wrong += 1
+                rejected += 1
                 continue
-            right += 1
+            accepted += 1
             link.close()
             await link.gone.wait()
 
-    storm = [asyncio.create_task(one(number)) for number in range(100)]
+    tasks = [asyncio.create_task(log_in_repeatedly(number)) for number in range(100)]
     await asyncio.sleep(0.2)
     ready()
-    await asyncio.gather(*storm)
-    assert right and wrong
-    return f"{right} logins, {wrong} refused"
+    await asyncio.gather(*tasks)
+    assert accepted and rejected
+    return f"{accepted} logins, {rejected} refused"
 
 
 async def slow_consumers(port: int, seconds: float) -> str:
-    """Fifty consumers without a prefetch limit to whom 256 MiB are due read nothing, after they were seen."""
+    """Fifty consumers without prefetch limit read nothing of 256 MiB. They begin when the parent says so."""
     link = await connect(port)
     links: list[Link] = []
     for _ in range(50):
@@ -176,7 +178,7 @@ async def slow_consumers(port: int, seconds: float) -> str:
         links[-1].limit_received(RECEIVED_SIZE_BYTES)
     ready()
     with contextlib.suppress(TimeoutError):
-        # The parent says when; it measures before.
+        # The parent process measures first and then sends a line.
         await asyncio.wait_for(asyncio.to_thread(sys.stdin.readline), seconds)
     for each in links:
         await each.consume("due")

@@ -1,4 +1,4 @@
-"""A consumer that takes so many messages a second, a witness, and what the broker needs meanwhile."""
+"""A consumer with a fixed rate, a witness, and measurements of the broker and the machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAX_MS: Final = 500.0
 
 
 def anon_mb(pid: int) -> float:
-    """Anonymous resident memory: the segments are the page cache's."""
+    """Return the anonymous resident memory. Segments are in the page cache and are not included."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) / 1024
@@ -31,7 +31,7 @@ def anon_mb(pid: int) -> float:
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time that a process has taken, all its threads'."""
+    """Return the processor time of all threads of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -48,7 +48,7 @@ async def declare(link: Link, queue: str, *, durable: bool, ttl_ms: int = 0) -> 
 
 
 def table(arguments: Mapping[str, int | str]) -> bytes:
-    """A field table of numbers and texts."""
+    """Return a field table of numbers and texts."""
     entries = b""
     for name, value in arguments.items():
         entries += shortstr(name)
@@ -60,48 +60,52 @@ def table(arguments: Mapping[str, int | str]) -> bytes:
 
 
 async def round_trips(port: int, seconds: float) -> list[float]:
-    """Milliseconds of each round trip, in order of arrival."""
+    """Make RATE round trips a second. Return their durations in milliseconds, in order of arrival."""
     link = await connect(port)
     name, _, _ = await link.declare_queue("", durable=False, exclusive=True)
-    took: list[float] = []
+    round_trips_ms: list[float] = []
     due: list[float] = []
 
     def delivered(message: Message) -> None:
-        took.append((time.monotonic() - due[int(message.body)]) * 1000)
+        round_trips_ms.append((time.monotonic() - due[int(message.body)]) * 1000)
 
     link.on_deliver = delivered
     await link.consume(name, no_ack=True)
-    begun = time.monotonic()
+    started = time.monotonic()
     for number in range(int(seconds * RATE)):
-        at = begun + number / RATE
+        at = started + number / RATE
         due.append(at)
         wait = at - time.monotonic()
         if wait > 0:
             await asyncio.sleep(wait)
         link.publish("", name, b"\x00\x00", b"%d" % number)
     deadline = time.monotonic() + 60
-    while len(took) < len(due) and time.monotonic() < deadline:  # noqa: ASYNC110  # the last ones; not measured by this
+    while len(round_trips_ms) < len(due) and time.monotonic() < deadline:  # noqa: ASYNC110  # the last ones; not measured
         await asyncio.sleep(0.01)
     link.close()
     await link.gone.wait()
-    assert len(took) == len(due), f"{len(due) - len(took)} of {len(due)} messages did not come back"
-    return took
+    assert len(round_trips_ms) == len(due), (
+        f"{len(due) - len(round_trips_ms)} of {len(due)} messages were not delivered"
+    )
+    return round_trips_ms
 
 
 class SlowConsumer:
-    """Acks RATE messages a second, one by one. waits_ms: from each ack to the delivery that takes its place: as the
-    queue never runs dry, that is the time from becoming the queue's head to being delivered.
+    """Acks RATE messages a second, one by one.
+
+    `waits_ms`: the time from each ack to the next delivery. The queue is never empty, so this is the time from the
+    queue's head to delivery.
     """
 
     def __init__(self, link: Link) -> None:
         self.link = link
         self.taken: list[tuple[int, int]] = []  # (publisher, number) in the order of delivery
         self.waits_ms: list[float] = []
-        self.at_s: list[float] = []  # when each of them was acked
+        self.at_s: list[float] = []  # times of these acks
         self.redelivered = 0
         self._unacked: deque[int] = deque()
         self._acked_at: deque[float] = deque()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         link.on_deliver = self._deliver
 
     def _deliver(self, message: Message) -> None:
@@ -112,29 +116,29 @@ class SlowConsumer:
             acked = self._acked_at.popleft()
             self.waits_ms.append((time.monotonic() - acked) * 1000)
             self.at_s.append(acked)
-        self._news.set()
+        self._changed.set()
 
     async def consume(self, queue: str, prefetch: int, seconds: float) -> None:
         await self.link.qos(prefetch)
         await self.link.consume(queue)
-        begun = time.monotonic()
+        started = time.monotonic()
         number = 0
-        end = begun + seconds
+        end = started + seconds
         while time.monotonic() < end:
-            # The first acks wait until the window is full: then every delivery answers an ack.
+            # The first acks wait until the window is full, so that each later delivery follows an ack.
             while not self._unacked or (not number and len(self._unacked) < prefetch):
-                self._news.clear()
+                self._changed.clear()
                 try:
-                    await asyncio.wait_for(self._news.wait(), end - time.monotonic())
+                    await asyncio.wait_for(self._changed.wait(), end - time.monotonic())
                 except TimeoutError:
                     return
-            due = begun + number / RATE
+            due = started + number / RATE
             number += 1
             wait = due - time.monotonic()
             if wait > 0:
                 await asyncio.sleep(wait)
             elif wait < -1 / RATE:
-                begun -= wait  # it was kept waiting: it does not catch up
+                started -= wait  # the consumer was delayed and does not catch up
             self._acked_at.append(time.monotonic())
             self.link.ack(self._unacked.popleft())
 
@@ -143,20 +147,20 @@ class SlowConsumer:
 async def flooding(
     port: int, queue: str, kind: str, seconds: float, *, size: int = 1024, links: int = 1, window: int = 0
 ) -> AsyncIterator[dict[str, Any]]:
-    """Runs flood.py; at the end the dictionary holds what it said."""
+    """Run flood.py. At the end the yielded dictionary holds its report."""
     arguments = [str(each) for each in (port, queue, kind, size, links, window, seconds)]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", str(Path(__file__).with_name("flood.py")), *arguments, stdout=subprocess.PIPE
     )
     assert process.stdout is not None
-    told: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     try:
         assert await process.stdout.readline() == b"ready\n", "the publishers did not begin"
-        yield told
+        yield report
         line = await asyncio.wait_for(process.stdout.readline(), 60)
         assert line, "the publishers failed"
-        told.update(json.loads(line))
-        assert "gone" not in told, told
+        report.update(json.loads(line))
+        assert "gone" not in report, report
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -164,11 +168,9 @@ async def flooding(
 
 
 class Machine:
-    """What happens meanwhile: the broker's memory, how late the machine wakes a process that asked to be woken, and how
-    much of a processor the broker has, whose turns take the longer the less it is.
+    """Measures the broker's memory, the wake-up delay of the machine, and the broker's share of a processor.
 
-    A wait that is measured from outside goes through two processes, which are both woken late on a busy machine; the
-    bound for it has room for that.
+    A wait measured from outside passes two processes that a busy machine wakes late. The bound allows for that.
     """
 
     def __init__(self, pid: int) -> None:
@@ -178,8 +180,8 @@ class Machine:
         self._slowed = 1.0
 
     async def watch(self, seconds: float) -> None:
-        begun, before_s = time.monotonic(), cpu_s(self._pid)
-        end = begun + seconds
+        started, before_s = time.monotonic(), cpu_s(self._pid)
+        end = started + seconds
         due = time.monotonic()
         while due < end:
             due = time.monotonic() + 0.01
@@ -187,21 +189,22 @@ class Machine:
             self._late_ms.append((time.monotonic() - due) * 1000)
             if len(self._late_ms) % 10 == 1:
                 self.peak_mb = max(self.peak_mb, anon_mb(self._pid))
-        self._slowed = max(1.0, (time.monotonic() - begun) / max(cpu_s(self._pid) - before_s, 0.01))
+        self._slowed = max(1.0, (time.monotonic() - started) / max(cpu_s(self._pid) - before_s, 0.01))
 
     @property
     def late_ms(self) -> float:
-        """The 99th percentile."""
+        """The 99th percentile of the wake-up delay."""
         return percentile(self._late_ms, 0.99)
 
     def bound_ms(self, *, strict: bool, flooded: bool = False) -> float:
-        """What a 99th percentile may be: the promise's bound, or one that holds on a machine that others use too. A
-        broker that is flooded always has something to do: where it had half of a processor, all took it twice as long.
+        """Return the bound of a 99th percentile: the promised one if strict, else one for a machine with other load.
+
+        A flooded broker is always busy, so with half a processor its turns take twice as long.
         """
         lax_ms = LAX_MS * self._slowed if flooded else LAX_MS
         return (BOUND_MS if strict else lax_ms) + 3 * self.late_ms
 
     @property
     def worst_ms(self) -> float:
-        """How late a process was woken at most."""
+        """The longest wake-up delay."""
         return max(self._late_ms)

@@ -1,7 +1,7 @@
-"""A broker on a disk that answers when it is told to: `python slow_disk.py GATE OPTION...`.
+"""A broker on a disk that answers once the gate file exists: `python slow_disk.py GATE OPTION...`.
 
-Nothing of a log counts as being in the page cache before it was fetched. Fetching, and reading what was not, take until
-the file GATE exists, in whatever thread.
+No part of a log counts as cached before it was fetched. Fetching, and reading parts that were not fetched, wait in
+their thread until the file GATE exists.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from amqpd.__main__ import main
 from amqpd.storage.filesystem import FileSystem
 
 GATE: Final = Path(sys.argv.pop(1))
-SMALL: Final = 4096  # a header, which stands for what an inode costs
+SMALL: Final = 4096  # reads up to this size (a header) do not wait
 logs: set[int] = set()
 fetched: dict[int, list[tuple[int, int]]] = {}
 system_open, system_close, system_fetch, system_pread = (

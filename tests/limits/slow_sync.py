@@ -1,6 +1,6 @@
-"""A broker whose disk takes its time to sync: `python slow_sync.py SECONDS NOTES OPTION...`.
+"""A broker whose syncs are slow: `python slow_sync.py SECONDS NOTES OPTION...`.
 
-Each sync takes SECONDS. Those that the loop waits for are noted in the file NOTES, a line each.
+Each sync takes SECONDS. Syncs on the loop's thread are recorded in the file NOTES, a line each.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ NOTES: Final = Path(sys.argv.pop(1))
 system_fdatasync, system_fsync_dir, system_syncfs = FileSystem.fdatasync, FileSystem.fsync_dir, FileSystem.syncfs
 
 
-def wait(what: str) -> None:
+def wait(call: str) -> None:
     if threading.current_thread() is threading.main_thread():
         with NOTES.open("a") as notes:
-            notes.write(f"{what}\n")
+            notes.write(f"{call}\n")
     time.sleep(SECONDS)
 
 

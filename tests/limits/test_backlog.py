@@ -1,8 +1,8 @@
-"""A long backlog that is not in memory any more is drained without holding up anybody.
+"""Draining a long backlog from the disk does not delay other clients.
 
-The segments are dropped from the page cache, then one consumer takes everything while the witness of
-`test_misbehaviour.py` publishes and gets back 100 messages a second on a queue of its own. What the loop itself reads
-then is in the page cache: another thread has fetched it (storage/worker.py).
+The segments are dropped from the page cache. Then one consumer takes all messages while the witness of
+`test_misbehaviour.py` makes 100 round trips a second on its own queue. The loop reads only cached pages: another
+thread has fetched them (storage/worker.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LONG_BYTES: Final = 2 << 30
 
 
 def drop_from_page_cache(data_dir: Path) -> int:
-    """Bytes of the segments that were dropped; what is not synced stays."""
+    """Sync and drop all segments from the page cache. Return their size in bytes."""
     size = 0
     for path in (data_dir / "vhosts").rglob("*.log"):
         fd = os.open(path, os.O_RDONLY)
@@ -41,8 +41,8 @@ def drop_from_page_cache(data_dir: Path) -> int:
     return size
 
 
-class Drain:
-    """Takes everything, window 500, acks by the hundred."""
+class DrainingConsumer:
+    """Consumes all messages with prefetch 500 and acks every hundredth with multiple=true."""
 
     def __init__(self, link: Link, count: int) -> None:
         self.link = link
@@ -64,7 +64,7 @@ class Drain:
 
 
 async def drain(data_dir: Path, size_bytes: int, *, strict: bool = False) -> float:
-    """The 99th percentile of the witness's round trips meanwhile, as a share of what it may be."""
+    """Return the 99th percentile of the witness's round trips divided by its bound."""
     count = size_bytes // SIZE
     broker = BrokerProcess(data_dir, settings={"log.level": "error"})
     try:
@@ -77,36 +77,37 @@ async def drain(data_dir: Path, size_bytes: int, *, strict: bool = False) -> flo
         alone = await round_trips(broker.amqp_port, 1.0)
         link = await connect(broker.amqp_port)
         await link.qos(500)
-        taken = Drain(link, count)
-        begun = time.monotonic()
+        consumer = DrainingConsumer(link, count)
+        started = time.monotonic()
         machine = Machine(broker.pid)
         seconds = max(1.5, size_bytes / 400e6)
         watching = asyncio.create_task(machine.watch(seconds))
         witness = asyncio.create_task(round_trips(broker.amqp_port, seconds))
         await link.consume("backlog")
-        await asyncio.wait_for(taken.done.wait(), 240)
-        took = time.monotonic() - begun
-        met = await witness
+        await asyncio.wait_for(consumer.done.wait(), 240)
+        elapsed_s = time.monotonic() - started
+        round_trips_ms = await witness
         await watching
-        assert taken.in_order
+        assert consumer.in_order
         _, left, _ = await link.declare_queue("backlog", passive=True)
         assert left == 0
         link.close()
         await link.gone.wait()
         print(
-            f"\n{dropped >> 20} MiB from the disk in {took:.1f} s ({dropped / took / 1e6:.0f} MB/s); the witness: "
-            f"p50 {percentile(met, 0.5):.1f}, p99 {percentile(met, 0.99):.1f}, worst {max(met):.1f} ms; alone p99 "
+            f"\n{dropped >> 20} MiB from the disk in {elapsed_s:.1f} s ({dropped / elapsed_s / 1e6:.0f} MB/s); "
+            f"the witness: p50 {percentile(round_trips_ms, 0.5):.1f}, p99 {percentile(round_trips_ms, 0.99):.1f}, "
+            f"worst {max(round_trips_ms):.1f} ms; alone p99 "
             f"{percentile(alone, 0.99):.1f} ms, the machine's own delay {machine.late_ms:.1f} ms; RssAnon "
             f"{machine.peak_mb:.0f} MB"
         )
         assert "Traceback" not in broker.stderr, broker.stderr
         assert machine.peak_mb < 200
-        return percentile(met, 0.99) / machine.bound_ms(strict=strict)
+        return percentile(round_trips_ms, 0.99) / machine.bound_ms(strict=strict)
     finally:
         await asyncio.to_thread(broker.kill)
 
 
-async def test_a_cold_backlog(tmp_path: Path) -> None:
+async def test_draining_cold_backlog_does_not_delay_others(tmp_path: Path) -> None:
     best = 1e9
     for attempt in range(ATTEMPTS):
         best = min(best, await drain(tmp_path / f"data{attempt}", SHORT_BYTES))
@@ -117,12 +118,12 @@ async def test_a_cold_backlog(tmp_path: Path) -> None:
 
 @pytest.mark.compiled_only
 @pytest.mark.on_demand
-async def test_a_cold_backlog_of_two_gibibytes(tmp_path: Path) -> None:
+async def test_draining_cold_backlog_of_2_gib_does_not_delay_others(tmp_path: Path) -> None:
     assert await drain(tmp_path / "data", LONG_BYTES, strict=True) < 1
 
 
-async def test_a_cold_backlog_that_has_a_time_to_live(tmp_path: Path) -> None:
-    """What is over goes, seen only when the disk has answered; what comes behind it is delivered."""
+async def test_expired_messages_of_cold_backlog_are_not_delivered(tmp_path: Path) -> None:
+    """Expiry is known only after the disk has answered. Messages behind the expired ones are delivered."""
     broker = BrokerProcess(tmp_path / "data", settings={"log.level": "error"})
     count = 3000
     try:
@@ -142,19 +143,19 @@ async def test_a_cold_backlog_that_has_a_time_to_live(tmp_path: Path) -> None:
         await asyncio.to_thread(broker.start)
         link = await connect(broker.amqp_port)
         await link.qos(100)
-        taken: list[bytes] = []
+        received: list[bytes] = []
         done = asyncio.Event()
 
         def deliver(message: Message) -> None:
-            taken.append(message.body[:8])
+            received.append(message.body[:8])
             link.ack(message.tag)
-            if len(taken) == count:
+            if len(received) == count:
                 done.set()
 
         link.on_deliver = deliver
         await link.consume("mixed")
         await asyncio.wait_for(done.wait(), 60)
-        assert taken == [b"%08d" % number for number in range(count, 2 * count)]
+        assert received == [b"%08d" % number for number in range(count, 2 * count)]
         message = await link.get("mixed")
         assert message is None
         link.close()

@@ -1,9 +1,8 @@
-"""Publishers without a bound, and a consumer with one: memory, the disk, and the consumer's wait stay as they are.
+"""Unbounded publishers and a slow consumer: memory and the consumer's wait stay bounded.
 
-One or more publishers send as fast as they are read while a consumer takes 100 messages a second. Whatever the queue,
-the broker's memory stays under 200 MB, and a message that has come to the head is delivered at once, at the end as at
-the beginning. What else the machine does only ever adds to a wait, so the short forms may try again: the best of
-ATTEMPTS counts. Each prints what it measured (`-s`).
+Publishers send at full speed while a consumer takes 100 messages a second. For every kind of queue the broker's
+memory stays under 200 MB. A message at the head is delivered at once, at the end as at the beginning. Other load
+only adds to a wait, so the short forms count the best of ATTEMPTS. Each test prints its figures (`-s`).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ LONG_S: Final = 60.0
 
 
 class Case(NamedTuple):
-    """What floods what. ttl_ms: of the queue; window: of the publishers, 0 without confirms."""
+    """A kind of flood. `ttl_ms`: of the queue. `window`: of the publishers, 0 without confirms."""
 
     kind: str
     links: int = 1
@@ -48,13 +47,13 @@ CASES: Final = {
 
 
 class Measured(NamedTuple):
-    """waits_ms: early ones and late ones apart. published: messages a second."""
+    """`early_ms`, `late_ms`: the consumer's waits in the first third and later. `published`: messages a second."""
 
     early_ms: list[float]
     late_ms: list[float]
     machine: Machine
     published: float
-    told: dict[str, Any]
+    report: dict[str, Any]
 
     def p99_ms(self) -> float:
         return percentile(self.early_ms + self.late_ms, 0.99)
@@ -71,11 +70,11 @@ async def measure(data_dir: Path, name: str, seconds: float) -> Measured:
         machine = Machine(broker.pid)
         async with flooding(
             broker.amqp_port, "flood", case.kind, seconds, size=case.size, links=case.links, window=case.window
-        ) as told:
+        ) as report:
             consuming = asyncio.create_task(consumer.consume("flood", case.prefetch, seconds))
             await machine.watch(seconds)
             await consuming
-        await link.cancel()  # else one more may be counted as ready, and then be delivered
+        await link.cancel()  # otherwise one more message may be counted as ready and then delivered
         _, left, _ = await link.declare_queue("flood", durable=case.kind == "durable", passive=True)
         link.close()
         await link.gone.wait()
@@ -83,11 +82,11 @@ async def measure(data_dir: Path, name: str, seconds: float) -> Measured:
     finally:
         await asyncio.to_thread(broker.kill)
     assert "Traceback" not in stderr, stderr
-    check(case, consumer, told, left)
+    check_messages(case, consumer, report, left)
     third = consumer.at_s[0] + seconds / 3
     early = [wait for at, wait in zip(consumer.at_s, consumer.waits_ms, strict=True) if at < third]
     late = [wait for at, wait in zip(consumer.at_s, consumer.waits_ms, strict=True) if at >= third]
-    measured = Measured(early, late, machine, told["published"] / told["seconds"], told)
+    measured = Measured(early, late, machine, report["published"] / report["seconds"], report)
     print(
         f"\n{name}, {seconds:g} s: {measured.published:.0f} published a second, {left} left; {len(consumer.waits_ms)} "
         f"taken, head to delivery p50 {percentile(early + late, 0.5):.2f}, p99 {measured.p99_ms():.2f} ms "
@@ -98,26 +97,29 @@ async def measure(data_dir: Path, name: str, seconds: float) -> Measured:
     return measured
 
 
-def check(case: Case, consumer: SlowConsumer, told: dict[str, Any], left: int) -> None:
-    """Every message once and in its publisher's order, none lost; time to live lets messages go, not places."""
+def check_messages(case: Case, consumer: SlowConsumer, report: dict[str, Any], left: int) -> None:
+    """Check that each message arrived once, in its publisher's order, and that none is lost.
+
+    Only a TTL may skip messages.
+    """
     assert consumer.redelivered == 0
-    seen: dict[int, int] = {}
+    last_numbers: dict[int, int] = {}
     for publisher, number in consumer.taken:
-        before = seen.get(publisher, -1)
+        before = last_numbers.get(publisher, -1)
         assert number == before + 1 if not case.ttl_ms else number > before, (publisher, before, number)
-        seen[publisher] = number
-    assert told["nacked"] == 0
+        last_numbers[publisher] = number
+    assert report["nacked"] == 0
     if case.window:
-        assert told["confirmed"] == told["published"]
+        assert report["confirmed"] == report["published"]
         if not case.ttl_ms:
-            assert left + len(consumer.taken) == told["published"]
+            assert left + len(consumer.taken) == report["published"]
     if case.links > 1:
-        # They were all read: none had to wait until another one had said everything.
-        assert min(told["each"]) > max(told["each"]) / 4, told["each"]
+        # The broker read all publishers at the same time, not one after the other.
+        assert min(report["each"]) > max(report["each"]) / 4, report["each"]
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_a_flood(tmp_path: Path, name: str) -> None:
+async def test_flood_does_not_delay_the_consumer(tmp_path: Path, name: str) -> None:
     best = 1e9
     for attempt in range(ATTEMPTS):
         measured = await measure(tmp_path / f"data{attempt}", name, SHORT_S)
@@ -128,40 +130,42 @@ async def test_a_flood(tmp_path: Path, name: str) -> None:
     assert best < 1, f"{name}: the 99th percentile is {best:.1f} times what it may be"
 
 
-def disk_pace(directory: Path, size: int) -> float:
-    """Bytes a second of a file that is written in pieces of 4 MiB, each synced."""
+def disk_speed(directory: Path, size: int) -> float:
+    """Return the write speed of a file in bytes a second, written in synced pieces of 4 MiB."""
     piece = bytes(4 << 20)
     path = directory / "pace"
-    begun = time.monotonic()
+    started = time.monotonic()
     with path.open("wb") as file:
         for _ in range(size // len(piece)):
             file.write(piece)
             file.flush()
             os.fdatasync(file.fileno())
-    took = time.monotonic() - begun
+    elapsed_s = time.monotonic() - started
     path.unlink()
-    return size / took
+    return size / elapsed_s
 
 
 @pytest.mark.on_demand
 @pytest.mark.compiled_only
 @pytest.mark.parametrize("name", CASES)
-async def test_a_flood_of_a_minute(tmp_path: Path, name: str) -> None:
-    """Needs up to 30 GB of disk. A durable queue's publisher has half the pace of the bare disk, or 100 MB/s."""
-    pace = await asyncio.to_thread(disk_pace, tmp_path, 1 << 30)
+async def test_flood_of_60_s_does_not_delay_the_consumer(tmp_path: Path, name: str) -> None:
+    """Needs up to 30 GB of disk. The publisher of a durable queue reaches half the disk's speed, or 100 MB/s."""
+    disk_bytes_per_s = await asyncio.to_thread(disk_speed, tmp_path, 1 << 30)
     measured = await measure(tmp_path / "data", name, LONG_S)
     published = measured.published * CASES[name].size
-    print(f"the bare disk: {pace / 1e6:.0f} MB/s, the publishers {published / 1e6:.0f} MB/s")
+    print(f"the bare disk: {disk_bytes_per_s / 1e6:.0f} MB/s, the publishers {published / 1e6:.0f} MB/s")
     assert measured.machine.peak_mb < MEMORY_MAX_MB
     assert measured.p99_ms() < measured.machine.bound_ms(strict=True)
     assert percentile(measured.late_ms, 0.99) < 2 * percentile(measured.early_ms, 0.99) + measured.machine.late_ms
     if name == "durable":
-        assert published > min(pace / 2, 100e6)
+        assert published > min(disk_bytes_per_s / 2, 100e6)
 
 
-async def test_a_connection_that_publishes_hears_its_own_acks(tmp_path: Path) -> None:
-    """It sends as fast as it is read and consumes, window 10, on the same connection: each ack stands behind megabytes
-    of publishes, and yet the deliveries go on."""
+async def test_acks_behind_publishes_of_same_connection_are_processed(tmp_path: Path) -> None:
+    """One connection publishes at full speed and consumes with prefetch 10.
+
+    Each ack is behind megabytes of publishes, and deliveries must continue.
+    """
     broker = BrokerProcess(tmp_path / "data", settings={"log.level": "error"})
     try:
         await asyncio.to_thread(broker.start)
@@ -194,7 +198,7 @@ async def test_a_connection_that_publishes_hears_its_own_acks(tmp_path: Path) ->
             assert len(delivered) > half * 50, f"{len(delivered)} deliveries of {published} publishes"
         before = len(delivered)
         async with asyncio.timeout(30):
-            while len(delivered) == before:  # noqa: ASYNC110  # `deliver` has no event
+            while len(delivered) == before:  # noqa: ASYNC110  # `deliver` sets no event
                 await asyncio.sleep(0.01)
         assert delivered == [b"%08d" % number for number in range(len(delivered))]
         print(f"\n{published} published, delivered in each half {halves[0]} and {halves[1] - halves[0]}, {peak:.0f} MB")
@@ -208,47 +212,47 @@ CONNECTIONS: Final = 1000
 EACH_S: Final = 0.5
 
 
-class Small:
-    """A client with a little traffic: each EACH_S a message to its own queue and back."""
+class LightClient:
+    """A client that sends a message through its own queue every EACH_S seconds."""
 
     def __init__(self, link: Link, queue: str) -> None:
         self.link = link
         self.queue = queue
-        self.took_ms: list[float] = []
+        self.round_trips_ms: list[float] = []
         self.sent: list[float] = []
         link.on_deliver = self._deliver
 
     def _deliver(self, message: Message) -> None:
-        self.took_ms.append((time.monotonic() - self.sent[int(message.body)]) * 1000)
+        self.round_trips_ms.append((time.monotonic() - self.sent[int(message.body)]) * 1000)
 
-    def say(self, due: float) -> None:
+    def send(self, due: float) -> None:
         self.link.publish("", self.queue, b"\x00\x00", b"%d" % len(self.sent))
         self.sent.append(due)
 
 
 def jain(shares: list[float]) -> float:
-    """1: all have the same; 1/n: one has all."""
+    """Return Jain's index: 1 if all shares are equal, 1/n if one has everything."""
     return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
 
 
-async def traffic(clients: list[Small], seconds: float) -> None:
-    """Their messages are due evenly spread over time."""
-    begun = time.monotonic()
+async def traffic(clients: list[LightClient], seconds: float) -> None:
+    """Send the clients' messages, evenly spread over time."""
+    started = time.monotonic()
     step = EACH_S / len(clients)
     number = 0
-    while (due := begun + number * step) < begun + seconds:
+    while (due := started + number * step) < started + seconds:
         wait = due - time.monotonic()
         if wait > 0:
             await asyncio.sleep(wait)
-        clients[number % len(clients)].say(due)
+        clients[number % len(clients)].send(due)
         number += 1
     deadline = time.monotonic() + 30
-    while any(len(each.took_ms) < len(each.sent) for each in clients) and time.monotonic() < deadline:  # noqa: ASYNC110
+    while any(len(each.round_trips_ms) < len(each.sent) for each in clients) and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.02)
 
 
-async def test_a_thousand_connections_have_equal_shares(tmp_path: Path) -> None:
-    """Each has 2 messages a second, beside two clients that send without a bound."""
+async def test_thousand_connections_are_served_equally_during_floods(tmp_path: Path) -> None:
+    """Each sends 2 messages a second, next to two clients that send at full speed."""
     broker = BrokerProcess(tmp_path / "data", settings={"log.level": "error"})
     try:
         await asyncio.to_thread(broker.start)
@@ -258,11 +262,11 @@ async def test_a_thousand_connections_have_equal_shares(tmp_path: Path) -> None:
             for link in links:
                 name, _, _ = await link.declare_queue("", durable=False, exclusive=True)
                 await link.consume(name, no_ack=True)
-                clients.append(Small(link, name))
+                clients.append(LightClient(link, name))
         best, fairest = 1e9, 0.0
         for _ in range(ATTEMPTS):
             for client in clients:
-                client.took_ms.clear()
+                client.round_trips_ms.clear()
                 client.sent.clear()
             opener = await connect(broker.amqp_port)
             await opener.declare_queue("flood")
@@ -274,14 +278,15 @@ async def test_a_thousand_connections_have_equal_shares(tmp_path: Path) -> None:
                 await watching
             await opener.delete_queue("flood")
             opener.close()
-            late = [max(client.took_ms) for client in clients]
-            shares = jain([len(client.took_ms) / len(client.sent) for client in clients])
-            means = jain([sum(client.took_ms) / len(client.took_ms) for client in clients])
-            took = [each for client in clients for each in client.took_ms]
-            p99 = percentile(took, 0.99)
+            late = [max(client.round_trips_ms) for client in clients]
+            shares = jain([len(client.round_trips_ms) / len(client.sent) for client in clients])
+            means = jain([sum(client.round_trips_ms) / len(client.round_trips_ms) for client in clients])
+            times_ms = [each for client in clients for each in client.round_trips_ms]
+            p99 = percentile(times_ms, 0.99)
             print(
-                f"\n{CONNECTIONS} connections, {len(took)} round trips beside 2 floods: p50 {percentile(took, 0.5):.1f}"
-                f", p99 {p99:.1f} ms; each's worst: p50 {percentile(late, 0.5):.1f}, p99 {percentile(late, 0.99):.1f}"
+                f"\n{CONNECTIONS} connections, {len(times_ms)} round trips beside 2 floods: "
+                f"p50 {percentile(times_ms, 0.5):.1f}, p99 {p99:.1f} ms; "
+                f"each's worst: p50 {percentile(late, 0.5):.1f}, p99 {percentile(late, 0.99):.1f}"
                 f" ms; Jain's index of shares {shares:.3f}, of mean latency {means:.3f}; the machine's own delay "
                 f"{machine.late_ms:.1f} ms; {anon_mb(broker.pid):.0f} MB"
             )

@@ -1,4 +1,4 @@
-"""A broker that notes how many logs the largest of its turns wrote to: `python wide_turns.py NOTES OPTION...`."""
+"""A broker that records how many logs its largest turn wrote to: `python wide_turns.py NOTES OPTION...`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from amqpd.storage import storage
 from amqpd.storage.group_commit import GroupCommit
 
 NOTES: Final = Path(sys.argv.pop(1))
-most = 0
+logs_max = 0
 
 
-class Noting(GroupCommit):
-    """Notes before each write of a turn how many logs it is to be."""
+class RecordingCommit(GroupCommit):
+    """Records before each write of a turn how many logs it writes to."""
 
     def _write_dirty(self) -> None:
-        global most
-        if len(self._context.dirty) > most:
-            most = len(self._context.dirty)
-            NOTES.write_text(f"{most}\n")
+        global logs_max
+        if len(self._context.dirty) > logs_max:
+            logs_max = len(self._context.dirty)
+            NOTES.write_text(f"{logs_max}\n")
         super()._write_dirty()
 
 
-storage.GroupCommit = Noting  # type: ignore[misc]
+storage.GroupCommit = RecordingCommit  # type: ignore[misc]
 sys.exit(main())

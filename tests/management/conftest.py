@@ -1,4 +1,4 @@
-"""A client for the admin API, and users of every tag. The broker is the session's own process."""
+"""Fixtures for the admin API: clients, users of every tag, vhosts. The broker is the session's process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Answer(NamedTuple):
         return json.loads(self.body)
 
 
-class Unix(http.client.HTTPConnection):
+class UnixHttpConnection(http.client.HTTPConnection):
     """HTTP over a unix socket."""
 
     def __init__(self, path: Path) -> None:
@@ -39,7 +39,8 @@ class Unix(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(60)
-        # By the directory's descriptor: a socket's path has at most 107 bytes, a data directory more.
+        # Connect through the directory's descriptor: a unix socket path has at most 107 bytes, a data directory can
+        # have more.
         directory = os.open(self.path.parent, os.O_PATH | os.O_DIRECTORY)
         try:
             self.sock.connect(f"/proc/self/fd/{directory}/{self.path.name}")
@@ -48,7 +49,7 @@ class Unix(http.client.HTTPConnection):
 
 
 class Api:
-    """user: None goes through the unix socket."""
+    """HTTP client of the admin API. With `user=None` it connects through the unix socket."""
 
     def __init__(self, broker: BrokerProcess, user: str | None = "guest", password: str = "guest") -> None:
         self.broker = broker
@@ -58,19 +59,19 @@ class Api:
     def __call__(
         self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None, *, raw: bool = False
     ) -> Answer:
-        sent = dict(headers or {})
+        request_headers = dict(headers or {})
         if self.user is None:
-            connection: http.client.HTTPConnection = Unix(self.broker.data_dir / "amqpctl.sock")
+            connection: http.client.HTTPConnection = UnixHttpConnection(self.broker.data_dir / "amqpctl.sock")
         else:
             connection = http.client.HTTPConnection("127.0.0.1", self.broker.http_port, timeout=60)
             if self.user:
                 token = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
-                sent.setdefault("Authorization", f"Basic {token}")
+                request_headers.setdefault("Authorization", f"Basic {token}")
         data = body if raw or body is None else json.dumps(body)
         if data is not None:
-            sent.setdefault("Content-Type", "application/json")
+            request_headers.setdefault("Content-Type", "application/json")
         try:
-            connection.request(method, path, data, sent)  # type: ignore[arg-type]
+            connection.request(method, path, data, request_headers)  # type: ignore[arg-type]
             answer = connection.getresponse()
             return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
         finally:
@@ -81,8 +82,8 @@ class Api:
         assert answer.status == 200, answer
         return answer.json
 
-    def done(self, method: str, path: str, body: object = None) -> Answer:
-        """A change that must succeed."""
+    def send_ok(self, method: str, path: str, body: object = None) -> Answer:
+        """Send a request that must succeed."""
         answer = self(method, path, body)
         assert answer.status in (200, 201, 204), answer
         return answer
@@ -95,7 +96,7 @@ def api(amqpd_broker: BrokerProcess) -> Api:
 
 @pytest.fixture(scope="session")
 def make_api() -> type[Api]:
-    """For a broker of a test's own: make_api(broker, user, password)."""
+    """Return the client class for tests with a broker of their own: make_api(broker, user, password)."""
     return Api
 
 
@@ -106,7 +107,7 @@ def operator(amqpd_broker: BrokerProcess) -> Api:
 
 @pytest.fixture
 def v(amqpd_vhost: Vhost) -> str:
-    """An own vhost, encoded for a path."""
+    """The name of a new vhost, URL-encoded."""
     return quote(amqpd_vhost.name, safe="")
 
 
@@ -120,18 +121,18 @@ def channel(amqpd_vhost: Vhost) -> Generator[BlockingChannel, None, None]:
 
 @pytest.fixture
 def user(api: Api, amqpd_vhost: Vhost) -> Generator[Callable[..., Api], None, None]:
-    """user("management", configure="^a") makes a user with that tag, and with permissions if any pattern is given."""
-    made: list[str] = []
+    """Return a function that makes a user: user("management", configure="^a") gives tag and permissions."""
+    names: list[str] = []
 
     def make(tags: str, vhost: str = amqpd_vhost.name, **patterns: str) -> Api:
-        name = f"u{len(made)}-{amqpd_vhost.name}"
-        api.done("PUT", f"/api/users/{quote(name, safe='')}", {"password": "secret", "tags": tags})
-        made.append(name)
+        name = f"u{len(names)}-{amqpd_vhost.name}"
+        api.send_ok("PUT", f"/api/users/{quote(name, safe='')}", {"password": "secret", "tags": tags})
+        names.append(name)
         if patterns:
-            given = {"configure": "", "write": "", "read": "", **patterns}
-            api.done("PUT", f"/api/permissions/{quote(vhost, safe='')}/{quote(name, safe='')}", given)
+            permissions = {"configure": "", "write": "", "read": "", **patterns}
+            api.send_ok("PUT", f"/api/permissions/{quote(vhost, safe='')}/{quote(name, safe='')}", permissions)
         return Api(api.broker, name, "secret")
 
     yield make
-    for name in made:
+    for name in names:
         api("DELETE", f"/api/users/{quote(name, safe='')}")

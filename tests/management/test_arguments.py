@@ -1,4 +1,4 @@
-"""The list of arguments for forms: it has each argument that has an effect, and offers values that the broker takes."""
+"""The list of arguments for forms: each argument that has an effect, with values that the broker accepts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from amqpd.management.arguments import known_arguments
 
 ROWS: dict[str, ArgumentSpec] = {**queue_arguments.ROWS, **exchange.ROWS}
 ITEMS = {each["name"]: each for each in known_arguments()}
-# Text arguments take a form of their own.
+# Text arguments with a format of their own.
 TEXTS = {"x-max-age": "7D", "x-retain": "3D", "x-delayed-retry-levels": "1m,5m"}
 
 
@@ -29,21 +29,21 @@ def sample(name: str, value: dict[str, Any]) -> object:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_each_argument_with_an_effect_is_offered(name: str) -> None:
+def test_argument_with_an_effect_is_offered(name: str) -> None:
     row = ROWS[name]
-    left_out = row.obeyed_by == IGNORED or name in ("x-queue-type", "x-message-deduplication")
-    assert (name in ITEMS) != left_out
+    hidden = row.obeyed_by == IGNORED or name in ("x-queue-type", "x-message-deduplication")
+    assert (name in ITEMS) != hidden
 
 
 @pytest.mark.parametrize("name", [name for name, item in ITEMS.items() if item["policy"]])
-def test_a_policy_takes_what_a_form_offers(name: str) -> None:
+def test_policy_accepts_value_that_form_offers(name: str) -> None:
     key = ITEMS[name]["policy"]
     assert policy_table.keys()[key["name"]].accepts(sample(name, key))
     assert (key["name"] in policy_table.keys(operator=True)) == key["operator"]
 
 
 @pytest.mark.parametrize("name", [name for name, item in ITEMS.items() if item["of"] == "queue"])
-def test_a_queue_takes_what_a_form_offers(name: str) -> None:
+def test_queue_accepts_value_that_form_offers(name: str) -> None:
     item = ITEMS[name]
     kind = (item["types"] or ["classic"])[0]
     arguments = {"x-queue-type": kind, name: min(255, value) if isinstance(value := sample(name, item), int) else value}

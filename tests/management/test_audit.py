@@ -1,4 +1,4 @@
-"""The audit log of a broker: who did what, over AMQP, HTTP and amqpctl; who may read it; what a kill leaves."""
+"""The audit log of a broker: records of AMQP, HTTP and amqpctl actions, access to it, and its state after a kill."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def api(broker: BrokerProcess, make_api: Any) -> Any:
 
 def records(api: Any, **query: object) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    begin = 0
+    offset = 0
     while True:
-        page = api.get("/api/audit?" + urlencode({"count": 1000, "offset": begin, **query}))
+        page = api.get("/api/audit?" + urlencode({"count": 1000, "offset": offset, **query}))
         assert page["lost"] == 0
         found += page["records"]
-        begin = page["next_offset"]
+        offset = page["next_offset"]
         if page["ended"]:
             return found
 
 
-def last(api: Any, event: str, name: str) -> dict[str, Any]:
-    """The last record of it; written by the next commit, some ms later."""
+def last_record(api: Any, event: str, name: str) -> dict[str, Any]:
+    """Return the last record of this event and name. The record is written by a later commit, so poll."""
     until = time.monotonic() + 30
     while time.monotonic() < until:
         found = records(api, where=f"event = '{event}' AND name = '{name}'")
@@ -61,13 +61,13 @@ def connect(broker: BrokerProcess, user: str = "guest", password: str = "guest")
     return pika.BlockingConnection(pika.URLParameters(f"amqp://{user}:{password}@127.0.0.1:{broker.amqp_port}/%2F"))
 
 
-def ended(connection: pika.BlockingConnection) -> None:
-    """The broker has ended it, and its socket is closed here, too."""
+def wait_for_close(connection: pika.BlockingConnection) -> None:
+    """Wait until the broker has closed the connection; pika then closes its socket, too."""
     with pytest.raises(pika.exceptions.AMQPError):
         connection.process_data_events(30)
 
 
-def test_what_a_client_does(broker: BrokerProcess, api: Any) -> None:
+def test_client_actions_over_amqp_are_recorded(broker: BrokerProcess, api: Any) -> None:
     connection = connect(broker)
     channel = connection.channel()
     channel.queue_declare("orders", durable=True, arguments={"x-max-length": 3})
@@ -79,81 +79,83 @@ def test_what_a_client_does(broker: BrokerProcess, api: Any) -> None:
     channel.exchange_delete("sales")
     channel.queue_declare("mine", exclusive=True)
     channel.queue_delete("orders")
-    record = last(api, "queue.deleted", "orders")
+    record = last_record(api, "queue.deleted", "orders")
     assert (record["user"], record["front_end"], record["vhost"], record["result"]) == ("guest", "amqp", "/", "ok")
     assert record["connection"].startswith(record["peer"] + " -> ")
-    assert last(api, "queue.created", "orders")["details"]["arguments"] == {"x-max-length": 3}
-    assert last(api, "queue.purged", "orders")["details"] == {"messages": 1}
+    assert last_record(api, "queue.created", "orders")["details"]["arguments"] == {"x-max-length": 3}
+    assert last_record(api, "queue.purged", "orders")["details"] == {"messages": 1}
     for event in ("binding.created", "binding.deleted"):
-        assert last(api, event, "orders")["details"]["source_name"] == "sales"
-    assert last(api, "exchange.created", "sales")["details"]["type"] == "topic"
-    assert last(api, "exchange.deleted", "sales")["user"] == "guest"
-    assert last(api, "user.authentication.success", "guest")["result"] == "ok"
-    assert records(api, where="name = 'mine'") == []  # exclusive: its connection's own matter
+        assert last_record(api, event, "orders")["details"]["source_name"] == "sales"
+    assert last_record(api, "exchange.created", "sales")["details"]["type"] == "topic"
+    assert last_record(api, "exchange.deleted", "sales")["user"] == "guest"
+    assert last_record(api, "user.authentication.success", "guest")["result"] == "ok"
+    assert records(api, where="name = 'mine'") == []  # exclusive queues are not recorded
     connection.close()
     assert "the body" not in json.dumps(records(api))
 
 
-def test_messages_by_the_admin_api_are_counted(broker: BrokerProcess, api: Any) -> None:
-    """Who publishes or takes messages by hand is on record; a thousand requests are two records, not a thousand."""
-    api.done("PUT", "/api/queues/%2F/byhand", {})
-    sent = {"routing_key": "byhand", "payload": "the body by hand", "payload_encoding": "string", "properties": {}}
+def test_message_requests_over_http_are_summed_up_in_one_record(broker: BrokerProcess, api: Any) -> None:
+    """Repeated publish and get requests of a user become one record per path, not one per request."""
+    api.send_ok("PUT", "/api/queues/%2F/byhand", {})
+    message = {"routing_key": "byhand", "payload": "the body by hand", "payload_encoding": "string", "properties": {}}
     for _ in range(3):
-        api.done("POST", "/api/exchanges/%2F/amq.default/publish", sent)
-    api.done("POST", "/api/queues/%2F/byhand/get?x=y", {"count": 2, "ackmode": "ack_requeue_false", "encoding": "auto"})
+        api.send_ok("POST", "/api/exchanges/%2F/amq.default/publish", message)
+    api.send_ok(
+        "POST", "/api/queues/%2F/byhand/get?x=y", {"count": 2, "ackmode": "ack_requeue_false", "encoding": "auto"}
+    )
     for name in ("POST /api/exchanges/%2F/amq.default/publish", "POST /api/queues/%2F/byhand/get"):
-        record = last(api, "admin.request", name)
+        record = last_record(api, "admin.request", name)
         assert (record["user"], record["front_end"], record["result"]) == ("guest", "http", "ok")
         assert len(records(api, where=f"event = 'admin.request' AND name = '{name}'")) == 1
     assert "by hand" not in json.dumps(records(api))
 
 
-def test_what_the_admin_api_and_amqpctl_do(broker: BrokerProcess, api: Any) -> None:
-    api.done("PUT", "/api/users/eve", {"password": "a-secret-word", "tags": "monitoring"})
-    api.done("PUT", "/api/permissions/%2F/eve", {"configure": "", "write": "", "read": ".*"})
-    api.done("PUT", "/api/policies/%2F/short", {"pattern": "^x", "definition": {"max-length": 3}})
-    api.done("PUT", "/api/vhosts/shop", {})
-    api.done("PUT", "/api/vhost-limits/shop/max-queues", {"value": 7})
-    api.done("PUT", "/api/queues/shop/q", {"durable": True})
-    api.done("DELETE", "/api/queues/shop/q/contents")
-    api.done("DELETE", "/api/vhosts/shop")
-    assert last(api, "permission.created", "eve")["details"] == {"configure": "", "write": "", "read": ".*"}
-    assert last(api, "user.tags.set", "eve")["details"] == {"tags": ["monitoring"]}
-    assert last(api, "policy.set", "short")["details"]["definition"] == {"max-length": 3}
-    assert last(api, "vhost.limits.set", "shop")["details"] == {"max-queues": 7}
-    assert last(api, "queue.purged", "q")["vhost"] == "shop"
-    assert last(api, "vhost.deleted", "shop")["front_end"] == "http"
-    assert last(api, "queue.deleted", "q")["user"] == "guest"  # it went with the vhost
+def test_changes_over_http_and_amqpctl_are_recorded(broker: BrokerProcess, api: Any) -> None:
+    api.send_ok("PUT", "/api/users/eve", {"password": "a-secret-word", "tags": "monitoring"})
+    api.send_ok("PUT", "/api/permissions/%2F/eve", {"configure": "", "write": "", "read": ".*"})
+    api.send_ok("PUT", "/api/policies/%2F/short", {"pattern": "^x", "definition": {"max-length": 3}})
+    api.send_ok("PUT", "/api/vhosts/shop", {})
+    api.send_ok("PUT", "/api/vhost-limits/shop/max-queues", {"value": 7})
+    api.send_ok("PUT", "/api/queues/shop/q", {"durable": True})
+    api.send_ok("DELETE", "/api/queues/shop/q/contents")
+    api.send_ok("DELETE", "/api/vhosts/shop")
+    assert last_record(api, "permission.created", "eve")["details"] == {"configure": "", "write": "", "read": ".*"}
+    assert last_record(api, "user.tags.set", "eve")["details"] == {"tags": ["monitoring"]}
+    assert last_record(api, "policy.set", "short")["details"]["definition"] == {"max-length": 3}
+    assert last_record(api, "vhost.limits.set", "shop")["details"] == {"max-queues": 7}
+    assert last_record(api, "queue.purged", "q")["vhost"] == "shop"
+    assert last_record(api, "vhost.deleted", "shop")["front_end"] == "http"
+    assert last_record(api, "queue.deleted", "q")["user"] == "guest"  # deleted with the vhost
     broker.ctl("set_alarm", "disk")
     broker.ctl("clear_alarm", "disk")
-    record = last(api, "admin.request", "PUT /api/amqpd/alarms/disk")
+    record = last_record(api, "admin.request", "PUT /api/amqpd/alarms/disk")
     assert (record["user"], record["front_end"]) == ("rmq-cli", "amqpctl")
-    assert last(api, "alarm.cleared", "disk")["user"] == "rmq-internal"
-    api.done("POST", "/api/definitions", {"vhosts": [{"name": "more"}]})
-    assert last(api, "definitions.imported", "definitions")["details"]["items"] == {"vhosts": 1}
+    assert last_record(api, "alarm.cleared", "disk")["user"] == "rmq-internal"
+    api.send_ok("POST", "/api/definitions", {"vhosts": [{"name": "more"}]})
+    assert last_record(api, "definitions.imported", "definitions")["details"]["items"] == {"vhosts": 1}
     connection = connect(broker)
     name = next(each["name"] for each in api.get("/api/connections"))
-    api.done("DELETE", f"/api/connections/{quote(name, safe='')}")
-    assert last(api, "connection.force_closed", name)["details"]["user"] == "guest"
-    ended(connection)
+    api.send_ok("DELETE", f"/api/connections/{quote(name, safe='')}")
+    assert last_record(api, "connection.force_closed", name)["details"]["user"] == "guest"
+    wait_for_close(connection)
     assert "a-secret-word" not in json.dumps(records(api))
     assert "argon2" not in json.dumps(records(api)).lower()
 
 
-def test_surgery(broker: BrokerProcess, api: Any) -> None:
+def test_message_move_is_recorded(broker: BrokerProcess, api: Any) -> None:
     connection = connect(broker)
     channel = connection.channel()
     for name in ("source", "target"):
         channel.queue_declare(name, durable=True)
     channel.basic_publish("", "source", b"x")
     channel.queue_declare("source", passive=True)
-    api.done("POST", "/api/queues/%2F/source/jobs", {"action": "move", "to_queue": "target", "wait_ms": 5000})
-    details = last(api, "queue.messages", "source")["details"]
+    api.send_ok("POST", "/api/queues/%2F/source/jobs", {"action": "move", "to_queue": "target", "wait_ms": 5000})
+    details = last_record(api, "queue.messages", "source")["details"]
     assert (details["action"], details["to_queue"]) == ("move", "target")
     connection.close()
 
 
-def test_failures(broker: BrokerProcess, api: Any, make_api: Any) -> None:
+def test_failed_logins_and_refused_access_are_recorded(broker: BrokerProcess, api: Any, make_api: Any) -> None:
     for _ in range(3):
         assert make_api(broker, "mallory", "no")("GET", "/api/overview").status == 401
     with pytest.raises(pika.exceptions.AMQPError):
@@ -162,21 +164,26 @@ def test_failures(broker: BrokerProcess, api: Any, make_api: Any) -> None:
     until = time.monotonic() + 30
     while len(failed) < 2 and time.monotonic() < until:
         failed = records(api, where="event = 'user.authentication.failure' AND name = 'mallory'")
-    assert [each["front_end"] for each in failed] == ["http", "amqp"]  # repeated ones come as one, later
+    assert [each["front_end"] for each in failed] == [
+        "http",
+        "amqp",
+    ]  # repeated failures are summed up in one later record
     assert {each["result"] for each in failed} == {"refused"}
     assert "wrong-word" not in json.dumps(failed)
-    api.done("PUT", "/api/users/carl", {"password": "secret", "tags": "management"})
-    api.done("PUT", "/api/permissions/%2F/carl", {"configure": "^$", "write": "", "read": ".*"})
+    api.send_ok("PUT", "/api/users/carl", {"password": "secret", "tags": "management"})
+    api.send_ok("PUT", "/api/permissions/%2F/carl", {"configure": "^$", "write": "", "read": ".*"})
     connection = connect(broker, "carl", "secret")
     with pytest.raises(pika.exceptions.ChannelClosedByBroker):
         connection.channel().queue_delete("target")
     assert make_api(broker, "carl", "secret")("DELETE", "/api/users/guest").status == 401
     connection.close()
-    last(api, "access.refused", "queue.delete")
-    assert "not" in last(api, "access.refused", "DELETE /api/users/guest")["reason"].lower()
+    last_record(api, "access.refused", "queue.delete")
+    assert "not" in last_record(api, "access.refused", "DELETE /api/users/guest")["reason"].lower()
 
 
-def test_who_may_read_it(broker: BrokerProcess, api: Any, make_api: Any) -> None:
+def test_reading_is_refused_to_user_without_permission_or_bad_query(
+    broker: BrokerProcess, api: Any, make_api: Any
+) -> None:
     assert make_api(broker, "carl", "secret")("GET", "/api/audit").status == 401
     connection = connect(broker, "carl", "secret")
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
@@ -200,7 +207,7 @@ FORBIDDEN: list[Callable[[Any], object]] = [
 
 
 @pytest.mark.parametrize("action", range(len(FORBIDDEN)))
-def test_nobody_may_change_it_over_amqp(broker: BrokerProcess, action: int) -> None:
+def test_change_over_amqp_is_refused(broker: BrokerProcess, action: int) -> None:
     connection = connect(broker)
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
         FORBIDDEN[action](connection.channel())
@@ -208,7 +215,7 @@ def test_nobody_may_change_it_over_amqp(broker: BrokerProcess, action: int) -> N
     connection.close()
 
 
-def test_a_publish_to_it_goes_nowhere(broker: BrokerProcess, api: Any) -> None:
+def test_publish_to_audit_queue_is_unroutable(broker: BrokerProcess, api: Any) -> None:
     connection = connect(broker)
     channel = connection.channel()
     channel.confirm_delivery()
@@ -218,9 +225,11 @@ def test_a_publish_to_it_goes_nowhere(broker: BrokerProcess, api: Any) -> None:
     assert "forged" not in json.dumps(records(api))
 
 
-@pytest.mark.parametrize("who", ["guest", None])
-def test_nor_over_http_the_operator_neither(broker: BrokerProcess, who: str | None, make_api: Any) -> None:
-    caller = make_api(broker, who)
+@pytest.mark.parametrize("user", ["guest", None])
+def test_change_over_http_is_refused_to_users_and_operator(
+    broker: BrokerProcess, user: str | None, make_api: Any
+) -> None:
+    caller = make_api(broker, user)
     assert caller("PUT", "/api/queues/%2F/amq.audit", {"durable": True}).status == 401
     assert caller("DELETE", "/api/queues/%2F/amq.audit").status == 401
     assert caller("DELETE", "/api/queues/%2F/amq.audit/contents").status == 401
@@ -229,43 +238,43 @@ def test_nor_over_http_the_operator_neither(broker: BrokerProcess, who: str | No
     assert caller("POST", "/api/queues/%2F/amq.audit/jobs", job).status in (400, 401)
 
 
-def test_it_is_in_no_list(broker: BrokerProcess, api: Any) -> None:
+def test_audit_queue_is_in_no_list(broker: BrokerProcess, api: Any) -> None:
     assert "amq.audit" not in {each["name"] for each in api.get("/api/queues")}
     assert "amq.audit" not in json.dumps(api.get("/api/definitions"))
-    assert api.get("/api/queues/%2F/amq.audit")["type"] == "stream"  # by its name it is there
+    assert api.get("/api/queues/%2F/amq.audit")["type"] == "stream"  # a request by name finds it
 
 
-def test_amqpctl_shows_it(broker: BrokerProcess, api: Any) -> None:
-    last(api, "queue.deleted", "orders")
+def test_amqpctl_audit_log_shows_records(broker: BrokerProcess, api: Any) -> None:
+    last_record(api, "queue.deleted", "orders")
     shown = broker.ctl("audit_log", "-q", "--where", "event = 'queue.deleted' AND name = 'orders'", "event", "user")
     assert shown.stdout.splitlines() == ["event\tuser", "queue.deleted\tguest"]
     assert len(broker.ctl("audit_log", "-q", "--limit", "2", "--no-table-headers", "event").stdout.splitlines()) == 2
     assert broker.ctl("audit_log", "--where", "(").returncode == 64
-    told = json.loads(broker.ctl("audit_log", "--since", "2026-01-01T00:00:00", "--formatter", "json").stdout)
-    assert len(told) == len(records(api))
+    shown_records = json.loads(broker.ctl("audit_log", "--since", "2026-01-01T00:00:00", "--formatter", "json").stdout)
+    assert len(shown_records) == len(records(api))
 
 
-def test_amqpctl_follows_it(broker: BrokerProcess, api: Any) -> None:
-    """What comes while it runs is shown, until ctrl-C ends it."""
+def test_amqpctl_audit_log_follow_shows_new_records(broker: BrokerProcess, api: Any) -> None:
+    """The command shows new records until SIGINT ends it."""
     command = [sys.executable, "-P", "-m", "amqpd.cli", "--data-dir", str(broker.data_dir), "-q", "audit_log"]
     command += ["--follow", "--no-table-headers", "name"]
-    api.done("PUT", "/api/queues/%2F/before", {"durable": True})
-    # Who starts the tests in the background may have them ignore ctrl-C, and what they start with them.
-    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heard) as process:  # noqa: PLW1509
+    api.send_ok("PUT", "/api/queues/%2F/before", {"durable": True})
+    # A shell that starts the tests in the background makes them and their children ignore SIGINT.
+    reset_sigint = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=reset_sigint) as process:  # noqa: PLW1509
         assert process.stdout is not None
         shown = iter(process.stdout)
-        assert any(line == "before\n" for line in shown), "the last ones there were"
+        assert any(line == "before\n" for line in shown), "--follow first shows the last existing records"
         for name in ("followed-1", "followed-2"):
-            api.done("PUT", f"/api/queues/%2F/{name}", {"durable": True})
+            api.send_ok("PUT", f"/api/queues/%2F/{name}", {"durable": True})
             assert any(line == f"{name}\n" for line in shown)
         process.send_signal(signal.SIGINT)
         assert [*shown] == []
     assert process.returncode == 0
 
 
-def test_the_spark_source_reads_it(broker: BrokerProcess, api: Any) -> None:
-    """What Spark's workers run, over the network."""
+def test_spark_source_reads_audit_queue(broker: BrokerProcess, api: Any) -> None:
+    """The test runs the code of Spark's workers, over the network."""
     options = parse({"url": f"http://guest:guest@127.0.0.1:{broker.http_port}", "queue": "amq.audit"})
     rows: list[dict[str, Any]] = []
     for part in offsets.batch_parts(options):
@@ -278,55 +287,55 @@ def test_the_spark_source_reads_it(broker: BrokerProcess, api: Any) -> None:
 
 
 @pytest.mark.slow
-def test_it_survives_a_kill_and_its_vhost(tmp_path: Path, make_api: Any) -> None:
+def test_records_survive_kill_and_vhost_deletion(tmp_path: Path, make_api: Any) -> None:
     with BrokerProcess(tmp_path) as broker:
         api = make_api(broker, None)
         connection = connect(broker)
-        api.done("PUT", "/api/exchanges/%2F/last-exchange", {"type": "fanout", "durable": True})
-        last(api, "exchange.created", "last-exchange")
+        api.send_ok("PUT", "/api/exchanges/%2F/last-exchange", {"type": "fanout", "durable": True})
+        last_record(api, "exchange.created", "last-exchange")
         connection.channel().queue_declare("last-words", durable=True)
-        broker.kill()  # the answer was there
-        ended(connection)
+        broker.kill()  # the declare-ok has arrived
+        wait_for_close(connection)
         broker.start()
-        assert last(api, "queue.created", "last-words")["user"] == "guest"
-        made = [each for each in records(api) if each["event"] in ("exchange.created", "binding.created")]
-        assert [each["name"] for each in made] == ["last-exchange"], "what a start brings back is nobody's doing"
+        assert last_record(api, "queue.created", "last-words")["user"] == "guest"
+        created = [each for each in records(api) if each["event"] in ("exchange.created", "binding.created")]
+        assert [each["name"] for each in created] == ["last-exchange"], "objects restored at startup are not recorded"
         count = len(records(api))
-        api.done("DELETE", "/api/vhosts/%2F")
+        api.send_ok("DELETE", "/api/vhosts/%2F")
         broker.stop()
         broker.start()
-        assert last(api, "vhost.deleted", "/")["front_end"] == "amqpctl"
+        assert last_record(api, "vhost.deleted", "/")["front_end"] == "amqpctl"
         assert len(records(api)) > count
         assert api.get("/api/health/checks/audit-log") == {"status": "ok"}
 
 
 @pytest.mark.slow
-def test_a_change_over_http_is_answered_when_its_record_is_on_disk(tmp_path: Path, make_api: Any) -> None:
+def test_http_change_is_answered_after_its_record_is_on_disk(tmp_path: Path, make_api: Any) -> None:
     with BrokerProcess(tmp_path) as broker:
         api = make_api(broker)
-        api.done("PUT", "/api/queues/%2F/orders", {"durable": True})
-        api.done("DELETE", "/api/queues/%2F/orders")
+        api.send_ok("PUT", "/api/queues/%2F/orders", {"durable": True})
+        api.send_ok("DELETE", "/api/queues/%2F/orders")
         broker.kill()
         broker.start()
         assert [each["event"] for each in records(api, where="name = 'orders'")] == ["queue.created", "queue.deleted"]
 
 
 @pytest.mark.slow
-def test_off_it_can_still_be_read(tmp_path: Path, make_api: Any) -> None:
+def test_disabled_audit_log_can_still_be_read(tmp_path: Path, make_api: Any) -> None:
     with BrokerProcess(tmp_path) as broker:
-        make_api(broker).done("PUT", "/api/vhosts/a", {})
-        last(make_api(broker, None), "vhost.created", "a")
+        make_api(broker).send_ok("PUT", "/api/vhosts/a", {})
+        last_record(make_api(broker, None), "vhost.created", "a")
     with BrokerProcess(tmp_path, settings={"audit.enabled": False}) as broker:
-        make_api(broker).done("PUT", "/api/vhosts/b", {})
+        make_api(broker).send_ok("PUT", "/api/vhosts/b", {})
         assert [each["name"] for each in records(make_api(broker, None), where="event = 'vhost.created'")] == ["a"]
 
 
 @pytest.mark.slow
-def test_from_the_end_back_to_the_start(broker: BrokerProcess, api: Any) -> None:
+def test_pages_can_be_read_from_the_end_to_the_start(broker: BrokerProcess, api: Any) -> None:
     for number in range(30):
-        api.done("PUT", f"/api/users/page-{number}", {"password": "p", "tags": ""})
-    whole = [each["offset"] for each in records(api)]
-    last(api, "user.created", "page-29")
+        api.send_ok("PUT", f"/api/users/page-{number}", {"password": "p", "tags": ""})
+    all_offsets = [each["offset"] for each in records(api)]
+    last_record(api, "user.created", "page-29")
     page = api.get("/api/audit?last=10&count=10")
     found, pages = page["records"], 1
     while page["first_offset"] > page["start_offset"]:
@@ -336,7 +345,7 @@ def test_from_the_end_back_to_the_start(broker: BrokerProcess, api: Any) -> None
     offsets = [each["offset"] for each in found]
     assert pages >= 4
     assert offsets == sorted(offsets)
-    assert set(whole) <= set(offsets)
+    assert set(all_offsets) <= set(offsets)
     assert page["start_offset"] == offsets[0]
     assert api.get("/api/audit?before=3&count=10")["records"][-1]["offset"] == 2
     assert api("GET", "/api/audit?before=x").status == 400

@@ -1,4 +1,4 @@
-"""Connections, channels, consumers; closing them; the application stopped and started; the broker as a whole."""
+"""Connections, channels, consumers; closing connections; stopping and starting the application; the whole broker."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from amqpd import __version__
 from amqpd.testing import BrokerProcess
 
 
-def mine(api, channel):
-    """This test's connection, as the API shows it."""
+def own_connection(api, channel):
+    """Return this test's connection as the API shows it."""
     vhost = channel.connection._impl.params.virtual_host
     (found,) = [each for each in api.get("/api/connections") if each["vhost"] == vhost]
     return found
 
 
 class TestConnections:
-    def test_what_is_shown(self, api, amqpd_vhost):
+    def test_fields_of_connection(self, api, amqpd_vhost):
         parameters = pika.URLParameters(amqpd_vhost.url + "?heartbeat=77&channel_max=9&frame_max=65536")
         parameters.client_properties = {"connection_name": "my name"}
         before = time.time()
         connection = pika.BlockingConnection(parameters)
         connection.channel()
-        found = mine(api, connection.channel())
+        found = own_connection(api, connection.channel())
         connection.close()
         assert before - 1 < found.pop("connected_at") / 1000 < time.time() + 1
         assert found["client_properties"]["connection_name"] == found["user_provided_name"] == "my name"
         assert found["name"] == f"127.0.0.1:{found['peer_port']} -> 127.0.0.1:{api.broker.amqp_port}"
         assert found["recv_oct"] > 100
         assert found["send_oct"] > 100
-        wanted = {
+        expected = {
             "user": "guest", "vhost": amqpd_vhost.name, "peer_host": "127.0.0.1", "host": "127.0.0.1",
             "port": api.broker.amqp_port, "protocol": "AMQP 0-9-1", "auth_mechanism": "PLAIN", "channels": 2,
             "channel_max": 9, "frame_max": 65536, "timeout": 77, "state": "running", "ssl": False, "type": "network",
         }  # fmt: skip
-        assert {name: found[name] for name in wanted} == wanted
+        assert {name: found[name] for name in expected} == expected
 
-    def test_one_its_channels_and_its_vhost(self, api, v, channel):
-        found = mine(api, channel)
+    def test_connection_is_found_by_name_channels_and_vhost(self, api, v, channel):
+        found = own_connection(api, channel)
         path = f"/api/connections/{quote(found['name'], safe='')}"
         assert api.get(path)["pid"] == found["pid"]
         (shown,) = api.get(path + "/channels")
@@ -57,16 +57,16 @@ class TestConnections:
     @pytest.mark.parametrize(
         ("headers", "text"), [({}, "Closed via management plugin"), ({"X-Reason": "because"}, "because")]
     )
-    def test_close(self, api, channel, headers, text):
-        path = f"/api/connections/{quote(mine(api, channel)['name'], safe='')}"
+    def test_delete_closes_connection_with_reason(self, api, channel, headers, text):
+        path = f"/api/connections/{quote(own_connection(api, channel)['name'], safe='')}"
         assert api("DELETE", path, headers=headers).status == 204
         with pytest.raises(ConnectionClosedByBroker) as caught:
             channel.connection.process_data_events(5)
         assert (caught.value.reply_code, caught.value.reply_text) == (320, f"CONNECTION_FORCED - {text}")
         assert api("DELETE", path).status == 404
 
-    def test_close_by_pid(self, api, channel):
-        body = {"pid": mine(api, channel)["pid"], "reason": "tired\r\n\x1b[31m2026 ERROR forged %s"}
+    def test_close_by_pid_replaces_control_characters_in_reason(self, api, channel):
+        body = {"pid": own_connection(api, channel)["pid"], "reason": "tired\r\n\x1b[31m2026 ERROR forged %s"}
         assert api("POST", "/api/amqpd/close_connection", body).status == 204
         with pytest.raises(ConnectionClosedByBroker, match="CONNECTION_FORCED - tired") as caught:
             channel.connection.process_data_events(5)
@@ -75,20 +75,20 @@ class TestConnections:
         assert api("POST", "/api/amqpd/close_connection", body).status == 404
         assert api("POST", "/api/amqpd/close_connection", {}).status == 400
 
-    def test_close_all_of_a_vhost(self, api, amqpd_vhost, channel):
+    def test_close_all_closes_only_connections_of_the_vhost(self, api, amqpd_vhost, channel):
         other = pika.BlockingConnection(pika.URLParameters(api.broker.url))
         body = {"reason": "all", "vhost": amqpd_vhost.name}
-        assert api.done("POST", "/api/amqpd/close_all_connections", body).json == {"closed": 1}
+        assert api.send_ok("POST", "/api/amqpd/close_all_connections", body).json == {"closed": 1}
         with pytest.raises(ConnectionClosedByBroker, match="CONNECTION_FORCED - all"):
             channel.connection.process_data_events(5)
         other.process_data_events(0)
         other.close()
 
-    def test_management_sees_its_own_alone(self, api, user, channel):
+    def test_management_user_does_not_see_connections_of_others(self, api, user, channel):
         caller = user("management", read=".*")
         assert caller.get("/api/connections") == []
         assert caller.get("/api/channels") == []
-        path = f"/api/connections/{quote(mine(api, channel)['name'], safe='')}"
+        path = f"/api/connections/{quote(own_connection(api, channel)['name'], safe='')}"
         assert caller("GET", path).status == 404
         assert caller("DELETE", path).status == 404
         watcher = user("monitoring")
@@ -98,7 +98,7 @@ class TestConnections:
 
 
 class TestChannels:
-    def test_what_is_shown(self, api, amqpd_vhost, channel):
+    def test_fields_of_channel_and_consumer(self, api, amqpd_vhost, channel):
         channel.queue_declare("q")
         channel.confirm_delivery()
         channel.basic_qos(prefetch_count=7)
@@ -108,11 +108,11 @@ class TestChannels:
         channel.basic_consume("q", lambda *_: None, consumer_tag="me", arguments={"x-priority": 2})
         channel.connection.process_data_events(0.2)
         (found,) = [each for each in api.get("/api/channels") if each["vhost"] == amqpd_vhost.name]
-        wanted = {
+        expected = {
             "confirm": True, "transactional": False, "consumer_count": 1, "prefetch_count": 7, "number": 1,
             "global_prefetch_count": 0, "messages_unacknowledged": 3, "messages_unconfirmed": 0, "user": "guest",
         }  # fmt: skip
-        assert {name: found[name] for name in wanted} == wanted
+        assert {name: found[name] for name in expected} == expected
         stats = found["message_stats"]
         assert (stats["publish"], stats["confirm"], stats["deliver_get"], stats["ack"]) == (3, 3, 3, 0)
         (consumer,) = api.get(f"/api/consumers/{quote(amqpd_vhost.name, safe='')}")
@@ -120,7 +120,7 @@ class TestChannels:
         assert (consumer["arguments"], consumer["queue"]["name"]) == ({"x-priority": 2}, "q")
         assert consumer["channel_details"]["pid"] == found["pid"]
 
-    def test_a_transaction(self, api, amqpd_vhost, channel):
+    def test_transactional_channel_shows_uncommitted_count(self, api, amqpd_vhost, channel):
         channel.tx_select()
         channel.basic_publish("", "nowhere", b"x")
         channel.connection.process_data_events(0.1)
@@ -129,7 +129,7 @@ class TestChannels:
 
 
 class TestBroker:
-    def test_overview(self, api, channel):
+    def test_overview_shows_version_listeners_and_node(self, api, channel):
         found = api.get("/api/overview")
         assert (found["product_name"], found["rabbitmq_version"], found["management_version"]) == (
             "amqpd", __version__, __version__,
@@ -142,8 +142,8 @@ class TestBroker:
         assert api.get(f"/api/nodes/{quote(found['node'], safe='')}")["running"] is True
         assert api.get("/api/cluster-name") == {"name": found["cluster_name"]}
 
-    def test_every_queue_that_goes_is_counted_as_deleted(self, api, amqpd_broker, amqpd_vhost):
-        """By its own client, with its connection, with its vhost."""
+    def test_every_deleted_queue_is_counted(self, api, amqpd_broker, amqpd_vhost):
+        """Queues are deleted by a client, with their connection, and with their vhost."""
 
         def deleted() -> int:
             text = api("GET", "/metrics").body.decode()
@@ -168,7 +168,7 @@ class TestBroker:
         with pytest.raises(ConnectionClosedByBroker):
             connection.process_data_events(10)
 
-    def test_totals_do_not_fall_when_things_end(self, api, amqpd_vhost):
+    def test_totals_do_not_fall_when_connection_and_queue_end(self, api, amqpd_vhost):
         before = api.get("/api/overview")["message_stats"]
         connection = pika.BlockingConnection(pika.URLParameters(amqpd_vhost.url))
         channel = connection.channel()
@@ -183,7 +183,7 @@ class TestBroker:
             assert (during[name] - before[name], after[name] - before[name]) == (rise, rise), name
 
     @pytest.mark.slow
-    def test_rates(self, api, amqpd_vhost, v, channel):
+    def test_publish_rate_is_shown(self, api, amqpd_vhost, v, channel):
         channel.queue_declare("busy")
         deadline = time.monotonic() + 30
         rate = 0.0
@@ -195,7 +195,7 @@ class TestBroker:
         assert 0 < rate < 10_000
         assert api.get("/api/overview")["message_stats"]["publish_details"]["rate"] > 0
 
-    def test_health(self, api, v):
+    def test_health_checks(self, api, v):
         for name in ("alarms", "local-alarms", "virtual-hosts", "node-is-quorum-critical", "protocol-listener/amqp"):
             assert api.get(f"/api/health/checks/{name}")["status"] == "ok"
         assert api.get(f"/api/health/checks/port-listener/{api.broker.amqp_port}")["status"] == "ok"
@@ -207,7 +207,7 @@ class TestBroker:
         assert api.get(f"/api/aliveness-test/{v}") == {"status": "ok"}
         assert api.get(f"/api/queues/{v}") == []
 
-    def test_metrics(self, api, amqpd_broker, channel):
+    def test_metrics_are_unique_and_plausible(self, api, amqpd_broker, channel):
         text = type(api)(amqpd_broker, "")("GET", "/metrics").body.decode()
         values = {}
         for line in text.splitlines():
@@ -223,27 +223,27 @@ class TestBroker:
         assert 'rabbitmq_global_messages_received_total{protocol="amqp091"}' in values
         assert any(name.startswith("rabbitmq_build_info{") for name in values)
 
-    def test_definitions(self, api, v, amqpd_vhost):
-        api.done("PUT", f"/api/exchanges/{v}/x", {"type": "topic"})
-        api.done("PUT", f"/api/queues/{v}/q", {"arguments": {"x-max-length": 3}})
-        api.done("PUT", f"/api/queues/{v}/brief", {"durable": False})
-        api.done("POST", f"/api/bindings/{v}/e/x/q/q", {"routing_key": "a.#"})
+    def test_definitions_contain_exchange_queues_and_bindings(self, api, v, amqpd_vhost):
+        api.send_ok("PUT", f"/api/exchanges/{v}/x", {"type": "topic"})
+        api.send_ok("PUT", f"/api/queues/{v}/q", {"arguments": {"x-max-length": 3}})
+        api.send_ok("PUT", f"/api/queues/{v}/brief", {"durable": False})
+        api.send_ok("POST", f"/api/bindings/{v}/e/x/q/q", {"routing_key": "a.#"})
         found = api.get(f"/api/definitions/{v}")
         declared = {queue["name"]: queue for queue in found["queues"]}
-        assert set(declared) == {"q", "brief"}  # rabbit: transient ones, too
+        assert set(declared) == {"q", "brief"}  # RabbitMQ: transient queues are included
         assert declared["q"]["arguments"] == {"x-max-length": 3}
         assert [exchange["name"] for exchange in found["exchanges"]] == ["x"]
         assert found["bindings"] == [
             {"source": "x", "destination": "q", "destination_type": "queue", "routing_key": "a.#", "arguments": {}}
         ]
-        whole = api.get("/api/definitions")
-        assert {"vhost": amqpd_vhost.name, **declared["q"]} in whole["queues"]
-        assert "guest" in {user["name"] for user in whole["users"]}
+        all_definitions = api.get("/api/definitions")
+        assert {"vhost": amqpd_vhost.name, **declared["q"]} in all_definitions["queues"]
+        assert "guest" in {user["name"] for user in all_definitions["users"]}
 
 
 class TestStopAndStart:
     @pytest.mark.slow
-    def test_the_application(self, tmp_path, api):
+    def test_stop_app_closes_connections_and_start_app_keeps_messages(self, tmp_path, api):
         with BrokerProcess(tmp_path / "data") as broker:
             operator = type(api)(broker, None)
             assert type(api)(broker).get("/api/amqpd/ping")
@@ -255,8 +255,8 @@ class TestStopAndStart:
             assert operator("POST", "/api/amqpd/stop_app").status == 204
             with pytest.raises(ConnectionClosedByBroker) as caught:
                 connection.process_data_events(5)
-            wanted = "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'"
-            assert (caught.value.reply_code, caught.value.reply_text) == (320, wanted)
+            expected = "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'"
+            assert (caught.value.reply_code, caught.value.reply_text) == (320, expected)
             with pytest.raises(AMQPConnectionError):
                 pika.BlockingConnection(pika.URLParameters(broker.url))
             assert operator.get("/api/amqpd/status")["app_running"] is False
@@ -268,18 +268,18 @@ class TestStopAndStart:
             connection.close()
 
     @pytest.mark.slow
-    def test_start_app_with_the_port_taken(self, tmp_path, api):
+    def test_start_app_fails_when_port_is_in_use(self, tmp_path, api):
         with BrokerProcess(tmp_path / "data") as broker:
             fresh = type(api)(broker)
             assert fresh("POST", "/api/amqpd/stop_app").status == 204
-            with socket.socket() as taken:
-                taken.bind(("127.0.0.1", broker.amqp_port))
-                taken.listen()
+            with socket.socket() as other_listener:
+                other_listener.bind(("127.0.0.1", broker.amqp_port))
+                other_listener.listen()
                 answer = fresh("POST", "/api/amqpd/start_app")
             assert (answer.status, answer.json["error"]) == (500, "cannot_listen")
             assert fresh("POST", "/api/amqpd/start_app").status == 204
 
-    def test_the_process(self, tmp_path, api):
+    def test_stop_ends_the_process(self, tmp_path, api):
         broker = BrokerProcess(tmp_path / "data").start()
         try:
             assert type(api)(broker)("POST", "/api/amqpd/stop").json == {"pid": broker.pid}

@@ -1,4 +1,4 @@
-"""Definitions: out of one broker, into another; and documents that are refused whole."""
+"""Definitions: export and import between brokers, and documents that are refused completely."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from amqpd.testing import BrokerProcess, embedded
 
 
 @pytest.mark.slow
-def test_there_and_back(tmp_path, api):
+def test_imported_definitions_equal_exported_and_survive_kill(tmp_path, api):
     with BrokerProcess(tmp_path / "one") as broker:
-        first = type(api)(broker)
-        first.done("PUT", "/api/vhosts/shop", {"description": "d", "tags": "a", "default_queue_type": "quorum"})
-        first.done("PUT", "/api/users/u", {"password": "secret", "tags": "management"})
-        first.done("PUT", "/api/permissions/shop/u", {"configure": "c", "write": "w", "read": "r"})
-        first.done("PUT", "/api/topic-permissions/shop/u", {"exchange": "amq.topic", "write": "w", "read": "r"})
-        first.done("PUT", "/api/permissions/shop/guest", {"configure": ".*", "write": ".*", "read": ".*"})
-        first.done("PUT", "/api/exchanges/shop/x", {"type": "topic", "arguments": {"alternate-exchange": "y"}})
-        first.done("PUT", "/api/exchanges/shop/y", {"type": "headers", "internal": True})
-        first.done("PUT", "/api/queues/shop/q", {"arguments": {"x-max-length": 4}})
-        first.done("POST", "/api/bindings/shop/e/x/q/q", {"routing_key": "a.#", "arguments": {"n": 1}})
-        first.done("POST", "/api/bindings/shop/e/x/e/y", {"routing_key": "k"})
+        api_one = type(api)(broker)
+        api_one.send_ok("PUT", "/api/vhosts/shop", {"description": "d", "tags": "a", "default_queue_type": "quorum"})
+        api_one.send_ok("PUT", "/api/users/u", {"password": "secret", "tags": "management"})
+        api_one.send_ok("PUT", "/api/permissions/shop/u", {"configure": "c", "write": "w", "read": "r"})
+        api_one.send_ok("PUT", "/api/topic-permissions/shop/u", {"exchange": "amq.topic", "write": "w", "read": "r"})
+        api_one.send_ok("PUT", "/api/permissions/shop/guest", {"configure": ".*", "write": ".*", "read": ".*"})
+        api_one.send_ok("PUT", "/api/exchanges/shop/x", {"type": "topic", "arguments": {"alternate-exchange": "y"}})
+        api_one.send_ok("PUT", "/api/exchanges/shop/y", {"type": "headers", "internal": True})
+        api_one.send_ok("PUT", "/api/queues/shop/q", {"arguments": {"x-max-length": 4}})
+        api_one.send_ok("POST", "/api/bindings/shop/e/x/q/q", {"routing_key": "a.#", "arguments": {"n": 1}})
+        api_one.send_ok("POST", "/api/bindings/shop/e/x/e/y", {"routing_key": "k"})
         with pika.BlockingConnection(pika.URLParameters(f"{broker.url}shop")) as connection:
-            connection.channel().queue_declare("", durable=True)  # the name is the server's
-        exported = first.get("/api/definitions")
+            connection.channel().queue_declare("", durable=True)  # the broker generates the name
+        exported = api_one.get("/api/definitions")
     with BrokerProcess(tmp_path / "two") as broker:
-        second = type(api)(broker)
-        assert second("POST", "/api/definitions", exported).status == 204
-        assert second("POST", "/api/definitions", exported).status == 204
-        assert second.get("/api/definitions") == exported
+        api_two = type(api)(broker)
+        assert api_two("POST", "/api/definitions", exported).status == 204
+        assert api_two("POST", "/api/definitions", exported).status == 204
+        assert api_two.get("/api/definitions") == exported
         assert type(api)(broker, "u", "secret").get("/api/whoami")["tags"] == ["management"]
         broker.kill()
         broker.start()
-        assert second.get("/api/definitions") == exported
+        assert api_two.get("/api/definitions") == exported
         connection = pika.BlockingConnection(pika.URLParameters(f"{broker.url}shop"))
         channel = connection.channel()
         channel.basic_publish("x", "a.b", b"routed")
@@ -48,7 +48,7 @@ def test_there_and_back(tmp_path, api):
         connection.close()
 
 
-def test_of_one_vhost(api, v):
+def test_import_of_one_vhost(api, v):
     document = {
         "queues": [{"name": "q", "durable": True, "auto_delete": False, "arguments": {}}],
         "exchanges": [{"name": "x", "type": "fanout", "durable": True, "arguments": []}],
@@ -56,14 +56,14 @@ def test_of_one_vhost(api, v):
     }
     assert api("POST", f"/api/definitions/{v}", document).status == 204
     assert [queue["name"] for queue in api.get(f"/api/queues/{v}")] == ["q"]
-    told = api("POST", f"/api/definitions/{v}?report=true", {"users": [], "queues": []})
-    assert (told.status, told.json["unknown"]) == (200, ["users"])
+    reply = api("POST", f"/api/definitions/{v}?report=true", {"users": [], "queues": []})
+    assert (reply.status, reply.json["unknown"]) == (200, ["users"])
 
 
-def test_a_queue_older_than_its_vhosts_default_type_comes_back_as_it_is(api, v):
-    """What is there stays as it is, so it is not asked whether it could be of the type that new ones get."""
-    api.done("PUT", f"/api/queues/{v}/levels", {"arguments": {"x-max-priority": 3}})
-    api.done("PUT", f"/api/vhosts/{v}", {"default_queue_type": "quorum"})
+def test_import_keeps_type_of_queue_older_than_default_queue_type(api, v):
+    """An existing queue keeps its type, so its arguments are not checked against the default type."""
+    api.send_ok("PUT", f"/api/queues/{v}/levels", {"arguments": {"x-max-priority": 3}})
+    api.send_ok("PUT", f"/api/vhosts/{v}", {"default_queue_type": "quorum"})
     exported = api.get(f"/api/definitions/{v}")
     assert api("POST", f"/api/definitions/{v}", exported).status == 204
     assert api.get(f"/api/definitions/{v}") == exported
@@ -164,7 +164,7 @@ PARAMETER = {
         ({"queues": [GOOD], "global_parameters": [{"name": "cluster_name", "value": 1}]}, "global_parameters[0]"),
     ],
 )  # fmt: skip
-def test_one_fault_and_nothing_is_made(api, document, path):
+def test_one_error_refuses_the_whole_document(api, document, path):
     answer = api("POST", "/api/definitions", document)
     assert (answer.status, answer.json["error"]) == (400, "bad_request")
     assert answer.json["reason"].startswith(f"{path}:"), answer.json
@@ -173,7 +173,7 @@ def test_one_fault_and_nothing_is_made(api, document, path):
 
 
 @pytest.mark.slow
-def test_policies_and_parameters_there_and_back(tmp_path, api):
+def test_policies_and_parameters_are_imported_exported_and_kept(tmp_path, api):
     document = {
         "policies": [POLICY, {**POLICY, "name": "q", "pattern": "^(?!amq\\.).*", "priority": 3, "apply-to": "all"}],
         "parameters": [PARAMETER],
@@ -186,11 +186,11 @@ def test_policies_and_parameters_there_and_back(tmp_path, api):
     }
     with BrokerProcess(tmp_path / "three") as broker:
         api = type(api)(broker)
-        api.done("PUT", "/api/queues/%2F/old")
-        api.done("PUT", "/api/policies/%2F/p", {"pattern": "^old$", "definition": {"max-length": 2}})
+        api.send_ok("PUT", "/api/queues/%2F/old")
+        api.send_ok("PUT", "/api/policies/%2F/p", {"pattern": "^old$", "definition": {"max-length": 2}})
         for _ in range(2):
             assert api("POST", "/api/definitions", document).status == 204
-            # Whoever was answered finds it obeyed, by what was there and by what came with it.
+            # The policies are in effect when the reply arrives, for old and imported objects.
             for name in ("old", "new"):
                 shown = api.get(f"/api/queues/%2F/{name}")
                 assert (shown["policy"], shown["operator_policy"]) == ("q", "o"), shown
@@ -202,7 +202,7 @@ def test_policies_and_parameters_there_and_back(tmp_path, api):
             assert exported[kind] == document[kind]
         of_vhost = api.get("/api/definitions/%2F")
         assert (of_vhost["policies"], of_vhost["parameters"]) == (document["policies"], document["parameters"])
-        api.done("PUT", "/api/vhosts/other")
+        api.send_ok("PUT", "/api/vhosts/other")
         assert api("POST", "/api/definitions/other", of_vhost).status == 204
         assert [each["name"] for each in api.get("/api/policies/other")] == ["p", "q"]
         assert api.get("/api/parameters/operator_policy/other")[0]["vhost"] == "other"
@@ -213,8 +213,8 @@ def test_policies_and_parameters_there_and_back(tmp_path, api):
         assert api.get("/api/cluster-name") == {"name": "shop"}
 
 
-def test_nothing_is_half_done_with_a_transaction_that_fails(api, v):
-    """The policies of a document that is wrong further down are not there either."""
+def test_failed_import_stores_no_policies(api, v):
+    """The error is in a later part of the document than the policies."""
     document = {
         "policies": [{**POLICY, "vhost": "x"}],
         "bindings": [{"source": "none", "destination": "q", "destination_type": "queue"}],
@@ -223,7 +223,7 @@ def test_nothing_is_half_done_with_a_transaction_that_fails(api, v):
     assert api.get(f"/api/policies/{v}") == []
 
 
-def test_half_of_a_surrogate_pair_is_no_text(api):
+def test_half_surrogate_pair_is_refused(api):
     body = '{"vhosts": [{"name": "v-half", "description": "\\ud800"}]}'
     answer = api("POST", "/api/definitions", body, raw=True)
     assert (answer.status, answer.json["error"]) == (400, "bad_request")
@@ -231,8 +231,8 @@ def test_half_of_a_surrogate_pair_is_no_text(api):
     assert api("GET", "/api/vhosts/v-half").status == 404
 
 
-async def test_what_rabbitmq_exports_is_read():
-    """Keys of an export of RabbitMQ 3.10 and 3.12."""
+async def test_rabbitmq_export_has_no_unknown_keys():
+    """The keys are those of exports of RabbitMQ 3.10 and 3.12."""
     document = {
         "rabbit_version": "3.12.1", "rabbitmq_version": "3.12.1", "product_name": "RabbitMQ",
         "users": [{"name": "u", "password_hash": "", "hashing_algorithm": "rabbit_password_hashing_sha256",
@@ -249,8 +249,8 @@ async def test_what_rabbitmq_exports_is_read():
         await read_items({"parameters": [{"name": "p"}]}, ImportReport())
 
 
-async def test_a_cluster_name_that_was_never_set_is_not_exported(tmp_path: Path) -> None:
-    """Another broker that imports it would have the name of this one's machine."""
+async def test_default_cluster_name_is_not_exported(tmp_path: Path) -> None:
+    """Otherwise a broker that imports it would get the host name of the exporting machine."""
     async with embedded(tmp_path) as server:
         assert CLUSTER_NAME not in [each["name"] for each in export_definitions(server.broker)["global_parameters"]]
         await wait_done(partial(server.broker.global_parameters.declare, CLUSTER_NAME, "shop"))

@@ -1,4 +1,4 @@
-"""The dry run of an import: held with what the import then does."""
+"""The dry run of a definitions import, compared with the import itself."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ def changes(found: Any) -> dict[tuple[str, str], Any]:
     return {(each["kind"], each["name"]): each for each in found["changes"]}
 
 
-def test_an_export_differs_in_nothing(api, v, channel, user) -> None:
+def test_export_has_no_difference(api, v, channel, user) -> None:
     user("monitoring", read="^a")
     channel.queue_declare("q", durable=True, arguments={"x-max-length": 5, "x-queue-type": "quorum"})
     channel.exchange_declare("x", "topic", durable=True)
     channel.queue_bind("q", "x", "a.#", {"n": 1})
     channel.exchange_bind("x", "amq.topic", "k")
-    api.done("PUT", f"/api/policies/{v}/p", {"pattern": "q", "definition": {"expires": 9_000_000}, "priority": 2})
-    api.done("PUT", f"/api/operator-policies/{v}/o", {"pattern": "q", "definition": {"max-length": 5}})
-    api.done("PUT", f"/api/vhost-limits/{v}/max-queues", {"value": 100})
+    api.send_ok("PUT", f"/api/policies/{v}/p", {"pattern": "q", "definition": {"expires": 9_000_000}, "priority": 2})
+    api.send_ok("PUT", f"/api/operator-policies/{v}/o", {"pattern": "q", "definition": {"max-length": 5}})
+    api.send_ok("PUT", f"/api/vhost-limits/{v}/max-queues", {"value": 100})
     found = difference(api, api.get("/api/definitions"))
     assert found["changes"] == []
     assert found["possible"] is True
-    assert {count for counts in found["counts"].values() for what, count in counts.items() if what != "same"} == {0}
+    assert {count for counts in found["counts"].values() for state, count in counts.items() if state != "same"} == {0}
     assert found["counts"]["bindings"]["same"] >= 2
     assert difference(api, api.get(f"/api/definitions/{v}"), v=v)["changes"] == []
 
 
-def test_what_is_new_and_what_changes(api, amqpd_vhost, v, channel) -> None:
+def test_difference_lists_new_and_changed_objects(api, amqpd_vhost, v, channel) -> None:
     name = amqpd_vhost.name
     channel.queue_declare("there", durable=True)
-    api.done("PUT", f"/api/policies/{v}/p", {"pattern": "a", "definition": {"max-length": 5}})
+    api.send_ok("PUT", f"/api/policies/{v}/p", {"pattern": "a", "definition": {"max-length": 5}})
     document = {
         "queues": [
             {"vhost": name, "name": "there"},
@@ -56,19 +56,22 @@ def test_what_is_new_and_what_changes(api, amqpd_vhost, v, channel) -> None:
     }
     found = difference(api, document)
     assert found["counts"]["queues"] == {"new": 1, "changed": 0, "same": 1, "kept": 0}
-    told = changes(found)
-    assert set(told) == {("queues", "coming"), ("bindings", "amq.topic to queue coming"), ("policies", "p")}
-    assert told["queues", "coming"]["before"] is None
-    assert told["queues", "coming"]["after"]["arguments"] == {"x-max-length": 1}
-    assert told["queues", "coming"]["path"] == "queues[1]"
-    assert (told["policies", "p"]["before"], told["policies", "p"]["after"]) == ({"pattern": "a"}, {"pattern": "b"})
+    changes_by_name = changes(found)
+    assert set(changes_by_name) == {("queues", "coming"), ("bindings", "amq.topic to queue coming"), ("policies", "p")}
+    assert changes_by_name["queues", "coming"]["before"] is None
+    assert changes_by_name["queues", "coming"]["after"]["arguments"] == {"x-max-length": 1}
+    assert changes_by_name["queues", "coming"]["path"] == "queues[1]"
+    assert (changes_by_name["policies", "p"]["before"], changes_by_name["policies", "p"]["after"]) == (
+        {"pattern": "a"},
+        {"pattern": "b"},
+    )
     assert api("GET", f"/api/queues/{v}/coming").status == 404  # nothing was made
     assert api.get(f"/api/policies/{v}/p")["pattern"] == "a"
-    api.done("POST", "/api/definitions", document)
+    api.send_ok("POST", "/api/definitions", document)
     assert difference(api, document)["changes"] == []
 
 
-def test_what_is_declared_with_other_arguments_is_kept(api, amqpd_vhost, v, channel) -> None:
+def test_object_with_other_arguments_is_kept(api, amqpd_vhost, v, channel) -> None:
     name = amqpd_vhost.name
     channel.queue_declare("q", durable=True, arguments={"x-max-length": 5})
     channel.exchange_declare("x", "topic", durable=True)
@@ -77,49 +80,49 @@ def test_what_is_declared_with_other_arguments_is_kept(api, amqpd_vhost, v, chan
         "queues": [{"vhost": name, "name": "q", "type": "quorum", "arguments": {"x-max-length": 7}}],
         "exchanges": [{"vhost": name, "name": "x", "type": "fanout"}],
     }
-    told = changes(difference(api, document))
-    assert {each["what"] for each in told.values()} == {"kept"}
-    assert told["queues", "q"]["before"] == {"type": "classic", "arguments": {"x-max-length": 5}}
-    assert told["queues", "q"]["after"] == {"type": "quorum", "arguments": {"x-max-length": 7}}
-    assert told["exchanges", "x"]["after"] == {"type": "fanout"}
-    assert told["vhosts", name]["before"] == {"description": ""}
-    api.done("POST", "/api/definitions", document)
+    changes_by_name = changes(difference(api, document))
+    assert {each["what"] for each in changes_by_name.values()} == {"kept"}
+    assert changes_by_name["queues", "q"]["before"] == {"type": "classic", "arguments": {"x-max-length": 5}}
+    assert changes_by_name["queues", "q"]["after"] == {"type": "quorum", "arguments": {"x-max-length": 7}}
+    assert changes_by_name["exchanges", "x"]["after"] == {"type": "fanout"}
+    assert changes_by_name["vhosts", name]["before"] == {"description": ""}
+    api.send_ok("POST", "/api/definitions", document)
     assert api.get(f"/api/queues/{v}/q")["arguments"] == {"x-max-length": 5}
-    assert changes(difference(api, document)) == told
+    assert changes(difference(api, document)) == changes_by_name
     document["vhosts"][0]["default_queue_type"] = "quorum"
     assert changes(difference(api, document))["vhosts", name]["what"] == "changed"
 
 
-def test_a_new_vhost_with_all_that_is_in_it(api, amqpd_vhost) -> None:
+def test_new_vhost_and_its_objects_are_new(api, amqpd_vhost) -> None:
     name = f"new of {amqpd_vhost.name}"
     document = {
         "vhosts": [{"name": name, "description": "for a while"}],
         "exchanges": [{"vhost": name, "name": "x", "type": "direct"}],
         "permissions": [{"user": "guest", "vhost": name, "configure": "", "write": "", "read": ".*"}],
     }
-    told = changes(difference(api, document))
-    assert told["vhosts", name]["after"]["description"] == "for a while"
-    assert told["exchanges", "x"]["what"] == told["permissions", "guest"]["what"] == "new"
+    changes_by_name = changes(difference(api, document))
+    assert changes_by_name["vhosts", name]["after"]["description"] == "for a while"
+    assert changes_by_name["exchanges", "x"]["what"] == changes_by_name["permissions", "guest"]["what"] == "new"
     assert api("GET", f"/api/vhosts/{quote(name, safe='')}").status == 404
 
 
-def test_users_and_no_hash_of_a_password(api, user) -> None:
-    made = user("monitoring", read="a")
-    users = [each for each in api.get("/api/definitions")["users"] if each["name"] == made.user]
+def test_user_changes_show_no_password_or_hash(api, user) -> None:
+    existing = user("monitoring", read="a")
+    users = [each for each in api.get("/api/definitions")["users"] if each["name"] == existing.user]
     assert difference(api, {"users": users})["changes"] == []
     document = {"users": [{**users[0], "tags": ["management"]}, {"name": "fresh", "password": "x-y-z", "tags": ""}]}
     found = difference(api, document)
-    told = changes(found)
-    assert told["users", made.user]["before"] == {"tags": ["monitoring"]}
-    assert told["users", made.user]["after"] == {"tags": ["management"]}
-    assert told["users", "fresh"]["after"]["password"] == "another"
+    changes_by_name = changes(found)
+    assert changes_by_name["users", existing.user]["before"] == {"tags": ["monitoring"]}
+    assert changes_by_name["users", existing.user]["after"] == {"tags": ["management"]}
+    assert changes_by_name["users", "fresh"]["after"]["password"] == "another"
     assert "argon2" not in json.dumps(found)
     assert "x-y-z" not in json.dumps(found)
-    other = {"users": [{"name": made.user, "password": "another", "tags": ["monitoring"]}]}
-    assert changes(difference(api, other))["users", made.user]["after"] == {"password": "another"}
+    other = {"users": [{"name": existing.user, "password": "another", "tags": ["monitoring"]}]}
+    assert changes(difference(api, other))["users", existing.user]["after"] == {"password": "another"}
 
 
-def test_what_would_be_refused_is_told_with_the_rest(api, amqpd_vhost, channel) -> None:
+def test_refused_items_are_listed_with_the_changes(api, amqpd_vhost, channel) -> None:
     name = amqpd_vhost.name
     channel.queue_declare("there", durable=True)
     document = {
@@ -139,19 +142,19 @@ def test_what_would_be_refused_is_told_with_the_rest(api, amqpd_vhost, channel) 
     assert difference(api, document, "?skip_unsupported=true")["possible"] is True
 
 
-def test_what_is_shown_is_bounded(api, amqpd_vhost) -> None:
+def test_difference_shows_at_most_count_changes(api, amqpd_vhost) -> None:
     document = {"queues": [{"vhost": amqpd_vhost.name, "name": f"q{number}"} for number in range(9)]}
     found = difference(api, document, "?count=4")
     assert (len(found["changes"]), found["changes_left_out"], found["counts"]["queues"]["new"]) == (4, 5, 9)
 
 
-def test_a_document_of_no_shape(api, v) -> None:
+def test_malformed_document_is_refused(api, v) -> None:
     for document in ([], {"queues": {}}, {"queues": [{"name": "q"}]}, {"users": [{}]}):
         answer = api("POST", "/api/amqpd/definitions/difference", document)
         assert (answer.status, answer.json["error"]) == (400, "bad_request")
     assert api("POST", "/api/amqpd/definitions/none/difference", {}).status == 404
 
 
-def test_who_may_ask(user) -> None:
+def test_difference_needs_administrator(user) -> None:
     for tag in ("management", "policymaker", "monitoring"):
         assert user(tag, read=".*")("POST", "/api/amqpd/definitions/difference", {}).status == 401

@@ -1,4 +1,4 @@
-"""What RabbitMQ 3.10, 3.13 and 4.1 export comes in whole, goes out, and says the same."""
+"""Definitions exported by RabbitMQ 3.10, 3.13 and 4.1 are imported completely and exported with the same values."""
 
 from __future__ import annotations
 
@@ -19,56 +19,56 @@ def sample(name):
     return json.loads((SAMPLES / f"{name}.json").read_text("utf-8"))
 
 
-def what_is_missing(given, exported):
-    """Items of `given` that have no item in `exported` with the same values under the keys that 3.10.8 knows."""
+def missing_items(definitions, exported):
+    """Return items of `given` without an item in `exported` that has the same values under the keys of `given`."""
     missing = []
-    for kind, items in given.items():
+    for kind, items in definitions.items():
         if isinstance(items, list):
-            there = [
+            exported_items = [
                 {key: value for key, value in each.items() if value is not None} for each in exported.get(kind, [])
             ]
-            missing += [(kind, item) for item in items if not any(agrees(kind, item, each) for each in there)]
+            missing += [(kind, item) for item in items if not any(agrees(kind, item, each) for each in exported_items)]
     return missing
 
 
-def agrees(kind, item, there):
+def agrees(kind, item, exported):
     if kind == "queues":
         item = {**item, "type": item["arguments"].get("x-queue-type", "classic")}
     if kind == "vhosts":
         item = {key: value for key, value in item.items() if key != "limits"}
-        item["metadata"] = there["metadata"] | item.get("metadata", {})
-    return there | item == there
+        item["metadata"] = exported["metadata"] | item.get("metadata", {})
+    return exported | item == exported
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rabbitmq-3.10.8", "rabbitmq-3.13", "rabbitmq-4.1"])
-def test_comes_in_and_goes_out(tmp_path, api, name):
-    given = sample(name)
+def test_exported_definitions_equal_imported_definitions(tmp_path, api, name):
+    definitions = sample(name)
     with BrokerProcess(tmp_path / "one", settings=SETTINGS) as broker:
-        first = type(api)(broker)
-        told = first("POST", "/api/definitions?report=true", given)
-        assert (told.status, told.json) == (200, NOTHING)
+        api_one = type(api)(broker)
+        reply = api_one("POST", "/api/definitions?report=true", definitions)
+        assert (reply.status, reply.json) == (200, NOTHING)
         credentials = pika.PlainCredentials("alice", "wonder")
         parameters = pika.ConnectionParameters("127.0.0.1", broker.amqp_port, "shop", credentials)
         with pika.BlockingConnection(parameters) as connection:
-            for queue in given["queues"]:
+            for queue in definitions["queues"]:
                 connection.channel().queue_declare(queue["name"], passive=True)
-        exported = first.get("/api/definitions")
-        assert what_is_missing(given, exported) == []
-        assert len(what_is_missing(given, {**exported, "queues": []})) == len(given["queues"])
+        exported = api_one.get("/api/definitions")
+        assert missing_items(definitions, exported) == []
+        assert len(missing_items(definitions, {**exported, "queues": []})) == len(definitions["queues"])
     with BrokerProcess(
         tmp_path / "two", settings={**SETTINGS, "load_definitions": str(SAMPLES / f"{name}.json")}
     ) as two:
-        assert what_is_missing(given, type(api)(two).get("/api/definitions")) == []
+        assert missing_items(definitions, type(api)(two).get("/api/definitions")) == []
 
 
 @pytest.mark.parametrize("name", ["rabbitmq-3.10.8-vhost", "rabbitmq-4.1-vhost"])
-def test_of_one_vhost(api, v, name):
-    given = sample(name)
-    told = api("POST", f"/api/definitions/{v}?report=true", given)
-    assert (told.status, told.json) == (200, NOTHING)
+def test_definitions_of_one_vhost_are_imported_and_exported(api, v, name):
+    definitions = sample(name)
+    reply = api("POST", f"/api/definitions/{v}?report=true", definitions)
+    assert (reply.status, reply.json) == (200, NOTHING)
     exported = api.get(f"/api/definitions/{v}")
     exported["parameters"] = [{**each, "vhost": "shop"} for each in exported["parameters"]]
     exported["policies"] = [{**each, "vhost": "shop"} for each in exported["policies"]]
-    assert what_is_missing(given, exported) == []
+    assert missing_items(definitions, exported) == []
     assert api.get(f"/api/vhost-limits/{v}")[0]["value"] in ({"max-queues": 50}, {"max-queues": 7})

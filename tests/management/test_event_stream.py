@@ -1,4 +1,4 @@
-"""Events over HTTP, as consume_event_stream asks for them; threads, as maybe_stuck and runtime_thread_stats do."""
+"""Events over HTTP for consume_event_stream; threads for maybe_stuck and runtime_thread_stats."""
 
 from __future__ import annotations
 
@@ -15,67 +15,67 @@ from amqpd.management.diagnostics import ANSWER_MAX, COUNT_MAX, IDLE_S, EventRec
 from amqpd.testing import BrokerProcess
 
 
-class Loop:
-    """call_soon, run by hand."""
+class FakeLoop:
+    """An event loop whose call_soon callbacks run in `emit`."""
 
     def __init__(self) -> None:
-        self.soon: list[Callable[[], None]] = []
-        self.events = Events(self.soon.append)
+        self.callbacks: list[Callable[[], None]] = []
+        self.events = Events(self.callbacks.append)
 
-    def tell(self, key: str) -> None:
+    def emit(self, key: str) -> None:
         self.events.emit(key, {"name": key})
-        while self.soon:
-            self.soon.pop(0)()
+        while self.callbacks:
+            self.callbacks.pop(0)()
 
 
 def keys(found: list[Event]) -> list[str]:
     return [event.key for event in found]
 
 
-def test_it_hears_with_and_without_the_exchange() -> None:
-    loop = Loop()
+def test_recorder_receives_events_with_and_without_exchange_binding() -> None:
+    loop = FakeLoop()
     published: list[Event] = []
     loop.events.publish = published.append
-    loop.tell("before")
-    watch = EventRecorder(loop.events)
-    loop.tell("a")
-    assert keys(watch.events_since(0)[1]) == ["a"]
+    loop.emit("before")
+    recorder = EventRecorder(loop.events)
+    loop.emit("a")
+    assert keys(recorder.events_since(0)[1]) == ["a"]
     loop.events.bind(True)
-    loop.tell("b")
+    loop.emit("b")
     loop.events.bind(False)
-    loop.tell("c")
-    assert keys(watch.events_since(1)[1]) == ["b", "c"] and watch.events_since(3) == (3, [])
-    assert keys(published) == ["a", "b", "c"]  # who routes to nobody drops them
+    loop.emit("c")
+    assert keys(recorder.events_since(1)[1]) == ["b", "c"] and recorder.events_since(3) == (3, [])
+    assert keys(published) == ["a", "b", "c"]  # without a binding the exchange drops them
     loop.events.watch(None)
-    loop.tell("after")
+    loop.emit("after")
     assert keys(published) == ["a", "b", "c"] and not loop.events.exchange_bound
 
 
-def test_the_last_of_them_are_kept() -> None:
-    loop = Loop()
-    watch = EventRecorder(loop.events)
+def test_recorder_keeps_the_newest_events() -> None:
+    loop = FakeLoop()
+    recorder = EventRecorder(loop.events)
     for number in range(COUNT_MAX + 5):
-        watch.on_event(Event(f"{number}", {}, 0))
-    position, found = watch.events_since(0)
+        recorder.on_event(Event(f"{number}", {}, 0))
+    position, found = recorder.events_since(0)
     assert (position, keys(found)[0], len(found)) == (5 + ANSWER_MAX, "5", ANSWER_MAX)
-    assert keys(watch.events_since(COUNT_MAX + 3)[1]) == [f"{COUNT_MAX + 3}", f"{COUNT_MAX + 4}"]
+    assert keys(recorder.events_since(COUNT_MAX + 3)[1]) == [f"{COUNT_MAX + 3}", f"{COUNT_MAX + 4}"]
 
 
-def test_it_ends_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = Loop()
+def test_recorder_stops_after_idle_time_without_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = FakeLoop()
     now = 1000.0
     monkeypatch.setattr(diagnostics.time, "monotonic", lambda: now)
-    watch = EventRecorder(loop.events)
+    recorder = EventRecorder(loop.events)
     now += IDLE_S
-    loop.tell("a")
-    watch.events_since(0)
+    loop.emit("a")
+    recorder.events_since(0)
     now += IDLE_S + 1
-    loop.tell("b")
+    loop.emit("b")
     assert not loop.events.exchange_bound and loop.events.watcher is None
 
 
-def test_over_http(amqpd_broker: BrokerProcess) -> None:
-    """Nobody is told what was before the first question, everybody what came after it."""
+def test_http_returns_events_after_position(amqpd_broker: BrokerProcess) -> None:
+    """The first request starts the recording. Later requests get the events since then."""
     position = amqpd_broker.api("GET", "/api/amqpd/events")["position"]
     with pika.BlockingConnection(pika.URLParameters(amqpd_broker.url)) as connection:
         channel = connection.channel()
@@ -96,9 +96,9 @@ def test_over_http(amqpd_broker: BrokerProcess) -> None:
     assert names.index("connection.created") < names.index("queue.created") < names.index("queue.deleted")
 
 
-def test_threads(amqpd_broker: BrokerProcess) -> None:
+def test_threads_show_the_one_that_answers(amqpd_broker: BrokerProcess) -> None:
     found = amqpd_broker.api("GET", "/api/amqpd/threads")
-    answering = [each for each in found if any("get_threads" in place for place in each["at"])]
-    assert [each["name"] for each in answering] == ["MainThread"]
-    assert answering[0]["user_s"] > 0 and answering[0]["state"] == "R"
+    answering_threads = [each for each in found if any("get_threads" in line for line in each["at"])]
+    assert [each["name"] for each in answering_threads] == ["MainThread"]
+    assert answering_threads[0]["user_s"] > 0 and answering_threads[0]["state"] == "R"
     assert all(each["state"] in "RSDTI" for each in found)

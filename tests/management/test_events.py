@@ -1,4 +1,4 @@
-"""The exchange amq.rabbitmq.event: keys and headers of RabbitMQ's plugin rabbitmq_event_exchange, as of 3.10.8."""
+"""The exchange amq.rabbitmq.event: keys and headers of RabbitMQ's plugin rabbitmq_event_exchange 3.10.8."""
 
 from __future__ import annotations
 
@@ -12,65 +12,66 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from amqpd.testing import BrokerProcess
 
-WHO = {"user_who_performed_action"}
+PERFORMED_BY = {"user_who_performed_action"}
 AUTHENTICATION = {
     "ssl", "auth_mechanism", "protocol", "peer_port", "peer_host", "connection_name", "host", "name", "connection_type",
 }  # fmt: skip
-# What 3.10.8's have beside `timestamp_in_ms`; of connection.created less what is about a peer's certificate.
+# Headers of RabbitMQ 3.10.8 besides `timestamp_in_ms`; for connection.created without those of the peer
+# certificate.
 RECORDED: dict[str, set[str]] = {
-    "queue.created": WHO | {"exclusive", "owner_pid", "arguments", "auto_delete", "durable", "name", "vhost"},
-    "queue.deleted": WHO | {"name", "vhost"},
-    "exchange.created": WHO
+    "queue.created": PERFORMED_BY | {"exclusive", "owner_pid", "arguments", "auto_delete", "durable", "name", "vhost"},
+    "queue.deleted": PERFORMED_BY | {"name", "vhost"},
+    "exchange.created": PERFORMED_BY
     | {"policy", "arguments", "internal", "auto_delete", "durable", "type", "name", "vhost"},
-    "exchange.deleted": WHO | {"name", "vhost"},
-    "binding.created": WHO
+    "exchange.deleted": PERFORMED_BY | {"name", "vhost"},
+    "binding.created": PERFORMED_BY
     | {
         "vhost", "arguments", "routing_key", "destination_kind", "destination_name", "source_kind", "source_name",
     },
-    "binding.deleted": WHO
+    "binding.deleted": PERFORMED_BY
     | {
         "vhost", "arguments", "routing_key", "destination_kind", "destination_name", "source_kind", "source_name",
     },
-    "connection.created": WHO
+    "connection.created": PERFORMED_BY
     | {
         "node", "connected_at", "client_properties", "channel_max", "frame_max", "timeout", "vhost", "user", "protocol",
         "auth_mechanism", "ssl", "peer_host", "host", "peer_port", "port", "name", "pid", "type", "user_provided_name",
     },
     "connection.closed": {"client_properties", "node", "pid", "name", "user_provided_name"},
-    "channel.created": WHO | {"vhost", "user", "number", "connection", "name", "pid"},
-    "channel.closed": WHO | {"pid"},
-    "consumer.created": WHO
+    "channel.created": PERFORMED_BY | {"vhost", "user", "number", "connection", "name", "pid"},
+    "channel.closed": PERFORMED_BY | {"pid"},
+    "consumer.created": PERFORMED_BY
     | {"arguments", "prefetch_count", "queue", "vhost", "channel", "ack_required", "exclusive", "consumer_tag"},
-    "consumer.deleted": WHO | {"queue", "vhost", "channel", "consumer_tag"},
-    "policy.set": WHO | {"apply-to", "priority", "definition", "pattern", "vhost", "name"},
-    "policy.cleared": WHO | {"vhost", "name"},
-    "operator.policy.cleared": WHO | {"vhost", "name"},
-    "parameter.set": WHO | {"value", "name", "component", "vhost"},
-    "parameter.cleared": WHO | {"name", "component", "vhost"},
-    "vhost.created": WHO | {"tags", "description", "cluster_state", "tracing", "default_queue_type", "name"},
-    "vhost.updated": WHO | {"tags", "description", "cluster_state", "tracing", "default_queue_type", "name"},
-    "vhost.deleted": WHO | {"name"},
-    "user.created": WHO | {"name"},
-    "user.tags.set": WHO | {"tags", "name"},
-    "user.password.changed": WHO | {"name"},
-    "user.deleted": WHO | {"name"},
-    "permission.created": WHO | {"read", "write", "configure", "vhost", "user"},
-    "permission.deleted": WHO | {"vhost", "user"},
-    "topic.permission.created": WHO | {"read", "write", "exchange", "vhost", "user"},
-    "topic.permission.deleted": WHO | {"vhost", "user"},
+    "consumer.deleted": PERFORMED_BY | {"queue", "vhost", "channel", "consumer_tag"},
+    "policy.set": PERFORMED_BY | {"apply-to", "priority", "definition", "pattern", "vhost", "name"},
+    "policy.cleared": PERFORMED_BY | {"vhost", "name"},
+    "operator.policy.cleared": PERFORMED_BY | {"vhost", "name"},
+    "parameter.set": PERFORMED_BY | {"value", "name", "component", "vhost"},
+    "parameter.cleared": PERFORMED_BY | {"name", "component", "vhost"},
+    "vhost.created": PERFORMED_BY | {"tags", "description", "cluster_state", "tracing", "default_queue_type", "name"},
+    "vhost.updated": PERFORMED_BY | {"tags", "description", "cluster_state", "tracing", "default_queue_type", "name"},
+    "vhost.deleted": PERFORMED_BY | {"name"},
+    "user.created": PERFORMED_BY | {"name"},
+    "user.tags.set": PERFORMED_BY | {"tags", "name"},
+    "user.password.changed": PERFORMED_BY | {"name"},
+    "user.deleted": PERFORMED_BY | {"name"},
+    "permission.created": PERFORMED_BY | {"read", "write", "configure", "vhost", "user"},
+    "permission.deleted": PERFORMED_BY | {"vhost", "user"},
+    "topic.permission.created": PERFORMED_BY | {"read", "write", "exchange", "vhost", "user"},
+    "topic.permission.deleted": PERFORMED_BY | {"vhost", "user"},
     "user.authentication.success": AUTHENTICATION,
     "user.authentication.failure": AUTHENTICATION | {"error"},
     "alarm.set": {"node", "source"},
     "alarm.cleared": {"node", "source"},
-    "vhost.limits.cleared": WHO | {"name"},
-    "vhost.limits.set": WHO | {"name", "max-queues"},
-    "user.limits.set": WHO | {"name", "username", "max-channels"},
-    "user.limits.cleared": WHO | {"name", "username"},
+    "vhost.limits.cleared": PERFORMED_BY | {"name"},
+    "vhost.limits.set": PERFORMED_BY | {"name", "max-queues"},
+    "user.limits.set": PERFORMED_BY | {"name", "username", "max-channels"},
+    "user.limits.cleared": PERFORMED_BY | {"name", "username"},
 }  # fmt: skip
 
 
-class Heard:
-    """What one queue, bound to the exchange, gets."""
+class EventQueue:
+    """A queue bound to the event exchange."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self.connection = pika.BlockingConnection(pika.URLParameters(broker.url))
@@ -78,8 +79,8 @@ class Heard:
         self.queue = self.channel.queue_declare("", exclusive=True).method.queue
         self.channel.queue_bind(self.queue, "amq.rabbitmq.event", "#")
 
-    def until(self, key: str) -> list[tuple[str, dict[str, Any]]]:
-        """Everything up to the next of this key."""
+    def read_until(self, key: str) -> list[tuple[str, dict[str, Any]]]:
+        """Return all events up to and including the next one with this key."""
         found = []
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
@@ -95,80 +96,83 @@ class Heard:
                 return found
         raise AssertionError(f"no {key} came within 30 s, but {[each for each, _ in found]}")
 
-    def one(self, key: str) -> dict[str, Any]:
-        headers = self.until(key)[-1][1]
-        told = set(headers)
+    def expect(self, key: str) -> dict[str, Any]:
+        """Return the headers of the next event with this key, after checking their names."""
+        headers = self.read_until(key)[-1][1]
+        names = set(headers)
         expected = RECORDED[key] - ({"vhost"} if headers.get("component") == "global" else set())
-        assert told == expected, f"{key} has {told ^ expected}"
+        assert names == expected, f"{key} has {names ^ expected}"
         return headers
 
 
 @pytest.fixture(scope="module")
-def telling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+def event_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     settings = {"event_exchange_vhost": "/"}
     with BrokerProcess(tmp_path_factory.mktemp("events"), settings=settings) as process:
         yield process
 
 
 @pytest.fixture
-def heard(telling: BrokerProcess) -> Iterator[Heard]:
-    found = Heard(telling)
-    found.one("binding.created")
+def events(event_broker: BrokerProcess) -> Iterator[EventQueue]:
+    found = EventQueue(event_broker)
+    found.expect("binding.created")
     yield found
     found.connection.close()
 
 
 @pytest.fixture
-def connect(telling: BrokerProcess) -> Iterator[Callable[..., pika.BlockingConnection]]:
-    made = []
+def connect(event_broker: BrokerProcess) -> Iterator[Callable[..., pika.BlockingConnection]]:
+    connections = []
 
-    def call(user: str = "guest", password: str = "guest", vhost: str = "/") -> pika.BlockingConnection:
+    def open_connection(user: str = "guest", password: str = "guest", vhost: str = "/") -> pika.BlockingConnection:
         parameters = pika.ConnectionParameters(
             "127.0.0.1",
-            telling.amqp_port,
+            event_broker.amqp_port,
             vhost,
             pika.PlainCredentials(user, password),
             client_properties={"connection_name": "mine"},
         )
-        made.append(pika.BlockingConnection(parameters))
-        return made[-1]
+        connections.append(pika.BlockingConnection(parameters))
+        return connections[-1]
 
-    yield call
-    for each in made:
+    yield open_connection
+    for each in connections:
         if each.is_open:
             each.close()
 
 
 @pytest.fixture
-def channel(connect, heard: Heard) -> BlockingChannel:
+def channel(connect, events: EventQueue) -> BlockingChannel:
     found = connect().channel()
-    heard.until("channel.created")
+    events.read_until("channel.created")
     return found
 
 
-def test_a_connection_and_its_channel(heard: Heard, connect, telling: BrokerProcess) -> None:
+def test_events_of_connection_and_channel(events: EventQueue, connect, event_broker: BrokerProcess) -> None:
     connection = connect()
-    login = heard.one("user.authentication.success")
+    login = events.expect("user.authentication.success")
     assert (login["name"], login["connection_type"], login["auth_mechanism"]) == ("guest", "network", "PLAIN")
-    came = heard.one("connection.created")
-    assert (came["user"], came["vhost"], came["user_provided_name"]) == ("guest", "/", "mine")
-    assert came["client_properties"]["connection_name"] == "mine"
-    (listed,) = [each for each in telling.api("GET", "/api/connections") if each.get("user_provided_name") == "mine"]
-    assert (came["pid"], came["name"]) == (listed["pid"], listed["name"])
+    created = events.expect("connection.created")
+    assert (created["user"], created["vhost"], created["user_provided_name"]) == ("guest", "/", "mine")
+    assert created["client_properties"]["connection_name"] == "mine"
+    (listed,) = [
+        each for each in event_broker.api("GET", "/api/connections") if each.get("user_provided_name") == "mine"
+    ]
+    assert (created["pid"], created["name"]) == (listed["pid"], listed["name"])
     channel = connection.channel(7)
-    opened = heard.one("channel.created")
-    assert (opened["number"], opened["connection"], opened["name"]) == (7, came["pid"], f"{came['name']} (7)")
+    opened = events.expect("channel.created")
+    assert (opened["number"], opened["connection"], opened["name"]) == (7, created["pid"], f"{created['name']} (7)")
     channel.close()
-    assert heard.one("channel.closed") == {"pid": opened["pid"], "user_who_performed_action": "guest"}
+    assert events.expect("channel.closed") == {"pid": opened["pid"], "user_who_performed_action": "guest"}
     connection.close()
-    gone = heard.one("connection.closed")
-    assert (gone["pid"], gone["name"]) == (came["pid"], came["name"])
+    closed = events.expect("connection.closed")
+    assert (closed["pid"], closed["name"]) == (created["pid"], created["name"])
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_a_queue(heard: Heard, channel: BlockingChannel, durable: bool) -> None:
+def test_events_of_queue(events: EventQueue, channel: BlockingChannel, durable: bool) -> None:
     channel.queue_declare("q", durable=durable, arguments={"x-max-length": 3})
-    assert heard.one("queue.created") == {
+    assert events.expect("queue.created") == {
         "vhost": "/",
         "name": "q",
         "durable": durable,
@@ -178,45 +182,47 @@ def test_a_queue(heard: Heard, channel: BlockingChannel, durable: bool) -> None:
         "arguments": {"x-max-length": 3},
         "user_who_performed_action": "guest",
     }
-    channel.queue_declare("q", durable=durable, arguments={"x-max-length": 3})  # it was there
+    channel.queue_declare("q", durable=durable, arguments={"x-max-length": 3})  # a redeclare makes no event
     channel.queue_delete("q")
     expected = {"vhost": "/", "name": "q", "user_who_performed_action": "guest"}
-    assert heard.until("queue.deleted") == [("queue.deleted", expected)]
+    assert events.read_until("queue.deleted") == [("queue.deleted", expected)]
 
 
 @pytest.mark.parametrize("cancelled", [True, False])
-def test_an_auto_delete_queue_goes_by_itself(heard: Heard, channel: BlockingChannel, cancelled: bool) -> None:
-    """RabbitMQ: whoever cancels its last consumer."""
+def test_auto_delete_queue_is_deleted_by_the_broker(
+    events: EventQueue, channel: BlockingChannel, cancelled: bool
+) -> None:
+    """RabbitMQ: the user of the event is rmq-internal, not the user who cancels the last consumer."""
     channel.queue_declare("brief", auto_delete=True)
     tag = channel.basic_consume("brief", lambda *_: None)
-    heard.until("consumer.created")
+    events.read_until("consumer.created")
     if cancelled:
         channel.basic_cancel(tag)
     else:
         channel.close()
-    gone = heard.one("queue.deleted")
-    assert (gone["name"], gone["user_who_performed_action"]) == ("brief", "rmq-internal")
+    deleted = events.expect("queue.deleted")
+    assert (deleted["name"], deleted["user_who_performed_action"]) == ("brief", "rmq-internal")
 
 
-def test_an_exclusive_queue_goes_by_itself(heard: Heard, channel: BlockingChannel) -> None:
+def test_exclusive_queue_is_deleted_by_the_broker(events: EventQueue, channel: BlockingChannel) -> None:
     channel.queue_declare("mine", exclusive=True)
-    owned = heard.one("queue.created")
-    assert owned["exclusive"] is True
-    assert owned["owner_pid"].endswith(".0>")
+    created = events.expect("queue.created")
+    assert created["exclusive"] is True
+    assert created["owner_pid"].endswith(".0>")
     channel.connection.close()
-    assert heard.one("queue.deleted") == {
+    assert events.expect("queue.deleted") == {
         "vhost": "/",
         "name": "mine",
         "user_who_performed_action": "rmq-internal",
     }
 
 
-def test_exchanges_and_bindings(heard: Heard, channel: BlockingChannel) -> None:
+def test_events_of_exchanges_and_bindings(events: EventQueue, channel: BlockingChannel) -> None:
     channel.exchange_declare("x", "topic", durable=True)
-    assert heard.one("exchange.created")["type"] == "topic"
+    assert events.expect("exchange.created")["type"] == "topic"
     channel.queue_declare("q2", exclusive=True)
     channel.queue_bind("q2", "x", "a.#", {"k": 1})
-    bound = heard.one("binding.created")
+    bound = events.expect("binding.created")
     assert bound == {
         "vhost": "/",
         "source_name": "x",
@@ -228,117 +234,122 @@ def test_exchanges_and_bindings(heard: Heard, channel: BlockingChannel) -> None:
         "user_who_performed_action": "guest",
     }
     channel.queue_unbind("q2", "x", "a.#", {"k": 1})
-    assert heard.one("binding.deleted") == bound
+    assert events.expect("binding.deleted") == bound
     channel.exchange_bind("amq.fanout", "x", "e")
-    assert heard.one("binding.created")["destination_kind"] == "exchange"
+    assert events.expect("binding.created")["destination_kind"] == "exchange"
     channel.exchange_delete("x")
-    assert heard.one("exchange.deleted")["name"] == "x"
-    assert heard.one("binding.deleted")["destination_name"] == "amq.fanout"
+    assert events.expect("exchange.deleted")["name"] == "x"
+    assert events.expect("binding.deleted")["destination_name"] == "amq.fanout"
 
 
-def test_consumers(heard: Heard, channel: BlockingChannel) -> None:
+def test_events_of_consumers(events: EventQueue, channel: BlockingChannel) -> None:
     channel.queue_declare("q3", exclusive=True)
     channel.basic_qos(prefetch_count=5)
     channel.basic_consume("q3", lambda *_: None, consumer_tag="ct", arguments={"x-priority": 2})
-    came = heard.one("consumer.created")
-    assert (came["consumer_tag"], came["queue"], came["prefetch_count"]) == ("ct", "q3", 5)
-    assert (came["ack_required"], came["exclusive"], came["arguments"]) == (True, False, {"x-priority": 2})
+    created = events.expect("consumer.created")
+    assert (created["consumer_tag"], created["queue"], created["prefetch_count"]) == ("ct", "q3", 5)
+    assert (created["ack_required"], created["exclusive"], created["arguments"]) == (True, False, {"x-priority": 2})
     channel.basic_cancel("ct")
-    assert heard.one("consumer.deleted")["channel"] == came["channel"]
+    assert events.expect("consumer.deleted")["channel"] == created["channel"]
     channel.basic_consume("q3", lambda *_: None, consumer_tag="again", arguments={"x-consumer-timeout": 100})
     channel.basic_publish("", "q3", b"")
     channel.connection.process_data_events(0.1)
-    assert heard.one("consumer.deleted")["consumer_tag"] == "again"
+    assert events.expect("consumer.deleted")["consumer_tag"] == "again"
     channel.basic_consume("q3", lambda *_: None, consumer_tag="third")
     channel.queue_delete("q3")
-    assert heard.one("consumer.deleted")["consumer_tag"] == "third"
+    assert events.expect("consumer.deleted")["consumer_tag"] == "third"
 
 
-def test_logins_that_fail(heard: Heard, connect) -> None:
+def test_events_of_failed_login(events: EventQueue, connect) -> None:
     with pytest.raises(pika.exceptions.AMQPConnectionError):
         connect("guest", "wrong")
-    failed = heard.one("user.authentication.failure")
+    failed = events.expect("user.authentication.failure")
     assert failed["name"] == "guest"
     assert "guest" in failed["error"]
-    gone = heard.one("connection.closed")
-    assert gone["name"] == failed["connection_name"]
-    assert gone["pid"].endswith(".0.0>")
+    closed = events.expect("connection.closed")
+    assert closed["name"] == failed["connection_name"]
+    assert closed["pid"].endswith(".0.0>")
 
 
-def test_what_operators_do(heard: Heard, telling: BrokerProcess) -> None:
-    def do(method: str, path: str, body: object = None) -> None:
-        telling.api(method, f"/api/{path}", body)
+def test_events_of_admin_requests(events: EventQueue, event_broker: BrokerProcess) -> None:
+    def request(method: str, path: str, body: object = None) -> None:
+        event_broker.api(method, f"/api/{path}", body)
 
-    do("PUT", "vhosts/v", {"description": "d", "tags": "a,b"})
-    assert heard.one("vhost.created")["tags"] == ["a", "b"]
-    assert heard.one("permission.created")["vhost"] == "v"
-    do("PUT", "vhosts/v", {"description": "e"})
-    assert heard.one("vhost.updated")["description"] == "e"
+    request("PUT", "vhosts/v", {"description": "d", "tags": "a,b"})
+    assert events.expect("vhost.created")["tags"] == ["a", "b"]
+    assert events.expect("permission.created")["vhost"] == "v"
+    request("PUT", "vhosts/v", {"description": "e"})
+    assert events.expect("vhost.updated")["description"] == "e"
     for tracing in (True, False):
-        do("PUT", "vhosts/v", {"tracing": tracing})
-        assert heard.one("vhost.updated")["tracing"] is tracing
-    do("PUT", "users/u", {"password": "p", "tags": "monitoring"})
-    assert heard.one("user.created") == {"name": "u", "user_who_performed_action": "guest"}
-    assert heard.one("user.tags.set")["tags"] == ["monitoring"]
-    do("PUT", "users/u", {"password": "p2", "tags": ""})
-    heard.one("user.password.changed")
-    assert heard.one("user.tags.set")["tags"] == []
-    do("PUT", "permissions/v/u", {"configure": "c", "write": "w", "read": "r"})
-    right = heard.one("permission.created")
-    assert (right["user"], right["configure"], right["write"], right["read"]) == ("u", "c", "w", "r")
-    do("PUT", "topic-permissions/v/u", {"exchange": "amq.topic", "write": "w", "read": "r"})
-    assert heard.one("topic.permission.created")["exchange"] == "amq.topic"
-    do("DELETE", "topic-permissions/v/u")
-    heard.one("topic.permission.deleted")
-    do("DELETE", "permissions/v/u")
-    heard.one("permission.deleted")
+        request("PUT", "vhosts/v", {"tracing": tracing})
+        assert events.expect("vhost.updated")["tracing"] is tracing
+    request("PUT", "users/u", {"password": "p", "tags": "monitoring"})
+    assert events.expect("user.created") == {"name": "u", "user_who_performed_action": "guest"}
+    assert events.expect("user.tags.set")["tags"] == ["monitoring"]
+    request("PUT", "users/u", {"password": "p2", "tags": ""})
+    events.expect("user.password.changed")
+    assert events.expect("user.tags.set")["tags"] == []
+    request("PUT", "permissions/v/u", {"configure": "c", "write": "w", "read": "r"})
+    permission = events.expect("permission.created")
+    assert (permission["user"], permission["configure"], permission["write"], permission["read"]) == (
+        "u",
+        "c",
+        "w",
+        "r",
+    )
+    request("PUT", "topic-permissions/v/u", {"exchange": "amq.topic", "write": "w", "read": "r"})
+    assert events.expect("topic.permission.created")["exchange"] == "amq.topic"
+    request("DELETE", "topic-permissions/v/u")
+    events.expect("topic.permission.deleted")
+    request("DELETE", "permissions/v/u")
+    events.expect("permission.deleted")
     policy = {"pattern": "^a", "definition": {"max-length": 3}, "priority": 2, "apply-to": "queues"}
-    do("PUT", "policies/v/p", policy)
-    assert heard.one("policy.set") == {"vhost": "v", "name": "p", "user_who_performed_action": "guest", **policy}
-    do("DELETE", "policies/v/p")
-    heard.one("policy.cleared")
-    do("PUT", "operator-policies/v/p", policy)
-    assert heard.one("parameter.set")["value"] == policy
-    heard.one("policy.set")
-    do("DELETE", "operator-policies/v/p")
-    assert heard.one("parameter.cleared")["component"] == "operator_policy"
-    heard.one("operator.policy.cleared")
-    do("PUT", "global-parameters/g", {"value": {"a": 1}})
-    assert heard.one("parameter.set")["value"] == {"a": 1}
-    do("DELETE", "global-parameters/g")
-    heard.one("parameter.cleared")
-    do("PUT", "vhost-limits/v/max-queues", {"value": 9})
-    assert heard.one("parameter.set")["component"] == "vhost-limits"
-    assert heard.one("vhost.limits.set")["max-queues"] == 9
-    do("DELETE", "parameters/vhost-limits/v/limits")
-    assert heard.one("parameter.cleared")["component"] == "vhost-limits"
-    assert heard.one("vhost.limits.cleared")["name"] == "limits"
-    do("PUT", "user-limits/u/max-channels", {"value": 9})
-    assert heard.one("user.limits.set")["max-channels"] == 9
-    do("DELETE", "user-limits/u/max-channels")
-    heard.one("user.limits.cleared")
-    do("DELETE", "users/u")
-    heard.one("user.deleted")
-    do("DELETE", "vhosts/v")
-    assert heard.one("vhost.deleted") == {"name": "v", "user_who_performed_action": "guest"}
+    request("PUT", "policies/v/p", policy)
+    assert events.expect("policy.set") == {"vhost": "v", "name": "p", "user_who_performed_action": "guest", **policy}
+    request("DELETE", "policies/v/p")
+    events.expect("policy.cleared")
+    request("PUT", "operator-policies/v/p", policy)
+    assert events.expect("parameter.set")["value"] == policy
+    events.expect("policy.set")
+    request("DELETE", "operator-policies/v/p")
+    assert events.expect("parameter.cleared")["component"] == "operator_policy"
+    events.expect("operator.policy.cleared")
+    request("PUT", "global-parameters/g", {"value": {"a": 1}})
+    assert events.expect("parameter.set")["value"] == {"a": 1}
+    request("DELETE", "global-parameters/g")
+    events.expect("parameter.cleared")
+    request("PUT", "vhost-limits/v/max-queues", {"value": 9})
+    assert events.expect("parameter.set")["component"] == "vhost-limits"
+    assert events.expect("vhost.limits.set")["max-queues"] == 9
+    request("DELETE", "parameters/vhost-limits/v/limits")
+    assert events.expect("parameter.cleared")["component"] == "vhost-limits"
+    assert events.expect("vhost.limits.cleared")["name"] == "limits"
+    request("PUT", "user-limits/u/max-channels", {"value": 9})
+    assert events.expect("user.limits.set")["max-channels"] == 9
+    request("DELETE", "user-limits/u/max-channels")
+    events.expect("user.limits.cleared")
+    request("DELETE", "users/u")
+    events.expect("user.deleted")
+    request("DELETE", "vhosts/v")
+    assert events.expect("vhost.deleted") == {"name": "v", "user_who_performed_action": "guest"}
 
 
-def test_the_command_line(heard: Heard, telling: BrokerProcess) -> None:
-    telling.ctl("add_vhost", "cli")
-    assert heard.one("vhost.created")["user_who_performed_action"] == "rmq-cli"
-    telling.ctl("delete_vhost", "cli")
-    heard.one("vhost.deleted")
+def test_events_of_amqpctl(events: EventQueue, event_broker: BrokerProcess) -> None:
+    event_broker.ctl("add_vhost", "cli")
+    assert events.expect("vhost.created")["user_who_performed_action"] == "rmq-cli"
+    event_broker.ctl("delete_vhost", "cli")
+    events.expect("vhost.deleted")
 
 
-def test_alarms(heard: Heard, telling: BrokerProcess) -> None:
-    telling.ctl("set_vm_memory_high_watermark", "0.00001")
-    assert heard.one("alarm.set")["source"] == "memory"
-    telling.ctl("set_vm_memory_high_watermark", "0.9")
-    assert heard.one("alarm.cleared")["source"] == "memory"
+def test_events_of_alarms(events: EventQueue, event_broker: BrokerProcess) -> None:
+    event_broker.ctl("set_vm_memory_high_watermark", "0.00001")
+    assert events.expect("alarm.set")["source"] == "memory"
+    event_broker.ctl("set_vm_memory_high_watermark", "0.9")
+    assert events.expect("alarm.cleared")["source"] == "memory"
 
 
 @pytest.mark.slow
-def test_durable_bindings_hear_after_a_restart(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_durable_binding_receives_events_after_restart(tmp_path_factory: pytest.TempPathFactory) -> None:
     data = tmp_path_factory.mktemp("durable")
     settings = {"event_exchange_vhost": "/"}
     with BrokerProcess(data, settings=settings) as process:
@@ -361,7 +372,7 @@ def test_durable_bindings_hear_after_a_restart(tmp_path_factory: pytest.TempPath
         connection.close()
 
 
-def test_there_is_none_by_default(amqpd_broker: BrokerProcess) -> None:
+def test_event_exchange_does_not_exist_by_default(amqpd_broker: BrokerProcess) -> None:
     connection = pika.BlockingConnection(pika.URLParameters(amqpd_broker.url))
     with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="no exchange 'amq.rabbitmq.event'"):
         connection.channel().exchange_declare("amq.rabbitmq.event", passive=True)
@@ -369,11 +380,11 @@ def test_there_is_none_by_default(amqpd_broker: BrokerProcess) -> None:
 
 
 @pytest.mark.slow
-def test_a_vhost_takes_its_permissions_along(heard: Heard, telling: BrokerProcess) -> None:
-    """Each of them is told, and nothing is logged as a bug of ours."""
-    telling.api("PUT", "/api/vhosts/leaving", {})
-    heard.one("permission.created")
-    telling.api("DELETE", "/api/vhosts/leaving")
-    gone = heard.one("permission.deleted")
-    assert (gone["user"], gone["vhost"]) == ("guest", "leaving")
-    assert "Traceback" not in telling.stderr
+def test_vhost_deletion_emits_permission_deleted(events: EventQueue, event_broker: BrokerProcess) -> None:
+    """Nothing may be logged as a bug."""
+    event_broker.api("PUT", "/api/vhosts/leaving", {})
+    events.expect("permission.created")
+    event_broker.api("DELETE", "/api/vhosts/leaving")
+    deleted = events.expect("permission.deleted")
+    assert (deleted["user"], deleted["vhost"]) == ("guest", "leaving")
+    assert "Traceback" not in event_broker.stderr

@@ -1,9 +1,9 @@
-"""The list of all exporters, and how far each is behind."""
+"""The list of all exporters with their lag."""
 
 from __future__ import annotations
 
 
-def test_every_exporter_with_its_lag(api, amqpd_vhost, v, channel) -> None:
+def test_list_shows_every_exporter_with_its_lag(api, amqpd_vhost, v, channel) -> None:
     channel.confirm_delivery()
     channel.queue_declare("sales", durable=True)
     channel.queue_declare("declared", durable=True, arguments={"x-export": "lake"})
@@ -11,8 +11,8 @@ def test_every_exporter_with_its_lag(api, amqpd_vhost, v, channel) -> None:
     for _ in range(5):
         channel.basic_publish("", "sales", b"x")
     for name in ("b", "a"):
-        api.done("PUT", f"/api/amqpd/exports/{v}/sales", {"name": name, "max_bytes": 1 << 20})
-    api.done("POST", f"/api/amqpd/exports/{v}/sales", {"name": "a", "offset": 3})
+        api.send_ok("PUT", f"/api/amqpd/exports/{v}/sales", {"name": name, "max_bytes": 1 << 20})
+    api.send_ok("POST", f"/api/amqpd/exports/{v}/sales", {"name": "a", "offset": 3})
     found = api.get(f"/api/amqpd/exports/{v}")
     assert [(each["queue"], each["name"], each["offset"], each["lag"], each["declared"]) for each in found] == [
         ("declared", "lake", 0, 0, True),
@@ -24,7 +24,7 @@ def test_every_exporter_with_its_lag(api, amqpd_vhost, v, channel) -> None:
     assert [each["name"] for each in page["items"] if each["vhost"] == amqpd_vhost.name] == ["a", "b"]
 
 
-def test_who_may_see_it(user, v, channel) -> None:
+def test_exporter_list_needs_vhost_access_or_monitoring(user, v, channel) -> None:
     channel.queue_declare("declared", durable=True, arguments={"x-export": "lake"})
     assert user("management")("GET", f"/api/amqpd/exports/{v}").status == 401
     assert user("management").get("/api/amqpd/exports") == []

@@ -1,4 +1,4 @@
-"""The doors: who gets in, what a request may be, and how errors look."""
+"""Logins, request checks and error replies of the HTTP API."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from amqpd.management.json_body import BODY_BYTES_MAX, JSON_DEPTH_MAX
 
 
 class TestLogin:
-    def test_without_credentials(self, amqpd_broker, api):
+    def test_request_without_credentials_is_401(self, amqpd_broker, api):
         answer = type(api)(amqpd_broker, "")("GET", "/api/overview")
         assert answer.status == 401
         assert answer.headers["www-authenticate"] == 'Basic realm="RabbitMQ Management"'
         assert answer.json == {"error": "not_authorised", "reason": "Login failed"}
 
     @pytest.mark.parametrize("value", ["Basic", "Basic !!", "Basic Z3Vlc3Q=", "Bearer x", "Basic /////w=="])
-    def test_credentials_that_are_none(self, amqpd_broker, api, value):
+    def test_malformed_credentials_are_401(self, amqpd_broker, api, value):
         answer = type(api)(amqpd_broker, "")("GET", "/api/whoami", headers={"Authorization": value})
         assert answer.status == 401
 
-    def test_wrong_password_costs_time(self, amqpd_broker, api):
+    def test_wrong_password_is_delayed(self, amqpd_broker, api):
         started = time.monotonic()
         assert type(api)(amqpd_broker, "guest", "wrong")("GET", "/api/whoami").status == 401
         assert time.monotonic() - started >= 0.1
 
     @pytest.mark.slow
-    def test_a_guesser_waits_longer_each_time_and_locks_nobody_out(self, amqpd_broker, api, user):
-        """Behind a proxy everybody has one address: the right password is answered whatever others guess."""
+    def test_wrong_guesses_wait_longer_but_correct_password_is_answered(self, amqpd_broker, api, user):
+        """Clients behind a proxy share one address, so wrong guesses must not lock out correct passwords."""
         anna = user("management")
         guesser = type(api)(amqpd_broker, anna.user, "wrong")
         started = time.monotonic()
@@ -46,28 +46,28 @@ class TestLogin:
             assert list(answers) == [401] * 8
         assert anna("GET", "/api/whoami").status == 200
 
-    def test_a_user_without_tags(self, user):
+    def test_user_without_tags_is_401(self, user):
         answer = user("", read=".*")("GET", "/api/whoami")
         assert answer.status == 401
         assert answer.json == {"error": "not_authorised", "reason": "Not management user"}
 
-    def test_who_am_i(self, api, user):
+    def test_whoami_shows_name_and_tags(self, api, user):
         assert api.get("/api/whoami") == {"name": "guest", "tags": ["administrator"], "is_internal_user": True}
         assert user("management,other").get("/api/whoami")["tags"] == ["management", "other"]
 
 
 class TestUnixSocket:
-    def test_its_caller_is_the_operator(self, operator):
+    def test_unix_socket_caller_is_the_operator(self, operator):
         assert operator.get("/api/whoami")["tags"] == ["administrator"]
         assert operator.get("/api/amqpd/ping")["status"] == "ok"
 
-    def test_it_is_ours_alone(self, amqpd_broker):
+    def test_unix_socket_has_mode_600(self, amqpd_broker):
         found = (amqpd_broker.data_dir / "amqpctl.sock").stat()
         assert stat.S_ISSOCK(found.st_mode)
         assert stat.S_IMODE(found.st_mode) == 0o600
 
-    def test_it_goes_with_the_broker_and_a_stale_one_is_replaced(self, tmp_path, amqpd_broker, api):
-        directory = tmp_path / ("long" * 30)  # a socket's path may have 107 bytes, a data directory more
+    def test_socket_is_removed_on_stop_and_replaced_after_kill(self, tmp_path, amqpd_broker, api):
+        directory = tmp_path / ("long" * 30)  # a socket path has at most 107 bytes, a data directory can have more
         with type(amqpd_broker)(directory) as broker:
             path = directory / "amqpctl.sock"
             assert path.exists()
@@ -78,36 +78,36 @@ class TestUnixSocket:
             broker.stop()
             assert not path.exists()
 
-    def test_a_header_does_not_make_tcp_the_operator(self, amqpd_broker, api):
+    def test_headers_do_not_make_a_tcp_caller_the_operator(self, amqpd_broker, api):
         headers = {"X-Forwarded-For": "unix", "Host": "localhost"}
         assert type(api)(amqpd_broker, "")("GET", "/api/amqpd/status", headers=headers).status == 401
 
 
 class TestRequests:
-    def test_a_slash_at_the_end(self, api):
+    def test_trailing_slash_is_accepted(self, api):
         assert api("GET", "/api/connections/").status == 200
         assert api("GET", "/api/connections/%2F/").status == 404
 
-    def test_unknown_path(self, api):
+    def test_unknown_path_is_404(self, api):
         answer = api("GET", "/api/none")
         assert answer.status == 404
         assert answer.json == {"error": "Object Not Found", "reason": "Not Found"}
 
-    def test_wrong_method(self, api):
+    def test_wrong_method_is_405(self, api):
         answer = api("POST", "/api/overview", {})
         assert answer.status == 405
         assert answer.headers["allow"] == "GET, HEAD, OPTIONS"
 
-    def test_head(self, api):
+    def test_head_has_length_and_no_body(self, api):
         answer = api("HEAD", "/api/overview")
         assert (answer.status, answer.body) == (200, b"")
         assert int(answer.headers["content-length"]) > 100
 
-    def test_names_that_are_no_utf8(self, api):
+    def test_name_that_is_not_utf8_is_refused(self, api):
         assert api("GET", "/api/queues/%2F/%ff").status == 400
 
     @pytest.mark.parametrize("name", ["..%2f..%2fetc", "%2e%2e", "a%2Fb%2F..", "%22'<img>{{7*7}}", "é" * 127, "100%25"])
-    def test_any_name_is_a_name(self, api, v, amqpd_broker, name):
+    def test_unusual_names_create_no_files(self, api, v, amqpd_broker, name):
         path = f"/api/queues/{v}/{quote(name, safe='%')}"
         before = {each.name for each in amqpd_broker.data_dir.iterdir()}
         assert api("PUT", path, {"durable": True}).status == 201
@@ -116,7 +116,7 @@ class TestRequests:
         assert {each.name for each in amqpd_broker.data_dir.iterdir()} == before
 
     @pytest.mark.parametrize("name", ["a%00b", "é" * 128])
-    def test_names_that_amqp_refuses(self, api, v, name):
+    def test_names_that_amqp_refuses_are_400(self, api, v, name):
         assert api("PUT", f"/api/queues/{v}/{quote(name, safe='%')}", {}).status == 400
 
     @pytest.mark.parametrize(
@@ -135,27 +135,27 @@ class TestRequests:
             ('{"arguments": {"\\ud800": 1}}', ""),
         ],
     )
-    def test_bodies_that_are_refused(self, api, v, body, reason):
+    def test_bad_body_is_refused(self, api, v, body, reason):
         answer = api("PUT", f"/api/queues/{v}/q", body, raw=True)
         assert answer.status == 400
         assert answer.json["error"] == "bad_request"
         assert reason in answer.json["reason"]
 
-    def test_depth_at_the_limit(self, api, v):
+    def test_json_depth_at_the_limit_is_accepted(self, api, v):
         nested = "[" * (JSON_DEPTH_MAX - 2) + "]" * (JSON_DEPTH_MAX - 2)
         assert api("PUT", f"/api/queues/{v}/q", f'{{"arguments": {{"a": {nested}}}}}', raw=True).status == 201
 
-    def test_nine_megabytes_of_nothing(self, user):
-        """They were parsed in one go, which held every client for a second."""
+    def test_body_of_three_million_objects_is_413(self, user):
+        """Parsing such a body in one call would block the loop for a second."""
         answer = user("management")("PUT", "/api/queues/%2F/q", "[" + "{}," * 3_000_000 + "{}]", raw=True)
         assert answer.status == 413
         assert "objects and lists" in answer.json["reason"]
 
-    def test_a_body_too_large(self, api, v):
+    def test_too_large_body_is_413(self, api, v):
         answer = api("PUT", f"/api/queues/{v}/q", b" " * (BODY_BYTES_MAX + 1), raw=True)
         assert answer.status == 413
 
-    def test_a_body_too_large_without_its_length(self, amqpd_broker, v):
+    def test_too_large_chunked_body_is_413(self, amqpd_broker, v):
         with socket.create_connection(("127.0.0.1", amqpd_broker.http_port), 60) as sock:
             head = f"PUT /api/queues/{v}/q HTTP/1.1\r\nHost: x\r\nAuthorization: Basic Z3Vlc3Q6Z3Vlc3Q=\r\n"
             sock.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
@@ -166,33 +166,33 @@ class TestRequests:
                     sock.sendall(chunk)
                     sent += 65536
             except OSError:
-                pass  # it hung up at the limit, which is the point
+                pass  # the broker closes the connection at the limit, as expected
             sock.settimeout(60)
             answer = b""
             try:
                 while part := sock.recv(65536):
                     answer += part
             except ConnectionError:
-                pass  # our own unread bytes reset the connection
+                pass  # the broker resets the connection because bytes are unread
             assert b" 413 " in answer.split(b"\r\n")[0]
 
     @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "x"])
-    def test_a_compressed_body(self, api, v, coding):
-        """Neither unpacked nor taken for JSON."""
+    def test_compressed_body_is_415(self, api, v, coding):
+        """The broker neither decompresses the body nor parses it as JSON."""
         packed = gzip.compress(b"{}")
         answer = api("PUT", f"/api/queues/{v}/q", packed, {"Content-Encoding": coding}, raw=True)
         assert answer.status == 415
         assert api("PUT", f"/api/queues/{v}/q", {}, {"Content-Encoding": "identity"}).status == 201
 
     @pytest.mark.parametrize("body", [b"zz\r\n{}\r\n", b"2\r\n{}xx\r\n0\r\n\r\n"])
-    def test_a_body_in_broken_chunks(self, amqpd_broker, v, body):
+    def test_broken_chunks_are_400(self, amqpd_broker, v, body):
         with socket.create_connection(("127.0.0.1", amqpd_broker.http_port), 60) as sock:
             head = f"PUT /api/queues/{v}/q HTTP/1.1\r\nHost: x\r\nAuthorization: Basic Z3Vlc3Q6Z3Vlc3Q=\r\n"
             sock.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + body)
             assert b" 400 " in sock.recv(1000).split(b"\r\n")[0]
         assert "Traceback" not in amqpd_broker.stderr
 
-    def test_what_is_no_http(self, amqpd_broker, api):
+    def test_bytes_that_are_not_http_are_400(self, amqpd_broker, api):
         with socket.create_connection(("127.0.0.1", amqpd_broker.http_port), 60) as sock:
             sock.sendall(b"AMQP\x00\x00\x09\x01\r\n\r\n")
             assert b" 400 " in sock.recv(1000).split(b"\r\n")[0]
@@ -200,7 +200,7 @@ class TestRequests:
         assert "Traceback" not in amqpd_broker.stderr
 
 
-class TestOtherSites:
+class TestCrossSiteRequests:
     """A page of another site must not change anything with the browser's credentials."""
 
     @pytest.mark.parametrize(
@@ -213,17 +213,17 @@ class TestOtherSites:
             {"Sec-Fetch-Site": "same-site"},
         ],
     )
-    def test_are_refused(self, api, v, headers):
+    def test_cross_site_headers_are_refused(self, api, v, headers):
         assert api("PUT", f"/api/queues/{v}/q", {}, headers).status == 403
         assert api.get(f"/api/queues/{v}") == []
 
-    def test_our_own_page_is_not(self, api, v):
+    def test_own_page_is_accepted(self, api, v):
         headers = {"Origin": f"http://127.0.0.1:{api.broker.http_port}", "Sec-Fetch-Site": "same-origin"}
         assert api("PUT", f"/api/queues/{v}/q", {}, headers).status == 201
 
     @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
-    def test_cannot_disguise_json(self, api, v, kind):
-        """A form of another site needs no leave of ours to be sent; its browser says where it comes from."""
+    def test_cross_site_form_with_json_body_is_refused(self, api, v, kind):
+        """Browsers send a form to another site without preflight request. Their headers name the origin."""
         body = json.dumps({"durable": True})
         headers = {"Content-Type": kind, "Origin": "http://evil.example"}
         assert api("PUT", f"/api/queues/{v}/q", body, headers, raw=True).status == 403
@@ -231,12 +231,12 @@ class TestOtherSites:
         assert api("PUT", f"/api/queues/{v}/q", body, headers, raw=True).status == 403
 
     @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])
-    def test_what_curl_says_of_json_is_taken(self, api, v, kind):
+    def test_json_with_content_type_of_curl_is_accepted(self, api, v, kind):
         body = json.dumps({"durable": True})
         assert api("PUT", f"/api/queues/{v}/q", body, {"Content-Type": kind}, raw=True).status == 201
         assert api("PUT", f"/api/queues/{v}/q", body, {"Content-Type": "multipart/form-data"}, raw=True).status == 415
 
-    def test_nothing_is_shared_with_them(self, api):
+    def test_other_origin_gets_no_cors_header(self, api):
         headers = api("GET", "/api/overview", headers={"Origin": "http://evil.example"}).headers
         assert "access-control-allow-origin" not in headers
         assert headers["x-content-type-options"] == "nosniff"

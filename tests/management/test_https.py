@@ -1,4 +1,4 @@
-"""The admin API over TLS: beside plain HTTP or instead of it, its certificates, and peers that speak none."""
+"""The admin API over TLS: next to plain HTTP or alone, its certificates, and clients without TLS."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def authority() -> trustme.CA:
 
 
 @pytest.fixture(scope="module")
-def papers(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+def tls_settings(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     folder = tmp_path_factory.mktemp("https")
     server = authority.issue_cert("localhost", "127.0.0.1", not_after=datetime(2030, 5, 6, 7, 8, 9, tzinfo=UTC))
     server.private_key_pem.write_to_path(folder / "key.pem")
@@ -47,8 +47,8 @@ def papers(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> d
 
 
 @pytest.fixture(scope="module")
-def broker(papers: dict[str, object], tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("data"), settings=papers) as process:
+def broker(tls_settings: dict[str, object], tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("data"), settings=tls_settings) as process:
         yield process
         assert "Traceback" not in process.stderr, process.stderr
 
@@ -58,14 +58,14 @@ def https_port(broker: BrokerProcess) -> int:
     return broker.ready.listeners["https"][1]
 
 
-def trusting(authority: trustme.CA) -> ssl.SSLContext:
+def trusting_context(authority: trustme.CA) -> ssl.SSLContext:
     context = ssl.create_default_context()
     authority.configure_trust(context)
     return context
 
 
-def asked(port: int, path: str, context: ssl.SSLContext, headers: dict[str, str] = BASIC) -> tuple[int, Any]:
-    """Status and decoded body. Raises: urllib.error.URLError where there is no answer."""
+def https_get(port: int, path: str, context: ssl.SSLContext, headers: dict[str, str] = BASIC) -> tuple[int, Any]:
+    """Return status and decoded body. Raises urllib.error.URLError if there is no answer."""
     request = urllib.request.Request(f"https://localhost:{port}{path}", headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=30, context=context) as answer:
@@ -74,11 +74,11 @@ def asked(port: int, path: str, context: ssl.SSLContext, headers: dict[str, str]
         return error.code, json.loads(error.read())
 
 
-def test_it_answers_as_plain_http_does(broker: BrokerProcess, authority: trustme.CA) -> None:
-    status, whoami = asked(https_port(broker), "/api/whoami", trusting(authority))
+def test_https_answers_like_plain_http(broker: BrokerProcess, authority: trustme.CA) -> None:
+    status, whoami = https_get(https_port(broker), "/api/whoami", trusting_context(authority))
     assert (status, whoami["name"]) == (200, "guest")
     assert broker.api("GET", "/api/whoami") == whoami
-    assert asked(https_port(broker), "/api/whoami", trusting(authority), {})[0] == 401
+    assert https_get(https_port(broker), "/api/whoami", trusting_context(authority), {})[0] == 401
     overview = broker.api("GET", "/api/overview")
     assert {each["protocol"]: each["port"] for each in overview["listeners"]}["https"] == https_port(broker)
     ports = {each["port"]: each.get("ssl") for each in overview["contexts"]}
@@ -86,48 +86,50 @@ def test_it_answers_as_plain_http_does(broker: BrokerProcess, authority: trustme
     assert broker.api("GET", "/api/health/checks/protocol-listener/https")["status"] == "ok"
 
 
-def test_its_certificate_is_looked_at(broker: BrokerProcess) -> None:
+def test_client_rejects_untrusted_certificate(broker: BrokerProcess) -> None:
     with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
-        asked(https_port(broker), "/api/whoami", ssl.create_default_context())
+        https_get(https_port(broker), "/api/whoami", ssl.create_default_context())
 
 
-def test_plain_http_on_its_port_is_closed(broker: BrokerProcess, authority: trustme.CA) -> None:
+def test_plain_http_on_tls_port_is_closed(broker: BrokerProcess, authority: trustme.CA) -> None:
     with socket.create_connection(("127.0.0.1", https_port(broker)), timeout=30) as sock:
         sock.sendall(b"GET /api/whoami HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        heard = b""
+        received = b""
         try:
             while data := sock.recv(100):
-                heard += data
+                received += data
         except ConnectionResetError:
-            heard += b""  # closed all the same
-    assert heard == b"" or heard[0] == 0x15  # an alert of TLS
-    assert asked(https_port(broker), "/api/whoami", trusting(authority))[0] == 200
+            received += b""  # a reset closes the connection, too
+    assert received == b"" or received[0] == 0x15  # a TLS alert
+    assert https_get(https_port(broker), "/api/whoami", trusting_context(authority))[0] == 200
 
 
 @pytest.mark.slow
-def test_a_silent_peer_is_closed(broker: BrokerProcess) -> None:
+def test_silent_client_is_closed(broker: BrokerProcess) -> None:
     with socket.create_connection(("127.0.0.1", https_port(broker)), timeout=50) as sock:
-        assert sock.recv(1) == b""  # within five seconds; aiohttp's own rule would be a minute
+        assert sock.recv(1) == b""  # within five seconds; aiohttp's default would be a minute
 
 
-def test_alone(papers: dict[str, object], authority: trustme.CA, tmp_path: Path) -> None:
-    settings = {**papers, "http.port": "off", "http.tls.host": "0.0.0.0"}
+def test_https_without_plain_http(tls_settings: dict[str, object], authority: trustme.CA, tmp_path: Path) -> None:
+    settings = {**tls_settings, "http.port": "off", "http.tls.host": "0.0.0.0"}
     with BrokerProcess(tmp_path, settings=settings) as broker:
         assert broker.ready is not None
         assert sorted(broker.ready.listeners) == ["amqp", "https"]
         assert broker.ready.listeners["https"][0] == "0.0.0.0"
-        assert asked(https_port(broker), "/api/whoami", trusting(authority))[0] == 200
+        assert https_get(https_port(broker), "/api/whoami", trusting_context(authority))[0] == 200
 
 
-def test_certificates_that_end(papers: dict[str, object], broker: BrokerProcess, authority: trustme.CA) -> None:
-    """rabbit: the form of 3.10.8, its times included."""
+def test_certificate_expiration_check(
+    tls_settings: dict[str, object], broker: BrokerProcess, authority: trustme.CA
+) -> None:
+    """The reply has the format of RabbitMQ 3.10.8, including its times."""
     check = "/api/health/checks/certificate-expiration"
-    context = trusting(authority)
-    assert asked(https_port(broker), f"{check}/1/days", context) == (200, {"status": "ok"})
-    assert asked(https_port(broker), f"{check}/-1/weeks", context) == (200, {"status": "ok"})
-    status, told = asked(https_port(broker), f"{check}/10/years", context)
-    assert (status, told["status"], told["reason"]) == (503, "failed", "Certificates expiring")
-    (expired,) = told["expired"]
+    context = trusting_context(authority)
+    assert https_get(https_port(broker), f"{check}/1/days", context) == (200, {"status": "ok"})
+    assert https_get(https_port(broker), f"{check}/-1/weeks", context) == (200, {"status": "ok"})
+    status, reply = https_get(https_port(broker), f"{check}/10/years", context)
+    assert (status, reply["status"], reply["reason"]) == (503, "failed", "Certificates expiring")
+    (expired,) = reply["expired"]
     assert expired.pop("node").startswith("amqpd@")
     assert [each[:4] for each in expired.pop("cacertfile_expires_on")] > ["2029"]
     assert "2030-05-06 7:08:09" in expired.pop("certfile_expires_on")
@@ -135,43 +137,45 @@ def test_certificates_that_end(papers: dict[str, object], broker: BrokerProcess,
         "protocol": "https",
         "interface": "127.0.0.1",
         "port": https_port(broker),
-        "cacertfile": str(papers["http.tls.ca"]),
-        "certfile": str(papers["http.tls.certificate"]),
+        "cacertfile": str(tls_settings["http.tls.ca"]),
+        "certfile": str(tls_settings["http.tls.certificate"]),
     }
     unit = "Time unit not recognised. Supported units: days, weeks, months, years."
     for path, reason in (("1/day", unit), ("x/days", "Invalid expiration value.")):
-        refused = asked(https_port(broker), f"{check}/{path}", context)
+        refused = https_get(https_port(broker), f"{check}/{path}", context)
         assert refused == (400, {"error": "bad_request", "reason": reason})
     (listed,) = broker.api("GET", "/api/amqpd/certificates")
-    assert listed["path"] == str(papers["http.tls.certificate"])
+    assert listed["path"] == str(tls_settings["http.tls.certificate"])
 
 
-def test_a_certificate_that_cannot_be_used_ends_the_start(papers: dict[str, object], tmp_path: Path) -> None:
+def test_unusable_certificate_prevents_startup(tls_settings: dict[str, object], tmp_path: Path) -> None:
     wrong = trustme.CA().issue_cert("localhost")
     wrong.private_key_pem.write_to_path(tmp_path / "other.pem")
-    key = serialization.load_pem_private_key(Path(str(papers["http.tls.key"])).read_bytes(), None)
+    key = serialization.load_pem_private_key(Path(str(tls_settings["http.tls.key"])).read_bytes(), None)
     secret = serialization.BestAvailableEncryption(b"a passphrase")
     form = serialization.PrivateFormat.PKCS8
     (tmp_path / "locked.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, secret))
     for name, words in (("other.pem", "http.tls"), ("locked.pem", "http.tls: .*passphrase, which is not supported")):
         with pytest.raises(BrokerFailed) as failed:
-            BrokerProcess(tmp_path / "data", settings={**papers, "http.tls.key": tmp_path / name}).start()
+            BrokerProcess(tmp_path / "data", settings={**tls_settings, "http.tls.key": tmp_path / name}).start()
         assert re.search(words, str(failed.value))
         assert "Traceback" not in str(failed.value)
 
 
-async def test_certificates_are_taken_over_by_all_or_by_none(papers: dict[str, object], tmp_path: Path) -> None:
-    """What SIGHUP does: AMQP's and HTTPS's together; where one of them does not fit, both stay."""
+async def test_certificates_are_reloaded_for_all_listeners_or_none(
+    tls_settings: dict[str, object], tmp_path: Path
+) -> None:
+    """SIGHUP reloads AMQPS and HTTPS together. If one certificate does not fit, both keep the old one."""
     other = trustme.CA()
     renewed = other.issue_cert("localhost")
     renewed.private_key_pem.write_to_path(tmp_path / "key.pem")
     renewed.cert_chain_pems[0].write_to_path(tmp_path / "certificate.pem")
-    amqps = {name.replace("http.", "amqp."): value for name, value in papers.items()}
-    async with embedded(tmp_path / "data", settings={**papers, **amqps}) as server:
+    amqps = {name.replace("http.", "amqp."): value for name, value in tls_settings.items()}
+    async with embedded(tmp_path / "data", settings={**tls_settings, **amqps}) as server:
         settings = server.settings
 
         async def speaks_with(authority: trustme.CA, protocol: str) -> bool:
-            context = trusting(authority)
+            context = trusting_context(authority)
             port = server.port(protocol)
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
@@ -182,26 +186,28 @@ async def test_certificates_are_taken_over_by_all_or_by_none(papers: dict[str, o
             return True
 
         new = {"certificate": tmp_path / "certificate.pem", "key": tmp_path / "key.pem"}
-        fits = replace(settings.amqp, tls=replace(settings.amqp.tls, **new))
+        new_amqp = replace(settings.amqp, tls=replace(settings.amqp.tls, **new))
         no_key = replace(settings.http.tls, certificate=tmp_path / "certificate.pem")
         with pytest.raises(OSError, match=r"http\.tls"):
-            server.apply_settings(replace(settings, amqp=fits, http=replace(settings.http, tls=no_key)))
+            server.apply_settings(replace(settings, amqp=new_amqp, http=replace(settings.http, tls=no_key)))
         assert not await speaks_with(other, "amqps")
-        good = replace(settings.http, tls=replace(settings.http.tls, **new))
-        server.apply_settings(replace(settings, amqp=fits, http=good))
+        new_http = replace(settings.http, tls=replace(settings.http.tls, **new))
+        server.apply_settings(replace(settings, amqp=new_amqp, http=new_http))
         assert await speaks_with(other, "amqps")
         assert await speaks_with(other, "https")
 
 
 @pytest.mark.slow
-def test_amqpctl_reloads(papers: dict[str, object], authority: trustme.CA, tmp_path: Path) -> None:
-    """What SIGHUP takes over, on a terminal too; files that do not fit change nothing and are named."""
+def test_amqpctl_reload_reports_changes_and_errors(
+    tls_settings: dict[str, object], authority: trustme.CA, tmp_path: Path
+) -> None:
+    """The command does the same as SIGHUP. Files that do not fit change nothing and are named."""
     names = {"certificate": tmp_path / "certificate.pem", "key": tmp_path / "key.pem"}
     for name, path in names.items():
-        path.write_bytes(Path(str(papers[f"http.tls.{name}"])).read_bytes())
+        path.write_bytes(Path(str(tls_settings[f"http.tls.{name}"])).read_bytes())
     config = tmp_path / "amqpd.toml"
-    named = f'[http.tls]\ncertificate = "{names["certificate"]}"\n'
-    config.write_text(f"{named}[amqp]\nheartbeat_s = 60\n")
+    tls_table = f'[http.tls]\ncertificate = "{names["certificate"]}"\n'
+    config.write_text(f"{tls_table}[amqp]\nheartbeat_s = 60\n")
     settings = {"http.tls.port": 0, "http.tls.key": names["key"]}
     with BrokerProcess(tmp_path / "data", settings=settings, env={"AMQPD_CONFIG": str(config)}) as broker:
         other = trustme.CA()
@@ -210,13 +216,13 @@ def test_amqpctl_reloads(papers: dict[str, object], authority: trustme.CA, tmp_p
         refused = broker.ctl("reload")
         assert refused.returncode != 0
         assert f"http.tls: {names['certificate']}" in refused.stderr
-        assert asked(https_port(broker), "/api/whoami", trusting(authority))[0] == 200
+        assert https_get(https_port(broker), "/api/whoami", trusting_context(authority))[0] == 200
         renewed.private_key_pem.write_to_path(names["key"])
-        config.write_text(f"{named}[amqp]\nheartbeat_s = 30\n")
-        taken = broker.ctl("reload", "-q")
-        assert (taken.returncode, taken.stdout) == (0, "needs a restart: amqp.heartbeat_s\n")
-        assert asked(https_port(broker), "/api/whoami", trusting(other))[0] == 200
-        # A certificate of another path is the one that is looked at from now on.
+        config.write_text(f"{tls_table}[amqp]\nheartbeat_s = 30\n")
+        reloaded = broker.ctl("reload", "-q")
+        assert (reloaded.returncode, reloaded.stdout) == (0, "needs a restart: amqp.heartbeat_s\n")
+        assert https_get(https_port(broker), "/api/whoami", trusting_context(other))[0] == 200
+        # After a change of path, the certificates list shows the new path.
         third = tmp_path / "third.pem"
         third.write_bytes(names["certificate"].read_bytes())
         config.write_text(f'[http.tls]\ncertificate = "{third}"\n')

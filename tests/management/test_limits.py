@@ -1,4 +1,4 @@
-"""Limits over HTTP: RabbitMQ 3.10.8's answers, measured; who may see and set them; definitions; a restart."""
+"""Limits over HTTP: the measured answers of RabbitMQ 3.10.8, permissions, definitions, and a restart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from amqpd.testing import BrokerProcess
 
-HASH = "gQU4GkDBOhCZRfvqzFvw/6UBP6ePPbUS5ZpGvS8FyPwo5GEF"  # of nothing in particular
+HASH = "gQU4GkDBOhCZRfvqzFvw/6UBP6ePPbUS5ZpGvS8FyPwo5GEF"  # an arbitrary hash
 
 
 def reason(answer) -> str:
@@ -18,8 +18,8 @@ def reason(answer) -> str:
     return answer.json["reason"]
 
 
-class TestOfVhosts:
-    def test_there_and_gone(self, api, amqpd_vhost, v):
+class TestVhostLimits:
+    def test_vhost_limits_are_set_listed_and_cleared(self, api, amqpd_vhost, v):
         name = amqpd_vhost.name
         assert api.get(f"/api/vhost-limits/{v}") == []
         assert api("PUT", f"/api/vhost-limits/{v}/max-connections", {"value": -7}).status == 204
@@ -40,60 +40,60 @@ class TestOfVhosts:
         assert api.get(f"/api/vhost-limits/{v}") == []
         assert api("GET", f"/api/vhost-limits/{v}/max-queues").status == 405
 
-    def test_refusals(self, api, v):
+    def test_bad_vhost_limit_is_refused(self, api, v):
         path = f"/api/vhost-limits/{v}/max-queues"
         wrong = "Validation failed\n\nmax-queues should be a number, actually was {}\n"
         assert reason(api("PUT", path, {"value": "5"})) == wrong.format('<<"5">>')
         assert reason(api("PUT", path, {"value": None})) == wrong.format("null")
         assert reason(api("PUT", path, {})) == "[{key_missing,value}]"
-        strange = 'Validation failed\n\nUnrecognised terms [{<<"nosuch">>,5}] in limits\n'
-        assert reason(api("PUT", f"/api/vhost-limits/{v}/nosuch", {"value": 5})) == strange
-        assert reason(api("PUT", f"/api/parameters/vhost-limits/{v}/limits", {"value": {"nosuch": 5}})) == strange
+        unknown = 'Validation failed\n\nUnrecognised terms [{<<"nosuch">>,5}] in limits\n'
+        assert reason(api("PUT", f"/api/vhost-limits/{v}/nosuch", {"value": 5})) == unknown
+        assert reason(api("PUT", f"/api/parameters/vhost-limits/{v}/limits", {"value": {"nosuch": 5}})) == unknown
         assert "not other" in reason(api("PUT", f"/api/parameters/vhost-limits/{v}/other", {"value": {}}))
         assert api("PUT", "/api/vhost-limits/no-such/max-queues", {"value": 5}).status == 404
         assert api("GET", "/api/vhost-limits/no-such").status == 404
 
-    def test_over_http_and_in_definitions(self, api, amqpd_vhost, v):
+    def test_queue_limit_applies_over_http_and_to_imports(self, api, amqpd_vhost, v):
         name = amqpd_vhost.name
-        api.done("PUT", f"/api/vhost-limits/{v}/max-queues", {"value": 1})
-        api.done("PUT", f"/api/queues/{v}/a", {"durable": True})
+        api.send_ok("PUT", f"/api/vhost-limits/{v}/max-queues", {"value": 1})
+        api.send_ok("PUT", f"/api/queues/{v}/a", {"durable": True})
         text = f"cannot declare queue 'b': queue limit in vhost '{name}' (1) is reached"
         assert reason(api("PUT", f"/api/queues/{v}/b", {})) == text
         queues = [{"name": each, "durable": True, "auto_delete": False, "arguments": {}} for each in "ab"]
         assert reason(api("POST", f"/api/definitions/{v}", {"queues": queues})) == f"queues[1]: {text}"
         raised = [{"component": "vhost-limits", "name": "limits", "value": {"max-queues": 2}}]
-        api.done("POST", f"/api/definitions/{v}", {"queues": queues, "parameters": raised})
+        api.send_ok("POST", f"/api/definitions/{v}", {"queues": queues, "parameters": raised})
         assert api.get(f"/api/vhost-limits/{v}")[0]["value"] == {"max-queues": 2}
 
-    def test_rabbitmq_4_has_them_at_the_vhost(self, api, amqpd_vhost, v):
+    def test_limits_of_rabbitmq_4_vhost_are_imported(self, api, amqpd_vhost, v):
         name = amqpd_vhost.name
-        api.done("POST", "/api/definitions", {"vhosts": [{"name": name, "limits": {"max-queues": 4}}]})
+        api.send_ok("POST", "/api/definitions", {"vhosts": [{"name": name, "limits": {"max-queues": 4}}]})
         assert api.get(f"/api/vhost-limits/{v}")[0]["value"] == {"max-queues": 4}
-        api.done("POST", "/api/definitions", {"vhosts": [{"name": name, "limits": []}]})
+        api.send_ok("POST", "/api/definitions", {"vhosts": [{"name": name, "limits": []}]})
         assert api.get(f"/api/vhost-limits/{v}")[0]["value"] == {"max-queues": 4}
         both = {
             "vhosts": [{"name": name, "limits": {"max-queues": 5}}],
             "parameters": [{"vhost": name, "component": "vhost-limits", "name": "limits", "value": {"max-queues": 6}}],
         }
-        api.done("POST", "/api/definitions", both)
+        api.send_ok("POST", "/api/definitions", both)
         assert api.get(f"/api/vhost-limits/{v}")[0]["value"] == {"max-queues": 6}
         wrong = {"vhosts": [{"name": name, "limits": {"max-queues": "x"}}]}
         assert reason(api("POST", "/api/definitions", wrong)).startswith("vhosts[0]: max-queues should be a number")
 
-    def test_who_may(self, user, v):
-        may_not = user("policymaker", configure=".*")
+    def test_limits_need_administrator(self, user, v):
+        caller = user("policymaker", configure=".*")
         for method, path in (
             ("PUT", f"/api/vhost-limits/{v}/max-queues"),
             ("DELETE", f"/api/vhost-limits/{v}/max-queues"),
             ("PUT", f"/api/parameters/vhost-limits/{v}/limits"),
-            ("PUT", f"/api/user-limits/{may_not.user}/max-channels"),
+            ("PUT", f"/api/user-limits/{caller.user}/max-channels"),
         ):
-            assert may_not(method, path, {"value": {}} if method == "PUT" else None).status == 401
-        assert may_not.get(f"/api/vhost-limits/{v}") == []
+            assert caller(method, path, {"value": {}} if method == "PUT" else None).status == 401
+        assert caller.get(f"/api/vhost-limits/{v}") == []
 
 
-class TestOfUsers:
-    def test_there_and_gone(self, api, user):
+class TestUserLimits:
+    def test_user_limits_are_set_listed_and_cleared(self, api, user):
         name = user("management").user
         path = f"/api/user-limits/{name}"
         assert api.get(path) == []
@@ -109,7 +109,7 @@ class TestOfUsers:
         assert api("DELETE", f"{path}/max-connections").status == 204
         assert api.get(path) == []
 
-    def test_refusals(self, api, user):
+    def test_bad_user_limit_is_refused(self, api, user):
         path = f"/api/user-limits/{user('').user}"
         wrong = 'max-channels should be a number, actually was <<"x">>'
         assert reason(api("PUT", f"{path}/max-channels", {"value": "x"})) == wrong
@@ -118,44 +118,44 @@ class TestOfUsers:
         )
         assert reason(api("PUT", f"{path}/max-channels", {})) == "[{key_missing,value}]"
         for method in ("GET", "PUT", "DELETE"):
-            place = "" if method == "GET" else "/max-channels"
-            due = 400 if method == "PUT" else 404
-            assert api(method, f"/api/user-limits/no-such{place}", {"value": 1}).status == due
+            suffix = "" if method == "GET" else "/max-channels"
+            status = 400 if method == "PUT" else 404
+            assert api(method, f"/api/user-limits/no-such{suffix}", {"value": 1}).status == status
 
-    def test_one_sees_ones_own(self, api, user):
-        one, other = user("management"), user("management")
-        for each in (one, other):
-            api.done("PUT", f"/api/user-limits/{each.user}/max-channels", {"value": 9})
-        own = [{"user": one.user, "value": {"max-channels": 9}}]
-        assert one.get("/api/user-limits") == one.get(f"/api/user-limits/{one.user}") == own
-        assert one("GET", f"/api/user-limits/{other.user}").status == 401
+    def test_user_sees_only_own_limits(self, api, user):
+        caller, other = user("management"), user("management")
+        for each in (caller, other):
+            api.send_ok("PUT", f"/api/user-limits/{each.user}/max-channels", {"value": 9})
+        own = [{"user": caller.user, "value": {"max-channels": 9}}]
+        assert caller.get("/api/user-limits") == caller.get(f"/api/user-limits/{caller.user}") == own
+        assert caller("GET", f"/api/user-limits/{other.user}").status == 401
 
-    def test_they_go_with_the_user(self, api, user):
+    def test_limits_are_deleted_with_the_user(self, api, user):
         name = user("").user
-        api.done("PUT", f"/api/user-limits/{name}/max-channels", {"value": 0})
-        api.done("PUT", f"/api/users/{name}", {"password": "other", "tags": "management"})
+        api.send_ok("PUT", f"/api/user-limits/{name}/max-channels", {"value": 0})
+        api.send_ok("PUT", f"/api/users/{name}", {"password": "other", "tags": "management"})
         assert api.get(f"/api/users/{name}")["limits"] == {"max-channels": 0}
-        api.done("DELETE", f"/api/users/{name}")
-        api.done("PUT", f"/api/users/{name}", {"password": "other", "tags": ""})
+        api.send_ok("DELETE", f"/api/users/{name}")
+        api.send_ok("PUT", f"/api/users/{name}", {"password": "other", "tags": ""})
         assert api.get(f"/api/users/{name}")["limits"] == {}
 
-    def test_definitions(self, api, user):
+    def test_limits_of_users_are_exported_and_imported(self, api, user):
         name = user("").user
         item = {"name": name, "password_hash": HASH, "tags": [], "limits": {"max-channels": 7}}
-        api.done("POST", "/api/definitions", {"users": [item]})
+        api.send_ok("POST", "/api/definitions", {"users": [item]})
         exported = next(each for each in api.get("/api/definitions")["users"] if each["name"] == name)
         assert exported["limits"] == {"max-channels": 7}
         del item["limits"]
-        api.done("POST", "/api/definitions", {"users": [item]})
-        assert api.get(f"/api/users/{name}")["limits"] == {"max-channels": 7}, "it does not speak of them"
+        api.send_ok("POST", "/api/definitions", {"users": [item]})
+        assert api.get(f"/api/users/{name}")["limits"] == {"max-channels": 7}, "an import without limits keeps them"
         assert reason(api("POST", "/api/definitions", {"users": [{**item, "limits": {"x": 1}}]})) == (
             'users[0]: Unrecognised terms [{<<"x">>,1}] in user-limits'
         )
-        api.done("POST", "/api/definitions", {"users": [{**item, "limits": {}}]})
+        api.send_ok("POST", "/api/definitions", {"users": [{**item, "limits": {}}]})
         assert api.get(f"/api/users/{name}")["limits"] == {}
 
 
-def test_a_kill_keeps_them(tmp_path: Path) -> None:
+def test_limits_survive_kill(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         broker.api("PUT", "/api/vhost-limits/%2F/max-queues", {"value": 1})
         broker.api("PUT", "/api/user-limits/guest/max-connections", {"value": 1})
@@ -175,5 +175,5 @@ def test_a_kill_keeps_them(tmp_path: Path) -> None:
         broker.start()
         connection = pika.BlockingConnection(pika.URLParameters(broker.url))
         with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="queue limit in vhost"):
-            connection.channel().queue_declare("b")  # what was there before counts
+            connection.channel().queue_declare("b")  # queues from before the restart count
         connection.close()

@@ -1,4 +1,4 @@
-"""Lists by themselves: slices, sorting, columns, values."""
+"""The listing functions alone: slices, sorting, columns, values."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from amqpd.management.request import BadRequest
 from amqpd.protocol.field_table import Timestamp
 
 
-class Asked:
-    """What `listing` reads of a call."""
+class FakeRequest:
+    """The attributes of a request that `listing` reads."""
 
     def __init__(self, **query: str) -> None:
         self.query = query
@@ -24,7 +24,7 @@ class Asked:
 
 
 async def listed(objects: list[Any], **query: str) -> Any:
-    reply = await listing(Asked(**query), objects, lambda each: each, lambda each: each["name"])
+    reply = await listing(FakeRequest(**query), objects, lambda each: each, lambda each: each["name"])
     return json.loads(b"".join(reply.body))
 
 
@@ -33,8 +33,8 @@ ITEMS = [{"name": f"n{index:04}", "size": index * 7919 % 3001, "in": {"deep": -i
 
 class TestSlices:
     @pytest.mark.parametrize("query", [{}, {"sort": "size"}, {"page": "1", "name": "n"}])
-    async def test_the_loop_has_its_turn(self, monkeypatch, query):
-        """With slices of no length at all every item gives way; the turns of another task are counted."""
+    async def test_listing_yields_after_every_item_with_zero_slices(self, monkeypatch, query):
+        """The test counts the turns of another task."""
         monkeypatch.setattr(time_slice, "SLICE_S", 0.0)
         turns = 0
 
@@ -49,7 +49,7 @@ class TestSlices:
         other.cancel()
         assert turns >= len(ITEMS)
 
-    async def test_a_document_gives_way_too(self, monkeypatch):
+    async def test_document_reply_yields_after_every_item_with_zero_slices(self, monkeypatch):
         monkeypatch.setattr(time_slice, "SLICE_S", 0.0)
         turns = 0
 
@@ -60,27 +60,27 @@ class TestSlices:
                 await asyncio.sleep(0)
 
         other = asyncio.create_task(count())
-        given = {"version": "1", "queues": ITEMS, "none": []}
-        assert json.loads(b"".join((await document_reply(given)).body)) == given
+        value = {"version": "1", "queues": ITEMS, "none": []}
+        assert json.loads(b"".join((await document_reply(value)).body)) == value
         other.cancel()
         assert turns >= len(ITEMS)
 
-    async def test_large_answers_come_in_chunks(self):
-        reply = await listing(Asked(), ITEMS, lambda each: each, lambda each: each["name"])
+    async def test_large_answer_is_split_into_chunks(self):
+        reply = await listing(FakeRequest(), ITEMS, lambda each: each, lambda each: each["name"])
         assert len(reply.body) > 2
         assert max(map(len, reply.body)) < 2 * CHUNK_BYTES
 
 
 class TestSorting:
-    async def test_runs_are_merged(self):
+    async def test_sorted_slices_are_merged(self):
         assert await listed(ITEMS, sort="size") == sorted(ITEMS, key=lambda item: item["size"])
-        downwards = await listed(ITEMS, sort="size", sort_reverse="true")
-        assert [item["size"] for item in downwards] == sorted((item["size"] for item in ITEMS), reverse=True)
+        descending = await listed(ITEMS, sort="size", sort_reverse="true")
+        assert [item["size"] for item in descending] == sorted((item["size"] for item in ITEMS), reverse=True)
 
-    async def test_a_deeper_column(self):
+    async def test_sort_by_nested_column(self):
         assert await listed(ITEMS, sort="in.deep") == ITEMS[::-1]
 
-    async def test_kinds_do_not_meet(self):
+    async def test_sort_of_values_of_different_types_does_not_fail(self):
         values = {"a": None, "b": "text", "c": 3, "d": True}
         items = [{"name": name, "x": x} for name, x in values.items()]
         assert [item["name"] for item in await listed(items, sort="x")] == ["d", "c", "b", "a"]
@@ -88,19 +88,19 @@ class TestSorting:
 
 
 class TestColumns:
-    async def test_structure_stays(self):
+    async def test_nested_column_keeps_its_structure(self):
         assert await listed(ITEMS[:1], columns="in.deep,none.at.all") == [{"in": {"deep": 0}}]
 
-    async def test_a_bomb(self):
+    async def test_too_many_columns_are_refused(self):
         with pytest.raises(BadRequest):
             await listed(ITEMS[:1], columns=",".join(["a.b"] * 1000))
 
 
-def test_plain_values():
-    given = {
+def test_amqp_values_become_json_values():
+    value = {
         "t": Timestamp(7), "d": Decimal("1.5"), "b": b"\xff", "x": bytearray(b"ab"), "f": float("inf"),
         "n": None, "l": [True, {"k": 2**63}],
     }  # fmt: skip
-    wanted = {"t": 7, "d": 1.5, "b": "/w==", "x": "YWI=", "f": "inf", "n": None, "l": [True, {"k": 2**63}]}
-    assert amqp_to_json(given) == wanted
-    assert json.loads(json.dumps(amqp_to_json(given))) == wanted
+    expected = {"t": 7, "d": 1.5, "b": "/w==", "x": "YWI=", "f": "inf", "n": None, "l": [True, {"k": 2**63}]}
+    assert amqp_to_json(value) == expected
+    assert json.loads(json.dumps(amqp_to_json(value))) == expected

@@ -1,4 +1,4 @@
-"""One message's trace: ready, unacked, settled and kept, dead-lettered, gone; who may see it."""
+"""The trace of one message: ready, unacked, settled and kept, dead-lettered, removed; and permissions."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pika.adapters.blocking_connection import BlockingChannel
 from amqpd.testing import BrokerProcess, Vhost
 
 
-def found(api: Any, v: str, **query: str) -> list[dict[str, Any]]:
+def trace(api: Any, v: str, **query: str) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
-    going_on: dict[str, Any] = {}
+    next_page: dict[str, Any] = {}
     while True:
-        text = "&".join(f"{key}={quote(str(value), safe='')}" for key, value in {**query, **going_on}.items())
+        text = "&".join(f"{key}={quote(str(value), safe='')}" for key, value in {**query, **next_page}.items())
         page = api.get(f"/api/amqpd/trace/{v}?{text}")
         items += page["found"]
         if page["next"] is None:
             return items
-        going_on = page["next"]
+        next_page = page["next"]
 
 
 def states(items: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -36,7 +36,9 @@ def publish(channel: BlockingChannel, queue: str, id_: str) -> None:
     channel.basic_publish("", queue, b"x", properties)
 
 
-def test_its_way(channel: BlockingChannel, api: Any, v: str, amqpd_broker: BrokerProcess, amqpd_vhost: Vhost) -> None:
+def test_trace_follows_message_through_states_and_queues(
+    channel: BlockingChannel, api: Any, v: str, amqpd_broker: BrokerProcess, amqpd_vhost: Vhost
+) -> None:
     channel.queue_declare("failed", durable=True)
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "failed"}
     channel.queue_declare("orders", durable=True, arguments=arguments)
@@ -46,32 +48,32 @@ def test_its_way(channel: BlockingChannel, api: Any, v: str, amqpd_broker: Broke
         publish(channel, queue, "another")
     channel.confirm_delivery()
     publish(channel, "orders", "last")
-    assert states(found(api, v, id="it's")) == [("kept", "ready"), ("orders", "ready")]
-    assert states(found(api, v, id="c-it's", by="correlation_id")) == [("kept", "ready"), ("orders", "ready")]
+    assert states(trace(api, v, id="it's")) == [("kept", "ready"), ("orders", "ready")]
+    assert states(trace(api, v, id="c-it's", by="correlation_id")) == [("kept", "ready"), ("orders", "ready")]
     method, _, _ = channel.basic_get("kept")
     channel.basic_ack(method.delivery_tag)
     method, _, _ = channel.basic_get("orders")
-    held = found(api, v, id="it's")[-1]
-    assert held["state"] == "unacked"
-    assert held["connection"].count("->") == 1
-    assert held["user"] == "guest"
+    unacked = trace(api, v, id="it's")[-1]
+    assert unacked["state"] == "unacked"
+    assert unacked["connection"].count("->") == 1
+    assert unacked["user"] == "guest"
     channel.basic_nack(method.delivery_tag, requeue=False)
     until = time.monotonic() + 30
-    wanted = {("failed", "ready"), ("kept", "settled")}
-    while not wanted <= set(states(found(api, v, id="it's"))) and time.monotonic() < until:
+    expected = {("failed", "ready"), ("kept", "settled")}
+    while not expected <= set(states(trace(api, v, id="it's"))) and time.monotonic() < until:
         time.sleep(0.05)
-    items = {each["queue"]: each for each in found(api, v, id="it's")}
+    items = {each["queue"]: each for each in trace(api, v, id="it's")}
     assert items["failed"]["deaths"][0]["queue"] == "orders"
     assert items["kept"]["state"] == "settled"
     shown = amqpd_broker.ctl("trace_message", "-q", "-p", amqpd_vhost.name, "it's", "queue", "state")
     assert "failed\tready" in shown.stdout.splitlines(), shown
     assert {line.split("\t")[0] for line in shown.stdout.splitlines()} == {"queue", "failed", "kept", "orders"}
-    none = amqpd_broker.ctl("trace_message", "-p", amqpd_vhost.name, "nobody")
-    assert none.returncode == 0
-    assert "No log has the message" in none.stderr
+    missing = amqpd_broker.ctl("trace_message", "-p", amqpd_vhost.name, "nobody")
+    assert missing.returncode == 0
+    assert "No log has the message" in missing.stderr
 
 
-def test_who_has_each_of_several(channel: BlockingChannel, api: Any, v: str) -> None:
+def test_trace_shows_consumer_and_channel_of_each_copy(channel: BlockingChannel, api: Any, v: str) -> None:
     channel.queue_declare("q", durable=True)
     for _ in range(3000):
         publish(channel, "q", "other")
@@ -79,20 +81,20 @@ def test_who_has_each_of_several(channel: BlockingChannel, api: Any, v: str) -> 
         publish(channel, "q", "m")
     other = channel.connection.channel()
     other.basic_qos(prefetch_count=3002)
-    seen: list[int] = []
-    tag = other.basic_consume("q", lambda *each: seen.append(each[1].delivery_tag))
+    delivery_tags: list[int] = []
+    tag = other.basic_consume("q", lambda *each: delivery_tags.append(each[1].delivery_tag))
     until = time.monotonic() + 20
-    while len(seen) < 3002 and time.monotonic() < until:
+    while len(delivery_tags) < 3002 and time.monotonic() < until:
         channel.connection.process_data_events(0.05)
     assert channel.basic_get("q")[0] is not None
-    items = found(api, v, id="m")
+    items = trace(api, v, id="m")
     assert [(each["offset"], each["state"], each["consumer"]) for each in items] == [
         (3000, "unacked", tag), (3001, "unacked", tag), (3002, "unacked", None), (3003, "ready", None)
     ]  # fmt: skip
     assert len({each["channel"] for each in items}) == 3
 
 
-def test_only_what_may_be_read(channel: BlockingChannel, user: Callable[..., Any], v: str) -> None:
+def test_trace_skips_queues_without_read_permission(channel: BlockingChannel, user: Callable[..., Any], v: str) -> None:
     for queue in ("mine", "secret"):
         channel.queue_declare(queue, durable=True)
         publish(channel, queue, "m")
@@ -102,8 +104,10 @@ def test_only_what_may_be_read(channel: BlockingChannel, user: Callable[..., Any
     assert (states(page["found"]), page["skipped"]) == ([("mine", "ready")], 1)
 
 
-def test_exclusive_queues_as_in_the_list(channel: BlockingChannel, api: Any, user: Callable[..., Any], v: str) -> None:
-    """Where a message is is told, also of a queue that is another connection's; what is in it nobody is shown."""
+def test_trace_includes_exclusive_queues_without_their_contents(
+    channel: BlockingChannel, api: Any, user: Callable[..., Any], v: str
+) -> None:
+    """The trace names an exclusive queue of another connection, like the queue list. Its messages cannot be browsed."""
     channel.queue_declare("mine", exclusive=True)
     publish(channel, "mine", "m")
     channel.queue_declare("mine", passive=True)
@@ -118,7 +122,7 @@ def test_exclusive_queues_as_in_the_list(channel: BlockingChannel, api: Any, use
 
 
 @pytest.mark.parametrize("query", ["", "id=", "id=x&by=body", "id=x&part=all", "id=x&offset=-1"])
-def test_bad_questions(api: Any, v: str, query: str) -> None:
+def test_bad_trace_query_is_refused(api: Any, v: str, query: str) -> None:
     answer = api("GET", f"/api/amqpd/trace/{v}?{query}")
     assert answer.status == 400, answer
     assert json.loads(answer.body)["reason"]

@@ -1,5 +1,7 @@
-"""What the newer rabbitmqadmin (2.x) must find in an answer, or it prints none of it: those fields of its decoder that
-are not optional, with their types (rabbitmq_http_client 0.92). interop/test_rabbitmqadmin_ng.py runs the program.
+"""Fields that rabbitmqadmin 2.x requires in an answer; without them it prints nothing.
+
+These are the fields of its decoder (rabbitmq_http_client 0.92) that are not optional, with their types.
+interop/test_rabbitmqadmin_ng.py runs the program.
 """
 
 from __future__ import annotations
@@ -111,17 +113,17 @@ FIELDS = {
 
 
 @pytest.fixture(scope="module")
-def there(api, amqpd_broker):
-    """Something of each kind; what stands for the node and the vhost in a path."""
+def path_names(api, amqpd_broker):
+    """Create one object of each kind. Yield the node and vhost for paths."""
     import pika
 
     vhost = "newer-fields"
-    api.done("PUT", f"/api/vhosts/{vhost}")
-    api.done("PUT", f"/api/permissions/{vhost}/guest", {"configure": ".*", "write": ".*", "read": ".*"})
+    api.send_ok("PUT", f"/api/vhosts/{vhost}")
+    api.send_ok("PUT", f"/api/permissions/{vhost}/guest", {"configure": ".*", "write": ".*", "read": ".*"})
     for kind in ("policies", "operator-policies"):
         body = {"pattern": "^a", "definition": {"max-length": 5}, "apply-to": "queues", "priority": 1}
-        api.done("PUT", f"/api/{kind}/{vhost}/p", body)
-    api.done("PUT", f"/api/vhost-limits/{vhost}/max-queues", {"value": 100})
+        api.send_ok("PUT", f"/api/{kind}/{vhost}/p", body)
+    api.send_ok("PUT", f"/api/vhost-limits/{vhost}/max-queues", {"value": 100})
     parameters = pika.ConnectionParameters("127.0.0.1", amqpd_broker.amqp_port, vhost)
     connection = pika.BlockingConnection(parameters)
     channel = connection.channel()
@@ -130,28 +132,31 @@ def there(api, amqpd_broker):
     channel.basic_consume("q", lambda *_: None)
     yield {"node": api.get("/api/overview")["node"], "vhost": vhost}
     connection.close()
-    api.done("DELETE", f"/api/vhosts/{vhost}")
+    api.send_ok("DELETE", f"/api/vhosts/{vhost}")
 
 
-def missing(wanted, found, path=""):
-    """Where an answer is not as wanted."""
-    if isinstance(wanted, dict):
+def missing(expected, found, path=""):
+    """Return the places where an answer differs from the expected fields and types."""
+    if isinstance(expected, dict):
         if not isinstance(found, dict):
             return [path]
-        absent = [f"{path}.{name}" for name in wanted if name not in found]
+        absent = [f"{path}.{name}" for name in expected if name not in found]
         return absent + [
-            each for name in wanted if name in found for each in missing(wanted[name], found[name], f"{path}.{name}")
+            each
+            for name in expected
+            if name in found
+            for each in missing(expected[name], found[name], f"{path}.{name}")
         ]
-    if isinstance(wanted, list):
+    if isinstance(expected, list):
         if not isinstance(found, list) or not found:
             return [f"{path}[]"]
-        return [each for item in found for each in missing(wanted[0], item, f"{path}[]")]
-    kinds = (int, float) if wanted is float else (wanted,)
-    right = isinstance(found, kinds) and (wanted is bool or not isinstance(found, bool))
-    return [] if right else [f"{path}: {found!r}"]
+        return [each for item in found for each in missing(expected[0], item, f"{path}[]")]
+    types = (int, float) if expected is float else (expected,)
+    is_valid = isinstance(found, types) and (expected is bool or not isinstance(found, bool))
+    return [] if is_valid else [f"{path}: {found!r}"]
 
 
 @pytest.mark.parametrize("path", FIELDS)
-def test_each_field_is_there(api, there, path):
-    found = api.get(path.format(**there))
+def test_answer_has_each_field(api, path_names, path):
+    found = api.get(path.format(**path_names))
     assert missing(FIELDS[path], found) == []

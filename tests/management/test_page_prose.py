@@ -54,7 +54,7 @@ def findings(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_plain_words(path: Path) -> None:
+def test_page_source_is_in_plain_words(path: Path) -> None:
     if path.name != "schema.d.ts":  # generated from the API's description
         assert findings(path.read_text("utf-8")) == []
 
@@ -77,10 +77,10 @@ SHORT: Final = "word " * 30
         f"<p>\n  {SHORT} {{name}}\n</p>",
     ],
 )
-def test_the_check_finds_what_is_wrong(wrong: str) -> None:
+def test_check_finds_forbidden_words_and_long_sentences(wrong: str) -> None:
     assert len(findings(f"const a = 1;\n{wrong}\n")) == 1
 
 
-def test_the_check_accepts_what_is_right() -> None:
+def test_check_accepts_sentences_of_30_words() -> None:
     right = f"// {SHORT}\n\n// {SHORT}\nconst f = () => x({LONG.replace(' ', ', ')});\n<p>{SHORT}. {SHORT.title()}</p>"
     assert findings(right) == []

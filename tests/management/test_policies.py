@@ -1,4 +1,4 @@
-"""Policies and parameters over HTTP: RabbitMQ 3.10.8's answers, measured, and who may do what."""
+"""Policies and parameters over HTTP: the measured answers of RabbitMQ 3.10.8, and permissions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def reason(answer) -> str:
 
 @pytest.mark.parametrize("kind", ["policies", "operator-policies"])
 class TestRoutes:
-    def test_there_and_gone(self, api, amqpd_vhost, v, kind):
+    def test_policy_is_created_changed_and_deleted(self, api, amqpd_vhost, v, kind):
         path = f"/api/{kind}/{v}/p"
         assert api("PUT", path, GOOD).status == 201
         shown = {
@@ -44,12 +44,12 @@ class TestRoutes:
         assert api("DELETE", path).status == api("GET", path).status == 404
         assert api.get(f"/api/{kind}/{v}") == []
 
-    def test_a_list_is_in_order_of_priority_and_name(self, api, v, kind):
+    def test_list_is_sorted_by_priority_then_name(self, api, v, kind):
         for name, priority in (("b", 1), ("c", 0), ("a", 1), ("d", -7)):
-            api.done("PUT", f"/api/{kind}/{v}/{name}", {**GOOD, "priority": priority})
+            api.send_ok("PUT", f"/api/{kind}/{v}/{name}", {**GOOD, "priority": priority})
         assert [each["name"] for each in api.get(f"/api/{kind}/{v}")] == ["d", "c", "a", "b"]
 
-    def test_no_such_vhost(self, api, kind):
+    def test_missing_vhost_is_not_found(self, api, kind):
         for method, path, body in (
             ("GET", f"/api/{kind}/no such".replace(" ", "%20"), None),
             ("GET", f"/api/{kind}/none/p", None),
@@ -58,7 +58,7 @@ class TestRoutes:
         ):
             assert api(method, path, body).status == 404
 
-    def test_other_fields_of_the_body_do_not_matter(self, api, v, kind):
+    def test_name_vhost_and_component_in_body_are_ignored(self, api, v, kind):
         body = {**GOOD, "name": "other", "vhost": "x", "component": "y"}
         assert api("PUT", f"/api/{kind}/{v}/p", body).status == 201
         assert api.get(f"/api/{kind}/{v}")[0]["name"] == "p"
@@ -71,7 +71,7 @@ class TestRoutes:
             ({}, "[{key_missing,pattern},{key_missing,definition}]"),
         ],
     )
-    def test_missing_keys(self, api, v, kind, body, text):
+    def test_missing_keys_are_refused(self, api, v, kind, body, text):
         assert reason(api("PUT", f"/api/{kind}/{v}/p", body)) == text
 
 
@@ -117,7 +117,7 @@ DEFINITIONS = [
 
 class TestRefusals:
     @pytest.mark.parametrize(("definition", "text"), DEFINITIONS)
-    def test_definitions(self, api, v, definition, text):
+    def test_invalid_definition_is_refused_with_rabbitmq_reason(self, api, v, definition, text):
         answer = api("PUT", f"/api/policies/{v}/x", {"pattern": "^q", "definition": definition})
         assert reason(answer) == f"Validation failed\n\n{text}\n"
 
@@ -139,11 +139,11 @@ class TestRefusals:
             ("apply-to", [], "apply-to '[]' unrecognised; should be 'queues', "),
         ],
     )
-    def test_the_other_fields(self, api, v, field, value, text):
+    def test_invalid_field_is_refused_with_rabbitmq_reason(self, api, v, field, value, text):
         answer = api("PUT", f"/api/policies/{v}/x", {**GOOD, field: value})
         assert reason(answer).startswith(f"Validation failed\n\n{text}")
 
-    def test_all_that_is_wrong_is_told(self, api, v):
+    def test_reason_lists_all_errors(self, api, v):
         body = {"pattern": 5, "definition": {"max-length": -1, "zz": 1}, "priority": "x", "apply-to": "bad"}
         lines = reason(api("PUT", f"/api/policies/{v}/x", body)).splitlines()
         assert lines[:3] == ["Validation failed", "", "-1 is not a valid maximum length"]
@@ -154,23 +154,23 @@ class TestRefusals:
         ]
 
     @pytest.mark.parametrize("key", ["max-age", "dead-letter-exchange", "alternate-exchange", "queue-mode"])
-    def test_operators_have_fewer_keys(self, api, v, key):
+    def test_operator_policy_refuses_keys_of_user_policies(self, api, v, key):
         body = {"pattern": "", "definition": {"max-length": 1, key: "all"}}
-        told = f'Validation failed\n\n[{{<<"{key}">>,<<"all">>}}] are not recognised policy settings\n'
-        assert reason(api("PUT", f"/api/operator-policies/{v}/x", body)) == told
+        reason_text = f'Validation failed\n\n[{{<<"{key}">>,<<"all">>}}] are not recognised policy settings\n'
+        assert reason(api("PUT", f"/api/operator-policies/{v}/x", body)) == reason_text
 
-    def test_nothing_of_it_is_there(self, api, v):
+    def test_refused_policies_are_not_stored(self, api, v):
         assert api.get(f"/api/policies/{v}") == api.get(f"/api/operator-policies/{v}") == []
 
 
-class TestShown:
-    def test_with_queues_and_exchanges(self, api, v):
-        api.done("PUT", f"/api/queues/{v}/q1", {"durable": True})
-        api.done("PUT", f"/api/exchanges/{v}/x1", {"type": "direct"})
-        api.done("PUT", f"/api/policies/{v}/p", {"pattern": "1$", "definition": {"max-length": 6, "expires": 9000}})
+class TestEffectivePolicy:
+    def test_queues_and_exchanges_show_their_policies(self, api, v):
+        api.send_ok("PUT", f"/api/queues/{v}/q1", {"durable": True})
+        api.send_ok("PUT", f"/api/exchanges/{v}/x1", {"type": "direct"})
+        api.send_ok("PUT", f"/api/policies/{v}/p", {"pattern": "1$", "definition": {"max-length": 6, "expires": 9000}})
         definition = {"max-length": 5, "message-ttl": 1000}
-        api.done("PUT", f"/api/operator-policies/{v}/o", {"pattern": "^q", "definition": definition})
-        api.done("PUT", f"/api/queues/{v}/q21", {"durable": True})
+        api.send_ok("PUT", f"/api/operator-policies/{v}/o", {"pattern": "^q", "definition": definition})
+        api.send_ok("PUT", f"/api/queues/{v}/q21", {"durable": True})
         for name in ("q1", "q21"):
             shown = api.get(f"/api/queues/{v}/{name}")
             assert (shown["policy"], shown["operator_policy"]) == ("p", "o")
@@ -179,7 +179,7 @@ class TestShown:
         assert api.get(f"/api/queues/{v}?{columns}")[0]["policy"] == "p"
         assert api.get(f"/api/exchanges/{v}/x1")["policy"] == "p"
         assert api.get(f"/api/exchanges/{v}/amq.topic")["policy"] is None
-        api.done("DELETE", f"/api/policies/{v}/p")
+        api.send_ok("DELETE", f"/api/policies/{v}/p")
         shown = api.get(f"/api/queues/{v}/q1")
         assert (shown["policy"], shown["operator_policy"]) == (None, "o")
         assert shown["effective_policy_definition"] == definition
@@ -187,7 +187,7 @@ class TestShown:
 
 class TestParameters:
     def test_operator_policies_are_parameters(self, api, amqpd_vhost, v):
-        api.done("PUT", f"/api/operator-policies/{v}/o", GOOD)
+        api.send_ok("PUT", f"/api/operator-policies/{v}/o", GOOD)
         value = {**GOOD, "priority": 0, "apply-to": "all"}
         item = {"value": value, "vhost": amqpd_vhost.name, "component": "operator_policy", "name": "o"}
         path = f"/api/parameters/operator_policy/{v}"
@@ -200,8 +200,8 @@ class TestParameters:
         assert api("DELETE", f"{path}/x").status == 204
         assert api("DELETE", f"{path}/x").status == 404
 
-    def test_policies_are_shown_as_parameters_to_who_asks(self, api, amqpd_vhost, v):
-        api.done("PUT", f"/api/policies/{v}/p", GOOD)
+    def test_policies_are_read_only_parameters_and_not_listed(self, api, amqpd_vhost, v):
+        api.send_ok("PUT", f"/api/policies/{v}/p", GOOD)
         item = {
             "value": {**GOOD, "priority": 0, "apply-to": "all"},
             "vhost": amqpd_vhost.name,
@@ -211,10 +211,10 @@ class TestParameters:
         assert api.get(f"/api/parameters/policy/{v}/p") == item
         assert api.get(f"/api/parameters/policy/{v}") == [item]
         assert item not in api.get("/api/parameters")
-        told = reason(api("PUT", f"/api/parameters/policy/{v}/p", {"value": {}}))
-        assert told == "policies may not be set using this method"
-        told = reason(api("DELETE", f"/api/parameters/policy/{v}/p"))
-        assert told == "policies may not be cleared using this method"
+        reason_text = reason(api("PUT", f"/api/parameters/policy/{v}/p", {"value": {}}))
+        assert reason_text == "policies may not be set using this method"
+        reason_text = reason(api("DELETE", f"/api/parameters/policy/{v}/p"))
+        assert reason_text == "policies may not be cleared using this method"
 
     @pytest.mark.parametrize(
         ("value", "text"),
@@ -230,26 +230,26 @@ class TestParameters:
             ({"pattern": "", "definition": {"queue-mode": "x"}, "priority": 0}, None),
         ],
     )
-    def test_what_is_no_operator_policy(self, api, v, value, text):
-        told = reason(api("PUT", f"/api/parameters/operator_policy/{v}/x", {"value": value}))
+    def test_invalid_operator_policy_parameter_is_refused(self, api, v, value, text):
+        reason_text = reason(api("PUT", f"/api/parameters/operator_policy/{v}/x", {"value": value}))
         if text is None:
-            assert "are not recognised policy settings" in told
+            assert "are not recognised policy settings" in reason_text
         else:
-            assert told == f"Validation failed\n\n{text}\n"
+            assert reason_text == f"Validation failed\n\n{text}\n"
 
-    def test_components(self, api, v):
+    def test_unknown_parameter_component_is_refused(self, api, v):
         assert api.get("/api/parameters/nope") == []
         assert api("GET", "/api/parameters/nope/none").status == 404
         assert api("GET", f"/api/parameters/nope/{v}/x").status == 404
-        told = reason(api("PUT", f"/api/parameters/nope/{v}/x", {"value": {"a": 1}}))
-        assert told == "Validation failed\n\ncomponent nope not found\n"
+        reason_text = reason(api("PUT", f"/api/parameters/nope/{v}/x", {"value": {"a": 1}}))
+        assert reason_text == "Validation failed\n\ncomponent nope not found\n"
         assert api("PUT", "/api/parameters/nope/none/x", {"value": 1}).status == 404
-        told = reason(api("PUT", f"/api/parameters/operator_policy/{v}/x", {"valu": 1}))
-        assert told == "[{key_missing,value}]"
+        reason_text = reason(api("PUT", f"/api/parameters/operator_policy/{v}/x", {"valu": 1}))
+        assert reason_text == "[{key_missing,value}]"
 
 
 class TestGlobalParameters:
-    def test_any_json_under_any_name(self, api):
+    def test_global_parameter_takes_any_name_and_json_value(self, api):
         path = "/api/global-parameters/g%2Fl%C3%B6b"
         try:
             assert api("PUT", path, {"value": {"a": [1, "é", None, 1.5]}}).status == 201
@@ -261,62 +261,68 @@ class TestGlobalParameters:
         assert api("DELETE", path).status == api("GET", path).status == 404
         assert reason(api("PUT", path, {})) == "[{key_missing,value}]"
 
-    def test_the_clusters_name_is_one(self, api):
+    def test_cluster_name_is_a_global_parameter(self, api):
         node = api.get("/api/overview")["node"]
         try:
-            api.done("PUT", "/api/global-parameters/cluster_name", {"value": "the shop"})
+            api.send_ok("PUT", "/api/global-parameters/cluster_name", {"value": "the shop"})
             assert api.get("/api/cluster-name") == {"name": "the shop"}
             shown = api.get("/api/overview")
             assert (shown["cluster_name"], shown["node"]) == ("the shop", node)
             assert {"name": "cluster_name", "value": "the shop"} in api.get("/api/definitions")["global_parameters"]
-            told = reason(api("PUT", "/api/global-parameters/cluster_name", {"value": 5}))
-            assert told == "cluster_name should be a name, actually was 5"
+            reason_text = reason(api("PUT", "/api/global-parameters/cluster_name", {"value": 5}))
+            assert reason_text == "cluster_name should be a name, actually was 5"
         finally:
-            api.done("DELETE", "/api/global-parameters/cluster_name")
+            api.send_ok("DELETE", "/api/global-parameters/cluster_name")
         assert api.get("/api/cluster-name") == {"name": node}
 
 
 class TestRoles:
     @pytest.mark.parametrize("tag", ["management", "policymaker", "monitoring", "administrator"])
-    def test_who_may_what(self, api, user, v, tag):
-        """As measured; but nobody gets round the administrator's operator policies by way of parameters."""
-        who = user(tag, configure=".*", write=".*", read=".*")
-        makes, rules = tag in ("policymaker", "administrator"), tag == "administrator"
+    def test_tag_decides_access_to_policies_and_parameters(self, api, user, v, tag):
+        """The statuses are RabbitMQ's, measured, with one exception.
+
+        Only administrators change operator policies through parameters.
+        """
+        caller = user(tag, configure=".*", write=".*", read=".*")
+        can_change_policies, can_change_operator_policies = (
+            tag in ("policymaker", "administrator"),
+            tag == "administrator",
+        )
         operator = {"value": {**GOOD, "priority": 0}}
-        api.done("PUT", f"/api/policies/{v}/p", GOOD)
-        api.done("PUT", f"/api/operator-policies/{v}/o", GOOD)
+        api.send_ok("PUT", f"/api/policies/{v}/p", GOOD)
+        api.send_ok("PUT", f"/api/operator-policies/{v}/o", GOOD)
         for allowed, method, path, body in (
             (True, "GET", "policies", None),
             (True, "GET", f"policies/{v}", None),
-            (makes, "GET", f"policies/{v}/p", None),
-            (makes, "PUT", f"policies/{v}/z", GOOD),
-            (makes, "DELETE", f"policies/{v}/z", None),
+            (can_change_policies, "GET", f"policies/{v}/p", None),
+            (can_change_policies, "PUT", f"policies/{v}/z", GOOD),
+            (can_change_policies, "DELETE", f"policies/{v}/z", None),
             (True, "GET", "operator-policies", None),
             (True, "GET", f"operator-policies/{v}", None),
-            (rules, "GET", f"operator-policies/{v}/o", None),
-            (rules, "PUT", f"operator-policies/{v}/z", GOOD),
-            (rules, "DELETE", f"operator-policies/{v}/z", None),
-            (makes, "GET", "parameters", None),
-            (makes, "GET", f"parameters/operator_policy/{v}/o", None),
-            (rules, "PUT", f"parameters/operator_policy/{v}/z", operator),
-            (rules, "DELETE", f"parameters/operator_policy/{v}/o", None),
-            (makes, "GET", "global-parameters", None),
-            (makes, "PUT", "global-parameters/roles", {"value": 1}),
-            (makes, "DELETE", "global-parameters/roles", None),
+            (can_change_operator_policies, "GET", f"operator-policies/{v}/o", None),
+            (can_change_operator_policies, "PUT", f"operator-policies/{v}/z", GOOD),
+            (can_change_operator_policies, "DELETE", f"operator-policies/{v}/z", None),
+            (can_change_policies, "GET", "parameters", None),
+            (can_change_policies, "GET", f"parameters/operator_policy/{v}/o", None),
+            (can_change_operator_policies, "PUT", f"parameters/operator_policy/{v}/z", operator),
+            (can_change_operator_policies, "DELETE", f"parameters/operator_policy/{v}/o", None),
+            (can_change_policies, "GET", "global-parameters", None),
+            (can_change_policies, "PUT", "global-parameters/roles", {"value": 1}),
+            (can_change_policies, "DELETE", "global-parameters/roles", None),
         ):
-            status = who(method, f"/api/{path}", body).status
+            status = caller(method, f"/api/{path}", body).status
             assert (status in (200, 201, 204)) is allowed, (method, path, status)
             assert allowed or status == 401, (method, path, status)
 
-    def test_only_who_may_enter_the_vhost(self, user, v):
-        who = user("policymaker")
-        assert who("PUT", f"/api/policies/{v}/p", GOOD).status == 401
-        assert who("GET", f"/api/policies/{v}").status == 401
-        assert who.get("/api/policies") == []
+    def test_policymaker_without_vhost_permission_is_refused(self, user, v):
+        caller = user("policymaker")
+        assert caller("PUT", f"/api/policies/{v}/p", GOOD).status == 401
+        assert caller("GET", f"/api/policies/{v}").status == 401
+        assert caller.get("/api/policies") == []
 
 
-def test_a_consumers_timeout_comes_and_goes_while_it_runs(api, amqpd_vhost, v):
-    """`consumer-timeout` reaches consumers that are there; a consumer's own argument comes before it."""
+def test_consumer_timeout_policy_applies_to_existing_consumers(api, amqpd_vhost, v):
+    """A consumer's own `x-consumer-timeout` argument takes precedence over the policy."""
     connection = pika.BlockingConnection(pika.URLParameters(amqpd_vhost.url))
     channel = connection.channel()
     channel.queue_declare("q", exclusive=True, arguments={"x-consumer-timeout": 900_000})
@@ -328,7 +334,7 @@ def test_a_consumers_timeout_comes_and_goes_while_it_runs(api, amqpd_vhost, v):
         return {each["consumer_tag"]: each["consumer_timeout"] for each in api.get(f"/api/consumers/{v}")}
 
     assert timeouts() == {"plain": 900_000, "own": 60_000, "auto": 0}
-    api.done("PUT", f"/api/policies/{v}/p", {"pattern": "^q", "definition": {"consumer-timeout": 400}})
+    api.send_ok("PUT", f"/api/policies/{v}/p", {"pattern": "^q", "definition": {"consumer-timeout": 400}})
     assert timeouts() == {"plain": 400, "own": 60_000, "auto": 0}
     channel.basic_cancel("auto")
     channel.basic_cancel("own")
@@ -339,13 +345,13 @@ def test_a_consumers_timeout_comes_and_goes_while_it_runs(api, amqpd_vhost, v):
     while not cancelled and time.monotonic() < deadline:
         connection.process_data_events(time_limit=0.1)
     assert cancelled == ["plain"]
-    api.done("DELETE", f"/api/policies/{v}/p")
+    api.send_ok("DELETE", f"/api/policies/{v}/p")
     channel.basic_consume("q", lambda *_: None, consumer_tag="again")
     assert timeouts() == {"again": 900_000}
     connection.close()
 
 
-def test_a_policy_takes_no_other_consumer_timeout(api, v):
+def test_invalid_consumer_timeout_policy_is_refused(api, v):
     for value in (-1, "86400000", 1.5, True):
         body = {"pattern": "^q", "definition": {"consumer-timeout": value}}
         assert "is not a valid consumer timeout" in reason(api("PUT", f"/api/policies/{v}/p", body))
@@ -353,19 +359,19 @@ def test_a_policy_takes_no_other_consumer_timeout(api, v):
 
 class TestAfterAKill:
     @pytest.mark.slow
-    def test_what_was_answered_holds(self, tmp_path, api):
-        """kill -9 right behind the answer, again and again: what was set is set, what was cleared is cleared."""
+    def test_confirmed_policy_changes_survive_kill(self, tmp_path, api):
+        """Each round kills the broker right after the reply. Set policies must be set and cleared ones cleared."""
         with BrokerProcess(tmp_path / "data") as broker:
             api = type(api)(broker)
-            api.done("PUT", "/api/queues/%2F/q", {"durable": True})
+            api.send_ok("PUT", "/api/queues/%2F/q", {"durable": True})
             for number in range(6):
                 definition = {"max-length": number + 1, "message-ttl": 90_000}
-                api.done("PUT", "/api/policies/%2F/p", {"pattern": "^q", "definition": definition})
-                api.done("PUT", f"/api/operator-policies/%2F/o{number}", GOOD)
-                api.done("PUT", "/api/global-parameters/g", {"value": number})
+                api.send_ok("PUT", "/api/policies/%2F/p", {"pattern": "^q", "definition": definition})
+                api.send_ok("PUT", f"/api/operator-policies/%2F/o{number}", GOOD)
+                api.send_ok("PUT", "/api/global-parameters/g", {"value": number})
                 if number:
-                    done = broker.ctl("clear_operator_policy", f"o{number - 1}")
-                    assert done.returncode == 0, done.stderr
+                    result = broker.ctl("clear_operator_policy", f"o{number - 1}")
+                    assert result.returncode == 0, result.stderr
                 broker.kill()
                 broker.start()
                 shown = api.get("/api/queues/%2F/q")
@@ -379,8 +385,8 @@ class TestAfterAKill:
                 for _ in range(9):
                     channel.basic_publish("", "q", b"", pika.BasicProperties(delivery_mode=2))
                 assert channel.queue_declare("q", passive=True).method.message_count == 5
-            api.done("DELETE", "/api/policies/%2F/p")
-            api.done("DELETE", "/api/operator-policies/%2F/o5")
+            api.send_ok("DELETE", "/api/policies/%2F/p")
+            api.send_ok("DELETE", "/api/operator-policies/%2F/o5")
             broker.kill()
             broker.start()
             assert api.get("/api/queues/%2F/q")["effective_policy_definition"] == {}
@@ -388,10 +394,10 @@ class TestAfterAKill:
 
 
 @pytest.mark.slow
-def test_a_row_that_another_program_wrote_keeps_nobody_from_starting(tmp_path, api):
+def test_invalid_policy_row_in_database_does_not_prevent_startup(tmp_path, api):
     with BrokerProcess(tmp_path / "data") as broker:
         api = type(api)(broker)
-        api.done("PUT", "/api/policies/%2F/good", GOOD)
+        api.send_ok("PUT", "/api/policies/%2F/good", GOOD)
         broker.stop()
         with closing(sqlite3.connect(tmp_path / "data" / "metadata.sqlite")) as database:
             for name, pattern, definition in (("bad", "(", "{}"), ("worse", "", "[]"), ("worst", "", "junk")):
@@ -402,8 +408,8 @@ def test_a_row_that_another_program_wrote_keeps_nobody_from_starting(tmp_path, a
         assert [each["name"] for each in api.get("/api/policies/%2F")] == ["good"]
         for name in ("bad", "worse", "worst"):
             assert broker.says(f"policy '{name}' in vhost '/' is invalid and ignored")
-        # A policy of that name takes its row.
-        api.done("PUT", "/api/policies/%2F/bad", GOOD)
+        # A new policy of the same name replaces the row.
+        api.send_ok("PUT", "/api/policies/%2F/bad", GOOD)
         broker.kill()
         broker.start()
         assert [each["name"] for each in api.get("/api/policies/%2F")] == ["bad", "good"]

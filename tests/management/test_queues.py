@@ -1,4 +1,4 @@
-"""Queues, exchanges, bindings and messages through the API, with a stock client beside it."""
+"""Queues, exchanges, bindings and messages through the API, checked with pika as well."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GET = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "auto"}
 
 
 class TestQueues:
-    def test_declared_here_used_there(self, api, v, channel):
+    def test_queue_declared_over_http_is_usable_over_amqp(self, api, v, channel):
         path = f"/api/queues/{v}/q"
         body = {"durable": True, "auto_delete": False, "arguments": {"x-max-length": 5}}
         assert api("PUT", path, body).status == 201
@@ -28,39 +28,39 @@ class TestQueues:
         assert found["arguments"] == {"x-max-length": 5}
         assert (found["durable"], found["type"], found["exclusive"]) == (True, "classic", False)
 
-    def test_inequivalent(self, api, v):
-        api.done("PUT", f"/api/queues/{v}/q", {"durable": True})
+    def test_inequivalent_redeclare_is_refused(self, api, v):
+        api.send_ok("PUT", f"/api/queues/{v}/q", {"durable": True})
         answer = api("PUT", f"/api/queues/{v}/q", {"durable": False})
         assert answer.status == 400
         assert "inequivalent arg 'durable'" in answer.json["reason"]
 
-    def test_reserved_name(self, api, v):
+    def test_reserved_name_is_refused(self, api, v):
         assert api("PUT", f"/api/queues/{v}/amq.mine", {}).status == 401
         assert api("PUT", f"/api/queues/{v}/amq.rabbitmq.reply-to", {}).status == 401
 
-    def test_counts(self, api, v, channel):
+    def test_message_counts_of_queue(self, api, v, channel):
         channel.queue_declare("q", durable=True)
         channel.confirm_delivery()
         for _ in range(3):
             channel.basic_publish("", "q", b"12345")
         channel.basic_get("q")
         found = api.get(f"/api/queues/{v}/q")
-        wanted = {"messages": 3, "messages_ready": 2, "messages_unacknowledged": 1, "message_bytes": 15}
-        assert {name: found[name] for name in wanted} == wanted
+        expected = {"messages": 3, "messages_ready": 2, "messages_unacknowledged": 1, "message_bytes": 15}
+        assert {name: found[name] for name in expected} == expected
         assert (found["message_stats"]["publish"], found["message_stats"]["get"]) == (3, 1)
 
-    def test_what_no_filter_wants(self, api, v, channel):
+    def test_messages_unmatched_counts_messages_that_no_filter_matches(self, api, v, channel):
         channel.queue_declare("q")
         channel.basic_consume("q", lambda *_: None, arguments={"x-filter": "colour = 'red'"})
         for colour in ("red", "blue", "green"):
             channel.basic_publish("", "q", b"", pika.BasicProperties(headers={"colour": colour}))
         channel.queue_declare("q", passive=True)
         found = api.get(f"/api/queues/{v}/q")
-        wanted = {"messages": 3, "messages_ready": 2, "messages_unacknowledged": 1, "messages_unmatched": 2}
-        assert {name: found[name] for name in wanted} == wanted
+        expected = {"messages": 3, "messages_ready": 2, "messages_unacknowledged": 1, "messages_unmatched": 2}
+        assert {name: found[name] for name in expected} == expected
 
     @pytest.mark.slow
-    def test_counts_after_a_restart_without_anybody_using_the_queue(self, tmp_path, api):
+    def test_counts_are_right_after_restart_before_first_use(self, tmp_path, api):
         with BrokerProcess(tmp_path / "data") as broker:
             connection = pika.BlockingConnection(pika.URLParameters(broker.url))
             channel = connection.channel()
@@ -74,25 +74,25 @@ class TestQueues:
             assert [queue["messages_ready"] for queue in fresh.get("/api/queues")] == [1]
             assert fresh.get("/api/overview")["queue_totals"]["messages"] == 1
 
-    def test_delete(self, api, v, channel):
+    def test_delete_if_empty_is_refused_and_delete_succeeds(self, api, v, channel):
         channel.queue_declare("q")
         channel.basic_publish("", "q", b"x")
         assert api("DELETE", f"/api/queues/{v}/q?if-empty=true").status == 400
         assert api("DELETE", f"/api/queues/{v}/q").status == 204
         assert api("DELETE", f"/api/queues/{v}/q").status == 404
 
-    def test_delete_if_unused(self, api, v, channel):
+    def test_delete_if_unused_is_refused_with_consumer(self, api, v, channel):
         channel.queue_declare("q")
         channel.basic_consume("q", lambda *_: None)
         assert api("DELETE", f"/api/queues/{v}/q?if-unused=true").status == 400
 
-    def test_purge(self, api, v, channel):
+    def test_purge_removes_messages(self, api, v, channel):
         channel.queue_declare("q", durable=True)
         channel.basic_publish("", "q", b"x")
         assert api("DELETE", f"/api/queues/{v}/q/contents").status == 204
         assert api.get(f"/api/queues/{v}/q")["messages"] == 0
 
-    def test_another_connections_queue_cannot_be_touched(self, api, v, channel):
+    def test_exclusive_queue_of_another_connection_is_refused(self, api, v, channel):
         channel.queue_declare("own", exclusive=True)
         found = api.get(f"/api/queues/{v}/own")
         assert found["exclusive"] is True
@@ -104,9 +104,9 @@ class TestQueues:
 
 
 class TestPermissions:
-    def test_configure_write_and_read_are_asked(self, api, user, v):
+    def test_configure_write_and_read_permissions_are_checked(self, api, user, v):
         caller = user("management", configure="^mine", write="^mine", read="^mine")
-        api.done("PUT", f"/api/queues/{v}/theirs", {})
+        api.send_ok("PUT", f"/api/queues/{v}/theirs", {})
         assert caller("PUT", f"/api/queues/{v}/mine", {}).status == 201
         refused = caller("PUT", f"/api/queues/{v}/other", {})
         assert refused.status == 401
@@ -121,30 +121,30 @@ class TestPermissions:
         assert caller("POST", "/api/amqpd/delete_queue", {"vhost": "/", "queue": "x"}).status == 401
         assert {queue["name"] for queue in api.get(f"/api/queues/{v}")} == {"mine", "theirs"}
 
-    def test_a_dead_letter_exchange_needs_write(self, user, v):
+    def test_dead_letter_exchange_needs_write_permission(self, user, v):
         caller = user("management", configure=".*", read=".*")
         body = {"arguments": {"x-dead-letter-exchange": "amq.direct"}}
         assert caller("PUT", f"/api/queues/{v}/q", body).status == 401
 
-    def test_monitoring_sees_and_does_nothing(self, api, user, v):
-        api.done("PUT", f"/api/queues/{v}/q", {})
+    def test_monitoring_user_sees_queues_and_changes_nothing(self, api, user, v):
+        api.send_ok("PUT", f"/api/queues/{v}/q", {})
         caller = user("monitoring")
         assert [queue["name"] for queue in caller.get(f"/api/queues/{v}")] == ["q"]
         assert caller("DELETE", f"/api/queues/{v}/q").status == 401
         assert caller("PUT", f"/api/queues/{v}/p", {}).status == 401
 
-    def test_another_vhost_looks_like_none(self, user, v):
+    def test_vhost_without_permission_looks_like_missing_vhost(self, user, v):
         caller = user("management", vhost="/", read=".*")
         assert "/" in {vhost["name"] for vhost in caller.get("/api/vhosts")}
-        there, nowhere = caller("GET", f"/api/queues/{v}"), caller("GET", "/api/queues/no-such")
-        assert (there.status, there.body) == (401, nowhere.body)
+        forbidden, missing = caller("GET", f"/api/queues/{v}"), caller("GET", "/api/queues/no-such")
+        assert (forbidden.status, forbidden.body) == (401, missing.body)
         assert all(queue["vhost"] == "/" for queue in caller.get("/api/queues"))
 
-    def test_topic_permissions(self, api, user, v, amqpd_vhost):
+    def test_topic_permissions_are_checked_for_key_and_cc(self, api, user, v, amqpd_vhost):
         caller = user("management", write=".*", read=".*")
-        api.done("PUT", f"/api/exchanges/{v}/t", {"type": "topic"})
+        api.send_ok("PUT", f"/api/exchanges/{v}/t", {"type": "topic"})
         body = {"exchange": "t", "write": "^a", "read": "^a"}
-        api.done("PUT", f"/api/topic-permissions/{v}/{caller.user}", body)
+        api.send_ok("PUT", f"/api/topic-permissions/{v}/{caller.user}", body)
         path = f"/api/exchanges/{v}/t/publish"
         assert caller("POST", path, {"routing_key": "a.b", "payload": ""}).status == 200
         assert caller("POST", path, {"routing_key": "b", "payload": ""}).status == 401
@@ -153,12 +153,12 @@ class TestPermissions:
 
 
 class TestMessages:
-    def test_publish_and_get(self, api, v, channel):
+    def test_message_published_over_http_is_read_over_http_and_amqp(self, api, v, channel):
         channel.queue_declare("q", durable=True)
         properties = {"delivery_mode": 2, "headers": {"n": 1, "deep": {"a": [1, "x"]}}, "type": "t", "timestamp": 7}
-        sent = {"routing_key": "q", "payload": "héllo", "payload_encoding": "string", "properties": properties}
-        assert api.done("POST", f"/api/exchanges/{v}/amq.default/publish", sent).json == {"routed": True}
-        (found,) = api.done("POST", f"/api/queues/{v}/q/get", {**GET, "count": 5}).json
+        message = {"routing_key": "q", "payload": "héllo", "payload_encoding": "string", "properties": properties}
+        assert api.send_ok("POST", f"/api/exchanges/{v}/amq.default/publish", message).json == {"routed": True}
+        (found,) = api.send_ok("POST", f"/api/queues/{v}/q/get", {**GET, "count": 5}).json
         assert found == {
             "payload_bytes": 6,
             "redelivered": False,
@@ -169,13 +169,17 @@ class TestMessages:
             "payload": "héllo",
             "payload_encoding": "string",
         }
-        method, got, body = channel.basic_get("q")
-        assert (body.decode(), method.redelivered, got.headers["deep"]) == ("héllo", True, {"a": [1, "x"]})
+        method, received_properties, body = channel.basic_get("q")
+        assert (body.decode(), method.redelivered, received_properties.headers["deep"]) == (
+            "héllo",
+            True,
+            {"a": [1, "x"]},
+        )
 
-    def test_bytes_come_as_base64(self, api, v, channel):
+    def test_binary_payload_is_base64(self, api, v, channel):
         channel.queue_declare("q")
         channel.basic_publish("", "q", b"\xff\x00")
-        (found,) = api.done("POST", f"/api/queues/{v}/q/get", {**GET, "ackmode": "ack_requeue_false"}).json
+        (found,) = api.send_ok("POST", f"/api/queues/{v}/q/get", {**GET, "ackmode": "ack_requeue_false"}).json
         assert (found["payload_encoding"], base64.b64decode(found["payload"])) == ("base64", b"\xff\x00")
         assert api.get(f"/api/queues/{v}/q")["messages"] == 0
 
@@ -183,23 +187,25 @@ class TestMessages:
         ("ackmode", "left"),
         [("ack_requeue_true", 2), ("reject_requeue_true", 2), ("ack_requeue_false", 0), ("reject_requeue_false", 0)],
     )
-    def test_ack_modes(self, api, v, channel, ackmode, left):
+    def test_ack_mode_decides_if_messages_stay(self, api, v, channel, ackmode, left):
         channel.queue_declare("q", durable=True)
         for body in (b"1", b"2"):
             channel.basic_publish("", "q", body)
-        got = api.done("POST", f"/api/queues/{v}/q/get", {"count": 9, "ackmode": ackmode, "encoding": "auto"}).json
-        assert [(each["payload"], each["message_count"]) for each in got] == [("1", 1), ("2", 0)]
+        received = api.send_ok(
+            "POST", f"/api/queues/{v}/q/get", {"count": 9, "ackmode": ackmode, "encoding": "auto"}
+        ).json
+        assert [(each["payload"], each["message_count"]) for each in received] == [("1", 1), ("2", 0)]
         found = api.get(f"/api/queues/{v}/q")
         assert (found["messages_ready"], found["messages_unacknowledged"]) == (left, 0)
         if left:
             assert channel.basic_get("q")[2] == b"1"
 
-    def test_truncate(self, api, v, channel):
+    def test_truncate_shortens_payload(self, api, v, channel):
         channel.queue_declare("q")
         channel.basic_publish("", "q", b"123456")
-        # rabbit: digits in a text count too; rabbitmqadmin sends those
+        # RabbitMQ accepts numbers as strings; rabbitmqadmin sends those.
         body = {**GET, "count": "1", "truncate": "2"}
-        (found,) = api.done("POST", f"/api/queues/{v}/q/get", body).json
+        (found,) = api.send_ok("POST", f"/api/queues/{v}/q/get", body).json
         assert (found["payload"], found["payload_bytes"]) == ("12", 6)
 
     @pytest.mark.parametrize(
@@ -211,13 +217,13 @@ class TestMessages:
             {"truncate": -1},
         ],
     )
-    def test_get_wants_sense(self, api, v, body):
-        api.done("PUT", f"/api/queues/{v}/q", {})
+    def test_get_with_bad_value_is_refused(self, api, v, body):
+        api.send_ok("PUT", f"/api/queues/{v}/q", {})
         assert api("POST", f"/api/queues/{v}/q/get", {**GET, **body}).status == 400
 
     @pytest.mark.parametrize("name", ["count", "ackmode", "encoding"])
-    def test_get_wants_all_of_it(self, api, v, name):
-        api.done("PUT", f"/api/queues/{v}/q", {})
+    def test_get_with_missing_key_is_refused(self, api, v, name):
+        api.send_ok("PUT", f"/api/queues/{v}/q", {})
         body = {key: value for key, value in GET.items() if key != name}
         assert api("POST", f"/api/queues/{v}/q/get", body).json["reason"] == f"[{{key_missing,{name}}}]"
 
@@ -238,57 +244,57 @@ class TestMessages:
             {"routing_key": "k", "payload": "", "properties": {"reply_to": "amq.rabbitmq.reply-to"}},
         ],
     )
-    def test_publish_wants_sense(self, api, v, body):
+    def test_bad_publish_is_refused(self, api, v, body):
         assert api("POST", f"/api/exchanges/{v}/amq.direct/publish", body).status == 400
 
-    def test_a_publish_to_very_many_queues(self, api, v, channel):
+    def test_publish_to_260_queues_is_routed_and_one_reject_is_503(self, api, v, channel):
         names = [f"q{number}" for number in range(260)]
         for name in names:
             channel.queue_declare(name)
             channel.queue_bind(name, "amq.fanout")
         path, body = f"/api/exchanges/{v}/amq.fanout/publish", {"routing_key": "", "payload": "x"}
-        assert api.done("POST", path, body).json == {"routed": True}
+        assert api.send_ok("POST", path, body).json == {"routed": True}
         assert all(channel.basic_get(name, auto_ack=True)[2] == b"x" for name in names)
         channel.queue_declare("full", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
         channel.queue_bind("full", "amq.fanout")
         answer = api("POST", path, body)
         assert (answer.status, "did not take" in answer.json["reason"]) == (503, True)
 
-    def test_unroutable(self, api, v):
+    def test_unroutable_publish_is_not_routed(self, api, v):
         body = {"routing_key": "nobody", "payload": "x", "properties": []}
-        assert api.done("POST", f"/api/exchanges/{v}/amq.direct/publish", body).json == {"routed": False}
+        assert api.send_ok("POST", f"/api/exchanges/{v}/amq.direct/publish", body).json == {"routed": False}
 
-    def test_bcc_is_routed_and_not_seen(self, api, v, channel):
+    def test_bcc_is_routed_and_removed(self, api, v, channel):
         for name in ("a", "b", "c"):
             channel.queue_declare(name)
         headers = {"CC": ["b"], "BCC": ["c"]}
         body = {"routing_key": "a", "payload": "x", "properties": {"headers": headers}}
-        assert api.done("POST", f"/api/exchanges/{v}/amq.default/publish", body).json == {"routed": True}
+        assert api.send_ok("POST", f"/api/exchanges/{v}/amq.default/publish", body).json == {"routed": True}
         assert [channel.basic_get(name, auto_ack=True)[1].headers for name in ("a", "b", "c")] == [{"CC": ["b"]}] * 3
 
-    def test_a_published_message_survives_a_kill(self, tmp_path, api):
+    def test_published_message_survives_kill(self, tmp_path, api):
         with BrokerProcess(tmp_path / "data") as broker:
             fresh = type(api)(broker)
-            fresh.done("PUT", "/api/queues/%2F/q", {})
+            fresh.send_ok("PUT", "/api/queues/%2F/q", {})
             body = {"routing_key": "q", "payload": "x", "properties": {"delivery_mode": 2}}
-            assert fresh.done("POST", "/api/exchanges/%2F/amq.default/publish", body).json == {"routed": True}
+            assert fresh.send_ok("POST", "/api/exchanges/%2F/amq.default/publish", body).json == {"routed": True}
             broker.kill()
             broker.start()
             assert fresh.get("/api/queues/%2F/q")["messages"] == 1
 
-    def test_a_consumer_gets_what_is_published_here(self, api, v, channel):
+    def test_consumer_receives_message_published_over_http(self, api, v, channel):
         channel.queue_declare("q")
-        got: list[bytes] = []
-        channel.basic_consume("q", lambda _c, _m, _p, body: got.append(body), auto_ack=True)
-        api.done("POST", f"/api/exchanges/{v}/amq.default/publish", {"routing_key": "q", "payload": "now"})
+        received: list[bytes] = []
+        channel.basic_consume("q", lambda _c, _m, _p, body: received.append(body), auto_ack=True)
+        api.send_ok("POST", f"/api/exchanges/{v}/amq.default/publish", {"routing_key": "q", "payload": "now"})
         deadline = time.monotonic() + 30
-        while not got and time.monotonic() < deadline:
+        while not received and time.monotonic() < deadline:
             channel.connection.process_data_events(0.05)
-        assert got == [b"now"]
+        assert received == [b"now"]
 
 
 class TestExchanges:
-    def test_life(self, api, v):
+    def test_exchange_is_created_and_deleted(self, api, v):
         path = f"/api/exchanges/{v}/x"
         body = {"type": "topic", "durable": True, "internal": True, "arguments": {"alternate-exchange": "amq.fanout"}}
         assert api("PUT", path, body).status == 201
@@ -300,20 +306,20 @@ class TestExchanges:
         assert api("DELETE", path).status == 204
         assert api("GET", path).status == 404
 
-    def test_what_cannot_be(self, api, v):
+    def test_bad_exchange_is_refused(self, api, v):
         assert api("PUT", f"/api/exchanges/{v}/x", {"type": "no-such"}).status == 400
         assert api("PUT", f"/api/exchanges/{v}/amq.mine", {}).status == 401
         assert api("PUT", f"/api/exchanges/{v}/amq.default", {}).status == 401
         assert api("DELETE", f"/api/exchanges/{v}/amq.direct").status == 401
 
-    def test_predeclared_ones_are_listed(self, api, v):
+    def test_predeclared_exchanges_are_listed(self, api, v):
         names = [exchange["name"] for exchange in api.get(f"/api/exchanges/{v}")]
         assert names == sorted(names)
         assert {"", "amq.direct", "amq.fanout", "amq.headers", "amq.match", "amq.topic"} <= set(names)
 
-    def test_if_unused(self, api, v):
-        api.done("PUT", f"/api/exchanges/{v}/x", {})
-        api.done("POST", f"/api/bindings/{v}/e/x/e/amq.fanout", {})
+    def test_delete_if_unused_is_refused_with_binding(self, api, v):
+        api.send_ok("PUT", f"/api/exchanges/{v}/x", {})
+        api.send_ok("POST", f"/api/bindings/{v}/e/x/e/amq.fanout", {})
         assert api("DELETE", f"/api/exchanges/{v}/x?if-unused=true").status == 400
         assert api("DELETE", f"/api/exchanges/{v}/x?if-unused=perhaps").status == 400
         assert api("DELETE", f"/api/exchanges/{v}/x").status == 204
@@ -324,33 +330,33 @@ class TestBindings:
         ("key", "arguments", "shown"),
         [("", {}, "~"), ("a.b", {}, "a.b"), ("a/ ~b", {}, "a%2F+%7Eb"), ("é", {}, "%C3%A9")],
     )
-    def test_properties_key(self, key, arguments, shown):
+    def test_properties_key_encodes_routing_key(self, key, arguments, shown):
         assert properties_key(key, arguments) == shown
 
-    def test_arguments_have_their_own_key(self):
+    def test_properties_key_differs_for_each_arguments(self):
         keys = {properties_key(key, arguments) for key in ("", "k") for arguments in ({}, {"a": 1}, {"a": 2})}
         assert len(keys) == 6
 
     @pytest.mark.parametrize("key", ["", "a.b", "a/b ~c", "é%2F"])
     @pytest.mark.parametrize("arguments", [{}, {"x": 1}])
-    def test_life(self, api, v, key, arguments):
-        api.done("PUT", f"/api/queues/{v}/q", {})
+    def test_binding_is_created_read_and_deleted(self, api, v, key, arguments):
+        api.send_ok("PUT", f"/api/queues/{v}/q", {})
         path = f"/api/bindings/{v}/e/amq.topic/q/q"
         answer = api("POST", path, {"routing_key": key, "arguments": arguments})
         assert answer.status == 201
         (found,) = api.get(path)
         assert (found["routing_key"], found["arguments"], found["destination_type"]) == (key, arguments, "queue")
         assert answer.headers["location"] == f"q/{quote(found['properties_key'], safe='')}"
-        place = urljoin(f"http://host{path}", answer.headers["location"]).removeprefix("http://host")
-        assert api.get(place) == found
-        assert api("DELETE", place).status == 204
+        location = urljoin(f"http://host{path}", answer.headers["location"]).removeprefix("http://host")
+        assert api.get(location) == found
+        assert api("DELETE", location).status == 204
         assert api.get(path) == []
-        assert api("DELETE", place).status == 404
+        assert api("DELETE", location).status == 404
 
-    def test_between_exchanges_and_where_they_are_seen(self, api, v):
-        api.done("PUT", f"/api/exchanges/{v}/x", {})
+    def test_exchange_binding_is_listed_at_both_exchanges(self, api, v):
+        api.send_ok("PUT", f"/api/exchanges/{v}/x", {})
         path = f"/api/bindings/{v}/e/x/e/amq.fanout"
-        api.done("POST", path, {"routing_key": "k"})
+        api.send_ok("POST", path, {"routing_key": "k"})
         (found,) = api.get(path)
         assert found["destination_type"] == "exchange"
         assert api.get(f"/api/exchanges/{v}/x/bindings/source") == [found]
@@ -358,17 +364,17 @@ class TestBindings:
         assert found in api.get(f"/api/bindings/{v}")
         assert api("DELETE", f"{path}/k").status == 204
 
-    def test_those_of_one_exchange_or_queue_are_paged_sorted_and_searched(self, api, v):
+    def test_bindings_of_exchange_or_queue_are_paged_sorted_and_filtered(self, api, v):
         for name in ("q1", "q2"):
-            api.done("PUT", f"/api/queues/{v}/{name}", {"durable": False})
+            api.send_ok("PUT", f"/api/queues/{v}/{name}", {"durable": False})
         for number in range(30):
             key = {"routing_key": f"orders.{number:02}"}
-            api.done("POST", f"/api/bindings/{v}/e/amq.topic/q/q{1 + number % 2}", key)
+            api.send_ok("POST", f"/api/bindings/{v}/e/amq.topic/q/q{1 + number % 2}", key)
         of_exchange, of_queue = f"/api/exchanges/{v}/amq.topic/bindings/source", f"/api/queues/{v}/q1/bindings"
 
         def keys(path: str, **query: object) -> list[str]:
-            asked = urlencode({"page": 1, "page_size": 5, "sort": "routing_key", **query})
-            return [each["routing_key"] for each in api.get(f"{path}?{asked}")["items"]]
+            parameters = urlencode({"page": 1, "page_size": 5, "sort": "routing_key", **query})
+            return [each["routing_key"] for each in api.get(f"{path}?{parameters}")["items"]]
 
         assert keys(of_exchange, page=2) == [f"orders.{number:02}" for number in range(5, 10)]
         assert keys(of_exchange, sort_reverse="true", page_size=2) == ["orders.29", "orders.28"]
@@ -380,15 +386,15 @@ class TestBindings:
         assert api.get(f"{of_queue}?page=1&name=q2")["filtered_count"] == 0
 
     def test_every_queue_is_bound_to_the_default_exchange(self, api, v):
-        api.done("PUT", f"/api/queues/{v}/q", {})
+        api.send_ok("PUT", f"/api/queues/{v}/q", {})
         (found,) = api.get(f"/api/queues/{v}/q/bindings")
         assert (found["source"], found["destination"], found["routing_key"]) == ("", "q", "q")
         assert api.get(f"/api/bindings/{v}/e/amq.default/q/q") == [found]
         assert api("POST", f"/api/bindings/{v}/e/amq.default/q/q", {}).status == 401
 
-    def test_bindings_route(self, api, v, channel):
+    def test_binding_made_over_http_routes(self, api, v, channel):
         channel.queue_declare("q")
-        api.done("POST", f"/api/bindings/{v}/e/amq.topic/q/q", {"routing_key": "a.*"})
+        api.send_ok("POST", f"/api/bindings/{v}/e/amq.topic/q/q", {"routing_key": "a.*"})
         channel.basic_publish("amq.topic", "a.b", b"routed")
         assert channel.basic_get("q", auto_ack=True)[2] == b"routed"
 
@@ -397,9 +403,9 @@ class TestLists:
     def names(self, api, path):
         return [item["name"] for item in api.get(path)["items"]]
 
-    def test_pages(self, api, v):
+    def test_list_is_paged_filtered_and_sorted(self, api, v):
         for index in range(5):
-            api.done("PUT", f"/api/queues/{v}/q{index}", {"durable": False})
+            api.send_ok("PUT", f"/api/queues/{v}/q{index}", {"durable": False})
         page = api.get(f"/api/queues/{v}?page=2&page_size=2")
         assert [item["name"] for item in page.pop("items")] == ["q2", "q3"]
         assert page == {
@@ -418,32 +424,32 @@ class TestLists:
         "query",
         ["page=0", "page=x", "page=2", "page=1&page_size=501", "page=1&page_size=1e9", "page=1&name=(&use_regex=true"],
     )
-    def test_pages_want_sense(self, api, v, query):
+    def test_bad_page_parameters_are_refused(self, api, v, query):
         assert api("GET", f"/api/queues/{v}?{query}").status == 400
 
-    def test_a_hostile_pattern_costs_nothing(self, api, v):
-        api.done("PUT", f"/api/queues/{v}/{'a' * 60}", {"durable": False})
+    def test_catastrophic_pattern_is_answered_in_time(self, api, v):
+        api.send_ok("PUT", f"/api/queues/{v}/{'a' * 60}", {"durable": False})
         started = time.monotonic()
         api.get(f"/api/queues/{v}?page=1&name=(a%2B)%2B%24b&use_regex=true")
         assert time.monotonic() - started < 30
 
-    def test_columns(self, api, v):
-        api.done("PUT", f"/api/queues/{v}/q", {})
+    def test_columns_select_fields(self, api, v):
+        api.send_ok("PUT", f"/api/queues/{v}/q", {})
         found = api.get(f"/api/queues/{v}?columns=name,message_stats.publish,message_stats.publish_details.rate,none")
         assert found == [{"name": "q", "message_stats": {"publish": 0, "publish_details": {"rate": 0.0}}}]
         assert api.get(f"/api/queues/{v}/q?columns=durable") == {"durable": True}
 
 
-def test_columns_that_are_sorted_by_without_rendering_have_what_is_shown(amqpd_broker, api, amqpd_vhost):
-    """What `queues._keys` says of a queue is what the list shows of it, column by column."""
+def test_sort_order_equals_shown_values_for_each_column(amqpd_broker, api, amqpd_vhost):
+    """`queues._keys` sorts without rendering. Its keys must equal the shown values of each column."""
     v = amqpd_vhost.name
     for name, kind in (("a", "classic"), ("b", "quorum"), ("c", "stream")):
         api("PUT", f"/api/queues/{v}/{name}", {"arguments": {"x-queue-type": kind}})
     message = {"routing_key": "a", "payload": "x", "payload_encoding": "string", "properties": {}}
     for key in "aabccc":
         api("POST", f"/api/exchanges/{v}/amq.default/publish", {**message, "routing_key": key})
-    got = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
-    assert len(api("POST", f"/api/queues/{v}/b/get", got).json) == 1
+    get_body = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
+    assert len(api("POST", f"/api/queues/{v}/b/get", get_body).json) == 1
     for column in (
         *("name", "vhost", "type", "messages", "messages_ready", "messages_unacknowledged", "consumers"),
         *("message_stats.publish_details.rate", "message_stats.deliver_get_details.rate", "state", "arguments"),
@@ -460,7 +466,7 @@ def test_columns_that_are_sorted_by_without_rendering_have_what_is_shown(amqpd_b
             assert keys == sorted(keys, reverse=reverse == "true"), (column, reverse)
 
 
-def test_consumers_of_a_queue_come_in_pages(api, v, channel):
+def test_consumers_of_queue_are_paged(api, v, channel):
     channel.queue_declare("q")
     channel.queue_declare("other")
     for number in range(5):
@@ -470,7 +476,7 @@ def test_consumers_of_a_queue_come_in_pages(api, v, channel):
     assert (page["total_count"], page["page_count"]) == (5, 3)
     assert [each["consumer_tag"] for each in page["items"]] == ["c2", "c3"]
     assert len(api.get(f"/api/queues/{v}/q/consumers")) == 5
-    # Whoever names columns does not pay for a walk over all consumers.
+    # A request with columns does not walk over all consumers.
     assert api.get(f"/api/queues/{v}/q?columns=name,consumers") == {"name": "q", "consumers": 5}
     assert len(api.get(f"/api/queues/{v}/q?columns=consumer_details")["consumer_details"]) == 5
     assert api("GET", f"/api/queues/{v}/none/consumers").status == 404

@@ -1,4 +1,4 @@
-"""What is known of a vhost, its protection from deletion, and the cluster's name: over HTTP, in definitions, kept."""
+"""Metadata and deletion protection of vhosts, and the cluster name: over HTTP, in definitions, after a kill."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from amqpd.testing import BrokerFailed, BrokerProcess
 FIELDS = ("description", "tags", "default_queue_type", "protected_from_deletion")
 
 
-def shown(api, v) -> tuple[object, ...]:
+def metadata_fields(api, v) -> tuple[object, ...]:
     found = api.get(f"/api/vhosts/{v}")
     fields = tuple(found[name] for name in FIELDS)
     assert fields == tuple(found["metadata"][name] for name in FIELDS)
@@ -20,12 +20,12 @@ def shown(api, v) -> tuple[object, ...]:
 
 
 class TestProtection:
-    def test_a_protected_vhost_stays(self, api, amqpd_vhost, v):
+    def test_protected_vhost_cannot_be_deleted(self, api, amqpd_vhost, v):
         path = f"/api/vhosts/{v}/deletion/protection"
         for method in ("POST", "PUT"):
-            assert shown(api, v)[3] is False
+            assert metadata_fields(api, v)[3] is False
             assert api(method, path).status == api(method, path).status == 204
-            assert shown(api, v)[3] is True
+            assert metadata_fields(api, v)[3] is True
             refused = api("DELETE", f"/api/vhosts/{v}")
             assert (refused.status, refused.json["error"]) == (412, "precondition_failed")
             assert refused.json["reason"] == (
@@ -35,60 +35,60 @@ class TestProtection:
         assert api("POST", "/api/vhosts/no-such/deletion/protection").status == 404
         assert not [each for each in api.get("/api/parameters") if each["vhost"] == amqpd_vhost.name]
 
-    def test_as_a_field(self, api, v):
-        api.done("PUT", f"/api/vhosts/{v}", {"protected_from_deletion": True})
-        api.done("PUT", f"/api/vhosts/{v}", {"description": "d"})
-        assert shown(api, v) == ("d", [], "classic", True)
-        api.done("PUT", f"/api/vhosts/{v}", {"protected_from_deletion": False})
-        assert shown(api, v)[3] is False
+    def test_protection_is_a_vhost_field(self, api, v):
+        api.send_ok("PUT", f"/api/vhosts/{v}", {"protected_from_deletion": True})
+        api.send_ok("PUT", f"/api/vhosts/{v}", {"description": "d"})
+        assert metadata_fields(api, v) == ("d", [], "classic", True)
+        api.send_ok("PUT", f"/api/vhosts/{v}", {"protected_from_deletion": False})
+        assert metadata_fields(api, v)[3] is False
         assert api("PUT", f"/api/vhosts/{v}", {"protected_from_deletion": 1}).status == 400
 
-    def test_who_may(self, user, v):
+    def test_protection_needs_administrator(self, user, v):
         caller = user("policymaker", configure=".*")
         for method in ("POST", "PUT", "DELETE"):
             assert caller(method, f"/api/vhosts/{v}/deletion/protection").status == 401
 
 
-def test_only_one_there_is_is_changed(api, v):
+def test_if_match_changes_only_existing_vhost(api, v):
     assert api("PUT", "/api/vhosts/no-such", {"description": "x"}, {"If-Match": "*"}).status == 412
     assert api("GET", "/api/vhosts/no-such").status == 404
     assert api("PUT", f"/api/vhosts/{v}", {"description": "x"}, {"If-Match": "*"}).status == 204
-    assert shown(api, v)[0] == "x"
+    assert metadata_fields(api, v)[0] == "x"
 
 
 class TestDefinitions:
-    def test_there_and_back(self, api, v, amqpd_vhost):
+    def test_vhost_metadata_is_exported_and_imported(self, api, v, amqpd_vhost):
         body = {"description": "shop", "tags": "a,b", "default_queue_type": "quorum", "protected_from_deletion": True}
-        api.done("PUT", f"/api/vhosts/{v}", body)
-        before = shown(api, v)
+        api.send_ok("PUT", f"/api/vhosts/{v}", body)
+        before = metadata_fields(api, v)
         item = next(each for each in api.get("/api/definitions")["vhosts"] if each["name"] == amqpd_vhost.name)
-        api.done("DELETE", f"/api/vhosts/{v}/deletion/protection")
-        api.done("DELETE", f"/api/vhosts/{v}")
-        api.done("POST", "/api/definitions", {"vhosts": [item]})
-        assert shown(api, v) == before == ("shop", ["a", "b"], "quorum", True)
-        assert not api.get(f"/api/vhosts/{v}/permissions")  # an administrator needs none for this:
-        api.done("PUT", f"/api/vhost-limits/{v}/max-queues", {"value": 1})
-        api.done("DELETE", f"/api/vhost-limits/{v}/max-queues")
-        api.done("DELETE", f"/api/vhosts/{v}/deletion/protection")
+        api.send_ok("DELETE", f"/api/vhosts/{v}/deletion/protection")
+        api.send_ok("DELETE", f"/api/vhosts/{v}")
+        api.send_ok("POST", "/api/definitions", {"vhosts": [item]})
+        assert metadata_fields(api, v) == before == ("shop", ["a", "b"], "quorum", True)
+        assert not api.get(f"/api/vhosts/{v}/permissions")  # an administrator changes limits without permissions:
+        api.send_ok("PUT", f"/api/vhost-limits/{v}/max-queues", {"value": 1})
+        api.send_ok("DELETE", f"/api/vhost-limits/{v}/max-queues")
+        api.send_ok("DELETE", f"/api/vhosts/{v}/deletion/protection")
 
-    def test_rabbitmq_has_them_in_the_metadata(self, api, v, amqpd_vhost):
-        api.done("DELETE", f"/api/vhosts/{v}")
+    def test_rabbitmq_metadata_object_is_imported(self, api, v, amqpd_vhost):
+        api.send_ok("DELETE", f"/api/vhosts/{v}")
         metadata = {"description": "shop", "tags": ["a"], "default_queue_type": "undefined"}
-        api.done("POST", "/api/definitions", {"vhosts": [{"name": amqpd_vhost.name, "metadata": metadata}]})
-        assert shown(api, v) == ("shop", ["a"], "classic", False)
+        api.send_ok("POST", "/api/definitions", {"vhosts": [{"name": amqpd_vhost.name, "metadata": metadata}]})
+        assert metadata_fields(api, v) == ("shop", ["a"], "classic", False)
         for key in ("description", "tags", "default_queue_type", "protected_from_deletion"):
             wrong = 1 if key != "default_queue_type" else "x"
             answer = api("POST", "/api/definitions", {"vhosts": [{"name": "new", "metadata": {key: wrong}}]})
             assert (answer.status, answer.json["reason"].startswith("vhosts[0]: ")) == (400, True), answer
 
-    def test_one_with_a_firehose(self, api, v, amqpd_vhost):
-        api.done("POST", "/api/definitions", {"vhosts": [{"name": amqpd_vhost.name, "tracing": True}]})
+    def test_tracing_is_imported(self, api, v, amqpd_vhost):
+        api.send_ok("POST", "/api/definitions", {"vhosts": [{"name": amqpd_vhost.name, "tracing": True}]})
         assert api.get(f"/api/vhosts/{v}")["tracing"] is True
 
 
 @pytest.mark.slow
-def test_a_kill_keeps_it_and_a_cluster_has_a_name(tmp_path: Path) -> None:
-    def announced() -> str:
+def test_vhost_metadata_and_cluster_name_survive_kill(tmp_path: Path) -> None:
+    def announced_cluster_name() -> str:
         connection = pika.BlockingConnection(pika.URLParameters(broker.url))
         properties = connection._impl.server_properties
         connection.close()
@@ -102,10 +102,10 @@ def test_a_kill_keeps_it_and_a_cluster_has_a_name(tmp_path: Path) -> None:
         assert broker.ctl("update_vhost_metadata", "none", "--tags", "a").returncode == 65
         assert broker.ctl("set_cluster_name", "the shop").returncode == 0
         assert broker.ctl("set_cluster_name", "").returncode == 69
-        assert announced() == "the shop"
+        assert announced_cluster_name() == "the shop"
         broker.kill()
         broker.start()
-        assert announced() == "the shop"
+        assert announced_cluster_name() == "the shop"
         assert broker.api("GET", "/api/cluster-name") == {"name": "the shop"}
         columns = ("name", "description", "tags", "default_queue_type", "protected_from_deletion")
         assert "shop\tweb shop\t[a, b]\tquorum\ttrue" in broker.ctl("-q", "list_vhosts", *columns).stdout
@@ -116,7 +116,7 @@ def test_a_kill_keeps_it_and_a_cluster_has_a_name(tmp_path: Path) -> None:
         assert broker.ctl("delete_vhost", "shop").returncode == 0
         try:
             broker.api("PUT", "/api/cluster-name", {"name": 5})
-        except BrokerFailed as refusal:
-            assert " 400 " in str(refusal)  # noqa: PT017 - the status is in its text
+        except BrokerFailed as error:
+            assert " 400 " in str(error)  # noqa: PT017 - the status is in its text
         else:
-            raise AssertionError("a number is no name")
+            raise AssertionError("a number is accepted as a name")

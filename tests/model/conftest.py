@@ -1,4 +1,4 @@
-"""The models share a broker in memory; importmode=importlib leaves this folder off the path."""
+"""Shared fixtures of the model tests. importmode=importlib leaves this folder off the path, so it is added here."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)
-def slices_never_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logs that are opened and policies on their way over queues let others in between by the machine's clock, which no
-    model knows: on a machine that stands still for a moment it would see another order.
+def unlimited_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let slices of log opening and policy changes run to their end.
+
+    Slices yield by the machine's clock, which no model knows: on a slow machine the order would differ.
     """
     monkeypatch.setattr(policy_table, "SLICE_S", math.inf)
     monkeypatch.setattr(log_opener, "SLICE_S", math.inf)

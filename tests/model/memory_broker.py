@@ -1,7 +1,7 @@
-"""A real broker without threads, sockets or files: a loop that runs when it is told to, a simulated disk.
+"""A real broker without threads, sockets or files: its event loop runs on request, over a simulated disk.
 
-Clients speak bytes (pamqp writes and reads them), so channels, queues and flow are the ones that serve a socket. What a
-turn of the loop did is over when `settle` returns; nothing happens in between.
+Clients exchange AMQP bytes (encoded and decoded by pamqp), so channels, queues and flow control are those of a real
+connection. Everything that a loop turn started is done when `settle` returns.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ FRAME_MAX = 131072
 
 class Handle:
     def cancel(self) -> None:
-        """Timers of this loop never fire."""
+        """Do nothing: timers of this loop never fire."""
 
 
 class StillLoop:
-    """An event loop that does what was asked of it when `run` is called. Timers are kept, never fired."""
+    """An event loop that runs its callbacks when `run` is called. Timers never fire."""
 
     def __init__(self) -> None:
         self.ready: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
@@ -58,7 +58,7 @@ class StillLoop:
         turns = 0
         while self.ready:
             turns += 1
-            assert turns < 10_000, "the broker never comes to rest"
+            assert turns < 10_000, "the broker does not become idle"
             function, arguments = self.ready.popleft()
             function(*arguments)
 
@@ -74,7 +74,7 @@ class AllowAll:
 
 
 class PromptMetadata:
-    """Commits at once: what declarations wait for is another test's matter."""
+    """Metadata that commit at once; other tests cover pending commits."""
 
     def __init__(self, loop: StillLoop) -> None:
         self.loop = loop
@@ -84,7 +84,7 @@ class PromptMetadata:
 
 
 class Wire(WireBase):
-    """The transport's side of a connection."""
+    """The transport of a connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Wire(WireBase):
 
 
 class NoControl(ChannelZeroBase):
-    """Channel 0 is silent; a hard error is a failure of the test."""
+    """Channel 0 without traffic; a hard error fails the test."""
 
     def __init__(self, loop: StillLoop) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class NoControl(ChannelZeroBase):
 
 
 class Event(NamedTuple):
-    """What a client received: a method, with its content if it carries one."""
+    """A method that a client received, with its content if it has one."""
 
     channel: int
     method: Any
@@ -133,20 +133,20 @@ class Event(NamedTuple):
 
 
 class Client:
-    """One connection, open."""
+    """One open connection."""
 
-    def __init__(self, house: MemoryBroker, name: str) -> None:
-        self.house = house
+    def __init__(self, server: MemoryBroker, name: str) -> None:
+        self.server = server
         self.wire = Wire()
-        self.connection = Connection(house.broker, self.wire, self.control(), name, FRAME_MAX)
+        self.connection = Connection(server.broker, self.wire, self.control(), name, FRAME_MAX)
         self.connection.capabilities = {"consumer_cancel_notify": True}
-        self.connection.open(User("guest"), house.vhost)  # type: ignore[arg-type]
+        self.connection.open(User("guest"), server.vhost)  # type: ignore[arg-type]
         self.connection.channels.count_max = 2047
         self.connection.set_frame_max(FRAME_MAX)
-        house.connections.add(self.connection)
+        server.connections.add(self.connection)
 
     def control(self) -> ChannelZeroBase:
-        return NoControl(self.house.loop)
+        return NoControl(self.server.loop)
 
     def say(self, channel: int, *methods: Any) -> None:
         self.connection.receive(b"".join([pamqp.frame.marshal(method, channel) for method in methods]))
@@ -154,7 +154,7 @@ class Client:
     def publish(
         self, channel: int, routing_key: str, bodies: Sequence[bytes], properties: bytes, exchange: str = ""
     ) -> None:
-        """All in one piece, as one read of the socket brings them."""
+        """Publish all messages in one read of the socket."""
         method = pamqp.frame.marshal(spec.Basic.Publish(exchange=exchange, routing_key=routing_key), channel)
         out = []
         for body in bodies:
@@ -165,7 +165,7 @@ class Client:
         self.connection.receive(b"".join(out))
 
     def heard(self) -> list[Event]:
-        """What came since the last call, in order."""
+        """Return the methods received since the last call, in order."""
         data, self.wire.data = self.wire.data, b""
         events: list[Event] = []
         while data:
@@ -184,9 +184,9 @@ class Client:
         return events
 
     def vanish(self) -> None:
-        """The socket is gone."""
+        """Close the socket without a close handshake."""
         self.connection.close_handler.set_state(CLOSED)
-        self.house.connections.release(self.connection)
+        self.server.connections.release(self.connection)
 
 
 class User(NamedTuple):
@@ -222,11 +222,11 @@ class MemoryBroker:
         self.broker.vhosts["/"] = self.vhost
 
     def settle(self) -> None:
-        """The loop runs until nothing is left to do."""
+        """Run the loop until it has nothing to do."""
         self.loop.run()
 
     def again(self, *, clean: bool) -> None:
-        """The next life of the broker: its clients are gone, its durable queues are there."""
+        """Start the next life of the broker: clients are disconnected, durable queues are opened again."""
         from amqpd.broker.queue.factory import make_queue
 
         queues = [(queue.name, queue.id, queue.arguments) for queue in self.vhost.queues.values() if queue.id]

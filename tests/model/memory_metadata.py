@@ -1,4 +1,4 @@
-"""Metadata that keep their rows in memory and commit, or fail, when they are told to; a broker in memory over them."""
+"""Metadata that keep rows in memory and commit, or fail, on request; and a broker in memory that uses them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Done = Callable[[BaseException | None], None]
 
 
 class Rows:
-    """The database: what is committed. Outlives the broker."""
+    """The database: the committed rows. It outlives the broker."""
 
     def __init__(self, *rows: Row) -> None:
         self.tables: dict[type[Row], dict[tuple[object, ...], Row]] = {table.row: {} for table in TABLES}
@@ -49,8 +49,8 @@ class Rows:
                 bindings = self.tables[BindingRow]
                 for key, row in list(bindings.items()):
                     assert isinstance(row, BindingRow)
-                    ends_there = (row.destination_type, row.destination) == (change.kind, change.name)
-                    if ends_there or (change.kind == "exchange" and row.source == change.name):
+                    is_destination = (row.destination_type, row.destination) == (change.kind, change.name)
+                    if is_destination or (change.kind == "exchange" and row.source == change.name):
                         del bindings[key]
             elif isinstance(change, Put):
                 self.tables[type(change.row)][_key(change.row)] = change.row
@@ -67,8 +67,8 @@ def _key(row: Row) -> tuple[object, ...]:
     return tuple(values[name] for name in table.key)
 
 
-class ToldMetadata:
-    """Commits the oldest submission when told to."""
+class ManualMetadata:
+    """Metadata that commit the oldest submission when a test asks for it."""
 
     def __init__(self, rows: Rows, loop: StillLoop) -> None:
         self.rows = rows
@@ -78,11 +78,13 @@ class ToldMetadata:
     def submit(self, changes: Sequence[Change], done: Done) -> None:
         self.waiting.append((tuple(changes), done))
 
-    def commit(self, *, fails: bool = False, kept: bool = False) -> None:
-        """kept: it fails, and is there all the same, as when a server goes away before its answer."""
+    def commit(self, *, fails: bool = False, stored: bool = False) -> None:
+        """Finish the oldest submission. stored: it fails, but its rows are stored, as when a server goes away before
+        its answer.
+        """
         changes, done = self.waiting.popleft()
         if fails:
-            if kept:
+            if stored:
                 self.rows.apply(changes)
             self.loop.call_soon(done, WriteFailed("cannot write the metadata: database or disk is full"))
         else:
@@ -91,7 +93,7 @@ class ToldMetadata:
 
 
 class RetryLoop(StillLoop):
-    """Keeps the timers of what is tried again, and of nothing else."""
+    """A loop that keeps only the timers of retried declarations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,11 +105,11 @@ class RetryLoop(StillLoop):
         return super().call_later(delay_s, function, *arguments)
 
 
-class Noted(NoControl):
-    """A hard error ends the connection, as a socket would."""
+class ErrorRecorder(NoControl):
+    """Channel 0 that records a hard error and closes the connection."""
 
     def __init__(self, client: FailingClient) -> None:
-        super().__init__(client.house.loop)
+        super().__init__(client.server.loop)
         self.client = client
 
     def fail(self, error: Any) -> None:
@@ -116,17 +118,17 @@ class Noted(NoControl):
 
 
 class FailingClient(Client):
-    """One whose connection may be closed with an error."""
+    """A client whose connection may be closed with an error."""
 
-    def __init__(self, house: Any, name: str) -> None:
-        super().__init__(house, name)
+    def __init__(self, server: Any, name: str) -> None:
+        super().__init__(server, name)
         self.failed = 0
 
     def control(self) -> ChannelZeroBase:
-        return Noted(self)
+        return ErrorRecorder(self)
 
     def publish_mandatory(self, queue: str, body: bytes) -> None:
-        """Persistent, to the default exchange, in one piece."""
+        """Publish a persistent message to the default exchange, in one read."""
         method = pamqp.commands.Basic.Publish(routing_key=queue, mandatory=True)
         header = pamqp.header.ContentHeader(0, len(body), pamqp.commands.Basic.Properties(delivery_mode=2))
         frames = (method, header, pamqp.body.ContentBody(body))
@@ -137,8 +139,8 @@ class FailingClient(Client):
         return bool(self.connection.close_handler.state != CLOSED)
 
 
-class DeclaredHouse(MemoryBroker):
-    """The broker of the models, started from its rows."""
+class DeclarationBroker(MemoryBroker):
+    """A broker in memory that starts from its rows."""
 
     def __init__(self) -> None:
         self.rows = Rows(VhostRow("/", "v"))
@@ -155,7 +157,7 @@ class DeclaredHouse(MemoryBroker):
             boot_id="0" * 31 + "1",
             inline=True,
         )
-        self.metadata = ToldMetadata(self.rows, self.loop)
+        self.metadata = ManualMetadata(self.rows, self.loop)
         loop: Any = self.loop
         metadata: Any = self.metadata
         auth: Any = AllowAll()
@@ -167,7 +169,7 @@ class DeclaredHouse(MemoryBroker):
         self.vhost = self.broker.vhosts["/"]
 
     def again(self, *, clean: bool) -> None:
-        """The next life, after a stop or a kill: what waits to be committed is lost, as nobody was answered."""
+        """Start the next life, after a stop or a kill. Pending commits are lost; none of them was answered."""
         self.storage.close(clean=clean)
         self.filesystem = self.filesystem.killed()
         self.begin()

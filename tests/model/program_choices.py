@@ -1,4 +1,4 @@
-"""Exchange types that send a message to one of several, watched: what they choose is noted, and nothing changed."""
+"""Exchange types that choose one of several destinations, wrapped so that each choice is recorded."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from amqpd.routing import registry
 from amqpd.routing.message_exchange import MessageExchangeType, destination_label
 
 
-class Watched(MessageExchangeType):
-    """choices: routing key and label of the destination, since somebody looked."""
+class RecordingExchangeType(MessageExchangeType):
+    """A wrapper that records the choices of an exchange. choices: routing key and label of each chosen destination."""
 
     def __init__(self, matcher: Any) -> None:
         super().__init__()
@@ -44,16 +44,16 @@ class Watched(MessageExchangeType):
 
 
 @contextmanager
-def watching() -> Iterator[None]:
-    """Exchanges that are declared meanwhile are watched."""
+def record_choices() -> Iterator[None]:
+    """Record the choices of all exchanges that are declared within the context."""
     before = dict(registry.BUILT_IN)
     for name in CHOOSING:
-        registry.BUILT_IN[name] = _watched(before[name])
+        registry.BUILT_IN[name] = _recording(before[name])
     try:
         yield
     finally:
         registry.BUILT_IN.update(before)
 
 
-def _watched(make: Any) -> Any:
-    return lambda: Watched(make())
+def _recording(make: Any) -> Any:
+    return lambda: RecordingExchangeType(make())

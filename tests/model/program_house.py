@@ -1,4 +1,4 @@
-"""A broker in memory whose clock stands until a program moves it: timers fire at their time, one after the other."""
+"""A broker in memory whose clock moves only when a program moves it; timers fire at their time, in order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from memory_broker import BOOT_ID, AllowAll, Handle, MemoryBroker, StillLoop
 from memory_metadata import Rows
-from program_choices import Watched
+from program_choices import RecordingExchangeType
 from simulated_filesystem import SimulatedClock
 
 from amqpd.broker.broker import Broker
@@ -18,8 +18,8 @@ from amqpd.storage.metadata.store import Change, VhostRow
 from amqpd.storage.storage import Storage
 
 
-class StillClock(SimulatedClock):
-    """A quarter of a millisecond past each of them, so that no rounding of seconds loses one."""
+class ManualClock(SimulatedClock):
+    """A clock that is always 0.25 ms past a millisecond, so that rounding of seconds loses none."""
 
     def monotonic(self) -> float:
         return (self.now_ms - 1_690_000_000_000 + 0.25) / 1000
@@ -41,7 +41,7 @@ class TimedLoop(StillLoop):
         return Handle()
 
     def advance(self, ms: int) -> None:
-        """Fires what comes due on the way, at its time."""
+        """Move the clock by `ms` and fire each timer at its time."""
         end_ms = self.clock.now_ms + ms
         while self.later:
             first = min(self.later, key=lambda entry: entry[:2])
@@ -57,7 +57,7 @@ class TimedLoop(StillLoop):
 
 
 class PromptRows:
-    """Metadata that commit at once, and outlive the broker."""
+    """Metadata that commit at once and outlive the broker."""
 
     def __init__(self, rows: Rows, loop: StillLoop) -> None:
         self.rows = rows
@@ -68,10 +68,10 @@ class PromptRows:
         self.loop.call_soon(done, None)
 
 
-class ProgramHouse(MemoryBroker):
+class ProgramBroker(MemoryBroker):
     def __init__(self) -> None:
         self.rows = Rows(VhostRow("/", "v"))
-        self.clock = StillClock()
+        self.clock = ManualClock()
         super().__init__()
 
     def begin(self) -> None:
@@ -97,7 +97,7 @@ class ProgramHouse(MemoryBroker):
         self.vhost = self.broker.vhosts["/"]
 
     def again(self, *, clean: bool) -> None:
-        """The next life, after a stop or a kill."""
+        """Start the next life, after a stop or a kill."""
         self.settle()
         if clean:
             self.broker.jobs.stop()
@@ -109,13 +109,13 @@ class ProgramHouse(MemoryBroker):
 
     def forget_choices(self) -> None:
         for exchange in self.vhost.exchanges.values():
-            if isinstance(exchange.matcher, Watched):
+            if isinstance(exchange.matcher, RecordingExchangeType):
                 exchange.matcher.choices.clear()
 
     def chosen(self, exchange: str, key: str) -> str | None:
-        """What this exchange has chosen for this key, since the last `forget_choices`: each once, in order."""
+        """Return and remove the exchange's oldest recorded choice for this key since `forget_choices`, or None."""
         matcher = self.vhost.exchanges[exchange].matcher
-        assert isinstance(matcher, Watched)
+        assert isinstance(matcher, RecordingExchangeType)
         for choice in matcher.choices:
             if choice[0] == key:
                 matcher.choices.remove(choice)

@@ -1,7 +1,7 @@
-"""Surgery in programs: messages browsed, moved, copied, deleted, sent back to where they died, and had once more.
+"""Jobs in programs: browse, move, copy, delete, redrive and rewind messages.
 
-A job into a queue that has no room would wait; a program passes it over. Which messages, where they go and what is
-written into them is what docs/dead-letters.md says.
+A job into a full queue would wait, so a program skips it. docs/dead-letters.md says which messages a job takes, where
+they go and which headers they get.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from program_judge import Judge
-from program_parts import Anyhow, Different, Letter, TwinQueue, Way
+from program_judge import PlayerChecks
+from program_parts import RouteResult, TwinMessage, TwinMismatch, TwinQueue, Unspecified
 from program_routing import SELECTORS
 from program_twin import NUMBERS
 
@@ -23,159 +23,166 @@ from amqpd.routing.selector import parse_selector
 SOURCE = ("x-source-queue", "x-source-offset", "x-source-redelivered")
 
 
-class Surgeon(Judge):
-    """A mixin of the player."""
+class JobPlayer(PlayerChecks):
+    """The player's operations that run jobs."""
 
-    # -- which messages
+    # -- selection
 
-    def wanted(self, letters: list[Letter], where: str, limit: int = 0) -> list[Letter]:
-        """Of these, in the order of their offsets."""
-        found = sorted(letters, key=lambda letter: letter.offset)
+    def select(self, messages: list[TwinMessage], where: str, limit: int = 0) -> list[TwinMessage]:
+        """Return the messages that match the selector `where`, in the order of their offsets."""
+        found = sorted(messages, key=lambda message: message.offset)
         if where:
             found = [each for each in found if SELECTORS[where](each.key, each.headers)]
         return found[:limit] if limit else found
 
     @staticmethod
-    def there(queue: TwinQueue) -> list[Letter]:
-        """What is to be seen in a queue: not what of a transient one is with consumers."""
-        letters = list(queue.ready)
-        letters += [each.letter for each in queue.waiting]
+    def visible(queue: TwinQueue) -> list[TwinMessage]:
+        """Return the messages that a browse shows; it omits unacked messages of a transient queue."""
+        messages = list(queue.ready)
+        messages += [each.message for each in queue.waiting]
         if queue.durable:
-            letters += [letter for letter, _ in queue.unacked]
-        return letters
+            messages += [message for message, _ in queue.unacked]
+        return messages
 
     def browse(self, name: str, begin: int, where: str) -> None:
         queue = self.twin.queues.get(name)
-        if queue is None or queue.unsure:
+        if queue is None or queue.offsets_uncertain:
             return
-        real = self.house.vhost.queues[name]
+        real = self.server.vhost.queues[name]
         page = asyncio.run(browse(real, parse_selector(where) if where else None, 1000, begin))
         got = [(entry.offset, entry.message and entry.message.body(), state) for entry, state in page.messages]
-        letters = [each for each in self.wanted(self.there(queue), where) if each.offset >= begin]
-        due = [(each.offset, each.body, "ready" if each in queue.ready else "unacked") for each in letters]
-        self.same(f"browsed in {name}", got, due)
+        messages = [each for each in self.select(self.visible(queue), where) if each.offset >= begin]
+        due = [(each.offset, each.body, "ready" if each in queue.ready else "unacked") for each in messages]
+        self.assert_same(f"browsed in {name}", got, due)
 
-    # -- what becomes of them
+    # -- jobs
 
     def job(self, verb: str, name: str, target: str, where: str, limit: int, dry_run: bool) -> None:
         source = self.twin.queues.get(name)
-        if source is None or source.unsure or (source.kind == "stream" and verb != "copy"):
+        if source is None or source.offsets_uncertain or (source.kind == "stream" and verb != "copy"):
             return
         to_queue = target in self.twin.queues
         if verb in ("move", "copy") and (target == name or not (to_queue or target in self.twin.exchanges)):
             return
-        letters = self.wanted(self.there(source) if verb == "copy" else source.ready, where)
-        self.nobody_is_over(source, letters)
+        messages = self.select(self.visible(source) if verb == "copy" else source.ready, where)
+        self.assert_none_expired(source, messages)
         targets = [target] if to_queue and verb in ("move", "copy") else []
-        if verb != "delete" and not dry_run and not self.has_room(letters, targets, name):
+        if verb != "delete" and not dry_run and not self.has_room(messages, targets, name):
             return
         by_chance = any(each.kind in ("x-random", "x-local-random") for each in self.twin.exchanges.values())
         if by_chance and (verb == "redrive" or not to_queue):
-            return  # it is asked twice where a message goes
+            return  # the job routes twice, so a random exchange may choose differently
         request = {"selector": parse_selector(where) if where else None, "limit": limit, "dry_run": dry_run}
         if verb in ("move", "copy"):
             request["to_queue" if to_queue else "to_exchange"] = target
-        job = self.begin(verb, name, **request)
+        job = self.start_job(verb, name, **request)
         count = 0
-        for letter in letters:
-            changed, way = self.address(verb, source, letter, target, to_queue)
-            if way is None or count == (limit or 1000):
+        for message in messages:
+            changed, result = self.address(verb, source, message, target, to_queue)
+            if result is None or count == (limit or 1000):
                 continue
             count += 1
             if dry_run:
                 continue
             if verb != "copy":
-                source.ready = [each for each in source.ready if each is not letter]
-                source.handled(letter)
+                source.ready = [each for each in source.ready if each is not message]
+                source.note_settled(message)
             if changed is not None:
-                self.twin.offer_all(way, changed)
+                self.twin.offer_all(result, changed)
         if not dry_run:
-            self.twin.tidy(source)
-        self.done(job, count)
+            self.twin.enforce_limits(source)
+        self.check_job(job, count)
 
-    def begin(self, verb: str, name: str, **request: Any) -> QueueJob:
-        vhost = self.house.vhost
-        job = self.house.broker.jobs.begin(JobRequest(verb, vhost, vhost.queues[name], **request))
+    def start_job(self, verb: str, name: str, **request: Any) -> QueueJob:
+        vhost = self.server.vhost
+        job = self.server.broker.jobs.begin(JobRequest(verb, vhost, vhost.queues[name], **request))
         self.listen()
         for _ in range(50):
             if job.ended_ms or job.state == "waiting":
                 break
-            self.time_passes(TICK_MS)  # for an index that is being made
+            self.time_passes(TICK_MS)  # an index may have to be built first
         return job
 
-    def done(self, job: QueueJob, count: int, state: str = "done") -> None:
+    def check_job(self, job: QueueJob, count: int, state: str = "done") -> None:
         if job.ended_ms == 0:
-            raise Different(f"{job.kind} of {job.source.name} has not ended: {job.state}, {job.reason}")
-        self.same(f"{job.kind} of {job.source.name}", (job.state, job.done_count), (state, count))
+            raise TwinMismatch(f"{job.kind} of {job.source.name} did not end: {job.state}, {job.reason}")
+        self.assert_same(f"{job.kind} of {job.source.name}", (job.state, job.done_count), (state, count))
 
-    def nobody_is_over(self, queue: TwinQueue, letters: list[Letter]) -> None:
-        """Behind the head of a queue is what is over and has not ended yet. Raises: Anyhow."""
-        for letter in letters:
-            if self.twin.is_over(queue, letter):
-                raise Anyhow("what is over is moved, or ends")
+    def assert_none_expired(self, queue: TwinQueue, messages: list[TwinMessage]) -> None:
+        """Raise Unspecified if an expired message is selected: behind the head it may not have been removed yet."""
+        for message in messages:
+            if self.twin.is_expired(queue, message):
+                raise Unspecified("an expired message is moved or expires")
 
     def address(
-        self, verb: str, source: TwinQueue, letter: Letter, target: str, to_queue: bool
-    ) -> tuple[Letter | None, Way | None]:
-        """How it comes there, and the way; None: it stays."""
+        self, verb: str, source: TwinQueue, message: TwinMessage, target: str, to_queue: bool
+    ) -> tuple[TwinMessage | None, RouteResult | None]:
+        """Return the message as the target gets it, and its route; a route of None: the message stays."""
         if verb == "delete":
-            return None, Way()
-        changed = self.marked(source, letter)
+            return None, RouteResult()
+        changed = self.with_source_headers(source, message)
         if verb == "redrive":
-            return self.driven_back(source, changed)
+            return self.redriven(source, changed)
         if to_queue:
-            return changed, Way([target])
+            return changed, RouteResult([target])
         changed.exchange = target
-        return changed, self.way_from(source, changed)
+        return changed, self.route_from(source, changed)
 
-    def way_from(self, source: TwinQueue, letter: Letter) -> Way | None:
-        """By its exchange; None: to nobody, or back."""
-        way = self.twin.route(letter.exchange, letter.key, letter.headers)
-        return None if way.leads_nowhere or source.name in way.queues else way
+    def route_from(self, source: TwinQueue, message: TwinMessage) -> RouteResult | None:
+        """Return the route through the message's exchange; None if it leads nowhere or back."""
+        result = self.twin.route(message.exchange, message.key, message.headers)
+        return None if result.leads_nowhere or source.name in result.queues else result
 
     @staticmethod
-    def marked(source: TwinQueue, letter: Letter) -> Letter:
-        headers = {name: value for name, value in letter.headers.items() if name not in (*NUMBERS, *SOURCE)}
-        headers |= {"x-source-queue": source.name, "x-source-offset": letter.offset}
-        maybe = letter.maybe
-        if letter.redelivered is None:
-            maybe = (*maybe, "x-source-redelivered")
-        elif letter.redelivered:
+    def with_source_headers(source: TwinQueue, message: TwinMessage) -> TwinMessage:
+        headers = {name: value for name, value in message.headers.items() if name not in (*NUMBERS, *SOURCE)}
+        headers |= {"x-source-queue": source.name, "x-source-offset": message.offset}
+        optional_headers = message.optional_headers
+        if message.redelivered is None:
+            optional_headers = (*optional_headers, "x-source-redelivered")
+        elif message.redelivered:
             headers["x-source-redelivered"] = True
-        fresh = replace(letter, headers=headers, maybe=maybe, born_ms=[], deliveries=0, redelivered=False)
+        fresh = replace(
+            message,
+            headers=headers,
+            optional_headers=optional_headers,
+            ttl_start_ms=[],
+            deliveries=0,
+            redelivered=False,
+        )
         return fresh
 
-    def driven_back(self, source: TwinQueue, letter: Letter) -> tuple[Letter | None, Way | None]:
-        if letter.first is None or not letter.deaths:
+    def redriven(self, source: TwinQueue, message: TwinMessage) -> tuple[TwinMessage | None, RouteResult | None]:
+        if message.first is None or not message.deaths:
             return None, None
-        queue, reason, _ = letter.first
-        first = letter.deaths[-1]
-        for death in letter.deaths:
+        queue, reason, _ = message.first
+        first = message.deaths[-1]
+        for death in message.deaths:
             if (death.queue, death.reason) == (queue, reason):
                 first = death
-        letter.headers["x-redrive-count"] = letter.headers.get("x-redrive-count", 0) + 1
-        letter.deaths, letter.first = (), None
-        letter.exchange, letter.key = first.exchange, first.keys[0]
+        message.headers["x-redrive-count"] = message.headers.get("x-redrive-count", 0) + 1
+        message.deaths, message.first = (), None
+        message.exchange, message.key = first.exchange, first.keys[0]
         if first.queue in self.twin.queues:
-            return letter, None if first.queue == source.name else Way([first.queue])
-        return letter, self.way_from(source, letter) if letter.exchange in self.twin.exchanges else None
+            return message, None if first.queue == source.name else RouteResult([first.queue])
+        return message, self.route_from(source, message) if message.exchange in self.twin.exchanges else None
 
-    def has_room(self, letters: list[Letter], targets: list[str], source: str) -> bool:
-        """Nobody to whom they may come becomes full by it, nor is. targets: empty: any queue."""
+    def has_room(self, messages: list[TwinMessage], targets: list[str], source: str) -> bool:
+        """Return whether no target is full before or after the job. targets: empty for any queue."""
         for name in targets or self.twin.queues:
             queue = self.twin.queues[name]
-            there = queue.ready + [each.letter for each in queue.waiting]
+            there = queue.ready + [each.message for each in queue.waiting]
             length, size = self.twin.rule(queue, "max-length"), self.twin.rule(queue, "max-length-bytes")
-            together = sum(len(letter.body) for letter in there + letters)
+            together = sum(len(message.body) for message in there + messages)
             if name == source:
                 continue
-            if length is not None and len(there) + max(1, len(letters)) > length:
+            if length is not None and len(there) + max(1, len(messages)) > length:
                 return False
-            if size is not None and max(together, sum(len(letter.body) for letter in there) + 1) > size:
+            if size is not None and max(together, sum(len(message.body) for message in there) + 1) > size:
                 return False
         return True
 
-    # -- once more
+    # -- rewind
 
     def rewind(
         self,
@@ -189,51 +196,56 @@ class Surgeon(Judge):
         dry_run: bool,
     ) -> None:
         queue = self.twin.queues.get(name)
-        if queue is None or queue.unsure or not queue.retains or (target is None and queue.group_by):
+        if queue is None or queue.offsets_uncertain or not queue.retains or (target is None and queue.group_by):
             return
         if target is not None and (target == name or target not in self.twin.queues):
             return
         until_ms = -1
-        letters = [each for each in queue.settled if each.offset >= begin]
+        messages = [each for each in queue.settled if each.offset >= begin]
         if by_time:
-            until_ms, until = self.house.clock.now_ms - 150, -1
-            letters = [each for each in letters if each.logged_ms < self.twin.now_ms - 150]
+            until_ms, until = self.server.clock.now_ms - 150, -1
+            messages = [each for each in messages if each.logged_ms < self.twin.now_ms - 150]
         elif until >= 0:
-            letters = [each for each in letters if each.offset < until]
-        letters = self.wanted(letters, where)
-        if self.wanted(queue.lost, where):
-            raise Anyhow("what was transient is there once more, or not")
+            messages = [each for each in messages if each.offset < until]
+        messages = self.select(messages, where)
+        if self.select(queue.lost, where):
+            raise Unspecified("a transient message may be rewound or not")
         in_place = target is None and not dry_run
-        for letter in letters:
-            letter.born_ms = [letter.logged_ms]
+        for message in messages:
+            message.ttl_start_ms = [message.logged_ms]
         if in_place:
-            letters = [each for each in letters if not self.twin.is_over(queue, each)]
-        letters = letters[:limit] if limit else letters
-        ways = [(each, self.marked(queue, replace(each, redelivered=True)), Way([target or ""])) for each in letters]
-        if target is not None and not dry_run and not self.has_room(letters, [target], name):
+            messages = [each for each in messages if not self.twin.is_expired(queue, each)]
+        messages = messages[:limit] if limit else messages
+        ways = [
+            (each, self.with_source_headers(queue, replace(each, redelivered=True)), RouteResult([target or ""]))
+            for each in messages
+        ]
+        if target is not None and not dry_run and not self.has_room(messages, [target], name):
             return
         selector = parse_selector(where) if where else None
         where_from = {"begin": begin, "until": until, "until_ms": until_ms}
-        job = self.begin("rewind", name, to_queue=target, selector=selector, limit=limit, dry_run=dry_run, **where_from)
+        job = self.start_job(
+            "rewind", name, to_queue=target, selector=selector, limit=limit, dry_run=dry_run, **where_from
+        )
         if in_place:
             before = queue.ready
-            queue.ready = before + letters
-            if letters and self.twin.over(queue):
+            queue.ready = before + messages
+            if messages and self.twin.is_over_limit(queue):
                 queue.ready = before
-                self.done(job, 0, "failed")
+                self.check_job(job, 0, "failed")
                 return
-            queue.settled = [each for each in queue.settled if not any(each is other for other in letters)]
-            queue.cold = True
-            for letter in before:
-                letter.vague = queue.durable
-            for letter in letters:
-                letter.redelivered = True
-                letter.deliveries = 0  # it begins anew
-                letter.vague = False
-        self.done(job, len(letters))
+            queue.settled = [each for each in queue.settled if not any(each is other for other in messages)]
+            queue.reads_from_log = True
+            for message in before:
+                message.age_uncertain = queue.durable
+            for message in messages:
+                message.redelivered = True
+                message.deliveries = 0  # counted from zero after a rewind
+                message.age_uncertain = False
+        self.check_job(job, len(messages))
         if target is not None and not dry_run:
-            for _, changed, way in ways:
-                self.twin.offer_all(way, changed)
+            for _, changed, result in ways:
+                self.twin.offer_all(result, changed)
 
     def listen(self) -> None:
         raise NotImplementedError

@@ -1,7 +1,7 @@
-"""What the naive twin of a broker is made of: messages, queues, exchanges, bindings as plain objects.
+"""The parts of the naive twin of a broker: messages, queues, exchanges and bindings as plain objects.
 
-Where nobody is owed an order (dead letters of two queues that reach a third in the same moment) the twin raises
-`Anyhow`: what follows depends on that order, so the program ends there.
+If an order is not specified (dead letters of two queues reach a third queue at the same moment), the twin raises
+`Unspecified` and the program ends.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 
-class Anyhow(Exception):
-    """The order of what happens next is nobody's promise."""
+class Unspecified(Exception):
+    """The next result depends on an order that is not specified."""
 
 
-class Different(AssertionError):
+class TwinMismatch(AssertionError):
     """The broker and its twin disagree."""
 
 
@@ -29,12 +29,18 @@ class Death:
 
 
 @dataclass
-class Letter:
-    """A message in one queue. deaths: newest first. deliveries: how often it came back, which a quorum queue shows.
-    born_ms: shared by its copies in all queues: when it came, if a time to live was to be obeyed then; else when one
-    first was. logged_ms: when it came to its queue, which is all that a restart knows. redelivered: None where it may
-    say either. vague: it came back, and may be read from the log again, which knows when it came; or not. offset: in
-    its queue's log. maybe: headers that it may have or not.
+class TwinMessage:
+    """A message in one queue.
+
+    - deaths: newest first.
+    - deliveries: the number of returns, which a quorum queue shows.
+    - ttl_start_ms: start of the time to live, shared by the copies in all queues: the arrival if a time to live applied
+      then, otherwise the moment when one first applied.
+    - logged_ms: arrival in its queue, the only time that a restart knows.
+    - redelivered: None where both values are allowed.
+    - age_uncertain: returned, so that it may be read from the log again, with the arrival time of the log.
+    - offset: in the log of its queue.
+    - optional_headers: headers that may be missing.
     """
 
     body: bytes
@@ -44,21 +50,21 @@ class Letter:
     priority: int = 0
     deaths: tuple[Death, ...] = ()
     first: tuple[str, str, str] | None = None
-    place: int = 0
+    position: int = 0
     offset: int = 0
-    born_ms: list[int] = field(default_factory=list)
+    ttl_start_ms: list[int] = field(default_factory=list)
     redelivered: bool | None = False
     deliveries: int = 0
     headers: dict[str, Any] = field(default_factory=dict)
     persistent: bool = True
     logged_ms: int = 0
-    vague: bool = False
-    maybe: tuple[str, ...] = ()
+    age_uncertain: bool = False
+    optional_headers: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)
 class TwinConsumer:
-    """channel: its own."""
+    """A consumer with a channel of its own."""
 
     channel: int
     prefetch: int
@@ -74,13 +80,18 @@ class Waiting(NamedTuple):
     """A message that waits for its next try."""
 
     due_ms: int
-    letter: Letter
+    message: TwinMessage
 
 
 @dataclass(eq=False)
 class TwinQueue:
-    """consumers: one at most, but of a queue with groups. unacked: with who has it; None: it was got. waiting: for
-    their next try. settled: of a queue that retains. producers: of each its epoch and its last sequence.
+    """A queue.
+
+    - consumers: at most one, except for a queue with groups.
+    - unacked: each message with its consumer; None after basic.get.
+    - waiting: messages that wait for their next try.
+    - settled: settled messages of a queue that retains them.
+    - producers: epoch and last sequence of each producer.
     """
 
     name: str
@@ -88,23 +99,23 @@ class TwinQueue:
     arguments: dict[str, Any]
     durable: bool = True
     consumers: list[TwinConsumer] = field(default_factory=list)
-    delivered: bool = False  # something, in this life or before
-    ready: list[Letter] = field(default_factory=list)
-    unacked: list[tuple[Letter, TwinConsumer | None]] = field(default_factory=list)
+    delivered: bool = False  # any message, in this life or before
+    ready: list[TwinMessage] = field(default_factory=list)
+    unacked: list[tuple[TwinMessage, TwinConsumer | None]] = field(default_factory=list)
     waiting: list[Waiting] = field(default_factory=list)
-    settled: list[Letter] = field(default_factory=list)
+    settled: list[TwinMessage] = field(default_factory=list)
     producers: dict[int, tuple[int, int]] = field(default_factory=dict)
-    # Transient ones that a restart has ended, and which may be had once more, or not.
-    lost: list[Letter] = field(default_factory=list)
+    # Transient messages that were lost in a restart; a rewind may return them or not.
+    lost: list[TwinMessage] = field(default_factory=list)
     places: int = 0
     offsets: int = 0
     ages: bool = False
-    # What comes next may be read from the log, behind what is read from there.
-    cold: bool = False
-    # Which offsets its messages have is not known any more: dead letters came beside a transaction.
-    unsure: bool = False
+    # The next message may be read from the log, like those before it.
+    reads_from_log: bool = False
+    # The offsets of its messages are unknown: dead letters arrived during a transaction.
+    offsets_uncertain: bool = False
     in_transaction: bool = False
-    # Dead letters that came in this moment: the queues they died in.
+    # The source queues of the dead letters that arrived at this moment.
     sources: set[str] = field(default_factory=set)
 
     @property
@@ -115,28 +126,28 @@ class TwinQueue:
     def retains(self) -> bool:
         return "x-retain" in self.arguments
 
-    def group(self, letter: Letter) -> str | None:
-        """None: of no group."""
+    def group(self, message: TwinMessage) -> str | None:
+        """Return the group of a message; None if it has none."""
         if self.group_by == "routing_key":
-            return letter.key
-        value = letter.headers.get(self.group_by.removeprefix("header:"))
+            return message.key
+        value = message.headers.get(self.group_by.removeprefix("header:"))
         return None if value is None or isinstance(value, (bool, list, dict)) else str(value)
 
-    def holds(self, letter: Letter) -> None:
-        self.unacked.append((letter, None))
+    def add_unacked(self, message: TwinMessage) -> None:
+        self.unacked.append((message, None))
 
-    def lets_go(self, letter: Letter) -> None:
-        self.unacked = [each for each in self.unacked if each[0] is not letter]
+    def remove_unacked(self, message: TwinMessage) -> None:
+        self.unacked = [each for each in self.unacked if each[0] is not message]
 
-    def handled(self, letter: Letter) -> None:
-        """It has left, if it was ever there."""
-        if self.retains and letter.offset >= 0:
-            self.settled.append(letter)
+    def note_settled(self, message: TwinMessage) -> None:
+        """Note that a message has left the queue."""
+        if self.retains and message.offset >= 0:
+            self.settled.append(message)
 
 
 @dataclass
-class Seen:
-    """An id that a deduplicating exchange knows. until_ms: None: for ever. stored: a restart does not forget it."""
+class SeenId:
+    """An id that a deduplicating exchange knows. until_ms: None for ever. stored: survives a restart."""
 
     until_ms: int | None
     stored: bool
@@ -144,9 +155,13 @@ class Seen:
 
 @dataclass
 class TwinExchange:
-    """kind: by which it routes. arguments: as declared. history: of x-recent-history. seen: of
-    x-message-deduplication, the oldest first. learnt: of those that hash, the weights of what was bound and where it
-    went, for each thing that was hashed.
+    """An exchange.
+
+    - kind: the type by which it routes.
+    - arguments: as declared.
+    - history: of x-recent-history.
+    - seen: ids of x-message-deduplication, oldest first.
+    - hashed_choices: for hashing types, the weights of the bindings and the chosen destination of each hashed value.
     """
 
     name: str
@@ -155,13 +170,13 @@ class TwinExchange:
     durable: bool = True
     arguments: dict[str, Any] = field(default_factory=dict)
     declared: str = ""
-    history: list[Letter] = field(default_factory=list)
-    seen: dict[Any, Seen] = field(default_factory=dict)
-    learnt: dict[Any, tuple[dict[str, int], str]] = field(default_factory=dict)
+    history: list[TwinMessage] = field(default_factory=list)
+    seen: dict[Any, SeenId] = field(default_factory=dict)
+    hashed_choices: dict[Any, tuple[dict[str, int], str]] = field(default_factory=dict)
 
 
 class Binding(NamedTuple):
-    """to_queue: else to an exchange. arguments: sorted; of headers and x-jms-topic exchanges only."""
+    """A binding. to_queue: otherwise to an exchange. arguments: sorted; only for headers and x-jms-topic exchanges."""
 
     source: str
     to_queue: bool
@@ -171,9 +186,12 @@ class Binding(NamedTuple):
 
 
 @dataclass
-class Way:
-    """Where a message goes. waits: names of exchanges that delay it, till when. kept: exchanges that remember it.
-    noted: exchanges that have not seen its id, which is remembered where it gets anywhere.
+class RouteResult:
+    """The destinations of a message.
+
+    - waits: exchanges that delay it, and until when.
+    - kept: exchanges that store it in their history.
+    - noted: exchanges with a new deduplication id, which is stored if the message reaches a destination.
     """
 
     queues: list[str] = field(default_factory=list)

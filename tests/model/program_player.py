@@ -1,4 +1,4 @@
-"""Who says a program to both, the broker and its twin."""
+"""The player: it runs a program on both the broker and its twin."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pamqp.commands as spec
 import pamqp.frame
 import pamqp.header
 from memory_broker import Client, Event
-from program_house import ProgramHouse
-from program_jobs import Surgeon
-from program_judge import FIRST_CHANNEL, Held, Judge
-from program_parts import Binding, Different, Letter, TwinConsumer, TwinExchange, TwinQueue
+from program_house import ProgramBroker
+from program_jobs import JobPlayer
+from program_judge import FIRST_CHANNEL, Held, PlayerChecks
+from program_parts import Binding, TwinConsumer, TwinExchange, TwinMessage, TwinMismatch, TwinQueue
 from program_routing import SELECTORS
-from program_transactions import Transactor
+from program_transactions import TransactionPlayer
 from program_twin import Twin
 from programs import Op
 
@@ -24,24 +24,24 @@ from amqpd.broker.flow.timers import TICK_MS
 from amqpd.broker.vhost import policies
 
 NUMBERED = 3
-"""The channel of producers that number what they send."""
+"""The channel of producers with sequence numbers."""
 
 
-class Player(Surgeon, Transactor, Judge):
-    """Says a program to both."""
+class Player(JobPlayer, TransactionPlayer, PlayerChecks):
+    """Runs a program on both the broker and its twin."""
 
     def __init__(self) -> None:
-        self.house = ProgramHouse()
-        self.twin = Twin(self.house.clock.now_ms, self.house.chosen, self.next_taker)
+        self.server = ProgramBroker()
+        self.twin = Twin(self.server.clock.now_ms, self.server.chosen, self.consumer_chosen_by_broker)
         self.published = 0
         self.steps = 0
         self.connect()
 
     def connect(self) -> None:
-        self.client = Client(self.house, "c")
+        self.client = Client(self.server, "c")
         self.channel = FIRST_CHANNEL
         self.delivery_tag = 0
-        # Held by a channel with that tag; consumer: None where it was got.
+        # Unacked deliveries; consumer: None after basic.get.
         self.held: list[Held] = []
         self.tags: dict[int, int] = {}
         self.delivered: list[Event] = []
@@ -50,46 +50,46 @@ class Player(Surgeon, Transactor, Judge):
         self.heard()
 
     def heard(self) -> list[Event]:
-        """What is not for a consumer; that is kept for `compare_deliveries`."""
-        self.house.settle()
+        """Return the events of channels without consumers; keep the others for `compare_deliveries`."""
+        self.server.settle()
         events = self.client.heard()
         self.delivered += [each for each in events if each.channel >= FIRST_CHANNEL]
         return [each for each in events if each.channel < FIRST_CHANNEL]
 
     def listen(self) -> None:
-        """What the broker has done is known before the twin does it."""
+        """Read the broker's output before the twin runs the same operation."""
         self.extra += self.heard()
 
-    def next_taker(self, queue: TwinQueue) -> TwinConsumer | None:
-        """To whom the broker has given what the twin is about to give."""
+    def consumer_chosen_by_broker(self, queue: TwinQueue) -> TwinConsumer | None:
+        """Return the consumer to which the broker delivered the message that the twin dispatches next."""
         by_channel = {each.channel: each for each in queue.consumers}
-        takers = [by_channel[each.channel] for each in self.delivered if each.body and each.channel in by_channel]
-        given = sum(each[0] is queue for each in self.twin.given)
-        return takers[given] if given < len(takers) else None
+        receivers = [by_channel[each.channel] for each in self.delivered if each.body and each.channel in by_channel]
+        dispatched = sum(each[0] is queue for each in self.twin.dispatched)
+        return receivers[dispatched] if dispatched < len(receivers) else None
 
     def ask(self, method: Any) -> Event:
         self.client.say(1, method)
         events = self.heard()
         if len(events) != 1 or isinstance(events[0].method, spec.Channel.Close):
-            raise Different(f"{method.name} was answered with {events}")
+            raise TwinMismatch(f"{method.name} was answered with {events}")
         return events[0]
 
     def play(self, ops: list[Op]) -> None:
-        """Raises: Different; Anyhow where nothing more can be said."""
+        """Run the operations. Raises: TwinMismatch; Unspecified if later results are not specified."""
         try:
             for op in ops:
-                self.house.forget_choices()
+                self.server.forget_choices()
                 getattr(self, op[0].replace("-", "_"))(*op[1:])
                 self.listen()
-                self.twin.settle_dead()
+                self.twin.route_dead_letters()
                 if self.extra:
-                    raise Different(f"after {op} came {self.extra}")
+                    raise TwinMismatch(f"unexpected after {op}: {self.extra}")
                 self.compare_deliveries(op)
                 self.compare_counts(op)
                 self.steps += 1
             self.compare_queues()
         finally:
-            self.house.end()
+            self.server.end()
 
     # -- declarations
 
@@ -106,7 +106,7 @@ class Player(Surgeon, Transactor, Judge):
             return
         self.ask(spec.Queue.Declare(queue=name, durable=durable, arguments=arguments))
         self.twin.queues[name] = TwinQueue(name, arguments["x-queue-type"], arguments, durable)
-        self.twin.obey()
+        self.twin.apply_policies()
 
     def bind(self, source: str, queue: str, key: str, matching: dict[str, str]) -> None:
         if source in self.twin.exchanges and queue in self.twin.queues:
@@ -120,7 +120,7 @@ class Player(Surgeon, Transactor, Judge):
             self.bound(Binding(source, False, destination, key), matching)
 
     def bound(self, binding: Binding, matching: dict[str, str]) -> None:
-        """With the key and the arguments that its exchange can have."""
+        """Bind with a key and arguments that the type of the exchange accepts."""
         kind = self.twin.exchanges[binding.source].kind
         arguments: dict[str, str] = {}
         if kind == "headers":
@@ -140,7 +140,7 @@ class Player(Surgeon, Transactor, Judge):
         if binding not in self.twin.bindings:
             self.twin.bindings.append(binding)
             self.listen()
-            self.twin.tell_history(binding)
+            self.twin.deliver_history(binding)
 
     def unbind(self, number: int) -> None:
         if not self.twin.bindings:
@@ -156,9 +156,9 @@ class Player(Surgeon, Transactor, Judge):
         if queue is None:
             return
         answer = self.ask(spec.Queue.Delete(queue=name))
-        self.same("deleted", answer.method.message_count, len(queue.ready) + len(queue.waiting))
+        self.assert_same("deleted", answer.method.message_count, len(queue.ready) + len(queue.waiting))
         cancels = [each.method.name for each in self.delivered if each.body is None]
-        self.same("cancelled", cancels, ["Basic.Cancel"] * len(queue.consumers))
+        self.assert_same("cancelled", cancels, ["Basic.Cancel"] * len(queue.consumers))
         self.delivered = [each for each in self.delivered if each.body is not None]
         self.twin.bindings = [each for each in self.twin.bindings if (True, name) != each[1:3]]
 
@@ -170,23 +170,23 @@ class Player(Surgeon, Transactor, Judge):
 
     def policy(self, name: str, pattern: str, definition: dict[str, Any], priority: int, apply_to: str) -> None:
         value = {"pattern": pattern, "definition": definition, "priority": priority, "apply-to": apply_to}
-        policies.declare(self.house.vhost, name, value, name.startswith("o"))
+        policies.declare(self.server.vhost, name, value, name.startswith("o"))
         self.twin.policies[name] = (pattern, definition, priority, apply_to)
-        self.obey()
+        self.apply_policies()
 
-    def obey(self) -> None:
-        """Everybody does, a tick of the timers later at the latest."""
+    def apply_policies(self) -> None:
+        """Apply policies in the twin, and let the broker do so within one tick of the timers."""
         self.listen()
-        self.twin.obey()
-        self.twin.settle_dead()
+        self.twin.apply_policies()
+        self.twin.route_dead_letters()
         self.time_passes(TICK_MS)
 
     def clear(self, name: str) -> None:
         if self.twin.policies.pop(name, None) is not None:
-            there = self.house.vhost.policies.get(name, name.startswith("o"))
+            there = self.server.vhost.policies.get(name, name.startswith("o"))
             assert there is not None
-            policies.clear(self.house.vhost, there)
-            self.obey()
+            policies.clear(self.server.vhost, there)
+            self.apply_policies()
 
     # -- messages
 
@@ -203,15 +203,15 @@ class Player(Surgeon, Transactor, Judge):
     ) -> None:
         if exchange and exchange not in self.twin.exchanges:
             return
-        letter = self.letter(exchange, key, padding, expiration, priority, persistent, headers)
-        self.send(1, letter, mandatory)
+        message = self.new_message(exchange, key, padding, expiration, priority, persistent, headers)
+        self.send(1, message, mandatory)
         events = [event.method.name for event in self.heard()]
-        way = self.twin.route(exchange, key, letter.headers)
-        taken = self.twin.offer_all(way, letter)
-        due = ["Basic.Return"] * (mandatory and way.leads_nowhere) + ["Basic.Ack" if taken else "Basic.Nack"]
-        self.same("publish", events, due)
+        result = self.twin.route(exchange, key, message.headers)
+        taken = self.twin.offer_all(result, message)
+        due = ["Basic.Return"] * (mandatory and result.leads_nowhere) + ["Basic.Ack" if taken else "Basic.Nack"]
+        self.assert_same("publish", events, due)
 
-    def letter(
+    def new_message(
         self,
         exchange: str,
         key: str,
@@ -220,25 +220,25 @@ class Player(Surgeon, Transactor, Judge):
         priority: int | None,
         persistent: bool,
         headers: dict[str, Any],
-    ) -> Letter:
+    ) -> TwinMessage:
         self.published += 1
         body = b"%d" % self.published
         body += b"." * (padding - len(body))
-        letter = Letter(body, exchange, key, "" if expiration is None else f"{expiration}", priority or 0)
-        letter.headers, letter.persistent = dict(headers), persistent
+        message = TwinMessage(body, exchange, key, "" if expiration is None else f"{expiration}", priority or 0)
+        message.headers, message.persistent = dict(headers), persistent
         if "x-deliver-in" in headers:
-            letter.headers["x-deliver-at"] = self.house.clock.now_ms + letter.headers.pop("x-deliver-in")
-        return letter
+            message.headers["x-deliver-at"] = self.server.clock.now_ms + message.headers.pop("x-deliver-in")
+        return message
 
-    def send(self, channel: int, letter: Letter, mandatory: bool = False) -> None:
+    def send(self, channel: int, message: TwinMessage, mandatory: bool = False) -> None:
         properties = spec.Basic.Properties(
-            delivery_mode=2 if letter.persistent else 1,
-            priority=letter.priority or None,
-            expiration=letter.expiration or None,
-            headers=letter.headers,
+            delivery_mode=2 if message.persistent else 1,
+            priority=message.priority or None,
+            expiration=message.expiration or None,
+            headers=message.headers,
         )
-        body = letter.body
-        method = spec.Basic.Publish(exchange=letter.exchange, routing_key=letter.key, mandatory=mandatory)
+        body = message.body
+        method = spec.Basic.Publish(exchange=message.exchange, routing_key=message.key, mandatory=mandatory)
         frames = [pamqp.frame.marshal(method, channel)]
         frames.append(pamqp.frame.marshal(pamqp.header.ContentHeader(0, len(body), properties), channel))
         frames.append(struct.pack(">BHI", 3, channel, len(body)) + body + b"\xce")
@@ -247,25 +247,25 @@ class Player(Surgeon, Transactor, Judge):
     def numbered(
         self, exchange: str, key: str, headers: dict[str, Any], producer: int, epoch: int, sequence: int
     ) -> None:
-        """On a channel of its own, which a refusal closes."""
+        """Publish a numbered message on a channel of its own, since a refusal closes the channel."""
         if exchange and exchange not in self.twin.exchanges:
             return
-        letter = self.letter(exchange, key, 0, None, None, True, headers)
-        letter.headers |= {"x-producer-id": producer, "x-producer-epoch": epoch, "x-sequence": sequence}
+        message = self.new_message(exchange, key, 0, None, None, True, headers)
+        message.headers |= {"x-producer-id": producer, "x-producer-epoch": epoch, "x-sequence": sequence}
         self.client.say(NUMBERED, spec.Channel.Open(), spec.Confirm.Select())
         self.heard()
-        self.send(NUMBERED, letter)
+        self.send(NUMBERED, message)
         events = [event.method for event in self.heard()]
-        way = self.twin.route(exchange, key, letter.headers)
-        codes = [406] * bool(way.waits) + [403] * self.twin.has_older(way, producer, epoch)
+        result = self.twin.route(exchange, key, message.headers)
+        codes = [406] * bool(result.waits) + [403] * self.twin.has_older(result, producer, epoch)
         if codes:
-            self.same("closed", [each.name for each in events], ["Channel.Close"])
+            self.assert_same("closed", [each.name for each in events], ["Channel.Close"])
             if events[0].reply_code not in codes:
-                raise Different(f"closed with {events[0]}, not {codes}")
+                raise TwinMismatch(f"closed with {events[0]}, not {codes}")
             self.client.say(NUMBERED, spec.Channel.CloseOk())
             return
-        taken = self.twin.offer_numbered(way, letter, producer, epoch, sequence)
-        self.same("numbered", [each.name for each in events], ["Basic.Ack" if taken else "Basic.Nack"])
+        taken = self.twin.offer_numbered(result, message, producer, epoch, sequence)
+        self.assert_same("numbered", [each.name for each in events], ["Basic.Ack" if taken else "Basic.Nack"])
         self.client.say(NUMBERED, spec.Channel.Close(reply_code=200, reply_text="", class_id=0, method_id=0))
         self.heard()
 
@@ -276,24 +276,26 @@ class Player(Surgeon, Transactor, Judge):
         event = self.ask(spec.Basic.Get(queue=name, no_ack=no_ack))
         head = self.twin.next_free(queue)
         if head is None or event.body is None:
-            self.same(f"get of {name}", event.body, head and head.body)
+            self.assert_same(f"get of {name}", event.body, head and head.body)
             return
         queue.ready.remove(head)
-        self.twin.tidy(queue)
+        self.twin.enforce_limits(queue)
         self.delivery_tag += 1
-        self.same("delivery tag", event.method.delivery_tag, self.delivery_tag)
-        self.same("message count", event.method.message_count, len(queue.ready))
-        self.same_letter(queue, event, head)
+        self.assert_same("delivery tag", event.method.delivery_tag, self.delivery_tag)
+        self.assert_same("message count", event.method.message_count, len(queue.ready))
+        self.assert_same_message(queue, event, head)
         queue.delivered = True
         if no_ack:
-            queue.handled(head)
+            queue.note_settled(head)
         else:
             queue.unacked.append((head, None))
             self.held.append(Held(queue, head, 1, self.delivery_tag, None))
 
     def consume(self, name: str, prefetch: int, no_ack: bool) -> None:
-        """On a channel of its own. A queue has one consumer at most, as whose turn it is is another model's matter; one
-        with groups has three."""
+        """Consume on a channel of its own.
+
+        A queue has at most one consumer, since another model covers their order; a queue with groups has up to three.
+        """
         queue = self.twin.queues.get(name)
         if queue is None or queue.kind == "stream" or len(queue.consumers) >= (3 if queue.group_by else 1):
             return
@@ -304,22 +306,22 @@ class Player(Surgeon, Transactor, Judge):
         self.heard()
         answers, self.delivered = self.delivered[:3], self.delivered[3:]
         names = [each.method.name for each in answers]
-        self.same("consume", names, ["Channel.OpenOk", "Basic.QosOk", "Basic.ConsumeOk"])
+        self.assert_same("consume", names, ["Channel.OpenOk", "Basic.QosOk", "Basic.ConsumeOk"])
         queue.consumers.append(TwinConsumer(self.channel, prefetch, no_ack))
 
     def cancel(self, name: str) -> None:
-        """The first of its consumers. What it holds its channel goes on holding."""
+        """Cancel the first consumer of the queue. Its channel keeps its unacked messages."""
         queue = self.twin.queues.get(name)
         if queue is None or not queue.consumers:
             return
         self.client.say(queue.consumers[0].channel, spec.Basic.Cancel(consumer_tag="c"))
         self.heard()
-        self.same("cancel", [each.method.name for each in self.delivered], ["Basic.CancelOk"])
+        self.assert_same("cancel", [each.method.name for each in self.delivered], ["Basic.CancelOk"])
         self.delivered.clear()
         queue.consumers.pop(0)
 
     def leave(self, name: str) -> None:
-        """The first of its consumers closes its channel: what it has comes back, as failed."""
+        """Close the channel of the first consumer. Its unacked messages return, counted as failed."""
         queue = self.twin.queues.get(name)
         if queue is None or not queue.consumers:
             return
@@ -328,31 +330,31 @@ class Player(Surgeon, Transactor, Judge):
         self.client.say(consumer.channel, close)
         self.heard()
         self.delivered = [each for each in self.delivered if each.channel != consumer.channel]
-        mine = [each for each in self.held if each.channel == consumer.channel]
+        own_deliveries = [each for each in self.held if each.channel == consumer.channel]
         self.held = [each for each in self.held if each.channel != consumer.channel]
-        for held in mine:
-            self.twin.comes_back(queue, held.letter, True)
+        for held in own_deliveries:
+            self.twin.return_message(queue, held.message, True)
 
     def restart(self, clean: bool) -> None:
-        self.house.again(clean=clean)
+        self.server.again(clean=clean)
         self.twin.restart(clean=clean)
         self.connect()
-        for queue in self.house.vhost.queues.values():
+        for queue in self.server.vhost.queues.values():
             with suppress(LogNotOpen):
                 queue.prepare()
-        self.obey()
+        self.apply_policies()
 
     def read(self, name: str, offset: int) -> None:
-        """A stream from there on."""
+        """Compare a stream from `offset` on."""
         queue = self.twin.queues.get(name)
         if queue is not None and queue.kind == "stream":
             self.compare_stream(queue, offset)
 
     def settle(self, number: int, how: str) -> None:
-        """how: ack, reject, requeue (basic.nack), back (basic.reject)."""
+        """Settle a held message. how: ack, reject, requeue (basic.nack), back (basic.reject)."""
         if not self.held:
             return
-        queue, letter, channel, tag, consumer = self.held.pop(number % len(self.held))
+        queue, message, channel, tag, consumer = self.held.pop(number % len(self.held))
         if how == "ack":
             self.client.say(channel, spec.Basic.Ack(delivery_tag=tag))
         elif how == "back":
@@ -362,27 +364,27 @@ class Player(Surgeon, Transactor, Judge):
         self.listen()
         if consumer is not None:
             consumer.in_flight -= 1
-        self.settled(queue, letter, how)
+        self.settled(queue, message, how)
 
-    def settled(self, queue: TwinQueue, letter: Letter, how: str) -> None:
-        queue.lets_go(letter)
+    def settled(self, queue: TwinQueue, message: TwinMessage, how: str) -> None:
+        queue.remove_unacked(message)
         if self.twin.queues.get(queue.name) is not queue:
             return
         if how == "ack":
-            queue.handled(letter)
+            queue.note_settled(message)
         elif how == "reject":
-            self.twin.die(queue, letter, "rejected")
+            self.twin.dead_letter(queue, message, "rejected")
         else:
-            self.twin.comes_back(queue, letter, how == "back")
+            self.twin.return_message(queue, message, how == "back")
 
     def purge(self, name: str) -> None:
         queue = self.twin.queues.get(name)
         if queue is not None and queue.kind != "stream":
             answer = self.ask(spec.Queue.Purge(queue=name))
-            letters = queue.ready + [each.letter for each in queue.waiting]
-            self.same("purged", answer.method.message_count, len(letters))
-            for letter in letters:
-                queue.handled(letter)
+            messages = queue.ready + [each.message for each in queue.waiting]
+            self.assert_same("purged", answer.method.message_count, len(messages))
+            for message in messages:
+                queue.note_settled(message)
             queue.ready.clear()
             queue.waiting.clear()
 
@@ -392,6 +394,6 @@ class Player(Surgeon, Transactor, Judge):
         raise AttributeError(name)
 
     def time_passes(self, ms: int) -> None:
-        self.house.timed.advance(ms)
+        self.server.timed.advance(ms)
         self.listen()
         self.twin.advance(ms)

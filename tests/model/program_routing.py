@@ -1,8 +1,8 @@
-"""The twin's exchanges: what the documentation says of each type, read aloud.
+"""The twin's exchanges, as the documentation describes each type.
 
-Where a message goes that an exchange sends to one of several is the broker's to say (`chosen`), and the twin holds it
-against what is promised: by chance, to something that is bound; by hash, to the same as ever as long as nothing else
-is bound, and what moves moves from what lost weight, or to what has gained some.
+For a type that chooses one of several destinations the broker's choice is taken from `chosen`, and the twin checks it.
+A random choice must be bound. A hash must choose the same destination while the bindings do not change; when weights
+change, values move only from a destination that lost weight, or to one that gained weight.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from program_parts import Binding, Different, Letter, Seen, TwinExchange, Way
+from program_parts import Binding, RouteResult, SeenId, TwinExchange, TwinMessage, TwinMismatch
 
 SELECTORS: dict[str, Callable[[str, dict[str, Any]], bool]] = {
     "h0 = '1'": lambda key, headers: headers.get("h0") == "1",
@@ -20,7 +20,7 @@ SELECTORS: dict[str, Callable[[str, dict[str, Any]], bool]] = {
     "p.routing-key LIKE 'a%'": lambda key, headers: key.startswith("a"),
     "TRUE": lambda key, headers: True,
 }
-"""Texts, and what they say. Those of whole messages and of exchanges alike."""
+"""Selector texts and their meaning, for jobs and for exchanges."""
 
 CHOOSING = ("x-consistent-hash", "x-modulus-hash", "x-random", "x-local-random")
 ID = "x-deduplication-header"
@@ -28,8 +28,10 @@ TEN_YEARS_MS = 10 * 365 * 86_400_000
 
 
 class TwinRouting:
-    """A mixin of the twin. exchanges, bindings, policies: of the twin. chosen: what the broker chose last at an
-    exchange for a routing key, said once; None: nothing."""
+    """The routing part of the twin.
+
+    chosen: returns and removes the broker's last choice of an exchange for a routing key, or None.
+    """
 
     now_ms: int
     exchanges: dict[str, TwinExchange]
@@ -51,12 +53,12 @@ class TwinRouting:
         said = self.matching(exchange.name, "exchange", False).get("delayed-message", False)
         return exchange.arguments.get("x-delayed", said) is True
 
-    def route(self, exchange: str, key: str, headers: dict[str, Any], passed: str = "") -> Way:
-        """passed: the exchange that has delayed it already."""
-        way = Way()
+    def route(self, exchange: str, key: str, headers: dict[str, Any], passed: str = "") -> RouteResult:
+        """Route a message. passed: the exchange that has already delayed it."""
+        result = RouteResult()
         if exchange == "":
-            way.queues = [key] if key in self.queues else []
-            return way
+            result.queues = [key] if key in self.queues else []
+            return result
         seen: list[str] = []
         waiting = [exchange]
         while waiting:
@@ -68,37 +70,39 @@ class TwinRouting:
             if name != passed and self.delays(source):
                 due_ms = self.due_of(headers)
                 if due_ms > self.now_ms:
-                    way.waits.append((name, due_ms))
+                    result.waits.append((name, due_ms))
                     continue
-            there = self.reached(source, key, headers, way)
+            there = self.matching_bindings(source, key, headers, result)
             for binding in there:
                 if not binding.to_queue:
                     waiting.append(binding.destination)
-                elif binding.destination not in way.queues:
-                    way.queues.append(binding.destination)
+                elif binding.destination not in result.queues:
+                    result.queues.append(binding.destination)
             alternate = self.alternate(source)
             if not there and alternate is not None:
                 waiting.append(alternate)
-        if way.leads_nowhere:
-            way.noted.clear()
-        return way
+        if result.leads_nowhere:
+            result.noted.clear()
+        return result
 
     def due_of(self, headers: dict[str, Any]) -> int:
-        """When a message is due, by its headers; of a program's time."""
+        """Return the time in the program's clock at which a message is due, by its headers."""
         if "x-deliver-at" in headers:
             return min(int(headers["x-deliver-at"]) - self.epoch_ms, self.now_ms + TEN_YEARS_MS)
         return self.now_ms + int(headers.get("x-delay", 0))
 
     epoch_ms = 0
-    """Of the broker's clock when a program begins."""
+    """The time of the broker's clock at the start of a program."""
 
-    def reached(self, source: TwinExchange, key: str, headers: dict[str, Any], way: Way) -> list[Binding]:
-        """Bindings that a message takes."""
+    def matching_bindings(
+        self, source: TwinExchange, key: str, headers: dict[str, Any], result: RouteResult
+    ) -> list[Binding]:
+        """Return the bindings that match a message."""
         bindings = [each for each in self.bindings if each.source == source.name]
         if source.kind in CHOOSING:
-            return self.one_of(source, bindings, key, headers)
+            return self.choose(source, bindings, key, headers)
         if source.kind == "x-recent-history":
-            way.kept.append(source.name)
+            result.kept.append(source.name)
             return bindings
         if source.kind == "x-message-deduplication":
             if not bindings or ID not in headers:
@@ -110,7 +114,7 @@ class TwinRouting:
                 return []
             source.seen.pop(headers[ID], None)
             ttl_ms = headers.get("x-cache-ttl", source.arguments.get("x-cache-ttl"))
-            way.noted.append((source.name, headers[ID], None if ttl_ms is None else self.now_ms + ttl_ms))
+            result.noted.append((source.name, headers[ID], None if ttl_ms is None else self.now_ms + ttl_ms))
             return bindings
         return [each for each in bindings if self.accepts(source.kind, each, key, headers)]
 
@@ -132,9 +136,9 @@ class TwinRouting:
         words, asked = key.split("."), pattern.split(".")
         return len(words) == len(asked) and all(a in ("*", w) for a, w in zip(asked, words, strict=True))
 
-    # -- exchanges that choose
+    # -- exchanges that choose one destination
 
-    def one_of(self, source: TwinExchange, bindings: list[Binding], key: str, headers: dict[str, Any]) -> list[Binding]:
+    def choose(self, source: TwinExchange, bindings: list[Binding], key: str, headers: dict[str, Any]) -> list[Binding]:
         if not bindings:
             return []
         weights: dict[str, int] = {}
@@ -144,56 +148,56 @@ class TwinRouting:
         chosen = self.chosen(source.name, key)
         if source.kind in ("x-consistent-hash", "x-modulus-hash"):
             hashed = headers.get(source.arguments["hash-header"]) if "hash-header" in source.arguments else key
-            before = source.learnt.get(hashed)
+            before = source.hashed_choices.get(hashed)
             if chosen is None and before is not None and before[0] == weights:
-                chosen = before[1]  # a route that was kept
+                chosen = before[1]  # the broker used its cached route
             if chosen is not None and before is not None:
-                self.may_move(source, *before, weights, chosen)
+                self.check_move(source, *before, weights, chosen)
             if chosen is not None:
-                source.learnt[hashed] = (weights, chosen)
+                source.hashed_choices[hashed] = (weights, chosen)
         if chosen not in weights:
-            raise Different(f"{source.kind} {source.name} has chosen {chosen} of {weights}")
+            raise TwinMismatch(f"{source.kind} {source.name} chose {chosen} of {weights}")
         kind, _, name = str(chosen).partition(":")
         return [next(each for each in bindings if (each.to_queue, each.destination) == (kind == "queue", name))]
 
     @staticmethod
-    def may_move(source: TwinExchange, before: dict[str, int], old: str, weights: dict[str, int], new: str) -> None:
-        """Raises: Different."""
+    def check_move(source: TwinExchange, before: dict[str, int], old: str, weights: dict[str, int], new: str) -> None:
+        """Raise TwinMismatch if a hashed value may not move from `old` to `new`."""
         if new == old or (source.kind == "x-modulus-hash" and before != weights):
             return
         lost = weights.get(old, 0) < before[old]
         gained = weights.get(new, 0) > before.get(new, 0)
         if not lost and not gained:
-            raise Different(f"{source.name} moves from {old} to {new}: {before} became {weights}")
+            raise TwinMismatch(f"{source.name} moves from {old} to {new}: {before} became {weights}")
 
-    # -- exchanges that remember
+    # -- exchanges with state
 
     reserved: set[tuple[str, Any]]
-    """Ids of the transaction that is open, and their exchanges."""
+    """Exchanges and ids of the open transaction."""
 
-    def reserve(self, way: Way) -> None:
-        self.reserved |= {(name, ident) for name, ident, _ in way.noted}
+    def reserve(self, result: RouteResult) -> None:
+        self.reserved |= {(name, ident) for name, ident, _ in result.noted}
 
-    def offer_all(self, way: Way, letter: Letter) -> bool:
+    def offer_all(self, result: RouteResult, message: TwinMessage) -> bool:
         raise NotImplementedError
 
-    def tell_history(self, binding: Binding) -> None:
-        """What is newly bound gets the last messages, the oldest first."""
-        for letter in list(self.exchanges[binding.source].history):
-            again = replace(letter, born_ms=[])
+    def deliver_history(self, binding: Binding) -> None:
+        """Send the stored messages of an exchange to a new binding, oldest first."""
+        for message in list(self.exchanges[binding.source].history):
+            again = replace(message, ttl_start_ms=[])
             if binding.to_queue:
-                self.offer_all(Way([binding.destination]), again)
+                self.offer_all(RouteResult([binding.destination]), again)
             else:
-                self.offer_all(self.route(binding.destination, letter.key, letter.headers), again)
+                self.offer_all(self.route(binding.destination, message.key, message.headers), again)
 
-    def remember(self, way: Way, letter: Letter, taken: bool, stored: bool) -> None:
-        """It has been offered. taken: by everything. stored: something keeps it on the disk."""
-        for name in way.kept:
+    def remember(self, result: RouteResult, message: TwinMessage, taken: bool, stored: bool) -> None:
+        """Update the state of exchanges after a publish. taken: by all queues. stored: on disk somewhere."""
+        for name in result.kept:
             exchange = self.exchanges[name]
-            if letter.headers.get("x-recent-history-no-store") is not True:
-                exchange.history.append(letter)
+            if message.headers.get("x-recent-history-no-store") is not True:
+                exchange.history.append(message)
                 del exchange.history[: -exchange.arguments.get("x-recent-history-length", 20)]
-        for name, ident, until_ms in way.noted:
+        for name, ident, until_ms in result.noted:
             exchange = self.exchanges[name]
             if not taken:
                 continue
@@ -205,4 +209,4 @@ class TwinRouting:
                 if end_ms is not None and end_ms <= self.now_ms:
                     del exchange.seen[oldest]
             kept = exchange.durable and exchange.arguments.get("x-cache-persistence") == "disk" and stored
-            exchange.seen[ident] = Seen(until_ms, kept)
+            exchange.seen[ident] = SeenId(until_ms, kept)

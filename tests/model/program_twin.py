@@ -1,8 +1,8 @@
-"""The naive twin of a whole broker: plain lists, no index, no log, no code of the broker's.
+"""The naive twin of a whole broker: plain lists, without index, log or code of the broker.
 
-It believes what the documentation says of exchanges, queues, limits, time to live, dead letters, policies, delays,
-retries, groups and numbered messages. A message is a Python object in as many lists as there are queues that have it;
-time is a number that a program moves. What exchanges do stands in program_routing.py, surgery in program_surgery.py.
+It follows the documentation of exchanges, queues, limits, time to live, dead letters, policies, delays, retries, groups
+and numbered messages. A message is one object in the list of each of its queues; time is a number that a program
+advances. program_routing.py has the exchanges, program_jobs.py the jobs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from program_parts import Anyhow, Binding, Death, Letter, TwinConsumer, TwinExchange, TwinQueue, Waiting, Way
+from program_parts import (
+    Binding,
+    Death,
+    RouteResult,
+    TwinConsumer,
+    TwinExchange,
+    TwinMessage,
+    TwinQueue,
+    Unspecified,
+    Waiting,
+)
 from program_routing import TwinRouting
 
 LOWEST = ("message-ttl", "max-length", "max-length-bytes")
@@ -22,33 +32,37 @@ RELEASED = "x-delayed-redelivered"
 
 
 class Twin(TwinRouting):
-    """chosen: as `TwinRouting`. next_taker: who of a queue's consumers the broker has given the next message to."""
+    """The state of the twin.
+
+    chosen: as in `TwinRouting`. consumer_chosen_by_broker: returns the consumer to which the broker delivered the next
+    message of a queue.
+    """
 
     def __init__(
         self,
         epoch_ms: int,
         chosen: Callable[[str, str], str | None],
-        next_taker: Callable[[TwinQueue], TwinConsumer | None],
+        consumer_chosen_by_broker: Callable[[TwinQueue], TwinConsumer | None],
     ) -> None:
         self.now_ms = 0
         self.epoch_ms = epoch_ms
         self.chosen = chosen
-        self.next_taker = next_taker
+        self.consumer_chosen_by_broker = consumer_chosen_by_broker
         self.queues: dict[str, TwinQueue] = {}
         self.exchanges: dict[str, TwinExchange] = {}
         self.bindings: list[Binding] = []  # each once
         self.policies: dict[str, tuple[str, dict[str, Any], int, str]] = {}
-        self.given: list[tuple[TwinQueue, TwinConsumer, Letter]] = []  # to consumers, since somebody looked
-        # What has left a queue, or an exchange where it was delayed, and is still to go somewhere: where it was, to
-        # which exchange, whether that one has delayed it.
-        self.dead: deque[tuple[str, str, bool, Letter]] = deque()
+        self.dispatched: list[tuple[TwinQueue, TwinConsumer, TwinMessage]] = []  # deliveries that were not compared yet
+        # Messages that left a queue or a delaying exchange and must still be routed: source, target exchange, and
+        # whether the target has delayed it.
+        self.dead: deque[tuple[str, str, bool, TwinMessage]] = deque()
         self.reserved = set()
-        self.delayed: list[tuple[int, str, Letter]] = []  # when it is due, and where
+        self.delayed: list[tuple[int, str, TwinMessage]] = []  # due time, exchange, message
 
     # -- policies
 
     def matching(self, name: str, kind: str, operator: bool) -> dict[str, Any]:
-        """The definition of the one with the highest priority."""
+        """Return the definition of the matching policy with the highest priority."""
         best: tuple[int, dict[str, Any]] = (-1, {})
         for policy, (pattern, definition, priority, apply_to) in self.policies.items():
             kinds = {"all": (kind,), "queues": ("classic", "quorum", "stream")}.get(apply_to)
@@ -63,7 +77,7 @@ class Twin(TwinRouting):
         return best[1]
 
     def rule(self, queue: TwinQueue, key: str) -> Any:
-        """What the queue obeys of its argument, its policy and its operator policy. None: nothing says."""
+        """Return the effective value of an argument, policy and operator policy; None if none is set."""
         if queue.kind == "stream":
             return None
         argument = queue.arguments.get(f"x-{key}")
@@ -75,193 +89,209 @@ class Twin(TwinRouting):
 
     # -- queues
 
-    def in_order(self, queue: TwinQueue) -> list[Letter]:
-        """What is ready, as it is to be delivered."""
+    def ready_in_order(self, queue: TwinQueue) -> list[TwinMessage]:
+        """Return the ready messages in delivery order."""
         most = queue.arguments.get("x-max-priority", 0)
-        return sorted(queue.ready, key=lambda letter: (-min(letter.priority, most), letter.place))
+        return sorted(queue.ready, key=lambda message: (-min(message.priority, most), message.position))
 
-    def head(self, queue: TwinQueue) -> Letter | None:
-        """The first of them."""
-        return self.in_order(queue)[0] if queue.ready else None
+    def head(self, queue: TwinQueue) -> TwinMessage | None:
+        """Return the first ready message."""
+        return self.ready_in_order(queue)[0] if queue.ready else None
 
-    def over(self, queue: TwinQueue) -> bool:
-        """Of its lengths, which count what waits for its next try."""
+    def is_over_limit(self, queue: TwinQueue) -> bool:
+        """Return whether a length limit is exceeded; messages that wait for their next try count."""
         length, size = self.rule(queue, "max-length"), self.rule(queue, "max-length-bytes")
-        letters = queue.ready + [each.letter for each in queue.waiting]
-        bytes_ready = sum(len(letter.body) for letter in letters)
-        return (length is not None and len(letters) > length) or (size is not None and bytes_ready > size)
+        messages = queue.ready + [each.message for each in queue.waiting]
+        bytes_ready = sum(len(message.body) for message in messages)
+        return (length is not None and len(messages) > length) or (size is not None and bytes_ready > size)
 
-    def full(self, queue: TwinQueue, letter: Letter) -> bool:
-        """Whether one more would be too much."""
-        queue.ready.append(letter)
-        full = self.over(queue)
+    def full(self, queue: TwinQueue, message: TwinMessage) -> bool:
+        """Return whether one more message would exceed a limit."""
+        queue.ready.append(message)
+        full = self.is_over_limit(queue)
         queue.ready.pop()
         return full
 
-    def offer(self, name: str, letter: Letter) -> bool:
-        """False: it is refused."""
+    def offer(self, name: str, message: TwinMessage) -> bool:
+        """Enqueue a message. Return False if the queue refuses it."""
         queue = self.queues[name]
-        letter = replace(letter, place=queue.places, offset=queue.offsets)
-        if not letter.born_ms and (letter.expiration or self.rule(queue, "message-ttl") is not None):
-            letter.born_ms.append(self.now_ms)
+        message = replace(message, position=queue.places, offset=queue.offsets)
+        if not message.ttl_start_ms and (message.expiration or self.rule(queue, "message-ttl") is not None):
+            message.ttl_start_ms.append(self.now_ms)
         overflow = self.rule(queue, "overflow") or "drop-head"
-        if overflow != "drop-head" and self.full(queue, letter):
+        if overflow != "drop-head" and self.full(queue, message):
             if overflow == "reject-publish-dlx":
-                self.die(queue, replace(letter, offset=-1), "maxlen")
+                self.dead_letter(queue, replace(message, offset=-1), "maxlen")
             return False
         queue.places += 1
-        letter.logged_ms = self.now_ms
-        consumer = self.taker(queue, [letter]) if queue.group_by or not queue.ready else None
+        message.logged_ms = self.now_ms
+        consumer = self.next_consumer(queue, [message]) if queue.group_by or not queue.ready else None
         queue.offsets += not (consumer is not None and consumer.no_ack and not queue.retains)
         if consumer is not None:
             late = bool(queue.group_by or queue.retains)
             if late and queue.in_transaction and overflow != "drop-head":
-                raise Anyhow("who can take it is asked when the transaction is over")
-            self.hand_over(queue, consumer, letter)
+                raise Unspecified("the consumer is chosen when the transaction ends")
+            self.deliver(queue, consumer, message)
             return True
-        queue.cold = queue.cold and bool(queue.ready)
-        letter.vague = queue.cold
-        queue.ready.append(letter)
+        queue.reads_from_log = queue.reads_from_log and bool(queue.ready)
+        message.age_uncertain = queue.reads_from_log
+        queue.ready.append(message)
         if not queue.in_transaction:
-            self.tidy(queue)
+            self.enforce_limits(queue)
         elif len(queue.ready) == 1:
             self.expire(queue)
         return True
 
-    def offer_all(self, way: Way, letter: Letter) -> bool:
-        """To all that it goes to. False: one has refused it."""
-        taken = [self.offer(name, letter) for name in way.queues]
-        for exchange, due_ms in way.waits:
-            self.delay(exchange, due_ms, letter)
-        stored = letter.persistent and bool(way.waits or any(self.queues[name].durable for name in way.queues))
-        self.remember(way, letter, all(taken), stored)
+    def offer_all(self, result: RouteResult, message: TwinMessage) -> bool:
+        """Send a message to all its destinations. Return False if a queue refused it."""
+        taken = [self.offer(name, message) for name in result.queues]
+        for exchange, due_ms in result.waits:
+            self.delay(exchange, due_ms, message)
+        stored = message.persistent and bool(result.waits or any(self.queues[name].durable for name in result.queues))
+        self.remember(result, message, all(taken), stored)
         return all(taken)
 
-    def commit(self, sent: list[tuple[Letter, Way]]) -> bool:
-        """What a queue keeps of a transaction displaces when all of it is there (`committed`). False: one refused."""
-        for letter, way in sent:
-            for name in way.queues:
+    def commit(self, sent: list[tuple[TwinMessage, RouteResult]]) -> bool:
+        """Enqueue a transaction; limits are enforced afterwards, by `committed`. Return False if a queue refused a
+        message.
+        """
+        for message, result in sent:
+            for name in result.queues:
                 queue = self.queues[name]
-                queue.in_transaction |= queue.durable and (letter.persistent or queue.kind == "stream")
-        taken = [self.offer_all(way, letter) for letter, way in sent]
+                queue.in_transaction |= queue.durable and (message.persistent or queue.kind == "stream")
+        taken = [self.offer_all(result, message) for message, result in sent]
         return all(taken)
 
     def committed(self) -> None:
         for queue in self.queues.values():
             if queue.in_transaction:
                 queue.in_transaction = False
-                self.tidy(queue)
+                self.enforce_limits(queue)
 
-    def hand_over(self, queue: TwinQueue, consumer: TwinConsumer, letter: Letter) -> None:
+    def deliver(self, queue: TwinQueue, consumer: TwinConsumer, message: TwinMessage) -> None:
         if consumer.no_ack:
-            queue.handled(letter)
+            queue.note_settled(message)
         else:
             consumer.in_flight += 1
-            queue.unacked.append((letter, consumer))
+            queue.unacked.append((message, consumer))
         queue.delivered = True
-        self.given.append((queue, consumer, letter))
+        self.dispatched.append((queue, consumer, message))
 
-    def allowed(self, queue: TwinQueue, letters: list[Letter], consumer: TwinConsumer | None) -> Letter | None:
-        """The first of these that this consumer may have; None: of what is free. Of a group that somebody has
-        something of he alone may have more, and none where some of it waits."""
+    def first_allowed(
+        self, queue: TwinQueue, messages: list[TwinMessage], consumer: TwinConsumer | None
+    ) -> TwinMessage | None:
+        """Return the first of these messages that the consumer may have; for None, the first that is free.
+
+        If a consumer has an unacked message of a group, only that consumer gets more of the group. If a message of a
+        group waits for its next try, no consumer gets the group.
+        """
         if not queue.group_by:
-            return letters[0] if letters else None
-        taken = {queue.group(letter): who for letter, who in queue.unacked}
-        waiting = {queue.group(each.letter) for each in queue.waiting}
-        for letter in letters:
-            group = queue.group(letter)
+            return messages[0] if messages else None
+        taken = {queue.group(message): owner for message, owner in queue.unacked}
+        waiting = {queue.group(each.message) for each in queue.waiting}
+        for message in messages:
+            group = queue.group(message)
             is_free = group not in waiting and group not in taken
             is_his = group not in waiting and consumer is not None and taken.get(group) is consumer
             if group is None or is_free or is_his:
-                return letter
+                return message
         return None
 
-    def taker(self, queue: TwinQueue, letters: list[Letter]) -> TwinConsumer | None:
-        """Who gets one of these next. Of several that could it is the broker's to say."""
-        able = [each for each in queue.consumers if each.can_take and self.allowed(queue, letters, each) is not None]
+    def next_consumer(self, queue: TwinQueue, messages: list[TwinMessage]) -> TwinConsumer | None:
+        """Return the consumer of the next of these messages. Among several candidates the broker's choice counts."""
+        able = [
+            each for each in queue.consumers if each.can_take and self.first_allowed(queue, messages, each) is not None
+        ]
         if len(able) > 1:
-            said = self.next_taker(queue)
+            said = self.consumer_chosen_by_broker(queue)
             return said if said in able else able[0]
         return able[0] if able else None
 
-    def serve(self) -> None:
-        """Consumers take what is ready."""
+    def dispatch_all(self) -> None:
+        """Deliver ready messages to consumers."""
         for queue in self.queues.values():
-            while self.gives_one(queue):
-                self.tidy(queue)
+            while self.dispatch_one(queue):
+                self.enforce_limits(queue)
 
-    def gives_one(self, queue: TwinQueue) -> bool:
-        letters = self.in_order(queue)
-        consumer = self.taker(queue, letters)
-        letter = None if consumer is None else self.allowed(queue, letters, consumer)
-        if consumer is None or letter is None:
+    def dispatch_one(self, queue: TwinQueue) -> bool:
+        messages = self.ready_in_order(queue)
+        consumer = self.next_consumer(queue, messages)
+        message = None if consumer is None else self.first_allowed(queue, messages, consumer)
+        if consumer is None or message is None:
             return False
-        queue.ready.remove(letter)
-        if self.is_over(queue, letter):
-            self.die(queue, letter, "expired")
+        queue.ready.remove(message)
+        if self.is_expired(queue, message):
+            self.dead_letter(queue, message, "expired")
         else:
-            self.hand_over(queue, consumer, letter)
+            self.deliver(queue, consumer, message)
         return True
 
-    def due_ms(self, queue: TwinQueue, letter: Letter) -> int | None:
-        times = [self.rule(queue, "message-ttl"), int(letter.expiration) if letter.expiration else None]
+    def due_ms(self, queue: TwinQueue, message: TwinMessage) -> int | None:
+        times = [self.rule(queue, "message-ttl"), int(message.expiration) if message.expiration else None]
         known = [each for each in times if each is not None]
         if not known or queue.kind == "stream":
             return None
-        self.begin_to_age(letter)
-        return letter.born_ms[0] + min(known)
+        self.start_ttl(message)
+        return message.ttl_start_ms[0] + min(known)
 
-    def is_over(self, queue: TwinQueue, letter: Letter) -> bool:
-        due_ms = self.due_ms(queue, letter)
+    def is_expired(self, queue: TwinQueue, message: TwinMessage) -> bool:
+        due_ms = self.due_ms(queue, message)
         return due_ms is not None and due_ms <= self.now_ms
 
-    def next_free(self, queue: TwinQueue) -> Letter | None:
-        """What basic.get gets; what is over on the way has ended."""
-        while (letter := self.allowed(queue, self.in_order(queue), None)) is not None and self.is_over(queue, letter):
-            queue.ready.remove(letter)
-            self.die(queue, letter, "expired")
-        return letter
+    def next_free(self, queue: TwinQueue) -> TwinMessage | None:
+        """Return the message that basic.get returns; expired messages before it are dead-lettered."""
+        while (message := self.first_allowed(queue, self.ready_in_order(queue), None)) is not None and self.is_expired(
+            queue, message
+        ):
+            queue.ready.remove(message)
+            self.dead_letter(queue, message, "expired")
+        return message
 
-    def begin_to_age(self, letter: Letter) -> None:
-        """Now, if nobody knows when it came."""
-        if not letter.born_ms:
-            if letter.vague and letter.logged_ms < self.now_ms:
-                raise Anyhow("its age is the log's, or begins with the rule")
-            letter.born_ms.append(self.now_ms)
+    def start_ttl(self, message: TwinMessage) -> None:
+        """Start the time to live now if its start is unknown."""
+        if not message.ttl_start_ms:
+            if message.age_uncertain and message.logged_ms < self.now_ms:
+                raise Unspecified("the time to live starts at the log's time or now")
+            message.ttl_start_ms.append(self.now_ms)
 
-    def obey(self) -> None:
-        """A policy has changed."""
+    def apply_policies(self) -> None:
+        """Apply changed policies."""
         for queue in self.queues.values():
             ages = self.rule(queue, "message-ttl") is not None
             if ages and not queue.ages:
-                for letter in queue.ready:
-                    self.begin_to_age(letter)
+                for message in queue.ready:
+                    self.start_ttl(message)
             queue.ages = ages
-            self.tidy(queue, time_first=True)
+            self.enforce_limits(queue, time_first=True)
             if self.delay_ms(queue, True, 1) == self.delay_ms(queue, False, 1) == 0:
-                queue.ready += [each.letter for each in queue.waiting]
+                queue.ready += [each.message for each in queue.waiting]
                 queue.waiting.clear()
-            self.tidy(queue, time_first=True)
+            self.enforce_limits(queue, time_first=True)
 
-    def tidy(self, queue: TwinQueue, *, time_first: bool = False, came_back: bool = False) -> None:
-        """What is too much goes, from the head, then what is over there. The other way round: of a message that came
-        alone, and not back; time_first.
+    def enforce_limits(self, queue: TwinQueue, *, time_first: bool = False, came_back: bool = False) -> None:
+        """Drop messages over the length limit from the head, then expired ones.
+
+        The other order applies to a message that arrived in an empty queue and was not returned, and with `time_first`.
         """
         if time_first or (len(queue.ready) == 1 and not came_back):
             self.expire(queue)
         while (
             (queue.ready or queue.waiting)
-            and self.over(queue)
+            and self.is_over_limit(queue)
             and (self.rule(queue, "overflow") or "drop-head") == "drop-head"
         ):
-            if queue.group_by and self.gives_one(queue):
-                continue  # who can take comes before what is too much, also of what comes back
+            if queue.group_by and self.dispatch_one(queue):
+                continue  # delivery comes before dropping, also for returned messages
             if queue.waiting:
                 first = self.first_waiting(queue)
                 queue.waiting.remove(first)
-                self.die(queue, first.letter, "maxlen")
-                if queue.group_by and self.over(queue) and self.taker(queue, self.in_order(queue)):
-                    raise Anyhow("its group is free now, or the next one is too much")
+                self.dead_letter(queue, first.message, "maxlen")
+                if (
+                    queue.group_by
+                    and self.is_over_limit(queue)
+                    and self.next_consumer(queue, self.ready_in_order(queue))
+                ):
+                    raise Unspecified("the next message is delivered or dropped")
             else:
                 self.drop_head(queue, "maxlen")
         self.expire(queue)
@@ -277,34 +307,34 @@ class Twin(TwinRouting):
         head = self.head(queue)
         assert head is not None
         queue.ready.remove(head)
-        self.die(queue, head, reason)
+        self.dead_letter(queue, head, reason)
 
-    # -- what comes back
+    # -- returned messages
 
-    def comes_back(self, queue: TwinQueue, letter: Letter, failed: bool) -> None:
-        """failed: basic.reject; else basic.nack, which the type of a retry tells apart."""
-        queue.lets_go(letter)
+    def return_message(self, queue: TwinQueue, message: TwinMessage, failed: bool) -> None:
+        """Return a message to the queue. failed: basic.reject, otherwise basic.nack; retry types distinguish them."""
+        queue.remove_unacked(message)
         limit = self.rule(queue, "delivery-limit")
-        if limit is not None and letter.deliveries >= limit:
-            self.die(queue, letter, "delivery_limit")
+        if limit is not None and message.deliveries >= limit:
+            self.dead_letter(queue, message, "delivery_limit")
             return
-        letter.redelivered = True
-        letter.deliveries += 1
-        letter.vague = queue.durable
-        if letter.vague and letter.born_ms and letter.born_ms[0] > letter.logged_ms:
-            letter.born_ms = []  # the log may say so again
-        delay_ms = self.delay_ms(queue, failed, letter.deliveries)
-        due_ms = self.due_ms(queue, letter) if delay_ms else None
+        message.redelivered = True
+        message.deliveries += 1
+        message.age_uncertain = queue.durable
+        if message.age_uncertain and message.ttl_start_ms and message.ttl_start_ms[0] > message.logged_ms:
+            message.ttl_start_ms = []  # the log's time may apply again
+        delay_ms = self.delay_ms(queue, failed, message.deliveries)
+        due_ms = self.due_ms(queue, message) if delay_ms else None
         if due_ms is not None:
             delay_ms = min(delay_ms, due_ms - self.now_ms)
         if delay_ms > 0:
-            queue.waiting.append(Waiting(self.now_ms + delay_ms, letter))
+            queue.waiting.append(Waiting(self.now_ms + delay_ms, message))
         else:
-            queue.ready.append(letter)
-        self.tidy(queue, came_back=True)
+            queue.ready.append(message)
+        self.enforce_limits(queue, came_back=True)
 
     def delay_ms(self, queue: TwinQueue, failed: bool, count: int) -> int:
-        """How long it waits that has come back so often; 0: it does not."""
+        """Return the delay of the next try after `count` returns; 0 for none."""
         if self.rule(queue, "delayed-retry-type") not in ("all", "failed" if failed else "returned"):
             return 0
         levels = self.rule(queue, "delayed-retry-levels")
@@ -318,118 +348,120 @@ class Twin(TwinRouting):
 
     @staticmethod
     def first_waiting(queue: TwinQueue) -> Waiting:
-        return min(queue.waiting, key=lambda each: (each.due_ms, each.letter.place))
+        return min(queue.waiting, key=lambda each: (each.due_ms, each.message.position))
 
     def retry(self, queue: TwinQueue) -> None:
-        """What is due is ready again."""
+        """Make due messages ready again."""
         due = [each for each in queue.waiting if each.due_ms <= self.now_ms]
         queue.waiting = [each for each in queue.waiting if each.due_ms > self.now_ms]
-        over = any(self.is_over(queue, letter) for letter in queue.ready + [each.letter for each in due])
-        if due and queue.ready and over:
-            raise Anyhow("what waits and what is over have the same moment")
-        queue.ready += [each.letter for each in due]
+        expired = any(self.is_expired(queue, message) for message in queue.ready + [each.message for each in due])
+        if due and queue.ready and expired:
+            raise Unspecified("a retry and an expiry have the same time")
+        queue.ready += [each.message for each in due]
 
-    # -- what is delayed
+    # -- delayed messages
 
-    def delay(self, exchange: str, due_ms: int, letter: Letter) -> None:
-        headers = dict(letter.headers)
+    def delay(self, exchange: str, due_ms: int, message: TwinMessage) -> None:
+        headers = dict(message.headers)
         if "x-delay" in headers and int(headers["x-delay"]) > 0:
             headers["x-delay"] = -int(headers["x-delay"])
         if "x-deliver-at" in headers:
             headers["x-delivered-at"] = headers.pop("x-deliver-at")
-        self.delayed.append((due_ms, exchange, replace(letter, headers=headers, born_ms=[])))
+        self.delayed.append((due_ms, exchange, replace(message, headers=headers, ttl_start_ms=[])))
         self.delayed.sort(key=lambda each: each[0])
 
     def release(self) -> None:
-        """What is due goes on."""
+        """Route due delayed messages."""
         while self.delayed and self.delayed[0][0] <= self.now_ms:
-            _, exchange, letter = self.delayed.pop(0)
-            self.dead.append((f"exchange {exchange}", exchange, True, letter))
+            _, exchange, message = self.delayed.pop(0)
+            self.dead.append((f"exchange {exchange}", exchange, True, message))
 
-    # -- what producers have numbered
+    # -- numbered messages
 
-    def has_older(self, way: Way, producer: int, epoch: int) -> bool:
-        """A queue knows a later epoch of him."""
-        known = [self.queues[name].producers.get(producer) for name in way.queues]
+    def has_older(self, result: RouteResult, producer: int, epoch: int) -> bool:
+        """Return whether a queue knows a later epoch of the producer."""
+        known = [self.queues[name].producers.get(producer) for name in result.queues]
         return any(each is not None and epoch < each[0] for each in known)
 
-    def offer_numbered(self, way: Way, letter: Letter, producer: int, epoch: int, sequence: int) -> bool:
-        """False: a queue has refused it. One that has it already takes no more of it."""
+    def offer_numbered(
+        self, result: RouteResult, message: TwinMessage, producer: int, epoch: int, sequence: int
+    ) -> bool:
+        """Send a numbered message to its queues, except those that have it. Return False if a queue refused it."""
         taken = []
-        for name in way.queues:
+        for name in result.queues:
             queue = self.queues[name]
             last = queue.producers.get(producer)
             if last is not None and (epoch, sequence) <= last:
                 continue
-            taken.append(self.offer(name, letter))
+            taken.append(self.offer(name, message))
             if taken[-1]:
                 queue.producers[producer] = (epoch, sequence)
-        stored = letter.persistent and any(self.queues[name].durable for name in way.queues)
-        self.remember(way, letter, all(taken), stored)
+        stored = message.persistent and any(self.queues[name].durable for name in result.queues)
+        self.remember(result, message, all(taken), stored)
         return all(taken)
 
     # -- dead letters
 
-    def die(self, queue: TwinQueue, letter: Letter, reason: str) -> None:
-        """It has left the queue; where it goes is decided now, and it goes when this moment's work is done."""
-        queue.handled(letter)
+    def dead_letter(self, queue: TwinQueue, message: TwinMessage, reason: str) -> None:
+        """Remove a message and decide where its dead letter goes; it is routed at the end of this moment."""
+        queue.note_settled(message)
         exchange = self.rule(queue, "dead-letter-exchange")
         if exchange is None or (exchange != "" and exchange not in self.exchanges):
             return
         key = self.rule(queue, "dead-letter-routing-key")
-        death = Death(queue.name, reason, letter.exchange, (letter.key,), letter.expiration)
+        death = Death(queue.name, reason, message.exchange, (message.key,), message.expiration)
         others = []
-        for each in letter.deaths:
+        for each in message.deaths:
             if (each.queue, each.reason) == (queue.name, reason):
                 death = replace(each, count=each.count + 1)
             else:
                 others.append(each)
         deaths = (death, *others)
-        first = letter.first or (queue.name, reason, letter.exchange)
-        changed = replace(letter, deaths=deaths, first=first, expiration="", redelivered=False, deliveries=0)
-        changed.headers = {name: value for name, value in letter.headers.items() if name not in NUMBERS}
-        changed.born_ms = []
+        first = message.first or (queue.name, reason, message.exchange)
+        changed = replace(message, deaths=deaths, first=first, expiration="", redelivered=False, deliveries=0)
+        changed.headers = {name: value for name, value in message.headers.items() if name not in NUMBERS}
+        changed.ttl_start_ms = []
         changed.exchange = exchange
-        changed.key = letter.key if key is None else key
+        changed.key = message.key if key is None else key
         self.dead.append((queue.name, exchange, False, changed))
 
     @staticmethod
     def runs_in_circles(name: str, deaths: tuple[Death, ...]) -> bool:
-        """Whether it has died in that queue before and nobody rejected it since."""
-        places = [place for place, death in enumerate(deaths) if death.queue == name]
-        return bool(places) and all(death.reason != "rejected" for death in deaths[: places[0] + 1])
+        """Return whether it died in that queue before and was not rejected since."""
+        indexes = [index for index, death in enumerate(deaths) if death.queue == name]
+        return bool(indexes) and all(death.reason != "rejected" for death in deaths[: indexes[0] + 1])
 
-    def settle_dead(self) -> None:
-        """Dead letters go, and what becomes of them, until it is quiet. Raises: Anyhow."""
+    def route_dead_letters(self) -> None:
+        """Route dead letters until none is left. Raises: Unspecified."""
         for queue in self.queues.values():
             queue.sources.clear()
         steps = 0
-        self.serve()
+        self.dispatch_all()
         while self.dead:
             steps += 1
             if steps > 200:
-                raise Anyhow("it runs for ever")
-            source, exchange, was_delayed, letter = self.dead.popleft()
-            way = self.route(exchange, letter.key, letter.headers, exchange if was_delayed else "")
+                raise Unspecified("an endless loop")
+            source, exchange, was_delayed, message = self.dead.popleft()
+            result = self.route(exchange, message.key, message.headers, exchange if was_delayed else "")
             if not was_delayed:
-                way.queues = [name for name in way.queues if not self.runs_in_circles(name, letter.deaths)]
-            for name in way.queues:
+                result.queues = [name for name in result.queues if not self.runs_in_circles(name, message.deaths)]
+            for name in result.queues:
                 queue = self.queues[name]
                 queue.sources.add(source)
                 if len(queue.sources) > 1:
-                    raise Anyhow(f"dead letters of {sorted(queue.sources)} meet in {name}")
-            self.offer_all(way, letter)
+                    raise Unspecified(f"dead letters of {sorted(queue.sources)} meet in {name}")
+            self.offer_all(result, message)
             if not self.dead:
-                self.serve()
+                self.dispatch_all()
 
-    # -- lives
+    # -- restarts
 
     def restart(self, *, clean: bool) -> None:
-        """What is durable is there again, and what was held goes home. What died has gone where it goes."""
+        """Keep what is durable, and requeue unacked messages. Dead letters were already routed."""
         for queue in self.queues.values():
-            for letter, _ in queue.unacked:
-                letter.redelivered = True
-                queue.ready.append(letter)
+            for message, _ in queue.unacked:
+                message.redelivered = True
+                queue.ready.append(message)
             queue.unacked.clear()
         self.queues = {name: queue for name, queue in self.queues.items() if queue.durable}
         self.exchanges = {name: exchange for name, exchange in self.exchanges.items() if exchange.durable}
@@ -440,39 +472,41 @@ class Twin(TwinRouting):
         ]
         for queue in self.queues.values():
             queue.consumers.clear()
-            letters = queue.ready + [each.letter for each in queue.waiting]
-            queue.lost += [each for each in letters if not each.persistent]
+            messages = queue.ready + [each.message for each in queue.waiting]
+            queue.lost += [each for each in messages if not each.persistent]
             queue.ready = [each for each in queue.ready if each.persistent or queue.kind == "stream"]
-            queue.cold = bool(queue.ready)
+            queue.reads_from_log = bool(queue.ready)
             queue.lost += [each for each in queue.settled if not each.persistent]
             queue.settled = [each for each in queue.settled if each.persistent]
-            queue.waiting = [each for each in queue.waiting if each.letter.persistent]
+            queue.waiting = [each for each in queue.waiting if each.message.persistent]
             if queue.group_by:
-                queue.ready += [each.letter for each in queue.waiting]
+                queue.ready += [each.message for each in queue.waiting]
                 queue.waiting.clear()
-            for letter in queue.settled + [each.letter for each in queue.waiting]:
-                letter.born_ms = [letter.logged_ms]
-            for letter in queue.ready:
-                letter.born_ms = [letter.logged_ms]
-                if not clean and queue.delivered and not letter.redelivered:
-                    letter.redelivered = None
+            for message in queue.settled + [each.message for each in queue.waiting]:
+                message.ttl_start_ms = [message.logged_ms]
+            for message in queue.ready:
+                message.ttl_start_ms = [message.logged_ms]
+                if not clean and queue.delivered and not message.redelivered:
+                    message.redelivered = None
             if self.rule(queue, "message-ttl") is None and queue.kind != "stream":
                 head = self.head(queue)
-                if any(letter.expiration and letter is not head for letter in queue.ready):
-                    raise Anyhow("a time to live that nobody has read as yet, behind others")
+                if any(message.expiration and message is not head for message in queue.ready):
+                    raise Unspecified("an expiration that was not read yet, behind other messages")
 
         for exchange in self.exchanges.values():
             exchange.history.clear()
             exchange.seen = {ident: seen for ident, seen in exchange.seen.items() if seen.stored}
         self.delayed = [each for each in self.delayed if each[1] in self.exchanges and each[2].persistent]
         if not clean:
-            for _, _, letter in self.delayed:
-                letter.maybe = (RELEASED,)
+            for _, _, message in self.delayed:
+                message.optional_headers = (RELEASED,)
 
     # -- time
 
     def advance(self, ms: int) -> None:
-        """Moment by moment: every message ends, is released or tried again when it is due. Raises: Anyhow."""
+        """Advance the time step by step: each message expires, is released or retried at its time. Raises:
+        Unspecified.
+        """
         end_ms = self.now_ms + ms
         while True:
             due = [each[0] for each in self.delayed]
@@ -489,6 +523,6 @@ class Twin(TwinRouting):
             self.release()
             for queue in self.queues.values():
                 self.retry(queue)
-                self.tidy(queue)
-            self.settle_dead()
+                self.enforce_limits(queue)
+            self.route_dead_letters()
         self.now_ms = end_ms

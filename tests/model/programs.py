@@ -1,9 +1,9 @@
-"""Random programs for a broker: what a seed makes of exchanges, queues, policies, messages and time.
+"""Random programs for a broker: exchanges, queues, policies, messages and time from a seed.
 
-A program is a list of operations, plain tuples of names and small numbers, so that it can be printed, cut down and said
-again. An operation that makes no sense when its turn comes (its queue is gone) is passed over by who runs it.
+A program is a list of operations: tuples of names and small numbers, so that it can be printed, shortened and repeated.
+An operation that makes no sense at its turn (its queue is deleted) is skipped by the player.
 
-Each has some of the FEATURES and no trace of the others, so that programs are found in which few things meet, often.
+Each program uses some of the FEATURES and none of the others, so that combinations of few features occur often.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FEATURES: Final = (
     "choosing",  # exchanges that send a message to one of several
     "delays",
     "groups",
-    "memory",  # exchanges that remember messages, or their ids
+    "memory",  # exchanges that store messages or their ids
     "numbers",  # of producers
     "retain",
     "retries",
@@ -53,17 +53,17 @@ DELAYS: Final = (100, 200, "300", 500, -100, 0, "-5")
 LONG_DELAYS: Final = (9_000, "20000", 70_000)
 IDS: Final = ("i", 1, "1", 2)
 POLICIES: Final = ("p0", "p1", "o0")
-"""Those that begin with o are operator policies."""
+"""Names that begin with o are operator policies."""
 
 
 def program(seed: int, size: int) -> list[Op]:
-    """Deterministic. size: how many operations follow the first topology."""
+    """Return the program of a seed, always the same. size: the number of operations after the first topology."""
     rng = random.Random(seed)
     return Maker(rng, {name for name in FEATURES if rng.random() < 0.3}).program(size)
 
 
 class Maker:
-    """Of one program."""
+    """Generates one program."""
 
     def __init__(self, rng: random.Random, features: set[str]) -> None:
         self.rng = rng
@@ -87,7 +87,7 @@ class Maker:
         return self.rng.random() < share
 
     def some_queue(self) -> str:
-        """Where consumers are to meet, one of two."""
+        """Return a queue; with groups mostly one of two, so that consumers meet."""
         return self.rng.choice(QUEUES[:2] if self.has("groups") and self.likely(0.6) else QUEUES)
 
     # -- declarations
@@ -142,7 +142,7 @@ class Maker:
         return ("queue", name or rng.choice(QUEUES), durable, args)
 
     def limits(self, likely: float) -> dict[str, Any]:
-        """Of arguments and policies alike."""
+        """Return limits for arguments and policies."""
         rng = self.rng
         values = {
             "message-ttl": rng.choice(TTLS_MS),
@@ -192,7 +192,7 @@ class Maker:
         apply_to = rng.choice(("all", "queues", "exchanges", "classic_queues", "quorum_queues", "streams"))
         if name.startswith("o"):
             apply_to = rng.choice(("queues", "classic_queues", "quorum_queues"))
-        # Of the same priority either may hold.
+        # Priorities differ, since with equal ones either policy may apply.
         return ("policy", name, pattern, definition or {"max-length": 3}, POLICIES.index(name), apply_to)
 
     def clear(self) -> Op:
@@ -267,7 +267,7 @@ class Maker:
     def read(self) -> Op:
         return ("read", self.rng.choice(QUEUES), self.rng.randrange(12))
 
-    # -- surgery
+    # -- jobs
 
     def browse(self) -> Op:
         return ("browse", self.rng.choice(QUEUES), self.rng.randrange(4), self.rng.choice(SELECTORS))
@@ -332,8 +332,8 @@ NEEDS: Final = {
 }
 
 
-def shrunk(ops: list[Op], fails: Callable[[list[Op]], bool]) -> list[Op]:
-    """A part of it that still fails and of which nothing can be left out. Cost: its length, squared."""
+def shorten(ops: list[Op], fails: Callable[[list[Op]], bool]) -> list[Op]:
+    """Return a part that still fails and from which nothing can be removed. Cost: quadratic in the length."""
     step = len(ops) // 2
     while step:
         at = 0

@@ -1,4 +1,4 @@
-"""What the twin of a broker's queues believes, and how it hears: see test_queue_model.py."""
+"""The twin of a broker's queues: its state and its checks of deliveries. Used by test_queue_model.py."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TwinConsumer:
         self.priority = priority
         self.prefetch = channel.prefetch
         self.in_flight = 0
-        # For round robin: since when it could have taken one, and when it had one.
+        # For round robin: since when the consumer could take a message, and when it last got one.
         self.eligible_since = -1
         self.served = -1
 
@@ -66,11 +66,11 @@ class Unacked:
 
 
 class TwinChannel:
-    def __init__(self, place: int, client: Client, number: int) -> None:
-        self.place = place
+    def __init__(self, channel_index: int, client: Client, number: int) -> None:
+        self.channel_index = channel_index
         self.client = client
         self.number = number
-        self.kind = ("plain", "confirm", "tx")[place // 2]
+        self.kind = ("plain", "confirm", "tx")[channel_index // 2]
         self.next_tag = 1
         self.prefetch = 0
         self.window = 0
@@ -89,13 +89,15 @@ class TwinChannel:
 
 
 class QueueTwin(RuleBasedStateMachine):
-    """Six channels on two connections: two plain, two confirming, two with transactions. Even ones consume from the
-    durable queue, odd ones from the transient one, so that a channel's window belongs to one queue.
+    """Six channels on two connections: two plain, two with confirms, two with transactions.
+
+    Channels with even numbers consume from the durable queue, others from the transient one, so that the window of a
+    channel belongs to one queue.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.house = MemoryBroker()
+        self.server = MemoryBroker()
         self.single_active = False
         self.bodies = 0
         self.tags = 0
@@ -104,13 +106,16 @@ class QueueTwin(RuleBasedStateMachine):
         self.clients: list[Client] = []
         self.channels: list[TwinChannel] = []
         self.observed: dict[bytes, tuple[TwinChannel, Any]] = {}
-        # Bytes delivered to each connection in this step: one whose output is full rests until it is flushed.
+        # Bytes delivered to each connection in this step. A full output pauses its consumers until it is flushed.
         self.written: dict[int, int] = {}
         self.replies: list[tuple[TwinChannel, Event]] = []
 
     def connect(self) -> None:
-        self.clients = [Client(self.house, f"c{number}") for number in range(2)]
-        self.channels = [TwinChannel(place, self.clients[place % 3 % 2], place + 1) for place in range(6)]
+        self.clients = [Client(self.server, f"c{number}") for number in range(2)]
+        self.channels = [
+            TwinChannel(channel_index, self.clients[channel_index % 3 % 2], channel_index + 1)
+            for channel_index in range(6)
+        ]
         for channel in self.channels:
             self.open(channel)
 
@@ -131,22 +136,22 @@ class QueueTwin(RuleBasedStateMachine):
         self.shrink(name)
 
     def shrink(self, name: str) -> None:
-        queue = self.house.vhost.queues[name]
+        queue = self.server.vhost.queues[name]
         queue.order.memory.count_max = HOT_COUNT_MAX
         queue.order.memory.bytes_max = HOT_BYTES_MAX
 
-    # -- hearing -----------------------------------------------------------------------------------------------------
+    # -- replies -----------------------------------------------------------------------------------------------------
 
     def listen(self) -> None:
-        """Everything that the broker says now, sorted into deliveries, confirms and replies."""
-        self.house.settle()
+        """Read all output of the broker and sort it into deliveries, confirms and replies."""
+        self.server.settle()
         self.observed = {}
         self.written = dict.fromkeys([id(client) for client in self.clients], 0)
         self.replies = []
-        by_place = {(id(channel.client), channel.number): channel for channel in self.channels}
+        by_number = {(id(channel.client), channel.number): channel for channel in self.channels}
         for client in self.clients:
             for event in client.heard():
-                channel = by_place[id(client), event.channel]
+                channel = by_number[id(client), event.channel]
                 if isinstance(event.method, spec.Basic.Deliver):
                     assert event.body is not None
                     key = event.body[:8]
@@ -160,16 +165,18 @@ class QueueTwin(RuleBasedStateMachine):
                     self.replies.append((channel, event))
 
     def reply(self, channel: TwinChannel, kind: type[Any]) -> Any:
-        """The one reply there is."""
-        assert [(each.place, type(event.method)) for each, event in self.replies] == [(channel.place, kind)]
+        """Return the only reply; assert its channel and method."""
+        assert [(each.channel_index, type(event.method)) for each, event in self.replies] == [
+            (channel.channel_index, kind)
+        ]
         event = self.replies[0][1]
         self.replies = []
         return event
 
-    def quiet(self) -> None:
+    def assert_no_reply(self) -> None:
         assert self.replies == []
 
-    # -- what the twin believes --------------------------------------------------------------------------------------
+    # -- expected deliveries ------------------------------------------------------------------------------------------
 
     def can_take(self, consumer: TwinConsumer) -> bool:
         channel = consumer.channel
@@ -181,20 +188,20 @@ class QueueTwin(RuleBasedStateMachine):
             return False
         return not channel.client.connection.output.write_paused
 
-    def may_rest(self, consumer: TwinConsumer) -> bool:
+    def may_be_paused(self, consumer: TwinConsumer) -> bool:
         return self.written[id(consumer.channel.client)] > OUT_BYTES_MAX - 100_000
 
     def note_eligible(self) -> None:
-        """Whoever cannot take one loses its claim; whoever can since now begins one."""
+        """Update since when each consumer can take a message; a consumer that cannot loses its turn."""
         for queue in self.queues.values():
             for consumer in queue.consumers:
-                if not self.can_take(consumer) or self.may_rest(consumer):
+                if not self.can_take(consumer) or self.may_be_paused(consumer):
                     consumer.eligible_since = -1
                 elif consumer.eligible_since < 0:
                     consumer.eligible_since = self.clock
 
     def drain(self) -> None:
-        """Every queue hands out what was observed, from its head on, until nothing is ready or nobody can take it."""
+        """Deliver the observed messages from the head of each queue until none is left, ready or deliverable."""
         self.note_eligible()
         progress = True
         while progress:
@@ -209,13 +216,15 @@ class QueueTwin(RuleBasedStateMachine):
                     self.delivered(queue, queue.ready.pop(0), *seen)
                     progress = True
         for queue in self.queues.values():
-            takers = [consumer.tag for consumer in queue.consumers if self.can_take(consumer)]
-            assert not queue.ready or not takers, f"{queue.ready[0].body[:8]!r} waits, and so do {takers}"
+            ready_consumers = [consumer.tag for consumer in queue.consumers if self.can_take(consumer)]
+            assert not queue.ready or not ready_consumers, (
+                f"{queue.ready[0].body[:8]!r} is ready, and {ready_consumers} have credit"
+            )
 
     def finish(self) -> None:
         self.drain()
-        assert self.observed == {}, "deliveries that nobody was due"
-        self.quiet()
+        assert self.observed == {}, "unexpected deliveries"
+        self.assert_no_reply()
         for channel in self.channels:
             assert channel.kind != "confirm" or channel.confirmed == channel.published
 
@@ -228,12 +237,12 @@ class QueueTwin(RuleBasedStateMachine):
         assert method.redelivered == message.redelivered, message.body[:8]
         assert self.can_take(consumer), f"{consumer.tag} has no credit"
         others = [each for each in queue.consumers if each is not consumer]
-        rivals = [each for each in others if self.can_take(each) and not self.may_rest(each)]
+        rivals = [each for each in others if self.can_take(each) and not self.may_be_paused(each)]
         for rival in rivals:
             assert rival.priority <= consumer.priority, f"{rival.tag} has a higher priority than {consumer.tag}"
             if rival.priority == consumer.priority and consumer.served >= 0:
                 waited = 0 <= rival.eligible_since < consumer.served and rival.served < consumer.served
-                assert not waited, f"{consumer.tag} has had two while {rival.tag} waited"
+                assert not waited, f"{consumer.tag} got two messages while {rival.tag} waited"
         self.clock += 1
         consumer.served = self.clock
         self.written[id(channel.client)] += len(message.body)
@@ -260,12 +269,12 @@ class QueueTwin(RuleBasedStateMachine):
                 entry.queue.put_back(entry.message)
 
     def release(self, channel: TwinChannel) -> None:
-        """The channel ends."""
+        """Close the channel: its consumers end and its unacked messages are requeued."""
         for consumer in list(channel.consumers.values()):
             self.leave(consumer)
         self.settle(channel, list(channel.unacked), "requeue")
-        place = self.channels.index(channel)
-        self.channels[place] = TwinChannel(channel.place, channel.client, channel.number)
+        channel_index = self.channels.index(channel)
+        self.channels[channel_index] = TwinChannel(channel.channel_index, channel.client, channel.number)
 
     def leave(self, consumer: TwinConsumer) -> None:
         consumer.channel.consumers.pop(consumer.tag, None)
@@ -273,12 +282,12 @@ class QueueTwin(RuleBasedStateMachine):
             consumer.queue.consumers.remove(consumer)
 
     def refused(self, channel: TwinChannel, code: int) -> None:
-        """The broker closes the channel; the client answers and opens it again."""
+        """Expect that the broker closes the channel with `code`; then open the channel again."""
         event = self.reply(channel, spec.Channel.Close)
         assert event.method.reply_code == code, event.method.reply_text
         self.release(channel)
         self.finish()
         channel.client.say(channel.number, spec.Channel.CloseOk())
-        self.open(self.channels[channel.place])
+        self.open(self.channels[channel.channel_index])
         self.replies = []
         self.finish()

@@ -1,7 +1,7 @@
-"""The store of a queue against a naive twin, through kills, power cuts and clean restarts.
+"""Model test: the log of a queue against a naive twin, through kills, power cuts and clean restarts.
 
-A message is *confirmed* (must be there after a crash), *uncertain* (may be), or *settled* (gone once the settlement was
-synced; before that it may return, but only as redelivered). What a kill leaves is everything that `end_of_turn` wrote.
+A message is confirmed (must survive a crash), uncertain (may survive), or settled. A settled message is gone once its
+ack was synced; before that it may return, but only as redelivered. A kill keeps everything that `end_of_turn` wrote.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class LocalLogMachine(RuleBasedStateMachine):
         self.filesystem = SimulatedFileSystem()
         self.boot = 0
         self.messages: dict[int, Message] = {}
-        # Gone after a kill, but the disk has not been told yet: a power cut may bring them back.
+        # Gone after a kill, but their acks are not synced: a power cut may bring them back.
         self.unsynced: dict[int, Message] = {}
         self.transactions = 0
-        # The bytes of a run of settlements that a new segment cuts in the turn it was appended in are shared out by
-        # count, until one of the two is drained.
+        # If a new segment splits a run of acks in the turn of the append, its bytes are divided by message count.
+        # They are exact again when one of the two segments is drained.
         self.sizes_exact = True
         self.queue_id = ""
         self.storage: Storage
@@ -82,7 +82,7 @@ class LocalLogMachine(RuleBasedStateMachine):
     def live(self) -> list[int]:
         return [offset for offset, message in sorted(self.messages.items()) if not message.settled]
 
-    # -- what a broker does
+    # -- actions of the broker
 
     @rule(count=st.integers(1, 70), size=st.sampled_from([0, 1, 20, 300]), persistent=st.booleans())
     def append(self, count: int, size: int, persistent: bool) -> None:
@@ -96,7 +96,7 @@ class LocalLogMachine(RuleBasedStateMachine):
         message = Message(body, persistent, transaction)
         message.generation = self.storage.commits.generation
         self.messages[offset] = message
-        self.unsynced.pop(offset, None)  # it never was on the disk: the offset is used again
+        self.unsynced.pop(offset, None)  # the message never was on the disk, so its offset is reused
 
     @rule(count=st.sampled_from([1, 3, 64, 65, 150]))
     def transaction(self, count: int) -> None:
@@ -118,7 +118,7 @@ class LocalLogMachine(RuleBasedStateMachine):
                 message.settle_written = True
 
     @rule()
-    def loop(self) -> None:
+    def run_posted(self) -> None:
         self.storage.commits.end_of_turn()
         self.note_written()
         while self.posted:
@@ -153,11 +153,11 @@ class LocalLogMachine(RuleBasedStateMachine):
                 count -= 1
                 self.messages[offset].delivered = True
                 self.store.mark_delivered(offset)
-        self.storage.commits.end_of_turn()  # before the bytes go out
+        self.storage.commits.end_of_turn()  # before the delivery is sent
         self.note_written()
 
     @rule(which=st.integers(0, 400))
-    def give_back(self, which: int) -> None:
+    def return_one(self, which: int) -> None:
         delivered = [offset for offset in self.live() if self.messages[offset].delivered]
         if delivered:
             offset = delivered[which % len(delivered)]
@@ -176,9 +176,9 @@ class LocalLogMachine(RuleBasedStateMachine):
             assert record.persistent == self.messages[record.offset].persistent
 
     def note_early_write(self) -> None:
-        """A read may write the turn's batches before the turn ends; they are then on the disk after a kill, or not."""
+        """A read may write batches before the end of the turn; after a kill they may be there or not."""
 
-    # -- what happens to it
+    # -- restarts and crashes
 
     @rule()
     def clean_restart(self) -> None:
@@ -216,23 +216,25 @@ class LocalLogMachine(RuleBasedStateMachine):
                 self.messages[offset] = self.unsynced[offset]
             message = self.messages[offset]
             assert record.body == message.body
-            assert message.persistent, "a transient message after a restart"
+            assert message.persistent, "a transient message survived a restart"
             if message.settled:
                 must_be_gone = message.settle_synced if kind == "cut" else message.settle_written
                 assert not must_be_gone, f"{offset} was settled for good"
             if message.delivered:
-                assert self.store.redelivered(offset), f"{offset} was delivered before"
+                assert self.store.redelivered(offset), (
+                    f"{offset} was delivered before the restart, but is not marked as redelivered"
+                )
             if kind != "cut" and offset > mark and not message.maybe_delivered:
-                assert not self.store.redelivered(offset), f"{offset} was never delivered"
+                assert not self.store.redelivered(offset), f"{offset} was never delivered, but is marked as redelivered"
         for offset, message in self.messages.items():
             if message.persistent and not message.settled:
                 must_be_there = message.confirmed if kind == "cut" else message.written
                 assert not must_be_there or offset in records, f"{offset} is lost"
         for number in {message.transaction for message in self.messages.values() if message.transaction}:
             parts = [each for each, message in self.messages.items() if message.transaction == number]
-            there = [each for each in parts if each in records]
+            present = [each for each in parts if each in records]
             missing = [each for each in parts if each not in records and not self.messages[each].settled]
-            assert not there or not missing, "half a transaction"
+            assert not present or not missing, "half a transaction"
         if kind != "kill":
             self.unsynced = {}
         for offset, message in self.messages.items():
@@ -248,8 +250,8 @@ class LocalLogMachine(RuleBasedStateMachine):
             assert self.store.size_bytes == sum(len(record.body) for record in records.values())
         if kind == "cut":
             for message in self.messages.values():
-                message.maybe_delivered = True  # nobody knows better
-                message.confirmed = False  # synced with the next commit, like anything that is found
+                message.maybe_delivered = True  # unknown after a power cut
+                message.confirmed = False  # synced with the next commit
 
     @invariant()
     def counts(self) -> None:
@@ -260,12 +262,12 @@ class LocalLogMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.store.ready and not self.live())
     @rule()
-    def drained(self) -> None:
-        """When everything is settled and synced, a few segments are left."""
+    def check_few_segments_when_drained(self) -> None:
+        """When all messages are acked and synced, at most two segments remain."""
         for _ in range(4):
             self.storage.commits.flush()
             self.note_written()
-            self.loop()
+            self.run_posted()
         directory = f"/data/vhosts/v/queues/{self.queue_id}"
         logs = [name for name in self.filesystem.listdir(directory) if name.endswith(".log")]
         assert len(logs) <= 2, logs

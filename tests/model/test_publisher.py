@@ -1,4 +1,4 @@
-"""A front end that is not AMQP: it publishes through a `Publisher` and is told what is safe, in a few lines."""
+"""A protocol front end other than AMQP: it publishes through `Publisher` and gets confirms in a few lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PERSISTENT = b"\x10\0\x02"
 
 
 class Answers(ConfirmTracker):
-    """What the front end would write to its client."""
+    """The answers that the front end would write to its client."""
 
     def __init__(self, turn: LoopTurn) -> None:
         super().__init__(turn)
@@ -39,11 +39,11 @@ class Answers(ConfirmTracker):
 
 
 class Front:
-    """One client of it."""
+    """One client of the front end."""
 
-    def __init__(self, house: MemoryBroker, operator: bool = False) -> None:
-        broker: Broker = house.broker
-        session = Session(broker, house.vhost, User("guest"), "front")  # type: ignore[arg-type]
+    def __init__(self, server: MemoryBroker, operator: bool = False) -> None:
+        broker: Broker = server.broker
+        session = Session(broker, server.vhost, User("guest"), "front")  # type: ignore[arg-type]
         session.operator = operator
         self.publisher = Publisher(session)
         self.answers = Answers(broker.turn)
@@ -55,84 +55,84 @@ class Front:
             self.answers.add(route, message)
         return message
 
-    def heard(self) -> list[str]:
+    def replies(self) -> list[str]:
         lines, self.answers.lines = self.answers.lines, []
         return lines
 
 
 @pytest.fixture
-def house() -> Iterator[MemoryBroker]:
-    house = MemoryBroker()
-    client = Client(house, "client")
+def server() -> Iterator[MemoryBroker]:
+    server = MemoryBroker()
+    client = Client(server, "client")
     client.say(1, spec.Channel.Open())
     for name, durable in (("kept", True), ("other", True), ("brief", False)):
         client.say(1, spec.Queue.Declare(queue=name, durable=durable))
         client.say(1, spec.Queue.Bind(queue=name, exchange="amq.fanout"))
     client.say(1, spec.Exchange.Declare(exchange="inside", internal=True))
-    house.settle()
-    yield house
-    house.end()
+    server.settle()
+    yield server
+    server.end()
 
 
-def test_what_no_log_takes_is_confirmed_with_its_turn(house: MemoryBroker) -> None:
-    front = Front(house)
+def test_transient_and_unroutable_messages_are_confirmed_at_end_of_turn(server: MemoryBroker) -> None:
+    front = Front(server)
     front.publish("", "brief")
     front.publish("", "kept", PLAIN)
     front.publish("amq.direct", "nobody's")
-    assert front.heard() == []
-    house.settle()
-    assert front.heard() == ["OK 1-3"]
-    assert [house.vhost.queues[name].ready_count for name in ("brief", "kept")] == [1, 1]
+    assert front.replies() == []
+    server.settle()
+    assert front.replies() == ["OK 1-3"]
+    assert [server.vhost.queues[name].ready_count for name in ("brief", "kept")] == [1, 1]
 
 
-def test_what_a_log_takes_is_confirmed_when_it_is_there(house: MemoryBroker) -> None:
-    front = Front(house)
+def test_persistent_message_is_confirmed_when_log_is_safe(server: MemoryBroker) -> None:
+    front = Front(server)
     front.publish("", "kept")
     front.publish("amq.fanout", "")
-    house.settle()
-    assert front.heard() == ["OK 1-2"]
-    house.again(clean=False)
-    assert [house.vhost.queue(name).ready_count for name in ("kept", "other")] == [2, 1]
+    server.settle()
+    assert front.replies() == ["OK 1-2"]
+    server.again(clean=False)
+    assert [server.vhost.queue(name).ready_count for name in ("kept", "other")] == [2, 1]
 
 
-def test_what_was_confirmed_early_is_not_told_twice(house: MemoryBroker) -> None:
-    front = Front(house)
+def test_early_confirm_is_not_repeated(server: MemoryBroker) -> None:
+    front = Front(server)
     front.publish("", "brief")
     front.answers.confirm_early()
-    assert front.heard() == ["OK 1-1"]
+    assert front.replies() == ["OK 1-1"]
     front.publish("", "kept")
     front.answers.confirm_early()
-    assert front.heard() == []
+    assert front.replies() == []
     front.answers.add_safe()
-    house.settle()
-    assert front.heard() == ["OK 2-3"]
+    server.settle()
+    assert front.replies() == ["OK 2-3"]
 
 
-def test_what_a_log_did_not_take_is_refused(house: MemoryBroker) -> None:
-    front = Front(house)
-    house.broker.alarms.check = lambda: None  # type: ignore[method-assign]  # this disk is no file system
+def test_message_that_log_cannot_write_is_refused(server: MemoryBroker) -> None:
+    front = Front(server)
+    server.broker.alarms.check = lambda: None  # type: ignore[method-assign]  # the simulated disk is not a real file system
     front.publish("", "kept")
-    house.settle()
-    house.filesystem.capacity = house.filesystem.used()
+    server.settle()
+    server.filesystem.capacity = server.filesystem.used()
     front.publish("", "brief")
     front.publish("", "kept")
-    house.settle()
-    assert front.heard() == ["OK 1-1", "LOST 2-3"]
+    server.settle()
+    assert front.replies() == ["OK 1-1", "LOST 2-3"]
 
 
-def test_who_has_ended_is_told_nothing(house: MemoryBroker) -> None:
-    front = Front(house)
+def test_ended_tracker_sends_no_confirm(server: MemoryBroker) -> None:
+    front = Front(server)
     front.publish("", "kept")
     front.answers.ended = True
-    house.settle()
-    assert front.heard() == []
+    server.settle()
+    assert front.replies() == []
 
 
-def test_errors_are_the_same_and_name_no_method(house: MemoryBroker) -> None:
-    front = Front(house)
-    with pytest.raises(NotFound, match="no exchange 'nosuch' in vhost '/'") as found:
+def test_publish_errors_equal_amqp_errors_without_method(server: MemoryBroker) -> None:
+    front = Front(server)
+    with pytest.raises(NotFound, match="no exchange 'nosuch' in vhost '/'") as results:
         front.publish("nosuch", "k")
-    assert found.value.method == 0
+    assert results.value.method == 0
     with pytest.raises(AccessRefused, match="cannot publish to internal exchange 'inside' in vhost '/'"):
         front.publish("inside", "k")
     with pytest.raises(PreconditionFailed, match="invalid expiration 'soon': no_integer"):
@@ -141,88 +141,88 @@ def test_errors_are_the_same_and_name_no_method(house: MemoryBroker) -> None:
         front.publish("", "kept", encode_properties(Properties(reply_to="amq.rabbitmq.reply-to")))
 
 
-def test_permissions_hold_but_for_an_operator(house: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(house.broker.auth, "is_allowed", lambda *_: False)
+def test_permissions_apply_except_to_operator(server: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.broker.auth, "is_allowed", lambda *_: False)
     with pytest.raises(AccessRefused, match="access to exchange 'amq.default' in vhost '/' refused for user 'guest'"):
-        Front(house).publish("", "kept")
-    Front(house, operator=True).publish("", "kept")
-    monkeypatch.setattr(house.broker.auth, "is_allowed", lambda *_: True)
-    monkeypatch.setattr(house.broker.auth, "has_topic_permissions", lambda *_: True)
-    monkeypatch.setattr(house.broker.auth, "is_topic_allowed", lambda *arguments: arguments[-1] != "closed")
-    front = Front(house)
+        Front(server).publish("", "kept")
+    Front(server, operator=True).publish("", "kept")
+    monkeypatch.setattr(server.broker.auth, "is_allowed", lambda *_: True)
+    monkeypatch.setattr(server.broker.auth, "has_topic_permissions", lambda *_: True)
+    monkeypatch.setattr(server.broker.auth, "is_topic_allowed", lambda *arguments: arguments[-1] != "closed")
+    front = Front(server)
     front.publish("amq.topic", "open")
     cc = encode_properties(Properties(headers={"CC": ["closed"]}))
     for key, properties in (("closed", PLAIN), ("open", cc)):
         with pytest.raises(AccessRefused, match="access to topic 'closed' in exchange 'amq.topic'"):
             front.publish("amq.topic", key, properties)
-        Front(house, operator=True).publish("amq.topic", key, properties)
+        Front(server, operator=True).publish("amq.topic", key, properties)
 
 
-def test_copies_go_their_way_and_blind_ones_leave_no_trace(house: MemoryBroker) -> None:
-    front = Front(house)
+def test_cc_and_bcc_are_routed_and_bcc_is_removed(server: MemoryBroker) -> None:
+    front = Front(server)
     headers = {"CC": ["other"], "BCC": ["brief", "kept"]}
     sent = front.publish("", "kept", encode_properties(Properties(headers=headers)))
     assert decode_properties(sent.properties()).headers == {"CC": ["other"]}
-    assert [house.vhost.queues[name].ready_count for name in ("kept", "other", "brief")] == [1, 1, 1]
+    assert [server.vhost.queues[name].ready_count for name in ("kept", "other", "brief")] == [1, 1, 1]
     front.publish("", "kept")
     assert len(front.publisher.route.destinations) == 1
 
 
-def test_a_reply_to_becomes_the_sessions_key(house: MemoryBroker) -> None:
-    front = Front(house)
+def test_direct_reply_to_becomes_reply_key_of_session(server: MemoryBroker) -> None:
+    front = Front(server)
     front.publisher.reply_key = b"mine"
     sent = front.publish("", "kept", encode_properties(Properties(reply_to="amq.rabbitmq.reply-to")))
     assert decode_properties(sent.properties()).reply_to == "mine"
 
 
-def test_a_route_that_was_kept_is_asked_for_anew_when_its_exchange_has_changed(house: MemoryBroker) -> None:
-    front = Front(house)
+def test_cached_route_is_renewed_after_unbind(server: MemoryBroker) -> None:
+    front = Front(server)
     front.publish("amq.fanout", "")
-    client = Client(house, "another")
+    client = Client(server, "another")
     client.say(1, spec.Channel.Open(), spec.Queue.Unbind(queue="other", exchange="amq.fanout", routing_key=""))
-    house.settle()
+    server.settle()
     front.publish("amq.fanout", "")
-    assert [house.vhost.queues[name].ready_count for name in ("kept", "other", "brief")] == [2, 1, 2]
+    assert [server.vhost.queues[name].ready_count for name in ("kept", "other", "brief")] == [2, 1, 2]
 
 
-def test_one_question_whether_it_is_safe(house: MemoryBroker) -> None:
-    front = Front(house)
-    house.broker.alarms.check = lambda: None  # type: ignore[method-assign]
-    found: list[bool] = []
-    for room in (True, False):
-        if not room:
-            house.filesystem.capacity = house.filesystem.used()
+def test_when_safe_reports_success_or_failure_of_all_logs(server: MemoryBroker) -> None:
+    front = Front(server)
+    server.broker.alarms.check = lambda: None  # type: ignore[method-assign]
+    results: list[bool] = []
+    for has_space in (True, False):
+        if not has_space:
+            server.filesystem.capacity = server.filesystem.used()
         message = front.publish("amq.fanout", "")
         logs = front.publisher.route.logs(message)
         assert sorted(log.name for log in logs) == ["kept", "other"]
-        when_safe(house.broker.turn, logs, found.append)
-        house.settle()
-    assert found == [True, False]
+        when_safe(server.broker.turn, logs, results.append)
+        server.settle()
+    assert results == [True, False]
 
 
 @pytest.mark.parametrize("properties", [PLAIN, PERSISTENT], ids=["transient", "persistent"])
-def test_a_publish_to_very_many_queues_is_told_of_once(house: MemoryBroker, properties: bytes) -> None:
-    client = Client(house, "wide")
+def test_sliced_fanout_reports_once_when_complete(server: MemoryBroker, properties: bytes) -> None:
+    client = Client(server, "wide")
     client.say(1, spec.Channel.Open())
     for number in range(WIDE_COUNT + 10):
         client.say(1, spec.Queue.Declare(queue=f"w{number}", durable=number % 2 == 0))
         client.say(1, spec.Queue.Bind(queue=f"w{number}", exchange="amq.fanout"))
-    house.settle()
-    front = Front(house)
+    server.settle()
+    front = Front(server)
     message = front.publisher.compose("amq.fanout", "", properties, b"x")
-    found: list[bool] = []
-    SlicedFanout(front.publisher.session, front.publisher.route, message, True, found.append).step()
-    assert found == []
-    house.settle()
-    assert found == [True]
-    assert {house.vhost.queues[f"w{number}"].ready_count for number in range(WIDE_COUNT + 10)} == {1}
+    results: list[bool] = []
+    SlicedFanout(front.publisher.session, front.publisher.route, message, True, results.append).step()
+    assert results == []
+    server.settle()
+    assert results == [True]
+    assert {server.vhost.queues[f"w{number}"].ready_count for number in range(WIDE_COUNT + 10)} == {1}
 
 
-# -- a log that is not local -----------------------------------------------------------------------------------------
+# -- a remote log ----------------------------------------------------------------------------------------------------
 
 
 class RemoteLog(QueueLog):
-    """Keeps nothing; what was appended is safe when the test says so."""
+    """A log that stores nothing; the test decides up to which offset it is safe."""
 
     def __init__(self, name: str) -> None:
         super().__init__("v", name, name, "", False)
@@ -234,10 +234,10 @@ class RemoteLog(QueueLog):
         return self.safe_offset
 
     def recover(self) -> None:
-        """There is nothing to recover."""
+        """Do nothing: there is nothing to recover."""
 
     def begin_transaction(self) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
     end_transaction = begin_transaction
 
@@ -256,116 +256,120 @@ class RemoteLog(QueueLog):
 
 
 @pytest.fixture
-def far(house: MemoryBroker) -> RemoteLog:
-    """The log of a queue `far`."""
+def remote_log(server: MemoryBroker) -> RemoteLog:
+    """Return the log of a queue `far`."""
     log = RemoteLog("far")
-    queue = make_queue(house.vhost.queue_host, "far", True, False, None, {}, log)
+    queue = make_queue(server.vhost.queue_host, "far", True, False, None, {}, log)
     queue.can_open()
-    house.vhost.add_queue(queue)
+    server.vhost.add_queue(queue)
     return log
 
 
-def test_a_confirm_waits_for_the_high_watermark_of_a_log_that_is_not_local(house: MemoryBroker, far: RemoteLog) -> None:
-    front = Front(house)
+def test_confirm_waits_for_high_watermark_of_remote_log(server: MemoryBroker, remote_log: RemoteLog) -> None:
+    front = Front(server)
     front.publish("", "far")
     front.publish("", "far")
-    house.settle()
-    assert front.heard() == []
-    far.advance(1)
-    house.settle()
-    assert front.heard() == [], "one mark for what one turn brought: both, or none yet"
-    far.advance(2)
-    assert front.heard() == ["OK 1-2"]
+    server.settle()
+    assert front.replies() == []
+    remote_log.advance(1)
+    server.settle()
+    assert front.replies() == [], "messages of one turn are confirmed together"
+    remote_log.advance(2)
+    assert front.replies() == ["OK 1-2"]
 
 
-def test_confirms_keep_their_order_behind_it(house: MemoryBroker, far: RemoteLog) -> None:
-    front, other = Front(house), Front(house)
+def test_confirms_keep_order_behind_remote_log(server: MemoryBroker, remote_log: RemoteLog) -> None:
+    front, other = Front(server), Front(server)
     for key in ("kept", "far", "kept", "brief"):
         front.publish("", key)
         other.publish("", "kept")
-        house.settle()
-    assert (front.heard(), other.heard()) == (["OK 1-1"], ["OK 1-1", "OK 2-2", "OK 3-3", "OK 4-4"])
+        server.settle()
+    assert (front.replies(), other.replies()) == (["OK 1-1"], ["OK 1-1", "OK 2-2", "OK 3-3", "OK 4-4"])
     front.publish("", "far")
-    house.settle()
-    far.advance(1)
-    assert front.heard() == ["OK 2-4"]
-    far.advance(2)
-    assert front.heard() == ["OK 5-5"]
+    server.settle()
+    remote_log.advance(1)
+    assert front.replies() == ["OK 2-4"]
+    remote_log.advance(2)
+    assert front.replies() == ["OK 5-5"]
 
 
-def test_what_it_had_already_made_safe_waits_for_nothing(house: MemoryBroker, far: RemoteLog) -> None:
-    front = Front(house)
+def test_message_already_safe_in_remote_log_is_confirmed_with_its_turn(
+    server: MemoryBroker, remote_log: RemoteLog
+) -> None:
+    front = Front(server)
     front.publish("", "far")
-    far.advance(1)
-    house.settle()
-    assert front.heard() == ["OK 1-1"]
+    remote_log.advance(1)
+    server.settle()
+    assert front.replies() == ["OK 1-1"]
 
 
-def test_a_transient_message_waits_for_it_too(house: MemoryBroker, far: RemoteLog) -> None:
-    """It is stored there as a persistent one is: confirmed before, it would be anywhere but where it was sent."""
-    front = Front(house)
+def test_transient_message_waits_for_remote_log(server: MemoryBroker, remote_log: RemoteLog) -> None:
+    """A remote log stores transient messages like persistent ones; confirmed earlier, the message could still be
+    lost.
+    """
+    front = Front(server)
     front.publish("", "far", PLAIN)
-    house.settle()
-    assert front.heard() == []
-    far.advance(1)
-    assert front.heard() == ["OK 1-1"]
+    server.settle()
+    assert front.replies() == []
+    remote_log.advance(1)
+    assert front.replies() == ["OK 1-1"]
 
 
-def test_what_it_went_with_in_the_same_turn_waits_for_nothing(house: MemoryBroker, far: RemoteLog) -> None:
-    front = Front(house)
+def test_removed_remote_log_does_not_delay_confirms_of_its_turn(server: MemoryBroker, remote_log: RemoteLog) -> None:
+    front = Front(server)
     front.publish("", "far")
     front.publish("", "brief")
-    house.vhost.queues["far"].backing.store = None
-    house.settle()
-    assert front.heard() == ["OK 1-2"], "with the turn, and not with whatever is published next"
+    server.vhost.queues["far"].backing.store = None
+    server.settle()
+    assert front.replies() == ["OK 1-2"], "confirmed at the end of the turn, not with the next publish"
 
 
-def test_a_failure_of_it_refuses_what_it_had_not_made_safe(house: MemoryBroker, far: RemoteLog) -> None:
-    front = Front(house)
+def test_failed_remote_log_refuses_only_unsafe_messages(server: MemoryBroker, remote_log: RemoteLog) -> None:
+    front = Front(server)
     for key in ("far", "kept", "far", "kept"):
         front.publish("", key)
-        house.settle()
-    far.advance(1)
-    assert front.heard() == ["OK 1-2"]
-    far.fail()
-    assert front.heard() == ["LOST 3-3", "OK 4-4"]
+        server.settle()
+    remote_log.advance(1)
+    assert front.replies() == ["OK 1-2"]
+    remote_log.fail()
+    assert front.replies() == ["LOST 3-3", "OK 4-4"]
 
 
-def test_both_must_be_safe_where_a_message_went_to_both(house: MemoryBroker, far: RemoteLog) -> None:
-    house.broker.alarms.check = lambda: None  # type: ignore[method-assign]
-    client = Client(house, "binder")
+def test_message_in_local_and_remote_log_waits_for_both(server: MemoryBroker, remote_log: RemoteLog) -> None:
+    server.broker.alarms.check = lambda: None  # type: ignore[method-assign]
+    client = Client(server, "binder")
     client.say(1, spec.Channel.Open(), spec.Queue.Bind(queue="far", exchange="amq.fanout", routing_key=""))
-    house.settle()
-    front = Front(house)
+    server.settle()
+    front = Front(server)
     front.publish("amq.fanout", "")
-    house.settle()
-    found: list[bool] = []
+    server.settle()
+    results: list[bool] = []
     logs = front.publisher.route.logs(front.publisher.compose("amq.fanout", "", PERSISTENT, b"x"))
-    when_safe(house.broker.turn, logs, found.append)
-    house.settle()
-    assert (front.heard(), found) == ([], [])
-    far.advance(1)
-    assert (front.heard(), found) == (["OK 1-1"], [True])
-    house.filesystem.capacity = house.filesystem.used()
+    when_safe(server.broker.turn, logs, results.append)
+    server.settle()
+    assert (front.replies(), results) == ([], [])
+    remote_log.advance(1)
+    assert (front.replies(), results) == (["OK 1-1"], [True])
+    server.filesystem.capacity = server.filesystem.used()
     front.publish("amq.fanout", "")
-    house.settle()
-    far.advance(2)
-    assert front.heard() == ["LOST 2-2"]
+    server.settle()
+    remote_log.advance(2)
+    assert front.replies() == ["LOST 2-2"]
 
 
-def test_a_channels_confirms_and_commits_wait_for_it_too(house: MemoryBroker, far: RemoteLog) -> None:
-    client = Client(house, "amqp")
+def test_confirms_and_commits_of_channel_wait_for_remote_log(server: MemoryBroker, remote_log: RemoteLog) -> None:
+    client = Client(server, "amqp")
     client.say(1, spec.Channel.Open(), spec.Confirm.Select())
     client.say(2, spec.Channel.Open(), spec.Tx.Select())
-    house.settle()
+    server.settle()
     client.heard()
     client.publish(1, "far", [b"x", b"y"], PERSISTENT)
     client.publish(2, "far", [b"z"], PERSISTENT)
     client.say(2, spec.Tx.Commit())
-    house.settle()
+    server.settle()
     assert client.heard() == []
-    far.advance(3)
-    house.settle()
+    remote_log.advance(3)
+    server.settle()
     acked, committed = sorted(client.heard(), key=lambda event: event.channel)
     assert (acked.method.delivery_tag, acked.method.multiple) == (2, True)
     assert committed.method.name == "Tx.CommitOk"

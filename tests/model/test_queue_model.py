@@ -1,11 +1,10 @@
-"""Queues, channels and consumers against a naive twin, in bytes, through restarts.
+"""Model test: queues, channels and consumers against a naive twin, over the AMQP bytes, through restarts.
 
-The twin keeps a sorted list of what is ready and a dict of what is unacked, and believes nothing: every delivery must
-be the head of its queue, go to a consumer that has credit, carry the channel's next tag and the truth about
-`redelivered`; nobody with credit may be left waiting while something is ready; higher priorities come first; and
-between two deliveries to one consumer every other that could have taken one has had one (strict round robin).
+The twin keeps a sorted list of ready messages and a dict of unacked ones. Each delivery must be the head of its queue,
+go to a consumer with credit, and carry the channel's next tag and the right `redelivered`. No consumer with credit may
+wait while a message is ready. Higher priorities are served first. Consumers are served in strict round robin.
 
-The queues' windows in memory are shrunk, so that cold reads and spills happen in runs of forty steps.
+The queues' memory windows are small, so that reads from the log and spills happen within forty steps.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ PERSISTENT = b"\x10\x00\x02"
 TRANSIENT = b"\x10\x00\x01"
 PLAIN = b"\x00\x00"
 NAMES = ("durable", "transient")
-# The plain channels do most of the work.
+# Plain channels are chosen most often.
 CHANNELS = st.sampled_from([0, 0, 0, 1, 1, 1, 2, 3, 4, 5])
 COUNTS = st.one_of(st.integers(1, 3), st.integers(5, 30))
 SIZES = st.sampled_from([8, 8, 40, 60_000])
@@ -38,14 +37,16 @@ RULES: tuple[dict[str, object], ...] = (
 
 
 class QueueMachine(QueueTwin):
-    """Six channels on two connections: two plain, two confirming, two with transactions. Even ones consume from the
-    durable queue, odd ones from the transient one, so that a channel's window belongs to one queue.
+    """Six channels on two connections: two plain, two with confirms, two with transactions.
+
+    Channels with even numbers consume from the durable queue, others from the transient one, so that the window of a
+    channel belongs to one queue.
     """
 
     @initialize(
         single_active=st.sampled_from([False, False, True]), consumers=st.integers(0, 6), prefetch=st.integers(0, 3)
     )
-    def begin(self, single_active: bool, consumers: int, prefetch: int) -> None:
+    def start(self, single_active: bool, consumers: int, prefetch: int) -> None:
         self.single_active = single_active
         self.connect()
         for name in NAMES:
@@ -58,16 +59,16 @@ class QueueMachine(QueueTwin):
 
     # -- publishing --------------------------------------------------------------------------------------------------
 
-    @rule(place=CHANNELS, count=COUNTS, properties=st.sampled_from([PERSISTENT, TRANSIENT]), size=SIZES)
-    def publish_to_durable(self, place: int, count: int, properties: bytes, size: int) -> None:
-        self.publish(place, "durable", count, properties, size)
+    @rule(channel_index=CHANNELS, count=COUNTS, properties=st.sampled_from([PERSISTENT, TRANSIENT]), size=SIZES)
+    def publish_to_durable(self, channel_index: int, count: int, properties: bytes, size: int) -> None:
+        self.publish(channel_index, "durable", count, properties, size)
 
-    @rule(place=CHANNELS, count=COUNTS, properties=st.sampled_from([PERSISTENT, PLAIN]), size=SIZES)
-    def publish_to_transient(self, place: int, count: int, properties: bytes, size: int) -> None:
-        self.publish(place, "transient", count, properties, size)
+    @rule(channel_index=CHANNELS, count=COUNTS, properties=st.sampled_from([PERSISTENT, PLAIN]), size=SIZES)
+    def publish_to_transient(self, channel_index: int, count: int, properties: bytes, size: int) -> None:
+        self.publish(channel_index, "transient", count, properties, size)
 
-    def publish(self, place: int, name: str, count: int, properties: bytes, size: int) -> None:
-        channel = self.channels[place]
+    def publish(self, channel_index: int, name: str, count: int, properties: bytes, size: int) -> None:
+        channel = self.channels[channel_index]
         queue = self.queues[name]
         messages = []
         for _ in range(count):
@@ -87,14 +88,14 @@ class QueueMachine(QueueTwin):
     # -- consuming ---------------------------------------------------------------------------------------------------
 
     @rule(
-        place=CHANNELS,
+        channel_index=CHANNELS,
         no_ack=st.sampled_from([False] * 4 + [True]),
         exclusive=st.sampled_from([False] * 12 + [True]),
         priority=st.sampled_from([0, 0, 0, 5, -1]),
     )
-    def consume(self, place: int, no_ack: bool, exclusive: bool, priority: int) -> None:
-        channel = self.channels[place]
-        queue = self.queues[NAMES[place % 2]]
+    def consume(self, channel_index: int, no_ack: bool, exclusive: bool, priority: int) -> None:
+        channel = self.channels[channel_index]
+        queue = self.queues[NAMES[channel_index % 2]]
         self.tags += 1
         consumer = TwinConsumer(channel, queue, f"t{self.tags}", no_ack, exclusive, priority)
         arguments = {"x-priority": priority} if priority else {}
@@ -114,11 +115,11 @@ class QueueMachine(QueueTwin):
         channel.consumers[consumer.tag] = consumer
         self.finish()
 
-    @rule(place=CHANNELS, which=st.integers(0, 5))
-    def cancel(self, place: int, which: int) -> None:
-        channel = self.channels[place]
+    @rule(channel_index=CHANNELS, pick=st.integers(0, 5))
+    def cancel(self, channel_index: int, pick: int) -> None:
+        channel = self.channels[channel_index]
         tags = [*channel.consumers, "unknown"]
-        tag = tags[which % len(tags)]
+        tag = tags[pick % len(tags)]
         channel.client.say(channel.number, spec.Basic.Cancel(consumer_tag=tag))
         self.listen()
         self.reply(channel, spec.Basic.CancelOk)
@@ -126,22 +127,22 @@ class QueueMachine(QueueTwin):
             self.leave(channel.consumers[tag])
         self.finish()
 
-    @rule(place=CHANNELS, count=st.sampled_from([0, 1, 2, 3, 10]), whole=st.booleans())
-    def qos(self, place: int, count: int, whole: bool) -> None:
-        channel = self.channels[place]
-        channel.client.say(channel.number, spec.Basic.Qos(prefetch_count=count, global_=whole))
+    @rule(channel_index=CHANNELS, count=st.sampled_from([0, 1, 2, 3, 10]), whole_channel=st.booleans())
+    def qos(self, channel_index: int, count: int, whole_channel: bool) -> None:
+        channel = self.channels[channel_index]
+        channel.client.say(channel.number, spec.Basic.Qos(prefetch_count=count, global_=whole_channel))
         self.listen()
         self.reply(channel, spec.Basic.QosOk)
-        if whole:
+        if whole_channel:
             channel.window = count
         else:
             channel.prefetch = count
             channel.window = 0
         self.finish()
 
-    @rule(place=CHANNELS, name=st.sampled_from(NAMES), no_ack=st.booleans())
-    def get(self, place: int, name: str, no_ack: bool) -> None:
-        channel = self.channels[place]
+    @rule(channel_index=CHANNELS, name=st.sampled_from(NAMES), no_ack=st.booleans())
+    def get(self, channel_index: int, name: str, no_ack: bool) -> None:
+        channel = self.channels[channel_index]
         queue = self.queues[name]
         channel.client.say(channel.number, spec.Basic.Get(queue=name, no_ack=no_ack))
         self.listen()
@@ -161,27 +162,27 @@ class QueueMachine(QueueTwin):
             channel.unacked[event.method.delivery_tag] = Unacked(queue, message, None)
         self.finish()
 
-    # -- answering ---------------------------------------------------------------------------------------------------
+    # -- acks and rejects --------------------------------------------------------------------------------------------
 
-    @rule(place=CHANNELS, which=st.integers(0, 30), multiple=st.booleans(), every=st.booleans())
-    def ack(self, place: int, which: int, multiple: bool, every: bool) -> None:
-        self.answer(place, which, multiple, "ack", every)
+    @rule(channel_index=CHANNELS, pick=st.integers(0, 30), multiple=st.booleans(), every=st.booleans())
+    def ack(self, channel_index: int, pick: int, multiple: bool, every: bool) -> None:
+        self.answer(channel_index, pick, multiple, "ack", every)
 
-    @rule(place=CHANNELS, which=st.integers(0, 30), multiple=st.booleans(), every=st.booleans())
-    def requeue(self, place: int, which: int, multiple: bool, every: bool) -> None:
-        self.answer(place, which, multiple, "requeue", every)
+    @rule(channel_index=CHANNELS, pick=st.integers(0, 30), multiple=st.booleans(), every=st.booleans())
+    def requeue(self, channel_index: int, pick: int, multiple: bool, every: bool) -> None:
+        self.answer(channel_index, pick, multiple, "requeue", every)
 
-    @rule(place=CHANNELS, which=st.integers(0, 30), multiple=st.booleans())
-    def reject(self, place: int, which: int, multiple: bool) -> None:
-        self.answer(place, which, multiple, "reject", False)
+    @rule(channel_index=CHANNELS, pick=st.integers(0, 30), multiple=st.booleans())
+    def reject(self, channel_index: int, pick: int, multiple: bool) -> None:
+        self.answer(channel_index, pick, multiple, "reject", False)
 
-    def answer(self, place: int, which: int, multiple: bool, action: str, every: bool) -> None:
-        channel = self.channels[place]
+    def answer(self, channel_index: int, pick: int, multiple: bool, action: str, every: bool) -> None:
+        channel = self.channels[channel_index]
         outstanding = channel.outstanding()
         if multiple and every:
             tag, tags = 0, outstanding
         elif outstanding:
-            tag = outstanding[which % len(outstanding)]
+            tag = outstanding[pick % len(outstanding)]
             tags = [each for each in outstanding if each <= tag] if multiple else [tag]
         else:
             return
@@ -205,28 +206,28 @@ class QueueMachine(QueueTwin):
         else:
             channel.client.say(channel.number, spec.Basic.Reject(delivery_tag=tag, requeue=action == "requeue"))
 
-    def answer_what_is_not_outstanding(self, place: int, ahead: int, multiple: bool, action: str) -> None:
-        channel = self.channels[place]
+    def ack_unknown_tag(self, channel_index: int, ahead: int, multiple: bool, action: str) -> None:
+        channel = self.channels[channel_index]
         settled = [tag for tag in range(1, channel.next_tag) if tag not in channel.outstanding()]
         tag = settled[-1] if settled and not ahead else channel.next_tag + ahead
         self.say_answer(channel, tag, multiple, action)
         self.listen()
         self.refused(channel, 406)
 
-    @rule(place=CHANNELS)
-    def recover(self, place: int) -> None:
-        channel = self.channels[place]
+    @rule(channel_index=CHANNELS)
+    def recover(self, channel_index: int) -> None:
+        channel = self.channels[channel_index]
         channel.client.say(channel.number, spec.Basic.Recover(requeue=True))
         self.listen()
         self.reply(channel, spec.Basic.RecoverOk)
-        # rabbit: what is settled in an open transaction is not outstanding any more
+        # RabbitMQ: a message acked in an open transaction is not outstanding
         self.settle(channel, channel.outstanding(), "requeue")
         self.finish()
 
     @precondition(lambda self: any(channel.kind == "tx" for channel in self.channels))
-    @rule(place=st.sampled_from([4, 5]), commit=st.booleans())
-    def end_transaction(self, place: int, commit: bool) -> None:
-        channel = self.channels[place]
+    @rule(channel_index=st.sampled_from([4, 5]), commit=st.booleans())
+    def end_transaction(self, channel_index: int, commit: bool) -> None:
+        channel = self.channels[channel_index]
         channel.client.say(channel.number, spec.Tx.Commit() if commit else spec.Tx.Rollback())
         self.listen()
         self.reply(channel, spec.Tx.CommitOk if commit else spec.Tx.RollbackOk)
@@ -236,7 +237,7 @@ class QueueMachine(QueueTwin):
             channel.unacked[tag].pending = False
         if commit:
             for queue, message in publishes:
-                if self.queues[queue.name] is queue:  # else it is deleted, and another has its name
+                if self.queues[queue.name] is queue:  # otherwise it was deleted and declared again
                     queue.add(message)
                     self.drain()
             for tag, action in settlements:
@@ -247,73 +248,75 @@ class QueueMachine(QueueTwin):
 
     @rule(name=st.sampled_from(NAMES), rules=st.sampled_from(RULES))
     def exchange_rules(self, name: str, rules: dict[str, object]) -> None:
-        """While it runs. None of them bites, so nothing else may change."""
-        self.house.vhost.queues[name].apply_config(QueueConfig({**rules, "single_active": self.single_active}))
-        self.house.settle()
+        """Change the queue's configuration at runtime. No rule takes effect, so nothing else may change."""
+        self.server.vhost.queues[name].apply_config(QueueConfig({**rules, "single_active": self.single_active}))
+        self.server.settle()
 
-    # -- ends --------------------------------------------------------------------------------------------------------
+    # -- failures ----------------------------------------------------------------------------------------------------
 
     @rule(
-        what=st.sampled_from(["purge", "close", "lose", "delete", "restart", "bad tag"]),
-        place=CHANNELS,
+        action=st.sampled_from(["purge", "close", "lose", "delete", "restart", "bad tag"]),
+        channel_index=CHANNELS,
         name=st.sampled_from(NAMES),
-        yes=st.booleans(),
+        flag=st.booleans(),
         number=st.integers(0, 2),
     )
-    def disturb(self, what: str, place: int, name: str, yes: bool, number: int) -> None:
-        """One rule for all of these: what is taken away all the time is never there to be delivered."""
-        if what == "purge":
-            self.purge(place, name)
-        elif what == "close":
-            self.close_channel(place)
-        elif what == "lose":
+    def disturb(self, action: str, channel_index: int, name: str, flag: bool, number: int) -> None:
+        """Run one of several disturbances. They share one rule so that they are rare enough for messages to be
+        delivered.
+        """
+        if action == "purge":
+            self.purge(channel_index, name)
+        elif action == "close":
+            self.close_channel(channel_index)
+        elif action == "lose":
             self.lose_connection(number % 2)
-        elif what == "delete":
-            self.delete_queue(name, place)
-        elif what == "restart":
-            self.restart(yes)
+        elif action == "delete":
+            self.delete_queue(name, channel_index)
+        elif action == "restart":
+            self.restart(flag)
         else:
-            self.answer_what_is_not_outstanding(place, number, yes, "ack" if number else "requeue")
+            self.ack_unknown_tag(channel_index, number, flag, "ack" if number else "requeue")
 
-    def purge(self, place: int, name: str) -> None:
-        channel = self.channels[place]
+    def purge(self, channel_index: int, name: str) -> None:
+        channel = self.channels[channel_index]
         channel.client.say(channel.number, spec.Queue.Purge(queue=name))
         self.listen()
         assert self.reply(channel, spec.Queue.PurgeOk).method.message_count == len(self.queues[name].ready)
         self.queues[name].ready.clear()
         self.finish()
 
-    def close_channel(self, place: int) -> None:
-        channel = self.channels[place]
+    def close_channel(self, channel_index: int) -> None:
+        channel = self.channels[channel_index]
         channel.client.say(channel.number, spec.Channel.Close(0, "", 0, 0))
         self.listen()
         self.reply(channel, spec.Channel.CloseOk)
         self.release(channel)
         self.finish()
-        self.open(self.channels[place])
+        self.open(self.channels[channel_index])
         self.replies = []
         self.finish()
 
-    def lose_connection(self, which: int) -> None:
-        client = self.clients[which]
+    def lose_connection(self, pick: int) -> None:
+        client = self.clients[pick]
         client.vanish()
-        self.clients[which] = Client(self.house, f"again{self.clock}-{self.tags}-{self.bodies}")
+        self.clients[pick] = Client(self.server, f"again{self.clock}-{self.tags}-{self.bodies}")
         self.listen()
-        mine = [channel for channel in self.channels if channel.client is client]
-        for channel in mine:
+        own_channels = [channel for channel in self.channels if channel.client is client]
+        for channel in own_channels:
             self.release(channel)
         self.finish()
-        for channel in mine:
-            fresh = self.channels[channel.place]
-            fresh.client = self.clients[which]
+        for channel in own_channels:
+            fresh = self.channels[channel.channel_index]
+            fresh.client = self.clients[pick]
             self.open(fresh)
             self.replies = []
         self.finish()
 
-    @rule(which=st.integers(0, 1), paused=st.sampled_from([True, False, False, False]))
-    def stop_reading(self, which: int, paused: bool) -> None:
-        """The peer's socket is full, or has room again."""
-        connection = self.clients[which].connection
+    @rule(pick=st.integers(0, 1), paused=st.sampled_from([True, False, False, False]))
+    def stop_reading(self, pick: int, paused: bool) -> None:
+        """Make the output of a connection full or writable again."""
+        connection = self.clients[pick].connection
         if paused:
             connection.output.pause_writing()
         else:
@@ -321,14 +324,14 @@ class QueueMachine(QueueTwin):
         self.listen()
         self.finish()
 
-    def delete_queue(self, name: str, place: int) -> None:
-        channel = self.channels[place]
+    def delete_queue(self, name: str, channel_index: int) -> None:
+        channel = self.channels[channel_index]
         queue = self.queues[name]
         channel.client.say(channel.number, spec.Queue.Delete(queue=name))
         self.listen()
-        told = [reply for reply in self.replies if isinstance(reply[1].method, spec.Basic.Cancel)]
-        self.replies = [reply for reply in self.replies if reply not in told]
-        cancelled = sorted(event.method.consumer_tag for _, event in told)
+        cancels = [reply for reply in self.replies if isinstance(reply[1].method, spec.Basic.Cancel)]
+        self.replies = [reply for reply in self.replies if reply not in cancels]
+        cancelled = sorted(event.method.consumer_tag for _, event in cancels)
         assert cancelled == sorted(consumer.tag for consumer in queue.consumers)
         assert self.reply(channel, spec.Queue.DeleteOk).method.message_count == len(queue.ready)
         for consumer in list(queue.consumers):
@@ -339,18 +342,18 @@ class QueueMachine(QueueTwin):
 
     def restart(self, clean: bool) -> None:
         durable = self.queues["durable"]
-        kept = {message.order: message for message in durable.ready}
+        surviving = {message.order: message for message in durable.ready}
         for channel in self.channels:
             for entry in channel.unacked.values():
                 if entry.queue is durable:
-                    kept[entry.message.order] = entry.message
-        self.house.again(clean=clean)
+                    surviving[entry.message.order] = entry.message
+        self.server.again(clean=clean)
         self.connect()
         self.replies = []
         for name in NAMES:
             self.queues[name] = TwinQueue(name)
-        for order in sorted(kept):
-            message = kept[order]
+        for order in sorted(surviving):
+            message = surviving[order]
             if message.persistent:
                 message.redelivered = message.delivered
                 self.queues["durable"].add(message)
@@ -370,12 +373,12 @@ class QueueMachine(QueueTwin):
         event: Event = self.reply(channel, spec.Queue.DeclareOk)
         return event
 
-    # -- what must always hold ---------------------------------------------------------------------------------------
+    # -- invariants --------------------------------------------------------------------------------------------------
 
     @invariant()
     def counts_agree(self) -> None:
         for name, twin in self.queues.items():
-            queue = self.house.vhost.queues[name]
+            queue = self.server.vhost.queues[name]
             assert queue.ready_count == len(twin.ready), name
             assert queue.unacked_count == twin.unacked, name
             assert sorted(consumer.tag for consumer in queue.consumers) == sorted(each.tag for each in twin.consumers)
@@ -391,7 +394,7 @@ class QueueMachine(QueueTwin):
             }
 
     def teardown(self) -> None:
-        self.house.end()
+        self.server.end()
 
 
 QueueMachine.TestCase.settings = settings(

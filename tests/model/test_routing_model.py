@@ -1,4 +1,4 @@
-"""Trie and headers index against twins that know no index: they hold every binding against every message."""
+"""Model tests: the topic trie and the headers index against twins that compare every binding with every message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEYS = st.lists(st.sampled_from(WORDS), max_size=7).map(".".join)
 
 
 def naive_accepts(pattern: Sequence[str], key: Sequence[str]) -> bool:
-    """The specification's words, tried in every way there is."""
+    """Match word by word as in the specification, and try every length for `#`."""
     if not pattern:
         return not key
     if pattern[0] == "#":
@@ -64,7 +64,7 @@ class TopicTwins(RuleBasedStateMachine):
         assert self.trie.match(key) == naive_match(self.bindings, key)
 
     @invariant()
-    def nodes_are_there_for_a_reason(self) -> None:
+    def trie_has_no_needless_nodes(self) -> None:
         assert self.trie.node_count() <= sum(len(words(pattern)) for pattern, _ in self.bindings)
 
     def teardown(self) -> None:
@@ -79,7 +79,7 @@ TestTopicTwins = TopicTwins.TestCase
 
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(PATTERNS, max_size=12), st.lists(KEYS, min_size=1, max_size=8))
-def test_patterns_by_themselves(patterns: list[str], keys: list[str]) -> None:
+def test_trie_matches_like_naive_twin(patterns: list[str], keys: list[str]) -> None:
     trie = TopicTrie()
     bindings = [(pattern, f"{number} {pattern}") for number, pattern in enumerate(patterns)]
     for pattern, destination in bindings:
@@ -92,7 +92,7 @@ def test_patterns_by_themselves(patterns: list[str], keys: list[str]) -> None:
 
 
 class Timestamp(int):
-    """Stands for the codec's."""
+    """A stand-in for the codec's timestamp type."""
 
 
 NAMES = st.sampled_from(["a", "b", "c", "x-a", "x-b"])
@@ -103,7 +103,7 @@ MODES = st.sampled_from([None, "all", "any", "all-with-x", "any-with-x"])
 
 
 def same(left: object, right: object) -> bool:
-    """Equality with type class, item by item."""
+    """Return whether two values are equal and have equal types, item by item."""
     if type(left) is not type(right):
         return False
     if isinstance(left, list) and isinstance(right, list):
@@ -116,8 +116,8 @@ def same(left: object, right: object) -> bool:
 def naive_holds(arguments: dict[str, object], headers: dict[str, object] | None) -> bool:
     mode = str(arguments.get("x-match", "all"))
     answers = [
-        name in (headers or {}) and (wanted is None or same(wanted, (headers or {})[name]))
-        for name, wanted in arguments.items()
+        name in (headers or {}) and (expected is None or same(expected, (headers or {})[name]))
+        for name, expected in arguments.items()
         if name != "x-match" and (mode.endswith("-with-x") or not name.startswith("x-"))
     ]
     return all(answers) if mode.startswith("all") else any(answers)
@@ -149,7 +149,7 @@ class HeadersTwins(RuleBasedStateMachine):
 
     @precondition(lambda self: self.bindings)
     @rule(data=st.data(), more=TABLES)
-    def publish_what_some_binding_asks_for(self, data: st.DataObject, more: dict[str, object]) -> None:
+    def publish_message_that_matches_a_binding(self, data: st.DataObject, more: dict[str, object]) -> None:
         arguments, _ = data.draw(st.sampled_from(self.bindings))
         self.publish({**more, **arguments})
 
@@ -206,7 +206,7 @@ class JmsTopicTwins(RuleBasedStateMachine):
         assert self.exchange.match("", headers or None) == expected
 
     @invariant()
-    def nothing_is_left_behind(self) -> None:
+    def exchange_is_empty_without_bindings(self) -> None:
         assert self.exchange.is_empty() is not bool(self.bindings)
 
 

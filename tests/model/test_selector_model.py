@@ -1,7 +1,7 @@
-"""Selectors against a twin that walks the tree with three truth values and knows no generated code.
+"""Model test: selectors against a twin that evaluates the tree in three-valued logic without generated code.
 
-Trees are drawn, written down in one of their many spellings, parsed again (the same tree must come back), and asked
-about messages whose headers have any type.
+Trees are drawn and written in one of their many spellings. Parsing must return the same tree, which is then evaluated
+on messages whose headers have any type.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ def value_of(node: nodes.Value, headers: Mapping[str, object]) -> object:
     left, right = value_of(node.left, headers), value_of(node.right, headers)
     if not is_number(left) or not is_number(right):
         return None
-    one, other = exact(left), exact(right)
+    dividend, divisor = exact(left), exact(right)
     if node.operator == "+":
-        return bounded(one + other)
+        return bounded(dividend + divisor)
     if node.operator == "-":
-        return bounded(one - other)
+        return bounded(dividend - divisor)
     if node.operator == "*":
-        return bounded(one * other)
-    if other == 0:
+        return bounded(dividend * divisor)
+    if divisor == 0:
         return None
     if node.operator == "/":
-        return bounded(one / other)
-    if math.isinf(one):
+        return bounded(dividend / divisor)
+    if math.isinf(dividend):
         return None
-    if isinstance(one, int) and isinstance(other, int):
-        return one - other * (abs(one) // abs(other)) * (1 if (one < 0) == (other < 0) else -1)
-    return bounded(math.fmod(one, other))
+    if isinstance(dividend, int) and isinstance(divisor, int):
+        return dividend - divisor * (abs(dividend) // abs(divisor)) * (1 if (dividend < 0) == (divisor < 0) else -1)
+    return bounded(math.fmod(dividend, divisor))
 
 
 def same_kind(left: object, right: object) -> bool:
@@ -75,7 +75,7 @@ def same_kind(left: object, right: object) -> bool:
     return any(isinstance(left, kind) and isinstance(right, kind) for kind in (str, bool, bytes, bytearray))
 
 
-def compared(operator: str, left: object, right: object) -> bool | None:
+def compare(operator: str, left: object, right: object) -> bool | None:
     if left is None or right is None:
         return None
     if not same_kind(left, right):
@@ -119,12 +119,12 @@ def truth_of(node: nodes.Condition, headers: Mapping[str, object]) -> bool | Non
         return value if isinstance(value, bool) else None
     if isinstance(node, nodes.OneOf):
         value = value_of(node.value, headers)
-        return None if value is None else any(compared("=", value, choice.value) for choice in node.choices)
+        return None if value is None else any(compare("=", value, choice.value) for choice in node.choices)
     if isinstance(node, nodes.Like):
         value = value_of(node.value, headers)
         return naive_like(value, node.pattern, node.escape) if isinstance(value, str) else None
     assert isinstance(node, nodes.Compare)
-    return compared(node.operator, value_of(node.left, headers), value_of(node.right, headers))
+    return compare(node.operator, value_of(node.left, headers), value_of(node.right, headers))
 
 
 # -- trees -------------------------------------------------------------------------------------------------------------
@@ -201,79 +201,77 @@ CONDITIONS: st.SearchStrategy[nodes.Condition] = st.deferred(
 )
 
 
-# -- their text --------------------------------------------------------------------------------------------------------
+# -- spellings ---------------------------------------------------------------------------------------------------------
 
 
-def written(node: nodes.SelectorNode, luck: random.Random) -> str:
-    """One of the texts that mean `node`; everything but names and constants in parentheses."""
+def spelling(node: nodes.SelectorNode, rng: random.Random) -> str:
+    """Return one of the texts that mean `node`, with everything except names and constants in parentheses."""
 
     def inner(part: nodes.SelectorNode) -> str:
-        return f"({spaced(written(part, luck), luck)})"
+        return f"({spaced(spelling(part, rng), rng)})"
 
     def word(text: str) -> str:
-        return luck.choice([text, text.lower(), text.title()])
+        return rng.choice([text, text.lower(), text.title()])
 
     if isinstance(node, nodes.Constant):
-        return constant(node, luck)
+        return constant(node, rng)
     if isinstance(node, nodes.Header):
-        if node.name.isidentifier() and node.name != "AND" and luck.random() < 0.7:
-            return luck.choice(["", "", "a.", "application-properties."]) + node.name
+        if node.name.isidentifier() and node.name != "AND" and rng.random() < 0.7:
+            return rng.choice(["", "", "a.", "application-properties."]) + node.name
         return "[" + node.name.replace("]", "]]") + "]"
     if isinstance(node, nodes.BooleanValue):
         return inner(node.condition)
     if isinstance(node, nodes.Negative):
         return "-" + inner(node.value)
     if isinstance(node, (nodes.Arithmetic, nodes.Compare)):
-        operator = luck.choice(["<>", "!="]) if node.operator == "<>" else node.operator
-        return spaced(inner(node.left), luck) + operator + spaced(inner(node.right), luck)
+        operator = rng.choice(["<>", "!="]) if node.operator == "<>" else node.operator
+        return spaced(inner(node.left), rng) + operator + spaced(inner(node.right), rng)
     if isinstance(node, nodes.IsTrue):
-        return written(node.value, luck)
+        return spelling(node.value, rng)
     if isinstance(node, nodes.IsNull):
         return f"{inner(node.value)} {word('IS')} {word('NULL')}"
     if isinstance(node, nodes.OneOf):
-        return f"{inner(node.value)} {word('IN')} ({' , '.join(constant(choice, luck) for choice in node.choices)})"
+        return f"{inner(node.value)} {word('IN')} ({' , '.join(constant(choice, rng) for choice in node.choices)})"
     if isinstance(node, nodes.Like):
-        escape = f" {word('ESCAPE')} {quoted(node.escape, luck)}" if node.escape else ""
-        return f"{inner(node.value)} {word('LIKE')} {quoted(node.pattern, luck)}{escape}"
+        escape = f" {word('ESCAPE')} {quoted(node.escape, rng)}" if node.escape else ""
+        return f"{inner(node.value)} {word('LIKE')} {quoted(node.pattern, rng)}{escape}"
     if isinstance(node, nodes.Not):
         return f"{word('NOT')} {inner(node.condition)}"
     assert isinstance(node, (nodes.And, nodes.Or))
     return f" {word(type(node).__name__.upper())} ".join([inner(part) for part in node.conditions])
 
 
-def spaced(text: str, luck: random.Random) -> str:
-    return luck.choice(["", "", " ", "\n\t"]) + text + luck.choice(["", "", " "])
+def spaced(text: str, rng: random.Random) -> str:
+    return rng.choice(["", "", " ", "\n\t"]) + text + rng.choice(["", "", " "])
 
 
-def quoted(text: str, luck: random.Random) -> str:
-    quote = luck.choice("'\"")
+def quoted(text: str, rng: random.Random) -> str:
+    quote = rng.choice("'\"")
     return quote + text.replace(quote, quote * 2) + quote
 
 
-def constant(node: nodes.Constant, luck: random.Random) -> str:
+def constant(node: nodes.Constant, rng: random.Random) -> str:
     if isinstance(node.value, bool):
-        return luck.choice(["TRUE", "true"]) if node.value else luck.choice(["FALSE", "False"])
+        return rng.choice(["TRUE", "true"]) if node.value else rng.choice(["FALSE", "False"])
     if isinstance(node.value, str):
-        return quoted(node.value, luck)
+        return quoted(node.value, rng)
     return repr(node.value)
 
 
 @settings(max_examples=examples(400), deadline=None)
-@given(
-    condition=CONDITIONS, messages=st.lists(MESSAGES, min_size=1, max_size=8), luck=st.randoms(use_true_random=False)
-)
-def test_selectors_mean_what_their_trees_say(
-    condition: nodes.Condition, messages: list[dict[str, object]], luck: random.Random
+@given(condition=CONDITIONS, messages=st.lists(MESSAGES, min_size=1, max_size=8), rng=st.randoms(use_true_random=False))
+def test_parsed_selector_evaluates_like_its_tree(
+    condition: nodes.Condition, messages: list[dict[str, object]], rng: random.Random
 ) -> None:
-    text = written(condition, luck)
+    text = spelling(condition, rng)
     try:
         selector = parse_selector(text)
     except BadSelector as error:
-        refused = str(error)
+        error_text = str(error)
     else:
-        refused = ""
-    if refused:
-        assert "more than" in refused or "deeper" in refused or str(WILDCARD_CHARACTERS_MAX) in refused
+        error_text = ""
+    if error_text:
+        assert "more than" in error_text or "deeper" in error_text or str(WILDCARD_CHARACTERS_MAX) in error_text
         return
     assert selector.condition == condition
     for headers in messages:
@@ -295,7 +293,7 @@ class View(nodes.Selectable):
 
 @settings(max_examples=examples(1000), deadline=None)
 @given(text=st.text("abü\n%_", max_size=10), pattern=patterns())
-def test_like(text: str, pattern: tuple[str, str]) -> None:
+def test_like_pattern_matches_like_naive_twin(text: str, pattern: tuple[str, str]) -> None:
     assert parse_like_pattern(*pattern).matches(text) is naive_like(text, *pattern)
 
 
@@ -308,15 +306,15 @@ TOKENS = [
 
 @settings(max_examples=examples(500), deadline=None)
 @given(text=st.lists(st.sampled_from(TOKENS)).map(" ".join) | st.text(max_size=30))
-def test_anything_is_taken_or_refused(text: str) -> None:
+def test_any_text_parses_or_raises_short_printable_error(text: str) -> None:
     try:
         selector = parse_selector(text)
     except BadSelector as error:
-        refused = str(error)
+        error_text = str(error)
     else:
-        refused = ""
-    if refused:
-        assert refused.isprintable() and len(refused) < 200
+        error_text = ""
+    if error_text:
+        assert error_text.isprintable() and len(error_text) < 200
         return
 
     class Anything(View):

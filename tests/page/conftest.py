@@ -1,8 +1,8 @@
-"""The web page in a browser: Debian's Chromium, driven by Playwright, on brokers of this folder's own.
+"""The web page in a browser: Debian's Chromium, driven by Playwright, with brokers for this folder.
 
 `shop` is a broker with examples of everything, shared by the tests that change nothing. `emptied` is an empty shared
-broker, `broker` a broker for one test. `visit` opens a page as a user; an exception in a script and a violation of the
-content-security-policy fail the test.
+broker, `broker` a broker for one test. `visit` opens a page as a user; an exception in a script or a violation of the
+content-security-policy fails the test.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GO = """path => new Promise(done => {
     addEventListener("hashchange", drawn, {once: true});
     location.hash = path;
 })"""
-# Resolves after two frames: changes are painted.
+# Resolves after two frames, when changes are painted.
 DRAWN = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 # Resolves when requests that wait for the first paint have been sent.
 PAINTED = """() => new Promise(done => {
@@ -81,7 +81,7 @@ def browser() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        # Root, as in CI's container, has no sandbox; without /dev/shm of a size Chromium writes to /tmp.
+        # Root, as in CI's container, has no sandbox. Without a large /dev/shm Chromium writes to /tmp.
         arguments = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars"]
         found = playwright.chromium.launch(executable_path=chromium, args=arguments)
         yield found
@@ -109,7 +109,7 @@ def _shared(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def emptied(_shared: BrokerProcess) -> BrokerProcess:
-    """A broker that the tests of a file share, emptied except for guest. Its audit log and its counters stay."""
+    """An empty broker (only user guest) shared by the tests of a file. Its audit log and counters are not reset."""
     vhosts: Any = _shared.api("GET", "/api/vhosts")
     users: Any = _shared.api("GET", "/api/users")
     for vhost in vhosts:
@@ -146,7 +146,7 @@ class Screen:
         self.pending.discard(request)
 
     def _said(self, message: Any) -> None:
-        # The browser logs refusals and an unreachable broker, too, which the page itself reports.
+        # The browser also logs refusals and an unreachable broker, which the page itself reports.
         if message.type == "error" and not message.text.startswith("Failed to load resource"):
             self.faults.append(message.text)
 
@@ -187,7 +187,7 @@ class Screen:
         self.drawn()
 
     def axe(self, *rules: str) -> list[str]:
-        """Return axe's serious and critical findings, of all rules or of those given."""
+        """Return axe's serious and critical findings, of all rules or only of these."""
         if not self.page.evaluate("'axe' in window"):
             import axe_playwright_python
 
@@ -202,13 +202,13 @@ class Screen:
         ]
 
     def is_as_wide_as_the_screen(self) -> bool:
-        """Return whether the page has no horizontal scrolling."""
+        """Return True if the page needs no horizontal scrolling."""
         return bool(self.page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1"))
 
 
 @pytest.fixture
 def visit(browser: Browser) -> Iterator[Callable[..., Screen]]:
-    """visit(broker, "#/queues", "anna", size="phone", theme="dark"): logged in; `user` None: without a login."""
+    """visit(broker, "#/queues", "anna", size="phone", theme="dark") opens a page; user=None: without a login."""
     screens: list[Screen] = []
 
     def open_it(

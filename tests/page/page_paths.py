@@ -1,4 +1,4 @@
-"""All pages: address, heading and the user tag they need."""
+"""All pages: path, heading and needed user tag."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LISTS = {
     "#/definitions": Place(Role.ADMINISTRATOR, "Definitions"),
     "#/audit": Place(Role.ADMINISTRATOR, "Audit log"),
 }
-"""The pages in the navigation."""
+"""The pages that the navigation lists."""
 THINGS = {
     "#/topology?tab=list": Place(Role.MANAGEMENT, "Topology"),
     "#/queues/%2F/orders.eu": Place(Role.MANAGEMENT, "Queue orders.eu"),

@@ -1,5 +1,5 @@
-"""A broker with examples of everything that the page shows: users of each kind, hostile names, messages of all kinds,
-streams, policies, limits, exports, and active clients.
+"""A broker with examples of everything on the page: users of each kind, hostile names, all kinds of messages, streams,
+policies, limits, exports, and active clients.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ RIGHT_TO_LEFT = "\u202eabc \u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u06
 CONTROL = "bell\x07 escape\x1b[31m tab\t del\x7f"
 WORDS = "a/b?c=d&e#f %2F 100% ünï \U0001f430"
 HOSTILE = (SCRIPT, LONG, RIGHT_TO_LEFT, CONTROL, WORDS, "constructor", "__proto__", "..", " ")
-"""Names that a vhost, exchange, queue, user or policy may have."""
+"""Allowed but hostile names of a vhost, exchange, queue, user or policy."""
 
 
 def part(name: str) -> str:
-    """A name as a segment of a path."""
+    """Encode a name as a path segment."""
     return quote(name, safe="")
 
 
 class Shop:
-    """process: the broker; clients publish and consume while it is entered."""
+    """A broker whose clients publish and consume while the context is entered. process: the broker."""
 
     def __init__(self, process: BrokerProcess) -> None:
         self.process = process
@@ -125,7 +125,7 @@ class Shop:
         self.put("/api/amqpd/exports/%2F/orders.eu", {"name": "warehouse", "max_bytes": 1 << 30})
 
     def _make_hostile(self) -> None:
-        """A vhost, a user, a policy, an exchange and a queue of each such name, the last two in one vhost."""
+        """Create a vhost, user and policy of each hostile name, and an exchange and queue of each in one vhost."""
         self.put("/api/vhosts/hostile", {})
         for name in HOSTILE:
             at = part(name)

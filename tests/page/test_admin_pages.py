@@ -95,14 +95,14 @@ def test_policy_replaces_another_only_after_confirmation(visit, broker) -> None:
     page.get_by_label("Pattern").fill("^new")
     page.get_by_role("button", name="+ max-length", exact=True).click()
     page.get_by_role("button", name="Save the policy").click()
-    asked = page.get_by_role("dialog", name="Save the policy?")
-    asked.get_by_text("A policy short already exists in /").wait_for()
-    asked.get_by_text("^old").wait_for()
-    asked.get_by_role("button", name="Cancel").click()
-    asked.wait_for(state="detached")
+    dialog = page.get_by_role("dialog", name="Save the policy?")
+    dialog.get_by_text("A policy short already exists in /").wait_for()
+    dialog.get_by_text("^old").wait_for()
+    dialog.get_by_role("button", name="Cancel").click()
+    dialog.wait_for(state="detached")
     assert broker.api("GET", "/api/policies/%2F/short") == {"vhost": "/", "name": "short", **old}
     page.get_by_role("button", name="Save the policy").click()
-    asked.get_by_role("button", name="Replace", exact=True).click()
+    dialog.get_by_role("button", name="Replace", exact=True).click()
     page.get_by_text("The policy short was saved.").wait_for()
     assert dict(broker.api("GET", "/api/policies/%2F/short"))["pattern"] == "^new"
 
@@ -114,16 +114,16 @@ def test_permission_is_replaced_only_after_confirmation(visit, broker) -> None:
     broker.api("PUT", "/api/topic-permissions/%2F/eve", {"exchange": "amq.topic", "write": "^a", "read": "^b"})
     page = visit(broker, "#/users/eve").page
     page.get_by_role("button", name="Set the permission").click()
-    asked = page.get_by_role("dialog", name="Set the permission?")
-    asked.get_by_text("^old").wait_for()
+    dialog = page.get_by_role("dialog", name="Set the permission?")
+    dialog.get_by_text("^old").wait_for()
     assert broker.api("GET", "/api/permissions/%2F/eve") == {"user": "eve", "vhost": "/", **old}
-    asked.get_by_role("button", name="Replace the permission").click()
+    dialog.get_by_role("button", name="Replace the permission").click()
     page.get_by_text("The permission was saved.").wait_for()
     assert dict(broker.api("GET", "/api/permissions/%2F/eve"))["write"] == ".*"
     page.get_by_role("button", name="Set the topic permission").click()
-    asked = page.get_by_role("dialog", name="Set the topic permission?")
-    asked.get_by_text("^b").wait_for()
-    asked.get_by_role("button", name="Cancel").click()
+    dialog = page.get_by_role("dialog", name="Set the topic permission?")
+    dialog.get_by_text("^b").wait_for()
+    dialog.get_by_role("button", name="Cancel").click()
     assert as_list(broker.api("GET", "/api/topic-permissions/%2F/eve"))[0]["read"] == "^b"
 
 
@@ -185,8 +185,8 @@ def test_new_vhost_does_not_change_an_existing_one(visit, broker) -> None:
     page.get_by_role("dialog").get_by_label("Name").fill("there")
     page.get_by_role("button", name="Add the virtual host").click()
     page.get_by_role("dialog").get_by_role("alert").filter(has_text="of this name already").wait_for()
-    there: Any = broker.api("GET", "/api/vhosts/there")
-    assert there["description"] == "kept"
+    existing: Any = broker.api("GET", "/api/vhosts/there")
+    assert existing["description"] == "kept"
 
 
 def test_import_keeps_all_digits_of_numbers(visit, broker, tmp_path: Path) -> None:
@@ -231,8 +231,8 @@ def test_import_previews_its_changes(visit, broker, tmp_path: Path) -> None:
     page.get_by_role("button", name="Import", exact=True).click()
     page.get_by_role("button", name="Import: 1 new, 1 changed").click()
     page.get_by_text("Imported; 1 item was skipped.").wait_for()
-    there = {each["name"]: each["arguments"] for each in as_list(broker.api("GET", "/api/queues"))}
-    assert there == {"there": {"x-max-length": 5}, "coming": {}}
+    arguments_by_name = {each["name"]: each["arguments"] for each in as_list(broker.api("GET", "/api/queues"))}
+    assert arguments_by_name == {"there": {"x-max-length": 5}, "coming": {}}
 
 
 def test_definitions_are_downloaded(visit, broker) -> None:
@@ -302,34 +302,34 @@ CLUSTER = {
     "relayed_out": 1,
     "relayed_in": 0,
 }
-"""As a node of three answers it (amqpd/cluster/operations.py)."""
+"""The answer of a node in a cluster of three (amqpd/cluster/operations.py)."""
 
 
 def test_cluster_shows_placement_and_moves_a_vhost(visit, broker) -> None:
-    """With the answers of a cluster in place of this broker's: what the page makes of them, and what it asks for."""
+    """A fake API answers for a cluster: the test checks what the page shows and what it requests."""
     broker.api("PUT", "/api/vhosts/eu", {})
     screen = visit(broker)
     page = screen.page
-    asked: list[Any] = []
+    requests: list[Any] = []
 
-    def moved(route: Any) -> None:
-        asked.append(route.request.post_data_json)
+    def answer(route: Any) -> None:
+        requests.append(route.request.post_data_json)
         route.fulfill(json={"vhosts": ["/", "eu"], "node": "b@two"})
 
     page.route("**/api/amqpd/cluster", lambda route: route.fulfill(json=CLUSTER))
-    page.route("**/api/amqpd/move_vhost", moved)
+    page.route("**/api/amqpd/move_vhost", answer)
     screen.go("#/nodes")
     page.get_by_text("replicated: at least 2 of 3 Kafka brokers have the message").wait_for()
     page.get_by_role("row").filter(has_text="c@three").get_by_text("draining").wait_for()
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="eu", exact=True))
     options = row.get_by_role("option").all_inner_texts()
-    assert options == ["b@two"]  # neither where it is, nor what is drained
+    assert options == ["b@two"]  # neither the current node nor a draining node
     row.get_by_role("button", name="Move").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_text("with all virtual hosts of its slot: / eu").wait_for()
     dialog.get_by_role("button", name="Move and close 0 connections").click()
     page.get_by_text("The virtual host eu is now on b@two.").wait_for()
-    assert asked == [{"vhost": "eu", "node": "b@two"}]
+    assert requests == [{"vhost": "eu", "node": "b@two"}]
 
 
 def test_single_node_shows_no_cluster(visit, broker) -> None:

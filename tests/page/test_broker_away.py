@@ -1,4 +1,4 @@
-"""A broker that dies and returns: the page says so, keeps its data and continues."""
+"""A broker that is killed and restarted: the page says so, keeps its data and continues."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from page_shop import part
 
 
-def test_broker_dies_and_returns(visit, broker) -> None:
+def test_killed_broker_is_reported_until_it_returns(visit, broker) -> None:
     broker.api("PUT", "/api/queues/%2F/before", {})
     screen = visit(broker, "#/queues")
     page = screen.page
     page.get_by_role("link", name="before").wait_for()
     broker.kill()
     page.get_by_role("alert").filter(has_text="has not answered since").wait_for()
-    assert page.get_by_role("link", name="before").count() == 1  # from before
+    assert page.get_by_role("link", name="before").count() == 1  # still shown
     broker.start()
     # The session survives the restart of the broker.
     page.get_by_text("The broker answers again").wait_for()
@@ -25,14 +25,14 @@ def test_broker_dies_and_returns(visit, broker) -> None:
     page.get_by_role("link", name="after").wait_for()
 
 
-def test_stopped_broker_continues(visit, broker) -> None:
-    """Stopped, not dead: the user stays logged in."""
+def test_suspended_broker_keeps_the_session(visit, broker) -> None:
+    """The broker is suspended with SIGSTOP, so the user stays logged in."""
     screen = visit(broker, "#/queues")
     os.kill(broker.pid, signal.SIGSTOP)
     try:
         with screen.page.expect_request("**/api/queues?*"):
             pass
-        screen.page.wait_for_timeout(500)  # the request is sent and not answered
+        screen.page.wait_for_timeout(500)  # the request is sent but not answered
     finally:
         os.kill(broker.pid, signal.SIGCONT)
     broker.api("PUT", f"/api/queues/%2F/{part('came later')}", {})

@@ -1,4 +1,4 @@
-"""The built files: complete, small, from one host; the lock file names no host."""
+"""The built files: complete, small, and without other hosts. The lock file names no host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOURCES = ROOT / PAGE
 
 @pytest.fixture(scope="module")
 def built() -> dict[str, bytes]:
-    """The files by name, those that are packed too."""
+    """The built files by name, including the compressed ones."""
     if not BUILT.exists():
         missing(f"the page is not built, there is no {BUILT}")
     return {path.name: path.read_bytes() for path in BUILT.parent.iterdir()}
@@ -46,7 +46,9 @@ def test_scripts_are_within_the_size_limit(built) -> None:
 
 
 def test_page_loads_only_its_own_files(built) -> None:
-    """No script and no style within the HTML, which its content-security-policy forbids; nothing from elsewhere."""
+    """The HTML has no inline script or style, which its content-security-policy forbids. Nothing is loaded from other
+    hosts.
+    """
     index = built["index.html"].decode()
     named = re.findall(r'(?:src|href)="([^"]*)"', index)
     assert len(named) >= 4
@@ -59,21 +61,21 @@ def test_page_loads_only_its_own_files(built) -> None:
     imported = set(re.findall(r'(?:from|import)\s*\(?"(\./[^"]+)"', scripts))
     assert imported
     assert {name.removeprefix("./") for name in imported} <= set(built)
-    # Namespaces of SVG and the like are names, and are not fetched.
+    # Namespaces like SVG's are only names and are not fetched.
     hosts = set(re.findall(r"https?://([\w.-]+)", scripts)) - {"www.w3.org"}
     assert hosts == set()
     assert "dangerouslySetInnerHTML=" not in scripts
 
 
 def test_start_does_not_use_intl(built) -> None:
-    """The first formatter of Intl makes a browser load them, which takes as long as all of the page's script."""
+    """The first use of Intl makes a browser load its data, which takes as long as all scripts of the page."""
     start = re.findall(r'"/assets/([^"]*\.js)"', built["index.html"].decode())
     assert len(start) >= 2
     for name in start:
         assert not re.search(rb"\bIntl\b|toLocale|localeCompare", built[name]), name
 
 
-def test_the_lock_file_names_no_host() -> None:
+def test_lock_file_names_no_host() -> None:
     text = (SOURCES / "package-lock.json").read_text("utf-8")
     packages = json.loads(text)["packages"]
     assert all("resolved" not in each for each in packages.values())
@@ -81,14 +83,16 @@ def test_the_lock_file_names_no_host() -> None:
 
 
 def test_source_distribution_contains_the_page_sources(tmp_path) -> None:
-    left_out = shutil.ignore_patterns(".*", "tests", "docs", "interop", "node_modules", "dist", "schema.d.ts")
-    shutil.copytree(ROOT, tmp_path / "here", symlinks=True, ignore=left_out)
-    asked = [sys.executable, "setup.py", "-q", "sdist", "-d", str(tmp_path)]
-    subprocess.run(asked, cwd=tmp_path / "here", env={**os.environ, "AMQPD_INTERPRETED": "1"}, check=True, timeout=300)
+    ignored = shutil.ignore_patterns(".*", "tests", "docs", "interop", "node_modules", "dist", "schema.d.ts")
+    shutil.copytree(ROOT, tmp_path / "here", symlinks=True, ignore=ignored)
+    command = [sys.executable, "setup.py", "-q", "sdist", "-d", str(tmp_path)]
+    subprocess.run(
+        command, cwd=tmp_path / "here", env={**os.environ, "AMQPD_INTERPRETED": "1"}, check=True, timeout=300
+    )
     (found,) = tmp_path.glob("amqpd-*.tar.gz")
     with tarfile.open(found) as packed:
-        there = {Path(*Path(name).parts[1:]) for name in packed.getnames()}
+        packed_files = {Path(*Path(name).parts[1:]) for name in packed.getnames()}
     names = ("build.mjs", "package.json", "package-lock.json", "src/index.html", "src/main.tsx")
     wanted = {PAGE / name for name in names}
-    assert wanted <= there
-    assert not any("node_modules" in path.parts for path in there)
+    assert wanted <= packed_files
+    assert not any("node_modules" in path.parts for path in packed_files)

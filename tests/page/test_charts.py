@@ -1,4 +1,4 @@
-"""Charts: gaps where nothing was sampled, since when there are samples, and a module that cannot be had."""
+"""Charts: gaps without samples, the time of the first sample, and a module that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 AGE_S, STEP_S = 600, 5
-# Of each column of the chart's picture: whether something of a curve is there. Axes and grid are grey.
+# For each column of the chart's picture: whether a curve is drawn there. Axes and grid are grey.
 CURVES = """canvas => {
     // Not the axes, whose letters may have coloured edges.
     const over = canvas.parentElement.querySelector(".u-over");
@@ -26,8 +26,8 @@ CURVES = """canvas => {
 }"""
 
 
-def answered(screen: Any, ages_s: list[int]) -> None:
-    """The overview has samples of so long ago, and no others."""
+def set_samples(screen: Any, ages_s: list[int]) -> None:
+    """Let the overview have samples of exactly these ages."""
 
     def answer(route: Any) -> None:
         found = route.fetch().json()
@@ -57,34 +57,34 @@ def test_curves_have_gaps_without_samples(visit, shop) -> None:
     screen = visit(shop, "#/", "anna")
     screen.page.get_by_label("Refresh").select_option("0")
     whole = range(0, AGE_S, STEP_S)
-    answered(screen, list(whole))
+    set_samples(screen, list(whole))
     screen.page.reload()
     drawn = columns(screen)
     begin, end = drawn.index(True), len(drawn) - drawn[::-1].index(True)
     assert all(drawn[begin:end])
     screen.page.unroute_all()
-    answered(screen, [age for age in whole if not 200 < age < 400])
+    set_samples(screen, [age for age in whole if not 200 < age < 400])
     screen.page.reload()
     drawn = columns(screen)
     width = end - begin
     assert not any(drawn[begin + int(width * 0.4) : begin + int(width * 0.6)])
     assert all(drawn[begin + 3 : begin + int(width * 0.3)])
     assert all(drawn[begin + int(width * 0.7) : end - 3])
-    # One that is missing is no gap: samples may be late.
+    # One missing sample is no gap: samples may be late.
     screen.page.unroute_all()
-    answered(screen, [age for age in whole if age != 300])
+    set_samples(screen, [age for age in whole if age != 300])
     screen.page.reload()
     assert all(columns(screen)[begin:end])
 
 
 def test_chart_says_since_when_samples_exist(visit, shop) -> None:
     screen = visit(shop, "#/", "anna")
-    answered(screen, list(range(0, 120, STEP_S)))
+    set_samples(screen, list(range(0, 120, STEP_S)))
     screen.page.reload()
     chart = screen.page.locator(".chart").nth(1)
     chart.get_by_text(re.compile(r"recorded since \d\d:\d\d:\d\d")).wait_for()
     drawn = columns(screen)
-    assert drawn.index(True) > len(drawn) * 0.6  # ten minutes are shown, and not stretched
+    assert drawn.index(True) > len(drawn) * 0.6  # ten minutes are shown, not stretched
 
 
 def test_chart_reports_a_module_that_cannot_be_loaded(visit, shop) -> None:
@@ -92,4 +92,4 @@ def test_chart_reports_a_module_that_cannot_be_loaded(visit, shop) -> None:
     screen.page.route(re.compile("uPlot"), lambda route: route.abort())
     screen.page.reload()
     screen.page.locator(".chart").first.get_by_text("cannot be loaded").wait_for()
-    assert screen.page.locator(".tile b").count() > 5  # the figures are there all the same
+    assert screen.page.locator(".tile b").count() > 5  # the figures are shown anyway

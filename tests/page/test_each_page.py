@@ -16,7 +16,7 @@ def may(user: str, path: str) -> bool:
 
 
 @pytest.mark.parametrize("user", KINDS)
-def test_every_page(visit, shop, user) -> None:
+def test_page_opens_only_with_the_needed_tag(visit, shop, user) -> None:
     screen = visit(shop, user=user)
     for path in PAGES:
         screen.go(path)
@@ -31,7 +31,7 @@ def test_every_page(visit, shop, user) -> None:
 
 
 @pytest.mark.parametrize("user", KINDS)
-def test_the_navigation_offers_what_the_user_may_see(visit, shop, user) -> None:
+def test_navigation_offers_only_allowed_pages(visit, shop, user) -> None:
     screen = visit(shop, user=user)
     found = {link.get_attribute("href") for link in screen.page.locator("#nav a").all()}
     assert found == {path for path in LISTS if may(user, path)}
@@ -45,7 +45,7 @@ def test_user_without_tags_cannot_log_in(visit, shop) -> None:
     assert screen.page.locator("#nav").count() == 0
 
 
-def test_wrong_and_right_password(visit, shop) -> None:
+def test_login_needs_the_right_password(visit, shop) -> None:
     screen = visit(shop, "#/queues", user=None)
     screen.login("anna", "wrong")
     screen.page.get_by_role("alert").filter(has_text="password").wait_for()
@@ -53,7 +53,7 @@ def test_wrong_and_right_password(visit, shop) -> None:
     screen.page.get_by_role("heading", name="Queues", level=1).wait_for()
 
 
-def test_logout(visit, shop) -> None:
+def test_logout_ends_the_session(visit, shop) -> None:
     screen = visit(shop, "#/queues", user="anna")
     screen.page.get_by_role("button", name="Log out").click()
     screen.page.get_by_label("Password").wait_for()

@@ -11,7 +11,7 @@ from page_paths import BESIDE
 
 
 def keep(held: list[Any], route: Any) -> None:
-    """Playwright takes no method of a list for a handler."""
+    """Store the route. Playwright does not accept a list's method as handler."""
     held.append(route)
 
 

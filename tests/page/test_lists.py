@@ -1,4 +1,4 @@
-"""Lists: choice of columns, selected rows, phones; paged selection of a virtual host."""
+"""Lists: column choice, selected rows, phones, and the paged search for a virtual host."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def broker(emptied: BrokerProcess) -> BrokerProcess:
     return emptied
 
 
-def filled(broker: BrokerProcess, count: int, messages: int = 0) -> None:
-    """Queues q000, q001, ..., with so many messages each in the first three; `target`; and a stream."""
+def declare_queues(broker: BrokerProcess, count: int, messages: int = 0) -> None:
+    """Declare queues q000, q001, ... with `messages` messages in each of the first three, `target`, and a stream."""
     queues = [{"vhost": "/", "name": f"q{n:03}", "durable": True, "arguments": {}} for n in range(count)]
     queues.append({"vhost": "/", "name": "target", "durable": True, "arguments": {}})
     stream = {"vhost": "/", "name": "stream", "durable": True, "arguments": {"x-queue-type": "stream"}}
@@ -36,7 +36,7 @@ def lengths(broker: BrokerProcess) -> dict[str, int]:
 
 
 def test_column_choice_is_stored(visit, broker) -> None:
-    filled(broker, 2)
+    declare_queues(broker, 2)
     screen = visit(broker, "#/queues")
     page = screen.page
     header = page.locator("main thead")
@@ -46,7 +46,7 @@ def test_column_choice_is_stored(visit, broker) -> None:
     page.get_by_label("Acked", exact=True).uncheck()
     header.get_by_text("Message bytes").wait_for()
     assert header.get_by_text("Acked", exact=True).count() == 0
-    page.get_by_role("row", name="q000").get_by_text("0 B").wait_for()  # the broker was asked for it
+    page.get_by_role("row", name="q000").get_by_text("0 B").wait_for()  # the broker sent the new column
     page.keyboard.press("Escape")
     page.get_by_label("Acked", exact=True).wait_for(state="detached")
     page.reload()
@@ -55,7 +55,7 @@ def test_column_choice_is_stored(visit, broker) -> None:
 
 
 def test_several_queues_are_purged_moved_and_deleted(visit, broker) -> None:
-    filled(broker, 4, 2)
+    declare_queues(broker, 4, 2)
     page = visit(broker, "#/queues").page
     dialog = page.get_by_role("dialog")
     for name in ("q000", "stream"):
@@ -86,7 +86,7 @@ def test_several_queues_are_purged_moved_and_deleted(visit, broker) -> None:
 
 
 def test_select_all_includes_other_pages(visit, broker) -> None:
-    filled(broker, 60)
+    declare_queues(broker, 60)
     page = visit(broker, "#/queues?q=q0").page
     page.get_by_label("Select all queues of this page").check()
     page.get_by_text("50 selected").wait_for()
@@ -127,7 +127,7 @@ def test_vhost_select_has_a_paged_search(visit, broker) -> None:
     dialog.wait_for(state="detached")
     assert choice.input_value() == "vh-129"
     assert "choice." not in page.url
-    # It is there, though not among the first hundred.
+    # The vhost is selected although it is not among the first hundred.
     page.reload()
     choice.get_by_text("Search all 131").wait_for(state="attached")
     screen.settled()

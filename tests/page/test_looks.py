@@ -1,23 +1,23 @@
-"""Accessibility by axe, dark and light; a phone, a wall; keyboard alone."""
+"""Accessibility (axe) in dark and light themes, screen sizes, and keyboard use."""
 
 from __future__ import annotations
 
 from page_paths import PAGES
 
 
-def test_axe_finds_nothing_serious(visit, shop) -> None:
+def test_axe_finds_no_serious_fault_on_any_page(visit, shop) -> None:
     """In the dark theme only the colours are checked; everything else equals the light theme."""
     screen = visit(shop, user=None)
     screen.page.get_by_label("Password").wait_for()
-    found = {"login": screen.axe() + _in_the_dark(screen)}
+    found = {"login": screen.axe() + _dark_theme_faults(screen)}
     screen.login("anna")
     for path in PAGES:
         screen.go(path)
-        found[path] = screen.axe() + _in_the_dark(screen)
+        found[path] = screen.axe() + _dark_theme_faults(screen)
     assert {path: faults for path, faults in found.items() if faults} == {}
 
 
-def _in_the_dark(screen) -> list[str]:
+def _dark_theme_faults(screen) -> list[str]:
     screen.page.emulate_media(color_scheme="dark")
     screen.drawn()
     faults = screen.axe("color-contrast")
@@ -25,7 +25,7 @@ def _in_the_dark(screen) -> list[str]:
     return [f"dark: {each}" for each in faults]
 
 
-def test_dialogs_by_axe(visit, shop) -> None:
+def test_axe_finds_no_serious_fault_in_dialogs(visit, shop) -> None:
     found = {}
     screen = visit(shop, user="anna")
     for path, button in (
@@ -46,7 +46,7 @@ def test_dialogs_by_axe(visit, shop) -> None:
 
 
 def test_pages_fit_phone_and_wall(visit, shop) -> None:
-    """Each page on a phone, turned to what a wall has, and back."""
+    """Each page on a phone, on a wall screen, and on a phone again."""
     screen = visit(shop, user="anna", size="phone")
     too_wide = []
     for path in PAGES:
@@ -59,18 +59,18 @@ def test_pages_fit_phone_and_wall(visit, shop) -> None:
 
 
 def test_theme_follows_the_system_or_the_user(visit, shop) -> None:
-    back = "getComputedStyle(document.body.parentElement).backgroundColor"
+    background = "getComputedStyle(document.body.parentElement).backgroundColor"
     dark, light = visit(shop, user="anna", theme="dark"), visit(shop, user="anna", theme="light")
-    black, white = dark.page.evaluate(back), light.page.evaluate(back)
+    black, white = dark.page.evaluate(background), light.page.evaluate(background)
     assert black != white
     dark.page.get_by_label("Colours").select_option("light")
-    assert dark.page.evaluate(back) == white
+    assert dark.page.evaluate(background) == white
     dark.page.reload()
     dark.settled()
-    assert dark.page.evaluate(back) == white
+    assert dark.page.evaluate(background) == white
 
 
-def test_keyboard_only(visit, shop) -> None:
+def test_page_can_be_used_with_the_keyboard_only(visit, shop) -> None:
     screen = visit(shop, "#/queues", user="anna")
     page = screen.page
     page.locator("body").press("Tab")

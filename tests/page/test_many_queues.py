@@ -1,4 +1,4 @@
-"""Ten thousand queues: lists are paged, sorted and searched by the broker, the picture shows the busiest."""
+"""Ten thousand queues: the broker pages, sorts and searches lists, and the picture shows the busiest."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def crowd(browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerP
         yield broker
 
 
-def test_lists(visit, crowd) -> None:
+def test_queue_list_is_paged_sorted_and_searched_by_the_broker(visit, crowd) -> None:
     screen = visit(crowd, "#/queues")
     page = screen.page
     sizes: list[int] = []
@@ -63,28 +63,30 @@ def test_first_paint_has_one_screen_of_rows(visit, crowd) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "what", "searched", "found"),
+    ("path", "title", "searched", "found"),
     [
         ("#/exchanges/%2F/amq.topic?tab=bindings", "5,000 bindings", "KEY.4242", "1 of 5,000 bindings"),
         ("#/vhosts/%2F", "120 permissions", "user-11", "9 of 120 permissions"),
     ],
 )
-def test_lists_within_a_page(visit, crowd, path: str, what: str, searched: str, found: str) -> None:
+def test_list_within_a_page_is_paged_and_searched(
+    visit, crowd, path: str, title: str, searched: str, found: str
+) -> None:
     """The page polls one page of the bindings of an exchange and of the permissions of a vhost, not all of them."""
     page = visit(crowd, "#/").page
     sizes: dict[str, int] = {}
     page.on("response", lambda answer: sizes.update({answer.url: len(answer.body())}))
     page.goto(f"{crowd.http_url}/{path}")
-    page.get_by_text(what, exact=True).wait_for()
-    table = page.get_by_role("region", name=what.split()[1], exact=True)
+    page.get_by_text(title, exact=True).wait_for()
+    table = page.get_by_role("region", name=title.split()[1], exact=True)
     assert table.locator("tbody tr").count() == 50
     page.get_by_role("button", name="Next").first.click()
     page.get_by_role("spinbutton", name="Page").first.wait_for()
     page.get_by_role("searchbox").first.fill(searched)
     page.get_by_text(found).wait_for()
-    asked = {url: size for url, size in sizes.items() if f"/{what.split()[1]}" in url}
-    assert asked
-    assert max(asked.values()) < 20_000, asked
+    polled = {url: size for url, size in sizes.items() if f"/{title.split()[1]}" in url}
+    assert polled
+    assert max(polled.values()) < 20_000, polled
 
 
 def test_topology_shows_the_busiest_and_finds_others(visit, crowd) -> None:

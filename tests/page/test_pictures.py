@@ -1,6 +1,6 @@
-"""The pictures of the documentation, made of the page as it is: `make pictures` writes them to docs/pictures.
+"""Screenshots for the documentation: `make pictures` writes them to docs/pictures.
 
-Without TEST_PICTURES they go to a temporary folder, and the test holds that each can be made.
+Without TEST_PICTURES they are written to a temporary folder, and the test checks that each can be made.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 SIZE = {"width": 1200, "height": 750}
 BYTES_MAX = 150_000
-"""The pictures are committed and made again when the page changes."""
+"""The limit is small because the pictures are committed again whenever the page changes."""
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def picture(tmp_path: Path, visit, shop) -> Callable[..., None]:
             before(screen.page)
             screen.settled()
         screen.page.mouse.move(0, 0)
-        screen.page.evaluate("document.activeElement?.blur()")  # without the ring of a keyboard's user
+        screen.page.evaluate("document.activeElement?.blur()")  # no focus ring
         file = folder / f"{name}.png"
         screen.page.screenshot(path=file, animations="disabled", caret="hide")
         assert 5_000 < file.stat().st_size < BYTES_MAX
@@ -40,23 +40,23 @@ def picture(tmp_path: Path, visit, shop) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_overview(picture, theme) -> None:
+def test_picture_of_the_overview(picture, theme) -> None:
     def flows(page) -> None:
         page.locator(".tile").filter(has_text="published").filter(has_text=re.compile(r"^[1-9]")).wait_for()
 
     picture(f"overview-{theme}", "#/", theme, flows)
 
 
-def test_topology(picture) -> None:
-    # Rates come with the broker's sweep, every five seconds.
+def test_picture_of_the_topology(picture) -> None:
+    # Rates are updated by the broker's sweep, every five seconds.
     picture("topology", "#/topology", before=lambda page: page.locator("svg .line.flows").nth(4).wait_for())
 
 
-def test_queues(picture) -> None:
+def test_picture_of_the_queues(picture) -> None:
     picture("queues", "#/queues")
 
 
-def test_messages(picture) -> None:
+def test_picture_of_messages(picture) -> None:
     def browse(page) -> None:
         page.get_by_role("button", name="Browse").click()
         page.locator("main tbody tr").first.wait_for()
@@ -64,7 +64,7 @@ def test_messages(picture) -> None:
     picture("messages", "#/queues/%2F/invoices?tab=messages", "dark", browse)
 
 
-def test_policy_preview(picture) -> None:
+def test_picture_of_a_policy_preview(picture) -> None:
     def write(page) -> None:
         page.get_by_role("button", name="New policy").click()
         page.get_by_label("Name", exact=True).fill("short")

@@ -1,4 +1,4 @@
-"""A queue and its messages on the page: looked at, published, got, moved, purged, deleted; what the broker then has."""
+"""Queues and messages on the page: view, publish, get, move, purge, delete; then the broker's state is checked."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def broker(emptied: BrokerProcess) -> BrokerProcess:
     return emptied
 
 
-def connected(broker: BrokerProcess) -> pika.BlockingConnection:
+def connect(broker: BrokerProcess) -> pika.BlockingConnection:
     return pika.BlockingConnection(pika.URLParameters(f"{broker.url}%2F"))
 
 
-def filled(broker: BrokerProcess, **arguments: Any) -> None:
-    """`q` with a letter of each kind, `failed` behind it, `other` beside it."""
-    with connected(broker) as connection:
+def fill(broker: BrokerProcess, **arguments: Any) -> None:
+    """Declare `q` with a message of each kind, its dead-letter queue `failed`, and `other`."""
+    with connect(broker) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
         channel.queue_declare("failed", durable=True)
@@ -33,8 +33,10 @@ def filled(broker: BrokerProcess, **arguments: Any) -> None:
         for number in range(6):
             customer = ("acme", "smith")[number % 2]
             body = json.dumps({"order": number, "id": 12345678901234567890}).encode()
-            told = pika.BasicProperties("application/json", headers={"customer": customer}, message_id=f"m{number}")
-            channel.basic_publish("", "q", body, told)
+            properties = pika.BasicProperties(
+                "application/json", headers={"customer": customer}, message_id=f"m{number}"
+            )
+            channel.basic_publish("", "q", body, properties)
         channel.basic_publish("", "q", bytes([0, 255, 65]))
 
 
@@ -44,14 +46,14 @@ def messages(broker: BrokerProcess, queue: str) -> int:
 
 
 def test_browsing_leaves_messages_in_the_queue(visit, broker) -> None:
-    filled(broker)
+    fill(broker)
     page = visit(broker, "#/queues/%2F/q?tab=messages").page
     page.get_by_label("Selector").first.fill("customer = 'smith'")
     page.get_by_role("button", name="Browse").click()
     rows = page.get_by_role("region", name="matching messages").locator("tbody tr")
     rows.nth(2).wait_for()
     assert rows.count() == 3
-    rows.first.get_by_text("acme").or_(rows.first.get_by_role("cell").nth(4)).first.click()  # a click anywhere on it
+    rows.first.get_by_text("acme").or_(rows.first.get_by_role("cell").nth(4)).first.click()  # any cell of the row
     dialog = page.get_by_role("dialog")
     # All digits as published, which numbers of JavaScript cannot hold.
     dialog.get_by_text('"id": 12345678901234567890').wait_for()
@@ -72,8 +74,8 @@ def test_browsing_leaves_messages_in_the_queue(visit, broker) -> None:
 
 
 def test_history_of_a_dead_letter_and_redrive(visit, broker) -> None:
-    filled(broker)
-    with connected(broker) as connection:
+    fill(broker)
+    with connect(broker) as connection:
         channel = connection.channel()
         for _ in range(3):
             method, _, _ = channel.basic_get("q")
@@ -91,15 +93,15 @@ def test_history_of_a_dead_letter_and_redrive(visit, broker) -> None:
     page.get_by_label("Selector").fill("customer = 'acme'")
     page.get_by_role("button", name="Preview").click()
     dialog.get_by_text("2 messages of 3 checked will go back").wait_for()
-    assert messages(broker, "failed") == 3  # counted, and nothing done
+    assert messages(broker, "failed") == 3  # counted, but nothing was moved
     dialog.get_by_role("button", name="Redrive 2 messages").click()
     jobs = page.get_by_role("region", name="jobs on this queue")
     jobs.locator("tr", has_text="Redrive").filter(has_not_text="dry run").filter(has_text="done").wait_for()
     assert (messages(broker, "failed"), messages(broker, "q")) == (1, 6)
 
 
-def test_move_to_a_queue(visit, broker) -> None:
-    filled(broker)
+def test_messages_are_moved_to_an_existing_queue_only(visit, broker) -> None:
+    fill(broker)
     page = visit(broker, "#/queues/%2F/q?tab=jobs").page
     page.get_by_label("Queue", exact=True).fill("none")
     page.get_by_role("button", name="Preview").click()
@@ -117,13 +119,13 @@ def test_move_to_a_queue(visit, broker) -> None:
 
 
 def test_job_handles_at_most_the_previewed_number(visit, broker) -> None:
-    filled(broker)
+    fill(broker)
     page = visit(broker, "#/queues/%2F/q?tab=jobs").page
     page.get_by_role("combobox", name="Action", exact=True).select_option("delete")
     page.get_by_role("button", name="Preview").click()
     confirm = page.get_by_role("dialog").get_by_role("button", name="Delete 7 messages")
     confirm.wait_for()
-    with connected(broker) as connection:
+    with connect(broker) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
         channel.basic_publish("", "q", b"came meanwhile")
@@ -137,28 +139,28 @@ def test_leaving_the_page_aborts_a_search(visit, broker) -> None:
     """Each answer says that the search is not finished, as in a long queue without matches."""
     broker.api("PUT", "/api/queues/%2F/q", {})
     screen = visit(broker, "#/queues/%2F/q?tab=messages")
-    asked: list[str] = []
+    urls: list[str] = []
     more = {"messages": [], "next_offset": 5, "ended": False, "hint": ""}
 
     def answer(route: Any) -> None:
-        asked.append(route.request.url)
+        urls.append(route.request.url)
         route.fulfill(json=more)
 
     screen.page.route("**/api/queues/*/q/messages?*", answer)
     screen.page.get_by_role("button", name="Browse").click()
-    while len(asked) < 5:
+    while len(urls) < 5:
         screen.page.wait_for_timeout(10)
     screen.page.evaluate("location.hash = '#/exchanges'")
     screen.page.get_by_role("heading", name="Exchanges", level=1).wait_for()
     screen.settled()  # fails if requests continue
-    count = len(asked)
+    count = len(urls)
     screen.page.wait_for_timeout(100)
-    assert len(asked) == count
+    assert len(urls) == count
 
 
 def test_message_with_invalid_headers_is_shown(visit, broker) -> None:
-    """A publisher can write anything into headers: x-death without deaths, a name that is not Unicode."""
-    with connected(broker) as connection:
+    """A publisher can send any headers: x-death without entries, a name that is not Unicode."""
+    with connect(broker) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
         channel.queue_declare("q", durable=True)
@@ -177,9 +179,9 @@ def test_published_numbers_keep_all_digits(visit, broker) -> None:
     page.get_by_label("Headers", exact=False).fill('{"id": 9007199254740993}')
     page.get_by_role("button", name="Publish").click()
     page.get_by_text("Every queue that received the message has stored it").wait_for()
-    with connected(broker) as connection:
-        _, told, _ = connection.channel().basic_get("q")
-    assert told.headers == {"id": 9007199254740993}
+    with connect(broker) as connection:
+        _, properties, _ = connection.channel().basic_get("q")
+    assert properties.headers == {"id": 9007199254740993}
 
 
 def test_classic_type_overrides_the_vhost_default(visit, broker) -> None:
@@ -195,7 +197,7 @@ def test_classic_type_overrides_the_vhost_default(visit, broker) -> None:
     assert queue["type"] == "classic"
 
 
-def test_publish_and_get(visit, broker) -> None:
+def test_published_message_is_got_and_removed(visit, broker) -> None:
     broker.api("PUT", "/api/queues/%2F/q", {})
     page = visit(broker, "#/queues/%2F/q?tab=publish").page
     page.get_by_label("Payload", exact=True).fill("Grüße")
@@ -243,7 +245,7 @@ def test_unroutable_message_is_reported(visit, broker) -> None:
 
 
 def test_purge_and_delete_preview_their_effect(visit, broker) -> None:
-    filled(broker)
+    fill(broker)
     screen = visit(broker, "#/queues/%2F/q")
     page, dialog = screen.page, screen.page.get_by_role("dialog")
     page.get_by_role("button", name="Purge").click()
@@ -261,7 +263,7 @@ def test_purge_and_delete_preview_their_effect(visit, broker) -> None:
     page.get_by_role("button", name="Delete").click()
     dialog.get_by_role("button", name="Delete the queue").wait_for()
     # A message that arrives after the preview is not deleted.
-    filled(broker)
+    fill(broker)
     dialog.get_by_role("button", name="Delete the queue").click()
     dialog.get_by_role("alert").filter(has_text="not empty").wait_for()
     page.keyboard.press("Escape")
@@ -272,7 +274,7 @@ def test_purge_and_delete_preview_their_effect(visit, broker) -> None:
     assert [each["name"] for each in _list(broker.api("GET", "/api/queues"))] == ["failed", "other"]
 
 
-def test_a_queue_is_declared_and_bound(visit, broker) -> None:
+def test_queue_is_declared_bound_and_unbound(visit, broker) -> None:
     page = visit(broker, "#/queues").page
     page.get_by_role("button", name="New queue").click()
     dialog = page.get_by_role("dialog")
@@ -290,7 +292,7 @@ def test_a_queue_is_declared_and_bound(visit, broker) -> None:
     dialog.get_by_role("button", name="+ x-overflow", exact=True).click()
     dialog.get_by_role("combobox", name="x-overflow").select_option("reject-publish")
     dialog.get_by_role("button", name="Remove x-delivery-limit").click()
-    assert dialog.get_by_role("button", name="+ x-max-priority").count() == 0  # classic queues alone take it
+    assert dialog.get_by_role("button", name="+ x-max-priority").count() == 0  # only classic queues have it
     dialog.get_by_role("button", name="Declare the queue").click()
     page.get_by_role("link", name="a/b").click()
     page.get_by_role("link", name="Bindings").click()
@@ -309,8 +311,8 @@ def test_a_queue_is_declared_and_bound(visit, broker) -> None:
     assert queue["arguments"] == {"x-queue-type": "quorum", "x-max-length": 10, "x-overflow": "reject-publish"}
 
 
-def test_stored_offsets_of_a_stream(visit, broker) -> None:
-    with connected(broker) as connection:
+def test_stored_offset_of_a_stream_is_set(visit, broker) -> None:
+    with connect(broker) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
         channel.queue_declare("s", durable=True, arguments={"x-queue-type": "stream"})
@@ -336,7 +338,7 @@ def test_stored_offsets_of_a_stream(visit, broker) -> None:
 
 
 def test_paused_connection_shows_the_reason_and_is_closed(visit, broker) -> None:
-    with connected(broker) as connection:
+    with connect(broker) as connection:
         channel = connection.channel()
         channel.queue_declare("q")
         channel.basic_publish("", "q", b"x")
@@ -369,7 +371,7 @@ def test_paused_connection_shows_the_reason_and_is_closed(visit, broker) -> None
     ],
 )
 def test_tabs_need_permissions(visit, broker, rights, offered) -> None:
-    filled(broker)
+    fill(broker)
     configure, write, read = rights
     broker.api("PUT", "/api/users/eve", {"password": PASSWORD, "tags": "management"})
     broker.api("PUT", "/api/permissions/%2F/eve", {"configure": configure, "write": write, "read": read})
@@ -389,20 +391,20 @@ def _list(answer: object) -> list[Any]:
     return answer
 
 
-def published(broker: BrokerProcess, queue: str, *texts: str) -> None:
+def publish(broker: BrokerProcess, queue: str, *texts: str) -> None:
     for text in texts:
         message = {"properties": {}, "routing_key": queue, "payload": text, "payload_encoding": "string"}
         broker.api("POST", "/api/exchanges/%2F/amq.default/publish", message)
 
 
-def test_live_view(visit, broker) -> None:
+def test_watch_shows_new_messages_of_a_stream(visit, broker) -> None:
     broker.api("PUT", "/api/queues/%2F/s", {"arguments": {"x-queue-type": "stream"}})
-    published(broker, "s", "before")
+    publish(broker, "s", "before")
     page = visit(broker, "#/queues/%2F/s?tab=messages").page
     page.get_by_label("From").select_option("tail")
     with page.expect_response(lambda answer: "offset=1" in answer.url):
         page.get_by_role("button", name="Watch").click()
-    published(broker, "s", "one", "two")
+    publish(broker, "s", "one", "two")
     lines = page.get_by_role("region", name="new messages").locator("tbody tr")
     lines.nth(1).wait_for()
     assert ["two" in lines.first.inner_text(), "one" in lines.nth(1).inner_text(), lines.count()] == [True, True, 2]
@@ -413,7 +415,7 @@ def test_live_view(visit, broker) -> None:
 
 
 def test_messages_are_downloaded_as_lines_of_json(visit, broker) -> None:
-    filled(broker)
+    fill(broker)
     page = visit(broker, "#/queues/%2F/q?tab=messages").page
     page.get_by_label("Selector").first.fill("customer = 'acme'")
     page.get_by_role("button", name="Browse").click()
@@ -431,9 +433,9 @@ def test_messages_are_downloaded_as_lines_of_json(visit, broker) -> None:
 def test_consumers_of_a_queue_are_paged(visit, broker) -> None:
     broker.api("PUT", "/api/queues/%2F/q", {})
     screen = visit(broker, "#/queues/%2F/q")
-    asked: list[str] = []
-    screen.page.on("request", lambda request: asked.append(request.url))
-    with connected(broker) as connection:
+    urls: list[str] = []
+    screen.page.on("request", lambda request: urls.append(request.url))
+    with connect(broker) as connection:
         channel = connection.channel()
         for number in range(60):
             channel.basic_consume("q", lambda *_: None, consumer_tag=f"tag-{number:02}")
@@ -442,4 +444,4 @@ def test_consumers_of_a_queue_are_paged(visit, broker) -> None:
         assert screen.page.get_by_role("region", name="consumers").locator("tbody tr").count() == 50
         screen.page.get_by_role("button", name="Next").click()
         screen.page.get_by_text("tag-59").wait_for()
-    assert not any("consumer_details" in url for url in asked)
+    assert not any("consumer_details" in url for url in urls)

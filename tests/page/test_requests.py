@@ -11,14 +11,14 @@ from interop.bench.page import ASKED
 
 def plain(path: str, node: str, queue: str) -> str:
     """Remove the values of parameters that only limit an answer: fields and ages."""
-    asked = urlsplit(path.replace("{node}", node.replace("@", "%40")).replace("{queue}", queue))
-    query = dict(parse_qsl(asked.query))
+    url = urlsplit(path.replace("{node}", node.replace("@", "%40")).replace("{queue}", queue))
+    query = dict(parse_qsl(url.query))
     query |= {name: "" for name in query if name in ("columns", "fields") or name.endswith("_age")}
-    return f"{asked.path}?{sorted(query.items())}"
+    return f"{url.path}?{sorted(query.items())}"
 
 
 def test_benchmark_replays_the_requests_of_pages(visit, shop) -> None:
-    """All of them open at once, for as long as the slowest waits."""
+    """All pages are open at once, for as long as the slowest poll takes."""
     queue = "orders.eu"
     node = shop.api("GET", "/api/overview")["node"]
     seen: dict[str, list[str]] = {path: [] for path in ASKED}

@@ -20,7 +20,7 @@ def test_picture_has_all_objects(visit, shop) -> None:
 
 def test_line_widths_and_growing_queues(visit, shop) -> None:
     page = visit(shop, "#/topology", user="anna").page
-    # Rates are those of the sweep that comes every five seconds.
+    # The rates come from the broker's sweep, every five seconds.
     page.locator("svg .lines .line.flows").first.wait_for()
     widths = [float(line.get_attribute("stroke-width") or 0) for line in page.locator("svg .lines .line").all()]
     assert min(widths) == 1
@@ -38,7 +38,7 @@ def test_click_opens_the_object(visit, shop) -> None:
     screen.page.get_by_role("heading", level=1).filter(has_text="unrouted").wait_for()
 
 
-def test_zoom(visit, shop) -> None:
+def test_zoom_in_enlarges_and_fit_restores(visit, shop) -> None:
     screen = visit(shop, "#/topology", user="anna")
     picture = screen.page.locator(".topology svg").first
     picture.wait_for()
@@ -59,9 +59,9 @@ def test_picture_is_hidden_from_screen_readers_and_list_is_not(visit, shop) -> N
     page.get_by_role("link", name="List", exact=True).click()
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="orders.eu")).filter(has_text="dead letters")
     row.wait_for()
-    said = row.inner_text()
-    assert re.search(r"orders\s+eu\.#", said)
-    assert "dead" in said
+    row_text = row.inner_text()
+    assert re.search(r"orders\s+eu\.#", row_text)
+    assert "dead" in row_text
 
 
 def test_search_shows_matches_and_their_bindings(visit, shop) -> None:

@@ -1,4 +1,4 @@
-"""A Prometheus that scrapes a broker under load, both of this folder alone."""
+"""A Prometheus that scrapes a broker under load, for this folder only."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ import pytest
 from amqpd.testing import BrokerFailed, BrokerProcess
 
 REQUIRED = "TEST_REQUIRE_PROMETHEUS"
-"""Set where it may not be skipped: .ci/run does, as root."""
+"""If set, the tests fail instead of being skipped: .ci/run sets it as root."""
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-OFTEN = "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
+SHORT_INTERVAL = "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
 
 
 def configuration(target: str) -> str:
-    """As the page has it, but for how often, and the port."""
+    """Return the page's configuration, with another interval and port."""
     block = re.search(r"^```yaml\n(scrape_configs:\n.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     assert block is not None
     assert block[1].count("127.0.0.1:15692") == 2
-    return OFTEN + block[1].replace("127.0.0.1:15692", target)
+    return SHORT_INTERVAL + block[1].replace("127.0.0.1:15692", target)
 
 
 def tool(name: str) -> str:
-    """The path of prometheus or promtool. Skips where there is none, unless that is forbidden."""
+    """Return the path of prometheus or promtool. Skip if it is missing, unless that is forbidden."""
     found = shutil.which(name)
     if found is None:
-        why = f"{name} is not here: Debian's package prometheus has it"
+        reason = f"{name} is not here: Debian's package prometheus has it"
         if os.environ.get(REQUIRED):
-            pytest.fail(why)
-        pytest.skip(why)
+            pytest.fail(reason)
+        pytest.skip(reason)
     return found
 
 
@@ -56,7 +56,7 @@ def promtool() -> str:
 
 
 class Prometheus:
-    """Asked over HTTP."""
+    """Client of the Prometheus HTTP API."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -71,7 +71,7 @@ class Prometheus:
                 raise AssertionError(error.read().decode()) from None
 
     def ask(self, expression: str) -> list[dict[str, Any]]:
-        """What it evaluates to now. Fails at what is no expression, or cannot be joined."""
+        """Evaluate an expression now. Fails if it is invalid or cannot be joined."""
         found = self.get("/api/v1/query", query=expression)
         assert found["resultType"] == "vector", expression
         samples: list[dict[str, Any]] = found["result"]
@@ -79,11 +79,11 @@ class Prometheus:
 
 
 class Load:
-    """A bit of everything, until it ends: publishers, consumers, what is dropped, returned, dead-lettered."""
+    """Load of many kinds until exit: publishers, consumers, dropped, returned and dead-lettered messages."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self._broker = broker
-        self._ends = threading.Event()
+        self._stopped = threading.Event()
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="load")
 
@@ -92,7 +92,7 @@ class Load:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ends.set()
+        self._stopped.set()
         self._thread.join(30)
 
     def _run(self) -> None:
@@ -105,11 +105,11 @@ class Load:
                 consumer.basic_consume("unasked", lambda *_: None, auto_ack=True)
                 consumer.basic_consume("events", lambda *_: None, arguments={"x-stream-offset": "first"})
                 publisher.confirm_delivery()
-                while not self._ends.is_set():
-                    self._once(publisher)
+                while not self._stopped.is_set():
+                    self._run_once(publisher)
                     connection.process_data_events(0.05)
-                    with pika.BlockingConnection(pika.URLParameters(self._broker.url)) as short:
-                        short.channel()
+                    with pika.BlockingConnection(pika.URLParameters(self._broker.url)) as short_lived:
+                        short_lived.channel()
         except (pika.exceptions.AMQPError, BrokerFailed, OSError) as error:
             self.error = error
 
@@ -121,10 +121,10 @@ class Load:
         channel.queue_declare("events", durable=True, arguments={"x-queue-type": "stream"})
         self._broker.api("PUT", "/api/amqpd/exports/%2F/exported", {"name": "lake"})
 
-    def _once(self, channel: Any) -> None:
-        lasting = pika.BasicProperties(delivery_mode=2)
+    def _run_once(self, channel: Any) -> None:
+        persistent = pika.BasicProperties(delivery_mode=2)
         for name in ("acked", "unasked", "got", "exported", "dying", "dying", "dying", "events"):
-            channel.basic_publish("", name, b"x" * 200, lasting)
+            channel.basic_publish("", name, b"x" * 200, persistent)
         channel.basic_publish("amq.direct", "nowhere", b"x")
         with suppress(pika.exceptions.UnroutableError):
             channel.basic_publish("amq.direct", "nowhere", b"x", mandatory=True)
@@ -153,7 +153,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory, promtool: str) -> Generator
 
 @pytest.fixture(scope="session")
 def prometheus(broker: BrokerProcess, tmp_path_factory: pytest.TempPathFactory) -> Generator[Prometheus]:
-    """With some seconds of load in it, which goes on."""
+    """A Prometheus with some seconds of samples; the load continues."""
     folder = tmp_path_factory.mktemp("data")
     host, port = broker.ready.listeners["prometheus"]
     (folder / "prometheus.yml").write_text(configuration(f"{host}:{port}"), "utf-8")
@@ -162,30 +162,35 @@ def prometheus(broker: BrokerProcess, tmp_path_factory: pytest.TempPathFactory) 
         *(tool("prometheus"), f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'tsdb'}"),
         *(f"--web.listen-address={address}", "--log.level=warn"),
     ]
-    with (folder / "log").open("wb") as told, subprocess.Popen(command, stdout=told, stderr=told) as process:
+    with (
+        (folder / "log").open("wb") as log_file,
+        subprocess.Popen(command, stdout=log_file, stderr=log_file) as process,
+    ):
         try:
             with Load(broker) as load:
-                found = Prometheus(f"http://{address}")
-                _await_samples(found, process, folder / "log", load)
-                yield found
+                client = Prometheus(f"http://{address}")
+                _await_samples(client, process, folder / "log", load)
+                yield client
             assert load.error is None, load.error
         finally:
             process.terminate()
             process.wait(30)
 
 
-def _await_samples(found: Prometheus, process: subprocess.Popen[bytes], log: Path, load: Load) -> None:
-    """Until both targets have been scraped often enough for a rate of what is counted."""
+def _await_samples(prometheus_client: Prometheus, process: subprocess.Popen[bytes], log: Path, load: Load) -> None:
+    """Wait until both targets have been scraped often enough for a rate of counters."""
     deadline = time.monotonic() + 90
     while True:
         assert process.poll() is None, log.read_text("utf-8")
         assert load.error is None, load.error
         try:
-            counted = found.ask('count_over_time(rabbitmq_global_messages_received_total{protocol="amqp091"}[1m])')
-            detailed = found.ask("count_over_time(rabbitmq_detailed_stream_consumer_max_offset_lag[1m])")
+            counted = prometheus_client.ask(
+                'count_over_time(rabbitmq_global_messages_received_total{protocol="amqp091"}[1m])'
+            )
+            detailed = prometheus_client.ask("count_over_time(rabbitmq_detailed_stream_consumer_max_offset_lag[1m])")
             if counted and detailed and min(float(each["value"][1]) for each in (*counted, *detailed)) >= 5:
                 return
         except OSError:
             pass  # it does not listen yet
-        assert time.monotonic() < deadline, found.get("/api/v1/targets")
+        assert time.monotonic() < deadline, prometheus_client.get("/api/v1/targets")
         time.sleep(0.5)

@@ -1,7 +1,7 @@
-"""Dashboards and alert rules, ours and RabbitMQ's, by a real Prometheus on a broker under load: none is empty.
+"""Dashboards and alert rules, ours and RabbitMQ's, in a real Prometheus on a broker under load: none is empty.
 
-RabbitMQ's are here as facts: which metrics its dashboard RabbitMQ-Overview (grafana.com 10991, those for 3.8 and for
-3.13) and the rules of its Kubernetes operator read, and in which form.
+For RabbitMQ the tables list facts: the metrics that its dashboard RabbitMQ-Overview (grafana.com 10991, for 3.8 and
+3.13) and the rules of its Kubernetes operator read, and their expressions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from amqpd.testing import BrokerProcess
 
 GRAFANA = Path(__file__).parents[2] / "docs" / "grafana"
 IDENTITY = 'rabbitmq_identity_info{rabbitmq_cluster="$cluster", namespace=""}'
-# Of panels; {0}: the metric, or a rate of it.
+# Expressions of panels; {0}: the metric, or its rate.
 SUM = "sum({0} * on(instance) group_left(rabbitmq_cluster) " + IDENTITY + ")"
 SUM_OF_JOB = "sum({0} * on(instance, job) group_left(rabbitmq_cluster) " + IDENTITY + ")"
 BY_NODE = "sum({0} * on(instance) group_left(rabbitmq_cluster, rabbitmq_node) " + IDENTITY + ") by(rabbitmq_node)"
@@ -57,7 +57,7 @@ COUNTERS = (
     "rabbitmq_queue_messages_published_total",
 )
 NEVER_RISE = frozenset({"rabbitmq_channel_messages_redelivered_total", "rabbitmq_global_messages_redelivered_total"})
-"""In this load nothing is delivered again."""
+"""This load has no redeliveries."""
 
 CLUSTER = "group_left(rabbitmq_cluster) max by (instance, rabbitmq_cluster) (rabbitmq_identity_info)"
 NODE = (
@@ -65,7 +65,7 @@ NODE = (
     "max by (instance, rabbitmq_node, rabbitmq_cluster) (rabbitmq_identity_info)"
 )
 OPERATOR_RULES = {
-    # Name: what its rule compares with a bound; without the bound it has to be there.
+    # Name: the expression that the rule compares with a bound; it must have a value.
     "UnroutableMessages, dropped": "sum by(namespace, rabbitmq_cluster) "
     f"(increase(rabbitmq_channel_messages_unroutable_dropped_total[5m]) * on (instance) {CLUSTER})",
     "UnroutableMessages, returned": "sum by(namespace, rabbitmq_cluster) "
@@ -99,20 +99,20 @@ def numbers(samples: list[dict[str, Any]]) -> list[float]:
     return [float(each["value"][1]) for each in samples]
 
 
-class TestText:
+class TestMetricsText:
     @pytest.mark.parametrize(
         "path", ["/metrics", "/metrics/per-object", "/metrics/detailed?family=queue_metrics&family=log_metrics"]
     )
-    def test_promtool_finds_nothing_wrong(self, broker: BrokerProcess, promtool: str, path: str) -> None:
+    def test_promtool_accepts_metrics(self, broker: BrokerProcess, promtool: str, path: str) -> None:
         host, port = broker.ready.listeners["prometheus"]
         with urllib.request.urlopen(f"http://{host}:{port}{path}") as answer:
             text = answer.read()
-        done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False)
-        # It says so and goes on: names are RabbitMQ's.
-        assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+        process = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False)
+        # promtool prints its findings; the names are those of RabbitMQ.
+        assert (process.returncode, process.stdout + process.stderr) == (0, b"")
 
 
-class TestRabbitMqsDashboard:
+class TestRabbitMqDashboard:
     @pytest.fixture
     def cluster(self, prometheus: Any) -> str:
         found = prometheus.ask("rabbitmq_identity_info")
@@ -120,19 +120,19 @@ class TestRabbitMqsDashboard:
         name: str = found[0]["metric"]["rabbitmq_cluster"]
         return name
 
-    @pytest.mark.parametrize("shape", [SUM, SUM_OF_JOB, BY_NODE, BY_JOB_AND_NODE])
-    def test_no_panel_is_empty(self, prometheus: Any, cluster: str, shape: str) -> None:
-        empty, still = [], []
+    @pytest.mark.parametrize("template", [SUM, SUM_OF_JOB, BY_NODE, BY_JOB_AND_NODE])
+    def test_no_panel_is_empty(self, prometheus: Any, cluster: str, template: str) -> None:
+        empty, constant = [], []
         for name in (*GAUGES, *COUNTERS):
-            what = name if name in GAUGES else f"rate({name}[60s])"
-            found = numbers(prometheus.ask(shape.replace("{0}", what).replace("$cluster", cluster)))
+            expression = name if name in GAUGES else f"rate({name}[60s])"
+            found = numbers(prometheus.ask(template.replace("{0}", expression).replace("$cluster", cluster)))
             if not found or any(math.isnan(value) for value in found):
                 empty.append(name)
             elif name in COUNTERS and name not in NEVER_RISE and sum(found) == 0:
-                still.append(name)
-        assert (empty, still) == ([], [])
+                constant.append(name)
+        assert (empty, constant) == ([], [])
 
-    def test_its_variables_have_values(self, prometheus: Any) -> None:
+    def test_variables_have_values(self, prometheus: Any) -> None:
         for name in ("rabbitmq_cluster", "rabbitmq_node"):
             assert prometheus.get(f"/api/v1/label/{name}/values")
         found = prometheus.ask("rabbitmq_build_info * on(instance) group_left(rabbitmq_node) rabbitmq_identity_info")
@@ -141,9 +141,9 @@ class TestRabbitMqsDashboard:
         )
 
 
-class TestRabbitMqsRules:
+class TestRabbitMqRules:
     @pytest.mark.parametrize("rule", OPERATOR_RULES)
-    def test_what_it_looks_at_is_there(self, prometheus: Any, rule: str) -> None:
+    def test_rule_expression_has_a_value(self, prometheus: Any, rule: str) -> None:
         assert numbers(prometheus.ask(OPERATOR_RULES[rule]))
 
 
@@ -162,7 +162,7 @@ class TestScrapes:
         assert (len(counted), set(counted.values())) == (2, {"0"})
 
 
-class TestOurs:
+class TestAmqpdDashboardAndRules:
     def test_no_panel_of_the_dashboard_is_empty(self, prometheus: Any) -> None:
         dashboard = json.loads((GRAFANA / "amqpd.json").read_text("utf-8"))
         expressions = [
@@ -177,44 +177,44 @@ class TestOurs:
         assert empty == []
 
     def test_panels_do_not_overlap(self) -> None:
-        taken: set[tuple[int, int]] = set()
+        used_cells: set[tuple[int, int]] = set()
         for panel in json.loads((GRAFANA / "amqpd.json").read_text("utf-8"))["panels"]:
-            place = panel["gridPos"]
+            position = panel["gridPos"]
             cells = {
                 (x, y)
-                for x in range(place["x"], place["x"] + place["w"])
-                for y in range(place["y"], place["y"] + place["h"])
+                for x in range(position["x"], position["x"] + position["w"])
+                for y in range(position["y"], position["y"] + position["h"])
             }
-            assert not cells & taken, panel["title"]
+            assert not cells & used_cells, panel["title"]
             assert max(x for x, _ in cells) < 24
-            taken |= cells
+            used_cells |= cells
 
-    def test_promtool_takes_the_rules(self, promtool: str) -> None:
-        done = subprocess.run(
+    def test_promtool_accepts_rules(self, promtool: str) -> None:
+        process = subprocess.run(
             [promtool, "check", "rules", str(GRAFANA / "alerts.yml")], capture_output=True, text=True, check=False
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert process.returncode == 0, process.stdout + process.stderr
 
-    def test_each_rule_fires_when_it_should_and_else_does_not(self, promtool: str, tmp_path: Path) -> None:
+    def test_each_rule_fires_in_its_cases_only(self, promtool: str, tmp_path: Path) -> None:
         rules = (GRAFANA / "alerts.yml").read_text("utf-8")
         cases = Path(__file__).with_name("alerts_test.yml").read_text("utf-8")
         (tmp_path / "alerts.yml").write_text(rules, "utf-8")
         (tmp_path / "cases.yml").write_text(cases, "utf-8")
-        done = subprocess.run(
+        process = subprocess.run(
             [promtool, "test", "rules", "cases.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert process.returncode == 0, process.stdout + process.stderr
         named = set(re.findall(r"alert: (\w+)", rules))
         assert named == set(re.findall(r'alertname="(\w+)"', cases))
 
-    def test_what_the_rules_look_at_is_there(self, prometheus: Any) -> None:
+    def test_metrics_of_rules_exist(self, prometheus: Any) -> None:
         text = (GRAFANA / "alerts.yml").read_text("utf-8")
         named = {name for line in re.findall(r"^ *expr: (.*)$", text, re.MULTILINE) for name in metrics_in(line)}
         assert len(named) > 12
         assert sorted(name for name in named if not prometheus.ask(name)) == []
 
-    def test_an_alert_that_is_due_fires(self, prometheus: Any) -> None:
-        """Its expression says so: messages are dropped all the time."""
+    def test_unroutable_alert_fires_under_load(self, prometheus: Any) -> None:
+        """Messages are dropped all the time, so its expression has a value."""
         text = (GRAFANA / "alerts.yml").read_text("utf-8")
         expression = re.search(r"alert: AmqpdUnroutable\n *expr: (.*)", text)
         assert expression is not None

@@ -1,4 +1,4 @@
-"""Puts this folder on the import path: with importmode=importlib it is not."""
+"""Adds this folder to the import path, which importmode=importlib does not do."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Shared code of the parser tests: a reference parser made of pamqp, a driver of our parser, and streams.
+"""Shared code of the parser tests: a reference parser that uses pamqp, a driver of our parser, and streams.
 
 The reference parser has no fast path. It reads a stream frame by frame with pamqp and keeps partial contents per
-channel. For each command it records the byte with which the command was complete. So a test can check that our parser
-hands over each command exactly then, however the stream is split.
+channel. For each command it records the byte that completed the command. So a test can check that our parser hands
+over each command exactly then, however the stream is split.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from amqpd.protocol.frame_parser import FrameParser
 
 PAYLOAD_MAX = 120
 BODY_MAX = 700
-ALL_AT_ONCE = 1 << 40
+WHOLE_STREAM = 1 << 40
 
 
 class Outcome(NamedTuple):
@@ -46,10 +46,10 @@ def method_of(payload: bytes) -> tuple[Any, ...]:
     return (value.name, tuple((name, repr(item)) for name, item in value))
 
 
-# -- the plain cutter ------------------------------------------------------------------------------------------------
+# -- the reference parser ---------------------------------------------------------------------------------------------
 
 
-class Plain:
+class ReferenceParser:
     """The reference parser: AMQP 0-9-1, section 4.2."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Plain:
         self.open: dict[int, dict[str, Any]] = {}
         self.dropped: set[int] = set()
 
-    def cut(self, stream: bytes) -> Outcome:
+    def parse_stream(self, stream: bytes) -> Outcome:
         at = 0
         while len(stream) - at >= 7:
             kind, channel, size = struct.unpack_from(">BHI", stream, at)
@@ -83,7 +83,7 @@ class Plain:
         self.ends.append(end)
 
     def frame(self, kind: int, channel: int, raw: bytes, end: int) -> int:
-        """One whole frame; returns the code of a hard error or 0."""
+        """Handle one whole frame. Return the code of a hard error or 0."""
         payload = raw[7:-1]
         pending = self.open.get(channel)
         if channel in self.dropped:
@@ -162,26 +162,26 @@ class Plain:
 # -- the parser ---------------------------------------------------------------------------------------------------
 
 
-class Hiccup(SoftError):
+class HandlerError(SoftError):
     """An error that a handler may raise."""
 
 
 class Recorder(FrameHandler):
-    """Records its calls in the reference parser's form. Raises for every command that `hiccup` picks."""
+    """Records its calls in the reference parser's form. Raises for every command that `fails_at` selects."""
 
-    def __init__(self, hiccup: Callable[[int], bool]) -> None:
+    def __init__(self, fails_at: Callable[[int], bool]) -> None:
         self.commands: list[tuple[Any, ...]] = []
         self.dropped: set[int] = set()
         self.closed: list[int] = []
         self.started: list[int] = []
         self.headers: dict[int, tuple[bytes, bytes]] = {}
         self.same_as_last = 0
-        self.hiccup = hiccup
+        self.fails_at = fails_at
 
     def note(self, *command: Any) -> None:
         self.commands.append(command)
-        if self.hiccup(len(self.commands)):
-            raise Hiccup("a handler refuses")
+        if self.fails_at(len(self.commands)):
+            raise HandlerError("a handler refuses")
 
     def on_publish(
         self,
@@ -214,7 +214,7 @@ class Recorder(FrameHandler):
         assert frame_payload_max == max(map(len, parts), default=0)
         assert body_size == sum(map(len, parts))
         self.note("publish", channel, method_of(method), content[7 : header_size - 1], tuple(parts))
-        # As a channel does: nothing is kept of a publish that was refused. The object is, so that nobody gets its id.
+        # Like a channel, keep nothing of a refused publish. Keep the method object, so that no other gets its id.
         self.headers[id(method)] = (method, constant)
 
     def on_ack(self, channel: int, tag: int, multiple: bool) -> None:
@@ -227,7 +227,7 @@ class Recorder(FrameHandler):
             self.closed.append(channel)
         elif channel in self.dropped:
             return
-        if payload[:4] == b"\0\x3c\0\x50":  # the slow road's ack
+        if payload[:4] == b"\0\x3c\0\x50":  # an ack on the slow path
             _, _, ack = pamqp.frame.unmarshal(struct.pack(">BHI", 1, 1, len(payload)) + payload + b"\xce")
             assert isinstance(ack, spec.Basic.Ack)
             self.note("ack", channel, ack.delivery_tag, bool(ack.multiple))
@@ -241,11 +241,11 @@ class Recorder(FrameHandler):
 class Driver:
     """Feeds a parser as a connection does: continues after a channel error, stops at a connection error."""
 
-    def __init__(self, hiccup: Callable[[int], bool] = lambda _: False) -> None:
-        self.sink = Recorder(hiccup)
+    def __init__(self, fails_at: Callable[[int], bool] = lambda _: False) -> None:
+        self.sink = Recorder(fails_at)
         self.parser = FrameParser(self.sink, PAYLOAD_MAX, BODY_MAX)
         self.error: HardError | None = None
-        self.hiccups = 0
+        self.handler_errors = 0
 
     def feed(self, chunk: bytes) -> None:
         if self.error is not None:
@@ -254,8 +254,8 @@ class Driver:
         while True:
             try:
                 self.parser.parse()
-            except Hiccup:
-                self.hiccups += 1
+            except HandlerError:
+                self.handler_errors += 1
             except PreconditionFailed:
                 channel = self.parser.channel
                 self.sink.commands.append(("refused", channel))
@@ -306,7 +306,7 @@ PROPERTIES = st.sampled_from(
 PARTS = st.one_of(
     st.just([]),
     st.binary(min_size=1, max_size=PAYLOAD_MAX).map(lambda body: [body]),
-    # rabbit: a content is complete with its last byte; an empty body frame behind that is one too many
+    # RabbitMQ: a content is complete with its last byte; an empty body frame after that is one too many
     st.builds(
         lambda parts, last: [*parts, last],
         st.lists(st.binary(max_size=PAYLOAD_MAX), max_size=4),
@@ -373,21 +373,21 @@ GOOD = st.one_of(PUBLISHES, PUBLISHES, PUBLISHES, METHODS, METHODS, HEARTBEATS)
 
 @st.composite
 def streams(draw: Callable[..., Any]) -> bytes:
-    """Units in order on their channels, the channels' frames interleaved; sometimes something wrong in between."""
+    """Commands in order on their channels, with the channels' frames interleaved; sometimes one unit is wrong."""
     units = draw(st.lists(GOOD, max_size=10))
-    odd = draw(st.one_of(st.none(), st.none(), TOO_LARGE, WRONG, WRONG))
-    if odd is not None:
-        units.insert(draw(st.integers(0, len(units))), odd)
+    wrong_unit = draw(st.one_of(st.none(), st.none(), TOO_LARGE, WRONG, WRONG))
+    if wrong_unit is not None:
+        units.insert(draw(st.integers(0, len(units))), wrong_unit)
     queues: dict[int, list[bytes]] = {}
     order: list[int] = []
     for unit in units:
         for channel, frame in unit:
             queues.setdefault(channel, []).append(frame)
             order.append(channel)
-    if draw(st.booleans()):  # each channel keeps its own order, whatever the others do
+    if draw(st.booleans()):  # each channel keeps its own order
         order = list(draw(st.permutations(order)))
     stream = b"".join([queues[channel].pop(0) for channel in order])
-    if odd is not None and draw(st.booleans()):
+    if wrong_unit is not None and draw(st.booleans()):
         return stream
     return stream[: len(stream) - draw(st.integers(0, min(len(stream), 9)))]
 

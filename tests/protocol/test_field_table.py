@@ -52,22 +52,26 @@ def decimals(smallest: int):
 
 
 timestamps = st.integers(0, 2**64 - 1).map(Timestamp)
-ours = st.dictionaries(names, nested(common | st.floats(allow_nan=False) | decimals(-(2**31)) | timestamps), max_size=6)
+our_tables = st.dictionaries(
+    names, nested(common | st.floats(allow_nan=False) | decimals(-(2**31)) | timestamps), max_size=6
+)
 # pamqp reads the decimal's number as unsigned and turns timestamps into datetimes (years only a datetime can hold).
-for_pamqp = st.dictionaries(names, nested(common | st.floats(allow_nan=False) | decimals(0)), max_size=6)
-from_pamqp = st.dictionaries(
+tables_for_pamqp = st.dictionaries(names, nested(common | st.floats(allow_nan=False) | decimals(0)), max_size=6)
+tables_from_pamqp = st.dictionaries(
     names, nested(common | st.floats(width=32, allow_nan=False) | decimals(-(2**31))), max_size=6
 )
 
 
-def same(left, right) -> bool:
-    """Equal, and of equal types all the way down: True is not 1 here, nor bytes a bytearray."""
+def same_values_and_types(left, right) -> bool:
+    """Equal with equal types at all levels: True differs from 1, and bytes from a bytearray."""
     if type(left) is not type(right):
         return False
     if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[name], right[name]) for name in left)
+        return left.keys() == right.keys() and all(same_values_and_types(left[name], right[name]) for name in left)
     if isinstance(left, list):
-        return len(left) == len(right) and all(same(one, other) for one, other in zip(left, right, strict=True))
+        return len(left) == len(right) and all(
+            same_values_and_types(one, other) for one, other in zip(left, right, strict=True)
+        )
     return left == right
 
 
@@ -75,8 +79,8 @@ def table_of(entries: bytes) -> bytes:
     return struct.pack(">I", len(entries)) + entries
 
 
-def verdict(check, *arguments) -> bool:
-    """Whether `check` accepts; anything but a CodecError escapes and fails the test."""
+def accepts(check, *arguments) -> bool:
+    """Return True if `check` accepts. An exception other than CodecError fails the test."""
     try:
         check(*arguments)
     except CodecError:
@@ -84,29 +88,29 @@ def verdict(check, *arguments) -> bool:
     return True
 
 
-@given(ours)
+@given(our_tables)
 def test_round_trip_keeps_values_and_types(table):
     data = encode_table(table)
     validate_table(data, 0, len(data))
     decoded, end = decode_table(data, 0)
     assert end == len(data)
-    assert same(decoded, table)
+    assert same_values_and_types(decoded, table)
     assert list(decoded) == list(table)
 
 
-@given(for_pamqp)
+@given(tables_for_pamqp)
 def test_pamqp_decodes_our_encoding(table):
     data = encode_table(table)
     assert pamqp.decode.field_table(data) == (len(data), table)
 
 
-@given(from_pamqp)
+@given(tables_from_pamqp)
 def test_we_decode_the_encoding_of_pamqp(table):
     data = pamqp.encode.field_table(table)
     validate_table(data, 0, len(data))
     decoded, end = decode_table(data, 0)
     assert end == len(data)
-    assert same(decoded, table)
+    assert same_values_and_types(decoded, table)
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -155,7 +159,7 @@ def test_every_field_type(field, value):
     validate_table(data, 0, len(data))
     decoded, end = decode_table(data, 0)
     assert end == len(data)
-    assert same(decoded, {"key": value})
+    assert same_values_and_types(decoded, {"key": value})
     assert field_end(data, 8, len(data)) == len(data)
 
 
@@ -163,19 +167,19 @@ def test_every_field_type(field, value):
 def test_a_truncated_value_of_each_type_is_rejected(field, value):
     for size in range(len(field)):
         data = table_of(b"\x03key" + field[:size])
-        assert not verdict(decode_table, data, 0)
-        assert not verdict(validate_table, data, 0, len(data))
+        assert not accepts(decode_table, data, 0)
+        assert not accepts(validate_table, data, 0, len(data))
 
 
 def test_unknown_field_types_are_rejected():
     known = {field[0] for field, _ in LETTERS}
     for letter in set(range(256)) - known:
         data = table_of(b"\x01k" + bytes((letter,)) + b"\x00" * 8)
-        assert not verdict(decode_table, data, 0)
-        assert not verdict(validate_table, data, 0, len(data))
+        assert not accepts(decode_table, data, 0)
+        assert not accepts(validate_table, data, 0, len(data))
 
 
-def test_the_field_type_chosen_for_each_python_type():
+def test_field_type_of_each_python_type():
     table = {"n": 1, "m": 2**31, "b": True, "t": "é", "o": b"\xff", "r": bytearray(b"r"), "f": 0.5, "v": None}
     assert encode_table(table) == table_of(
         b"\x01nI\x00\x00\x00\x01"
@@ -230,20 +234,20 @@ def test_nesting_depth_is_limited(nest):
     assert encode_table(table) == data
     for depth in (129, 1000, 8000):
         data = nest(depth)
-        assert not verdict(decode_table, data, 0)
-        assert not verdict(validate_table, data, 0, len(data))
+        assert not accepts(decode_table, data, 0)
+        assert not accepts(validate_table, data, 0, len(data))
 
 
-def test_values_nested_too_deep_or_endlessly_are_rejected():
+def test_values_nested_too_deep_or_in_a_cycle_are_rejected():
     deep: list[object] = []
     for _ in range(127):
         deep = [deep]
     with pytest.raises(CodecError):
         encode_table({"a": deep})
-    circle: dict[str, object] = {}
-    circle["self"] = circle
+    cycle: dict[str, object] = {}
+    cycle["self"] = cycle
     with pytest.raises(CodecError):
-        encode_table(circle)
+        encode_table(cycle)
 
 
 @pytest.mark.parametrize(
@@ -291,36 +295,36 @@ def test_a_length_beyond_its_container_is_rejected():
     assert decode_table(data, 0) == ({"a": None}, 7)
     assert decode_table(b"ab" + data, 2, 9) == ({"a": None}, 9)
     for start, end in ((0, 6), (0, 3), (8, -1), (-1, -1), (0, len(data) + 1)):
-        assert not verdict(decode_table, data, start, end)
+        assert not accepts(decode_table, data, start, end)
     for start, end in ((0, 6), (0, 8), (0, 3), (8, len(data)), (-1, 7), (0, len(data) + 1)):
-        assert not verdict(validate_table, data, start, end)
+        assert not accepts(validate_table, data, start, end)
     # The inner table claims a byte that belongs to the outer one.
     data = table_of(b"\x01aF\x00\x00\x00\x04\x01bV" + b"\x01cV")
-    assert not verdict(decode_table, data, 0)
-    assert not verdict(validate_table, data, 0, len(data))
+    assert not accepts(decode_table, data, 0)
+    assert not accepts(validate_table, data, 0, len(data))
     # 4 GiB claimed by a string and by a table.
     for letter in b"SFAx":
         data = table_of(b"\x01a" + bytes((letter,)) + b"\xff\xff\xff\xff")
-        assert not verdict(decode_table, data, 0)
-        assert not verdict(validate_table, data, 0, len(data))
-        assert not verdict(field_end, data, 6, len(data))
+        assert not accepts(decode_table, data, 0)
+        assert not accepts(validate_table, data, 0, len(data))
+        assert not accepts(field_end, data, 6, len(data))
 
 
-@given(ours, st.data())
+@given(our_tables, st.data())
 def test_validation_and_decoder_agree_on_damaged_tables(table, draw):
     damaged = bytearray(encode_table(table))
     place = draw.draw(st.integers(0, len(damaged) - 1))
     damaged[place] = draw.draw(st.integers(0, 255))
     entries = bytes(damaged[4 : draw.draw(st.integers(4, len(damaged)))])
     data = table_of(entries)
-    assert verdict(decode_table, data, 0) == verdict(validate_table, data, 0, len(data))
+    assert accepts(decode_table, data, 0) == accepts(validate_table, data, 0, len(data))
 
 
 @given(st.binary(max_size=40))
 def test_validation_and_decoder_agree_on_any_bytes(entries):
     data = table_of(entries)
-    assert verdict(decode_table, data, 0) == verdict(validate_table, data, 0, len(data))
-    assert verdict(decode_table, entries, 0) in (True, False)
+    assert accepts(decode_table, data, 0) == accepts(validate_table, data, 0, len(data))
+    assert accepts(decode_table, entries, 0) in (True, False)
 
 
 @pytest.mark.parametrize(

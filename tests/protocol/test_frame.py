@@ -1,4 +1,4 @@
-"""FrameBoundaryScanner: whole frames only, however the bytes are split, and nothing after a frame that is too large."""
+"""FrameBoundaryScanner returns whole frames, however the bytes are split, and none after one that is too large."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FRAMES = st.lists(
 
 
 @given(FRAMES, st.lists(st.integers(1, 30), min_size=1, max_size=20))
-def test_all_frames_pass_and_only_whole_ones(frames: list[bytes], sizes: list[int]) -> None:
+def test_only_whole_frames_pass(frames: list[bytes], sizes: list[int]) -> None:
     ends = {0}
     for each in frames:
         ends.add(max(ends) + len(each))

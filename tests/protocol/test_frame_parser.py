@@ -1,4 +1,4 @@
-"""The parser against the reference parser: the same commands for whole streams, pieces, and single bytes."""
+"""The parser compared with the reference parser: the same commands for whole streams, pieces and single bytes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from reference_parser import (
     PAYLOAD_MAX,
     PUBLISHES,
     Driver,
-    Hiccup,
-    Plain,
+    HandlerError,
     Recorder,
+    ReferenceParser,
     check,
     header_payload,
     method_frames,
@@ -46,15 +46,15 @@ PART_OF_BODY = b"".join(frame for _, frame in publish_frames(1, "q", False, b"\0
 @example(PART_OF_BODY + raw_frame(99, 1, b"") + bytes(50), [len(PART_OF_BODY) - 58])
 @PROFILE
 def test_commands_do_not_depend_on_how_the_stream_is_split(stream: bytes, sizes: list[int]) -> None:
-    expected = Plain().cut(stream)
+    expected = ReferenceParser().parse_stream(stream)
     whole = Driver()
     whole.feed(stream)
     check(whole, expected)
-    cut = Driver()
+    split_driver = Driver()
     for piece in pieces(stream, sizes):
-        cut.feed(piece)
-    check(cut, expected)
-    assert str(cut.error) == str(whole.error), "the text depends on where chunks end"
+        split_driver.feed(piece)
+    check(split_driver, expected)
+    assert str(split_driver.error) == str(whole.error), "the error text depends on the chunks"
 
 
 @given(streams())
@@ -64,15 +64,15 @@ def test_commands_do_not_depend_on_how_the_stream_is_split(stream: bytes, sizes:
 @PROFILE
 def test_each_command_is_handed_over_with_its_last_byte(stream: bytes) -> None:
     """No command waits in a buffer for more bytes."""
-    expected = Plain().cut(stream)
+    expected = ReferenceParser().parse_stream(stream)
     driver = Driver()
     for position in range(len(stream)):
         driver.feed(stream[position : position + 1])
         if driver.error is not None:
             assert position + 1 == expected.error_end
             break
-        due = sum([end <= position + 1 for end in expected.ends])
-        assert len(driver.sink.commands) == due, f"after {position + 1} bytes"
+        expected_count = sum([end <= position + 1 for end in expected.ends])
+        assert len(driver.sink.commands) == expected_count, f"after {position + 1} bytes"
     check(driver, expected)
 
 
@@ -80,11 +80,11 @@ def test_each_command_is_handed_over_with_its_last_byte(stream: bytes) -> None:
 @PROFILE
 def test_parsing_continues_after_an_error_of_the_handler(stream: bytes, every: int) -> None:
     """An exception of the handler loses no command and repeats none."""
-    expected = Plain().cut(stream)
+    expected = ReferenceParser().parse_stream(stream)
     driver = Driver(lambda number: number % every == 0)
     driver.feed(stream)
     check(driver, expected)
-    assert driver.hiccups == sum(
+    assert driver.handler_errors == sum(
         [number % every == 0 and command[0] != "refused" for number, command in enumerate(expected.commands, 1)]
     )
 
@@ -139,7 +139,7 @@ def test_unparsed_bytes_can_be_taken_and_fed_again() -> None:
     driver = Driver(lambda number: number == 1)
     method = pamqp.frame.marshal(spec.Tx.Select(), 1)
     driver.parser.feed_data(method + method + method[:5])
-    with pytest.raises(Hiccup):
+    with pytest.raises(HandlerError):
         driver.parser.parse()
     rest = driver.parser.take_unparsed()
     assert rest == method + method[:5]

@@ -1,4 +1,4 @@
-"""The parser on long streams: linear cost, large bodies, publishers that repeat themselves."""
+"""The parser on long streams: linear cost, large bodies, and publishers that repeat their last publish in part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pamqp.header
 import pytest
 from reference_parser import (
     Driver,
-    Plain,
+    ReferenceParser,
     header_payload,
     publish_frames,
     raw_frame,
@@ -29,7 +29,7 @@ def big_stream(size: int) -> bytes:
     return method + raw_frame(2, 1, header_payload(size, b"\0\0")) + raw_frame(3, 1, bytes(size))
 
 
-class Count(FrameHandler):
+class CountingHandler(FrameHandler):
     def __init__(self) -> None:
         self.bodies: list[int] = []
 
@@ -46,11 +46,11 @@ class Count(FrameHandler):
         self.bodies.append(body_size)
 
     def on_publish_started(self, channel: int) -> None:
-        """Nothing to note."""
+        pass
 
 
 def bytewise_s(size: int, processor_s: Callable[..., float]) -> float:
-    sink = Count()
+    sink = CountingHandler()
     parser = FrameParser(sink, 1 << 20, 1 << 20)
     stream = big_stream(size)
 
@@ -65,18 +65,18 @@ def bytewise_s(size: int, processor_s: Callable[..., float]) -> float:
 
 
 def test_one_byte_at_a_time_costs_linear_time(processor_s: Callable[..., float]) -> None:
-    """128 KiB byte by byte: one join per frame. Eight times the bytes may cost eight times as much, not sixty-four."""
+    """128 KiB byte by byte are joined once per frame. 8 times the bytes may cost 8 times as much, not 64 times."""
     small = min(bytewise_s(1 << 14, processor_s) for _ in range(3))
     large = min(bytewise_s(1 << 17, processor_s) for _ in range(2))
     assert large < 24 * small, f"{large:.3f} s for 128 KiB, {small:.4f} s for 16 KiB"
 
 
-class Large(FrameHandler):
+class LargePublishHandler(FrameHandler):
     def __init__(self) -> None:
         self.taken: list[tuple[int, bytes, list[bytes], int]] = []
 
     def on_publish_started(self, channel: int) -> None:
-        """Nothing to note."""
+        pass
 
     def on_large_publish(self, channel: int, method: bytes, header: bytes, parts: list[bytes], body_size: int) -> None:
         self.taken.append((channel, header, parts, body_size))
@@ -85,7 +85,7 @@ class Large(FrameHandler):
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1 << 30, 65536, 1009])
 def test_a_large_body_stays_in_its_parts(chunk: int) -> None:
-    """Frames of all sizes with frames of another channel between them: only small parts are joined."""
+    """Frames of all sizes are mixed with frames of another channel. Only small parts are joined."""
     sizes = [131064, 1, 2, 3, 20_000, 0, 16384, 131064, *[7] * 30_000, 100_000]
     body = bytes(range(256)) * (sum(sizes) // 256 + 1)
     body = body[: sum(sizes)]
@@ -95,21 +95,21 @@ def test_a_large_body_stays_in_its_parts(chunk: int) -> None:
     for size in sizes:
         stream += raw_frame(3, 1, body[at : at + size])
         at += size
-    sink = Large()
+    sink = LargePublishHandler()
     parser = FrameParser(sink, 131072, 1 << 24)
     for start in range(0, len(stream), chunk):
         assert not sink.taken
         parser.feed_data(stream[start : start + chunk])
         parser.parse()
-    ((channel, seen, parts, body_size),) = sink.taken
-    assert (channel, seen, body_size) == (1, header, len(body))
+    ((channel, seen_header, parts, body_size),) = sink.taken
+    assert (channel, seen_header, body_size) == (1, header, len(body))
     assert b"".join(parts) == body
     assert len(parts) <= 8, [len(part) for part in parts]
     assert not parser.is_mid_command()
 
 
-def habits(seed: int) -> bytes:
-    """Thousands of publishes of somebody who is alike for a while in one thing, then in another."""
+def repetitive_stream(seed: int) -> bytes:
+    """Thousands of publishes that repeat some of their fields for a while, then others."""
     random = Random(seed)
     channels, keys = [1, 2], ["a", "b.c"]
     properties = [b"\0\0", b"\x10\0\x02", b"\x10\0\x01", b"\x08\0\x07", b"\x20\0\0\0\0\x09\x03keyI\0\0\0\x07"]
@@ -140,10 +140,10 @@ def habits(seed: int) -> bytes:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_long_streams_that_repeat_some_parts(seed: int) -> None:
-    """The expectation of the parser never changes the commands."""
-    stream = habits(seed)
-    plain = Plain().cut(stream)
-    assert plain.error == 0 and not plain.unfinished
+    """The parser's expectation of a repeated publish never changes the commands."""
+    stream = repetitive_stream(seed)
+    expected = ReferenceParser().parse_stream(stream)
+    assert expected.error == 0 and not expected.unfinished
     random = Random(seed)
     for longest in (1 << 30, 3000, 150):
         driver = Driver(lambda number: number % 97 == 0)
@@ -153,12 +153,12 @@ def test_long_streams_that_repeat_some_parts(seed: int) -> None:
             driver.feed(stream[at : at + size])
             at += size
         assert driver.error is None
-        assert driver.sink.commands == plain.commands
+        assert driver.sink.commands == expected.commands
         assert driver.sink.same_as_last > 0
 
 
 def test_other_properties_of_the_same_size_are_detected() -> None:
-    """Body sizes differ, the properties change sometimes: `same_as_last` must be right."""
+    """Body sizes differ and the properties change sometimes; `same_as_last` must be correct."""
     frames: list[tuple[int, bytes]] = []
     for number in range(600):
         priority = 1 if number % 50 == 49 else number // 300
@@ -167,5 +167,5 @@ def test_other_properties_of_the_same_size_are_detected() -> None:
     stream = b"".join(frame for _, frame in frames)
     driver = Driver()
     driver.feed(stream)
-    assert driver.sink.commands == Plain().cut(stream).commands
+    assert driver.sink.commands == ReferenceParser().parse_stream(stream).commands
     assert driver.sink.same_as_last > 400

@@ -75,9 +75,9 @@ def with_pamqp_names(command) -> dict[str, object]:
 @given(any_command)
 def test_round_trip(command):
     payload = encode(command)
-    again = decode(payload)
-    assert type(again) is type(command)
-    assert again == command
+    decoded = decode(payload)
+    assert type(decoded) is type(command)
+    assert decoded == command
     assert int.from_bytes(payload[:4], "big") == methods.method_id(command)
 
 
@@ -106,9 +106,9 @@ def test_we_decode_the_encoding_of_pamqp(kind, data):
     command = data.draw(commands_of(kind))
     method = pamqp.commands.INDEX_MAPPING[methods.method_id(command)](**with_pamqp_names(command))
     whole = pamqp.frame.marshal(method, 7)
-    again = decode(whole[7:-1])
-    assert type(again) is type(command)
-    assert again == command
+    decoded = decode(whole[7:-1])
+    assert type(decoded) is type(command)
+    assert decoded == command
 
 
 def test_every_method_of_pamqp_exists_under_its_name():
@@ -199,9 +199,9 @@ EXACT = [
 @pytest.mark.parametrize(("command", "payload"), EXACT, ids=[type(command).__name__ for command, _ in EXACT])
 def test_exact_bytes(command, payload):
     assert encode(command) == payload
-    again = decode(payload)
-    assert again == command
-    assert type(again) is type(command)
+    decoded = decode(payload)
+    assert decoded == command
+    assert type(decoded) is type(command)
 
 
 def test_method_frame():
@@ -286,7 +286,7 @@ def test_unknown_methods_are_rejected(number):
         b"\x00\x32\x00\x0a\x00\x00\x02\xff\xfe\x00\x00\x00\x00\x00",  # queue name
         b"\x00\x28\x00\x14\x00\x00\x01\x80\x00",  # exchange name
         b"\x00\x3c\x00\x1e\x01\xc3\x00",  # consumer tag
-        b"\x00\x32\x00\x0a\x00\x00\x03\xed\xa0\x80\x00\x00\x00\x00\x00",  # a surrogate in UTF-8's clothes
+        b"\x00\x32\x00\x0a\x00\x00\x03\xed\xa0\x80\x00\x00\x00\x00\x00",  # a surrogate encoded as UTF-8
         b"\x00\x32\x00\x0a\x00\x00\x01q\x00\x00\x00\x00\x03\x01aZ",  # argument of unknown type
         b"\x00\x32\x00\x0a\x00\x00\x01q\x00\x00\x00\x00\xff\x01aV",  # arguments longer than the frame
     ],
@@ -323,10 +323,10 @@ def test_damaged_methods_are_decoded_or_rejected(command, draw):
     damaged = bytearray(encode(command))
     damaged[draw.draw(st.integers(0, len(damaged) - 1))] = draw.draw(st.integers(0, 255))
     try:
-        again = decode(bytes(damaged))
+        decoded = decode(bytes(damaged))
     except (MethodSyntaxError, UnknownMethod):
         return
-    encode(again)
+    encode(decoded)
 
 
 @pytest.mark.parametrize(

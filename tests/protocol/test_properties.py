@@ -1,4 +1,6 @@
-"""Message properties: compared with pamqp, exact bytes where pamqp cannot help, and changes against a new encoding."""
+"""Message properties: compared with pamqp, exact bytes where pamqp cannot help, and changes compared with a new
+encoding.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ anything = st.builds(
     app_id=st.none() | texts,
     cluster_id=st.none() | texts,
 )
-# One header of every type letter, those included that Python values do not bring back as they were.
+# One header of every type letter, also types that do not survive a conversion to Python values.
 LETTERED = [
     shortstr(name) + field
     for name, field in (
@@ -85,7 +87,7 @@ def name_of(entry: bytes) -> str:
 
 
 def assemble(rest: Properties, headers: list[bytes] | None) -> bytes:
-    """Properties with these raw headers, put together in another way than the code under test does it."""
+    """Properties with these raw headers, assembled in another way than in the tested code."""
     if headers is None:
         return encode_properties(rest._replace(headers=None))
     with_mark = encode_properties(rest._replace(headers={"mark": 1}))
@@ -94,7 +96,7 @@ def assemble(rest: Properties, headers: list[bytes] | None) -> bytes:
 
 
 def accepted(check, *arguments) -> bool:
-    """Whether `check` accepts; anything but a CodecError escapes and fails the test."""
+    """Return True if `check` accepts. An exception other than CodecError fails the test."""
     try:
         check(*arguments)
     except CodecError:
@@ -118,7 +120,7 @@ def test_pamqp_decodes_our_encoding(properties):
         if name == "timestamp" and mine is not None:
             mine = datetime.fromtimestamp(mine, tz=UTC)
         if name == "cluster_id" and mine is None:
-            mine = ""  # pamqp's way to say that it is absent
+            mine = ""  # pamqp's value for an absent cluster id
         assert value == mine, name
 
 
@@ -253,7 +255,7 @@ def test_scan_and_decoder_agree_on_damaged_properties(properties, draw):
     data = bytes(damaged[: draw.draw(st.integers(0, len(damaged)))])
     assert accepted(scan_properties, data, 0, len(data)) == accepted(decode_properties, data)
     whole = accepted(scan_properties, data, 0, len(data))
-    # Surgery may overlook damage it has no business with, but it never fails on what scan lets through.
+    # These functions may overlook damage outside their field, but they accept all bytes that scan accepts.
     assert accepted(without_headers, data, ["a"]) >= whole
     assert accepted(with_headers, data, {"a": 1}) >= whole
     assert accepted(with_reply_to, data, b"r") >= whole
@@ -265,7 +267,7 @@ def test_scan_and_decoder_agree_on_any_bytes(data):
     assert accepted(scan_properties, data, 0, len(data)) == accepted(decode_properties, data)
 
 
-def facts(info):
+def info_fields(info):
     return (
         info.flags,
         info.delivery_mode,
@@ -286,8 +288,8 @@ def test_scan_returns_the_last_result_exactly_if_it_fits(messages):
         data = encode_properties(properties)
         alone = scan_properties(data, 0, len(data))
         info = scan_properties(data, 0, len(data), before)
-        assert facts(info) == facts(alone)
-        assert (info is before) == (before is not None and facts(before) == facts(alone))
+        assert info_fields(info) == info_fields(alone)
+        assert (info is before) == (before is not None and info_fields(before) == info_fields(alone))
         before = info
 
 
@@ -319,7 +321,7 @@ def test_different_ids_give_the_same_result_object():
     assert scan_properties(second, 0, len(second), info) is info
 
 
-OTHERS = {
+DIFFERENT_PROPERTIES = {
     "flags": CELERY._replace(app_id="a"),
     "delivery mode": CELERY._replace(delivery_mode=1),
     "priority": CELERY._replace(priority=1),
@@ -331,19 +333,19 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("what", OTHERS)
-def test_a_different_relevant_property_gives_a_new_result(what):
-    messages = [CELERY, OTHERS[what], CELERY]
-    if what == "expiration":
+@pytest.mark.parametrize("name", DIFFERENT_PROPERTIES)
+def test_change_of_a_relevant_property_gives_a_new_result(name):
+    messages = [CELERY, DIFFERENT_PROPERTIES[name], CELERY]
+    if name == "expiration":
         messages += [CELERY._replace(expiration=text) for text in ("1000", "1001", "100", "1000 ", "1" * 13, "1" * 14)]
-    if what == "user":
+    if name == "user":
         messages += [CELERY._replace(user_id=text) for text in ("anna", "anne", "", "a" * 13, "a" * 12 + "b", "a" * 14)]
     before = None
     for properties in messages:
         data = encode_properties(properties)
         info = scan_properties(data, 0, len(data), before)
         assert info is not before or properties.expiration == "1000" or properties.user_id == "anna"
-        assert facts(info) == facts(scan_properties(data, 0, len(data)))
+        assert info_fields(info) == info_fields(scan_properties(data, 0, len(data)))
         before = info
 
 
@@ -375,18 +377,18 @@ def test_scan_and_decoder_accept_the_same_values_of_each_type():
 
 
 def test_cc_and_bcc_are_found():
-    for name, noticed in (("CC", True), ("BCC", True), ("cc", False)):
+    for name, is_found in (("CC", True), ("BCC", True), ("cc", False)):
         data = encode_properties(Properties(content_type="t", headers={"a": 1, name: ["q"]}))
-        assert scan_properties(data, 0, len(data)).has_cc_or_bcc is noticed
+        assert scan_properties(data, 0, len(data)).has_cc_or_bcc is is_found
 
 
 @given(fields, entries, st.lists(st.sampled_from([name_of(entry) for entry in LETTERED]), max_size=4))
 def test_removing_headers_keeps_everything_else(rest, headers, names):
     data = assemble(rest, headers)
-    left = [entry for entry in headers if name_of(entry) not in names]
+    kept = [entry for entry in headers if name_of(entry) not in names]
     changed = without_headers(data, names)
-    assert changed == assemble(rest, left)
-    assert (changed is data) == (left == headers)
+    assert changed == assemble(rest, kept)
+    assert (changed is data) == (kept == headers)
     scan_properties(changed, 0, len(changed))
 
 
@@ -394,14 +396,14 @@ def test_removing_headers_keeps_everything_else(rest, headers, names):
 def test_a_header_is_set_in_place_or_at_the_end(rest, headers):
     fresh = {"float": "new", "other": 1}
     expected = []
-    seen = False
+    replaced = False
     for entry in headers:
         if name_of(entry) != "float":
             expected.append(entry)
-        elif not seen:
+        elif not replaced:
             expected.append(b"\x05floatS\x00\x00\x00\x03new")
-            seen = True
-    if not seen:
+            replaced = True
+    if not replaced:
         expected.append(b"\x05floatS\x00\x00\x00\x03new")
     expected.append(b"\x05otherI\x00\x00\x00\x01")
     changed = with_headers(assemble(rest, headers), fresh, ["float"])

@@ -1,4 +1,4 @@
-"""Nodes that relay, without Kafka."""
+"""Fixtures: nodes that proxy connections to each other, without Kafka."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # what the tests share lies beside them
+sys.path.insert(0, str(Path(__file__).parent))  # the tests share modules in this folder
 
 from relay_rig import Rig
 
-LONG = ("test_ends.py", "test_held.py")
+LONG = ("test_owner_loss.py", "test_backpressure.py")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -22,7 +22,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """Nodes a and b; b runs vhost `v`."""
+    """Nodes a and b; b owns vhost `v`."""
     with Rig(tmp_path_factory.mktemp("relay")) as nodes:
         nodes.own("v", "b")
         yield nodes

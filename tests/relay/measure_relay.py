@@ -1,10 +1,10 @@
-"""What the way through another node costs: messages a second and processor time of each node, direct and relayed.
+"""Measure the cost of a proxied connection: messages per second and processor time of each node, direct and proxied.
 
     python -P tests/relay/measure_relay.py [MESSAGES [BODY_BYTES]]
 
 One publisher without confirms, one consumer without acks, a transient queue, the same bytes each time; direct and
-relayed take turns. The clients are bare sockets in this process, a thread each, so the nodes' processor time is what
-there is to compare.
+proxied runs alternate. The clients are plain sockets in threads of this process, so the processor time of the nodes
+can be compared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from relay_rig import Rig
-from test_held import opened_at, publish
+from test_backpressure import open_client_at, publish
 
 from amqpd.protocol import methods
 
@@ -26,35 +26,35 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def used_s(pid: int) -> float:
-    """Processor time of a process, of users and the kernel."""
+    """Return the processor time of a process, user and kernel."""
     fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def run(rig: Rig, node: str, count: int, size: int, queue: str) -> tuple[float, dict[str, float]]:
-    """Seconds, and processor seconds of each node."""
-    with opened_at(rig, node) as publisher, opened_at(rig, node) as consumer:
+    """Return the seconds, and the processor seconds of each node."""
+    with open_client_at(rig, node) as publisher, open_client_at(rig, node) as consumer:
         publisher.sendall(methods.frame(1, methods.QueueDeclare(queue=queue)))
         publisher.recv(4096)
         consumer.sendall(methods.frame(1, methods.BasicConsume(queue=queue, consumer_tag="c", no_ack=True)))
         consumer.recv(4096)
         batch = publish(queue, bytes(size)) * 100
-        one = 7 + 2 + 2 + 2 + 8 + 1 + 1 + len(queue) + 1  # basic.deliver: tag "c", no exchange
-        expected = count * (one + 8 + 14 + 8 + size)
+        method_size = 7 + 2 + 2 + 2 + 8 + 1 + 1 + len(queue) + 1  # basic.deliver with the tag "c" and no exchange
+        expected = count * (method_size + 8 + 14 + 8 + size)
         before = {name: used_s(rig[name].pid) for name in "ab"}
-        begun = time.monotonic()
-        sending = threading.Thread(target=lambda: [publisher.sendall(batch) for _ in range(count // 100)])
-        sending.start()
+        started = time.monotonic()
+        sender = threading.Thread(target=lambda: [publisher.sendall(batch) for _ in range(count // 100)])
+        sender.start()
         got = read_until_quiet(consumer, expected)
-        sending.join()
-        took = time.monotonic() - begun
+        sender.join()
+        took = time.monotonic() - started
         after = {name: used_s(rig[name].pid) - before[name] for name in "ab"}
         assert got >= count * size, (got, expected)
         return took, after
 
 
 def read_until_quiet(sock: socket.socket, expected: int) -> int:
-    """Bytes; all are there when nothing comes for a second."""
+    """Return the bytes received until none arrives for a second."""
     sock.settimeout(1)
     got = 0
     try:

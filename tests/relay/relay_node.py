@@ -1,12 +1,16 @@
-"""A broker that relays, without Kafka: who runs which vhost stands in a file that a test writes.
+"""A broker of a cluster without Kafka: a file written by the test assigns vhosts to nodes.
 
     relay_node.py NAME TABLE SECRET [options of amqpd]
 
-TABLE is a directory. The test's are `owners.json` (vhost -> name of the node that runs it, null for nobody),
-`NAME.closed` (why that node sends its clients away, as where it is cut off),
-`NAME.troubled`, which makes a node answer 503 to all that others ask, and `NAME.position` (how far it has read what is
-the cluster's). `NAME.json` (host, port, fingerprint of the inner port) is written by each node when it listens, and
-`NAME.seen` has the owners it knows of.
+TABLE is a directory. The test writes:
+
+- `owners.json`: vhost -> name of its node, or null
+- `NAME.closed`: the reason for which the node closes its clients, as when it is cut off from Kafka
+- `NAME.troubled`: the node answers 503 to all requests of other nodes
+- `NAME.position`: the offset up to which the node has read the cluster's metadata
+
+Each node writes `NAME.json` (host, port, fingerprint of its peer port) when it listens, and `NAME.seen` with the
+owners that it has read.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ LOOK_S = 0.02
 
 
 class Table(View):
-    """The files of a directory."""
+    """A cluster view read from the files of a directory."""
 
     def __init__(self, me: str, folder: Path) -> None:
         super().__init__()
@@ -48,9 +52,9 @@ class Table(View):
         self._owners: dict[str, str | None] = {}
         self._nodes: dict[str, NodeState] = {}
         self._stamp: object = None
-        self.look()
+        self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         stamp = sorted((each.name, each.stat().st_mtime_ns) for each in self._folder.glob("*.json"))
         if stamp == self._stamp:
             return
@@ -58,11 +62,11 @@ class Table(View):
         owners = ""
         for each in self._folder.glob("*.json"):
             text = each.read_text("utf-8")
-            said = json.loads(text)
+            content = json.loads(text)
             if each.name == "owners.json":
-                self._owners, owners = said, text
+                self._owners, owners = content, text
             else:
-                self._nodes[each.stem] = NodeState(each.stem, said["host"], said["port"], said["fingerprint"])
+                self._nodes[each.stem] = NodeState(each.stem, content["host"], content["port"], content["fingerprint"])
         self.notify_listeners()
         (self._folder / f"{self.node_name}.seen").write_text(owners, "utf-8")
 
@@ -73,7 +77,7 @@ class Table(View):
         return sorted(self._owners)
 
     def mine(self) -> list[str]:
-        """What this node runs."""
+        """Return the vhosts of this node."""
         return [vhost for vhost, owner in self._owners.items() if owner == self.node_name]
 
     def owner_of(self, vhost: str) -> NodeState | None:
@@ -84,15 +88,15 @@ class Table(View):
         return sorted(self._nodes.values())
 
     def controller(self) -> NodeState | None:
-        return self._nodes.get(self.node_name)  # a vhost is made where the test says
+        return self._nodes.get(self.node_name)  # a vhost is created where the test says
 
     def position(self) -> int:
-        place = self._folder / f"{self.node_name}.position"
-        return int(place.read_text("utf-8")) if place.exists() else 0
+        position_file = self._folder / f"{self.node_name}.position"
+        return int(position_file.read_text("utf-8")) if position_file.exists() else 0
 
 
 class Port(FrontEnd):
-    """The inner port, and looks at the table."""
+    """The peer port, and a timer that reads the table."""
 
     stays = True
 
@@ -103,36 +107,36 @@ class Port(FrontEnd):
         self._broker = broker
         self._table = table
         self._folder = folder
-        self.inner = PeerServer(broker, amqp, admin, table, secret.encode(), ("127.0.0.1", 0), written)
+        self.inner = PeerServer(broker, amqp, admin, table, secret.encode(), ("127.0.0.1", 0), write_changes)
         self.listeners = self.inner.listeners
         self._timer: asyncio.TimerHandle | None = None
-        self._making: dict[str, asyncio.Task[None]] = {}
+        self._creating: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
         await self.inner.start()
         assert self.inner.identity is not None
-        said = {"host": "127.0.0.1", "port": self.inner.port, "fingerprint": self.inner.identity.fingerprint}
-        aside = self._folder / f"{self._table.node_name}.new"
-        aside.write_text(json.dumps(said), "utf-8")
-        aside.rename(self._folder / f"{self._table.node_name}.json")
+        address = {"host": "127.0.0.1", "port": self.inner.port, "fingerprint": self.inner.identity.fingerprint}
+        new_file = self._folder / f"{self._table.node_name}.new"
+        new_file.write_text(json.dumps(address), "utf-8")
+        new_file.rename(self._folder / f"{self._table.node_name}.json")
         self._look()
 
     def _look(self) -> None:
-        self._table.look()
+        self._table.check()
         closed = self._folder / f"{self._table.node_name}.closed"
-        why = closed.read_text("utf-8") if closed.exists() else ""
-        if why != self.inner.relays.closed:
-            self.inner.cut_off(why)
+        reason = closed.read_text("utf-8") if closed.exists() else ""
+        if reason != self.inner.relays.closed:
+            self.inner.cut_off(reason)
         for vhost in self._table.mine():
-            if vhost not in self._broker.vhosts and vhost not in self._making:
-                self._making[vhost] = self._broker.loop.create_task(self._make(vhost))
+            if vhost not in self._broker.vhosts and vhost not in self._creating:
+                self._creating[vhost] = self._broker.loop.create_task(self._create(vhost))
         self._timer = self._broker.loop.call_later(LOOK_S, self._look)
 
-    async def _make(self, vhost: str) -> None:
-        """As a takeover brings it, some time after the owner is known where its name says so."""
+    async def _create(self, vhost: str) -> None:
+        """Create the vhost as a takeover does; a vhost named late* appears some time after its owner is known."""
         if vhost.startswith("late"):
             await asyncio.sleep(1.5)
-        # Before the vhost is there: a client that waits for it must not come between. The owner before says it as well.
+        # First, so that no waiting client opens the vhost without permissions; the previous owner has the row, too.
         self._broker.auth.apply_committed([], [PermissionRow("guest", vhost, ".*", ".*", ".*")])
         await wait_done(partial(declare, self._broker.vhosts, vhost, "", (), "classic"))
         await self._broker.auth.set_permissions("guest", vhost, ".*", ".*", ".*")
@@ -149,8 +153,8 @@ class Port(FrontEnd):
         await self.inner.resume()
 
 
-async def written(changes: Sequence[SlotChange]) -> int:
-    """Slot 0, so to speak."""
+async def write_changes(changes: Sequence[SlotChange]) -> int:
+    """Accept the changes in place of slot 0."""
     for change in changes:
         if isinstance(change, Put) and isinstance(change.row, UserRow):
             if change.row.name == "refused":
@@ -160,19 +164,19 @@ async def written(changes: Sequence[SlotChange]) -> int:
     return 1000 + len(changes)
 
 
-def troubled(*_: object) -> None:
-    """Who asks, of a request by the inner port."""
+def raise_unavailable(*_: object) -> None:
+    """Replaces the principal of requests from other nodes."""
     raise Unavailable("this node is in trouble")
 
 
 class RelayServer(amqpd.server.Server):
-    """With the inner port beside its front ends."""
+    """A server with the peer port as another front end."""
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop, guests: Sequence[Guest] = ()) -> None:
         super().__init__(settings, loop, guests)
         name, folder, secret = PLACE
         if (Path(folder) / f"{name}.troubled").exists():
-            amqpd.management.cluster_gateway.Principal = troubled  # type: ignore[misc,assignment]
+            amqpd.management.cluster_gateway.Principal = raise_unavailable  # type: ignore[misc,assignment]
         admin = next(each for each in self.front_ends if isinstance(each, AdminFrontEnd))
         type(self.broker).node_name = property(lambda _: name)  # type: ignore[method-assign,assignment]
         self.front_ends.append(Port(self.broker, self.amqp, admin, Table(name, Path(folder)), secret, Path(folder)))

@@ -1,4 +1,4 @@
-"""Brokers that relay to each other, as processes: `relay_node.py`, and the table of owners they look at."""
+"""Test rig: brokers that proxy to each other, as processes of `relay_node.py`, and their table of owners."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SECRET = "a secret of these tests, long enough"
 
 
 class Rig:
-    """names: of the nodes, each a broker with a data directory of its own. troubled: one that answers 503 to all that
-    other nodes ask. settings: of all of them.
+    """A cluster of brokers. names: of the nodes, each with its own data directory. troubled: a node that answers 503
+    to all requests of other nodes. settings: of all nodes.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class Rig:
         }
 
     def __enter__(self) -> Self:
-        with ThreadPoolExecutor() as starting:
-            list(starting.map(BrokerProcess.start, self.nodes.values()))
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(BrokerProcess.start, self.nodes.values()))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -57,7 +57,7 @@ class Rig:
             print(*(f"--- {name}\n{node.stderr}" for name, node in self.nodes.items()), sep="\n", file=sys.stderr)
 
     def problems(self, name: str) -> list[str]:
-        """What no node says."""
+        """Return the node's log if it has a traceback or a bug report, in a list."""
         text = self.nodes[name].stderr
         return [f"{name}: {text}"] if "Traceback" in text or "a bug in amqpd, please report it" in text else []
 
@@ -65,11 +65,11 @@ class Rig:
         return self.nodes[name]
 
     def own(self, vhost: str, name: str | None) -> None:
-        """This node runs the vhost from now on, and makes it where it has none; None: nobody does."""
+        """Assign the vhost to this node, which creates it if necessary. None: no node owns it."""
         self.owners[vhost] = name
         self._write()
         if name is not None and not vhost.startswith("late"):
-            wait_until(lambda: self._runs(name, vhost), "it is made")
+            wait_until(lambda: self._runs(name, vhost), "the vhost is created")
 
     def _runs(self, name: str, vhost: str) -> bool:
         try:
@@ -80,53 +80,53 @@ class Rig:
         return bool(permissions)
 
     def forget(self, vhost: str) -> None:
-        """There is no such vhost in the cluster."""
+        """Remove the vhost from the cluster."""
         del self.owners[vhost]
         self._write()
 
     def _write(self) -> None:
-        aside = self.table / "owners.new"
+        new_file = self.table / "owners.new"
         text = json.dumps(self.owners)
-        aside.write_text(text, "utf-8")
-        aside.rename(self.table / "owners.json")
+        new_file.write_text(text, "utf-8")
+        new_file.rename(self.table / "owners.json")
         running = [name for name, node in self.nodes.items() if node.running]
-        wait_until(lambda: all(self._seen(name) == text for name in running), "the nodes know it")
+        wait_until(lambda: all(self._seen(name) == text for name in running), "all nodes have read the table")
 
     def _seen(self, name: str) -> str:
         seen = self.table / f"{name}.seen"
         return seen.read_text("utf-8") if seen.exists() else ""
 
     def position(self, name: str, offset: int) -> None:
-        """That node has read what is the cluster's up to there."""
-        aside = self.table / f"{name}.position.new"
-        aside.write_text(str(offset), "utf-8")
-        aside.rename(self.table / f"{name}.position")
+        """Set the offset up to which the node has read the cluster's metadata."""
+        new_file = self.table / f"{name}.position.new"
+        new_file.write_text(str(offset), "utf-8")
+        new_file.rename(self.table / f"{name}.position")
 
-    def close(self, name: str, why: str) -> None:
-        """That node sends its clients away; "": it lets them in again."""
-        aside = self.table / f"{name}.closed.new"
-        aside.write_text(why, "utf-8")
-        aside.rename(self.table / f"{name}.closed")
+    def close(self, name: str, reason: str) -> None:
+        """Make the node close its clients with this reason; "" lets them connect again."""
+        new_file = self.table / f"{name}.closed.new"
+        new_file.write_text(reason, "utf-8")
+        new_file.rename(self.table / f"{name}.closed")
 
     def node(self, name: str) -> NodeState:
-        """How its inner port is reached."""
-        said: dict[str, Any] = json.loads((self.table / f"{name}.json").read_text("utf-8"))
-        return NodeState(name, said["host"], said["port"], said["fingerprint"])
+        """Return the address of the node's peer port."""
+        address: dict[str, Any] = json.loads((self.table / f"{name}.json").read_text("utf-8"))
+        return NodeState(name, address["host"], address["port"], address["fingerprint"])
 
     def url(self, name: str, vhost: str, user: str = "guest", query: str = "") -> str:
-        """Of a vhost, at that node, whoever runs it."""
+        """Return the URL of a vhost at this node; any node may own it."""
         return f"amqp://{user}:{user}@127.0.0.1:{self.nodes[name].amqp_port}/{vhost}{query}"
 
 
-def wait_until(true: Callable[[], bool], what: str, wait_s: float = 60.0) -> None:
-    """Fails when it does not come to that."""
+def wait_until(condition: Callable[[], bool], description: str, wait_s: float = 60.0) -> None:
+    """Wait for the condition. Fails after `wait_s`."""
     deadline = time.monotonic() + wait_s
-    while not true():
-        assert time.monotonic() < deadline, f"not in {wait_s:g} s: {what}"
+    while not condition():
+        assert time.monotonic() < deadline, f"not in {wait_s:g} s: {description}"
         time.sleep(0.02)
 
 
 def connections(rig: Rig, name: str) -> list[Mapping[str, Any]]:
-    """Those that this node serves, as it lists them."""
+    """Return the connections that this node owns, as it lists them."""
     found: Any = rig[name].api("GET", "/api/connections")
     return [each for each in found if each.get("owner", each["node"]) == name]

@@ -1,4 +1,4 @@
-"""A node that opens no connection, for it is cut off: stock clients go to the next one that they know."""
+"""A node that is cut off from Kafka refuses connections: stock clients connect to the next node they know."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from relay_rig import Rig, connections, wait_until
 
 from amqpd.cluster.peer_server import CUT_OFF
 
-TOLD = f"(320) 'CONNECTION_FORCED - {CUT_OFF}'"
+REASON = f"(320) 'CONNECTION_FORCED - {CUT_OFF}'"
 
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """Node a, which runs `here`, and b, which runs `v`."""
+    """Node a, which owns `here`, and b, which owns `v`."""
     with Rig(tmp_path_factory.mktemp("cut_off")) as rig:
         rig.own("here", "a")
         rig.own("v", "b")
@@ -30,79 +30,79 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 
 @pytest.fixture
 def cut_off(nodes: Rig) -> Iterator[Rig]:
-    """a is."""
+    """The nodes while a is cut off."""
     nodes.close("a", CUT_OFF)
-    wait_until(lambda: refused(nodes, "here"), "it opens nothing")
+    wait_until(lambda: is_refused(nodes, "here"), "node a refuses connections")
     yield nodes
     nodes.close("a", "")
-    wait_until(lambda: not refused(nodes, "here"), "it opens connections again")
+    wait_until(lambda: not is_refused(nodes, "here"), "node a accepts connections")
 
 
-def refused(rig: Rig, vhost: str) -> bool:
-    """Whether a closes a connection that is opened there, or was a moment ago, with that text."""
+def is_refused(rig: Rig, vhost: str) -> bool:
+    """Return whether node a closes a new connection with the reason."""
     try:
-        connected(rig, vhost).close()
-    except ProbableAccessDeniedError as error:  # so pika says it of whatever closes a connection that is being opened
-        return TOLD in str(error)
+        connect(rig, vhost).close()
+    except ProbableAccessDeniedError as error:  # pika reports any close during the opening like this
+        return REASON in str(error)
     except ConnectionClosedByBroker as error:
         return error.reply_code == 320 and error.reply_text.endswith(CUT_OFF)
     return False
 
 
-def connected(rig: Rig, vhost: str, *others: str) -> pika.BlockingConnection:
-    """By a, or by one of the others."""
+def connect(rig: Rig, vhost: str, *others: str) -> pika.BlockingConnection:
+    """Connect through a, or through one of the others."""
     return pika.BlockingConnection([pika.URLParameters(rig.url(name, vhost)) for name in ("a", *others)])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("vhost", ["here", "v"])
-def test_a_connection_is_refused_with_the_reason(cut_off: Rig, vhost: str) -> None:
-    assert refused(cut_off, vhost)
+def test_connection_is_refused_with_the_reason(cut_off: Rig, vhost: str) -> None:
+    assert is_refused(cut_off, vhost)
 
 
 @pytest.mark.parametrize("vhost", ["here", "v"])
 @pytest.mark.slow
-def test_who_is_connected_is_sent_away(nodes: Rig, vhost: str) -> None:
-    connection = connected(nodes, vhost)
+def test_open_connection_is_closed(nodes: Rig, vhost: str) -> None:
+    connection = connect(nodes, vhost)
     connection.channel().queue_declare("mine", exclusive=True)
     nodes.close("a", CUT_OFF)
     with pytest.raises(ConnectionClosedByBroker) as ended:
         connection.process_data_events(60)
     assert (ended.value.reply_code, ended.value.reply_text) == (320, f"CONNECTION_FORCED - {CUT_OFF}")
     nodes.close("a", "")
-    wait_until(lambda: not refused(nodes, "here"), "it opens connections again")
+    wait_until(lambda: not is_refused(nodes, "here"), "node a accepts connections")
 
 
-def test_one_that_waits_is_refused_soon(nodes: Rig) -> None:
+def test_waiting_connection_is_refused_at_once(nodes: Rig) -> None:
     nodes.own("moving", None)
     found: list[tuple[float, str]] = []
 
-    def opening() -> None:
+    def open_connection() -> None:
         with pytest.raises(ProbableAccessDeniedError) as ended:
-            connected(nodes, "moving")
+            connect(nodes, "moving")
         found.append((time.monotonic(), str(ended.value)))
 
-    waiting = threading.Thread(target=opening)
+    waiting = threading.Thread(target=open_connection)
     waiting.start()
     waiting.join(1)
     assert not found
-    since = time.monotonic()
+    cut_off_at = time.monotonic()
     nodes.close("a", CUT_OFF)
     waiting.join(60)
     nodes.close("a", "")
-    wait_until(lambda: not refused(nodes, "here"), "it opens connections again")
-    at, text = found[0]
-    assert TOLD in text
-    assert at - since < 10, "it has waited for an owner"
+    wait_until(lambda: not is_refused(nodes, "here"), "node a accepts connections")
+    refused_at, text = found[0]
+    assert REASON in text
+    assert refused_at - cut_off_at < 10, "the client waited for an owner"
 
 
-def test_pika_takes_the_next(cut_off: Rig) -> None:
-    connection = connected(cut_off, "v", "b")
+def test_pika_connects_to_next_node(cut_off: Rig) -> None:
+    connection = connect(cut_off, "v", "b")
     assert len(connections(cut_off, "b")) == 1
     connection.close()
 
 
-def test_kombu_and_celery_take_the_next(cut_off: Rig) -> None:
+def test_kombu_connects_to_next_node(cut_off: Rig) -> None:
     urls = ";".join(cut_off.url(name, "v") for name in "ab")
     with kombu.Connection(urls) as connection:
         connection.ensure_connection(max_retries=3, interval_start=0)
@@ -110,8 +110,8 @@ def test_kombu_and_celery_take_the_next(cut_off: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_aio_pika_tries_again(nodes: Rig) -> None:
-    """It knows one node: it is back when that node is."""
+def test_aio_pika_reconnects(nodes: Rig) -> None:
+    """The client knows one node; it connects when that node accepts connections again."""
 
     async def go() -> None:
         connecting = asyncio.create_task(
@@ -125,5 +125,5 @@ def test_aio_pika_tries_again(nodes: Rig) -> None:
             await connection.close()
 
     nodes.close("a", CUT_OFF)
-    wait_until(lambda: refused(nodes, "here"), "it opens nothing")
+    wait_until(lambda: is_refused(nodes, "here"), "node a refuses connections")
     asyncio.run(go())

@@ -1,4 +1,4 @@
-"""A login of the page at one node holds at all of them, as behind a load balancer, and ends at all of them."""
+"""A login of the page at one node is valid at all nodes, as behind a load balancer, and ends at all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relay_rig import Rig
 pytestmark = pytest.mark.slow
 
 PAGE = {"Amqpd-Page": "1", "Host": "broker.example"}
-PLACE = "/api/amqpd/session"
+SESSION = "/api/amqpd/session"
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def nodes(tmp_path: Path) -> Iterator[Rig]:
 def ask(
     rig: Rig, node: str, method: str, path: str, cookie: str = "", body: object = None, **more: str
 ) -> tuple[int, Any]:
-    """Status, and the JSON of the answer. cookie: what the browser sends."""
+    """Return status and JSON of the reply. cookie: that of the browser."""
     headers = {**PAGE, **more, **({"Cookie": cookie} if cookie else {})}
     connection = http.client.HTTPConnection("127.0.0.1", rig[node].http_port, timeout=60)
     try:
@@ -41,7 +41,7 @@ def ask(
 def login(rig: Rig, node: str) -> str:
     connection = http.client.HTTPConnection("127.0.0.1", rig[node].http_port, timeout=60)
     form = {**PAGE, "Content-Type": "application/x-www-form-urlencoded"}
-    connection.request("POST", PLACE, "username=guest&password=guest", form)
+    connection.request("POST", SESSION, "username=guest&password=guest", form)
     answer = connection.getresponse()
     assert answer.status == 200
     answer.read()
@@ -49,30 +49,30 @@ def login(rig: Rig, node: str) -> str:
     return str(answer.headers["Set-Cookie"]).partition(";")[0]
 
 
-def test_it_holds_at_every_node_until_the_logout_at_any(nodes: Rig) -> None:
-    cookie, other = login(nodes, "a"), login(nodes, "b")
+def test_login_is_valid_at_every_node_until_logout(nodes: Rig) -> None:
+    cookie, other_cookie = login(nodes, "a"), login(nodes, "b")
     for node in ("a", "b", "c"):
-        status, found = ask(nodes, node, "GET", PLACE, cookie)
+        status, found = ask(nodes, node, "GET", SESSION, cookie)
         assert (status, found["name"], found["node"]) == (200, "guest", node)
         assert ask(nodes, node, "PUT", f"/api/vhosts/of-{node}", cookie, {})[0] == 201
-    assert ask(nodes, "c", "DELETE", PLACE, cookie)[0] == 204
-    assert [ask(nodes, node, "GET", PLACE, cookie)[0] for node in "abc"] == [401] * 3
-    assert [ask(nodes, node, "GET", PLACE, other)[0] for node in "abc"] == [200] * 3
+    assert ask(nodes, "c", "DELETE", SESSION, cookie)[0] == 204
+    assert [ask(nodes, node, "GET", SESSION, cookie)[0] for node in "abc"] == [401] * 3
+    assert [ask(nodes, node, "GET", SESSION, other_cookie)[0] for node in "abc"] == [200] * 3
 
 
-def test_another_password_ends_it_everywhere(nodes: Rig) -> None:
+def test_password_change_ends_login_everywhere(nodes: Rig) -> None:
     cookie = login(nodes, "a")
-    assert ask(nodes, "b", "GET", PLACE, cookie)[0] == 200
+    assert ask(nodes, "b", "GET", SESSION, cookie)[0] == 200
     nodes["a"].api("PUT", "/api/amqpd/users/guest/password", {"password": "another"})
-    assert [ask(nodes, node, "GET", PLACE, cookie)[0] for node in "abc"] == [401] * 3
+    assert [ask(nodes, node, "GET", SESSION, cookie)[0] for node in "abc"] == [401] * 3
 
 
-def test_it_is_over_while_its_node_is_away_and_nobody_else_can_ask(nodes: Rig) -> None:
+def test_login_is_invalid_while_its_node_is_down(nodes: Rig) -> None:
     cookie = login(nodes, "a")
-    made_up = cookie.partition("=")[0] + "=" + "x" * 43 + "." + cookie.rpartition(".")[2]
-    assert ask(nodes, "b", "GET", PLACE, made_up)[0] == 401
-    # What nodes ask one another is not there for anybody else.
+    forged_cookie = cookie.partition("=")[0] + "=" + "x" * 43 + "." + cookie.rpartition(".")[2]
+    assert ask(nodes, "b", "GET", SESSION, forged_cookie)[0] == 401
+    # The request that nodes send each other is not available to clients.
     assert ask(nodes, "a", "GET", "/session", cookie, **{"Amqpd-Session-Digest": "0" * 64})[0] == 404
     nodes["a"].stop()
-    assert ask(nodes, "b", "GET", PLACE, cookie)[0] == 401
-    assert ask(nodes, "b", "GET", PLACE, login(nodes, "c"))[0] == 200
+    assert ask(nodes, "b", "GET", SESSION, cookie)[0] == 401
+    assert ask(nodes, "b", "GET", SESSION, login(nodes, "c"))[0] == 200

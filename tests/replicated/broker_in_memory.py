@@ -1,4 +1,4 @@
-"""One owner of a slot with a vhost in it: queues over partitions in memory, dead letters, time and turns by hand."""
+"""A slot's owner with a vhost: queues on in-memory partitions, dead letters; the test runs time and turns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ SOURCE, TARGET = "source", "target"
 
 
 class Owner(Slot):
-    """Of the queues `source` and `target`: the first dead-letters to the second, beside what `arguments` say."""
+    """An owner of the queues `source` and `target`. `source` dead-letters to `target`; `arguments` are its other
+    arguments.
+    """
 
     def __init__(self, kafka: FakeKafka, first_offsets: dict[int, int], arguments: dict[str, object]) -> None:
         super().__init__(kafka, 2, first_offsets)
@@ -39,7 +41,7 @@ class Owner(Slot):
         self._later: list[tuple[float, Callable[[], None]]] = []
 
     async def open(self) -> Owner:
-        """Its queues are read back and served."""
+        """Read the queues back and serve them."""
         await super().open()
         timers = Timers(self._call_later, self.storage.clock_watch)
         self.broker_turn = LoopTurn(self.storage, self._soon.append, timers)
@@ -77,17 +79,17 @@ class Owner(Slot):
         return self.vhost.queues[TARGET]
 
     def run(self) -> None:
-        """Turns, until the loop is idle: what was appended is on its way to Kafka, and not answered."""
+        """Run turns until the loop is idle. Appended batches are then sent to Kafka and not answered."""
         self.broker_turn.schedule()
         while self._soon or self.posted:
             soon = self._soon[:]
             self._soon.clear()
             for call in soon:
                 call()
-            self.turn()
+            self.end_turn()
 
     def advance(self, ms: int) -> None:
-        """Both clocks go on."""
+        """Advance both clocks and run the timers that are due."""
         self.clock.now_ms += ms
         due = [call for at, call in self._later if at <= self.clock.monotonic()]
         self._later = [each for each in self._later if each[0] > self.clock.monotonic()]
@@ -104,18 +106,18 @@ class Owner(Slot):
             assert self.source.enqueue(message)
         self.run()
 
-    def answer(self) -> None:
-        """Kafka answers for all there is, messages and settlements, until nothing is left."""
+    def answer_all(self) -> None:
+        """Let Kafka answer all batches, of messages and of acks."""
         for _ in range(3):
             self.run()
             self.sync()
         self.run()
 
     def letters(self) -> list[tuple[bytes, bool]]:
-        """What lies in the target, and whether it says that there may be a copy of it."""
-        found = []
+        """The messages in the target, and whether their headers say that there may be a copy."""
+        letters = []
         for record in self.live(1):
             headers = decode_properties(record.properties).headers or {}
             assert "x-death" in headers
-            found.append((record.body, bool(headers.get("x-death-redelivered"))))
-        return found
+            letters.append((record.body, bool(headers.get("x-death-redelivered"))))
+        return letters

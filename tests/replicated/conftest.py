@@ -1,4 +1,4 @@
-"""What these tests share lies beside them."""
+"""Makes the modules that these tests share importable."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Partitions in memory, and a producer to them that stores what it was given when it is told to.
+"""In-memory partitions, and a producer that stores the offered batches when the test says so.
 
-It has what `SlotLogs` asks of a `KafkaProducer`. Each owner has one of its own, as of a takeover: `take_over` writes a
-barrier to each partition.
+The producer has the interface of `KafkaProducer` that `SlotLogs` uses. Each owner has its own, as after a takeover:
+`take_over` writes an epoch fence to each partition.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NOW_MS = 1_700_000_000_000
 
 
 class FakeKafka:
-    """topic and partition -> its batches, as bytes, each at its offset. epoch: the last that was given out."""
+    """(topic, partition) -> its batches as bytes, each at its offset. epoch: the last one that was given out."""
 
     def __init__(self) -> None:
         self.stored: dict[tuple[str, int], list[bytes]] = {}
@@ -35,7 +35,7 @@ class FakeKafka:
         return int(BatchHeader(batches[-1], 0).last_offset) + 1 if batches else 0
 
     def store(self, topic: str, number: int, batch: ClosedBatch) -> int:
-        """Returns its offset."""
+        """Store a batch. Return its offset."""
         base = self.end(topic, number)
         placed = with_base_offset(BytesWriter(), batch, base, 7)
         self.stored[topic, number].append(b"".join([placed.header, placed.records, *placed.more]))
@@ -54,7 +54,7 @@ class FakeKafka:
 
 
 class FakeProducer:
-    """The writer of some partitions until somebody else takes them over."""
+    """The writer of some partitions until another producer takes them over."""
 
     def __init__(self, kafka: FakeKafka) -> None:
         self.kafka = kafka
@@ -68,7 +68,7 @@ class FakeProducer:
         self.ended = ""
 
     def take_over(self, topic: str, number: int) -> Partition:
-        """With a barrier."""
+        """Take over a partition by an epoch fence."""
         partition = Partition(topic.encode(), number, UNKNOWN)
         self.partitions.append(partition)
         partition.offer(epoch_fence(b"slot", self.held.producer_id, self.held.epoch, NOW_MS, 0), 0)
@@ -87,7 +87,7 @@ class FakeProducer:
             self.store_all()
 
     def store(self, partition: Partition, count: int = 1 << 30) -> None:
-        """The first `count` batches that wait are stored, and answered."""
+        """Store and answer the first `count` waiting batches."""
         while partition.order and count > 0:
             offered: QueuedBatch = partition.order[0]
             base = self.kafka.store(partition.topic.decode(), int(partition.number), offered.batch)
@@ -104,7 +104,7 @@ class FakeProducer:
             self.store(partition)
 
     def refuse_now(self, partition: Partition, code: int, text: str) -> None:
-        """Kafka does not take the partition's batches until they are stored."""
+        """Refuse the partition's batches until they are stored."""
         partition.refuse(code, text, 0)
         self.on_refused(partition)
 
@@ -117,12 +117,12 @@ class FakeProducer:
         self.on_fenced(text)
 
     async def wait_stored(self, partitions: Iterable[Partition]) -> None:
-        left = list(partitions)
-        for each in left:
+        partitions_left = list(partitions)
+        for each in partitions_left:
             if each.closed or self.ended:
                 raise KafkaRefused(self.ended or each.text)
             self.store(each)
 
 
 def _nothing(*_: Any) -> None:
-    """Nobody listens."""
+    """A callback that does nothing."""

@@ -1,4 +1,4 @@
-"""One owner of a slot over partitions in memory: a data directory in memory, logs, turns and ticks by hand."""
+"""A slot's owner on in-memory partitions, with a data directory in memory; the test runs turns and ticks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from amqpd.storage.queue_log import QueueLog
 ROUTE = RecordRoute(b"orders", b"eu.new")
 PROPERTIES = b"\x10\x00\x02"
 TOPIC = "amqpd.test.v"
-SETTLED = "amqpd.test.settled"
+ACKS_TOPIC = "amqpd.test.settled"
 
 
 def queue_id(number: int) -> str:
@@ -26,7 +26,7 @@ def queue_id(number: int) -> str:
 
 
 class Slot:
-    """An owner that has just taken over. queues: how many logs it has, each in the partition of its number."""
+    """An owner that has just taken over. queues: the number of logs, each in the partition of its number."""
 
     def __init__(self, kafka: FakeKafka, queues: int = 1, first_offsets: dict[int, int] | None = None) -> None:
         self.kafka = kafka
@@ -42,15 +42,15 @@ class Slot:
             boot_id="1" * 32,
             segment_size_bytes=4096,
         )
-        settled = self.producer.take_over(SETTLED, 0)
+        acks_partition = self.producer.take_over(ACKS_TOPIC, 0)
         self.partitions = [self.producer.take_over(TOPIC, number) for number in range(queues)]
         self.failed: list[QueueLog] = []
         self.fenced: list[str] = []
-        self.rooms = 0
+        self.room_count = 0
         self.logs = SlotLogs(
             self.producer,  # type: ignore[arg-type]
             self.producer.held,
-            settled,
+            acks_partition,
             self.storage.commits,
             kafka.read,
             on_failed=self.failed.append,
@@ -61,12 +61,12 @@ class Slot:
         self.queues: list[ReplicatedLog] = []
 
     def _room(self) -> None:
-        self.rooms += 1
+        self.room_count += 1
 
     async def open(self) -> Slot:
-        """Reads back what the owners before have left, of each queue."""
-        settled = self.logs.settled
-        await self.logs.read_acks(self.kafka.read(SETTLED, 0, 0, int(settled.next_offset)))
+        """Read back each queue as the earlier owners have left it."""
+        acks_partition = self.logs.settled
+        await self.logs.read_acks(self.kafka.read(ACKS_TOPIC, 0, 0, int(acks_partition.next_offset)))
         for number, partition in enumerate(self.partitions):
             self.add(number, self.first_offsets.setdefault(number, int(partition.next_offset)))
         for log in self.queues:
@@ -82,9 +82,9 @@ class Slot:
         return log
 
     async def wait_open(self, log: ReplicatedLog) -> None:
-        told = asyncio.Event()
-        if not log.open_soon(told.set):
-            await asyncio.wait_for(told.wait(), 30)
+        opened = asyncio.Event()
+        if not log.open_soon(opened.set):
+            await asyncio.wait_for(opened.wait(), 30)
         log.recover()
 
     @property
@@ -95,27 +95,27 @@ class Slot:
         log = self.queues[number]
         return [log.append(ROUTE, PROPERTIES + body, 0, 3, 3, 3 + len(body), True) for body in bodies]
 
-    def turn(self) -> None:
-        """A turn ends: what was appended is on its way."""
+    def end_turn(self) -> None:
+        """End a turn: the appended batches are sent."""
         self.storage.commits.end_of_turn()
         while self.posted:
             function, arguments = self.posted.pop(0)
             function(*arguments)
         self.logs.send_batches()
 
-    def tell(self) -> None:
-        """What was settled is on its way."""
+    def send_acks(self) -> None:
+        """Send the acks."""
         for log in self.queues:
             log.collect_acks()
         self.logs._run_pass()
-        while self.logs._pass_logs and not self.logs.ended:  # a busy machine makes several slices of it
+        while self.logs._pass_logs and not self.logs.ended:  # a slow machine needs several slices
             self.logs._run_pass()
 
     def sync(self) -> None:
-        """All there is is stored and told."""
-        self.turn()
+        """Send and store all messages and acks."""
+        self.end_turn()
         self.producer.store_all()
-        self.tell()
+        self.send_acks()
         self.producer.store_all()
 
     def live(self, number: int = 0) -> list[Record]:
@@ -125,6 +125,6 @@ class Slot:
         return [record.body for record in self.live(number)]
 
 
-async def owner(kafka: FakeKafka, first: dict[int, int], queues: int = 1) -> Slot:
-    """The next one, who has read back what is there."""
+async def next_owner(kafka: FakeKafka, first: dict[int, int], queues: int = 1) -> Slot:
+    """The next owner, after it has read back all logs."""
     return await Slot(kafka, queues, first).open()

@@ -1,4 +1,4 @@
-"""What a node of a cluster refuses, in words; the broker here has no log that is replicated, and takes no message."""
+"""Features that a cluster node refuses, with the reason. The broker of these tests has no replicated log."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ KINDS = {
 }
 
 
-def test_the_manual_has_all_of_it() -> None:
+def test_manual_lists_all_refused_features() -> None:
     page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text("utf-8")
     table = page[page.index("| refused | why |") :].split("\n\n")[0].splitlines()[2:]
     assert table == [f"| {KINDS[each.kind]} `{each.name}` | {each.why} |" for each in REFUSED]
 
 
 def queue(**arguments: Any) -> QueueDeclaration:
-    asked = {"name": "q", "durable": True, "auto_delete": False, "exclusive": False}
-    return QueueDeclaration(**asked, arguments={name.replace("_", "-"): each for name, each in arguments.items()})  # type: ignore[arg-type]
+    fields = {"name": "q", "durable": True, "auto_delete": False, "exclusive": False}
+    return QueueDeclaration(**fields, arguments={name.replace("_", "-"): each for name, each in arguments.items()})  # type: ignore[arg-type]
 
 
-def test_each_row_is_something_there_is() -> None:
+def test_each_refused_feature_exists() -> None:
     names = {each.name for each in REFUSED if each.kind == "argument"}
     assert names <= queue_arguments.ROWS.keys()
     assert {each.name for each in REFUSED if each.kind == "policy"} <= policy_keys().keys()
@@ -46,24 +46,24 @@ def test_each_row_is_something_there_is() -> None:
 
 
 @pytest.mark.parametrize("arguments", [{"x_retain": "1D"}, {"x_export": "lake"}, {"x_compact": True}])
-def test_queues(arguments: dict[str, Any]) -> None:
+def test_queue_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(PreconditionFailed, match=r"invalid arg 'x-.*' for queue 'q' in vhost '/': not in a cluster: "):
         cluster_checks.check_queue("/", queue(**arguments))
 
 
-def test_what_changes_nothing_is_taken() -> None:
+def test_argument_without_effect_is_accepted() -> None:
     cluster_checks.check_queue("/", queue(x_compact=False, x_max_length=3))
     assert cluster_checks.policy_faults({"cleanup-policy": "delete", "max-length": 3}) == []
 
 
-def test_exchanges() -> None:
-    asked = ExchangeDeclaration("later", "x-delayed-message", True, False, False, {"x-delayed-type": "fanout"})
+def test_delayed_message_exchange_is_refused() -> None:
+    declaration = ExchangeDeclaration("later", "x-delayed-message", True, False, False, {"x-delayed-type": "fanout"})
     with pytest.raises(PreconditionFailed, match="not in a cluster: delayed messages wait"):
-        cluster_checks.check_exchange("/", asked)
-    cluster_checks.check_exchange("/", asked._replace(kind="fanout"))
+        cluster_checks.check_exchange("/", declaration)
+    cluster_checks.check_exchange("/", declaration._replace(kind="fanout"))
 
 
-def test_policies() -> None:
+def test_policy_keys_are_refused() -> None:
     vhost: Any = SimpleNamespace(name="/", catalogue=SimpleNamespace(storage=SimpleNamespace(replicates=True)))
     names: Any = SimpleNamespace(vhost=vhost)
     value = {"pattern": ".", "priority": 0, "definition": {"retain": "1D", "cleanup-policy": "compact"}}

@@ -1,4 +1,4 @@
-"""A transaction's messages for a replicated queue are one batch, however many they are; more than one holds is 406."""
+"""A transaction's messages for a replicated queue form one batch. More than a batch holds is error 406."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def batches(kafka: FakeKafka) -> list[BatchHeader]:
     return [BatchHeader(batch, 0) for batch in kafka.stored[TOPIC, 0]][1:]
 
 
-async def test_message_by_message() -> None:
+async def test_transaction_appended_by_message_is_one_batch() -> None:
     kafka = FakeKafka()
     slot = await Slot(kafka).open()
     slot.append(b"before")
@@ -33,11 +33,11 @@ async def test_message_by_message() -> None:
     assert [(int(each.count), int(each.attributes)) for each in batches(kafka)] == [(1, 0), (502, 0), (1, 0)]
     expected = [b"before", *(b"%d" % number for number in range(500)), b"x" * 50_000 + b"y" * 50_000, b"transient"]
     assert slot.bodies() == [*expected, b"behind"]
-    nxt = await Slot(kafka, 1, slot.first_offsets).open()
-    assert nxt.bodies() == [*expected, b"behind"]
+    second = await Slot(kafka, 1, slot.first_offsets).open()
+    assert second.bodies() == [*expected, b"behind"]
 
 
-async def test_prepared() -> None:
+async def test_prepared_transaction_is_one_batch() -> None:
     kafka = FakeKafka()
     slot = await Slot(kafka).open()
     prepared = PreparedTransaction(True)
@@ -51,15 +51,15 @@ async def test_prepared() -> None:
     assert slot.bodies() == [b"%d" % number for number in range(3000)]
 
 
-def test_more_than_a_batch_holds() -> None:
+def test_transaction_larger_than_a_batch_is_406() -> None:
     transaction = Transaction()
     envelope = MessageRoute("", "q")
     message = make_message(envelope, b"\0\0", b"x" * 900, True, None)
-    here, elsewhere = (Route(envelope, [], False, Versioned(), False) for _ in range(2))
-    here.transaction_bytes_max = 2500
-    for route in (here, here, elsewhere, elsewhere):
+    replicated, local = (Route(envelope, [], False, Versioned(), False) for _ in range(2))
+    replicated.transaction_bytes_max = 2500
+    for route in (replicated, replicated, local, local):
         transaction.add_publish(route, message)
     with pytest.raises(PreconditionFailed, match="for queues of a cluster at most 2500 bytes, which is one"):
-        transaction.add_publish(here, message)
+        transaction.add_publish(replicated, message)
     transaction.clear()
-    transaction.add_publish(here, message)
+    transaction.add_publish(replicated, message)

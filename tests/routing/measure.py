@@ -1,6 +1,6 @@
-"""Prints what a match costs, in microseconds: `python tests/routing/measure.py`, with the amqpd that is importable.
+"""Print the cost of a match in microseconds: `python tests/routing/measure.py`, with the importable amqpd.
 
-No test: figures depend on the machine. The bindings are those of the load generator's scenario S6; every key is a
+Not a test: figures depend on the machine. The bindings are those of the load generator's scenario S6. Every key is a
 fresh string, so its hash is computed within the measured time. Each figure is the best of five rounds.
 """
 
@@ -23,7 +23,7 @@ BINDING_COUNT = 10_000
 
 
 def topic_binding(number: int) -> tuple[str, str, str]:
-    """A name for the kind, the pattern, and a key that only this pattern accepts."""
+    """(kind, pattern, key that only this pattern accepts)."""
     kind = number % 10
     if kind < 4:
         return "dev.N.*.temp", f"dev.{number}.*.temp", f"dev.{number}.k1.temp"
@@ -46,8 +46,8 @@ def best_us(match: Callable[[str], object], keys: Sequence[str]) -> float:
     return best_s * 1e6
 
 
-def report(what: str, figure_us: float) -> None:
-    sys.stdout.write(f"{what:<44}{figure_us:9.2f} us\n")
+def report(label: str, figure_us: float) -> None:
+    sys.stdout.write(f"{label:<44}{figure_us:9.2f} us\n")
 
 
 def measure_topic() -> None:
@@ -113,12 +113,12 @@ TEN_TERMS = {
 
 
 def measure_selectors() -> None:
-    """Terms on one header, the worst case of each: nothing but the last term decides."""
-    for what, (text, value) in TEN_TERMS.items():
+    """Terms on one header, in the worst case: only the last term decides."""
+    for label, (text, value) in TEN_TERMS.items():
         message = RoutedMessage("", {"x": value})
         matches = parse_selector(text).matches
         assert matches(message)
-        report(f"selector, {what}", best_us(lambda key, m=matches, v=message: m(v), ["k"] * 20_000))
+        report(f"selector, {label}", best_us(lambda key, m=matches, v=message: m(v), ["k"] * 20_000))
     long = RoutedMessage("", {"x": "ab" * 60_000})
     hostile = parse_selector("x LIKE '%" + "a_" * 15 + "c%'")
     report("selector, LIKE with _ at its dearest, 120 KB", best_us(lambda key: hostile.matches(long), ["k"] * 3))
@@ -142,7 +142,7 @@ def measure_jms_topic() -> None:
 
 
 def measure_choices() -> None:
-    """A routing key that was not met before; one that was costs what it costs with `direct`."""
+    """The routing key is new each time; a known one costs the same as with `direct`."""
     for count in (100, BINDING_COUNT):
         keys = [f"key.{number}" for number in range(100_000 // count * 10)]
         for name, weights in (("one weight", 1), ("ten weights", 10)):

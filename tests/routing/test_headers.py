@@ -37,7 +37,7 @@ def accepts(binding: dict[str, object], headers: dict[str, object] | None) -> bo
         ({"x-match": "any", "a": 1}, None, False),
     ],
 )
-def test_all_and_any(binding: dict[str, object], headers: dict[str, object] | None, expected: bool) -> None:
+def test_x_match_all_and_any(binding: dict[str, object], headers: dict[str, object] | None, expected: bool) -> None:
     assert accepts(binding, headers) is expected
 
 
@@ -76,7 +76,7 @@ def test_a_void_condition_requires_presence() -> None:
     assert not accepts({"a": None, "b": 1}, {"b": 1})
 
 
-OF_EVERY_CLASS: list[object] = [
+VALUES_OF_EVERY_CLASS: list[object] = [
     1,
     "1",
     True,
@@ -101,12 +101,12 @@ OF_EVERY_CLASS: list[object] = [
 ]
 
 
-@pytest.mark.parametrize("wanted", range(len(OF_EVERY_CLASS)))
+@pytest.mark.parametrize("wanted", range(len(VALUES_OF_EVERY_CLASS)))
 def test_values_are_equal_only_within_their_type_class(wanted: int) -> None:
-    binding = {"h": OF_EVERY_CLASS[wanted]}
-    assert [n for n, value in enumerate(OF_EVERY_CLASS) if accepts(binding, {"h": value})] == [wanted]
-    binding_for_two: dict[str, object] = {"h": OF_EVERY_CLASS[wanted], "also": None}
-    matching = [n for n, value in enumerate(OF_EVERY_CLASS) if accepts(binding_for_two, {"h": value, "also": 1})]
+    binding = {"h": VALUES_OF_EVERY_CLASS[wanted]}
+    assert [n for n, value in enumerate(VALUES_OF_EVERY_CLASS) if accepts(binding, {"h": value})] == [wanted]
+    binding_for_two: dict[str, object] = {"h": VALUES_OF_EVERY_CLASS[wanted], "also": None}
+    matching = [n for n, value in enumerate(VALUES_OF_EVERY_CLASS) if accepts(binding_for_two, {"h": value, "also": 1})]
     assert matching == [wanted]
 
 
@@ -141,14 +141,14 @@ def test_the_routing_key_is_ignored() -> None:
 def test_unbinding_keeps_bindings_that_share_conditions() -> None:
     exchange = Headers()
     one: dict[str, object] = {"a": 1, "b": 2}
-    same_but_for_order: dict[str, object] = {"b": 2, "a": 1, "x-note": "ignored"}
+    other_order: dict[str, object] = {"b": 2, "a": 1, "x-note": "ignored"}
     exchange.bind("", one, "q")
-    exchange.bind("", same_but_for_order, "q")
+    exchange.bind("", other_order, "q")
     exchange.bind("", {**one, "x-match": "any"}, "r")
     exchange.unbind("", one, "q")
     assert exchange.match("", {"a": 1, "b": 2}) == {"q", "r"}
     assert exchange.match("", {"a": 1}) == {"r"}
-    exchange.unbind("", same_but_for_order, "q")
+    exchange.unbind("", other_order, "q")
     assert exchange.match("", {"a": 1, "b": 2}) == {"r"}
     exchange.unbind("", {**one, "x-match": "any"}, "r")
     assert exchange.match("", {"a": 1, "b": 2}) == set()

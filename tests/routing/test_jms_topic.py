@@ -81,7 +81,7 @@ def test_invalid_bindings_are_rejected(arguments: dict[str, object], error: str)
     assert error in str(refused.value)
 
 
-def meaning(term: str) -> Condition:
+def parse_term(term: str) -> Condition:
     return selector_parser.parse_erlang_term(term)
 
 
@@ -112,7 +112,7 @@ def meaning(term: str) -> Condition:
     ],
 )
 def test_terms_of_the_jms_client(term: str, text: str) -> None:
-    assert meaning(term) == parse_selector(text).condition
+    assert parse_term(term) == parse_selector(text).condition
 
 
 @pytest.mark.parametrize(
@@ -148,14 +148,14 @@ def test_terms_of_the_jms_client(term: str, text: str) -> None:
 )
 def test_other_terms_are_rejected(term: str) -> None:
     with pytest.raises(BadSelector):
-        meaning(term)
+        parse_term(term)
 
 
 HEADERS_OF_MESSAGES: list[dict[str, object]] = [
     {name: value for name, value in zip("bsn", values, strict=True) if value is not None}
     for values in product([None, True, False], [None, "red", "blue", "r_x"], [None, 1, 2, 3])
 ]
-AS_RABBITMQ = [
+ROUTED_BY_RABBITMQ = [
     ("{'ident',<<\"b\">>}", 0x0000FFFF0000),
     ("{'not',{'ident',<<\"b\">>}}", 0xFFFF00000000),
     ("{'=',{'ident',<<\"s\">>},<<\"red\">>}", 0x00F000F000F0),
@@ -184,12 +184,12 @@ AS_RABBITMQ = [
     ("{'=',{'ident',<<\"b\">>},'true'}", 0x0000FFFF0000),
     ("{'>',{'ident',<<\"s\">>},<<\"rec\">>}", 0x00F000F000F0),
 ]
-"""Which of these messages RabbitMQ 3.10.8 routed: a bit per message, the first message is the lowest bit."""
+"""The messages that RabbitMQ 3.10.8 routed: one bit per message, the first message is the lowest bit."""
 
 
-@pytest.mark.parametrize(("term", "wanted"), AS_RABBITMQ)
-def test_messages_have_the_same_routes_as_in_rabbitmq(term: str, wanted: int) -> None:
+@pytest.mark.parametrize(("term", "expected"), ROUTED_BY_RABBITMQ)
+def test_messages_have_the_same_routes_as_in_rabbitmq(term: str, expected: int) -> None:
     exchange = JmsTopic()
     exchange.bind("", {"rjms_erlang_selector": term + "."}, "q")
-    went = [bool(exchange.match("", headers or None)) for headers in HEADERS_OF_MESSAGES]
-    assert went == [bool(wanted >> number & 1) for number in range(48)]
+    routed = [bool(exchange.match("", headers or None)) for headers in HEADERS_OF_MESSAGES]
+    assert routed == [bool(expected >> number & 1) for number in range(48)]

@@ -71,7 +71,7 @@ TRUE = [
     "big = 9223372036854775807",
     "-9223372036854775808 < big",
     "big <> 9223372036854775806",  # exact, although a double would not tell them apart
-    # unlike types are false, and so their negation is true: JMS 3.8.1.2
+    # values of unlike types compare as false, and the negation is true: JMS 3.8.1.2
     "NOT country = 5",
     "NOT country <> 5",
     "NOT active = 1",
@@ -93,7 +93,7 @@ TRUE = [
     "NOT (absent IN ('a') AND premium)",
     "NOT (NOT (absent LIKE 'a' OR active))",
     "weight + absent IS NULL AND (weight / 0) IS NULL AND (weight = absent) IS NULL",
-    # a number where a condition is wanted is unknown
+    # a number in place of a condition is unknown
     "percentage OR active",
     # IN, BETWEEN, LIKE
     "country IN ('US', 'UK') AND country NOT IN ('US') AND 'London' IN (city, country)",
@@ -112,7 +112,7 @@ TRUE = [
     "'z_%' LIKE 'zz_%' ESCAPE 'z' OR '_foo' LIKE 'z_%' ESCAPE 'z'",
     # arithmetic
     "weight + 5 = 10 AND price - 0.5 = 10 AND quantity * price * discount = 262.5",
-    "weight / 2 = 2.5 AND quantity / 10 = 10",  # rabbit: no division of integers
+    "weight / 2 = 2.5 AND quantity / 10 = 10",  # RabbitMQ: no division of integers
     "weight % 2 = 1 AND 7 % temperature = 2 AND -7 % 5 = -2 AND 101 % percentage % weight = 1",
     "6 - -weight = 11 AND 6 + +weight = 11 AND -(-weight) = 5 AND - temperature = 5",
     "weight + weight * quantity - -temperature / 2 = 502.5",
@@ -161,7 +161,7 @@ FALSE = [
     "absent LIKE '%'",
     "absent NOT LIKE '%'",
     "weight LIKE '5'",
-    "weight NOT LIKE '6'",  # rabbit: LIKE of what is no text is unknown
+    "weight NOT LIKE '6'",  # RabbitMQ: LIKE of a value that is no text is unknown
     "absent BETWEEN 1 AND 2",
     "absent NOT BETWEEN 1 AND 2",
     "NOT (absent BETWEEN 1 AND 2)",
@@ -184,12 +184,12 @@ FALSE = [
 
 
 @pytest.mark.parametrize("text", TRUE)
-def test_matches(text: str) -> None:
+def test_true_selector_matches(text: str) -> None:
     assert parse_selector(text).matches(Message(SHIPMENT)) is True
 
 
 @pytest.mark.parametrize("text", FALSE)
-def test_does_not_match(text: str) -> None:
+def test_false_selector_does_not_match(text: str) -> None:
     assert parse_selector(text).matches(Message(SHIPMENT)) is False
 
 
@@ -223,7 +223,7 @@ PROPERTIES: dict[int, object] = {
         "JMSXGroupID IS NULL AND [p.type] IS NULL",
     ],
 )
-def test_fields(text: str) -> None:
+def test_property_fields(text: str) -> None:
     assert parse_selector(text).matches(Message({}, PROPERTIES))
 
 
@@ -349,14 +349,14 @@ def test_selectors_that_are_too_large_are_rejected_quickly(
 ) -> None:
     parse_selector("warm = 1")
 
-    def one() -> None:
+    def parse_once() -> None:
         if error:
             with pytest.raises(BadSelector, match=error):
                 parse_selector(text)
         else:
             parse_selector(text).matches(Message(SHIPMENT))
 
-    assert min(processor_s(one) for _ in range(3)) < 0.3
+    assert min(processor_s(parse_once) for _ in range(3)) < 0.3
 
 
 LONG = "ab" * 60_000

@@ -9,7 +9,7 @@ from amqpd.routing.selector_parser import suggest_fix
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "hints"),
     [
         ("message_id = 'm3'", ["p.message-id is the property, message_id a header"]),
         ("message-id = 'm3'", ["p.message-id is the property, message-id a header"]),
@@ -20,9 +20,9 @@ from amqpd.routing.selector_parser import suggest_fix
         ("x-retries IS NULL", ["[x-retries] is the header, x-retries a difference"]),
     ],
 )
-def test_hints_for_ambiguous_selectors(text: str, said: list[str]) -> None:
+def test_hints_for_ambiguous_selectors(text: str, hints: list[str]) -> None:
     assert parse_selector(text)
-    assert suggest_fix(text) == "; ".join(said)
+    assert suggest_fix(text) == "; ".join(hints)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The topic exchange through its interface; test_trie.py has the matching."""
+"""The topic exchange through its interface; test_trie.py tests the matching."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_a_pattern_without_wildcards_among_others() -> None:
         (".", ["", ""]),
     ],
 )
-def test_normal_form(pattern: str, words: list[str]) -> None:
+def test_patterns_are_normalized(pattern: str, words: list[str]) -> None:
     assert normalize_pattern(pattern) == words
 
 
@@ -185,4 +185,4 @@ def test_many_patterns_after_one_hash_cost_the_same_as_one(processor_s: Callable
         assert trie.match("x.y.evt0") == {0}
         return min(processor_s(lambda: trie.match("x.y.evt0")) for _ in range(50))
 
-    assert best_match_s(10_000) < 20 * best_match_s(1)  # a scan would be thousands of times dearer
+    assert best_match_s(10_000) < 20 * best_match_s(1)  # a scan would cost thousands of times more

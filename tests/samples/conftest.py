@@ -1,4 +1,4 @@
-"""The samples are modules of their own, as in a guest's program."""
+"""Put the samples on the import path, as in a program of a user."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""A sample: a front end that is not AMQP. Lines of text over TCP, with confirms and credit.
+"""A sample front end for a protocol of its own: lines of text over TCP, with confirms and credit.
 
     LOGIN user password vhost      OK
-    PUB exchange key body          CONFIRM once it is safe, or REFUSE: a queue did not take it, or a log failed
-    SUB queue credit               OK, then MSG tag queue body, at most `credit` of them without an ACK
-    ACK tag                        the message is done with
+    PUB exchange key body          CONFIRM once it is safe; REFUSE if a queue rejects it or a log fails
+    SUB queue credit               OK, then MSG tag queue body, at most `credit` of them unacked
+    ACK tag                        acks the message
 
-`-` is the default exchange; what would break a line is percent-encoded. An error is told (ERR 404 ...) and ends the
-client; what it had unacked goes back to its queues. Run it with `amqpd.__main__.main(guests=[Lines])`.
+`-` is the default exchange; special characters are percent-encoded. An error is sent (ERR 404 ...) and closes the
+client; its unacked messages are requeued. Run it with `amqpd.__main__.main(guests=[Lines])`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ PERSISTENT = b"\x10\x00\x02"
 
 
 class LineConsumer(Consumer):
-    """A SUB. A client that does not read gets no more than its credit: what it has not read it cannot have acked."""
+    """The consumer of a SUB. The credit bounds deliveries to a client that does not read: it cannot ack unread
+    messages.
+    """
 
     def __init__(self, client: Client, queue: Queue, credit: int) -> None:
         super().__init__(queue, f"lines-{client.session.serial}-{queue.name}", False, False, NO_ARGUMENTS)
@@ -45,14 +47,14 @@ class LineConsumer(Consumer):
         return self.in_flight < self.credit
 
     def deliver(self, message: Message, entry: QueueEntry | None, redelivered: bool) -> None:
-        assert entry is not None  # each is to be acked
+        assert entry is not None  # each message must be acked
         self.in_flight += 1
         entry.consumer = self
         self.client.tag += 1
         self.client.unacked[self.client.tag] = entry
-        self.client.say(f"MSG {self.client.tag} {quote(self.queue.name)} {quote(message.body())}")
+        self.client.send(f"MSG {self.client.tag} {quote(self.queue.name)} {quote(message.body())}")
         if entry.queue.logged:
-            entry.message = None  # its log can give it back
+            entry.message = None  # its log has the message
 
     def cancel(self) -> None:
         self.client.consumers.discard(self)
@@ -60,7 +62,7 @@ class LineConsumer(Consumer):
 
 
 class Client:
-    """One socket. What it is told gathers in `out` and leaves with the turn, after the logs were written."""
+    """One client socket. Output is collected in `out` and written at the end of the turn, after the logs."""
 
     session: Session
 
@@ -74,27 +76,27 @@ class Client:
         if word != "LOGIN":
             raise FrameError("LOGIN user password vhost")
         host, port = self.writer.get_extra_info("peername")[:2]
-        found = await self.broker.auth.authenticate(user, unquote_to_bytes(password), host == "127.0.0.1", host)
-        place = self.broker.vhosts.get(unquote(vhost))
-        if place is None or not self.broker.auth.may_access_vhost(found, place.name):
+        account = await self.broker.auth.authenticate(user, unquote_to_bytes(password), host == "127.0.0.1", host)
+        found_vhost = self.broker.vhosts.get(unquote(vhost))
+        if found_vhost is None or not self.broker.auth.may_access_vhost(account, found_vhost.name):
             raise NotAllowed(f"no vhost '{vhost}' for '{user}'")
-        self.session = Session(self.broker, place, found, f"lines {host}:{port}", (host, port))
+        self.session = Session(self.broker, found_vhost, account, f"lines {host}:{port}", (host, port))
         self.publisher = Publisher(self.session)
 
-    async def work(self) -> None:
+    async def run(self) -> None:
         while words := (await self.reader.readline()).decode().split():
             while True:
                 try:
-                    await self.obey(words)
+                    await self.execute(words)
                     break
-                except LogNotOpen as waits:  # the line is given again once its queues' logs are open
-                    await opening_over(waits.destinations)
-                except DeclarationPending as name:
-                    await name.wait_in_task()
+                except LogNotOpen as not_open:  # the line is executed again when the logs of its queues are open
+                    await opening_over(not_open.destinations)
+                except DeclarationPending as pending:
+                    await pending.wait_in_task()
             self.broker.turn.schedule()
-            await asyncio.sleep(0)  # others have their turn
+            await asyncio.sleep(0)  # other tasks run
 
-    async def obey(self, words: list[str]) -> None:
+    async def execute(self, words: list[str]) -> None:
         match words:
             case ["PUB", exchange, key, *body]:
                 await self.publish("" if exchange == "-" else unquote(exchange), unquote(key), " ".join(body))
@@ -113,13 +115,13 @@ class Client:
         accepted = self.publisher.offer(route, message)
         safe: asyncio.Future[bool] = self.broker.loop.create_future()
         when_safe(self.broker.turn, route.logs(message), safe.set_result)
-        self.say("CONFIRM" if await asyncio.shield(safe) and accepted else "REFUSE")
+        self.send("CONFIRM" if await asyncio.shield(safe) and accepted else "REFUSE")
 
     def subscribe(self, name: str, credit: int) -> None:
         queue = consume.readable_queue(self.session, name)
         consume.check_exclusive(queue, exclusive=False)
         self.consumers.add(consumer := LineConsumer(self, queue, min(credit, CREDIT_MAX)))
-        self.say("OK")
+        self.send("OK")
         consume.start_consumer(queue, consumer)
 
     def ack(self, tag: int) -> None:
@@ -130,7 +132,7 @@ class Client:
             consumer.in_flight -= 1
             entry.queue.activate(consumer)
 
-    def say(self, line: str) -> None:
+    def send(self, line: str) -> None:
         self.out += line.encode() + b"\n"
         self.broker.turn.flush_later(self)
 
@@ -139,12 +141,12 @@ class Client:
             self.writer.write(bytes(self.out))
         self.out.clear()
 
-    def close(self, why: str) -> None:
-        self.say(why)
+    def close(self, reason: str) -> None:
+        self.send(reason)
         self.flush()
         self.writer.close()
 
-    def end(self) -> None:
+    def release(self) -> None:
         for consumer in self.consumers:
             consume.stop_consumer(self.session, consumer.source, consumer)
         for entry in self.unacked.values():
@@ -155,7 +157,9 @@ class Client:
 
 
 class Lines(FrontEnd, BrokerListener):
-    """Listens on any free port of the loopback. One publish to very many queues is not spread over several turns."""
+    """Listens on a free port of the loopback interface. A publish to very many queues is not spread over several
+    turns.
+    """
 
     def __init__(self, broker: Broker) -> None:
         super().__init__()
@@ -183,7 +187,7 @@ class Lines(FrontEnd, BrokerListener):
         await self.suspend()
         for client in list(self.clients):
             client.close("ERR 320 the broker stops")
-        for _ in range(300):  # 3 s at most: what they hold goes back before the logs are closed
+        for _ in range(300):  # 3 s at most: unacked messages are requeued before the logs are closed
             if self.clients:
                 await asyncio.sleep(0.01)
 
@@ -195,21 +199,21 @@ class Lines(FrontEnd, BrokerListener):
             if not self.listeners:  # stopped meanwhile
                 raise NotAllowed("the broker stops")
             self.clients.add(client)
-            client.say("OK")
-            await client.work()
+            client.send("OK")
+            await client.run()
         except AmqpError as error:
             client.close(f"ERR {error.code} {error.text}")
         except (ValueError, AuthenticationRefused, TimeoutError, ConnectionError):
             client.close("ERR 501 not this line, or not now")
         finally:
             self.clients.discard(client)
-            client.end()
+            client.release()
 
     def on_user_changed(self, change: AuthChange) -> None:
         for client in list(self.clients):
             client.publisher.forget_routes()
-            if why := client.session.revocation_reason(change):
-                client.close(f"ERR 320 {why}")
+            if reason := client.session.revocation_reason(change):
+                client.close(f"ERR 320 {reason}")
 
     def vhost_deleted(self, name: str) -> None:
         for client in list(self.clients):

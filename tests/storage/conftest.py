@@ -1,4 +1,4 @@
-"""A data directory in memory, and a storage over it that does everything in the caller's thread."""
+"""A storage over an in-memory file system; all of its work runs in the caller's thread."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.storage import Storage
 
-sys.path.insert(0, str(Path(__file__).parent))  # what tests share lies beside them: importmode=importlib leaves it off
+sys.path.insert(0, str(Path(__file__).parent))  # importmode=importlib does not add it
 
 ROUTE = RecordRoute(b"orders", b"eu.new")
 
 
-class House:
+class LogHarness:
     def __init__(self, **arguments: Any) -> None:
         self.filesystem = SimulatedFileSystem()
         self.clock = SimulatedClock()
@@ -30,21 +30,21 @@ class House:
         self.storage: Storage
         self.store: LocalLog
 
-    def begin(self) -> LocalLog:
-        self._storage()
+    def create_log(self) -> LocalLog:
+        self._open_storage()
         self.queue_id, self.store = self.storage.create_queue("v", "tasks", "/")
         return self.store
 
-    def again(self, filesystem: SimulatedFileSystem | None = None, **arguments: Any) -> LocalLog:
-        """The next start of the broker: on what a kill leaves, if nothing else is given."""
+    def restart(self, filesystem: SimulatedFileSystem | None = None, **arguments: Any) -> LocalLog:
+        """Start the broker again, on `filesystem` or else on the files that a kill leaves."""
         self.filesystem = filesystem if filesystem is not None else self.filesystem.killed()
         self.arguments.update(arguments)
-        self._storage()
+        self._open_storage()
         self.store = self.storage.open_queue("v", self.queue_id, "tasks", "/")
         self.store.recover()
         return self.store
 
-    def _storage(self) -> None:
+    def _open_storage(self) -> None:
         self.posted = []
         self.commits = []
         self.storage = Storage(
@@ -60,12 +60,12 @@ class House:
     def append(self, *bodies: bytes, persistent: bool = True) -> list[int]:
         return [self.store.append_parts(ROUTE, b"\x10\x00\x02", body, persistent) for body in bodies]
 
-    def turn(self) -> None:
-        """A loop turn ends, and everything that was posted is called."""
+    def end_turn(self) -> None:
+        """End a loop turn and run the posted callbacks."""
         self.storage.commits.end_of_turn()
-        self.loop()
+        self.run_callbacks()
 
-    def loop(self) -> None:
+    def run_callbacks(self) -> None:
         while self.posted:
             function, arguments = self.posted.pop(0)
             function(*arguments)
@@ -84,7 +84,7 @@ class House:
         return sorted(name for name in self.filesystem.listdir(self.directory) if name.endswith(suffix))
 
     def data(self, name: str) -> bytearray:
-        """The bytes of a file of the queue, to look at or to damage."""
+        """The bytes of one of the queue's files, to read or to damage."""
         node = self.filesystem._get(f"{self.directory}/{name}")
         return node.data
 
@@ -93,10 +93,10 @@ class House:
 
 
 @pytest.fixture
-def house() -> House:
-    return House()
+def harness() -> LogHarness:
+    return LogHarness()
 
 
 @pytest.fixture
-def make_house() -> Callable[..., House]:
-    return House
+def make_harness() -> Callable[..., LogHarness]:
+    return LogHarness

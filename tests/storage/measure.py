@@ -1,7 +1,7 @@
-"""Figures of the store; not a test. `python tests/storage/measure.py [DIRECTORY]`: on the disk to measure.
+"""Measure the storage; not a test. `python tests/storage/measure.py [DIRECTORY]`, on the disk to measure.
 
 The calls come from interpreted code, which adds 50 to 100 ns to each; from the compiled broker they cost less.
-CPU time of this thread only, so that the committer's and the machine's other work do not show.
+Only this thread's CPU time counts, so that other work of the fsync thread and the machine does not show.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Loop:
             self.run()
 
 
-def per(label: str, seconds: float, count: int) -> None:
+def print_per_call(label: str, seconds: float, count: int) -> None:
     print(f"  {label:34} {seconds / count * 1e9:10.0f} ns")
 
 
@@ -67,14 +67,14 @@ def one_queue(storage: Storage, loop: Loop, size: int) -> None:
         writing += clock() - written
         loop.run()
     loop.settle(storage)
-    per("append", appending, COUNT)
-    per("end of turn, per record", writing, COUNT)
+    print_per_call("append", appending, COUNT)
+    print_per_call("end of turn, per record", writing, COUNT)
     began = clock()
     offset = count = 0
     while records := store.cursor.read(offset, 256 * 1024).records:
         offset = records[-1].offset + 1
         count += len(records)
-    per("read on, from the page cache", clock() - began, count)
+    print_per_call("read on, from the page cache", clock() - began, count)
     for first in range(0, COUNT, TURN):
         began = clock()
         for offset in range(first, first + TURN):
@@ -84,8 +84,8 @@ def one_queue(storage: Storage, loop: Loop, size: int) -> None:
         settling += written - began
         settled += clock() - written
         loop.run()
-    per("settle in order", settling, COUNT)
-    per("end of turn, whole", settled, COUNT // TURN)
+    print_per_call("settle in order", settling, COUNT)
+    print_per_call("end of turn, whole", settled, COUNT // TURN)
 
 
 def backlog(directory: str, loop: Loop) -> None:
@@ -109,7 +109,7 @@ def backlog(directory: str, loop: Loop) -> None:
     storage.close(clean=False)
 
 
-def wide(directory: str, loop: Loop) -> None:
+def many_queues(directory: str, loop: Loop) -> None:
     print("1,000 queues with 100 x 100 bytes each, found after a kill")
     storage = Storage(directory, post=loop.post)
     route = RecordRoute(b"", b"bench-queue")
@@ -128,13 +128,13 @@ def wide(directory: str, loop: Loop) -> None:
     known = time.thread_time()
     for store in stores:
         store.recover()
-    per("known, per queue", known - began, 1000)
-    per("recovered, per queue", time.thread_time() - known, 1000)
+    print_per_call("known, per queue", known - began, 1000)
+    print_per_call("recovered, per queue", time.thread_time() - known, 1000)
     storage.close(clean=False)
 
 
-def packed(directory: str, loop: Loop) -> None:
-    """What a codec costs: JSON bodies, each another one. The longest is what the loop was held for at once."""
+def codecs(directory: str, loop: Loop) -> None:
+    """Measure each codec with distinct JSON bodies. The longest turn is how long a codec blocked the loop at once."""
     words = ["view", "cart", "order", "refund", "login", "search"]
     draw = random.Random(1)
     bodies = [
@@ -173,8 +173,8 @@ def packed(directory: str, loop: Loop) -> None:
         while (fetch := store.cursor.read(offset, 256 * 1024)).records:
             offset = fetch.next_offset
         reading = time.thread_time() - began
-        per(f"{name}: append and write", appending, len(bodies))
-        per(f"{name}: read", reading, len(bodies))
+        print_per_call(f"{name}: append and write", appending, len(bodies))
+        print_per_call(f"{name}: read", reading, len(bodies))
         print(f"  {'':34} {size / len(bodies):10.1f} bytes a message, longest turn {longest * 1e3:.2f} ms")
     storage.close(clean=False)
 
@@ -190,11 +190,11 @@ def main() -> None:
         began = time.thread_time()
         for _ in range(100_000):
             storage.commits.end_of_turn()
-        per("end of turn, nothing to do", time.thread_time() - began, 100_000)
+        print_per_call("end of turn, nothing to do", time.thread_time() - began, 100_000)
         storage.close(clean=True)
-        packed(directory + "/packed", loop)
+        codecs(directory + "/packed", loop)
         backlog(directory + "/backlog", loop)
-        wide(directory + "/wide", loop)
+        many_queues(directory + "/wide", loop)
     finally:
         shutil.rmtree(directory)
 

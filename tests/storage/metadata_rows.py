@@ -1,4 +1,4 @@
-"""Rows of every kind, and a metadata store that is opened, written to and asked."""
+"""One row of every kind, and helpers that open a metadata store and write to it."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ EVERY_ROW: tuple[Row, ...] = (
 )
 
 
-class Answers:
-    """`done` callbacks that remember what came, and in which order."""
+class CommitResults:
+    """Collect the results of `done` callbacks in the order of arrival."""
 
     def __init__(self) -> None:
         self._arrived: queue.Queue[tuple[object, BaseException | None]] = queue.Queue()
@@ -74,7 +74,7 @@ def post(function: Callable[..., object], *arguments: object) -> None:
 
 
 @contextmanager
-def opened(
+def open_metadata(
     data_dir: Path, url: str = "", seed: Sequence[Row] = (VHOST, USER)
 ) -> Iterator[tuple[SqlMetadataStore, MetadataState]]:
     metadata = SqlMetadataStore(url, data_dir, post)
@@ -86,9 +86,9 @@ def opened(
 
 
 def write(metadata: SqlMetadataStore, *changes: Change) -> BaseException | None:
-    answers = Answers()
-    metadata.submit(changes, answers.done(None))
-    return answers.take(1)[0][1]
+    results = CommitResults()
+    metadata.submit(changes, results.done(None))
+    return results.take(1)[0][1]
 
 
 def all_rows(state: MetadataState) -> set[tuple[str, Row]]:
@@ -97,5 +97,5 @@ def all_rows(state: MetadataState) -> set[tuple[str, Row]]:
     return {(type(row).__name__, row) for rows in lists for row in rows}
 
 
-def named(rows: Sequence[Row]) -> set[tuple[str, Row]]:
+def typed_rows(rows: Sequence[Row]) -> set[tuple[str, Row]]:
     return {(type(row).__name__, row) for row in rows}

@@ -1,4 +1,4 @@
-"""Record batches: our own reading of them, and that of parsers nobody here wrote."""
+"""Record batches, read by our own cursor and by the parsers of kafka-python and aiokafka."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ with warnings.catch_warnings():
 BODIES = [b"", b"x", b"two", b"z" * 20000]
 
 
-def make(
+def make_batch(
     bodies: list[bytes], base: int = 41, attributes: int = batch.LOG_APPEND_TIME, producer: int = -1
 ) -> ClosedBatch:
     writer = BytesWriter()
@@ -48,7 +48,7 @@ def make(
 
 
 def test_header_fields() -> None:
-    closed = make(BODIES)
+    closed = make_batch(BODIES)
     header = BatchHeader(b"__" + closed.header, 2)
     assert header.is_plausible()
     assert (header.base_offset, header.last_offset, header.count) == (41, 44, 4)
@@ -60,8 +60,8 @@ def test_header_fields() -> None:
 @pytest.mark.parametrize("parser", [KafkaBatch, AioBatch])
 @pytest.mark.parametrize("attributes", [8, 8 | batch.TRANSIENT])
 @pytest.mark.parametrize("producer", [-1, 77])
-def test_foreign_parsers_read_it(parser: type, attributes: int, producer: int) -> None:
-    closed = make(BODIES, attributes=attributes, producer=producer)
+def test_kafka_clients_parse_our_batch(parser: type, attributes: int, producer: int) -> None:
+    closed = make_batch(BODIES, attributes=attributes, producer=producer)
     parsed = parser(bytearray(closed.header + closed.records))
     assert parsed.validate_crc()
     assert (parsed.base_offset, parsed.magic, parsed.producer_id) == (41, 2, producer)
@@ -77,7 +77,7 @@ def test_foreign_parsers_read_it(parser: type, attributes: int, producer: int) -
         ]
 
 
-def test_commit_marker_is_kafkas() -> None:
+def test_commit_marker_is_parsed_by_aiokafka() -> None:
     attributes = batch.LOG_APPEND_TIME | batch.TRANSACTIONAL | batch.CONTROL
     closed = close_batch(BytesWriter(), batch.COMMIT_RECORDS, 9, 1, 0, attributes, 1, 0, 4, -1, 4)
     parsed = AioBatch(bytearray(closed.header + closed.records))
@@ -91,13 +91,13 @@ def test_commit_marker_is_kafkas() -> None:
     assert records == []
 
 
-def test_every_flipped_bit_is_seen() -> None:
-    closed = make([b"abc", b"defg"])
+def test_flipped_bit_fails_crc_or_plausibility_check() -> None:
+    closed = make_batch([b"abc", b"defg"])
     data = closed.header + closed.records
     assert crc_fits(data, 0, BatchHeader(data, 0))
-    for place in range(12 * 8, len(data) * 8):  # base offset and length are held against their neighbours instead
+    for place in range(12 * 8, len(data) * 8):  # base offset and length are compared with the neighbouring batches
         if 12 * 8 <= place < 16 * 8:
-            continue  # the epoch is outside the CRC, as Kafka has it
+            continue  # the CRC does not cover the leader epoch, as in Kafka
         broken = bytearray(data)
         broken[place // 8] ^= 1 << (place % 8)
         header = BatchHeader(bytes(broken), 0)
@@ -105,28 +105,28 @@ def test_every_flipped_bit_is_seen() -> None:
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=64), st.data())
-def test_cursor(bodies: list[bytes], data: st.DataObject) -> None:
-    closed = make(bodies, base=100)
-    settled = AckSet(90)
-    gone = data.draw(st.sets(st.integers(100, 100 + len(bodies) - 1)))
-    for offset in gone:
-        settled.add(offset, offset)
+def test_cursor_skips_acked_records_and_those_before_the_start(bodies: list[bytes], data: st.DataObject) -> None:
+    closed = make_batch(bodies, base=100)
+    ack_set = AckSet(90)
+    acked = data.draw(st.sets(st.integers(100, 100 + len(bodies) - 1)))
+    for offset in acked:
+        ack_set.add(offset, offset)
     wanted = data.draw(st.integers(90, 170))
     budget = data.draw(st.sampled_from([1, 150, 10_000]))
     cursor = BatchCursor(closed.header + closed.records, 0, BatchHeader(closed.header, 0))
     records: list[Record] = []
     while cursor.remaining:
-        cursor.read(wanted, settled, {120: 3}, budget, records)
+        cursor.read(wanted, ack_set, {120: 3}, budget, records)
     assert [record.offset for record in records] == [
-        offset for offset in range(100, 100 + len(bodies)) if offset >= wanted and offset not in gone
+        offset for offset in range(100, 100 + len(bodies)) if offset >= wanted and offset not in acked
     ]
     assert all(record.body == bodies[record.offset - 100] for record in records)
     assert all(record.delivery_count == (3 if record.offset == 120 else 0) for record in records)
     assert cursor.next_offset == 100 + len(bodies)
 
 
-def test_records_that_overrun_their_batch_are_refused() -> None:
-    closed = make([b"abc", b"defg"])
+def test_records_longer_than_their_batch_are_refused() -> None:
+    closed = make_batch([b"abc", b"defg"])
     data = bytearray(closed.header + closed.records)
     data[61 + 1 + data[61] // 2] = 0x7E  # the second record's length, as if a defective writer had checksummed it
     cursor = BatchCursor(bytes(data), 0, BatchHeader(bytes(data), 0))

@@ -1,4 +1,4 @@
-"""What the storage does for a whole broker: upkeep in the background, damage that is shown, a start that is refused."""
+"""Storage of a whole broker: background upkeep, reported damage, and a start that strict recovery refuses."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def connect(broker: BrokerProcess) -> Any:
     return pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker.amqp_port))
 
 
-def until(there: Callable[[], object], what: str) -> None:
+def wait_until(condition: Callable[[], object], message: str) -> None:
     deadline = time.monotonic() + 30
-    while not there():
-        assert time.monotonic() < deadline, what
+    while not condition():
+        assert time.monotonic() < deadline, message
         time.sleep(0.02)
 
 
 def publish(broker: BrokerProcess, queue: str, count: int) -> None:
-    """One batch each, confirmed one by one."""
+    """Publish `count` messages, each in its own batch and confirmed."""
     connection = connect(broker)
     channel = connection.channel()
     channel.queue_declare(queue, durable=True)
@@ -50,28 +50,28 @@ def logs(data_dir: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_upkeep_runs_in_the_background(tmp_path: Path) -> None:
-    """A drained queue gives its room back, an old segment is rolled; nobody asks for either."""
+def test_upkeep_removes_drained_segments_and_rolls_old_ones(tmp_path: Path) -> None:
+    """Upkeep runs in the background, without any client command."""
     settings = {"storage.upkeep_interval_s": 0.2, "storage.segment_age_s": 2}
     with BrokerProcess(tmp_path / "data", settings=settings) as broker:
         publish(broker, "drained", 30)
         connection = connect(broker)
         channel = connection.channel()
         channel.queue_purge("drained")
-        until(lambda: logs(broker.data_dir) == [f"{30:020d}.log"], "the drained segment stays")
+        wait_until(lambda: logs(broker.data_dir) == [f"{30:020d}.log"], "the drained segment stays")
         channel.queue_delete("drained")
         publish(broker, "old", 1)
-        until(lambda: f"{1:020d}.log" in logs(broker.data_dir), "the old segment is not rolled")
-        assert f"{0:020d}.log" in logs(broker.data_dir), "its message was not settled"
+        wait_until(lambda: f"{1:020d}.log" in logs(broker.data_dir), "the old segment is not rolled")
+        assert f"{0:020d}.log" in logs(broker.data_dir), "its message is not acked"
         method, _, body = channel.basic_get("old", auto_ack=True)
         assert (method.redelivered, body) == (False, b"0" + BODY)
-        until(lambda: f"{0:020d}.log" not in logs(broker.data_dir), "what is old and settled stays")
+        wait_until(lambda: f"{0:020d}.log" not in logs(broker.data_dir), "the old, acked segment stays")
         connection.close()
         assert "Traceback" not in broker.stderr
 
 
-def damaged(data_dir: Path) -> BrokerProcess:
-    """A broker that was killed, and the fifth of whose nine messages a bit was flipped in; not started."""
+def damaged_broker(data_dir: Path) -> BrokerProcess:
+    """A killed broker with one bit flipped in the fifth of the nine messages of queue `hit`; not started again."""
     broker = BrokerProcess(data_dir)
     with broker:
         publish(broker, "hit", 9)
@@ -86,8 +86,8 @@ def damaged(data_dir: Path) -> BrokerProcess:
 
 
 @pytest.mark.slow
-def test_lost_offsets_are_shown(tmp_path: Path) -> None:
-    with damaged(tmp_path / "data") as broker:
+def test_lost_offsets_are_listed_by_ctl_and_api(tmp_path: Path) -> None:
+    with damaged_broker(tmp_path / "data") as broker:
         listed = broker.ctl("-q", "list_queues", "name", "messages", "degraded", "lost_offsets", "--no-table-headers")
         assert listed.returncode == 0, listed.stderr
         rows = sorted(line.split("\t") for line in listed.stdout.splitlines())
@@ -101,13 +101,13 @@ def test_lost_offsets_are_shown(tmp_path: Path) -> None:
         assert channel.basic_get("hit")[0] is None
         connection.close()
     with broker:
-        again: Any = broker.api("GET", "/api/queues/%2F/hit?columns=degraded,lost_offsets")
-        assert again == {"degraded": True, "lost_offsets": [[4, 4]]}, "known at the next start, too"
+        after_restart: Any = broker.api("GET", "/api/queues/%2F/hit?columns=degraded,lost_offsets")
+        assert after_restart == {"degraded": True, "lost_offsets": [[4, 4]]}, "also known after the next start"
 
 
 @pytest.mark.slow
 def test_strict_recovery_refuses_to_start(tmp_path: Path) -> None:
-    broker = damaged(tmp_path / "data")
+    broker = damaged_broker(tmp_path / "data")
     before = {path: path.read_bytes() for path in broker.data_dir.glob("vhosts/*/queues/*/*.log")}
     broker.settings["storage.recovery"] = "strict"
     with pytest.raises(BrokerFailed, match="exit code 69") as failed:
@@ -116,7 +116,7 @@ def test_strict_recovery_refuses_to_start(tmp_path: Path) -> None:
     assert "the log of queue 'hit' is damaged: offsets 4 to 4 are lost" in text
     assert "storage.recovery=salvage" in text and "verify_log" in text
     assert "Traceback" not in text
-    assert before == {path: path.read_bytes() for path in before}, "nothing was changed"
+    assert before == {path: path.read_bytes() for path in before}, "a log was changed"
     broker.settings["storage.recovery"] = "salvage"
     with broker:
         assert broker.api("GET", "/api/queues/%2F/hit?columns=messages") == {"messages": 8}
@@ -126,8 +126,8 @@ def test_strict_recovery_refuses_to_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_logs_of_a_running_broker_are_looked_into(tmp_path: Path) -> None:
-    """While messages are written nothing of it looks like damage; and looking changes nothing."""
+def test_verify_and_dump_log_of_a_running_broker(tmp_path: Path) -> None:
+    """While messages are written the tools report no damage, and they change no file."""
     with BrokerProcess(tmp_path / "data", settings={"storage.segment_size_bytes": 20_000}) as broker:
         publish(broker, "busy", 20)
         stop = threading.Event()
@@ -153,31 +153,31 @@ def test_logs_of_a_running_broker_are_looked_into(tmp_path: Path) -> None:
             stop.set()
             publisher.join()
 
-        def stand() -> dict[str, tuple[int, int]]:
+        def file_stats() -> dict[str, tuple[int, int]]:
             files = [path for path in broker.data_dir.glob("vhosts/**/*") if path.is_file()]
             return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
 
-        def rests() -> bool:
-            """The broker writes on for some ticks of 50 ms when a queue comes to rest."""
-            now = stand()
+        def is_idle() -> bool:
+            """Return True if no file changes for 0.5 s: after the last publish the broker writes for some ticks."""
+            now = file_stats()
             time.sleep(0.5)
-            return stand() == now
+            return file_stats() == now
 
-        until(rests, "the broker writes on and on")
-        before = stand()
+        wait_until(is_idle, "the broker does not stop writing")
+        before = file_stats()
         assert broker.ctl("verify_log", str(broker.data_dir)).returncode == 0
         assert broker.ctl("dump_log", str(broker.data_dir)).returncode == 0
-        assert stand() == before
+        assert file_stats() == before
 
 
-# Below the lowest that is open: what logs give back helps nobody either.
-NONE_LEFT = 3
+# This limit is below the lowest open descriptor: files that logs close do not help either.
+DESCRIPTOR_LIMIT = 3
 
 
 @pytest.mark.slow
-def test_a_queue_whose_log_cannot_be_opened_is_back_when_it_can(tmp_path: Path) -> None:
-    """No descriptor left when a queue is first used: 506 for that client, nothing in the queue is taken for gone, and
-    the next one finds it as it was.
+def test_queue_without_a_free_descriptor_is_506_and_opens_later(tmp_path: Path) -> None:
+    """No descriptor is free when a queue is first used. That client gets 506, no message is lost, and the next client
+    reads all of them.
     """
     broker = BrokerProcess(tmp_path / "data")
     with broker:
@@ -189,7 +189,7 @@ def test_a_queue_whose_log_cannot_be_opened_is_back_when_it_can(tmp_path: Path) 
         channel = connection.channel()
         assert channel.basic_get("ready", auto_ack=True)[2] == b"0" + BODY
         limit = resource.prlimit(broker.pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(broker.pid, resource.RLIMIT_NOFILE, (NONE_LEFT, limit[1]))
+        resource.prlimit(broker.pid, resource.RLIMIT_NOFILE, (DESCRIPTOR_LIMIT, limit[1]))
         with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
             channel.basic_get("late")
         assert closed.value.reply_code == 506
@@ -205,7 +205,7 @@ def test_a_queue_whose_log_cannot_be_opened_is_back_when_it_can(tmp_path: Path) 
         assert "Traceback" not in broker.stderr, broker.stderr
 
 
-def nacked(channel: Any) -> bool:
+def publish_is_nacked(channel: Any) -> bool:
     try:
         channel.basic_publish("", "rolls", b"refused" + BODY, pika.BasicProperties(delivery_mode=2))
     except pika.exceptions.NackError:
@@ -214,8 +214,8 @@ def nacked(channel: Any) -> bool:
 
 
 @pytest.mark.slow
-def test_publishes_are_nacked_while_there_is_no_descriptor(tmp_path: Path) -> None:
-    """... and taken again after, without a restart; the alarms look on meanwhile."""
+def test_publishes_are_nacked_while_no_descriptor_is_free(tmp_path: Path) -> None:
+    """Publishes are accepted afterwards without a restart. The alarms check meanwhile."""
     with BrokerProcess(tmp_path / "data", settings={"storage.segment_size_bytes": 4096}) as broker:
         connection = connect(broker)
         channel = connection.channel()
@@ -224,10 +224,10 @@ def test_publishes_are_nacked_while_there_is_no_descriptor(tmp_path: Path) -> No
         properties = pika.BasicProperties(delivery_mode=2)
         channel.basic_publish("", "rolls", b"first" + BODY, properties)
         limit = resource.prlimit(broker.pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(broker.pid, resource.RLIMIT_NOFILE, (NONE_LEFT, limit[1]))
-        refused = [nacked(channel) for _ in range(10)]  # a new segment each
-        assert True in refused, "there was a descriptor left for each"
-        time.sleep(1.2)  # the alarms' look comes each second
+        resource.prlimit(broker.pid, resource.RLIMIT_NOFILE, (DESCRIPTOR_LIMIT, limit[1]))
+        refused = [publish_is_nacked(channel) for _ in range(10)]  # a new segment each
+        assert True in refused, "a descriptor was free for each"
+        time.sleep(1.2)  # the alarms check once a second
         resource.prlimit(broker.pid, resource.RLIMIT_NOFILE, limit)
         channel.basic_publish("", "rolls", b"last" + BODY, properties)
         count = channel.queue_declare("rolls", passive=True).method.message_count

@@ -1,4 +1,4 @@
-"""Compaction against a naive twin: the last record of each key, its offset kept; tombstones; crashes at every call."""
+"""Compaction compared with a naive twin: last record per key, kept offsets, tombstones, a crash at every call."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ COMPACT = RetentionPolicy(compaction=CleanerPolicy())
 
 
 class Twin:
-    """A log and what should be in it."""
+    """A log and the records that it should hold."""
 
-    def __init__(self, house: Any, policy: RetentionPolicy = COMPACT) -> None:
-        self.house = house
+    def __init__(self, harness: Any, policy: RetentionPolicy = COMPACT) -> None:
+        self.harness = harness
         self.all: list[tuple[int, bytes, bytes | None]] = []
-        house.begin()
-        house.storage.set_policy(house.store, policy)
+        harness.create_log()
+        harness.storage.set_policy(harness.store, policy)
 
     def put(self, key: bytes, body: bytes | None) -> int:
         route = RecordRoute(b"events", key)
-        store = self.house.store
+        store = self.harness.store
         offset = (
             store.appender.append_tombstone(route, b"\x00\x00")
             if body is None
@@ -51,56 +51,56 @@ class Twin:
         for turn in range(turns):
             for number in range(each):
                 self.put(b"k%d" % ((turn * each + number) % keys), b"%d.%d" % (turn, number) + b"." * size)
-            self.house.turn()
-            self.house.clock.now_ms += 1000
+            self.harness.end_turn()
+            self.harness.clock.now_ms += 1000
 
     def active(self) -> int:
-        """Where the active segment begins."""
-        return self.house.store.log.segments[-1].base
+        """The base offset of the active segment."""
+        return self.harness.store.log.segments[-1].base
 
     def compacted(self, below: int) -> list[int]:
-        """Offsets that stay when everything below has been cleaned, tombstones kept."""
+        """Offsets that remain when everything below `below` has been cleaned, with tombstones."""
         last = {key: offset for offset, key, _ in self.all if offset < below}
         return [offset for offset, key, _ in self.all if offset >= below or last[key] == offset]
 
     def check(self, offsets: list[int]) -> None:
         bodies = {offset: body for offset, _, body in self.all}
         keys = {offset: key for offset, key, _ in self.all}
-        found = self.house.store.cursor.read(0, 1 << 40).records
+        found = self.harness.store.cursor.read(0, 1 << 40).records
         assert [record.offset for record in found] == offsets
         for record in found:
             assert record.routing_key == keys[record.offset]
             assert record.body == (bodies[record.offset] or b"")
             assert record.tombstone == (bodies[record.offset] is None)
-        assert self.house.store.record_count == len(offsets)
+        assert self.harness.store.record_count == len(offsets)
 
 
-def maintain(house: Any) -> None:
-    house.storage.maintain()
-    house.loop()
-    house.storage.commits.flush()
-    house.loop()
+def maintain(harness: Any) -> None:
+    harness.storage.maintain()
+    harness.run_callbacks()
+    harness.storage.commits.flush()
+    harness.run_callbacks()
 
 
 @pytest.fixture
-def twin(make_house: Callable[..., Any]) -> Twin:
-    return Twin(make_house(segment_size_bytes=3000))
+def twin(make_harness: Callable[..., Any]) -> Twin:
+    return Twin(make_harness(segment_size_bytes=3000))
 
 
-def test_the_last_record_of_each_key_stays(twin: Twin) -> None:
+def test_last_record_of_each_key_is_kept(twin: Twin) -> None:
     twin.fill(30)
-    before = len(twin.house.names(".log"))
+    before = len(twin.harness.names(".log"))
     active = twin.active()
-    size = sum(len(twin.house.data(name)) for name in twin.house.names(".log"))
-    maintain(twin.house)
+    size = sum(len(twin.harness.data(name)) for name in twin.harness.names(".log"))
+    maintain(twin.harness)
     twin.check(twin.compacted(active))
-    assert len(twin.house.names(".log")) < before, "small neighbours are one segment"
-    assert sum(len(twin.house.data(name)) for name in twin.house.names(".log")) < size / 2
-    assert twin.house.names(".cleaned") == twin.house.names(".swap") == []
-    assert twin.house.names(".log.deleted")
-    twin.house.clock.now_ms += FILE_DELETE_DELAY_MS
-    maintain(twin.house)
-    assert twin.house.names(".deleted") == []
+    assert len(twin.harness.names(".log")) < before, "small neighbouring segments are merged"
+    assert sum(len(twin.harness.data(name)) for name in twin.harness.names(".log")) < size / 2
+    assert twin.harness.names(".cleaned") == twin.harness.names(".swap") == []
+    assert twin.harness.names(".log.deleted")
+    twin.harness.clock.now_ms += FILE_DELETE_DELAY_MS
+    maintain(twin.harness)
+    assert twin.harness.names(".deleted") == []
     twin.check(twin.compacted(active))
 
 
@@ -121,288 +121,290 @@ def test_batches_read_as_bytes_have_the_remaining_records(twin: Twin) -> None:
 
 
 @pytest.mark.parametrize("how", ["clean", "kill", "nothing but logs"])
-def test_after_a_restart(twin: Twin, how: str) -> None:
-    """`.settled` and indexes lost: the holes are found in the batches, and the log's size is still right."""
+def test_compacted_log_is_recovered_after_a_restart(twin: Twin, how: str) -> None:
+    """Without `.settled` and index files, recovery finds the gaps in the batches and the record count is right."""
     twin.fill(30)
     active = twin.active()
-    maintain(twin.house)
+    maintain(twin.harness)
     expected = twin.compacted(active)
     if how == "clean":
-        twin.house.storage.close(clean=True)
-    after = twin.house.filesystem.killed()
-    twin.house.filesystem = after
+        twin.harness.storage.close(clean=True)
+    after = twin.harness.filesystem.killed()
+    twin.harness.filesystem = after
     if how == "nothing but logs":
         for suffix in (".settled", ".index", ".timeindex", "checkpoint"):
-            for name in twin.house.names(suffix):
-                after.unlink(f"{twin.house.directory}/{name}")
-    twin.house.again(after)
+            for name in twin.harness.names(suffix):
+                after.unlink(f"{twin.harness.directory}/{name}")
+    twin.harness.restart(after)
     twin.check(expected)
-    assert not twin.house.store.has_lost_offsets
+    assert not twin.harness.store.has_lost_offsets
     twin.put(b"k0", b"more")
-    twin.house.turn()
+    twin.harness.end_turn()
     twin.check([*expected, twin.all[-1][0]])
 
 
-def test_again_and_again(twin: Twin) -> None:
+def test_repeated_cleaning(twin: Twin) -> None:
     for _ in range(6):
         twin.fill(12)
         active = twin.active()
-        maintain(twin.house)
+        maintain(twin.harness)
         twin.check(twin.compacted(active))
-    twin.house.again()
+    twin.harness.restart()
     twin.check(twin.compacted(active))
-    history = read_clean_offsets(twin.house.filesystem, twin.house.directory)
+    history = read_clean_offsets(twin.harness.filesystem, twin.harness.directory)
     assert history[-1][0] == active
 
 
-def test_only_when_enough_is_dirty(twin: Twin) -> None:
+def test_log_is_cleaned_only_above_min_dirty_ratio(twin: Twin) -> None:
     twin.fill(30, keys=100)
-    maintain(twin.house)
-    before = twin.house.offsets()
-    twin.house.storage.set_policy(twin.house.store, RetentionPolicy(compaction=CleanerPolicy(min_dirty_ratio=0.9)))
+    maintain(twin.harness)
+    before = twin.harness.offsets()
+    twin.harness.storage.set_policy(twin.harness.store, RetentionPolicy(compaction=CleanerPolicy(min_dirty_ratio=0.9)))
     twin.fill(12, keys=100)
-    maintain(twin.house)
-    assert twin.house.offsets()[: len(before)] == before
-    twin.house.storage.set_policy(twin.house.store, RetentionPolicy(compaction=CleanerPolicy(min_dirty_ratio=0.1)))
+    maintain(twin.harness)
+    assert twin.harness.offsets()[: len(before)] == before
+    twin.harness.storage.set_policy(twin.harness.store, RetentionPolicy(compaction=CleanerPolicy(min_dirty_ratio=0.1)))
     active = twin.active()
-    maintain(twin.house)
+    maintain(twin.harness)
     twin.check(twin.compacted(active))
 
 
-def test_tombstones(twin: Twin) -> None:
-    """One takes what was before away, stays for a day after it was cleaned, then goes too."""
+def test_tombstone_deletes_its_key_and_is_removed_after_a_day(twin: Twin) -> None:
+    """A tombstone removes the key's earlier records. It is kept for a day after it was cleaned."""
     twin.put(b"gone", b"a value")
     twin.put(b"back", b"old")
     twin.fill(6)
-    gone = twin.put(b"gone", None)
-    back = twin.put(b"back", None)
+    deleted = twin.put(b"gone", None)
+    rewritten = twin.put(b"back", None)
     twin.fill(6)
     twin.put(b"back", b"new")
     twin.fill(8)
     active = twin.active()
-    maintain(twin.house)
+    maintain(twin.harness)
     twin.check(twin.compacted(active))
-    assert gone in twin.house.offsets()
-    assert back not in twin.house.offsets()
+    assert deleted in twin.harness.offsets()
+    assert rewritten not in twin.harness.offsets()
     twin.fill(20)
-    twin.house.clock.now_ms += DAY - 60_000
-    maintain(twin.house)
-    assert gone in twin.house.offsets(), "not a day since it was cleaned"
+    twin.harness.clock.now_ms += DAY - 60_000
+    maintain(twin.harness)
+    assert deleted in twin.harness.offsets(), "less than a day since it was cleaned"
     twin.fill(30)
-    twin.house.clock.now_ms += 120_000
+    twin.harness.clock.now_ms += 120_000
     active = twin.active()
-    maintain(twin.house)
-    twin.check([offset for offset in twin.compacted(active) if offset != gone])
-    store = twin.house.again()
-    assert gone not in twin.house.offsets()
-    assert store.record_count == len(twin.house.offsets())
+    maintain(twin.harness)
+    twin.check([offset for offset in twin.compacted(active) if offset != deleted])
+    store = twin.harness.restart()
+    assert deleted not in twin.harness.offsets()
+    assert store.record_count == len(twin.harness.offsets())
 
 
-def test_a_tombstone_is_null_for_kafka(twin: Twin) -> None:
+def test_tombstone_has_a_null_value_for_kafka(twin: Twin) -> None:
     twin.put(b"k", b"")
     twin.put(b"k", None)
-    twin.house.turn()
-    batches = MemoryRecords(bytes(twin.house.log()))
+    twin.harness.end_turn()
+    batches = MemoryRecords(bytes(twin.harness.log()))
     values = []
     while (batch := batches.next_batch()) is not None:
         values += [(record.key, record.value) for record in batch]
     assert values == [(b"k", b""), (b"k", None)]
 
 
-def test_kafka_reads_what_was_cleaned(twin: Twin) -> None:
+def test_kafka_reads_a_cleaned_log(twin: Twin) -> None:
     twin.fill(30)
-    maintain(twin.house)
+    maintain(twin.harness)
     found = []
-    for name in twin.house.names(".log"):
-        batches = MemoryRecords(bytes(twin.house.data(name)))
+    for name in twin.harness.names(".log"):
+        batches = MemoryRecords(bytes(twin.harness.data(name)))
         while (batch := batches.next_batch()) is not None:
             assert batch.validate_crc()
             found += [(record.offset, record.key, record.value) for record in batch]
-    records = twin.house.store.cursor.read(0, 1 << 40).records
+    records = twin.harness.store.cursor.read(0, 1 << 40).records
     assert found == [(record.offset, record.routing_key, record.body) for record in records]
 
 
-def test_a_map_too_small_for_all_keys(make_house: Callable[..., Any]) -> None:
-    """Each cleaning goes as far as its map; nothing that it has not seen is thrown away."""
+def test_offset_map_too_small_for_all_keys(make_harness: Callable[..., Any]) -> None:
+    """Each cleaning goes as far as its offset map reaches and removes no record beyond."""
     policy = RetentionPolicy(compaction=CleanerPolicy(map_size_bytes=24 * 16, min_dirty_ratio=0.0))
-    twin = Twin(make_house(segment_size_bytes=3000), policy)
+    twin = Twin(make_harness(segment_size_bytes=3000), policy)
     twin.fill(40, keys=37)
     keys = {key for _, key, _ in twin.all}
     wanted = {key: offset for offset, key, _ in twin.all}
     for _ in range(40):
-        maintain(twin.house)
-        found = {record.routing_key: record.offset for record in twin.house.store.cursor.read(0, 1 << 40).records}
+        maintain(twin.harness)
+        found = {record.routing_key: record.offset for record in twin.harness.store.cursor.read(0, 1 << 40).records}
         assert found == wanted
         assert set(found) == keys
-    assert twin.house.store.record_count < 150
+    assert twin.harness.store.record_count < 150
 
 
-def test_the_key_is_the_policys(make_house: Callable[..., Any]) -> None:
+def test_policy_decides_the_key_of_a_record(make_harness: Callable[..., Any]) -> None:
     policy = RetentionPolicy(compaction=CleanerPolicy(key=lambda record: record.body[:1] if record.body else None))
-    twin = Twin(make_house(segment_size_bytes=2000), policy)
+    twin = Twin(make_harness(segment_size_bytes=2000), policy)
     for number in range(60):
         twin.put(b"k%d" % number, (b"a" if number % 2 else b"b") + b"." * 100 if number % 5 else b"")
-        twin.house.turn()
+        twin.harness.end_turn()
     active = twin.active()
-    maintain(twin.house)
-    offsets = twin.house.offsets()
-    without = [offset for offset, _, body in twin.all if body == b"" and offset < active]
-    assert set(without) <= set(offsets), "what has no key stays"
-    assert len([offset for offset in offsets if offset < active]) == len(without) + 2
+    maintain(twin.harness)
+    offsets = twin.harness.offsets()
+    keyless = [offset for offset, _, body in twin.all if body == b"" and offset < active]
+    assert set(keyless) <= set(offsets), "records without a key are kept"
+    assert len([offset for offset in offsets if offset < active]) == len(keyless) + 2
 
 
-def test_transactions_and_transient_messages(twin: Twin) -> None:
-    store = twin.house.store
+def test_compaction_of_transactions_and_transient_messages(twin: Twin) -> None:
+    store = twin.harness.store
     for turn in range(12):
         store.begin_transaction()
         for number in range(70):
             twin.put(b"t%d" % (number % 9), b"%d" % turn)
         store.end_transaction()
-        twin.house.turn()
+        twin.harness.end_turn()
     offset = store.append_parts(RecordRoute(b"", b"transient"), b"", b"passes", False)
-    twin.house.turn()
+    twin.harness.end_turn()
     twin.fill(40)
-    maintain(twin.house)
+    maintain(twin.harness)
     found = [record.offset for record in store.cursor.read(0, 1 << 40).records]
     assert offset in found
     assert found == sorted({*twin.compacted(twin.active()), offset})
-    twin.house.again()
-    assert [each for each in found if each != offset] == twin.house.offsets(), "transactions stay whole, transients go"
-    assert twin.house.store.record_count == len(found) - 1
+    twin.harness.restart()
+    assert [each for each in found if each != offset] == twin.harness.offsets(), (
+        "transactions are whole, transient messages are dropped"
+    )
+    assert twin.harness.store.record_count == len(found) - 1
 
 
-def test_reading_goes_on_while_it_is_cleaned(twin: Twin) -> None:
+def test_reading_continues_while_the_log_is_cleaned(twin: Twin) -> None:
     twin.fill(30)
     active = twin.active()
-    first = twin.house.store.cursor.read(0, 300).records
-    maintain(twin.house)
-    after = twin.house.store.cursor.read(first[-1].offset + 1, 1 << 40).records
+    first = twin.harness.store.cursor.read(0, 300).records
+    maintain(twin.harness)
+    after = twin.harness.store.cursor.read(first[-1].offset + 1, 1 << 40).records
     assert [record.offset for record in after] == [
         offset for offset in twin.compacted(active) if offset > first[-1].offset
     ]
 
 
-def test_a_trim_meanwhile(twin: Twin) -> None:
-    """What was trimmed while the cleaner was at work does not come back with the new segments."""
+def test_trim_during_a_cleaning_is_kept(twin: Twin) -> None:
+    """Records trimmed while the cleaner works do not return with its new segments."""
     twin.fill(30)
     active = twin.active()
-    twin.house.storage.maintain()  # the cleaner has done its part, the loop not yet
+    twin.harness.storage.maintain()  # the cleaner's part is done, the loop's is not
     middle = twin.compacted(active)[3]
-    trim(twin.house.store, middle)
-    twin.house.turn()
+    trim(twin.harness.store, middle)
+    twin.harness.end_turn()
     expected = [offset for offset in twin.compacted(active) if offset >= middle]
     twin.check(expected)
-    twin.house.storage.commits.flush()
-    twin.house.loop()
-    twin.house.again()
+    twin.harness.storage.commits.flush()
+    twin.harness.run_callbacks()
+    twin.harness.restart()
     twin.check(expected)
 
 
-def test_a_queue_deleted_meanwhile(twin: Twin) -> None:
+def test_queue_deleted_during_a_cleaning(twin: Twin) -> None:
     twin.fill(30)
-    twin.house.storage.maintain()
-    gone = []
-    twin.house.storage.delete_queue(twin.house.store, lambda: gone.append(True))
-    twin.house.loop()
-    assert gone == [True]
-    assert twin.house.filesystem.listdir(twin.house.directory) == []
-    twin.house.storage.maintain()
+    twin.harness.storage.maintain()
+    removed = []
+    twin.harness.storage.delete_queue(twin.harness.store, lambda: removed.append(True))
+    twin.harness.run_callbacks()
+    assert removed == [True]
+    assert twin.harness.filesystem.listdir(twin.harness.directory) == []
+    twin.harness.storage.maintain()
 
 
-def test_what_is_damaged_is_left_alone(twin: Twin) -> None:
+def test_damaged_log_is_not_cleaned(twin: Twin) -> None:
     twin.fill(30)
-    names = twin.house.names(".log")
-    twin.house.data(names[2])[300] ^= 1
-    maintain(twin.house)
-    assert twin.house.names(".log") == names
-    assert twin.house.names(".cleaned") == []
-    assert len(twin.house.offsets()) == 145
+    names = twin.harness.names(".log")
+    twin.harness.data(names[2])[300] ^= 1
+    maintain(twin.harness)
+    assert twin.harness.names(".log") == names
+    assert twin.harness.names(".cleaned") == []
+    assert len(twin.harness.offsets()) == 145
 
 
-def test_a_damaged_checkpoint_counts_as_missing(twin: Twin) -> None:
+def test_damaged_cleaner_checkpoint_counts_as_missing(twin: Twin) -> None:
     history = [(17, 1_700_000_000_000), (90, 1_700_000_100_000)]
-    filesystem = twin.house.filesystem
+    filesystem = twin.harness.filesystem
     text = encode_clean_offsets(history)
     twin.fill(1)
-    path = f"{twin.house.directory}/cleaner-offset-checkpoint"
+    path = f"{twin.harness.directory}/cleaner-offset-checkpoint"
     filesystem.replace_file(path, text, sync=False)
-    assert read_clean_offsets(filesystem, twin.house.directory) == history
+    assert read_clean_offsets(filesystem, twin.harness.directory) == history
     for position in range(len(text) - 1):
         for bit in range(8):
             wrong = bytearray(text)
             wrong[position] ^= 1 << bit
             filesystem.replace_file(path, bytes(wrong), sync=False)
-            assert read_clean_offsets(filesystem, twin.house.directory) in ([], history)
+            assert read_clean_offsets(filesystem, twin.harness.directory) in ([], history)
     filesystem.unlink(path)
-    assert read_clean_offsets(filesystem, twin.house.directory) == []
+    assert read_clean_offsets(filesystem, twin.harness.directory) == []
 
 
-def test_compaction_and_retention_together(make_house: Callable[..., Any]) -> None:
+def test_compaction_and_retention_together(make_harness: Callable[..., Any]) -> None:
     policy = RetentionPolicy(max_age_ms=40_000, compaction=CleanerPolicy())
-    twin = Twin(make_house(segment_size_bytes=3000), policy)
+    twin = Twin(make_harness(segment_size_bytes=3000), policy)
     twin.fill(60, keys=200)
-    maintain(twin.house)
-    maintain(twin.house)
-    oldest = twin.house.store.cursor.read(0, 1).records[0]
-    assert oldest.timestamp_ms >= twin.house.clock.now_ms - 40_000 - 10_000
-    twin.house.again()
-    assert twin.house.store.cursor.read(0, 1).records[0].offset == oldest.offset
+    maintain(twin.harness)
+    maintain(twin.harness)
+    oldest = twin.harness.store.cursor.read(0, 1).records[0]
+    assert oldest.timestamp_ms >= twin.harness.clock.now_ms - 40_000 - 10_000
+    twin.harness.restart()
+    assert twin.harness.store.cursor.read(0, 1).records[0].offset == oldest.offset
 
 
 @pytest.mark.slow
-def test_the_machine_ends_at_any_call(make_house: Callable[..., Any]) -> None:
-    """Power cuts during a cleaning: whatever call it ends at, each key's last record is there, once, in order."""
-    house = make_house(segment_size_bytes=1500)
-    twin = Twin(house)
+def test_power_cut_at_any_call_of_a_cleaning(make_harness: Callable[..., Any]) -> None:
+    """After a power cut at any call, the last record of each key is there, once and in order."""
+    harness = make_harness(segment_size_bytes=1500)
+    twin = Twin(harness)
     twin.fill(14, keys=5, each=3)
-    house.storage.commits.flush()
-    house.loop()
+    harness.storage.commits.flush()
+    harness.run_callbacks()
     active = twin.active()
     compacted, whole = twin.compacted(active), [offset for offset, _, _ in twin.all]
-    image = house.filesystem
+    image = harness.filesystem
     seen: set[int] = set()
     number = 0
     while True:
         filesystem = image.killed()
-        house.again(filesystem)
-        house.storage.set_policy(house.store, COMPACT)
-        left = [number]
+        harness.restart(filesystem)
+        harness.storage.set_policy(harness.store, COMPACT)
+        calls_left = [number]
 
-        def fault(name: str, path: str, left: list[int] = left) -> OSError | None:
-            if left[0] == 0:
-                raise KeyboardInterrupt  # the machine ends here
-            left[0] -= 1
+        def fault(name: str, path: str, calls_left: list[int] = calls_left) -> OSError | None:
+            if calls_left[0] == 0:
+                raise KeyboardInterrupt  # the machine stops here
+            calls_left[0] -= 1
             return None
 
         filesystem.fault = fault
         with contextlib.suppress(KeyboardInterrupt):
-            maintain(house)
+            maintain(harness)
         filesystem.fault = None
         for seed in range(3):
             after = filesystem.killed() if seed == 0 else filesystem.crashed(number * 10 + seed)
-            house.again(after, boot_id=f"{number * 10 + seed:032x}" if seed else "1" * 32)
-            offsets = house.offsets()
+            harness.restart(after, boot_id=f"{number * 10 + seed:032x}" if seed else "1" * 32)
+            offsets = harness.offsets()
             assert set(compacted) <= set(offsets) <= set(whole), (number, seed)
             assert offsets == sorted(set(offsets))
-            assert house.store.record_count == len(offsets), (number, seed)
-            assert not house.store.has_lost_offsets, (number, seed)
-            assert house.names(".log.swap") == house.names(".cleaned") == []
+            assert harness.store.record_count == len(offsets), (number, seed)
+            assert not harness.store.has_lost_offsets, (number, seed)
+            assert harness.names(".log.swap") == harness.names(".cleaned") == []
             seen.add(len(offsets))
-            (new,) = house.append(b"new")
+            (new,) = harness.append(b"new")
             assert new == len(whole)
-            house.turn()
-            assert house.again().next_offset == new + 1
-            house.storage.set_policy(house.store, COMPACT)
-            maintain(house)
-            assert [offset for offset in house.offsets() if offset != new] == compacted, "and cleaned after all"
-        if left[0] > 0:
+            harness.end_turn()
+            assert harness.restart().next_offset == new + 1
+            harness.storage.set_policy(harness.store, COMPACT)
+            maintain(harness)
+            assert [offset for offset in harness.offsets() if offset != new] == compacted, "cleaned after the restart"
+        if calls_left[0] > 0:
             break
         number += 1
     assert number > 40
     assert {len(compacted), len(whole)} <= seen
 
 
-def test_on_threads_and_a_real_disk(tmp_path: Any) -> None:
+def test_compaction_with_threads_on_a_real_disk(tmp_path: Any) -> None:
     posted: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
     lock = threading.Lock()
 
@@ -444,7 +446,7 @@ def test_on_threads_and_a_real_disk(tmp_path: Any) -> None:
     storage.close(clean=False)
 
 
-def test_a_stop_does_not_wait_for_a_cleaning(tmp_path: Any) -> None:
+def test_stop_does_not_wait_for_a_cleaning(tmp_path: Any) -> None:
     posted: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
     storage = Storage(
         tmp_path, post=lambda function, *arguments: posted.append((function, arguments)), segment_size_bytes=50_000
@@ -459,7 +461,7 @@ def test_a_stop_does_not_wait_for_a_cleaning(tmp_path: Any) -> None:
     storage.close(clean=True)
     names = sorted(path.name for path in tmp_path.rglob("*"))
     for function, arguments in posted:
-        function(*arguments)  # what the loop still does is too late
+        function(*arguments)  # callbacks after the stop change nothing
     storage.maintain()
     assert sorted(path.name for path in tmp_path.rglob("*")) == names
     storage = Storage(tmp_path, post=lambda *arguments: None, segment_size_bytes=50_000)
@@ -469,11 +471,11 @@ def test_a_stop_does_not_wait_for_a_cleaning(tmp_path: Any) -> None:
     storage.close(clean=False)
 
 
-def test_the_map_of_keys() -> None:
+def test_offset_map_refuses_new_keys_when_full() -> None:
     keys = OffsetMap(24 * 100)
     assert keys.capacity == 75
     for number in range(75):
         assert keys.put(b"%d" % number, number)
     assert not keys.put(b"one more", 100)
-    assert keys.put(b"7", 101), "one that is in it always fits"
+    assert keys.put(b"7", 101), "a known key always fits"
     assert [keys.get(b"%d" % number) for number in (0, 7, 74, 75)] == [0, 101, 74, -1]

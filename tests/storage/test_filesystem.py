@@ -1,4 +1,4 @@
-"""The seam: the real file system and its simulated twin do the same; the twin forgets what was not synced."""
+"""The file system interface: the real and the simulated one behave alike; the simulated one can lose unsynced data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[FileSystem, st
     return filesystem, "/d"
 
 
-def test_calls(disk: tuple[FileSystem, str]) -> None:
+def test_file_system_calls(disk: tuple[FileSystem, str]) -> None:
     filesystem, root = disk
     assert filesystem.mkdir(f"{root}/a") is True
     assert filesystem.mkdir(f"{root}/a") is False
@@ -58,7 +58,7 @@ def test_calls(disk: tuple[FileSystem, str]) -> None:
         filesystem.read_file(f"{root}/none")
 
 
-def test_a_file_is_closed_when_the_last_sync_is_done(disk: tuple[FileSystem, str]) -> None:
+def test_file_is_closed_after_its_last_sync(disk: tuple[FileSystem, str]) -> None:
     filesystem, root = disk
     file = OpenFile(filesystem, f"{root}/f", APPEND)
     file.pins = 2
@@ -70,7 +70,7 @@ def test_a_file_is_closed_when_the_last_sync_is_done(disk: tuple[FileSystem, str
     assert file.fd == -1
 
 
-def test_reserve(disk: tuple[FileSystem, str]) -> None:
+def test_reserve_is_taken_and_released_once(disk: tuple[FileSystem, str]) -> None:
     filesystem, root = disk
     reserve = Reserve(filesystem, f"{root}/reserve")
     assert reserve.release() is False
@@ -81,7 +81,7 @@ def test_reserve(disk: tuple[FileSystem, str]) -> None:
     assert not filesystem.exists(f"{root}/reserve")
 
 
-def test_what_was_synced_survives_and_the_rest_may() -> None:
+def test_synced_data_survives_a_power_cut() -> None:
     filesystem = SimulatedFileSystem()
     filesystem.mkdir("/d")
     filesystem.fsync_dir("/")
@@ -101,7 +101,7 @@ def test_what_was_synced_survives_and_the_rest_may() -> None:
     assert filesystem.crashed(3).read_file("/d/f") == filesystem.crashed(3).read_file("/d/f")
 
 
-def test_a_full_disk_writes_short_and_then_nothing() -> None:
+def test_full_disk_writes_short_and_then_fails() -> None:
     filesystem = SimulatedFileSystem(capacity=10)
     filesystem.mkdir("/d")
     fd = filesystem.open("/d/f", APPEND)
@@ -111,21 +111,21 @@ def test_a_full_disk_writes_short_and_then_nothing() -> None:
         filesystem.write(fd, b"x")
 
 
-SEAM = {"filesystem.py", "simulation.py"}
+INTERFACE_FILES = {"filesystem.py", "simulation.py"}
 STORAGE = Path(__file__).parents[2] / "storage"
 PATH_CALLS = {"read_text", "read_bytes", "write_text", "write_bytes", "touch"}
 MODULES = {"os", "time", "shutil", "tempfile", "mmap", "fcntl", "datetime"}
-PLAIN = {"path", "strerror", "urandom", "PathLike", "fspath"}
+HARMLESS = {"path", "strerror", "urandom", "PathLike", "fspath"}
 
 
-def around_the_seam(source: str) -> list[str]:
-    """Calls of the operating system, of files and clocks, that pass by `FileSystem` and `Clock`."""
+def bypassing_calls(source: str) -> list[str]:
+    """Calls of the operating system, of files and of clocks that bypass `FileSystem` and `Clock`."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            plain = node.value.id == "os" and (node.attr in PLAIN or node.attr.startswith(("O_", "SEEK_")))
-            plain |= (node.value.id, node.attr) == ("datetime", "fromtimestamp")  # converts a time, reads no clock
-            if node.value.id in MODULES and not plain:
+            harmless = node.value.id == "os" and (node.attr in HARMLESS or node.attr.startswith(("O_", "SEEK_")))
+            harmless |= (node.value.id, node.attr) == ("datetime", "fromtimestamp")  # converts a time, reads no clock
+            if node.value.id in MODULES and not harmless:
                 found.append(f"{node.value.id}.{node.attr}")
         if isinstance(node, ast.Call):
             function = node.func
@@ -136,36 +136,36 @@ def around_the_seam(source: str) -> list[str]:
     return found
 
 
-def test_nothing_passes_by_the_seam() -> None:
-    """A crash or a failing disk is simulated from a seed only if every use of disk and clock can be seen."""
-    passed = {
+def test_storage_uses_disk_and_clock_only_through_the_interface() -> None:
+    """A seed can replay a crash or a failing disk only if every use of disk and clock goes through the interface."""
+    bypassing = {
         path.relative_to(STORAGE).as_posix(): found
         for path in sorted(STORAGE.rglob("*.py"))
-        if path.name not in SEAM and STORAGE / "spark" not in path.parents
-        if (found := around_the_seam(path.read_text("utf-8")))
+        if path.name not in INTERFACE_FILES and STORAGE / "spark" not in path.parents
+        if (found := bypassing_calls(path.read_text("utf-8")))
     }
-    # The metadata's database is SQLite's own; its instance id is read before there is anything to simulate.
-    # A copy of it, for a start on a full disk, is nothing that lasts.
-    assert passed == {"metadata/store.py": ["read_text"], "metadata/sqlite.py": ["tempfile.TemporaryDirectory"]}
+    # SQLite opens its own database. The instance id is read before a simulation can begin. The temporary copy of the
+    # database, for a start on a full disk, does not have to last.
+    assert bypassing == {"metadata/store.py": ["read_text"], "metadata/sqlite.py": ["tempfile.TemporaryDirectory"]}
 
 
 @pytest.mark.parametrize(
     "line", ["os.rename(a, b)", "open(a)", "time.time()", "path.read_bytes()", "time.sleep(0)", "os.open(a, 0)"]
 )
-def test_the_seam_test_sees(line: str) -> None:
-    assert len(around_the_seam(line)) == 1
+def test_bypassing_call_is_found(line: str) -> None:
+    assert len(bypassing_calls(line)) == 1
 
 
-def test_a_sync_waits_for_a_descriptor() -> None:
-    """No descriptor to open a directory with is no failed sync: it is tried again, and nothing counts as failed."""
+def test_directory_sync_is_retried_without_a_free_descriptor() -> None:
+    """If no descriptor is free to open a directory, the sync is tried again and has not failed."""
     filesystem = SimulatedFileSystem()
     filesystem.mkdir("/d")
-    left = 3
+    failures_left = 3
 
     def fault(name: str, path: str) -> OSError | None:
-        nonlocal left
-        if name == "fsync_dir" and left:
-            left -= 1
+        nonlocal failures_left
+        if name == "fsync_dir" and failures_left:
+            failures_left -= 1
             return OSError(errno.EMFILE, "Too many open files")
         return None
 
@@ -175,7 +175,7 @@ def test_a_sync_waits_for_a_descriptor() -> None:
     part.directories.append("/d")
     job.parts.append(part)
     run_job(filesystem, job, -1)
-    assert (part.failed, left) == (False, 0)
+    assert (part.failed, failures_left) == (False, 0)
     filesystem.fault = lambda name, path: OSError(errno.EMFILE, "Too many open files") if name == "fsync_dir" else None
     run_job(filesystem, job, -1)
-    assert part.failed, "but not for ever"
+    assert part.failed, "the retries end"

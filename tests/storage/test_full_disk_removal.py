@@ -1,4 +1,4 @@
-"""A disk without a free block is still freed by what is settled: removing segments is what makes room."""
+"""On a full disk, acked segments can still be removed, and that frees space."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from amqpd.storage.sync_job import SyncBatch, SyncPart
 
 
 class FullUntilFreed(SimulatedFileSystem):
-    """Takes no small file while `log` is there."""
+    """A file system on which `replace_file` fails with ENOSPC while `log` exists."""
 
     log = "/data/0.log"
 
@@ -23,7 +23,7 @@ class FullUntilFreed(SimulatedFileSystem):
         super().replace_file(path, data, sync=sync)
 
 
-def test_what_is_settled_goes_before_a_checkpoint_that_has_no_room() -> None:
+def test_acked_segment_is_removed_before_a_checkpoint_is_written() -> None:
     filesystem = FullUntilFreed()
     filesystem.mkdir("/data")
     for name in ("0.log", "0.index", "9.settled"):
@@ -38,68 +38,68 @@ def test_what_is_settled_goes_before_a_checkpoint_that_has_no_room() -> None:
     assert not part.failed
 
 
-def settle(house: Any, start: int, stop: int) -> None:
-    """Messages of 600 bytes, and time for what follows."""
+def ack_and_remove(harness: Any, start: int, stop: int) -> None:
+    """Ack messages of 600 bytes and run the turns that remove their segments."""
     for offset in range(start, stop):
-        house.store.ack(offset, 600)
+        harness.store.ack(offset, 600)
     for _ in range(4):
-        house.clock.now_ms += 1000
-        house.turn()
-        house.storage.commits.flush()
-        house.loop()
+        harness.clock.now_ms += 1000
+        harness.end_turn()
+        harness.storage.commits.flush()
+        harness.run_callbacks()
 
 
-def test_a_segment_goes_whose_last_settlements_have_no_room(make_house: Callable[..., Any]) -> None:
-    """Nothing of it is live, and nothing can be written: it goes, and what follows finds its room."""
-    house = make_house(segment_size_bytes=4000)
-    store = house.begin()
+def test_segment_is_removed_although_its_acks_cannot_be_written(make_harness: Callable[..., Any]) -> None:
+    """No message of the segment is live and no ack can be written. Removal makes space for the next append."""
+    harness = make_harness(segment_size_bytes=4000)
+    store = harness.create_log()
     for number in range(30):
-        house.append(b"%03d" % number * 200)
-        house.turn()
+        harness.append(b"%03d" % number * 200)
+        harness.end_turn()
     first, second = store.log.segments[:2]
     assert first.sealed and second.sealed
-    house.filesystem.unlink("/data/reserve")  # it was given up before, and somebody else has its room
-    house.storage._resources.reserve.held = False
-    house.filesystem.capacity = house.filesystem.used()
-    settle(house, first.base, second.end)
+    harness.filesystem.unlink("/data/reserve")  # the reserve was released before, and its space is used
+    harness.storage._resources.reserve.held = False
+    harness.filesystem.capacity = harness.filesystem.used()
+    ack_and_remove(harness, first.base, second.end)
     assert first.is_removed and second.is_removed
-    assert not any(house.filesystem.exists(f"{segment.prefix}.log") for segment in (first, second))
+    assert not any(harness.filesystem.exists(f"{segment.prefix}.log") for segment in (first, second))
     assert not store.failed
-    house.append(b"there is room")
-    house.turn()
-    assert house.commits[-1][1] == []
-    assert house.bodies()[-1] == b"there is room"
+    harness.append(b"there is room")
+    harness.end_turn()
+    assert harness.commits[-1][1] == []
+    assert harness.bodies()[-1] == b"there is room"
 
 
-def test_a_start_on_a_disk_without_a_block(make_house: Callable[..., Any]) -> None:
-    """Recovery has to write a `.settled` file and cannot: the log is drained, and takes nothing before it has."""
-    house = make_house(segment_size_bytes=4000)
-    house.begin()
+def test_start_on_a_full_disk(make_harness: Callable[..., Any]) -> None:
+    """Recovery cannot write a `.settled` file. The log can be drained, and appends fail until that has freed space."""
+    harness = make_harness(segment_size_bytes=4000)
+    harness.create_log()
     for number in range(30):
-        house.append(b"%03d" % number * 200)
-        house.turn()
-    kept = house.bodies()
-    house.log().extend(b"a torn tail")
-    house.filesystem.unlink(f"{house.directory}/recovery-point-checkpoint")  # every segment is checked again
-    house.filesystem.unlink("/data/reserve")
-    house.filesystem.capacity = house.filesystem.used() - len(b"a torn tail")
-    for _ in range(2):  # the second one finds what the first could not mend
-        store = house.again()
-        assert house.bodies() == kept
+        harness.append(b"%03d" % number * 200)
+        harness.end_turn()
+    kept = harness.bodies()
+    harness.log().extend(b"a torn tail")
+    harness.filesystem.unlink(f"{harness.directory}/recovery-point-checkpoint")  # every segment is checked again
+    harness.filesystem.unlink("/data/reserve")
+    harness.filesystem.capacity = harness.filesystem.used() - len(b"a torn tail")
+    for _ in range(2):  # the second restart meets what the first could not repair
+        store = harness.restart()
+        assert harness.bodies() == kept
     first = store.log.segments[0]
     for offset in range(first.end):
         store.mark_delivered(offset)
-    refused = house.append(b"no room")[0]
-    house.turn()
+    refused = harness.append(b"no room")[0]
+    harness.end_turn()
     assert store.take_failed_ranges() == [(refused, refused)]
     assert not store.failed
-    settle(house, first.base, first.end)
+    ack_and_remove(harness, first.base, first.end)
     assert first.is_removed
-    assert house.bodies() == kept[first.end :]
-    house.append(b"there is room")
-    house.turn()
-    assert house.commits[-1][1] == []
-    for _ in range(2):  # the second one finds what the first has left
-        house.again()
-        assert house.bodies() == [*kept[first.end :], b"there is room"]
-        assert not house.store.lost
+    assert harness.bodies() == kept[first.end :]
+    harness.append(b"there is room")
+    harness.end_turn()
+    assert harness.commits[-1][1] == []
+    for _ in range(2):  # the second restart reads what the first has written
+        harness.restart()
+        assert harness.bodies() == [*kept[first.end :], b"there is room"]
+        assert not harness.store.lost

@@ -1,4 +1,4 @@
-"""The sparse indexes: look-up, cutting, and entries that cannot be right; and how a log gets on with bad ones."""
+"""The sparse indexes: look-up, truncation, implausible entries, and a log whose index has wrong entries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_offset_look_up() -> None:
         ([(1, 10), (2, 999)], False),
     ],
 )
-def test_plausible(entries: list[tuple[int, int]], good: bool) -> None:
+def test_index_entries_are_plausible_only_in_order_and_in_the_file(entries: list[tuple[int, int]], good: bool) -> None:
     assert OffsetIndex(b"".join(struct.pack(">2I", *entry) for entry in entries)).plausible(100) is good
 
 
@@ -47,42 +47,42 @@ def test_time_look_up() -> None:
     assert len(times) == 1
 
 
-def test_files_of_a_log(make_house: Callable[..., Any]) -> None:
-    """One entry each time 4096 bytes have gone by, of the last offset of the batch at that position."""
-    house = make_house(segment_size_bytes=40_000)
-    house.begin()
+def test_index_has_an_entry_per_4096_bytes(make_harness: Callable[..., Any]) -> None:
+    """Each entry has the last offset of the batch at its position."""
+    harness = make_harness(segment_size_bytes=40_000)
+    harness.create_log()
     for _ in range(60):
-        house.clock.now_ms += 10
-        house.append(b"x" * 500, b"y" * 500)
-        house.turn()
-    name = house.names(".index")[0]
-    entries = list(struct.iter_unpack(">2I", bytes(house.data(name))))
-    log = bytes(house.log(0))
+        harness.clock.now_ms += 10
+        harness.append(b"x" * 500, b"y" * 500)
+        harness.end_turn()
+    name = harness.names(".index")[0]
+    entries = list(struct.iter_unpack(">2I", bytes(harness.data(name))))
+    log = bytes(harness.log(0))
     assert len(entries) == pytest.approx(len(log) / 5000, abs=3)
     for relative, position in entries:
         base, _, _, _, _, _, delta = struct.unpack_from(">qiibIhi", log, position)
         assert base + delta == relative
-    times = list(struct.iter_unpack(">qI", bytes(house.data(house.names(".timeindex")[0]))))
+    times = list(struct.iter_unpack(">qI", bytes(harness.data(harness.names(".timeindex")[0]))))
     assert times == sorted(times)
     assert times[0][0] % 10 == 0
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_wrong_entries_lose_nothing(make_house: Callable[..., Any], clean: bool) -> None:
-    """Each bit of an index flipped: every message is still found by its offset."""
-    house = make_house(segment_size_bytes=30_000)
-    house.begin()
+def test_flipped_index_bit_loses_no_message(make_harness: Callable[..., Any], clean: bool) -> None:
+    """Every fifth bit of an index is flipped in turn; each message is still found by its offset."""
+    harness = make_harness(segment_size_bytes=30_000)
+    harness.create_log()
     for number in range(60):
-        house.append(*(b"%d" % number * 100 for _ in range(3)))
-        house.turn()
-    house.storage.close(clean=clean)
-    image = house.filesystem
-    name = house.names(".index")[0]
-    for place in range(0, len(house.data(name)) * 8, 5):
-        house.data(name)[place // 8] ^= 1 << place % 8
-        house.again(image.killed())
+        harness.append(*(b"%d" % number * 100 for _ in range(3)))
+        harness.end_turn()
+    harness.storage.close(clean=clean)
+    image = harness.filesystem
+    name = harness.names(".index")[0]
+    for place in range(0, len(harness.data(name)) * 8, 5):
+        harness.data(name)[place // 8] ^= 1 << place % 8
+        harness.restart(image.killed())
         for offset in range(0, 90, 7):
-            assert house.store.cursor.read_one(offset).offset == offset
-        assert house.store.lost == []
-        house.filesystem = image
-        house.data(name)[place // 8] ^= 1 << place % 8
+            assert harness.store.cursor.read_one(offset).offset == offset
+        assert harness.store.lost == []
+        harness.filesystem = image
+        harness.data(name)[place // 8] ^= 1 << place % 8

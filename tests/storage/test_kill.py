@@ -1,4 +1,4 @@
-"""A process that writes, killed in the middle of it; what it was told is safe is there."""
+"""A writing process is killed; the messages reported as safe are in the log."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ while True:
 """
 
 
-def test_kill_in_the_middle(tmp_path: Path) -> None:
+def test_messages_reported_as_safe_survive_sigkill(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(amqpd.__file__).parent.parent)}
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
@@ -57,7 +57,7 @@ def test_kill_in_the_middle(tmp_path: Path) -> None:
     rest = [line for line in process.stdout if line.endswith("\n")]
     process.stdout.close()
     process.wait()
-    _, safe, settled = [line, *rest][-1].split()
+    _, safe, acked = [line, *rest][-1].split()
     posted: queue.SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]] = queue.SimpleQueue()
     storage = Storage(tmp_path, post=lambda function, *arguments: posted.put((function, arguments)))
     store = storage.open_queue("v", queue_id)
@@ -65,12 +65,12 @@ def test_kill_in_the_middle(tmp_path: Path) -> None:
     offsets = [record.offset for record in records]
     assert offsets == list(range(offsets[0], store.next_offset))
     assert store.next_offset >= int(safe)
-    assert offsets[0] <= store.next_offset - 500, "nothing younger was settled"
-    assert offsets[0] >= int(settled) - 1000, "what was settled long ago does not come back"
+    assert offsets[0] <= store.next_offset - 500, "no younger offset was acked"
+    assert offsets[0] >= int(acked) - 1000, "offsets acked long ago stay removed"
     assert all(record.body == b"%d" % record.offset * 30 for record in records)
     assert not store.has_lost_offsets
     assert not store.redelivered(offsets[0]), "nothing was ever delivered"
     while len(list((tmp_path / "vhosts" / "v" / "queues" / queue_id).glob("*.log"))) > 4:
-        function, arguments = posted.get(timeout=60)  # the space comes back without anything else being done
+        function, arguments = posted.get(timeout=60)  # the space is freed without further calls
         function(*arguments)
     storage.close(clean=False)

@@ -1,4 +1,4 @@
-"""More logs are written to in one turn than the process may open files: none of it fails."""
+"""One turn writes to more logs than the process may have open files, and no write fails."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ COUNT = 200
 BOUND = 24
 
 
-def many(house: Any) -> list[LocalLog]:
-    house.begin()
-    return [house.storage.create_queue("v", f"q{number}", "/")[1] for number in range(COUNT)]
+def create_logs(harness: Any) -> list[LocalLog]:
+    harness.create_log()
+    return [harness.storage.create_queue("v", f"q{number}", "/")[1] for number in range(COUNT)]
 
 
 def append_all(stores: list[LocalLog], body: bytes) -> None:
@@ -25,15 +25,15 @@ def append_all(stores: list[LocalLog], body: bytes) -> None:
 
 
 class Descriptors:
-    """Gives out so many and no more."""
+    """Limits the number of open descriptors of a file system."""
 
-    def __init__(self, house: Any, count: int) -> None:
-        filesystem = house.filesystem
+    def __init__(self, harness: Any, count: int) -> None:
+        filesystem = harness.filesystem
         self.open = 0
         self.most = 0
         open_file, close = filesystem.open, filesystem.close
 
-        def opened(path: str, flags: int) -> int:
+        def limited_open(path: str, flags: int) -> int:
             if self.open >= count:
                 raise OSError(errno.EMFILE, "Too many open files")
             fd = open_file(path, flags)
@@ -41,71 +41,71 @@ class Descriptors:
             self.most = max(self.most, self.open)
             return fd
 
-        def closed(fd: int) -> None:
+        def counting_close(fd: int) -> None:
             self.open -= 1
             close(fd)
 
-        filesystem.open, filesystem.close = opened, closed  # type: ignore[method-assign]
+        filesystem.open, filesystem.close = limited_open, counting_close  # type: ignore[method-assign]
 
 
-def test_a_turn_writes_to_more_logs_than_there_are_descriptors(make_house: Callable[..., Any]) -> None:
-    house = make_house(open_file_count_max=BOUND)
-    stores = many(house)
-    descriptors = Descriptors(house, 2 * BOUND)
+def test_turn_writes_to_more_logs_than_descriptors(make_harness: Callable[..., Any]) -> None:
+    harness = make_harness(open_file_count_max=BOUND)
+    stores = create_logs(harness)
+    descriptors = Descriptors(harness, 2 * BOUND)
     for turn in range(3):
         append_all(stores, b"%d" % turn)
-        house.turn()
-    assert [failed for _, failed in house.commits] == [[]] * len(house.commits)
-    assert descriptors.most <= BOUND + 8, "a log's own few come on top before it gives them back"
-    left = house.filesystem.crashed(1)  # what was confirmed is on the medium, closed before its sync or not
-    house.filesystem = left
-    house._storage()
+        harness.end_turn()
+    assert [failed for _, failed in harness.commits] == [[]] * len(harness.commits)
+    assert descriptors.most <= BOUND + 8, "one log may briefly exceed the bound"
+    image = harness.filesystem.crashed(1)  # confirmed records survive, also in files closed before their sync
+    harness.filesystem = image
+    harness._open_storage()
     for store in stores:
-        again = house.storage.open_queue("v", store.queue_id, store.name)
-        assert [record.body for record in again.cursor.read(0, 1000).records] == [b"0", b"1", b"2"]
+        reopened = harness.storage.open_queue("v", store.queue_id, store.name)
+        assert [record.body for record in reopened.cursor.read(0, 1000).records] == [b"0", b"1", b"2"]
 
 
-def test_settlements_of_more_logs_than_there_are_descriptors(make_house: Callable[..., Any]) -> None:
-    house = make_house(open_file_count_max=BOUND)
-    stores = many(house)
-    descriptors = Descriptors(house, 2 * BOUND)
+def test_acks_of_more_logs_than_descriptors(make_harness: Callable[..., Any]) -> None:
+    harness = make_harness(open_file_count_max=BOUND)
+    stores = create_logs(harness)
+    descriptors = Descriptors(harness, 2 * BOUND)
     append_all(stores, b"first")
     append_all(stores, b"second")
-    house.turn()
+    harness.end_turn()
     for store in stores:
         store.mark_delivered(1)
         store.ack(0, 5)
-    house.turn()
+    harness.end_turn()
     assert descriptors.most <= BOUND + 8
-    house.filesystem = house.filesystem.killed()
-    house._storage()
+    harness.filesystem = harness.filesystem.killed()
+    harness._open_storage()
     for store in stores:
-        again = house.storage.open_queue("v", store.queue_id, store.name)
-        assert [record.offset for record in again.cursor.read(0, 1000).records] == [1]
-        assert again.redelivered(1)
+        reopened = harness.storage.open_queue("v", store.queue_id, store.name)
+        assert [record.offset for record in reopened.cursor.read(0, 1000).records] == [1]
+        assert reopened.redelivered(1)
 
 
-def test_a_log_closed_before_a_sync_that_fails_has_failed(make_house: Callable[..., Any]) -> None:
-    """No descriptor of it is left that could tell whether it was meant."""
-    house = make_house(open_file_count_max=BOUND)
-    stores = many(house)
+def test_log_closed_before_a_failed_sync_fails(make_harness: Callable[..., Any]) -> None:
+    """No descriptor of the log is left that could show whether the error concerns it."""
+    harness = make_harness(open_file_count_max=BOUND)
+    stores = create_logs(harness)
     append_all(stores, b"x")
-    house.filesystem.fault = lambda name, path: OSError(errno.EIO, "I/O error") if name == "syncfs" else None
-    house.turn()
-    failed = {store for _, each in house.commits for store in each}
+    harness.filesystem.fault = lambda name, path: OSError(errno.EIO, "I/O error") if name == "syncfs" else None
+    harness.end_turn()
+    failed = {store for _, each in harness.commits for store in each}
     assert len(failed) >= COUNT - BOUND
-    assert all(store.failed == (store in failed) for store in stores), "the others' own syncs were good"
+    assert all(store.failed == (store in failed) for store in stores), "the syncs of the other logs succeeded"
 
 
-def test_what_others_took_is_made_up_for(make_house: Callable[..., Any]) -> None:
-    """Sockets have the descriptors: logs close what they can do without, and no append fails."""
-    house = make_house()
-    stores = many(house)
-    Descriptors(house, BOUND)
+def test_descriptors_used_by_sockets_fail_no_append(make_harness: Callable[..., Any]) -> None:
+    """Logs close files that they do not need at the moment."""
+    harness = make_harness()
+    stores = create_logs(harness)
+    Descriptors(harness, BOUND)
     append_all(stores, b"0")
-    house.turn()
+    harness.end_turn()
     append_all(stores, b"1")
-    house.turn()
-    assert all(failed == [] for _, failed in house.commits)
+    harness.end_turn()
+    assert all(failed == [] for _, failed in harness.commits)
     assert not any(store.take_failed_ranges() for store in stores)
     assert [record.body for record in stores[100].cursor.read(0, 1000).records] == [b"0", b"1"]

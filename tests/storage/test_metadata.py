@@ -1,4 +1,4 @@
-"""The metadata: rows survive, groups commit in order, and only the culprit fails."""
+"""The metadata store: rows survive, groups commit in order, and only the faulty submission fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from metadata_rows import EVERY_ROW, OTHER, USER, VHOST, Answers, all_rows, named, opened, post, write
+from metadata_rows import EVERY_ROW, OTHER, USER, VHOST, CommitResults, all_rows, open_metadata, post, typed_rows, write
 
 from amqpd.storage.metadata.schema import TABLES
 from amqpd.storage.metadata.sql import SqlAlchemyTables
@@ -38,49 +38,49 @@ from amqpd.storage.metadata.store import (
     random_id,
 )
 
-OUTSIDE = [
+ROWS_OUTSIDE_VHOST = [
     row
     for row in EVERY_ROW
     if row is not VHOST and getattr(row, "vhost", "shop") == "shop" and not isinstance(row, StoredOffsetRow | SeenRow)
 ]
-"""What does not go with the vhost `/`: all but that vhost, and what lies in it, in a queue or an exchange of it."""
+"""Rows that survive the deletion of vhost `/`: all except that vhost and the rows that belong to it."""
 
 
 @pytest.fixture(params=["own file", "url"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Both roads: the standard library at start, or SQLAlchemy for everything."""
+    """Both code paths: the standard library's sqlite3 at the start, or SQLAlchemy for everything."""
     return "" if request.param == "own file" else f"sqlite:///{tmp_path}/elsewhere.sqlite"
 
 
 def test_every_row_survives(tmp_path: Path, url: str) -> None:
-    with opened(tmp_path, url, ()) as (metadata, state):
+    with open_metadata(tmp_path, url, ()) as (metadata, state):
         assert state.fresh
         assert all_rows(state) == set()
         assert write(metadata, *(Put(row) for row in EVERY_ROW)) is None
-    with opened(tmp_path, url) as (_, again):
-        assert not again.fresh
-        assert again.instance_id == state.instance_id
-        assert all_rows(again) == named(EVERY_ROW)
+    with open_metadata(tmp_path, url) as (_, reopened):
+        assert not reopened.fresh
+        assert reopened.instance_id == state.instance_id
+        assert all_rows(reopened) == typed_rows(EVERY_ROW)
 
 
-def test_seed_is_in_a_fresh_database_only(tmp_path: Path, url: str) -> None:
-    with opened(tmp_path, url, EVERY_ROW) as (_, state):
-        assert all_rows(state) == named(EVERY_ROW)
-    with opened(tmp_path, url, (VhostRow("never", random_id()),)) as (_, state):
-        assert all_rows(state) == named(EVERY_ROW)
+def test_seed_is_written_to_a_fresh_database_only(tmp_path: Path, url: str) -> None:
+    with open_metadata(tmp_path, url, EVERY_ROW) as (_, state):
+        assert all_rows(state) == typed_rows(EVERY_ROW)
+    with open_metadata(tmp_path, url, (VhostRow("never", random_id()),)) as (_, state):
+        assert all_rows(state) == typed_rows(EVERY_ROW)
 
 
-def test_a_seed_that_fails_leaves_nothing_behind(tmp_path: Path, url: str) -> None:
-    with pytest.raises(MetadataError), opened(tmp_path, url, (VHOST, PermissionRow("nobody", "/", "", "", ""))):
+def test_failed_seed_leaves_a_fresh_database(tmp_path: Path, url: str) -> None:
+    with pytest.raises(MetadataError), open_metadata(tmp_path, url, (VHOST, PermissionRow("nobody", "/", "", "", ""))):
         pass
-    with opened(tmp_path, url) as (_, state):
+    with open_metadata(tmp_path, url) as (_, state):
         assert state.fresh
-        assert all_rows(state) == named((VHOST, USER))
+        assert all_rows(state) == typed_rows((VHOST, USER))
 
 
 def test_files_are_private(tmp_path: Path) -> None:
     data_dir = tmp_path / "new" / "data"
-    with opened(data_dir) as (metadata, state):
+    with open_metadata(data_dir) as (metadata, state):
         assert write(metadata, Put(OTHER)) is None
         assert (data_dir / "metadata.sqlite-wal").exists()
         assert data_dir.stat().st_mode & 0o777 == 0o700
@@ -89,18 +89,18 @@ def test_files_are_private(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a?mode=memory", "a#b", "a%20b", "file:a", "ünï 'q\""])
-def test_any_directory_name(tmp_path: Path, name: str) -> None:
+def test_data_directory_name_with_special_characters(tmp_path: Path, name: str) -> None:
     data_dir = tmp_path / name
-    with opened(data_dir) as (metadata, _):
+    with open_metadata(data_dir) as (metadata, _):
         assert write(metadata, Put(OTHER)) is None
-    with opened(data_dir) as (_, state):
+    with open_metadata(data_dir) as (_, state):
         assert state.vhosts == [VHOST, OTHER]
     assert (data_dir / "metadata.sqlite").stat().st_size > 0
     assert list(tmp_path.iterdir()) == [data_dir]
 
 
-def test_pragmas(tmp_path: Path) -> None:
-    with opened(tmp_path):
+def test_sqlite_pragmas(tmp_path: Path) -> None:
+    with open_metadata(tmp_path):
         pass
     store = SqlAlchemyTables(tmp_path / "metadata.sqlite")
     wanted = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "trusted_schema": 0}
@@ -110,8 +110,8 @@ def test_pragmas(tmp_path: Path) -> None:
     assert got == wanted
 
 
-def described(path: Path) -> dict[str, object]:
-    """What SQLite itself says of tables, keys, references and indexes."""
+def sqlite_schema(path: Path) -> dict[str, object]:
+    """SQLite's own description of tables, keys, references and indexes."""
     with closing(sqlite3.connect(path)) as connection:
         names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         return {
@@ -127,13 +127,13 @@ def described(path: Path) -> dict[str, object]:
         }
 
 
-def test_both_roads_make_the_same_schema(tmp_path: Path) -> None:
+def test_both_code_paths_create_the_same_schema(tmp_path: Path) -> None:
     SqliteBootstrap(tmp_path / "a.sqlite").create({"instance_id": "x"}, ())
     store = SqlAlchemyTables(tmp_path / "b.sqlite")
     store.create({"instance_id": "x"}, ())
     store.close()
-    ours = described(tmp_path / "a.sqlite")
-    assert ours == described(tmp_path / "b.sqlite")
+    ours = sqlite_schema(tmp_path / "a.sqlite")
+    assert ours == sqlite_schema(tmp_path / "b.sqlite")
     assert set(ours) == {table.name for table in TABLES} | {"amqpd_metadata"}
 
 
@@ -143,16 +143,16 @@ def test_columns_are_the_fields_of_the_rows() -> None:
         assert columns == (["digest"] if table.has_digest else []) + list(table.row._fields)
 
 
-def test_put_replaces_and_delete_looks_at_the_key_only(tmp_path: Path, url: str) -> None:
-    with opened(tmp_path, url) as (metadata, _):
+def test_put_replaces_and_delete_compares_only_the_key(tmp_path: Path, url: str) -> None:
+    with open_metadata(tmp_path, url) as (metadata, _):
         changed = USER._replace(tags=(), password_hash="other")
         assert write(metadata, Put(changed), Put(OTHER), Put(OTHER._replace(description="again"))) is None
         assert write(metadata, Delete(VhostRow("shop", "")), Delete(VhostRow("absent", ""))) is None
-    with opened(tmp_path, url) as (_, state):
-        assert all_rows(state) == named((VHOST, changed))
+    with open_metadata(tmp_path, url) as (_, state):
+        assert all_rows(state) == typed_rows((VHOST, changed))
 
 
-def test_a_dialect_without_upsert(tmp_path: Path) -> None:
+def test_dialect_without_upsert(tmp_path: Path) -> None:
     store = SqlAlchemyTables(tmp_path / "m.sqlite")
     store._puts = {table.name: None for table in TABLES}
     store.create({"instance_id": "x"}, EVERY_ROW)
@@ -163,144 +163,142 @@ def test_a_dialect_without_upsert(tmp_path: Path) -> None:
     assert set(rows[BindingRow]) == set(EVERY_ROW[7:10])
 
 
-def test_a_vhost_takes_everything_in_it_along(tmp_path: Path, url: str) -> None:
-    with opened(tmp_path, url, EVERY_ROW) as (metadata, _):
+def test_deleting_a_vhost_deletes_its_rows(tmp_path: Path, url: str) -> None:
+    with open_metadata(tmp_path, url, EVERY_ROW) as (metadata, _):
         assert write(metadata, Delete(VHOST)) is None
-    with opened(tmp_path, url) as (_, state):
-        assert all_rows(state) == named(OUTSIDE)
+    with open_metadata(tmp_path, url) as (_, state):
+        assert all_rows(state) == typed_rows(ROWS_OUTSIDE_VHOST)
 
 
-def test_a_user_takes_the_permissions_along(tmp_path: Path, url: str) -> None:
-    with opened(tmp_path, url, EVERY_ROW) as (metadata, _):
+def test_deleting_a_user_deletes_its_permissions(tmp_path: Path, url: str) -> None:
+    with open_metadata(tmp_path, url, EVERY_ROW) as (metadata, _):
         assert write(metadata, Delete(USER)) is None
-    with opened(tmp_path, url) as (_, state):
-        gone = UserRow | PermissionRow | TopicPermissionRow | UserLimitsRow
-        assert all_rows(state) == named([row for row in EVERY_ROW if not isinstance(row, gone)])
+    with open_metadata(tmp_path, url) as (_, state):
+        deleted_types = UserRow | PermissionRow | TopicPermissionRow | UserLimitsRow
+        assert all_rows(state) == typed_rows([row for row in EVERY_ROW if not isinstance(row, deleted_types)])
 
 
-def test_a_queue_takes_its_stored_offsets_along(tmp_path: Path, url: str) -> None:
-    leaving, staying = QueueRow("/", "a", "a" * 32), QueueRow("/", "b", "b" * 32)
-    theirs = [StoredOffsetRow(queue.id, "reader", 7, 1) for queue in (leaving, staying)]
-    with opened(tmp_path, url, (VHOST, leaving, staying, *theirs)) as (metadata, _):
-        assert write(metadata, Put(leaving._replace(state="deleting"))) is None
-    with opened(tmp_path, url) as (metadata, state):
-        assert state.stored_offsets == theirs[1:], "not even while it is being deleted"
-        assert write(metadata, Delete(leaving)) is None
-        assert isinstance(write(metadata, Put(theirs[0])), WriteFailed), "there is no such queue"
-    with opened(tmp_path, url) as (_, state):
-        assert state.stored_offsets == theirs[1:]
+def test_deleting_a_queue_deletes_its_stored_offsets(tmp_path: Path, url: str) -> None:
+    deleted, kept = QueueRow("/", "a", "a" * 32), QueueRow("/", "b", "b" * 32)
+    offsets = [StoredOffsetRow(queue.id, "reader", 7, 1) for queue in (deleted, kept)]
+    with open_metadata(tmp_path, url, (VHOST, deleted, kept, *offsets)) as (metadata, _):
+        assert write(metadata, Put(deleted._replace(state="deleting"))) is None
+    with open_metadata(tmp_path, url) as (metadata, state):
+        assert state.stored_offsets == offsets[1:], "already gone while the queue is being deleted"
+        assert write(metadata, Delete(deleted)) is None
+        assert isinstance(write(metadata, Put(offsets[0])), WriteFailed), "there is no such queue"
+    with open_metadata(tmp_path, url) as (_, state):
+        assert state.stored_offsets == offsets[1:]
 
 
 def test_delete_bindings(tmp_path: Path) -> None:
     to_queue = BindingRow("/", "e", "x", "queue", "k")
     to_exchange = BindingRow("/", "e", "x", "exchange", "k")
     from_exchange = BindingRow("/", "x", "q", "queue", "k")
-    elsewhere = BindingRow("shop", "x", "x", "queue", "k")
-    every = (VHOST, OTHER, to_queue, to_exchange, from_exchange, elsewhere)
-    with opened(tmp_path, "", every) as (metadata, _):
+    in_other_vhost = BindingRow("shop", "x", "x", "queue", "k")
+    every = (VHOST, OTHER, to_queue, to_exchange, from_exchange, in_other_vhost)
+    with open_metadata(tmp_path, "", every) as (metadata, _):
         assert write(metadata, DeleteBindings("/", "x", "queue")) is None
-    with opened(tmp_path) as (metadata, state):
-        assert set(state.bindings) == {to_exchange, from_exchange, elsewhere}
+    with open_metadata(tmp_path) as (metadata, state):
+        assert set(state.bindings) == {to_exchange, from_exchange, in_other_vhost}
         assert write(metadata, DeleteBindings("/", "x", "exchange")) is None
-    with opened(tmp_path) as (_, state):
-        assert state.bindings == [elsewhere]
+    with open_metadata(tmp_path) as (_, state):
+        assert state.bindings == [in_other_vhost]
 
 
-def test_tombstones_stand_apart_and_leave_the_name_free(tmp_path: Path, url: str) -> None:
+def test_deleting_rows_are_listed_apart_and_leave_the_name_free(tmp_path: Path, url: str) -> None:
     old, new = QueueRow("/", "q", random_id(), state="deleting"), QueueRow("/", "q", random_id())
-    leaving = OTHER._replace(state="deleting")
-    with opened(tmp_path, url) as (metadata, _):
+    deleting = OTHER._replace(state="deleting")
+    with open_metadata(tmp_path, url) as (metadata, _):
         assert write(metadata, Put(old._replace(state="live"))) is None
-        assert write(metadata, Put(old), Put(new), Put(leaving)) is None
-    with opened(tmp_path, url) as (metadata, state):
+        assert write(metadata, Put(old), Put(new), Put(deleting)) is None
+    with open_metadata(tmp_path, url) as (metadata, state):
         assert (state.queues, state.deleting_queues) == ([new], [old])
-        assert (state.vhosts, state.deleting_vhosts) == ([VHOST], [leaving])
+        assert (state.vhosts, state.deleting_vhosts) == ([VHOST], [deleting])
         assert write(metadata, Delete(old)) is None
-    with opened(tmp_path, url) as (_, state):
+    with open_metadata(tmp_path, url) as (_, state):
         assert (state.queues, state.deleting_queues) == ([new], [])
 
 
-def test_a_vhost_that_is_being_deleted_takes_everything_out_of_the_lists(tmp_path: Path) -> None:
-    leaving = VHOST._replace(state="deleting")
-    with opened(tmp_path, "", EVERY_ROW) as (metadata, _):
-        assert write(metadata, Put(QueueRow("/", "q", random_id(), state="deleting")), Put(leaving)) is None
-    with opened(tmp_path) as (_, state):
-        assert all_rows(state) == named([*OUTSIDE, leaving])
-        assert state.deleting_vhosts == [leaving]
+def test_rows_of_a_deleting_vhost_are_not_listed(tmp_path: Path) -> None:
+    deleting = VHOST._replace(state="deleting")
+    with open_metadata(tmp_path, "", EVERY_ROW) as (metadata, _):
+        assert write(metadata, Put(QueueRow("/", "q", random_id(), state="deleting")), Put(deleting)) is None
+    with open_metadata(tmp_path) as (_, state):
+        assert all_rows(state) == typed_rows([*ROWS_OUTSIDE_VHOST, deleting])
+        assert state.deleting_vhosts == [deleting]
 
 
-def test_only_the_culprit_fails_and_answers_keep_their_order(tmp_path: Path, url: str) -> None:
-    answers = Answers()
-    with opened(tmp_path, url) as (metadata, _):
-        with metadata._changed:  # everything gathers into one group
+def test_only_the_faulty_submission_fails_and_order_is_kept(tmp_path: Path, url: str) -> None:
+    results = CommitResults()
+    with open_metadata(tmp_path, url) as (metadata, _):
+        with metadata._changed:  # all submissions gather into one group
             for number in range(20):
                 vhost = "nowhere" if number == 7 else "/"
-                metadata.submit([Put(QueueRow(vhost, f"q{number}", random_id()))], answers.done(number))
-        arrived = answers.take(20)
+                metadata.submit([Put(QueueRow(vhost, f"q{number}", random_id()))], results.done(number))
+        arrived = results.take(20)
     assert [name for name, _ in arrived] == list(range(20))
     assert [name for name, error in arrived if error is not None] == [7]
     assert isinstance(arrived[7][1], WriteFailed)
-    with opened(tmp_path, url) as (_, state):
+    with open_metadata(tmp_path, url) as (_, state):
         assert sorted(row.name for row in state.queues) == sorted(f"q{number}" for number in range(20) if number != 7)
 
 
-def test_a_submission_is_all_or_nothing(tmp_path: Path) -> None:
-    with opened(tmp_path) as (metadata, _):
+def test_submission_is_all_or_nothing(tmp_path: Path) -> None:
+    with open_metadata(tmp_path) as (metadata, _):
         error = write(metadata, Put(OTHER), Delete(USER), Put(PermissionRow("nobody", "/", "", "", "")))
         assert isinstance(error, WriteFailed)
         assert "FOREIGN KEY" in str(error)
-    with opened(tmp_path) as (_, state):
-        assert all_rows(state) == named((VHOST, USER))
+    with open_metadata(tmp_path) as (_, state):
+        assert all_rows(state) == typed_rows((VHOST, USER))
 
 
 @pytest.mark.parametrize("row", [VhostRow("\udcff", "x"), VhostRow("x" * 256, "x"), UserRow(None, "", "")])
-def test_what_cannot_be_stored_is_refused(tmp_path: Path, row: Row) -> None:
-    with opened(tmp_path) as (metadata, _):
+def test_row_that_cannot_be_stored_is_refused(tmp_path: Path, row: Row) -> None:
+    with open_metadata(tmp_path) as (metadata, _):
         assert isinstance(write(metadata, Put(row)), WriteFailed)
         assert write(metadata, Put(OTHER)) is None
 
 
-def test_more_than_one_group(tmp_path: Path) -> None:
-    answers = Answers()
-    with opened(tmp_path) as (metadata, _):
+def test_submissions_of_more_than_one_group(tmp_path: Path) -> None:
+    results = CommitResults()
+    with open_metadata(tmp_path) as (metadata, _):
         with metadata._changed:
             for number in range(2500):
-                metadata.submit([Put(QueueRow("/", f"q{number}", random_id()))], answers.done(number))
-        assert answers.take(2500) == [(number, None) for number in range(2500)]
-    with opened(tmp_path) as (_, state):
+                metadata.submit([Put(QueueRow("/", f"q{number}", random_id()))], results.done(number))
+        assert results.take(2500) == [(number, None) for number in range(2500)]
+    with open_metadata(tmp_path) as (_, state):
         assert len(state.queues) == 2500
 
 
-def test_a_failing_callback_does_not_cost_the_others_their_answer(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fails(error: BaseException | None) -> None:
+def test_failing_callback_does_not_stop_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def failing_callback(error: BaseException | None) -> None:
         raise ZeroDivisionError
 
-    answers = Answers()
-    with opened(tmp_path) as (metadata, _):
+    results = CommitResults()
+    with open_metadata(tmp_path) as (metadata, _):
         with metadata._changed:
-            metadata.submit([Put(OTHER)], fails)
-            metadata.submit([Put(OTHER)], answers.done("second"))
-        assert answers.take(1) == [("second", None)]
+            metadata.submit([Put(OTHER)], failing_callback)
+            metadata.submit([Put(OTHER)], results.done("second"))
+        assert results.take(1) == [("second", None)]
     assert "a done callback failed" in caplog.text
 
 
-def test_close_writes_what_waits(tmp_path: Path) -> None:
-    answers = Answers()
+def test_close_commits_pending_submissions(tmp_path: Path) -> None:
+    results = CommitResults()
     metadata = SqlMetadataStore("", tmp_path, post)
     metadata.open(lambda: (VHOST,))
-    metadata.submit([Put(OTHER)], answers.done("last"))
+    metadata.submit([Put(OTHER)], results.done("last"))
     metadata.close()
-    assert answers.take(1) == [("last", None)]
+    assert results.take(1) == [("last", None)]
     with pytest.raises(MetadataClosed):
-        metadata.submit([Put(OTHER)], answers.done("late"))
+        metadata.submit([Put(OTHER)], results.done("late"))
     assert not [thread for thread in threading.enumerate() if thread.name == "amqpd-metadata"]
-    with opened(tmp_path) as (_, state):
+    with open_metadata(tmp_path) as (_, state):
         assert state.vhosts == [VHOST, OTHER]
 
 
-def test_a_closed_loop_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_commit_after_the_end_of_the_loop_is_only_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def closed(*arguments: object) -> None:
         raise RuntimeError("Event loop is closed")
 
@@ -309,29 +307,29 @@ def test_a_closed_loop_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixt
     metadata.submit([Put(OTHER)], lambda error: None)
     metadata.close()
     assert "after the end of the loop" in caplog.text
-    with opened(tmp_path) as (_, state):
+    with open_metadata(tmp_path) as (_, state):
         assert state.vhosts == [VHOST, OTHER]
 
 
-def test_warm_then_write(tmp_path: Path) -> None:
-    with opened(tmp_path) as (metadata, _):
+def test_write_after_warm(tmp_path: Path) -> None:
+    with open_metadata(tmp_path) as (metadata, _):
         metadata.warm()
         assert write(metadata, Put(OTHER)) is None
 
 
-def test_submit_before_open(tmp_path: Path) -> None:
+def test_submit_before_open_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MetadataClosed):
         SqlMetadataStore("", tmp_path, post).submit([], lambda error: None)
 
 
 def run_python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    # The compiled package, when that is what is tested, is found as this process found it.
+    # The child process finds the same package, compiled or not, as this process.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", textwrap.dedent(script), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50, check=False)
 
 
-def test_a_killed_process_keeps_what_was_answered(tmp_path: Path) -> None:
+def test_killed_process_keeps_answered_commits(tmp_path: Path) -> None:
     script = """
         import os, signal, sys
         from pathlib import Path
@@ -351,18 +349,18 @@ def test_a_killed_process_keeps_what_was_answered(tmp_path: Path) -> None:
     """
     killed = run_python(script, str(tmp_path))
     assert (killed.returncode, killed.stdout) == (-9, "50 answered"), killed.stderr
-    with opened(tmp_path) as (metadata, state):
+    with open_metadata(tmp_path) as (metadata, state):
         names = [row.name for row in state.vhosts]
         assert names[:50] == [f"v{number:03}" for number in range(50)]
         assert write(metadata, Put(VHOST)) is None
 
 
 @pytest.mark.parametrize("with_shm", [True, False])
-def test_a_torn_wal_leaves_a_prefix_of_what_was_submitted(tmp_path: Path, with_shm: bool) -> None:
-    """What a power cut may leave of an unsynced tail: every length of the log, in steps that cut frames in two."""
+def test_torn_wal_leaves_a_prefix_of_the_submissions(tmp_path: Path, with_shm: bool) -> None:
+    """A power cut may leave any length of an unsynced tail. The steps also cut frames in two."""
     count = 12
     data_dir = tmp_path / "data"
-    with opened(data_dir, "", ()) as (metadata, _):
+    with open_metadata(data_dir, "", ()) as (metadata, _):
         for number in range(count):
             assert (
                 write(metadata, Put(VhostRow(f"v{number:02}", "x" * 250)), Put(UserRow(f"u{number:02}", "", "")))
@@ -377,7 +375,7 @@ def test_a_torn_wal_leaves_a_prefix_of_what_was_submitted(tmp_path: Path, with_s
         for name, content in files.items():
             if name != "metadata.sqlite-shm" or with_shm:
                 (copy / name).write_bytes(content[:size] if name == "metadata.sqlite-wal" else content)
-        with opened(copy, "", (VHOST,)) as (metadata, state):
+        with open_metadata(copy, "", (VHOST,)) as (metadata, state):
             kept = len(state.vhosts)
             assert [row.name for row in state.vhosts] == [f"v{number:02}" for number in range(kept)]
             assert [row.name for row in state.users] == [f"u{number:02}" for number in range(kept)]
@@ -385,10 +383,10 @@ def test_a_torn_wal_leaves_a_prefix_of_what_was_submitted(tmp_path: Path, with_s
             if cut % 8 == 0:
                 assert write(metadata, Put(OTHER)) is None
         seen.add(kept)
-    assert seen >= set(range(1, count + 1))  # else the cuts would not be between the commits
+    assert seen >= set(range(1, count + 1))  # otherwise the cuts are not between the commits
 
 
-def test_the_start_of_our_own_file_does_not_import_sqlalchemy(tmp_path: Path) -> None:
+def test_opening_the_own_sqlite_file_does_not_import_sqlalchemy(tmp_path: Path) -> None:
     script = """
         import sys
         from pathlib import Path
@@ -398,6 +396,6 @@ def test_the_start_of_our_own_file_does_not_import_sqlalchemy(tmp_path: Path) ->
         print("sqlalchemy" in sys.modules, "asyncio" in sys.modules)
         metadata.close()
     """
-    for _ in range(2):  # a fresh file, then one that exists
+    for _ in range(2):  # first a new file, then an existing one
         done = run_python(script, str(tmp_path))
         assert done.stdout == "False False\n", done.stderr

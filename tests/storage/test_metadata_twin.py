@@ -1,11 +1,11 @@
-"""The metadata against a naive twin: any changes, split over two lives, leave what a dict would hold."""
+"""The metadata store compared with a dict: any changes, split over two opens, leave the same rows."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from metadata_rows import VHOST, Answers, all_rows, named, opened
+from metadata_rows import VHOST, CommitResults, all_rows, open_metadata, typed_rows
 from profiles import examples
 
 from amqpd.storage.metadata.store import (
@@ -50,20 +50,22 @@ def key_of(row: Row) -> tuple[object, ...]:
 
 @settings(max_examples=examples(40), deadline=None)
 @given(submissions=st.lists(changes, max_size=6), split=st.integers(0, 6))
-def test_like_a_dict(tmp_path_factory: pytest.TempPathFactory, submissions: list[list[Change]], split: int) -> None:
+def test_any_changes_leave_the_same_rows_as_in_a_dict(
+    tmp_path_factory: pytest.TempPathFactory, submissions: list[list[Change]], split: int
+) -> None:
     data_dir = tmp_path_factory.mktemp("twin")
     twin: dict[tuple[object, ...], Row] = {}
-    answers = Answers()
+    results = CommitResults()
     for part in (submissions[:split], submissions[split:]):
-        with opened(data_dir, "", (VHOST,)) as (metadata, _):
+        with open_metadata(data_dir, "", (VHOST,)) as (metadata, _):
             with metadata._changed:
                 for submission in part:
-                    metadata.submit(submission, answers.done(None))
-            assert all(error is None for _, error in answers.take(len(part)))
+                    metadata.submit(submission, results.done(None))
+            assert all(error is None for _, error in results.take(len(part)))
         for change in (change for submission in part for change in submission):
             if isinstance(change, Put):
                 twin[key_of(change.row)] = change.row
             elif isinstance(change, Delete):
                 twin.pop(key_of(change.row), None)
-    with opened(data_dir) as (_, state):
-        assert all_rows(state) == named([VHOST, *twin.values()])
+    with open_metadata(data_dir) as (_, state):
+        assert all_rows(state) == typed_rows([VHOST, *twin.values()])

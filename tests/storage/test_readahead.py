@@ -1,4 +1,4 @@
-"""Reading a log that is not in memory any more: another thread reads, the caller never waits for the disk."""
+"""Reading a log that is not in the page cache: another thread reads, and the caller never waits for the disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READ_SIZE = 256 << 10
 
 
 class ColdFileSystem(FileSystem):
-    """Knows what was fetched; whatever was not counts as cold. Notes each read of cold bytes; the disk may fail."""
+    """A file system whose bytes are cold until they are fetched. It records cold reads, and the disk may fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,17 +35,17 @@ class ColdFileSystem(FileSystem):
         self.fetches = 0
         self.fetched_bytes = 0
         self.logs: set[int] = set()
-        self.waits: list[tuple[int, int]] = []  # (position, size) of reads that a disk would have been asked for
+        self.waits: list[tuple[int, int]] = []  # (position, size) of reads that would wait for a disk
         self.gate = threading.Event()
         self.gate.set()
 
     def resident(self, fd: int, size: int, position: int) -> bool:
-        return not self.cold or self._is_there(fd, size, position)
+        return not self.cold or self._is_fetched(fd, size, position)
 
     def read_resident(self, fd: int, size: int, position: int) -> bytes:
         return self.pread(fd, size, position) if self.resident(fd, size, position) else b""
 
-    def _is_there(self, fd: int, size: int, position: int) -> bool:
+    def _is_fetched(self, fd: int, size: int, position: int) -> bool:
         for first, last in sorted(self.fetched.get(fd, [])):
             if first <= position:
                 position, size = max(position, last), position + size - max(position, last)
@@ -72,13 +72,13 @@ class ColdFileSystem(FileSystem):
         self.fetched.setdefault(fd, []).append((position, position + size))
 
     def pread(self, fd: int, size: int, position: int) -> bytes:
-        if self.cold and fd in self.logs and not self._is_there(fd, size, position):
+        if self.cold and fd in self.logs and not self._is_fetched(fd, size, position):
             self.waits.append((position, size))
         return super().pread(fd, size, position)
 
 
 class Reading:
-    """A storage whose log holds `bodies`, and what stands for the loop."""
+    """A storage with one log, and a queue in place of the event loop."""
 
     def __init__(self, path: Path) -> None:
         self.posted: queue.SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]] = queue.SimpleQueue()
@@ -99,11 +99,11 @@ class Reading:
             if number % 500 == 0:
                 self.storage.commits.end_of_turn()
         self.storage.commits.flush()
-        self.until(lambda: self.storage.commits.unsynced_bytes == 0)
+        self.run_until(lambda: self.storage.commits.unsynced_bytes == 0)
         self.store.release_files()
         self.filesystem.waits.clear()
 
-    def until(self, ready: Callable[[], bool]) -> None:
+    def run_until(self, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 30
         while not ready():
             function, arguments = self.posted.get(timeout=max(0.01, deadline - time.monotonic()))
@@ -113,7 +113,7 @@ class Reading:
         self.arrivals += 1
 
     def read_all(self, offset: int = 0) -> list[Record]:
-        """As a queue reads: what is at hand, and again when the disk has answered."""
+        """Read as a queue does: cached records first, and again when the disk has answered."""
         found: list[Record] = []
         while True:
             fetch = self.store.cursor.read_if_cached(offset, READ_SIZE, self.arrived)
@@ -124,7 +124,7 @@ class Reading:
             if not fetch.records:
                 self.waits += 1
                 before = self.arrivals
-                self.until(lambda before=before: self.arrivals > before)  # type: ignore[misc]
+                self.run_until(lambda before=before: self.arrivals > before)  # type: ignore[misc]
 
     def numbers(self, records: list[Record]) -> list[int]:
         return [int(record.body[:8]) for record in records]
@@ -138,8 +138,8 @@ def reading(tmp_path: Path) -> Iterator[Reading]:
     reading.storage.close(clean=False)
 
 
-def test_a_cold_log_is_fetched_by_the_other_thread(reading: Reading) -> None:
-    """In order, whole, across segments, and never read before it is there; hardly a byte is fetched twice."""
+def test_cold_log_is_fetched_by_the_other_thread(reading: Reading) -> None:
+    """All records are read in order, none before it is fetched. Hardly a byte is fetched twice."""
     reading.fill(30_000)
     assert len(reading.store.log.segments) > 3
     assert reading.numbers(reading.read_all()) == list(range(30_000))
@@ -149,7 +149,7 @@ def test_a_cold_log_is_fetched_by_the_other_thread(reading: Reading) -> None:
     assert 0 < reading.waits <= reading.filesystem.fetches
 
 
-def test_what_is_in_the_page_cache_is_not_handed_over(reading: Reading) -> None:
+def test_cached_log_is_not_fetched(reading: Reading) -> None:
     reading.fill(12_000)
     reading.filesystem.cold = False
     assert reading.numbers(reading.read_all()) == list(range(12_000))
@@ -158,26 +158,26 @@ def test_what_is_in_the_page_cache_is_not_handed_over(reading: Reading) -> None:
     assert not reading.storage._ahead.worker.began
 
 
-def test_the_next_range_is_fetched_while_this_one_is_delivered(reading: Reading) -> None:
-    """A chunk first, so that it comes soon; then a range ahead, no more, however long the reader takes."""
+def test_next_range_is_fetched_while_this_one_is_delivered(reading: Reading) -> None:
+    """First a chunk is fetched, because it arrives soon; then one range ahead, and no more for a slow reader."""
     reading.fill(30_000)
     fetch = reading.store.cursor.read_if_cached(0, READ_SIZE, reading.arrived)
     assert (fetch.records, fetch.next_offset, fetch.waiting) == ([], 0, True)
-    reading.until(lambda: reading.arrivals == 1)
+    reading.run_until(lambda: reading.arrivals == 1)
     assert reading.filesystem.fetched_bytes == CHUNK_SIZE
     records = reading.store.cursor.read_if_cached(0, READ_SIZE, reading.arrived).records
     assert len(records) > 100
-    reading.until(lambda: reading.storage._ahead.count == 2)  # nobody waits for it yet
+    reading.run_until(lambda: reading.storage._ahead.count == 2)  # no reader waits for it yet
     assert reading.filesystem.fetched_bytes == CHUNK_SIZE + RANGE_SIZE
     for _ in range(4):
         records = reading.store.cursor.read_if_cached(records[-1].offset + 1, READ_SIZE, reading.arrived).records
         assert len(records) > 100
-    reading.until(lambda: reading.storage._ahead.count == 3)
+    reading.run_until(lambda: reading.storage._ahead.count == 3)
     assert reading.filesystem.fetches == 3
-    assert reading.arrivals <= 2  # the chunk, and the batch that reaches beyond it
+    assert reading.arrivals <= 2  # the chunk, and the batch that extends beyond it
 
 
-def test_settled_parts_are_passed_over(reading: Reading) -> None:
+def test_acked_parts_are_skipped(reading: Reading) -> None:
     reading.fill(12_000)
     reading.store.ack_range(10, 9_999)
     reading.storage.commits.end_of_turn()
@@ -186,49 +186,49 @@ def test_settled_parts_are_passed_over(reading: Reading) -> None:
 
 
 @pytest.mark.parametrize("size", [300_000, RANGE_SIZE - 100, RANGE_SIZE + 1, 3 * RANGE_SIZE])
-def test_large_batches(reading: Reading, size: int) -> None:
+def test_large_batches_are_read_ahead(reading: Reading, size: int) -> None:
     reading.fill(7, size)
     records = reading.read_all()
     assert reading.numbers(records) == list(range(7))
     assert {len(record.body) for record in records} == {size}
 
 
-def test_a_disk_that_fails_is_asked_again_by_the_caller(reading: Reading) -> None:
-    """What comes of it is raised where it always was."""
+def test_failed_fetch_is_read_again_by_the_caller(reading: Reading) -> None:
+    """A read error is raised by the caller's own read."""
     reading.fill(6_000)
     reading.filesystem.failing = True
     assert reading.numbers(reading.read_all()) == list(range(6_000))
     assert reading.filesystem.waits
 
 
-def test_a_queue_deleted_meanwhile(reading: Reading) -> None:
-    """Its descriptors go when the thread is done with them; nobody is called."""
+def test_queue_deleted_during_a_fetch(reading: Reading) -> None:
+    """Its descriptors are closed when the thread is done with them, and no callback runs."""
     reading.fill(6_000)
     reading.filesystem.gate.clear()
     assert reading.store.cursor.read_if_cached(0, READ_SIZE, reading.arrived).records == []
     file = reading.store.log.segments[0].log_file
     assert file is not None and file.pins == 1
-    gone: list[bool] = []
-    reading.storage.delete_queue(reading.store, lambda: gone.append(True))
+    removed: list[bool] = []
+    reading.storage.delete_queue(reading.store, lambda: removed.append(True))
     assert file.fd >= 0
     reading.filesystem.gate.set()
-    reading.until(lambda: bool(gone) and file.fd < 0)
+    reading.run_until(lambda: bool(removed) and file.fd < 0)
     assert reading.arrivals == 0
 
 
-def test_files_in_use_are_not_given_up(reading: Reading) -> None:
+def test_files_being_fetched_are_not_released(reading: Reading) -> None:
     reading.fill(6_000)
     reading.filesystem.gate.clear()
     assert reading.store.cursor.read_if_cached(0, READ_SIZE, reading.arrived).records == []
     assert not reading.store.release_files()
     reading.filesystem.gate.set()
-    reading.until(lambda: reading.arrivals == 1)
+    reading.run_until(lambda: reading.arrivals == 1)
     assert reading.store.release_files()
     assert reading.numbers(reading.read_all()) == list(range(6_000))
 
 
-def test_a_read_that_waits_comes_between(reading: Reading) -> None:
-    """basic.get behind a consumer: it waits for the disk, and the other one goes on where it was."""
+def test_waiting_read_during_a_fetch(reading: Reading) -> None:
+    """basic.get next to a consumer waits for the disk, and the consumer's read continues where it was."""
     reading.fill(6_000)
     reading.filesystem.gate.clear()
     assert reading.store.cursor.read_if_cached(0, READ_SIZE, reading.arrived).records == []
@@ -238,8 +238,8 @@ def test_a_read_that_waits_comes_between(reading: Reading) -> None:
     assert reading.numbers(reading.read_all(1)) == list(range(1, 6_000))
 
 
-def test_the_page_cache_is_asked(tmp_path: Path) -> None:
-    """Just written: there. Dropped: not there. A file system that cannot say counts as not there."""
+def test_resident_asks_the_page_cache(tmp_path: Path) -> None:
+    """Just written bytes are resident, dropped ones are not."""
     filesystem = FileSystem()
     path = tmp_path / "file"
     path.write_bytes(bytes(1 << 20))
@@ -259,70 +259,72 @@ def test_the_page_cache_is_asked(tmp_path: Path) -> None:
         filesystem.close(fd)
 
 
-def test_a_removed_segment_is_closed_elsewhere(reading: Reading) -> None:
-    """Its last descriptor frees its blocks, which takes the disk's time: neither the loop's nor the committer's."""
+def test_removed_segment_is_closed_by_another_thread(reading: Reading) -> None:
+    """Closing the last descriptor frees the blocks, which takes disk time. The loop and the fsync thread do not wait
+    for it.
+    """
     reading.fill(30_000)
     store = reading.store
     assert len(reading.numbers(reading.read_all())) == 30_000
-    gone = [segment.base for segment in store.log.segments[:-1]]
+    removed = [segment.base for segment in store.log.segments[:-1]]
     here = threading.get_ident()
     closed: list[int] = []
     close = reading.filesystem.close
 
-    def noted(fd: int) -> None:
+    def recording_close(fd: int) -> None:
         closed.append(threading.get_ident())
         close(fd)
 
-    reading.filesystem.close = noted  # type: ignore[method-assign]
+    reading.filesystem.close = recording_close  # type: ignore[method-assign]
     store.ack_range(0, 29_999)
     reading.storage.commits.flush()
-    reading.until(lambda: not {segment.base for segment in store.log.segments} & set(gone))
+    reading.run_until(lambda: not {segment.base for segment in store.log.segments} & set(removed))
     reading.storage._worker.close()
     assert [thread for thread in closed if thread != here]
     assert reading.filesystem.open_file_count <= 4
-    assert all(f"{base:020d}.log" not in reading.filesystem.listdir(store.log.directory) for base in gone)
+    assert all(f"{base:020d}.log" not in reading.filesystem.listdir(store.log.directory) for base in removed)
 
 
-def test_a_directory_is_removed_elsewhere(reading: Reading) -> None:
-    """A long log takes seconds to remove, in which the committer has others to sync."""
+def test_directory_is_removed_by_another_thread(reading: Reading) -> None:
+    """Removing a long log takes seconds, in which the fsync thread has other logs to sync."""
     reading.fill(12_000)
     other = reading.storage.create_queue("v", "other", "/")[1]
-    begun, let_go = threading.Event(), threading.Event()
+    started, may_continue = threading.Event(), threading.Event()
     remove = reading.filesystem.remove_tree
 
-    def slowly(path: str) -> None:
-        begun.set()
-        let_go.wait(60)
+    def slow_remove(path: str) -> None:
+        started.set()
+        may_continue.wait(60)
         remove(path)
 
-    reading.filesystem.remove_tree = slowly  # type: ignore[method-assign]
-    gone: list[bool] = []
-    reading.storage.delete_queue(reading.store, lambda: gone.append(True))
-    assert begun.wait(60)
+    reading.filesystem.remove_tree = slow_remove  # type: ignore[method-assign]
+    removed: list[bool] = []
+    reading.storage.delete_queue(reading.store, lambda: removed.append(True))
+    assert started.wait(60)
     other.append_parts(ROUTE, b"\x00\x00", b"one", True)
     reading.storage.commits.end_of_turn()
-    reading.until(lambda: other.high_watermark == 1)
-    assert not gone
-    let_go.set()
-    reading.until(lambda: bool(gone))
+    reading.run_until(lambda: other.high_watermark == 1)
+    assert not removed
+    may_continue.set()
+    reading.run_until(lambda: bool(removed))
 
 
-def test_large_batches_of_a_stream(reading: Reading) -> None:
-    """They are read by themselves, and not before they are there: warm, cold, and cold again half way."""
+def test_large_batches_of_a_stream_are_read_when_fetched(reading: Reading) -> None:
+    """The batches are read one by one: the first ones cold, the next ones cached, the last ones cold again."""
     reading.fill(600, size=20_000)
     cursor = reading.store.new_cursor()
 
     def read(offset: int, end: int) -> list[int]:
         found: list[int] = []
         while offset < end:
-            places = cursor.views_below_hw(offset, 64 * 1024, reading.arrived)
-            found += [int(places.body(index)[:8]) for index in range(places.count)]
-            offset = places.next_offset
-            if not places.count:
-                assert places.waiting
+            views = cursor.views_below_hw(offset, 64 * 1024, reading.arrived)
+            found += [int(views.body(index)[:8]) for index in range(views.count)]
+            offset = views.next_offset
+            if not views.count:
+                assert views.waiting
                 reading.waits += 1
                 before = reading.arrivals
-                reading.until(lambda before=before: reading.arrivals > before)  # type: ignore[misc]
+                reading.run_until(lambda before=before: reading.arrivals > before)  # type: ignore[misc]
         return found
 
     found = read(0, 300)

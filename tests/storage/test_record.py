@@ -1,4 +1,4 @@
-"""Records: the varints, the constant parts, and damage that must not get past the decoder."""
+"""Records: varints, header order, and damage that the decoder must refuse."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_round_trip(exchange: bytes, key: bytes, properties: bytes, body: bytes,
     assert (record.offset, record.timestamp_ms, record.persistent, record.delivery_count) == (7, 8, False, 0)
 
 
-def test_headers_in_any_order_and_unknown_ones() -> None:
-    """Other programs write this format too: headers we do not know are passed over, null key and value are empty."""
+def test_unordered_and_unknown_headers_are_read() -> None:
+    """Other programs write this format, too. Unknown headers are skipped; null key and value are empty."""
     headers = b"".join(
         varint(len(name)) + name + varint(-1 if content is None else len(content)) + (content or b"")
         for name, content in [(b"properties", b"PP"), (b"traceparent", b"x" * 70), (b"null", None), (b"exchange", b"E")]
@@ -121,8 +121,8 @@ SHAPES = st.tuples(
 
 
 @given(st.lists(SHAPES, min_size=1, max_size=20))
-def test_a_decoder_remembers_nothing_wrong(shapes: list[tuple[bytes, bytes, bytes, bytes]]) -> None:
-    """Whatever came before, each record is what it is by itself."""
+def test_decoder_cache_does_not_change_a_record(shapes: list[tuple[bytes, bytes, bytes, bytes]]) -> None:
+    """After any other records, each record is the same as when it is read on its own."""
     decoder = RecordDecoder()
     for number, (exchange, key, properties, body) in enumerate(shapes):
         data = b"behind" + encode(exchange, key, properties, body, number) + b"before"
@@ -134,48 +134,48 @@ def test_a_decoder_remembers_nothing_wrong(shapes: list[tuple[bytes, bytes, byte
 
 
 @given(st.lists(SHAPES, min_size=1, max_size=20))
-def test_places_are_where_the_records_are(shapes: list[tuple[bytes, bytes, bytes, bytes]]) -> None:
-    decoder, places, due = RecordDecoder(), RecordViews(), []
+def test_views_equal_the_records(shapes: list[tuple[bytes, bytes, bytes, bytes]]) -> None:
+    decoder, views, expected = RecordDecoder(), RecordViews(), []
     for number, (exchange, key, properties, body) in enumerate(shapes):
         data = b"behind" + encode(exchange, key, properties, body, number) + b"before"
         _, stop = record_stop(data, 6, len(data))
         _, position = read_offset_delta(data, record_stop(data, 6, len(data))[0])
-        counted = decoder.read_view(data, position, stop, number, 7 + number, number % 2 == 0, places)
+        counted = decoder.read_view(data, position, stop, number, 7 + number, number % 2 == 0, views)
         assert counted == len(body) + len(properties) + 64
-        due.append(fields(read_record(data, position, stop, number, 7 + number, number % 2 == 0)))
-    places.close(len(shapes), False)
-    assert [fields(record) for record in records_of(places)] == due
-    assert places.index_of(0) == 0 and places.index_of(len(shapes)) == len(shapes)
+        expected.append(fields(read_record(data, position, stop, number, 7 + number, number % 2 == 0)))
+    views.close(len(shapes), False)
+    assert [fields(record) for record in records_of(views)] == expected
+    assert views.index_of(0) == 0 and views.index_of(len(shapes)) == len(shapes)
 
 
-def records_of(places: RecordViews) -> list[Record]:
+def records_of(views: RecordViews) -> list[Record]:
     found = []
-    for index in range(places.count):
-        alike = places.shared_fields[places.shared_fields_index(index)]
+    for index in range(views.count):
+        shared = views.shared_fields[views.shared_fields_index(index)]
         record = Record(
-            places.offset(index),
-            places.timestamp_ms(index),
-            alike.exchange,
-            alike.routing_key,
-            alike.properties,
-            places.body(index),
-            alike.persistent,
+            views.offset(index),
+            views.timestamp_ms(index),
+            shared.exchange,
+            shared.routing_key,
+            shared.properties,
+            views.body(index),
+            shared.persistent,
         )
-        record.tombstone = places.body_size(index) < 0
+        record.tombstone = views.body_size(index) < 0
         found.append(record)
     return found
 
 
 @given(st.binary(max_size=40), st.integers(0, 50), st.integers(0, 40), st.booleans())
-def test_stands_at(data: bytes, position: int, size: int, spoilt: bool) -> None:
+def test_matches_at(data: bytes, position: int, size: int, damaged: bool) -> None:
     part = bytearray(data[position : position + size])
-    if part and spoilt:
+    if part and damaged:
         part[size % len(part)] ^= 1
     assert matches_at(data, position, bytes(part)) == data.startswith(bytes(part), position)
     assert not matches_at(data, position, data + b"x")
 
 
-def test_a_decoder_gives_the_same_objects_again() -> None:
+def test_decoder_reuses_equal_objects() -> None:
     decoder = RecordDecoder()
     found = []
     for number in range(3):
@@ -198,7 +198,7 @@ def read_with(decoder: RecordDecoder, data: bytes) -> Record:
 
 
 @pytest.mark.parametrize("before", [[PLAIN], [b"other"], [b"other", b"one more"], [PLAIN, b"other"]])
-def test_a_decoder_refuses_what_is_cut_too(before: list[bytes]) -> None:
+def test_decoder_refuses_cut_records(before: list[bytes]) -> None:
     data = encode(b"ex", b"key", b"\x10\x00\x02", b"body", 3)
     _, position = read_offset_delta(data, record_stop(data, 0, len(data))[0])
     for size in range(position, len(data)):
@@ -209,19 +209,19 @@ def test_a_decoder_refuses_what_is_cut_too(before: list[bytes]) -> None:
             decoder.read(data[:size], position, size, 0, 0, True)
 
 
-def test_properties_that_differ_each_time_take_nothing_else_with_them() -> None:
+def test_changing_properties_leave_other_fields_cached() -> None:
     decoder = RecordDecoder()
     first = read_with(decoder, encode(b"exchange", b"key", b"id 0", b"body", 0))
     for number in range(1, 5):
         record = read_with(decoder, encode(b"exchange", b"key", b"id %d" % number * number, b"b" * number, 0))
         assert (record.properties, record.body) == (b"id %d" % number * number, b"b" * number)
         assert record.exchange is first.exchange and record.routing_key is first.routing_key
-    again = [read_with(decoder, encode(b"exchange", b"key", b"the same", b"body", 0)) for _ in range(3)]
-    assert again[0].properties is again[1].properties is again[2].properties
+    repeated = [read_with(decoder, encode(b"exchange", b"key", b"the same", b"body", 0)) for _ in range(3)]
+    assert repeated[0].properties is repeated[1].properties is repeated[2].properties
 
 
-def test_headers_in_another_order_are_read_too() -> None:
-    """Other programs may write this format: nothing of the order that ours has is taken for granted."""
+def test_decoder_reads_headers_in_another_order() -> None:
+    """Other programs may write this format with another header order than the broker."""
     exchange = varint(8) + b"exchange" + varint(1) + b"E"
     properties = varint(10) + b"properties" + varint(2)
     other = varint(5) + b"other" + varint(3) + b"xyz"
@@ -242,7 +242,7 @@ def test_headers_in_another_order_are_read_too() -> None:
             assert (record.exchange, record.properties, record.body) == (b"E", wanted, b"v")
 
 
-def test_a_null_value_is_a_tombstone_to_a_decoder_as_well() -> None:
+def test_decoder_reads_a_null_value_as_a_tombstone() -> None:
     decoder = RecordDecoder()
     behind = varint(2) + varint(8) + b"exchange" + varint(1) + b"E" + varint(10) + b"properties" + varint(2) + b"PP"
     for value, tombstone in [(varint(3) + b"abc", False), (varint(-1), True), (varint(0), False), (varint(-1), True)]:

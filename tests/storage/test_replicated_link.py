@@ -1,4 +1,4 @@
-"""Answers put together from pieces, and held against what was asked."""
+"""Responses are assembled from pieces and matched with the requests by correlation id."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ def frame(number: int, body: bytes) -> bytes:
     return (len(body) + 4).to_bytes(4, "big") + number.to_bytes(4, "big") + body
 
 
-def test_answers_in_any_pieces() -> None:
+def test_responses_arrive_in_pieces_of_any_size() -> None:
     bodies = [b"", b"a", b"b" * 300, b""]
     data = b"".join(frame(number, body) for number, body in enumerate(bodies))
     for size in (1, 2, 3, 5, 7, 100, len(data)):
-        link = Correlator(1 << 20)
-        assert [link.next_correlation_id() for _ in bodies] == [0, 1, 2, 3]
-        found = [answer for at in range(0, len(data), size) for answer in link.feed(data[at : at + size])]
-        assert [answer[4:] for answer in found] == bodies
-        assert link.unanswered == 0
+        correlator = Correlator(1 << 20)
+        assert [correlator.next_correlation_id() for _ in bodies] == [0, 1, 2, 3]
+        found = [response for at in range(0, len(data), size) for response in correlator.feed(data[at : at + size])]
+        assert [response[4:] for response in found] == bodies
+        assert correlator.unanswered == 0
 
 
-def test_a_large_answer_is_not_copied_for_each_piece() -> None:
-    link = Correlator(1 << 20)
-    link.next_correlation_id()
+def test_large_response_in_many_pieces() -> None:
+    correlator = Correlator(1 << 20)
+    correlator.next_correlation_id()
     data = frame(0, bytes(1 << 19))
     for at in range(0, len(data), 1 << 14):
-        found = link.feed(data[at : at + (1 << 14)])
+        found = correlator.feed(data[at : at + (1 << 14)])
     assert len(found) == 1
     assert len(found[0]) == (1 << 19) + 4
 
 
 @pytest.mark.parametrize(
-    ("data", "why"),
+    ("data", "error"),
     [
         (frame(1, b"x"), "the answer to 1, expected that to 0"),
         (frame(0, b"") + frame(0, b""), "without a request"),
@@ -44,14 +44,14 @@ def test_a_large_answer_is_not_copied_for_each_piece() -> None:
         (b"\x7f\xff\xff\xff", "limit of 1000"),
     ],
 )
-def test_what_is_no_answer(data: bytes, why: str) -> None:
-    link = Correlator(1000)
-    link.next_correlation_id()
-    with pytest.raises(BadAnswer, match=why):
-        link.feed(data)
+def test_unexpected_response_is_refused(data: bytes, error: str) -> None:
+    correlator = Correlator(1000)
+    correlator.next_correlation_id()
+    with pytest.raises(BadAnswer, match=error):
+        correlator.feed(data)
 
 
-def test_numbers_begin_again() -> None:
-    link = Correlator(1000)
-    link._next_id = CORRELATION_MAX
-    assert [link.next_correlation_id(), link.next_correlation_id()] == [CORRELATION_MAX, 0]
+def test_correlation_ids_restart_at_0() -> None:
+    correlator = Correlator(1000)
+    correlator._next_id = CORRELATION_MAX
+    assert [correlator.next_correlation_id(), correlator.next_correlation_id()] == [CORRELATION_MAX, 0]

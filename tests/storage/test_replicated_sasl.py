@@ -1,4 +1,4 @@
-"""SASL's messages, by the examples of the RFCs; and servers that prove nothing."""
+"""SASL messages compared with the examples of the RFCs, and servers that do not prove the password."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ NONCE = "rOprNGfwEbeRWgbNEkqO"
 FIRST = "r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
 
 
-def rfc7677() -> Scram:
-    talk = Scram("sha256", "user", "pencil", NONCE)
-    assert talk.first() == b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
-    return talk
+def rfc7677_client() -> Scram:
+    scram = Scram("sha256", "user", "pencil", NONCE)
+    assert scram.first() == b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
+    return scram
 
 
 def test_plain() -> None:
-    talk = make_mechanism("PLAIN", "me", "pass")
-    assert talk.first() == b"\0me\0pass"
-    assert talk.done
-    assert talk.reply(b"") is None
+    plain = make_mechanism("PLAIN", "me", "pass")
+    assert plain.first() == b"\0me\0pass"
+    assert plain.done
+    assert plain.reply(b"") is None
     with pytest.raises(ValueError, match="NUL"):
         make_mechanism("PLAIN", "me", "a\0b")
 
 
 def test_scram() -> None:
-    """RFC 7677, section 3."""
-    talk = rfc7677()
-    assert talk.reply(FIRST.encode()) == (
+    """The exchange of RFC 7677, section 3."""
+    scram = rfc7677_client()
+    assert scram.reply(FIRST.encode()) == (
         b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
     )
-    assert not talk.done
-    assert talk.reply(b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=") is None
-    assert talk.done
+    assert not scram.done
+    assert scram.reply(b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=") is None
+    assert scram.done
 
 
-def test_names_with_the_characters_that_scram_needs() -> None:
+def test_user_name_with_reserved_characters_is_escaped() -> None:
     assert Scram("sha512", "a=b,c", "x", NONCE).first() == b"n,,n=a=3Db=2Cc,r=rOprNGfwEbeRWgbNEkqO"
 
 
-def test_a_server_that_does_not_know_the_password() -> None:
-    talk = rfc7677()
-    talk.reply(FIRST.encode())
+def test_server_that_does_not_know_the_password_is_refused() -> None:
+    scram = rfc7677_client()
+    scram.reply(FIRST.encode())
     with pytest.raises(NotProved, match="does not know"):
-        talk.reply(b"v=" + base64.b64encode(bytes(32)))
+        scram.reply(b"v=" + base64.b64encode(bytes(32)))
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_a_server_that_does_not_know_the_password() -> None:
         FIRST.replace("s=W22ZaJ0SNY7soEsUEjb6gQ==", "s=").encode(),
     ],
 )
-def test_what_no_server_says(data: bytes) -> None:
+def test_invalid_server_message_is_refused(data: bytes) -> None:
     with pytest.raises(NotProved):
-        rfc7677().reply(data)
+        rfc7677_client().reply(data)
 
 
-def test_other_mechanisms() -> None:
+def test_unknown_mechanism_is_refused() -> None:
     with pytest.raises(ValueError, match="GSSAPI"):
         make_mechanism("GSSAPI", "a", "b")

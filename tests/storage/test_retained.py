@@ -1,4 +1,4 @@
-"""Settled messages that stay for a while: retained.py."""
+"""Acked messages that are retained for a time or up to a size: retained.py."""
 
 from __future__ import annotations
 
@@ -13,172 +13,172 @@ BODY = b"." * 400
 
 
 @pytest.fixture
-def house(make_house: Callable[..., Any]) -> Any:
-    return make_house(segment_size_bytes=4000)
+def harness(make_harness: Callable[..., Any]) -> Any:
+    return make_harness(segment_size_bytes=4000)
 
 
-def kept_of(store: Any) -> Retained:
+def retained_in(store: Any) -> Retained:
     return retained_of(store.log.segments, store.next_offset, store.record_count)
 
 
-def fill(house: Any, count: int) -> None:
-    """Appends and settles."""
-    store = house.store
+def fill(harness: Any, count: int) -> None:
+    """Append and ack messages."""
+    store = harness.store
     for _ in range(count):
         offset = store.next_offset
-        house.append(BODY)
+        harness.append(BODY)
         store.ack(offset, len(BODY))
-        house.turn()
-    rest(house)
+        harness.end_turn()
+    run_upkeep(harness)
 
 
-def rest(house: Any) -> None:
-    """What is due is done."""
+def run_upkeep(harness: Any) -> None:
+    """Run maintenance and all pending commits."""
     for _ in range(4):
-        house.storage.maintain()
-        house.turn()
-        house.storage.commits.flush()
-        house.loop()
+        harness.storage.maintain()
+        harness.end_turn()
+        harness.storage.commits.flush()
+        harness.run_callbacks()
 
 
-class TestBytes:
-    def test_the_newest_stay(self, house: Any) -> None:
-        store = house.begin()
-        house.storage.retain(store, -1, 12_000)
-        fill(house, 100)
-        kept = sum(segment.size for segment in store.log.segments if not segment.is_removed)
-        assert 12_000 <= kept <= 12_000 + 3 * 4000
-        found = kept_of(store)
-        assert found.messages == store.next_offset - found.first_offset < 100
-        assert found.body_bytes == found.messages * len(BODY)
+class TestSizeLimit:
+    def test_newest_messages_are_retained(self, harness: Any) -> None:
+        store = harness.create_log()
+        harness.storage.retain(store, -1, 12_000)
+        fill(harness, 100)
+        kept_bytes = sum(segment.size for segment in store.log.segments if not segment.is_removed)
+        assert 12_000 <= kept_bytes <= 12_000 + 3 * 4000
+        retained = retained_in(store)
+        assert retained.messages == store.next_offset - retained.first_offset < 100
+        assert retained.body_bytes == retained.messages * len(BODY)
         assert store.record_count == 0
-        assert house.storage.retained.bytes == sum(
+        assert harness.storage.retained.bytes == sum(
             segment.size for segment in store.log.segments if not segment.is_removed and segment.sealed
         )
 
-    def test_nothing_of_0_bytes(self, house: Any) -> None:
-        store = house.begin()
-        house.storage.retain(store, -1, 0)
-        fill(house, 100)
+    def test_limit_of_0_bytes_retains_nothing(self, harness: Any) -> None:
+        store = harness.create_log()
+        harness.storage.retain(store, -1, 0)
+        fill(harness, 100)
         assert len([segment for segment in store.log.segments if not segment.is_removed]) <= 2
-        assert house.storage.retained.bytes == 0
+        assert harness.storage.retained.bytes == 0
 
-    def test_what_waits_is_not_counted(self, house: Any) -> None:
-        store = house.begin()
-        house.storage.retain(store, -1, 8_000)
+    def test_waiting_messages_are_not_counted(self, harness: Any) -> None:
+        store = harness.create_log()
+        harness.storage.retain(store, -1, 8_000)
         for _ in range(50):
-            house.append(BODY)
-            house.turn()
-        fill(house, 50)
+            harness.append(BODY)
+            harness.end_turn()
+        fill(harness, 50)
         assert store.record_count == 50
-        assert kept_of(store).first_offset == 0, "nothing before what waits went"
-        assert kept_of(store).messages < 50
+        assert retained_in(store).first_offset == 0, "no message before the waiting ones is removed"
+        assert retained_in(store).messages < 50
 
 
-class TestAge:
-    def test_it_goes_when_it_is_old(self, house: Any) -> None:
-        store = house.begin()
-        house.storage.retain(store, 60_000, -1)
-        fill(house, 50)
-        assert kept_of(store).messages == 50
-        house.clock.now_ms += 59_000
-        rest(house)
-        assert kept_of(store).messages == 50
-        house.clock.now_ms += 2_000
-        rest(house)
-        assert kept_of(store).messages == 0
-        assert house.storage.retained.bytes == 0
+class TestAgeLimit:
+    def test_old_messages_are_removed(self, harness: Any) -> None:
+        store = harness.create_log()
+        harness.storage.retain(store, 60_000, -1)
+        fill(harness, 50)
+        assert retained_in(store).messages == 50
+        harness.clock.now_ms += 59_000
+        run_upkeep(harness)
+        assert retained_in(store).messages == 50
+        harness.clock.now_ms += 2_000
+        run_upkeep(harness)
+        assert retained_in(store).messages == 0
+        assert harness.storage.retained.bytes == 0
         assert store.next_offset == 50
 
-    def test_a_clock_that_jumps_makes_nothing_old(self, house: Any) -> None:
-        store = house.begin()
-        house.storage.retain(store, 60_000, -1)
-        fill(house, 50)
-        house.clock.jump_ms = 86_400_000
-        rest(house)
-        assert kept_of(store).messages == 50
-        house.storage.clock_watch.accept()
-        rest(house)
-        assert kept_of(store).messages == 0
+    def test_clock_jump_makes_no_message_old(self, harness: Any) -> None:
+        store = harness.create_log()
+        harness.storage.retain(store, 60_000, -1)
+        fill(harness, 50)
+        harness.clock.jump_ms = 86_400_000
+        run_upkeep(harness)
+        assert retained_in(store).messages == 50
+        harness.storage.clock_watch.accept()
+        run_upkeep(harness)
+        assert retained_in(store).messages == 0
 
-    def test_it_is_as_old_as_its_append(self, house: Any) -> None:
-        store = house.begin()
-        house.storage.retain(store, 60_000, -1)
+    def test_age_counts_from_the_append(self, harness: Any) -> None:
+        store = harness.create_log()
+        harness.storage.retain(store, 60_000, -1)
         for _ in range(50):
-            house.append(BODY)
-            house.turn()
-        house.clock.now_ms += 61_000
+            harness.append(BODY)
+            harness.end_turn()
+        harness.clock.now_ms += 61_000
         store.ack_range(0, 49, 50 * len(BODY))
-        house.turn()
-        rest(house)
-        assert kept_of(store).messages == 0
+        harness.end_turn()
+        run_upkeep(harness)
+        assert retained_in(store).messages == 0
 
-    def test_an_idle_log_gives_back_its_last_segment(self, house: Any) -> None:
-        store = house.begin()
-        house.storage.retain(store, 60_000, -1)
-        fill(house, 3)
-        assert len(house.names(".log")) == 1
-        house.clock.now_ms += 61_000
-        rest(house)
-        assert [len(house.data(name)) for name in house.names(".log")] == [0]
+    def test_idle_log_empties_its_last_segment(self, harness: Any) -> None:
+        store = harness.create_log()
+        harness.storage.retain(store, 60_000, -1)
+        fill(harness, 3)
+        assert len(harness.names(".log")) == 1
+        harness.clock.now_ms += 61_000
+        run_upkeep(harness)
+        assert [len(harness.data(name)) for name in harness.names(".log")] == [0]
 
 
-class TestItsLife:
-    def test_after_a_restart_it_is_said_again(self, house: Any) -> None:
-        store = house.begin()
-        house.storage.retain(store, 60_000, -1)
-        fill(house, 50)
-        store = house.again()
-        house.storage.retain(store, 60_000, -1)
-        rest(house)
-        assert kept_of(store).messages == 50
+class TestLifecycle:
+    def test_limits_are_set_again_after_a_restart(self, harness: Any) -> None:
+        store = harness.create_log()
+        harness.storage.retain(store, 60_000, -1)
+        fill(harness, 50)
+        store = harness.restart()
+        harness.storage.retain(store, 60_000, -1)
+        run_upkeep(harness)
+        assert retained_in(store).messages == 50
         assert store.record_count == 0
-        house.clock.now_ms += 61_000
-        rest(house)
-        assert kept_of(store).messages == 0
+        harness.clock.now_ms += 61_000
+        run_upkeep(harness)
+        assert retained_in(store).messages == 0
 
-    def test_cleared_it_goes_at_once(self, house: Any) -> None:
-        store = house.begin()
-        house.storage.retain(store, 60_000, -1)
-        fill(house, 50)
-        assert house.storage.retained.bytes > 0
-        house.storage.retain(store, -1, -1)
-        rest(house)
+    def test_cleared_limits_remove_messages_at_once(self, harness: Any) -> None:
+        store = harness.create_log()
+        harness.storage.retain(store, 60_000, -1)
+        fill(harness, 50)
+        assert harness.storage.retained.bytes > 0
+        harness.storage.retain(store, -1, -1)
+        run_upkeep(harness)
         assert len([segment for segment in store.log.segments if not segment.is_removed]) <= 2
-        assert house.storage.retained.bytes == 0
-        assert store.log.segment_size_bytes == house.storage.segment_size_bytes
+        assert harness.storage.retained.bytes == 0
+        assert store.log.segment_size_bytes == harness.storage.segment_size_bytes
 
-    def test_set_on_a_log_that_runs(self, house: Any) -> None:
-        store = house.begin()
-        fill(house, 50)
-        gone = kept_of(store).first_offset
-        assert gone > 0
-        house.storage.retain(store, 60_000, -1)
-        fill(house, 50)
-        assert kept_of(store).first_offset == gone
+    def test_limits_set_on_a_log_in_use(self, harness: Any) -> None:
+        store = harness.create_log()
+        fill(harness, 50)
+        first_offset = retained_in(store).first_offset
+        assert first_offset > 0
+        harness.storage.retain(store, 60_000, -1)
+        fill(harness, 50)
+        assert retained_in(store).first_offset == first_offset
 
-    def test_deleted_it_is_not_counted_any_more(self, house: Any) -> None:
-        store = house.begin()
-        house.storage.retain(store, 60_000, -1)
-        fill(house, 50)
-        assert house.storage.retained.bytes > 0
-        house.storage.delete_queue(store)
-        assert house.storage.retained.bytes == 0
+    def test_deleted_queue_is_not_counted(self, harness: Any) -> None:
+        store = harness.create_log()
+        harness.storage.retain(store, 60_000, -1)
+        fill(harness, 50)
+        assert harness.storage.retained.bytes > 0
+        harness.storage.delete_queue(store)
+        assert harness.storage.retained.bytes == 0
 
-    def test_the_checkpoint_tells_where_the_log_starts(self, house: Any) -> None:
-        store = house.begin()
-        house.storage.retain(store, -1, 12_000)
-        fill(house, 100)
+    def test_checkpoint_has_the_log_start_offset(self, harness: Any) -> None:
+        store = harness.create_log()
+        harness.storage.retain(store, -1, 12_000)
+        fill(harness, 100)
         path = f"{store.log.directory}/log-start-offset-checkpoint"
         start = int(store.log.filesystem.read_file(path).split()[-1])
-        assert 0 < start <= kept_of(store).first_offset < 100
+        assert 0 < start <= retained_in(store).first_offset < 100
 
-    def test_small_segments_for_little(self, make_house: Callable[..., Any]) -> None:
-        house = make_house(segment_size_bytes=64 << 20)
-        store = house.begin()
-        house.storage.retain(store, -1, 16 << 20)
+    def test_small_size_limit_makes_small_segments(self, make_harness: Callable[..., Any]) -> None:
+        harness = make_harness(segment_size_bytes=64 << 20)
+        store = harness.create_log()
+        harness.storage.retain(store, -1, 16 << 20)
         assert store.log.segment_size_bytes == 2 << 20
-        house.storage.retain(store, -1, 100)
+        harness.storage.retain(store, -1, 100)
         assert store.log.segment_size_bytes == 1 << 20
-        house.storage.retain(store, 1000, -1)
+        harness.storage.retain(store, 1000, -1)
         assert store.log.segment_size_bytes == 64 << 20

@@ -1,4 +1,4 @@
-"""Whole `.log` files, read by parsers nobody here wrote; rolls; the small files beside them."""
+"""Whole `.log` files read by the parsers of Kafka clients; segment rolls; checkpoint files."""
 
 from __future__ import annotations
 
@@ -37,75 +37,75 @@ def values(parser: type, data: bytes) -> list[tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("parser", [AioRecords, KafkaRecords])
-def test_logs_read_by_others(make_house: Callable[..., Any], parser: type) -> None:
-    house = make_house(segment_size_bytes=50_000)
-    house.begin()
+def test_kafka_clients_read_log_files(make_harness: Callable[..., Any], parser: type) -> None:
+    harness = make_harness(segment_size_bytes=50_000)
+    harness.create_log()
     expected = []
     for turn in range(30):
         bodies = [b"%d.%d" % (turn, number) * 20 for number in range(turn * 3 + 1)]
-        expected += list(zip(house.append(*bodies, persistent=turn % 5 != 0), bodies, strict=True))
-        house.turn()
-    house.store.begin_transaction()
+        expected += list(zip(harness.append(*bodies, persistent=turn % 5 != 0), bodies, strict=True))
+        harness.end_turn()
+    harness.store.begin_transaction()
     bodies = [b"transaction %d" % number for number in range(100)]
-    expected += list(zip(house.append(*bodies), bodies, strict=True))
-    house.store.end_transaction()
-    house.turn()
-    names = house.names(".log")
+    expected += list(zip(harness.append(*bodies), bodies, strict=True))
+    harness.store.end_transaction()
+    harness.end_turn()
+    names = harness.names(".log")
     assert len(names) > 2
     found = []
     for name in names:
-        part = values(parser, bytes(house.data(name)))
+        part = values(parser, bytes(harness.data(name)))
         assert int(name[:20]) == part[0][0], "a file is named after its first offset"
         found += part
     assert found == expected
 
 
-def test_a_transaction_stays_in_one_segment(make_house: Callable[..., Any]) -> None:
-    house = make_house(segment_size_bytes=3000)
-    house.begin()
-    house.append(b"before" * 100)
-    house.turn()
-    house.store.begin_transaction()
-    house.append(*[b"x" * 100] * 200)
-    house.store.end_transaction()
-    house.append(b"after")
-    house.turn()
-    assert len(house.names(".log")) == 3
-    assert house.again().record_count == 202
+def test_transaction_is_in_one_segment(make_harness: Callable[..., Any]) -> None:
+    harness = make_harness(segment_size_bytes=3000)
+    harness.create_log()
+    harness.append(b"before" * 100)
+    harness.end_turn()
+    harness.store.begin_transaction()
+    harness.append(*[b"x" * 100] * 200)
+    harness.store.end_transaction()
+    harness.append(b"after")
+    harness.end_turn()
+    assert len(harness.names(".log")) == 3
+    assert harness.restart().record_count == 202
 
 
-def test_a_message_larger_than_a_segment(make_house: Callable[..., Any]) -> None:
-    house = make_house(segment_size_bytes=10_000)
-    house.begin()
+def test_message_larger_than_a_segment(make_harness: Callable[..., Any]) -> None:
+    harness = make_harness(segment_size_bytes=10_000)
+    harness.create_log()
     bodies = [b"small", b"L" * 1_000_000, b"small again", b"M" * 300_000]
-    house.append(*bodies)
-    house.turn()
-    assert house.bodies() == bodies
-    house.again()
-    assert house.bodies() == bodies
-    assert house.store.size_bytes == sum(map(len, bodies))
+    harness.append(*bodies)
+    harness.end_turn()
+    assert harness.bodies() == bodies
+    harness.restart()
+    assert harness.bodies() == bodies
+    assert harness.store.size_bytes == sum(map(len, bodies))
 
 
-def test_recovery_point_moves_with_the_roll(make_house: Callable[..., Any]) -> None:
-    house = make_house(segment_size_bytes=3000)
-    house.begin()
+def test_roll_moves_the_recovery_point(make_harness: Callable[..., Any]) -> None:
+    harness = make_harness(segment_size_bytes=3000)
+    harness.create_log()
     for _ in range(10):
-        house.append(b"x" * 1000)
-        house.turn()
-    base = int(house.names(".log")[-1][:20])
-    path = f"{house.directory}/recovery-point-checkpoint"
-    assert read_lines(house.filesystem, path, 1) == [(base,)]
-    assert read_high_watermark(house.filesystem, f"{house.directory}/high-watermark") == 10
-    house.filesystem.calls.clear()
-    house.again(house.filesystem)
-    reads = Counter(path for name, path in house.filesystem.calls if name == "pread" and path.endswith(".log"))
-    tail = reads.pop(f"{house.directory}/{base:020d}.log")
+        harness.append(b"x" * 1000)
+        harness.end_turn()
+    base = int(harness.names(".log")[-1][:20])
+    path = f"{harness.directory}/recovery-point-checkpoint"
+    assert read_lines(harness.filesystem, path, 1) == [(base,)]
+    assert read_high_watermark(harness.filesystem, f"{harness.directory}/high-watermark") == 10
+    harness.filesystem.calls.clear()
+    harness.restart(harness.filesystem)
+    reads = Counter(path for name, path in harness.filesystem.calls if name == "pread" and path.endswith(".log"))
+    tail = reads.pop(f"{harness.directory}/{base:020d}.log")
     assert tail >= 1
-    assert len(reads) >= 4, "sealed segments there are"
-    assert max(reads.values()) <= 2, "of a sealed segment only the heads of two batches are read"
+    assert len(reads) >= 4, "there are sealed segments"
+    assert max(reads.values()) <= 2, "recovery reads two batch headers of a sealed segment"
 
 
-def test_checkpoint_files() -> None:
+def test_checkpoint_files_round_trip() -> None:
     filesystem = SimulatedFileSystem()
     filesystem.mkdir("/d")
     filesystem.replace_file("/d/lines", encode_lines([(0, 0), (1, 77)]), sync=True)

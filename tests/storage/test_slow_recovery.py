@@ -1,4 +1,4 @@
-"""A log with very much to tell is read in slices of the loop's turn, and whoever cannot wait has it at once."""
+"""Recovery of a large log runs in slices of loop turns; a caller that cannot wait gets the log at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNT = 20 * PIECE_COUNT
 
 
 class Turns:
-    """What was posted, a call each turn."""
+    """Posted calls; one call is one turn."""
 
     def __init__(self) -> None:
         self.posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
@@ -30,7 +30,7 @@ class Turns:
     def post(self, function: Callable[..., object], *arguments: Any) -> None:
         self.posted.append((function, arguments))
 
-    def one(self) -> bool:
+    def run_one(self) -> bool:
         if not self.posted:
             return False
         function, arguments = self.posted.popleft()
@@ -38,14 +38,14 @@ class Turns:
         self.count += 1
         return True
 
-    def all(self) -> None:
-        while self.one():
+    def run_all(self) -> None:
+        while self.run_one():
             pass
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A log of which everything was delivered, and came back twice but for each third, which is settled."""
+    """A log whose messages were delivered. Two thirds were returned twice; each third message is acked."""
     path = tmp_path_factory.mktemp("data")
     turns = Turns()
     storage = Storage(path, post=turns.post, segment_size_bytes=1 << 18)
@@ -76,79 +76,81 @@ def start(written: tuple[Path, str], tmp_path: Path, turns: Turns) -> tuple[Stor
     return storage, storage.open_queue("v", written[1], "q", "/")
 
 
-def told(store: LocalLog) -> tuple[object, ...]:
+def log_contents(store: LocalLog) -> tuple[object, ...]:
     counts = [store.delivery_count(offset) for offset in range(COUNT)]
     records = [record.offset for record in store.cursor.read(0, 1 << 30).records]
     return store.record_count, store.size_bytes, store.next_offset, store.delivered_mark, counts, records
 
 
-def test_in_slices_as_in_one_go(written: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recovery_in_slices_equals_recovery_at_once(
+    written: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(openings, "SLICE_S", 0.0)
     turns = Turns()
     storage, store = start(written, tmp_path / "at once", turns)
     store.recover()
-    expected = told(store)
+    expected = log_contents(store)
     assert expected[0] == COUNT - len(range(0, COUNT, 3))
     storage.close(clean=False)
 
     storage, store = start(written, tmp_path / "slices", turns)
     called: list[int] = []
-    turns.all()
+    turns.run_all()
     turns.count = 0
     for number in range(2):
         assert not store.open_soon(lambda number=number: called.append(number))  # type: ignore[misc]
     while not called:
-        turns.one()
+        turns.run_one()
     assert turns.count > 2 * COUNT // PIECE_COUNT, "each piece is a turn"
     assert called == [0, 1]
     assert store.open_soon(lambda: called.append(2))
-    assert told(store) == expected
-    turns.all()
+    assert log_contents(store) == expected
+    turns.run_all()
     assert called == [0, 1]
     storage.close(clean=True)
     storage = Storage(tmp_path / "slices", post=turns.post, segment_size_bytes=1 << 18)
     store = storage.open_queue("v", written[1], "q", "/")
     assert not store.open_soon(lambda: called.append(3))
     while 3 not in called:
-        turns.one()
+        turns.run_one()
     store.recover()
-    assert told(store) == expected
+    assert log_contents(store) == expected
     storage.close(clean=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("turns_before", [0, 1, 7, 25])
-def test_who_cannot_wait(
+def test_recover_delete_or_stop_during_sliced_recovery(
     written: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns_before: int
 ) -> None:
-    """He has it at once, and who waits is told. Nor does it matter that it is deleted, or the broker stops."""
+    """`recover` finishes at once and calls the callback. Deleting the log or stopping the broker is also safe."""
     monkeypatch.setattr(openings, "SLICE_S", 0.0)
     turns = Turns()
-    for what in ("recover", "delete", "stop", "kill"):
-        storage, store = start(written, tmp_path / what, turns)
+    for action in ("recover", "delete", "stop", "kill"):
+        storage, store = start(written, tmp_path / action, turns)
         called: list[int] = []
         assert not store.open_soon(lambda called=called: called.append(1))  # type: ignore[misc]
         for _ in range(turns_before):
-            turns.one()
+            turns.run_one()
         assert not called
-        if what == "recover":
+        if action == "recover":
             store.recover()
             assert store.record_count == COUNT - len(range(0, COUNT, 3))
-            turns.all()
+            turns.run_all()
             assert called == [1]
-        elif what == "delete":
+        elif action == "delete":
             store.retire(lambda: None)
-        storage.close(clean=what != "kill")
+        storage.close(clean=action != "kill")
         turns.posted.clear()
-        if what != "delete":
-            storage = Storage(tmp_path / what, post=turns.post, segment_size_bytes=1 << 18)
+        if action != "delete":
+            storage = Storage(tmp_path / action, post=turns.post, segment_size_bytes=1 << 18)
             store = storage.open_queue("v", written[1], "q", "/")
             store.recover()
             assert store.record_count == COUNT - len(range(0, COUNT, 3))
             storage.close(clean=False)
 
 
-def test_a_disk_that_fails_in_the_middle(
+def test_disk_error_during_sliced_recovery(
     written: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(openings, "SLICE_S", 0.0)
@@ -156,28 +158,28 @@ def test_a_disk_that_fails_in_the_middle(
     storage, store = start(written, tmp_path, turns)
     called: list[int] = []
     assert not store.open_soon(lambda: called.append(1))
-    turns.one()
+    turns.run_one()
 
-    reads = storage.filesystem.read_file
+    read_file = storage.filesystem.read_file
 
-    def fails(path: str) -> bytes:
+    def failing_read(path: str) -> bytes:
         if path.endswith("/00000000000000000000.settled"):  # a slice can be read
-            return reads(path)
+            return read_file(path)
         raise OSError(errno.EIO, "cannot be read")
 
     with monkeypatch.context() as broken:
-        broken.setattr(storage.filesystem, "read_file", fails)
+        broken.setattr(storage.filesystem, "read_file", failing_read)
         while not called:
-            turns.one()
+            turns.run_one()
         with pytest.raises(OSError, match="cannot be read"):
             store.recover()
-        # As a wheel of delayed messages does, which would begin anew for ever.
+        # A delayed-message wheel does the same; without the error it would start again forever.
         assert not store.open_soon(lambda: called.append(2))
         while called == [1]:
-            turns.one()
+            turns.run_one()
         with pytest.raises(OSError, match="cannot be read"):
             store.open_soon(lambda: called.append(3))
-    assert called == [1, 2], "he tries it, and meets the error"
+    assert called == [1, 2], "the caller tries again and gets the error"
     store.recover()
     assert store.record_count == COUNT - len(range(0, COUNT, 3))
     storage.close(clean=False)

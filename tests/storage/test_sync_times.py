@@ -1,11 +1,11 @@
-"""What the committer counts of its groups."""
+"""Histograms of the fsync thread's commit groups."""
 
 from __future__ import annotations
 
 from amqpd.storage.fsync_thread import BOUNDS_BYTES, BOUNDS_LOGS, BOUNDS_S, SyncTimes
 
 
-def test_a_value_on_a_bound_is_below_it() -> None:
+def test_value_on_a_bound_counts_in_the_bucket_below() -> None:
     times = SyncTimes()
     times.add(BOUNDS_S[2], BOUNDS_BYTES[0], BOUNDS_LOGS[-1])
     times.add(BOUNDS_S[2] + 1e-6, 0, 1)

@@ -1,10 +1,11 @@
-"""A Kafka in memory, as much of it as a producer of prepared batches sees: partitions that check epochs and sequences,
-leaders that change, answers that fail or never come. Its rules are those of ProducerAppendInfo and ProducerStateEntry:
-five batches of a producer are remembered, a copy of one of them is answered with its offset, and what leaves a gap is
-refused.
+"""An in-memory Kafka, as far as a producer of prepared batches sees it.
 
-It also is what the network does to a producer: requests and answers wait here until a test lets them go on, and those
-of a connection that was cut may still be carried out, later.
+Partitions check epochs and sequences, leaders change, responses fail or never arrive. The rules are those of Kafka's
+ProducerAppendInfo and ProducerStateEntry: five batches of a producer are remembered, a duplicate of one of them is
+answered with its offset, and a batch that leaves a gap is refused.
+
+The module also simulates the network: requests and responses wait here until a test lets them proceed. Requests of a
+cut connection may still be executed later.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ with warnings.catch_warnings():
 
 REMEMBERED = 5
 TOO_LARGE = 10
-"""Refused, and taken later: as while a topic's limit is lower, or a right is gone."""
+"""Refused now and accepted later, for instance while a topic's size limit is lower or a permission is missing."""
 OUT_OF_ORDER, STALE_EPOCH, NOT_LEADER, TIMED_OUT, NOT_ENOUGH, NOT_ENOUGH_AFTER = 45, 47, 6, 7, 19, 20
 VERSION = 9
 
 
 def record(delta: int, value: bytes) -> bytes:
-    """Without a key, without headers."""
+    """A record without key and headers."""
     content = b"\0\0" + varint(delta) + varint(-1) + varint(len(value)) + value + b"\0"
     return varint(len(content)) + content
 
 
 def values_of(data: bytes) -> list[int]:
-    """What the records of a batch say, whose places in it and checksum are as they must be."""
+    """Return the values of a batch's records. Check its checksum, record positions and counts."""
     header = BatchHeader(data, 0)
     assert (header.size, crc_fits(data, 0, header)) == (len(data), True)
     position, found = 61, []
@@ -58,7 +59,7 @@ def values_of(data: bytes) -> list[int]:
 def batch_at(
     offset: int, count: int, producer_id: int = 9, epoch: int = 0, sequence: int | None = None, size: int = 0
 ) -> ClosedBatch:
-    """A batch whose records are their offsets, and nothing else but `size` bytes."""
+    """A batch whose records hold their own offset and `size` more bytes."""
     records = b"".join(record(each, (offset + each).to_bytes(8, "big") + bytes(size)) for each in range(count))
     first = offset if sequence is None else sequence
     batch = close_batch(BytesWriter(), records, offset, count, 0, 0, 1, 0, producer_id, first, -1, [], epoch)
@@ -68,7 +69,7 @@ def batch_at(
 
 @dataclass
 class TwinPartition:
-    """What one partition's leader has. stored: the offset that each record says it should have."""
+    """The log of one partition's leader. stored: the offset that each record should have."""
 
     leader: int = 1
     epoch: int = -1
@@ -77,7 +78,7 @@ class TwinPartition:
     remembered: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
     def append(self, data: bytes) -> tuple[int, int]:
-        """(code, base offset) of a batch."""
+        """Append a batch. Return (code, base offset)."""
         epoch = int.from_bytes(data[51:53], "big")
         sequence = int.from_bytes(data[53:57], "big")
         count = int.from_bytes(data[57:61], "big")
@@ -101,18 +102,18 @@ class TwinPartition:
 
 
 @dataclass
-class Sent:
-    """A request on its way. answer: what the broker has said to it. gone: its connection was cut."""
+class SentRequest:
+    """A request in flight. answer: the broker's response. is_cut: its connection was cut."""
 
     leader: int
     call: ProduceCall
     data: bytes
     answer: bytes | None = None
-    gone: bool = False
+    is_cut: bool = False
 
 
 class Run(PartitionProducer):
-    """A producer, the twin, and the network between them, driven by a random number generator."""
+    """A producer, the Kafka twin and the network between them, driven by a random number generator."""
 
     def __init__(self, seed: int, partitions: int = 3, brokers: int = 2) -> None:
         self.random = random.Random(seed)
@@ -122,11 +123,11 @@ class Run(PartitionProducer):
         self.producing = ProducerState(self, 2000)
         self.partitions = [Partition(b"orders", number, 0) for number in range(partitions)]
         self.wanted: set[Partition] = set(self.partitions)
-        self.sent: list[Sent] = []
-        self.zombies: list[Sent] = []
-        self.ended: list[str] = []
+        self.sent: list[SentRequest] = []
+        self.late_requests: list[SentRequest] = []
+        self.fence_errors: list[str] = []
         self.closed: list[Partition] = []
-        self.passed: dict[int, int] = dict.fromkeys(range(partitions), 0)
+        self.high_watermarks: dict[int, int] = dict.fromkeys(range(partitions), 0)
         self.answered = 0
         self.resent = 0
         self.joined = 0
@@ -135,12 +136,12 @@ class Run(PartitionProducer):
         self._seen: set[tuple[int, int]] = set()
         self._bytes: dict[tuple[int, int], bytes] = {}
 
-    # -- what `ProducerState` tells
+    # -- callbacks of `ProducerState`
 
     def moved(self, partition: Partition) -> None:
         twin = self.twins[partition.number]
-        assert partition.high_watermark > self.passed[partition.number]
-        self.passed[partition.number] = partition.high_watermark
+        assert partition.high_watermark > self.high_watermarks[partition.number]
+        self.high_watermarks[partition.number] = partition.high_watermark
         assert twin.stored[: partition.high_watermark] == list(range(partition.high_watermark))
 
     def refused(self, partition: Partition) -> None:
@@ -154,7 +155,7 @@ class Run(PartitionProducer):
         self.wanted.add(partition)
 
     def fenced(self, text: str) -> None:
-        self.ended.append(text)
+        self.fence_errors.append(text)
 
     # -- the network
 
@@ -179,10 +180,10 @@ class Run(PartitionProducer):
                     self.joined += len(offered.joined) > 0
                     assert self._bytes.setdefault(key, offered.sent.records) == offered.sent.records, "sent as another"
                 data = b"".join(call.encode(BytesWriter(), 1, b"", 1000))
-                self.sent.append(Sent(leader, call, data))
+                self.sent.append(SentRequest(leader, call, data))
 
-    def carry_out(self, sent: Sent, fault: int = 0) -> None:
-        """The broker does what it is asked. fault: a code that it answers instead, after or before."""
+    def carry_out(self, sent: SentRequest, fault: int = 0) -> None:
+        """The broker executes the request. fault: a code that it answers instead, before or after the append."""
         kinds = ProduceResponse.TopicProduceResponse
         of_one = kinds.PartitionProduceResponse
         topics = []
@@ -206,7 +207,7 @@ class Run(PartitionProducer):
         sent.answer = bytes(message.encode(header=True))
 
     def answer(self, leader: int) -> None:
-        """The oldest answer of that broker arrives."""
+        """The oldest response of that broker arrives."""
         sent = next(each for each in self.sent if each.leader == leader)
         assert sent.answer is not None
         self.sent.remove(sent)
@@ -214,18 +215,18 @@ class Run(PartitionProducer):
         self.producing.on_answer(sent.call, sent.answer, self.now)
 
     def cut(self, leader: int) -> None:
-        """The connection to that broker ends; what it has not carried out by then it may carry out later."""
-        gone = [each for each in self.sent if each.leader == leader]
+        """Cut the connection to that broker. Requests not executed by then may be executed later."""
+        cut_requests = [each for each in self.sent if each.leader == leader]
         self.sent = [each for each in self.sent if each.leader != leader]
-        self.zombies += [each for each in gone if each.answer is None]
-        for each in gone:
+        self.late_requests += [each for each in cut_requests if each.answer is None]
+        for each in cut_requests:
             self.producing.on_no_answer(each.call, self.now)
 
-    def oldest_open(self, leader: int) -> Sent | None:
-        """The oldest request that the broker has not carried out: it does them in order."""
+    def oldest_open(self, leader: int) -> SentRequest | None:
+        """The oldest request that the broker has not executed; it executes them in order."""
         return next((each for each in self.sent if each.leader == leader and each.answer is None), None)
 
-    # -- by chance
+    # -- random steps
 
     def step(self, faults: bool) -> None:
         self.now += self.random.randrange(60)
@@ -253,11 +254,11 @@ class Run(PartitionProducer):
             self.random.choice(self.twins).leader = self.random.choice(self.brokers)
         elif faults and dice < 0.98:
             self.cut(leader)
-        elif faults and self.zombies:
-            self.carry_out(self.zombies.pop(0))
+        elif faults and self.late_requests:
+            self.carry_out(self.late_requests.pop(0))
 
-    def settle(self) -> None:
-        """No more faults: everything comes to its end."""
+    def run_to_end(self) -> None:
+        """Run without further faults until all batches are stored."""
         for _ in range(2000):
             self.now += 50
             self.look_up()
@@ -267,8 +268,8 @@ class Run(PartitionProducer):
                     self.carry_out(sent)
                 while any(each.leader == leader for each in self.sent):
                     self.answer(leader)
-            if self.zombies:
-                self.carry_out(self.zombies.pop(0))
-            if not self.sent and not self.zombies and not any(each.order for each in self.partitions):
+            if self.late_requests:
+                self.carry_out(self.late_requests.pop(0))
+            if not self.sent and not self.late_requests and not any(each.order for each in self.partitions):
                 return
-        raise AssertionError("it does not come to an end")
+        raise AssertionError("the run does not end")

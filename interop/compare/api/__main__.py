@@ -1,4 +1,4 @@
-"""`python -m interop.compare.api`: starts a RabbitMQ of its own, makes all calls, and puts its answers down anew."""
+"""`python -m interop.compare.api`: starts a RabbitMQ, makes all calls, and records its answers again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broker answers to the calls beside what RabbitMQ answered: statuses, and fields that are not there."""
+"""A broker's answers to the API calls compared with RabbitMQ's: statuses and missing fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Beside(NamedTuple):
 
 
 def answers(address: Address) -> list[Beside]:
-    """Every call, in its order, on a fresh broker. Cost: some 10 s."""
+    """Make every call in order on a fresh broker. Cost: about 10 s."""
     kept = held.load()
     with State(address) as state:
         ours = held.hold_all(state, ALL)
@@ -29,7 +29,7 @@ def answers(address: Address) -> list[Beside]:
 
 
 def differing(found: Sequence[Beside]) -> list[str]:
-    """What no list has, and what is in a list for nothing, a line each."""
+    """Return the unlisted differences and the unneeded list entries, one per line."""
     return [*statuses(found), *fields(found)]
 
 

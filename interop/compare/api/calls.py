@@ -1,7 +1,7 @@
-"""The calls: one after another on a fresh broker with the state of `state.py`, so that later ones see what earlier ones
-made. Nothing is expected here: RabbitMQ says what is due.
+"""The API calls, made in order on a fresh broker with the state of `state.py`, so that later calls see the effects of
+earlier ones. No answer is expected here: RabbitMQ's record defines it.
 
-In a path `{node}`, `{connection}`, `{channel}` and `{key}` stand for what the broker calls them; names are encoded.
+In a path `{node}`, `{connection}`, `{channel}` and `{key}` are replaced by the broker's names; they are URL-encoded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 
 class Call(NamedTuple):
-    """body: sent as JSON; text: as it stands, without a content type. user: with the password `pw` but for guest."""
+    """body: sent as JSON; text: sent unchanged, without a content type. user: with the password `pw`, except guest."""
 
     method: str
     path: str
@@ -436,7 +436,7 @@ WRITES: Final = (
     Call("POST", "/api/definitions", text="{"),
     put("/api/definitions", {}),
     post("/api/all-configuration", {}),
-    # what has no meaning on one node, and the rest
+    # calls without meaning on one node, and the rest
     post("/api/rebalance/queues"),
     put("/api/feature-flags/quorum_queue/enable", {"name": "quorum_queue"}),
     put("/api/feature-flags/nosuch/enable", {"name": "nosuch"}),

@@ -1,4 +1,6 @@
-"""Where ours answers otherwise on purpose, each with its reason: another status (ten at most), or a field less."""
+"""Intended differences of amqpd from RabbitMQ, each with its reason: another status (ten at most), or a missing
+field.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ class Status(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """path: what the call's path begins with. fields: names, wherever they stand in the answer."""
+    """path: the begin of the call's path. fields: names at any place of the answer."""
 
     path: str
     fields: frozenset[str]
@@ -104,7 +106,7 @@ MISSING: Final = (
 
 
 def allowed(path: str, field: str) -> Missing | None:
-    """What says that this field may be missing: by one of the names it is made of."""
+    """Return the entry that allows this field to be missing, by one of the names in its path."""
     names = {name.removesuffix("[]") for name in field.split(".")}
     names |= {name.removesuffix("_details") for name in names}
     for each in MISSING:

@@ -1,9 +1,9 @@
-"""Holds the calls: what each answers as a status and the names of its fields.
+"""Makes the API calls and records the status and the field names of each answer.
 
     [{"call": "GET /api/whoami", "status": 200, "fields": ["is_internal_user", "name", "tags[]"]}, ...]
 
-A field is the path to it, `[]` for any element of a list. What people name themselves (arguments, headers, client
-properties and the like) is one field. An empty list or object has no fields below it and hides those nobody could see.
+A field is its path, with `[]` for any element of a list. A table whose keys users choose (arguments, headers, client
+properties and the like) is one field. An empty list or object has no fields, so those below it are unknown.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Answer(NamedTuple):
 
 
 def fields(value: Any, path: str = "") -> Iterator[str]:
-    """The paths of what is there, each as often as it occurs."""
+    """Yield the paths of a value's fields, each as often as it occurs."""
     if isinstance(value, dict):
         for name, item in value.items():
             deeper = f"{path}.{name}" if path else name
@@ -87,7 +87,7 @@ def save(version: str, calls: Sequence[Call], answers: Sequence[Answer]) -> None
 
 
 def load() -> dict[str, list[Answer]]:
-    """By the call's name; a call that is made twice has two answers."""
+    """Return the answers by the call's name; a repeated call has several answers."""
     found: dict[str, list[Answer]] = {}
     for each in json.loads(RECORD.read_text("utf-8"))["answers"]:
         found.setdefault(each["call"], []).append(Answer(each["status"], each["fields"]))

@@ -1,5 +1,5 @@
-"""What the calls find: two vhosts, users, permissions, exchanges, queues of each kind, bindings, a policy; a connection
-with a publisher, a consumer with unacked messages, gets, returns and a transaction.
+"""The state before the calls: two vhosts, users, permissions, exchanges, queues of each kind, bindings, a policy; and a
+connection with a publisher, a consumer with unacked messages, gets, returns and a transaction.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PATIENCE_S: Final = 30.0
 
 
 class State:
-    """Made on entry, and alive until exit. names: what stands for `{connection}` and so on in a path."""
+    """Created on entry, alive until exit. names: the values for `{connection}` and other marks in a path."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -44,7 +44,7 @@ class State:
                 each.close()
 
     def api(self, method: str, path: str, body: Any = None) -> Any:
-        """One call as guest; what it answers. Raises: AssertionError."""
+        """Make one call as guest and return the answer. Raises: AssertionError."""
         request = Request(f"http://{self.address.host}:{self.address.http_port}{path}", method=method)
         request.add_header("Authorization", "Basic " + b64encode(b"guest:guest").decode())
         if body is not None:
@@ -98,7 +98,7 @@ class State:
         return connection.channel()
 
     def _talk(self) -> None:
-        """Each thing that is counted happens."""
+        """Cause one event of each counted kind."""
         channel = self._channel()
         channel.queue_declare("mine", exclusive=True)
         channel.confirm_delivery()
@@ -129,7 +129,7 @@ class State:
         reader.connection.process_data_events(0.2)
 
     def _look(self) -> None:
-        """Waits until the counts are in the lists: RabbitMQ's come now and then, rates after two of its samples."""
+        """Wait until the lists have the counts: RabbitMQ updates them periodically, and rates need two samples."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             channels = self.api("GET", "/api/channels")

@@ -1,4 +1,4 @@
-"""All conversations, a file for each family of them."""
+"""All conversations, one file per family."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from interop.compare.steps import Conversation
 
 
 def collected() -> dict[str, Conversation]:
-    """By name. Raises: ValueError when two have the same."""
+    """Return the conversations by name. Raises: ValueError for a duplicate name."""
     found: dict[str, Conversation] = {}
     for path in sorted(Path(__file__).parent.glob("[a-z]*.py")):
         for conversation in import_module(f"{__name__}.{path.stem}").CONVERSATIONS:

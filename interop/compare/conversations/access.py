@@ -1,4 +1,4 @@
-"""Who may what: permissions, topic permissions, vhosts, users; and limits of both."""
+"""Access: permissions, topic permissions, vhosts, users, and limits of both."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def theirs() -> Connect:
 
 
 def refused(name: str, given: tuple[str, str, str], *steps: Step, first: tuple[Step, ...] = ()) -> Conversation:
-    """A user with these rights; steps are said by them, on b."""
+    """A user with these rights executes the steps on connection b."""
     said = [Say("b", each.quiet_ms, each.method, each.arguments) if isinstance(each, Say) else each for each in steps]
     return talk(f"access/{name}", queue("q"), exchange("x", "topic"), *first, user(), rights(*given), theirs(), *said)
 
 
 def tried() -> list[Step]:
-    """One of everything."""
+    """One operation of each kind."""
     return [
         queue("mine"),
         queue("q", passive=True),

@@ -19,13 +19,13 @@ def values(kind: str, argument: str) -> Conversation:
     steps = [queue("q", args={"x-queue-type": kind})]
     for place, value in enumerate(ARGUMENTS[argument]):
         steps += [say("basic.qos", prefetch_count=10), consume("q", f"c{place}", args={argument: value})]
-    if kind != "stream":  # whose consumers all get it, in any order
+    if kind != "stream":  # all consumers of a stream get the messages, in any order
         steps.append(publish("q", quiet_ms=100))
     return talk(f"consume/{kind} {argument} values", *steps)
 
 
 def kinds(name: str, *steps: Any, of: tuple[str, ...] = ("classic", "quorum")) -> list[Conversation]:
-    """The same of a classic queue `q` and of a quorum one."""
+    """The same steps with a classic and a quorum queue `q`."""
     return [talk(f"consume/{kind} {name}", queue("q", args={"x-queue-type": kind}), *steps) for kind in of]
 
 

@@ -1,4 +1,4 @@
-"""queue.declare: every argument with every kind of value and of queue, and what a second declaration has to repeat."""
+"""queue.declare: every argument with every kind of value and queue, and the equivalence of a second declaration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KINDS = {"classic": "classic", "quorum": "quorum", "stream": "stream"}
 ANY_VALUES: tuple[Any, ...] = (1, 0, -1, 2**31, 2**63 - 1, "text", "", True, None, 1.5, [1], {"a": 1})
 
 GOOD: dict[str, tuple[Any, Any]] = {
-    # An argument, a value that it takes, and another.
+    # An argument, a valid value, and another valid value.
     "x-message-ttl": (60000, 50000),
     "x-expires": (60000, 50000),
     "x-max-length": (10, 11),
@@ -47,10 +47,10 @@ def typed(kind: str, argument: str, value: Any) -> dict[str, Any]:
 
 
 def values(kind: str, argument: str) -> Conversation:
-    """Every value once, each with a queue of its own."""
+    """Every value once, each with a new queue."""
     tried = [*GOOD[argument], *ANY_VALUES]
     if argument == "x-queue-master-locator" and kind == "classic":
-        tried = [*GOOD[argument], "random"]  # any other ends RabbitMQ's own process: 541
+        tried = [*GOOD[argument], "random"]  # any other value crashes RabbitMQ's own process: 541
     if argument == "x-max-age":
         tried += ["1", "h", "1x", "1Y", "30s", "-1h", "1.5h", " 1h", "10M", "2D", "0s"]
     if argument == "x-overflow":
@@ -66,7 +66,9 @@ def values(kind: str, argument: str) -> Conversation:
 
 
 def again(kind: str, argument: str) -> Conversation:
-    """Declared with, then with the same (of another integer type), another, none; declared without, then with."""
+    """Declare with a value, then with the same value (another integer type), another value, none; declare without, then
+    with.
+    """
     one, other = GOOD[argument]
     steps: list[Step] = [queue("with", args=typed(kind, argument, one)), queue("with", args=typed(kind, argument, one))]
     if isinstance(one, int) and not isinstance(one, bool):
@@ -86,7 +88,7 @@ def again(kind: str, argument: str) -> Conversation:
 
 
 CLASSES: tuple[Any, ...] = (
-    # A value of each type class: the widths of integers first.
+    # A value of each type class, the integer widths first.
     *[wire.Field(letter, 5) for letter in "bBsuil"],
     wire.Field("f", 5.0),
     wire.Field("I", 5),
@@ -104,7 +106,7 @@ CLASSES: tuple[Any, ...] = (
     [1, "a"],
 )
 WIDTHS = 7
-"""How many of them say the same as a later one in another width, which amqpd does not keep."""
+"""How many of them equal a later value in another width; amqpd does not distinguish widths."""
 
 _NUMBER = {"x-max-length": 5}
 _TEXT = {"x-dead-letter-exchange": "5"}
@@ -139,7 +141,7 @@ TYPE_CLASSES = [
         ],
     ),
 ]
-"""A declaration with a value of another class is inequivalent. (A decimal ends RabbitMQ's own process: 541.)"""
+"""A declaration with a value of another class is inequivalent. (A decimal crashes RabbitMQ's own process: 541.)"""
 
 
 def flags(kind: str) -> list[Conversation]:
@@ -268,7 +270,7 @@ GRID = [
     for kind in KINDS
     for argument in GOOD
     if argument != "x-queue-type" or kind == "classic"
-    if argument != "x-single-active-consumer" or kind != "stream"  # in streams.py: ours can
+    if argument != "x-single-active-consumer" or kind != "stream"  # in streams.py: amqpd supports it
 ]
 
 CONVERSATIONS: list[Conversation] = [

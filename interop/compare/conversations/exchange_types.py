@@ -1,4 +1,4 @@
-"""The exchange types of RabbitMQ's plugins: what they take, and where messages go that can go one way only."""
+"""The exchange types of RabbitMQ's plugins: their arguments, and routing with only one possible destination."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHOOSING = {HASH: "1", "x-modulus-hash": "", "x-random": ""}
 
 
 def choosing(kind: str) -> Conversation:
-    """With one queue there is one way, whatever the hash and whatever chance."""
+    """With one queue there is only one destination, for any hash and any random choice."""
     key = CHOOSING[kind]
     return talk(
         f"exchange types/{kind}",

@@ -1,4 +1,4 @@
-"""Exchanges: declarations, what a second one has to repeat, bindings between them, alternates, routing by each type."""
+"""Exchanges: declarations, their equivalence, bindings between them, alternates, routing by each type."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def topic(pattern: str) -> Conversation:
 
 ALIKE = [wire.Field(letter, 1) for letter in "IlbBsuiL"]
 TYPED: dict[str, tuple[Any, list[Any], list[Any]]] = {
-    # The bound value; what differs from it for everybody, or is equal to everybody; what only type classes tell apart.
+    # The bound value; values that are different or equal for both brokers; values that differ only in type.
     "int": (
         1,
         [*ALIKE, True, "1", wire.Field("D", (0, 1)), 2, 1.5],
@@ -61,7 +61,7 @@ TYPED: dict[str, tuple[Any, list[Any], list[Any]]] = {
 
 
 def typed_headers(name: str) -> list[Conversation]:
-    """One bound value, held against values of other types: a header that it does not match comes back."""
+    """One bound value against values of other types: an unmatched message is returned."""
     value, told_apart, loosely = TYPED[name]
     first = [
         queue("q"),

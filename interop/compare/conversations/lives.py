@@ -1,4 +1,4 @@
-"""How messages end: expiry, limits, dead letters; priorities, and queues that end themselves."""
+"""The end of messages: expiry, limits, dead letters. Also priorities, and queues that expire."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KEPT = ("classic", "quorum")
 
 
 def dead(**more: Any) -> list[Step]:
-    """The queue of the dead, fed by an exchange of its own."""
+    """The dead-letter queue, bound to its own exchange."""
     return [queue("dead"), exchange("dlx", "topic"), bind("dead", "dlx", "#")]
 
 

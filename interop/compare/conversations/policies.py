@@ -1,4 +1,4 @@
-"""Policies and operator policies: what is refused, which one counts, what it does to what is there; parameters."""
+"""Policies and operator policies: refusals, precedence, effect on existing objects; parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def clear(name: str, operator: bool = False) -> Http:
 
 
 def shown(name: str, kind: str = "queues") -> list[Step]:
-    """RabbitMQ gathers it every five seconds."""
+    """RabbitMQ updates this every five seconds."""
     return [http("GET", f"/api/{kind}/{{v}}/{name}", show=SHOWN, late_ms=6000)]
 
 
@@ -58,7 +58,7 @@ def values(key: str, operator: bool) -> Conversation:
 def merged(
     name: str, key: str, argument: Any, ours: Any, operators: Any, *probe: Step, kind: str = "classic"
 ) -> Conversation:
-    """One number three ways; the probe shows which one counts, with each of them taken away in turn."""
+    """One number set in three ways; the probe shows which one applies, while each is removed in turn."""
     args: dict[str, Any] = {"x-queue-type": kind, f"x-{key}": argument}
     return talk(
         f"policies/{kind} merged {name}",

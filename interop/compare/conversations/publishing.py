@@ -1,4 +1,4 @@
-"""basic.publish: properties, checks, returns, confirms, transactions, and methods in the wrong place."""
+"""basic.publish: properties, checks, returns, confirms, transactions, and methods in wrong order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def property_values(name: str, *values: Any, **queue_args: Any) -> Conversation:
 
 
 def both(name: str, *steps: Any) -> list[Conversation]:
-    """The same with a queue in memory and with one of each kind that keeps."""
+    """The same steps with a transient queue and with each kind of durable queue."""
     made = {
         "transient": queue("q", durable=False),
         "classic": queue("q"),

@@ -1,4 +1,4 @@
-"""Stream queues: where reading begins, what is refused, acks as credit, retention, two readers."""
+"""Stream queues: start offsets, refusals, acks as credit, retention, two readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RabbitMQ's command line tools: exit codes, columns of lists, keys of JSON. What is about the node is held alone."""
+"""RabbitMQ's command line tools: exit codes, list columns, JSON keys. Commands about the whole node run alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ CLASSIC = [queue("q1", args={"x-max-length": 10}), queue("q2"), publish("q1")]
 
 
 def lists(name: str, *more: str) -> list[Step]:
-    """A list of which nothing else is known: its header, its JSON, a column that is none."""
+    """A list command: its header, its JSON, and an invalid column."""
     vhost = "" if name in {"list_connections", "list_channels", "list_users", "list_vhosts"} else "-p {v} "
     return [
         ctl(f"-q {name} {vhost}{' '.join(more)}", "columns"),
@@ -22,7 +22,7 @@ def every(*lines: str) -> list[Step]:
 
 
 def all_of(tool: str, names: str, show: str = "") -> list[Step]:
-    """names: a command line of the tool on each line, or parted by |."""
+    """names: command lines of the tool, one per line or separated by |."""
     lines = [name.strip() for line in names.splitlines() for name in line.split("|")]
     return [ctl(f"{tool} {line}", show) for line in lines if line]
 
@@ -40,7 +40,7 @@ WITHOUT_OPERANDS = (
     "rabbitmq-streams add_super_stream", "rabbitmq-streams delete_super_stream", "rabbitmq-plugins is_enabled",
 )  # fmt: skip
 
-# Made by rabbitmqctl 3.10.8: encode '<<"guest">>' secret, encode '"guest"' secret.
+# Created with rabbitmqctl 3.10.8: encode '<<"guest">>' secret, encode '"guest"' secret.
 BINARY = "Jw7RNZUXKcqfbTifwqt+UskBlvloEYB9jSfP5OSy0tmXpIDwH8APZqAXniRwva/c"
 STRING = "fj/tR9Ku11vL3+MiyuO9zqSLb/Tm9O2aWPTq/DVvzGn1CB3l598h00Oh3lleUr3C"
 

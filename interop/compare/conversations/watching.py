@@ -1,4 +1,4 @@
-"""Watching: the firehose (amq.rabbitmq.trace) and the event exchange (amq.rabbitmq.event)."""
+"""The firehose (amq.rabbitmq.trace) and the event exchange (amq.rabbitmq.event)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRACING = http("PUT", "/api/vhosts/{v}", {"tracing": True})
 
 
 def traced(name: str, *steps: Step | list[Step]) -> Conversation:
-    """What the steps are copied as: the copies are got from `copies`."""
+    """The traced copies of the steps, read from the queue `copies`."""
     return talk(
         f"firehose/{name}",
         queue("copies"),
@@ -40,7 +40,7 @@ def traced(name: str, *steps: Step | list[Step]) -> Conversation:
 
 
 def told(name: str, *steps: Step | list[Step], patterns: tuple[str, ...], count: int) -> Conversation:
-    """The events of the conversation's own vhost that the steps cause, of the keys that match; got from `/`."""
+    """The events of the conversation's vhost that the steps cause and whose keys match, read in `/`."""
     mine = {"x-match": "all", "vhost": "{v}"}
     return talk(
         f"events/{name}",

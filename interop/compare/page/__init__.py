@@ -1,1 +1,1 @@
-"""The page docs/compatibility.md, made of the record and of the lists of differences: cluster_gateway.py."""
+"""The page docs/compatibility.md, made from the record and the lists of differences."""

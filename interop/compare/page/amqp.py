@@ -1,4 +1,4 @@
-"""The conversations: what was said to both brokers, and where the answers differ."""
+"""The conversations: the requests to both brokers, and the differences of their answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from interop.compare.page.markdown import Section, apart, code, sentence, table
 from interop.compare.steps import Connect, Conversation, Ctl, Http, Leave, Publish, Say, Step, Wait
 
 TOOLS: Final = "tools"
-"""The family that is about command lines: commands.py has it."""
+"""The family of command lines, which commands.py describes."""
 REFUSAL: Final = re.compile(r"http [45]\d\d|(?:channel|connection)\.close \d{3}")
 FAMILIES: Final = {
     "access": "permissions and logins",
@@ -43,7 +43,7 @@ FAMILIES: Final = {
 
 
 class Seen(NamedTuple):
-    """One line that ours answers otherwise. ours: empty where it does not come."""
+    """One differing line. ours: empty if amqpd does not send it."""
 
     conversation: Conversation
     step: Step
@@ -53,13 +53,13 @@ class Seen(NamedTuple):
 
 
 def peer() -> str:
-    """Who has answered, as the record says."""
+    """Return the product and version in the record."""
     made_with = {json.loads(path.read_text("utf-8"))["made_with"] for path in records.FOLDER.glob("*.json")}
     return " and ".join(sorted(made_with))
 
 
 def heard(*, tools: bool) -> Iterator[tuple[Conversation, Step, int, list[str]]]:
-    """Every step with what RabbitMQ answered; of the tools' conversations, or of all others."""
+    """Yield every step with RabbitMQ's answers; tools: only the tools' conversations, else all others."""
     kept = records.load()
     for conversation in ALL.values():
         if (conversation.family == TOOLS) == tools:
@@ -80,7 +80,7 @@ def seen(*, tools: bool) -> list[Seen]:
 
 
 def faults() -> list[tuple[Conversation, Step, str]]:
-    """Where RabbitMQ answers with an error of its own."""
+    """Return the steps that RabbitMQ answers with an internal error."""
     return [
         (conversation, step, line)
         for conversation, step, _number, lines in heard(tools=False)
@@ -90,7 +90,7 @@ def faults() -> list[tuple[Conversation, Step, str]]:
 
 
 def said(step: Step) -> str:
-    """A step in a line, as a client or a user would write it."""
+    """Return a step in one line, as a client or user would write it."""
     match step:
         case Say(method=method, arguments=arguments):
             told = " ".join(f"{name}={_value(value)}" for name, value in arguments.items() if value not in ({}, False))
@@ -122,7 +122,7 @@ def _value(value: Any) -> str:
 
 
 def answered(lines: list[str]) -> str:
-    """Without what is of no interest to a reader: whose channel, and AMQP's numbers of the method."""
+    """Leave out details of no interest: the channel, and AMQP's method numbers."""
     told = []
     for line in lines:
         first, _, rest = line.partition(" ")
@@ -133,7 +133,7 @@ def answered(lines: list[str]) -> str:
 
 
 def grouped(found: list[Seen]) -> list[tuple[Seen, int]]:
-    """By family and reason, the first of each and how many there are. `as above` belongs to what is above."""
+    """Group by family and reason: the first of each and the count. `as above` belongs to the reason above it."""
     groups: dict[tuple[str, str], tuple[Seen, int]] = {}
     above = ""
     for each in found:
@@ -145,7 +145,7 @@ def grouped(found: list[Seen]) -> list[tuple[Seen, int]]:
 
 
 def _is_text(each: Seen) -> bool:
-    """Whether both refuse it with the same code, and amqpd in words of its own."""
+    """Return True if both refuse with the same code and only the texts differ."""
     codes = [REFUSAL.match(answered(lines)) for lines in ([each.theirs], each.ours)]
     return codes[0] is not None and codes[1] is not None and codes[0][0] == codes[1][0]
 

@@ -1,4 +1,4 @@
-"""RabbitMQ's command line tools: exit codes, columns and keys that were compared; each command of 3.13 by its name."""
+"""RabbitMQ's command line tools: compared exit codes, columns and keys; the commands of 3.13 by name."""
 
 from __future__ import annotations
 

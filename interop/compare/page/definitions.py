@@ -1,4 +1,4 @@
-"""Definitions: what travels, and what is exported otherwise."""
+"""Definitions: compatible parts, and differences of the export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of a page in Markdown."""
+"""Markdown helpers of the page."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 SHOWN_MAX: Final = 150
-"""Characters of one answer: more is not read, and widens the table."""
+"""The maximum number of characters of one answer: longer ones make the table too wide."""
 
 
 class Section(NamedTuple):
-    """row: its line in the table at the page's head: what, how much was compared, how much differs, what is missing."""
+    """A section of the page. row: its line in the table at the head: subject, compared, different, missing."""
 
     title: str
     row: Sequence[str]
@@ -18,7 +18,7 @@ class Section(NamedTuple):
 
 
 def code(text: str) -> str:
-    """As it is typed or answered, cut where it is long."""
+    """Format as code; long text is cut."""
     text = " ".join(text.split())
     if len(text) > SHOWN_MAX:
         text = text[: SHOWN_MAX - 1] + "…"
@@ -26,7 +26,7 @@ def code(text: str) -> str:
 
 
 def apart(theirs: str, ours: str) -> tuple[str, str]:
-    """Both as code; of long ones what is about the place where they begin to differ."""
+    """Format both as code; long texts are cut around their first difference."""
     theirs, ours = (" ".join(text.split()) for text in (theirs, ours))
     same = next((at for at, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), 0)
     if max(len(theirs), len(ours)) <= SHOWN_MAX or same < SHOWN_MAX // 2:
@@ -46,5 +46,5 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def sentence(text: str) -> str:
-    """A reason as it stands in a table."""
+    """Format a reason for a table cell."""
     return text.replace("|", "\\|")

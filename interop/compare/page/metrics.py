@@ -1,4 +1,4 @@
-"""Metrics: which names of RabbitMQ's are there."""
+"""Metrics: which of RabbitMQ's names exist."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where RabbitMQ 3.10.8 and 4.x differ, and which of the two amqpd follows.
+"""Differences of RabbitMQ 3.10.8 and 4.x, and which of them amqpd follows.
 
-3.10.8 is the one that is compared, answer by answer. What is said of 4.x is from its documentation and release notes,
-4.0 to 4.3. A client that works with 4.x gets from amqpd what it needs: whatever 4.x takes is taken here.
+3.10.8 is compared answer by answer. Statements about 4.x are from its documentation and release notes, 4.0 to 4.3.
+amqpd accepts everything that 4.x accepts, so a client of 4.x works.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from interop.compare.page.markdown import Section, table
 
 
 class Matter(NamedTuple):
-    """follows: `3.10.8`, `4.x`, or what chooses between them."""
+    """follows: `3.10.8`, `4.x`, or the setting that chooses."""
 
     about: str
     old: str

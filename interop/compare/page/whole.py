@@ -1,8 +1,8 @@
-"""docs/compatibility.md: what a user of RabbitMQ finds the same, what is otherwise and why, what is missing.
+"""docs/compatibility.md: what is equal for a user of RabbitMQ, what differs and why, and what is missing.
 
-Made of what is on record (what RabbitMQ answered) and of the lists that the tests hold: a conversation, a call or a
-metric that answers otherwise without being in them fails a test, and so does an entry that nothing needs. So the page
-needs no broker, and a test makes it again and compares. `make compare` holds everything and then writes it.
+Made from the record (RabbitMQ's answers) and from the lists that tests check: an unlisted difference of a conversation,
+a call or a metric fails a test, and so does an unneeded entry. So the page needs no broker, and a test regenerates and
+compares it. `make compare` runs all comparisons and then writes it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ make test-peer                # tests beside a live RabbitMQ: recordings played 
 
 
 def text() -> str:
-    """The whole page. Cost: reads the record, a tenth of a second."""
+    """Return the whole page. Cost: reads the record, 0.1 s."""
     parts = [part.section() for part in PARTS]
     lines = [HEAD.format(peer=amqp.peer())]
     lines.append(table(("what", "compared", "different", "missing"), [part.row for part in parts]))
@@ -51,7 +51,7 @@ def text() -> str:
 
 
 def write() -> bool:
-    """Whether the page was another before."""
+    """Write the page. Return True if it has changed."""
     made = text()
     if PATH.exists() and PATH.read_text("utf-8") == made:
         return False

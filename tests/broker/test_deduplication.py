@@ -1,0 +1,115 @@
+"""Deduplication cache of exchanges against a naive twin (sizes, TTLs, types), and message histories."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from profiles import examples
+
+from amqpd.broker.consumer import Destination
+from amqpd.broker.message import Message, MessageRoute, make_message
+from amqpd.broker.publish.deduplication import (
+    HISTORY_BYTES_MAX,
+    ID_BYTES_MAX,
+    CacheEntry,
+    DeduplicationCache,
+    MessageHistory,
+    id_of,
+)
+from amqpd.protocol.properties import Properties, encode_properties, scan_properties
+
+if TYPE_CHECKING:
+    from conftest import Room
+
+TRANSIENT = make_message(MessageRoute("x", "k"), b"\x00\x00", b"body", False, None)
+
+
+class Twin:
+    """The last `size` ids, each until its TTL ends."""
+
+    def __init__(self, size: int, ttl_ms: int) -> None:
+        self.size, self.ttl_ms = size, ttl_ms
+        self.until: dict[object, float] = {}
+
+    def publish(self, value: object, ttl: object, now_ms: int) -> bool:
+        if self.until.get(value, 0) > now_ms:
+            return False
+        own = {400: 400, "600": 600, 0: 0}.get(ttl, self.ttl_ms or float("inf"))  # type: ignore[call-overload]
+        self.until.pop(value, None)
+        first = next(iter(self.until), None)
+        if first is not None and (len(self.until) >= self.size or self.until[first] <= now_ms):
+            del self.until[first]
+        self.until[value] = now_ms + own
+        return True
+
+
+@given(
+    st.integers(1, 4),
+    st.sampled_from([0, 1000]),
+    st.lists(st.tuples(st.integers(0, 5), st.sampled_from([None, 400, "600", -1, "x", True, 0]), st.integers(0, 500))),
+)
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_cache_matches_naive_twin(room: Room, size: int, ttl_ms: int, publishes: list[tuple[int, object, int]]) -> None:
+    clock = room.clock
+    cache = DeduplicationCache(room.turn, room.timers, size, ttl_ms)
+    twin = Twin(size, ttl_ms)
+    for value, ttl, later_ms in publishes:
+        clock.now_ms += later_ms
+        found = list(cache.route_once(value, ttl, ["q"]))
+        assert bool(found) is twin.publish(value, None if ttl is True else ttl, clock.now_ms)
+        if found:
+            entry = found[-1]
+            assert found == ["q", entry] and isinstance(entry, CacheEntry)
+            assert entry.accepts_with([Destination()]) and entry.enqueue(TRANSIENT)
+        assert cache.count() == len(twin.until) <= size
+
+
+def test_ids_of_values_of_all_types_differ() -> None:
+    values = [0, "0", True, 0.0, None, b"0", [0], ["0"], {"a": 0}, {}, [], "x" * 5000, "x" * 5001, "", "é", "\udcff"]
+    assert len({id_of(value) for value in values}) == len(values)
+    assert max(len(id_of(value)) for value in values) <= ID_BYTES_MAX
+    assert id_of({"a": 1, "b": 2}) == id_of({"b": 2, "a": 1})
+
+
+def test_unroutable_message_is_not_cached(room: Room) -> None:
+    cache = DeduplicationCache(room.turn, room.timers, 9, 0)
+    entry = list(cache.route_once("a", None, ["q"]))[-1]
+    assert isinstance(entry, CacheEntry) and not entry.accepts_with([])
+
+
+def message(body: bytes, **headers: object) -> Message:
+    encoded = encode_properties(Properties(headers=headers))
+    return make_message(MessageRoute("x", "k"), encoded, body, False, scan_properties(encoded, 0, len(encoded)))
+
+
+def test_history_keeps_the_last_messages() -> None:
+    history = MessageHistory(3)
+    for number in range(5):
+        history.enqueue(message(b"%d" % number))
+        history.enqueue(message(b"secret", **{"x-recent-history-no-store": True}))
+        history.enqueue(message(b"said", **{"x-recent-history-no-store": "true"})) if number == 4 else None
+    assert [each.body() for each in history.messages()] == [b"3", b"4", b"said"]
+    assert history.count() == 3
+
+
+def test_history_is_bounded_by_bytes() -> None:
+    history = MessageHistory(1000)
+    body = bytes(HISTORY_BYTES_MAX // 8)
+    for _ in range(20):
+        history.enqueue(message(body))
+    assert history.count() == 7 and history.size_bytes <= HISTORY_BYTES_MAX
+    history.enqueue(message(bytes(HISTORY_BYTES_MAX + 1)))
+    assert history.count() == 7
+    history.enqueue(message(b"small"))
+    assert history.count() == 8
+
+
+def test_message_from_history_has_no_arrival_time() -> None:
+    history = MessageHistory(3)
+    original = message(b"body")
+    original.arrived_ms = 77
+    history.enqueue(original)
+    (replayed,) = history.messages()
+    assert (replayed.arrived_ms, replayed.body(), replayed.properties()) == (0, b"body", original.properties())
