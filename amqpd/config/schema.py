@@ -409,7 +409,7 @@ class DefaultSettings:
 
 
 @dataclass(frozen=True)
-class KafkaTlsSettings(TlsSettings):
+class KafkaListenerTlsSettings(TlsSettings):
     """Kafka's protocol over TLS, on its own port."""
 
     port: int | None = setting(None, OFF_PORT, "Port for Kafka's protocol over TLS; 0: any free port.")
@@ -436,7 +436,7 @@ class KafkaSettings:
     request_size_max_bytes: int = setting(
         100 << 20, byte_count(1 << 16, 1 << 29), "Largest request; the connection of a larger one is closed."
     )
-    tls: KafkaTlsSettings = KafkaTlsSettings()
+    tls: KafkaListenerTlsSettings = KafkaListenerTlsSettings()
 
 
 @dataclass(frozen=True)

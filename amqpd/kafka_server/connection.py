@@ -27,7 +27,7 @@ from amqpd.kafka_server.messages import (
     API_VERSIONS,
     NONE,
     UNSUPPORTED_VERSION,
-    BadRequest,
+    MalformedRequest,
     RequestHeader,
     decode_body,
     encode_response,
@@ -84,7 +84,7 @@ class Call:
 
     __slots__ = ("_done", "_reply", "api", "connection", "frame", "header", "request")
 
-    def __init__(self, connection: KafkaConnection, api: Api, header: RequestHeader, frame: bytes) -> None:
+    def __init__(self, connection: KafkaClientConnection, api: Api, header: RequestHeader, frame: bytes) -> None:
         self.connection = connection
         self.api = api
         self.header = header
@@ -147,7 +147,7 @@ class Call:
         return reply
 
 
-class KafkaConnection(asyncio.Protocol):
+class KafkaClientConnection(asyncio.Protocol):
     """One client.
 
     Attributes:
@@ -259,7 +259,7 @@ class KafkaConnection(asyncio.Protocol):
             header = read_header(frame)
             api = self.server.apis.get(header.api_key)
             if api is None:
-                raise BadRequest(f"unknown request {header.api_key}")
+                raise MalformedRequest(f"unknown request {header.api_key}")
             call = Call(self, api, header, frame)
             self._calls.append(call)
             if not api.first <= header.version <= api.last:
@@ -268,13 +268,15 @@ class KafkaConnection(asyncio.Protocol):
             self.client_id = header.client_id
             if api.request is not None:
                 if len(frame) > DECODED_BYTES_MAX:
-                    raise BadRequest(f"{api.name} of {len(frame)} bytes; at most {DECODED_BYTES_MAX} are accepted")
+                    raise MalformedRequest(
+                        f"{api.name} of {len(frame)} bytes; at most {DECODED_BYTES_MAX} are accepted"
+                    )
                 call.request = decode_body(api.request, frame, header, call.is_flexible)
             if self.session is None and not api.before_login and not self.server.log_in_anonymously(self):
                 self.close("a request before the login")
                 return
             api.handle(call)
-        except BadRequest as error:
+        except MalformedRequest as error:
             self.close(str(error))
         except Exception:
             log.exception("a bug in amqpd, please report it", extra=self.log_fields())
@@ -284,7 +286,7 @@ class KafkaConnection(asyncio.Protocol):
         """Answer ApiVersions of an unknown version with version 0, as Kafka does; close the connection otherwise."""
         header = call.header
         if call.api.key != API_VERSIONS:
-            raise BadRequest(f"{call.api.name} has no version {header.version} here")
+            raise MalformedRequest(f"{call.api.name} has no version {header.version} here")
         call.header = header._replace(version=0)
         call.reply(api_versions(self.server.apis, UNSUPPORTED_VERSION))
 

@@ -79,7 +79,7 @@ class GroupEntry:
         self._on_time(self)
 
 
-class Coordinator:
+class GroupCoordinator:
     """The groups of all vhosts.
 
     Attributes:
@@ -241,7 +241,7 @@ class Coordinator:
 class _Waiter:
     """An answer that waits, until its connection is closed."""
 
-    def __init__(self, call: Call, coordinator: Coordinator, entry: GroupEntry, member_id: str) -> None:
+    def __init__(self, call: Call, coordinator: GroupCoordinator, entry: GroupEntry, member_id: str) -> None:
         self.call = call
         self._coordinator = coordinator
         self._entry = entry
@@ -329,7 +329,7 @@ def _join_group(call: Call) -> None:
     coordinator.changed(entry)
 
 
-def _join_error(coordinator: Coordinator, joining: JoinRequest) -> int:
+def _join_error(coordinator: GroupCoordinator, joining: JoinRequest) -> int:
     if not SESSION_TIMEOUT_MS_MIN <= joining.session_timeout_ms <= SESSION_TIMEOUT_MS_MAX:
         return INVALID_SESSION_TIMEOUT
     if joining.instance_id is not None and not 0 < len(joining.instance_id) <= NAME_MAX:

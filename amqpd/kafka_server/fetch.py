@@ -46,7 +46,7 @@ from amqpd.kafka_server.messages import (
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
-    from amqpd.kafka_server.connection import KafkaConnection
+    from amqpd.kafka_server.connection import KafkaClientConnection
     from amqpd.storage.queue_log import Cursor, QueueLog
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class WaitingFetches:
         self._waiters: dict[QueueLog, dict[LogWaiter, None]] = {}
         # Logs that will call `_moved`.
         self._watched: set[QueueLog] = set()
-        self._unsent: dict[KafkaConnection, list[_Fetch]] = {}
+        self._unsent: dict[KafkaClientConnection, list[_Fetch]] = {}
         self._idle: dict[tuple[QueueLog, int], Cursor] = {}
 
     def stop(self) -> None:
@@ -151,11 +151,11 @@ class WaitingFetches:
         fetches.append(fetch)
         return may_wait
 
-    def unsent_bytes(self, connection: KafkaConnection) -> int:
+    def unsent_bytes(self, connection: KafkaClientConnection) -> int:
         """Return the bytes of batches that this connection's requests have in memory."""
         return sum(fetch.size_bytes for fetch in self._unsent.get(connection, ()) if not fetch.call.is_sent)
 
-    def _closed(self, connection: KafkaConnection) -> None:
+    def _closed(self, connection: KafkaClientConnection) -> None:
         for fetch in self._unsent.pop(connection, ()):
             fetch.cancel()
 
@@ -203,7 +203,7 @@ class _Fetch(Timer):
                     topics.open_topic(found, partial(self._opened, each, found))
         self._one_open()
 
-    def _opened(self, each: FetchPartition, topic: topics.Topic, is_open: bool) -> None:
+    def _opened(self, each: FetchPartition, topic: topics.StreamTopic, is_open: bool) -> None:
         store = topic.queue.store
         if topic.queue.is_deleted():
             each.error_code = self._gone

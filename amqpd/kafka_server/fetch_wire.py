@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from amqpd.kafka_server.messages import NONE, BadRequest, RequestHeader, read_varint, skip_tagged_fields
+from amqpd.kafka_server.messages import NONE, MalformedRequest, RequestHeader, read_varint, skip_tagged_fields
 
 if TYPE_CHECKING:
     from amqpd.storage.queue_log import Cursor, QueueLog
@@ -97,7 +97,7 @@ class FetchRequest(NamedTuple):
 
 
 class _Reader:
-    """A position in a frame. All methods raise BadRequest."""
+    """A position in a frame. All methods raise MalformedRequest."""
 
     __slots__ = ("data", "flexible", "position")
 
@@ -110,13 +110,13 @@ class _Reader:
         start = self.position
         self.position += fields.size
         if self.position > len(self.data):
-            raise BadRequest("a Fetch request that does not end")
+            raise MalformedRequest("a Fetch request that does not end")
         return fields.unpack_from(self.data, start)
 
     def take(self, size: int) -> bytes:
         start = self.position
         if size < 0 or start + size > len(self.data):
-            raise BadRequest(f"a field of {size} bytes in a Fetch request")
+            raise MalformedRequest(f"a field of {size} bytes in a Fetch request")
         self.position += size
         return self.data[start : self.position]
 
@@ -135,7 +135,7 @@ class _Reader:
         else:
             count = self.unpack(_INT32)[0]
         if count < 0 or count * size_min > len(self.data) - self.position:
-            raise BadRequest(f"an array of {count} elements in a Fetch request")
+            raise MalformedRequest(f"an array of {count} elements in a Fetch request")
         return count
 
     def end_struct(self) -> None:
@@ -144,7 +144,7 @@ class _Reader:
 
 
 def decode_request(frame: bytes, header: RequestHeader) -> FetchRequest:
-    """Return the Fetch request in a frame. Raises: BadRequest. Cost: some 3 us per partition."""
+    """Return the Fetch request in a frame. Raises: MalformedRequest. Cost: some 3 us per partition."""
     version = header.version
     flexible = version >= FLEXIBLE
     reader = _Reader(frame, header.size, flexible)
@@ -160,7 +160,7 @@ def decode_request(frame: bytes, header: RequestHeader) -> FetchRequest:
         partitions = _decode_partitions(reader, version, left)
         left -= max(len(partitions), 1)
         if left < 0:
-            raise BadRequest(f"a Fetch request for more than {PARTITIONS_MAX} partitions")
+            raise MalformedRequest(f"a Fetch request for more than {PARTITIONS_MAX} partitions")
         topics.append(FetchTopic(name, partitions))
         reader.end_struct()
     # What follows (forgotten partitions of a session, the rack) is not used.
@@ -176,7 +176,7 @@ def _decode_partitions(reader: _Reader, version: int, count_max: int) -> list[Fe
         fields = _PARTITION_5 if version >= 5 else _PARTITION_4
     count = reader.count(fields.size)
     if count > count_max:
-        raise BadRequest(f"a Fetch request for more than {PARTITIONS_MAX} partitions")
+        raise MalformedRequest(f"a Fetch request for more than {PARTITIONS_MAX} partitions")
     partitions = []
     for _ in range(count):
         values = reader.unpack(fields)

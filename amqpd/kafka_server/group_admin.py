@@ -17,7 +17,7 @@ from amqpd.kafka_server.messages import (
     NON_EMPTY_GROUP,
     NONE,
     POLICY_VIOLATION,
-    BadRequest,
+    MalformedRequest,
     api_types,
 )
 
@@ -32,9 +32,9 @@ CLASSIC: Final = "classic"
 
 
 def _names(names: list[str]) -> list[str]:
-    """Return the names, each once. Raises: BadRequest if there are too many."""
+    """Return the names, each once. Raises: MalformedRequest if there are too many."""
     if len(names) > GROUPS_MAX:
-        raise BadRequest(f"{len(names)} groups in one request; at most {GROUPS_MAX} are accepted")
+        raise MalformedRequest(f"{len(names)} groups in one request; at most {GROUPS_MAX} are accepted")
     return list(dict.fromkeys(names))
 
 

@@ -26,12 +26,12 @@ from amqpd.kafka_server.messages import (
     POLICY_VIOLATION,
     TOPIC_AUTHORIZATION_FAILED,
     UNKNOWN_TOPIC_OR_PARTITION,
-    BadRequest,
+    MalformedRequest,
     api_types,
 )
 
 if TYPE_CHECKING:
-    from amqpd.kafka_server.coordinator import Coordinator, GroupEntry
+    from amqpd.kafka_server.coordinator import GroupCoordinator, GroupEntry
 
 PARTITIONS_MAX: Final = 20_000
 """Topics and partitions that one request may name."""
@@ -42,10 +42,10 @@ Fields = dict[str, Any]
 
 
 def _check_count(partitions: Iterable[Sequence[object]]) -> None:
-    """Check the number of topics and partitions. Raises: BadRequest."""
+    """Check the number of topics and partitions. Raises: MalformedRequest."""
     count = sum(1 + len(each) for each in partitions)
     if count > PARTITIONS_MAX:
-        raise BadRequest(f"{count} partitions in one request; at most {PARTITIONS_MAX} are accepted")
+        raise MalformedRequest(f"{count} partitions in one request; at most {PARTITIONS_MAX} are accepted")
 
 
 # -- OffsetCommit
@@ -86,7 +86,7 @@ def _offset_commit(call: Call) -> None:
     coordinator.offsets.change(changes, partial(_committed, call, coordinator, entry, results))
 
 
-def _commit_error(call: Call, coordinator: Coordinator) -> int:
+def _commit_error(call: Call, coordinator: GroupCoordinator) -> int:
     """Return the error code of the group for this commit. A simple consumer's commit makes a new group."""
     request = call.request
     generation = request.generation_id_or_member_epoch
@@ -103,7 +103,7 @@ def _commit_error(call: Call, coordinator: Coordinator) -> int:
 
 
 def _committed(
-    call: Call, coordinator: Coordinator, entry: GroupEntry | None, results: dict[str, dict[int, int]], safe: bool
+    call: Call, coordinator: GroupCoordinator, entry: GroupEntry | None, results: dict[str, dict[int, int]], safe: bool
 ) -> None:
     """Answer when the commit is synced. If it is not, the client tries again: 15."""
     if entry is not None:
@@ -130,10 +130,10 @@ def _offset_fetch(call: Call) -> None:
         call.reply({"error_code": error, "topics": fields["topics"]})
         return
     if len(request.groups) > GROUPS_MAX:
-        raise BadRequest(f"{len(request.groups)} groups in one request; at most {GROUPS_MAX} are accepted")
+        raise MalformedRequest(f"{len(request.groups)} groups in one request; at most {GROUPS_MAX} are accepted")
     _check_count(topic.partition_indexes for each in request.groups for topic in each.topics or ())
     if len({each.group_id for each in request.groups}) < len(request.groups):
-        raise BadRequest("a group is named twice in one request")
+        raise MalformedRequest("a group is named twice in one request")
     call.reply({"groups": [_fetched(call, each.group_id, each.topics) for each in request.groups]})
 
 
@@ -215,7 +215,7 @@ def _offset_delete(call: Call) -> None:
 
 
 def _deleted(
-    call: Call, coordinator: Coordinator, entry: GroupEntry, results: dict[str, dict[int, int]], safe: bool
+    call: Call, coordinator: GroupCoordinator, entry: GroupEntry, results: dict[str, dict[int, int]], safe: bool
 ) -> None:
     if entry is not None:
         coordinator.changed(entry)

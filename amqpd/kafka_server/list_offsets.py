@@ -24,7 +24,7 @@ from amqpd.kafka_server.messages import (
     NONE,
     STORAGE_ERROR,
     UNKNOWN_TOPIC_OR_PARTITION,
-    BadRequest,
+    MalformedRequest,
     api_types,
 )
 
@@ -95,10 +95,10 @@ class _Lookup:
         self._waits_for: QueueLog | None = None
 
     def begin(self) -> None:
-        """Open the logs, then look up. Raises: BadRequest."""
+        """Open the logs, then look up. Raises: MalformedRequest."""
         request = self._call.request
         if sum(max(len(topic.partitions), 1) for topic in request.topics) > PARTITIONS_MAX:
-            raise BadRequest(f"a ListOffsets request for more than {PARTITIONS_MAX} partitions")
+            raise MalformedRequest(f"a ListOffsets request for more than {PARTITIONS_MAX} partitions")
         for topic in request.topics:
             partitions = [_Partition(each.partition_index, each.timestamp) for each in topic.partitions]
             self._topics.append((topic.name, partitions))
@@ -113,7 +113,7 @@ class _Lookup:
                     topics.open_topic(found, partial(self._opened, each, found))
         self._one_open()
 
-    def _opened(self, each: _Partition, topic: topics.Topic, is_open: bool) -> None:
+    def _opened(self, each: _Partition, topic: topics.StreamTopic, is_open: bool) -> None:
         store = topic.queue.store
         if topic.queue.is_deleted():
             each.error_code = UNKNOWN_TOPIC_OR_PARTITION

@@ -85,7 +85,7 @@ _PREFIX: Final = struct.Struct(">ii")
 CLIENT_ID_BYTES_MAX: Final = 255
 
 
-class BadRequest(Exception):
+class MalformedRequest(Exception):
     """A request that cannot be read. The connection is closed. The text is for the log."""
 
 
@@ -104,18 +104,18 @@ class RequestHeader(NamedTuple):
 
 
 def read_header(frame: bytes) -> RequestHeader:
-    """Return the header of a frame without its length. Raises: BadRequest."""
+    """Return the header of a frame without its length. Raises: MalformedRequest."""
     if len(frame) < _HEADER.size:
-        raise BadRequest(f"a request of {len(frame)} bytes")
+        raise MalformedRequest(f"a request of {len(frame)} bytes")
     api_key, version, correlation_id, size = _HEADER.unpack_from(frame)
     end = _HEADER.size + max(size, 0)
     if end > len(frame) or size > CLIENT_ID_BYTES_MAX:
-        raise BadRequest(f"a client id of {size} bytes in a request of {len(frame)}")
+        raise MalformedRequest(f"a client id of {size} bytes in a request of {len(frame)}")
     return RequestHeader(api_key, version, correlation_id, frame[_HEADER.size : end].decode("utf-8", "replace"), end)
 
 
 def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """Return the unsigned varint of up to 32 bits at `position`, and the position after it. Raises: BadRequest."""
+    """Return the unsigned varint of up to 32 bits at `position`, and the position after it. Raises: MalformedRequest."""
     value = shift = 0
     while shift < 35 and position < len(data):
         byte = data[position]
@@ -124,29 +124,29 @@ def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position
         shift += 7
-    raise BadRequest("a number that does not end")
+    raise MalformedRequest("a number that does not end")
 
 
 def skip_tagged_fields(data: bytes | memoryview, position: int) -> int:
-    """Return the position after the tagged fields at `position`. Raises: BadRequest."""
+    """Return the position after the tagged fields at `position`. Raises: MalformedRequest."""
     count, position = read_varint(data, position)
     for _ in range(count):
         _, position = read_varint(data, position)
         size, position = read_varint(data, position)
         position += size
         if position > len(data):
-            raise BadRequest("tagged fields that do not end")
+            raise MalformedRequest("tagged fields that do not end")
     return position
 
 
 def decode_body(request_type: Any, frame: bytes, header: RequestHeader, flexible: bool) -> Any:
-    """Return the body of a request as an object of kafka-python's `request_type`. Raises: BadRequest."""
+    """Return the body of a request as an object of kafka-python's `request_type`. Raises: MalformedRequest."""
     start = skip_tagged_fields(frame, header.size) if flexible else header.size
     try:
         return request_type[header.version].decode(memoryview(frame)[start:])
     except (ValueError, IndexError, struct.error, TypeError, OverflowError) as error:
         name = request_type.__name__
-        raise BadRequest(f"{name} version {header.version} cannot be decoded: {error}") from error
+        raise MalformedRequest(f"{name} version {header.version} cannot be decoded: {error}") from error
 
 
 def encode_response(response_type: Any, header: RequestHeader, flexible: bool, fields: Mapping[str, Any]) -> bytes:

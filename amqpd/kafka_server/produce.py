@@ -56,7 +56,7 @@ from amqpd.kafka_server.messages import (
     STORAGE_ERROR,
     UNKNOWN_TOPIC_OR_PARTITION,
     UNSUPPORTED_FOR_MESSAGE_FORMAT,
-    BadRequest,
+    MalformedRequest,
     api_types,
     read_varint,
     skip_tagged_fields,
@@ -136,7 +136,7 @@ class ProduceRequest(NamedTuple):
 
 
 class _Reader:
-    """Reads the fields of a request. All methods raise BadRequest."""
+    """Reads the fields of a request. All methods raise MalformedRequest."""
 
     def __init__(self, frame: bytes, position: int, flexible: bool) -> None:
         self.frame = frame
@@ -147,7 +147,7 @@ class _Reader:
         start = self.position
         self.position = start + fields.size
         if self.position > len(self.frame):
-            raise BadRequest("a Produce request that ends early")
+            raise MalformedRequest("a Produce request that ends early")
         return fields.unpack_from(self.frame, start)
 
     def size(self, fields: struct.Struct) -> int:
@@ -165,13 +165,13 @@ class _Reader:
         start = self.position
         self.position = start + size
         if self.position > len(self.frame):
-            raise BadRequest("a Produce request that ends early")
+            raise MalformedRequest("a Produce request that ends early")
         return start, self.position
 
     def count(self) -> int:
         count = self.size(_INT32)
         if not 0 <= count <= PARTITIONS_MAX:
-            raise BadRequest(f"a Produce request with an array of {count} elements; at most {PARTITIONS_MAX}")
+            raise MalformedRequest(f"a Produce request with an array of {count} elements; at most {PARTITIONS_MAX}")
         return count
 
     def end_struct(self) -> None:
@@ -182,7 +182,7 @@ class _Reader:
 def decode_request(frame: bytes, position: int, version: int) -> ProduceRequest:
     """Return the request whose body begins at `position` of the frame, before any tagged fields of the header.
 
-    Cost: about 3 us per partition, independent of the size of the records. Raises: BadRequest.
+    Cost: about 3 us per partition, independent of the size of the records. Raises: MalformedRequest.
     """
     reader = _Reader(frame, position, version >= FLEXIBLE)
     reader.end_struct()
@@ -193,12 +193,12 @@ def decode_request(frame: bytes, position: int, version: int) -> ProduceRequest:
     for _ in range(reader.count()):
         start, end = reader.data(_INT16)
         if start < 0:
-            raise BadRequest("a Produce request with a topic without a name")
+            raise MalformedRequest("a Produce request with a topic without a name")
         parts: list[PartitionBatch] = []
         for _ in range(reader.count()):
             total += 1
             if total > PARTITIONS_MAX:
-                raise BadRequest(f"a Produce request with more than {PARTITIONS_MAX} partitions")
+                raise MalformedRequest(f"a Produce request with more than {PARTITIONS_MAX} partitions")
             (index,) = reader.unpack(_INT32)
             parts.append(PartitionBatch(index, *reader.data(_INT32)))
             reader.end_struct()
@@ -376,7 +376,7 @@ class PendingProduce:
             return False
         return True
 
-    def _find_topic(self, name: bytes, part: PartitionBatch) -> topics.Topic:
+    def _find_topic(self, name: bytes, part: PartitionBatch) -> topics.StreamTopic:
         """Return the topic of a partition. Raises: Refused."""
         request = self._request
         if request.acks not in (0, 1, -1):

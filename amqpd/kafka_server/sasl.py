@@ -11,7 +11,7 @@ import logging
 from typing import Final
 
 from amqpd.auth.internal_backend import AuthenticationRefused
-from amqpd.kafka_server.connection import Api, Call, KafkaConnection
+from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection
 from amqpd.kafka_server.messages import (
     ILLEGAL_SASL_STATE,
     NONE,
@@ -79,7 +79,7 @@ async def _log_in(call: Call, name: bytes, password: bytes) -> None:
 
 def _refuse(call: Call, why: str) -> None:
     """Answer with an error. why: for the log; the client does not learn which part was wrong."""
-    connection: KafkaConnection = call.connection
+    connection: KafkaClientConnection = call.connection
     if connection.closed:
         return
     log.warning("Kafka client %s was refused: %s", connection.name, why, extra=connection.log_fields())

@@ -12,7 +12,7 @@ from amqpd.broker.listeners import BrokerListener
 from amqpd.broker.session import Session
 from amqpd.errors import NotAllowed
 from amqpd.kafka_server import coordinator, fetch, produce, sasl, topic_admin, topics
-from amqpd.kafka_server.connection import Api, Call, KafkaConnection, api_versions
+from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection, api_versions
 from amqpd.kafka_server.messages import API_VERSIONS, api_types
 from amqpd.listeners import Listener, bound_sockets, is_loopback
 from amqpd.protocol_server import FrontEnd
@@ -45,7 +45,7 @@ class KafkaServer(BrokerListener):
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.settings: KafkaSettings = broker.settings.kafka
-        self.connections: set[KafkaConnection] = set()
+        self.connections: set[KafkaClientConnection] = set()
         self.apis: dict[int, Api] = {}
         every = (*topics.APIS, *topic_admin.APIS, *produce.APIS, *fetch.APIS, *coordinator.APIS, *sasl.APIS)
         versions = Api(
@@ -53,7 +53,7 @@ class KafkaServer(BrokerListener):
         )
         for api in (versions, *every):
             self.apis[api.key] = api
-        self.coordinator = coordinator.Coordinator(broker)
+        self.coordinator = coordinator.GroupCoordinator(broker)
         self.fetches = fetch.WaitingFetches(broker)
         # Calls that wait for the end of a resource alarm.
         self._blocked: list[Callable[[], None]] = []
@@ -61,7 +61,7 @@ class KafkaServer(BrokerListener):
 
     # -- logins
 
-    def log_in(self, connection: KafkaConnection, user: User, vhost_name: str) -> str:
+    def log_in(self, connection: KafkaClientConnection, user: User, vhost_name: str) -> str:
         """Log a user in. Return why not, or ""."""
         broker = self.broker
         vhost = broker.vhosts.get(vhost_name)
@@ -79,7 +79,7 @@ class KafkaServer(BrokerListener):
         connection.logged_in(session)
         return ""
 
-    def log_in_anonymously(self, connection: KafkaConnection) -> bool:
+    def log_in_anonymously(self, connection: KafkaClientConnection) -> bool:
         """Log a client without SASL in as `kafka.anonymous_user`. Return False if it may not."""
         name = self.settings.anonymous_user
         if not name:
@@ -149,7 +149,7 @@ class KafkaFrontEnd(FrontEnd):
             address = host if host and "," not in host else sock.getsockname()[0]
             self.listeners.append(Listener(protocol, address, self._ports[protocol]))
             server = await self._broker.loop.create_server(
-                lambda: KafkaConnection(self.server, context is not None),
+                lambda: KafkaClientConnection(self.server, context is not None),
                 sock=sock,
                 backlog=process.backlog(),
                 ssl=context,

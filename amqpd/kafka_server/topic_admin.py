@@ -51,7 +51,7 @@ from amqpd.kafka_server.topic_configs import (
     entries_of,
 )
 from amqpd.kafka_server.topics import (
-    Topic,
+    StreamTopic,
     check_count,
     describable_topic,
     find_topic,
@@ -360,7 +360,7 @@ class DeleteStep(TopicStep):
     def work(self) -> None:
         session = self.call.session
         vhost = session.vhost
-        found: Topic | int
+        found: StreamTopic | int
         if self._name is None:
             found = UNKNOWN_TOPIC_ID if self._id is None else find_topic_by_id(session, self._id, "configure")
         elif self._id is not None:
@@ -369,11 +369,11 @@ class DeleteStep(TopicStep):
             found = find_topic(session, self._name, "configure")
             if found == UNKNOWN_TOPIC_OR_PARTITION:
                 vhost.find_queue(self._name)  # waits if the name is being declared or deleted
-        if not isinstance(found, Topic):
+        if not isinstance(found, StreamTopic):
             raise Refused(found)
         declare.delete_queue(vhost, found.queue, lambda error: self._deleted(found, error))
 
-    def _deleted(self, topic: Topic, error: BaseException | None) -> None:
+    def _deleted(self, topic: StreamTopic, error: BaseException | None) -> None:
         self._name, self._id = topic.name, topic.id
         if error is None:
             self.finish(self._result(NONE, None))
@@ -428,7 +428,7 @@ class DescribeStep(TopicStep):
         found = describable_topic(session, name)
         if found == TOPIC_AUTHORIZATION_FAILED:
             found = find_topic(session, name, "configure")
-        if not isinstance(found, Topic):
+        if not isinstance(found, StreamTopic):
             raise Refused(found)
         return entries_of(found.queue.arguments, found.queue.rules, settings.storage.segment_size_bytes)
 

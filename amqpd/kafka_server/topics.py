@@ -18,7 +18,7 @@ from amqpd.broker.queue.argument_checks import KAFKA_TOPIC
 from amqpd.broker.vhost.parameters import CLUSTER_ID
 from amqpd.errors import ResourceError
 from amqpd.kafka_server.body_writer import NO_ID, BodyWriter
-from amqpd.kafka_server.connection import Api, Call, KafkaConnection
+from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection
 from amqpd.kafka_server.messages import (
     INVALID_TOPIC_EXCEPTION,
     NODE_ID,
@@ -27,7 +27,7 @@ from amqpd.kafka_server.messages import (
     UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION,
     UNSUPPORTED_ENDPOINT_TYPE,
-    BadRequest,
+    MalformedRequest,
     api_types,
 )
 
@@ -61,7 +61,7 @@ _BROKERS: Final = 1
 """The endpoint type of DescribeCluster."""
 
 
-class Topic(NamedTuple):
+class StreamTopic(NamedTuple):
     """A stream as Kafka's clients see it."""
 
     name: str
@@ -69,7 +69,7 @@ class Topic(NamedTuple):
     queue: Queue
 
 
-def find_topic(session: Session, name: str, kind: Permission) -> Topic | int:
+def find_topic(session: Session, name: str, kind: Permission) -> StreamTopic | int:
     """Return the topic, or an error code: 17 for a name that no topic can have, 29 without permission, 3 if there is
     no such stream. A stream whose declaration waits for its commit does not exist yet.
 
@@ -85,7 +85,7 @@ def find_topic(session: Session, name: str, kind: Permission) -> Topic | int:
     return topic_of(queue)
 
 
-def find_topic_by_id(session: Session, topic_id: UUID, kind: Permission) -> Topic | int:
+def find_topic_by_id(session: Session, topic_id: UUID, kind: Permission) -> StreamTopic | int:
     """Return the topic, or an error code: 100 for an unknown id, 29 without permission. Cost: two look-ups."""
     queue = session.vhost.streams.get(topic_id.hex)
     if queue is None or queue.deleted or KAFKA_TOPIC.fullmatch(queue.name) is None:
@@ -95,9 +95,9 @@ def find_topic_by_id(session: Session, topic_id: UUID, kind: Permission) -> Topi
     return topic_of(queue)
 
 
-def topic_of(queue: Queue) -> Topic:
+def topic_of(queue: Queue) -> StreamTopic:
     """Return a stream as a topic."""
-    return Topic(queue.name, UUID(hex=queue.id), queue)
+    return StreamTopic(queue.name, UUID(hex=queue.id), queue)
 
 
 def is_permitted(session: Session, name: str, kind: Permission) -> bool:
@@ -105,7 +105,7 @@ def is_permitted(session: Session, name: str, kind: Permission) -> bool:
     return session.operator or session.broker.auth.is_allowed(session.user, session.vhost.name, kind, name)
 
 
-def open_topic(topic: Topic, then: Callable[[bool], None]) -> None:
+def open_topic(topic: StreamTopic, then: Callable[[bool], None]) -> None:
     """Open the topic's log.
 
     Args:
@@ -128,15 +128,15 @@ def open_topic(topic: Topic, then: Callable[[bool], None]) -> None:
 
 
 def check_count(count: int, most: int = NAMES_MAX) -> None:
-    """Refuse a request with too many elements. Raises: BadRequest."""
+    """Refuse a request with too many elements. Raises: MalformedRequest."""
     if count > most:
-        raise BadRequest(f"a request about {count} topics; at most {most} are accepted")
+        raise MalformedRequest(f"a request about {count} topics; at most {most} are accepted")
 
 
 # -- Metadata ----------------------------------------------------------------------------------------------------------
 
 
-def broker_address(connection: KafkaConnection) -> tuple[str, int]:
+def broker_address(connection: KafkaClientConnection) -> tuple[str, int]:
     """Return host and port at which this client reaches the broker: `kafka.advertised`, or where it has connected."""
     settings = connection.server.broker.settings
     advertised = settings.kafka.advertised
@@ -171,7 +171,7 @@ def _metadata(call: Call) -> None:
     partitions = _partitions(version, call.is_flexible)
     operations = bool(request.include_topic_authorized_operations)
     for name, topic_id, topic in found:
-        bits = _bits(_operations(session, topic.name)) if operations and isinstance(topic, Topic) else _NOT_ASKED
+        bits = _bits(_operations(session, topic.name)) if operations and isinstance(topic, StreamTopic) else _NOT_ASKED
         _write_topic(writer, version, (name, topic_id, topic), partitions, bits)
     if 8 <= version <= 10:
         writer.int32(_bits(_CLUSTER_GRANTS) if request.include_cluster_authorized_operations else _NOT_ASKED)
@@ -179,7 +179,7 @@ def _metadata(call: Call) -> None:
     call.reply_bytes(bytes(writer.data))
 
 
-_Found: TypeAlias = tuple[str | None, UUID, Topic | int]
+_Found: TypeAlias = tuple[str | None, UUID, StreamTopic | int]
 """Name and id of the answer, and the topic or an error code."""
 
 
@@ -198,23 +198,23 @@ def _may_describe(session: Session, name: str) -> bool:
 
 
 def _named_topics(session: Session, wanted: list[Any]) -> list[_Found]:
-    """Return the topics that the request names, each once. Raises: BadRequest."""
+    """Return the topics that the request names, each once. Raises: MalformedRequest."""
     asked = dict.fromkeys((each.name, each.topic_id) for each in wanted)
     check_count(len(asked))
     found: list[_Found] = []
     for name, topic_id in asked:
         topic = describable_topic(session, name, topic_id)
-        if isinstance(topic, Topic):
+        if isinstance(topic, StreamTopic):
             found.append((topic.name, topic.id, topic))
         else:
             found.append((name, topic_id or NO_ID, topic))
     return found
 
 
-def describable_topic(session: Session, name: str | None, topic_id: UUID | None = None) -> Topic | int:
+def describable_topic(session: Session, name: str | None, topic_id: UUID | None = None) -> StreamTopic | int:
     """Return the topic with this name, or without a name that with this id, if the user may read or write it."""
 
-    def find(kind: Permission) -> Topic | int:
+    def find(kind: Permission) -> StreamTopic | int:
         if name is not None:
             return find_topic(session, name, kind)
         return UNKNOWN_TOPIC_ID if topic_id is None else find_topic_by_id(session, topic_id, kind)
@@ -243,8 +243,8 @@ def _partitions(version: int, flexible: bool) -> bytes:
 
 def _write_topic(writer: BodyWriter, version: int, found: _Found, partitions: bytes, operations: int) -> None:
     name, topic_id, topic = found
-    is_topic = isinstance(topic, Topic)
-    writer.int16(NONE if isinstance(topic, Topic) else topic)
+    is_topic = isinstance(topic, StreamTopic)
+    writer.int16(NONE if isinstance(topic, StreamTopic) else topic)
     # Before version 12 the name cannot be null.
     writer.string("" if name is None and version < 12 else name)
     if version >= 10:

@@ -27,7 +27,7 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka_socket import KafkaSocket
 
 from amqpd.kafka_server.committed_offsets import CommittedOffset, OffsetKey
-from amqpd.kafka_server.coordinator import Coordinator
+from amqpd.kafka_server.coordinator import GroupCoordinator
 from amqpd.kafka_server.groups import JoinRequest
 from amqpd.kafka_server.messages import build
 from amqpd.kafka_server.server import KafkaFrontEnd
@@ -482,7 +482,7 @@ async def test_offsets_of_an_idle_group_expire_and_those_of_members_stay(
         assert [each.group.name for each in coordinator.entries(vhost)] == ["busy"]
 
 
-async def sweep(coordinator: Coordinator) -> None:
+async def sweep(coordinator: GroupCoordinator) -> None:
     """Run one sweep, and wait until its removals are synced."""
     coordinator._sweep()
     coordinator.broker.turn.schedule()

@@ -30,7 +30,7 @@ from kafka_socket import KafkaSocket
 
 from amqpd.broker.consumer import LogNotOpen
 from amqpd.errors import ResourceError
-from amqpd.kafka_server.topics import Topic, open_topic
+from amqpd.kafka_server.topics import StreamTopic, open_topic
 from amqpd.testing import BrokerProcess
 
 NewTopicFields = CreateTopicsRequest.CreatableTopic
@@ -706,7 +706,7 @@ class TestOpenTopic:
     @staticmethod
     def opened(queue: Any) -> list[bool]:
         results: list[bool] = []
-        open_topic(Topic("t", uuid.uuid4(), queue), results.append)
+        open_topic(StreamTopic("t", uuid.uuid4(), queue), results.append)
         return results
 
     def test_an_open_log_is_told_at_once(self) -> None:
