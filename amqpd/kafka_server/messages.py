@@ -115,7 +115,7 @@ def read_header(frame: bytes) -> RequestHeader:
 
 
 def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """Return the unsigned varint of up to 32 bits at `position`, and the position after it. Raises: MalformedRequest."""
+    """Return the unsigned varint (up to 32 bits) at `position`, and the position after it. Raises: MalformedRequest."""
     value = shift = 0
     while shift < 35 and position < len(data):
         byte = data[position]

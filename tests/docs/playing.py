@@ -60,7 +60,14 @@ class Player:
         _make_programs(self.folder / ".programs")
         self.broker.start()
         assert self.broker.ready is not None
-        known = {"amqp": "5672", "http": "15672", "amqps": "5671", "https": "15671", "prometheus": "15692", "kafka": "9092"}
+        known = {
+            "amqp": "5672",
+            "http": "15672",
+            "amqps": "5671",
+            "https": "15671",
+            "prometheus": "15692",
+            "kafka": "9092",
+        }
         self._ports = {known[name]: port for name, (_, port) in self.broker.ready.listeners.items() if name in known}
         return self
 
