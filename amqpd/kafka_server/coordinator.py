@@ -1,19 +1,19 @@
 """The coordinator of consumer groups: FindCoordinator, JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
-groups.py decides, this module has the clock, the timers and the connections. group_offsets.py has the requests about
-committed offsets, group_admin.py those about groups as a whole, committed_offsets.py the log of the offsets.
+groups.py decides, this module has the clock, the timers and the connections. The requests about committed offsets are
+in group_offsets.py, those about groups as a whole in group_admin.py. committed_offsets.py has the log of the offsets.
 
-A group belongs to a vhost: two vhosts may have groups of one name. A group needs no permission of its own: whoever may
-connect to the vhost may join, describe and delete its groups. Committing and fetching offsets needs read permission on
-the topic.
+A group belongs to a vhost: two vhosts may have groups of one name. A group needs no permission of its own: a user who
+may connect to the vhost may join, describe and delete its groups. Committing and fetching offsets needs read permission
+on the topic.
 
 Members are in memory only, so after a restart of the broker they join again; their offsets are there. One timer per
 group ends sessions and rebalances. A closed connection does not remove its member, its session timeout does; only the
 answer that waits is dropped.
 
-A group without members and offsets is forgotten. Offsets of a group that has had neither members nor commits for
-OFFSETS_KEPT_MS, counted anew from a start of the broker, are removed by a sweep; so are those of deleted vhosts and
-topics, which are void at once.
+A group without members and offsets is forgotten. A sweep removes the offsets of a group that has had neither members
+nor commits for OFFSETS_KEPT_MS, counted again from each start of the broker. It also removes those of deleted vhosts
+and topics, which are void at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from amqpd.broker.flow.timers import CallTimer
 from amqpd.kafka_server import group_admin, group_offsets, topics
 from amqpd.kafka_server.committed_offsets import CommittedOffset, CommittedOffsets, OffsetKey
 from amqpd.kafka_server.connection import Api, Call
-from amqpd.kafka_server.groups import Group, JoinAnswer, JoinRequest, SyncAnswer, SyncRequest
+from amqpd.kafka_server.groups import ConsumerGroup, JoinAnswer, JoinRequest, SyncAnswer, SyncRequest
 from amqpd.kafka_server.messages import (
     COORDINATOR_LOAD_IN_PROGRESS,
     COORDINATOR_NOT_AVAILABLE,
@@ -68,7 +68,7 @@ class GroupEntry:
         size_bytes: as counted in the coordinator's total.
     """
 
-    def __init__(self, vhost_id: str, group: Group, on_time: Callable[[GroupEntry], None]) -> None:
+    def __init__(self, vhost_id: str, group: ConsumerGroup, on_time: Callable[[GroupEntry], None]) -> None:
         self.vhost_id = vhost_id
         self.group = group
         self.size_bytes = 0
@@ -154,7 +154,7 @@ class GroupCoordinator:
 
     def _add(self, vhost_id: str, vhost_name: str, name: str) -> GroupEntry:
         self._vhost_ids[vhost_name] = vhost_id
-        entry = GroupEntry(vhost_id, Group(name, self.now_ms()), self._on_time)
+        entry = GroupEntry(vhost_id, ConsumerGroup(name, self.now_ms()), self._on_time)
         self._entries.setdefault(vhost_id, {})[name] = entry
         return entry
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.kafka_server.committed_offsets import CommittedOffset, OffsetKey
 from amqpd.kafka_server.connection import Api, Call
-from amqpd.kafka_server.groups import State
+from amqpd.kafka_server.groups import GroupState
 from amqpd.kafka_server.messages import (
     COORDINATOR_NOT_AVAILABLE,
     GROUP_ID_NOT_FOUND,
@@ -46,7 +46,7 @@ def _describe_groups(call: Call) -> None:
         error = coordinator.error_for(name)
         entry = None if error else coordinator.find(call.session.vhost, name)
         if entry is None:
-            state = "" if error else State.DEAD.value
+            state = "" if error else GroupState.DEAD.value
             described.append({"group_id": name, "error_code": error, "group_state": state})
             continue
         size_bytes += entry.group.size_bytes
@@ -60,7 +60,7 @@ def _describe_groups(call: Call) -> None:
 def _described(entry: GroupEntry) -> dict[str, Any]:
     group = entry.group
     members: list[dict[str, Any]] = []
-    is_stable = group.state is State.STABLE
+    is_stable = group.state is GroupState.STABLE
     for member in group.members.values():
         fields: dict[str, Any] = {
             "member_id": member.id,

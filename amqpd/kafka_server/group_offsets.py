@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.kafka_server import topics
 from amqpd.kafka_server.committed_offsets import METADATA_BYTES_MAX, CommittedOffset, OffsetKey
 from amqpd.kafka_server.connection import Api, Call
-from amqpd.kafka_server.groups import State
+from amqpd.kafka_server.groups import GroupState
 from amqpd.kafka_server.messages import (
     COORDINATOR_NOT_AVAILABLE,
     GROUP_ID_NOT_FOUND,
@@ -193,7 +193,7 @@ def _offset_delete(call: Call) -> None:
         return
     group = entry.group
     subscribed: set[str] | None = set()
-    if group.state is not State.EMPTY:
+    if group.state is not GroupState.EMPTY:
         if group.protocol_type != "consumer":
             call.reply({"error_code": NON_EMPTY_GROUP})
             return

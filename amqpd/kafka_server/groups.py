@@ -7,11 +7,11 @@
     Dead                 deleted
 
 A member joins, gets the generation, its leader and, if it is the leader, the metadata of all members; then each member
-syncs to get its assignment. Whatever changes the members or their metadata starts the next rebalance.
+syncs to get its assignment. A change of the members or of their metadata starts the next rebalance.
 
 The module has no IO and no clock. Each method takes the time in monotonic milliseconds. Answers that wait are
 callbacks; a method may call several of them. `due_ms` is a lower bound of the next time at which `on_time` has work:
-heartbeats only move deadlines ahead, so the owner arms a timer when `due_ms` falls, and `on_time` computes it anew.
+heartbeats only move deadlines ahead, so the owner arms a timer when `due_ms` falls, and `on_time` computes it again.
 
 A member whose JoinGroup or SyncGroup waits does not expire. A *static* member has a group.instance.id: it stays when
 it does not rejoin in time, until its session ends, and a new process with its id replaces it and keeps its assignment.
@@ -46,7 +46,7 @@ GROUP_BYTES_MAX: Final = 8 << 20
 NEVER: Final = 1 << 61
 
 
-class State(Enum):
+class GroupState(Enum):
     """State of a group; the values are Kafka's names."""
 
     EMPTY = "Empty"
@@ -127,7 +127,7 @@ JoinDone = Callable[[JoinAnswer], None]
 SyncDone = Callable[[SyncAnswer], None]
 
 
-class Member:
+class GroupMember:
     """One member.
 
     Attributes:
@@ -162,7 +162,7 @@ class Member:
         return b""
 
 
-class Group:
+class ConsumerGroup:
     """One group.
 
     Attributes:
@@ -176,12 +176,12 @@ class Group:
 
     def __init__(self, name: str, now_ms: int) -> None:
         self.name = name
-        self.state = State.EMPTY
+        self.state = GroupState.EMPTY
         self.generation = 0
         self.protocol_type = ""
         self.protocol = ""
         self.leader = ""
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, GroupMember] = {}
         self.phase_due_ms = NEVER
         self.due_ms = NEVER
         self.idle_since_ms = now_ms
@@ -226,7 +226,7 @@ class Group:
             return
         member = self.members[request.member_id]
         member.has_synced = True
-        if self.state is State.STABLE:
+        if self.state is GroupState.STABLE:
             self._renew(member, now_ms)
             done(SyncAnswer(NONE, self.protocol_type, self.protocol, member.assignment))
             return
@@ -244,11 +244,11 @@ class Group:
         if generation != self.generation:
             return ILLEGAL_GENERATION
         self._renew(self.members[member_id], now_ms)
-        return REBALANCE_IN_PROGRESS if self.state is State.PREPARING else NONE
+        return REBALANCE_IN_PROGRESS if self.state is GroupState.PREPARING else NONE
 
     def leave(self, member_id: str, instance_id: str | None, now_ms: int) -> int:
         """Remove a member. Return an error code. A static member may be named by its instance id alone."""
-        if self.state is State.DEAD:
+        if self.state is GroupState.DEAD:
             return COORDINATOR_NOT_AVAILABLE
         if member_id in self._pending:
             del self._pending[member_id]
@@ -267,9 +267,9 @@ class Group:
 
         Simple consumers, which are no members, commit with generation -1, and only while the group is empty.
         """
-        if self.state is State.DEAD:
+        if self.state is GroupState.DEAD:
             return COORDINATOR_NOT_AVAILABLE
-        if generation < 0 and self.state is State.EMPTY:
+        if generation < 0 and self.state is GroupState.EMPTY:
             self.idle_since_ms = now_ms
             return NONE
         error = self._member_error(member_id, instance_id)
@@ -278,7 +278,7 @@ class Group:
         if generation != self.generation:
             return ILLEGAL_GENERATION
         self._renew(self.members[member_id], now_ms)
-        return REBALANCE_IN_PROGRESS if self.state is State.COMPLETING else NONE
+        return REBALANCE_IN_PROGRESS if self.state is GroupState.COMPLETING else NONE
 
     def drop_waiting(self, member_id: str, done: JoinDone | SyncDone, now_ms: int) -> None:
         """Forget an answer that waits: its connection is closed. The member has a session timeout to come back."""
@@ -296,11 +296,11 @@ class Group:
         self._renew(member, now_ms)
 
     def kill(self) -> None:
-        """Delete the group: all who wait are told that they are no members."""
+        """Delete the group. Members that wait get the answer that they are no members."""
         for member in list(self.members.values()):
             self._remove(member)
         self._pending.clear()
-        self.state = State.DEAD
+        self.state = GroupState.DEAD
         self.due_ms = NEVER
 
     def on_time(self, now_ms: int) -> None:
@@ -324,12 +324,12 @@ class Group:
     @property
     def is_unused(self) -> bool:
         """True if the group has neither members nor clients about to join."""
-        return self.state in (State.EMPTY, State.DEAD) and not self._pending
+        return self.state in (GroupState.EMPTY, GroupState.DEAD) and not self._pending
 
     # -- joining
 
     def _join_error(self, request: JoinRequest) -> int:
-        if self.state is State.DEAD:
+        if self.state is GroupState.DEAD:
             return COORDINATOR_NOT_AVAILABLE
         if not request.protocol_type or not request.protocols:
             return INCONSISTENT_GROUP_PROTOCOL
@@ -355,7 +355,9 @@ class Group:
         member = self.members[member_id]
         is_same = member.protocols == request.protocols
         self._update(member, request)
-        if is_same and (self.state is State.COMPLETING or (self.state is State.STABLE and member.id != self.leader)):
+        if is_same and (
+            self.state is GroupState.COMPLETING or (self.state is GroupState.STABLE and member.id != self.leader)
+        ):
             self._renew(member, now_ms)
             done(self._answer(member))
             return
@@ -363,7 +365,7 @@ class Group:
         self._rebalance(now_ms)
 
     def _add(self, request: JoinRequest, member_id: str, now_ms: int, done: JoinDone) -> None:
-        member = Member(member_id, request)
+        member = GroupMember(member_id, request)
         if not self.members:
             self.protocol_type = request.protocol_type
         self.members[member_id] = member
@@ -388,37 +390,37 @@ class Group:
         if was_leader:
             self.leader = new_id
         self._update(member, request)
-        if self.state is State.STABLE and self._choose_protocol() == self.protocol:
+        if self.state is GroupState.STABLE and self._choose_protocol() == self.protocol:
             self._renew(member, now_ms)
             answer = self._answer(member)
             if was_leader and request.can_skip_assignment:
                 answer = answer._replace(skip_assignment=True)
-            elif was_leader:  # it must not assign anew, so it must not see itself as the leader
+            elif was_leader:  # it must not assign again, so it must not see itself as the leader
                 answer = answer._replace(leader=old_id, members=())
             done(answer)
             return
         self._wait_for_join(member, done)
         self._rebalance(now_ms)
 
-    def _update(self, member: Member, request: JoinRequest) -> None:
+    def _update(self, member: GroupMember, request: JoinRequest) -> None:
         self._count(member, -1)
         member.update(request)
         self._count(member, 1)
 
-    def _count(self, member: Member, sign: int) -> None:
+    def _count(self, member: GroupMember, sign: int) -> None:
         self.size_bytes += sign * (member.protocol_bytes + len(member.assignment))
         for name in {name for name, _ in member.protocols}:
             self._support[name] += sign
             if not self._support[name]:
                 del self._support[name]
 
-    def _wait_for_join(self, member: Member, done: JoinDone) -> None:
+    def _wait_for_join(self, member: GroupMember, done: JoinDone) -> None:
         if member.join_done is not None:
             member.join_done(JoinAnswer(REBALANCE_IN_PROGRESS, member.id))  # the client has sent it again
         member.join_done = done
         self._joining.add(member.id)
 
-    def _answer(self, member: Member) -> JoinAnswer:
+    def _answer(self, member: GroupMember) -> JoinAnswer:
         """Return the current generation, for this member."""
         everyone: tuple[JoinedMember, ...] = ()
         if member.id == self.leader:
@@ -432,25 +434,25 @@ class Group:
 
     def _rebalance(self, now_ms: int) -> None:
         """Start a rebalance unless one is being prepared, and end it if all members have joined."""
-        if self.state is not State.PREPARING:
+        if self.state is not GroupState.PREPARING:
             for member in self.members.values():
-                if self.state is State.COMPLETING:
+                if self.state is GroupState.COMPLETING:
                     self._set_assignment(member, b"")
                 self._answer_sync(member, SyncAnswer(REBALANCE_IN_PROGRESS), now_ms)
-            self._is_initial = self.state is State.EMPTY
-            self.state = State.PREPARING
+            self._is_initial = self.state is GroupState.EMPTY
+            self.state = GroupState.PREPARING
             self._set_phase(now_ms + (INITIAL_WAIT_MS if self._is_initial else self._rebalance_timeout_ms()))
         self._complete_if_all_joined(now_ms)
 
     def _complete_if_all_joined(self, now_ms: int) -> None:
-        if self.state is not State.PREPARING or self._is_initial or self._pending:
+        if self.state is not GroupState.PREPARING or self._is_initial or self._pending:
             return
         if len(self._joining) == len(self.members):
             self._complete(now_ms)
 
     def _end_phase(self, now_ms: int) -> None:
         """Handle the end of a step's time."""
-        if self.state is State.PREPARING:
+        if self.state is GroupState.PREPARING:
             self._is_initial = False
             self._complete(now_ms)
             return
@@ -477,7 +479,7 @@ class Group:
             self.leader = leader
         self.generation = self.generation + 1 & 0x7FFF_FFFF
         self.protocol = self._choose_protocol()
-        self.state = State.COMPLETING
+        self.state = GroupState.COMPLETING
         self._set_phase(now_ms + self._rebalance_timeout_ms())
         self._joining.clear()
         for member in list(self.members.values()):
@@ -488,7 +490,7 @@ class Group:
                 done(self._answer(member))
 
     def _become_empty(self, now_ms: int) -> None:
-        self.state = State.EMPTY
+        self.state = GroupState.EMPTY
         self.generation = self.generation + 1 & 0x7FFF_FFFF
         self.protocol = ""
         self.phase_due_ms = NEVER
@@ -504,20 +506,20 @@ class Group:
 
     def _assign(self, assignments: Mapping[str, bytes], now_ms: int) -> None:
         """Give all members the assignments of the leader."""
-        self.state = State.STABLE
+        self.state = GroupState.STABLE
         for member in list(self.members.values()):
             self._set_assignment(member, assignments.get(member.id, b""))
         for member in list(self.members.values()):
             self._answer_sync(member, SyncAnswer(NONE, self.protocol_type, self.protocol, member.assignment), now_ms)
 
-    def _set_assignment(self, member: Member, assignment: bytes) -> None:
+    def _set_assignment(self, member: GroupMember, assignment: bytes) -> None:
         self.size_bytes += len(assignment) - len(member.assignment)
         member.assignment = assignment
 
     # -- members
 
     def _member_error(self, member_id: str, instance_id: str | None) -> int:
-        if self.state is State.DEAD:
+        if self.state is GroupState.DEAD:
             return COORDINATOR_NOT_AVAILABLE
         if instance_id is not None:
             current = self._static.get(instance_id)
@@ -530,7 +532,7 @@ class Group:
     def _sync_error(self, request: SyncRequest) -> int:
         if request.generation != self.generation:
             return ILLEGAL_GENERATION
-        if self.state is State.PREPARING:
+        if self.state is GroupState.PREPARING:
             return REBALANCE_IN_PROGRESS
         if request.protocol_type not in (None, self.protocol_type) or request.protocol not in (None, self.protocol):
             return INCONSISTENT_GROUP_PROTOCOL
@@ -541,7 +543,7 @@ class Group:
                 return POLICY_VIOLATION
         return NONE
 
-    def _remove(self, member: Member) -> None:
+    def _remove(self, member: GroupMember) -> None:
         """Remove a member; the caller continues with `_on_removed`."""
         self._answer_waiting(member, UNKNOWN_MEMBER_ID)
         del self.members[member.id]
@@ -552,12 +554,12 @@ class Group:
             self.leader = next(iter(self.members), "")
 
     def _on_removed(self, now_ms: int) -> None:
-        if self.state in (State.STABLE, State.COMPLETING):
+        if self.state in (GroupState.STABLE, GroupState.COMPLETING):
             self._rebalance(now_ms)
         else:
             self._complete_if_all_joined(now_ms)
 
-    def _answer_waiting(self, member: Member, error: int) -> None:
+    def _answer_waiting(self, member: GroupMember, error: int) -> None:
         self._joining.discard(member.id)
         join_done, member.join_done = member.join_done, None
         if join_done is not None:
@@ -566,7 +568,7 @@ class Group:
         if sync_done is not None:
             sync_done(SyncAnswer(error))
 
-    def _answer_sync(self, member: Member, answer: SyncAnswer, now_ms: int) -> None:
+    def _answer_sync(self, member: GroupMember, answer: SyncAnswer, now_ms: int) -> None:
         done, member.sync_done = member.sync_done, None
         if done is not None:
             self._renew(member, now_ms)
@@ -574,7 +576,7 @@ class Group:
 
     # -- time
 
-    def _renew(self, member: Member, now_ms: int) -> None:
+    def _renew(self, member: GroupMember, now_ms: int) -> None:
         member.due_ms = now_ms + member.session_timeout_ms
         self._note_due(member.due_ms)
 
@@ -589,5 +591,5 @@ class Group:
         return max((each.rebalance_timeout_ms for each in self.members.values()), default=INITIAL_WAIT_MS)
 
 
-def _waits(member: Member) -> bool:
+def _waits(member: GroupMember) -> bool:
     return member.join_done is not None or member.sync_done is not None

@@ -1,7 +1,7 @@
 """Requests and responses of Kafka's protocol.
 
 kafka-python encodes and decodes the bodies, from the definitions of Kafka itself: 10 to 30 us a request. Produce and
-Fetch, which are frequent and large, are read and written by hand (produce.py, fetch.py).
+Fetch, which are frequent and large, are read and written by hand (produce.py, fetch_wire.py).
 
 A frame is a length (int32), a header and a body. Headers differ by the version of the request:
 

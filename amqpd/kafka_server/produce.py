@@ -269,7 +269,7 @@ def _size(size: int, fields: struct.Struct, flexible: bool) -> bytes:
 # -- Produce
 
 
-class Refused(Exception):
+class RefusedBatch(Exception):
     """A batch is not appended.
 
     Attributes:
@@ -353,7 +353,7 @@ class PendingProduce:
         name, part = self._parts[number]
         try:
             topic = self._find_topic(name, part)
-        except Refused as refused:
+        except RefusedBatch as refused:
             self._end_part(number, Result(refused.error, text=refused.text))
             return True
         opened_now = True
@@ -377,20 +377,20 @@ class PendingProduce:
         return True
 
     def _find_topic(self, name: bytes, part: PartitionBatch) -> topics.StreamTopic:
-        """Return the topic of a partition. Raises: Refused."""
+        """Return the topic of a partition. Raises: RefusedBatch."""
         request = self._request
         if request.acks not in (0, 1, -1):
-            raise Refused(INVALID_REQUIRED_ACKS)
+            raise RefusedBatch(INVALID_REQUIRED_ACKS)
         if request.transactional:
-            raise Refused(INVALID_REQUEST, "transactions are not supported")
+            raise RefusedBatch(INVALID_REQUEST, "transactions are not supported")
         try:
             topic = topics.find_topic(self._call.session, name.decode(), "write")
         except UnicodeDecodeError:
-            raise Refused(UNKNOWN_TOPIC_OR_PARTITION) from None
+            raise RefusedBatch(UNKNOWN_TOPIC_OR_PARTITION) from None
         if isinstance(topic, int):
-            raise Refused(topic)
+            raise RefusedBatch(topic)
         if part.partition != 0:
-            raise Refused(UNKNOWN_TOPIC_OR_PARTITION)
+            raise RefusedBatch(UNKNOWN_TOPIC_OR_PARTITION)
         return topic
 
     def _append_part(self, number: int, queue: Queue, part: PartitionBatch) -> None:
@@ -398,9 +398,9 @@ class PendingProduce:
         store = queue.store
         try:
             if not isinstance(store, LocalLog) or not store.local:
-                raise Refused(INVALID_REQUEST, "the log of this stream is a topic of a Kafka cluster")
+                raise RefusedBatch(INVALID_REQUEST, "the log of this stream is a topic of a Kafka cluster")
             offset, last = self._append(queue, store, part)
-        except Refused as refused:
+        except RefusedBatch as refused:
             self._end_part(number, Result(refused.error, text=refused.text))
             return
         except BatchTooLarge as error:
@@ -423,7 +423,7 @@ class PendingProduce:
     def _append(self, queue: Queue, store: LocalLog, part: PartitionBatch) -> tuple[int, int]:
         """Return the offsets of the first and the last record of the batch, which is appended now or was before.
 
-        Raises: Refused, BadBatch, LogFailed.
+        Raises: RefusedBatch, BadBatch, LogFailed.
         """
         broker = self._call.connection.server.broker
         frame, start, end = self._frame, part.start, part.end
@@ -468,37 +468,37 @@ class PendingProduce:
 
 
 def _check_header(frame: bytes, start: int, end: int, size_max_bytes: int, now_ms: int) -> None:
-    """Check what the log does not check: the fields that Kafka's producers may set. Raises: Refused."""
+    """Check what the log does not check: the fields that Kafka's producers may set. Raises: RefusedBatch."""
     size = end - start
     if start < 0 or size == 0:
-        raise Refused(INVALID_RECORD, "there is no record batch")
+        raise RefusedBatch(INVALID_RECORD, "there is no record batch")
     if size <= _MAGIC_AT:
-        raise Refused(CORRUPT_MESSAGE, f"a record batch of {size} bytes")
+        raise RefusedBatch(CORRUPT_MESSAGE, f"a record batch of {size} bytes")
     if frame[start + _MAGIC_AT] < 2:
-        raise Refused(UNSUPPORTED_FOR_MESSAGE_FORMAT, "only record batches with magic 2 are accepted")
+        raise RefusedBatch(UNSUPPORTED_FOR_MESSAGE_FORMAT, "only record batches with magic 2 are accepted")
     if size < HEADER_SIZE:
-        raise Refused(CORRUPT_MESSAGE, f"a record batch of {size} bytes")
+        raise RefusedBatch(CORRUPT_MESSAGE, f"a record batch of {size} bytes")
     if size > size_max_bytes:
-        raise Refused(MESSAGE_TOO_LARGE, f"a record batch of {size} bytes; at most {size_max_bytes} are accepted")
+        raise RefusedBatch(MESSAGE_TOO_LARGE, f"a record batch of {size} bytes; at most {size_max_bytes} are accepted")
     header = BatchHeader(frame, start)
     if HEADER_SIZE <= header.size < size:
-        raise Refused(INVALID_RECORD, "more than one record batch for a partition")
+        raise RefusedBatch(INVALID_RECORD, "more than one record batch for a partition")
     if header.count > RECORDS_MAX:
-        raise Refused(MESSAGE_TOO_LARGE, f"a record batch of {header.count} records; at most {RECORDS_MAX}")
+        raise RefusedBatch(MESSAGE_TOO_LARGE, f"a record batch of {header.count} records; at most {RECORDS_MAX}")
     if header.attributes & TRANSACTIONAL:
-        raise Refused(INVALID_REQUEST, "transactions are not supported")
+        raise RefusedBatch(INVALID_REQUEST, "transactions are not supported")
     if header.attributes & CONTROL:
-        raise Refused(INVALID_RECORD, "producers cannot send control batches")
+        raise RefusedBatch(INVALID_RECORD, "producers cannot send control batches")
     if header.attributes & LOG_APPEND_TIME:
-        raise Refused(INVALID_TIMESTAMP, "producers cannot send LogAppendTime")
+        raise RefusedBatch(INVALID_TIMESTAMP, "producers cannot send LogAppendTime")
     if min(header.base_timestamp_ms, header.max_timestamp_ms) < _NO_TIME:
-        raise Refused(INVALID_TIMESTAMP, "a time before 1970")
+        raise RefusedBatch(INVALID_TIMESTAMP, "a time before 1970")
     if header.max_timestamp_ms > now_ms + AHEAD_MS_MAX:
-        raise Refused(INVALID_TIMESTAMP, "a time more than an hour ahead of the broker's clock")
+        raise RefusedBatch(INVALID_TIMESTAMP, "a time more than an hour ahead of the broker's clock")
     if header.attributes & COMPRESSION >= len(CODECS):
-        raise Refused(UNSUPPORTED_COMPRESSION_TYPE, f"unknown codec {header.attributes & COMPRESSION}")
+        raise RefusedBatch(UNSUPPORTED_COMPRESSION_TYPE, f"unknown codec {header.attributes & COMPRESSION}")
     if header.attributes & ~COMPRESSION:
-        raise Refused(INVALID_RECORD, f"unknown attributes {header.attributes:#x}")
+        raise RefusedBatch(INVALID_RECORD, f"unknown attributes {header.attributes:#x}")
 
 
 def find_duplicate(last: Producer | None, header: BatchHeader) -> int:
@@ -507,19 +507,19 @@ def find_duplicate(last: Producer | None, header: BatchHeader) -> int:
     Args:
         last: the state of its producer, None if it is unknown.
 
-    Raises: Refused, 45 or 47: the batch is not the next one of its producer.
+    Raises: RefusedBatch, 45 or 47: the batch is not the next one of its producer.
     """
     if last is None:
         return -1
     epoch, first = header.producer_epoch, header.base_sequence
     if epoch < last.epoch:
-        raise Refused(INVALID_PRODUCER_EPOCH, f"epoch {epoch} is older than the producer's epoch {last.epoch}")
+        raise RefusedBatch(INVALID_PRODUCER_EPOCH, f"epoch {epoch} is older than the producer's epoch {last.epoch}")
     stored = last.find_batch(epoch, first, (first + header.count - 1) & SEQUENCE_MAX)
     if stored >= 0:
         return stored
     expected = (last.sequence + 1) & SEQUENCE_MAX if epoch == last.epoch else 0
     if first != expected:
-        raise Refused(OUT_OF_ORDER_SEQUENCE_NUMBER, f"sequence {first} of epoch {epoch}, expected {expected}")
+        raise RefusedBatch(OUT_OF_ORDER_SEQUENCE_NUMBER, f"sequence {first} of epoch {epoch}, expected {expected}")
     return -1
 
 

@@ -85,7 +85,7 @@ _TEXTS: Final = {
 }
 
 
-class Refused(Exception):
+class RefusedTopic(Exception):
     """A topic cannot be created, deleted or described. The text is for the client."""
 
     def __init__(self, code: int, text: str = "") -> None:
@@ -150,7 +150,7 @@ class TopicStep:
         raise NotImplementedError
 
     def work(self) -> None:
-        """Do the work, and call `finish` now or later. Raises: Refused, DeclarationPending, MetadataError."""
+        """Do the work, and call `finish` now or later. Raises: RefusedTopic, DeclarationPending, MetadataError."""
         raise NotImplementedError
 
     def refusal(self, code: int, text: str) -> Any:
@@ -170,7 +170,7 @@ class TopicStep:
                 self.work()
         except DeclarationPending as name:
             name.wait(self._name_is_free)
-        except Refused as error:
+        except RefusedTopic as error:
             if error.code == TOPIC_AUTHORIZATION_FAILED:
                 self._record_refusal()
             self.finish(self.refusal(error.code, str(error)))
@@ -239,20 +239,20 @@ class CreateStep(TopicStep):
         asked, session, names = self._asked, self.call.session, self._names
         name = self._name
         if self._is_twice:
-            raise Refused(INVALID_REQUEST, f"topic '{_short(name)}' is in the request more than once")
+            raise RefusedTopic(INVALID_REQUEST, f"topic '{_short(name)}' is in the request more than once")
         if KAFKA_TOPIC.fullmatch(name) is None:
-            raise Refused(INVALID_TOPIC_EXCEPTION)
+            raise RefusedTopic(INVALID_TOPIC_EXCEPTION)
         if not is_permitted(session, name, "configure"):
-            raise Refused(TOPIC_AUTHORIZATION_FAILED)
+            raise RefusedTopic(TOPIC_AUTHORIZATION_FAILED)
         queue = names.find_queue(name)
         if queue is not None:
             thing = "topic" if queue.kind == "stream" else f"{queue.kind} queue"
-            raise Refused(TOPIC_ALREADY_EXISTS, f"there is a {thing} '{name}' already")
+            raise RefusedTopic(TOPIC_ALREADY_EXISTS, f"there is a {thing} '{name}' already")
         _check_partitions(asked)
         try:
             self._arguments = arguments_of((each.name, each.value) for each in asked.configs or ())
         except InvalidConfig as error:
-            raise Refused(INVALID_CONFIG, str(error)) from None
+            raise RefusedTopic(INVALID_CONFIG, str(error)) from None
         self._declare(QueueDeclaration(name, True, False, False, self._arguments, session))
 
     def _declare(self, declaration: QueueDeclaration) -> None:
@@ -261,11 +261,11 @@ class CreateStep(TopicStep):
         try:
             declare.declare_queue(names, declaration, self._committed)
         except AccessRefused as error:  # a name of the broker
-            raise Refused(INVALID_TOPIC_EXCEPTION, error.text) from None
+            raise RefusedTopic(INVALID_TOPIC_EXCEPTION, error.text) from None
         except PreconditionFailed as error:  # the queue limit, or a rule of the cluster
-            raise Refused(POLICY_VIOLATION, error.text) from None
+            raise RefusedTopic(POLICY_VIOLATION, error.text) from None
         except AmqpError as error:
-            raise Refused(STORAGE_ERROR, error.text) from None
+            raise RefusedTopic(STORAGE_ERROR, error.text) from None
         if names is vhost:
             vhost.catalogue.queue_declared_count += 1
         else:
@@ -308,13 +308,13 @@ class CreateStep(TopicStep):
 
 
 def _check_partitions(asked: Any) -> None:
-    """Check partitions and replicas of a new topic. Raises: Refused."""
+    """Check partitions and replicas of a new topic. Raises: RefusedTopic."""
     if asked.assignments:
-        raise Refused(INVALID_REPLICA_ASSIGNMENT, "replicas cannot be assigned: there is one broker")
+        raise RefusedTopic(INVALID_REPLICA_ASSIGNMENT, "replicas cannot be assigned: there is one broker")
     if asked.num_partitions not in (1, _DEFAULT):
-        raise Refused(INVALID_PARTITIONS, f"a topic has one partition here, not {asked.num_partitions}")
+        raise RefusedTopic(INVALID_PARTITIONS, f"a topic has one partition here, not {asked.num_partitions}")
     if asked.replication_factor not in (1, _DEFAULT):
-        raise Refused(INVALID_REPLICATION_FACTOR, f"a topic has one replica here, not {asked.replication_factor}")
+        raise RefusedTopic(INVALID_REPLICATION_FACTOR, f"a topic has one replica here, not {asked.replication_factor}")
 
 
 def _create_topics(call: Call) -> None:
@@ -364,13 +364,13 @@ class DeleteStep(TopicStep):
         if self._name is None:
             found = UNKNOWN_TOPIC_ID if self._id is None else find_topic_by_id(session, self._id, "configure")
         elif self._id is not None:
-            raise Refused(INVALID_REQUEST, "a topic is named by its name or by its id, not by both")
+            raise RefusedTopic(INVALID_REQUEST, "a topic is named by its name or by its id, not by both")
         else:
             found = find_topic(session, self._name, "configure")
             if found == UNKNOWN_TOPIC_OR_PARTITION:
                 vhost.find_queue(self._name)  # waits if the name is being declared or deleted
         if not isinstance(found, StreamTopic):
-            raise Refused(found)
+            raise RefusedTopic(found)
         declare.delete_queue(vhost, found.queue, lambda error: self._deleted(found, error))
 
     def _deleted(self, topic: StreamTopic, error: BaseException | None) -> None:
@@ -421,15 +421,15 @@ class DescribeStep(TopicStep):
         settings = session.broker.settings
         if asked.resource_type == BROKER_RESOURCE:
             if name not in ("", str(NODE_ID)):
-                raise Refused(INVALID_REQUEST, f"there is no broker '{_short(name)}'; the only one is {NODE_ID}")
+                raise RefusedTopic(INVALID_REQUEST, f"there is no broker '{_short(name)}'; the only one is {NODE_ID}")
             return broker_entries(settings)
         if asked.resource_type != TOPIC_RESOURCE:
-            raise Refused(INVALID_REQUEST, "only topics and brokers have configs")
+            raise RefusedTopic(INVALID_REQUEST, "only topics and brokers have configs")
         found = describable_topic(session, name)
         if found == TOPIC_AUTHORIZATION_FAILED:
             found = find_topic(session, name, "configure")
         if not isinstance(found, StreamTopic):
-            raise Refused(found)
+            raise RefusedTopic(found)
         return entries_of(found.queue.arguments, found.queue.rules, settings.storage.segment_size_bytes)
 
     def _encode(self, code: int, text: str | None, entries: Sequence[ConfigEntry]) -> bytes:

@@ -123,7 +123,7 @@ class Lab:
         return {name: each[("t", 0)].offset for name, each in self.offsets.groups("v").items()}
 
 
-def test_what_was_answered_is_there_after_a_kill_and_after_a_stop(tmp_path: Path) -> None:
+def test_answered_commits_survive_a_kill_and_a_stop(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     assert lab.loads == 1
     for number in range(50):

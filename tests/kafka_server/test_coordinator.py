@@ -250,7 +250,7 @@ def test_static_member_keeps_its_assignment_and_fences_the_earlier_one(client: C
     assert client.ask(HeartbeatRequest, 4, **fields).error_code == 82
 
 
-def test_wrong_joins_are_refused(client: Client, group: str) -> None:
+def test_joins_with_invalid_fields_are_refused(client: Client, group: str) -> None:
     assert client.join("").error_code == 24
     assert client.join("g" * 256).error_code == 24
     assert client.join(group, session_timeout_ms=5999).error_code == 26
@@ -284,7 +284,7 @@ def test_offsets_are_committed_by_members_and_by_simple_consumers_of_empty_group
     assert client.fetch(group, "t") == (6, "")
 
 
-def test_wrong_commits_are_refused(client: Client, group: str) -> None:
+def test_invalid_commits_are_refused_and_change_nothing(client: Client, group: str) -> None:
     assert client.commit(group, "missing", 5) == 3
     assert client.commit(group, "t", 5, at=1) == 3
     assert client.commit(group, "t", 5, metadata="x" * 4096) == 0
@@ -296,7 +296,7 @@ def test_wrong_commits_are_refused(client: Client, group: str) -> None:
 
 
 @pytest.mark.parametrize("version", range(2, 10))
-def test_commit_in_every_version(client: Client, group: str, version: int) -> None:
+def test_every_version_of_commit_stores_the_offset(client: Client, group: str, version: int) -> None:
     partition = {"partition_index": 0, "committed_offset": version, "committed_metadata": None}
     fields = {"group_id": group, "topics": [{"name": "t", "partitions": [partition]}]}
     answer = client.ask(OffsetCommitRequest, version, **fields)
@@ -305,7 +305,7 @@ def test_commit_in_every_version(client: Client, group: str, version: int) -> No
 
 
 @pytest.mark.parametrize("version", range(1, 10))
-def test_fetch_in_every_version(client: Client, group: str, version: int) -> None:
+def test_every_version_of_offset_fetch_returns_the_offset(client: Client, group: str, version: int) -> None:
     client.commit(group, "t", 7, metadata="m")
     wanted = [{"name": "t", "partition_indexes": [0, 1]}, {"name": "missing", "partition_indexes": [0]}]
     if version < 8:

@@ -246,7 +246,7 @@ def test_after_a_restart_the_same_messages_are_read(tmp_path: Path) -> None:
         consumer.close()
 
 
-def test_retention_moves_the_start_and_a_lost_offset_is_reset(tmp_path: Path) -> None:
+def test_after_retention_the_start_is_higher_and_a_consumer_below_it_is_reset(tmp_path: Path) -> None:
     with start(tmp_path, **{"storage.upkeep_interval_s": 1}) as broker:
         stream = Stream(broker, "short", **{"x-max-length-bytes": 200_000, "x-stream-max-segment-size-bytes": 100_000})
         stream.publish_many(bytes(10_000) for _ in range(200))
@@ -475,7 +475,7 @@ def test_errors_of_partitions_are_answered_at_once(broker: BrokerProcess, stream
         assert only(client.fetch(16, unknown, max_wait_ms=120_000)).error_code == 100
 
 
-def test_a_fetch_session_is_answered_as_unknown(broker: BrokerProcess, stream: Stream) -> None:
+def test_a_fetch_of_a_session_is_answered_with_an_unknown_session(broker: BrokerProcess, stream: Stream) -> None:
     with Client(broker) as client:
         assert client.fetch(11, [], session_id=5, session_epoch=1).error_code == 70
         assert client.fetch(11, one(stream, 0), session_id=0, session_epoch=0).session_id == 0
@@ -557,7 +557,7 @@ def test_random_changes_of_a_request_cause_no_traceback(broker: BrokerProcess, s
     assert "Traceback" not in broker.stderr
 
 
-def test_a_user_without_read_permission_gets_29(broker: BrokerProcess, stream: Stream) -> None:
+def test_a_fetch_without_read_permission_is_refused(broker: BrokerProcess, stream: Stream) -> None:
     broker.api("PUT", "/api/users/guest2", {"password": "secret", "tags": ""})
     broker.api("PUT", "/api/permissions/%2F/guest2", {"configure": "", "write": "", "read": "other"})
     with Client(broker) as client:

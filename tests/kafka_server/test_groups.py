@@ -13,10 +13,10 @@ from amqpd.kafka_server.groups import (
     MEMBER_BYTES_MAX,
     MEMBERS_MAX,
     NEVER,
-    Group,
+    ConsumerGroup,
+    GroupState,
     JoinAnswer,
     JoinRequest,
-    State,
     SyncAnswer,
     SyncRequest,
 )
@@ -31,7 +31,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.now = 1_000_000
-        self.group = Group("g", self.now)
+        self.group = ConsumerGroup("g", self.now)
         self.joined: list[JoinAnswer] = []
         self.synced: list[SyncAnswer] = []
         self.serial = 0
@@ -79,7 +79,7 @@ class Driver:
         waiting = [self.sync(each, 1) for each in ids[1:]]
         self.sync(ids[0], 1, {each: each.encode() for each in ids})
         assert all(each[0].assignment for each in waiting)
-        assert self.group.state is State.STABLE
+        assert self.group.state is GroupState.STABLE
         return ids
 
 
@@ -93,7 +93,7 @@ def test_first_join_waits_for_others_and_the_first_is_the_leader() -> None:
     assert first[0].leader == second[0].leader == first[0].member_id
     assert [each.member_id for each in first[0].members] == [first[0].member_id, second[0].member_id]
     assert second[0].members == ()
-    assert driver.group.state is State.COMPLETING
+    assert driver.group.state is GroupState.COMPLETING
 
 
 def test_new_member_gets_its_id_first_and_joins_with_it() -> None:
@@ -129,7 +129,7 @@ def test_join_of_a_stable_group_starts_a_rebalance_that_ends_when_all_have_joine
     driver = Driver()
     (first,) = driver.stable(None)
     second = driver.join()
-    assert driver.group.state is State.PREPARING and not second
+    assert driver.group.state is GroupState.PREPARING and not second
     assert driver.beat(first) == 27
     again = driver.join(first)
     assert again[0].generation == second[0].generation == 2
@@ -175,7 +175,7 @@ def test_last_member_leaves_and_the_group_is_empty() -> None:
     driver = Driver()
     (first,) = driver.stable(None)
     assert driver.group.leave(first, None, driver.now) == 0
-    assert driver.group.state is State.EMPTY and driver.group.is_unused
+    assert driver.group.state is GroupState.EMPTY and driver.group.is_unused
     assert driver.group.size_bytes == 0
     assert driver.group.leave(first, None, driver.now) == 25
 
@@ -202,7 +202,7 @@ def test_static_member_keeps_its_assignment_without_a_rebalance() -> None:
     leader, member = driver.stable("one", "two")
     answer = driver.join(instance="two")[0]
     assert answer.error == 0 and answer.generation == 1 and answer.members == ()
-    assert driver.group.state is State.STABLE
+    assert driver.group.state is GroupState.STABLE
     assert driver.sync(answer.member_id, 1, instance="two")[0].assignment == member.encode()
     assert driver.group.heartbeat(member, "two", 1, driver.now) == 82
     assert driver.sync(member, 1, instance="two")[0].error == 82
@@ -213,7 +213,7 @@ def test_static_member_keeps_its_assignment_without_a_rebalance() -> None:
     assert driver.group.leader == leader
 
 
-def test_static_leader_skips_the_assignment_or_believes_to_be_a_follower() -> None:
+def test_static_leader_that_returns_skips_the_assignment_or_becomes_a_follower() -> None:
     driver = Driver()
     leader, _ = driver.stable("one", "two")
     answer = driver.join(instance="one")[0]
@@ -239,16 +239,16 @@ def test_static_member_stays_over_a_rebalance_until_its_session_ends() -> None:
     driver.wait(SESSION_MS - 1)
     assert list(driver.group.members) == [static]
     driver.wait(1)
-    assert driver.group.state is State.EMPTY
+    assert driver.group.state is GroupState.EMPTY
 
 
-def test_same_metadata_again_gets_the_same_generation() -> None:
+def test_follower_that_joins_again_with_the_same_metadata_gets_the_same_generation() -> None:
     driver = Driver()
     leader, follower = driver.stable(None, None)
     assert driver.join(follower)[0].generation == 1
-    assert driver.group.state is State.STABLE
+    assert driver.group.state is GroupState.STABLE
     assert driver.join(follower, protocols=(("range", b"new"),)) == []
-    assert driver.group.state is State.PREPARING
+    assert driver.group.state is GroupState.PREPARING
     assert driver.join(leader)[0].generation == 2
 
 
@@ -256,7 +256,7 @@ def test_leader_that_joins_again_starts_a_rebalance() -> None:
     driver = Driver()
     leader, _ = driver.stable(None, None)
     assert driver.join(leader) == []
-    assert driver.group.state is State.PREPARING
+    assert driver.group.state is GroupState.PREPARING
 
 
 def test_wrong_generations_and_members_are_refused() -> None:
@@ -283,7 +283,7 @@ def test_simple_consumer_commits_only_while_the_group_is_empty() -> None:
     assert driver.group.commit_error("", None, -1, driver.now) == 25
 
 
-def test_commit_between_join_and_sync_is_told_of_the_rebalance() -> None:
+def test_commit_between_join_and_sync_gets_rebalance_in_progress() -> None:
     driver = Driver()
     answer = driver.join()
     driver.wait(INITIAL_WAIT_MS)
@@ -413,10 +413,10 @@ class RandomGroup(RuleBasedStateMachine):
             sum(len(a) + len(b) for a, b in each.protocols) + len(each.assignment) for each in members
         )
         assert group.leader in group.members or (not group.leader and not group.members)
-        assert (group.state is State.EMPTY) == (not group.members) or group.state is State.PREPARING
-        if group.state is not State.PREPARING:
+        assert (group.state is GroupState.EMPTY) == (not group.members) or group.state is GroupState.PREPARING
+        if group.state is not GroupState.PREPARING:
             assert all(each.join_done is None for each in members)
-        if group.state is not State.COMPLETING:
+        if group.state is not GroupState.COMPLETING:
             assert all(each.sync_done is None for each in members)
         assert group.is_unused or group.due_ms < NEVER
 

@@ -168,7 +168,7 @@ def client(broker: BrokerProcess) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize("codec", [None, *CODECS])
-def test_kafka_python_with_each_codec_is_read_by_amqp(broker: BrokerProcess, codec: str | None) -> None:
+def test_amqp_consumer_reads_what_kafka_python_sends_with_each_codec(broker: BrokerProcess, codec: str | None) -> None:
     name = f"kafka-python.{codec}"
     declare(broker, name)
     producer = KafkaProducer(bootstrap_servers=f"127.0.0.1:{kafka_port(broker)}", compression_type=codec, linger_ms=20)
@@ -182,7 +182,9 @@ def test_kafka_python_with_each_codec_is_read_by_amqp(broker: BrokerProcess, cod
 
 @pytest.mark.parametrize("codec", [None, *CODECS])
 @pytest.mark.parametrize("idempotent", [False, True])
-def test_aiokafka_with_each_codec_is_read_by_amqp(broker: BrokerProcess, codec: str | None, idempotent: bool) -> None:
+def test_amqp_consumer_reads_what_aiokafka_sends_with_each_codec(
+    broker: BrokerProcess, codec: str | None, idempotent: bool
+) -> None:
     name = f"aiokafka.{codec}.{idempotent}"
     declare(broker, name)
     sent = [b"%d " % number * 50 for number in range(500)]
@@ -202,7 +204,7 @@ def test_aiokafka_with_each_codec_is_read_by_amqp(broker: BrokerProcess, codec: 
     assert bodies(broker, name, 500) == sent
 
 
-def test_kafka_python_gets_the_errors(broker: BrokerProcess) -> None:
+def test_kafka_python_sends_to_a_stream_and_a_classic_queue_is_an_unknown_topic(broker: BrokerProcess) -> None:
     producer = KafkaProducer(bootstrap_servers=f"127.0.0.1:{kafka_port(broker)}", allow_auto_create_topics=False)
     declare(broker, "errors")
     with amqp(broker) as connection:
@@ -213,7 +215,7 @@ def test_kafka_python_gets_the_errors(broker: BrokerProcess) -> None:
         assert client.produce("classic", batch(b"a")).error_code == UnknownTopicOrPartitionError.errno
 
 
-def test_the_first_request_of_a_connection_may_be_large(broker: BrokerProcess, client: Client) -> None:
+def test_large_first_request_of_a_connection_is_accepted(broker: BrokerProcess, client: Client) -> None:
     declare(broker, "large")
     assert client.produce("large", batch(b"x" * 1_000_000)).error_code == 0
     assert bodies(broker, "large", 1) == [b"x" * 1_000_000]
@@ -259,7 +261,7 @@ def test_records_without_value_are_empty_messages(
     assert bodies(broker, name, 1) == [b""]
 
 
-def test_properties_that_are_not_amqps_do_not_stop_a_consumer(broker: BrokerProcess, client: Client) -> None:
+def test_amqp_consumer_gets_a_record_whose_properties_cannot_be_decoded(broker: BrokerProcess, client: Client) -> None:
     declare(broker, "properties")
     builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 20)
     builder.append(0, -1, b"k", b"odd", [("properties", b"\xff")])
@@ -360,7 +362,7 @@ def test_a_bad_batch_is_refused(broker: BrokerProcess, client: Client, data: byt
     assert declared.method.message_count == 0
 
 
-def test_a_batch_above_the_size_limit_is_too_large(tmp_path: Path) -> None:
+def test_a_batch_above_the_size_limit_is_refused(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, settings={**SETTINGS, "amqp.message_size_max_bytes": 5000}) as broker:
         declare(broker, "small")
         with Client(broker) as client:
@@ -368,7 +370,7 @@ def test_a_batch_above_the_size_limit_is_too_large(tmp_path: Path) -> None:
             assert client.produce("small", batch(b"x" * 4000)).error_code == 0
 
 
-def test_unsupported_requests_have_error_codes(broker: BrokerProcess, client: Client) -> None:
+def test_unknown_acks_and_transactions_are_refused(broker: BrokerProcess, client: Client) -> None:
     declare(broker, "unsupported")
     assert client.produce("unsupported", GOOD, acks=2).error_code == 21
     assert client.produce("unsupported", GOOD, transactional_id="t").error_code == 42
@@ -436,7 +438,7 @@ def test_a_repeated_batch_is_stored_once(broker: BrokerProcess, client: Client) 
     assert client.produce("repeated", numbered(producer, 14, b"next")).base_offset == 14
 
 
-def test_gaps_and_epochs(broker: BrokerProcess, client: Client) -> None:
+def test_wrong_sequence_is_error_45_and_older_epoch_is_error_47(broker: BrokerProcess, client: Client) -> None:
     declare(broker, "epochs")
     producer = client.producer_id().producer_id
 
@@ -455,7 +457,7 @@ def test_gaps_and_epochs(broker: BrokerProcess, client: Client) -> None:
     assert send(1, 1) == (0, 3)
 
 
-def test_sequences_continue_with_0(broker: BrokerProcess, client: Client) -> None:
+def test_sequence_after_the_highest_is_0(broker: BrokerProcess, client: Client) -> None:
     declare(broker, "wrap")
     producer = client.producer_id().producer_id
     last = numbered(producer, 2**31 - 2, b"1", b"2", b"3")
@@ -525,7 +527,7 @@ def test_producers_wait_for_the_end_of_an_alarm(tmp_path: Path) -> None:
         assert bodies(broker, "alarmed", 3) == [b"0", b"1", b"2"]
 
 
-def test_a_log_that_failed_is_a_storage_error(tmp_path: Path) -> None:
+def test_produce_to_a_failed_log_gets_a_storage_error(tmp_path: Path) -> None:
     def send(port: int) -> list[int]:
         with Client(port) as client:
             return [client.produce(name, batch(b"a")).error_code for name in ("failed", "other")]

@@ -136,7 +136,9 @@ class TestMetadata:
         assert (found.error_code, found.name, found.partitions) == (3, name, [])
         assert name not in queue_names(kafka_broker)
 
-    def test_null_is_every_stream_with_a_legal_name(self, kafka_broker: BrokerProcess, client: KafkaSocket) -> None:
+    def test_metadata_for_null_returns_every_stream_with_a_legal_name(
+        self, kafka_broker: BrokerProcess, client: KafkaSocket
+    ) -> None:
         legal, illegal, classic = new_name(), f"{new_name()} with spaces", new_name()
         declare(kafka_broker, legal)
         declare(kafka_broker, illegal)
@@ -147,7 +149,7 @@ class TestMetadata:
             assert not {illegal, classic} & names
 
     @pytest.mark.parametrize("version", EVERY_METADATA)
-    def test_an_empty_list_is_no_topic(self, client: KafkaSocket, topic: str, version: int) -> None:
+    def test_metadata_for_an_empty_list_returns_no_topic(self, client: KafkaSocket, topic: str, version: int) -> None:
         assert metadata(client, [], version).topics == []
 
     @pytest.mark.parametrize("name", ["", ".", "..", "a b", "ä", "x" * 250])
@@ -155,7 +157,9 @@ class TestMetadata:
         (found,) = metadata(client, [name]).topics
         assert (found.error_code, found.name) == (17, name)
 
-    def test_the_broker_is_where_the_client_has_connected(self, client: KafkaSocket, kafka_address: str) -> None:
+    def test_metadata_returns_the_address_to_which_the_client_has_connected(
+        self, client: KafkaSocket, kafka_address: str
+    ) -> None:
         for version in EVERY_METADATA:
             answer = metadata(client, [], version)
             (broker,) = answer.brokers
@@ -177,7 +181,9 @@ class TestMetadata:
         assert (found.error_code, found.name, found.topic_id) == (100, None, topic_id)
 
     @pytest.mark.parametrize("version", [8, 9, 10, 11, 12])
-    def test_operations_are_told_if_asked(self, client: KafkaSocket, topic: str, version: int) -> None:
+    def test_authorized_operations_are_returned_only_on_request(
+        self, client: KafkaSocket, topic: str, version: int
+    ) -> None:
         answer = metadata(client, [topic, "missing"], version, operations=True)
         assert answer.topics[0].authorized_operations == {3, 4, 5, 6, 8, 10}
         assert answer.topics[1].authorized_operations is NOT_ASKED
@@ -219,7 +225,7 @@ class TestMetadata:
             (32, 1, b"\xff\xff\xff\xff\x00"),
         ],
     )
-    def test_nulls_where_none_may_be_are_answered(
+    def test_a_null_where_none_is_allowed_gets_an_answer(
         self, client: KafkaSocket, key: int, version: int, body: bytes
     ) -> None:
         client.send_frame(key, version, body)
@@ -247,7 +253,7 @@ class TestPermissions:
             with KafkaSocket(f"{host}:{port}") as client:
                 yield client
 
-    def test_what_a_user_may_not_use_is_hidden_and_refused(self, limited: KafkaSocket) -> None:
+    def test_a_topic_without_permission_is_hidden_and_refused(self, limited: KafkaSocket) -> None:
         assert {each.name for each in metadata(limited, None).topics} == {"w-old", "r-old"}
         named = metadata(limited, ["w-old", "r-old", "x-old", "x-missing"], operations=True).topics
         assert [(each.error_code, each.authorized_operations) for each in named] == [
@@ -372,7 +378,7 @@ class TestCreateTopics:
         assert name in result.error_message
         assert topic not in queue_names(kafka_broker)
 
-    def test_compaction_alone_cannot_have_limits(self, client: KafkaSocket) -> None:
+    def test_limits_with_compaction_alone_are_error_40(self, client: KafkaSocket) -> None:
         result = created(client, new_topic(new_name(), {"cleanup.policy": "compact", "retention.ms": "1000"}))
         assert result.error_code == 40
         assert "compact,delete" in result.error_message
@@ -458,7 +464,9 @@ class TestCreateTopics:
         codes = {KafkaSocket.decode(first, 7, frame).topics[0].error_code for frame in frames}
         assert codes == {0, 36}
 
-    def test_the_queue_limit_of_the_vhost_applies(self, kafka_broker: BrokerProcess, client: KafkaSocket) -> None:
+    def test_a_topic_above_the_queue_limit_of_the_vhost_is_refused(
+        self, kafka_broker: BrokerProcess, client: KafkaSocket
+    ) -> None:
         count = len(queue_names(kafka_broker))
         kafka_broker.api("PUT", "/api/vhost-limits/%2F/max-queues", {"value": count + 1})
         try:
@@ -470,7 +478,9 @@ class TestCreateTopics:
         finally:
             kafka_broker.api("DELETE", "/api/vhost-limits/%2F/max-queues")
 
-    def test_a_client_that_leaves_at_once_does_no_harm(self, kafka_address: str, client: KafkaSocket) -> None:
+    def test_other_clients_create_topics_after_one_has_disconnected_during_creation(
+        self, kafka_address: str, client: KafkaSocket
+    ) -> None:
         with KafkaSocket(kafka_address) as leaving:
             leaving.send(creation(*(new_topic(new_name()) for _ in range(200))), 7)
         assert created(client, new_topic(new_name())).error_code == 0
@@ -554,7 +564,9 @@ class TestDeleteTopics:
 
 class TestDescribeConfigs:
     @pytest.mark.parametrize("version", range(1, 5))
-    def test_defaults_of_a_stream(self, client: KafkaSocket, topic: str, version: int) -> None:
+    def test_a_stream_without_arguments_has_the_default_configs(
+        self, client: KafkaSocket, topic: str, version: int
+    ) -> None:
         result = described(client, topic, version=version)
         assert values(result) == {
             "cleanup.policy": "delete",
@@ -590,12 +602,12 @@ class TestDescribeConfigs:
         by_name = {each.name: each for each in result.configs}
         assert [(each.value, each.source) for each in by_name["retention.ms"].synonyms] == [("3600000", 3), ("-1", 5)]
 
-    def test_the_broker_has_configs(self, client: KafkaSocket) -> None:
+    def test_configs_of_the_broker_are_described(self, client: KafkaSocket) -> None:
         for name in ("0", ""):
             assert values(described(client, name, kind=4))["auto.create.topics.enable"] == "false"
 
     @pytest.mark.parametrize(("name", "kind", "code"), [("1", 4, 42), ("x", 8, 42), ("x", 0, 42), ("missing", 2, 3)])
-    def test_other_resources_are_refused(self, client: KafkaSocket, name: str, kind: int, code: int) -> None:
+    def test_configs_of_other_resources_are_refused(self, client: KafkaSocket, name: str, kind: int, code: int) -> None:
         result = described(client, name, kind=kind)
         assert (result.error_code, result.resource_name, result.configs) == (code, name, [])
         assert result.error_message
@@ -611,7 +623,7 @@ class TestDescribeCluster:
         assert answer.cluster_id == metadata(client, []).cluster_id
         assert answer.authorized_operations == {5, 8, 10, 12}
 
-    def test_controllers_have_no_endpoint(self, client: KafkaSocket) -> None:
+    def test_a_request_for_controllers_is_error_115(self, client: KafkaSocket) -> None:
         answer = client.ask(DescribeClusterRequest(endpoint_type=2), 1)
         assert (answer.error_code, answer.endpoint_type, answer.brokers) == (115, 2, [])
 
@@ -709,10 +721,10 @@ class TestOpenTopic:
         open_topic(StreamTopic("t", uuid.uuid4(), queue), results.append)
         return results
 
-    def test_an_open_log_is_told_at_once(self) -> None:
+    def test_an_open_log_calls_back_at_once(self) -> None:
         assert self.opened(FakeQueue(is_open=True)) == [True]
 
-    def test_a_log_that_is_being_opened_is_told_later(self) -> None:
+    def test_a_log_that_is_being_opened_calls_back_later(self) -> None:
         queue = FakeQueue()
         results = self.opened(queue)
         queue.open(is_open=False)  # another caller's opening was over, and this one begins again
@@ -720,14 +732,14 @@ class TestOpenTopic:
         queue.open()
         assert results == [True]
 
-    def test_a_log_that_cannot_be_opened_is_told(self) -> None:
+    def test_a_log_that_cannot_be_opened_calls_back_with_false(self) -> None:
         queue = FakeQueue()
         results = self.opened(queue)
         queue.error = ResourceError("the disk")
         queue.open()
         assert results == [False]
 
-    def test_a_stream_that_is_deleted_meanwhile_is_told(self) -> None:
+    def test_a_stream_that_is_deleted_meanwhile_calls_back_with_false(self) -> None:
         queue = FakeQueue()
         results = self.opened(queue)
         queue.deleted = True
