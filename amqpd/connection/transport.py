@@ -94,7 +94,7 @@ class Transport(TransportBase, asyncio.Protocol):
         del self.connection, self.control
 
     def hand_over(self, protocol: asyncio.Protocol) -> asyncio.Transport:
-        # Reading stays paused. The socket counts as a used descriptor until `unopened.on_closed`.
+        # Reading stays paused. `unopened` counts the socket as a used descriptor until `remove`.
         transport = self._transport
         assert transport is not None  # the connection waits behind connection.open
         self._transport = None

@@ -1,7 +1,7 @@
 """A raw AMQP 0-9-1 peer: sends the bytes of a test, and checks replies and the end of the connection.
 
 A peer with `chunking="bytewise"` sends every byte with its own system call. Times are seconds. `{q}` and `{x}` in an
-expected text stand for the names that the peer generated for its test.
+expected text are replaced by the names that the peer generated for its test.
 """
 
 from __future__ import annotations

@@ -421,7 +421,7 @@ def _long(value: Any) -> Any:
 
 
 def test_producer_sequence_numbers(broker_is_ours: bool, speaker: Peer) -> None:
-    """A duplicate is confirmed and not stored; a gap is legal; a later epoch starts anew; an older one is refused."""
+    """A duplicate is confirmed and not stored; a gap is legal; a later epoch starts again; an older one is refused."""
     if not broker_is_ours:
         pytest.skip(OURS)
     speaker.queue()

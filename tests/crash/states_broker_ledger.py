@@ -46,7 +46,7 @@ class Place:
         self.count = 0
 
     def leave(self, now_ms: int) -> None:
-        """It is settled in this place from now on."""
+        """Mark the message as settled in this place from now on."""
         if self.left == NONE:
             self.left, self.asked_ms = ASKED, now_ms
 

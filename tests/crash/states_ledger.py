@@ -147,7 +147,7 @@ class Ledger:
 
 
 class Found(NamedTuple):
-    """What a client finds in a queue: (body, redelivered, delivery count) in order, and what the log reports.
+    """Content of a queue as a client finds it: (body, redelivered, delivery count) in order, and what the log reports.
 
     stored: with an export hold, the numbers of the messages whose bytes are in the log files. offsets: of the messages,
     empty if not compared.

@@ -1,7 +1,7 @@
 """Time in a paced life, and an independent rule for how far ahead a delivery mark may be.
 
 A broker writes settlements up to SETTLE_MS after the end of their turn. A delivery mark runs ahead of the deliveries
-when these have continued for a while (storage/DECISIONS.md). `Timers` stands for the loop's `call_later`, on a
+when these have continued for a while (storage/DECISIONS.md). `Timers` replaces the loop's `call_later`, on a
 simulated clock. `Deliveries` computes how far the mark may be ahead from times and offsets alone, not from the
 storage's counters.
 """

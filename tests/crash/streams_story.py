@@ -202,9 +202,7 @@ class StreamStory:
             self.heard = max(self.heard, frontier)
 
     def ends(self, reader: Reader) -> None:
-        """It closed its channel and got the answer, so all acks were read; the next reader of its name continues
-        behind them.
-        """
+        """Handle the answer to channel.close: all acks were read. The next reader of its name continues there."""
         if reader.name and reader.frontier > reader.first:
             self.stored = reader.frontier
 

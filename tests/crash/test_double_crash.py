@@ -1,6 +1,6 @@
 """Two crashes in a row: state that the first left only in the page cache, or half done, when the second one comes.
 
-Each test stands for a loss that happened once. The search of `test_states.py` meets these cases only by chance.
+Each test repeats a loss that happened once. The search of `test_states.py` meets these cases only by chance.
 """
 
 from __future__ import annotations

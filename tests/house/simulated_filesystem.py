@@ -1,4 +1,4 @@
-"""A file system in memory that forgets what was not synced, runs full and fails when told to. For tests.
+"""A file system in memory that forgets unsynced bytes, runs full, and fails on request. For tests.
 
 It keeps two states: what a process sees, and what is on the medium. `fdatasync` moves a file's bytes from the one to
 the other, `fsync_dir` a directory's names, `syncfs` everything. `crashed` gives the file system that a machine finds
@@ -21,7 +21,7 @@ SECTOR = 512
 
 
 class _Node:
-    """A file: `data` as processes see it, `synced` as it is on the medium. A directory: its names likewise."""
+    """A file: `data` as processes see it, `synced` as it is on the medium. A directory: its names, both ways."""
 
     def __init__(self, *, directory: bool) -> None:
         self.directory = directory
@@ -184,7 +184,7 @@ class SimulatedFileSystem(FileSystem):
         return self.pread(fd, size, position)
 
     def read_into_cache(self, fd: int, size: int, position: int) -> None:
-        """It is there already."""
+        """Do nothing: all bytes are in memory."""
 
     def truncate(self, fd: int, size: int) -> None:
         """See FileSystem."""
@@ -279,7 +279,7 @@ class SimulatedFileSystem(FileSystem):
         return self.capacity - self.used() if self.capacity is not None else 1 << 60
 
     def open_spare(self) -> None:
-        """Descriptors are counted by nobody here."""
+        """Do nothing: descriptors are not limited here."""
 
     def pause(self, seconds: float) -> None:
         """No time passes."""
@@ -333,7 +333,7 @@ def _survivor(node: _Node, chance: random.Random) -> _Node:
 
 
 def _surviving(data: bytes, synced: bytes, chance: random.Random) -> bytes:
-    """What of the unsynced `data` is on the medium, where `synced` was before."""
+    """Return what a power cut leaves of the unsynced `data`; `synced` was on the medium before."""
     kind = chance.randrange(5)
     if kind == 0 or data == synced:
         return synced

@@ -161,7 +161,7 @@ def circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def attributes(node: ast.ClassDef) -> set[str]:
-    """What its methods assign on `self`."""
+    """Return the attributes that the methods of a class assign to `self`."""
     targets = [
         target
         for each in ast.walk(node)

@@ -1,4 +1,4 @@
-"""What a broker and its twin must agree on: every reply, delivery and count, and the final content of each queue."""
+"""Comparison of a broker and its twin: every reply, delivery and count, and the final content of each queue."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ class TestMalformedData:
 
     @pytest.mark.slow
     def test_ten_thousand_silent_sockets_do_not_disturb_clients(self, rig: Rig) -> None:
-        """They come from another address than the nodes; at most 512 wait at once, each for 5 s."""
+        """The sockets come from another address than the nodes. At most 512 wait at once, each for 5 s."""
         node = rig.node("b")
         silent: list[socket.socket] = []
 

@@ -63,7 +63,7 @@ def run_with_known_producer(run: Run) -> Run:
 
 
 def without_joining(run: Run) -> Run:
-    """Send each batch on its own, whatever is in flight."""
+    """Send each batch on its own, also while others are in flight."""
     for partition in run.partitions:
         partition.full_size, partition.joined_size_max = 1, 0
     return run
