@@ -136,7 +136,7 @@ class TestImports:
         # reads logs over HTTP and publishes over AMQP.
         allowed = ("amqpd.connection", "amqpd.management", "amqpd.server", "amqpd.testing", "amqpd.cli")
         allowed = (*allowed, "amqpd.listeners", "amqpd.process", "amqpd.tls", "amqpd.client_tls", "amqpd.storage.spark")
-        allowed = (*allowed, "amqpd.cluster", "amqpd.kafka", "amqpd.kafka_server")
+        allowed = (*allowed, "amqpd.cluster", "amqpd.kafka", "amqpd.kafka_server", "amqpd.tcp_front_end")
         assert not lines(
             each for each in all_imports() if within(each.module, *SOCKETS) and not within(each.importer, *allowed)
         )

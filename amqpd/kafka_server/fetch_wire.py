@@ -9,7 +9,9 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from amqpd.kafka_server.messages import NONE, MalformedRequest, RequestHeader, read_varint, skip_tagged_fields
+from amqpd.kafka_server.body_reader import UUID_SIZE, BodyReader
+from amqpd.kafka_server.body_writer import INT16, INT32, encoded_length
+from amqpd.kafka_server.messages import NONE, MalformedRequest, RequestHeader
 
 if TYPE_CHECKING:
     from amqpd.storage.queue_log import Cursor, QueueLog
@@ -19,11 +21,8 @@ TOPIC_IDS: Final = 13
 PARTITIONS_MAX: Final = 10_000
 """Partitions of one request; each costs about 10 us."""
 
-_INT16: Final = struct.Struct(">h")
-_INT32: Final = struct.Struct(">i")
 _LIMITS: Final = struct.Struct(">iiib")  # max wait, min bytes, max bytes, isolation level
 _SESSION: Final = struct.Struct(">ii")
-_UUID_SIZE: Final = 16
 # Of a partition in the request. version 4; 5 to 8: log start; 9 to 11: leader epoch; 12: last fetched epoch.
 _PARTITION_4: Final = struct.Struct(">iqi")
 _PARTITION_5: Final = struct.Struct(">iqqi")
@@ -96,67 +95,19 @@ class FetchRequest(NamedTuple):
     topics: list[FetchTopic]
 
 
-class _Reader:
-    """A position in a frame. All methods raise MalformedRequest."""
-
-    __slots__ = ("data", "flexible", "position")
-
-    def __init__(self, data: bytes, position: int, flexible: bool) -> None:
-        self.data = data
-        self.position = position
-        self.flexible = flexible
-
-    def unpack(self, fields: struct.Struct) -> tuple[int, ...]:
-        start = self.position
-        self.position += fields.size
-        if self.position > len(self.data):
-            raise MalformedRequest("a Fetch request that does not end")
-        return fields.unpack_from(self.data, start)
-
-    def take(self, size: int) -> bytes:
-        start = self.position
-        if size < 0 or start + size > len(self.data):
-            raise MalformedRequest(f"a field of {size} bytes in a Fetch request")
-        self.position += size
-        return self.data[start : self.position]
-
-    def string(self) -> bytes:
-        """Return a string that is not null."""
-        if not self.flexible:
-            return self.take(self.unpack(_INT16)[0])
-        size, self.position = read_varint(self.data, self.position)
-        return self.take(size - 1)
-
-    def count(self, size_min: int) -> int:
-        """Return the length of an array whose elements have at least `size_min` bytes."""
-        if self.flexible:
-            count, self.position = read_varint(self.data, self.position)
-            count -= 1
-        else:
-            count = self.unpack(_INT32)[0]
-        if count < 0 or count * size_min > len(self.data) - self.position:
-            raise MalformedRequest(f"an array of {count} elements in a Fetch request")
-        return count
-
-    def end_struct(self) -> None:
-        if self.flexible:
-            self.position = skip_tagged_fields(self.data, self.position)
-
-
 def decode_request(frame: bytes, header: RequestHeader) -> FetchRequest:
     """Return the Fetch request in a frame. Raises: MalformedRequest. Cost: some 3 us per partition."""
     version = header.version
     flexible = version >= FLEXIBLE
-    reader = _Reader(frame, header.size, flexible)
-    reader.end_struct()  # of the header
+    reader = BodyReader(frame, header, flexible)
     if version < 15:
-        reader.unpack(_INT32)  # replica id
+        reader.unpack(INT32)  # replica id
     max_wait_ms, min_bytes, max_bytes, _ = reader.unpack(_LIMITS)
     session_id = reader.unpack(_SESSION)[0] if version >= 7 else 0
     topics: list[FetchTopic] = []
     left = PARTITIONS_MAX
     for _ in range(reader.count(4)):
-        name = reader.take(_UUID_SIZE) if version >= TOPIC_IDS else reader.string()
+        name = reader.take(UUID_SIZE) if version >= TOPIC_IDS else reader.string()
         partitions = _decode_partitions(reader, version, left)
         left -= max(len(partitions), 1)
         if left < 0:
@@ -167,7 +118,7 @@ def decode_request(frame: bytes, header: RequestHeader) -> FetchRequest:
     return FetchRequest(max_wait_ms, min_bytes, max_bytes, session_id, topics)
 
 
-def _decode_partitions(reader: _Reader, version: int, count_max: int) -> list[FetchPartition]:
+def _decode_partitions(reader: BodyReader, version: int, count_max: int) -> list[FetchPartition]:
     if version >= 12:
         fields = _PARTITION_12
     elif version >= 9:
@@ -190,18 +141,18 @@ def encode_response(version: int, error_code: int, topics: list[FetchTopic]) -> 
     """Return the body of a response in parts. The session id is 0: there are no fetch sessions."""
     flexible = version >= FLEXIBLE
     parts: list[bytes] = []
-    head = bytearray(_INT32.pack(0))  # throttle time
+    head = bytearray(INT32.pack(0))  # throttle time
     if version >= 7:
-        head += _INT16.pack(error_code) + _INT32.pack(0)
-    head += _count(len(topics), flexible)
+        head += INT16.pack(error_code) + INT32.pack(0)
+    head += encoded_length(len(topics), INT32, flexible)
     for topic in topics:
         if version >= TOPIC_IDS:
             head += topic.name
         elif flexible:
-            head += _count(len(topic.name), True) + topic.name
+            head += encoded_length(len(topic.name), INT32, True) + topic.name
         else:
-            head += _INT16.pack(len(topic.name)) + topic.name
-        head += _count(len(topic.partitions), flexible)
+            head += INT16.pack(len(topic.name)) + topic.name
+        head += encoded_length(len(topic.partitions), INT32, flexible)
         for partition in topic.partitions:
             _encode_partition_head(head, version, partition)
             if partition.parts:
@@ -226,17 +177,4 @@ def _encode_partition_head(head: bytearray, version: int, partition: FetchPartit
     head += _NO_ABORTED_COMPACT if version >= FLEXIBLE else _NO_ABORTED
     if version >= 11:
         head += _NO_REPLICA
-    head += _count(partition.size_bytes, version >= FLEXIBLE)
-
-
-def _count(number: int, flexible: bool) -> bytes:
-    """Return the length of an array, a string or records."""
-    if not flexible:
-        return _INT32.pack(number)
-    number += 1
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
+    head += encoded_length(partition.size_bytes, INT32, version >= FLEXIBLE)

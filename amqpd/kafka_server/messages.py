@@ -80,7 +80,6 @@ NODE_ID: Final = 0
 API_VERSIONS: Final = 18
 
 _HEADER: Final = struct.Struct(">hhih")
-_INT32: Final = struct.Struct(">i")
 _PREFIX: Final = struct.Struct(">ii")
 CLIENT_ID_BYTES_MAX: Final = 255
 

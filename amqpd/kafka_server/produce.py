@@ -43,6 +43,8 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.kafka_server import topics
+from amqpd.kafka_server.body_reader import BodyReader
+from amqpd.kafka_server.body_writer import INT16, INT32, INT64, encoded_length
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.messages import (
     CORRUPT_MESSAGE,
@@ -57,9 +59,8 @@ from amqpd.kafka_server.messages import (
     UNKNOWN_TOPIC_OR_PARTITION,
     UNSUPPORTED_FOR_MESSAGE_FORMAT,
     MalformedRequest,
+    RequestHeader,
     api_types,
-    read_varint,
-    skip_tagged_fields,
 )
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.appender import BadBatch, BatchTooLarge, DamagedBatch, check_batches
@@ -92,11 +93,8 @@ AHEAD_MS_MAX: Final = 3_600_000
 SLICE_MS: Final = 5
 ERROR_TEXT_MAX: Final = 500
 
-_INT16: Final = struct.Struct(">h")
-_INT32: Final = struct.Struct(">i")
 _ACKS_AND_TIMEOUT: Final = struct.Struct(">hi")
 _RESULT: Final = struct.Struct(">ihqq")  # partition, error, base offset, log append time
-_INT64: Final = struct.Struct(">q")
 _MAGIC_AT: Final = 16
 _NO_TIME: Final = -1
 
@@ -135,75 +133,28 @@ class ProduceRequest(NamedTuple):
 # -- bytes
 
 
-class _Reader:
-    """Reads the fields of a request. All methods raise MalformedRequest."""
-
-    def __init__(self, frame: bytes, position: int, flexible: bool) -> None:
-        self.frame = frame
-        self.position = position
-        self.flexible = flexible
-
-    def unpack(self, fields: struct.Struct) -> tuple[int, ...]:
-        start = self.position
-        self.position = start + fields.size
-        if self.position > len(self.frame):
-            raise MalformedRequest("a Produce request that ends early")
-        return fields.unpack_from(self.frame, start)
-
-    def size(self, fields: struct.Struct) -> int:
-        """Return the length of an array, a string or bytes; -1 for null."""
-        if self.flexible:
-            size, self.position = read_varint(self.frame, self.position)
-            return size - 1
-        return self.unpack(fields)[0]
-
-    def data(self, fields: struct.Struct) -> tuple[int, int]:
-        """Return start and end of a string or bytes; -1 and -1 for null."""
-        size = self.size(fields)
-        if size < 0:
-            return -1, -1
-        start = self.position
-        self.position = start + size
-        if self.position > len(self.frame):
-            raise MalformedRequest("a Produce request that ends early")
-        return start, self.position
-
-    def count(self) -> int:
-        count = self.size(_INT32)
-        if not 0 <= count <= PARTITIONS_MAX:
-            raise MalformedRequest(f"a Produce request with an array of {count} elements; at most {PARTITIONS_MAX}")
-        return count
-
-    def end_struct(self) -> None:
-        if self.flexible:
-            self.position = skip_tagged_fields(self.frame, self.position)
-
-
-def decode_request(frame: bytes, position: int, version: int) -> ProduceRequest:
-    """Return the request whose body begins at `position` of the frame, before any tagged fields of the header.
+def decode_request(frame: bytes, header: RequestHeader) -> ProduceRequest:
+    """Return the Produce request in a frame.
 
     Cost: about 3 us per partition, independent of the size of the records. Raises: MalformedRequest.
     """
-    reader = _Reader(frame, position, version >= FLEXIBLE)
-    reader.end_struct()
-    transactional = reader.data(_INT16)[0] >= 0
+    reader = BodyReader(frame, header, header.version >= FLEXIBLE)
+    transactional = reader.skip_string()
     acks, _ = reader.unpack(_ACKS_AND_TIMEOUT)
     found: list[ProducedTopic] = []
-    total = 0
-    for _ in range(reader.count()):
-        start, end = reader.data(_INT16)
-        if start < 0:
-            raise MalformedRequest("a Produce request with a topic without a name")
+    left = PARTITIONS_MAX
+    for _ in range(reader.count(3)):
+        name = reader.string()
         parts: list[PartitionBatch] = []
-        for _ in range(reader.count()):
-            total += 1
-            if total > PARTITIONS_MAX:
+        for _ in range(reader.count(5)):
+            left -= 1
+            if left < 0:
                 raise MalformedRequest(f"a Produce request with more than {PARTITIONS_MAX} partitions")
-            (index,) = reader.unpack(_INT32)
-            parts.append(PartitionBatch(index, *reader.data(_INT32)))
+            (index,) = reader.unpack(INT32)
+            parts.append(PartitionBatch(index, *reader.bytes_range()))
             reader.end_struct()
         reader.end_struct()
-        found.append(ProducedTopic(frame[start:end], parts))
+        found.append(ProducedTopic(name, parts))
     reader.end_struct()
     return ProduceRequest(transactional, acks, found)
 
@@ -226,43 +177,30 @@ class Result(NamedTuple):
 def encode_response(request: ProduceRequest, results: list[Result], version: int) -> bytes:
     """Return the body of the response. results: in the order of the request."""
     flexible = version >= FLEXIBLE
-    out = bytearray(_size(len(request.topics), _INT32, flexible))
+    out = bytearray(encoded_length(len(request.topics), INT32, flexible))
     number = 0
     for topic in request.topics:
-        out += _size(len(topic.name), _INT16, flexible)
+        out += encoded_length(len(topic.name), INT16, flexible)
         out += topic.name
-        out += _size(len(topic.parts), _INT32, flexible)
+        out += encoded_length(len(topic.parts), INT32, flexible)
         for part in topic.parts:
             result = results[number]
             number += 1
             out += _RESULT.pack(part.partition, result.error, result.offset, _NO_TIME)
             if version >= 5:
-                out += _INT64.pack(result.log_start)
+                out += INT64.pack(result.log_start)
             if version >= 8:
                 text = result.text[:ERROR_TEXT_MAX].encode()
-                out += _size(0, _INT32, flexible)  # no record errors
-                out += _size(len(text) if text else -1, _INT16, flexible)
+                out += encoded_length(0, INT32, flexible)  # no record errors
+                out += encoded_length(len(text) if text else -1, INT16, flexible)
                 out += text
             if flexible:
                 out += b"\0"
         if flexible:
             out += b"\0"
-    out += _INT32.pack(0)  # throttle time
+    out += INT32.pack(0)  # throttle time
     if flexible:
         out += b"\0"
-    return bytes(out)
-
-
-def _size(size: int, fields: struct.Struct, flexible: bool) -> bytes:
-    """Return the encoded length of an array or a string; -1 for null."""
-    if not flexible:
-        return fields.pack(size)
-    size += 1
-    out = bytearray()
-    while size > 0x7F:
-        out.append(size & 0x7F | 0x80)
-        size >>= 7
-    out.append(size)
     return bytes(out)
 
 
@@ -292,7 +230,7 @@ class PendingProduce:
     def __init__(self, call: Call) -> None:
         self._call = call
         self._frame = call.frame
-        self._request = decode_request(call.frame, call.header.size, call.version)
+        self._request = decode_request(call.frame, call.header)
         self._parts = [(topic.name, part) for topic in self._request.topics for part in topic.parts]
         self._results = [Result(STORAGE_ERROR)] * len(self._parts)
         self._next = 0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from amqpd import process, tls
 from amqpd.auth.internal_backend import AuthenticationRefused
 from amqpd.broker.listeners import BrokerListener
 from amqpd.broker.session import Session
@@ -14,19 +13,14 @@ from amqpd.errors import NotAllowed
 from amqpd.kafka_server import coordinator, fetch, produce, sasl, topic_admin, topics
 from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection, api_versions
 from amqpd.kafka_server.messages import API_VERSIONS, api_types
-from amqpd.listeners import Listener, bound_sockets, is_loopback
-from amqpd.protocol_server import FrontEnd
+from amqpd.listeners import is_loopback
+from amqpd.tcp_front_end import TcpFrontEnd
 
 if TYPE_CHECKING:
-    import ssl
-
     from amqpd.auth.internal_backend import AuthChange, User
     from amqpd.broker.broker import Broker
     from amqpd.config import Settings
     from amqpd.config.schema import KafkaSettings
-
-STOP_WAIT_S: Final = 3.0
-SECTION: Final = "kafka.tls"
 
 
 def _answer_api_versions(call: Call) -> None:
@@ -119,86 +113,32 @@ class KafkaServer(BrokerListener):
         self.coordinator.vhost_deleted(name)
 
 
-class KafkaFrontEnd(FrontEnd):
+class KafkaFrontEnd(TcpFrontEnd):
     """The Kafka front end: `kafka` on `kafka.port`, and `kafkas` on `kafka.tls.port`."""
 
     def __init__(self, broker: Broker) -> None:
-        super().__init__()
+        super().__init__(broker, "kafka")
         self.server = KafkaServer(broker)
-        self._broker = broker
-        self._ports: dict[str, int] = {}
-        self._tls: ssl.SSLContext | None = None
-        self._servers: list[asyncio.AbstractServer] = []
-        self._suspended = False
+
+    def section(self, settings: Settings) -> KafkaSettings:
+        return settings.kafka
+
+    def new_connection(self, tls: bool) -> KafkaClientConnection:
+        return KafkaClientConnection(self.server, tls)
 
     async def start(self) -> None:
-        """Start listening. Raises OSError: a port is in use, or a certificate cannot be read."""
-        settings = self._broker.settings.kafka
         self.server.coordinator.start()
-        if settings.port is not None:
-            await self._listen("kafka", settings.port, None)
-        if settings.tls.port is not None:
-            if self._tls is None:
-                self._tls = tls.server_context(settings.tls, SECTION)
-            await self._listen("kafkas", settings.tls.port, self._tls)
-
-    async def _listen(self, protocol: str, port: int, context: ssl.SSLContext | None) -> None:
-        host = self._broker.settings.kafka.host
-        for sock in bound_sockets(host, self._ports.get(protocol, port)):
-            self._ports[protocol] = sock.getsockname()[1]
-            address = host if host and "," not in host else sock.getsockname()[0]
-            self.listeners.append(Listener(protocol, address, self._ports[protocol]))
-            server = await self._broker.loop.create_server(
-                lambda: KafkaClientConnection(self.server, context is not None),
-                sock=sock,
-                backlog=process.backlog(),
-                ssl=context,
-                ssl_handshake_timeout=None if context is None else tls.HANDSHAKE_S,
-            )
-            self._servers.append(server)
-
-    async def suspend(self) -> None:
-        if self.listeners:
-            self._suspended = True
-        self._close_servers()
-
-    async def resume(self) -> None:
-        if not self._suspended:
-            return
-        listeners = self.listeners[:]
-        self.listeners.clear()
-        try:
-            await self.start()
-        except OSError:
-            self._close_servers()
-            self.listeners[:] = listeners
-            raise
-        self._suspended = False
-
-    def _close_servers(self) -> None:
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
+        await super().start()
 
     async def stop(self) -> None:
         """Close all connections. Clients connect again by themselves, so nothing is sent to them."""
-        self._close_servers()
-        self._suspended = False
-        self.listeners.clear()
+        self.stop_listening()
         for connection in list(self.server.connections):
             connection.close("")
         self._broker.turn.schedule()
         await asyncio.sleep(0)
         for connection in list(self.server.connections):
             connection.abort()
-
-    def check(self, settings: Settings) -> None:
-        if self._tls is not None:
-            tls.server_context(settings.kafka.tls, SECTION)
-
-    def renew(self, settings: Settings) -> None:
-        if self._tls is not None:
-            tls.renew(self._tls, settings.kafka.tls, SECTION)
 
     def close(self) -> None:
         self.server.coordinator.stop()
