@@ -52,15 +52,17 @@ class TcpFrontEnd(FrontEnd):
         """
         section = self.section(self._broker.settings)
         if section.port is not None:
-            await self._listen(self._protocol, section.port, None)
+            await self._listen(section, self._protocol, section.port, None)
         if section.tls.port is not None:
             if self._tls is None:  # otherwise keep the context that a SIGHUP may have renewed
                 self._tls = tls.server_context(section.tls, f"{self._protocol}.tls")
-            await self._listen(f"{self._protocol}s", section.tls.port, self._tls)
+            await self._listen(section, f"{self._protocol}s", section.tls.port, self._tls)
 
-    async def _listen(self, protocol: str, port: int, context: ssl.SSLContext | None) -> None:
+    async def _listen(
+        self, section: AmqpSettings | KafkaSettings, protocol: str, port: int, context: ssl.SSLContext | None
+    ) -> None:
         """Listen on one port at each address. Raises: OSError."""
-        host = self.section(self._broker.settings).host
+        host = section.host
         for sock in bound_sockets(host, self._ports.get(protocol, port)):
             self._ports[protocol] = sock.getsockname()[1]
             address = host if host and "," not in host else sock.getsockname()[0]

@@ -49,6 +49,7 @@ LAYERS = (
     ("amqpd.cluster",),
     ("amqpd.management",),
     ("amqpd.connection", "amqpd.kafka_server"),
+    ("amqpd.tcp_front_end",),
     ("amqpd.protocol_server", "amqpd.listeners", "amqpd.process", "amqpd.logging_config"),
     ("amqpd.channel",),
     ("amqpd.broker.publish.publisher", "amqpd.broker.publish.fanout", "amqpd.broker.consume"),

@@ -9,9 +9,9 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from amqpd.kafka_server.body_reader import UUID_SIZE, BodyReader
 from amqpd.kafka_server.body_writer import INT16, INT32, encoded_length
 from amqpd.kafka_server.messages import NONE, MalformedRequest, RequestHeader
+from amqpd.kafka_server.request_reader import UUID_SIZE, RequestReader
 
 if TYPE_CHECKING:
     from amqpd.storage.queue_log import Cursor, QueueLog
@@ -99,7 +99,7 @@ def decode_request(frame: bytes, header: RequestHeader) -> FetchRequest:
     """Return the Fetch request in a frame. Raises: MalformedRequest. Cost: some 3 us per partition."""
     version = header.version
     flexible = version >= FLEXIBLE
-    reader = BodyReader(frame, header, flexible)
+    reader = RequestReader(frame, header, flexible)
     if version < 15:
         reader.unpack(INT32)  # replica id
     max_wait_ms, min_bytes, max_bytes, _ = reader.unpack(_LIMITS)
@@ -118,7 +118,7 @@ def decode_request(frame: bytes, header: RequestHeader) -> FetchRequest:
     return FetchRequest(max_wait_ms, min_bytes, max_bytes, session_id, topics)
 
 
-def _decode_partitions(reader: BodyReader, version: int, count_max: int) -> list[FetchPartition]:
+def _decode_partitions(reader: RequestReader, version: int, count_max: int) -> list[FetchPartition]:
     if version >= 12:
         fields = _PARTITION_12
     elif version >= 9:

@@ -43,7 +43,6 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.kafka_server import topics
-from amqpd.kafka_server.body_reader import BodyReader
 from amqpd.kafka_server.body_writer import INT16, INT32, INT64, encoded_length
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.messages import (
@@ -62,6 +61,7 @@ from amqpd.kafka_server.messages import (
     RequestHeader,
     api_types,
 )
+from amqpd.kafka_server.request_reader import RequestReader
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.appender import BadBatch, BatchTooLarge, DamagedBatch, check_batches
 from amqpd.storage.log.batch import (
@@ -138,7 +138,7 @@ def decode_request(frame: bytes, header: RequestHeader) -> ProduceRequest:
 
     Cost: about 3 us per partition, independent of the size of the records. Raises: MalformedRequest.
     """
-    reader = BodyReader(frame, header, header.version >= FLEXIBLE)
+    reader = RequestReader(frame, header, header.version >= FLEXIBLE)
     transactional = reader.skip_string()
     acks, _ = reader.unpack(_ACKS_AND_TIMEOUT)
     found: list[ProducedTopic] = []

@@ -114,16 +114,16 @@ def settings_read(tree: ast.Module) -> set[str]:
     names: dict[str, set[str]] = {section: {section} for section in sections}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-            section = ast.unparse(node.value).rpartition(".")[2].lstrip("_")
+            found = {ast.unparse(node.value).rpartition(".")[2].lstrip("_")}
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         elif isinstance(node, ast.arg) and node.annotation is not None:
-            section = by_class.get(ast.unparse(node.annotation).strip("'\""), "")
+            classes = ast.unparse(node.annotation).strip("'\"").split(" | ")
+            found = {by_class.get(each, "") for each in classes}
             targets = [ast.Name(node.arg)]
         else:
             continue
-        if section in sections:
-            for target in targets:
-                names.setdefault(ast.unparse(target).rpartition(".")[2].lstrip("_"), set()).add(section)
+        for target in targets:
+            names.setdefault(ast.unparse(target).rpartition(".")[2].lstrip("_"), set()).update(found & sections)
     return {
         f"{section}.{node.attr}"
         for node in ast.walk(tree)

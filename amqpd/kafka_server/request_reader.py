@@ -11,7 +11,7 @@ from amqpd.kafka_server.messages import MalformedRequest, RequestHeader, read_va
 UUID_SIZE: Final = 16
 
 
-class BodyReader:
+class RequestReader:
     """A position in the body of a request. All methods raise MalformedRequest.
 
     Args:
