@@ -252,6 +252,19 @@ class TestCompiledModules:
             if one.importer in self.modules and within(one.module, *NETWORK) and not one.typing_only
         )
 
+    def test_except_clauses_of_different_types_have_different_names(self) -> None:
+        """mypyc gives a name one type per function, and raises TypeError when another exception is caught."""
+        found = []
+        for module in self.modules:
+            for function in ast.walk(tree_of(module)):
+                if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                    types: dict[str, set[str]] = {}
+                    for node in ast.walk(function):
+                        if isinstance(node, ast.ExceptHandler) and node.name and node.type is not None:
+                            types.setdefault(node.name, set()).add(ast.unparse(node.type))
+                    found += [f"{module}.{function.name}: {name}" for name, all_of in types.items() if len(all_of) > 1]
+        assert found == []
+
     def test_no_built_extension_beside_the_sources(self) -> None:
         """An extension would hide later edits of the source."""
         assert [path for folder in ("amqpd", *BESIDE) for path in (ROOT / folder).rglob("*.so")] == []

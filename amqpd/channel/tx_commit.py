@@ -225,10 +225,10 @@ class TransactionCommit:
         except (OSError, LogFailed) as error:
             log.error("a transaction failed: %s", error, extra={"connection": self.channel.session.name})
             self._fail()
-        except Exception as error:
+        except Exception as bug:
             log.exception("a bug in amqpd, please report it", extra={"connection": self.channel.session.name})
             self._fail()
-            self.channel.owner.fail(InternalError(f"{type(error).__name__}", methods.TX_COMMIT))
+            self.channel.owner.fail(InternalError(f"{type(bug).__name__}", methods.TX_COMMIT))
 
     def _work(self, deadline: float) -> None:
         if self._stage == _CHECK and self._check_logs(deadline):

@@ -118,8 +118,8 @@ def check_batches(data: bytes, start: i64 = 0, end: i64 = -1) -> list[ClosedBatc
         try:
             image, at, plain_header = decompressed(data, position, header)
             body_bytes = _check_records(image, at, plain_header, decoder)
-        except RecordsTooLarge as error:
-            raise BatchTooLarge(f"bad record in the batch at {position}: {error}") from error
+        except RecordsTooLarge as large:  # another name: mypyc gives `error` one type per function
+            raise BatchTooLarge(f"bad record in the batch at {position}: {large}") from large
         except BadRecord as error:
             raise BadBatch(f"bad record in the batch at {position}: {error}") from error
         batches.append(

@@ -107,9 +107,9 @@ def test_last_record_of_each_key_is_kept(twin: Twin) -> None:
 def test_batches_read_as_bytes_have_the_remaining_records(twin: Twin) -> None:
     twin.fill(30)
     active = twin.active()
-    cursor = twin.house.store.new_cursor()
+    cursor = twin.harness.store.new_cursor()
     cursor.batches_below_hw(0, 1, True, lambda: None)  # it is in a segment that compaction replaces
-    maintain(twin.house)
+    maintain(twin.harness)
     found = cursor.batches_below_hw(1, 1 << 40, True, lambda: None)
     offsets: list[int] = []
     for part in found.parts:
@@ -117,7 +117,7 @@ def test_batches_read_as_bytes_have_the_remaining_records(twin: Twin) -> None:
         BatchCursor(part, 0, BatchHeader(part, 0)).read(1, None, {}, 1 << 40, records)
         offsets += [record.offset for record in records]
     assert offsets == [offset for offset in twin.compacted(active) if offset >= 1]
-    assert twin.house.store.log_start() == 0
+    assert twin.harness.store.log_start() == 0
 
 
 @pytest.mark.parametrize("how", ["clean", "kill", "nothing but logs"])

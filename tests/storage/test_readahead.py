@@ -348,6 +348,6 @@ def test_batches_of_a_cold_log_are_read_without_a_wait_for_the_disk(reading: Rea
         size += found.size_bytes
         if found.waiting and not found.parts:
             before = reading.arrivals
-            reading.until(lambda before=before: reading.arrivals > before)  # type: ignore[misc]
+            reading.run_until(lambda before=before: reading.arrivals > before)  # type: ignore[misc]
     assert size == sum(segment.size for segment in reading.store.log.segments)
     assert reading.filesystem.waits == []
