@@ -100,8 +100,7 @@ class GroupOperations:
     def _check_unused(name: str, entry: GroupEntry | None) -> None:
         if entry is not None and not entry.group.is_unused:
             raise PreconditionFailed(
-                f"Kafka group '{name}' has {len(entry.group.members)} members and is in the state "
-                f"{entry.group.state.value}: stop its consumers first"
+                f"Kafka group '{name}' is in use (state {entry.group.state.value}): stop its members first"
             )
 
     # -- reset
