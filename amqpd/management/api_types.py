@@ -67,7 +67,9 @@ class MessageStats(TypedDict, total=False):
 
 
 class Session(TypedDict):
-    """ends_in_s: null if the caller did not log in at this node's page. node: the node that answers."""
+    """ends_in_s: null if the caller did not log in at this node's page. node: the node that answers. kafka: there is a
+    Kafka listener.
+    """
 
     name: str
     tags: list[str]
@@ -75,6 +77,7 @@ class Session(TypedDict):
     node: str
     cluster_name: str
     clustered: bool
+    kafka: bool
 
 
 class ObjectTotals(TypedDict):

@@ -69,10 +69,10 @@ class TestSchemaCheck:
     @pytest.mark.parametrize(
         "wrong",
         [
-            {"name": 1, "tags": [], "ends_in_s": None, "node": "", "cluster_name": "", "clustered": False},
-            {"name": "", "tags": [1], "ends_in_s": None, "node": "", "cluster_name": "", "clustered": False},
-            {"name": "", "tags": [], "ends_in_s": True, "node": "", "cluster_name": "", "clustered": False},
-            {"name": "", "tags": [], "node": "", "cluster_name": "", "clustered": False},
+            {"name": 1, "tags": [], "ends_in_s": None, "node": "", "cluster_name": "", "clustered": False, "kafka": False},
+            {"name": "", "tags": [1], "ends_in_s": None, "node": "", "cluster_name": "", "clustered": False, "kafka": False},
+            {"name": "", "tags": [], "ends_in_s": True, "node": "", "cluster_name": "", "clustered": False, "kafka": False},
+            {"name": "", "tags": [], "node": "", "cluster_name": "", "clustered": False, "kafka": False},
             [],
         ],
     )
