@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 CLASSIC: Final = "classic"
 CONSUMER: Final = "consumer"
 """Protocol type of groups whose assignments are topics and partitions."""
+PARTITIONS_MAX: Final = 20_000
+"""Assigned partitions of a group that are shown."""
 
 Assignment = dict[str, tuple[int, ...]]
 """Topic -> partitions."""
@@ -114,23 +116,18 @@ class GroupListing:
         entry = self._coordinator.find(vhost, name)
         return None if entry is None else _classic(entry)
 
-    def members(self, vhost: VHost, name: str) -> list[MemberSummary]:
-        """Return the members of a group. Cost: some milliseconds for the largest assignments."""
+    def members(self, vhost: VHost, name: str) -> Iterator[MemberSummary]:
+        """Yield the members of a group, with at most PARTITIONS_MAX partitions in all."""
         entry = self._coordinator.find(vhost, name)
         if entry is None:
-            return []
+            return
         group = entry.group
         has_assignment = group.state is GroupState.STABLE and group.protocol_type == CONSUMER
-        return [
-            MemberSummary(
-                each.id,
-                each.instance_id,
-                each.client_id,
-                each.host,
-                decode_assignment(each.assignment) if has_assignment else {},
-            )
-            for each in group.members.values()
-        ]
+        left = PARTITIONS_MAX
+        for each in list(group.members.values()):
+            assignment = decode_assignment(each.assignment, left) if has_assignment else {}
+            left -= sum(map(len, assignment.values()))
+            yield MemberSummary(each.id, each.instance_id, each.client_id, each.host, assignment)
 
     def places(self, vhost: VHost, name: str) -> list[tuple[str, int]]:
         """Return topic and partition of each committed offset of a group."""
@@ -153,31 +150,17 @@ class GroupListing:
         end = log_end(vhost, *place)
         return None if value is None or end is None else max(0, end - value.offset)
 
-    def offsets(self, vhost: VHost, name: str, members: list[MemberSummary]) -> Iterator[OffsetSummary]:
-        """Yield what the group has committed and what its members read, by topic and partition.
+    def offset(self, vhost: VHost, name: str, place: tuple[str, int], member_id: str) -> OffsetSummary | None:
+        """Return what is known of a partition; None if it has no committed offset and no member. Cost: 2 us.
 
-        The logs of the topics must be open.
+        Its log must be open.
         """
-        readers = {
-            (topic, partition): member.id
-            for member in members
-            for topic, partitions in member.assignment.items()
-            for partition in partitions
-        }
-        for place in sorted({*self.places(vhost, name), *readers}):
-            value = self._coordinator.committed(vhost, OffsetKey(vhost.id, name, *place))
-            if value is None and place not in readers:
-                continue
-            end = log_end(vhost, *place)
-            yield OffsetSummary(
-                *place,
-                None if value is None else value.offset,
-                None if value is None else value.commit_ms,
-                "" if value is None else value.metadata,
-                end,
-                None if value is None or end is None else max(0, end - value.offset),
-                readers.get(place, ""),
-            )
+        value = self._coordinator.committed(vhost, OffsetKey(vhost.id, name, *place))
+        end = log_end(vhost, *place)
+        if value is not None:
+            lag = None if end is None else max(0, end - value.offset)
+            return OffsetSummary(*place, value.offset, value.commit_ms, value.metadata, end, lag, member_id)
+        return OffsetSummary(*place, None, None, "", end, None, member_id) if member_id else None
 
 
 def _classic(entry: GroupEntry) -> GroupSummary:
@@ -185,22 +168,24 @@ def _classic(entry: GroupEntry) -> GroupSummary:
     return GroupSummary(group.name, CLASSIC, group.state.value, group.protocol_type, group.protocol, len(group.members))
 
 
-def decode_assignment(data: bytes) -> Assignment:
-    """Return the partitions in an assignment of the protocol type `consumer`; what is damaged is left out.
+def decode_assignment(data: bytes, partitions_max: int) -> Assignment:
+    """Return the partitions in an assignment of the protocol type `consumer`, at most so many.
 
-    It has a version (int16) and an array of topics, each with its name and an array of partitions (int32).
+    It has a version (int16) and an array of topics, each with its name and an array of partitions (int32). What is
+    damaged is left out.
     """
     assignment: Assignment = {}
     try:
         count, position = struct.unpack_from(">i", data, 2)[0], 6
-        for _ in range(count):
+        for _ in range(min(count, partitions_max)):
             size = struct.unpack_from(">H", data, position)[0]
             topic = data[position + 2 : position + 2 + size].decode("utf-8", "replace")
             position += 2 + size
             number = struct.unpack_from(">i", data, position)[0]
             if not 0 <= number <= (len(data) - position - 4) // 4:
                 break
-            assignment[topic] = struct.unpack_from(f">{number}i", data, position + 4)
+            assignment[topic] = struct.unpack_from(f">{min(number, partitions_max)}i", data, position + 4)
+            partitions_max -= len(assignment[topic])
             position += 4 + 4 * number
     except struct.error:
         pass  # shorter than its counts say

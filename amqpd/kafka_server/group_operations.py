@@ -38,10 +38,10 @@ class OffsetChange(NamedTuple):
 
 
 class GroupOperations:
-    """What operators do with groups.
+    """Operations of operators on groups.
 
     Attributes:
-        listing: what they see.
+        listing: the groups, for reading.
     """
 
     def __init__(self, coordinator: GroupCoordinator, fetches: WaitingFetches) -> None:

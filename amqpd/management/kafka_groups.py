@@ -7,11 +7,10 @@ answers 404.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from amqpd.broker.queue.log_opener import opened
-from amqpd.management.listing import document_reply, listing
+from amqpd.management.listing import collect, document_reply, listing, sort_by_name
 from amqpd.management.queue_jobs import time_ms
 from amqpd.management.request import (
     NO_CONTENT,
@@ -28,12 +27,14 @@ from amqpd.management.router import ApiRoute
 from amqpd.management.time_slice import TimeSlice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
-    from amqpd.broker.queue.queue import Queue
     from amqpd.broker.vhost.vhost import VHost
     from amqpd.kafka_server.group_listing import GroupListing, GroupSummary
     from amqpd.kafka_server.group_operations import GroupOperations
+
+Places: TypeAlias = "Sequence[tuple[str, int]]"
+"""Topics and partitions."""
 
 OFFSET_MAX: Final = (1 << 63) - 1
 PARTITION_MAX: Final = (1 << 31) - 1
@@ -55,56 +56,69 @@ async def get_groups(call: ApiRequest) -> ApiResponse:
     """List the groups of Kafka's clients: type, state, protocol, number of members and lag."""
     groups = _operations(call).listing
     slices = TimeSlice()
-    found: list[tuple[VHost, GroupSummary]] = []
-    seen: set[Queue] = set()
+    found: list[dict[str, Any]] = []
     for vhost in call.vhosts():
-        for group in sorted(groups.summaries(vhost)):
-            found.append((vhost, group))
-            await _open(groups, vhost, groups.places(vhost, group.name), seen)
-            if slices.expired:
-                await slices.yield_loop()
-    return await listing(call, found, partial(_group_item, groups), lambda each: each[1].name)
+        for group in await sort_by_name(groups.summaries(vhost), _name, slices):
+            places = groups.places(vhost, group.name)
+            await _open(groups, vhost, places, slices)
+            found.append(_group_item(vhost, group, await _lag(groups, vhost, group.name, places, slices)))
+    return await listing(call, found, lambda item: item, lambda item: item["name"])
 
 
 async def get_group(call: ApiRequest) -> ApiResponse:
     """Return a group of Kafka's clients: members with their partitions, committed offsets and lag."""
     groups = _operations(call).listing
+    slices = TimeSlice()
     vhost, name = call.vhost(), call.params["name"]
-    members = groups.members(vhost, name)
-    assigned = [
-        (topic, number) for each in members for topic, partitions in each.assignment.items() for number in partitions
-    ]
-    await _open(groups, vhost, [*groups.places(vhost, name), *assigned], set())
+    members = await collect(groups.members(vhost, name), slices)
+    readers = {
+        (topic, partition): member.id
+        for member in members
+        for topic, partitions in member.assignment.items()
+        for partition in partitions
+    }
+    places = await sort_by_name(list({*groups.places(vhost, name), *readers}), _place_key, slices)
+    await _open(groups, vhost, places, slices)
+    lag = await _lag(groups, vhost, name, places, slices)
     group = groups.find(vhost, name)
     if group is None:
         raise ResourceNotFound(f"no Kafka group '{name}' in vhost '{vhost.name}'")
+    offsets = (groups.offset(vhost, name, place, readers.get(place, "")) for place in places)
     return await document_reply(
         {
-            **_group_item(groups, (vhost, group)),
+            **_group_item(vhost, group, lag),
             "members": [each._asdict() for each in members],
-            "offsets": (each._asdict() for each in groups.offsets(vhost, name, members)),
+            "offsets": (None if each is None else each._asdict() for each in offsets),
         }
     )
 
 
-async def _open(groups: GroupListing, vhost: VHost, places: Iterable[tuple[str, int]], seen: set[Queue]) -> None:
-    """Open the logs of partitions, so that their ends are known. A log that cannot be opened has none.
-
-    Args:
-        seen: streams that are done.
-    """
+async def _open(groups: GroupListing, vhost: VHost, places: Places, slices: TimeSlice) -> None:
+    """Open the logs of partitions, so that their ends are known. A log that cannot be opened has none."""
     for queue in groups.streams(vhost, places):
-        if queue not in seen:
-            seen.add(queue)
-            await opened(queue)
+        await opened(queue)
+        if slices.expired:
+            await slices.yield_loop()
 
 
-def _group_item(groups: GroupListing, each: tuple[VHost, GroupSummary]) -> dict[str, Any]:
-    """Return a group. `lag`: the sum of its partitions, null if none is known."""
-    vhost, group = each
-    lags = [groups.lag(vhost, group.name, place) for place in groups.places(vhost, group.name)]
+async def _lag(groups: GroupListing, vhost: VHost, name: str, places: Places, slices: TimeSlice) -> int | None:
+    """Return the sum of the lags that are known, None if there is none."""
+    lags = await collect((groups.lag(vhost, name, place) for place in places), slices)
     known = [lag for lag in lags if lag is not None]
-    return {"vhost": vhost.name, **group._asdict(), "lag": sum(known) if known else None}
+    return sum(known) if known else None
+
+
+def _group_item(vhost: VHost, group: GroupSummary, lag: int | None) -> dict[str, Any]:
+    """Return a group as an item of a list."""
+    return {"vhost": vhost.name, **group._asdict(), "lag": lag}
+
+
+def _name(group: GroupSummary) -> str:
+    return group.name
+
+
+def _place_key(place: tuple[str, int]) -> str:
+    return f"{place[0]}\0{place[1]:010}"
 
 
 async def reset_offsets(call: ApiRequest) -> ApiResponse:

@@ -82,6 +82,8 @@ async def _lags(
             places = groups.places(vhost, group.name)
             for queue in groups.streams(vhost, places):
                 await openings.has_opened(queue)
+                if slices.expired:
+                    await slices.yield_loop()
             for topic, partition in places:
                 lag = groups.lag(vhost, group.name, (topic, partition))
                 if lag is not None:
