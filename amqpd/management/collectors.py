@@ -728,7 +728,7 @@ async def _collect(call: ApiRequest, one_by_one: bool) -> ApiResponse:
         sums.put_sums(sheet)
         await kafka_metrics.put_lag_sum(sheet, call, openings, slices)
     sums.put_global(sheet)
-    kafka_metrics.put_kafka(sheet, call)
+    await kafka_metrics.put_kafka(sheet, call, slices)
     put_amqpd_metrics(sheet, call, sums.logs.span_records, sums.unread_count)
     return ApiResponse(200, await sheet.chunks(slices), CONTENT_TYPE)
 

@@ -24,7 +24,7 @@ LAG_SAMPLES_MAX: Final = 10_000
 LAG: Final = prometheus.KAFKA_LAG["amqpd_kafka_group_lag_records"]
 
 
-def put_kafka(sheet: MetricsWriter, call: ApiRequest) -> None:
+async def put_kafka(sheet: MetricsWriter, call: ApiRequest, slices: TimeSlice) -> None:
     """Write connections, bytes, requests and numbers of groups. Cost: 1 us a group."""
     kafka = call.server.kafka
     if kafka is None:
@@ -41,7 +41,9 @@ def put_kafka(sheet: MetricsWriter, call: ApiRequest) -> None:
         return
     counts: Counter[tuple[str, str]] = Counter()
     offset_count = 0
-    for vhost in call.broker.vhosts.values():
+    for vhost in list(call.broker.vhosts.values()):
+        if slices.expired:
+            await slices.yield_loop()
         counts.update((group.type, group.state) for group in groups.summaries(vhost))
         offset_count += groups.offset_count(vhost)
     sheet.add_family(family["amqpd_kafka_groups"])
