@@ -107,9 +107,9 @@ class GroupListing:
         """Return the error code of Kafka's requests: 14 while the offsets are read, 15 if that failed, else 0."""
         return self._coordinator.load_error()
 
-    def summaries(self, vhost: VHost) -> list[GroupSummary]:
-        """Return the groups of a vhost, of all types. Cost: 1 us a group, and there are at most 10,000 of a type."""
-        return [_classic(entry) for entry in self._coordinator.entries(vhost)]
+    def summaries(self, vhost: VHost) -> Iterator[GroupSummary]:
+        """Yield the groups of a vhost, of all types. Cost: some us a group, and there are at most 10,000 of a type."""
+        return map(_classic, self._coordinator.entries(vhost))
 
     def find(self, vhost: VHost, name: str) -> GroupSummary | None:
         """Return the group if it has members or offsets."""

@@ -58,7 +58,8 @@ async def get_groups(call: ApiRequest) -> ApiResponse:
     slices = TimeSlice()
     found: list[dict[str, Any]] = []
     for vhost in call.vhosts():
-        for group in await sort_by_name(groups.summaries(vhost), _name, slices):
+        summaries = await collect(groups.summaries(vhost), slices)
+        for group in await sort_by_name(summaries, _name, slices):
             places = groups.places(vhost, group.name)
             await _open(groups, vhost, places, slices)
             found.append(_group_item(vhost, group, await _lag(groups, vhost, group.name, places, slices)))

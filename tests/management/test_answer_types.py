@@ -63,16 +63,19 @@ def schema_of(path: str, method: str = "get") -> dict[str, Any]:
     return schema
 
 
+REST = {"cluster_name": "", "clustered": False, "kafka": False}
+
+
 class TestSchemaCheck:
     """The check itself must be able to fail."""
 
     @pytest.mark.parametrize(
         "wrong",
         [
-            {"name": 1, "tags": [], "ends_in_s": None, "node": "", "cluster_name": "", "clustered": False, "kafka": False},
-            {"name": "", "tags": [1], "ends_in_s": None, "node": "", "cluster_name": "", "clustered": False, "kafka": False},
-            {"name": "", "tags": [], "ends_in_s": True, "node": "", "cluster_name": "", "clustered": False, "kafka": False},
-            {"name": "", "tags": [], "node": "", "cluster_name": "", "clustered": False, "kafka": False},
+            {"name": 1, "tags": [], "ends_in_s": None, "node": "", **REST},
+            {"name": "", "tags": [1], "ends_in_s": None, "node": "", **REST},
+            {"name": "", "tags": [], "ends_in_s": True, "node": "", **REST},
+            {"name": "", "tags": [], "node": "", **REST},
             [],
         ],
     )
