@@ -41,6 +41,7 @@ from amqpd.storage.storage import Storage
 
 if TYPE_CHECKING:
     from amqpd.cluster.node import ClusterNode
+    from amqpd.kafka_server.server import KafkaFrontEnd, KafkaServer
     from amqpd.listeners import Listener
     from amqpd.logging_config import LogOutput
     from amqpd.process import Reloaded
@@ -117,8 +118,11 @@ class Server:
         if self.node is not None:
             cluster_front_ends = [self.node.attach(self.broker, self.amqp, admin, self._first_rows, self.fail)]
         others = [guest(self.broker) for guest in guests]
+        self.kafka: KafkaServer | None = None
         if settings.kafka.port is not None or settings.kafka.tls.port is not None:
-            others.append(_kafka_front_end(settings, self.broker))
+            front_end = _kafka_front_end(settings, self.broker)
+            self.kafka = front_end.server
+            others.append(front_end)
         self.front_ends: list[FrontEnd] = [*cluster_front_ends, self.amqp, *others, admin]
 
     async def begin(self) -> None:
@@ -369,7 +373,7 @@ class Server:
         self.stopped.set()
 
 
-def _kafka_front_end(settings: Settings, broker: Broker) -> FrontEnd:
+def _kafka_front_end(settings: Settings, broker: Broker) -> KafkaFrontEnd:
     """Return the front end of Kafka's clients. Raises OSError if it cannot run here."""
     if settings.cluster.kafka:
         raise OSError(

@@ -30,11 +30,12 @@ GROUPS: Final = (
     "Operations",
     "Queues",
     "Stream plugin",
+    "Kafka groups",
     "Plugin Management",
     "Upgrade",
     "Logs",
 )
-"""rabbitmqctl's headings, in its order. `Logs` is amqpd's own."""
+"""rabbitmqctl's headings, in its order. `Kafka groups` and `Logs` are amqpd's own."""
 
 
 class Context:

@@ -96,7 +96,7 @@ def aligned(columns: Sequence[str], rows: Sequence[Row], headers: bool, bold: Ca
     if not rows:
         return ""
     lines = [[visible(cell(column, value)) for column, value in _cells(columns, row)] for row in rows]
-    numbers = [all(isinstance(row[place], int | float) for row in rows) for place in range(len(columns))]
+    numbers = [all(isinstance(row[place], int | float | None) for row in rows) for place in range(len(columns))]
     widths = [
         max(width(line[place]) for line in [*lines, list(columns) if headers else [""] * len(columns)])
         for place in range(len(columns))

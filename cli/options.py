@@ -71,7 +71,9 @@ SPECIFIC: Final = (
     Option("format", "", "<name>", "for definitions json; for messages parquet (default), json, csv or delta"),
     Option("checkpoint", "", "<dir>", "directory with the progress of the export (default: <directory>.checkpoint)"),
     Option("from", "", "<where>", "start of the first run: earliest (default), an offset, or a time (ISO 8601, UTC)"),
-    Option("to-offset", "", "<offset>", "export: end before this offset; rewind: go back to this offset"),
+    Option(
+        "to-offset", "", "<offset>", "export: end before this offset; rewind: go back to it; groups: continue there"
+    ),
     Option("partition-by", "", "<names>", "directories by date, hour or columns; names separated by commas"),
     Option("where", "", "<SQL>", "condition on messages: columns of an export; else headers, p.message-id, ..."),
     Option("columns", "", "<names>", "columns to export, separated by commas; docs/export.md lists them"),
@@ -136,6 +138,14 @@ SPECIFIC: Final = (
     Option("stream", "", "<stream>", "name of a stream"),
     Option("reference", "", "<reference>", "name of a group"),
     Option("offset", "", "", "only offsets of consumers"),
+    Option("topic", "", "<topic>", "topic whose offsets are set"),
+    Option("partition", "", "<number>", "only this partition (default: all of the topic)"),
+    Option("to-earliest", "", "", "continue with the first record"),
+    Option("to-latest", "", "", "continue with the next record to arrive"),
+    Option(
+        "to-datetime", "", "<time>", "continue with the first record of this time: ISO 8601 (UTC), or ms since 1970"
+    ),
+    Option("shift-by", "", "<number>", "so many records ahead, or back if it is negative"),
     Option("writer", "", "", "only sequence numbers of publishers"),
     Option("list-commands", "", "", "only the names and summaries of all commands"),
 )

@@ -114,6 +114,8 @@ def _operands(context: Context, before: Sequence[str], command: Command) -> list
         return sorted(command.columns)
     if any(word in command.usage for word in _QUEUES):
         return _names(context, before, f"/api/queues/{quoted(_given(before, 'vhost', 'p') or '/')}")
+    if "<group>" in command.usage:
+        return _names(context, before, f"/api/amqpd/kafka/groups/{quoted(_given(before, 'vhost', 'p') or '/')}")
     if any(word in command.usage for word in _USERS):
         return _names(context, before, "/api/users")
     return _names(context, before, "/api/vhosts") if command.usage.startswith("<vhost>") else []

@@ -19,6 +19,7 @@ import asyncio
 import logging
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
@@ -82,7 +83,7 @@ class Call:
         frame: the whole request without its length, for handlers that decode it themselves.
     """
 
-    __slots__ = ("_done", "_reply", "api", "connection", "frame", "header", "request")
+    __slots__ = ("_begun_s", "_done", "_reply", "api", "connection", "frame", "header", "request")
 
     def __init__(self, connection: KafkaClientConnection, api: Api, header: RequestHeader, frame: bytes) -> None:
         self.connection = connection
@@ -90,6 +91,7 @@ class Call:
         self.header = header
         self.frame = frame
         self.request: Any = None
+        self._begun_s = time.monotonic()
         self._done = False
         self._reply: tuple[bytes, ...] = ()
 
@@ -130,6 +132,7 @@ class Call:
             self._reply = reply
             self.frame = b""
             self.request = None
+            self.connection.server.stats.on_answered(self.api.name, time.monotonic() - self._begun_s)
             self.connection.on_reply()
 
     @property
@@ -198,6 +201,7 @@ class KafkaClientConnection(asyncio.Protocol):
             self.close("it has not logged in")
 
     def data_received(self, data: bytes) -> None:
+        self.server.stats.received_bytes += len(data)
         self._buffer += data
         self._read_requests()
 
@@ -302,6 +306,7 @@ class KafkaClientConnection(asyncio.Protocol):
         while calls and calls[0].is_done:
             parts += calls.popleft().take_reply()
         if parts and self._transport is not None and not self._transport.is_closing():
+            self.server.stats.sent_bytes += sum(map(len, parts))
             self._transport.writelines(parts)
         self._read_requests()
 

@@ -12,7 +12,9 @@ from amqpd.broker.session import Session
 from amqpd.errors import NotAllowed
 from amqpd.kafka_server import coordinator, fetch, produce, sasl, topic_admin, topics
 from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection, api_versions
+from amqpd.kafka_server.group_operations import GroupOperations
 from amqpd.kafka_server.messages import API_VERSIONS, api_types
+from amqpd.kafka_server.request_stats import RequestStats
 from amqpd.listeners import is_loopback
 from amqpd.tcp_front_end import TcpFrontEnd
 
@@ -34,6 +36,8 @@ class KafkaServer(BrokerListener):
         apis: by API key.
         coordinator: the consumer groups of all vhosts.
         fetches: the Fetch requests that wait for records.
+        operations: what operators see of groups and do with them.
+        stats: counters for metrics.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -49,6 +53,8 @@ class KafkaServer(BrokerListener):
             self.apis[api.key] = api
         self.coordinator = coordinator.GroupCoordinator(broker)
         self.fetches = fetch.WaitingFetches(broker)
+        self.operations = GroupOperations(self.coordinator, self.fetches)
+        self.stats = RequestStats()
         # Calls that wait for the end of a resource alarm.
         self._blocked: list[Callable[[], None]] = []
         broker.clients.append(self)

@@ -67,7 +67,9 @@ class MessageStats(TypedDict, total=False):
 
 
 class Session(TypedDict):
-    """ends_in_s: null if the caller did not log in at this node's page. node: the node that answers."""
+    """ends_in_s: null if the caller did not log in at this node's page. node: the node that answers. kafka: there is a
+    Kafka listener.
+    """
 
     name: str
     tags: list[str]
@@ -75,6 +77,7 @@ class Session(TypedDict):
     node: str
     cluster_name: str
     clustered: bool
+    kafka: bool
 
 
 class ObjectTotals(TypedDict):
@@ -458,6 +461,56 @@ class Job(TypedDict):
     rate: int
 
 
+class KafkaGroup(TypedDict):
+    """type: Kafka's word for the group's protocol. lag: sum of its partitions, null if none is known."""
+
+    vhost: str
+    name: str
+    type: str
+    state: str
+    protocol_type: str
+    protocol: str
+    member_count: int
+    lag: int | None
+
+
+class KafkaGroupMember(TypedDict):
+    """assignment: topic -> partitions."""
+
+    id: str
+    instance_id: str | None
+    client_id: str
+    host: str
+    assignment: dict[str, list[int]]
+
+
+class KafkaGroupOffset(TypedDict):
+    """member_id: the member that reads the partition, or empty. offset: committed, null before the first commit."""
+
+    topic: str
+    partition: int
+    offset: int | None
+    commit_ms: int | None
+    metadata: str
+    end_offset: int | None
+    lag: int | None
+    member_id: str
+
+
+class KafkaGroupDetails(KafkaGroup):
+    members: list[KafkaGroupMember]
+    offsets: list[KafkaGroupOffset]
+
+
+class KafkaOffsetChange(TypedDict):
+    """before: null if nothing was committed."""
+
+    topic: str
+    partition: int
+    before: int | None
+    after: int
+
+
 ANSWERS: Final[dict[str, Any]] = {
     "GET /api/amqpd/session": Session,
     "POST /api/amqpd/session": Session,
@@ -476,6 +529,10 @@ ANSWERS: Final[dict[str, Any]] = {
     "GET /api/queues/{vhost}/{queue}/consumers": list[Consumer],
     "GET /api/queues/{vhost}/{queue}/messages": Messages,
     "GET /api/queues/{vhost}/{queue}/offsets": list[StoredOffset],
+    "GET /api/amqpd/kafka/groups": list[KafkaGroup],
+    "GET /api/amqpd/kafka/groups/{vhost}": list[KafkaGroup],
+    "GET /api/amqpd/kafka/groups/{vhost}/{name}": KafkaGroupDetails,
+    "POST /api/amqpd/kafka/groups/{vhost}/{name}/offsets": Sequence[KafkaOffsetChange],
     "GET /api/queues/{vhost}/{queue}/jobs": Sequence[Job],
     "POST /api/queues/{vhost}/{queue}/jobs": Job,
     "GET /api/amqpd/jobs": Sequence[Job],

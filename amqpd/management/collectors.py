@@ -34,7 +34,7 @@ from amqpd.broker.queue.stream import StreamReader
 from amqpd.broker.queue.types import KINDS
 from amqpd.broker.stats import QUEUE_COUNTERS, queue_counts
 from amqpd.channel.channel import CHANNEL_COUNTERS, channel_counts
-from amqpd.management import prometheus
+from amqpd.management import kafka_metrics, prometheus
 from amqpd.management.connections import pid
 from amqpd.management.loop_lag import BOUNDS_S as LAG_BOUNDS_S
 from amqpd.management.message_counts import queue_bytes, unacked_bytes
@@ -176,6 +176,8 @@ class ObjectCollector:
             self._read_vhost(vhost)
             if not self._wanted.isdisjoint(_BY_EXCHANGE):
                 await self._read_exchanges(vhost, slices)
+        if _KAFKA in self._wanted:
+            await kafka_metrics.put_lags(self._sheet, self._call, self._vhosts, self._openings, slices)
 
     def _put(self, group: Mapping[str, Family], values: Mapping[str, float], label_set: str) -> None:
         for name, value in values.items():
@@ -345,9 +347,10 @@ _BY_QUEUE: Final[dict[str, Callable[[ObjectCollector, Queue, str], None]]] = {
 _BY_CHANNEL: Final = frozenset({"channel_metrics", "channel_exchange_metrics"})
 _BY_CONNECTION: Final = frozenset({"connection_coarse_metrics", "connection_metrics"})
 _BY_EXCHANGE: Final = frozenset({"exchange_names", "exchange_bindings"})
-PER_OBJECT: Final = frozenset({*_BY_QUEUE, *_BY_CHANNEL, *_BY_CONNECTION} - {"queue_delivery_metrics"})
+_KAFKA: Final = kafka_metrics.LAG.group
+PER_OBJECT: Final = frozenset({*_BY_QUEUE, *_BY_CHANNEL, *_BY_CONNECTION, _KAFKA} - {"queue_delivery_metrics"})
 """Groups of `/metrics/per-object`. rabbit: exchanges and vhosts are only in `/metrics/detailed`."""
-OBJECT_GROUPS: Final = frozenset({*_BY_QUEUE, *_BY_CHANNEL, *_BY_CONNECTION, *_BY_EXCHANGE, "vhost_status"})
+OBJECT_GROUPS: Final = frozenset({*_BY_QUEUE, *_BY_CHANNEL, *_BY_CONNECTION, *_BY_EXCHANGE, "vhost_status", _KAFKA})
 
 
 def put_group(sheet: MetricsWriter, group: Mapping[str, Family], values: Mapping[str, float]) -> None:
@@ -723,7 +726,9 @@ async def _collect(call: ApiRequest, one_by_one: bool) -> ApiResponse:
         await ObjectCollector(call, sheet, openings, PER_OBJECT).read(slices)
     else:
         sums.put_sums(sheet)
+        await kafka_metrics.put_lag_sum(sheet, call, openings, slices)
     sums.put_global(sheet)
+    await kafka_metrics.put_kafka(sheet, call, slices)
     put_amqpd_metrics(sheet, call, sums.logs.span_records, sums.unread_count)
     return ApiResponse(200, await sheet.chunks(slices), CONTENT_TYPE)
 

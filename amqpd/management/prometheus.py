@@ -95,12 +95,15 @@ class MetricsWriter:
         name = family.detailed() if self._detailed else family.name
         self.add_family(family).append(f"{name}{label_text} {format_value(value)}\n")
 
-    def add_histogram(self, family: Family, bounds: tuple[float, ...], counts: list[int], total: float) -> None:
+    def add_histogram(
+        self, family: Family, bounds: tuple[float, ...], counts: list[int], total: float, **labels: str
+    ) -> None:
         """Add a histogram.
 
         Args:
             counts: values per bucket, not cumulative, and one item for values above all bounds.
             total: sum of all values.
+            labels: labels of all its samples.
         """
         name = family.detailed() if self._detailed else family.name
         lines = self.add_family(family)
@@ -108,8 +111,9 @@ class MetricsWriter:
         for bound, count in zip((*bounds, math.inf), counts, strict=True):
             below += count
             shown_bound = "+Inf" if bound == math.inf else format_value(bound)
-            lines.append(f'{name}_bucket{{le="{shown_bound}"}} {below}\n')
-        lines += [f"{name}_sum {format_value(total)}\n", f"{name}_count {below}\n"]
+            lines.append(f"{name}_bucket{format_labels(**labels, le=shown_bound)} {below}\n")
+        label_text = format_labels(**labels)
+        lines += [f"{name}_sum{label_text} {format_value(total)}\n", f"{name}_count{label_text} {below}\n"]
 
     async def chunks(self, slices: TimeSlice) -> list[bytes]:
         """Return the body in chunks and clear the writer in slices, because 10,000 queues have many lines."""
@@ -349,12 +353,25 @@ STREAM_LAG: Final = _group(
     "stream_consumer_metrics",
     ("stream_consumer_max_offset_lag", GAUGE, "Highest lag of a stream's consumers, in offsets"),
 )
+KAFKA: Final = _group(
+    "",
+    ("amqpd_kafka_connections", GAUGE, "Open connections of Kafka clients"),
+    ("amqpd_kafka_incoming_bytes_total", COUNTER, "Bytes that Kafka clients have sent"),
+    ("amqpd_kafka_outgoing_bytes_total", COUNTER, "Bytes that were sent to Kafka clients"),
+    ("amqpd_kafka_request_seconds", HISTOGRAM, "Time from a request's arrival to its answer, waits included, by API"),
+    ("amqpd_kafka_groups", GAUGE, "Groups of Kafka clients, by type and state"),
+    ("amqpd_kafka_group_offsets", GAUGE, "Offsets that groups of Kafka clients have committed"),
+)
+KAFKA_LAG: Final = _group(
+    "kafka_group_metrics",
+    ("amqpd_kafka_group_lag_records", GAUGE, "Offsets from a group's committed offset to the end of the partition"),
+)
 
 GROUPS: Final = (
     *(IDENTITY, CHURN, NODE_COARSE, NODE, PERSISTER, ALARMS, AUTH, AUTH_DETAILED, OBJECTS),
     *(QUEUE_COARSE, QUEUE_CONSUMERS, QUEUE, QUEUE_PUBLISHED, QUEUE_DELIVERY, QUEUE_DELIVERY_OWN),
     *(CHANNEL, CHANNEL_PUBLISHED, UNROUTABLE, CONNECTION_COARSE, CONNECTION, CLUSTER, GLOBAL, DEAD_LETTERED, OWN),
-    *(LOG, EXPORT, STREAM_LAG),
+    *(LOG, EXPORT, STREAM_LAG, KAFKA, KAFKA_LAG),
 )
 ALL: Final[tuple[Family, ...]] = tuple(family for group in GROUPS for family in group.values())
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from amqpd.broker.vhost.vhost import VHost
     from amqpd.config import Settings
     from amqpd.connection.registry import ConnectionRegistry
+    from amqpd.kafka_server.server import KafkaServer
     from amqpd.listeners import Listener
     from amqpd.management.sessions import LoginSessions
     from amqpd.management.stats import Rates
@@ -465,6 +466,10 @@ class ServerControl(Protocol):
     @property
     def connections(self) -> ConnectionRegistry:
         """Return the registry of AMQP connections."""
+
+    @property
+    def kafka(self) -> KafkaServer | None:
+        """Return the state of the Kafka listener; None if it is off."""
 
     @property
     def listeners(self) -> Sequence[Listener]:

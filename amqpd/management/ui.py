@@ -218,6 +218,7 @@ def _session_item(call: ApiRequest, left_s: float | None) -> dict[str, object]:
         "node": call.node,
         "cluster_name": call.broker.cluster_name,
         "clustered": _sessions(call).clustered,
+        "kafka": call.server.kafka is not None,
     }
 
 

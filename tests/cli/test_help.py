@@ -30,6 +30,7 @@ EXPECTED_COMMANDS = (
     "set_cluster_name "
     "browse_queue move_messages copy_messages delete_messages redrive rewind_queue list_jobs stop_job "
     "audit_log trace_message "
+    "list_kafka_groups describe_kafka_group reset_kafka_offsets delete_kafka_group "
     "list_stream_offsets set_stream_offset delete_stream_offset list_delayed_messages cancel_delayed_message "
     "close_connection close_all_connections set_vm_memory_high_watermark set_disk_free_limit "
     "set_alarm clear_alarm accept_clock eval stop_app start_app stop help "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
@@ -13,6 +14,7 @@ import pytest
 from amqpd.management.api_types import ANSWERS
 from amqpd.management.openapi import Schemas, openapi
 from amqpd.management.routes import ROUTES
+from amqpd.testing import BrokerProcess
 
 DESCRIPTION = openapi(ROUTES)
 KINDS: dict[str, tuple[type, ...]] = {
@@ -61,16 +63,19 @@ def schema_of(path: str, method: str = "get") -> dict[str, Any]:
     return schema
 
 
+REST = {"cluster_name": "", "clustered": False, "kafka": False}
+
+
 class TestSchemaCheck:
     """The check itself must be able to fail."""
 
     @pytest.mark.parametrize(
         "wrong",
         [
-            {"name": 1, "tags": [], "ends_in_s": None, "node": "", "cluster_name": "", "clustered": False},
-            {"name": "", "tags": [1], "ends_in_s": None, "node": "", "cluster_name": "", "clustered": False},
-            {"name": "", "tags": [], "ends_in_s": True, "node": "", "cluster_name": "", "clustered": False},
-            {"name": "", "tags": [], "node": "", "cluster_name": "", "clustered": False},
+            {"name": 1, "tags": [], "ends_in_s": None, "node": "", **REST},
+            {"name": "", "tags": [1], "ends_in_s": None, "node": "", **REST},
+            {"name": "", "tags": [], "ends_in_s": True, "node": "", **REST},
+            {"name": "", "tags": [], "node": "", **REST},
             [],
         ],
     )
@@ -166,6 +171,25 @@ def test_answers_match_their_schemas(api, busy_vhost):
         *("/api/queues/{vhost}/{queue}/offsets", "/api/exchanges/{vhost}/{exchange}", "/api/bindings/{vhost}"),
         *("/api/connections/{connection}", "/api/channels/{channel}", "/api/consumers/{vhost}", "/api/amqpd/session"),
     }
+
+
+def test_answers_about_kafka_groups_match_their_schemas(tmp_path, make_api):
+    with BrokerProcess(tmp_path, settings={"kafka.port": 0, "kafka.host": "127.0.0.1"}) as broker:
+        api, path = make_api(broker), "/api/amqpd/kafka/groups"
+        host, port = broker.ready.listeners["kafka"]
+        api.send_ok("PUT", "/api/queues/%2F/t", {"durable": True, "arguments": {"x-queue-type": "stream"}})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            from kafka import KafkaConsumer
+        consumer = KafkaConsumer("t", bootstrap_servers=f"{host}:{port}", group_id="g")
+        while not consumer.assignment():
+            consumer.poll(timeout_ms=100)
+        change = api("POST", f"{path}/%2F/other/offsets", {"topic": "t", "to": "latest"})
+        assert schema_errors(change.json, schema_of(f"{path}/{{vhost}}/{{name}}/offsets", "post")) == []
+        for url, described in (("", ""), ("/%2F", "/{vhost}"), ("?page=1", ""), ("/%2F/g", "/{vhost}/{name}")):
+            assert schema_errors(api.get(path + url), schema_of(path + described)) == [], url
+        assert len(api.get(f"{path}/%2F/g")["members"]) == 1
+        consumer.close()
 
 
 def test_description_contains_exactly_the_used_schemas():

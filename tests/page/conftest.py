@@ -91,7 +91,8 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def shop(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     """Depends on `browser`, so that a skip starts no broker."""
-    with BrokerProcess(tmp_path_factory.mktemp("shop")) as process, Shop(process) as found:
+    settings = {"kafka.port": 0, "kafka.host": "127.0.0.1"}
+    with BrokerProcess(tmp_path_factory.mktemp("shop"), settings=settings) as process, Shop(process) as found:
         yield found
 
 

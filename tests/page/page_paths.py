@@ -24,6 +24,7 @@ LISTS = {
     "#/queues": Place(Role.MANAGEMENT, "Queues"),
     "#/exchanges": Place(Role.MANAGEMENT, "Exchanges"),
     "#/topology": Place(Role.MANAGEMENT, "Topology"),
+    "#/kafka-groups": Place(Role.MONITORING, "Kafka groups"),
     "#/policies": Place(Role.MANAGEMENT, "Policies"),
     "#/vhosts": Place(Role.MANAGEMENT, "Virtual hosts"),
     "#/exports": Place(Role.MANAGEMENT, "Exports"),
@@ -41,6 +42,7 @@ THINGS = {
     "#/exchanges/%2F/amq.default": Place(Role.MANAGEMENT, "Exchange (AMQP default)"),
     "#/vhosts/%2F": Place(Role.MANAGEMENT, "Virtual host /"),
     "#/policies?tab=operator": Place(Role.MANAGEMENT, "Policies"),
+    "#/kafka-groups/%2F/report": Place(Role.MONITORING, "Kafka group report"),
     "#/users/manny": Place(Role.ADMINISTRATOR, "User manny"),
 }
 PAGES = {**LISTS, **THINGS}

@@ -1,5 +1,5 @@
 """A broker with examples of everything on the page: users of each kind, hostile names, all kinds of messages, streams,
-policies, limits, exports, and active clients.
+policies, limits, exports, a Kafka group, and active clients.
 """
 
 from __future__ import annotations
@@ -123,6 +123,8 @@ class Shop:
         self.put("/api/vhosts/shop-eu", {"description": "The European shop", "tags": "production"})
         self.put("/api/vhost-limits/shop-eu/max-queues", {"value": 50})
         self.put("/api/amqpd/exports/%2F/orders.eu", {"name": "warehouse", "max_bytes": 1 << 30})
+        place = {"topic": "events", "to": "earliest"}
+        self.process.api("POST", "/api/amqpd/kafka/groups/%2F/report/offsets", place)
 
     def _make_hostile(self) -> None:
         """Create a vhost, user and policy of each hostile name, and an exchange and queue of each in one vhost."""

@@ -256,6 +256,23 @@ def test_exports_show_their_lag(visit, shop) -> None:
     page.get_by_role("button", name="Cancel").click()
 
 
+def test_kafka_group_shows_its_lag(visit, shop) -> None:
+    page = visit(shop, "#/kafka-groups", user="anna").page
+    row = page.get_by_role("row").filter(has_text="report")
+    assert row.get_by_role("cell").all_inner_texts()[1:5] == ["/", "classic", "Empty", "0"]
+    row.get_by_role("link", name="report").click()
+    page.get_by_text("No members.").wait_for()
+    cells = page.get_by_role("row").filter(has_text="events").get_by_role("cell").all_inner_texts()
+    assert cells[:3] == ["events", "0", "0"]
+    assert cells[3] == cells[4] != "0"
+
+
+def test_kafka_groups_are_hidden_without_a_listener(visit, broker) -> None:
+    screen = visit(broker, "#/kafka-groups")
+    screen.page.get_by_text("the broker has no Kafka listener").wait_for()
+    assert screen.page.locator("#nav a[href='#/kafka-groups']").count() == 0
+
+
 def test_audit_log_pages_backwards_and_filters(visit, broker) -> None:
     for number in range(120):
         broker.api("PUT", f"/api/queues/%2F/audited{number}", {})

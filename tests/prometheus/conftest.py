@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,12 @@ import pika.exceptions
 import pytest
 
 from amqpd.testing import BrokerFailed, BrokerProcess
+
+with warnings.catch_warnings():
+    # kafka-python reads its schemas with importlib.resources.read_text.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from kafka import KafkaProducer
+    from kafka.errors import KafkaError
 
 REQUIRED = "TEST_REQUIRE_PROMETHEUS"
 """If set, the tests fail instead of being skipped: .ci/run sets it as root."""
@@ -105,12 +112,16 @@ class Load:
                 consumer.basic_consume("unasked", lambda *_: None, auto_ack=True)
                 consumer.basic_consume("events", lambda *_: None, arguments={"x-stream-offset": "first"})
                 publisher.confirm_delivery()
+                host, port = self._broker.ready.listeners["kafka"]
+                producer = KafkaProducer(bootstrap_servers=f"{host}:{port}")
                 while not self._stopped.is_set():
                     self._run_once(publisher)
+                    producer.send("events", b"x").get(10)
                     connection.process_data_events(0.05)
                     with pika.BlockingConnection(pika.URLParameters(self._broker.url)) as short_lived:
                         short_lived.channel()
-        except (pika.exceptions.AMQPError, BrokerFailed, OSError) as error:
+                producer.close()
+        except (pika.exceptions.AMQPError, KafkaError, BrokerFailed, OSError) as error:
             self.error = error
 
     def _declare(self, channel: Any) -> None:
@@ -120,6 +131,8 @@ class Load:
         channel.queue_declare("dying", durable=True, arguments={**dead, "x-max-length": 2})
         channel.queue_declare("events", durable=True, arguments={"x-queue-type": "stream"})
         self._broker.api("PUT", "/api/amqpd/exports/%2F/exported", {"name": "lake"})
+        group = "/api/amqpd/kafka/groups/%2F/behind/offsets"
+        self._broker.api("POST", group, {"topic": "events", "to": "earliest"})
 
     def _run_once(self, channel: Any) -> None:
         persistent = pika.BasicProperties(delivery_mode=2)
@@ -147,7 +160,8 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory, promtool: str) -> Generator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("prometheus"), settings={"metrics.port": 0}) as process:
+    settings = {"metrics.port": 0, "kafka.port": 0, "kafka.host": "127.0.0.1"}
+    with BrokerProcess(tmp_path_factory.mktemp("prometheus"), settings=settings) as process:
         yield process
 
 

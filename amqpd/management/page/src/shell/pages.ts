@@ -20,6 +20,8 @@ export interface Page {
   group?: "Broker" | "Messages" | "Administration";
   /** Tag that a user needs. The navigation hides the page from others, and its address shows them which tag it needs. */
   role: Role;
+  /** Only for a broker with a Kafka listener: the navigation hides the page for others. */
+  kafka?: true;
   load: () => Promise<PageModule>;
 }
 
@@ -41,6 +43,8 @@ export const PAGES: readonly Page[] = [
   { path: "exchanges", title: "Exchanges", group: "Messages", role: "management", load: () => import("../pages/exchanges") },
   { path: "exchanges/*/*", title: "Exchange", role: "management", load: () => import("../pages/exchange") },
   { path: "topology", title: "Topology", group: "Messages", role: "management", load: () => import("../pages/topology") },
+  { path: "kafka-groups", title: "Kafka groups", group: "Messages", role: "monitoring", kafka: true, load: () => import("../pages/kafka-groups") },
+  { path: "kafka-groups/*/*", title: "Kafka group", role: "monitoring", kafka: true, load: () => import("../pages/kafka-group") },
   { path: "policies", title: "Policies", group: "Administration", role: "management", load: () => import("../pages/policies") },
   { path: "vhosts", title: "Virtual hosts", group: "Administration", role: "management", load: () => import("../pages/vhosts") },
   { path: "vhosts/*", title: "Virtual host", role: "management", load: () => import("../pages/vhost") },

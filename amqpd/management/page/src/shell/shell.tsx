@@ -119,7 +119,7 @@ function Navigation() {
   return (
     <>
       {groups.map((group) => {
-        const pages = PAGES.filter((page) => page.group === group && hasTag(page.role));
+        const pages = PAGES.filter((page) => page.group === group && hasTag(page.role) && (!page.kafka || session.value?.kafka));
         if (!pages.length) return null;
         return (
           <section key={group}>
