@@ -112,7 +112,7 @@ async def test_scrape_does_not_wait_for_slow_logs(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(collectors, "OPENING_S", 0.0)
         response = await answer_of(server, "GET", path)
         assert [log.open_count for log in logs] == [0, 0, 0]
-        monkeypatch.setattr(collectors, "OPENING_S", 0.05)
+        monkeypatch.setattr(collectors, "OPENING_S", 0.5)
         response = await answer_of(server, "GET", path)
         assert response.startswith(b"HTTP/1.0 200 ")
         assert [log.open_count for log in logs] == [1, 0, 0]  # the first log does not open within the time limit
