@@ -22,7 +22,7 @@ ends, and the next member with that instance id gets it.
 
 A target is computed by a heartbeat that finds a change, at once in small groups. Large groups wait between two of them
 (COST_PER_MS), so that computing takes a tenth of the time at most; a member that joins meanwhile has no partitions yet.
-A heartbeat that finds no change costs 3 us, whatever the size of the group.
+A heartbeat that finds no change costs 4 us, whatever the size of the group.
 
 The module has no IO and no clock: each method takes the time in monotonic milliseconds. `due_ms` is a lower bound of
 the next time at which `on_time` has work.

@@ -97,7 +97,7 @@ def test_uniform_keeps_all_when_a_member_leaves() -> None:
 
 
 def test_uniform_spreads_each_topic() -> None:
-    assignment = assign_uniform(dict.fromkeys(["one", "two"], {A: 4, B: 4}), {})
+    assignment = assign_uniform({"one": {A: 4, B: 4}, "two": {A: 4, B: 4}}, {})
     assert all(sum(topic == A for topic, _ in partitions) == 2 for partitions in assignment.values())
 
 
