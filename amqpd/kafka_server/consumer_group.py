@@ -71,6 +71,8 @@ COST_PER_MS: Final = 50
 EPOCH_MAX: Final = (1 << 31) - 2
 NAME_BYTES: Final = 100
 """Memory of a subscribed name, besides its characters."""
+PARTITION_BYTES: Final = 300
+"""Memory of a partition in a target assignment, with the one that the member has."""
 
 JOIN: Final = 0
 LEAVE: Final = -1
@@ -209,7 +211,7 @@ class ConsumerProtocolGroup:
         targets: the target assignment, by member id.
         assignor: of the target assignment.
         idle_since_ms: when the last member left or offsets were last committed; expiry counts from here.
-        size_bytes: of the subscriptions.
+        subscription_bytes: of the different subscriptions.
     """
 
     def __init__(self, name: str, now_ms: int) -> None:
@@ -221,7 +223,8 @@ class ConsumerProtocolGroup:
         self.assignor = DEFAULT
         self.due_ms = NEVER
         self.idle_since_ms = now_ms
-        self.size_bytes = 0
+        self.subscription_bytes = 0
+        self._target_partitions = 0
         self._is_dead = False
         self._static: dict[str, str] = {}  # instance id -> member id
         self._owners: dict[Partition, str] = {}
@@ -240,7 +243,7 @@ class ConsumerProtocolGroup:
         Cost: see the module; for a member that has not come to its target some us per partition of it.
         """
         if self.epoch >= EPOCH_MAX:
-            self._restart(now_ms)
+            self.remove_members(now_ms)
         wanted = self._wanted(request)
         error, message = self._error(request, wanted)
         if error:
@@ -288,10 +291,16 @@ class ConsumerProtocolGroup:
 
     def kill(self) -> None:
         """Delete the group."""
-        for member in list(self.members.values()):
-            self._remove(member)
+        self.remove_members(self.idle_since_ms)
         self._is_dead = True
         self.due_ms = NEVER
+
+    def remove_members(self, now_ms: int) -> None:
+        """Remove all members, who may join again. The epochs begin again, too."""
+        for member in list(self.members.values()):
+            self._remove(member)
+        self.epoch = self.target_epoch = 0
+        self.idle_since_ms = now_ms
 
     def on_time(self, now_ms: int) -> None:
         """Remove the members whose session or time for giving back partitions has ended."""
@@ -300,6 +309,11 @@ class ConsumerProtocolGroup:
                 self._remove(member)
                 self.idle_since_ms = now_ms
         self.due_ms = min((min(each.due_ms, each.revoke_due_ms) for each in self.members.values()), default=NEVER)
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the memory of subscriptions and partitions."""
+        return self.subscription_bytes + PARTITION_BYTES * self._target_partitions
 
     @property
     def is_unused(self) -> bool:
@@ -340,7 +354,7 @@ class ConsumerProtocolGroup:
         error, message = self._join_error(request) if request.epoch == JOIN else self._member_error(request)
         if error or wanted is None or wanted in self._shared:
             return error, message
-        if self.size_bytes + wanted.size_bytes > GROUP_BYTES_MAX:
+        if self.subscription_bytes + wanted.size_bytes > GROUP_BYTES_MAX:
             return POLICY_VIOLATION, f"the subscriptions of a group can have {GROUP_BYTES_MAX} bytes"
         if wanted.pattern and sum(bool(each.pattern) for each in self._shared) >= PATTERNS_MAX:
             return POLICY_VIOLATION, f"a group can have {PATTERNS_MAX} different regular expressions"
@@ -416,18 +430,11 @@ class ConsumerProtocolGroup:
     def _remove(self, member: ReconcilingMember) -> None:
         self._assign(member, MemberState.STABLE, LEAVE, NO_PARTITIONS)
         del self.members[member.id]
-        self.targets.pop(member.id, None)
+        self._target_partitions -= len(self.targets.pop(member.id, NO_PARTITIONS))
         self._subscribe(member, _NO_TOPICS)
         if member.instance_id is not None:
             del self._static[member.instance_id]
         self.epoch += 1
-
-    def _restart(self, now_ms: int) -> None:
-        """Begin with epoch 0 again, without members; they join again."""
-        for member in list(self.members.values()):
-            self._remove(member)
-        self.epoch = self.target_epoch = 0
-        self.idle_since_ms = now_ms
 
     def _update_member(self, member: ReconcilingMember, request: MemberHeartbeat, wanted: Subscription | None) -> None:
         """Apply what the heartbeat changes."""
@@ -453,7 +460,7 @@ class ConsumerProtocolGroup:
         if wanted is not _NO_TOPICS:
             if wanted not in self._shared:
                 self._shared[wanted] = wanted
-                self.size_bytes += wanted.size_bytes
+                self.subscription_bytes += wanted.size_bytes
             self._uses[wanted] += 1
             wanted = self._shared[wanted]
         member.subscription = wanted
@@ -463,7 +470,7 @@ class ConsumerProtocolGroup:
         if not self._uses[old]:
             del self._uses[old], self._shared[old]
             self._resolved.pop(old, None)
-            self.size_bytes -= old.size_bytes
+            self.subscription_bytes -= old.size_bytes
 
     # -- the target assignment
 
@@ -477,7 +484,7 @@ class ConsumerProtocolGroup:
         partitions = 0
         if self.target_epoch != self.epoch:
             self._compute_target()
-            partitions = sum(map(len, self.targets.values()))
+            partitions = self._target_partitions
         looked_at = sum(topics.count if each.pattern else len(each.names) for each in self._shared)
         self._update_due_ms = now_ms + (len(self.members) + looked_at + partitions) // COST_PER_MS
 
@@ -503,6 +510,7 @@ class ConsumerProtocolGroup:
         nothing: Topics = {}
         members = {each.id: self._resolved.get(each.subscription, nothing) for each in ordered}
         self.targets = ASSIGNORS[self.assignor](members, self.targets)
+        self._target_partitions = sum(map(len, self.targets.values()))
         self.target_epoch = self.epoch
 
     # -- reconciliation

@@ -56,6 +56,7 @@ DESCRIBED_BYTES_MAX: Final = 32 << 20
 MEMBER_BYTES: Final = 1000
 PARTITION_BYTES: Final = 280
 """With the name of its topic."""
+NO_ROOM: Final = "the groups of this broker need too much memory"
 
 
 def _heartbeat(call: Call) -> None:
@@ -64,8 +65,8 @@ def _heartbeat(call: Call) -> None:
     error, message = coordinator.error_for(fields.group_id), ""
     if error == NONE:
         error, message = _fields_error(fields, call.version)
-    if error == NONE and fields.names is not None:
-        error, message = _names_error(call, fields.names)
+    if error == NONE and (fields.names is not None or fields.pattern is not None):
+        error, message = _subscription_error(call, fields.names or frozenset())
     answer = HeartbeatAnswer(error, message or None) if error else _answer(call, coordinator, fields)
     call.reply_bytes(encode_heartbeat(answer))
 
@@ -89,12 +90,12 @@ def _fields_error(fields: HeartbeatFields, version: int) -> tuple[int, str]:
     return NONE, ""
 
 
-def _names_error(call: Call, names: frozenset[str]) -> tuple[int, str]:
-    """Return why the member may not subscribe to these topics."""
+def _subscription_error(call: Call, names: frozenset[str]) -> tuple[int, str]:
+    """Return why the member may not subscribe to these topics or by a pattern."""
     if len(names) > topics.NAMES_MAX:
         return POLICY_VIOLATION, f"a member can subscribe to {topics.NAMES_MAX} topics by name"
     if not call.connection.server.coordinator.has_room(Subscription(names).size_bytes):
-        return POLICY_VIOLATION, "the subscriptions of all groups need too much memory"
+        return POLICY_VIOLATION, NO_ROOM
     if not all(topics.is_permitted(call.session, name, "read") for name in names):
         return TOPIC_AUTHORIZATION_FAILED, "the user may not read all of these topics"
     return NONE, ""
@@ -127,8 +128,13 @@ def _answer(call: Call, coordinator: GroupCoordinator, fields: HeartbeatFields) 
         call.connection.peer[0],
         session.user,
     )
+    size_bytes = group.size_bytes
     answer = group.heartbeat(heartbeat, GroupTopics(session.vhost, session.broker.auth), now_ms)
     coordinator.changed(entry)
+    if group.size_bytes > size_bytes and not coordinator.has_room(0):
+        group.remove_members(now_ms)
+        coordinator.changed(entry)
+        return HeartbeatAnswer(POLICY_VIOLATION, NO_ROOM)
     return answer
 
 

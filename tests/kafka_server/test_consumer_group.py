@@ -17,6 +17,7 @@ from amqpd.kafka_server.consumer_group import (
     COST_PER_MS,
     EPOCH_MAX,
     HEARTBEAT_MS,
+    PARTITION_BYTES,
     PATTERNS_MAX,
     SESSION_TIMEOUT_MS,
     ConsumerProtocolGroup,
@@ -580,7 +581,8 @@ class RandomConsumerGroup(RuleBasedStateMachine):
         targets = [each for target in group.targets.values() for each in target]
         assert len(targets) == len(set(targets)) and set(group.targets) <= set(group.members)
         shared = {each.subscription for each in group.members.values()}
-        assert group.size_bytes == sum(each.size_bytes for each in shared)
+        assert group.subscription_bytes == sum(each.size_bytes for each in shared)
+        assert group.size_bytes == group.subscription_bytes + PARTITION_BYTES * len(targets)
         assert group.is_unused or group.due_ms < NEVER
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pika
 import pytest
 from conftest import address_of
 from consumer_group_client import DESCRIBE, HEARTBEAT, GroupMember, describe, heartbeat_body, string, varint
@@ -25,8 +27,9 @@ from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from kafka_socket import KafkaSocket
 
+from amqpd.kafka_server import coordinator
 from amqpd.kafka_server.messages import build
-from amqpd.testing import BrokerProcess
+from amqpd.testing import BrokerProcess, embedded
 
 SETTINGS = {"kafka.port": 0, "kafka.host": "127.0.0.1"}
 
@@ -368,3 +371,29 @@ _BEGIN = string("g") + string("m") + struct.pack(">i", 0) + b"\0\0" + struct.pac
 def test_hostile_bytes_close_the_connection(client: KafkaSocket, key: int, body: bytes) -> None:
     client.send_frame(key, 1, body, b"\0")
     assert client.is_closed()
+
+
+async def test_group_that_grows_above_the_memory_of_all_groups_loses_its_members(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with embedded(tmp_path, settings=SETTINGS) as server:
+        ports = {each.protocol: each.port for each in server.listeners}
+        url = f"amqp://guest:guest@127.0.0.1:{ports['amqp']}/"
+        await asyncio.to_thread(grow_above_the_limit, url, f"127.0.0.1:{ports['kafka']}", monkeypatch)
+
+
+def grow_above_the_limit(url: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        for name in ("one", "two"):
+            connection.channel().queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
+    with KafkaSocket(address) as client:
+        fetch(client, "g", "one")
+        member = GroupMember(client, "g")
+        monkeypatch.setattr(coordinator, "METADATA_BYTES_MAX", 600)
+        assert member.join(pattern="one") == 0
+        assert member.heartbeat(pattern=".*") == 44
+        assert member.heartbeat() == 25
+        assert member.join(pattern="one") == 0
+        monkeypatch.setattr(coordinator, "METADATA_BYTES_MAX", 300)
+        assert GroupMember(client, "h").join(pattern="one") == 44
+        assert set(listed(client)) == {"g"}
