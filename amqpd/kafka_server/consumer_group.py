@@ -283,7 +283,7 @@ class ConsumerProtocolGroup:
         member = self.members.get(member_id or "")
         if member is None:
             return UNKNOWN_MEMBER_ID
-        return NONE if member.epoch == epoch else STALE_MEMBER_EPOCH
+        return NONE if member.epoch == epoch > JOIN else STALE_MEMBER_EPOCH
 
     def is_subscribed(self, topic_id: bytes) -> bool:
         """Return whether a member has subscribed to the topic."""

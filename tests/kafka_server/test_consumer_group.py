@@ -265,6 +265,7 @@ def test_static_member_that_is_away_keeps_its_target_for_its_successor() -> None
     owned = first.owned
     answer = first.leave(-2)
     assert (answer.error, answer.epoch) == (0, -2)
+    assert driver.group.commit_error(first.id, -2, driver.now) == 113
     assert second.beat().assignment is None
     assert driver.group.phase is GroupPhase.STABLE
     successor = Member(driver, "new", "one")
