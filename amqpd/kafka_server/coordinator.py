@@ -1,7 +1,8 @@
 """The coordinator of consumer groups: FindCoordinator, JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
-groups.py decides, this module has the clock, the timers and the connections. The requests about committed offsets are
-in group_offsets.py, those about groups as a whole in group_admin.py. committed_offsets.py has the log of the offsets.
+groups.py decides, this module has the clock, the timers and the connections. Groups of the consumer protocol are here,
+too; their requests are in consumer_group_requests.py. The requests about committed offsets are in group_offsets.py,
+those about groups as a whole in group_admin.py. committed_offsets.py has the log of the offsets.
 
 A group belongs to a vhost: two vhosts may have groups of one name. A group needs no permission of its own: a user who
 may connect to the vhost may join, describe and delete its groups. Committing and fetching offsets needs read permission
@@ -24,13 +25,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from amqpd.broker.flow.timers import CallTimer
-from amqpd.kafka_server import group_admin, group_offsets, topics
+from amqpd.kafka_server import consumer_group_requests, group_admin, group_offsets, topics
 from amqpd.kafka_server.committed_offsets import CommittedOffset, CommittedOffsets, OffsetKey
 from amqpd.kafka_server.connection import Api, Call
+from amqpd.kafka_server.consumer_group import ConsumerProtocolGroup
 from amqpd.kafka_server.groups import ConsumerGroup, JoinAnswer, JoinRequest, SyncAnswer, SyncRequest
 from amqpd.kafka_server.messages import (
     COORDINATOR_LOAD_IN_PROGRESS,
     COORDINATOR_NOT_AVAILABLE,
+    INCONSISTENT_GROUP_PROTOCOL,
     INVALID_GROUP_ID,
     INVALID_REQUEST,
     INVALID_SESSION_TIMEOUT,
@@ -70,13 +73,33 @@ class GroupEntry:
 
     def __init__(self, vhost_id: str, group: ConsumerGroup, on_time: Callable[[GroupEntry], None]) -> None:
         self.vhost_id = vhost_id
-        self.group = group
+        self.group: ConsumerGroup | ConsumerProtocolGroup = group
         self.size_bytes = 0
         self._on_time = on_time
         self.timer = CallTimer(self._fire)
 
     def _fire(self) -> None:
         self._on_time(self)
+
+    def classic_group(self, now_ms: int) -> ConsumerGroup | None:
+        """Return the group as one of the classic protocol; None if it has members of the other one."""
+        group = self.group
+        if isinstance(group, ConsumerGroup):
+            return group
+        if not group.is_unused:
+            return None
+        self.group = classic = ConsumerGroup(group.name, now_ms)
+        return classic
+
+    def consumer_group(self, now_ms: int) -> ConsumerProtocolGroup | None:
+        """Return the group as one of the consumer protocol; None if it has members of the other one."""
+        group = self.group
+        if isinstance(group, ConsumerProtocolGroup):
+            return group
+        if not group.is_unused:
+            return None
+        self.group = consumer = ConsumerProtocolGroup(group.name, now_ms)
+        return consumer
 
 
 class GroupCoordinator:
@@ -241,10 +264,13 @@ class GroupCoordinator:
 class _Waiter:
     """An answer that waits, until its connection is closed."""
 
-    def __init__(self, call: Call, coordinator: GroupCoordinator, entry: GroupEntry, member_id: str) -> None:
+    def __init__(
+        self, call: Call, coordinator: GroupCoordinator, entry: GroupEntry, group: ConsumerGroup, member_id: str
+    ) -> None:
         self.call = call
         self._coordinator = coordinator
         self._entry = entry
+        self._group = group
         self._member_id = member_id
         call.connection.on_close.append(self._closed)
 
@@ -263,7 +289,7 @@ class _Waiter:
 
     def _closed(self) -> None:
         done = self.joined if self.call.api.key == JOIN_GROUP else self.synced
-        self._entry.group.drop_waiting(self._member_id, done, self._coordinator.now_ms())
+        self._group.drop_waiting(self._member_id, done, self._coordinator.now_ms())
         self._coordinator.changed(self._entry)
 
 
@@ -323,9 +349,13 @@ def _join_group(call: Call) -> None:
     if entry is None:
         _answer_join(call, JoinAnswer(POLICY_VIOLATION, request.member_id))
         return
+    group = entry.classic_group(coordinator.now_ms())
+    if group is None:
+        _answer_join(call, JoinAnswer(INCONSISTENT_GROUP_PROTOCOL, request.member_id))
+        return
     new_id = f"{instance_id or call.connection.client_id or 'member'}-{secrets.token_hex(16)}"
-    waiter = _Waiter(call, coordinator, entry, request.member_id or new_id)
-    entry.group.join(joining, new_id, coordinator.now_ms(), waiter.joined)
+    waiter = _Waiter(call, coordinator, entry, group, request.member_id or new_id)
+    group.join(joining, new_id, coordinator.now_ms(), waiter.joined)
     coordinator.changed(entry)
 
 
@@ -365,7 +395,8 @@ def _sync_group(call: Call) -> None:
     coordinator = call.connection.server.coordinator
     error = coordinator.error_for(request.group_id)
     entry = None if error else coordinator.find(call.session.vhost, request.group_id)
-    if entry is None:
+    group = None if entry is None else entry.classic_group(coordinator.now_ms())
+    if entry is None or group is None:
         _answer_sync(call, SyncAnswer(error or UNKNOWN_MEMBER_ID))
         return
     version = call.version
@@ -381,8 +412,8 @@ def _sync_group(call: Call) -> None:
         request.protocol_name if version >= 5 else None,
         assignments,
     )
-    waiter = _Waiter(call, coordinator, entry, request.member_id)
-    entry.group.sync(syncing, coordinator.now_ms(), waiter.synced)
+    waiter = _Waiter(call, coordinator, entry, group, request.member_id)
+    group.sync(syncing, coordinator.now_ms(), waiter.synced)
     coordinator.changed(entry)
 
 
@@ -408,10 +439,11 @@ def _heartbeat(call: Call) -> None:
     if error == NONE:
         entry = coordinator.find(call.session.vhost, request.group_id)
         error = UNKNOWN_MEMBER_ID
-        if entry is not None:
+        now_ms = coordinator.now_ms()
+        group = None if entry is None else entry.classic_group(now_ms)
+        if entry is not None and group is not None:
             instance_id = request.group_instance_id if call.version >= 3 else None
-            now_ms = coordinator.now_ms()
-            error = entry.group.heartbeat(request.member_id, instance_id, request.generation_id, now_ms)
+            error = group.heartbeat(request.member_id, instance_id, request.generation_id, now_ms)
             coordinator.changed(entry)
     call.reply({"error_code": error})
 
@@ -424,11 +456,12 @@ def _leave_group(call: Call) -> None:
     members = [(request.member_id, None)]
     if call.version >= 3:
         members = [(each.member_id, each.group_instance_id) for each in request.members]
+    group = None if entry is None else entry.classic_group(coordinator.now_ms())
     left: list[dict[str, object]] = []
     for member_id, instance_id in members:
         result = UNKNOWN_MEMBER_ID
-        if entry is not None:
-            result = entry.group.leave(member_id, instance_id, coordinator.now_ms())
+        if group is not None:
+            result = group.leave(member_id, instance_id, coordinator.now_ms())
         left.append({"member_id": member_id, "group_instance_id": instance_id, "error_code": result})
     if entry is not None:
         coordinator.changed(entry)
@@ -448,4 +481,5 @@ APIS: Final = (
     Api(13, "LeaveGroup", 0, 5, 4, _leave_group, *api_types("LeaveGroup")),
     *group_offsets.APIS,
     *group_admin.APIS,
+    *consumer_group_requests.APIS,
 )

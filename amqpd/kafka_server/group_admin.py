@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.kafka_server.committed_offsets import CommittedOffset, OffsetKey
 from amqpd.kafka_server.connection import Api, Call
-from amqpd.kafka_server.groups import GroupState
+from amqpd.kafka_server.groups import ConsumerGroup, GroupState
 from amqpd.kafka_server.messages import (
     COORDINATOR_NOT_AVAILABLE,
     GROUP_ID_NOT_FOUND,
@@ -22,13 +22,15 @@ from amqpd.kafka_server.messages import (
 )
 
 if TYPE_CHECKING:
-    from amqpd.kafka_server.coordinator import GroupEntry
+    from amqpd.kafka_server.consumer_group import ConsumerProtocolGroup
 
 GROUPS_MAX: Final = 10_000
 """Groups that one request may name."""
 DESCRIBED_BYTES_MAX: Final = 32 << 20
 """Metadata and assignments in one answer; further groups get an error."""
 CLASSIC: Final = "classic"
+CONSUMER: Final = "consumer"
+"""Types of groups. CONSUMER is also the protocol type of consumers, in groups of both types."""
 
 
 def _names(names: list[str]) -> list[str]:
@@ -45,20 +47,30 @@ def _describe_groups(call: Call) -> None:
     for name in _names(call.request.groups):
         error = coordinator.error_for(name)
         entry = None if error else coordinator.find(call.session.vhost, name)
-        if entry is None:
-            state = "" if error else GroupState.DEAD.value
-            described.append({"group_id": name, "error_code": error, "group_state": state})
+        group = None if entry is None else entry.group
+        if not isinstance(group, ConsumerGroup):
+            described.append(_absent(call, name, error, group))
             continue
-        size_bytes += entry.group.size_bytes
+        size_bytes += group.size_bytes
         if size_bytes > DESCRIBED_BYTES_MAX:
             described.append({"group_id": name, "error_code": POLICY_VIOLATION})
         else:
-            described.append(_described(entry))
+            described.append(_described(group))
     call.reply({"groups": described})
 
 
-def _described(entry: GroupEntry) -> dict[str, Any]:
-    group = entry.group
+def _absent(call: Call, name: str, error: int, group: ConsumerProtocolGroup | None) -> dict[str, Any]:
+    """Describe a group that does not exist or is not of the classic protocol, as Kafka does."""
+    fields: dict[str, Any] = {"group_id": name, "error_code": error, "group_state": ""}
+    if error == NONE:
+        fields["group_state"] = GroupState.DEAD.value
+        if call.version >= 6:
+            fields["error_code"] = GROUP_ID_NOT_FOUND
+            fields["error_message"] = "no such group" if group is None else "not a group of the classic protocol"
+    return fields
+
+
+def _described(group: ConsumerGroup) -> dict[str, Any]:
     members: list[dict[str, Any]] = []
     is_stable = group.state is GroupState.STABLE
     for member in group.members.values():
@@ -90,16 +102,14 @@ def _list_groups(call: Call) -> None:
         types = {each.lower() for each in call.request.types_filter} if call.version >= 5 else set()
         for entry in coordinator.entries(call.session.vhost):
             group = entry.group
-            if (states and group.state.value.lower() not in states) or (types and CLASSIC not in types):
-                continue
-            listed.append(
-                {
-                    "group_id": group.name,
-                    "protocol_type": group.protocol_type,
-                    "group_state": group.state.value,
-                    "group_type": CLASSIC,
-                }
-            )
+            if isinstance(group, ConsumerGroup):
+                kind, state, protocol = CLASSIC, group.state.value, group.protocol_type
+            else:
+                kind, state, protocol = CONSUMER, group.phase.value, CONSUMER
+            if (not states or state.lower() in states) and (not types or kind in types):
+                listed.append(
+                    {"group_id": group.name, "protocol_type": protocol, "group_state": state, "group_type": kind}
+                )
     call.reply({"error_code": error, "groups": listed})
 
 
@@ -135,7 +145,7 @@ def _deleted(call: Call, results: dict[str, int], safe: bool) -> None:
 
 
 APIS: Final = (
-    Api(15, "DescribeGroups", 0, 5, 5, _describe_groups, *api_types("DescribeGroups")),
+    Api(15, "DescribeGroups", 0, 6, 5, _describe_groups, *api_types("DescribeGroups")),
     Api(16, "ListGroups", 0, 5, 3, _list_groups, *api_types("ListGroups")),
     Api(42, "DeleteGroups", 0, 2, 2, _delete_groups, *api_types("DeleteGroups")),
 )

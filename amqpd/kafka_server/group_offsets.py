@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.kafka_server import topics
 from amqpd.kafka_server.committed_offsets import METADATA_BYTES_MAX, CommittedOffset, OffsetKey
 from amqpd.kafka_server.connection import Api, Call
-from amqpd.kafka_server.groups import GroupState
+from amqpd.kafka_server.consumer_group import ConsumerProtocolGroup
+from amqpd.kafka_server.groups import ConsumerGroup, GroupState
 from amqpd.kafka_server.messages import (
     COORDINATOR_NOT_AVAILABLE,
     GROUP_ID_NOT_FOUND,
@@ -26,6 +27,7 @@ from amqpd.kafka_server.messages import (
     POLICY_VIOLATION,
     TOPIC_AUTHORIZATION_FAILED,
     UNKNOWN_TOPIC_OR_PARTITION,
+    UNSUPPORTED_VERSION,
     MalformedRequest,
     api_types,
 )
@@ -37,6 +39,8 @@ PARTITIONS_MAX: Final = 20_000
 """Topics and partitions that one request may name."""
 GROUPS_MAX: Final = 1000
 """Groups that one OffsetFetch may name."""
+EPOCHS: Final = 9
+"""First version of OffsetCommit and OffsetFetch for members of the consumer protocol."""
 
 Fields = dict[str, Any]
 
@@ -93,13 +97,17 @@ def _commit_error(call: Call, coordinator: GroupCoordinator) -> int:
     vhost = call.session.vhost
     entry = coordinator.find(vhost, request.group_id)
     if entry is None and generation >= 0:
-        return ILLEGAL_GENERATION
+        return GROUP_ID_NOT_FOUND if call.version >= EPOCHS else ILLEGAL_GENERATION
     if entry is None:
         entry = coordinator.find_or_add(vhost, request.group_id)
     if entry is None:
         return POLICY_VIOLATION
+    group = entry.group
+    if isinstance(group, ConsumerProtocolGroup):
+        error = group.commit_error(request.member_id, generation, coordinator.now_ms())
+        return UNSUPPORTED_VERSION if error == NONE and generation >= 0 and call.version < EPOCHS else error
     instance_id = request.group_instance_id if call.version >= 7 else None
-    return entry.group.commit_error(request.member_id, instance_id, generation, coordinator.now_ms())
+    return group.commit_error(request.member_id, instance_id, generation, coordinator.now_ms())
 
 
 def _committed(
@@ -123,9 +131,10 @@ def _committed(
 
 def _offset_fetch(call: Call) -> None:
     request = call.request
+    coordinator = call.connection.server.coordinator
     if call.version < 8:
         _check_count(each.partition_indexes for each in request.topics or ())
-        fields = _fetched(call, request.group_id, request.topics)
+        fields = _fetched(call, request.group_id, request.topics, coordinator.error_for(request.group_id))
         error = fields["error_code"]
         call.reply({"error_code": error, "topics": fields["topics"]})
         return
@@ -134,14 +143,28 @@ def _offset_fetch(call: Call) -> None:
     _check_count(topic.partition_indexes for each in request.groups for topic in each.topics or ())
     if len({each.group_id for each in request.groups}) < len(request.groups):
         raise MalformedRequest("a group is named twice in one request")
-    call.reply({"groups": [_fetched(call, each.group_id, each.topics) for each in request.groups]})
+    groups: list[Fields] = []
+    for each in request.groups:
+        error = coordinator.error_for(each.group_id)
+        if error == NONE and call.version >= EPOCHS:
+            error = _fetch_error(call, each)
+        groups.append(_fetched(call, each.group_id, each.topics, error))
+    call.reply({"groups": groups})
 
 
-def _fetched(call: Call, name: str, wanted: Any) -> Fields:
+def _fetch_error(call: Call, wanted: Any) -> int:
+    """Return the error code for a member of the consumer protocol. Its epoch must be the current one."""
+    entry = call.connection.server.coordinator.find(call.session.vhost, wanted.group_id)
+    group = None if entry is None else entry.group
+    if not isinstance(group, ConsumerProtocolGroup):
+        return NONE
+    return group.fetch_error(wanted.member_id, wanted.member_epoch)
+
+
+def _fetched(call: Call, name: str, wanted: Any, error: int) -> Fields:
     """Return the offsets of one group. wanted: its topics; None for all that have an offset."""
     coordinator = call.connection.server.coordinator
     vhost = call.session.vhost
-    error = coordinator.error_for(name)
     answer: Fields = {"group_id": name, "error_code": error, "topics": []}
     if wanted is None:
         if error:
@@ -193,7 +216,7 @@ def _offset_delete(call: Call) -> None:
         return
     group = entry.group
     subscribed: set[str] | None = set()
-    if group.state is not GroupState.EMPTY:
+    if isinstance(group, ConsumerGroup) and group.state is not GroupState.EMPTY:
         if group.protocol_type != "consumer":
             call.reply({"error_code": NON_EMPTY_GROUP})
             return
@@ -204,8 +227,11 @@ def _offset_delete(call: Call) -> None:
     for topic in request.topics:
         found = topics.find_topic(call.session, topic.name, "read")
         code = found if isinstance(found, int) else NONE
-        if code == NONE and (subscribed is None or topic.name in subscribed):
-            code = GROUP_SUBSCRIBED_TO_TOPIC
+        if isinstance(found, topics.StreamTopic):
+            is_subscribed = subscribed is None or topic.name in subscribed
+            if isinstance(group, ConsumerProtocolGroup):
+                is_subscribed = group.is_subscribed(found.id.bytes)
+            code = GROUP_SUBSCRIBED_TO_TOPIC if is_subscribed else NONE
         for partition in topic.partitions:
             index = partition.partition_index
             results.setdefault(topic.name, {})[index] = code

@@ -72,7 +72,12 @@ FENCED_INSTANCE_ID: Final = 82
 GROUP_SUBSCRIBED_TO_TOPIC: Final = 86
 INVALID_RECORD: Final = 87
 UNKNOWN_TOPIC_ID: Final = 100
+FENCED_MEMBER_EPOCH: Final = 110
+UNRELEASED_INSTANCE_ID: Final = 111
+UNSUPPORTED_ASSIGNOR: Final = 112
+STALE_MEMBER_EPOCH: Final = 113
 UNSUPPORTED_ENDPOINT_TYPE: Final = 115
+INVALID_REGULAR_EXPRESSION: Final = 128
 
 NODE_ID: Final = 0
 """The broker's id in responses. There is one broker, which leads all partitions."""

@@ -199,7 +199,8 @@ def _may_describe(session: Session, name: str) -> bool:
 
 def _named_topics(session: Session, wanted: list[Any]) -> list[_Found]:
     """Return the topics that the request names, each once. Raises: MalformedRequest."""
-    asked = dict.fromkeys((each.name, each.topic_id) for each in wanted)
+    # The Java client sends an id with the name "".
+    asked = dict.fromkeys((each.name or None if each.topic_id else each.name, each.topic_id) for each in wanted)
     check_count(len(asked))
     found: list[_Found] = []
     for name, topic_id in asked:

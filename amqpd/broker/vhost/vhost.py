@@ -132,6 +132,7 @@ class VHost(Namespace):
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
         self.streams: dict[str, Queue] = {}  # by id
+        self.streams_version = 0  # changes with each change of `streams`
         self.own_queues: dict[str, Queue] = {}  # system queues (system_queues.py), in no list
         # Consumers behind direct reply-to keys, of all vhosts.
         self.reply_consumers: dict[str, Destination] = reply_consumers
@@ -272,6 +273,7 @@ class VHost(Namespace):
         self.queues[queue.name] = queue
         if KINDS[queue.kind].stream:
             self.streams[queue.id] = queue
+            self.streams_version += 1
         if queue.logged:
             self.queue_host.windows.add(queue.order.memory)
         owner = queue.exclusive_owner
@@ -283,7 +285,8 @@ class VHost(Namespace):
     def take_queue(self, queue: Queue) -> list[Binding]:
         """Remove a queue from the tables. Return its bindings; the source exchanges still have them."""
         del self.queues[queue.name]
-        self.streams.pop(queue.id, None)
+        if self.streams.pop(queue.id, None) is not None:
+            self.streams_version += 1
         owner = queue.exclusive_owner
         owned = self._exclusive.get(owner)
         if owned is not None:

@@ -1,0 +1,254 @@
+"""Requests and responses of ConsumerGroupHeartbeat and ConsumerGroupDescribe, decoded and encoded by hand: kafka-python
+has no definitions of them.
+
+Both have the versions 0 and 1, which are flexible: lengths are varints, and structs end with tagged fields.
+Source: https://kafka.apache.org/protocol
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from amqpd.kafka_server.assignors import Partition, Partitions
+from amqpd.kafka_server.body_writer import BodyWriter
+from amqpd.kafka_server.messages import NONE, MalformedRequest, RequestHeader, read_varint, skip_tagged_fields
+
+if TYPE_CHECKING:
+    from amqpd.kafka_server.consumer_group import ConsumerProtocolGroup, HeartbeatAnswer, ReconcilingMember
+
+PARTITIONS_MAX: Final = 100_000
+"""Partitions that a heartbeat may name."""
+FRAME_BYTES_MAX: Final = 1 << 20
+
+_INT32: Final = struct.Struct(">i")
+_UUID_SIZE: Final = 16
+_NOT_ASKED: Final = -(1 << 31)
+_CONSUMER_PROTOCOL: Final = 1
+"""Member type: it uses the consumer protocol."""
+
+
+class HeartbeatFields(NamedTuple):
+    """The fields of a ConsumerGroupHeartbeat request."""
+
+    group_id: str
+    member_id: str
+    member_epoch: int
+    instance_id: str | None
+    rack_id: str | None
+    rebalance_timeout_ms: int
+    names: frozenset[str] | None
+    pattern: str | None
+    assignor: str | None
+    owned: Partitions | None
+
+
+class _Reader:
+    """A position in the body of a flexible request. All methods raise MalformedRequest."""
+
+    def __init__(self, frame: bytes, header: RequestHeader) -> None:
+        if len(frame) > FRAME_BYTES_MAX:
+            raise MalformedRequest(f"a request of {len(frame)} bytes; at most {FRAME_BYTES_MAX} are accepted")
+        self._data = frame
+        self._position = skip_tagged_fields(frame, header.size)
+
+    def take(self, size: int) -> bytes:
+        start = self._position
+        if size < 0 or start + size > len(self._data):
+            raise MalformedRequest(f"a field of {size} bytes, which the request does not have")
+        self._position += size
+        return self._data[start : self._position]
+
+    def int32(self) -> int:
+        value: int = _INT32.unpack(self.take(4))[0]
+        return value
+
+    def string(self) -> str:
+        text = self.nullable_string()
+        if text is None:
+            raise MalformedRequest("a string that must not be null")
+        return text
+
+    def nullable_string(self) -> str | None:
+        size, self._position = read_varint(self._data, self._position)
+        if size == 0:
+            return None
+        try:
+            return self.take(size - 1).decode()
+        except UnicodeDecodeError:
+            raise MalformedRequest("a string that is not UTF-8") from None
+
+    def count(self, size_min: int) -> int | None:
+        """Return the length of an array whose elements have at least `size_min` bytes; None for null."""
+        count, self._position = read_varint(self._data, self._position)
+        if (count - 1) * size_min > len(self._data) - self._position:
+            raise MalformedRequest(f"an array of {count - 1} elements, which the request does not have")
+        return count - 1 if count else None
+
+    def strings(self) -> list[str] | None:
+        count = self.count(1)
+        return None if count is None else [self.string() for _ in range(count)]
+
+    def numbers(self) -> tuple[int, ...]:
+        count = self.count(4) or 0
+        return struct.unpack(f">{count}i", self.take(4 * count))
+
+    def end_struct(self) -> None:
+        self._position = skip_tagged_fields(self._data, self._position)
+
+
+# -- ConsumerGroupHeartbeat
+
+
+def decode_heartbeat(frame: bytes, header: RequestHeader) -> HeartbeatFields:
+    """Return the fields of a request. Raises: MalformedRequest. Cost: 5 us, and 0.2 us for each name and partition."""
+    reader = _Reader(frame, header)
+    group_id = reader.string()
+    member_id = reader.string()
+    member_epoch = reader.int32()
+    instance_id = reader.nullable_string()
+    rack_id = reader.nullable_string()
+    rebalance_timeout_ms = reader.int32()
+    names = reader.strings()
+    pattern = reader.nullable_string() if header.version >= 1 else None
+    assignor = reader.nullable_string()
+    owned = _decode_partitions(reader)
+    reader.end_struct()
+    return HeartbeatFields(
+        group_id,
+        member_id,
+        member_epoch,
+        instance_id,
+        rack_id,
+        rebalance_timeout_ms,
+        None if names is None else frozenset(names),
+        pattern,
+        assignor,
+        owned,
+    )
+
+
+def _decode_partitions(reader: _Reader) -> Partitions | None:
+    count = reader.count(_UUID_SIZE + 2)
+    if count is None:
+        return None
+    owned: set[Partition] = set()
+    for _ in range(count):
+        topic_id = reader.take(_UUID_SIZE)
+        owned.update((topic_id, index) for index in reader.numbers())
+        if len(owned) > PARTITIONS_MAX:
+            raise MalformedRequest(f"a heartbeat with more than {PARTITIONS_MAX} partitions")
+        reader.end_struct()
+    return frozenset(owned)
+
+
+def encode_heartbeat(answer: HeartbeatAnswer) -> bytes:
+    """Return the body of a response."""
+    writer = BodyWriter(flexible=True)
+    writer.int32(0)  # throttle time
+    writer.int16(answer.error)
+    writer.string(answer.message if answer.error else None)
+    writer.string(answer.member_id)
+    writer.int32(answer.epoch)
+    writer.int32(answer.interval_ms)
+    if answer.assignment is None:
+        writer.int8(-1)
+    else:
+        writer.int8(1)
+        _write_assignment(writer, answer.assignment, None)
+    writer.end()
+    return bytes(writer.data)
+
+
+def _write_assignment(writer: BodyWriter, partitions: Partitions, names: Mapping[bytes, str] | None) -> None:
+    """Add the partitions by topic. names: of the topics, if the struct has them; others are left out."""
+    topics: dict[bytes, list[int]] = {}
+    for topic_id, index in sorted(partitions):
+        if names is None or topic_id in names:
+            topics.setdefault(topic_id, []).append(index)
+    writer.count(len(topics))
+    for topic_id, indexes in topics.items():
+        writer.data += topic_id
+        if names is not None:
+            writer.string(names[topic_id])
+        writer.count(len(indexes))
+        writer.data += struct.pack(f">{len(indexes)}i", *indexes)
+        writer.end()
+    writer.end()
+
+
+# -- ConsumerGroupDescribe
+
+
+class DescribedGroup(NamedTuple):
+    """A group of a ConsumerGroupDescribe response. group: None with an error."""
+
+    name: str
+    error: int
+    message: str | None
+    group: ConsumerProtocolGroup | None
+
+
+def decode_describe(frame: bytes, header: RequestHeader) -> list[str]:
+    """Return the names of the groups. Raises: MalformedRequest."""
+    reader = _Reader(frame, header)
+    names = reader.strings()
+    if names is None:
+        raise MalformedRequest("an array that must not be null")
+    reader.take(1)  # include authorized operations
+    reader.end_struct()
+    return names
+
+
+def encode_describe(
+    version: int, groups: Sequence[DescribedGroup], names_of: Callable[[set[bytes]], Mapping[bytes, str]]
+) -> bytes:
+    """Return the body of a response. names_of: returns the names of those topics that still exist."""
+    writer = BodyWriter(flexible=True)
+    writer.int32(0)  # throttle time
+    writer.count(len(groups))
+    for each in groups:
+        group = each.group
+        writer.int16(each.error)
+        writer.string(each.message if each.error else None)
+        writer.string(each.name)
+        writer.string("" if group is None else group.phase.value)
+        writer.int32(0 if group is None else group.epoch)
+        writer.int32(0 if group is None else group.target_epoch)
+        writer.string("" if group is None else group.assignor)
+        members = [] if group is None or each.error != NONE else list(group.members.values())
+        writer.count(len(members))
+        for member in members:
+            target = group.targets.get(member.id, frozenset()) if group is not None else frozenset()
+            _write_member(writer, version, member, target, names_of)
+        writer.int32(_NOT_ASKED)  # authorized operations
+        writer.end()
+    writer.end()
+    return bytes(writer.data)
+
+
+def _write_member(
+    writer: BodyWriter,
+    version: int,
+    member: ReconcilingMember,
+    target: Partitions,
+    names_of: Callable[[set[bytes]], Mapping[bytes, str]],
+) -> None:
+    names = names_of({topic_id for topic_id, _ in member.assigned | target})
+    writer.string(member.id)
+    writer.string(member.instance_id)
+    writer.string(member.rack_id)
+    writer.int32(member.epoch)
+    writer.string(member.client_id)
+    writer.string(f"/{member.host}")
+    subscribed = sorted(member.subscription.names)
+    writer.count(len(subscribed))
+    for name in subscribed:
+        writer.string(name)
+    writer.string(member.subscription.pattern or None)
+    _write_assignment(writer, member.assigned, names)
+    _write_assignment(writer, target, names)
+    if version >= 1:
+        writer.int8(_CONSUMER_PROTOCOL)
+    writer.end()
