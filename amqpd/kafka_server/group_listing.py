@@ -1,6 +1,6 @@
 """Groups for operators: state, members, committed offsets and lag. The HTTP API and the metrics read them here.
 
-`GroupListing.summaries` is where all types of groups are collected. A topic is a stream with one partition, number 0;
+A topic is a stream with one partition, number 0;
 `partition_stream` and `partitions_of` are the only functions here that know it.
 """
 
@@ -11,16 +11,15 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.kafka_server.committed_offsets import OffsetKey
-from amqpd.kafka_server.groups import GroupState
+from amqpd.kafka_server.group_admin import CLASSIC, CONSUMER
+from amqpd.kafka_server.group_topics import topic_names
+from amqpd.kafka_server.groups import ConsumerGroup, GroupState
 
 if TYPE_CHECKING:
     from amqpd.broker.queue.queue import Queue
     from amqpd.broker.vhost.vhost import VHost
     from amqpd.kafka_server.coordinator import GroupCoordinator, GroupEntry
 
-CLASSIC: Final = "classic"
-CONSUMER: Final = "consumer"
-"""Protocol type of groups whose assignments are topics and partitions."""
 PARTITIONS_MAX: Final = 20_000
 """Assigned partitions of a group that are shown."""
 
@@ -32,7 +31,7 @@ class GroupSummary(NamedTuple):
     """A group as a row of a list.
 
     Attributes:
-        type: `classic`, Kafka's word for the group's protocol.
+        type: `classic` or `consumer`, Kafka's words for the group's protocol.
         protocol_type: `consumer`, `connect` or another text of the clients.
         protocol: the assignor; "" without members.
     """
@@ -109,12 +108,12 @@ class GroupListing:
 
     def summaries(self, vhost: VHost) -> Iterator[GroupSummary]:
         """Yield the groups of a vhost, of all types. Cost: some us a group, and there are at most 10,000 of a type."""
-        return map(_classic, self._coordinator.entries(vhost))
+        return map(summary_of, self._coordinator.entries(vhost))
 
     def find(self, vhost: VHost, name: str) -> GroupSummary | None:
         """Return the group if it has members or offsets."""
         entry = self._coordinator.find(vhost, name)
-        return None if entry is None else _classic(entry)
+        return None if entry is None else summary_of(entry)
 
     def members(self, vhost: VHost, name: str) -> Iterator[MemberSummary]:
         """Yield the members of a group, with at most PARTITIONS_MAX partitions in all."""
@@ -122,12 +121,23 @@ class GroupListing:
         if entry is None:
             return
         group = entry.group
-        has_assignment = group.state is GroupState.STABLE and group.protocol_type == CONSUMER
         left = PARTITIONS_MAX
-        for each in list(group.members.values()):
-            assignment = decode_assignment(each.assignment, left) if has_assignment else {}
-            left -= sum(map(len, assignment.values()))
-            yield MemberSummary(each.id, each.instance_id, each.client_id, each.host, assignment)
+        if isinstance(group, ConsumerGroup):
+            has_assignment = group.state is GroupState.STABLE and group.protocol_type == CONSUMER
+            for each in list(group.members.values()):
+                assignment = decode_assignment(each.assignment, left) if has_assignment else {}
+                left -= sum(map(len, assignment.values()))
+                yield MemberSummary(each.id, each.instance_id, each.client_id, each.host, assignment)
+            return
+        for member in list(group.members.values()):
+            names = topic_names(vhost, {topic_id for topic_id, _ in member.assigned})
+            indexes: dict[str, list[int]] = {}
+            for topic_id, index in sorted(member.assigned)[:left]:
+                if topic_id in names:
+                    indexes.setdefault(names[topic_id], []).append(index)
+            left -= len(member.assigned)
+            assigned = {topic: tuple(found) for topic, found in indexes.items()}
+            yield MemberSummary(member.id, member.instance_id, member.client_id, member.host, assigned)
 
     def places(self, vhost: VHost, name: str) -> list[tuple[str, int]]:
         """Return topic and partition of each committed offset of a group."""
@@ -163,9 +173,12 @@ class GroupListing:
         return OffsetSummary(*place, None, None, "", end, None, member_id) if member_id else None
 
 
-def _classic(entry: GroupEntry) -> GroupSummary:
-    group = entry.group
-    return GroupSummary(group.name, CLASSIC, group.state.value, group.protocol_type, group.protocol, len(group.members))
+def summary_of(entry: GroupEntry) -> GroupSummary:
+    """Return a group as a row of a list."""
+    group, count = entry.group, len(entry.group.members)
+    if isinstance(group, ConsumerGroup):
+        return GroupSummary(group.name, CLASSIC, group.state.value, group.protocol_type, group.protocol, count)
+    return GroupSummary(group.name, CONSUMER, group.phase.value, CONSUMER, group.assignor, count)
 
 
 def decode_assignment(data: bytes, partitions_max: int) -> Assignment:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from amqpd.broker.queue.log_opener import opened
 from amqpd.errors import NotFound, PreconditionFailed, ResourceError
 from amqpd.kafka_server.committed_offsets import CommittedOffset, OffsetKey
-from amqpd.kafka_server.group_listing import GroupListing, partition_stream, partitions_of
+from amqpd.kafka_server.group_listing import GroupListing, partition_stream, partitions_of, summary_of
 from amqpd.kafka_server.list_offsets import SCAN_BATCHES_MAX
 
 if TYPE_CHECKING:
@@ -99,9 +99,8 @@ class GroupOperations:
     @staticmethod
     def _check_unused(name: str, entry: GroupEntry | None) -> None:
         if entry is not None and not entry.group.is_unused:
-            raise PreconditionFailed(
-                f"Kafka group '{name}' is in use (state {entry.group.state.value}): stop its members first"
-            )
+            state = summary_of(entry).state
+            raise PreconditionFailed(f"Kafka group '{name}' is in use (state {state}): stop its members first")
 
     # -- reset
 
@@ -159,7 +158,7 @@ class GroupOperations:
         entry = coordinator.find_or_add(vhost, name)
         if entry is None or not coordinator.offsets.has_room(vhost.id, size_bytes):
             raise PreconditionFailed(f"vhost '{vhost.name}' has no room for more groups or committed offsets")
-        entry.group.commit_error("", None, -1, coordinator.now_ms())  # counts as use of the group
+        entry.group.idle_since_ms = coordinator.now_ms()
         try:
             await self._write(written)
         finally:
