@@ -67,7 +67,8 @@ _GRANTS: Final[tuple[tuple[Permission, frozenset[int]], ...]] = (
 )
 # CreateTopics checks the names, so every user may try.
 _CLUSTER_GRANTS: Final = frozenset({CREATE, DESCRIBE, DESCRIBE_CONFIGS, IDEMPOTENT_WRITE})
-_NOT_ASKED: Final = -(1 << 31)
+NOT_ASKED: Final = -(1 << 31)
+"""In place of the authorized operations."""
 _BROKERS: Final = 1
 """The endpoint type of DescribeCluster."""
 
@@ -261,32 +262,32 @@ def _metadata(call: Call) -> None:
     if version >= 2:
         writer.string(cluster_id(session))
     writer.int32(NODE_ID)  # controller
-    found = _all_topics(session) if request.topics is None else _named_topics(session, request.topics)
+    found = all_topics(session) if request.topics is None else _named_topics(session, request.topics)
     writer.count(len(found))
     encoded: dict[int, bytes] = {}
     operations = bool(request.include_topic_authorized_operations)
     for name, topic_id, topic in found:
-        bits = _bits(_operations(session, topic.name)) if operations and isinstance(topic, Topic) else _NOT_ASKED
+        bits = operation_bits(session, topic.name) if operations and isinstance(topic, Topic) else NOT_ASKED
         count = len(topic.partitions) if isinstance(topic, Topic) else 0
         if count not in encoded:
             encoded[count] = _partitions(version, call.is_flexible, count)
         _write_topic(writer, version, (name, topic_id, topic), encoded[count], bits)
     if 8 <= version <= 10:
-        writer.int32(_bits(_CLUSTER_GRANTS) if request.include_cluster_authorized_operations else _NOT_ASKED)
+        writer.int32(_bits(_CLUSTER_GRANTS) if request.include_cluster_authorized_operations else NOT_ASKED)
     writer.end()
     call.reply_bytes(bytes(writer.data))
 
 
-_Found: TypeAlias = tuple[str | None, UUID, Topic | int]
+FoundTopic: TypeAlias = tuple[str | None, UUID, Topic | int]
 """Name and id of the answer, and the topic or an error code."""
 
 
-def _all_topics(session: Session) -> list[_Found]:
+def all_topics(session: Session) -> list[FoundTopic]:
     """Return the topics that the user may read or write. Cost: 2 us for each stream and super stream of the vhost."""
     vhost = session.vhost
     names = dict.fromkeys(queue.name for queue in vhost.streams.values() if not vhost.super_streams.has_stream(queue))
     names.update(dict.fromkeys(each.exchange.name for each in vhost.super_streams.all()))
-    found: list[_Found] = []
+    found: list[FoundTopic] = []
     for name in names:
         if KAFKA_TOPIC.fullmatch(name) is not None and _may_describe(session, name):
             topic = topic_of_name(vhost, name)
@@ -299,11 +300,11 @@ def _may_describe(session: Session, name: str) -> bool:
     return is_permitted(session, name, "read") or is_permitted(session, name, "write")
 
 
-def _named_topics(session: Session, wanted: list[Any]) -> list[_Found]:
+def _named_topics(session: Session, wanted: list[Any]) -> list[FoundTopic]:
     """Return the topics that the request names, each once. Raises: MalformedRequest."""
     asked = dict.fromkeys((each.name, each.topic_id) for each in wanted)
     check_count(len(asked))
-    found: list[_Found] = []
+    found: list[FoundTopic] = []
     for name, topic_id in asked:
         topic = describable_topic(session, name, topic_id)
         if isinstance(topic, Topic):
@@ -344,7 +345,7 @@ def _partitions(version: int, flexible: bool, count: int) -> bytes:
     return bytes(writer.data)
 
 
-def _write_topic(writer: BodyWriter, version: int, found: _Found, partitions: bytes, operations: int) -> None:
+def _write_topic(writer: BodyWriter, version: int, found: FoundTopic, partitions: bytes, operations: int) -> None:
     name, topic_id, topic = found
     writer.int16(NONE if isinstance(topic, Topic) else topic)
     # Before version 12 the name cannot be null.
@@ -358,13 +359,13 @@ def _write_topic(writer: BodyWriter, version: int, found: _Found, partitions: by
     writer.end()
 
 
-def _operations(session: Session, name: str) -> frozenset[int]:
-    """Return the operations that the user's permissions for a topic allow."""
+def operation_bits(session: Session, name: str) -> int:
+    """Return the operations that the user's permissions for a topic allow, as bits."""
     granted: frozenset[int] = frozenset()
     for kind, operations in _GRANTS:
         if is_permitted(session, name, kind):
             granted |= operations
-    return granted
+    return _bits(granted)
 
 
 def _bits(operations: frozenset[int]) -> int:
