@@ -65,6 +65,7 @@ MEANINGS = {
     "x-local-random": "one binding, at random; classic queues and an empty binding key only",
     "x-message-deduplication": "every binding, once for each id",
     "x-modulus-hash": "one binding, by the hash of the routing key",
+    "x-murmur2-hash": "the partition that Kafka's producers choose for the routing key; streams only",
     "x-random": "one binding, at random",
     "x-recent-history": "every binding; a new binding gets the last messages",
 }

@@ -355,7 +355,7 @@ def delete_queues(vhost: VHost, queues: Sequence[Queue], done: Done = ignore_res
 
 
 def delete_super_stream(vhost: VHost, exchange: Exchange, streams: Sequence[Queue], done: Done = ignore_result) -> None:
-    """Delete an exchange and its streams in one commit. See `delete_queue`. Cost: 50 us per stream."""
+    """Delete an exchange and its streams in one commit. See `delete_queue`. Cost: 0.1 ms per stream."""
     changes = remove_exchange(vhost, exchange)
     for queue in streams:
         changes += remove_queue(vhost, queue)[1]
