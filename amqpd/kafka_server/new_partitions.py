@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.batch import DeclarationBatch
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
-from amqpd.broker.vhost.super_streams import SUPER_STREAM
+from amqpd.broker.vhost.exchange import SUPER_STREAM
 from amqpd.kafka_server.messages import STORAGE_ERROR, TOPIC_ALREADY_EXISTS, TOPIC_AUTHORIZATION_FAILED
 from amqpd.kafka_server.topic_steps import RefusedTopic, TopicStep, short_name
 from amqpd.kafka_server.topics import is_permitted

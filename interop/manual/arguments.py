@@ -48,6 +48,7 @@ BINDINGS = """
 | `x-match` | `headers` | `all` (the default), `any`, or `all-with-x`, `any-with-x`, by which headers that begin with `x-` count too |
 | any other | `headers` | a header, and the value that it has to have; a void value asks only that it is there |
 | `x-selector` | `x-jms-topic` | the text of a [selector](../filters.md) |
+| `x-stream-partition-order` | `x-murmur2-hash`, and any with `x-super-stream` | the number of the stream's partition, from 0 |
 | `rjms_erlang_selector` | `x-jms-topic` | the same, as RabbitMQ's JMS client sends it |
 """
 TYPES = """

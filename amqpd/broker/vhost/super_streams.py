@@ -10,15 +10,11 @@ Bindings made from the last partition to the first make all of them visible at o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 from uuid import UUID, uuid5
 
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.vhost.exchange import Binding, BindingKey, Exchange
+from amqpd.broker.vhost.exchange import SUPER_STREAM, Binding, BindingKey, Exchange
 from amqpd.routing.murmur2 import partition_order
-
-SUPER_STREAM: Final = "x-super-stream"
-"""Argument of the exchange."""
 
 
 class SuperStream:
