@@ -11,7 +11,7 @@ A request with many topics is done in slices, so that other clients have their t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -69,15 +69,15 @@ class CreateStep(TopicStep):
 
     Args:
         asked: the topic of the request.
-        is_twice: the request has several topics with this name.
+        invalid: why the request is invalid for this topic, or "".
         names: the vhost, or a draft of it for a request that only validates.
     """
 
-    def __init__(self, steps: TopicSteps, index: int, asked: Any, is_twice: bool, names: Namespace) -> None:
+    def __init__(self, steps: TopicSteps, index: int, asked: Any, invalid: str, names: Namespace) -> None:
         super().__init__(steps, index)
         self._asked = asked
         self._name: str = asked.name or ""
-        self._is_twice = is_twice
+        self._invalid = invalid
         self._names = names
         self._arguments: dict[str, object] = {}
         self._count = 1
@@ -92,8 +92,8 @@ class CreateStep(TopicStep):
     def work(self) -> None:
         asked, session, names = self._asked, self.call.session, self._names
         name = self._name
-        if self._is_twice:
-            raise RefusedTopic(INVALID_REQUEST, f"topic '{short_name(name)}' is in the request more than once")
+        if self._invalid:
+            raise RefusedTopic(INVALID_REQUEST, self._invalid)
         if KAFKA_TOPIC.fullmatch(name) is None:
             raise RefusedTopic(INVALID_TOPIC_EXCEPTION)
         if not is_permitted(session, name, "configure"):
@@ -112,8 +112,9 @@ class CreateStep(TopicStep):
         else:
             declaration = QueueDeclaration(name, True, False, False, self._arguments, session)
             declare.declare_queue(names, declaration, self._committed)
-            names.vhost.catalogue.queue_declared_count += names is names.vhost
-            if names is not names.vhost:
+            if names is names.vhost:
+                names.vhost.catalogue.queue_declared_count += 1
+            else:
                 self._committed(None)
 
     @property
@@ -185,7 +186,6 @@ def _create_topics(call: Call) -> None:
     request = call.request
     topics = request.topics or ()
     check_count(len(topics), CREATED_MAX)
-    check_count(sum(max(each.num_partitions, 1) for each in topics), PARTITIONS_MAX)
     vhost = call.session.vhost
     names: Namespace = vhost
     if request.validate_only:
@@ -194,10 +194,28 @@ def _create_topics(call: Call) -> None:
         names = draft
     counts = Counter(each.name for each in topics)
     once = {each.name: each for each in topics}
+    limits = _over_limit(each.num_partitions for each in once.values())
     steps = TopicSteps(call, lambda results: call.reply({"topics": results}))
     steps.begin(
-        [CreateStep(steps, index, each, counts[each.name] > 1, names) for index, each in enumerate(once.values())]
+        [
+            CreateStep(steps, index, each, why or _twice(name, counts), names)
+            for index, ((name, each), why) in enumerate(zip(once.items(), limits, strict=True))
+        ]
     )
+
+
+def _twice(name: str | None, counts: Counter[str | None]) -> str:
+    return f"topic '{short_name(name or '')}' is in the request more than once" if counts[name] > 1 else ""
+
+
+def _over_limit(partitions: Iterable[int]) -> list[str]:
+    """Return for each topic of a request why it gets no partitions, or "". Topics that are refused anyway count 1."""
+    total = 0
+    reasons: list[str] = []
+    for count in partitions:
+        total += count if 0 < count <= PARTITIONS_MAX else 1
+        reasons.append(f"a request has at most {PARTITIONS_MAX} partitions" if total > PARTITIONS_MAX else "")
+    return reasons
 
 
 # -- DeleteTopics ------------------------------------------------------------------------------------------------------
@@ -270,12 +288,12 @@ def _delete_topics(call: Call) -> None:
 
 
 class GrowStep(TopicStep):
-    """A topic that gets more partitions."""
+    """A topic that gets more partitions. Arguments: as of `CreateStep`."""
 
-    def __init__(self, steps: TopicSteps, index: int, asked: Any, is_twice: bool, draft: Namespace | None) -> None:
+    def __init__(self, steps: TopicSteps, index: int, asked: Any, invalid: str, draft: Namespace | None) -> None:
         super().__init__(steps, index)
         self._asked = asked
-        self._is_twice = is_twice
+        self._invalid = invalid
         self._draft = draft
 
     @property
@@ -287,8 +305,8 @@ class GrowStep(TopicStep):
 
     def work(self) -> None:
         asked, session, name = self._asked, self.call.session, self.topic_name
-        if self._is_twice:
-            raise RefusedTopic(INVALID_REQUEST, f"topic '{short_name(name)}' is in the request more than once")
+        if self._invalid:
+            raise RefusedTopic(INVALID_REQUEST, self._invalid)
         found = find_topic(session, name, "configure")
         if isinstance(found, int):
             raise RefusedTopic(found)
@@ -318,15 +336,18 @@ def _create_partitions(call: Call) -> None:
     request = call.request
     topics: Sequence[Any] = request.topics or ()
     check_count(len(topics), CREATED_MAX)
-    check_count(sum(max(each.count, 1) for each in topics), PARTITIONS_MAX)
     draft: Namespace | None = None
     if request.validate_only:
         draft = DeclarationBatch(call.connection.server.broker.vhosts, dry=True).draft(call.session.vhost.name)
     counts = Counter(each.name for each in topics)
     once = {each.name: each for each in topics}
+    limits = _over_limit(each.count for each in once.values())
     steps = TopicSteps(call, lambda results: call.reply({"results": results}))
     steps.begin(
-        [GrowStep(steps, index, each, counts[each.name] > 1, draft) for index, each in enumerate(once.values())]
+        [
+            GrowStep(steps, index, each, why or _twice(name, counts), draft)
+            for index, ((name, each), why) in enumerate(zip(once.items(), limits, strict=True))
+        ]
     )
 
 

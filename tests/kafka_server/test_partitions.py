@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.metadata import MetadataRequest
 from kafka_socket import KafkaSocket
 
+from amqpd.broker.queue.queue import Queue
+from amqpd.broker.vhost.exchange import Binding, BindingKey, Exchange
+from amqpd.broker.vhost.super_streams import SuperStreams
 from amqpd.testing import BrokerProcess
 
 SETTINGS = {"kafka.port": 0, "kafka.host": "127.0.0.1"}
@@ -417,3 +421,77 @@ class TestRecords:
         async with AIOKafkaConsumer(name, bootstrap_servers=kafka_address, auto_offset_reset="earliest") as consumer:
             found = {(await asyncio.wait_for(consumer.getone(), 20)).value for _ in range(30)}
         assert found == {b"%d" % number for number in range(30)}
+
+
+def test_a_request_creates_at_most_ten_thousand_partitions(client: KafkaSocket) -> None:
+    name = new_name()
+    topics = [
+        CreateTopicsRequest.CreatableTopic(
+            name=f"{name}-{number}", num_partitions=count, replication_factor=1, assignments=[], configs=[]
+        )
+        for number, count in enumerate([1000] * 10 + [1, 2_000_000_000])
+    ]
+    request = CreateTopicsRequest(topics=topics, timeout_ms=1000, validate_only=True)
+    assert [each.error_code for each in client.ask(request, 7).topics] == [0] * 10 + [42, 42]
+    assert create(client, name, 2_000_000_000).error_code == 37
+
+
+class FakeStream(Queue):
+    """A stream without a log."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.id = uuid.uuid5(uuid.NAMESPACE_DNS, name).hex
+        self.kind = "stream"
+
+
+class TestSuperStreams:
+    """The index of super streams in a vhost."""
+
+    def test_several_streams_with_one_number_are_ordered_by_name(self) -> None:
+        names, exchange = self.names_with("x")
+        late, early = self.bound(names, exchange, "b", 0), self.bound(names, exchange, "a", 0)
+        found = names.get("x")
+        assert found is not None
+        assert [each.name for each in found.partitions] == ["a"]
+        names.binding_removed(early)
+        assert [each.name for each in found.partitions] == ["b"]
+        assert found.id is not None
+        assert names.get_by_id(found.id) is found
+        names.binding_removed(late)
+        assert (found.partitions, found.id) == ((), None)
+        assert not names.has_stream(late.destination)
+
+    @pytest.mark.parametrize("order", [-1, 10_000, 1 << 40, True, "0", None])
+    def test_invalid_numbers_are_ignored(self, order: Any) -> None:
+        names, exchange = self.names_with("x")
+        binding = self.bound(names, exchange, "a", order)
+        found = names.get("x")
+        assert found is not None
+        assert found.partitions == ()
+        names.binding_removed(binding)
+
+    def test_ids_depend_on_the_name_and_the_first_stream(self) -> None:
+        ids = set()
+        for exchange_name, stream in (("x", "a"), ("x", "b"), ("y", "a")):
+            names, exchange = self.names_with(exchange_name)
+            self.bound(names, exchange, stream, 0)
+            found = names.get(exchange_name)
+            assert found is not None
+            ids.add(found.id)
+        assert len(ids) == 3
+
+    @staticmethod
+    def names_with(name: str) -> tuple[SuperStreams, Exchange]:
+        names = SuperStreams()
+        exchange = Exchange(name, "direct", None, True, False, False, {"x-super-stream": True})
+        names.exchange_added(exchange)
+        return names, exchange
+
+    @staticmethod
+    def bound(names: SuperStreams, exchange: Exchange, stream: str, order: Any) -> Any:
+        binding = Binding.__new__(Binding)
+        binding.source, binding.destination = exchange, FakeStream(stream)
+        binding.arguments, binding.key = {ORDER: order}, BindingKey(exchange.name, "queue", stream, str(order), b"")
+        names.binding_added(binding)
+        return binding

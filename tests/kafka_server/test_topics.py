@@ -578,6 +578,7 @@ class TestDescribeConfigs:
             "file.delete.delay.ms": "60000",
             "message.timestamp.type": "CreateTime",
             "min.cleanable.dirty.ratio": "0.5",
+            "min.compaction.lag.ms": "0",
             "min.insync.replicas": "1",
             "preallocate": "false",
             "remote.storage.enable": "false",
