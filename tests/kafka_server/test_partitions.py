@@ -24,7 +24,6 @@ from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.metadata import MetadataRequest
 from kafka_socket import KafkaSocket
 
-from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost.exchange import Binding, BindingKey, Exchange
 from amqpd.broker.vhost.super_streams import SuperStreams
 from amqpd.testing import BrokerProcess
@@ -436,7 +435,7 @@ def test_a_request_creates_at_most_ten_thousand_partitions(client: KafkaSocket) 
     assert create(client, name, 2_000_000_000).error_code == 37
 
 
-class FakeStream(Queue):
+class FakeStream:
     """A stream without a log."""
 
     def __init__(self, name: str) -> None:
@@ -490,7 +489,7 @@ class TestSuperStreams:
 
     @staticmethod
     def bound(names: SuperStreams, exchange: Exchange, stream: str, order: Any) -> Any:
-        binding = Binding.__new__(Binding)
+        binding: Any = Binding.__new__(Binding)
         binding.source, binding.destination = exchange, FakeStream(stream)
         binding.arguments, binding.key = {ORDER: order}, BindingKey(exchange.name, "queue", stream, str(order), b"")
         names.binding_added(binding)

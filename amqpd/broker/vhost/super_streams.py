@@ -10,11 +10,14 @@ Bindings made from the last partition to the first make all of them visible at o
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 from uuid import UUID, uuid5
 
-from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost.exchange import SUPER_STREAM, Binding, BindingKey, Exchange
 from amqpd.routing.murmur2 import partition_order
+
+if TYPE_CHECKING:
+    from amqpd.broker.queue.queue import Queue
 
 
 class SuperStream:
@@ -103,7 +106,7 @@ class SuperStreams:
         if found is None:
             return
         order, queue = partition_order(binding.arguments), binding.destination
-        if order >= 0 and isinstance(queue, Queue) and queue.kind == "stream":
+        if order >= 0 and not isinstance(queue, Exchange) and queue.kind == "stream":
             self._bound_counts[queue] = self._bound_counts.get(queue, 0) + 1
             self._unindex(found)
             found.add(binding.key, order, queue)
@@ -114,7 +117,7 @@ class SuperStreams:
         if found is None:
             return
         queue = binding.destination
-        if partition_order(binding.arguments) >= 0 and isinstance(queue, Queue) and queue in self._bound_counts:
+        if partition_order(binding.arguments) >= 0 and not isinstance(queue, Exchange) and queue in self._bound_counts:
             self._bound_counts[queue] -= 1
             if self._bound_counts[queue] == 0:
                 del self._bound_counts[queue]
