@@ -260,7 +260,7 @@ def broker_entries(settings: Any) -> list[ConfigEntry]:
         ("delete.topic.enable", "true", BOOLEAN, "DeleteTopics deletes streams"),
         ("log.segment.bytes", str(settings.storage.segment_size_bytes), INT, "size of a file of a stream's log"),
         ("min.insync.replicas", "1", INT, "there is one replica"),
-        ("num.partitions", "1", INT, "each stream has one partition"),
+        ("num.partitions", "1", INT, "partitions of a new topic, unless its creation names more"),
         ("socket.request.max.bytes", str(settings.kafka.request_size_max_bytes), INT, "largest request"),
     )
     return [ConfigEntry(name, value, DEFAULT, value, True, kind, meaning) for name, value, kind, meaning in rows]

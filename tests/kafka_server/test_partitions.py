@@ -55,12 +55,15 @@ def new_name() -> str:
     return f"p-{secrets.token_hex(6)}"
 
 
-def create(client: KafkaSocket, name: str, count: int, validate_only: bool = False) -> Any:
+def creation(name: str, count: int, validate_only: bool = False) -> Any:
     topic = CreateTopicsRequest.CreatableTopic(
         name=name, num_partitions=count, replication_factor=1, assignments=[], configs=[]
     )
-    request = CreateTopicsRequest(topics=[topic], timeout_ms=1000, validate_only=validate_only)
-    (result,) = client.ask(request, 7).topics
+    return CreateTopicsRequest(topics=[topic], timeout_ms=1000, validate_only=validate_only)
+
+
+def create(client: KafkaSocket, name: str, count: int, validate_only: bool = False) -> Any:
+    (result,) = client.ask(creation(name, count, validate_only), 7).topics
     return result
 
 
@@ -203,6 +206,28 @@ class TestAdministration:
         assert {each for each in queue_names(kafka_broker) if each.startswith(name)} == {f"{name}-2"}
         kafka_broker.api("DELETE", f"/api/queues/%2F/{name}-2")
         assert create(client, name, 4).error_code == 0
+
+    def test_one_of_two_clients_that_create_a_topic_gets_it(self, kafka_address: str) -> None:
+        name = new_name()
+        with KafkaSocket(kafka_address) as one, KafkaSocket(kafka_address) as other:
+            request = creation(name, 50)
+            for client in (one, other):
+                client.send(request, 7)
+            codes = [client.decode(request, 7, client.receive()).topics[0].error_code for client in (one, other)]
+            assert sorted(codes) == [0, 36]
+            assert partition_count(one, name) == 50
+
+    def test_a_client_that_leaves_gets_all_or_nothing(
+        self, kafka_broker: BrokerProcess, kafka_address: str, client: KafkaSocket
+    ) -> None:
+        name = new_name()
+        with KafkaSocket(kafka_address) as gone:
+            gone.send(creation(name, 500), 7)
+        code = create(client, name, 500).error_code  # waits for the first creation, if there is one
+        assert code in (0, 36)
+        assert partition_count(client, name) == 500
+        assert len({each for each in queue_names(kafka_broker) if each.startswith(name)}) == 500
+        assert delete(client, name) == 0
 
     @pytest.mark.parametrize("count", [1, 3])
     def test_a_topic_that_exists_is_refused(self, client: KafkaSocket, count: int) -> None:
