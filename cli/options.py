@@ -119,6 +119,9 @@ SPECIFIC: Final = (
     Option("object-type", "", "<queues|exchanges>", "kind of the named object (default queues)"),
     Option("partitions", "", "<number>", "number of streams (default 3)"),
     Option("routing-keys", "", "<key1>,<key2>", "one stream per routing key, instead of --partitions"),
+    Option(
+        "exchange-type", "", "<type>", "direct (default), or x-murmur2-hash: Kafka's partition for each routing key"
+    ),
     Option("max-length-bytes", "", "<size>", "maximum size of each stream: bytes, or with the unit kb, mb, gb or tb"),
     Option("max-age", "", "<period>", "maximum age of messages in each stream, in ISO 8601: P7D, PT2H"),
     Option("stream-max-segment-size-bytes", "", "<size>", "size of a segment of a stream, in the same units"),

@@ -131,6 +131,8 @@ COMMANDS: Final = (
 
 GROUP: Final = "Stream plugin"
 UNITS: Final = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+EXCHANGE_TYPES: Final = ("direct", "x-murmur2-hash")
+"""direct: the routing key is a partition's. x-murmur2-hash: as Kafka's producers choose a partition for a key."""
 LOCATORS: Final = ("client-local", "random", "least-leaders")
 _PERIOD: Final = re.compile(r"P(?:(\d+)Y)?(?:(\d+)M)?(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?")
 _PERIOD_S: Final = (31_536_000, 2_592_000, 604_800, 86_400, 3_600, 60, 1)
@@ -199,7 +201,10 @@ def add_super_stream(context: Context) -> None:
             raise Failure(SOFTWARE, f"there is already {what} named {taken}")
     made: list[str] = []
     try:
-        body = {"type": "direct", "durable": True, "arguments": {"x-super-stream": True}}
+        kind = context.line.given.get("exchange-type", EXCHANGE_TYPES[0])
+        if kind not in EXCHANGE_TYPES:
+            raise UsageError(f"Invalid value for --exchange-type, valid values: {', '.join(EXCHANGE_TYPES)}")
+        body = {"type": kind, "durable": True, "arguments": {"x-super-stream": True}}
         _made(context, made, exchange, body)
         for place, (key, path) in enumerate(zip(keys, queues, strict=True)):
             _made(context, made, path, {"durable": True, "arguments": arguments})
@@ -264,8 +269,8 @@ def set_retention(context: Context) -> None:
 
 _SUPER_STREAM: Final = ("<name>", "name of the exchange; its streams are called <name>-<routing key>")
 _OWN: Final = (
-    "partitions", "routing-keys", "max-length-bytes", "max-age", "stream-max-segment-size-bytes", "leader-locator",
-    "initial-cluster-size",
+    "partitions", "routing-keys", "exchange-type", "max-length-bytes", "max-age", "stream-max-segment-size-bytes",
+    "leader-locator", "initial-cluster-size",
 )  # fmt: skip
 LISTS: Final = {
     "connections": ("conn_name", "user", "peer_host", "peer_port", "state", "vhost"),
@@ -298,13 +303,14 @@ SUPER_STREAM_COMMANDS: Final = (
         GROUP,
         "Adds a super stream: an exchange with a stream for each partition",
         add_super_stream,
-        "[--vhost <vhost>] [--partitions <number> | --routing-keys <keys>] <name>",
+        "[--vhost <vhost>] [--partitions <number> | --routing-keys <keys>] [--exchange-type <type>] <name>",
         1,
         1,
         (_SUPER_STREAM,),
         _OWN,
         examples=(
             ("add_super_stream invoices --partitions 3", "streams invoices-0, invoices-1 and invoices-2"),
+            ("add_super_stream invoices --exchange-type x-murmur2-hash", "Kafka's partition for each routing key"),
             ("add_super_stream invoices --routing-keys eu,us --max-age P7D", "messages are kept for a week"),
         ),
     ),

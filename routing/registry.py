@@ -20,6 +20,7 @@ from amqpd.routing.direct_fanout import Direct, Fanout
 from amqpd.routing.hashing import ConsistentHash, LocalRandom, ModulusHash, Random
 from amqpd.routing.headers import Headers
 from amqpd.routing.jms_topic import JmsTopic
+from amqpd.routing.murmur2 import Murmur2Hash
 from amqpd.routing.stateful import Deduplication, RecentHistory
 from amqpd.routing.topic import Topic
 
@@ -37,6 +38,7 @@ BUILT_IN: Final[dict[str, Callable[[], ExchangeType]]] = {
     "x-local-random": LocalRandom,
     "x-message-deduplication": Deduplication,
     "x-modulus-hash": ModulusHash,
+    "x-murmur2-hash": Murmur2Hash,
     "x-random": Random,
     "x-recent-history": RecentHistory,
 }

@@ -460,7 +460,7 @@ class QueueLog:
         raise NotImplementedError
 
     def log_start(self) -> i64:
-        """Return the lowest offset that a reader may ask for: earlier segments were removed.
+        """Return the lowest offset that a reader may ask for: earlier segments were removed, or records before it.
 
         Compaction alone does not move it. At most the high watermark.
         """

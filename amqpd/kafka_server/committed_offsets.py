@@ -6,15 +6,15 @@ its value is the offset. The last record of a key counts, and a record without a
 kept and ignored.
 
     key     version 1, then vhost id, group, topic (a length of 2 bytes and UTF-8 each), partition (int32)
-    value   version 1, offset (int64), leader epoch (int32), time of the commit in ms (int64), topic id (16 bytes),
-            metadata (UTF-8, the rest)
+    value   version 1, offset (int64), leader epoch (int32), time of the commit in ms (int64), id of the
+            partition's stream (16 bytes), metadata (UTF-8, the rest)
 
 A commit is appended at once, and in memory and answered when it is synced, so no client sees an offset that a crash
 could take back. A failed write changes nothing. If the log refuses everything after a failed sync, commits fail until
 the next start, and what was committed stays readable.
 
-The ids of vhost and topic make a deleted vhost's or topic's offsets void at once, also if the broker is killed before
-their removal is in the log: a new one of the same name has another id.
+The ids of vhost and stream make a deleted vhost's or partition's offsets void at once, also if the broker is killed
+before their removal is in the log: a new one of the same name has another id.
 
 The log is opened and read in slices of the event loop. Memory: some 300 bytes and the metadata per offset.
 """
@@ -75,14 +75,14 @@ class CommittedOffset(NamedTuple):
     Attributes:
         metadata: the client's text.
         commit_ms: since 1970.
-        topic_id: of the topic to which it was committed, 16 bytes.
+        stream_id: of the partition to which it was committed, 16 bytes.
     """
 
     offset: int
     leader_epoch: int
     metadata: str
     commit_ms: int
-    topic_id: bytes
+    stream_id: bytes
 
     @property
     def size_bytes(self) -> int:
@@ -119,7 +119,7 @@ def decode_key(data: bytes) -> OffsetKey | None:
 
 
 def encode_value(value: CommittedOffset) -> bytes:
-    fixed = _VALUE.pack(value.offset, value.leader_epoch, value.commit_ms, value.topic_id)
+    fixed = _VALUE.pack(value.offset, value.leader_epoch, value.commit_ms, value.stream_id)
     return _VERSION + fixed + value.metadata.encode("utf-8", "surrogatepass")
 
 
@@ -127,9 +127,9 @@ def decode_value(data: bytes) -> CommittedOffset | None:
     """Return the value; None if its version is unknown or it is damaged."""
     if data[:1] != _VERSION or len(data) <= _VALUE.size:
         return None
-    offset, leader_epoch, commit_ms, topic_id = _VALUE.unpack_from(data, 1)
+    offset, leader_epoch, commit_ms, stream_id = _VALUE.unpack_from(data, 1)
     metadata = data[1 + _VALUE.size :].decode("utf-8", "replace")
-    return CommittedOffset(offset, leader_epoch, metadata, commit_ms, topic_id)
+    return CommittedOffset(offset, leader_epoch, metadata, commit_ms, stream_id)
 
 
 class CommittedOffsets:

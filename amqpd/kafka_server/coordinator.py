@@ -253,10 +253,12 @@ class GroupCoordinator:
         self.changed(entry)
 
     def committed(self, vhost: VHost, key: OffsetKey) -> CommittedOffset | None:
-        """Return a committed offset; None if there is none, or if its topic was deleted."""
+        """Return a committed offset; None if there is none, or if its partition was deleted."""
         value = self.offsets.of_group(key.vhost_id, key.group).get((key.topic, key.partition))
-        queue = vhost.queues.get(key.topic)
-        if value is None or queue is None or not queue.id or bytes.fromhex(queue.id) != value.topic_id:
+        topic = None if value is None else topics.topic_of_name(vhost, key.topic)
+        if value is None or topic is None or not 0 <= key.partition < len(topic.partitions):
+            return None
+        if bytes.fromhex(topic.partitions[key.partition].id) != value.stream_id:
             return None
         return value
 

@@ -176,7 +176,7 @@ class _Fetch(Timer):
         self._done = False
         self._expired = self._wait_ms <= 0
         self._slow = False  # the timer is that of SLOW_MS
-        self._opening = 0  # partitions whose logs are being opened
+        self._opening = True  # logs are being opened
         self._unread: list[FetchPartition] = []  # last one first
         self._by_log: dict[QueueLog, list[FetchPartition]] = {}
 
@@ -185,37 +185,16 @@ class _Fetch(Timer):
         timers = self._fetches.broker.timers
         timers.arm(self, timers.now_ms() + (SLOW_MS if self._expired else self._wait_ms))
         self._slow = self._expired
-        session = self.call.session
         by_id = self.call.version >= TOPIC_IDS
-        self._opening = 1
-        for topic in self._topics:
-            if by_id:
-                found = topics.find_topic_by_id(session, UUID(bytes=topic.name), "read")
-            else:
-                found = topics.find_topic(session, topic.name.decode("utf-8", "replace"), "read")
-            for each in topic.partitions:
-                if isinstance(found, int):
-                    each.error_code = found
-                elif each.index != 0:
-                    each.error_code = UNKNOWN_TOPIC_OR_PARTITION
-                else:
-                    self._opening += 1
-                    topics.open_topic(found, partial(self._opened, each, found))
-        self._one_open()
+        wanted: list[tuple[str | UUID, list[FetchPartition]]] = [
+            (UUID(bytes=topic.name) if by_id else topic.name.decode("utf-8", "replace"), topic.partitions)
+            for topic in self._topics
+        ]
+        topics.open_partitions(self.call.session, wanted, "read", self._opened)
 
-    def _opened(self, each: FetchPartition, topic: topics.StreamTopic, is_open: bool) -> None:
-        store = topic.queue.store
-        if topic.queue.is_deleted():
-            each.error_code = self._gone
-        elif not is_open or store is None:
-            each.error_code = STORAGE_ERROR
-        else:
-            each.store = store
-        self._one_open()
-
-    def _one_open(self) -> None:
-        self._opening -= 1
-        if self._opening > 0 or self._done:
+    def _opened(self) -> None:
+        self._opening = False
+        if self._done:
             return
         for topic in self._topics:
             for each in topic.partitions:
@@ -322,7 +301,7 @@ class _Fetch(Timer):
 
     def fire(self) -> None:
         self._expired = True
-        if not self._slow and (self._unread or self._opening > 0):
+        if not self._slow and (self._unread or self._opening):
             self._slow = True
             timers = self._fetches.broker.timers
             timers.arm(self, timers.now_ms() + SLOW_MS)

@@ -1,8 +1,4 @@
-"""Groups for operators: state, members, committed offsets and lag. The HTTP API and the metrics read them here.
-
-A topic is a stream with one partition, number 0;
-`partition_stream` and `partitions_of` are the only functions here that know it.
-"""
+"""Groups for operators: state, members, committed offsets and lag. The HTTP API and the metrics read them here."""
 
 from __future__ import annotations
 
@@ -14,6 +10,7 @@ from amqpd.kafka_server.committed_offsets import OffsetKey
 from amqpd.kafka_server.group_admin import CLASSIC, CONSUMER
 from amqpd.kafka_server.group_topics import topic_names
 from amqpd.kafka_server.groups import ConsumerGroup, GroupState
+from amqpd.kafka_server.topics import topic_of_name
 
 if TYPE_CHECKING:
     from amqpd.broker.queue.queue import Queue
@@ -77,15 +74,14 @@ class OffsetSummary(NamedTuple):
 
 def partition_stream(vhost: VHost, topic: str, partition: int) -> Queue | None:
     """Return the stream of a partition; None if it does not exist."""
-    queue = vhost.queues.get(topic)
-    if partition != 0 or queue is None or queue.kind != "stream" or queue.deleted:
-        return None
-    return queue
+    found = topic_of_name(vhost, topic)
+    return None if found is None or not 0 <= partition < len(found.partitions) else found.partitions[partition]
 
 
 def partitions_of(vhost: VHost, topic: str) -> list[int]:
     """Return the partitions of a topic, none if it does not exist."""
-    return [0] if partition_stream(vhost, topic, 0) is not None else []
+    found = topic_of_name(vhost, topic)
+    return [] if found is None else list(range(len(found.partitions)))
 
 
 def log_end(vhost: VHost, topic: str, partition: int) -> int | None:

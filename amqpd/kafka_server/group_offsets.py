@@ -26,7 +26,6 @@ from amqpd.kafka_server.messages import (
     OFFSET_METADATA_TOO_LARGE,
     POLICY_VIOLATION,
     TOPIC_AUTHORIZATION_FAILED,
-    UNKNOWN_TOPIC_OR_PARTITION,
     UNSUPPORTED_VERSION,
     MalformedRequest,
     api_types,
@@ -69,17 +68,17 @@ def _offset_commit(call: Call) -> None:
         for partition in topic.partitions:
             index = partition.partition_index
             metadata = partition.committed_metadata or ""
-            if isinstance(found, int):
-                codes[index] = found
-                continue
-            if index != 0:
-                codes[index] = UNKNOWN_TOPIC_OR_PARTITION
+            place = found if isinstance(found, int) else topics.partition_of(call.session, found, index, "read")
+            if isinstance(place, int):
+                codes[index] = place
             elif len(metadata.encode("utf-8", "replace")) > METADATA_BYTES_MAX:
                 codes[index] = OFFSET_METADATA_TOO_LARGE
             else:
                 epoch = partition.committed_leader_epoch if call.version >= 6 else -1
                 wall_ms = coordinator.broker.timers.wall_ms()
-                value = CommittedOffset(partition.committed_offset, epoch, metadata, wall_ms, found.id.bytes)
+                value = CommittedOffset(
+                    partition.committed_offset, epoch, metadata, wall_ms, bytes.fromhex(place.queue.id)
+                )
                 size_bytes += value.size_bytes
                 if not coordinator.offsets.has_room(call.session.vhost.id, size_bytes):
                     codes[index] = INVALID_COMMIT_OFFSET_SIZE
@@ -227,7 +226,7 @@ def _offset_delete(call: Call) -> None:
     for topic in request.topics:
         found = topics.find_topic(call.session, topic.name, "read")
         code = found if isinstance(found, int) else NONE
-        if isinstance(found, topics.StreamTopic):
+        if isinstance(found, topics.Topic):
             is_subscribed = subscribed is None or topic.name in subscribed
             if isinstance(group, ConsumerProtocolGroup):
                 is_subscribed = group.is_subscribed(found.id.bytes)

@@ -1,15 +1,14 @@
-"""The topics of a vhost as consumer groups see them: how many partitions they have, and which match a pattern.
-
-`partition_counts` and `GroupTopics.version` are the places that know how streams become topics.
-"""
+"""The topics of a vhost as consumer groups see them: how many partitions they have, and which match a pattern."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from amqpd.auth.permissions import compile_pattern
 from amqpd.broker.queue.argument_checks import KAFKA_TOPIC
+from amqpd.kafka_server.topics import names_of_topics, topic_of_id, topic_of_name
 
 if TYPE_CHECKING:
     from amqpd.auth.internal_backend import InternalBackend, User
@@ -23,16 +22,16 @@ def partition_counts(vhost: VHost, names: Iterable[str]) -> dict[str, tuple[byte
     """Return the topic id and the number of partitions of those topics that exist. Cost: 1 us each."""
     counts: dict[str, tuple[bytes, int]] = {}
     for name in names:
-        queue = vhost.queues.get(name)
-        if queue is not None and queue.kind == "stream" and not queue.deleted and KAFKA_TOPIC.fullmatch(name):
-            counts[name] = (bytes.fromhex(queue.id), 1)
+        topic = topic_of_name(vhost, name) if KAFKA_TOPIC.fullmatch(name) else None
+        if topic is not None:
+            counts[name] = (topic.id.bytes, len(topic.partitions))
     return counts
 
 
 def topic_names(vhost: VHost, ids: Iterable[bytes]) -> dict[bytes, str]:
     """Return the names of those topics that exist, by id."""
-    queues = ((each, vhost.streams.get(each.hex())) for each in ids)
-    return {topic_id: queue.name for topic_id, queue in queues if queue is not None and not queue.deleted}
+    found = ((each, topic_of_id(vhost, UUID(bytes=each))) for each in ids)
+    return {topic_id: topic.name for topic_id, topic in found if topic is not None}
 
 
 def topic_pattern(text: str) -> PermissionPattern:
@@ -50,7 +49,7 @@ class GroupTopics:
 
     @property
     def version(self) -> int:
-        return self._vhost.streams_version
+        return self._vhost.streams_version + self._vhost.super_streams.version
 
     @property
     def count(self) -> int:
@@ -64,8 +63,8 @@ class GroupTopics:
         return dict(found.values())
 
     def _matching(self, text: str, user: User) -> list[str]:
-        """Return the streams that match the pattern and that the user may read."""
+        """Return the topics that match the pattern and that the user may read."""
         pattern = topic_pattern(text)  # the heartbeat was refused if it is none
         vhost, auth = self._vhost, self._auth
-        names = [queue.name for queue in vhost.streams.values() if pattern.matches(queue.name)]
+        names = [name for name in names_of_topics(vhost) if pattern.matches(name)]
         return [name for name in names if auth.is_allowed(user, vhost.name, "read", name)]

@@ -90,7 +90,6 @@ class _Lookup:
         self._call = call
         self._fetches = call.connection.server.fetches
         self._topics: list[tuple[str, list[_Partition]]] = []
-        self._opening = 1
         self._left: list[_Partition] = []  # last one first
         self._waits_for: QueueLog | None = None
 
@@ -102,33 +101,14 @@ class _Lookup:
         for topic in request.topics:
             partitions = [_Partition(each.partition_index, each.timestamp) for each in topic.partitions]
             self._topics.append((topic.name, partitions))
-            found = topics.find_topic(self._call.session, topic.name or "", "read")
-            for each in partitions:
-                if isinstance(found, int):
-                    each.error_code = found
-                elif each.index != 0:
-                    each.error_code = UNKNOWN_TOPIC_OR_PARTITION
-                else:
-                    self._opening += 1
-                    topics.open_topic(found, partial(self._opened, each, found))
-        self._one_open()
+        topics.open_partitions(
+            self._call.session, [(name or "", partitions) for name, partitions in self._topics], "read", self._opened
+        )
 
-    def _opened(self, each: _Partition, topic: topics.StreamTopic, is_open: bool) -> None:
-        store = topic.queue.store
-        if topic.queue.is_deleted():
-            each.error_code = UNKNOWN_TOPIC_OR_PARTITION
-        elif not is_open or store is None:
-            each.error_code = STORAGE_ERROR
-        else:
-            each.store = store
-            self._left.append(each)
-        self._one_open()
-
-    def _one_open(self) -> None:
-        self._opening -= 1
-        if self._opening == 0:
-            self._left.reverse()
-            self._look_up_all()
+    def _opened(self) -> None:
+        self._left = [each for _, partitions in self._topics for each in partitions if each.store is not None]
+        self._left.reverse()
+        self._look_up_all()
 
     def _look_up_all(self) -> None:
         """Look up the partitions that are left. Then answer."""

@@ -286,50 +286,49 @@ class PendingProduce:
             self._call.connection.hold(False)
 
     def _begin_part(self) -> bool:
-        """Find the next batch's topic and append the batch. Return False if it waits for the opening of the log."""
+        """Find the next batch's partition and append the batch. Return False if it waits for the opening of the log."""
         number = self._next
         name, part = self._parts[number]
         try:
-            topic = self._find_topic(name, part)
+            partition = self._find_partition(name, part)
         except RefusedBatch as refused:
             self._end_part(number, Result(refused.error, text=refused.text))
             return True
         opened_now = True
+        queue = partition.queue
 
         def then(opened: bool) -> None:
             if self._call.connection.closed:
                 return
-            if opened and not topic.queue.deleted:
-                self._append_part(number, topic.queue, part)
+            if opened and not queue.deleted:
+                self._append_part(number, queue, part)
             else:
-                error = UNKNOWN_TOPIC_OR_PARTITION if topic.queue.deleted else STORAGE_ERROR
+                error = UNKNOWN_TOPIC_OR_PARTITION if queue.deleted else STORAGE_ERROR
                 self._end_part(number, Result(error))
             if not opened_now:
                 self.run()
 
-        topics.open_topic(topic, then)
+        topics.open_partition(partition, then)
         opened_now = False
         if self._next == number:
             self._hold()
             return False
         return True
 
-    def _find_topic(self, name: bytes, part: PartitionBatch) -> topics.StreamTopic:
-        """Return the topic of a partition. Raises: RefusedBatch."""
+    def _find_partition(self, name: bytes, part: PartitionBatch) -> topics.Partition:
+        """Return the partition. Raises: RefusedBatch."""
         request = self._request
         if request.acks not in (0, 1, -1):
             raise RefusedBatch(INVALID_REQUIRED_ACKS)
         if request.transactional:
             raise RefusedBatch(INVALID_REQUEST, "transactions are not supported")
         try:
-            topic = topics.find_topic(self._call.session, name.decode(), "write")
+            found = topics.find_partition(self._call.session, name.decode(), part.partition, "write")
         except UnicodeDecodeError:
             raise RefusedBatch(UNKNOWN_TOPIC_OR_PARTITION) from None
-        if isinstance(topic, int):
-            raise RefusedBatch(topic)
-        if part.partition != 0:
-            raise RefusedBatch(UNKNOWN_TOPIC_OR_PARTITION)
-        return topic
+        if isinstance(found, int):
+            raise RefusedBatch(found)
+        return found
 
     def _append_part(self, number: int, queue: Queue, part: PartitionBatch) -> None:
         """Append a batch to the open log of its stream, or end the part with an error."""

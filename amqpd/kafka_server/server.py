@@ -10,7 +10,7 @@ from amqpd.auth.internal_backend import AuthenticationRefused
 from amqpd.broker.listeners import BrokerListener
 from amqpd.broker.session import Session
 from amqpd.errors import NotAllowed
-from amqpd.kafka_server import coordinator, fetch, produce, sasl, topic_admin, topics
+from amqpd.kafka_server import config_admin, coordinator, fetch, partition_admin, produce, sasl, topic_admin, topics
 from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection, api_versions
 from amqpd.kafka_server.group_operations import GroupOperations
 from amqpd.kafka_server.messages import API_VERSIONS, api_types
@@ -45,7 +45,8 @@ class KafkaServer(BrokerListener):
         self.settings: KafkaSettings = broker.settings.kafka
         self.connections: set[KafkaClientConnection] = set()
         self.apis: dict[int, Api] = {}
-        every = (*topics.APIS, *topic_admin.APIS, *produce.APIS, *fetch.APIS, *coordinator.APIS, *sasl.APIS)
+        modules = (topics, topic_admin, partition_admin, config_admin, produce, fetch, coordinator, sasl)
+        every = [api for module in modules for api in module.APIS]
         versions = Api(
             API_VERSIONS, "ApiVersions", 0, 4, 3, _answer_api_versions, *api_types("ApiVersions"), before_login=True
         )

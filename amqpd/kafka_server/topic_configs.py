@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from amqpd.broker.queue.arguments import rules_of
 from amqpd.broker.queue.config import QueueConfig
 from amqpd.broker.queue.stream import SEGMENT_SIZE_BYTES_MAX, SEGMENT_SIZE_BYTES_MIN
 from amqpd.storage.log.batch import CODECS
@@ -75,6 +76,7 @@ CONFIGS: Final[Mapping[str, ConfigInfo]] = {
     "delete.retention.ms": ConfigInfo(LONG, "time that a tombstone is kept", fixed="86400000"),
     "file.delete.delay.ms": ConfigInfo(LONG, "time until removed files are deleted", fixed="60000"),
     "message.timestamp.type": ConfigInfo(STRING, "timestamps are those of the producer", fixed="CreateTime"),
+    "min.compaction.lag.ms": ConfigInfo(LONG, "closed files may be compacted at once", fixed="0"),
     "min.cleanable.dirty.ratio": ConfigInfo(DOUBLE, "share of new bytes at which compaction begins", fixed="0.5"),
     "min.insync.replicas": ConfigInfo(INT, "there is one replica", fixed="1"),
     "preallocate": ConfigInfo(BOOLEAN, "files are not preallocated", fixed="false"),
@@ -200,10 +202,34 @@ def entries_of(arguments: Mapping[str, object], rules: QueueConfig, segment_size
     for name, info in CONFIGS.items():
         value, default = values.get(name, (info.fixed, info.fixed))
         source = DEFAULT if value == default else POLICY
-        if info.argument in arguments:
+        if info.argument and info.argument in arguments:
             source = TOPIC
         entries.append(ConfigEntry(name, value, source, default, bool(info.fixed), info.type, info.meaning))
     return entries
+
+
+def given_configs(arguments: Mapping[str, object], segment_size_bytes: int) -> dict[str, str]:
+    """Return the configs that a stream's arguments set."""
+    entries = entries_of(arguments, rules_of(arguments), segment_size_bytes)
+    return {entry.name: entry.value for entry in entries if entry.source == TOPIC}
+
+
+def changed_arguments(
+    arguments: Mapping[str, object], configs: Mapping[str, str | None], segment_size_bytes: int
+) -> dict[str, object]:
+    """Return a stream's arguments with these configs instead of those that it has. Raises: InvalidConfig.
+
+    An argument whose config does not change stays as it was written, such as `1Y`.
+    """
+    before = given_configs(arguments, segment_size_bytes)
+    of_configs = {info.argument for info in CONFIGS.values() if info.argument}
+    result = {name: value for name, value in arguments.items() if name not in of_configs}
+    result |= arguments_of(configs.items())
+    for name, value in before.items():
+        argument = CONFIGS[name].argument
+        if configs.get(name) == value:
+            result[argument] = arguments[argument]
+    return result
 
 
 def _cleanup(rules: QueueConfig) -> str:
@@ -234,7 +260,7 @@ def broker_entries(settings: Any) -> list[ConfigEntry]:
         ("delete.topic.enable", "true", BOOLEAN, "DeleteTopics deletes streams"),
         ("log.segment.bytes", str(settings.storage.segment_size_bytes), INT, "size of a file of a stream's log"),
         ("min.insync.replicas", "1", INT, "there is one replica"),
-        ("num.partitions", "1", INT, "each stream has one partition"),
+        ("num.partitions", "1", INT, "partitions of a new topic, unless its creation names more"),
         ("socket.request.max.bytes", str(settings.kafka.request_size_max_bytes), INT, "largest request"),
     )
     return [ConfigEntry(name, value, DEFAULT, value, True, kind, meaning) for name, value, kind, meaning in rows]

@@ -1,7 +1,14 @@
-"""Streams as topics, and the requests Metadata and DescribeCluster.
+"""Streams and super streams as topics, and the requests Metadata and DescribeCluster.
 
-Each stream of the vhost is a topic with partition 0. Its topic id is the id of the queue. Other queues, streams with a
-name that Kafka does not allow, and the broker's own queues are no topics.
+Each stream of the vhost is a topic with partition 0. Its topic id is the id of the queue. A super stream is a topic
+whose partitions are its streams (broker/vhost/super_streams.py). A stream wins over a super stream of the same name,
+unless it is the first partition of it. Other queues, names that Kafka does not allow, and the broker's own queues are
+no topics.
+
+The streams of a super stream are topics of their own too, but not in the list of all topics: consumers that subscribe
+to a pattern would read their records twice.
+
+A user needs the permission for the name of the topic, and for the stream of each partition that is used.
 
 There is one broker, which leads all partitions. A Metadata request never creates a topic: its field
 `allow_auto_topic_creation` is ignored.
@@ -9,8 +16,9 @@ There is one broker, which leads all partitions. A Metadata request never create
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from amqpd.broker.consumer import LogNotOpen
@@ -23,6 +31,7 @@ from amqpd.kafka_server.messages import (
     INVALID_TOPIC_EXCEPTION,
     NODE_ID,
     NONE,
+    STORAGE_ERROR,
     TOPIC_AUTHORIZATION_FAILED,
     UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION,
@@ -34,6 +43,8 @@ from amqpd.kafka_server.messages import (
 if TYPE_CHECKING:
     from amqpd.broker.queue.queue import Queue
     from amqpd.broker.session import Session
+    from amqpd.broker.vhost.vhost import VHost
+    from amqpd.storage.queue_log import QueueLog
 
 Permission: TypeAlias = Literal["read", "write", "configure"]
 
@@ -56,48 +67,86 @@ _GRANTS: Final[tuple[tuple[Permission, frozenset[int]], ...]] = (
 )
 # CreateTopics checks the names, so every user may try.
 _CLUSTER_GRANTS: Final = frozenset({CREATE, DESCRIBE, DESCRIBE_CONFIGS, IDEMPOTENT_WRITE})
-_NOT_ASKED: Final = -(1 << 31)
+NOT_ASKED: Final = -(1 << 31)
+"""In place of the authorized operations."""
 _BROKERS: Final = 1
 """The endpoint type of DescribeCluster."""
 
 
-class StreamTopic(NamedTuple):
-    """A stream as Kafka's clients see it."""
+class Topic(NamedTuple):
+    """A topic as Kafka's clients see it. partitions: by their numbers, at least one."""
 
     name: str
     id: UUID
+    partitions: tuple[Queue, ...]
+
+
+class Partition(NamedTuple):
+    """One partition of a topic. queue: its stream."""
+
+    topic: Topic
+    number: int
     queue: Queue
 
 
-def find_topic(session: Session, name: str, kind: Permission) -> StreamTopic | int:
+def find_topic(session: Session, name: str, kind: Permission) -> Topic | int:
     """Return the topic, or an error code: 17 for a name that no topic can have, 29 without permission, 3 if there is
-    no such stream. A stream whose declaration waits for its commit does not exist yet.
+    no such topic. A stream whose declaration waits for its commit does not exist yet.
 
-    Cost: two look-ups.
+    Cost: three look-ups, for any number of partitions.
     """
     if KAFKA_TOPIC.fullmatch(name) is None:
         return INVALID_TOPIC_EXCEPTION
     if not is_permitted(session, name, kind):
         return TOPIC_AUTHORIZATION_FAILED
-    queue = session.vhost.queues.get(name)
-    if queue is None or queue.kind != "stream" or queue.deleted:
-        return UNKNOWN_TOPIC_OR_PARTITION
-    return topic_of(queue)
+    topic = topic_of_name(session.vhost, name)
+    return UNKNOWN_TOPIC_OR_PARTITION if topic is None else topic
 
 
-def find_topic_by_id(session: Session, topic_id: UUID, kind: Permission) -> StreamTopic | int:
-    """Return the topic, or an error code: 100 for an unknown id, 29 without permission. Cost: two look-ups."""
-    queue = session.vhost.streams.get(topic_id.hex)
-    if queue is None or queue.deleted or KAFKA_TOPIC.fullmatch(queue.name) is None:
+def find_topic_by_id(session: Session, topic_id: UUID, kind: Permission) -> Topic | int:
+    """Return the topic, or an error code: 100 for an unknown id, 29 without permission. Cost: as `find_topic`."""
+    topic = topic_of_id(session.vhost, topic_id)
+    if topic is None or KAFKA_TOPIC.fullmatch(topic.name) is None:
         return UNKNOWN_TOPIC_ID
-    if not is_permitted(session, queue.name, kind):
+    return topic if is_permitted(session, topic.name, kind) else TOPIC_AUTHORIZATION_FAILED
+
+
+def topic_of_id(vhost: VHost, topic_id: UUID) -> Topic | None:
+    """Return the stream or super stream with this topic id as a topic, None if there is none."""
+    queue, super_stream = vhost.streams.get(topic_id.hex), vhost.super_streams.get_by_id(topic_id)
+    name = queue.name if queue is not None else "" if super_stream is None else super_stream.exchange.name
+    topic = topic_of_name(vhost, name)
+    return None if topic is None or topic.id != topic_id else topic
+
+
+def topic_of_name(vhost: VHost, name: str) -> Topic | None:
+    """Return the stream or super stream of this name as a topic, None if there is none."""
+    queue = vhost.queues.get(name)
+    stream = queue if queue is not None and queue.kind == "stream" and not queue.deleted else None
+    found = vhost.super_streams.get(name)
+    if found is not None and found.id is not None:
+        partitions = found.partitions
+        if stream is None or partitions[0] is stream:
+            return Topic(name, found.id, partitions)
+    return None if stream is None else Topic(name, UUID(hex=stream.id), (stream,))
+
+
+def find_partition(session: Session, topic: str | UUID, index: int, kind: Permission) -> Partition | int:
+    """Return a partition of the topic with this name or id, or an error code: as the topic's, 3 for an unknown
+    partition, 29 without permission for its stream.
+    """
+    found = find_topic_by_id(session, topic, kind) if isinstance(topic, UUID) else find_topic(session, topic, kind)
+    return found if isinstance(found, int) else partition_of(session, found, index, kind)
+
+
+def partition_of(session: Session, topic: Topic, index: int, kind: Permission) -> Partition | int:
+    """Return a partition of a topic that the user may use, or an error code. See `find_partition`."""
+    if not 0 <= index < len(topic.partitions):
+        return UNKNOWN_TOPIC_OR_PARTITION
+    queue = topic.partitions[index]
+    if queue.name != topic.name and not is_permitted(session, queue.name, kind):
         return TOPIC_AUTHORIZATION_FAILED
-    return topic_of(queue)
-
-
-def topic_of(queue: Queue) -> StreamTopic:
-    """Return a stream as a topic."""
-    return StreamTopic(queue.name, UUID(hex=queue.id), queue)
+    return Partition(topic, index, queue)
 
 
 def is_permitted(session: Session, name: str, kind: Permission) -> bool:
@@ -105,26 +154,78 @@ def is_permitted(session: Session, name: str, kind: Permission) -> bool:
     return session.operator or session.broker.auth.is_allowed(session.user, session.vhost.name, kind, name)
 
 
-def open_topic(topic: StreamTopic, then: Callable[[bool], None]) -> None:
-    """Open the topic's log.
+def open_partition(partition: Partition, then: Callable[[bool], None]) -> None:
+    """Open the log of a partition.
 
     Args:
         then: called with True when the log is open, at once if it is open already; with False if it cannot be opened or
             the stream was deleted. The broker's log has the reason.
     """
-    queue = topic.queue
+    queue = partition.queue
     if queue.deleted:
         then(False)
         return
     try:
         queue.prepare()
     except LogNotOpen:
-        queue.when_open(lambda: open_topic(topic, then))
+        queue.when_open(lambda: open_partition(partition, then))
         return
     except ResourceError:
         then(False)
         return
     then(True)
+
+
+class WantedPartition(Protocol):
+    """A partition of a request: its number, and the log or the error code that `open_partitions` sets."""
+
+    index: int
+    store: QueueLog | None
+    error_code: int
+
+
+def open_partitions(
+    session: Session,
+    wanted: Iterable[tuple[str | UUID, Sequence[WantedPartition]]],
+    kind: Permission,
+    done: Callable[[], None],
+) -> None:
+    """Find and open the partitions of a request, and set the log or the error code of each.
+
+    Args:
+        wanted: topics by name or id, with their partitions.
+        done: called when all are open or have an error; before this returns if all logs are open already.
+    """
+    left = 1
+
+    def finish_one() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            done()
+
+    def opened(each: WantedPartition, queue: Queue, gone: int, is_open: bool) -> None:
+        if queue.is_deleted():
+            each.error_code = gone
+        elif not is_open or queue.store is None:
+            each.error_code = STORAGE_ERROR
+        else:
+            each.store = queue.store
+        finish_one()
+
+    for name, partitions in wanted:
+        if isinstance(name, UUID):
+            topic, gone = find_topic_by_id(session, name, kind), UNKNOWN_TOPIC_ID
+        else:
+            topic, gone = find_topic(session, name, kind), UNKNOWN_TOPIC_OR_PARTITION
+        for each in partitions:
+            found = topic if isinstance(topic, int) else partition_of(session, topic, each.index, kind)
+            if isinstance(found, int):
+                each.error_code = found
+            else:
+                left += 1
+                open_partition(found, partial(opened, each, found.queue, gone))
+    finish_one()
 
 
 def check_count(count: int, most: int = NAMES_MAX) -> None:
@@ -166,56 +267,67 @@ def _metadata(call: Call) -> None:
     if version >= 2:
         writer.string(cluster_id(session))
     writer.int32(NODE_ID)  # controller
-    found = _all_topics(session) if request.topics is None else _named_topics(session, request.topics)
+    found = all_topics(session) if request.topics is None else _named_topics(session, request.topics)
     writer.count(len(found))
-    partitions = _partitions(version, call.is_flexible)
+    encoded: dict[int, bytes] = {}
     operations = bool(request.include_topic_authorized_operations)
     for name, topic_id, topic in found:
-        bits = _bits(_operations(session, topic.name)) if operations and isinstance(topic, StreamTopic) else _NOT_ASKED
-        _write_topic(writer, version, (name, topic_id, topic), partitions, bits)
+        bits = operation_bits(session, topic.name) if operations and isinstance(topic, Topic) else NOT_ASKED
+        count = len(topic.partitions) if isinstance(topic, Topic) else 0
+        if count not in encoded:
+            encoded[count] = _partitions(version, call.is_flexible, count)
+        _write_topic(writer, version, (name, topic_id, topic), encoded[count], bits)
     if 8 <= version <= 10:
-        writer.int32(_bits(_CLUSTER_GRANTS) if request.include_cluster_authorized_operations else _NOT_ASKED)
+        writer.int32(_bits(_CLUSTER_GRANTS) if request.include_cluster_authorized_operations else NOT_ASKED)
     writer.end()
     call.reply_bytes(bytes(writer.data))
 
 
-_Found: TypeAlias = tuple[str | None, UUID, StreamTopic | int]
+FoundTopic: TypeAlias = tuple[str | None, UUID, Topic | int]
 """Name and id of the answer, and the topic or an error code."""
 
 
-def _all_topics(session: Session) -> list[_Found]:
-    """Return the topics that the user may read or write. Cost: 1 us for each stream of the vhost."""
-    found: list[_Found] = []
-    for queue in session.vhost.streams.values():
-        if KAFKA_TOPIC.fullmatch(queue.name) is not None and _may_describe(session, queue.name):
-            topic = topic_of(queue)
-            found.append((topic.name, topic.id, topic))
+def all_topics(session: Session) -> list[FoundTopic]:
+    """Return the topics that the user may read or write. Cost: 2 us for each stream and super stream of the vhost."""
+    found: list[FoundTopic] = []
+    for name in names_of_topics(session.vhost):
+        if _may_describe(session, name):
+            topic = topic_of_name(session.vhost, name)
+            if topic is not None:
+                found.append((name, topic.id, topic))
     return found
+
+
+def names_of_topics(vhost: VHost) -> list[str]:
+    """Return the names of all topics of a vhost, without the streams of super streams. Cost: 1 us for each stream."""
+    names = dict.fromkeys(queue.name for queue in vhost.streams.values() if not vhost.super_streams.has_stream(queue))
+    names.update(dict.fromkeys(each.exchange.name for each in vhost.super_streams.all()))
+    return [name for name in names if KAFKA_TOPIC.fullmatch(name) is not None]
 
 
 def _may_describe(session: Session, name: str) -> bool:
     return is_permitted(session, name, "read") or is_permitted(session, name, "write")
 
 
-def _named_topics(session: Session, wanted: list[Any]) -> list[_Found]:
+def _named_topics(session: Session, wanted: list[Any]) -> list[FoundTopic]:
     """Return the topics that the request names, each once. Raises: MalformedRequest."""
     # The Java client sends an id with the name "".
     asked = dict.fromkeys((each.name or None if each.topic_id else each.name, each.topic_id) for each in wanted)
     check_count(len(asked))
-    found: list[_Found] = []
+    found: list[FoundTopic] = []
     for name, topic_id in asked:
         topic = describable_topic(session, name, topic_id)
-        if isinstance(topic, StreamTopic):
+        if isinstance(topic, Topic):
             found.append((topic.name, topic.id, topic))
         else:
             found.append((name, topic_id or NO_ID, topic))
     return found
 
 
-def describable_topic(session: Session, name: str | None, topic_id: UUID | None = None) -> StreamTopic | int:
+def describable_topic(session: Session, name: str | None, topic_id: UUID | None = None) -> Topic | int:
     """Return the topic with this name, or without a name that with this id, if the user may read or write it."""
 
-    def find(kind: Permission) -> StreamTopic | int:
+    def find(kind: Permission) -> Topic | int:
         if name is not None:
             return find_topic(session, name, kind)
         return UNKNOWN_TOPIC_ID if topic_id is None else find_topic_by_id(session, topic_id, kind)
@@ -224,49 +336,46 @@ def describable_topic(session: Session, name: str | None, topic_id: UUID | None 
     return find("write") if found == TOPIC_AUTHORIZATION_FAILED else found
 
 
-def _partitions(version: int, flexible: bool) -> bytes:
-    """Return the partitions of a topic, which are the same for all."""
+def _partitions(version: int, flexible: bool, count: int) -> bytes:
+    """Return the partitions of a topic, which are the same for all topics with so many. Cost: 3 us for each."""
     writer = BodyWriter(flexible)
-    writer.count(1)
-    writer.int16(NONE)
-    writer.int32(0)  # partition
-    writer.int32(NODE_ID)  # leader
-    if version >= 7:
-        writer.int32(0)  # leader epoch
-    for _ in ("replicas", "in sync"):
-        writer.count(1)
-        writer.int32(NODE_ID)
-    if version >= 5:
-        writer.count(0)  # offline replicas
-    writer.end()
+    writer.count(count)
+    for index in range(count):
+        writer.int16(NONE)
+        writer.int32(index)
+        writer.int32(NODE_ID)  # leader
+        if version >= 7:
+            writer.int32(0)  # leader epoch
+        for _ in ("replicas", "in sync"):
+            writer.count(1)
+            writer.int32(NODE_ID)
+        if version >= 5:
+            writer.count(0)  # offline replicas
+        writer.end()
     return bytes(writer.data)
 
 
-def _write_topic(writer: BodyWriter, version: int, found: _Found, partitions: bytes, operations: int) -> None:
+def _write_topic(writer: BodyWriter, version: int, found: FoundTopic, partitions: bytes, operations: int) -> None:
     name, topic_id, topic = found
-    is_topic = isinstance(topic, StreamTopic)
-    writer.int16(NONE if isinstance(topic, StreamTopic) else topic)
+    writer.int16(NONE if isinstance(topic, Topic) else topic)
     # Before version 12 the name cannot be null.
     writer.string("" if name is None and version < 12 else name)
     if version >= 10:
         writer.uuid(topic_id)
     writer.boolean(False)  # internal
-    if is_topic:
-        writer.data += partitions
-    else:
-        writer.count(0)
+    writer.data += partitions
     if version >= 8:
         writer.int32(operations)
     writer.end()
 
 
-def _operations(session: Session, name: str) -> frozenset[int]:
-    """Return the operations that the user's permissions for a topic allow."""
+def operation_bits(session: Session, name: str) -> int:
+    """Return the operations that the user's permissions for a topic allow, as bits."""
     granted: frozenset[int] = frozenset()
     for kind, operations in _GRANTS:
         if is_permitted(session, name, kind):
             granted |= operations
-    return granted
+    return _bits(granted)
 
 
 def _bits(operations: frozenset[int]) -> int:

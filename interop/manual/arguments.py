@@ -48,6 +48,7 @@ BINDINGS = """
 | `x-match` | `headers` | `all` (the default), `any`, or `all-with-x`, `any-with-x`, by which headers that begin with `x-` count too |
 | any other | `headers` | a header, and the value that it has to have; a void value asks only that it is there |
 | `x-selector` | `x-jms-topic` | the text of a [selector](../filters.md) |
+| `x-stream-partition-order` | `x-murmur2-hash`, and any with `x-super-stream` | the number of the stream's partition, from 0 |
 | `rjms_erlang_selector` | `x-jms-topic` | the same, as RabbitMQ's JMS client sends it |
 """
 TYPES = """
@@ -65,6 +66,7 @@ MEANINGS = {
     "x-local-random": "one binding, at random; classic queues and an empty binding key only",
     "x-message-deduplication": "every binding, once for each id",
     "x-modulus-hash": "one binding, by the hash of the routing key",
+    "x-murmur2-hash": "the partition that Kafka's producers choose for the routing key; streams only",
     "x-random": "one binding, at random",
     "x-recent-history": "every binding; a new binding gets the last messages",
 }

@@ -179,6 +179,11 @@ def test_super_stream_is_added_and_deleted(real: BrokerProcess, ctl: Ctl) -> Non
     assert ctl("add_super_stream", "inv").code == 70
     assert ctl("add_super_stream", "two", "--partitions", "3").code == 70
     assert "two" not in {each["name"] for each in json.loads(ctl("list_exchanges", "--formatter", "json").out)}
+    assert ctl("add_super_stream", "keyed", "--exchange-type", "topic").code == 64
+    assert ctl("add_super_stream", "keyed", "--exchange-type", "x-murmur2-hash", "--partitions", "2").code == 0
+    kinds = {each["name"]: each["type"] for each in json.loads(ctl("list_exchanges", "--formatter", "json").out)}
+    assert kinds["keyed"] == "x-murmur2-hash"
+    assert ctl("delete_super_stream", "keyed").code == 0
     assert ctl("delete_super_stream", "inv").code == 0
     assert ctl("delete_super_stream", "inv").code == ctl("delete_super_stream", "amq.topic").code == 70
     left = json.loads(ctl("list_queues", "name", "--formatter", "json").out)

@@ -30,7 +30,7 @@ from kafka_socket import KafkaSocket
 
 from amqpd.broker.consumer import LogNotOpen
 from amqpd.errors import ResourceError
-from amqpd.kafka_server.topics import StreamTopic, open_topic
+from amqpd.kafka_server.topics import Partition, Topic, open_partition
 from amqpd.testing import BrokerProcess
 
 NewTopicFields = CreateTopicsRequest.CreatableTopic
@@ -400,14 +400,14 @@ class TestCreateTopics:
     @pytest.mark.parametrize(
         ("fields", "code"),
         [
-            ({"num_partitions": 2}, 37),
+            ({"num_partitions": 1001}, 37),
             ({"num_partitions": 0}, 37),
             ({"replication_factor": 3}, 38),
             ({"replication_factor": 0}, 38),
             ({"assignments": [NewTopicFields.CreatableReplicaAssignment(partition_index=0, broker_ids=[0])]}, 39),
         ],
     )
-    def test_more_than_one_partition_or_replica_is_refused(
+    def test_a_wrong_number_of_partitions_or_replicas_is_refused(
         self, kafka_broker: BrokerProcess, client: KafkaSocket, fields: dict[str, Any], code: int
     ) -> None:
         name = new_name()
@@ -578,6 +578,7 @@ class TestDescribeConfigs:
             "file.delete.delay.ms": "60000",
             "message.timestamp.type": "CreateTime",
             "min.cleanable.dirty.ratio": "0.5",
+            "min.compaction.lag.ms": "0",
             "min.insync.replicas": "1",
             "preallocate": "false",
             "remote.storage.enable": "false",
@@ -718,7 +719,7 @@ class TestOpenTopic:
     @staticmethod
     def opened(queue: Any) -> list[bool]:
         results: list[bool] = []
-        open_topic(StreamTopic("t", uuid.uuid4(), queue), results.append)
+        open_partition(Partition(Topic("t", uuid.uuid4(), (queue,)), 0, queue), results.append)
         return results
 
     def test_an_open_log_calls_back_at_once(self) -> None:

@@ -12,6 +12,7 @@ from amqpd.routing.base import RoutingError, UnknownExchangeType
 from amqpd.routing.direct_fanout import Direct, Fanout
 from amqpd.routing.hashing import ConsistentHash, LocalRandom, ModulusHash, Random
 from amqpd.routing.headers import Headers
+from amqpd.routing.murmur2 import Murmur2Hash
 from amqpd.routing.registry import exchange_type_factory, exchange_type_names
 from amqpd.routing.topic import Topic
 
@@ -42,6 +43,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
         ("x-consistent-hash", ConsistentHash, base.ROUTING_KEY),
         ("x-local-random", LocalRandom, base.RANDOMNESS),
         ("x-modulus-hash", ModulusHash, base.ROUTING_KEY),
+        ("x-murmur2-hash", Murmur2Hash, base.ROUTING_KEY),
         ("x-random", Random, base.RANDOMNESS),
     ],
 )

@@ -354,6 +354,44 @@ def delete_queues(vhost: VHost, queues: Sequence[Queue], done: Done = ignore_res
     vhost.catalogue.deletions.delete(changes, queues, done)
 
 
+def delete_super_stream(vhost: VHost, exchange: Exchange, streams: Sequence[Queue], done: Done = ignore_result) -> None:
+    """Delete an exchange and its streams in one commit. See `delete_queue`. Cost: 0.1 ms per stream."""
+    changes = remove_exchange(vhost, exchange)
+    for queue in streams:
+        changes += remove_queue(vhost, queue)[1]
+    vhost.catalogue.deletions.delete(changes, streams, done)
+
+
+def change_arguments(
+    vhost: VHost, name: str, changes: Sequence[tuple[Queue, dict[str, object]]], done: Done = ignore_result
+) -> None:
+    """Replace the arguments of durable queues in one commit, and apply the rules that follow from them.
+
+    Later declarations must be equivalent to the new arguments. The queue.json of a log that has records keeps the
+    earlier ones. The caller has checked that a running queue can change these arguments.
+
+    Args:
+        name: changes with one name are made one after the other.
+
+    Raises: DeclarationPending.
+    """
+
+    def apply() -> None:
+        for queue, arguments in changes:
+            if not queue.deleted:
+                queue.arguments = arguments
+                queue.apply_config(vhost.policies.policy_of(queue).rules(queue.kind, arguments))
+                log.info("the arguments of queue '%s' were changed", queue.name, extra={"vhost": vhost.name})
+
+    coming = PendingDeclaration(ObjectName(vhost.name, "arguments", name), None, None, apply)
+    coming.changes = [
+        Put(QueueRow(vhost.name, queue.name, queue.id, True, queue.auto_delete, False, encode_table(arguments)))
+        for queue, arguments in changes
+    ]
+    # No undo: it might be written after the tombstone of a queue that is deleted meanwhile.
+    vhost.make(coming, done)
+
+
 def bind(
     names: Namespace,
     source: Exchange,

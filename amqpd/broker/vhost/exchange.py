@@ -103,6 +103,7 @@ def is_flag(value: object) -> bool:
     return isinstance(value, bool)
 
 
+SUPER_STREAM: Final = "x-super-stream"
 DELAYED_MESSAGE: Final = "x-delayed-message"
 """An exchange of this type delays messages; another type (`x-delayed-type`) finds the destinations."""
 
@@ -181,6 +182,14 @@ ROWS: Final[dict[str, ArgumentSpec]] = {
             "exchange_arguments",
             "x-delayed-message: the exchange type that finds the queues",
             takes="text",
+        ),
+        ArgumentSpec(
+            SUPER_STREAM,
+            _accept_any,
+            False,
+            "super_streams",
+            "true: the bound streams are the partitions of a topic for Kafka's clients",
+            takes="flag",
         ),
         ArgumentSpec(
             "x-delayed",

@@ -29,6 +29,7 @@ from amqpd.broker.vhost.exchange_state import ExchangeStateHook
 from amqpd.broker.vhost.limit_set import NO_LIMITS, Limits
 from amqpd.broker.vhost.pending import Done, PendingDeclaration, PendingDeclarations
 from amqpd.broker.vhost.policy_table import EXCHANGE, NONE, PolicyTable, SlicedWalk
+from amqpd.broker.vhost.super_streams import SuperStreams
 from amqpd.errors import AccessRefused, NotFound, ResourceLocked
 from amqpd.routing.registry import exchange_type_factory
 from amqpd.storage.filesystem import Clock
@@ -133,6 +134,7 @@ class VHost(Namespace):
         self.queues: dict[str, Queue] = {}
         self.streams: dict[str, Queue] = {}  # by id
         self.streams_version = 0  # changes with each change of `streams`
+        self.super_streams = SuperStreams()
         self.own_queues: dict[str, Queue] = {}  # system queues (system_queues.py), in no list
         # Consumers behind direct reply-to keys, of all vhosts.
         self.reply_consumers: dict[str, Destination] = reply_consumers
@@ -303,6 +305,7 @@ class VHost(Namespace):
     def add_exchange(self, exchange: Exchange) -> None:
         """Add an exchange. If it is durable, its row is committed."""
         self.exchanges[exchange.name] = exchange
+        self.super_streams.exchange_added(exchange)
         self.catalogue.keeping.begin(self.name, exchange)
         self._create_delays(exchange)
         if exchange.unavailable:
@@ -320,7 +323,9 @@ class VHost(Namespace):
             if self.catalogue.events.exchange_bound:
                 self.catalogue.events.emit("binding.deleted", binding.event_fields(self.name), recorded=False)
             self._inbound.get(binding.destination, {}).pop(binding.key, None)
+            self.super_streams.binding_removed(binding)
         del self.exchanges[exchange.name]
+        self.super_streams.exchange_removed(exchange)
         self.unavailable.pop(exchange, None)
         self.policies.in_force.pop(exchange, None)
         self._unlink_alternate(exchange)
@@ -402,6 +407,7 @@ class VHost(Namespace):
     def add_binding(self, binding: Binding) -> None:
         """Add a binding. If it is durable, its row is committed."""
         binding.source.add(binding)
+        self.super_streams.binding_added(binding)
         self._inbound.setdefault(binding.destination, {})[binding.key] = binding
         if self.catalogue.events.has_listeners:
             self.catalogue.events.emit(
@@ -413,6 +419,7 @@ class VHost(Namespace):
         self._inbound.get(binding.destination, {}).pop(binding.key, None)
         if binding.key in binding.source.bindings:
             binding.source.remove(binding)
+            self.super_streams.binding_removed(binding)
 
 
 def locked(queue: str, vhost: str) -> ResourceLocked:
