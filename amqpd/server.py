@@ -29,6 +29,7 @@ from amqpd.broker.broker import Broker
 from amqpd.broker.vhost.parameters import cluster_id_row
 from amqpd.broker.vhost.recovery import reconcile
 from amqpd.config import Settings
+from amqpd.connection.registry import ConnectionRegistry
 from amqpd.connection.server import AmqpFrontEnd
 from amqpd.management.definitions import DefinitionsError
 from amqpd.management.front_end import AdminFrontEnd
@@ -117,8 +118,8 @@ class Server:
         if self.node is not None:
             cluster_front_ends = [self.node.attach(self.broker, self.amqp, admin, self._first_rows, self.fail)]
         others = [guest(self.broker) for guest in guests]
-        if settings.kafka.port is not None or settings.kafka.tls.port is not None:
-            others.append(_kafka_front_end(settings, self.broker))
+        if settings.kafka.is_on:
+            others.append(_kafka_front_end(settings, self.broker, self.connections))
         self.front_ends: list[FrontEnd] = [*cluster_front_ends, self.amqp, *others, admin]
 
     async def begin(self) -> None:
@@ -147,7 +148,15 @@ class Server:
         hashing = self.settings.auth.password_hashing
         return [
             cluster_id_row(),
-            *initial_rows(first.user, first.password, first.vhost, first.tags, permissions, hashing),
+            *initial_rows(
+                first.user,
+                first.password,
+                first.vhost,
+                first.tags,
+                permissions,
+                hashing,
+                with_scram=self.settings.kafka.is_on,
+            ),
         ]
 
     async def import_definitions(self) -> None:
@@ -369,7 +378,7 @@ class Server:
         self.stopped.set()
 
 
-def _kafka_front_end(settings: Settings, broker: Broker) -> FrontEnd:
+def _kafka_front_end(settings: Settings, broker: Broker, connections: ConnectionRegistry) -> FrontEnd:
     """Return the front end of Kafka's clients. Raises OSError if it cannot run here."""
     if settings.cluster.kafka:
         raise OSError(
@@ -381,7 +390,7 @@ def _kafka_front_end(settings: Settings, broker: Broker) -> FrontEnd:
         if not (error.name or "").startswith("kafka"):
             raise
         raise OSError("kafka.port needs kafka-python: pip install 'amqpd[kafka]'") from None
-    return KafkaFrontEnd(broker)
+    return KafkaFrontEnd(broker, connections.unopened)
 
 
 def _make_parsers() -> None:

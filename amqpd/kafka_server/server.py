@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, cast
 
 from amqpd import process, tls
 from amqpd.auth.internal_backend import AuthenticationRefused
+from amqpd.broker.events import KAFKA_PROTOCOL
 from amqpd.broker.listeners import BrokerListener
 from amqpd.broker.session import Session
+from amqpd.connection import peer_certificate
 from amqpd.errors import NotAllowed
 from amqpd.kafka_server import coordinator, fetch, produce, sasl, topic_admin, topics
 from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection, api_versions
@@ -22,8 +24,10 @@ if TYPE_CHECKING:
 
     from amqpd.auth.internal_backend import AuthChange, User
     from amqpd.broker.broker import Broker
+    from amqpd.broker.listeners import ListedConnection
     from amqpd.config import Settings
     from amqpd.config.schema import KafkaSettings
+    from amqpd.connection.unauthenticated import UnauthenticatedSockets
 
 STOP_WAIT_S: Final = 3.0
 SECTION: Final = "kafka.tls"
@@ -38,12 +42,14 @@ class KafkaServer(BrokerListener):
 
     Attributes:
         apis: by API key.
+        unopened: limit on sockets that have not logged in, shared with AMQP.
         coordinator: the consumer groups of all vhosts.
         fetches: the Fetch requests that wait for records.
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, unopened: UnauthenticatedSockets) -> None:
         self.broker = broker
+        self.unopened = unopened
         self.settings: KafkaSettings = broker.settings.kafka
         self.connections: set[KafkaClientConnection] = set()
         self.apis: dict[int, Api] = {}
@@ -73,22 +79,52 @@ class KafkaServer(BrokerListener):
             broker.admission.check(user.name, vhost)
         except NotAllowed as error:
             return error.text
-        session = Session(broker, vhost, user, connection.name, connection.peer)
+        session = Session(broker, vhost, user, connection.name, connection.peer, front_end="kafka")
         broker.admission.on_opened(session, user.name, vhost)
         connection.on_close.append(lambda: broker.admission.on_closed(session, user.name, vhost))
         connection.logged_in(session)
         return ""
 
-    def log_in_anonymously(self, connection: KafkaClientConnection) -> bool:
-        """Log a client without SASL in as `kafka.anonymous_user`. Return False if it may not."""
+    def log_in_without_sasl(self, connection: KafkaClientConnection) -> str:
+        """Log a client without SASL in: as the user of its TLS certificate, if the listener asks for certificates and
+        the client has shown one, else as `kafka.anonymous_user`. Return why not, or "".
+        """
+        certificate = connection.peer_certificate() if self.settings.tls.verify_peer else {}
         name = self.settings.anonymous_user
-        if not name:
-            return False
+        if not certificate and not name:
+            return "a request before the login"
+        connection.mechanism = "EXTERNAL" if certificate else ""
         try:
+            if certificate:
+                name = peer_certificate.external_user_name(certificate, self.broker.settings.auth)
             user = self.broker.auth.authenticate_external(name, is_loopback(connection.peer[0]))
-        except AuthenticationRefused:
-            return False
-        return not self.log_in(connection, user, self.settings.vhost)
+        except AuthenticationRefused as error:
+            self.record_login(connection, name, str(error))
+            return str(error)
+        why = self.log_in(connection, user, self.settings.vhost)
+        self.record_login(connection, name, why)
+        return why
+
+    def record_login(self, connection: KafkaClientConnection, name: str, error: str) -> None:
+        """Count a login and emit its event, which the audit log records, as for AMQP. error: "" for success."""
+        broker = self.broker
+        broker.auth.login_stats.count_login("kafka", connection.peer[0], name, not error)
+        events = broker.catalogue.events
+        if events.has_listeners:
+            about = {
+                "name": name,
+                "connection_type": "network",
+                "connection_name": connection.name,
+                "host": connection.local[0],
+                "peer_host": connection.peer[0],
+                "peer_port": connection.peer[1],
+                "protocol": KAFKA_PROTOCOL,
+                "auth_mechanism": connection.mechanism,
+                "ssl": connection.tls,
+                **peer_certificate.tls_info(connection.peer_certificate()),
+            }
+            outcome = {"error": error} if error else {}
+            events.emit(f"user.authentication.{'failure' if error else 'success'}", {**about, **outcome}, "")
 
     # -- alarms
 
@@ -103,8 +139,13 @@ class KafkaServer(BrokerListener):
         blocked, self._blocked = self._blocked, []
         for call in blocked:
             call()
+        for connection in list(self.connections):
+            connection.on_alarm_end()
 
     # -- BrokerListener
+
+    def listed_connections(self) -> Iterator[ListedConnection]:
+        return (cast("ListedConnection", each) for each in self.connections if each.session is not None)
 
     def on_user_changed(self, change: AuthChange) -> None:
         for connection in list(self.connections):
@@ -122,9 +163,9 @@ class KafkaServer(BrokerListener):
 class KafkaFrontEnd(FrontEnd):
     """The Kafka front end: `kafka` on `kafka.port`, and `kafkas` on `kafka.tls.port`."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, unopened: UnauthenticatedSockets) -> None:
         super().__init__()
-        self.server = KafkaServer(broker)
+        self.server = KafkaServer(broker, unopened)
         self._broker = broker
         self._ports: dict[str, int] = {}
         self._tls: ssl.SSLContext | None = None
