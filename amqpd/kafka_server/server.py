@@ -13,7 +13,7 @@ from amqpd.broker.listeners import BrokerListener
 from amqpd.broker.session import Session
 from amqpd.connection import peer_certificate
 from amqpd.errors import NotAllowed
-from amqpd.kafka_server import coordinator, fetch, produce, sasl, topic_admin, topics
+from amqpd.kafka_server import access_admin, coordinator, fetch, produce, sasl, topic_admin, topics
 from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection, api_versions
 from amqpd.kafka_server.messages import API_VERSIONS, api_types
 from amqpd.listeners import Listener, bound_sockets, is_loopback
@@ -53,7 +53,15 @@ class KafkaServer(BrokerListener):
         self.settings: KafkaSettings = broker.settings.kafka
         self.connections: set[KafkaClientConnection] = set()
         self.apis: dict[int, Api] = {}
-        every = (*topics.APIS, *topic_admin.APIS, *produce.APIS, *fetch.APIS, *coordinator.APIS, *sasl.APIS)
+        every = (
+            *topics.APIS,
+            *topic_admin.APIS,
+            *produce.APIS,
+            *fetch.APIS,
+            *coordinator.APIS,
+            *sasl.APIS,
+            *access_admin.APIS,
+        )
         versions = Api(
             API_VERSIONS, "ApiVersions", 0, 4, 3, _answer_api_versions, *api_types("ApiVersions"), before_login=True
         )

@@ -47,6 +47,7 @@ CREATE: Final = 5
 DELETE: Final = 6
 DESCRIBE: Final = 8
 DESCRIBE_CONFIGS: Final = 10
+ALTER_CONFIGS: Final = 11
 IDEMPOTENT_WRITE: Final = 12
 
 _GRANTS: Final[tuple[tuple[Permission, frozenset[int]], ...]] = (

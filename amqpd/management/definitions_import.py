@@ -301,7 +301,7 @@ class Declarations:
         scram = self._auth.scram_change(row, texts if any(texts) else None)
         if scram is not None:
             self.scram.append(scram)
-            self.transaction.add(scram)
+            self.transaction.add_change(scram)
         if item["limits"] is not None:
             self.transaction.put(UserLimits.row(row.name, item["limits"]))
             self.user_limits[row.name] = dict(item["limits"])

@@ -174,9 +174,9 @@ class DeclarationBatch(VhostNamespace):
 
     def put(self, row: Row) -> None:
         """Add a row of another package (users, permissions). The caller applies it after the commit."""
-        self.add(Put(row))
+        self.add_change(Put(row))
 
-    def add(self, change: Put | Delete) -> None:
+    def add_change(self, change: Put | Delete) -> None:
         """Add a change of a row of another package, as `put` does."""
         self._collected.changes.append(change)
 
