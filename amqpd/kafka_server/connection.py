@@ -275,6 +275,11 @@ class KafkaClientConnection(asyncio.Protocol):
             self._report_unfinished()
             self._update_reading()
 
+    @property
+    def is_reading(self) -> bool:
+        """Return whether the socket is read."""
+        return self._reading
+
     def _report_unfinished(self) -> None:
         """Report the bytes of an unfinished request. Bytes that the connection will handle itself do not count."""
         kept = len(self._buffer) if self._may_handle() else 0

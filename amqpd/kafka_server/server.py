@@ -37,6 +37,23 @@ def _answer_api_versions(call: Call) -> None:
     call.reply(api_versions(call.connection.server.apis))
 
 
+def every_api() -> tuple[Api, ...]:
+    """Return all requests that the broker understands."""
+    versions = Api(
+        API_VERSIONS, "ApiVersions", 0, 4, 3, _answer_api_versions, *api_types("ApiVersions"), before_login=True
+    )
+    return (
+        versions,
+        *topics.APIS,
+        *topic_admin.APIS,
+        *produce.APIS,
+        *fetch.APIS,
+        *coordinator.APIS,
+        *sasl.APIS,
+        *access_admin.APIS,
+    )
+
+
 class KafkaServer(BrokerListener):
     """State that all connections share.
 
@@ -52,21 +69,7 @@ class KafkaServer(BrokerListener):
         self.unopened = unopened
         self.settings: KafkaSettings = broker.settings.kafka
         self.connections: set[KafkaClientConnection] = set()
-        self.apis: dict[int, Api] = {}
-        every = (
-            *topics.APIS,
-            *topic_admin.APIS,
-            *produce.APIS,
-            *fetch.APIS,
-            *coordinator.APIS,
-            *sasl.APIS,
-            *access_admin.APIS,
-        )
-        versions = Api(
-            API_VERSIONS, "ApiVersions", 0, 4, 3, _answer_api_versions, *api_types("ApiVersions"), before_login=True
-        )
-        for api in (versions, *every):
-            self.apis[api.key] = api
+        self.apis = {api.key: api for api in every_api()}
         self.coordinator = coordinator.GroupCoordinator(broker)
         self.fetches = fetch.WaitingFetches(broker)
         # Calls that wait for the end of a resource alarm.

@@ -148,9 +148,7 @@ class TestClients:
     @pytest.mark.parametrize("mechanism", ["PLAIN", *SCRAM])
     def test_wrong_password_is_refused(self, address: str, mechanism: str) -> None:
         with pytest.raises(KafkaError):
-            KafkaAdminClient(
-                bootstrap_servers=address, bootstrap_timeout_ms=3000, **login(mechanism, password="wrong")
-            )
+            KafkaAdminClient(bootstrap_servers=address, bootstrap_timeout_ms=3000, **login(mechanism, password="wrong"))
 
     def test_vhost_in_the_user_name(self, login_broker: BrokerProcess, connect: Connect) -> None:
         login_broker.api("PUT", "/api/vhosts/other", {})
