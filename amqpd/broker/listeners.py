@@ -12,7 +12,13 @@ if TYPE_CHECKING:
 
 
 class ListedConnection(Protocol):
-    """A connection of another protocol than AMQP, for lists of connections."""
+    """A connection of another protocol than AMQP, for lists of connections.
+
+    Attributes:
+        closed: it has ended.
+    """
+
+    closed: bool
 
     @property
     def name(self) -> str:

@@ -6,9 +6,9 @@ those parts that are: `.*` as the resource `*`, `^name$` and `^(a|b)$` as LITERA
 not shown are counted in the error message, with error code 0. ACLs cannot be created or deleted:
 
     permission   operations on topics of these names
-    configure    CREATE, DELETE, ALTER_CONFIGS
+    configure    CREATE, DELETE, ALTER_CONFIGS; DELETE on groups
     write        WRITE
-    read         READ, also on groups
+    read         READ; READ on groups
 
 AlterUserScramCredentials changes the credentials of one mechanism only. The user's password for AMQP, HTTP and SASL
 PLAIN stays, so both can differ.
@@ -68,6 +68,7 @@ _OPERATIONS: Final[tuple[tuple[Kind, int, tuple[int, ...]], ...]] = (
     ("write", TOPIC, (WRITE,)),
     ("read", TOPIC, (READ,)),
     ("read", GROUP, (READ,)),
+    ("configure", GROUP, (DELETE,)),
 )
 _NAME: Final = r"(?:[\w-]|\\\.)+"
 _LITERALS: Final = re.compile(rf"\^(?:\(({_NAME}(?:\|{_NAME})*)\)|({_NAME}))\$", re.ASCII)

@@ -170,6 +170,7 @@ class KafkaClientConnection(asyncio.Protocol):
         session: None before the login.
         name: for logs and lists, as of AMQP connections.
         local: host and port to which the client has connected.
+        received_bytes, sent_bytes: so far.
         mechanism: of the login; "" for an anonymous client.
         sasl: state of the SASL exchange, for sasl.py.
         on_close: calls for the end.
@@ -197,6 +198,8 @@ class KafkaClientConnection(asyncio.Protocol):
         self._login_timer: asyncio.TimerHandle | None = None
         self._certificate: dict[str, Any] = {}
         self._ends = False
+        self.received_bytes = 0
+        self.sent_bytes = 0
         self.connected_at = server.broker.wall_time()
         # Unfinished requests: the bytes last reported, and a number that is different for each request.
         self._reported_bytes = 0
@@ -235,6 +238,7 @@ class KafkaClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
+        self.received_bytes += len(data)
         self._read_at_ms = self.server.broker.timers.now_ms()
         self._read_requests()
 
@@ -393,6 +397,7 @@ class KafkaClientConnection(asyncio.Protocol):
             parts += calls.popleft().take_reply()
         if parts and self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(parts)
+            self.sent_bytes += sum(map(len, parts))
         if self._ends and not calls:
             self.close("")
             return
@@ -447,6 +452,8 @@ class KafkaClientConnection(asyncio.Protocol):
             "client_properties": {"client_id": self.client_id},
             "user_provided_name": self.client_id,
             "state": "blocked" if self._held and self.server.broker.alarm_reason else "running",
+            "recv_oct": self.received_bytes,
+            "send_oct": self.sent_bytes,
             "connected_at": int(self.connected_at * 1000),
             "ssl": self.tls,
             **peer_certificate.tls_info(self._certificate),

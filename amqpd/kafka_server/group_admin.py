@@ -20,6 +20,7 @@ from amqpd.kafka_server.messages import (
     MalformedRequest,
     api_types,
 )
+from amqpd.kafka_server.topics import is_permitted
 
 if TYPE_CHECKING:
     from amqpd.kafka_server.coordinator import GroupEntry
@@ -43,7 +44,7 @@ def _describe_groups(call: Call) -> None:
     size_bytes = 0
     described: list[dict[str, Any]] = []
     for name in _names(call.request.groups):
-        error = coordinator.error_for(name)
+        error = coordinator.error_for(name, call.session)
         entry = None if error else coordinator.find(call.session.vhost, name)
         if entry is None:
             state = "" if error else GroupState.DEAD.value
@@ -92,6 +93,8 @@ def _list_groups(call: Call) -> None:
             group = entry.group
             if (states and group.state.value.lower() not in states) or (types and CLASSIC not in types):
                 continue
+            if not is_permitted(call.session, group.name, "read"):
+                continue
             listed.append(
                 {
                     "group_id": group.name,
@@ -109,7 +112,7 @@ def _delete_groups(call: Call) -> None:
     results: dict[str, int] = {}
     changes: list[tuple[OffsetKey, CommittedOffset | None]] = []
     for name in _names(call.request.groups_names):
-        error = coordinator.error_for(name)
+        error = coordinator.error_for(name, call.session, "configure")
         entry = None if error else coordinator.find(vhost, name)
         if entry is None:
             results[name] = error or GROUP_ID_NOT_FOUND

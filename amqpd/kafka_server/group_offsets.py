@@ -55,7 +55,7 @@ def _offset_commit(call: Call) -> None:
     request = call.request
     _check_count(each.partitions for each in request.topics)
     coordinator = call.connection.server.coordinator
-    error = coordinator.error_for(request.group_id) or _commit_error(call, coordinator)
+    error = coordinator.error_for(request.group_id, call.session) or _commit_error(call, coordinator)
     results: dict[str, dict[int, int]] = {}
     changes: list[tuple[OffsetKey, CommittedOffset | None]] = []
     size_bytes = 0
@@ -141,7 +141,7 @@ def _fetched(call: Call, name: str, wanted: Any) -> Fields:
     """Return the offsets of one group. wanted: its topics; None for all that have an offset."""
     coordinator = call.connection.server.coordinator
     vhost = call.session.vhost
-    error = coordinator.error_for(name)
+    error = coordinator.error_for(name, call.session)
     answer: Fields = {"group_id": name, "error_code": error, "topics": []}
     if wanted is None:
         if error:
@@ -186,7 +186,7 @@ def _offset_delete(call: Call) -> None:
     _check_count(each.partitions for each in request.topics)
     coordinator = call.connection.server.coordinator
     vhost = call.session.vhost
-    error = coordinator.error_for(request.group_id)
+    error = coordinator.error_for(request.group_id, call.session)
     entry = None if error else coordinator.find(vhost, request.group_id)
     if entry is None:
         call.reply({"error_code": error or GROUP_ID_NOT_FOUND})

@@ -115,7 +115,7 @@ def connection_item(call: ApiRequest, connection: Connection) -> dict[str, Any]:
 
 
 def other_item(call: ApiRequest, connection: ListedConnection) -> dict[str, Any]:
-    """Return a connection that does not speak AMQP. It has no channels, and its bytes are not counted."""
+    """Return a connection that does not speak AMQP. It has no channels."""
     session = connection.session
     return {
         "pid": pid(call, session),
@@ -125,7 +125,7 @@ def other_item(call: ApiRequest, connection: ListedConnection) -> dict[str, Any]
         "vhost": session.vhost.name,
         "peer_host": session.peer[0],
         "peer_port": session.peer[1],
-        "channels": 0,
+        **dict.fromkeys(("channels", "channel_max", "frame_max", "timeout"), 0),
         "held_by": [],
         **dict.fromkeys((*peer_certificate.CIPHER_KEYS, *peer_certificate.KEYS)),
         "type": "network",
@@ -265,7 +265,19 @@ def visible_connections(call: ApiRequest, role: Role = Role.MONITORING) -> list[
 
 def _all_visible(call: ApiRequest, role: Role = Role.MONITORING) -> list[AnyConnection]:
     """Return the connections as `visible_connections`, with those of other protocols."""
-    return _visible(call, [*call.server.connections, *_others(call)], role)
+    return _visible(call, all_connections(call), role)
+
+
+def all_connections(call: ApiRequest) -> list[AnyConnection]:
+    """Return the connections of all protocols."""
+    return [*call.server.connections, *_others(call)]
+
+
+def is_open(call: ApiRequest, connection: AnyConnection) -> bool:
+    """Return whether a connection that was found earlier is still open."""
+    if isinstance(connection, Connection):
+        return call.server.connections.by_name.get(connection.name) is connection
+    return not connection.closed
 
 
 def _others(call: ApiRequest) -> list[ListedConnection]:
@@ -285,15 +297,7 @@ def _may_see(call: ApiRequest, role: Role, connection: AnyConnection) -> bool:
     return call.caller.has(role) or connection.session.user.name == call.caller.user.name
 
 
-def _find(call: ApiRequest) -> Connection:
-    """Return the AMQP connection. Raises: ResourceNotFound."""
-    found = _find_any(call)
-    if not isinstance(found, Connection):
-        raise ResourceNotFound(f"connection '{found.name}' has no channels")
-    return found
-
-
-def _find_any(call: ApiRequest, role: Role = Role.MONITORING) -> AnyConnection:
+def _find(call: ApiRequest, role: Role = Role.MONITORING) -> AnyConnection:
     name = call.params["connection"]
     found: AnyConnection | None = call.server.connections.by_name.get(name)
     if found is None:
@@ -303,7 +307,8 @@ def _find_any(call: ApiRequest, role: Role = Role.MONITORING) -> AnyConnection:
     return found
 
 
-def _force(connection: AnyConnection, why: str) -> None:
+def force_close(connection: AnyConnection, why: str) -> None:
+    """Close the connection, because an operator asked for it."""
     if isinstance(connection, Connection):
         connection.control.force(why)
     else:
@@ -330,7 +335,7 @@ async def get_connections(call: ApiRequest) -> ApiResponse:
 
 async def get_connection(call: ApiRequest) -> ApiResponse:
     """Return one connection."""
-    return object_reply(call, _item(call, _find_any(call)))
+    return object_reply(call, _item(call, _find(call)))
 
 
 def audit_forced_close(call: ApiRequest, connection: AnyConnection, why: str) -> None:
@@ -346,10 +351,10 @@ def audit_forced_close(call: ApiRequest, connection: AnyConnection, why: str) ->
 
 async def delete_connection(call: ApiRequest) -> ApiResponse:
     """Close the connection. rabbit: its own user and an administrator may; the tag monitoring is not enough."""
-    connection = _find_any(call, Role.ADMINISTRATOR)
+    connection = _find(call, Role.ADMINISTRATOR)
     why = close_reason(call.headers.get("X-Reason", ""))
     audit_forced_close(call, connection, why)
-    _force(connection, why)
+    force_close(connection, why)
     call.broker.turn.schedule()
     return NO_CONTENT
 
@@ -380,7 +385,7 @@ async def delete_user_connections(call: ApiRequest) -> ApiResponse:
     slices = TimeSlice()
     for connection in _connections_of_user(call):
         audit_forced_close(call, connection, why)
-        _force(connection, why)
+        force_close(connection, why)
         if slices.expired:
             await slices.yield_loop()
     call.broker.turn.schedule()
@@ -388,8 +393,9 @@ async def delete_user_connections(call: ApiRequest) -> ApiResponse:
 
 
 async def get_connection_channels(call: ApiRequest) -> ApiResponse:
-    """List the channels of the connection."""
-    return await _list_channels(call, [_find(call)])
+    """List the channels of the connection. Only AMQP has channels."""
+    found = _find(call)
+    return await _list_channels(call, [found] if isinstance(found, Connection) else [])
 
 
 async def get_channels(call: ApiRequest) -> ApiResponse:

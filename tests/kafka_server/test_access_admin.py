@@ -7,27 +7,31 @@ from typing import Any
 
 import pytest
 from conftest import audit_records, until
-from kafka import KafkaAdminClient, KafkaConsumer
+from kafka import KafkaAdminClient, KafkaConsumer, OffsetAndMetadata, TopicPartition
 from kafka.admin import (
     ACL,
     ACLFilter,
     ACLOperation,
     ACLPermissionType,
     ACLResourcePatternType,
+    NewTopic,
     ResourcePatternFilter,
     ResourceType,
     ScramMechanism,
     UserScramCredentialDeletion,
     UserScramCredentialUpsertion,
 )
-from kafka.errors import ClusterAuthorizationFailedError
+from kafka.errors import ClusterAuthorizationFailedError, GroupAuthorizationFailedError
 from kafka.protocol.admin import (
     AlterUserScramCredentialsRequest,
     CreateAclsRequest,
     DeleteAclsRequest,
+    DeleteGroupsRequest,
     DescribeAclsRequest,
+    DescribeGroupsRequest,
     DescribeUserScramCredentialsRequest,
 )
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from kafka_socket import KafkaSocket
 
 from amqpd.kafka_server.access_admin import LITERAL, PREFIXED, resource_patterns
@@ -164,6 +168,37 @@ class TestAcls:
         with pytest.raises(ClusterAuthorizationFailedError):
             client.describe_user_scram_credentials()
         client.close()
+
+
+class TestGroups:
+    def test_group_whose_name_the_user_may_not_read(self, admin: KafkaAdminClient, kafka_address: str) -> None:
+        settings = {"bootstrap_servers": kafka_address, "consumer_timeout_ms": 30_000, **login("reader", "r")}
+        consumer = KafkaConsumer("logs.web", group_id="other", **settings)
+        with pytest.raises(GroupAuthorizationFailedError):
+            next(consumer)
+        consumer.close()
+
+    def test_groups_of_others_are_neither_listed_nor_described_nor_deleted(
+        self, admin: KafkaAdminClient, kafka_address: str
+    ) -> None:
+        admin.create_topics([NewTopic("grouped", 1, 1)])
+        offsets = {TopicPartition("grouped", 0): OffsetAndMetadata(0, "", -1)}
+        for group in ("other", "logs.report"):
+            consumer = KafkaConsumer(bootstrap_servers=kafka_address, group_id=group)
+            consumer.commit(offsets)
+            consumer.close()
+        client = KafkaAdminClient(bootstrap_servers=kafka_address, **login("reader", "r"))
+        listed = {each["group_id"] for each in client.list_groups()}
+        client.close()
+        assert "logs.report" in listed
+        assert "other" not in listed
+        with KafkaSocket(kafka_address) as raw:
+            assert raw.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1).error_code == 0
+            assert raw.ask(SaslAuthenticateRequest(auth_bytes=b"\0reader\0r"), 2).error_code == 0
+            described = raw.ask(DescribeGroupsRequest(groups=["other", "logs.report"]), 4).groups
+            deleted = raw.ask(DeleteGroupsRequest(groups_names=["other", "logs.report"]), 1).results
+        assert [each.error_code for each in described] == [30, 0]
+        assert [each.error_code for each in deleted] == [30, 30]
 
 
 class TestScramCredentials:

@@ -320,9 +320,32 @@ class TestOperators:
         one: Any = login_broker.api("GET", f"/api/connections/{quoted}")
         assert one["name"] == name
         assert f"{name}\trunning" in login_broker.ctl("list_connections", "name", "state").stdout
+        assert (one["recv_oct"] > 0, one["send_oct"] > 0) == (True, True)
+        assert login_broker.api("GET", f"/api/connections/{quoted}/channels") == []
         login_broker.api("DELETE", f"/api/connections/{quoted}")
         assert client.socket.is_closed()
         assert listed() == []
+
+    @pytest.mark.parametrize("command", ["close_connection", "close_all_connections"])
+    def test_commands_close_a_connection(
+        self, login_broker: BrokerProcess, address: str, connect: Connect, command: str
+    ) -> None:
+        client = connect()
+        assert client.send(client.last(client.begin())).error_code == 0
+        found: Any = login_broker.api("GET", "/api/connections")
+        target = [found[0]["pid"]] if command == "close_connection" else []
+        assert login_broker.ctl(command, *target, "for a test").returncode == 0
+        assert client.socket.is_closed()
+        assert login_broker.says("for a test")
+
+    def test_user_without_access_is_disconnected(
+        self, login_broker: BrokerProcess, address: str, connect: Connect
+    ) -> None:
+        add_user(login_broker, "gone", {"password": "g"})
+        client = connect(user="gone")
+        assert client.send(client.last(client.begin(), "g")).error_code == 0
+        login_broker.api("DELETE", "/api/users/gone")
+        assert client.socket.is_closed()
 
     def test_audit_log_has_logins_and_topics(self, login_broker: BrokerProcess, address: str, connect: Connect) -> None:
         admin = KafkaAdminClient(bootstrap_servers=address, **login(SCRAM[1]))
