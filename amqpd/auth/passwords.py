@@ -61,7 +61,7 @@ VERIFIED_MAX: Final = 4096
 
 
 class NewPassword(NamedTuple):
-    """What is stored for a password.
+    """Hash and credentials of a password, as they are stored.
 
     Attributes:
         hash: "" if no password is accepted.

@@ -6,8 +6,8 @@
     server-final   v=SIGNATURE
 
 Neither password nor a key that could log in is stored: StoredKey checks a proof, ServerKey signs the last message.
-They are made when the password is set. An attacker who has read them can guess the password at ITERATIONS hashes per
-guess, which is cheaper than argon2id, so they are made only in a broker with a listener that uses SCRAM.
+They are made when the password is set. With them an attacker can guess passwords at ITERATIONS hashes a guess, which is
+cheaper than with argon2id. So they are made only in a broker with a listener that uses SCRAM.
 
 An unknown user, and one without credentials, gets credentials that no proof matches, with a salt that is the same at
 each login. So a client cannot find out which users exist.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,27 +19,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     import kafka  # noqa: F401
 
-
-def address_of(broker: BrokerProcess) -> str:
-    """Return `host:port` of the broker's Kafka listener."""
-    assert broker.ready is not None
-    host, port = broker.ready.listeners["kafka"]
-    return f"{host}:{port}"
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
-    """Return the first true result of a condition that the broker makes true later."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
-
-
-def audit_records(broker: BrokerProcess) -> list[dict[str, Any]]:
-    """Return the newest records of the audit log, as far as they are synced."""
-    found: Any = broker.api("GET", "/api/audit?count=1000")
-    return [each for each in found["records"] if each.get("front_end") == "kafka"]
+from kafka_socket import address_of  # noqa: E402  # found by the path above
 
 
 @pytest.fixture(scope="session")

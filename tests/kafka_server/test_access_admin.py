@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import audit_records, until
 from kafka import KafkaAdminClient, KafkaConsumer, OffsetAndMetadata, TopicPartition
 from kafka.admin import (
     ACL,
@@ -32,7 +31,7 @@ from kafka.protocol.admin import (
     DescribeUserScramCredentialsRequest,
 )
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
-from kafka_socket import KafkaSocket
+from kafka_socket import KafkaSocket, audit_records, until
 
 from amqpd.kafka_server.access_admin import LITERAL, PREFIXED, resource_patterns
 from amqpd.testing import BrokerProcess

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import audit_records, until
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
+from kafka_socket import audit_records, until
 
 from amqpd.testing import BrokerProcess
 

@@ -19,10 +19,9 @@ from uuid import UUID
 
 import pika
 import pytest
-from conftest import address_of, until
 from kafka import KafkaAdminClient
 from kafka.protocol.sasl import SaslHandshakeRequest
-from kafka_socket import KafkaSocket
+from kafka_socket import KafkaSocket, address_of, until
 
 from amqpd.kafka_server import connection as connections
 from amqpd.kafka_server.messages import api_types

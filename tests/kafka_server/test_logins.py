@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import pytest
-from conftest import address_of, audit_records, until
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.admin import NewTopic
 from kafka.errors import KafkaError
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
-from kafka_socket import KafkaSocket
+from kafka_socket import KafkaSocket, address_of, audit_records, until
 
 from amqpd.testing import BrokerProcess
 
