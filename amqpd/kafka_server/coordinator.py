@@ -39,7 +39,7 @@ from amqpd.kafka_server.messages import (
     UNKNOWN_MEMBER_ID,
     api_types,
 )
-from amqpd.kafka_server.topics import Permission, is_permitted
+from amqpd.kafka_server.topics import Permission, is_permitted, record_refusal
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
@@ -137,6 +137,7 @@ class GroupCoordinator:
         if not 0 < len(name) <= NAME_MAX:
             return INVALID_GROUP_ID
         if not is_permitted(session, name, kind):
+            record_refusal(session, "group", f"group '{name}'")
             return GROUP_AUTHORIZATION_FAILED
         return self.load_error()
 

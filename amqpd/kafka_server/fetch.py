@@ -40,6 +40,7 @@ from amqpd.kafka_server.messages import (
     NOT_LEADER_OR_FOLLOWER,
     OFFSET_OUT_OF_RANGE,
     STORAGE_ERROR,
+    TOPIC_AUTHORIZATION_FAILED,
     UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION,
 )
@@ -193,6 +194,9 @@ class _Fetch(Timer):
                 found = topics.find_topic_by_id(session, UUID(bytes=topic.name), "read")
             else:
                 found = topics.find_topic(session, topic.name.decode("utf-8", "replace"), "read")
+            if found == TOPIC_AUTHORIZATION_FAILED:
+                shown = UUID(bytes=topic.name) if by_id else topic.name.decode("utf-8", "replace")
+                topics.record_refusal(session, "Fetch", f"topic '{shown}'")
             for each in topic.partitions:
                 if isinstance(found, int):
                     each.error_code = found

@@ -54,6 +54,7 @@ from amqpd.kafka_server.messages import (
     NONE,
     OUT_OF_ORDER_SEQUENCE_NUMBER,
     STORAGE_ERROR,
+    TOPIC_AUTHORIZATION_FAILED,
     UNKNOWN_TOPIC_OR_PARTITION,
     UNSUPPORTED_FOR_MESSAGE_FORMAT,
     MalformedRequest,
@@ -388,6 +389,8 @@ class PendingProduce:
         except UnicodeDecodeError:
             raise RefusedBatch(UNKNOWN_TOPIC_OR_PARTITION) from None
         if isinstance(topic, int):
+            if topic == TOPIC_AUTHORIZATION_FAILED:
+                topics.record_refusal(self._call.session, "Produce", f"topic '{name.decode()}'")
             raise RefusedBatch(topic)
         if part.partition != 0:
             raise RefusedBatch(UNKNOWN_TOPIC_OR_PARTITION)

@@ -57,6 +57,7 @@ from amqpd.kafka_server.topics import (
     find_topic,
     find_topic_by_id,
     is_permitted,
+    record_refusal,
     topic_of,
 )
 from amqpd.storage.metadata.store import MetadataError
@@ -172,18 +173,10 @@ class TopicStep:
             name.wait(self._name_is_free)
         except RefusedTopic as error:
             if error.code == TOPIC_AUTHORIZATION_FAILED:
-                self._record_refusal()
+                record_refusal(self.call.session, self.call.api.name, f"topic '{self.topic_name}'")
             self.finish(self.refusal(error.code, str(error)))
         except MetadataError as error:
             self.finish(self.refusal(STORAGE_ERROR, str(error)))
-
-    def _record_refusal(self) -> None:
-        """Record in the audit log that the user lacks a permission."""
-        session = self.call.session
-        broker = session.broker
-        if broker.catalogue.events.audit_hook is not None:
-            text = f"access to topic '{self.topic_name}' refused for user '{session.user.name}'"
-            broker.audit.refused(session.user.name, self.call.api.name, text, session.vhost.name)
 
     def _name_is_free(self, error: BaseException | None) -> None:
         if error is None:

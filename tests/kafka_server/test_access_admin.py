@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kafka import KafkaAdminClient, KafkaConsumer, OffsetAndMetadata, TopicPartition
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
 from kafka.admin import (
     ACL,
     ACLFilter,
@@ -20,7 +20,7 @@ from kafka.admin import (
     UserScramCredentialDeletion,
     UserScramCredentialUpsertion,
 )
-from kafka.errors import ClusterAuthorizationFailedError, GroupAuthorizationFailedError
+from kafka.errors import ClusterAuthorizationFailedError, GroupAuthorizationFailedError, TopicAuthorizationFailedError
 from kafka.protocol.admin import (
     AlterUserScramCredentialsRequest,
     CreateAclsRequest,
@@ -198,6 +198,32 @@ class TestGroups:
             deleted = raw.ask(DeleteGroupsRequest(groups_names=["other", "logs.report"]), 1).results
         assert [each.error_code for each in described] == [30, 0]
         assert [each.error_code for each in deleted] == [30, 30]
+
+
+def test_refusals_are_in_the_audit_log(
+    admin: KafkaAdminClient, kafka_broker: BrokerProcess, kafka_address: str
+) -> None:
+    admin.create_topics([NewTopic("secret", 1, 1)])
+    producer = KafkaProducer(bootstrap_servers=kafka_address, retries=0, **login("guest", "guest"))
+    producer.send("secret", b"x").get(30)
+    producer.close()
+    kafka_broker.api("PUT", "/api/permissions/%2F/odd", {"configure": "", "write": "^secret$", "read": ""})
+    consumer = KafkaConsumer(bootstrap_servers=kafka_address, consumer_timeout_ms=30_000, **login("odd", "o"))
+    consumer.assign([TopicPartition("secret", 0)])
+    consumer.seek(TopicPartition("secret", 0), 0)
+    with pytest.raises(TopicAuthorizationFailedError):
+        next(consumer)
+    consumer.close()
+    kafka_broker.api("PUT", "/api/permissions/%2F/odd", {"configure": "", "write": "a[bc]", "read": "^secret$"})
+    producer = KafkaProducer(bootstrap_servers=kafka_address, **login("odd", "o"))
+    with pytest.raises(TopicAuthorizationFailedError):
+        producer.send("secret", b"x").get(30)
+    producer.close()
+
+    def refused() -> set[str]:
+        return {each["name"] for each in audit_records(kafka_broker) if each["event"] == "access.refused"}
+
+    until(lambda: {"Fetch", "Produce", "group"} <= refused())
 
 
 class TestScramCredentials:
