@@ -347,9 +347,13 @@ async def test_closed_connection_of_a_client_that_does_not_read_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "CLOSE_WAIT_S", 0.2)
+    monkeypatch.setattr(connections, "WRITE_HIGH_BYTES", 8192)
+    monkeypatch.setattr(connections, "WRITE_LOW_BYTES", 4096)
     async with embedded(**settings_of(tmp_path)) as server:
         client = await Client.connect(server)
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connection._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         client.writer.write(request_frame(18, 0, b"", False) * 20_000)
         await until_async(lambda: not client.connection.is_reading)
         client.connection.force("asked for")
