@@ -29,6 +29,7 @@ from amqpd.broker.broker import Broker
 from amqpd.broker.vhost.parameters import cluster_id_row
 from amqpd.broker.vhost.recovery import reconcile
 from amqpd.config import Settings
+from amqpd.connection.registry import ConnectionRegistry
 from amqpd.connection.server import AmqpFrontEnd
 from amqpd.management.definitions import DefinitionsError
 from amqpd.management.front_end import AdminFrontEnd
@@ -119,8 +120,8 @@ class Server:
             cluster_front_ends = [self.node.attach(self.broker, self.amqp, admin, self._first_rows, self.fail)]
         others = [guest(self.broker) for guest in guests]
         self.kafka: KafkaServer | None = None
-        if settings.kafka.port is not None or settings.kafka.tls.port is not None:
-            front_end = _kafka_front_end(settings, self.broker)
+        if settings.kafka.is_on:
+            front_end = _kafka_front_end(settings, self.broker, self.connections)
             self.kafka = front_end.server
             others.append(front_end)
         self.front_ends: list[FrontEnd] = [*cluster_front_ends, self.amqp, *others, admin]
@@ -151,7 +152,15 @@ class Server:
         hashing = self.settings.auth.password_hashing
         return [
             cluster_id_row(),
-            *initial_rows(first.user, first.password, first.vhost, first.tags, permissions, hashing),
+            *initial_rows(
+                first.user,
+                first.password,
+                first.vhost,
+                first.tags,
+                permissions,
+                hashing,
+                with_scram=self.settings.kafka.is_on,
+            ),
         ]
 
     async def import_definitions(self) -> None:
@@ -373,7 +382,7 @@ class Server:
         self.stopped.set()
 
 
-def _kafka_front_end(settings: Settings, broker: Broker) -> KafkaFrontEnd:
+def _kafka_front_end(settings: Settings, broker: Broker, connections: ConnectionRegistry) -> KafkaFrontEnd:
     """Return the front end of Kafka's clients. Raises OSError if it cannot run here."""
     if settings.cluster.kafka:
         raise OSError(
@@ -385,7 +394,7 @@ def _kafka_front_end(settings: Settings, broker: Broker) -> KafkaFrontEnd:
         if not (error.name or "").startswith("kafka"):
             raise
         raise OSError("kafka.port needs kafka-python: pip install 'amqpd[kafka]'") from None
-    return KafkaFrontEnd(broker)
+    return KafkaFrontEnd(broker, connections.unopened)
 
 
 def _make_parsers() -> None:

@@ -26,13 +26,15 @@ from amqpd.auth.passwords import (
     ARGON2ID,
     RABBIT_SHA256,
     InvalidHash,
+    NewPassword,
     PasswordHasherPool,
     VerifiedPasswordCache,
     check_hash,
-    hash_password,
     needs_rehash,
+    secrets_of,
 )
 from amqpd.auth.permissions import Kind, Permissions, TopicKind
+from amqpd.auth.scram import InvalidCredentials, ScramCredentials, parse_credentials, unknown_user
 from amqpd.storage.metadata.interface import MetadataStore
 from amqpd.storage.metadata.store import (
     Change,
@@ -42,6 +44,7 @@ from amqpd.storage.metadata.store import (
     PermissionRow,
     Put,
     Row,
+    ScramRow,
     TopicPermissionRow,
     UserRow,
     VhostRow,
@@ -69,22 +72,26 @@ def initial_rows(
     tags: Sequence[str] = ("administrator",),
     permissions: tuple[str, str, str] = (".*", ".*", ".*"),
     hashing: str = ARGON2ID,
+    with_scram: bool = False,
 ) -> list[Row]:
     """Return the rows of a first start for `Metadata.open(seed=...)`: a vhost, and a user with permissions in it.
 
     Args:
         permissions: patterns for configure, write and read.
         hashing: the setting `auth.password_hashing`.
+        with_scram: make SCRAM credentials, too.
 
     Raises: InvalidUser.
-    Cost: one argon2 hash, 21 ms, and the import of argon2.
+    Cost: one argon2 hash, 21 ms, and the import of argon2; SCRAM credentials 20 ms.
     """
     check_name(default_user)
-    hashed = hash_password(default_pass.encode(), hashing) if default_pass else ""
+    secrets = secrets_of(default_pass.encode(), hashing, with_scram) if default_pass else NewPassword("", hashing)
+    scram = [ScramRow(default_user, *secrets.scram)] if secrets.scram is not None else []
     return [
         VhostRow(default_vhost, random_id(), description="Default virtual host"),
-        UserRow(default_user, hashed, hashing, validate_tags(tags)),
+        UserRow(default_user, secrets.hash, hashing, validate_tags(tags)),
         PermissionRow(default_user, default_vhost, *permissions),
+        *scram,
     ]
 
 
@@ -188,6 +195,7 @@ class BackendContext(NamedTuple):
 
     Attributes:
         password_hashing: the algorithm of new hashes.
+        with_scram: make SCRAM credentials when a password is set.
     """
 
     metadata: MetadataStore
@@ -195,6 +203,7 @@ class BackendContext(NamedTuple):
     vhost_exists: Callable[[str], bool]
     loopback_users: Collection[str] = ("guest",)
     password_hashing: str = ARGON2ID
+    with_scram: bool = False
 
 
 class InternalBackend:
@@ -222,6 +231,9 @@ class InternalBackend:
         self.closed_names: frozenset[str] = frozenset()
         self.listeners: list[Callable[[AuthChange], None]] = []
         self._users = {row.name: row for row in state.users}
+        self._scram = {row.user: row for row in state.scram_credentials}
+        self._scram_secret = state.instance_id.encode()
+        self._with_scram = context.with_scram
         self._permissions = Permissions(state.permissions, state.topic_permissions)
         self._verified = VerifiedPasswordCache(clock=clock)
         self.failure_backoff = FailureBackoff(clock)
@@ -291,6 +303,20 @@ class InternalBackend:
         if username in self.loopback_users and not peer_is_loopback:
             raise AuthenticationRefused(f"user {username!r} can only connect via a loopback address")
         return User(row.name, row.tags)
+
+    def scram_credentials(self, username: str, mechanism: str) -> ScramCredentials | None:
+        """Return the SCRAM credentials of a user, or None. Cost: 5 us."""
+        row = self._scram.get(username)
+        text = "" if row is None else row.sha256 if mechanism == "SCRAM-SHA-256" else row.sha512
+        try:
+            return parse_credentials(mechanism, text) if text else None
+        except InvalidCredentials as error:  # another version, or another program, wrote it
+            logger.error("the SCRAM credentials of user %r are ignored: %s", username, error)
+            return None
+
+    def unknown_scram_user(self, username: str, mechanism: str) -> ScramCredentials:
+        """Return credentials that no client can match, with the same salt each time. Cost: 5 us."""
+        return unknown_user(mechanism, username, self._scram_secret)
 
     async def _rehash(self, row: UserRow, password: bytes) -> UserRow:
         """Replace a hash of RabbitMQ by argon2id, or argon2id by RabbitMQ's, as `auth.password_hashing` asks.
@@ -374,8 +400,8 @@ class InternalBackend:
         words = validate_tags(tags)
         if name in self._users and not replace:  # before spending 21 ms
             raise UserExists(f"user '{name}' already exists")
-        stored, algorithm = await self._hashed(password, password_hash, hashing_algorithm)
-        row = UserRow(name, stored, algorithm, words)
+        secrets = await self._secrets(password, password_hash, hashing_algorithm)
+        row = UserRow(name, secrets.hash, secrets.algorithm, words)
         async with self.change_lock:
             before = self._users.get(name)
             if before is not None and not replace:
@@ -383,7 +409,7 @@ class InternalBackend:
             changes = [AuthChange("user_added", name)]
             if before is not None:
                 changes = [AuthChange("password", name), AuthChange("tags", name)]
-            await self._commit([Put(row)], lambda: self._apply_user(row, *changes))
+            await self._commit_password(row, secrets, *changes)
 
     async def delete_user(self, name: str) -> None:
         """Delete a user with its permissions. Raises: NoSuchUser."""
@@ -404,10 +430,10 @@ class InternalBackend:
         Raises: NoSuchUser, InvalidUser.
         """
         self.user(name)
-        stored, algorithm = await self._hashed(password, password_hash, hashing_algorithm)
+        secrets = await self._secrets(password, password_hash, hashing_algorithm)
         async with self.change_lock:
-            row = self.user(name)._replace(password_hash=stored, hashing_algorithm=algorithm)
-            await self._commit([Put(row)], lambda: self._apply_user(row, AuthChange("password", name)))
+            row = self.user(name)._replace(password_hash=secrets.hash, hashing_algorithm=secrets.algorithm)
+            await self._commit_password(row, secrets, AuthChange("password", name))
 
     async def set_tags(self, name: str, tags: Iterable[str]) -> None:
         """Replace the tags of a user. Raises: NoSuchUser, InvalidUser."""
@@ -455,9 +481,18 @@ class InternalBackend:
     # ------------------------------------------------------------------------
 
     def apply_committed(
-        self, users: Sequence[UserRow], permissions: Sequence[PermissionRow | TopicPermissionRow]
+        self,
+        users: Sequence[UserRow],
+        permissions: Sequence[PermissionRow | TopicPermissionRow],
+        scram: Sequence[Put | Delete] = (),
     ) -> None:
-        """Apply rows that the caller has checked and committed while it held `change_lock`."""
+        """Apply rows that the caller has checked and committed while it held `change_lock`.
+
+        Args:
+            scram: changes of SCRAM credentials, from `scram_change`.
+        """
+        for change in scram:
+            self._apply_scram(change)
         for user in users:
             if user.name in self._users:
                 self._apply_user(user, AuthChange("password", user.name), AuthChange("tags", user.name))
@@ -484,6 +519,8 @@ class InternalBackend:
         row = change.row
         if isinstance(row, UserRow):
             self._follow_user(row, isinstance(change, Put))
+        elif isinstance(row, ScramRow):
+            self._apply_scram(change)
         elif isinstance(row, PermissionRow | TopicPermissionRow):
             now = self._permissions.find(row)
             if isinstance(change, Put) and now != row:
@@ -534,28 +571,72 @@ class InternalBackend:
         if vhost is not None and not self._vhost_exists(vhost):
             raise NoSuchVhost(f"vhost '{vhost}' does not exist")
 
-    async def _hashed(self, password: bytes, password_hash: str | None, algorithm: str) -> tuple[str, str]:
-        """Return hash and algorithm to store. Raises: InvalidUser."""
+    async def _secrets(self, password: bytes, password_hash: str | None, algorithm: str) -> NewPassword:
+        """Return what to store for a password or a hash. Raises: InvalidUser."""
         if password_hash is not None:
             try:
                 check_hash(password_hash, algorithm)
             except InvalidHash as error:
                 raise InvalidUser(str(error)) from error
-            return password_hash, algorithm
-        return (await self._passwords.hash(password, self._hashing) if password else ""), self._hashing
+            return NewPassword(password_hash, algorithm)
+        if not password:
+            return NewPassword("", self._hashing)
+        return await self._passwords.make(password, self._hashing, self._with_scram)
 
-    async def hash_for_user(self, name: str, password: bytes) -> tuple[str, str]:
-        """Return hash and algorithm for a user that will have this password. Does not raise.
+    async def secrets_for_user(self, name: str, password: bytes) -> NewPassword:
+        """Return what to store for a user that will have this password. Does not raise.
 
         If the user's stored hash matches the password, it is returned unchanged. Cost: 21 ms, or twice that if it
-        does not match.
+        does not match; SCRAM credentials 20 ms.
         """
         row = self._users.get(name)
         if row is not None and row.password_hash and not needs_rehash(row.hashing_algorithm, self._hashing):
             stored, algorithm = row.password_hash, row.hashing_algorithm
             if await self._passwords.verify(password, stored, algorithm, "", "", _not_verified):
-                return stored, algorithm
-        return await self._hashed(password, None, "")
+                scram = self._scram.get(name)
+                if scram is not None or not self._with_scram:
+                    return NewPassword(stored, algorithm, None if scram is None else (scram.sha256, scram.sha512))
+                made = await self._passwords.make(password, algorithm, True)
+                return made._replace(hash=stored)
+        return await self._secrets(password, None, "")
+
+    def scram_change(self, row: UserRow, scram: tuple[str, str] | None) -> Put | Delete | None:
+        """Return the change of a user's SCRAM credentials that belongs to this new row, or None.
+
+        Args:
+            scram: the credentials; None to keep those that there are as long as the password's hash is the same.
+        """
+        if scram is not None:
+            return Put(ScramRow(row.name, *scram))
+        now = self._users.get(row.name)
+        if row.name not in self._scram or (now is not None and now.password_hash == row.password_hash):
+            return None
+        return Delete(ScramRow(row.name, "", ""))
+
+    async def set_scram(self, name: str, sha256: str, sha512: str) -> None:
+        """Replace the SCRAM credentials of a user; empty texts remove them. Raises: NoSuchUser."""
+        async with self.change_lock:
+            self.user(name)
+            row = ScramRow(name, sha256, sha512)
+            change: Put | Delete = Put(row) if sha256 or sha512 else Delete(row)
+
+            def apply() -> None:
+                self._apply_scram(change)
+                self._notify(AuthChange("password", name))
+
+            await self._commit([change], apply)
+
+    async def _commit_password(self, row: UserRow, secrets: NewPassword, *changes: AuthChange) -> None:
+        scram = self.scram_change(row, secrets.scram)
+        if scram is None and not secrets.hash and row.name in self._scram:
+            scram = Delete(ScramRow(row.name, "", ""))
+
+        def apply() -> None:
+            if scram is not None:
+                self._apply_scram(scram)
+            self._apply_user(row, *changes)
+
+        await self._commit([Put(row)] if scram is None else [Put(row), scram], apply)
 
     async def _commit(self, changes: Sequence[Change], apply: Callable[[], None]) -> None:
         """Commit the changes, then call `apply` on the loop, even if the caller was cancelled.
@@ -589,10 +670,19 @@ class InternalBackend:
         for change in changes:
             self._notify(change)
 
+    def _apply_scram(self, change: Put | Delete) -> None:
+        row = change.row
+        assert isinstance(row, ScramRow)
+        if isinstance(change, Put):
+            self._scram[row.user] = row
+        else:
+            self._scram.pop(row.user, None)
+
     def _apply_deletion(self, row: UserRow) -> None:
         if self._users.pop(row.name, None) is None:
             return  # in a cluster, another node's deletion may have arrived before
         self._verified.remove(row.name)
+        self._scram.pop(row.name, None)
         self._permissions.remove([*self._permissions.rows(row.name), *self._permissions.topic_rows(row.name)])
         self._notify(AuthChange("user_deleted", row.name))
 

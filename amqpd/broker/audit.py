@@ -17,7 +17,7 @@ A record's body is a JSON object. Its headers are the fields for selectors (`eve
 - event: `queue.deleted`, ...: the keys of RULES, mostly those of RabbitMQ's event exchange
 - time: ISO 8601, UTC, to the millisecond
 - user: the acting user; `rmq-cli` is amqpctl, `rmq-internal` the broker itself
-- front_end, peer, connection: `amqp`, `http` or `amqpctl`; address and port; the connection's name
+- front_end, peer, connection: `amqp`, `kafka`, `http` or `amqpctl`; address and port; the connection's name
 - vhost, name: the vhost and the name of the queue, exchange, user, policy, ...
 - result, reason: `ok` or `refused`, and the reason
 - count: number of repetitions (`EventThrottle`)
@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.auth.login_throttle import network
 from amqpd.broker.consumer import LogNotOpen
-from amqpd.broker.events import INTERNAL, ORIGIN, EventOrigin
+from amqpd.broker.events import INTERNAL, KAFKA_PROTOCOL, ORIGIN, EventOrigin
 from amqpd.broker.message import Message, MessageRoute, make_message
 from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.queue.log_opener import when_open
@@ -359,6 +359,7 @@ class AuditedRequest:
     def __init__(self, name: str, peer: tuple[str, int]) -> None:
         self.name = name
         self.peer = peer
+        self.front_end = name
         self.told_count = 0
 
 
@@ -428,9 +429,10 @@ class Audit:
             self._write(AuditRecord(key, at_ms, actor, _where(origin), about))
 
     def _login_of(self, key: str, about: Mapping[str, object], at_ms: int) -> None:
-        """Record the login event of an AMQP connection."""
+        """Record the login event of a connection."""
         host, port = str(about.get("peer_host", "")), about.get("peer_port", 0)
-        where = EventSource("amqp", f"{host}:{port}", str(about.get("connection_name", "")))
+        front_end = "kafka" if about.get("protocol") == KAFKA_PROTOCOL else "amqp"
+        where = EventSource(front_end, f"{host}:{port}", str(about.get("connection_name", "")))
         name, error = str(about.get("name", "")), str(about.get("error", ""))
         kept = {"name": name, "reason": error, **{key: about[key] for key in KEPT_OF_LOGIN if key in about}}
         self._login(AuditRecord(key, at_ms, name, where, kept, REFUSED if error else OK), host)
@@ -579,5 +581,7 @@ def _where(origin: EventOrigin | None) -> EventSource:
     host, port = origin.peer
     peer = f"{host}:{port}" if host else ""
     return (
-        EventSource(origin.name, peer) if isinstance(origin, AuditedRequest) else EventSource("amqp", peer, origin.name)
+        EventSource(origin.name, peer)
+        if isinstance(origin, AuditedRequest)
+        else EventSource(origin.front_end, peer, origin.name)
     )

@@ -127,6 +127,7 @@ class Broker:
                 self.vhosts.exists,
                 self.settings.amqp.loopback_users,
                 self.settings.auth.password_hashing,
+                self.settings.kafka.is_on,
             )
         )
         self.auth.listeners.append(self._user_changed)

@@ -38,6 +38,9 @@ INTERNAL: Final = "rmq-internal"
 CLI: Final = "rmq-cli"
 """rabbit: the acting user of amqpctl."""
 
+KAFKA_PROTOCOL: Final = "Kafka"
+"""The field `protocol` of Kafka's clients in events and lists."""
+
 ACTOR: Final = ContextVar("actor", default=INTERNAL)
 COUNT_MAX: Final = 10_000
 SLICE_S: Final = 0.003
@@ -58,10 +61,12 @@ class EventOrigin(Protocol):
 
     Attributes:
         peer: address and port.
+        front_end: for example `amqp`.
     """
 
     name: str
     peer: tuple[str, int]
+    front_end: str
 
 
 ORIGIN: Final[ContextVar[EventOrigin | None]] = ContextVar("origin", default=None)

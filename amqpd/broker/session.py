@@ -30,6 +30,7 @@ class Session:
         operator: the operating system authenticated the operator; permissions do not apply.
         name: of the connection, for logs and lists.
         peer: address and port.
+        front_end: `amqp` or `kafka`, for the audit log.
         capabilities: announced by the client.
         serial: unique in this process.
     """
@@ -42,6 +43,7 @@ class Session:
         name: str,
         peer: tuple[str, int] = ("", 0),
         capabilities: Mapping[str, object] | None = None,
+        front_end: str = "amqp",
     ) -> None:
         self.operator = False
         self.broker = broker
@@ -50,6 +52,7 @@ class Session:
         self.user = user
         self.name = name
         self.peer = peer
+        self.front_end = front_end
         self.capabilities: Mapping[str, object] = {} if capabilities is None else capabilities
         self.serial: int = next(_serials)
 

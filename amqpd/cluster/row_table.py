@@ -48,6 +48,7 @@ from amqpd.storage.metadata.rows import (
     Put,
     QueueRow,
     Row,
+    ScramRow,
     SeenCacheRow,
     SeenRow,
     StoredOffsetRow,
@@ -186,6 +187,7 @@ class RowTable:
             user_limits=list(self.rows(UserLimitsRow)),
             seen_caches=caches,
             seen=[row for row in self.rows(SeenRow) if row.cache_id in known],
+            scram_credentials=list(self.rows(ScramRow)),
         )
 
     # -- records from Kafka --------------------------------------------------------------------------------------------

@@ -438,6 +438,11 @@ class KafkaSettings:
     )
     tls: KafkaListenerTlsSettings = KafkaListenerTlsSettings()
 
+    @property
+    def is_on(self) -> bool:
+        """Return whether the broker listens for Kafka's clients."""
+        return self.port is not None or self.tls.port is not None
+
 
 @dataclass(frozen=True)
 class Settings:

@@ -4,6 +4,8 @@ Above a share of the process's descriptors, the broker closes sockets without a 
 that has most. A small number always remains, so that a broker with many clients accepts new ones. The last
 descriptors are reserved for files and the HTTP API.
 
+Sockets of Kafka's clients count as those of AMQP's.
+
 The process limit is read for each socket, because prlimit can change it at run time.
 """
 
@@ -14,12 +16,9 @@ import ipaddress
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from amqpd import process
-
-if TYPE_CHECKING:
-    from amqpd.connection.interfaces import TransportBase
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +31,21 @@ RESERVED_SHARE_MAX: Final = 4
 LOG_S: Final = 1.0
 
 
+class LoginSocket(Protocol):
+    """A socket that may have no login yet.
+
+    Attributes:
+        peer: address and port.
+    """
+
+    peer: tuple[str, int]
+
+    def abort(self) -> None:
+        """Close the socket at once."""
+
+
 class UnauthenticatedSockets:
-    """The AMQP sockets of a broker, and those without a login by address.
+    """The sockets of a broker, and those without a login by address.
 
     Args:
         soon: calls a function in the next loop turn.
@@ -46,13 +58,13 @@ class UnauthenticatedSockets:
         self.share = share
         self.reserved = reserved
         self.closed_count = 0
-        self._sockets: set[TransportBase] = set()
+        self._sockets: set[LoginSocket] = set()
         # By address, oldest first.
-        self._waiting: dict[str, dict[TransportBase, None]] = {}
+        self._waiting: dict[str, dict[LoginSocket, None]] = {}
         self._waiting_count = 0
         self._log_at = 0.0
 
-    def add(self, wire: TransportBase) -> None:
+    def add(self, wire: LoginSocket) -> None:
         """Add a new socket and close others if necessary. Cost: 2 us, and the closes."""
         self._sockets.add(wire)
         self._waiting.setdefault(_network(wire.peer[0]), {})[wire] = None
@@ -65,7 +77,7 @@ class UnauthenticatedSockets:
             self._close(wire)
             self._log_closed(f"only reserved descriptors of {limit} are free", wire.peer[0])
 
-    def mark_logged_in(self, wire: TransportBase) -> None:
+    def mark_logged_in(self, wire: LoginSocket) -> None:
         """Mark the socket as logged in. It is not closed to make room."""
         address = _network(wire.peer[0])
         waiting = self._waiting.get(address)
@@ -75,7 +87,7 @@ class UnauthenticatedSockets:
             if not waiting:
                 del self._waiting[address]
 
-    def remove(self, wire: TransportBase) -> None:
+    def remove(self, wire: LoginSocket) -> None:
         """Remove a closed socket. Can be called for one that this class closed."""
         self.mark_logged_in(wire)
         self._sockets.discard(wire)
@@ -94,7 +106,7 @@ class UnauthenticatedSockets:
         if count > 0:
             self._log_closed(f"more than {int(limit * self.share)} of {limit} descriptors are sockets", address)
 
-    def _close(self, wire: TransportBase) -> None:
+    def _close(self, wire: LoginSocket) -> None:
         self.remove(wire)
         self.closed_count += 1
         # Deferred: `wire` may be in its own connection_made.

@@ -7,8 +7,12 @@ Handlers run in the call of the event loop that received the request. They make 
 keeps the `Call`, and calls `reply` later.
 
 Before the login a client may send ApiVersions, SaslHandshake and SaslAuthenticate. A client that sends another request
-is logged in as `kafka.anonymous_user`. A client that does not log in is disconnected after
-`amqp.handshake_timeout_s`.
+is logged in as the user of its TLS certificate or as `kafka.anonymous_user`. A client that does not log in is
+disconnected after `amqp.handshake_timeout_s`, one that sends nothing for IDLE_MS or stops within a request for STALL_MS
+later.
+
+Bytes of unfinished requests count for the same budget as unfinished AMQP messages (`broker.unfinished_bodies`), and an
+unfinished Produce is not read during an alarm.
 
 What cannot be read closes the connection with a log line, as Kafka does: the protocol has no error for it.
 """
@@ -24,6 +28,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from amqpd.broker.events import KAFKA_PROTOCOL
+from amqpd.broker.flow.timers import CallTimer
+from amqpd.connection import peer_certificate
 from amqpd.kafka_server.messages import (
     API_VERSIONS,
     NONE,
@@ -51,7 +58,16 @@ DECODED_BYTES_MAX: Final = 1 << 20
 WRITE_HIGH_BYTES: Final = 1 << 20
 WRITE_LOW_BYTES: Final = 256 * 1024
 
+CLOSE_WAIT_S: Final = 3.0
+"""Time for a client to read what is left when its connection is closed."""
+IDLE_MS: Final = 600_000
+"""A client that sends nothing for so long is disconnected, as by Kafka (connections.max.idle.ms)."""
+STALL_MS: Final = 60_000
+"""A client that sends nothing for so long within a request is disconnected."""
+_PRODUCE: Final = 0
+
 _INT32: Final = struct.Struct(">i")
+_INT16: Final = struct.Struct(">h")
 
 
 class Api(NamedTuple):
@@ -157,7 +173,10 @@ class KafkaClientConnection(asyncio.Protocol):
         session: None before the login.
         name: for logs and lists, as of AMQP connections.
         local: host and port to which the client has connected.
-        closed: calls of `on_closed`.
+        received_bytes, sent_bytes: so far.
+        mechanism: of the login; "" for an anonymous client.
+        sasl: state of the SASL exchange, for sasl.py.
+        on_close: calls for the end.
     """
 
     def __init__(self, server: KafkaServer, tls: bool) -> None:
@@ -169,8 +188,8 @@ class KafkaClientConnection(asyncio.Protocol):
         self.peer: tuple[str, int] = ("", 0)
         self.local: tuple[str, int] = ("", 0)
         self.closed = False
-        # State of the SASL exchange, for sasl.py.
-        self.sasl_mechanism = ""
+        self.mechanism = ""
+        self.sasl: object = None
         self.on_close: list[Callable[[], None]] = []
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
@@ -180,6 +199,17 @@ class KafkaClientConnection(asyncio.Protocol):
         self._held = False  # by the server: an alarm
         self._write_paused = False
         self._login_timer: asyncio.TimerHandle | None = None
+        self._certificate: dict[str, Any] = {}
+        self._ends = False
+        self.received_bytes = 0
+        self.sent_bytes = 0
+        self.connected_at = server.broker.wall_time()
+        # Unfinished requests: the bytes last reported, and a number that is different for each request.
+        self._reported_bytes = 0
+        self._request_number = 1
+        self._bodies_paused = False
+        self._read_at_ms = 0
+        self._silence_timer = CallTimer(self._on_silence)
 
     # -- asyncio
 
@@ -194,7 +224,16 @@ class KafkaClientConnection(asyncio.Protocol):
         self.name = f"{self.peer[0]}:{self.peer[1]} -> {self.local[0]}:{self.local[1]}"
         timeout_s = self.server.broker.settings.amqp.handshake_timeout_s
         self._login_timer = self.server.broker.loop.call_later(timeout_s, self._no_login)
+        self._certificate = transport.get_extra_info("peercert") or {}
+        timers = self.server.broker.timers
+        self._read_at_ms = timers.now_ms()
+        timers.arm(self._silence_timer, self._read_at_ms + IDLE_MS)
         self.server.connections.add(self)
+        self.server.unopened.add(self)
+
+    def peer_certificate(self) -> dict[str, Any]:
+        """Return the verified client certificate in the form of the ssl module, or an empty dict."""
+        return self._certificate
 
     def _no_login(self) -> None:
         if self.session is None:
@@ -203,10 +242,13 @@ class KafkaClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.server.stats.received_bytes += len(data)
         self._buffer += data
+        self.received_bytes += len(data)
+        self._read_at_ms = self.server.broker.timers.now_ms()
         self._read_requests()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self.server.unopened.remove(self)
         self._end()
 
     def pause_writing(self) -> None:
@@ -224,9 +266,9 @@ class KafkaClientConnection(asyncio.Protocol):
         """Handle the requests in the buffer, as far as they are complete and may be handled now."""
         while not self.closed and self._may_handle() and len(self._buffer) >= 4:
             size = _INT32.unpack_from(self._buffer)[0]
-            if size > LOGIN_BYTES_MAX and self.session is None:
+            if size > LOGIN_BYTES_MAX and self.session is None and self.sasl is None:
                 # A client without SASL may begin with a large Produce.
-                self.server.log_in_anonymously(self)
+                self.server.log_in_without_sasl(self)
             limit = LOGIN_BYTES_MAX if self.session is None else self.server.settings.request_size_max_bytes
             if not 0 < size <= limit:
                 self.close(f"a request of {size} bytes; at most {limit} are accepted")
@@ -235,15 +277,64 @@ class KafkaClientConnection(asyncio.Protocol):
                 break
             frame = bytes(memoryview(self._buffer)[4 : 4 + size])
             del self._buffer[: 4 + size]
+            self._request_number += 1
             self._handle(frame)
+        if not self.closed:
+            self._report_unfinished()
+            self._update_reading()
+
+    @property
+    def is_reading(self) -> bool:
+        """Return whether the socket is read."""
+        return self._reading
+
+    def _report_unfinished(self) -> None:
+        """Report the bytes of an unfinished request. Bytes that the connection will handle itself do not count."""
+        kept = len(self._buffer) if self._may_handle() else 0
+        if kept == self._reported_bytes:
+            return
+        if kept and not self._reported_bytes:
+            timers = self.server.broker.timers
+            timers.arm_sooner(self._silence_timer, timers.now_ms() + STALL_MS)
+        self._reported_bytes = kept
+        self.server.broker.unfinished_bodies.update(self, kept, self._request_number if kept else 0)
+
+    def read_bodies(self, on: bool) -> None:
+        """Read on within unfinished requests, or not. Called by `PartialBodyMemory`."""
+        if on and self._bodies_paused:
+            self._read_at_ms = self.server.broker.timers.now_ms()
+        self._bodies_paused = not on
         self._update_reading()
+
+    def _is_read_on(self) -> bool:
+        """Return whether more bytes may be read: not within a Produce during an alarm, nor above the budget."""
+        if not self._reported_bytes:
+            return True
+        if self._bodies_paused:
+            return False
+        is_produce = len(self._buffer) >= 6 and _INT16.unpack_from(self._buffer, 4)[0] == _PRODUCE
+        return not (is_produce and self.server.broker.alarm_reason)
+
+    def _on_silence(self) -> None:
+        """Close the connection if the client has sent nothing for too long, and it was its turn."""
+        if self.closed:
+            return
+        timers = self.server.broker.timers
+        if self._calls or not self._reading:
+            self._read_at_ms = timers.now_ms()
+        limit_ms = STALL_MS if self._reported_bytes else IDLE_MS
+        due_ms = self._read_at_ms + limit_ms
+        if timers.now_ms() < due_ms:
+            timers.arm(self._silence_timer, due_ms)
+        else:
+            self.close(f"it has sent nothing for {limit_ms // 1000} s")
 
     def _may_handle(self) -> bool:
         """Return whether the next request may be handled.
 
         A login must be complete before requests that follow it are looked at.
         """
-        if self._held or self._write_paused or len(self._calls) >= REQUESTS_MAX:
+        if self._ends or self._held or self._write_paused or len(self._calls) >= REQUESTS_MAX:
             return False
         return self.session is not None or not self._calls
 
@@ -251,7 +342,7 @@ class KafkaClientConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or self.closed:
             return
-        wanted = self._may_handle()
+        wanted = self._may_handle() and self._is_read_on()
         if wanted and not self._reading:
             transport.resume_reading()
         elif not wanted and self._reading:
@@ -276,9 +367,12 @@ class KafkaClientConnection(asyncio.Protocol):
                         f"{api.name} of {len(frame)} bytes; at most {DECODED_BYTES_MAX} are accepted"
                     )
                 call.request = decode_body(api.request, frame, header, call.is_flexible)
-            if self.session is None and not api.before_login and not self.server.log_in_anonymously(self):
-                self.close("a request before the login")
-                return
+            if self.session is None and not api.before_login:
+                # SASL that was begun must be finished.
+                why = "a request before the login" if self.sasl is not None else self.server.log_in_without_sasl(self)
+                if why:
+                    self.close(why)
+                    return
             api.handle(call)
         except MalformedRequest as error:
             self.close(str(error))
@@ -308,6 +402,10 @@ class KafkaClientConnection(asyncio.Protocol):
         if parts and self._transport is not None and not self._transport.is_closing():
             self.server.stats.sent_bytes += sum(map(len, parts))
             self._transport.writelines(parts)
+            self.sent_bytes += sum(map(len, parts))
+        if self._ends and not calls:
+            self.close("")
+            return
         self._read_requests()
 
     # -- state
@@ -315,6 +413,7 @@ class KafkaClientConnection(asyncio.Protocol):
     def logged_in(self, session: Session) -> None:
         """Continue as this user."""
         self.session = session
+        self.server.unopened.mark_logged_in(self)
         if self._login_timer is not None:
             self._login_timer.cancel()
             self._login_timer = None
@@ -339,14 +438,47 @@ class KafkaClientConnection(asyncio.Protocol):
             fields |= {"user": self.session.user.name, "vhost": self.session.vhost.name}
         return fields
 
+    def on_alarm_end(self) -> None:
+        """Read on within a Produce."""
+        self._update_reading()
+
+    def close_after_replies(self) -> None:
+        """Handle no more requests, and close the connection when the replies are sent."""
+        self._ends = True
+        self.server.broker.turn.flush_later(self)
+
+    def details(self) -> dict[str, Any]:
+        """Return the fields of the lists of connections (`broker.listeners.ListedConnection`)."""
+        return {
+            "host": self.local[0],
+            "port": self.local[1],
+            "protocol": KAFKA_PROTOCOL,
+            "auth_mechanism": self.mechanism,
+            "client_properties": {"client_id": self.client_id},
+            "user_provided_name": self.client_id,
+            "state": "blocked" if self._held and self.server.broker.alarm_reason else "running",
+            "recv_oct": self.received_bytes,
+            "send_oct": self.sent_bytes,
+            "connected_at": int(self.connected_at * 1000),
+            "ssl": self.tls,
+            **peer_certificate.tls_info(self._certificate),
+        }
+
+    def force(self, why: str) -> None:
+        """Close the connection, because an operator asked for it."""
+        self.close(why)
+
     def close(self, why: str) -> None:
         """Close the connection. why: for the log; empty if it is logged already."""
         if self.closed:
             return
         if why:
             log.warning("Kafka client %s is disconnected: %s", self.name, why, extra=self.log_fields())
-        if self._transport is not None:
-            self._transport.close()
+        transport = self._transport
+        if transport is not None:
+            transport.close()
+            # A client that does not read would keep the socket open.
+            self.server.broker.loop.call_later(CLOSE_WAIT_S, transport.abort)
         self._end()
 
     def abort(self) -> None:
@@ -363,6 +495,11 @@ class KafkaClientConnection(asyncio.Protocol):
             self._login_timer.cancel()
         self._calls.clear()
         self._buffer.clear()
+        broker = self.server.broker
+        broker.timers.cancel(self._silence_timer)
+        if self._reported_bytes:
+            self._reported_bytes = 0
+            broker.unfinished_bodies.update(self, 0, 0)
         self.server.connections.discard(self)
         for call in self.on_close:
             call()

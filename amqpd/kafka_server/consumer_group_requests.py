@@ -62,7 +62,7 @@ NO_ROOM: Final = "the groups of this broker need too much memory"
 def _heartbeat(call: Call) -> None:
     fields = decode_heartbeat(call.frame, call.header)
     coordinator = call.connection.server.coordinator
-    error, message = coordinator.error_for(fields.group_id), ""
+    error, message = coordinator.error_for(fields.group_id, call.session), ""
     if error == NONE:
         error, message = _fields_error(fields, call.version)
     if error == NONE and (fields.names is not None or fields.pattern is not None):
@@ -147,7 +147,7 @@ def _describe(call: Call) -> None:
     described: list[DescribedGroup] = []
     size_bytes = 0
     for name in names:
-        error = coordinator.error_for(name)
+        error = coordinator.error_for(name, call.session)
         entry = None if error else coordinator.find(vhost, name)
         group = entry.group if entry is not None else None
         if not isinstance(group, ConsumerProtocolGroup):

@@ -4,9 +4,8 @@ groups.py decides, this module has the clock, the timers and the connections. Gr
 too; their requests are in consumer_group_requests.py. The requests about committed offsets are in group_offsets.py,
 those about groups as a whole in group_admin.py. committed_offsets.py has the log of the offsets.
 
-A group belongs to a vhost: two vhosts may have groups of one name. A group needs no permission of its own: a user who
-may connect to the vhost may join, describe and delete its groups. Committing and fetching offsets needs read permission
-on the topic.
+A group belongs to a vhost: two vhosts may have groups of one name. Requests about a group need read permission for its
+name, DeleteGroups configure permission. Committing and fetching offsets needs read permission on the topic, too.
 
 Members are in memory only, so after a restart of the broker they join again; their offsets are there. One timer per
 group ends sessions and rebalances. A closed connection does not remove its member, its session timeout does; only the
@@ -33,6 +32,7 @@ from amqpd.kafka_server.groups import ConsumerGroup, JoinAnswer, JoinRequest, Sy
 from amqpd.kafka_server.messages import (
     COORDINATOR_LOAD_IN_PROGRESS,
     COORDINATOR_NOT_AVAILABLE,
+    GROUP_AUTHORIZATION_FAILED,
     INCONSISTENT_GROUP_PROTOCOL,
     INVALID_GROUP_ID,
     INVALID_REQUEST,
@@ -42,9 +42,11 @@ from amqpd.kafka_server.messages import (
     UNKNOWN_MEMBER_ID,
     api_types,
 )
+from amqpd.kafka_server.topics import Permission, is_permitted, record_refusal
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
+    from amqpd.broker.session import Session
     from amqpd.broker.vhost.vhost import VHost
 
 NODE_ID: Final = 0
@@ -149,10 +151,17 @@ class GroupCoordinator:
     def now_ms(self) -> int:
         return self._now_ms()
 
-    def error_for(self, name: str) -> int:
-        """Return the error code of every request about this group, 0 for none."""
+    def error_for(self, name: str, session: Session, kind: Permission = "read") -> int:
+        """Return the error code of every request about this group, 0 for none.
+
+        Args:
+            kind: the permission that the user needs for the group's name.
+        """
         if not 0 < len(name) <= NAME_MAX:
             return INVALID_GROUP_ID
+        if not is_permitted(session, name, kind):
+            record_refusal(session, "group", f"group '{name}'")
+            return GROUP_AUTHORIZATION_FAILED
         return self.load_error()
 
     def load_error(self) -> int:
@@ -337,7 +346,7 @@ def _join_group(call: Call) -> None:
         needs_member_id=version >= 4,
         can_skip_assignment=version >= 9,
     )
-    error = coordinator.error_for(request.group_id) or _join_error(coordinator, joining)
+    error = coordinator.error_for(request.group_id, call.session) or _join_error(coordinator, joining)
     if error:
         _answer_join(call, JoinAnswer(error, request.member_id))
         return
@@ -395,7 +404,7 @@ def _answer_join(call: Call, answer: JoinAnswer) -> None:
 def _sync_group(call: Call) -> None:
     request = call.request
     coordinator = call.connection.server.coordinator
-    error = coordinator.error_for(request.group_id)
+    error = coordinator.error_for(request.group_id, call.session)
     entry = None if error else coordinator.find(call.session.vhost, request.group_id)
     group = None if entry is None else entry.classic_group(coordinator.now_ms())
     if entry is None or group is None:
@@ -437,7 +446,7 @@ def _answer_sync(call: Call, answer: SyncAnswer) -> None:
 def _heartbeat(call: Call) -> None:
     request = call.request
     coordinator = call.connection.server.coordinator
-    error = coordinator.error_for(request.group_id)
+    error = coordinator.error_for(request.group_id, call.session)
     if error == NONE:
         entry = coordinator.find(call.session.vhost, request.group_id)
         error = UNKNOWN_MEMBER_ID
@@ -453,7 +462,7 @@ def _heartbeat(call: Call) -> None:
 def _leave_group(call: Call) -> None:
     request = call.request
     coordinator = call.connection.server.coordinator
-    error = coordinator.error_for(request.group_id)
+    error = coordinator.error_for(request.group_id, call.session)
     entry = None if error else coordinator.find(call.session.vhost, request.group_id)
     members = [(request.member_id, None)]
     if call.version >= 3:

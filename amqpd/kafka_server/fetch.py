@@ -190,7 +190,7 @@ class _Fetch(Timer):
             (UUID(bytes=topic.name) if by_id else topic.name.decode("utf-8", "replace"), topic.partitions)
             for topic in self._topics
         ]
-        topics.open_partitions(self.call.session, wanted, "read", self._opened)
+        topics.open_partitions(self.call, wanted, "read", self._opened)
 
     def _opened(self) -> None:
         self._opening = False

@@ -20,6 +20,7 @@ from amqpd.kafka_server.messages import (
     MalformedRequest,
     api_types,
 )
+from amqpd.kafka_server.topics import is_permitted
 
 if TYPE_CHECKING:
     from amqpd.kafka_server.consumer_group import ConsumerProtocolGroup
@@ -45,7 +46,7 @@ def _describe_groups(call: Call) -> None:
     size_bytes = 0
     described: list[dict[str, Any]] = []
     for name in _names(call.request.groups):
-        error = coordinator.error_for(name)
+        error = coordinator.error_for(name, call.session)
         entry = None if error else coordinator.find(call.session.vhost, name)
         group = None if entry is None else entry.group
         if not isinstance(group, ConsumerGroup):
@@ -106,6 +107,8 @@ def _list_groups(call: Call) -> None:
                 kind, state, protocol = CLASSIC, group.state.value, group.protocol_type
             else:
                 kind, state, protocol = CONSUMER, group.phase.value, CONSUMER
+            if not is_permitted(call.session, group.name, "read"):
+                continue
             if (not states or state.lower() in states) and (not types or kind in types):
                 listed.append(
                     {"group_id": group.name, "protocol_type": protocol, "group_state": state, "group_type": kind}
@@ -119,7 +122,7 @@ def _delete_groups(call: Call) -> None:
     results: dict[str, int] = {}
     changes: list[tuple[OffsetKey, CommittedOffset | None]] = []
     for name in _names(call.request.groups_names):
-        error = coordinator.error_for(name)
+        error = coordinator.error_for(name, call.session, "configure")
         entry = None if error else coordinator.find(vhost, name)
         if entry is None:
             results[name] = error or GROUP_ID_NOT_FOUND

@@ -58,7 +58,7 @@ def _offset_commit(call: Call) -> None:
     request = call.request
     _check_count(each.partitions for each in request.topics)
     coordinator = call.connection.server.coordinator
-    error = coordinator.error_for(request.group_id) or _commit_error(call, coordinator)
+    error = coordinator.error_for(request.group_id, call.session) or _commit_error(call, coordinator)
     results: dict[str, dict[int, int]] = {}
     changes: list[tuple[OffsetKey, CommittedOffset | None]] = []
     size_bytes = 0
@@ -133,7 +133,7 @@ def _offset_fetch(call: Call) -> None:
     coordinator = call.connection.server.coordinator
     if call.version < 8:
         _check_count(each.partition_indexes for each in request.topics or ())
-        fields = _fetched(call, request.group_id, request.topics, coordinator.error_for(request.group_id))
+        fields = _fetched(call, request.group_id, request.topics, coordinator.error_for(request.group_id, call.session))
         error = fields["error_code"]
         call.reply({"error_code": error, "topics": fields["topics"]})
         return
@@ -144,7 +144,7 @@ def _offset_fetch(call: Call) -> None:
         raise MalformedRequest("a group is named twice in one request")
     groups: list[Fields] = []
     for each in request.groups:
-        error = coordinator.error_for(each.group_id)
+        error = coordinator.error_for(each.group_id, call.session)
         if error == NONE and call.version >= EPOCHS:
             error = _fetch_error(call, each)
         groups.append(_fetched(call, each.group_id, each.topics, error))
@@ -208,7 +208,7 @@ def _offset_delete(call: Call) -> None:
     _check_count(each.partitions for each in request.topics)
     coordinator = call.connection.server.coordinator
     vhost = call.session.vhost
-    error = coordinator.error_for(request.group_id)
+    error = coordinator.error_for(request.group_id, call.session)
     entry = None if error else coordinator.find(vhost, request.group_id)
     if entry is None:
         call.reply({"error_code": error or GROUP_ID_NOT_FOUND})

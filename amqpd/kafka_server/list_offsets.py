@@ -102,7 +102,7 @@ class _Lookup:
             partitions = [_Partition(each.partition_index, each.timestamp) for each in topic.partitions]
             self._topics.append((topic.name, partitions))
         topics.open_partitions(
-            self._call.session, [(name or "", partitions) for name, partitions in self._topics], "read", self._opened
+            self._call, [(name or "", partitions) for name, partitions in self._topics], "read", self._opened
         )
 
     def _opened(self) -> None:

@@ -82,7 +82,7 @@ def _open(call: Call, found: Found, kind: topics.Permission, done: Callable[[], 
         if not call.connection.closed:
             done()
 
-    topics.open_partitions(call.session, found, kind, opened)
+    topics.open_partitions(call, found, kind, opened)
 
 
 # -- DeleteRecords

@@ -55,6 +55,7 @@ from amqpd.kafka_server.messages import (
     NONE,
     OUT_OF_ORDER_SEQUENCE_NUMBER,
     STORAGE_ERROR,
+    TOPIC_AUTHORIZATION_FAILED,
     UNKNOWN_TOPIC_OR_PARTITION,
     UNSUPPORTED_FOR_MESSAGE_FORMAT,
     MalformedRequest,
@@ -327,6 +328,8 @@ class PendingProduce:
         except UnicodeDecodeError:
             raise RefusedBatch(UNKNOWN_TOPIC_OR_PARTITION) from None
         if isinstance(found, int):
+            if found == TOPIC_AUTHORIZATION_FAILED:
+                topics.record_refusal(self._call.session, "Produce", f"topic '{name.decode()}'")
             raise RefusedBatch(found)
         return found
 

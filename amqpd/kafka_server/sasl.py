@@ -1,7 +1,12 @@
-"""Logins with SASL PLAIN.
+"""Logins with SASL: PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512.
 
 The user name may carry the vhost, `vhost:user`, as in RabbitMQ's MQTT plugin; otherwise the vhost is `kafka.vhost`.
-Passwords are checked as on the AMQP port, in a thread. The reply to a wrong one is delayed.
+
+PLAIN: passwords are checked as on the AMQP port, in a thread. SCRAM (amqpd/auth/scram.py): two requests, 20 us each on
+the loop. Credentials for it are made when a password is set, so a user from before has none.
+
+A failed login is answered after a delay that grows with each failure of the user from that address. Then the connection
+is closed. The client learns neither which part was wrong nor whether the user exists.
 """
 
 from __future__ import annotations
@@ -10,13 +15,16 @@ import asyncio
 import logging
 from typing import Final
 
-from amqpd.auth.internal_backend import AuthenticationRefused
+from amqpd.auth.internal_backend import AuthenticationRefused, User
+from amqpd.auth.scram import MECHANISMS as SCRAM_MECHANISMS
+from amqpd.auth.scram import ScramError, ScramLogin
 from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection
 from amqpd.kafka_server.messages import (
     ILLEGAL_SASL_STATE,
     NONE,
     SASL_AUTHENTICATION_FAILED,
     UNSUPPORTED_SASL_MECHANISM,
+    UNSUPPORTED_VERSION,
     api_types,
 )
 from amqpd.listeners import is_loopback
@@ -24,66 +32,152 @@ from amqpd.listeners import is_loopback
 log = logging.getLogger(__name__)
 
 PLAIN: Final = "PLAIN"
-FAILED_DELAY_S: Final = 1.0
-"""Time before the answer to a wrong password."""
+MECHANISMS: Final = (PLAIN, *SCRAM_MECHANISMS)
 WRONG: Final = "Authentication failed: invalid user name or password"
+WRONG_SCRAM: Final = (
+    f"{WRONG}, or a user without SCRAM credentials; they are made when the user's password is set "
+    "(amqpctl change_password)"
+)
 
 _tasks: set[asyncio.Task[None]] = set()
 
 
+class SaslExchange:
+    """The login of a connection, from SaslHandshake on.
+
+    Attributes:
+        scram: the SCRAM login whose first message has been answered.
+        has_credentials: the user exists and has SCRAM credentials.
+    """
+
+    def __init__(self) -> None:
+        self.scram: ScramLogin | None = None
+        self.has_credentials = False
+
+
 def _handshake(call: Call) -> None:
-    if call.request.mechanism != PLAIN:
-        call.reply({"error_code": UNSUPPORTED_SASL_MECHANISM, "mechanisms": [PLAIN]})
+    connection, mechanism = call.connection, call.request.mechanism
+    if connection.session is not None or connection.sasl is not None:
+        call.reply({"error_code": ILLEGAL_SASL_STATE, "mechanisms": list(MECHANISMS)})
         return
-    call.connection.sasl_mechanism = PLAIN
-    call.reply({"error_code": NONE, "mechanisms": [PLAIN]})
+    if call.version == 0:
+        # Then the messages of SASL would follow without headers, as before Kafka 1.0. The version is in ApiVersions
+        # because librdkafka looks for it.
+        call.reply({"error_code": UNSUPPORTED_VERSION, "mechanisms": list(MECHANISMS)})
+        connection.close_after_replies()
+        return
+    if mechanism not in MECHANISMS:
+        call.reply({"error_code": UNSUPPORTED_SASL_MECHANISM, "mechanisms": list(MECHANISMS)})
+        return
+    connection.mechanism = mechanism
+    connection.sasl = SaslExchange()
+    call.reply({"error_code": NONE, "mechanisms": list(MECHANISMS)})
 
 
 def _authenticate(call: Call) -> None:
     connection = call.connection
-    if connection.sasl_mechanism != PLAIN or connection.session is not None:
+    exchange = connection.sasl
+    if not isinstance(exchange, SaslExchange) or connection.session is not None:
         call.reply(
             {"error_code": ILLEGAL_SASL_STATE, "error_message": "SaslHandshake must come first", "auth_bytes": b""}
         )
         return
-    parts = bytes(call.request.auth_bytes).split(b"\0")
+    message = bytes(call.request.auth_bytes)
+    if connection.mechanism != PLAIN:
+        _scram(call, exchange, message)
+        return
+    parts = message.split(b"\0")
     if len(parts) != 3:
-        _refuse(call, "the PLAIN response has not three parts")
+        _refuse(call, "", "the PLAIN response has not three parts", WRONG)
         return
     # One task per login: a password takes 20 ms in a thread.
-    task = asyncio.get_running_loop().create_task(_log_in(call, parts[1], parts[2]))
+    task = asyncio.get_running_loop().create_task(_plain(call, parts[1], parts[2]))
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
 
 
-async def _log_in(call: Call, name: bytes, password: bytes) -> None:
+def _vhost_and_user(connection: KafkaClientConnection, name: str) -> tuple[str, str]:
+    vhost, colon, user = name.rpartition(":")
+    return (vhost if colon else connection.server.settings.vhost), user
+
+
+async def _plain(call: Call, name: bytes, password: bytes) -> None:
     connection = call.connection
-    server = connection.server
-    vhost, colon, user_name = name.decode("utf-8", "replace").rpartition(":")
+    vhost, user_name = _vhost_and_user(connection, name.decode("utf-8", "replace"))
+    auth, address = connection.server.broker.auth, connection.peer[0]
     try:
-        user = await server.broker.auth.authenticate(
-            user_name, password, is_loopback(connection.peer[0]), connection.peer[0]
-        )
+        user = await auth.authenticate(user_name, password, is_loopback(address), address)
     except AuthenticationRefused as error:
-        await asyncio.sleep(FAILED_DELAY_S)
-        _refuse(call, str(error))
+        _refuse(call, user_name, str(error), WRONG)
         return
+    except Exception:
+        # A failed check must neither accept the login nor leave the client without an answer.
+        log.exception("login refused: a bug in amqpd, please report it", extra=connection.log_fields())
+        connection.close("")
+        return
+    _accept(call, user, vhost, b"")
+
+
+def _scram(call: Call, exchange: SaslExchange, message: bytes) -> None:
+    connection = call.connection
+    auth = connection.server.broker.auth
+    login = exchange.scram
+    try:
+        if login is None:
+            login = exchange.scram = ScramLogin(connection.mechanism, message)
+            _, user_name = _vhost_and_user(connection, login.user_name)
+            credentials = auth.scram_credentials(user_name, connection.mechanism)
+            exchange.has_credentials = credentials is not None
+            if credentials is None:
+                credentials = auth.unknown_scram_user(user_name, connection.mechanism)
+            call.reply({"error_code": NONE, "error_message": None, "auth_bytes": login.begin(credentials)})
+            return
+        vhost, user_name = _vhost_and_user(connection, login.user_name)
+        last = login.finish(message)
+        user = auth.authenticate_external(user_name, is_loopback(connection.peer[0]))
+    except ScramError as error:
+        name = "" if login is None else _vhost_and_user(connection, login.user_name)[1]
+        why = str(error)
+        if login is not None and not exchange.has_credentials:
+            why = f"user {name!r} does not exist or has no SCRAM credentials: set its password once to make them"
+        _refuse(call, name, why, WRONG_SCRAM)
+    except AuthenticationRefused as error:
+        _refuse(call, user_name, str(error), WRONG_SCRAM)
+    else:
+        _accept(call, user, vhost, last)
+
+
+def _accept(call: Call, user: User, vhost: str, last: bytes) -> None:
+    """Log the user in, whose password was right. last: the mechanism's last message."""
+    connection = call.connection
     if connection.closed:
         return
-    why = server.log_in(connection, user, vhost if colon else server.settings.vhost)
+    why = connection.server.log_in(connection, user, vhost)
     if why:
-        _refuse(call, why)
+        _refuse(call, user.name, why, why)
         return
-    call.reply({"error_code": NONE, "error_message": None, "auth_bytes": b"", "session_lifetime_ms": 0})
+    connection.server.record_login(connection, user.name, "")
+    call.reply({"error_code": NONE, "error_message": None, "auth_bytes": last, "session_lifetime_ms": 0})
 
 
-def _refuse(call: Call, why: str) -> None:
-    """Answer with an error. why: for the log; the client does not learn which part was wrong."""
-    connection: KafkaClientConnection = call.connection
+def _refuse(call: Call, name: str, why: str, text: str) -> None:
+    """Answer with an error after a delay, and close the connection. why: for the log; text: for the client."""
+    connection = call.connection
+    server = connection.server
     if connection.closed:
         return
     log.warning("Kafka client %s was refused: %s", connection.name, why, extra=connection.log_fields())
-    call.reply({"error_code": SASL_AUTHENTICATION_FAILED, "error_message": WRONG, "auth_bytes": b""})
+    server.record_login(connection, name, why)
+    connection.sasl = SaslExchange()
+    fields = {"error_code": SASL_AUTHENTICATION_FAILED, "error_message": text, "auth_bytes": b""}
+
+    def answer() -> None:
+        if not connection.closed:
+            call.reply(fields)
+            connection.close_after_replies()
+
+    delay_s = server.broker.auth.failure_backoff.record_failure(connection.peer[0], name)
+    server.broker.loop.call_later(delay_s, answer)
 
 
 APIS: Final = (

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, cast
 
 from amqpd.auth.internal_backend import AuthenticationRefused
+from amqpd.broker.events import KAFKA_PROTOCOL
 from amqpd.broker.listeners import BrokerListener
 from amqpd.broker.session import Session
+from amqpd.connection import peer_certificate
 from amqpd.errors import NotAllowed
-from amqpd.kafka_server import config_admin, coordinator, fetch, partition_admin, produce, sasl, topic_admin, topics
+from amqpd.kafka_server import (
+    access_admin,
+    config_admin,
+    coordinator,
+    fetch,
+    partition_admin,
+    produce,
+    sasl,
+    topic_admin,
+    topics,
+)
 from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection, api_versions
 from amqpd.kafka_server.group_operations import GroupOperations
 from amqpd.kafka_server.messages import API_VERSIONS, api_types
@@ -21,12 +33,23 @@ from amqpd.tcp_front_end import TcpFrontEnd
 if TYPE_CHECKING:
     from amqpd.auth.internal_backend import AuthChange, User
     from amqpd.broker.broker import Broker
+    from amqpd.broker.listeners import ListedConnection
     from amqpd.config import Settings
     from amqpd.config.schema import KafkaSettings
+    from amqpd.connection.unauthenticated import UnauthenticatedSockets
 
 
 def _answer_api_versions(call: Call) -> None:
     call.reply(api_versions(call.connection.server.apis))
+
+
+def every_api() -> tuple[Api, ...]:
+    """Return all requests that the broker understands."""
+    versions = Api(
+        API_VERSIONS, "ApiVersions", 0, 4, 3, _answer_api_versions, *api_types("ApiVersions"), before_login=True
+    )
+    modules = (topics, topic_admin, partition_admin, config_admin, produce, fetch, coordinator, sasl, access_admin)
+    return (versions, *(api for module in modules for api in module.APIS))
 
 
 class KafkaServer(BrokerListener):
@@ -34,24 +57,19 @@ class KafkaServer(BrokerListener):
 
     Attributes:
         apis: by API key.
+        unopened: limit on sockets that have not logged in, shared with AMQP.
         coordinator: the consumer groups of all vhosts.
         fetches: the Fetch requests that wait for records.
         operations: what operators see of groups and do with them.
         stats: counters for metrics.
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, unopened: UnauthenticatedSockets) -> None:
         self.broker = broker
+        self.unopened = unopened
         self.settings: KafkaSettings = broker.settings.kafka
         self.connections: set[KafkaClientConnection] = set()
-        self.apis: dict[int, Api] = {}
-        modules = (topics, topic_admin, partition_admin, config_admin, produce, fetch, coordinator, sasl)
-        every = [api for module in modules for api in module.APIS]
-        versions = Api(
-            API_VERSIONS, "ApiVersions", 0, 4, 3, _answer_api_versions, *api_types("ApiVersions"), before_login=True
-        )
-        for api in (versions, *every):
-            self.apis[api.key] = api
+        self.apis = {api.key: api for api in every_api()}
         self.coordinator = coordinator.GroupCoordinator(broker)
         self.fetches = fetch.WaitingFetches(broker)
         self.operations = GroupOperations(self.coordinator, self.fetches)
@@ -74,22 +92,52 @@ class KafkaServer(BrokerListener):
             broker.admission.check(user.name, vhost)
         except NotAllowed as error:
             return error.text
-        session = Session(broker, vhost, user, connection.name, connection.peer)
+        session = Session(broker, vhost, user, connection.name, connection.peer, front_end="kafka")
         broker.admission.on_opened(session, user.name, vhost)
         connection.on_close.append(lambda: broker.admission.on_closed(session, user.name, vhost))
         connection.logged_in(session)
         return ""
 
-    def log_in_anonymously(self, connection: KafkaClientConnection) -> bool:
-        """Log a client without SASL in as `kafka.anonymous_user`. Return False if it may not."""
+    def log_in_without_sasl(self, connection: KafkaClientConnection) -> str:
+        """Log a client without SASL in: as the user of its TLS certificate, if the listener asks for certificates and
+        the client has shown one, else as `kafka.anonymous_user`. Return why not, or "".
+        """
+        certificate = connection.peer_certificate() if self.settings.tls.verify_peer else {}
         name = self.settings.anonymous_user
-        if not name:
-            return False
+        if not certificate and not name:
+            return "a request before the login"
+        connection.mechanism = "EXTERNAL" if certificate else ""
         try:
+            if certificate:
+                name = peer_certificate.external_user_name(certificate, self.broker.settings.auth)
             user = self.broker.auth.authenticate_external(name, is_loopback(connection.peer[0]))
-        except AuthenticationRefused:
-            return False
-        return not self.log_in(connection, user, self.settings.vhost)
+        except AuthenticationRefused as error:
+            self.record_login(connection, name, str(error))
+            return str(error)
+        why = self.log_in(connection, user, self.settings.vhost)
+        self.record_login(connection, name, why)
+        return why
+
+    def record_login(self, connection: KafkaClientConnection, name: str, error: str) -> None:
+        """Count a login and emit its event, which the audit log records, as for AMQP. error: "" for success."""
+        broker = self.broker
+        broker.auth.login_stats.count_login("kafka", connection.peer[0], name, not error)
+        events = broker.catalogue.events
+        if events.has_listeners:
+            about = {
+                "name": name,
+                "connection_type": "network",
+                "connection_name": connection.name,
+                "host": connection.local[0],
+                "peer_host": connection.peer[0],
+                "peer_port": connection.peer[1],
+                "protocol": KAFKA_PROTOCOL,
+                "auth_mechanism": connection.mechanism,
+                "ssl": connection.tls,
+                **peer_certificate.tls_info(connection.peer_certificate()),
+            }
+            outcome = {"error": error} if error else {}
+            events.emit(f"user.authentication.{'failure' if error else 'success'}", {**about, **outcome}, "")
 
     # -- alarms
 
@@ -104,8 +152,13 @@ class KafkaServer(BrokerListener):
         blocked, self._blocked = self._blocked, []
         for call in blocked:
             call()
+        for connection in list(self.connections):
+            connection.on_alarm_end()
 
     # -- BrokerListener
+
+    def listed_connections(self) -> Iterator[ListedConnection]:
+        return (cast("ListedConnection", each) for each in self.connections if each.session is not None)
 
     def on_user_changed(self, change: AuthChange) -> None:
         for connection in list(self.connections):
@@ -123,9 +176,9 @@ class KafkaServer(BrokerListener):
 class KafkaFrontEnd(TcpFrontEnd):
     """The Kafka front end: `kafka` on `kafka.port`, and `kafkas` on `kafka.tls.port`."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, unopened: UnauthenticatedSockets) -> None:
         super().__init__(broker, "kafka")
-        self.server = KafkaServer(broker)
+        self.server = KafkaServer(broker, unopened)
 
     def section(self, settings: Settings) -> KafkaSettings:
         return settings.kafka

@@ -18,6 +18,7 @@ from amqpd.kafka_server.messages import (
     UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION,
 )
+from amqpd.kafka_server.topics import record_refusal
 from amqpd.storage.metadata.store import MetadataError
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class TopicStep:
             name.wait(self._name_is_free)
         except RefusedTopic as error:
             if error.code == TOPIC_AUTHORIZATION_FAILED:
-                self._record_refusal()
+                record_refusal(self.call.session, self.call.api.name, f"topic '{self.topic_name}'")
             self.finish(self.refusal(error.code, str(error)))
         except AccessRefused as error:  # a name of the broker
             self.finish(self.refusal(INVALID_TOPIC_EXCEPTION, error.text))
@@ -140,14 +141,6 @@ class TopicStep:
             self.finish(self.refusal(STORAGE_ERROR, error.text))
         except MetadataError as error:
             self.finish(self.refusal(STORAGE_ERROR, str(error)))
-
-    def _record_refusal(self) -> None:
-        """Record in the audit log that the user lacks a permission."""
-        session = self.call.session
-        broker = session.broker
-        if broker.catalogue.events.audit_hook is not None:
-            text = f"access to topic '{self.topic_name}' refused for user '{session.user.name}'"
-            broker.audit.refused(session.user.name, self.call.api.name, text, session.vhost.name)
 
     def _name_is_free(self, error: BaseException | None) -> None:
         if error is None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, Typ
 from uuid import UUID
 
 from amqpd.broker.consumer import LogNotOpen
+from amqpd.broker.events import ORIGIN
 from amqpd.broker.queue.argument_checks import KAFKA_TOPIC
 from amqpd.broker.vhost.parameters import CLUSTER_ID
 from amqpd.errors import ResourceError
@@ -58,6 +59,7 @@ CREATE: Final = 5
 DELETE: Final = 6
 DESCRIBE: Final = 8
 DESCRIBE_CONFIGS: Final = 10
+ALTER_CONFIGS: Final = 11
 IDEMPOTENT_WRITE: Final = 12
 
 _GRANTS: Final[tuple[tuple[Permission, frozenset[int]], ...]] = (
@@ -154,6 +156,24 @@ def is_permitted(session: Session, name: str, kind: Permission) -> bool:
     return session.operator or session.broker.auth.is_allowed(session.user, session.vhost.name, kind, name)
 
 
+def record_refusal(session: Session, command: str, thing: str) -> None:
+    """Record in the audit log that the user lacks a permission, as for AMQP. Cost: 2 us for a repetition.
+
+    Args:
+        command: name of the request.
+        thing: for example `topic 'orders'`.
+    """
+    broker = session.broker
+    if broker.catalogue.events.audit_hook is None:
+        return
+    origin = ORIGIN.set(session)
+    try:
+        text = f"access to {thing} refused for user '{session.user.name}'"
+        broker.audit.refused(session.user.name, command, text, session.vhost.name)
+    finally:
+        ORIGIN.reset(origin)
+
+
 def open_partition(partition: Partition, then: Callable[[bool], None]) -> None:
     """Open the log of a partition.
 
@@ -185,7 +205,7 @@ class WantedPartition(Protocol):
 
 
 def open_partitions(
-    session: Session,
+    call: Call,
     wanted: Iterable[tuple[str | UUID, Sequence[WantedPartition]]],
     kind: Permission,
     done: Callable[[], None],
@@ -196,6 +216,7 @@ def open_partitions(
         wanted: topics by name or id, with their partitions.
         done: called when all are open or have an error; before this returns if all logs are open already.
     """
+    session = call.session
     left = 1
 
     def finish_one() -> None:
@@ -218,6 +239,8 @@ def open_partitions(
             topic, gone = find_topic_by_id(session, name, kind), UNKNOWN_TOPIC_ID
         else:
             topic, gone = find_topic(session, name, kind), UNKNOWN_TOPIC_OR_PARTITION
+        if topic == TOPIC_AUTHORIZATION_FAILED:
+            record_refusal(session, call.api.name, f"topic '{name}'")
         for each in partitions:
             found = topic if isinstance(topic, int) else partition_of(session, topic, each.index, kind)
             if isinstance(found, int):

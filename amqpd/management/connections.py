@@ -7,7 +7,7 @@ visible by vhost. The `pid` of a connection is a short name, unique until the br
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from amqpd.broker.queue.grouped_queue import GroupedQueue
 from amqpd.broker.queue.queue import Queue
@@ -15,6 +15,7 @@ from amqpd.broker.queue.stream import StreamReader
 from amqpd.channel.channel import stats_by_queue
 from amqpd.channel.consumer import ChannelConsumer, ChannelConsumers
 from amqpd.connection import peer_certificate
+from amqpd.connection.connection import Connection
 from amqpd.connection.read_pause import ALARM, BACKLOG, BODIES, OUTPUT, PACED, SHARING, SYNC
 from amqpd.management.listing import amqp_to_json, listing, object_reply, requested_ranges
 from amqpd.management.request import NO_CONTENT, ApiRequest, ApiResponse, ResourceNotFound, Role
@@ -25,10 +26,13 @@ from amqpd.protocol.field_table import decode_table
 
 if TYPE_CHECKING:
     from amqpd.broker.consumer import Consumer
+    from amqpd.broker.listeners import ListedConnection
     from amqpd.broker.session import Session
     from amqpd.channel.channel import Channel
-    from amqpd.connection.connection import Connection
 
+
+AnyConnection: TypeAlias = "Connection | ListedConnection"
+AnyT = TypeVar("AnyT", bound="Connection | ListedConnection")
 
 HELD_BY: Final = {
     ALARM: "alarm",
@@ -108,6 +112,32 @@ def connection_item(call: ApiRequest, connection: Connection) -> dict[str, Any]:
     if isinstance(connection_name, str):
         item["user_provided_name"] = connection_name
     return item
+
+
+def other_item(call: ApiRequest, connection: ListedConnection) -> dict[str, Any]:
+    """Return a connection that does not speak AMQP. It has no channels."""
+    session = connection.session
+    return {
+        "pid": pid(call, session),
+        "name": connection.name,
+        "user": session.user.name,
+        "user_who_performed_action": session.user.name,
+        "vhost": session.vhost.name,
+        "peer_host": session.peer[0],
+        "peer_port": session.peer[1],
+        **dict.fromkeys(("channels", "channel_max", "frame_max", "timeout"), 0),
+        "held_by": [],
+        **dict.fromkeys((*peer_certificate.CIPHER_KEYS, *peer_certificate.KEYS)),
+        "type": "network",
+        "node": call.node,
+        **connection.details(),
+    }
+
+
+def _item(call: ApiRequest, connection: AnyConnection) -> dict[str, Any]:
+    if isinstance(connection, Connection):
+        return connection_item(call, connection)
+    return other_item(call, connection)
 
 
 def connection_details(session: Session) -> dict[str, Any]:
@@ -230,7 +260,31 @@ def visible_connections(call: ApiRequest, role: Role = Role.MONITORING) -> list[
     Args:
         role: with this role the caller sees all connections, otherwise only those of the same user.
     """
-    found = list(call.server.connections)
+    return _visible(call, list(call.server.connections), role)
+
+
+def _all_visible(call: ApiRequest, role: Role = Role.MONITORING) -> list[AnyConnection]:
+    """Return the connections as `visible_connections`, with those of other protocols."""
+    return _visible(call, all_connections(call), role)
+
+
+def all_connections(call: ApiRequest) -> list[AnyConnection]:
+    """Return the connections of all protocols."""
+    return [*call.server.connections, *_others(call)]
+
+
+def is_open(call: ApiRequest, connection: AnyConnection) -> bool:
+    """Return whether a connection that was found earlier is still open."""
+    if isinstance(connection, Connection):
+        return call.server.connections.by_name.get(connection.name) is connection
+    return not connection.closed
+
+
+def _others(call: ApiRequest) -> list[ListedConnection]:
+    return [each for clients in call.broker.clients for each in clients.listed_connections()]
+
+
+def _visible(call: ApiRequest, found: list[AnyT], role: Role) -> list[AnyT]:
     if not call.caller.has(role):
         found = [each for each in found if _may_see(call, role, each)]
     if "vhost" in call.params:
@@ -239,16 +293,26 @@ def visible_connections(call: ApiRequest, role: Role = Role.MONITORING) -> list[
     return sorted(found, key=_name)
 
 
-def _may_see(call: ApiRequest, role: Role, connection: Connection) -> bool:
+def _may_see(call: ApiRequest, role: Role, connection: AnyConnection) -> bool:
     return call.caller.has(role) or connection.session.user.name == call.caller.user.name
 
 
-def _find(call: ApiRequest, role: Role = Role.MONITORING) -> Connection:
+def _find(call: ApiRequest, role: Role = Role.MONITORING) -> AnyConnection:
     name = call.params["connection"]
-    found = call.server.connections.by_name.get(name)
+    found: AnyConnection | None = call.server.connections.by_name.get(name)
+    if found is None:
+        found = next((each for each in _others(call) if each.name == name), None)
     if found is None or not _may_see(call, role, found):
         raise ResourceNotFound(f"no connection '{name}'")
     return found
+
+
+def force_close(connection: AnyConnection, why: str) -> None:
+    """Close the connection, because an operator asked for it."""
+    if isinstance(connection, Connection):
+        connection.control.force(why)
+    else:
+        connection.force(why)
 
 
 def _channels(found: list[Connection]) -> list[tuple[Connection, Channel]]:
@@ -266,15 +330,15 @@ async def _list_channels(call: ApiRequest, found: list[Connection]) -> ApiRespon
 
 async def get_connections(call: ApiRequest) -> ApiResponse:
     """List connections, of all virtual hosts or of one."""
-    return await listing(call, visible_connections(call), lambda each: connection_item(call, each), _name)
+    return await listing(call, _all_visible(call), lambda each: _item(call, each), _name)
 
 
 async def get_connection(call: ApiRequest) -> ApiResponse:
     """Return one connection."""
-    return object_reply(call, connection_item(call, _find(call)))
+    return object_reply(call, _item(call, _find(call)))
 
 
-def audit_forced_close(call: ApiRequest, connection: Connection, why: str) -> None:
+def audit_forced_close(call: ApiRequest, connection: AnyConnection, why: str) -> None:
     """Record in the audit log that a connection is closed."""
     about = {
         "vhost": connection.session.vhost.name,
@@ -290,21 +354,21 @@ async def delete_connection(call: ApiRequest) -> ApiResponse:
     connection = _find(call, Role.ADMINISTRATOR)
     why = close_reason(call.headers.get("X-Reason", ""))
     audit_forced_close(call, connection, why)
-    connection.control.force(why)
+    force_close(connection, why)
     call.broker.turn.schedule()
     return NO_CONTENT
 
 
-def _connections_of_user(call: ApiRequest) -> list[Connection]:
-    found = visible_connections(call, Role.ADMINISTRATOR if call.method == "DELETE" else Role.MONITORING)
+def _connections_of_user(call: ApiRequest) -> list[AnyConnection]:
+    found = _all_visible(call, Role.ADMINISTRATOR if call.method == "DELETE" else Role.MONITORING)
     return [each for each in found if each.session.user.name == call.params["user"]]
 
 
-def _short_item(call: ApiRequest, connection: Connection) -> dict[str, Any]:
+def _short_item(call: ApiRequest, connection: AnyConnection) -> dict[str, Any]:
     """Return a connection in the list of one user's connections. rabbit: it has only these fields."""
     session = connection.session
     about = {"name": connection.name, "vhost": session.vhost.name, "user": session.user.name}
-    return {**about, **node_fields(call, connection)}
+    return {**about, **(node_fields(call, connection) if isinstance(connection, Connection) else {"node": call.node})}
 
 
 async def get_user_connections(call: ApiRequest) -> ApiResponse:
@@ -321,7 +385,7 @@ async def delete_user_connections(call: ApiRequest) -> ApiResponse:
     slices = TimeSlice()
     for connection in _connections_of_user(call):
         audit_forced_close(call, connection, why)
-        connection.control.force(why)
+        force_close(connection, why)
         if slices.expired:
             await slices.yield_loop()
     call.broker.turn.schedule()
@@ -329,8 +393,9 @@ async def delete_user_connections(call: ApiRequest) -> ApiResponse:
 
 
 async def get_connection_channels(call: ApiRequest) -> ApiResponse:
-    """List the channels of the connection."""
-    return await _list_channels(call, [_find(call)])
+    """List the channels of the connection. Only AMQP has channels."""
+    found = _find(call)
+    return await _list_channels(call, [found] if isinstance(found, Connection) else [])
 
 
 async def get_channels(call: ApiRequest) -> ApiResponse:
@@ -377,7 +442,7 @@ async def get_consumers(call: ApiRequest) -> ApiResponse:
     return await listing(call, found, lambda each: consumer_item(call, each), lambda each: each.tag)
 
 
-def _name(connection: Connection) -> str:
+def _name(connection: AnyConnection) -> str:
     return connection.name
 
 

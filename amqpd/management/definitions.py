@@ -8,7 +8,8 @@ missing key or a wrong type. Unknown keys are ignored and reported, so documents
 be imported. The `check_*` functions check one item alone; `definitions_import` finds everything else.
 
 A password hash of argon2id has a key of its own beside an empty `password_hash`. RabbitMQ would refuse the whole
-document because of such a hash; with the empty one, it imports a user without a password.
+document because of such a hash; with the empty one, it imports a user without a password. SCRAM credentials have keys
+of their own too, which RabbitMQ ignores.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from amqpd import __version__
 from amqpd.auth.internal_backend import TAGS_MAX
 from amqpd.auth.passwords import ARGON2ID, RABBIT_SHA256, check_hash
 from amqpd.auth.permissions import Permissions
+from amqpd.auth.scram import parse_credentials
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.types import KINDS
 from amqpd.broker.vhost.limits import COMPONENT, OF_VHOSTS, PARAMETER, checked
@@ -36,7 +38,6 @@ from amqpd.storage.metadata.store import PermissionRow, TopicPermissionRow
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
-    from amqpd.broker.vhost.limits import UserLimits
     from amqpd.broker.vhost.vhost import VHost
     from amqpd.storage.metadata.store import UserRow
 
@@ -116,6 +117,7 @@ Item = dict[str, Any]
 _MISSING: Final = object()
 
 ARGON2ID_KEY: Final = "argon2id_hash"
+SCRAM_KEYS: Final = {"scram_sha_256": "SCRAM-SHA-256", "scram_sha_512": "SCRAM-SHA-512"}
 
 # Kind of item -> key -> type and default. A key with the default _MISSING is required. null means that the key is
 # missing. Keys of RabbitMQ without an effect here are accepted.
@@ -126,6 +128,7 @@ SCHEMA: Final[dict[str, dict[str, tuple[Any, Any]]]] = {
         "password_hash": (_TEXT, ""),
         "password": (_TEXT, ""),
         ARGON2ID_KEY: (_TEXT, ""),
+        **dict.fromkeys(SCRAM_KEYS, (_TEXT, "")),
         "hashing_algorithm": (_TEXT, RABBIT_SHA256),
         "tags": (_TAGS, ""),
         "limits": (_ANY, None),
@@ -301,7 +304,10 @@ def check_permission(item: Item) -> None:
 
 
 def check_user(item: Item) -> None:
-    """Check one user, and move the value of ARGON2ID_KEY to `password_hash`. Raises: BadRequest, InvalidHash."""
+    """Check one user, and move the value of ARGON2ID_KEY to `password_hash`.
+
+    Raises: BadRequest, InvalidHash, InvalidCredentials.
+    """
     clean_name(item["name"], "a user")
     if item[ARGON2ID_KEY]:
         if item["password_hash"]:
@@ -309,6 +315,9 @@ def check_user(item: Item) -> None:
         item["password_hash"], item["hashing_algorithm"], item[ARGON2ID_KEY] = item[ARGON2ID_KEY], ARGON2ID, ""
     if item["password_hash"]:
         check_hash(item["password_hash"], item["hashing_algorithm"])
+    for key, mechanism in SCRAM_KEYS.items():
+        if item[key]:
+            parse_credentials(mechanism, item[key])
     tags = tags_of(item["tags"])
     if len(tags) > TAGS_MAX or not all(0 < len(tag) < 256 and tag.isprintable() and " " not in tag for tag in tags):
         raise BadRequest(f"tags: expected at most {TAGS_MAX} words")
@@ -352,7 +361,7 @@ def export_definitions(broker: Broker) -> dict[str, Any]:
         "rabbitmq_version": broker.settings.product[1],
         "product_name": "amqpd",
         "product_version": __version__,
-        "users": [_user(broker.user_limits, row) for row in auth.users()],
+        "users": [_user(broker, row) for row in auth.users()],
         "vhosts": [
             {
                 "name": vhost.name,
@@ -392,11 +401,15 @@ async def get_vhost_definitions(call: ApiRequest) -> ApiResponse:
     return await document_reply(found)
 
 
-def _user(limits: UserLimits, row: UserRow) -> dict[str, Any]:
+def _user(broker: Broker, row: UserRow) -> dict[str, Any]:
     """Return one user, with a hash of argon2id under a key of its own. rabbit: it refuses a document
     with such a hash.
     """
-    item = user_item(limits, row)
+    item = user_item(broker.user_limits, row)
+    for key, mechanism in SCRAM_KEYS.items():
+        credentials = broker.auth.scram_credentials(row.name, mechanism)
+        if credentials is not None:
+            item[key] = str(credentials)
     if row.hashing_algorithm == ARGON2ID:
         item.update(password_hash="", hashing_algorithm=RABBIT_SHA256)
         if row.password_hash:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from amqpd.auth.internal_backend import AuthError, user_row
 from amqpd.auth.passwords import InvalidHash
 from amqpd.auth.permissions import InvalidPattern
+from amqpd.auth.scram import InvalidCredentials
 from amqpd.broker.publish.firehose import trace
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost import declare, policies, vhosts
@@ -69,7 +70,7 @@ from amqpd.management.time_slice import TimeSlice, free_in_slices
 from amqpd.management.users import tags_of
 from amqpd.protocol.field_table import CodecError
 from amqpd.routing.base import RoutingError
-from amqpd.storage.metadata.store import PermissionRow, TopicPermissionRow, UserRow
+from amqpd.storage.metadata.store import Delete, PermissionRow, Put, TopicPermissionRow, UserRow
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
@@ -79,8 +80,8 @@ log = logging.getLogger(__name__)
 
 # Errors of the calls for a faulty item.
 REFUSALS: Final = (
-    ApiError, AmqpError, AuthError, InvalidHash, InvalidPattern, CodecError, RoutingError, UnicodeEncodeError,
-    InvalidPolicy, InvalidParameter, InvalidLimits,
+    ApiError, AmqpError, AuthError, InvalidCredentials, InvalidHash, InvalidPattern, CodecError, RoutingError,
+    UnicodeEncodeError, InvalidPolicy, InvalidParameter, InvalidLimits,
 )  # fmt: skip
 
 
@@ -123,8 +124,9 @@ class Import:
                 continue
             if item["password_hash"] or item[ARGON2ID_KEY]:
                 raise BadRequest(f"users[{index}]: both_password_and_password_hash_are_provided")
-            stored, algorithm = await self.broker.auth.hash_for_user(item["name"], item["password"].encode())
-            item["password_hash"], item["hashing_algorithm"], item["password"] = stored, algorithm, ""
+            made = await self.broker.auth.secrets_for_user(item["name"], item["password"].encode())
+            item["password_hash"], item["hashing_algorithm"], item["password"] = made.hash, made.algorithm, ""
+            item["scram_sha_256"], item["scram_sha_512"] = made.scram or ("", "")
 
     async def _drop_unknown_policy_keys(self) -> None:
         """Remove unknown keys from policies and operator policies that have known keys too, so their limits apply."""
@@ -201,7 +203,7 @@ class Import:
         except BaseException:
             declarations.transaction.abandon()
             raise
-        self.broker.auth.apply_committed(declarations.users, declarations.permissions)
+        self.broker.auth.apply_committed(declarations.users, declarations.permissions, declarations.scram)
         for name, limits in declarations.user_limits.items():
             self.broker.user_limits.apply_committed(name, limits)
         for _ in declarations.transaction.make_all():
@@ -280,6 +282,8 @@ class Declarations:
         self.users: list[UserRow] = []
         self.user_limits: dict[str, dict[str, int]] = {}
         self.permissions: list[PermissionRow | TopicPermissionRow] = []
+        self._auth = broker.auth
+        self.scram: list[Put | Delete] = []
         self._user_names = {row.name for row in broker.auth.users()}
         self._vhosts: set[str] = set()  # vhosts seen in the document
         self.changed: dict[VHost, None] = {}
@@ -293,6 +297,11 @@ class Declarations:
         self._user_names.add(row.name)
         self.users.append(row)
         self.transaction.put(row)
+        texts = item["scram_sha_256"], item["scram_sha_512"]
+        scram = self._auth.scram_change(row, texts if any(texts) else None)
+        if scram is not None:
+            self.scram.append(scram)
+            self.transaction.add_change(scram)
         if item["limits"] is not None:
             self.transaction.put(UserLimits.row(row.name, item["limits"]))
             self.user_limits[row.name] = dict(item["limits"])

@@ -33,7 +33,14 @@ from amqpd.broker.publish.firehose import trace
 from amqpd.broker.vhost import vhosts
 from amqpd.broker.vhost.parameters import CLUSTER_ID, cluster_id_row
 from amqpd.broker.vhost.pending import wait_done
-from amqpd.management.connections import audit_forced_close, close_reason, pid
+from amqpd.management.connections import (
+    all_connections,
+    audit_forced_close,
+    close_reason,
+    force_close,
+    is_open,
+    pid,
+)
 from amqpd.management.definitions import DefinitionsError
 from amqpd.management.diagnostics import version_item
 from amqpd.management.overview import clock_state
@@ -121,11 +128,11 @@ async def close_connection(call: ApiRequest) -> ApiResponse:
     name, wanted = call.text("name", ""), call.text("pid", "")
     if not name and not wanted:
         raise BadRequest("name or pid is required")
-    for connection in call.server.connections:
+    for connection in all_connections(call):
         if connection.name == name or pid(call, connection.session) == wanted:
             why = close_reason(call.text("reason", ""))
             audit_forced_close(call, connection, why)
-            connection.control.force(why)
+            force_close(connection, why)
             call.broker.turn.schedule()
             return NO_CONTENT
     raise ResourceNotFound(f"no connection '{name or wanted}'")
@@ -139,7 +146,7 @@ async def close_all_connections(call: ApiRequest) -> ApiResponse:
     why = close_reason(call.text("reason", ""))
     limit = parse_int("limit", call.fields().get("limit", 0), 0, PACE_MAX)
     delay_ms = parse_int("per_connection_delay_ms", call.fields().get("per_connection_delay_ms", 0), 0, PACE_MAX)
-    found = list(call.server.connections)
+    found = all_connections(call)
     if call.fields().get("vhost") is not None:
         name = call.text("vhost")
         if not call.broker.vhosts.exists(name):
@@ -148,9 +155,9 @@ async def close_all_connections(call: ApiRequest) -> ApiResponse:
     closed = 0
     slices = TimeSlice()
     for connection in found[:limit] if limit else found:
-        if call.server.connections.by_name.get(connection.name) is connection:
+        if is_open(call, connection):
             audit_forced_close(call, connection, why)
-            connection.control.force(why)
+            force_close(connection, why)
             closed += 1
         if delay_ms:
             await asyncio.sleep(delay_ms / 1000)

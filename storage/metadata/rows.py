@@ -33,6 +33,14 @@ class UserRow(NamedTuple):
     tags: tuple[str, ...] = ()
 
 
+class ScramRow(NamedTuple):
+    """SCRAM credentials of a user as text, see `amqpd.auth.scram`. Deleted with the user, or with its password."""
+
+    user: str
+    sha256: str
+    sha512: str
+
+
 class PermissionRow(NamedTuple):
     """The three patterns of a user in a vhost. Deleted with the user and with the vhost."""
 
@@ -181,6 +189,7 @@ Row: TypeAlias = (
     | UserLimitsRow
     | SeenCacheRow
     | SeenRow
+    | ScramRow
 )
 
 

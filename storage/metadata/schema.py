@@ -29,6 +29,7 @@ from amqpd.storage.metadata.rows import (
     PolicyRow,
     QueueRow,
     Row,
+    ScramRow,
     SeenCacheRow,
     SeenRow,
     StoredOffsetRow,
@@ -38,12 +39,12 @@ from amqpd.storage.metadata.rows import (
     VhostRow,
 )
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 """Rises with every change of a table.
 
 A database with a larger number is refused unchanged. A start adds to a database with a smaller number the tables
 whose `since` is larger. 1: until the first streams. 2: `stored_offsets`. 3: `user_limits`. 4: `seen_caches`,
-`seen`.
+`seen`. 5: `scram_credentials`.
 """
 
 NAME_LENGTH: Final = 255
@@ -334,6 +335,14 @@ TABLES: Final[tuple[Table, ...]] = (
         ("cache_id", "id"),
         (("cache_id", "seen_caches"),),
         since=4,
+    ),
+    Table(
+        "scram_credentials",
+        ScramRow,
+        (("user", _N), ("sha256", _T), ("sha512", _T)),
+        ("user",),
+        (("user", "users"),),
+        since=5,
     ),
 )
 

@@ -44,6 +44,7 @@ from amqpd.storage.metadata.rows import (
     Put,
     QueueRow,
     Row,
+    ScramRow,
     SeenCacheRow,
     SeenRow,
     StoredOffsetRow,
@@ -78,6 +79,7 @@ __all__ = [
     "Put",
     "QueueRow",
     "Row",
+    "ScramRow",
     "SeenCacheRow",
     "SeenRow",
     "SqlMetadataStore",
@@ -153,6 +155,7 @@ class MetadataState(NamedTuple):
     seen_caches: list[SeenCacheRow]
     seen: list[SeenRow]
     """Unordered; `number` is the order."""
+    scram_credentials: list[ScramRow]
 
 
 class _Start(Protocol):
@@ -452,6 +455,7 @@ def _state(instance: str, fresh: bool, rows: dict[type[Row], list[Row]]) -> Meta
         user_limits=rows_of(UserLimitsRow),
         seen_caches=caches,
         seen=[row for row in rows_of(SeenRow) if row.cache_id in known],
+        scram_credentials=rows_of(ScramRow),
     )
 
 

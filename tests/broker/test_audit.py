@@ -206,7 +206,7 @@ class TestUserAndSource:
         events.audit_hook = audit.record
 
         class Session:
-            name, peer = "a -> b", ("10.0.0.1", 7)
+            name, peer, front_end = "a -> b", ("10.0.0.1", 7), "amqp"
 
         for actor, origin in (("alice", Session()), (CLI, AuditedRequest("amqpctl", ("", 0))), (INTERNAL, Session())):
             tokens = ACTOR.set(actor), ORIGIN.set(origin)

@@ -30,7 +30,7 @@ from amqpd.storage.metadata.store import (
 )
 from amqpd.testing import embedded
 
-NOTHING = MetadataState("", False, *([] for _ in range(17 - 1)))
+NOTHING = MetadataState("", False, *([] for _ in MetadataState._fields[2:]))
 ROWS = NOTHING._replace(
     vhosts=[VhostRow("moves", "a" * 32, "comes and goes")],
     exchanges=[ExchangeRow("moves", "orders", "topic"), ExchangeRow("moves", "late", "fanout")],

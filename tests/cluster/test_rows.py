@@ -39,6 +39,7 @@ from amqpd.storage.metadata.rows import (
     Put,
     QueueRow,
     Row,
+    ScramRow,
     SeenCacheRow,
     SeenRow,
     StoredOffsetRow,
@@ -68,6 +69,7 @@ ROWS: tuple[Row, ...] = (
     UserLimitsRow("guest", '{"max-channels":0}'),
     SeenCacheRow("3" * 32, "/", ODD),
     SeenRow("3" * 32, bytes(range(33)), (1 << 63) - 1, 1_700_000_000_000),
+    ScramRow("guest", "4096:c2FsdA==:a2V5:a2V5", ""),
 )
 """One row of each kind."""
 
@@ -93,6 +95,7 @@ rows: st.SearchStrategy[Row] = st.one_of(
     st.builds(GlobalParameterRow, names, texts),
     st.builds(StoredOffsetRow, st.sampled_from("1234"), names, numbers, numbers),
     st.builds(UserLimitsRow, users, texts),
+    st.builds(ScramRow, users, texts, texts),
     st.builds(SeenCacheRow, st.sampled_from("56"), vhosts, names),
     st.builds(SeenRow, st.sampled_from("56"), octets, numbers, numbers),
 )

@@ -158,6 +158,7 @@ def _state(rows: Rows) -> MetadataState:
         user_limits=[],
         seen_caches=of(SeenCacheRow),
         seen=of(SeenRow),
+        scram_credentials=[],
     )
 
 

@@ -19,12 +19,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     import kafka  # noqa: F401
 
-
-def address_of(broker: BrokerProcess) -> str:
-    """Return `host:port` of the broker's Kafka listener."""
-    assert broker.ready is not None
-    host, port = broker.ready.listeners["kafka"]
-    return f"{host}:{port}"
+from kafka_socket import address_of  # noqa: E402  # found by the path above
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,39 @@
-"""A client that sends single requests of any version over one socket, for errors and hostile bytes."""
+"""A client that sends single requests of any version over one socket, and helpers of several tests."""
 
 from __future__ import annotations
 
 import socket
 import struct
+import time
+from collections.abc import Callable
 from typing import Any, Self
 
 from amqpd.kafka_server.messages import api_types
+from amqpd.testing import BrokerProcess
 
 CLIENT_ID = "tests"
+
+
+def address_of(broker: BrokerProcess) -> str:
+    """Return `host:port` of the broker's Kafka listener."""
+    assert broker.ready is not None
+    host, port = broker.ready.listeners["kafka"]
+    return f"{host}:{port}"
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+    """Return the first true result of a condition that the broker makes true later."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def audit_records(broker: BrokerProcess) -> list[dict[str, Any]]:
+    """Return the newest records of the audit log, as far as they are synced."""
+    found: Any = broker.api("GET", "/api/audit?count=1000")
+    return [each for each in found["records"] if each.get("front_end") == "kafka"]
 
 
 class KafkaSocket:

@@ -18,6 +18,7 @@ from amqpd.storage.metadata.store import (
     PolicyRow,
     QueueRow,
     Row,
+    ScramRow,
     SeenCacheRow,
     SeenRow,
     SqlMetadataStore,
@@ -53,6 +54,7 @@ EVERY_ROW: tuple[Row, ...] = (
     SeenCacheRow("3" * 32, "/", ODD),
     SeenRow("3" * 32, bytes(range(33)), (1 << 63) - 1, 1_700_000_000_000),
     SeenRow("3" * 32, b"", 1, 0),
+    ScramRow("guest", "4096:c2FsdA==:a2V5:a2V5", ""),
 )
 
 

@@ -26,6 +26,7 @@ from amqpd.storage.metadata.store import (
     PermissionRow,
     Put,
     QueueRow,
+    ScramRow,
     Row,
     SeenRow,
     SqlMetadataStore,
@@ -174,7 +175,7 @@ def test_deleting_a_user_deletes_its_permissions(tmp_path: Path, url: str) -> No
     with open_metadata(tmp_path, url, EVERY_ROW) as (metadata, _):
         assert write(metadata, Delete(USER)) is None
     with open_metadata(tmp_path, url) as (_, state):
-        deleted_types = UserRow | PermissionRow | TopicPermissionRow | UserLimitsRow
+        deleted_types = UserRow | PermissionRow | TopicPermissionRow | UserLimitsRow | ScramRow
         assert all_rows(state) == typed_rows([row for row in EVERY_ROW if not isinstance(row, deleted_types)])
 
 

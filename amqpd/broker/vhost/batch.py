@@ -21,7 +21,7 @@ from amqpd.broker.vhost.limit_set import Limits
 from amqpd.broker.vhost.pending import DeclarationPending, Done, ObjectName, PendingDeclaration, PendingDeclarations
 from amqpd.broker.vhost.vhost import Namespace, VHost
 from amqpd.broker.vhost.vhosts import VhostNamespace, VHosts
-from amqpd.storage.metadata.store import Change, Put, Row, VhostRow
+from amqpd.storage.metadata.store import Change, Delete, Put, Row, VhostRow
 
 
 class _Step(NamedTuple):
@@ -174,7 +174,11 @@ class DeclarationBatch(VhostNamespace):
 
     def put(self, row: Row) -> None:
         """Add a row of another package (users, permissions). The caller applies it after the commit."""
-        self._collected.changes.append(Put(row))
+        self.add_change(Put(row))
+
+    def add_change(self, change: Put | Delete) -> None:
+        """Add a change of a row of another package, as `put` does."""
+        self._collected.changes.append(change)
 
     # -- commit ------------------------------------------------------------------------------------------------------
 
