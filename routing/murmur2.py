@@ -2,7 +2,7 @@
 
 A binding has the argument `x-stream-partition-order`, the number of its partition. With n partitions, numbered from 0
 without a gap, a message goes to partition `(murmur2(routing key) & 0x7fffffff) % n`. Kafka's producers compute the same
-for the key of a record. So messages with one key are in one partition, whichever protocol published them.
+for the key of a record. So messages with one key are in one partition, whether AMQP or Kafka clients published them.
 
 Partitions after a gap get nothing. Destinations are streams; several streams with one number all get the message. CC
 and BCC do not count.

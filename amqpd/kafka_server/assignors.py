@@ -9,8 +9,8 @@ An assignor is a function without state. It gets the members in their order, eac
 subscribed and their number of partitions, and the assignment before. Members with the same subscription should share
 one mapping: their topics are then looked at once.
 
-Cost: 1 to 3 us a partition, so 10 to 25 ms for 10,000 partitions and 1,000 members; uniform with different
-subscriptions 2 us more for each topic of each subscription.
+Cost: 1 to 3 us a partition, so 10 to 25 ms for 10,000 partitions and 1,000 members. With different subscriptions
+uniform needs 2 us more for each topic of each subscription.
 """
 
 from __future__ import annotations

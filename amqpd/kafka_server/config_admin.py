@@ -39,7 +39,7 @@ from amqpd.kafka_server.topic_configs import (
     given_configs,
 )
 from amqpd.kafka_server.topic_steps import RefusedTopic, TopicStep, TopicSteps, short_name
-from amqpd.kafka_server.topics import Topic, check_count, describable_topic, find_topic, partition_of
+from amqpd.kafka_server.topics import PartitionedTopic, check_count, describable_topic, find_topic, partition_of
 
 if TYPE_CHECKING:
     from amqpd.broker.queue.queue import Queue
@@ -83,7 +83,7 @@ class DescribeStep(TopicStep):
         found = describable_topic(session, name)
         if found == TOPIC_AUTHORIZATION_FAILED:
             found = find_topic(session, name, "configure")
-        if not isinstance(found, Topic):
+        if not isinstance(found, PartitionedTopic):
             raise RefusedTopic(found)
         queue = found.partitions[0]
         return entries_of(queue.arguments, queue.rules, settings.storage.segment_size_bytes)

@@ -10,7 +10,7 @@ Each member comes to its target by itself, by its heartbeats. It first gives bac
 what is free:
 
     Stable                 it has its target, of the epoch `member.epoch`
-    UnrevokedPartitions    it was told to give back partitions and has not confirmed it yet
+    UnrevokedPartitions    it must give back partitions and has not confirmed it yet
     UnreleasedPartitions   it waits for partitions that other members have not given back
 
 A partition has one owner at most, from the answer that assigns it until the member confirms that it has given it back,
@@ -22,7 +22,7 @@ ends, and the next member with that instance id gets it.
 
 A target is computed by a heartbeat that finds a change, at once in small groups. Large groups wait between two of them
 (COST_PER_MS), so that computing takes a tenth of the time at most; a member that joins meanwhile has no partitions yet.
-A heartbeat that finds no change costs 4 us, whatever the size of the group.
+A heartbeat that finds no change costs 4 us, in groups of any size.
 
 The module has no IO and no clock: each method takes the time in monotonic milliseconds. `due_ms` is a lower bound of
 the next time at which `on_time` has work.
@@ -176,7 +176,7 @@ class ReconcilingMember:
         previous_epoch: accepted, too, from a member that has not got the last answer.
         assignor: its wish, "" for none.
         assigned: the partitions that it may have.
-        revoking: partitions that it was told to give back.
+        revoking: partitions that it must give back.
         due_ms: end of its session.
         revoke_due_ms: when `revoking` must be given back.
     """

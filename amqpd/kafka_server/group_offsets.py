@@ -226,7 +226,7 @@ def _offset_delete(call: Call) -> None:
     for topic in request.topics:
         found = topics.find_topic(call.session, topic.name, "read")
         code = found if isinstance(found, int) else NONE
-        if isinstance(found, topics.Topic):
+        if isinstance(found, topics.PartitionedTopic):
             is_subscribed = subscribed is None or topic.name in subscribed
             if isinstance(group, ConsumerProtocolGroup):
                 is_subscribed = group.is_subscribed(found.id.bytes)

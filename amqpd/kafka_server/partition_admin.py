@@ -32,7 +32,6 @@ from amqpd.kafka_server.messages import (
     MalformedRequest,
     api_types,
 )
-from amqpd.kafka_server.topics import Topic
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.queue_log import LogFailed
 from amqpd.storage.retention import trim
@@ -209,7 +208,11 @@ def _describe_log_dirs(call: Call) -> None:
     found: Found = []
     if wanted is None:
         for name, _, topic in topics.all_topics(session):
-            if name is not None and isinstance(topic, Topic) and topics.is_permitted(session, name, "read"):
+            if (
+                name is not None
+                and isinstance(topic, topics.PartitionedTopic)
+                and topics.is_permitted(session, name, "read")
+            ):
                 found.append((name, [OpenedPartition(index) for index in range(len(topic.partitions))]))
         if sum(len(partitions) for _, partitions in found) > PARTITIONS_MAX:
             call.reply({"error_code": INVALID_REQUEST, "results": []})
@@ -260,7 +263,7 @@ def _describe_topic_partitions(call: Call) -> None:
     for name in sorted(name for name in names if name >= first):
         start = cursor.partition_index if cursor is not None and name == first else 0
         topic = topics.describable_topic(session, name)
-        end = len(topic.partitions) if isinstance(topic, Topic) else 0
+        end = len(topic.partitions) if isinstance(topic, topics.PartitionedTopic) else 0
         if start > 0 and start >= end:
             continue  # it was deleted, or the cursor is at its end
         if left == 0:
@@ -286,10 +289,12 @@ def _describe_topic_partitions(call: Call) -> None:
     call.reply_bytes(bytes(body.data))
 
 
-def _write_described(writer: BodyWriter, session: Any, name: str, topic: Topic | int, indexes: Sequence[int]) -> None:
-    writer.int16(NONE if isinstance(topic, Topic) else topic)
+def _write_described(
+    writer: BodyWriter, session: Any, name: str, topic: topics.PartitionedTopic | int, indexes: Sequence[int]
+) -> None:
+    writer.int16(NONE if isinstance(topic, topics.PartitionedTopic) else topic)
     writer.string(name)
-    writer.uuid(topic.id if isinstance(topic, Topic) else NO_ID)
+    writer.uuid(topic.id if isinstance(topic, topics.PartitionedTopic) else NO_ID)
     writer.boolean(False)  # internal
     writer.count(len(indexes))
     for index in indexes:
@@ -303,7 +308,9 @@ def _write_described(writer: BodyWriter, session: Any, name: str, topic: Topic |
         for _ in ("eligible leaders", "last known eligible leaders", "offline replicas"):
             writer.count(0)
         writer.end()
-    writer.int32(topics.operation_bits(session, name) if isinstance(topic, Topic) else topics.NOT_ASKED)
+    writer.int32(
+        topics.operation_bits(session, name) if isinstance(topic, topics.PartitionedTopic) else topics.NOT_ASKED
+    )
     writer.end()
 
 

@@ -316,7 +316,7 @@ class PendingProduce:
             return False
         return True
 
-    def _find_partition(self, name: bytes, part: PartitionBatch) -> topics.Partition:
+    def _find_partition(self, name: bytes, part: PartitionBatch) -> topics.TopicPartition:
         """Return the partition. Raises: RefusedBatch."""
         request = self._request
         if request.acks not in (0, 1, -1):

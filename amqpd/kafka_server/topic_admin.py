@@ -43,7 +43,7 @@ from amqpd.kafka_server.new_partitions import NewPartitions, PartitionsDeclarati
 from amqpd.kafka_server.topic_configs import ConfigEntry, InvalidConfig, arguments_of, entries_of
 from amqpd.kafka_server.topic_steps import RefusedTopic, TopicStep, TopicSteps, short_name
 from amqpd.kafka_server.topics import (
-    Topic,
+    PartitionedTopic,
     check_count,
     find_topic,
     find_topic_by_id,
@@ -243,7 +243,7 @@ class DeleteStep(TopicStep):
     def work(self) -> None:
         session = self.call.session
         vhost = session.vhost
-        found: Topic | int
+        found: PartitionedTopic | int
         if self._name is None:
             found = UNKNOWN_TOPIC_ID if self._id is None else find_topic_by_id(session, self._id, "configure")
         elif self._id is not None:
@@ -252,7 +252,7 @@ class DeleteStep(TopicStep):
             found = find_topic(session, self._name, "configure")
             if found == UNKNOWN_TOPIC_OR_PARTITION:
                 vhost.find_queue(self._name)  # waits if the name is being declared or deleted
-        if not isinstance(found, Topic):
+        if not isinstance(found, PartitionedTopic):
             raise RefusedTopic(found)
         super_stream = vhost.super_streams.get(found.name)
         if super_stream is None or super_stream.id != found.id:
@@ -264,7 +264,7 @@ class DeleteStep(TopicStep):
                 raise RefusedTopic(TOPIC_AUTHORIZATION_FAILED, f"the user has no permission for '{queue.name}'")
         declare.delete_super_stream(vhost, super_stream.exchange, streams, partial(self._deleted, found))
 
-    def _deleted(self, topic: Topic, error: BaseException | None) -> None:
+    def _deleted(self, topic: PartitionedTopic, error: BaseException | None) -> None:
         self._name, self._id = topic.name, topic.id
         if error is None:
             self.finish(self._result(NONE, None))

@@ -75,7 +75,7 @@ _BROKERS: Final = 1
 """The endpoint type of DescribeCluster."""
 
 
-class Topic(NamedTuple):
+class PartitionedTopic(NamedTuple):
     """A topic as Kafka's clients see it. partitions: by their numbers, at least one."""
 
     name: str
@@ -83,15 +83,15 @@ class Topic(NamedTuple):
     partitions: tuple[Queue, ...]
 
 
-class Partition(NamedTuple):
+class TopicPartition(NamedTuple):
     """One partition of a topic. queue: its stream."""
 
-    topic: Topic
+    topic: PartitionedTopic
     number: int
     queue: Queue
 
 
-def find_topic(session: Session, name: str, kind: Permission) -> Topic | int:
+def find_topic(session: Session, name: str, kind: Permission) -> PartitionedTopic | int:
     """Return the topic, or an error code: 17 for a name that no topic can have, 29 without permission, 3 if there is
     no such topic. A stream whose declaration waits for its commit does not exist yet.
 
@@ -105,7 +105,7 @@ def find_topic(session: Session, name: str, kind: Permission) -> Topic | int:
     return UNKNOWN_TOPIC_OR_PARTITION if topic is None else topic
 
 
-def find_topic_by_id(session: Session, topic_id: UUID, kind: Permission) -> Topic | int:
+def find_topic_by_id(session: Session, topic_id: UUID, kind: Permission) -> PartitionedTopic | int:
     """Return the topic, or an error code: 100 for an unknown id, 29 without permission. Cost: as `find_topic`."""
     topic = topic_of_id(session.vhost, topic_id)
     if topic is None or KAFKA_TOPIC.fullmatch(topic.name) is None:
@@ -113,7 +113,7 @@ def find_topic_by_id(session: Session, topic_id: UUID, kind: Permission) -> Topi
     return topic if is_permitted(session, topic.name, kind) else TOPIC_AUTHORIZATION_FAILED
 
 
-def topic_of_id(vhost: VHost, topic_id: UUID) -> Topic | None:
+def topic_of_id(vhost: VHost, topic_id: UUID) -> PartitionedTopic | None:
     """Return the stream or super stream with this topic id as a topic, None if there is none."""
     queue, super_stream = vhost.streams.get(topic_id.hex), vhost.super_streams.get_by_id(topic_id)
     name = queue.name if queue is not None else "" if super_stream is None else super_stream.exchange.name
@@ -121,7 +121,7 @@ def topic_of_id(vhost: VHost, topic_id: UUID) -> Topic | None:
     return None if topic is None or topic.id != topic_id else topic
 
 
-def topic_of_name(vhost: VHost, name: str) -> Topic | None:
+def topic_of_name(vhost: VHost, name: str) -> PartitionedTopic | None:
     """Return the stream or super stream of this name as a topic, None if there is none."""
     queue = vhost.queues.get(name)
     stream = queue if queue is not None and queue.kind == "stream" and not queue.deleted else None
@@ -129,11 +129,11 @@ def topic_of_name(vhost: VHost, name: str) -> Topic | None:
     if found is not None and found.id is not None:
         partitions = found.partitions
         if stream is None or partitions[0] is stream:
-            return Topic(name, found.id, partitions)
-    return None if stream is None else Topic(name, UUID(hex=stream.id), (stream,))
+            return PartitionedTopic(name, found.id, partitions)
+    return None if stream is None else PartitionedTopic(name, UUID(hex=stream.id), (stream,))
 
 
-def find_partition(session: Session, topic: str | UUID, index: int, kind: Permission) -> Partition | int:
+def find_partition(session: Session, topic: str | UUID, index: int, kind: Permission) -> TopicPartition | int:
     """Return a partition of the topic with this name or id, or an error code: as the topic's, 3 for an unknown
     partition, 29 without permission for its stream.
     """
@@ -141,14 +141,14 @@ def find_partition(session: Session, topic: str | UUID, index: int, kind: Permis
     return found if isinstance(found, int) else partition_of(session, found, index, kind)
 
 
-def partition_of(session: Session, topic: Topic, index: int, kind: Permission) -> Partition | int:
+def partition_of(session: Session, topic: PartitionedTopic, index: int, kind: Permission) -> TopicPartition | int:
     """Return a partition of a topic that the user may use, or an error code. See `find_partition`."""
     if not 0 <= index < len(topic.partitions):
         return UNKNOWN_TOPIC_OR_PARTITION
     queue = topic.partitions[index]
     if queue.name != topic.name and not is_permitted(session, queue.name, kind):
         return TOPIC_AUTHORIZATION_FAILED
-    return Partition(topic, index, queue)
+    return TopicPartition(topic, index, queue)
 
 
 def is_permitted(session: Session, name: str, kind: Permission) -> bool:
@@ -174,7 +174,7 @@ def record_refusal(session: Session, command: str, thing: str) -> None:
         ORIGIN.reset(origin)
 
 
-def open_partition(partition: Partition, then: Callable[[bool], None]) -> None:
+def open_partition(partition: TopicPartition, then: Callable[[bool], None]) -> None:
     """Open the log of a partition.
 
     Args:
@@ -295,8 +295,8 @@ def _metadata(call: Call) -> None:
     encoded: dict[int, bytes] = {}
     operations = bool(request.include_topic_authorized_operations)
     for name, topic_id, topic in found:
-        bits = operation_bits(session, topic.name) if operations and isinstance(topic, Topic) else NOT_ASKED
-        count = len(topic.partitions) if isinstance(topic, Topic) else 0
+        bits = operation_bits(session, topic.name) if operations and isinstance(topic, PartitionedTopic) else NOT_ASKED
+        count = len(topic.partitions) if isinstance(topic, PartitionedTopic) else 0
         if count not in encoded:
             encoded[count] = _partitions(version, call.is_flexible, count)
         _write_topic(writer, version, (name, topic_id, topic), encoded[count], bits)
@@ -306,7 +306,7 @@ def _metadata(call: Call) -> None:
     call.reply_bytes(bytes(writer.data))
 
 
-FoundTopic: TypeAlias = tuple[str | None, UUID, Topic | int]
+FoundTopic: TypeAlias = tuple[str | None, UUID, PartitionedTopic | int]
 """Name and id of the answer, and the topic or an error code."""
 
 
@@ -340,17 +340,17 @@ def _named_topics(session: Session, wanted: list[Any]) -> list[FoundTopic]:
     found: list[FoundTopic] = []
     for name, topic_id in asked:
         topic = describable_topic(session, name, topic_id)
-        if isinstance(topic, Topic):
+        if isinstance(topic, PartitionedTopic):
             found.append((topic.name, topic.id, topic))
         else:
             found.append((name, topic_id or NO_ID, topic))
     return found
 
 
-def describable_topic(session: Session, name: str | None, topic_id: UUID | None = None) -> Topic | int:
+def describable_topic(session: Session, name: str | None, topic_id: UUID | None = None) -> PartitionedTopic | int:
     """Return the topic with this name, or without a name that with this id, if the user may read or write it."""
 
-    def find(kind: Permission) -> Topic | int:
+    def find(kind: Permission) -> PartitionedTopic | int:
         if name is not None:
             return find_topic(session, name, kind)
         return UNKNOWN_TOPIC_ID if topic_id is None else find_topic_by_id(session, topic_id, kind)
@@ -380,7 +380,7 @@ def _partitions(version: int, flexible: bool, count: int) -> bytes:
 
 def _write_topic(writer: BodyWriter, version: int, found: FoundTopic, partitions: bytes, operations: int) -> None:
     name, topic_id, topic = found
-    writer.int16(NONE if isinstance(topic, Topic) else topic)
+    writer.int16(NONE if isinstance(topic, PartitionedTopic) else topic)
     # Before version 12 the name cannot be null.
     writer.string("" if name is None and version < 12 else name)
     if version >= 10:
