@@ -3,6 +3,8 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/sasl/plain"
 )
 
 const each, timeMs = 200, int64(1_700_000_000_000)
@@ -63,7 +66,16 @@ func wait(what string, condition func() bool) {
 }
 
 func client(options ...kgo.Opt) *kgo.Client {
-	made, err := kgo.NewClient(append(options, kgo.SeedBrokers(address), kgo.RecordPartitioner(kgo.ManualPartitioner()))...)
+	options = append(options, kgo.SeedBrokers(address), kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	if ca := os.Getenv("STEPS_CA"); ca != "" {
+		certificate, err := os.ReadFile(ca)
+		must(err)
+		pool := x509.NewCertPool()
+		pool.AppendCertsFromPEM(certificate)
+		login := plain.Auth{User: os.Getenv("STEPS_USER"), Pass: os.Getenv("STEPS_PASSWORD")}
+		options = append(options, kgo.DialTLSConfig(&tls.Config{RootCAs: pool}), kgo.SASL(login.AsMechanism()))
+	}
+	made, err := kgo.NewClient(options...)
 	must(err)
 	return made
 }

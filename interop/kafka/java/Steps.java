@@ -2,7 +2,7 @@ import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
-import java.util.Collection;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -66,17 +66,33 @@ public class Steps {
         while (!condition.getAsBoolean()) check(System.nanoTime() < deadline, "not within 60 s: " + text);
     }
 
+    /** The address, and where STEPS_CA is set TLS and a login. */
+    static Map<String, Object> settings(Map<String, Object> more) {
+        Map<String, Object> settings = new HashMap<>(more);
+        settings.put("bootstrap.servers", address);
+        String ca = System.getenv("STEPS_CA");
+        if (ca != null) {
+            settings.put("security.protocol", "SASL_SSL");
+            settings.put("ssl.truststore.type", "PEM");
+            settings.put("ssl.truststore.location", ca);
+            settings.put("sasl.mechanism", "PLAIN");
+            settings.put("sasl.jaas.config", String.format(
+                "org.apache.kafka.common.security.plain.PlainLoginModule required username=\"%s\" password=\"%s\";",
+                System.getenv("STEPS_USER"), System.getenv("STEPS_PASSWORD")));
+        }
+        return settings;
+    }
+
     static KafkaProducer<byte[], byte[]> producer(String codec) {
         return new KafkaProducer<>(
-            Map.of("bootstrap.servers", address, "acks", "all", "enable.idempotence", true, "compression.type", codec,
-                "linger.ms", 5),
+            settings(Map.of("acks", "all", "enable.idempotence", true, "compression.type", codec, "linger.ms", 5)),
             new ByteArraySerializer(), new ByteArraySerializer());
     }
 
     static KafkaConsumer<byte[], byte[]> consumer(String group) {
         return new KafkaConsumer<>(
-            Map.of("bootstrap.servers", address, "group.id", group, "auto.offset.reset", "earliest",
-                "enable.auto.commit", false, "session.timeout.ms", 10_000, "heartbeat.interval.ms", 500),
+            settings(Map.of("group.id", group, "auto.offset.reset", "earliest", "enable.auto.commit", false,
+                "session.timeout.ms", 10_000, "heartbeat.interval.ms", 500)),
             new ByteArrayDeserializer(), new ByteArrayDeserializer());
     }
 
@@ -247,7 +263,7 @@ public class Steps {
     public static void main(String[] arguments) {
         address = arguments[0];
         int records = arguments.length == 3 ? Integer.parseInt(arguments[2]) : 10_000;
-        admin = Admin.create(Map.of("bootstrap.servers", address));
+        admin = Admin.create(settings(Map.of()));
         step("client", () -> "Java " + AppInfoParser.getVersion());
         step("create", () -> {
             admin.createTopics(List.of(new NewTopic(TOPIC, 1, (short) 1))).all().get();

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 import aiokafka
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from steps import Client, Consumer, Record, main
+from steps import Client, Consumer, Record, login, main
 
 Result = TypeVar("Result")
 RUNNER = asyncio.Runner()
@@ -19,6 +20,20 @@ def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
     return RUNNER.run(coroutine)
 
 
+def settings(address: str) -> dict[str, Any]:
+    found = login()
+    if found is None:
+        return {"bootstrap_servers": address}
+    return {
+        "bootstrap_servers": address,
+        "security_protocol": "SASL_SSL",
+        "ssl_context": ssl.create_default_context(cafile=found.ca),
+        "sasl_mechanism": "PLAIN",
+        "sasl_plain_username": found.user,
+        "sasl_plain_password": found.password,
+    }
+
+
 class AiokafkaConsumer(Consumer):
     def __init__(self, address: str, topic: str, group: str) -> None:
         self.topic, self.partition = topic, TopicPartition(topic, 0)
@@ -26,7 +41,7 @@ class AiokafkaConsumer(Consumer):
 
     async def _start(self, address: str, group: str) -> None:
         self.consumer = AIOKafkaConsumer(
-            bootstrap_servers=address,
+            **settings(address),
             group_id=group,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
@@ -77,7 +92,7 @@ class AiokafkaClient(Client):
         run(self._start())
 
     async def _start(self) -> None:
-        self.admin = AIOKafkaAdminClient(bootstrap_servers=self.address)
+        self.admin = AIOKafkaAdminClient(**settings(self.address))
         await self.admin.start()
 
     def name(self) -> str:
@@ -116,7 +131,7 @@ class AiokafkaClient(Client):
 
     async def _send(self, topic: str, codec: str, values: Sequence[bytes], first_ms: int) -> list[int]:
         producer = AIOKafkaProducer(
-            bootstrap_servers=self.address,
+            **settings(self.address),
             acks="all",
             enable_idempotence=True,
             compression_type=None if codec == "none" else codec,

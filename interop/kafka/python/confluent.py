@@ -8,14 +8,28 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka import ConsumerGroupTopicPartitions, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from steps import Client, Consumer, Record, main
+from steps import Client, Consumer, Record, login, main
+
+
+def settings(address: str) -> dict[str, Any]:
+    found = login()
+    if found is None:
+        return {"bootstrap.servers": address}
+    return {
+        "bootstrap.servers": address,
+        "security.protocol": "SASL_SSL",
+        "ssl.ca.location": found.ca,
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": found.user,
+        "sasl.password": found.password,
+    }
 
 
 class ConfluentConsumer(Consumer):
     def __init__(self, address: str, topic: str, group: str) -> None:
         self.consumer = confluent_kafka.Consumer(
             {
-                "bootstrap.servers": address,
+                **settings(address),
                 "group.id": group,
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
@@ -63,7 +77,7 @@ class ConfluentConsumer(Consumer):
 class ConfluentClient(Client):
     def __init__(self, address: str) -> None:
         self.address = address
-        self.admin = AdminClient({"bootstrap.servers": address})
+        self.admin = AdminClient(settings(address))
 
     def name(self) -> str:
         return f"confluent-kafka {confluent_kafka.version()}, librdkafka {confluent_kafka.libversion()[0]}"
@@ -97,7 +111,7 @@ class ConfluentClient(Client):
     def send(self, topic: str, codec: str, values: Sequence[bytes], first_ms: int) -> list[int]:
         producer = Producer(
             {
-                "bootstrap.servers": self.address,
+                **settings(self.address),
                 "enable.idempotence": True,
                 "acks": "all",
                 "compression.type": codec,

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import kafka
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
 from kafka.admin import NewTopic
-from steps import Client, Consumer, Record, main
+from steps import Client, Consumer, Record, login, main
+
+
+def settings(address: str) -> dict[str, Any]:
+    found = login()
+    if found is None:
+        return {"bootstrap_servers": address}
+    return {
+        "bootstrap_servers": address,
+        "security_protocol": "SASL_SSL",
+        "ssl_cafile": found.ca,
+        "sasl_mechanism": "PLAIN",
+        "sasl_plain_username": found.user,
+        "sasl_plain_password": found.password,
+    }
 
 
 class KafkaPythonConsumer(Consumer):
     def __init__(self, address: str, topic: str, group: str) -> None:
         self.consumer = KafkaConsumer(
-            bootstrap_servers=address,
+            **settings(address),
             group_id=group,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
@@ -55,7 +70,7 @@ class KafkaPythonConsumer(Consumer):
 class KafkaPythonClient(Client):
     def __init__(self, address: str) -> None:
         self.address = address
-        self.admin = KafkaAdminClient(bootstrap_servers=address)
+        self.admin = KafkaAdminClient(**settings(address))
 
     def name(self) -> str:
         return f"kafka-python {kafka.__version__}"
@@ -86,7 +101,7 @@ class KafkaPythonClient(Client):
 
     def send(self, topic: str, codec: str, values: Sequence[bytes], first_ms: int) -> list[int]:
         producer = KafkaProducer(
-            bootstrap_servers=self.address,
+            **settings(self.address),
             acks="all",
             enable_idempotence=True,
             compression_type=None if codec == "none" else codec,

@@ -1,12 +1,15 @@
 """The steps of README.md for Kafka clients of Python: the programs beside this module implement `Client` and `Consumer`.
 
     python kafka_python.py HOST:PORT [--records N]
+
+Environment: STEPS_CA (a file), STEPS_USER and STEPS_PASSWORD for TLS and SASL PLAIN.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 import traceback
@@ -113,6 +116,20 @@ class Client(ABC):
     @abstractmethod
     def consumer(self, topic: str, group: str) -> Consumer:
         """Return a consumer."""
+
+
+class Login(NamedTuple):
+    """What SASL PLAIN over TLS needs. ca: the file with the certificate of the authority."""
+
+    ca: str
+    user: str
+    password: str
+
+
+def login() -> Login | None:
+    """Return the login of the environment, or None for a connection without TLS and login."""
+    names = ("STEPS_CA", "STEPS_USER", "STEPS_PASSWORD")
+    return Login(*(os.environ[name] for name in names)) if "STEPS_CA" in os.environ else None
 
 
 class Steps:

@@ -3,6 +3,8 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -76,6 +78,13 @@ func config() *sarama.Config {
 	made.Net.MaxOpenRequests = 1
 	made.Consumer.Offsets.Initial = sarama.OffsetOldest
 	made.Consumer.Group.Heartbeat.Interval = 500 * time.Millisecond
+	if ca := os.Getenv("STEPS_CA"); ca != "" {
+		pool := x509.NewCertPool()
+		pool.AppendCertsFromPEM(get(os.ReadFile(ca)))
+		made.Net.TLS.Enable, made.Net.TLS.Config = true, &tls.Config{RootCAs: pool}
+		made.Net.SASL.Enable = true
+		made.Net.SASL.User, made.Net.SASL.Password = os.Getenv("STEPS_USER"), os.Getenv("STEPS_PASSWORD")
+	}
 	return made
 }
 
