@@ -130,7 +130,12 @@ def run_steps(command: list[str], listener: Listener) -> None:
         "PYTHONPATH": str(INSTALLED / "python"),
     }
     process = subprocess.run(
-        [*command, "--records", RECORDS], check=False, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment
+        [*command, "--records", RECORDS],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env=environment,
     )
     print(process.stdout, process.stderr)
     steps = [json.loads(line) for line in process.stdout.splitlines()]

@@ -138,9 +138,7 @@ class AiokafkaClient(Client):
             linger_ms=5,
         )
         await producer.start()
-        sent = [
-            await producer.send(topic, value, b"key", 0, first_ms + number) for number, value in enumerate(values)
-        ]
+        sent = [await producer.send(topic, value, b"key", 0, first_ms + number) for number, value in enumerate(values)]
         offsets = [(await each).offset for each in sent]
         await producer.stop()
         return offsets
