@@ -22,16 +22,16 @@ import trustme
 
 from amqpd.testing import BrokerProcess
 
+from .kafka_programs import HERE, INSTALLED, address_of, java, need
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text
     from kafka import KafkaAdminClient
     from kafka.admin import NewTopic
 
-HERE: Final = Path(__file__).parent
-INSTALLED: Final = Path(os.environ.get("TEST_KAFKA_CLIENTS", HERE.parents[1] / ".venv" / "kafka-clients"))
 RECORDS: Final = os.environ.get("TEST_KAFKA_RECORDS", "10000")
 TIMEOUT_S: Final = 300
-JAVA_OPTIONS: Final = ("-Xmx512m", "-XX:+UseSerialGC", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
+STEPS: Final = str(HERE / "java" / "Steps.java")
 
 pytestmark = [pytest.mark.slow, pytest.mark.external]
 
@@ -45,8 +45,7 @@ class Listener(NamedTuple):
 
     @property
     def address(self) -> str:
-        assert self.broker.ready is not None
-        return f"localhost:{self.broker.ready.listeners[self.name][1]}"
+        return address_of(self.broker, self.name)
 
 
 @pytest.fixture(scope="module")
@@ -77,20 +76,6 @@ def listener(request: pytest.FixtureRequest, kafka_clients_broker: tuple[BrokerP
     return Listener(broker, "kafkas", {"STEPS_CA": str(ca), "STEPS_USER": "/:guest", "STEPS_PASSWORD": "guest"})
 
 
-def need(what: str, found: bool) -> None:
-    """Skip the test if a client is not installed."""
-    if not found and os.environ.get("TEST_REQUIRE_KAFKA_CLIENTS"):
-        pytest.fail(f"{what} is missing: make kafka-clients")
-    if not found:
-        pytest.skip(f"{what} is missing: make kafka-clients")
-
-
-def java(version: str) -> list[str]:
-    jars = INSTALLED / f"java{version}"
-    need(f"Java or {jars}", shutil.which("java") is not None and any(jars.glob("kafka-clients-*.jar")))
-    return ["java", *JAVA_OPTIONS, "-cp", f"{jars}/*", str(HERE / "java" / "Steps.java")]
-
-
 def python(program: str, package: str) -> list[str]:
     library = INSTALLED / "python"
     check = [sys.executable, "-c", f"import {package}"]
@@ -110,8 +95,8 @@ def kafkajs() -> list[str]:
 
 
 CLIENTS: Final[dict[str, Callable[[], list[str]]]] = {
-    "java39": lambda: java("39"),
-    "java43": lambda: java("43"),
+    "java39": lambda: java("39", STEPS),
+    "java43": lambda: java("43", STEPS),
     "confluent": lambda: python("confluent.py", "confluent_kafka"),
     "kafka-python": lambda: python("kafka_python.py", "kafka"),
     "aiokafka": lambda: python("aio.py", "aiokafka"),
@@ -153,7 +138,7 @@ def test_all_steps_of_a_client_succeed(client: str, listener: Listener) -> None:
 def test_all_steps_of_kcat_succeed(kafka_clients_broker: tuple[BrokerProcess, Path], listener: Listener) -> None:
     need("kcat", shutil.which("kcat") is not None)
     topic = f"kcat-{listener.name}"
-    admin = KafkaAdminClient(bootstrap_servers=Listener(kafka_clients_broker[0], "kafka", {}).address)
+    admin = KafkaAdminClient(bootstrap_servers=address_of(kafka_clients_broker[0]))
     admin.create_topics([NewTopic(topic, 1, 1)])
     run_steps([str(HERE / "kcat" / "steps.sh"), listener.address, topic], listener)
     admin.delete_topics([topic])
