@@ -7,8 +7,9 @@ Handlers run in the call of the event loop that received the request. They make 
 keeps the `Call`, and calls `reply` later.
 
 Before the login a client may send ApiVersions, SaslHandshake and SaslAuthenticate. A client that sends another request
-is logged in as `kafka.anonymous_user`. A client that does not log in is disconnected after
-`amqp.handshake_timeout_s`.
+is logged in as `kafka.anonymous_user`. After `amqp.handshake_timeout_s` this is so for a client that has sent only
+ApiVersions, too; librdkafka keeps such connections. A client that has sent nothing, or not finished its login, is
+disconnected then.
 
 What cannot be read closes the connection with a log line, as Kafka does: the protocol has no error for it.
 """
@@ -172,7 +173,7 @@ class KafkaClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._calls: deque[Call] = deque()
-        self._handling = False
+        self._has_asked = False
         self._reading = True
         self._held = False  # by the server: an alarm
         self._write_paused = False
@@ -194,7 +195,10 @@ class KafkaClientConnection(asyncio.Protocol):
         self.server.connections.add(self)
 
     def _no_login(self) -> None:
-        if self.session is None:
+        """Close the connection. A client without SASL may ask for the versions and use the connection later."""
+        if self.session is None and not (
+            self._has_asked and not self.sasl_mechanism and self.server.log_in_anonymously(self)
+        ):
             self.close("it has not logged in")
 
     def data_received(self, data: bytes) -> None:
@@ -266,6 +270,7 @@ class KafkaClientConnection(asyncio.Protocol):
                 self._refuse_version(call)
                 return
             self.client_id = header.client_id
+            self._has_asked = True
             if api.request is not None:
                 if len(frame) > DECODED_BYTES_MAX:
                     raise MalformedRequest(
