@@ -103,7 +103,7 @@ test-page: compiled $(VENV)/.extra-page browser ## the web page in Debian's Chro
 	@$(TEST) $(SPREAD) -m '$(WHOLE)' tests/page
 
 test-peer: compiled rabbitmq ## beside a live RabbitMQ, Debian's package
-	@$(TEST) $(SPREAD) -m external interop
+	@$(TEST) $(SPREAD) -m external --ignore=interop/kafka interop
 
 check-metrics: compiled ## dashboards and alert rules in Debian's Prometheus
 	@.ci/install prometheus promtool; $(TEST) tests/prometheus
@@ -166,10 +166,11 @@ clean: ## remove everything that make has made
 
 # --- The environments. A stamp is made again when pyproject.toml or setup.py changes, the compiled package when a source does.
 
-.PHONY: spark kafka kafka-spark browser rabbitmq
+.PHONY: spark kafka kafka-spark kafka-clients browser rabbitmq
 spark: $(VENV)/.installed $(VENV)/.extra-spark ## add what `amqpctl export` and format("amqp") need to .venv
 kafka: $(VENV)/.kafka ## add Apache Kafka's jars, for tests/cluster
 kafka-spark: $(VENV)/.kafka-spark
+kafka-clients: $(VENV)/.kafka-clients ## add Kafka's clients in other languages and its tools, for interop/kafka
 browser: ; @.ci/install browser
 rabbitmq: ; @.ci/install rabbitmq
 
@@ -196,4 +197,6 @@ $(PLAIN)/.ready: $(addprefix $(VENV)/.extra-,run test dev)
 	@touch $@
 
 $(VENV)/.kafka: tests/cluster/jars/pom.xml | $(VENV)/.created ; @.ci/install jars $< $(VENV)/kafka; touch $@
+$(VENV)/.kafka-clients: $(wildcard interop/kafka/*/*.xml interop/kafka/*/*.go interop/kafka/*/go.sum interop/kafka/kafkajs/package.json) | $(VENV)/.created
+	@.ci/install kafka-clients $(VENV)/kafka-clients; touch $@
 $(VENV)/.kafka-spark: tests/cluster/jars/spark.xml | $(VENV)/.created ; @.ci/install jars $< $(VENV)/kafka-spark; touch $@

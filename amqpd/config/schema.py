@@ -413,6 +413,12 @@ class KafkaListenerTlsSettings(TlsSettings):
     """Kafka's protocol over TLS, on its own port."""
 
     port: int | None = setting(None, OFF_PORT, "Port for Kafka's protocol over TLS; 0: any free port.")
+    advertised: str = setting(
+        "",
+        NO_ADDRESS,
+        "Host and port at which clients with TLS reach the broker, as `kafka.advertised`; empty: the address to which "
+        "the client has connected.",
+    )
 
 
 @dataclass(frozen=True)
@@ -426,8 +432,8 @@ class KafkaSettings:
     advertised: str = setting(
         "",
         NO_ADDRESS,
-        "Host and port (kafka.example.com:9092) at which clients reach the broker, for the responses to Metadata; "
-        "empty: the address to which the client has connected.",
+        "Host and port (kafka.example.com:9092) at which clients without TLS reach the broker, for the responses to "
+        "Metadata; empty: the address to which the client has connected.",
     )
     vhost: str = setting("/", SOME_TEXT, "Vhost of clients whose user name does not name one (vhost:user).")
     anonymous_user: str = setting(

@@ -7,9 +7,10 @@ Handlers run in the call of the event loop that received the request. They make 
 keeps the `Call`, and calls `reply` later.
 
 Before the login a client may send ApiVersions, SaslHandshake and SaslAuthenticate. A client that sends another request
-is logged in as the user of its TLS certificate or as `kafka.anonymous_user`. A client that does not log in is
-disconnected after `amqp.handshake_timeout_s`, one that sends nothing for IDLE_MS or stops within a request for STALL_MS
-later.
+is logged in as the user of its TLS certificate or as `kafka.anonymous_user`. After `amqp.handshake_timeout_s` this is so
+for a client that has sent only ApiVersions, too; librdkafka keeps such connections. A client that has sent nothing, or
+not finished its login, is disconnected then. One that sends nothing for IDLE_MS, or stops within a request for
+STALL_MS, is disconnected later.
 
 Bytes of unfinished requests count for the same budget as unfinished AMQP messages (`broker.unfinished_bodies`), and an
 unfinished Produce is not read during an alarm.
@@ -194,7 +195,7 @@ class KafkaClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._calls: deque[Call] = deque()
-        self._handling = False
+        self._has_asked = False
         self._reading = True
         self._held = False  # by the server: an alarm
         self._write_paused = False
@@ -236,8 +237,13 @@ class KafkaClientConnection(asyncio.Protocol):
         return self._certificate
 
     def _no_login(self) -> None:
+        """Close the connection. A client without SASL may ask for the versions and use the connection later."""
         if self.session is None:
-            self.close("it has not logged in")
+            why = "it has not logged in"
+            if self._has_asked and self.sasl is None:
+                why = self.server.log_in_without_sasl(self)
+            if why:
+                self.close(why)
 
     def data_received(self, data: bytes) -> None:
         self.server.stats.received_bytes += len(data)
@@ -361,6 +367,7 @@ class KafkaClientConnection(asyncio.Protocol):
                 self._refuse_version(call)
                 return
             self.client_id = header.client_id
+            self._has_asked = True
             if api.request is not None:
                 if len(frame) > DECODED_BYTES_MAX:
                     raise MalformedRequest(

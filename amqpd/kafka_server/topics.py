@@ -261,9 +261,11 @@ def check_count(count: int, most: int = NAMES_MAX) -> None:
 
 
 def broker_address(connection: KafkaClientConnection) -> tuple[str, int]:
-    """Return host and port at which this client reaches the broker: `kafka.advertised`, or where it has connected."""
-    settings = connection.server.broker.settings
-    advertised = settings.kafka.advertised
+    """Return host and port at which this client reaches the broker: what is advertised to clients with TLS
+    (`kafka.tls.advertised`) or without (`kafka.advertised`), or where it has connected.
+    """
+    settings = connection.server.broker.settings.kafka
+    advertised = settings.tls.advertised if connection.tls else settings.advertised
     if not advertised:
         return connection.local
     host, _, port = advertised.rpartition(":")

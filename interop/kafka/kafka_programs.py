@@ -1,0 +1,42 @@
+"""Where the programs of Kafka's clients are, and the broker that they use."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from amqpd.testing import BrokerProcess
+
+HERE: Final = Path(__file__).parent
+INSTALLED: Final = Path(os.environ.get("TEST_KAFKA_CLIENTS", HERE.parents[1] / ".venv" / "kafka-clients"))
+JAVA_OPTIONS: Final = (
+    "-Xmx512m",
+    "-XX:+UseSerialGC",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dlog4j2.StatusLogger.level=OFF",
+)
+
+
+def need(what: str, found: bool) -> None:
+    """Skip the test if a client is not installed, or fail it where TEST_REQUIRE_KAFKA_CLIENTS is set."""
+    if not found and os.environ.get("TEST_REQUIRE_KAFKA_CLIENTS"):
+        pytest.fail(f"{what} is missing: make kafka-clients")
+    if not found:
+        pytest.skip(f"{what} is missing: make kafka-clients")
+
+
+def java(version: str, program: str) -> list[str]:
+    """Return the command that runs a class or a source file with the jars of this version: `39` or `43`."""
+    jars = INSTALLED / f"java{version}"
+    need(f"Java or {jars}", shutil.which("java") is not None and any(jars.glob("kafka-clients-*.jar")))
+    return ["java", *JAVA_OPTIONS, "-cp", f"{jars}/*", program]
+
+
+def address_of(broker: BrokerProcess, listener: str = "kafka") -> str:
+    """Return `localhost:PORT` of a listener: `kafka`, or `kafkas` with TLS."""
+    assert broker.ready is not None
+    return f"localhost:{broker.ready.listeners[listener][1]}"

@@ -1,0 +1,122 @@
+"""kafka-python: the steps of README.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import kafka
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
+from kafka.admin import NewTopic
+from steps import Client, Consumer, Record, login, main
+
+
+def settings(address: str) -> dict[str, Any]:
+    found = login()
+    if found is None:
+        return {"bootstrap_servers": address}
+    return {
+        "bootstrap_servers": address,
+        "security_protocol": "SASL_SSL",
+        "ssl_cafile": found.ca,
+        "sasl_mechanism": "PLAIN",
+        "sasl_plain_username": found.user,
+        "sasl_plain_password": found.password,
+    }
+
+
+class KafkaPythonConsumer(Consumer):
+    def __init__(self, address: str, topic: str, group: str) -> None:
+        self.consumer = KafkaConsumer(
+            **settings(address),
+            group_id=group,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            session_timeout_ms=10_000,
+            heartbeat_interval_ms=500,
+        )
+        self.topic, self.partition = topic, TopicPartition(topic, 0)
+
+    def assign(self, offset: int) -> None:
+        self.consumer.assign([self.partition])
+        self.consumer.seek(self.partition, offset)
+
+    def subscribe(self) -> None:
+        self.consumer.subscribe([self.topic])
+
+    def poll(self) -> Sequence[Record]:
+        found = self.consumer.poll(100, 10_000).get(self.partition, [])
+        return [Record(each.offset, each.timestamp, each.value) for each in found]
+
+    def partitions(self) -> int:
+        return len(self.consumer.assignment())
+
+    def commit(self, offset: int) -> None:
+        self.consumer.commit({self.partition: OffsetAndMetadata(offset, "", -1)})
+
+    def committed(self) -> int:
+        return int(self.consumer.committed(self.partition))
+
+    def offset_of_time(self, timestamp_ms: int) -> int:
+        return int(self.consumer.offsets_for_times({self.partition: timestamp_ms})[self.partition].offset)
+
+    def end(self) -> int:
+        return int(self.consumer.end_offsets([self.partition])[self.partition])
+
+    def close(self) -> None:
+        self.consumer.close()
+
+
+class KafkaPythonClient(Client):
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.admin = KafkaAdminClient(**settings(address))
+
+    def name(self) -> str:
+        return f"kafka-python {kafka.__version__}"
+
+    def create(self, topic: str) -> None:
+        self.admin.create_topics([NewTopic(topic, 1, 1)])
+
+    def delete(self, topic: str) -> None:
+        self.admin.delete_topics([topic])
+
+    def topics(self) -> set[str]:
+        return set(self.admin.list_topics())
+
+    def partitions(self, topic: str) -> int:
+        [found] = self.admin.describe_topics([topic])
+        return len(found["partitions"])
+
+    def groups(self) -> set[str]:
+        return {each["group_id"] for each in self.admin.list_groups()}
+
+    def group(self, group: str) -> tuple[str, int]:
+        found = self.admin.describe_groups([group])[group]
+        return found["group_state"], len(found["members"])
+
+    def delete_group(self, group: str) -> bool:
+        self.admin.delete_groups([group])
+        return True
+
+    def send(self, topic: str, codec: str, values: Sequence[bytes], first_ms: int) -> list[int]:
+        producer = KafkaProducer(
+            **settings(self.address),
+            acks="all",
+            enable_idempotence=True,
+            compression_type=None if codec == "none" else codec,
+            linger_ms=5,
+        )
+        sent = [
+            producer.send(topic, value, b"key", partition=0, timestamp_ms=first_ms + number)
+            for number, value in enumerate(values)
+        ]
+        offsets = [each.get(60).offset for each in sent]
+        producer.close()
+        return offsets
+
+    def consumer(self, topic: str, group: str) -> Consumer:
+        return KafkaPythonConsumer(self.address, topic, group)
+
+
+main(KafkaPythonClient)

@@ -1,0 +1,302 @@
+"""The steps of README.md for Kafka clients of Python: the programs beside it implement `Client` and `Consumer`.
+
+    python kafka_python.py HOST:PORT [--records N]
+
+Environment: STEPS_CA (a file), STEPS_USER and STEPS_PASSWORD for TLS and SASL PLAIN.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import traceback
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+Result = TypeVar("Result")
+
+CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+EACH: Final = 200
+TIME_MS: Final = 1_700_000_000_000
+WAIT_S: Final = 60
+
+
+class Record(NamedTuple):
+    """A consumed record."""
+
+    offset: int
+    timestamp_ms: int
+    value: bytes
+
+
+class Consumer(ABC):
+    """A consumer of one topic with one partition, without automatic commits."""
+
+    @abstractmethod
+    def assign(self, offset: int) -> None:
+        """Read the partition from this offset, without group membership."""
+
+    @abstractmethod
+    def subscribe(self) -> None:
+        """Join the group. Without a committed offset it begins at the first record."""
+
+    @abstractmethod
+    def poll(self) -> Sequence[Record]:
+        """Return the next records, within some 0.1 s."""
+
+    @abstractmethod
+    def partitions(self) -> int:
+        """Return how many partitions are assigned."""
+
+    @abstractmethod
+    def commit(self, offset: int) -> None:
+        """Commit this offset, synchronously."""
+
+    @abstractmethod
+    def committed(self) -> int:
+        """Return the committed offset."""
+
+    @abstractmethod
+    def offset_of_time(self, timestamp_ms: int) -> int:
+        """Return the first offset at or after a time."""
+
+    @abstractmethod
+    def end(self) -> int:
+        """Return the offset after the last record."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the group and close."""
+
+
+class Client(ABC):
+    """A client library. Topics have one partition; producers are idempotent, with acks=all."""
+
+    @abstractmethod
+    def name(self) -> str:
+        """Return the name and version."""
+
+    @abstractmethod
+    def create(self, topic: str) -> None:
+        """Create a topic."""
+
+    @abstractmethod
+    def delete(self, topic: str) -> None:
+        """Delete a topic."""
+
+    @abstractmethod
+    def topics(self) -> set[str]:
+        """Return the names of all topics."""
+
+    @abstractmethod
+    def partitions(self, topic: str) -> int:
+        """Describe a topic; return how many partitions it has."""
+
+    @abstractmethod
+    def groups(self) -> set[str]:
+        """Return the names of all groups."""
+
+    @abstractmethod
+    def group(self, group: str) -> tuple[str, int]:
+        """Describe a group; return its state and how many members it has."""
+
+    @abstractmethod
+    def delete_group(self, group: str) -> bool:
+        """Delete a group. Return False if the client cannot."""
+
+    @abstractmethod
+    def send(self, topic: str, codec: str, values: Sequence[bytes], first_ms: int) -> list[int]:
+        """Send values with one producer, one millisecond apart; return their offsets."""
+
+    @abstractmethod
+    def consumer(self, topic: str, group: str) -> Consumer:
+        """Return a consumer."""
+
+
+class Login(NamedTuple):
+    """What SASL PLAIN over TLS needs. ca: the file with the certificate of the authority."""
+
+    ca: str
+    user: str
+    password: str
+
+
+def login() -> Login | None:
+    """Return the login of the environment, or None for a connection without TLS and login."""
+    names = ("STEPS_CA", "STEPS_USER", "STEPS_PASSWORD")
+    return Login(*(os.environ[name] for name in names)) if "STEPS_CA" in os.environ else None
+
+
+class Steps:
+    """The steps, in order."""
+
+    def __init__(self, client: Client, records: int) -> None:
+        self.client, self.records = client, records
+        self.topic = f"python-{uuid.uuid4()}"
+        self.group = f"group-{self.topic}"
+        self.sent: list[bytes] = []
+        self.members: list[Consumer] = []
+        self.received: list[Record] = []
+        self.failed = False
+
+    def run(self) -> int:
+        """Run all steps; return the exit code."""
+        steps = (self.create, self.produce, self.consume, self.rebalance, self.resume)
+        for each in (*steps, self.seek, self.describe, self.delete, self.many):
+            try:
+                ok, detail = True, each()
+            except Exception as error:  # noqa: BLE001  # reported as the step's result
+                traceback.print_exc()
+                ok, detail, self.failed = False, repr(error), True
+            print(json.dumps({"step": each.__name__, "ok": ok, "detail": detail}), flush=True)
+        return int(self.failed)
+
+    def send(self, codec: str) -> None:
+        first = len(self.sent)
+        values = [b"value %d" % number for number in range(first, first + EACH)]
+        offsets = self.client.send(self.topic, codec, values, TIME_MS + first)
+        assert offsets == list(range(first, first + EACH)), offsets
+        self.sent += values
+
+    def create(self) -> str:
+        self.client.create(self.topic)
+        return f"{self.client.name()}: {self.topic}"
+
+    def produce(self) -> str:
+        for codec in CODECS:
+            self.send(codec)
+        return f"{len(self.sent)} records"
+
+    def consume(self) -> str:
+        consumer = self.client.consumer(self.topic, self.group)
+        consumer.assign(0)
+        got: list[Record] = []
+        wait_for("all records", lambda: got.extend(consumer.poll()) or len(got) >= len(self.sent))
+        consumer.close()
+        expected = [Record(number, TIME_MS + number, value) for number, value in enumerate(self.sent)]
+        assert got == expected, next(pair for pair in zip(got, expected, strict=False) if pair[0] != pair[1])
+        return f"{len(got)} records"
+
+    def poll_members(self) -> int:
+        for member in self.members:
+            records = member.poll()
+            if records:
+                self.received += records
+                member.commit(records[-1].offset + 1)
+        return len(self.received)
+
+    def wait_for_members(self, count: int) -> None:
+        def is_balanced() -> bool:
+            self.poll_members()
+            partitions = sum(member.partitions() for member in self.members)
+            return partitions == 1 and self.client.group(self.group) == ("Stable", count)
+
+        wait_for(f"{count} members, one of them with the partition", is_balanced)
+
+    def join(self) -> None:
+        member = self.client.consumer(self.topic, self.group)
+        self.members.append(member)
+        member.subscribe()
+        self.wait_for_members(len(self.members))
+
+    def rebalance(self) -> str:
+        self.join()
+        self.join()
+        wait_for("all records", lambda: self.poll_members() >= len(self.sent))
+        owner = next(member for member in self.members if member.partitions())
+        self.members.remove(owner)
+        owner.close()
+        self.wait_for_members(1)
+        self.join()
+        self.send("none")
+        wait_for("the records sent meanwhile", lambda: self.poll_members() >= len(self.sent))
+        for member in self.members:
+            member.close()
+        assert [record.offset for record in self.received] == list(range(len(self.sent)))
+        return f"3 members, {len(self.received)} records"
+
+    def resume(self) -> str:
+        consumer = self.client.consumer(self.topic, self.group)
+        consumer.assign(0)
+        consumer.commit(321)
+        consumer.close()
+        consumer = self.client.consumer(self.topic, self.group)
+        consumer.subscribe()
+        first = wait_for("records", consumer.poll)[0]
+        committed = consumer.committed()
+        consumer.close()
+        assert (first.offset, committed) == (321, 321), (first, committed)
+        return "from 321"
+
+    def seek(self) -> str:
+        consumer = self.client.consumer(self.topic, self.group)
+        consumer.assign(0)
+        offset = consumer.offset_of_time(TIME_MS + 777)
+        end = consumer.end()
+        consumer.close()
+        consumer = self.client.consumer(self.topic, self.group)
+        consumer.assign(offset)
+        first = wait_for("records", consumer.poll)[0]
+        consumer.close()
+        assert (first.offset, first.timestamp_ms, end) == (777, TIME_MS + 777, len(self.sent)), (first, end)
+        return "777"
+
+    def describe(self) -> str:
+        assert self.topic in self.client.topics()
+        assert self.client.partitions(self.topic) == 1
+        assert self.group in self.client.groups()
+        assert self.client.group(self.group) == ("Empty", 0), self.client.group(self.group)
+        if self.client.delete_group(self.group):
+            assert self.group not in self.client.groups()
+        return self.group
+
+    def delete(self) -> str:
+        self.client.delete(self.topic)
+        assert self.topic not in self.client.topics()
+        return self.topic
+
+    def many(self) -> str:
+        topic, count = f"{self.topic}-many", self.records
+        self.client.create(topic)
+        values = [b"%0100d" % number for number in range(count)]
+        start = time.monotonic()
+        offsets = self.client.send(topic, "none", values, TIME_MS)
+        in_s = time.monotonic() - start
+        assert offsets == list(range(count))
+        start = time.monotonic()
+        consumer = self.client.consumer(topic, self.group)
+        consumer.assign(0)
+        received = 0
+        while received < count:
+            for record in wait_for("records", consumer.poll):
+                assert (record.offset, record.value) == (received, values[received]), record
+                received += 1
+        out_s = time.monotonic() - start
+        consumer.close()
+        self.client.delete(topic)
+        return f"{count} records: {count / in_s:.0f}/s in, {count / out_s:.0f}/s out"
+
+
+def wait_for(what: str, condition: Callable[[], Result]) -> Result:
+    """Return the first true value of `condition`, which waits by itself. Raises: TimeoutError."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {WAIT_S} s: {what}")
+
+
+def main(client_of: Callable[[str], Client]) -> None:
+    """Run the steps with the client for the address of the command line, and exit."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("address")
+    parser.add_argument("--records", type=int, default=10_000)
+    arguments = parser.parse_args()
+    sys.exit(Steps(client_of(arguments.address), arguments.records).run())
