@@ -7,10 +7,10 @@ Handlers run in the call of the event loop that received the request. They make 
 keeps the `Call`, and calls `reply` later.
 
 Before the login a client may send ApiVersions, SaslHandshake and SaslAuthenticate. A client that sends another request
-is logged in as the user of its TLS certificate or as `kafka.anonymous_user`. After `amqp.handshake_timeout_s` this is so
-for a client that has sent only ApiVersions, too; librdkafka keeps such connections. A client that has sent nothing, or
-not finished its login, is disconnected then. One that sends nothing for IDLE_MS, or stops within a request for
-STALL_MS, is disconnected later.
+is logged in as the user of its TLS certificate or as `kafka.anonymous_user`. So is a client that has sent only
+ApiVersions, after `amqp.handshake_timeout_s`; librdkafka keeps such connections. A client that has sent nothing, or not
+finished its login, is disconnected then. One that sends nothing for IDLE_MS, or stops within a request for STALL_MS, is
+disconnected later.
 
 Bytes of unfinished requests count for the same budget as unfinished AMQP messages (`broker.unfinished_bodies`), and an
 unfinished Produce is not read during an alarm.
