@@ -405,7 +405,9 @@ def _heartbeat(call: Call) -> None:
     request = call.request
     coordinator = call.connection.server.coordinator
     error = coordinator.error_for(request.group_id)
-    if error == NONE:
+    if error == COORDINATOR_LOAD_IN_PROGRESS:  # no error, as in Kafka: clients do not expect one here
+        error = NONE
+    elif error == NONE:
         entry = coordinator.find(call.session.vhost, request.group_id)
         error = UNKNOWN_MEMBER_ID
         if entry is not None:

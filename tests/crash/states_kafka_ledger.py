@@ -99,7 +99,7 @@ class KafkaLedger(BrokerLedger):
 
     def asked(self) -> tuple[object, ...]:
         """See BrokerLedger."""
-        return tuple((key, batch.numbers) for key, topic in self.topics.items() for batch in topic.repeated())
+        return tuple((key, batch.data) for key, topic in self.topics.items() for batch in topic.repeated())
 
     def possible(self, group: str, queue_id: str) -> list[int]:
         """Return the committed offsets that may be found."""
