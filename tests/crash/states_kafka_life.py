@@ -227,8 +227,10 @@ class KafkaLife(BrokerLife):
             if fields["error_code"]:
                 raise Violation(f"OffsetFetch is answered with error {fields['error_code']}")
             for topic in fields["topics"]:
-                queue_id = self.vhost.queues[topic["name"]].id
-                found[group, queue_id] = topic["partitions"][0]["committed_offset"]
+                queue = self.vhost.queues.get(topic["name"])
+                if queue is None:
+                    raise Violation(f"group {group} is at an offset of a topic that does not exist")
+                found[group, queue.id] = topic["partitions"][0]["committed_offset"]
 
         for group in GROUPS:
             self._ask(FETCH_OFFSETS, SimpleNamespace(group_id=group, topics=None), b"", replied)
