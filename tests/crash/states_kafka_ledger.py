@@ -1,7 +1,7 @@
 """What Kafka's clients were told, kept outside the disk, and the judge of what they find after a crash.
 
-Producers have numbers (id, epoch, sequence) and send a batch again until it is answered. After each start every producer
-sends its last batches again, as if their answers were lost:
+Producers have numbers (id, epoch, sequence) and send a batch again until it is answered. After each start every
+producer sends its last batches again, as if their answers were lost:
 
 - An answered batch is there once, at the answered offset. Batches are whole, and those of a producer in order without a
   hole.

@@ -14,19 +14,14 @@ from pathlib import Path
 
 import pamqp.encode
 import pytest
+from kafka_load import ARGUMENTS, STREAM, KafkaLoad
+from kafka_story import Group, KafkaStory, Reader
 from quickclient import connect
 
 from amqpd.testing import BrokerProcess
 
-pytest.importorskip("aiokafka")
-pytest.importorskip("kafka")
-
-from kafka_load import ARGUMENTS, STREAM, KafkaLoad  # noqa: E402
-from kafka_story import Group, KafkaStory, Reader  # noqa: E402
-
 pytestmark = pytest.mark.filterwarnings(
-    # kafka-python reads its schemas with a deprecated call, and leaks the socket of a connection that it cannot make.
-    "ignore::DeprecationWarning",
+    # kafka-python leaks the socket of a connection that it cannot make.
     "ignore::ResourceWarning",
     "ignore::pytest.PytestUnraisableExceptionWarning",
 )
@@ -60,7 +55,7 @@ async def until_loaded(load: KafkaLoad) -> None:
 
 
 async def kill_cycles(data_dir: Path, cycles: int, seed: int) -> KafkaStory:
-    """Load, kill and restart; every fifth life ends before the load is back. Then all senders end, and all is judged."""
+    """Load, kill and restart; every fifth life ends before the load is back. Then all is judged."""
     chance = random.Random(seed)
     port = free_port()
     story = KafkaStory()

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
 from states_disk import Disk
+from states_kafka import KAFKA_WORKLOADS, KafkaSearch
+from states_kafka_ledger import Batch, FoundTopic, KafkaLedger, KafkaOutcome, Topic, judge_kafka
 from states_ledger import Violation
-
-pytest.importorskip("kafka")
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python reads its schemas with a deprecated call
-    from states_kafka import KAFKA_WORKLOADS, KafkaSearch
-    from states_kafka_ledger import Batch, FoundTopic, KafkaLedger, KafkaOutcome, Topic, judge_kafka
 
 from amqpd.kafka_server import produce
 from amqpd.kafka_server.committed_offsets import CommittedOffsets
@@ -131,7 +126,11 @@ def test_walk_finds_broken_promises(monkeypatch: pytest.MonkeyPatch, defect: str
 def test_judge_reports_each_kind_of_violation() -> None:
     ledger = KafkaLedger()
     topic = ledger.topics["id"] = Topic("s")
-    topic.batches = [Batch((7, 0, 0), [b"0.", b"1."], b"", 0), Batch((7, 0, 2), [b"2."], b"", 2), Batch((7, 0, 3), [b"3."], b"")]
+    topic.batches = [
+        Batch((7, 0, 0), [b"0.", b"1."], b"", 0),
+        Batch((7, 0, 2), [b"2."], b"", 2),
+        Batch((7, 0, 3), [b"3."], b""),
+    ]
     ledger.committed["g", "id"] = [(1, 2), (2, 3)]
     answers = {(7, 0, 0): (0, 0), (7, 0, 2): (0, 2), (7, 0, 3): (0, 3)}
     records = [(0, b"0."), (1, b"1."), (2, b"2."), (3, b"3.")]
