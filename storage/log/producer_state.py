@@ -86,13 +86,6 @@ class Producer:
                     return offset
         return -1
 
-    def first_known_offset(self) -> i64:
-        """Return the offset of the last message of the oldest batch that is known."""
-        if not self.batches:
-            return self.offset
-        offset: i64 = _ENTRY.unpack_from(self.batches)[3]
-        return offset
-
     def entries(self) -> bytes:
         """Return the entries of a snapshot for this producer."""
         if self.batches:
