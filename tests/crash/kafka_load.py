@@ -23,7 +23,7 @@ from quickclient import Gone, Link, Message, connect
 
 STREAM: Final = "flow"
 PARTITION: Final = TopicPartition(STREAM, 0)
-ARGUMENTS: Final = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 65536}
+ARGUMENTS: Final[dict[str, Any]] = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 65536}
 PERSISTENT: Final = b"\x10\x00\x02"
 DELIVERY_MS: Final = 300_000
 CODECS: Final = (None, "gzip")

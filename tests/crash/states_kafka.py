@@ -53,7 +53,7 @@ class KafkaSearch(BrokerSearch):
         ledger = ledger.copy()
         ledger.rows = [rows]
         self._go_on(disk, ledger, boot, safe=kind == "cut")
-        life = self._life(disk, ledger, boot, depth)
+        life: Any = self._life(disk, ledger, boot, depth)
         rng = self.rng
         _begin(life)
         for name in [topic.name for topic in ledger.topics.values() if not topic.is_deleting]:

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from kafka.record.default_records import DefaultRecordBatchBuilder
+from states_broker_ledger import Rows
 from states_broker_life import BrokerLife
-from states_broker_process import Rows
 from states_disk import Disk, Image
 from states_kafka_ledger import NOTHING, Batch, FoundTopic, KafkaLedger, KafkaOutcome, Numbers, Records, Topic
 from states_ledger import Violation
