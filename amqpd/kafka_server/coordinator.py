@@ -447,7 +447,9 @@ def _heartbeat(call: Call) -> None:
     request = call.request
     coordinator = call.connection.server.coordinator
     error = coordinator.error_for(request.group_id, call.session)
-    if error == NONE:
+    if error == COORDINATOR_LOAD_IN_PROGRESS:  # no error, as in Kafka: clients do not expect one here
+        error = NONE
+    elif error == NONE:
         entry = coordinator.find(call.session.vhost, request.group_id)
         error = UNKNOWN_MEMBER_ID
         now_ms = coordinator.now_ms()

@@ -86,13 +86,6 @@ class Producer:
                     return offset
         return -1
 
-    def first_known_offset(self) -> i64:
-        """Return the offset of the last message of the oldest batch that is known."""
-        if not self.batches:
-            return self.offset
-        offset: i64 = _ENTRY.unpack_from(self.batches)[3]
-        return offset
-
     def entries(self) -> bytes:
         """Return the entries of a snapshot for this producer."""
         if self.batches:
@@ -261,15 +254,14 @@ def _last_entries(entries: bytes) -> bytes:
 
 
 def _joined(before: Producer, after: Producer) -> Producer:
-    """Return `after` with the batches of `before` that precede its own."""
+    """Return `after` with the batches of `before`, which a scan may have found in part only."""
     if before.epoch != after.epoch or not after.batches:
         return after
-    first: i64 = after.first_known_offset()
-    older = b""
-    for place in range(0, len(before.batches), _ENTRY.size):
-        if _ENTRY.unpack_from(before.batches, place)[3] < first:
-            older += before.batches[place : place + _ENTRY.size]
-    batches = _last_entries(older + after.batches)
+    newer = b""
+    for place in range(0, len(after.batches), _ENTRY.size):
+        if _ENTRY.unpack_from(after.batches, place)[3] > before.offset:
+            newer += after.batches[place : place + _ENTRY.size]
+    batches = _last_entries(before.batches + newer)
     return Producer(after.producer_id, after.epoch, after.sequence, after.offset, after.time_ms, batches)
 
 

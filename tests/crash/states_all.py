@@ -1,4 +1,4 @@
-"""All workloads: of the storage (states_workloads.py) and of a broker (states_broker_workloads.py)."""
+"""All workloads: of the storage (states_workloads.py), a broker (states_broker_workloads.py), and Kafka's clients."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from typing import Any, Final
 
 from states_broker_search import BrokerSearch
 from states_broker_workloads import BROKER_WORKLOADS, BrokerWorkload
+from states_kafka import KAFKA_WORKLOADS, KafkaSearch, KafkaWorkload
 from states_search import Search
 from states_workloads import WORKLOADS, Workload
 
-ALL: Final[tuple[Workload | BrokerWorkload, ...]] = (*WORKLOADS, *BROKER_WORKLOADS)
+ALL: Final[tuple[Workload | BrokerWorkload, ...]] = (*WORKLOADS, *BROKER_WORKLOADS, *KAFKA_WORKLOADS)
 
 
 def walk_through(workload: Workload | BrokerWorkload, seed: int, seen: set[int], **arguments: Any) -> Search:
     """Run the search of one workload and return it. Raises: AssertionError."""
-    kind = BrokerSearch if isinstance(workload, BrokerWorkload) else Search
+    kind = Search if isinstance(workload, Workload) else BrokerSearch
+    if isinstance(workload, KafkaWorkload):
+        kind = KafkaSearch
     search = kind(seed, seen, **arguments)
     search.run(workload)  # type: ignore[arg-type]
     return search

@@ -11,7 +11,7 @@ undo it).
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from states_ledger import Violation
 
@@ -143,8 +143,8 @@ class BrokerLedger:
         self.groups: set[str] = set()
         self.number = 0
 
-    def copy(self) -> BrokerLedger:
-        other = BrokerLedger()
+    def copy(self) -> Self:
+        other = type(self)()
         other.rows = [dict(rows) for rows in self.rows]
         other.sent = {body: each.copy() for body, each in self.sent.items()}
         other.version, other.now_ms, other.number = self.version, self.now_ms, self.number

@@ -1,0 +1,167 @@
+"""kill -9 under load: a stream with four publishers and two readers of AMQP, four producers and two groups of Kafka.
+
+`kafka_load.py` has the clients, `kafka_story.py` the judge. `TEST_CRASH_CYCLES` and `TEST_CRASH_SEED` set other cycles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import time
+from pathlib import Path
+
+import pamqp.encode
+import pytest
+from kafka_load import ARGUMENTS, STREAM, KafkaLoad
+from kafka_story import Group, KafkaStory, Reader
+from quickclient import connect
+
+from amqpd.testing import BrokerProcess
+
+pytestmark = pytest.mark.filterwarnings(
+    # kafka-python leaks the socket of a connection that it cannot make.
+    "ignore::ResourceWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+)
+
+
+def free_port() -> int:
+    """Return a port that no client gets by itself while the broker is down."""
+    for port in range(20_000 + os.getpid() % 5000, 30_000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("there is no free port")
+
+
+async def until_loaded(load: KafkaLoad) -> None:
+    """Wait until senders, readers and groups of both protocols have worked in this life."""
+    story = load.story
+    before, answered = dict(story.totals), [group.answered for group in load.groups]
+    deadline = time.monotonic() + 180
+    while (
+        story.totals["confirmed"] < before["confirmed"] + 300
+        or story.totals["read"] < before["read"] + 300
+        or any(group.answered == old for group, old in zip(load.groups, answered, strict=True))
+    ):
+        assert time.monotonic() < deadline, f"the load does not start: {story.totals}, {story.violations[:5]}"
+        load.check()
+        await asyncio.sleep(0.02)
+
+
+async def kill_cycles(data_dir: Path, cycles: int, seed: int) -> KafkaStory:
+    """Load, kill and restart; every fifth life ends before the load is back. Then all is judged."""
+    chance = random.Random(seed)
+    port = free_port()
+    story = KafkaStory()
+    load = KafkaLoad(story, f"127.0.0.1:{port}", seed)
+    settings = {"kafka.port": port, "kafka.host": "127.0.0.1", "log.level": "warning"}
+    broker = BrokerProcess(data_dir, settings=settings)
+    try:
+        for cycle in range(cycles + 1):
+            await asyncio.to_thread(broker.start)
+            if cycle == 0:
+                link = await connect(broker.amqp_port)
+                await link.declare_queue(STREAM, table=pamqp.encode.field_table(ARGUMENTS))
+                link.close()
+                load.start()
+            await load.begin_life(broker.amqp_port)
+            if cycle % 5 != 3 or cycle == cycles:
+                await until_loaded(load)
+                await load.look()
+            await asyncio.sleep(chance.uniform(0.0, 1.0))
+            if cycle == cycles:
+                break
+            await asyncio.to_thread(broker.kill)
+            await load.end_life()
+            assert "Traceback" not in broker.stderr, broker.stderr
+            assert not story.violations, "\n".join(story.violations)
+        await load.stop()
+        await load.look()
+        assert "Traceback" not in broker.stderr, broker.stderr
+    finally:
+        await asyncio.to_thread(broker.kill)
+        await load.end_life()
+        await load.abort()
+    print(f"\nseed {seed}, {cycles} kills: {story.totals}, {len(story.violations)} violations")
+    assert not story.violations, "\n".join(story.violations)
+    return story
+
+
+@pytest.mark.slow
+async def test_two_kills_keep_what_clients_of_both_protocols_were_told(tmp_path: Path) -> None:
+    await kill_cycles(tmp_path / "data", 2, seed=1)
+
+
+@pytest.mark.ci_long
+@pytest.mark.timeout(1700)
+async def test_ten_kills_keep_what_clients_of_both_protocols_were_told(tmp_path: Path) -> None:
+    await kill_cycles(tmp_path / "data", 10, seed=20)
+
+
+@pytest.mark.on_demand
+@pytest.mark.timeout(0)
+async def test_many_kills_keep_what_clients_of_both_protocols_were_told(tmp_path: Path) -> None:
+    cycles = int(os.environ.get("TEST_CRASH_CYCLES", "30"))
+    seed = int(os.environ.get("TEST_CRASH_SEED", "50"))
+    await kill_cycles(tmp_path / "data", cycles, seed)
+
+
+# -- the judge
+
+
+def story_of_three() -> tuple[KafkaStory, list[tuple[int, bytes]]]:
+    story = KafkaStory()
+    story.confirms(b"p:0", 0)
+    story.confirms(b"a:0")
+    story.confirms(b"p:1", 2)
+    return story, [(0, b"p:0"), (1, b"a:0"), (2, b"p:1")]
+
+
+def test_judge_accepts_kept_promises() -> None:
+    story, records = story_of_three()
+    group, reader = Group("g"), Reader("r")
+    for offset, body in records:
+        story.reads(reader, offset, body)
+    story.commits(group, 2)
+    story.reads_first(group, reader, 0)
+    story.committed(group, 2)
+    story.reads_first(group, reader, 2)
+    story.found([*records, (3, b"unconfirmed:7")], story.place)
+    assert not story.violations
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        ([(0, b"p:0"), (1, b"a:0")], "confirmed or read, and are lost"),
+        ([(0, b"p:0"), (1, b"p:1"), (2, b"a:0")], "stands at 2 and at 1"),
+        ([(0, b"p:0"), (1, b"a:0"), (2, b"p:1"), (3, b"p:1")], "stands at 2 and at 3"),
+        ([(0, b"p:0"), (1, b"a:0"), (3, b"p:1")], "comes at place 2"),
+        ([(0, b"p:0"), (1, b"a:0"), (2, b"p:1"), (3, b"a:2"), (4, b"a:1")], "comes after number 2"),
+    ],
+)
+def test_judge_reports_each_kind_of_wrong_log(records: list[tuple[int, bytes]], words: str) -> None:
+    story, _ = story_of_three()
+    story.found(records, list(story.place))
+    assert any(words in each for each in story.violations), story.violations
+
+
+def test_judge_reports_each_kind_of_wrong_reader() -> None:
+    story, _ = story_of_three()
+    group, reader = Group("g"), Reader("r")
+    story.reads(reader, 1, b"a:0")
+    story.reads(reader, 2, b"other:1")
+    story.commits(group, 3)
+    story.reads_first(group, reader, 2)
+    story.committed(group, 3)
+    story.reads_first(group, reader, 0)
+    words = ["was given 1, expected", "offset 2 showed", "which no member committed", "is at 0, and 3 was answered"]
+    assert len(story.violations) == len(words)
+    for each, text in zip(words, story.violations, strict=True):
+        assert each in text
