@@ -9,6 +9,7 @@ from uuid import UUID
 _INT8: Final = struct.Struct(">b")
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
+_INT64: Final = struct.Struct(">q")
 NO_ID: Final = UUID(int=0)
 
 
@@ -31,6 +32,9 @@ class BodyWriter:
 
     def int32(self, value: int) -> None:
         self.data += _INT32.pack(value)
+
+    def int64(self, value: int) -> None:
+        self.data += _INT64.pack(value)
 
     def boolean(self, value: bool) -> None:
         self.data += b"\1" if value else b"\0"

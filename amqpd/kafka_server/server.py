@@ -11,7 +11,16 @@ from amqpd.auth.internal_backend import AuthenticationRefused
 from amqpd.broker.listeners import BrokerListener
 from amqpd.broker.session import Session
 from amqpd.errors import NotAllowed
-from amqpd.kafka_server import coordinator, fetch, produce, sasl, topic_admin, topics
+from amqpd.kafka_server import (
+    coordinator,
+    fetch,
+    produce,
+    sasl,
+    share_groups,
+    share_sessions,
+    topic_admin,
+    topics,
+)
 from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection, api_versions
 from amqpd.kafka_server.messages import API_VERSIONS, api_types
 from amqpd.listeners import Listener, bound_sockets, is_loopback
@@ -22,6 +31,7 @@ if TYPE_CHECKING:
 
     from amqpd.auth.internal_backend import AuthChange, User
     from amqpd.broker.broker import Broker
+    from amqpd.broker.consumer import QueueBase
     from amqpd.config import Settings
     from amqpd.config.schema import KafkaSettings
 
@@ -40,6 +50,7 @@ class KafkaServer(BrokerListener):
         apis: by API key.
         coordinator: the consumer groups of all vhosts.
         fetches: the Fetch requests that wait for records.
+        share_sessions, share_groups: of the share groups of all vhosts.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -47,7 +58,8 @@ class KafkaServer(BrokerListener):
         self.settings: KafkaSettings = broker.settings.kafka
         self.connections: set[KafkaClientConnection] = set()
         self.apis: dict[int, Api] = {}
-        every = (*topics.APIS, *topic_admin.APIS, *produce.APIS, *fetch.APIS, *coordinator.APIS, *sasl.APIS)
+        modules = (topics, topic_admin, produce, fetch, coordinator, sasl, share_groups, share_sessions)
+        every = tuple(api for module in modules for api in module.APIS)
         versions = Api(
             API_VERSIONS, "ApiVersions", 0, 4, 3, _answer_api_versions, *api_types("ApiVersions"), before_login=True
         )
@@ -55,6 +67,8 @@ class KafkaServer(BrokerListener):
             self.apis[api.key] = api
         self.coordinator = coordinator.GroupCoordinator(broker)
         self.fetches = fetch.WaitingFetches(broker)
+        self.share_sessions = share_sessions.ShareSessions(broker)
+        self.share_groups = share_groups.ShareGroups(broker, self.share_sessions.end)
         # Calls that wait for the end of a resource alarm.
         self._blocked: list[Callable[[], None]] = []
         broker.clients.append(self)
@@ -117,6 +131,9 @@ class KafkaServer(BrokerListener):
             if connection.session is not None and connection.session.vhost.name == name:
                 connection.close(f"vhost '{name}' was deleted")
         self.coordinator.vhost_deleted(name)
+
+    def on_offsets_lost(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
+        self.share_sessions.on_offsets_lost(queue, ranges)
 
 
 class KafkaFrontEnd(FrontEnd):
@@ -203,3 +220,4 @@ class KafkaFrontEnd(FrontEnd):
     def close(self) -> None:
         self.server.coordinator.stop()
         self.server.fetches.stop()
+        self.server.share_groups.stop()

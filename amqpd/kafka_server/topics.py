@@ -1,7 +1,7 @@
-"""Streams as topics, and the requests Metadata and DescribeCluster.
+"""Streams and durable queues as topics, and the requests Metadata and DescribeCluster.
 
-Each stream of the vhost is a topic with partition 0. Its topic id is the id of the queue. Other queues, streams with a
-name that Kafka does not allow, and the broker's own queues are no topics.
+Each stream and each durable classic or quorum queue of the vhost is a topic with partition 0. Its topic id is the id of
+the queue. Transient and exclusive queues, names that Kafka does not allow, and the broker's own queues are no topics.
 
 There is one broker, which leads all partitions. A Metadata request never creates a topic: its field
 `allow_auto_topic_creation` is ignored.
@@ -62,16 +62,26 @@ _BROKERS: Final = 1
 
 
 class StreamTopic(NamedTuple):
-    """A stream as Kafka's clients see it."""
+    """A stream or a durable queue as Kafka's clients see it."""
 
     name: str
     id: UUID
     queue: Queue
 
+    @property
+    def is_work_queue(self) -> bool:
+        """Return whether it is a classic or quorum queue: its messages are taken, not only read."""
+        return self.queue.kind != "stream"
+
+
+def is_topic(queue: Queue) -> bool:
+    """Return whether clients see this queue as a topic."""
+    return queue.durable and queue.exclusive_owner is None and KAFKA_TOPIC.fullmatch(queue.name) is not None
+
 
 def find_topic(session: Session, name: str, kind: Permission) -> StreamTopic | int:
     """Return the topic, or an error code: 17 for a name that no topic can have, 29 without permission, 3 if there is
-    no such stream. A stream whose declaration waits for its commit does not exist yet.
+    no such queue. A queue whose declaration waits for its commit does not exist yet.
 
     Cost: two look-ups.
     """
@@ -80,15 +90,16 @@ def find_topic(session: Session, name: str, kind: Permission) -> StreamTopic | i
     if not is_permitted(session, name, kind):
         return TOPIC_AUTHORIZATION_FAILED
     queue = session.vhost.queues.get(name)
-    if queue is None or queue.kind != "stream" or queue.deleted:
+    if queue is None or queue.deleted or not is_topic(queue):
         return UNKNOWN_TOPIC_OR_PARTITION
     return topic_of(queue)
 
 
 def find_topic_by_id(session: Session, topic_id: UUID, kind: Permission) -> StreamTopic | int:
     """Return the topic, or an error code: 100 for an unknown id, 29 without permission. Cost: two look-ups."""
-    queue = session.vhost.streams.get(topic_id.hex)
-    if queue is None or queue.deleted or KAFKA_TOPIC.fullmatch(queue.name) is None:
+    vhost = session.vhost
+    queue = vhost.streams.get(topic_id.hex) or vhost.work_queues.get(topic_id.hex)
+    if queue is None or queue.deleted or not is_topic(queue):
         return UNKNOWN_TOPIC_ID
     if not is_permitted(session, queue.name, kind):
         return TOPIC_AUTHORIZATION_FAILED
@@ -96,7 +107,7 @@ def find_topic_by_id(session: Session, topic_id: UUID, kind: Permission) -> Stre
 
 
 def topic_of(queue: Queue) -> StreamTopic:
-    """Return a stream as a topic."""
+    """Return a queue as a topic."""
     return StreamTopic(queue.name, UUID(hex=queue.id), queue)
 
 
@@ -110,7 +121,7 @@ def open_topic(topic: StreamTopic, then: Callable[[bool], None]) -> None:
 
     Args:
         then: called with True when the log is open, at once if it is open already; with False if it cannot be opened or
-            the stream was deleted. The broker's log has the reason.
+            the queue was deleted. The broker's log has the reason.
     """
     queue = topic.queue
     if queue.deleted:
@@ -184,12 +195,13 @@ _Found: TypeAlias = tuple[str | None, UUID, StreamTopic | int]
 
 
 def _all_topics(session: Session) -> list[_Found]:
-    """Return the topics that the user may read or write. Cost: 1 us for each stream of the vhost."""
+    """Return the topics that the user may read or write. Cost: 1 us for each durable queue of the vhost."""
     found: list[_Found] = []
-    for queue in session.vhost.streams.values():
-        if KAFKA_TOPIC.fullmatch(queue.name) is not None and _may_describe(session, queue.name):
-            topic = topic_of(queue)
-            found.append((topic.name, topic.id, topic))
+    for queues in (session.vhost.streams, session.vhost.work_queues):
+        for queue in queues.values():
+            if is_topic(queue) and _may_describe(session, queue.name):
+                topic = topic_of(queue)
+                found.append((topic.name, topic.id, topic))
     return found
 
 

@@ -131,7 +131,9 @@ class VHost(Namespace):
         self.update(row)
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
-        self.streams: dict[str, Queue] = {}  # by id
+        # Streams, and the other durable queues, by id.
+        self.streams: dict[str, Queue] = {}
+        self.work_queues: dict[str, Queue] = {}
         self.own_queues: dict[str, Queue] = {}  # system queues (system_queues.py), in no list
         # Consumers behind direct reply-to keys, of all vhosts.
         self.reply_consumers: dict[str, Destination] = reply_consumers
@@ -272,6 +274,8 @@ class VHost(Namespace):
         self.queues[queue.name] = queue
         if KINDS[queue.kind].stream:
             self.streams[queue.id] = queue
+        elif queue.durable:
+            self.work_queues[queue.id] = queue
         if queue.logged:
             self.queue_host.windows.add(queue.order.memory)
         owner = queue.exclusive_owner
@@ -284,6 +288,7 @@ class VHost(Namespace):
         """Remove a queue from the tables. Return its bindings; the source exchanges still have them."""
         del self.queues[queue.name]
         self.streams.pop(queue.id, None)
+        self.work_queues.pop(queue.id, None)
         owner = queue.exclusive_owner
         owned = self._exclusive.get(owner)
         if owned is not None:
