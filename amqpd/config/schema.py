@@ -441,6 +441,11 @@ class KafkaSettings:
         integer(100, 3_600_000, "ms"),
         "Time for which a member of a share group has a record; then the record goes to another member or consumer.",
     )
+    share_auto_offset_reset: Literal["latest", "earliest"] = setting(
+        "latest",
+        choice("latest", "earliest"),
+        "Where a share group begins with a stream that it has not used before.",
+    )
     tls: KafkaListenerTlsSettings = KafkaListenerTlsSettings()
 
 

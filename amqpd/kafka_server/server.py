@@ -17,12 +17,15 @@ from amqpd.kafka_server import (
     produce,
     sasl,
     share_groups,
+    share_offsets,
     share_sessions,
     topic_admin,
     topics,
 )
 from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection, api_versions
 from amqpd.kafka_server.messages import API_VERSIONS, api_types
+from amqpd.kafka_server.share_states import ShareStates
+from amqpd.kafka_server.share_stream import ShareStreams
 from amqpd.listeners import Listener, bound_sockets, is_loopback
 from amqpd.protocol_server import FrontEnd
 
@@ -50,7 +53,7 @@ class KafkaServer(BrokerListener):
         apis: by API key.
         coordinator: the consumer groups of all vhosts.
         fetches: the Fetch requests that wait for records.
-        share_sessions, share_groups: of the share groups of all vhosts.
+        share_sessions, share_groups, share_states, share_streams: of the share groups of all vhosts.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -58,7 +61,7 @@ class KafkaServer(BrokerListener):
         self.settings: KafkaSettings = broker.settings.kafka
         self.connections: set[KafkaClientConnection] = set()
         self.apis: dict[int, Api] = {}
-        modules = (topics, topic_admin, produce, fetch, coordinator, sasl, share_groups, share_sessions)
+        modules = (topics, topic_admin, produce, fetch, coordinator, sasl, share_groups, share_sessions, share_offsets)
         every = tuple(api for module in modules for api in module.APIS)
         versions = Api(
             API_VERSIONS, "ApiVersions", 0, 4, 3, _answer_api_versions, *api_types("ApiVersions"), before_login=True
@@ -67,7 +70,10 @@ class KafkaServer(BrokerListener):
             self.apis[api.key] = api
         self.coordinator = coordinator.GroupCoordinator(broker)
         self.fetches = fetch.WaitingFetches(broker)
-        self.share_sessions = share_sessions.ShareSessions(broker)
+        self.share_states = ShareStates(self.coordinator.offsets, broker)
+        self.coordinator.on_sweep.append(self.share_states.remove_void)
+        self.share_streams = ShareStreams(broker, self.share_states, self.fetches)
+        self.share_sessions = share_sessions.ShareSessions(broker, self.share_streams)
         self.share_groups = share_groups.ShareGroups(broker, self.share_sessions.end)
         # Calls that wait for the end of a resource alarm.
         self._blocked: list[Callable[[], None]] = []
@@ -221,3 +227,4 @@ class KafkaFrontEnd(FrontEnd):
         self.server.coordinator.stop()
         self.server.fetches.stop()
         self.server.share_groups.stop()
+        self.server.share_streams.stop()

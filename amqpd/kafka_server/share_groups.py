@@ -152,6 +152,9 @@ class ShareGroups:
             member.topics = asked.topics
         assigned = _assigned(session, member.topics)
         if assigned != member.assigned:
+            for topic in assigned:
+                if topic not in member.assigned and not topic.is_work_queue:
+                    call.connection.server.share_streams.prepare(session.vhost, asked.group, topic)
             member.assigned = assigned
             group.changed()
         if member.epoch != group.epoch:
@@ -205,6 +208,8 @@ def _heartbeat(call: Call) -> None:
     elif asked.epoch == LEAVE:
         is_member = server.share_groups.remove(call.session.vhost, asked.group, asked.member_id)
         _answer_heartbeat(call, asked, NONE if is_member else UNKNOWN_MEMBER_ID)
+    elif (error := server.coordinator.load_error()) != NONE:
+        _answer_heartbeat(call, asked, error)
     elif asked.epoch == 0 and not asked.topics:
         _answer_heartbeat(call, asked, INVALID_REQUEST)
     elif _is_forbidden(call.session, asked.topics or ()):
@@ -267,17 +272,21 @@ def _describe(call: Call) -> None:
     writer = BodyWriter(True)
     writer.int32(0)  # throttle time
     writer.count(len(names))
+    server, vhost = call.connection.server, call.session.vhost
+    error = server.coordinator.load_error()
     for name in names:
-        _describe_group(writer, name, call.connection.server.share_groups.find(call.session.vhost, name))
+        group = server.share_groups.find(vhost, name)
+        is_known = group is not None or bool(error == NONE and server.share_states.topics_of(vhost, name))
+        _describe_group(writer, name, group, error or (NONE if is_known else GROUP_ID_NOT_FOUND))
     writer.end()
     call.reply_bytes(bytes(writer.data))
 
 
-def _describe_group(writer: BodyWriter, name: str, group: ShareGroup | None) -> None:
-    writer.int16(GROUP_ID_NOT_FOUND if group is None else NONE)
+def _describe_group(writer: BodyWriter, name: str, group: ShareGroup | None, error: int) -> None:
+    writer.int16(error)
     writer.string(None)
     writer.string(name)
-    writer.string("Dead" if group is None else "Stable")
+    writer.string("Stable" if group is not None else "Dead" if error != NONE else "Empty")
     epoch = 0 if group is None else group.epoch
     writer.int32(epoch)
     writer.int32(epoch)  # of the assignment

@@ -40,21 +40,23 @@ LOCKS_MAX: Final = 2000
 class FetchCredit:
     """How many records a ShareFetch request may still acquire, over all its topics.
 
-    Args:
+    Attributes:
+        is_strict: no more records may be acquired, also if a batch of a stream has more.
         wake: called when a topic has something for the response.
     """
 
-    def __init__(self, records: int, size_bytes: int, wake: Callable[[], None]) -> None:
+    def __init__(self, records: int, is_strict: bool, size_bytes: int, wake: Callable[[], None]) -> None:
         self.records = records
+        self.is_strict = is_strict
         self.size_bytes = size_bytes
         self.wake = wake
 
     def is_used_up(self) -> bool:
         return self.records <= 0 or self.size_bytes <= 0
 
-    def use(self, size_bytes: int) -> None:
-        """Use the credit of one record."""
-        self.records -= 1
+    def use(self, size_bytes: int, records: int = 1) -> None:
+        """Use the credit of some records."""
+        self.records -= records
         self.size_bytes -= size_bytes
 
 

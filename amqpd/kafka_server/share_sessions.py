@@ -39,6 +39,7 @@ from amqpd.kafka_server.messages import (
     INVALID_REQUEST,
     INVALID_SHARE_SESSION_EPOCH,
     NONE,
+    NOT_LEADER_OR_FOLLOWER,
     SHARE_SESSION_LIMIT_REACHED,
     SHARE_SESSION_NOT_FOUND,
     STORAGE_ERROR,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
     from amqpd.broker.consumer import QueueBase
     from amqpd.kafka_server.connection import KafkaClientConnection
+    from amqpd.kafka_server.share_stream import ShareStreams
 
 log = logging.getLogger(__name__)
 
@@ -144,8 +146,9 @@ class ShareSession:
 class ShareSessions:
     """All sessions."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, streams: ShareStreams) -> None:
         self.broker = broker
+        self.streams = streams
         self.lock_ms = broker.settings.kafka.share_lock_ms
         self._sessions: dict[SessionKey, ShareSession] = {}
         self._of_connection: dict[KafkaClientConnection, dict[SessionKey, ShareSession]] = {}
@@ -218,12 +221,23 @@ class ShareSessions:
             topic.error = STORAGE_ERROR
         else:
             group, member_id = session.key[1:]
+            if not found.is_work_queue and not session.connection.server.coordinator.offsets.load():
+                topic.error = NOT_LEADER_OR_FOLLOWER  # the states are being read: clients try again
+                return
+            if not found.is_work_queue:
+                topic.source = self.streams.join(call.session.vhost, group, queue, member_id)
+                self._wake(session, topic)
+                return
             try:
                 consume.check_exclusive(queue, False)
                 tag = f"kafka-share {group} {member_id}"
                 topic.source = ShareQueueConsumer(call.session, queue, tag, self.lock_ms)
             except (AccessRefused, PreconditionFailed) as error:
                 topic.error, topic.text = TOPIC_AUTHORIZATION_FAILED, error.text
+        self._wake(session, topic)
+
+    @staticmethod
+    def _wake(session: ShareSession, topic: SessionTopic) -> None:
         if session.fetch is not None:
             session.fetch.topic_changed(topic)
 
@@ -277,7 +291,8 @@ class _ShareFetch:
         self._session = session
         may_acquire = request.max_records > 0 and request.max_bytes > 0 and call.connection.is_next(call)
         records = request.max_records if may_acquire else 0
-        self._credit = FetchCredit(records, min(request.max_bytes, RESPONSE_BYTES_MAX), self.wake)
+        size_bytes = min(request.max_bytes, RESPONSE_BYTES_MAX)
+        self._credit = FetchCredit(records, request.is_strict, size_bytes, self.wake)
         self._size_bytes = self._credit.size_bytes
         self._min_bytes = request.min_bytes
         self._is_due = not may_acquire or request.max_wait_ms <= 0
@@ -305,6 +320,8 @@ class _ShareFetch:
                 del session.topics[topic.id]
             elif topic.source is not None and not topics.is_permitted(call.session, topic.name, "read"):
                 topic.fail(TOPIC_AUTHORIZATION_FAILED)
+            elif topic.error != NONE:  # try again; clients keep it in their session
+                self._sessions.add_topic(call, session, topic.id)
         for asked in request.topics:
             is_known = asked.id in session.topics or asked.id in request.forgotten
             if not is_known and any(partition.number == 0 for partition in asked.partitions):
@@ -349,8 +366,7 @@ class _ShareFetch:
 
     def _answer(self) -> None:
         answers = self._acks.answers
-        topics_left = self._session.topics
-        for topic in list(topics_left.values()):
+        for topic in self._session.topics.values():
             answer = answers.get((topic.id, 0)) or SharePartitionAnswer(topic.id, 0)
             source = topic.source
             if source is not None:
@@ -362,8 +378,6 @@ class _ShareFetch:
             if answer.records or answer.error or topic.is_new:
                 answers[topic.id, 0] = answer
             topic.is_new = False
-            if topic.error != NONE:
-                del topics_left[topic.id]  # the client names it again if it wants it
         self._end()
         self._call.reply_bytes(encode_response(self._call, list(answers.values()), self._sessions.lock_ms))
         self._call.connection.flush()

@@ -22,6 +22,8 @@ ACCEPT: Final = 1
 RELEASE: Final = 2
 REJECT: Final = 3
 RENEW: Final = 4
+RECORD_LIMIT: Final = 1
+"""The acquire mode with a strict number of records."""
 
 TOPICS_MAX: Final = 1000
 """Topics of one request, and of one share session."""
@@ -66,6 +68,7 @@ class ShareRequest(NamedTuple):
         epoch: of the share session.
         renews: it may have acknowledgements of the type RENEW.
         max_wait_ms to max_records: 0 for ShareAcknowledge.
+        is_strict: `max_records` may not be exceeded for the sake of whole batches.
         forgotten: topics that leave the session.
     """
 
@@ -78,6 +81,7 @@ class ShareRequest(NamedTuple):
     min_bytes: int = 0
     max_bytes: int = 0
     max_records: int = 0
+    is_strict: bool = False
     forgotten: tuple[UUID, ...] = ()
 
 
@@ -87,9 +91,9 @@ def decode_fetch(call: Call) -> ShareRequest:
     group, member_id, epoch = reader.text_or_null() or "", reader.text_or_null() or "", reader.int32()
     max_wait_ms, min_bytes, max_bytes = reader.int32(), reader.int32(), reader.int32()
     max_records, _ = reader.int32(), reader.int32()  # and the wanted size of batches
-    renews = False
+    renews = is_strict = False
     if call.version >= 2:
-        reader.int8()  # acquire mode: max_records is never exceeded here
+        is_strict = reader.int8() == RECORD_LIMIT
         renews = reader.boolean()
     topics = _decode_topics(reader)
     forgotten: list[UUID] = []
@@ -100,7 +104,17 @@ def decode_fetch(call: Call) -> ShareRequest:
         reader.end()
     reader.end()
     return ShareRequest(
-        group, member_id, epoch, renews, topics, max_wait_ms, min_bytes, max_bytes, max_records, tuple(forgotten)
+        group,
+        member_id,
+        epoch,
+        renews,
+        topics,
+        max_wait_ms,
+        min_bytes,
+        max_bytes,
+        max_records,
+        is_strict,
+        tuple(forgotten),
     )
 
 
