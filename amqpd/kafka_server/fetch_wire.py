@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from amqpd.kafka_server.messages import NONE, MalformedRequest, RequestHeader, read_varint, skip_tagged_fields
 
 if TYPE_CHECKING:
+    from amqpd.broker.queue.queue import Queue
     from amqpd.storage.queue_log import Cursor, QueueLog
 
 FLEXIBLE: Final = 12
@@ -45,6 +46,7 @@ class FetchPartition:
         size_bytes: of `parts`.
         is_full: no more can be added; the next batch is too large.
         cursor: kept while the disk is being read.
+        work_queue: the classic or quorum queue whose messages are read; None for a stream.
     """
 
     __slots__ = (
@@ -59,6 +61,7 @@ class FetchPartition:
         "size_bytes",
         "size_bytes_max",
         "store",
+        "work_queue",
     )
 
     def __init__(self, index: int, offset: int, size_bytes_max: int) -> None:
@@ -73,6 +76,7 @@ class FetchPartition:
         self.is_full = False
         self.store: QueueLog | None = None
         self.cursor: Cursor | None = None
+        self.work_queue: Queue | None = None
 
 
 class FetchTopic(NamedTuple):

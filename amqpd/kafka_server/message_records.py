@@ -20,8 +20,8 @@ All bytes from clients were checked by `check_batches` (storage/log/appender.py)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from librt.strings import BytesWriter
 
@@ -36,6 +36,11 @@ from amqpd.protocol.properties import (
 )
 from amqpd.storage.log.batch import HEADER_SIZE, NO_PRODUCER, BatchHeader, close_batch, decompressed
 from amqpd.storage.log.record import BadRecord, read_varint, record_stop, write_varint
+from amqpd.storage.queue_log import BatchBytes
+
+if TYPE_CHECKING:
+    from amqpd.broker.queue.queue import Queue
+    from amqpd.storage.queue_log import Cursor
 
 EXCHANGE: Final = b"exchange"
 PROPERTIES: Final = b"properties"
@@ -66,6 +71,24 @@ class BatchRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: list[Header]
+
+
+def read_messages(
+    queue: Queue, cursor: Cursor, offset: int, size_bytes_max: int, arrived: Callable[[], None]
+) -> BatchBytes:
+    """Return the messages of a queue's log that are not settled, from `offset` on, as at most one batch.
+
+    Other arguments as for `Cursor.read_safe`. Raises: OSError.
+    """
+    found = cursor.read_safe(offset, size_bytes_max, arrived)
+    result = BatchBytes(found.next_offset)
+    result.waiting = found.waiting
+    if found.records:
+        message = queue.backing.message
+        batch = encode_batch([record_of(message(each), each.offset, each.timestamp_ms) for each in found.records])
+        result.parts.append(batch)
+        result.size_bytes = len(batch)
+    return result
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ and a consumer with credit gets it at once. The queue's log stores each message 
 numbered messages of AMQP (broker/publish/idempotence.py). So a batch that is sent again, also after a kill in its
 middle, adds only the messages that are missing.
 
-A queue that refuses a message (overflow reject-publish) ends the batch with 44 POLICY_VIOLATION. The messages before it
-stay. The producer may then use the sequences of the batch for other records; so what was stored of it is forgotten, and
-a repetition of the batch would store that part twice.
+A queue that refuses a message (overflow reject-publish) ends the batch with 7 REQUEST_TIMED_OUT. The messages before it
+stay. Producers send such a batch again until their own time is over, so a full queue holds them back. Codes after which
+they give up at once would let them use the sequences of the batch for other records, which would then look known.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from amqpd.kafka_server.messages import (
     INVALID_PRODUCER_EPOCH,
     INVALID_RECORD,
     OUT_OF_ORDER_SEQUENCE_NUMBER,
-    POLICY_VIOLATION,
+    REQUEST_TIMED_OUT,
     STORAGE_ERROR,
 )
 from amqpd.protocol.field_table import CodecError
@@ -111,10 +111,9 @@ class QueuedBatch:
             except LogFailed:
                 raise RefusedBatch(STORAGE_ERROR) from None
             if not is_accepted:
-                self._forget_batch()
                 if self.store.failed:
                     raise RefusedBatch(STORAGE_ERROR)
-                raise RefusedBatch(POLICY_VIOLATION, f"queue '{self.queue.name}' is full")
+                raise RefusedBatch(REQUEST_TIMED_OUT, f"queue '{self.queue.name}' is full")
         return count < SLICE_COUNT
 
     def _enqueue(self, message: Message, sequence: int) -> bool:
@@ -142,10 +141,6 @@ class QueuedBatch:
         now_ms = self.queue.host.timers.wall_ms()
         producer = Producer(self._producer_id, self._epoch, sequence, self.store.next_offset - 1, now_ms)
         self.store.producers().record(producer, self.store.high_watermark)
-
-    def _forget_batch(self) -> None:
-        if self._producer_id >= 0 and self.last_offset >= 0:
-            self._record(self._base_sequence - 1)
 
 
 def _checked_message(record: BatchRecord, user: User) -> None:

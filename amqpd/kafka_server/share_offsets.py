@@ -160,10 +160,10 @@ def _begin(call: Call, group: str, changes: Sequence[_Change], reply: Callable[[
             change.error = found
         elif change.partition != 0:
             change.error = UNKNOWN_TOPIC_OR_PARTITION
-        elif server.share_streams.find(key) is not None:
-            change.error = NON_EMPTY_GROUP
         elif found.is_work_queue or not 0 <= (change.offset or 0) <= OFFSET_MAX:
             change.error = INVALID_REQUEST
+        elif not server.share_streams.forget_unused(key):
+            change.error = NON_EMPTY_GROUP
         else:
             change.topic_id = found.id
             state = None

@@ -81,6 +81,14 @@ class ShareStreams:
         """Return a stream that a member uses."""
         return self._streams.get(key)
 
+    def forget_unused(self, key: StateKey) -> bool:
+        """Forget a stream, also if its state is being written. Return False if a member uses it."""
+        stream = self._streams.get(key)
+        if stream is not None and stream.has_members:
+            return False
+        self._streams.pop(key, None)
+        return True
+
     def forget(self, stream: ShareStream) -> None:
         """Remove a stream that nobody uses; its state is written."""
         if self._streams.get(stream.key) is stream:
@@ -181,6 +189,10 @@ class ShareStream:
                 self._fail(STORAGE_ERROR)
 
         self._write(state, done)
+
+    @property
+    def has_members(self) -> bool:
+        return bool(self._sources)
 
     @property
     def is_writing(self) -> bool:
