@@ -122,6 +122,10 @@ class ShareGroups:
         """Return a group with members."""
         return self._groups.get(vhost.id, {}).get(name)
 
+    def names(self, vhost: VHost) -> list[str]:
+        """Return the names of the groups with members."""
+        return list(self._groups.get(vhost.id, ()))
+
     def beat(self, call: Call, asked: Heartbeat) -> ShareMember | int:
         """Join a member, or renew its session. Return the member or an error code."""
         session = call.session

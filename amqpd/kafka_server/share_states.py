@@ -10,7 +10,7 @@ start of the broker.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -94,9 +94,19 @@ class ShareStates:
 
     def write(self, key: StateKey, state: StoredState | None, done: Callable[[bool], None]) -> None:
         """Write a state, or remove it. `done(True)` is called when that is synced, `done(False)` if it failed."""
-        record = _VERSION + encode_key(OffsetKey(*key, 0))[1:]
         value = None if state is None else state.topic_id + state.snapshot
-        self.offsets.append([(record, value)], partial(self._written, key, state, done))
+        self.offsets.append([(_record_key(key), value)], partial(self._written, key, state, done))
+
+    def remove_groups(self, vhost: VHost, groups: Sequence[str], done: Callable[[bool], None]) -> None:
+        """Remove all states of these groups. `done` as for `write`; at once if there are none."""
+        keys = [StateKey(vhost.id, group, topic) for group in groups for topic in self.topics_of(vhost, group)]
+
+        def removed(safe: bool) -> None:
+            for key in keys if safe else ():
+                self._set(key, None)
+            done(safe)
+
+        self.offsets.append([(_record_key(key), None) for key in keys], removed)
 
     def _written(self, key: StateKey, state: StoredState | None, done: Callable[[bool], None], safe: bool) -> None:
         if safe:
@@ -131,6 +141,10 @@ class ShareStates:
             for group, states in groups.items():
                 for topic in states:
                     yield StateKey(vhost_id, group, topic)
+
+
+def _record_key(key: StateKey) -> bytes:
+    return _VERSION + encode_key(OffsetKey(*key, 0))[1:]
 
 
 def _ignore(_safe: bool) -> None:
