@@ -252,6 +252,23 @@ def test_a_single_active_consumer_excludes_members(broker: BrokerProcess, amqp: 
         assert [record.value for record in member.take(1)] == [b"mine"]
 
 
+def test_members_get_what_the_filters_of_other_consumers_leave(broker: BrokerProcess, amqp: Amqp) -> None:
+    name = amqp.queue("classic")
+    amqp.channel.basic_qos(prefetch_count=10)
+    found: list[bytes] = []
+    arguments = {"x-filter": "color = 'red'"}
+    amqp.channel.basic_consume(name, lambda _c, _m, _p, body: found.append(body), arguments=arguments)
+    with ShareMember(address_of(broker), "g", name) as member:
+        assert member.fetch().records == []
+        for color in ("blue", "green", "blue"):
+            amqp.publish(name, color.encode(), headers={"color": color})
+        assert [record.value for record in member.take(3)] == [b"blue", b"green", b"blue"]
+        amqp.publish(name, b"red", headers={"color": "red"})
+        while not found:
+            amqp.connection.process_data_events(1)
+    assert found == [b"red"]
+
+
 def test_a_queue_in_exclusive_use_is_refused(broker: BrokerProcess, amqp: Amqp) -> None:
     name = amqp.queue("classic")
     amqp.channel.basic_consume(name, lambda *_: None, exclusive=True)
@@ -352,6 +369,48 @@ def test_after_a_kill_only_unacknowledged_records_come_again(tmp_path: Path) -> 
             assert all(record.count == 2 for record in records[:10])
             assert member.fetch().records == []
         assert "Traceback" not in broker.stderr
+
+
+def test_a_broker_that_stops_keeps_what_members_had_acquired(tmp_path: Path) -> None:
+    settings = {"kafka.port": 0, "kafka.host": "127.0.0.1"}
+    with BrokerProcess(tmp_path, settings=settings) as broker:
+        with Amqp(broker) as amqp:
+            name = amqp.queue()
+            amqp.publish(name, b"a", b"b", b"c")
+        with ShareMember(address_of(broker), "g", name) as member:
+            member.heartbeat(0, [name])
+            records = member.take(2)
+            member.end(name, records[:1], ACCEPT)
+            member.send_fetch(wait_ms=60_000)
+            broker.stop()
+        broker.start()
+        with ShareMember(address_of(broker), "g", name) as member:
+            assert [(record.value, record.count) for record in member.take(2)] == [(b"b", 2), (b"c", 2)]
+        assert "Traceback" not in broker.stderr
+
+
+def test_a_deleted_vhost_ends_its_sessions(tmp_path: Path) -> None:
+    settings = {"kafka.port": 0, "kafka.host": "127.0.0.1", "kafka.vhost": "own"}
+    with BrokerProcess(tmp_path, settings=settings) as broker:
+        broker.add_vhost("own")
+        for name, kind in (("queue", "quorum"), ("stream", "stream")):
+            broker.api("PUT", f"/api/queues/own/{name}", {"durable": True, "arguments": {"x-queue-type": kind}})
+        with ShareMember(address_of(broker), "g", "queue", "stream") as member:
+            member.heartbeat(0, ["queue", "stream"])
+            broker.api("POST", "/api/exchanges/own/amq.default/publish", _message("queue"))
+            member.take(1)
+            member.send_fetch(wait_ms=60_000)
+            broker.delete_vhost("own")
+            assert member.socket.is_closed()
+        broker.add_vhost("own")
+        broker.api("PUT", "/api/queues/own/queue", {"durable": True})
+        with ShareMember(address_of(broker), "g", "queue") as member:
+            assert member.fetch().records == []
+        assert "Traceback" not in broker.stderr
+
+
+def _message(key: str) -> dict[str, object]:
+    return {"routing_key": key, "payload": "x", "payload_encoding": "string", "properties": {"delivery_mode": 2}}
 
 
 def _frames() -> list[tuple[int, bytes]]:

@@ -10,6 +10,8 @@ import pika
 import pytest
 from conftest import address_of
 from kafka import KafkaProducer
+from kafka.protocol.admin import DeleteGroupsRequest, ListGroupsRequest
+from kafka_socket import KafkaSocket
 from share_client import ACCEPT, DESCRIBE, FETCH, REJECT, RELEASE, ShareMember
 
 from amqpd.kafka_server.body_reader import BodyReader
@@ -281,3 +283,29 @@ def test_offsets_are_described_altered_and_deleted(broker: BrokerProcess) -> Non
         assert member.acknowledge({}, epoch=-1).error == 0
         assert delete(member, name) == (0, [0])
         assert offsets(member) == (69, {})
+
+
+def listed(broker: BrokerProcess, **filters: list[str]) -> dict[str, str]:
+    with KafkaSocket(address_of(broker)) as client:
+        request = ListGroupsRequest(**{"states_filter": [], "types_filter": [], **filters}, version=5)
+        answer = client.ask(request, 5)
+    return {each.group_id: each.group_state for each in answer.groups if each.group_type == "share"}
+
+
+def test_share_groups_are_listed_and_deleted(broker: BrokerProcess) -> None:
+    name = stream(broker, b"a")
+    group = f"g-{uuid.uuid4()}"
+    with ShareMember(address_of(broker), group, name) as member:
+        assert group not in listed(broker)
+        member.heartbeat(0, [name])
+        member.take(1)
+        assert listed(broker, types_filter=["share"])[group] == "Stable"
+        assert group not in listed(broker, types_filter=["classic"])
+        with KafkaSocket(address_of(broker)) as client:
+            wanted = DeleteGroupsRequest(groups_names=[group], version=2)
+            assert client.ask(wanted, 2).results[0].error_code == 68
+            member.heartbeat(-1)
+            assert listed(broker, states_filter=["Empty"])[group] == "Empty"
+            assert client.ask(wanted, 2).results[0].error_code == 0
+            assert client.ask(wanted, 2).results[0].error_code == 69
+    assert group not in listed(broker)
