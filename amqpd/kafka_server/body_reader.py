@@ -13,7 +13,7 @@ _INT32: Final = struct.Struct(">i")
 _INT64: Final = struct.Struct(">q")
 
 
-class BodyReader:
+class FieldReader:
     """The fields of a flexible request, in order. All methods raise MalformedRequest.
 
     Args:

@@ -12,8 +12,8 @@ Kafka's clients as a record:
     other headers               headers table: values as long strings, null as void, a repeated name as an array
 
 A property with a value that AMQP does not allow, such as the priority `high`, stays in the headers table. Numbers and
-booleans of a headers table become text. If text does not say all, the record also has the header `properties`, with
-the properties as AMQP encodes them; a record with this header gets them back, and its other headers are ignored.
+booleans of a headers table become text. If text does not say all, the record also has the header `properties` with the
+encoded properties. A record that has this header gets exactly them; its other headers are ignored.
 
 All bytes from clients were checked by `check_batches` (storage/log/appender.py), except what the headers mean.
 """

@@ -63,7 +63,7 @@ from amqpd.kafka_server.messages import (
     read_varint,
     skip_tagged_fields,
 )
-from amqpd.kafka_server.queue_produce import QueuedBatch, RefusedBatch
+from amqpd.kafka_server.queue_produce import QueueBatch, RefusedBatch
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.appender import BadBatch, BatchTooLarge, DamagedBatch, check_batches
 from amqpd.storage.log.batch import (
@@ -285,7 +285,7 @@ class PendingProduce:
         self._parts = [(topic.name, part) for topic in self._request.topics for part in topic.parts]
         self._results = [Result(STORAGE_ERROR)] * len(self._parts)
         self._next = 0
-        self._queued: QueuedBatch | None = None  # a batch for a work queue whose messages are being enqueued
+        self._queued: QueueBatch | None = None  # a batch for a work queue whose messages are being enqueued
         self._unsafe_count = 0
         self._held = False
 
@@ -423,16 +423,16 @@ class PendingProduce:
             self._unsafe_count += 1
             store.when_safe(last, lambda safe: self._on_safe(number, queue, safe))
 
-    def _begin_queued(self, queue: Queue, store: LocalLog, part: PartitionBatch) -> QueuedBatch:
+    def _begin_queued(self, queue: Queue, store: LocalLog, part: PartitionBatch) -> QueueBatch:
         """Return a checked batch for a work queue. Raises: RefusedBatch, BadBatch."""
         call = self._call
         broker = call.connection.server.broker
         frame, start, end = self._frame, part.start, part.end
         _check_header(frame, start, end, broker.message_size_max_bytes, broker.timers.wall_ms())
         check_batches(frame, start, end)
-        return QueuedBatch(queue, store, call.session.user, frame[start:end])
+        return QueueBatch(queue, store, call.session.user, frame[start:end])
 
-    def _enqueue_some(self, number: int, queued: QueuedBatch) -> None:
+    def _enqueue_some(self, number: int, queued: QueueBatch) -> None:
         """Enqueue some messages of the batch, and end the part after the last."""
         queue = queued.queue
         try:

@@ -55,7 +55,7 @@ class RefusedBatch(Exception):
         self.text = text
 
 
-class QueuedBatch:
+class QueueBatch:
     """A batch whose records are being enqueued.
 
     Attributes:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.broker.flow.timers import CallTimer
 from amqpd.kafka_server import topics
-from amqpd.kafka_server.body_reader import BodyReader
+from amqpd.kafka_server.body_reader import FieldReader
 from amqpd.kafka_server.body_writer import BodyWriter
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.messages import (
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 NAME_MAX: Final = 255
 MEMBERS_MAX: Final = 1000
-"""Of a group."""
+"""Members of a group."""
 GROUPS_MAX: Final = 10_000
 """With members, in a vhost."""
 DESCRIBED_MAX: Final = 1000
@@ -194,7 +194,7 @@ def _assigned(session: Session, names: tuple[str, ...]) -> tuple[topics.StreamTo
 
 
 def _decode_heartbeat(call: Call) -> Heartbeat:
-    reader = BodyReader(call.frame, call.header.size)
+    reader = FieldReader(call.frame, call.header.size)
     group, member_id, epoch, rack = reader.text(), reader.text(), reader.int32(), reader.text_or_null()
     count = reader.count_or_null(TOPICS_MAX)
     names = None if count < 0 else tuple(dict.fromkeys(reader.text() for _ in range(count)))
@@ -269,7 +269,7 @@ def _write_assignment(writer: BodyWriter, member: ShareMember, with_names: bool)
 
 
 def _describe(call: Call) -> None:
-    reader = BodyReader(call.frame, call.header.size)
+    reader = FieldReader(call.frame, call.header.size)
     names = [reader.text() for _ in range(reader.count(DESCRIBED_MAX))]
     reader.boolean()  # whether authorized operations are wanted: groups have none
     reader.end()

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from amqpd.kafka_server import topics
-from amqpd.kafka_server.body_reader import BodyReader
+from amqpd.kafka_server.body_reader import FieldReader
 from amqpd.kafka_server.body_writer import NO_ID, BodyWriter
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.messages import (
@@ -38,7 +38,7 @@ _UNKNOWN: Final = -1
 
 
 def _describe(call: Call) -> None:
-    reader = BodyReader(call.frame, call.header.size)
+    reader = FieldReader(call.frame, call.header.size)
     asked: list[tuple[str, list[tuple[str, list[int]]] | None]] = []
     for _ in range(reader.count(GROUPS_MAX)):
         group = reader.text()
@@ -175,7 +175,7 @@ def _begin(call: Call, group: str, changes: Sequence[_Change], reply: Callable[[
 
 
 def _alter(call: Call) -> None:
-    reader = BodyReader(call.frame, call.header.size)
+    reader = FieldReader(call.frame, call.header.size)
     group = reader.text()
     by_topic: dict[str, list[_Change]] = {}
     for _ in range(reader.count(TOPICS_MAX)):
@@ -208,7 +208,7 @@ def _alter(call: Call) -> None:
 
 
 def _delete(call: Call) -> None:
-    reader = BodyReader(call.frame, call.header.size)
+    reader = FieldReader(call.frame, call.header.size)
     group = reader.text()
     changes: list[_Change] = []
     for _ in range(reader.count(TOPICS_MAX)):

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SESSIONS_MAX: Final = 100
-"""Of one connection."""
+"""Sessions of one connection."""
 NAME_MAX: Final = 255
 RESPONSE_BYTES_MAX: Final = 16 << 20
 WAIT_MS_MAX: Final = 300_000

@@ -3,8 +3,8 @@
     key     version 2, then as the key of a committed offset
     value   topic id (16 bytes), then a snapshot (share_state.py)
 
-The ids of vhost and topic make a deleted vhost's or topic's state void at once. Those records are removed at the next
-start of the broker.
+The ids of vhost and topic make a deleted vhost's or topic's state void at once. A sweep removes those records later
+(coordinator.py).
 """
 
 from __future__ import annotations
@@ -148,4 +148,4 @@ def _record_key(key: StateKey) -> bytes:
 
 
 def _ignore(_safe: bool) -> None:
-    """Nobody waits: the next start tries again."""
+    """Do nothing: the next sweep tries again."""

@@ -7,7 +7,7 @@ is acquired too; clients acknowledge it as a gap.
     a group's first use of a stream   it begins after the last record, or at the first one
                                       (kafka.share_auto_offset_reset); this is written before anything is acquired
     acknowledgement                   written and synced before it is answered
-    lock expired, session ended       written, but nobody waits for it
+    lock expired, session ended       written, and others may acquire the records at once
     acquired                          not written: after a kill of the broker such records are available again, with
                                       the delivery count of the last write
 
@@ -90,7 +90,7 @@ class ShareStreams:
         return True
 
     def forget(self, stream: ShareStream) -> None:
-        """Remove a stream that nobody uses; its state is written."""
+        """Remove a stream without members; its state is written."""
         if self._streams.get(stream.key) is stream:
             del self._streams[stream.key]
 
@@ -359,7 +359,7 @@ class ShareStream:
         self._write(state, written)
 
     def _changed(self) -> None:
-        """Write the state, for which nobody waits, and serve others with what was released."""
+        """Write the state without waiting, and serve others with what was released."""
         if self.state is not None:
             self._write(self.state, _ignore)
             self.serve()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from amqpd.kafka_server.body_reader import BodyReader
+from amqpd.kafka_server.body_reader import FieldReader
 from amqpd.kafka_server.body_writer import BodyWriter
 from amqpd.kafka_server.messages import NODE_ID, NONE, MalformedRequest
 
@@ -87,7 +87,7 @@ class ShareRequest(NamedTuple):
 
 def decode_fetch(call: Call) -> ShareRequest:
     """Return a ShareFetch request. Raises: MalformedRequest."""
-    reader = BodyReader(call.frame, call.header.size)
+    reader = FieldReader(call.frame, call.header.size)
     group, member_id, epoch = reader.text_or_null() or "", reader.text_or_null() or "", reader.int32()
     max_wait_ms, min_bytes, max_bytes = reader.int32(), reader.int32(), reader.int32()
     max_records, _ = reader.int32(), reader.int32()  # and the wanted size of batches
@@ -120,7 +120,7 @@ def decode_fetch(call: Call) -> ShareRequest:
 
 def decode_acknowledge(call: Call) -> ShareRequest:
     """Return a ShareAcknowledge request. Raises: MalformedRequest."""
-    reader = BodyReader(call.frame, call.header.size)
+    reader = FieldReader(call.frame, call.header.size)
     group, member_id, epoch = reader.text_or_null() or "", reader.text_or_null() or "", reader.int32()
     renews = call.version >= 2 and reader.boolean()
     topics = _decode_topics(reader)
@@ -128,7 +128,7 @@ def decode_acknowledge(call: Call) -> ShareRequest:
     return ShareRequest(group, member_id, epoch, renews, topics)
 
 
-def _decode_topics(reader: BodyReader) -> list[ShareTopicRequest]:
+def _decode_topics(reader: FieldReader) -> list[ShareTopicRequest]:
     topics: list[ShareTopicRequest] = []
     partitions_left, batches_left, records_left = PARTITIONS_MAX, BATCHES_MAX, RECORDS_MAX
     for _ in range(reader.count(TOPICS_MAX)):
@@ -148,7 +148,7 @@ def _decode_topics(reader: BodyReader) -> list[ShareTopicRequest]:
     return topics
 
 
-def _decode_range(reader: BodyReader, records_left: int) -> AckRange:
+def _decode_range(reader: FieldReader, records_left: int) -> AckRange:
     first, last = reader.int64(), reader.int64()
     types = reader.take(reader.count(RECORDS_MAX))
     reader.end()

@@ -11,7 +11,7 @@ from kafka.protocol.metadata import MetadataRequest
 from kafka.record import MemoryRecords
 from kafka_socket import KafkaSocket
 
-from amqpd.kafka_server.body_reader import BodyReader
+from amqpd.kafka_server.body_reader import FieldReader
 from amqpd.kafka_server.body_writer import BodyWriter
 
 GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
@@ -73,11 +73,11 @@ class ShareMember:
 
     # -- the group
 
-    def ask(self, key: int, version: int, body: bytes) -> BodyReader:
+    def ask(self, key: int, version: int, body: bytes) -> FieldReader:
         """Send a request and return the body of its response."""
         self.socket.send_frame(key, version, body, b"\0")
         frame = self.socket.receive()
-        return BodyReader(frame, 4)
+        return FieldReader(frame, 4)
 
     def heartbeat(self, epoch: int | None = None, topics: Sequence[str] | None = None) -> tuple[int, set[uuid.UUID]]:
         """Return the error and the ids of the assigned topics."""
@@ -211,7 +211,7 @@ class ShareMember:
 
     def receive(self, key: int) -> Answer:
         """Return the next response."""
-        reader = BodyReader(self.socket.receive(), 4)
+        reader = FieldReader(self.socket.receive(), 4)
         ids = {topic_id: name for name, topic_id in self.names.items()}
         assert reader.int32() == 0
         answer = Answer(_int16(reader), {}, {}, set(), [])
@@ -244,11 +244,11 @@ class ShareMember:
         return answer
 
 
-def _int16(reader: BodyReader) -> int:
+def _int16(reader: FieldReader) -> int:
     return struct.unpack(">h", reader.take(2))[0]
 
 
-def _records(reader: BodyReader) -> list[Taken]:
+def _records(reader: FieldReader) -> list[Taken]:
     """Return the acquired ones of the records of a partition."""
     data = MemoryRecords(reader.take(reader.count(1 << 26)))
     counts: dict[int, int] = {}

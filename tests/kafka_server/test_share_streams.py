@@ -14,7 +14,7 @@ from kafka.protocol.admin import DeleteGroupsRequest, ListGroupsRequest
 from kafka_socket import KafkaSocket
 from share_client import ACCEPT, DESCRIBE, FETCH, REJECT, RELEASE, ShareMember
 
-from amqpd.kafka_server.body_reader import BodyReader
+from amqpd.kafka_server.body_reader import FieldReader
 from amqpd.kafka_server.body_writer import BodyWriter
 from amqpd.testing import BrokerProcess
 
@@ -184,7 +184,7 @@ def text(*texts: str) -> bytes:
     return bytes(writer.data)
 
 
-def int16(reader: BodyReader) -> int:
+def int16(reader: FieldReader) -> int:
     return int.from_bytes(reader.take(2), "big", signed=True)
 
 
