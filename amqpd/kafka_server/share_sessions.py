@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final
 
 from amqpd.broker import consume
 from amqpd.broker.flow.timers import CallTimer
-from amqpd.errors import AccessRefused, PreconditionFailed
+from amqpd.errors import AccessRefused
 from amqpd.kafka_server import topics
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.messages import (
@@ -66,12 +66,13 @@ if TYPE_CHECKING:
 
     from amqpd.broker.broker import Broker
     from amqpd.broker.consumer import QueueBase
+    from amqpd.broker.queue.queue import Queue
     from amqpd.kafka_server.connection import KafkaClientConnection
     from amqpd.kafka_server.share_stream import ShareStreams
 
 log = logging.getLogger(__name__)
 
-SESSIONS_MAX: Final = 100
+SESSIONS_MAX: Final = 10
 """Sessions of one connection."""
 NAME_MAX: Final = 255
 RESPONSE_BYTES_MAX: Final = 16 << 20
@@ -198,16 +199,15 @@ class ShareSessions:
 
     # -- topics
 
-    def add_topic(self, call: Call, session: ShareSession, topic_id: UUID) -> SessionTopic:
+    def add_topic(self, call: Call, session: ShareSession, topic_id: UUID) -> None:
         """Add a topic to a session; its records come when its log is open."""
         topic = session.topics[topic_id] = SessionTopic(topic_id)
         found = topics.find_topic_by_id(call.session, topic_id, "read")
         if isinstance(found, int):
             topic.error = found
-            return topic
+            return
         topic.name = found.name
         topics.open_topic(found, partial(self._opened, call, session, topic, found))
-        return topic
 
     def _opened(
         self, call: Call, session: ShareSession, topic: SessionTopic, found: topics.StreamTopic, is_open: bool
@@ -219,27 +219,29 @@ class ShareSessions:
             topic.error = UNKNOWN_TOPIC_ID
         elif not is_open:
             topic.error = STORAGE_ERROR
+        elif not found.is_work_queue:
+            self._add_stream(call, session, topic, queue)
         else:
-            group, member_id = session.key[1:]
-            if not found.is_work_queue and not session.connection.server.coordinator.offsets.load():
-                topic.error = NOT_LEADER_OR_FOLLOWER  # the states are being read: clients try again
-                return
-            if not found.is_work_queue:
-                topic.source = self.streams.join(call.session.vhost, group, queue, member_id)
-                self._wake(session, topic)
-                return
-            try:
-                consume.check_exclusive(queue, False)
-                tag = f"kafka-share {group} {member_id}"
-                topic.source = ShareQueueConsumer(call.session, queue, tag, self.lock_ms)
-            except (AccessRefused, PreconditionFailed) as error:
-                topic.error, topic.text = TOPIC_AUTHORIZATION_FAILED, error.text
-        self._wake(session, topic)
-
-    @staticmethod
-    def _wake(session: ShareSession, topic: SessionTopic) -> None:
+            self._add_consumer(call, session, topic, queue)
         if session.fetch is not None:
             session.fetch.topic_changed(topic)
+
+    def _add_stream(self, call: Call, session: ShareSession, topic: SessionTopic, queue: Queue) -> None:
+        if session.connection.server.coordinator.offsets.load():
+            _, group, member_id = session.key
+            topic.source = self.streams.join(call.session.vhost, group, queue, member_id)
+        else:
+            topic.error = NOT_LEADER_OR_FOLLOWER  # the states are being read: clients try again
+
+    def _add_consumer(self, call: Call, session: ShareSession, topic: SessionTopic, queue: Queue) -> None:
+        _, group, member_id = session.key
+        try:
+            consume.check_exclusive(queue, False)
+        except AccessRefused as error:
+            topic.error, topic.text = TOPIC_AUTHORIZATION_FAILED, error.text
+        else:
+            tag = f"kafka-share {group} {member_id}"
+            topic.source = ShareQueueConsumer(call.session, queue, tag, self.lock_ms)
 
 
 class _Acknowledgements:
