@@ -53,11 +53,15 @@ class ShareMember:
         self.epoch = 0
         self.member_epoch = 0
         self.names: dict[str, uuid.UUID] = {}
-        for name in topics:
-            self.find(name)
         self._wanted = list(topics)
 
     def __enter__(self) -> Self:
+        try:
+            for name in self._wanted:
+                self.find(name)
+        except BaseException:
+            self.socket.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
