@@ -423,7 +423,7 @@ class KafkaListenerTlsSettings(TlsSettings):
 
 @dataclass(frozen=True)
 class KafkaSettings:
-    """The listener for Kafka's clients, whose topics are the broker's streams."""
+    """The listener for Kafka's clients, whose topics are the broker's streams and durable queues."""
 
     host: str = setting(
         "", TEXT, "Address to listen on, or several with commas; empty: every interface, IPv4 and IPv6."
@@ -441,6 +441,16 @@ class KafkaSettings:
     )
     request_size_max_bytes: int = setting(
         100 << 20, byte_count(1 << 16, 1 << 29), "Largest request; the connection of a larger one is closed."
+    )
+    share_lock_ms: int = setting(
+        30_000,
+        integer(100, 3_600_000, "ms"),
+        "Time for which a member of a share group has a record; then the record goes to another member or consumer.",
+    )
+    share_auto_offset_reset: Literal["latest", "earliest"] = setting(
+        "latest",
+        choice("latest", "earliest"),
+        "Where a share group begins with a stream that it has not used before.",
     )
     tls: KafkaListenerTlsSettings = KafkaListenerTlsSettings()
 

@@ -46,6 +46,9 @@ class BodyWriter:
     def int32(self, value: int) -> None:
         self.data += INT32.pack(value)
 
+    def int64(self, value: int) -> None:
+        self.data += INT64.pack(value)
+
     def boolean(self, value: bool) -> None:
         self.data += b"\1" if value else b"\0"
 

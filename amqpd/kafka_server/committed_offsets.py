@@ -3,7 +3,8 @@
 The log is the directory `kafka-offsets` in the data directory. A record's key names vhost, group, topic and partition;
 its value is the offset. The last record of a key counts, and a record without a value removes it; compaction
 (storage/compaction.py) drops the others. Both have a version in the first byte; a record of an unknown version is
-kept and ignored.
+kept and ignored. Records whose first byte is another one belong to `CommittedOffsets.others`: share_states.py has those
+of share groups.
 
     key     version 1, then vhost id, group, topic (a length of 2 bytes and UTF-8 each), partition (int32)
     value   version 1, offset (int64), leader epoch (int32), time of the commit in ms (int64), id of the
@@ -142,6 +143,7 @@ class CommittedOffsets:
     Attributes:
         is_loaded: before, nothing may be asked or changed.
         has_failed: the log could not be opened or read; `load` tries again, at most every RETRY_MS.
+        others: by the first byte of the key, the function that takes key and value (None: removed) of such a record.
     """
 
     def __init__(
@@ -154,6 +156,7 @@ class CommittedOffsets:
     ) -> None:
         self.is_loaded = False
         self.has_failed = False
+        self.others: dict[int, Callable[[bytes, bytes | None], None]] = {}
         self._storage = storage
         self._turn = turn
         self._call_soon = call_soon
@@ -238,6 +241,10 @@ class CommittedOffsets:
         self._loaded()
 
     def _take(self, record: Record) -> None:
+        other = self.others.get(record.routing_key[0]) if record.routing_key else None
+        if other is not None:
+            other(record.routing_key, None if record.tombstone else record.body)
+            return
         key = decode_key(record.routing_key)
         if key is None:
             log.warning("%s: the record at offset %d is not read: an unknown version", DIRECTORY, record.offset)
@@ -279,24 +286,35 @@ class CommittedOffsets:
         `done(True)` is called when the changes are synced and visible; `done(False)` if they could not be written. Then
         none of them is visible, and after a crash some may be.
         """
+        encoded = [(encode_key(key), None if value is None else encode_value(value)) for key, value in changes]
+        self.append(encoded, partial(self._changed, changes, done))
+
+    def append(self, records: Sequence[tuple[bytes, bytes | None]], done: Callable[[bool], None]) -> None:
+        """Append records with key and value, None to remove the key. `done` is called as in `change`."""
         store = self._store
-        if not changes:
+        if not records:
             done(True)
             return
         assert self.is_loaded and store is not None
         try:
-            for key, value in changes:
-                route = RecordRoute(b"", encode_key(key))
+            for key, value in records:
+                route = RecordRoute(b"", key)
                 if value is None:
                     offset = store.append_tombstone(route, _NO_PROPERTIES)
                 else:
-                    offset = store.append_parts(route, _NO_PROPERTIES, encode_value(value), True)
+                    offset = store.append_parts(route, _NO_PROPERTIES, value, True)
         except (LogFailed, OSError) as error:
             self._on_refused(error)
             done(False)
             return
         self._turn.schedule()
-        store.when_safe(offset, partial(self._changed, changes, done))
+        store.when_safe(offset, partial(self._appended, done))
+
+    def _appended(self, done: Callable[[bool], None], safe: bool) -> None:
+        if not safe:
+            self._on_refused(OSError("the write or its sync failed"))
+        done(safe)
+        self._turn.schedule()
 
     def _changed(
         self,
@@ -307,13 +325,10 @@ class CommittedOffsets:
         if safe:
             for key, value in changes:
                 self._set(key, value)
-        else:
-            self._on_refused(OSError("the write or its sync failed"))
         done(safe)
-        self._turn.schedule()
 
     def _on_refused(self, error: Exception) -> None:
-        log.error("offsets of Kafka's groups cannot be committed: %s", error)
+        log.error("offsets of Kafka's groups cannot be written: %s", error)
 
     def _set(self, key: OffsetKey, value: CommittedOffset | None) -> None:
         groups = self._tables.setdefault(key.vhost_id, {})

@@ -400,6 +400,15 @@ class KafkaClientConnection(asyncio.Protocol):
         if self._calls and self._calls[0].is_done:
             self.server.broker.turn.flush_later(self)
 
+    def is_next(self, call: Call) -> bool:
+        """Return whether all requests before this one are answered."""
+        for each in self._calls:
+            if each is call:
+                return True
+            if not each.is_done:
+                return False
+        return False
+
     def flush(self) -> None:
         """Write the replies that are next. Called at the end of a turn, after the logs were written."""
         parts: list[bytes] = []

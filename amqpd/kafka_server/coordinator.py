@@ -109,6 +109,7 @@ class GroupCoordinator:
 
     Attributes:
         offsets: committed offsets.
+        on_sweep: calls at the begin of a sweep.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -121,6 +122,7 @@ class GroupCoordinator:
         self._vhost_ids: dict[str, str] = {}  # by name
         self._size_bytes = 0
         self._sweep_timer = CallTimer(self._sweep)
+        self.on_sweep: list[Callable[[], None]] = []
         self._unswept: deque[tuple[str, str]] = deque()
 
     def start(self) -> None:
@@ -238,6 +240,8 @@ class GroupCoordinator:
         """Look at some groups, and continue in the next turn or after SWEEP_MS."""
         offsets = self.offsets
         if not self._unswept:
+            for call in self.on_sweep:
+                call()
             names = {(each, name): None for each in offsets.vhost_ids() for name in offsets.groups(each)}
             names |= {(each, name): None for each, entries in self._entries.items() for name in entries}
             self._unswept.extend(names)

@@ -11,6 +11,9 @@ answered when it has enough, when a partition is full or has an error, or after 
 The memory of a connection is bounded: its answered, unsent responses and its waiting requests have RESPONSE_BYTES_MAX
 together, plus one batch. Only one request of a connection waits; clients send no second one.
 
+The messages of a classic or quorum queue are read without being taken: those that are ready or unacked now. A request
+gets them as one batch, in which the offsets of settled messages are missing, as after compaction.
+
 There are no fetch sessions (KIP-227): the session id in responses is 0, so clients send full requests. There are no
 aborted transactions: all records in a log are committed.
 """
@@ -35,6 +38,7 @@ from amqpd.kafka_server.fetch_wire import (
     encode_response,
 )
 from amqpd.kafka_server.list_offsets import LIST_OFFSETS
+from amqpd.kafka_server.message_records import read_messages
 from amqpd.kafka_server.messages import (
     NONE,
     NOT_LEADER_OR_FOLLOWER,
@@ -261,7 +265,11 @@ class _Fetch(Timer):
         if cursor is None:
             cursor = self._fetches.take_cursor(store, each.offset)
         try:
-            batches = cursor.batches_below_hw(each.offset, room, one, self._read_all)
+            queue = each.queue
+            if queue is not None and queue.kind != "stream":
+                batches = read_messages(queue, cursor, each.offset, max(room, 1), self._read_all)
+            else:
+                batches = cursor.batches_below_hw(each.offset, room, one, self._read_all)
         except OSError as error:
             cursor.close()
             log.error("queue '%s' cannot be read: %s", store.name, error, extra=self.call.connection.log_fields())

@@ -14,6 +14,7 @@ from amqpd.kafka_server.messages import NONE, MalformedRequest, RequestHeader
 from amqpd.kafka_server.request_reader import UUID_SIZE, RequestReader
 
 if TYPE_CHECKING:
+    from amqpd.broker.queue.queue import Queue
     from amqpd.storage.queue_log import Cursor, QueueLog
 
 FLEXIBLE: Final = 12
@@ -44,6 +45,7 @@ class FetchPartition:
         size_bytes: of `parts`.
         is_full: no more can be added; the next batch is too large.
         cursor: kept while the disk is being read.
+        queue: the stream, or the classic or quorum queue whose messages are read.
     """
 
     __slots__ = (
@@ -55,6 +57,7 @@ class FetchPartition:
         "log_start",
         "offset",
         "parts",
+        "queue",
         "size_bytes",
         "size_bytes_max",
         "store",
@@ -72,6 +75,7 @@ class FetchPartition:
         self.is_full = False
         self.store: QueueLog | None = None
         self.cursor: Cursor | None = None
+        self.queue: Queue | None = None
 
 
 class FetchTopic(NamedTuple):

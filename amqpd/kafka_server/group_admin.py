@@ -31,6 +31,7 @@ DESCRIBED_BYTES_MAX: Final = 32 << 20
 """Metadata and assignments in one answer; further groups get an error."""
 CLASSIC: Final = "classic"
 CONSUMER: Final = "consumer"
+SHARE: Final = "share"
 """Types of groups. CONSUMER is also the protocol type of consumers, in groups of both types."""
 
 
@@ -113,7 +114,21 @@ def _list_groups(call: Call) -> None:
                 listed.append(
                     {"group_id": group.name, "protocol_type": protocol, "group_state": state, "group_type": kind}
                 )
+        if call.version >= 5 and (not types or SHARE in types):
+            listed += _share_groups(call, states)
     call.reply({"error_code": error, "groups": listed})
+
+
+def _share_groups(call: Call, states: set[str]) -> list[dict[str, Any]]:
+    """Return the share groups in one of these states; no states: in any."""
+    server, vhost = call.connection.server, call.session.vhost
+    found = dict.fromkeys(server.share_states.groups(vhost), "Empty")
+    found |= dict.fromkeys(server.share_groups.names(vhost), "Stable")
+    return [
+        {"group_id": name, "protocol_type": SHARE, "group_state": state, "group_type": SHARE}
+        for name, state in found.items()
+        if not states or state.lower() in states
+    ]
 
 
 def _delete_groups(call: Call) -> None:
@@ -121,10 +136,17 @@ def _delete_groups(call: Call) -> None:
     vhost = call.session.vhost
     results: dict[str, int] = {}
     changes: list[tuple[OffsetKey, CommittedOffset | None]] = []
+    share_names: list[str] = []
+    server = call.connection.server
     for name in _names(call.request.groups_names):
         error = coordinator.error_for(name, call.session, "configure")
         entry = None if error else coordinator.find(vhost, name)
-        if entry is None:
+        if entry is None and not error and server.share_groups.find(vhost, name) is not None:
+            results[name] = NON_EMPTY_GROUP
+        elif entry is None and not error and server.share_states.partitions_of(vhost, name):
+            results[name] = NONE
+            share_names.append(name)
+        elif entry is None:
             results[name] = error or GROUP_ID_NOT_FOUND
         elif not entry.group.is_unused:
             results[name] = NON_EMPTY_GROUP
@@ -132,7 +154,15 @@ def _delete_groups(call: Call) -> None:
             results[name] = NONE
             changes += [(key, None) for key in coordinator.offsets.keys_of(vhost.id, name)]
             coordinator.remove(entry)
-    coordinator.offsets.change(changes, partial(_deleted, call, results))
+
+    def share_groups_removed(safe: bool) -> None:
+        done = partial(_deleted, call, results)
+        if safe:
+            coordinator.offsets.change(changes, done)
+        else:
+            done(False)
+
+    server.share_states.remove_groups(vhost, share_names, share_groups_removed)
 
 
 def _deleted(call: Call, results: dict[str, int], safe: bool) -> None:

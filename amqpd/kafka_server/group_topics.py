@@ -49,7 +49,7 @@ class GroupTopics:
 
     @property
     def version(self) -> int:
-        return self._vhost.streams_version + self._vhost.super_streams.version
+        return self._vhost.topics_version + self._vhost.super_streams.version
 
     @property
     def count(self) -> int:

@@ -29,6 +29,7 @@ from amqpd.kafka_server.messages import (
 )
 
 if TYPE_CHECKING:
+    from amqpd.broker.queue.queue import Queue
     from amqpd.storage.queue_log import Cursor, QueueLog
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class _Partition:
         "index",
         "offset",
         "position",
+        "queue",
         "store",
         "timestamp_ms",
         "wanted_ms",
@@ -68,6 +70,7 @@ class _Partition:
         self.offset = -1
         self.wanted_ms = -1
         self.position = -1
+        self.queue: Queue | None = None
         self.store: QueueLog | None = None
         self.cursor: Cursor | None = None
 

@@ -37,6 +37,7 @@ from amqpd.storage.queue_log import LogFailed
 from amqpd.storage.retention import trim
 
 if TYPE_CHECKING:
+    from amqpd.broker.queue.queue import Queue
     from amqpd.storage.queue_log import QueueLog
 
 PARTITIONS_MAX: Final = 10_000
@@ -58,13 +59,14 @@ class OpenedPartition:
         offset: of the answer.
     """
 
-    __slots__ = ("error_code", "index", "offset", "store", "wanted")
+    __slots__ = ("error_code", "index", "offset", "queue", "store", "wanted")
 
     def __init__(self, index: int, wanted: int = -1) -> None:
         self.index = index
         self.wanted = wanted
         self.error_code = NONE
         self.offset = -1
+        self.queue: Queue | None = None
         self.store: QueueLog | None = None
 
 

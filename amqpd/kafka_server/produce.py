@@ -31,6 +31,8 @@ last five batches of each producer, also after a kill (storage/log/producer_stat
     a lower epoch                       47 INVALID_PRODUCER_EPOCH
     an unknown producer, any sequence   appended: the producer was silent for a day, or retention removed its batches
 
+queue_produce.py has batches for classic and quorum queues.
+
 **Waiting.** A Produce request waits while a log is being opened, during a resource alarm, and while too many bytes are
 unsynced. Its connection then handles no further request. So batches keep their order, and a connection has at most one
 waiting request in memory. A request with much work continues in later turns, after SLICE_MS in each.
@@ -62,6 +64,7 @@ from amqpd.kafka_server.messages import (
     RequestHeader,
     api_types,
 )
+from amqpd.kafka_server.queue_produce import QueueBatch, RefusedBatch
 from amqpd.kafka_server.request_reader import RequestReader
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.appender import BadBatch, BatchTooLarge, DamagedBatch, check_batches
@@ -208,20 +211,6 @@ def encode_response(request: ProduceRequest, results: list[Result], version: int
 # -- Produce
 
 
-class RefusedBatch(Exception):
-    """A batch is not appended.
-
-    Attributes:
-        error: Kafka's code.
-        text: for the client.
-    """
-
-    def __init__(self, error: int, text: str = "") -> None:
-        super().__init__(text)
-        self.error = error
-        self.text = text
-
-
 class PendingProduce:
     """A Produce request, until its reply.
 
@@ -235,6 +224,7 @@ class PendingProduce:
         self._parts = [(topic.name, part) for topic in self._request.topics for part in topic.parts]
         self._results = [Result(STORAGE_ERROR)] * len(self._parts)
         self._next = 0
+        self._queued: QueueBatch | None = None  # a batch for a work queue whose messages are being enqueued
         self._unsafe_count = 0
         self._held = False
 
@@ -256,7 +246,7 @@ class PendingProduce:
                 self._hold()
                 turn.call_when_below_limit(self.run)
                 return
-            if self._next > first and broker.timers.now_ms() >= until_ms:
+            if (self._next > first or self._queued is not None) and broker.timers.now_ms() >= until_ms:
                 self._hold()
                 broker.loop.call_soon(self.run)
                 return
@@ -290,6 +280,9 @@ class PendingProduce:
         """Find the next batch's partition and append the batch. Return False if it waits for the opening of the log."""
         number = self._next
         name, part = self._parts[number]
+        if self._queued is not None:
+            self._enqueue_some(number, self._queued)
+            return True
         try:
             partition = self._find_partition(name, part)
         except RefusedBatch as refused:
@@ -302,7 +295,7 @@ class PendingProduce:
             if self._call.connection.closed:
                 return
             if opened and not queue.deleted:
-                self._append_part(number, queue, part)
+                self._append_part(number, partition, part)
             else:
                 error = UNKNOWN_TOPIC_OR_PARTITION if queue.deleted else STORAGE_ERROR
                 self._end_part(number, Result(error))
@@ -311,7 +304,7 @@ class PendingProduce:
 
         topics.open_partition(partition, then)
         opened_now = False
-        if self._next == number:
+        if self._next == number and self._queued is None:
             self._hold()
             return False
         return True
@@ -333,12 +326,16 @@ class PendingProduce:
             raise RefusedBatch(found)
         return found
 
-    def _append_part(self, number: int, queue: Queue, part: PartitionBatch) -> None:
-        """Append a batch to the open log of its stream, or end the part with an error."""
+    def _append_part(self, number: int, partition: topics.TopicPartition, part: PartitionBatch) -> None:
+        """Append a batch to the open log of its stream or begin with its messages, or end the part with an error."""
+        queue = partition.queue
         store = queue.store
         try:
             if not isinstance(store, LocalLog) or not store.local:
-                raise RefusedBatch(INVALID_REQUEST, "the log of this stream is a topic of a Kafka cluster")
+                raise RefusedBatch(INVALID_REQUEST, "the log of this queue is a topic of a Kafka cluster")
+            if partition.is_work_queue:
+                self._queued = self._begin_queued(queue, store, part)
+                return
             offset, last = self._append(queue, store, part)
         except RefusedBatch as refused:
             self._end_part(number, Result(refused.error, text=refused.text))
@@ -355,10 +352,44 @@ class PendingProduce:
         except LogFailed:
             self._end_part(number, Result(STORAGE_ERROR))
             return
-        self._end_part(number, Result(NONE, offset, store.log.start_offset()))
-        if self._request.acks != 0:
+        self._end_appended(number, queue, offset, last)
+
+    def _end_appended(self, number: int, queue: Queue, offset: int, last: int) -> None:
+        """End a part whose records are in the log; the reply waits until the record at `last` is safe."""
+        store = queue.store
+        assert store is not None  # it was appended to
+        self._end_part(number, Result(NONE, offset, store.log_start()))
+        if self._request.acks != 0 and last >= 0:
             self._unsafe_count += 1
             store.when_safe(last, lambda safe: self._on_safe(number, queue, safe))
+
+    def _begin_queued(self, queue: Queue, store: LocalLog, part: PartitionBatch) -> QueueBatch:
+        """Return a checked batch for a work queue. Raises: RefusedBatch, BadBatch."""
+        call = self._call
+        broker = call.connection.server.broker
+        frame, start, end = self._frame, part.start, part.end
+        _check_header(frame, start, end, broker.message_size_max_bytes, broker.timers.wall_ms())
+        check_batches(frame, start, end)
+        return QueueBatch(queue, store, call.session.user, frame[start:end])
+
+    def _enqueue_some(self, number: int, queued: QueueBatch) -> None:
+        """Enqueue some messages of the batch, and end the part after the last."""
+        queue = queued.queue
+        try:
+            if queue.deleted:
+                raise RefusedBatch(UNKNOWN_TOPIC_OR_PARTITION)
+            is_done = queued.enqueue_some()
+        except RefusedBatch as refused:
+            self._queued = None
+            self._end_part(number, Result(refused.error, text=refused.text))
+            return
+        finally:
+            self._call.connection.server.broker.turn.schedule()
+        if is_done:
+            self._queued = None
+            if queued.is_duplicate:
+                queued.store.flush_batches()  # a record from before a restart is synced only on request
+            self._end_appended(number, queue, queued.offset, queued.last_offset)
 
     def _append(self, queue: Queue, store: LocalLog, part: PartitionBatch) -> tuple[int, int]:
         """Return the offsets of the first and the last record of the batch, which is appended now or was before.

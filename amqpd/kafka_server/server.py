@@ -20,6 +20,9 @@ from amqpd.kafka_server import (
     partition_admin,
     produce,
     sasl,
+    share_groups,
+    share_offsets,
+    share_sessions,
     topic_admin,
     topics,
 )
@@ -27,12 +30,15 @@ from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection, api_
 from amqpd.kafka_server.group_operations import GroupOperations
 from amqpd.kafka_server.messages import API_VERSIONS, api_types
 from amqpd.kafka_server.request_stats import RequestStats
+from amqpd.kafka_server.share_states import ShareStates
+from amqpd.kafka_server.share_stream import ShareStreams
 from amqpd.listeners import is_loopback
 from amqpd.tcp_front_end import TcpFrontEnd
 
 if TYPE_CHECKING:
     from amqpd.auth.internal_backend import AuthChange, User
     from amqpd.broker.broker import Broker
+    from amqpd.broker.consumer import QueueBase
     from amqpd.broker.listeners import ListedConnection
     from amqpd.config import Settings
     from amqpd.config.schema import KafkaSettings
@@ -48,7 +54,20 @@ def every_api() -> tuple[Api, ...]:
     versions = Api(
         API_VERSIONS, "ApiVersions", 0, 4, 3, _answer_api_versions, *api_types("ApiVersions"), before_login=True
     )
-    modules = (topics, topic_admin, partition_admin, config_admin, produce, fetch, coordinator, sasl, access_admin)
+    modules = (
+        topics,
+        topic_admin,
+        partition_admin,
+        config_admin,
+        produce,
+        fetch,
+        coordinator,
+        share_groups,
+        share_sessions,
+        share_offsets,
+        sasl,
+        access_admin,
+    )
     return (versions, *(api for module in modules for api in module.APIS))
 
 
@@ -62,6 +81,7 @@ class KafkaServer(BrokerListener):
         fetches: the Fetch requests that wait for records.
         operations: what operators see of groups and do with them.
         stats: counters for metrics.
+        share_sessions, share_groups, share_states, share_streams: of the share groups of all vhosts.
     """
 
     def __init__(self, broker: Broker, unopened: UnauthenticatedSockets) -> None:
@@ -74,6 +94,11 @@ class KafkaServer(BrokerListener):
         self.fetches = fetch.WaitingFetches(broker)
         self.operations = GroupOperations(self.coordinator, self.fetches)
         self.stats = RequestStats()
+        self.share_states = ShareStates(self.coordinator.offsets, broker)
+        self.coordinator.on_sweep.append(self.share_states.remove_void)
+        self.share_streams = ShareStreams(broker, self.share_states, self.fetches)
+        self.share_sessions = share_sessions.ShareSessions(broker, self.share_streams)
+        self.share_groups = share_groups.ShareGroups(broker, self.share_sessions.end)
         # Calls that wait for the end of a resource alarm.
         self._blocked: list[Callable[[], None]] = []
         broker.clients.append(self)
@@ -172,6 +197,9 @@ class KafkaServer(BrokerListener):
                 connection.close(f"vhost '{name}' was deleted")
         self.coordinator.vhost_deleted(name)
 
+    def on_offsets_lost(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
+        self.share_sessions.on_offsets_lost(queue, ranges)
+
 
 class KafkaFrontEnd(TcpFrontEnd):
     """The Kafka front end: `kafka` on `kafka.port`, and `kafkas` on `kafka.tls.port`."""
@@ -203,3 +231,5 @@ class KafkaFrontEnd(TcpFrontEnd):
     def close(self) -> None:
         self.server.coordinator.stop()
         self.server.fetches.stop()
+        self.server.share_groups.stop()
+        self.server.share_streams.stop()

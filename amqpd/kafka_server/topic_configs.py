@@ -6,6 +6,9 @@
     cleanup.policy      x-compact
     compression.type    x-compression
 
+`x-queue-type` with the value classic or quorum makes a durable queue of that type instead of a stream. It is its only
+config; a policy gives it limits, a time to live and a dead-letter exchange.
+
 `FIXED` has configs with one possible value: what the broker does anyway. Any other config or value is refused, because
 the broker could not keep it.
 
@@ -20,6 +23,7 @@ from typing import Any, Final, NamedTuple
 from amqpd.broker.queue.arguments import rules_of
 from amqpd.broker.queue.config import QueueConfig
 from amqpd.broker.queue.stream import SEGMENT_SIZE_BYTES_MAX, SEGMENT_SIZE_BYTES_MIN
+from amqpd.broker.queue.types import KINDS, kind_of
 from amqpd.storage.log.batch import CODECS
 
 NUMBER_MAX: Final = 1 << 60
@@ -44,6 +48,7 @@ COMPRESSION: Final = "compression.type"
 RETENTION_BYTES: Final = "retention.bytes"
 RETENTION_MS: Final = "retention.ms"
 SEGMENT_BYTES: Final = "segment.bytes"
+QUEUE_TYPE: Final = "x-queue-type"
 
 _UNITS_MS: Final = (("D", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000))
 
@@ -73,6 +78,7 @@ CONFIGS: Final[Mapping[str, ConfigInfo]] = {
     RETENTION_BYTES: ConfigInfo(LONG, "maximum of bytes in files; -1: no limit", "x-max-length-bytes"),
     RETENTION_MS: ConfigInfo(LONG, "maximum age of records, whole seconds; -1: no limit", "x-max-age"),
     SEGMENT_BYTES: ConfigInfo(INT, "size of a file", "x-stream-max-segment-size-bytes"),
+    QUEUE_TYPE: ConfigInfo(STRING, "stream, or the type of a queue whose messages are taken", QUEUE_TYPE),
     "delete.retention.ms": ConfigInfo(LONG, "time that a tombstone is kept", fixed="86400000"),
     "file.delete.delay.ms": ConfigInfo(LONG, "time until removed files are deleted", fixed="60000"),
     "message.timestamp.type": ConfigInfo(STRING, "timestamps are those of the producer", fixed="CreateTime"),
@@ -103,7 +109,7 @@ class ConfigEntry(NamedTuple):
 
 
 def arguments_of(configs: Iterable[tuple[str, str | None]]) -> dict[str, object]:
-    """Return the arguments of a stream with these configs. Raises: InvalidConfig."""
+    """Return the arguments of a stream or queue with these configs. Raises: InvalidConfig."""
     given: dict[str, str] = {}
     for name, value in configs:
         info = CONFIGS.get(name)
@@ -117,7 +123,15 @@ def arguments_of(configs: Iterable[tuple[str, str | None]]) -> dict[str, object]
         if info.fixed and value.lower() != info.fixed.lower():
             raise InvalidConfig(f"{name} cannot be {value!r}; only {info.fixed} is supported")
         given[name] = value
-    arguments: dict[str, object] = {"x-queue-type": "stream"}
+    kind = given.get(QUEUE_TYPE, "stream")
+    if kind not in KINDS:
+        raise InvalidConfig(f"{QUEUE_TYPE} must be {', '.join(KINDS)}, not {kind[:40]!r}")
+    if kind != "stream":
+        for name in given:
+            if name != QUEUE_TYPE and not CONFIGS[name].fixed:
+                raise InvalidConfig(f"{name} is for streams only; a policy sets the limits of a {kind} queue")
+        return {QUEUE_TYPE: kind}
+    arguments: dict[str, object] = {QUEUE_TYPE: kind}
     _add_retention(arguments, given)
     if SEGMENT_BYTES in given:
         size = _number(SEGMENT_BYTES, given, SEGMENT_SIZE_BYTES_MIN, SEGMENT_SIZE_BYTES_MAX)
@@ -184,13 +198,16 @@ def _add_compression(arguments: dict[str, object], given: Mapping[str, str]) -> 
 
 
 def entries_of(arguments: Mapping[str, object], rules: QueueConfig, segment_size_bytes: int) -> list[ConfigEntry]:
-    """Return all configs of a stream.
+    """Return all configs of a stream, or the type of another queue.
 
     Args:
         arguments: of its declaration.
         rules: the rules in force, from arguments and policies.
         segment_size_bytes: the setting, for streams without a size of their own.
     """
+    if not rules.stream:
+        info = CONFIGS[QUEUE_TYPE]
+        return [ConfigEntry(QUEUE_TYPE, kind_of(arguments).name, TOPIC, "stream", True, info.type, info.meaning)]
     values = {
         CLEANUP: (_cleanup(rules), "delete"),
         COMPRESSION: (_compression(arguments, rules), "producer"),
@@ -200,6 +217,8 @@ def entries_of(arguments: Mapping[str, object], rules: QueueConfig, segment_size
     }
     entries: list[ConfigEntry] = []
     for name, info in CONFIGS.items():
+        if name == QUEUE_TYPE:
+            continue
         value, default = values.get(name, (info.fixed, info.fixed))
         source = DEFAULT if value == default else POLICY
         if info.argument and info.argument in arguments:

@@ -1,9 +1,9 @@
-"""Streams and super streams as topics, and the requests Metadata and DescribeCluster.
+"""Streams, super streams and durable queues as topics, and the requests Metadata and DescribeCluster.
 
-Each stream of the vhost is a topic with partition 0. Its topic id is the id of the queue. A super stream is a topic
-whose partitions are its streams (broker/vhost/super_streams.py). A stream wins over a super stream of the same name,
-unless it is the first partition of it. Other queues, names that Kafka does not allow, and the broker's own queues are
-no topics.
+Each stream and each durable classic or quorum queue of the vhost is a topic with partition 0. Its topic id is the id of
+the queue. A super stream is a topic whose partitions are its streams (broker/vhost/super_streams.py). A stream or queue
+wins over a super stream of the same name, unless it is the first partition of it. Transient and exclusive queues, names
+that Kafka does not allow, and the broker's own queues are no topics.
 
 The streams of a super stream are topics of their own too, but not in the list of all topics: consumers that subscribe
 to a pattern would read their records twice.
@@ -84,16 +84,26 @@ class PartitionedTopic(NamedTuple):
 
 
 class TopicPartition(NamedTuple):
-    """One partition of a topic. queue: its stream."""
+    """One partition of a topic. queue: its stream, or the classic or quorum queue."""
 
     topic: PartitionedTopic
     number: int
     queue: Queue
 
+    @property
+    def is_work_queue(self) -> bool:
+        """Return whether it is a classic or quorum queue: its messages are taken, not only read."""
+        return self.queue.kind != "stream"
+
+
+def is_topic(queue: Queue) -> bool:
+    """Return whether clients see this queue as a topic."""
+    return queue.durable and queue.exclusive_owner is None and KAFKA_TOPIC.fullmatch(queue.name) is not None
+
 
 def find_topic(session: Session, name: str, kind: Permission) -> PartitionedTopic | int:
     """Return the topic, or an error code: 17 for a name that no topic can have, 29 without permission, 3 if there is
-    no such topic. A stream whose declaration waits for its commit does not exist yet.
+    no such topic. A queue whose declaration waits for its commit does not exist yet.
 
     Cost: three look-ups, for any number of partitions.
     """
@@ -114,23 +124,25 @@ def find_topic_by_id(session: Session, topic_id: UUID, kind: Permission) -> Part
 
 
 def topic_of_id(vhost: VHost, topic_id: UUID) -> PartitionedTopic | None:
-    """Return the stream or super stream with this topic id as a topic, None if there is none."""
-    queue, super_stream = vhost.streams.get(topic_id.hex), vhost.super_streams.get_by_id(topic_id)
+    """Return the stream, super stream or queue with this topic id as a topic, None if there is none."""
+    queue = vhost.streams.get(topic_id.hex) or vhost.work_queues.get(topic_id.hex)
+    super_stream = vhost.super_streams.get_by_id(topic_id)
     name = queue.name if queue is not None else "" if super_stream is None else super_stream.exchange.name
     topic = topic_of_name(vhost, name)
     return None if topic is None or topic.id != topic_id else topic
 
 
 def topic_of_name(vhost: VHost, name: str) -> PartitionedTopic | None:
-    """Return the stream or super stream of this name as a topic, None if there is none."""
+    """Return the stream, super stream or queue of this name as a topic, None if there is none."""
     queue = vhost.queues.get(name)
-    stream = queue if queue is not None and queue.kind == "stream" and not queue.deleted else None
+    if queue is not None and (queue.deleted or not is_topic(queue)):
+        queue = None
     found = vhost.super_streams.get(name)
     if found is not None and found.id is not None:
         partitions = found.partitions
-        if stream is None or partitions[0] is stream:
+        if queue is None or partitions[0] is queue:
             return PartitionedTopic(name, found.id, partitions)
-    return None if stream is None else PartitionedTopic(name, UUID(hex=stream.id), (stream,))
+    return None if queue is None else PartitionedTopic(name, UUID(hex=queue.id), (queue,))
 
 
 def find_partition(session: Session, topic: str | UUID, index: int, kind: Permission) -> TopicPartition | int:
@@ -179,7 +191,7 @@ def open_partition(partition: TopicPartition, then: Callable[[bool], None]) -> N
 
     Args:
         then: called with True when the log is open, at once if it is open already; with False if it cannot be opened or
-            the stream was deleted. The broker's log has the reason.
+            the queue was deleted. The broker's log has the reason.
     """
     queue = partition.queue
     if queue.deleted:
@@ -197,9 +209,10 @@ def open_partition(partition: TopicPartition, then: Callable[[bool], None]) -> N
 
 
 class WantedPartition(Protocol):
-    """A partition of a request: its number, and the log or the error code that `open_partitions` sets."""
+    """A partition of a request: its number; `open_partitions` sets its queue and log, or the error code."""
 
     index: int
+    queue: Queue | None
     store: QueueLog | None
     error_code: int
 
@@ -231,7 +244,7 @@ def open_partitions(
         elif not is_open or queue.store is None:
             each.error_code = STORAGE_ERROR
         else:
-            each.store = queue.store
+            each.queue, each.store = queue, queue.store
         finish_one()
 
     for name, partitions in wanted:
@@ -324,9 +337,10 @@ def all_topics(session: Session) -> list[FoundTopic]:
 
 
 def names_of_topics(vhost: VHost) -> list[str]:
-    """Return the names of all topics of a vhost, without the streams of super streams. Cost: 1 us for each stream."""
+    """Return the names of all topics of a vhost, without the streams of super streams. Cost: 1 us for each queue."""
     names = dict.fromkeys(queue.name for queue in vhost.streams.values() if not vhost.super_streams.has_stream(queue))
     names.update(dict.fromkeys(each.exchange.name for each in vhost.super_streams.all()))
+    names.update(dict.fromkeys(queue.name for queue in vhost.work_queues.values() if is_topic(queue)))
     return [name for name in names if KAFKA_TOPIC.fullmatch(name) is not None]
 
 

@@ -457,11 +457,11 @@ def test_a_connection_that_closes_while_its_fetch_waits_is_forgotten(broker: Bro
 
 def test_errors_of_partitions_are_answered_at_once(broker: BrokerProcess, stream: Stream) -> None:
     stream.publish(b"one")
-    stream.channel.queue_declare("classic", durable=True)
+    stream.channel.queue_declare("transient", auto_delete=True)
     partition = {"fetch_offset": 0, "partition_max_bytes": 1 << 20}
     topics = [
         {"topic": "no.such.stream", "partitions": [{"partition": 0, **partition}]},
-        {"topic": "classic", "partitions": [{"partition": 0, **partition}]},
+        {"topic": "transient", "partitions": [{"partition": 0, **partition}]},
         {"topic": stream.name, "partitions": [{"partition": 1, **partition}, {"partition": 0, **partition}]},
         *one(stream, 2),
         *one(stream, -1),

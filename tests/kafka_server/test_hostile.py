@@ -42,11 +42,11 @@ class Neighbour:
         self._connection = pika.BlockingConnection(pika.URLParameters(broker.url))
         self._channel = self._connection.channel()
         self._channel.confirm_delivery()
-        self._channel.queue_declare("neighbour", durable=True)
+        self._channel.queue_declare("neighbour queue", durable=True)
 
     def use(self) -> None:
-        self._channel.basic_publish("", "neighbour", b"x", pika.BasicProperties(delivery_mode=2), mandatory=True)
-        assert self._channel.basic_get("neighbour", auto_ack=True)[2] == b"x"
+        self._channel.basic_publish("", "neighbour queue", b"x", pika.BasicProperties(delivery_mode=2), mandatory=True)
+        assert self._channel.basic_get("neighbour queue", auto_ack=True)[2] == b"x"
 
     def close(self) -> None:
         self._connection.close()
@@ -82,6 +82,13 @@ def neighbour(hostile_broker: BrokerProcess) -> Iterator[Neighbour]:
 EXAMPLES = {
     "ConsumerGroupHeartbeat": b"\6group\7member\0\0\0\0\0\0\0\0\0\1\2\4abc\0\1\0",
     "ConsumerGroupDescribe": b"\2\6group\0\0",
+    "ShareGroupHeartbeat": b"\6group\7member\0\0\0\0\0\2\4abc\0",
+    "ShareGroupDescribe": b"\2\6group\0\0",
+    "ShareFetch": b"\6group\7member" + b"\0\0\0\0" * 6 + b"\2" + b"\7" * 16 + b"\2\0\0\0\0\1\0\0\1\0",
+    "ShareAcknowledge": b"\6group\7member\0\0\0\1\2" + b"\7" * 16 + b"\2\0\0\0\0\1\0\0\0",
+    "DescribeShareGroupOffsets": b"\2\6group\2\4abc\2\0\0\0\0\0\0\0",
+    "AlterShareGroupOffsets": b"\6group\2\4abc\2\0\0\0\0" + b"\0" * 8 + b"\0\0\0",
+    "DeleteShareGroupOffsets": b"\6group\2\4abc\0\0",
 }
 
 

@@ -204,15 +204,15 @@ def test_amqp_consumer_reads_what_aiokafka_sends_with_each_codec(
     assert bodies(broker, name, 500) == sent
 
 
-def test_kafka_python_sends_to_a_stream_and_a_classic_queue_is_an_unknown_topic(broker: BrokerProcess) -> None:
+def test_kafka_python_sends_to_a_stream_and_a_transient_queue_is_an_unknown_topic(broker: BrokerProcess) -> None:
     producer = KafkaProducer(bootstrap_servers=f"127.0.0.1:{kafka_port(broker)}", allow_auto_create_topics=False)
     declare(broker, "errors")
     with amqp(broker) as connection:
-        connection.channel().queue_declare("classic", durable=True)
+        connection.channel().queue_declare("transient", auto_delete=True)
     assert producer.send("errors", b"1").get(30).offset == 0
     producer.close()
     with Client(broker) as client:
-        assert client.produce("classic", batch(b"a")).error_code == UnknownTopicOrPartitionError.errno
+        assert client.produce("transient", batch(b"a")).error_code == UnknownTopicOrPartitionError.errno
 
 
 def test_large_first_request_of_a_connection_is_accepted(broker: BrokerProcess, client: Client) -> None:

@@ -30,7 +30,7 @@ from kafka_socket import KafkaSocket
 
 from amqpd.broker.consumer import LogNotOpen
 from amqpd.errors import ResourceError
-from amqpd.kafka_server.topics import Partition, Topic, open_partition
+from amqpd.kafka_server.topics import PartitionedTopic, TopicPartition, open_partition
 from amqpd.testing import BrokerProcess
 
 NewTopicFields = CreateTopicsRequest.CreatableTopic
@@ -58,7 +58,10 @@ def new_name() -> str:
 
 def declare(broker: BrokerProcess, name: str, arguments: dict[str, Any] | None = None, kind: str = "stream") -> None:
     path = f"/api/queues/%2F/{quote(name, safe='')}"
-    broker.api("PUT", path, {"durable": True, "arguments": {"x-queue-type": kind, **(arguments or {})}})
+    body: dict[str, Any] = {"durable": False, "auto_delete": True}
+    if kind != "transient":
+        body = {"durable": True, "arguments": {"x-queue-type": kind, **(arguments or {})}}
+    broker.api("PUT", path, body)
 
 
 def arguments_of(broker: BrokerProcess, name: str) -> dict[str, Any]:
@@ -136,17 +139,18 @@ class TestMetadata:
         assert (found.error_code, found.name, found.partitions) == (3, name, [])
         assert name not in queue_names(kafka_broker)
 
-    def test_metadata_for_null_returns_every_stream_with_a_legal_name(
+    def test_metadata_for_null_returns_every_durable_queue_with_a_legal_name(
         self, kafka_broker: BrokerProcess, client: KafkaSocket
     ) -> None:
-        legal, illegal, classic = new_name(), f"{new_name()} with spaces", new_name()
+        legal, illegal, classic, transient = new_name(), f"{new_name()} with spaces", new_name(), new_name()
         declare(kafka_broker, legal)
         declare(kafka_broker, illegal)
         declare(kafka_broker, classic, kind="classic")
+        declare(kafka_broker, transient, kind="transient")
         for version in EVERY_METADATA:
             names = {each.name for each in metadata(client, None, version).topics}
-            assert legal in names
-            assert not {illegal, classic} & names
+            assert {legal, classic} <= names
+            assert not {illegal, transient} & names
 
     @pytest.mark.parametrize("version", EVERY_METADATA)
     def test_metadata_for_an_empty_list_returns_no_topic(self, client: KafkaSocket, topic: str, version: int) -> None:
@@ -514,9 +518,9 @@ class TestDeleteTopics:
         (result,) = client.ask(DeleteTopicsRequest(topics=states, timeout_ms=1000), 6).responses
         assert result.error_code == 42
 
-    def test_other_queues_are_unknown_topics(self, kafka_broker: BrokerProcess, client: KafkaSocket) -> None:
+    def test_transient_queues_are_unknown_topics(self, kafka_broker: BrokerProcess, client: KafkaSocket) -> None:
         name = new_name()
-        declare(kafka_broker, name, kind="classic")
+        declare(kafka_broker, name, kind="transient")
         (result,) = client.ask(DeleteTopicsRequest(topic_names=[name], timeout_ms=1000), 5).responses
         assert result.error_code == 3
         assert name in queue_names(kafka_broker)
@@ -719,7 +723,7 @@ class TestOpenTopic:
     @staticmethod
     def opened(queue: Any) -> list[bool]:
         results: list[bool] = []
-        open_partition(Partition(Topic("t", uuid.uuid4(), (queue,)), 0, queue), results.append)
+        open_partition(TopicPartition(PartitionedTopic("t", uuid.uuid4(), (queue,)), 0, queue), results.append)
         return results
 
     def test_an_open_log_calls_back_at_once(self) -> None:

@@ -132,8 +132,10 @@ class VHost(Namespace):
         self.update(row)
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
-        self.streams: dict[str, Queue] = {}  # by id
-        self.streams_version = 0  # changes with each change of `streams`
+        # Streams, and the other durable queues, by id.
+        self.streams: dict[str, Queue] = {}
+        self.work_queues: dict[str, Queue] = {}
+        self.topics_version = 0  # changes with each change of these two
         self.super_streams = SuperStreams()
         self.own_queues: dict[str, Queue] = {}  # system queues (system_queues.py), in no list
         # Consumers behind direct reply-to keys, of all vhosts.
@@ -275,7 +277,10 @@ class VHost(Namespace):
         self.queues[queue.name] = queue
         if KINDS[queue.kind].stream:
             self.streams[queue.id] = queue
-            self.streams_version += 1
+            self.topics_version += 1
+        elif queue.durable:
+            self.work_queues[queue.id] = queue
+            self.topics_version += 1
         if queue.logged:
             self.queue_host.windows.add(queue.order.memory)
         owner = queue.exclusive_owner
@@ -287,8 +292,8 @@ class VHost(Namespace):
     def take_queue(self, queue: Queue) -> list[Binding]:
         """Remove a queue from the tables. Return its bindings; the source exchanges still have them."""
         del self.queues[queue.name]
-        if self.streams.pop(queue.id, None) is not None:
-            self.streams_version += 1
+        if self.streams.pop(queue.id, None) is not None or self.work_queues.pop(queue.id, None) is not None:
+            self.topics_version += 1
         owner = queue.exclusive_owner
         owned = self._exclusive.get(owner)
         if owned is not None:

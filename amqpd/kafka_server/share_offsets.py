@@ -1,0 +1,253 @@
+"""DescribeShareGroupOffsets, AlterShareGroupOffsets and DeleteShareGroupOffsets: where share groups are in streams.
+
+A classic or quorum queue has no offsets: its own acks are the state of its messages. A group's offsets can be changed
+while it has no members, and only of topics that the user may read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from amqpd.kafka_server import topics
+from amqpd.kafka_server.body_reader import FieldReader
+from amqpd.kafka_server.body_writer import NO_ID, BodyWriter
+from amqpd.kafka_server.connection import Api, Call
+from amqpd.kafka_server.messages import (
+    GROUP_ID_NOT_FOUND,
+    INVALID_REQUEST,
+    NON_EMPTY_GROUP,
+    NONE,
+    STORAGE_ERROR,
+)
+from amqpd.kafka_server.share_state import ShareState, decode_snapshot
+from amqpd.kafka_server.share_states import StateKey, StoredState
+from amqpd.kafka_server.share_wire import PARTITIONS_MAX, TOPICS_MAX
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+OFFSET_MAX: Final = (1 << 62) - 1
+GROUPS_MAX: Final = 100
+_UNKNOWN: Final = -1
+
+
+# -- describe ----------------------------------------------------------------------------------------------------------
+
+
+def _describe(call: Call) -> None:
+    reader = FieldReader(call.frame, call.header.size)
+    asked: list[tuple[str, list[tuple[str, list[int]]] | None]] = []
+    for _ in range(reader.count(GROUPS_MAX)):
+        group = reader.text()
+        count = reader.count_or_null(TOPICS_MAX)
+        names: list[tuple[str, list[int]]] | None = None if count < 0 else []
+        for _ in range(count):
+            name = reader.text()
+            partitions = [reader.int32() for _ in range(reader.count(PARTITIONS_MAX))]
+            reader.end()
+            if names is not None:
+                names.append((name, partitions))
+        reader.end()
+        asked.append((group, names))
+    reader.end()
+    writer = BodyWriter(True)
+    writer.int32(0)  # throttle time
+    writer.count(len(asked))
+    for group, names in asked:
+        error = call.connection.server.coordinator.error_for(group, call.session)
+        _describe_group(writer, call, group, names, error)
+    writer.end()
+    call.reply_bytes(bytes(writer.data))
+
+
+def _describe_group(
+    writer: BodyWriter, call: Call, group: str, names: list[tuple[str, list[int]]] | None, error: int
+) -> None:
+    server, vhost = call.connection.server, call.session.vhost
+    known = [] if error != NONE else server.share_states.partitions_of(vhost, group)
+    if error == NONE and not known and server.share_groups.find(vhost, group) is None:
+        error = GROUP_ID_NOT_FOUND
+    if names is None:
+        by_name: dict[str, list[int]] = {}
+        for name, partition in known:
+            if topics.is_permitted(call.session, name, "read"):
+                by_name.setdefault(name, []).append(partition)
+        names = list(by_name.items())
+    if error != NONE:
+        names = []
+    writer.string(group)
+    writer.count(len(names))
+    for name, partitions in names:
+        found = topics.find_topic(call.session, name, "read")
+        writer.string(name)
+        writer.uuid(NO_ID if isinstance(found, int) else found.id)
+        writer.count(len(partitions))
+        for partition in partitions:
+            own = found if isinstance(found, int) else topics.partition_of(call.session, found, partition, "read")
+            _describe_partition(writer, call, group, own, partition)
+        writer.end()
+    writer.int16(error)
+    writer.string(None)
+    writer.end()
+
+
+def _describe_partition(
+    writer: BodyWriter, call: Call, group: str, found: topics.TopicPartition | int, partition: int
+) -> None:
+    state = None if isinstance(found, int) else _state_of(call, group, found)
+    store = None if isinstance(found, int) else found.queue.store
+    writer.int32(partition)
+    writer.int64(_UNKNOWN if state is None else state.start)
+    writer.int32(0)  # leader epoch
+    if call.version >= 1:
+        lag = _UNKNOWN if state is None or store is None else state.open_count + max(store.next_offset - state.end, 0)
+        writer.int64(lag)
+    writer.int16(found if isinstance(found, int) else NONE)
+    writer.string(None)
+    writer.end()
+
+
+def _state_of(call: Call, group: str, partition: topics.TopicPartition) -> ShareState | None:
+    """Return the state of a group in a stream: the one in use, or the one that is written."""
+    server, vhost = call.connection.server, call.session.vhost
+    key = StateKey(vhost.id, group, partition.topic.name, partition.number)
+    stream = server.share_streams.find(key)
+    if stream is not None and stream.queue is partition.queue and stream.state is not None:
+        return stream.state
+    stored = server.share_states.find(vhost, *key[1:])
+    return None if stored is None else decode_snapshot(stored.snapshot)
+
+
+# -- alter and delete --------------------------------------------------------------------------------------------------
+
+
+class _Change:
+    """A new or removed state of one partition. offset: None to remove it."""
+
+    def __init__(self, name: str, partition: int, offset: int | None) -> None:
+        self.name = name
+        self.partition = partition
+        self.offset = offset
+        self.error = NONE
+        self.topic_id: UUID = NO_ID
+
+
+def _begin(call: Call, group: str, changes: Sequence[_Change], reply: Callable[[int], None]) -> None:
+    """Write the changes that are possible, then reply with the error of the whole request."""
+    server, vhost = call.connection.server, call.session.vhost
+    error = server.coordinator.error_for(group, call.session)
+    if error == NONE and server.share_groups.find(vhost, group) is not None:
+        error = NON_EMPTY_GROUP
+    if error == NONE and not server.share_states.partitions_of(vhost, group):
+        error = GROUP_ID_NOT_FOUND
+    if error != NONE:
+        reply(error)
+        return
+    open_count = 1
+
+    def end_one() -> None:
+        nonlocal open_count
+        open_count -= 1
+        if open_count == 0 and not call.connection.closed:
+            reply(NONE)
+
+    def done(change: _Change, safe: bool) -> None:
+        if not safe:
+            change.error = STORAGE_ERROR
+        end_one()
+
+    for change in changes:
+        key = StateKey(vhost.id, group, change.name, change.partition)
+        found = topics.find_partition(call.session, change.name, change.partition, "read")
+        if isinstance(found, int):
+            change.error = found
+        elif found.is_work_queue or not 0 <= (change.offset or 0) <= OFFSET_MAX:
+            change.error = INVALID_REQUEST
+        elif not server.share_streams.forget_unused(key):
+            change.error = NON_EMPTY_GROUP
+        else:
+            change.topic_id = found.topic.id
+            state = None
+            if change.offset is not None:
+                state = StoredState(bytes.fromhex(found.queue.id), ShareState(change.offset).snapshot())
+            open_count += 1
+            server.share_states.write(key, state, partial(done, change))
+    end_one()
+
+
+def _alter(call: Call) -> None:
+    reader = FieldReader(call.frame, call.header.size)
+    group = reader.text()
+    by_topic: dict[str, list[_Change]] = {}
+    for _ in range(reader.count(TOPICS_MAX)):
+        name = reader.text()
+        for _ in range(reader.count(TOPICS_MAX)):
+            partition, offset = reader.int32(), reader.int64()
+            reader.end()
+            by_topic.setdefault(name, []).append(_Change(name, partition, offset))
+        reader.end()
+    reader.end()
+
+    def reply(error: int) -> None:
+        writer = _head(error)
+        shown = {} if error != NONE else by_topic
+        writer.count(len(shown))
+        for name, changes in shown.items():
+            writer.string(name)
+            writer.uuid(changes[0].topic_id)
+            writer.count(len(changes))
+            for change in changes:
+                writer.int32(change.partition)
+                writer.int16(change.error)
+                writer.string(None)
+                writer.end()
+            writer.end()
+        writer.end()
+        call.reply_bytes(bytes(writer.data))
+
+    _begin(call, group, [change for changes in by_topic.values() for change in changes], reply)
+
+
+def _delete(call: Call) -> None:
+    reader = FieldReader(call.frame, call.header.size)
+    group = reader.text()
+    by_topic: dict[str, list[_Change]] = {}
+    for _ in range(reader.count(TOPICS_MAX)):
+        name = reader.text()
+        topic = topics.find_topic(call.session, name, "read")
+        count = 1 if isinstance(topic, int) else len(topic.partitions)
+        by_topic[name] = [_Change(name, number, None) for number in range(count)]
+        reader.end()
+    reader.end()
+
+    def reply(error: int) -> None:
+        writer = _head(error)
+        shown = {} if error != NONE else by_topic
+        writer.count(len(shown))
+        for name, changes in shown.items():
+            writer.string(name)
+            writer.uuid(changes[0].topic_id)
+            writer.int16(next((change.error for change in changes if change.error), NONE))
+            writer.string(None)
+            writer.end()
+        writer.end()
+        call.reply_bytes(bytes(writer.data))
+
+    _begin(call, group, [change for changes in by_topic.values() for change in changes], reply)
+
+
+def _head(error: int) -> BodyWriter:
+    writer = BodyWriter(True)
+    writer.int32(0)  # throttle time
+    writer.int16(error)
+    writer.string(None)
+    return writer
+
+
+APIS: Final = (
+    Api(90, "DescribeShareGroupOffsets", 0, 1, 0, _describe),
+    Api(91, "AlterShareGroupOffsets", 0, 0, 0, _alter),
+    Api(92, "DeleteShareGroupOffsets", 0, 0, 0, _delete),
+)

@@ -1,0 +1,155 @@
+"""The states of all share groups in the log of committed offsets (committed_offsets.py), and in memory.
+
+    key     version 2, then as the key of a committed offset
+    value   id of the partition's stream (16 bytes), then a snapshot (share_state.py)
+
+The ids of vhost and stream make a deleted vhost's or topic's state void at once. A sweep removes those records later
+(coordinator.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from amqpd.kafka_server.committed_offsets import (
+    ENTRY_BYTES,
+    VHOST_BYTES_MAX,
+    CommittedOffsets,
+    OffsetKey,
+    decode_key,
+    encode_key,
+)
+from amqpd.kafka_server.topics import topic_of_name
+
+if TYPE_CHECKING:
+    from amqpd.broker.broker import Broker
+    from amqpd.broker.vhost.vhost import VHost
+
+log = logging.getLogger(__name__)
+
+_VERSION: Final = b"\x02"
+_OFFSET_VERSION: Final = b"\x01"
+_ID_BYTES: Final = 16
+
+
+class StateKey(NamedTuple):
+    """The place of a state."""
+
+    vhost_id: str
+    group: str
+    topic: str
+    partition: int
+
+
+class StoredState(NamedTuple):
+    """A state that is written. stream_id: of the partition, 16 bytes."""
+
+    stream_id: bytes
+    snapshot: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return ENTRY_BYTES + len(self.snapshot)
+
+
+class ShareStates:
+    """All states. Loop thread only. Before `offsets.is_loaded`, nothing may be asked or changed."""
+
+    def __init__(self, offsets: CommittedOffsets, broker: Broker) -> None:
+        self.offsets = offsets
+        self._broker = broker
+        # vhost id -> group -> topic and partition -> state
+        self._tables: dict[str, dict[str, dict[tuple[str, int], StoredState]]] = {}
+        self._sizes: dict[str, int] = {}
+        offsets.others[_VERSION[0]] = self._take
+
+    def _take(self, key: bytes, value: bytes | None) -> None:
+        """Take a record that was read after a start."""
+        place = decode_key(_OFFSET_VERSION + key[1:])
+        if place is None or (value is not None and len(value) < _ID_BYTES):
+            log.warning("the state of a share group cannot be read: an unknown version")
+            return
+        state = None if value is None else StoredState(value[:_ID_BYTES], value[_ID_BYTES:])
+        self._set(StateKey(*place), state)
+
+    def find(self, vhost: VHost, group: str, name: str, partition: int) -> StoredState | None:
+        """Return a state; None if there is none, or if its partition was deleted."""
+        state = self._tables.get(vhost.id, {}).get(group, {}).get((name, partition))
+        topic = None if state is None else topic_of_name(vhost, name)
+        if state is None or topic is None or not 0 <= partition < len(topic.partitions):
+            return None
+        return state if bytes.fromhex(topic.partitions[partition].id) == state.stream_id else None
+
+    def partitions_of(self, vhost: VHost, group: str) -> list[tuple[str, int]]:
+        """Return topic and partition of the states of a group."""
+        return [place for place in self._tables.get(vhost.id, {}).get(group, {}) if self.find(vhost, group, *place)]
+
+    def groups(self, vhost: VHost) -> list[str]:
+        """Return the groups with states."""
+        return [group for group in self._tables.get(vhost.id, {}) if self.partitions_of(vhost, group)]
+
+    def has_room(self, vhost_id: str) -> bool:
+        """Return whether the vhost may have one more state."""
+        return self._sizes.get(vhost_id, 0) < VHOST_BYTES_MAX
+
+    def write(self, key: StateKey, state: StoredState | None, done: Callable[[bool], None]) -> None:
+        """Write a state, or remove it. `done(True)` is called when that is synced, `done(False)` if it failed."""
+        value = None if state is None else state.stream_id + state.snapshot
+        self.offsets.append([(_record_key(key), value)], partial(self._written, key, state, done))
+
+    def remove_groups(self, vhost: VHost, groups: Sequence[str], done: Callable[[bool], None]) -> None:
+        """Remove all states of these groups. `done` as for `write`; at once if there are none."""
+        keys = [StateKey(vhost.id, group, *place) for group in groups for place in self.partitions_of(vhost, group)]
+
+        def removed(safe: bool) -> None:
+            for key in keys if safe else ():
+                self._set(key, None)
+            done(safe)
+
+        self.offsets.append([(_record_key(key), None) for key in keys], removed)
+
+    def _written(self, key: StateKey, state: StoredState | None, done: Callable[[bool], None], safe: bool) -> None:
+        if safe:
+            self._set(key, state)
+        done(safe)
+
+    def _set(self, key: StateKey, state: StoredState | None) -> None:
+        groups = self._tables.setdefault(key.vhost_id, {})
+        states = groups.setdefault(key.group, {})
+        place = (key.topic, key.partition)
+        before = states.pop(place, None)
+        size = self._sizes.get(key.vhost_id, 0) - (0 if before is None else before.size_bytes)
+        if state is not None:
+            states[place] = state
+            size += state.size_bytes
+        self._sizes[key.vhost_id] = size
+        if not states:
+            del groups[key.group]
+            if not groups:
+                del self._tables[key.vhost_id]
+                del self._sizes[key.vhost_id]
+
+    def remove_void(self) -> None:
+        """Remove the states of vhosts and partitions that do not exist."""
+        vhosts = {vhost.id: vhost for vhost in self._broker.vhosts.values()}
+        for key in list(self._keys()):
+            vhost = vhosts.get(key.vhost_id)
+            if vhost is None or self.find(vhost, *key[1:]) is None:
+                self.write(key, None, _ignore)
+
+    def _keys(self) -> Iterator[StateKey]:
+        for vhost_id, groups in self._tables.items():
+            for group, states in groups.items():
+                for place in states:
+                    yield StateKey(vhost_id, group, *place)
+
+
+def _record_key(key: StateKey) -> bytes:
+    return _VERSION + encode_key(OffsetKey(*key))[1:]
+
+
+def _ignore(_safe: bool) -> None:
+    """Do nothing: the next sweep tries again."""

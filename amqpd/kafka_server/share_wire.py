@@ -1,0 +1,235 @@
+"""Requests and responses of ShareFetch and ShareAcknowledge as bytes. Both have the versions 1 and 2.
+
+Source: KIP-932, KIP-1206 and KIP-1222, https://kafka.apache.org/protocol
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from amqpd.kafka_server.body_reader import FieldReader
+from amqpd.kafka_server.body_writer import BodyWriter
+from amqpd.kafka_server.messages import NODE_ID, NONE, MalformedRequest
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from amqpd.kafka_server.connection import Call
+
+GAP: Final = 0
+ACCEPT: Final = 1
+RELEASE: Final = 2
+REJECT: Final = 3
+RENEW: Final = 4
+RECORD_LIMIT: Final = 1
+"""The acquire mode with a strict number of records."""
+
+TOPICS_MAX: Final = 1000
+"""Topics of one request, and of one share session."""
+PARTITIONS_MAX: Final = 10_000
+BATCHES_MAX: Final = 10_000
+"""Ranges of acknowledgements in one request."""
+RECORDS_MAX: Final = 100_000
+"""Offsets that the acknowledgements of one request may cover."""
+
+_RANGE: Final = struct.Struct(">qqhB")  # first, last, delivery count, no tagged fields
+
+
+class AckRange(NamedTuple):
+    """Acknowledgements of offsets. types: one for all offsets, or one for each."""
+
+    first: int
+    last: int
+    types: bytes
+
+    def type_at(self, offset: int) -> int:
+        return self.types[0] if len(self.types) == 1 else self.types[offset - self.first]
+
+
+class SharePartitionRequest(NamedTuple):
+    """A partition of a request."""
+
+    number: int
+    acks: list[AckRange]
+
+
+class ShareTopicRequest(NamedTuple):
+    """A topic of a request."""
+
+    id: UUID
+    partitions: list[SharePartitionRequest]
+
+
+class ShareRequest(NamedTuple):
+    """A ShareFetch or ShareAcknowledge request.
+
+    Attributes:
+        epoch: of the share session.
+        renews: it may have acknowledgements of the type RENEW.
+        max_wait_ms to max_records: 0 for ShareAcknowledge.
+        is_strict: `max_records` may not be exceeded for the sake of whole batches.
+        forgotten: partitions that leave the session.
+    """
+
+    group: str
+    member_id: str
+    epoch: int
+    renews: bool
+    topics: list[ShareTopicRequest]
+    max_wait_ms: int = 0
+    min_bytes: int = 0
+    max_bytes: int = 0
+    max_records: int = 0
+    is_strict: bool = False
+    forgotten: frozenset[tuple[UUID, int]] = frozenset()
+
+
+def decode_fetch(call: Call) -> ShareRequest:
+    """Return a ShareFetch request. Raises: MalformedRequest."""
+    reader = FieldReader(call.frame, call.header.size)
+    group, member_id, epoch = reader.text_or_null() or "", reader.text_or_null() or "", reader.int32()
+    max_wait_ms, min_bytes, max_bytes = reader.int32(), reader.int32(), reader.int32()
+    max_records, _ = reader.int32(), reader.int32()  # and the wanted size of batches
+    renews = is_strict = False
+    if call.version >= 2:
+        is_strict = reader.int8() == RECORD_LIMIT
+        renews = reader.boolean()
+    topics = _decode_topics(reader)
+    forgotten: set[tuple[UUID, int]] = set()
+    for _ in range(reader.count(TOPICS_MAX)):
+        topic_id = reader.uuid()
+        forgotten.update((topic_id, reader.int32()) for _ in range(reader.count(PARTITIONS_MAX)))
+        reader.end()
+    reader.end()
+    return ShareRequest(
+        group,
+        member_id,
+        epoch,
+        renews,
+        topics,
+        max_wait_ms,
+        min_bytes,
+        max_bytes,
+        max_records,
+        is_strict,
+        frozenset(forgotten),
+    )
+
+
+def decode_acknowledge(call: Call) -> ShareRequest:
+    """Return a ShareAcknowledge request. Raises: MalformedRequest."""
+    reader = FieldReader(call.frame, call.header.size)
+    group, member_id, epoch = reader.text_or_null() or "", reader.text_or_null() or "", reader.int32()
+    renews = call.version >= 2 and reader.boolean()
+    topics = _decode_topics(reader)
+    reader.end()
+    return ShareRequest(group, member_id, epoch, renews, topics)
+
+
+def _decode_topics(reader: FieldReader) -> list[ShareTopicRequest]:
+    topics: list[ShareTopicRequest] = []
+    partitions_left, batches_left, records_left = PARTITIONS_MAX, BATCHES_MAX, RECORDS_MAX
+    for _ in range(reader.count(TOPICS_MAX)):
+        topic = ShareTopicRequest(reader.uuid(), [])
+        for _ in range(reader.count(partitions_left)):
+            partitions_left -= 1
+            partition = SharePartitionRequest(reader.int32(), [])
+            for _ in range(reader.count(batches_left)):
+                batches_left -= 1
+                acks = _decode_range(reader, records_left)
+                records_left -= acks.last - acks.first + 1
+                partition.acks.append(acks)
+            reader.end()
+            topic.partitions.append(partition)
+        reader.end()
+        topics.append(topic)
+    return topics
+
+
+def _decode_range(reader: FieldReader, records_left: int) -> AckRange:
+    first, last = reader.int64(), reader.int64()
+    types = reader.take(reader.count(RECORDS_MAX))
+    reader.end()
+    size = last - first + 1
+    if first < 0 or not 0 < size <= records_left:
+        raise MalformedRequest(f"an acknowledgement of the offsets {first} to {last}; at most {records_left} are left")
+    if len(types) not in (1, size) or max(types) > RENEW:
+        raise MalformedRequest(f"an acknowledgement of {size} records with {len(types)} types")
+    return AckRange(first, last, types)
+
+
+class Acquired(NamedTuple):
+    """Consecutive offsets that a member has acquired, with one delivery count."""
+
+    first: int
+    last: int
+    delivery_count: int
+
+
+class SharePartitionAnswer:
+    """A partition of a response. records: whole batches, empty if none is acquired."""
+
+    def __init__(self, topic_id: UUID, index: int) -> None:
+        self.topic_id = topic_id
+        self.index = index
+        self.error = self.ack_error = NONE
+        self.text = ""
+        self.records: list[bytes] = []
+        self.acquired: list[Acquired] = []
+
+
+def encode_error(call: Call, error: int, lock_ms: int, text: str = "") -> bytes:
+    """Return a response without partitions."""
+    return encode_response(call, [], lock_ms, error, text)
+
+
+def encode_response(
+    call: Call, answers: list[SharePartitionAnswer], lock_ms: int, error: int = NONE, text: str = ""
+) -> bytes:
+    """Return the body of a response of ShareFetch or ShareAcknowledge."""
+    is_fetch = call.api.key == SHARE_FETCH
+    writer = BodyWriter(True)
+    writer.int32(0)  # throttle time
+    writer.int16(error)
+    writer.string(text or None)
+    if is_fetch or call.version >= 2:
+        writer.int32(lock_ms)
+    by_topic: dict[UUID, list[SharePartitionAnswer]] = {}
+    for answer in answers:
+        by_topic.setdefault(answer.topic_id, []).append(answer)
+    writer.count(len(by_topic))
+    for topic_id, partitions in by_topic.items():
+        writer.uuid(topic_id)
+        writer.count(len(partitions))
+        for answer in partitions:
+            _write_partition(writer, answer, is_fetch)
+        writer.end()
+    writer.count(0)  # endpoints of other leaders
+    writer.end()
+    return bytes(writer.data)
+
+
+def _write_partition(writer: BodyWriter, answer: SharePartitionAnswer, is_fetch: bool) -> None:
+    writer.int32(answer.index)
+    writer.int16(answer.error if is_fetch else answer.ack_error)
+    writer.string(answer.text or None)
+    if is_fetch:
+        writer.int16(answer.ack_error)
+        writer.string(None)
+    writer.int32(NODE_ID)
+    writer.int32(0)  # leader epoch
+    writer.end()
+    if is_fetch:
+        size = sum(len(batch) for batch in answer.records)
+        writer.count(size)
+        for batch in answer.records:
+            writer.data += batch
+        writer.count(len(answer.acquired))
+        for acquired in answer.acquired:
+            writer.data += _RANGE.pack(*acquired, 0)
+    writer.end()
+
+
+SHARE_FETCH: Final = 78
+SHARE_ACKNOWLEDGE: Final = 79
