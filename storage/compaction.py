@@ -2,7 +2,7 @@
 
 A log whose policy has a `CleanerPolicy` is cleaned in the background, one log at a time, the dirtiest first.
 Records below its *first dirty offset* were cleaned before; records from there to the active segment are *dirty*.
-When enough bytes are dirty, a cleaning reads the dirty records into a map: a 16-byte digest per key, and the key's
+Segments with open transactions of producers are not cleaned. When enough bytes are dirty, a cleaning reads the dirty records into a map: a 16-byte digest per key, and the key's
 last offset. The map is limited in bytes; the rest waits for the next cleaning. Then the cleaner rewrites every
 sealed segment without the superseded records and joins small neighbours. Records keep their offsets, and gaps count
 as settled. A record without a key remains.
@@ -199,8 +199,11 @@ def plan_cleaning(log: Log, policy: CleanerPolicy, now_ms: int, boot: tuple[int,
 
     Cost: a step per segment, and copies of their ack sets.
     """
+    stable_end = log.stable_end()
     sealed = [
-        segment for segment in log.segments[:-1] if segment.sealed and not segment.is_removed and segment.live > 0
+        segment
+        for segment in log.segments[:-1]
+        if segment.sealed and not segment.is_removed and segment.live > 0 and segment.end <= stable_end
     ]
     if not sealed or any(segment.removing or segment.swapping or segment.dirty() for segment in sealed):
         return None

@@ -658,8 +658,8 @@ class Storage(LogKeeper):
             if store.ready:
                 store.write_shutdown_state()
         self.commits.sync_all(self._stores, self._data_directory.lock_fd)
-        # their messages moved to other logs, which the sync above made safe
-        late = [store for store in self._stores if store.has_unwritten_acks]
+        # Their messages moved to other logs, or the marker of their transaction says abort: the sync above made it safe.
+        late = [store for store in self._stores if store.has_unwritten_acks or (store.ready and store.unsynced)]
         if late:
             for store in late:
                 store.write_shutdown_state()

@@ -2,7 +2,8 @@
 
 A consumer of Kafka's protocol gets batches as they are stored: of the broker's own writer, of Kafka's producers, and
 compressed ones. Checksums are checked, damaged batches are skipped and reported (reader.py). Transient batches of an
-earlier process are skipped, because their messages do not count after a restart.
+earlier process are skipped, because their messages do not count after a restart. So are batches of aborted
+transactions.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.storage.log.batch import LOG_APPEND_TIME, BatchHeader
+from amqpd.storage.log.batch import LOG_APPEND_TIME, BatchHeader, is_commit_marker
 from amqpd.storage.log.reader import CHUNK_SIZE, LogReader
 from amqpd.storage.log.record import BadRecord, Record
 from amqpd.storage.queue_log import BatchBytes, TimeSearch
@@ -58,7 +59,10 @@ class RawBatchReader:
                     reader.step_back(header, offset)
                     result.is_full = True
                     break
-                result.parts.append(reader.found_batch(header))
+                data = reader.found_batch(header)
+                if header.is_of_producer_transaction() and header.is_control() and not is_commit_marker(data, 0):
+                    result.abort_markers.append((header.producer_id, header.base_offset))
+                result.parts.append(data)
                 result.size_bytes += header.size
                 if header.size > largest:
                     largest = header.size

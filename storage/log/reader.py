@@ -28,6 +28,8 @@ from amqpd.storage.log.batch import (
     CRC_START,
     HEADER_SIZE,
     LENGTH_OVERHEAD,
+    TRANSACTIONAL,
+    TRANSIENT,
     BatchCursor,
     BatchHeader,
     crc_fits,
@@ -253,9 +255,13 @@ class LogReader:
         return BatchCursor(self._found_chunk, self._found_at, header, self._decoder)
 
     def found_was_settled(self, header: BatchHeader) -> bool:
-        """Return whether the batch that `find` returned last is transient and a restart has settled its messages."""
+        """Return whether the batch that `find` returned last does not count: it is transient and from an earlier
+        process, or of an aborted transaction. Its messages are settled.
+        """
+        if header.attributes & (TRANSIENT | TRANSACTIONAL) == 0 or header.is_control():
+            return False
         segment = self._segment
-        return header.is_transient() and segment is not None and segment.settled.contains(header.base_offset)
+        return segment is not None and segment.settled.contains(header.last_offset)
 
     def step_back(self, header: BatchHeader, offset: i64) -> None:
         """Make `find(offset)` return the batch again that it returned last, without a look-up."""
