@@ -2,10 +2,12 @@
 
 A log whose policy has a `CleanerPolicy` is cleaned in the background, one log at a time, the dirtiest first.
 Records below its *first dirty offset* were cleaned before; records from there to the active segment are *dirty*.
-Segments with open transactions of producers are not cleaned. When enough bytes are dirty, a cleaning reads the dirty records into a map: a 16-byte digest per key, and the key's
+When enough bytes are dirty, a cleaning reads the dirty records into a map: a 16-byte digest per key, and the key's
 last offset. The map is limited in bytes; the rest waits for the next cleaning. Then the cleaner rewrites every
 sealed segment without the superseded records and joins small neighbours. Records keep their offsets, and gaps count
 as settled. A record without a key remains.
+
+Segments with records of open transactions of producers are not cleaned.
 
 **Tombstones.** A record with a null value removes earlier records of its key. It is removed itself after
 `tombstone_retention_ms` in the clean part, so that readers that started before can see it.

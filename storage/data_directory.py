@@ -97,9 +97,10 @@ class DataDirectory:
             logger.warning("%s: %s", path, error)
 
     def raise_format(self, version: int) -> None:
-        """Raise the format version to `version` and sync it. Raises: OSError."""
+        """Raise the format version to `version` and sync it, unless it is as high. Raises: OSError."""
         if self._format < version:
             path = f"{self.path}/{checkpoint.FORMAT}"
+            version = max(version, checkpoint.read_format(self._filesystem, path))
             self._filesystem.replace_file(path, checkpoint.encode_format(version), sync=True)
             self._filesystem.fsync_dir(self.path)
             self._format = version

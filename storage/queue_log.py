@@ -190,7 +190,9 @@ class Cursor:
             one: return the first batch even if it has more than `size_bytes_max`.
             committed: read below the last stable offset.
 
-        Batches of aborted transactions are left out, and markers are not. Cost: some 10 us per batch (interpreted), and two copies of its bytes. Raises: OSError.
+        Batches of aborted transactions are left out, their markers are not.
+
+        Cost: some 10 us per batch (interpreted), and two copies of its bytes. Raises: OSError.
         """
         raise NotImplementedError
 

@@ -26,6 +26,7 @@ from amqpd.kafka_server.messages import (
     POLICY_VIOLATION,
     TOPIC_AUTHORIZATION_FAILED,
     UNKNOWN_TOPIC_OR_PARTITION,
+    UNSTABLE_OFFSET_COMMIT,
     MalformedRequest,
     api_types,
 )
@@ -125,7 +126,8 @@ def _offset_fetch(call: Call) -> None:
     request = call.request
     if call.version < 8:
         _check_count(each.partition_indexes for each in request.topics or ())
-        fields = _fetched(call, request.group_id, request.topics)
+        stable = call.version >= 7 and request.require_stable
+        fields = _fetched(call, request.group_id, request.topics, stable)
         error = fields["error_code"]
         call.reply({"error_code": error, "topics": fields["topics"]})
         return
@@ -134,11 +136,17 @@ def _offset_fetch(call: Call) -> None:
     _check_count(topic.partition_indexes for each in request.groups for topic in each.topics or ())
     if len({each.group_id for each in request.groups}) < len(request.groups):
         raise MalformedRequest("a group is named twice in one request")
-    call.reply({"groups": [_fetched(call, each.group_id, each.topics) for each in request.groups]})
+    stable = request.require_stable
+    call.reply({"groups": [_fetched(call, each.group_id, each.topics, stable) for each in request.groups]})
 
 
-def _fetched(call: Call, name: str, wanted: Any) -> Fields:
-    """Return the offsets of one group. wanted: its topics; None for all that have an offset."""
+def _fetched(call: Call, name: str, wanted: Any, stable: bool) -> Fields:
+    """Return the offsets of one group.
+
+    Args:
+        wanted: its topics; None for all that have an offset.
+        stable: answer 88 where a transaction has an offset that is pending.
+    """
     coordinator = call.connection.server.coordinator
     vhost = call.session.vhost
     error = coordinator.error_for(name)
@@ -157,16 +165,20 @@ def _fetched(call: Call, name: str, wanted: Any) -> Fields:
         code = error
         if not code and topics.find_topic(call.session, topic, "read") == TOPIC_AUTHORIZATION_FAILED:
             code = TOPIC_AUTHORIZATION_FAILED
-        shown = [_partition(call, OffsetKey(vhost.id, name, topic, index), code) for index in indexes]
+        shown = [_partition(call, OffsetKey(vhost.id, name, topic, index), code, stable) for index in indexes]
         if wanted is None:  # what the user may not read, and what was deleted, is left out
-            shown = [each for each in shown if each["committed_offset"] >= 0]
+            shown = [
+                each for each in shown if each["committed_offset"] >= 0 or each["error_code"] == UNSTABLE_OFFSET_COMMIT
+            ]
         if shown or wanted is not None:
             answer["topics"].append({"name": topic, "partitions": shown})
     return answer
 
 
-def _partition(call: Call, key: OffsetKey, error: int) -> Fields:
+def _partition(call: Call, key: OffsetKey, error: int, stable: bool) -> Fields:
     value = None
+    if error == NONE and stable and call.connection.server.coordinator.offsets.is_pending(key):
+        error = UNSTABLE_OFFSET_COMMIT
     if error == NONE:
         value = call.connection.server.coordinator.committed(call.session.vhost, key)
     return {

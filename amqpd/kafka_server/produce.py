@@ -1,4 +1,4 @@
-"""Produce and InitProducerId.
+"""Produce.
 
 Produce requests are large, so they are read and written here, without objects of kafka-python. The records of a
 request are copied once, into the batch that the log writes.
@@ -17,12 +17,15 @@ acks -1. A request with acks 0 has no reply; an error closes the connection, as 
     a time more than an hour ahead or        32 INVALID_TIMESTAMP; retention by age would keep records of the future
     before 1970, or LogAppendTime
     an unknown codec                         76 UNSUPPORTED_COMPRESSION_TYPE
-    a transaction                            42 INVALID_REQUEST
+    of a transaction, but not of the one of  48 INVALID_TXN_STATE, 49 INVALID_PRODUCER_ID_MAPPING
+    the request's transactional id, or not
+    of one while its producer has one here
+    without a transactional id               53 TRANSACTIONAL_ID_AUTHORIZATION_FAILED, as in Kafka
     a stream whose log is a topic of Kafka   42 INVALID_REQUEST
     the log failed or cannot be opened       56 STORAGE_ERROR
 
-**Idempotent producers.** InitProducerId returns a random id, so ids are unique also over restarts. The log knows the
-last five batches of each producer, also after a kill (storage/log/producer_state.py):
+**Idempotent producers.** InitProducerId (transaction_requests.py) returns a random id, unique also over restarts. The
+log knows the last five batches of each producer, also after a kill (storage/log/producer_state.py):
 
     one of these batches                stored already: the reply has its first offset, and waits until it is synced
     the next sequence                   appended
@@ -38,7 +41,6 @@ waiting request in memory. A request with much work continues in later turns, af
 
 from __future__ import annotations
 
-import secrets
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -50,17 +52,21 @@ from amqpd.kafka_server.messages import (
     INVALID_RECORD,
     INVALID_REQUEST,
     INVALID_REQUIRED_ACKS,
+    INVALID_TXN_STATE,
     MESSAGE_TOO_LARGE,
     NONE,
+    NOT_LEADER_OR_FOLLOWER,
     OUT_OF_ORDER_SEQUENCE_NUMBER,
+    PRODUCER_FENCED,
     STORAGE_ERROR,
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     UNKNOWN_TOPIC_OR_PARTITION,
     UNSUPPORTED_FOR_MESSAGE_FORMAT,
     MalformedRequest,
-    api_types,
     read_varint,
     skip_tagged_fields,
 )
+from amqpd.kafka_server.transactions import TransactionPartition
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.appender import BadBatch, BatchTooLarge, DamagedBatch, check_batches
 from amqpd.storage.log.batch import (
@@ -124,10 +130,10 @@ class ProduceRequest(NamedTuple):
     """A decoded request.
 
     Attributes:
-        transactional: it belongs to a transaction.
+        transactional_id: of the transaction of its transactional batches; None without one.
     """
 
-    transactional: bool
+    transactional_id: str | None
     acks: int
     topics: list[ProducedTopic]
 
@@ -186,7 +192,8 @@ def decode_request(frame: bytes, position: int, version: int) -> ProduceRequest:
     """
     reader = _Reader(frame, position, version >= FLEXIBLE)
     reader.end_struct()
-    transactional = reader.data(_INT16)[0] >= 0
+    start, end = reader.data(_INT16)
+    transactional_id = None if start < 0 else frame[start:end].decode("utf-8", "replace")
     acks, _ = reader.unpack(_ACKS_AND_TIMEOUT)
     found: list[ProducedTopic] = []
     total = 0
@@ -205,7 +212,7 @@ def decode_request(frame: bytes, position: int, version: int) -> ProduceRequest:
         reader.end_struct()
         found.append(ProducedTopic(frame[start:end], parts))
     reader.end_struct()
-    return ProduceRequest(transactional, acks, found)
+    return ProduceRequest(transactional_id, acks, found)
 
 
 class Result(NamedTuple):
@@ -362,7 +369,7 @@ class PendingProduce:
             if self._call.connection.closed:
                 return
             if opened and not topic.queue.deleted:
-                self._append_part(number, topic.queue, part)
+                self._append_part(number, topic, part)
             else:
                 error = UNKNOWN_TOPIC_OR_PARTITION if topic.queue.deleted else STORAGE_ERROR
                 self._end_part(number, Result(error))
@@ -381,8 +388,6 @@ class PendingProduce:
         request = self._request
         if request.acks not in (0, 1, -1):
             raise RefusedBatch(INVALID_REQUIRED_ACKS)
-        if request.transactional:
-            raise RefusedBatch(INVALID_REQUEST, "transactions are not supported")
         try:
             topic = topics.find_topic(self._call.session, name.decode(), "write")
         except UnicodeDecodeError:
@@ -393,13 +398,14 @@ class PendingProduce:
             raise RefusedBatch(UNKNOWN_TOPIC_OR_PARTITION)
         return topic
 
-    def _append_part(self, number: int, queue: Queue, part: PartitionBatch) -> None:
+    def _append_part(self, number: int, topic: topics.StreamTopic, part: PartitionBatch) -> None:
         """Append a batch to the open log of its stream, or end the part with an error."""
+        queue = topic.queue
         store = queue.store
         try:
             if not isinstance(store, LocalLog) or not store.local:
                 raise RefusedBatch(INVALID_REQUEST, "the log of this stream is a topic of a Kafka cluster")
-            offset, last = self._append(queue, store, part)
+            offset, last = self._append(queue, store, topic, part)
         except RefusedBatch as refused:
             self._end_part(number, Result(refused.error, text=refused.text))
             return
@@ -420,7 +426,9 @@ class PendingProduce:
             self._unsafe_count += 1
             store.when_safe(last, lambda safe: self._on_safe(number, queue, safe))
 
-    def _append(self, queue: Queue, store: LocalLog, part: PartitionBatch) -> tuple[int, int]:
+    def _append(
+        self, queue: Queue, store: LocalLog, topic: topics.StreamTopic, part: PartitionBatch
+    ) -> tuple[int, int]:
         """Return the offsets of the first and the last record of the batch, which is appended now or was before.
 
         Raises: RefusedBatch, BadBatch, LogFailed.
@@ -428,8 +436,9 @@ class PendingProduce:
         broker = self._call.connection.server.broker
         frame, start, end = self._frame, part.start, part.end
         _check_header(frame, start, end, broker.message_size_max_bytes, broker.timers.wall_ms())
-        batches = check_batches(frame, start, end)
         header = BatchHeader(frame, start)
+        transactional = header.attributes & TRANSACTIONAL != 0
+        batches = check_batches(frame, start, end, transactional)
         if header.producer_id >= 0:
             last = find_duplicate(store.producers().find(header.producer_id, broker.timers.agreed_ms()), header)
             if last >= 0:
@@ -437,9 +446,28 @@ class PendingProduce:
                     store.flush_batches()  # a batch from before a restart is synced only on request
                     broker.turn.schedule()
                 return last - header.count + 1, last
+        if transactional:
+            self._check_transaction(header, topic, part)
+        elif store.log.transactions is not None and store.log.transactions.first_open(header.producer_id) >= 0:
+            raise RefusedBatch(INVALID_TXN_STATE, "the producer has an open transaction in this partition")
         offset = queue.enqueue_batches(batches)
         broker.turn.schedule()
         return offset, store.next_offset - 1
+
+    def _check_transaction(self, header: BatchHeader, topic: topics.StreamTopic, part: PartitionBatch) -> None:
+        """Check that the batch belongs to an ongoing transaction. Raises: RefusedBatch."""
+        name = self._request.transactional_id
+        if name is None:
+            raise RefusedBatch(TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch without transactional id")
+        session = self._call.session
+        coordinator = self._call.connection.server.coordinator.transactions
+        if coordinator.load_error():
+            raise RefusedBatch(NOT_LEADER_OR_FOLLOWER)  # clients try again
+        producer = (int(header.producer_id), int(header.producer_epoch))
+        place = TransactionPartition(topic.name, topic.id.bytes, part.partition)
+        error = coordinator.write_error(session.vhost, name, producer, place)
+        if error:
+            raise RefusedBatch(INVALID_PRODUCER_EPOCH if error == PRODUCER_FENCED else error)
 
     def _end_part(self, number: int, result: Result) -> None:
         self._results[number] = result
@@ -485,8 +513,8 @@ def _check_header(frame: bytes, start: int, end: int, size_max_bytes: int, now_m
         raise RefusedBatch(INVALID_RECORD, "more than one record batch for a partition")
     if header.count > RECORDS_MAX:
         raise RefusedBatch(MESSAGE_TOO_LARGE, f"a record batch of {header.count} records; at most {RECORDS_MAX}")
-    if header.attributes & TRANSACTIONAL:
-        raise RefusedBatch(INVALID_REQUEST, "transactions are not supported")
+    if header.attributes & TRANSACTIONAL and header.producer_id < 0:
+        raise RefusedBatch(INVALID_RECORD, "a transactional batch without a producer")
     if header.attributes & CONTROL:
         raise RefusedBatch(INVALID_RECORD, "producers cannot send control batches")
     if header.attributes & LOG_APPEND_TIME:
@@ -497,7 +525,7 @@ def _check_header(frame: bytes, start: int, end: int, size_max_bytes: int, now_m
         raise RefusedBatch(INVALID_TIMESTAMP, "a time more than an hour ahead of the broker's clock")
     if header.attributes & COMPRESSION >= len(CODECS):
         raise RefusedBatch(UNSUPPORTED_COMPRESSION_TYPE, f"unknown codec {header.attributes & COMPRESSION}")
-    if header.attributes & ~COMPRESSION:
+    if header.attributes & ~(COMPRESSION | TRANSACTIONAL):
         raise RefusedBatch(INVALID_RECORD, f"unknown attributes {header.attributes:#x}")
 
 
@@ -527,22 +555,4 @@ def _handle_produce(call: Call) -> None:
     PendingProduce(call).run()
 
 
-# -- InitProducerId
-
-
-def _handle_init_producer_id(call: Call) -> None:
-    """Answer with a new producer id and epoch 0, also for a producer that wants to continue with a higher epoch.
-
-    Ids are random, above 2^62. Producers of AMQP choose theirs, usually small ones. A transactional id is answered
-    with INVALID_REQUEST, because no code says that there are no transactions.
-    """
-    if call.request.transactional_id is not None:
-        call.reply({"error_code": INVALID_REQUEST, "producer_id": -1, "producer_epoch": -1})
-        return
-    call.reply({"producer_id": 1 << 62 | secrets.randbits(62), "producer_epoch": 0})
-
-
-APIS: Final = (
-    Api(0, "Produce", 3, 11, FLEXIBLE, _handle_produce),
-    Api(22, "InitProducerId", 0, 4, 2, _handle_init_producer_id, *api_types("InitProducerId")),
-)
+APIS: Final = (Api(0, "Produce", 3, 11, FLEXIBLE, _handle_produce),)

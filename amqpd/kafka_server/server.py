@@ -11,7 +11,16 @@ from amqpd.auth.internal_backend import AuthenticationRefused
 from amqpd.broker.listeners import BrokerListener
 from amqpd.broker.session import Session
 from amqpd.errors import NotAllowed
-from amqpd.kafka_server import coordinator, fetch, produce, sasl, topic_admin, topics
+from amqpd.kafka_server import (
+    coordinator,
+    fetch,
+    produce,
+    sasl,
+    topic_admin,
+    topics,
+    transaction_admin,
+    transaction_requests,
+)
 from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection, api_versions
 from amqpd.kafka_server.messages import API_VERSIONS, api_types
 from amqpd.listeners import Listener, bound_sockets, is_loopback
@@ -47,7 +56,15 @@ class KafkaServer(BrokerListener):
         self.settings: KafkaSettings = broker.settings.kafka
         self.connections: set[KafkaClientConnection] = set()
         self.apis: dict[int, Api] = {}
-        every = (*topics.APIS, *topic_admin.APIS, *produce.APIS, *fetch.APIS, *coordinator.APIS, *sasl.APIS)
+        every: tuple[Api, ...] = (
+            *topics.APIS,
+            *topic_admin.APIS,
+            *produce.APIS,
+            *fetch.APIS,
+            *coordinator.APIS,
+            *sasl.APIS,
+        )
+        every += (*transaction_requests.APIS, *transaction_admin.APIS)
         versions = Api(
             API_VERSIONS, "ApiVersions", 0, 4, 3, _answer_api_versions, *api_types("ApiVersions"), before_login=True
         )

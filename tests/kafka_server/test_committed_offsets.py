@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqpd.kafka_server import committed_offsets
+from amqpd.kafka_server import committed_offsets, compacted_log
 from amqpd.kafka_server.committed_offsets import (
     CommittedOffset,
     CommittedOffsets,
@@ -23,6 +23,7 @@ from amqpd.kafka_server.committed_offsets import (
     encode_key,
     encode_value,
 )
+from amqpd.kafka_server.compacted_log import RETRY_MS
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.storage import Storage
 
@@ -144,14 +145,14 @@ def test_a_log_of_many_slices_is_read_completely(tmp_path: Path, monkeypatch: py
     for number in range(200):
         assert lab.commit(f"g{number}", number)
     lab.storage.close(clean=True)
-    monkeypatch.setattr(committed_offsets, "SLICE_BYTES", 200)
+    monkeypatch.setattr(compacted_log, "SLICE_BYTES", 200)
     lab = Lab(tmp_path)
     assert lab.content() == {f"g{number}": number for number in range(200)}
     lab.storage.close(clean=True)
 
 
 def test_compaction_keeps_the_last_offset_of_each_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committed_offsets, "SEGMENT_BYTES", 4096)
+    monkeypatch.setattr(compacted_log, "SEGMENT_BYTES", 4096)
     lab = Lab(tmp_path)
     for number in range(600):
         assert lab.commit(f"g{number % 3}", number)
@@ -238,7 +239,7 @@ def test_log_that_cannot_be_opened_is_tried_again_after_a_while(
     assert lab.offsets.has_failed and not lab.offsets.is_loaded
     lab.offsets.load()
     assert not lab.offsets.is_loaded
-    lab.now += committed_offsets.RETRY_MS
+    lab.now += RETRY_MS
     lab.offsets.load()
     lab.run()
     assert lab.offsets.is_loaded and not lab.offsets.has_failed
