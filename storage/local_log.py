@@ -440,10 +440,10 @@ class LocalLog(GroupCommitLog):
     def synced(self, part: SyncPart, group_size: int = 1) -> None:
         self.in_job = False
         late = self.context.has_ticks and group_size >= _GROUP_LARGE
-        self.log.synced(part, self.context.clock.time_ms(), not late)
+        has_aborted = self.log.synced(part, self.context.clock.time_ms(), not late)
         if self.log.failed:
             self.failed = True
-        if self.log.transactions is not None and self.log.end_transactions():
+        if has_aborted:
             self.mark_dirty()
             self.recompute_counts()
         self.on_high_watermark()

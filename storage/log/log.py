@@ -663,12 +663,15 @@ class Log:
         if self._unwritten_aborts and not self.ack_file_writer.pending:
             self._unwritten_aborts = {}
 
-    def synced(self, part: SyncPart, now_ms: int, publish: bool) -> None:
+    def synced(self, part: SyncPart, now_ms: int, publish: bool) -> bool:
         """Process the result of a job, on the loop. After a failure the log is sealed at its last synced offset.
 
         Args:
             publish: write the high watermark file now; otherwise the caller does it later.
+
+        Returns: whether messages of aborted transactions were settled, which changes the counts.
         """
+        has_aborted = False
         for file in part.files:
             file.unpin()
         if part.failed:
@@ -676,6 +679,7 @@ class Log:
         elif not self.failed:
             if not self.replicated:
                 self.watermark.offset = max(self.watermark.offset, part.end_offset)
+            has_aborted = self.transactions is not None and self.end_transactions()
             if part.directories:
                 self.filesystem.safe_directories.update(self.chain[:-1])
             if publish:
@@ -693,6 +697,7 @@ class Log:
                 self.sealed.append(segment)
             else:
                 segment.release()
+        return has_aborted
 
     def publish(self) -> None:
         """Write the high watermark file for external readers. They read committed messages only."""

@@ -95,7 +95,9 @@ class Transactions:
     def stable_end(self, high_watermark: i64) -> i64:
         """Return the last stable offset."""
         for first in self._all:
-            return min(first, high_watermark)
+            if first < high_watermark:
+                return first
+            break
         return high_watermark
 
     def first_open(self, producer_id: i64) -> i64:

@@ -133,6 +133,8 @@ def test_transactions_are_whole_or_absent_after_each_kill(broker: BrokerProcess)
         with TransactionClient(address, "writer") as client:
             while client.init() in (14, 51):  # afterwards every transaction has ended
                 time.sleep(0.01)
+            assert [client.add(topic) for topic in topics] == [[0], [0]]
+            assert client.end(True) == 0  # its markers are synced, and so is all before them
             found = [numbers(client.values(topic)) for topic in topics]
             assert found[0] == found[1]
             assert found[0] == sorted(set(found[0]))

@@ -13,6 +13,7 @@ from simulated_filesystem import SimulatedFileSystem
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.appender import BadBatch, check_batches
 from amqpd.storage.log.batch import BatchHeader, is_commit_marker, marker_batch
+from amqpd.storage.log.checkpoint import decode_high_watermark
 from amqpd.storage.log.reader import LogReader
 from amqpd.storage.retention import trim
 from amqpd.storage.retention_policy import CleanerPolicy, RetentionPolicy
@@ -148,6 +149,17 @@ def test_readers_stop_before_the_first_record_of_an_open_transaction(log: Transa
     assert log.store.last_stable_offset == log.store.high_watermark == 5
     assert log.amqp() == log.kafka() == [b"before", b"a1", b"a2", b"after"]
     assert log.store.log.transactions is None
+
+
+def test_external_readers_see_the_last_stable_offset_as_the_end(log: TransactionLog) -> None:
+    log.plain(b"before")
+    log.sync()
+    ends = []
+    for step in (lambda: log.produce(A, b"a1"), lambda: log.plain(b"after"), lambda: log.end(A, commits=False)):
+        step()
+        log.sync()
+        ends.append(decode_high_watermark(bytes(log.harness.data("high-watermark"))))
+    assert ends == [1, 1, 4]
 
 
 def test_aborted_records_are_settled_and_seen_by_nobody(log: TransactionLog) -> None:
