@@ -464,7 +464,7 @@ class PendingProduce:
         if coordinator.load_error():
             raise RefusedBatch(NOT_LEADER_OR_FOLLOWER)  # clients try again
         producer = (int(header.producer_id), int(header.producer_epoch))
-        place = TransactionPartition(topic.name, topic.id.bytes, part.partition)
+        place = TransactionPartition(topic.name, bytes.fromhex(topic.queue.id), part.partition)
         error = coordinator.write_error(session.vhost, name, producer, place)
         if error:
             raise RefusedBatch(INVALID_PRODUCER_EPOCH if error == PRODUCER_FENCED else error)

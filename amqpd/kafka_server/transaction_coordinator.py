@@ -292,7 +292,7 @@ class TransactionCoordinator:
         """Return the stream of a partition; None if it was deleted."""
         for vhost in self.broker.vhosts.values():
             if vhost.id == vhost_id:
-                queue = vhost.streams.get(each.topic_id.hex())
+                queue = vhost.streams.get(each.queue_id.hex())
                 return None if queue is None or queue.deleted else queue
         return None
 

@@ -2,8 +2,8 @@
 
     key     version 1, vhost id, transactional id
     value   version 1, state (int8), producer id (int64), epoch, last epoch (int16), time-out (int32), start, update
-            (int64, ms since 1970), the partitions and the groups, each with a count (int32) before: topic, topic id (16
-            bytes), partition (int32); group
+            (int64, ms since 1970), the partitions and the groups, each with a count (int32) before: topic, id of the
+            stream (16 bytes), partition (int32); group
 
 A text is a length of 2 bytes and UTF-8. Records of an unknown version are kept and ignored.
 """
@@ -76,7 +76,7 @@ def encode_value(value: Transaction) -> bytes:
         _INT32.pack(len(value.partitions)),
     ]
     for each in sorted(value.partitions):
-        parts += (_text(each.topic), _PLACE.pack(each.topic_id, each.partition))
+        parts += (_text(each.topic), _PLACE.pack(each.queue_id, each.partition))
     parts.append(_INT32.pack(len(value.groups)))
     parts += [_text(group) for group in sorted(value.groups)]
     return b"".join(parts)

@@ -147,7 +147,7 @@ def _add_partitions(call: Call) -> None:
             elif index != 0:
                 errors[each.name, index] = UNKNOWN_TOPIC_OR_PARTITION
             else:
-                found.append(TransactionPartition(topic.name, topic.id.bytes, index))
+                found.append(TransactionPartition(topic.name, bytes.fromhex(topic.queue.id), index))
     if error or errors:
         _answer_partitions(call, errors, error or OPERATION_NOT_ATTEMPTED)
         return

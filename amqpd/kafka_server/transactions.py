@@ -74,10 +74,10 @@ STATE_NAMES: Final = {name: state for state, name in _NAMES.items()}
 
 
 class TransactionPartition(NamedTuple):
-    """A partition of a transaction. topic_id: 16 bytes, so a new topic of the name is another one."""
+    """A partition of a transaction. queue_id: of its stream, 16 bytes, so a new topic of the name is another one."""
 
     topic: str
-    topic_id: bytes
+    queue_id: bytes
     partition: int
 
 

@@ -263,9 +263,7 @@ def test_id_of_a_deleted_vhost_is_unknown(kafka_broker: BrokerProcess, kafka_add
 
 def test_administrators_see_transactions_and_producers(client: TransactionClient, topic: str) -> None:
     begun(client, topic, b"a")
-    (state,) = client.request(
-        DescribeTransactionsRequest, 0, transactional_ids=[client.name]
-    ).transaction_states
+    (state,) = client.request(DescribeTransactionsRequest, 0, transactional_ids=[client.name]).transaction_states
     assert (state.error_code, state.transaction_state, state.transaction_timeout_ms) == (0, "Ongoing", 60_000)
     assert (state.producer_id, state.producer_epoch) == client.producer
     assert [(each.topic, each.partitions) for each in state.topics] == [(topic, [0])]

@@ -116,7 +116,7 @@ def test_requests_of_an_unknown_producer_or_an_old_epoch_are_refused() -> None:
 def test_records_and_offsets_need_an_ongoing_transaction_with_their_partition_or_group() -> None:
     assert write_error(ongoing(), 77, 0, P0) == offsets_error(ongoing(), 77, 0, "g") == 0
     assert write_error(ongoing(), 77, 0, P1) == offsets_error(ongoing(), 77, 0, "h") == 48
-    assert write_error(ongoing(), 77, 0, P0._replace(topic_id=bytes(16))) == 48, "a new topic of the name"
+    assert write_error(ongoing(), 77, 0, P0._replace(queue_id=bytes(16))) == 48, "a new topic of the name"
     assert write_error(prepared(True), 77, 0, P0) == offsets_error(prepared(False), 77, 0, "g") == 48
 
 
