@@ -302,6 +302,8 @@ def _last_entries(entries: bytes) -> bytes:
 
 def _joined(before: Producer, after: Producer) -> Producer:
     """Return `after` with the batches of `before` that precede its own."""
+    if before.epoch == after.epoch and after.sequence == NO_SEQUENCE:
+        return before  # only a marker was found
     if before.epoch != after.epoch or not after.batches:
         return after
     first: i64 = after.first_known_offset()

@@ -255,7 +255,7 @@ def test_time_out_passes_while_the_broker_is_down(broker: BrokerProcess) -> None
 
 
 def test_loop_of_consumer_and_producer_is_exactly_once_through_kills(broker: BrokerProcess) -> None:
-    """kafka-python: read, transform, write and commit the offsets in one transaction; the broker is killed meanwhile."""
+    """kafka-python reads, writes and commits the offsets in one transaction; the broker is killed meanwhile."""
     address = address_of(broker)
     source, target = new_topic(address, "source"), new_topic(address, "target")
     count = 400

@@ -234,6 +234,23 @@ def test_marker_with_a_higher_epoch_fences_the_producer(log: TransactionLog) -> 
         log.restart()
 
 
+def test_marker_alone_keeps_the_sequence_of_its_producer_over_a_kill(log: TransactionLog) -> None:
+    log.produce(A, b"a1", b"a2")
+    log.end(A, commits=True)
+    log.sync()
+    log.store.flush_batches()
+    log.store.log.roll()
+    log.sync()
+    log.end(A, commits=True)
+    log.sync()
+    for _ in range(2):
+        log.restart()
+        producer = log.store.producers().find(A, log.harness.clock.time_ms())
+        assert producer is not None
+        assert producer.sequence == 1
+        assert producer.find_batch(0, 0, 1) == 1, "a repeated batch is still recognised"
+
+
 def test_marker_that_was_not_written_leaves_the_transaction_open(log: TransactionLog) -> None:
     log.produce(A, b"a1")
     log.sync()
@@ -383,8 +400,9 @@ def test_random_walk_with_kills_power_cuts_and_clean_stops(make_harness: Any, se
             log.sequences.clear()
             for name in (A, B, C):
                 known = log.store.producers().find(name, log.harness.clock.time_ms())
-                if known is not None:
-                    log.sequences[name, 0] = known.sequence + 1
+                count = sum(each[1] == name for each in model.entries)
+                assert (0 if known is None else known.sequence + 1) == count, "the next sequence"
+                log.sequences[name, 0] = count
         if what not in ("plain", "produce", "end", "roll"):
             expected = model.visible(log.store.last_stable_offset)
             assert log.amqp() == log.kafka() == expected, what
