@@ -21,7 +21,7 @@ from mypy_extensions import i64
 from amqpd.storage.log.batch import HEADER_SIZE, BatchCursor, BatchHeader, crc_fits
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.raw_reader import RawBatchReader
-from amqpd.storage.log.reader import LogReader
+from amqpd.storage.log.reader import SKIP_COUNT_MIN, LogReader
 from amqpd.storage.log.record import BadRecord, Record, RecordViews
 from amqpd.storage.loop_log import GroupCommitLog
 from amqpd.storage.queue_log import BatchBytes, Cursor, ReadResult, TimeSearch
@@ -208,6 +208,11 @@ class LocalCursor(Cursor):
                 break
             segment = log.segment_of(batch.base_offset)
             set_ = segment.settled if segment is not None and not self._reader.reads_acked_segments else None
+            if views is not None and set_ is not None and set_.highest - offset >= SKIP_COUNT_MIN:
+                free: i64 = set_.next_free(offset)
+                if free - offset >= SKIP_COUNT_MIN:  # an aborted transaction
+                    offset = free
+                    continue
             try:
                 if views is None:
                     budget = batch.read(offset, set_, owner.returned, budget, records)

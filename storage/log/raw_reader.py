@@ -54,7 +54,12 @@ class RawBatchReader:
             if header.last_offset >= end:
                 reader.step_back(header, offset)
                 break
-            if not reader.found_was_settled(header):
+            behind: i64 = header.last_offset + 1
+            if reader.found_was_settled(header):
+                behind = reader.after_settled(header)
+                if behind > end:
+                    behind = end
+            else:
                 if header.size > size_bytes_max - result.size_bytes and (result.size_bytes > 0 or not one):
                     reader.step_back(header, offset)
                     result.is_full = True
@@ -66,7 +71,7 @@ class RawBatchReader:
                 result.size_bytes += header.size
                 if header.size > largest:
                     largest = header.size
-            offset = header.last_offset + 1
+            offset = behind
             result.next_offset = offset
         if largest > CHUNK_SIZE:
             reader.release()  # it would keep a large batch in memory

@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 CHUNK_SIZE: Final[i64] = 256 * 1024
 # A batch of this size or more costs less if it is read alone than copied out of a chunk.
 APART_SIZE_MIN: Final[i64] = 16 * 1024
+# Settled offsets in a row that are skipped with a look-up instead of batch by batch.
+SKIP_COUNT_MIN: Final[i64] = 1024
 # Distance of the pages that `FileSystem.resident` checks.
 _LOOK_SIZE: Final[i64] = 64 * 1024
 
@@ -262,6 +264,16 @@ class LogReader:
             return False
         segment = self._segment
         return segment is not None and segment.settled.contains(header.last_offset)
+
+    def after_settled(self, header: BatchHeader) -> i64:
+        """Return where to continue after a batch that `found_was_settled`: behind a long run of settled offsets."""
+        segment = self._segment
+        behind: i64 = header.last_offset + 1
+        if segment is not None:
+            free: i64 = segment.settled.next_free(behind)
+            if free - behind >= SKIP_COUNT_MIN:
+                return free
+        return behind
 
     def step_back(self, header: BatchHeader, offset: i64) -> None:
         """Make `find(offset)` return the batch again that it returned last, without a look-up."""
