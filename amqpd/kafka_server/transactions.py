@@ -37,7 +37,7 @@ from amqpd.kafka_server.messages import (
 
 EPOCH_MAX: Final = 32_766
 """After this epoch a producer gets another id."""
-PARTITIONS_MAX: Final = 10_000
+PARTITIONS_MAX: Final = 2_000
 """Partitions and groups of one transaction."""
 NO_PRODUCER: Final = -1
 
