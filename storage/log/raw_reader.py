@@ -80,7 +80,7 @@ class RawBatchReader:
     def find_time(
         self, end: i64, offset: i64, timestamp_ms: i64, batches_max: i64, arrived: Callable[[], None]
     ) -> TimeSearch:
-        """Return the first record from `offset` on whose time is `timestamp_ms` or later.
+        """Return the first record from `offset` on whose time is `timestamp_ms` or later. A producer's marker is one.
 
         Args:
             end: batches that reach to this offset or further are not read.
@@ -99,7 +99,13 @@ class RawBatchReader:
             if header is None or header.last_offset >= end:
                 break
             batches_max -= 1
-            if header.max_timestamp_ms >= timestamp_ms and not header.is_control():
+            if header.max_timestamp_ms >= timestamp_ms and header.is_control():
+                if header.is_of_producer_transaction():  # as in Kafka: it may have the latest time of the log
+                    result.offset = header.base_offset
+                    result.timestamp_ms = header.max_timestamp_ms
+                    result.next_offset = -1
+                    return result
+            elif header.max_timestamp_ms >= timestamp_ms:
                 record = None if reader.found_was_settled(header) else self._first_at(header, offset, timestamp_ms)
                 if record is not None:
                     result.offset = record.offset

@@ -48,6 +48,14 @@ def test_committed_records_are_read_after_the_commit_and_not_before(client: Tran
     assert client.latest(topic, True) == client.latest(topic, False) == 3
 
 
+def test_search_for_a_time_ends_at_the_last_stable_offset(client: TransactionClient, topic: str) -> None:
+    begun(client, topic, b"a")
+    assert (client.latest(topic, True, timestamp=0), client.latest(topic, False, timestamp=0)) == (-1, 0)
+    assert client.end(True) == 0
+    assert client.latest(topic, True, timestamp=0) == 0
+    assert client.latest(topic, True, version=7, timestamp=-3) == 1, "the marker has the latest time, as in Kafka"
+
+
 @pytest.mark.parametrize("version", range(4, 13))
 def test_aborted_records_are_not_sent_and_each_abort_marker_has_an_aborted_transaction(
     client: TransactionClient, topic: str, version: int

@@ -178,14 +178,14 @@ class TransactionClient(KafkaSocket):
         """Return the values of the records that a consumer reads."""
         return values_of(self.fetch(topic, committed).records)
 
-    def latest(self, topic: str, committed: bool, version: int = 4) -> int:
+    def latest(self, topic: str, committed: bool, version: int = 4, timestamp: int = -1) -> int:
+        """Return the offset for a time, or for one of Kafka's numbers; the end by default."""
+        wanted = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": timestamp}
         answer = self.request(
             ListOffsetsRequest,
             version,
             replica_id=-1,
             isolation_level=int(committed),
-            topics=[
-                {"name": topic, "partitions": [{"partition_index": 0, "current_leader_epoch": -1, "timestamp": -1}]}
-            ],
+            topics=[{"name": topic, "partitions": [wanted]}],
         )
         return int(answer.topics[0].partitions[0].offset)
