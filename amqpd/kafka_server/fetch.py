@@ -12,7 +12,7 @@ The memory of a connection is bounded: its answered, unsent responses and its wa
 together, plus one batch. Only one request of a connection waits; clients send no second one.
 
 There are no fetch sessions (KIP-227): the session id in responses is 0, so clients send full requests. Readers of
-committed records stop at the last stable offset. Batches of aborted transactions are sent to nobody.
+committed records stop at the last stable offset. Batches of aborted transactions are not sent.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from amqpd.kafka_server.transactions import STATE_NAMES
 from amqpd.storage.local_log import LocalLog
 
 if TYPE_CHECKING:
-    from amqpd.kafka_server.transactions import Transaction
+    from amqpd.kafka_server.transactions import TransactionMetadata
 
 NAMES_MAX: Final = 1000
 """Transactional ids, filters or partitions in one request."""
@@ -46,7 +46,7 @@ def _describe_transactions(call: Call) -> None:
     call.reply({"transaction_states": states})
 
 
-def _described(name: str, current: Transaction | None, error: int) -> Fields:
+def _described(name: str, current: TransactionMetadata | None, error: int) -> Fields:
     if current is None:
         return {
             "error_code": error or TRANSACTIONAL_ID_NOT_FOUND,

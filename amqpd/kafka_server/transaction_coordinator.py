@@ -36,7 +36,7 @@ from amqpd.kafka_server.messages import (
     POLICY_VIOLATION,
 )
 from amqpd.kafka_server.transaction_log import TransactionKey, TransactionLog
-from amqpd.kafka_server.transactions import Transaction, TransactionPartition, TransactionState
+from amqpd.kafka_server.transactions import TransactionMetadata, TransactionPartition, TransactionState
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.batch import marker_batch
 from amqpd.storage.queue_log import LogFailed
@@ -65,7 +65,7 @@ SWEEP_IDS: Final = 200
 RETRY_MS: Final = 1000
 MARKERS_PER_TURN: Final = 100
 
-Change = Callable[[Transaction | None], Transaction | int]
+Change = Callable[[TransactionMetadata | None], TransactionMetadata | int]
 
 
 class TransactionEntry:
@@ -79,8 +79,8 @@ class TransactionEntry:
 
     def __init__(self, key: TransactionKey, on_time: Callable[[TransactionEntry], None]) -> None:
         self.key = key
-        self.current: Transaction | None = None
-        self.next: Transaction | None = None
+        self.current: TransactionMetadata | None = None
+        self.next: TransactionMetadata | None = None
         self.waiting: list[Callable[[int], None]] = []
         self._on_time = on_time
         self.timer = CallTimer(self._fire)
@@ -153,12 +153,12 @@ class TransactionCoordinator:
         failed = self._log.has_failed or self.offsets.has_failed
         return COORDINATOR_NOT_AVAILABLE if failed else COORDINATOR_LOAD_IN_PROGRESS
 
-    def find(self, vhost: VHost, transactional_id: str) -> Transaction | None:
+    def find(self, vhost: VHost, transactional_id: str) -> TransactionMetadata | None:
         """Return the state of an id; None if it is unknown."""
         entry = self._entries.get(vhost.id, {}).get(transactional_id)
         return None if entry is None else entry.current
 
-    def of_vhost(self, vhost: VHost) -> dict[str, Transaction]:
+    def of_vhost(self, vhost: VHost) -> dict[str, TransactionMetadata]:
         """Return the states of all ids of a vhost."""
         entries = self._entries.get(vhost.id, {})
         return {name: entry.current for name, entry in entries.items() if entry.current is not None}
@@ -175,7 +175,7 @@ class TransactionCoordinator:
         current = self._while_open(vhost, transactional_id)
         return current if isinstance(current, int) else transactions.offsets_error(current, *producer, group)
 
-    def _while_open(self, vhost: VHost, transactional_id: str) -> Transaction | int | None:
+    def _while_open(self, vhost: VHost, transactional_id: str) -> TransactionMetadata | int | None:
         """Return the state, or an error if the transaction is being ended."""
         entry = self._entries.get(vhost.id, {}).get(transactional_id)
         if entry is None:
@@ -220,12 +220,12 @@ class TransactionCoordinator:
             entry = self._add((vhost.id, transactional_id))
         self._write(entry, result, done)
 
-    def _write(self, entry: TransactionEntry, transaction: Transaction, done: Callable[[int], None]) -> None:
+    def _write(self, entry: TransactionEntry, transaction: TransactionMetadata, done: Callable[[int], None]) -> None:
         entry.next = transaction
         self._log.write(entry.key, transaction, partial(self._written, entry, transaction, done))
 
     def _written(
-        self, entry: TransactionEntry, transaction: Transaction, done: Callable[[int], None], safe: bool
+        self, entry: TransactionEntry, transaction: TransactionMetadata, done: Callable[[int], None], safe: bool
     ) -> None:
         entry.next = None
         if not safe:
@@ -240,7 +240,7 @@ class TransactionCoordinator:
             done(NONE)
         self._continue(entry)
 
-    def _set(self, entry: TransactionEntry, transaction: Transaction | None) -> None:
+    def _set(self, entry: TransactionEntry, transaction: TransactionMetadata | None) -> None:
         self._part_count += _part_count(transaction) - _part_count(entry.current)
         entry.current = transaction
 
@@ -338,7 +338,9 @@ class TransactionCoordinator:
 class _Completion:
     """Writes what a decided transaction needs before it is complete."""
 
-    def __init__(self, coordinator: TransactionCoordinator, entry: TransactionEntry, decided: Transaction) -> None:
+    def __init__(
+        self, coordinator: TransactionCoordinator, entry: TransactionEntry, decided: TransactionMetadata
+    ) -> None:
         self._coordinator = coordinator
         self._entry = entry
         self._decided = decided
@@ -404,7 +406,7 @@ def new_producer_id() -> int:
     return 1 << 62 | secrets.randbits(62)
 
 
-def _part_count(transaction: Transaction | None) -> int:
+def _part_count(transaction: TransactionMetadata | None) -> int:
     return 0 if transaction is None else len(transaction.partitions) + len(transaction.groups)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from amqpd.kafka_server.compacted_log import CompactedLog
-from amqpd.kafka_server.transactions import Transaction, TransactionPartition, TransactionState
+from amqpd.kafka_server.transactions import TransactionMetadata, TransactionPartition, TransactionState
 
 if TYPE_CHECKING:
     from amqpd.broker.flow.loop_turn import LoopTurn
@@ -61,7 +61,7 @@ def decode_key(data: bytes) -> TransactionKey | None:
         return None
 
 
-def encode_value(value: Transaction) -> bytes:
+def encode_value(value: TransactionMetadata) -> bytes:
     parts = [
         _VERSION,
         _FIXED.pack(
@@ -82,7 +82,7 @@ def encode_value(value: Transaction) -> bytes:
     return b"".join(parts)
 
 
-def decode_value(data: bytes) -> Transaction | None:
+def decode_value(data: bytes) -> TransactionMetadata | None:
     """Return the transaction; None if its version is unknown or it is damaged."""
     if data[:1] != _VERSION:
         return None
@@ -102,7 +102,7 @@ def decode_value(data: bytes) -> Transaction | None:
         for _ in range(count):
             group, position = _read_text(data, position)
             groups.append(group)
-        return Transaction(
+        return TransactionMetadata(
             producer_id,
             epoch,
             last_epoch,
@@ -142,7 +142,7 @@ class TransactionLog(CompactedLog):
             queue_id=QUEUE_ID,
             content="states of Kafka's transactions",
         )
-        self.found: dict[TransactionKey, Transaction] = {}
+        self.found: dict[TransactionKey, TransactionMetadata] = {}
 
     def clear(self) -> None:
         self.found.clear()
@@ -158,7 +158,7 @@ class TransactionLog(CompactedLog):
             self.found[place] = transaction
         return True
 
-    def write(self, key: TransactionKey, transaction: Transaction, done: Callable[[bool], None]) -> None:
+    def write(self, key: TransactionKey, transaction: TransactionMetadata, done: Callable[[bool], None]) -> None:
         """Write a state. `done(True)` is called when it is synced, `done(False)` if it could not be written."""
         self.append([(encode_key(key), encode_value(transaction))], done)
 

@@ -31,7 +31,7 @@ from amqpd.kafka_server.messages import (
     api_types,
 )
 from amqpd.kafka_server.transaction_coordinator import TIMEOUT_MS_MAX, TransactionCoordinator, new_producer_id
-from amqpd.kafka_server.transactions import PARTITIONS_MAX, Transaction, TransactionPartition
+from amqpd.kafka_server.transactions import PARTITIONS_MAX, TransactionMetadata, TransactionPartition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -88,7 +88,7 @@ def _try_init(call: Call, again: bool) -> None:
     expects = call.version >= 3
     decided = False
 
-    def change(current: Transaction | None) -> Transaction | int:
+    def change(current: TransactionMetadata | None) -> TransactionMetadata | int:
         nonlocal decided
         result = transactions.init_producer(
             current,

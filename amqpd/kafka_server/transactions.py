@@ -13,9 +13,9 @@
 Kafka has also Dead, for an id that expires, and PrepareEpochFence, for the time until Ongoing of a fenced producer is
 written as PrepareAbort. Here an expired id is absent, and fencing is one step.
 
-A `Transaction` is immutable, and all of it is one record of a log (transaction_log.py). The functions return the next
-one, or Kafka's error code. The coordinator (transaction_coordinator.py) writes it before it counts; until then every
-request gets 51 (CONCURRENT_TRANSACTIONS).
+A `TransactionMetadata` is immutable, and all of it is one record of a log (transaction_log.py). The functions return
+the next one, or Kafka's error code. The coordinator (transaction_coordinator.py) writes it before it counts; until then
+every request gets 51 (CONCURRENT_TRANSACTIONS).
 
 Source: Kafka, TransactionCoordinator and TransactionMetadata, with transaction.version 1: the epoch of a producer stays
 the same from one transaction to the next.
@@ -81,7 +81,7 @@ class TransactionPartition(NamedTuple):
     partition: int
 
 
-class Transaction(NamedTuple):
+class TransactionMetadata(NamedTuple):
     """A transactional id with its producer, and its current or last transaction.
 
     Attributes:
@@ -118,8 +118,8 @@ _NO_GROUPS: Final[frozenset[str]] = frozenset()
 
 
 def init_producer(
-    current: Transaction | None, producer_id: int, epoch: int, timeout_ms: int, new_id: int, now_ms: int
-) -> Transaction | int:
+    current: TransactionMetadata | None, producer_id: int, epoch: int, timeout_ms: int, new_id: int, now_ms: int
+) -> TransactionMetadata | int:
     """InitProducerId: return the transaction with the epoch of the new producer, or an error.
 
     If a transaction is ongoing, the result is PrepareAbort: the caller completes it and answers 51, and the client
@@ -149,13 +149,13 @@ def init_producer(
     return _empty(current.producer_id, current.epoch + 1, last_epoch, timeout_ms, now_ms)
 
 
-def _empty(producer_id: int, epoch: int, last_epoch: int, timeout_ms: int, now_ms: int) -> Transaction:
-    return Transaction(
+def _empty(producer_id: int, epoch: int, last_epoch: int, timeout_ms: int, now_ms: int) -> TransactionMetadata:
+    return TransactionMetadata(
         producer_id, epoch, last_epoch, timeout_ms, TransactionState.EMPTY, _NO_PARTITIONS, _NO_GROUPS, -1, now_ms
     )
 
 
-def producer_error(current: Transaction | None, producer_id: int, epoch: int) -> int:
+def producer_error(current: TransactionMetadata | None, producer_id: int, epoch: int) -> int:
     """Return the error for a request of a producer, 0 if it is the current one of its id."""
     if current is None or current.producer_id != producer_id:
         return INVALID_PRODUCER_ID_MAPPING
@@ -163,13 +163,13 @@ def producer_error(current: Transaction | None, producer_id: int, epoch: int) ->
 
 
 def add(
-    current: Transaction | None,
+    current: TransactionMetadata | None,
     producer_id: int,
     epoch: int,
     partitions: Iterable[TransactionPartition],
     groups: Iterable[str],
     now_ms: int,
-) -> Transaction | int:
+) -> TransactionMetadata | int:
     """AddPartitionsToTxn and AddOffsetsToTxn: return the ongoing transaction with these, or an error.
 
     The result is `current` if all of them are there already.
@@ -194,7 +194,9 @@ def add(
     )
 
 
-def end(current: Transaction | None, producer_id: int, epoch: int, commits: bool, now_ms: int) -> Transaction | int:
+def end(
+    current: TransactionMetadata | None, producer_id: int, epoch: int, commits: bool, now_ms: int
+) -> TransactionMetadata | int:
     """EndTxn: return the prepared transaction, or an error.
 
     The result is `current` if the transaction has already ended in this way: the request is repeated.
@@ -211,14 +213,14 @@ def end(current: Transaction | None, producer_id: int, epoch: int, commits: bool
     return current if current.state is complete else INVALID_TXN_STATE
 
 
-def time_out(current: Transaction, now_ms: int) -> Transaction | None:
+def time_out(current: TransactionMetadata, now_ms: int) -> TransactionMetadata | None:
     """Return the transaction as PrepareAbort if its time is over. Its producer is fenced."""
     if current.state is not TransactionState.ONGOING or current.due_ms > now_ms:
         return None
     return _prepare(current, False, True, now_ms)
 
 
-def _prepare(current: Transaction, commits: bool, fences: bool, now_ms: int) -> Transaction:
+def _prepare(current: TransactionMetadata, commits: bool, fences: bool, now_ms: int) -> TransactionMetadata:
     # EPOCH_MAX + 1 is left for fencing; the next InitProducerId then gets another producer id.
     return current._replace(
         state=TransactionState.PREPARE_COMMIT if commits else TransactionState.PREPARE_ABORT,
@@ -228,7 +230,7 @@ def _prepare(current: Transaction, commits: bool, fences: bool, now_ms: int) -> 
     )
 
 
-def complete(current: Transaction, now_ms: int) -> Transaction:
+def complete(current: TransactionMetadata, now_ms: int) -> TransactionMetadata:
     """Return a prepared transaction as complete: all markers are written."""
     commits = current.state is TransactionState.PREPARE_COMMIT
     return current._replace(
@@ -240,7 +242,9 @@ def complete(current: Transaction, now_ms: int) -> Transaction:
     )
 
 
-def write_error(current: Transaction | None, producer_id: int, epoch: int, partition: TransactionPartition) -> int:
+def write_error(
+    current: TransactionMetadata | None, producer_id: int, epoch: int, partition: TransactionPartition
+) -> int:
     """Return the error for a Produce of this partition, 0 if the transaction has it."""
     error = producer_error(current, producer_id, epoch)
     if error or current is None:
@@ -250,7 +254,7 @@ def write_error(current: Transaction | None, producer_id: int, epoch: int, parti
     return 0
 
 
-def offsets_error(current: Transaction | None, producer_id: int, epoch: int, group: str) -> int:
+def offsets_error(current: TransactionMetadata | None, producer_id: int, epoch: int, group: str) -> int:
     """Return the error for a TxnOffsetCommit of this group, 0 if the transaction has it."""
     error = producer_error(current, producer_id, epoch)
     if error or current is None:

@@ -20,7 +20,7 @@ from amqpd.kafka_server.transaction_coordinator import (
     TransactionCoordinator,
     TransactionEntry,
 )
-from amqpd.kafka_server.transactions import Transaction, TransactionPartition, TransactionState
+from amqpd.kafka_server.transactions import TransactionMetadata, TransactionPartition, TransactionState
 
 GONE = TransactionPartition("t", bytes(16), 0)
 """A partition of a deleted stream: it needs no marker."""
@@ -76,7 +76,9 @@ class Office:
         self.timers.move(ms)
         self.lab.run()
 
-    def change(self, change: Callable[[Transaction | None], Transaction | int], name: str = "x") -> list[int]:
+    def change(
+        self, change: Callable[[TransactionMetadata | None], TransactionMetadata | int], name: str = "x"
+    ) -> list[int]:
         """Return the answer, nothing if it waits."""
         answers: list[int] = []
         self.coordinator.change(self.vhost, name, change, answers.append)

@@ -22,7 +22,7 @@ from kafka.structs import OffsetAndMetadata
 from transaction_client import TransactionClient, new_topic
 
 from amqpd.kafka_server.transaction_log import TransactionLog
-from amqpd.kafka_server.transactions import Transaction, end
+from amqpd.kafka_server.transactions import TransactionMetadata, end
 from amqpd.storage.storage import Storage
 from amqpd.testing import BrokerProcess
 
@@ -208,7 +208,7 @@ def decide(data_dir: Path, name: str, change: Any) -> None:
     run(lambda: log.is_loaded)
     ((key, current),) = [each for each in log.found.items() if each[0][1] == name]
     changed = change(current)
-    assert isinstance(changed, Transaction)
+    assert isinstance(changed, TransactionMetadata)
     done: list[bool] = []
     log.write(key, changed, done.append)
     run(lambda: done)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from amqpd.kafka_server.transaction_log import decode_key, decode_value, encode_key, encode_value
 from amqpd.kafka_server.transactions import (
     EPOCH_MAX,
-    Transaction,
+    TransactionMetadata,
     TransactionPartition,
     TransactionState,
     add,
@@ -28,21 +28,21 @@ P0, P1 = TransactionPartition("t", ID, 0), TransactionPartition("t", ID, 1)
 NOW = 1_000_000
 
 
-def initialised(epoch: int = 0) -> Transaction:
+def initialised(epoch: int = 0) -> TransactionMetadata:
     made = init_producer(None, -1, -1, 5000, 77, NOW)
-    assert isinstance(made, Transaction)
+    assert isinstance(made, TransactionMetadata)
     return made._replace(epoch=epoch)
 
 
-def ongoing() -> Transaction:
+def ongoing() -> TransactionMetadata:
     added = add(initialised(), 77, 0, [P0], ["g"], NOW)
-    assert isinstance(added, Transaction)
+    assert isinstance(added, TransactionMetadata)
     return added
 
 
-def prepared(commits: bool) -> Transaction:
+def prepared(commits: bool) -> TransactionMetadata:
     ended = end(ongoing(), 77, 0, commits, NOW)
-    assert isinstance(ended, Transaction)
+    assert isinstance(ended, TransactionMetadata)
     return ended
 
 
@@ -50,17 +50,17 @@ def test_new_id_begins_with_epoch_0_and_each_new_producer_raises_it() -> None:
     made = initialised()
     assert (made.state, made.producer_id, made.epoch) == (TransactionState.EMPTY, 77, 0)
     again = init_producer(made, -1, -1, 5000, 99, NOW)
-    assert isinstance(again, Transaction)
+    assert isinstance(again, TransactionMetadata)
     assert (again.producer_id, again.epoch, again.last_epoch) == (77, 1, -1)
 
 
 def test_producer_that_names_its_epoch_gets_the_next_one_and_the_same_one_if_it_asks_again() -> None:
     made = initialised(epoch=4)
     bumped = init_producer(made, 77, 4, 5000, 99, NOW)
-    assert isinstance(bumped, Transaction)
+    assert isinstance(bumped, TransactionMetadata)
     assert (bumped.epoch, bumped.last_epoch) == (5, 4)
     repeated = init_producer(bumped, 77, 4, 5000, 99, NOW)
-    assert isinstance(repeated, Transaction)
+    assert isinstance(repeated, TransactionMetadata)
     assert repeated.epoch == 5
     assert init_producer(bumped, 77, 3, 5000, 99, NOW) == 90
     assert init_producer(bumped, 78, 5, 5000, 99, NOW) == 90
@@ -69,25 +69,25 @@ def test_producer_that_names_its_epoch_gets_the_next_one_and_the_same_one_if_it_
 
 def test_fenced_producer_cannot_take_the_epoch_of_the_one_that_fenced_it() -> None:
     made = init_producer(initialised(), -1, -1, 5000, 99, NOW)
-    assert isinstance(made, Transaction)
+    assert isinstance(made, TransactionMetadata)
     assert init_producer(made, 77, 0, 5000, 99, NOW) == 90
 
 
 def test_used_up_epochs_lead_to_another_producer_id() -> None:
     made = init_producer(initialised(epoch=EPOCH_MAX), -1, -1, 5000, 99, NOW)
-    assert isinstance(made, Transaction)
+    assert isinstance(made, TransactionMetadata)
     assert (made.producer_id, made.epoch) == (99, 0)
     late = time_out(ongoing()._replace(epoch=EPOCH_MAX), NOW + 5000)
     assert late is not None
     assert late.epoch == EPOCH_MAX + 1 == 0x7FFF
     made = init_producer(complete(late, NOW), -1, -1, 5000, 99, NOW)
-    assert isinstance(made, Transaction)
+    assert isinstance(made, TransactionMetadata)
     assert (made.producer_id, made.epoch) == (99, 0)
 
 
 def test_new_producer_aborts_an_ongoing_transaction_and_fences_its_producer() -> None:
     aborted = init_producer(ongoing(), -1, -1, 5000, 99, NOW)
-    assert isinstance(aborted, Transaction)
+    assert isinstance(aborted, TransactionMetadata)
     assert (aborted.state, aborted.epoch) == (TransactionState.PREPARE_ABORT, 1)
     assert init_producer(aborted, -1, -1, 5000, 99, NOW) == 51
     assert end(aborted, 77, 0, True, NOW) == 90
@@ -123,7 +123,7 @@ def test_records_and_offsets_need_an_ongoing_transaction_with_their_partition_or
 def test_time_out_counts_from_the_first_partition() -> None:
     first = ongoing()
     more = add(first, 77, 0, [P1], [], NOW + 4000)
-    assert isinstance(more, Transaction)
+    assert isinstance(more, TransactionMetadata)
     assert more.start_ms == NOW
     assert time_out(more, NOW + 4999) is None
     aborted = time_out(more, NOW + 5000)
@@ -140,7 +140,7 @@ def test_known_partitions_change_nothing() -> None:
 def test_random_requests_agree_with_a_model(seed: int) -> None:
     """The model has one truth per transaction: which producer may write, what is in it, and how it ended."""
     chance = random.Random(seed)
-    current: Transaction | None = None
+    current: TransactionMetadata | None = None
     owner = (-1, -1)  # the producer that was initialised last
     is_open, is_decided = False, False
     content: set[object] = set()
@@ -156,7 +156,7 @@ def test_random_requests_agree_with_a_model(seed: int) -> None:
             if is_decided:
                 assert result == 51
             else:
-                assert isinstance(result, Transaction)
+                assert isinstance(result, TransactionMetadata)
                 if is_open:
                     is_open, is_decided, outcome = False, True, False
                 else:
@@ -176,7 +176,7 @@ def test_random_requests_agree_with_a_model(seed: int) -> None:
             elif is_decided:
                 assert result == 51
             else:
-                assert isinstance(result, Transaction)
+                assert isinstance(result, TransactionMetadata)
                 content |= {*parts, *groups}
                 current, is_open, outcome = result, True, None
                 assert current.partitions | current.groups == content
@@ -188,7 +188,7 @@ def test_random_requests_agree_with_a_model(seed: int) -> None:
             elif stale:
                 assert result == 90
             elif is_open:
-                assert isinstance(result, Transaction)
+                assert isinstance(result, TransactionMetadata)
                 current, is_open, is_decided, outcome = result, False, True, commits
             elif outcome is commits:
                 assert result == 51 if is_decided else result is current

@@ -164,7 +164,7 @@ def test_external_readers_see_the_last_stable_offset_as_the_end(log: Transaction
     assert ends == [1, 1, 4]
 
 
-def test_aborted_records_are_settled_and_seen_by_nobody(log: TransactionLog) -> None:
+def test_aborted_records_are_settled_and_no_reader_gets_them(log: TransactionLog) -> None:
     log.plain(b"before")
     log.produce(A, b"a1", b"a2")
     log.produce(B, b"b1")
