@@ -7,6 +7,8 @@ last offset. The map is limited in bytes; the rest waits for the next cleaning. 
 sealed segment without the superseded records and joins small neighbours. Records keep their offsets, and gaps count
 as settled. A record without a key remains.
 
+Segments with records of open transactions of producers are not cleaned.
+
 **Tombstones.** A record with a null value removes earlier records of its key. It is removed itself after
 `tombstone_retention_ms` in the clean part, so that readers that started before can see it.
 `cleaner-offset-checkpoint` in the log's directory has a line `first dirty offset, milliseconds` per cleaning and a
@@ -199,8 +201,11 @@ def plan_cleaning(log: Log, policy: CleanerPolicy, now_ms: int, boot: tuple[int,
 
     Cost: a step per segment, and copies of their ack sets.
     """
+    stable_end = log.stable_end()
     sealed = [
-        segment for segment in log.segments[:-1] if segment.sealed and not segment.is_removed and segment.live > 0
+        segment
+        for segment in log.segments[:-1]
+        if segment.sealed and not segment.is_removed and segment.live > 0 and segment.end <= stable_end
     ]
     if not sealed or any(segment.removing or segment.swapping or segment.dirty() for segment in sealed):
         return None

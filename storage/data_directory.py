@@ -7,7 +7,8 @@
 <data_dir>/reserve                               disk space that is freed when the disk is full
 <data_dir>/vhosts/<vhost id>/queues/<queue id>/  a log each (log/log.py); ids are random and never used twice
 <data_dir>/vhosts/<vhost id>/delays/<id>/<bucket>/  logs of delayed messages, by exchange (broker/delayed)
-<data_dir>/audit/, <data_dir>/kafka-offsets/     system logs: the audit log, committed offsets of Kafka's clients
+<data_dir>/audit/, <data_dir>/kafka-offsets/     system logs: the audit log, committed offsets of Kafka's clients,
+<data_dir>/kafka-transactions/                   and states of their transactions
 <data_dir>/spill/<id>/                           logs of transient queues too large for memory; emptied at the start
 <data_dir>/vhosts/<id>.deleted, .../queues/<id>.deleted   deleted: see directory_removal.py
 <data_dir>/lost+found/                           directories unknown to the metadata and to their queue.json
@@ -97,9 +98,10 @@ class DataDirectory:
             logger.warning("%s: %s", path, error)
 
     def raise_format(self, version: int) -> None:
-        """Raise the format version to `version` and sync it. Raises: OSError."""
+        """Raise the format version to `version` and sync it, unless it is as high. Raises: OSError."""
         if self._format < version:
             path = f"{self.path}/{checkpoint.FORMAT}"
+            version = max(version, checkpoint.read_format(self._filesystem, path))
             self._filesystem.replace_file(path, checkpoint.encode_format(version), sync=True)
             self._filesystem.fsync_dir(self.path)
             self._format = version

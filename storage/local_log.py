@@ -225,6 +225,15 @@ class LocalLog(GroupCommitLog):
     def high_watermark(self) -> i64:
         return self.log.watermark.offset
 
+    @property
+    def last_stable_offset(self) -> i64:
+        return self.log.stable_end()
+
+    def on_not_written(self, first: i64, last: i64) -> None:
+        if self.log.transactions is not None:
+            self.log.transactions.undo_from(first)
+        super().on_not_written(first, last)
+
     # -- read
 
     @property
@@ -431,9 +440,12 @@ class LocalLog(GroupCommitLog):
     def synced(self, part: SyncPart, group_size: int = 1) -> None:
         self.in_job = False
         late = self.context.has_ticks and group_size >= _GROUP_LARGE
-        self.log.synced(part, self.context.clock.time_ms(), not late)
+        has_aborted = self.log.synced(part, self.context.clock.time_ms(), not late)
         if self.log.failed:
             self.failed = True
+        if has_aborted:
+            self.mark_dirty()
+            self.recompute_counts()
         self.on_high_watermark()
         if late and self.log.watermark.unpublished:
             self.mark_dirty_later()

@@ -115,9 +115,11 @@ class BatchBytes:
         next_offset: where the next read starts.
         is_full: the read ended before a batch that did not fit.
         waiting: the read ended before a batch that is not in memory; the disk read has begun.
+        abort_markers: (producer, offset) of each abort marker in `parts`.
     """
 
     def __init__(self, next_offset: i64) -> None:
+        self.abort_markers: list[tuple[int, int]] = []
         self.parts: list[bytes] = []
         self.size_bytes: i64 = 0
         self.next_offset: i64 = next_offset
@@ -165,9 +167,9 @@ class Cursor:
         raise NotImplementedError
 
     def read_safe(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> ReadResult:
-        """Like `read_if_cached`, but only below the high watermark, and without writing the open batch.
+        """Like `read_if_cached`, but only below the last stable offset, and without writing the open batch.
 
-        A result without records that is not `waiting` means that there are none below the high watermark.
+        A result without records that is not `waiting` means that there are none below that offset.
         """
         raise NotImplementedError
 
@@ -176,7 +178,9 @@ class Cursor:
         fetch = self.read_safe(offset, size_bytes_max, arrived)
         return views_of(fetch.records, fetch.next_offset, fetch.waiting)
 
-    def batches_below_hw(self, offset: i64, size_bytes_max: i64, one: bool, arrived: Callable[[], None]) -> BatchBytes:
+    def batches_below_hw(
+        self, offset: i64, size_bytes_max: i64, one: bool, arrived: Callable[[], None], committed: bool = True
+    ) -> BatchBytes:
         """Return the record batches from the one with `offset` on, as they are stored, below the high watermark.
 
         Do not wait for the disk: return what precedes the first batch that is not in memory. If the result is
@@ -184,13 +188,16 @@ class Cursor:
 
         Args:
             one: return the first batch even if it has more than `size_bytes_max`.
+            committed: read below the last stable offset.
+
+        Batches of aborted transactions are left out, their markers are not.
 
         Cost: some 10 us per batch (interpreted), and two copies of its bytes. Raises: OSError.
         """
         raise NotImplementedError
 
     def find_time_below_hw(
-        self, offset: i64, timestamp_ms: i64, batches_max: i64, arrived: Callable[[], None]
+        self, offset: i64, timestamp_ms: i64, batches_max: i64, arrived: Callable[[], None], committed: bool = True
     ) -> TimeSearch:
         """Return the first record from `offset` on whose time is `timestamp_ms` (since 1970) or later.
 
@@ -198,6 +205,7 @@ class Cursor:
 
         Args:
             batches_max: the search pauses after so many batches.
+            committed: search below the last stable offset.
 
         Raises: OSError.
         """
@@ -215,7 +223,7 @@ class Cursor:
         """Return the first offset of the last batch that has messages below `end`.
 
         Args:
-            end: at most the high watermark.
+            end: at most the last stable offset.
             arrived: called when the disk has answered.
 
         Returns: `end` if there is no such batch; -1 while the disk is read.
@@ -402,6 +410,14 @@ class QueueLog:
     def high_watermark(self) -> i64:
         """The offset below which no crash removes a message."""
         raise NotImplementedError
+
+    @property
+    def last_stable_offset(self) -> i64:
+        """The offset below which every transaction is committed or aborted; at most the high watermark.
+
+        Readers of streams end there.
+        """
+        return self.high_watermark
 
     def when_safe(self, offset: i64, done: Callable[[bool], None]) -> None:
         """Call `done(True)` on the loop when the high watermark is above `offset`.

@@ -37,7 +37,7 @@ from amqpd.storage.fsync_thread import FsyncThread, InlineCommitter, Removal
 from amqpd.storage.group_commit import GroupCommit
 from amqpd.storage.local_log import LocalLog, LogKeeper
 from amqpd.storage.log import recovery
-from amqpd.storage.log.checkpoint import FORMAT_WITH_DELAYS
+from amqpd.storage.log.checkpoint import FORMAT_WITH_DELAYS, FORMAT_WITH_TRANSACTIONS
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.writer import mark_clean
 from amqpd.storage.loop_log import LogContext
@@ -450,6 +450,10 @@ class Storage(LogKeeper):
         """
         self._data_directory.raise_format(FORMAT_WITH_DELAYS)
 
+    def require_transaction_format(self) -> None:
+        """Raise the format version before the first transaction of a Kafka producer. Raises: OSError."""
+        self._data_directory.raise_format(FORMAT_WITH_TRANSACTIONS)
+
     @property
     def was_unclean(self) -> bool:
         """True if the previous process did not stop cleanly: a kill or a power cut."""
@@ -658,8 +662,8 @@ class Storage(LogKeeper):
             if store.ready:
                 store.write_shutdown_state()
         self.commits.sync_all(self._stores, self._data_directory.lock_fd)
-        # their messages moved to other logs, which the sync above made safe
-        late = [store for store in self._stores if store.has_unwritten_acks]
+        # Their messages moved to other logs, or their transaction was aborted, which the sync above made safe.
+        late = [store for store in self._stores if store.has_unwritten_acks or (store.ready and store.unsynced)]
         if late:
             for store in late:
                 store.write_shutdown_state()

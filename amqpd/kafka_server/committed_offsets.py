@@ -1,45 +1,38 @@
-"""The committed offsets of all consumer groups: one compacted log, outside the vhosts, and its content in memory.
+"""The committed offsets of all consumer groups: a compacted log (compacted_log.py) and its content in memory.
 
 The log is the directory `kafka-offsets` in the data directory. A record's key names vhost, group, topic and partition;
-its value is the offset. The last record of a key counts, and a record without a value removes it; compaction
-(storage/compaction.py) drops the others. Both have a version in the first byte; a record of an unknown version is
-kept and ignored. Records whose first byte is another one belong to `CommittedOffsets.others`: share_states.py has those
-of share groups.
+its value is the offset. Keys and values have a version in the first byte; a record of an unknown version is kept and
+ignored. Keys whose first byte is another one belong to `CommittedOffsets.others`: share_states.py has those of share
+groups.
 
-    key     version 1, then vhost id, group, topic (a length of 2 bytes and UTF-8 each), partition (int32)
+    key     version 1, then vhost id, group, topic (a length of 2 bytes and UTF-8 each), partition (int32);
+            version 2 is an offset of an open transaction: then follows the producer id (int64)
     value   version 1, offset (int64), leader epoch (int32), time of the commit in ms (int64), id of the
             partition's stream (16 bytes), metadata (UTF-8, the rest)
 
-A commit is appended at once, and in memory and answered when it is synced, so no client sees an offset that a crash
-could take back. A failed write changes nothing. If the log refuses everything after a failed sync, commits fail until
-the next start, and what was committed stays readable.
+A commit is appended at once, and in memory and answered when it is synced. The ids of vhost and stream make a deleted
+vhost's or partition's offsets void at once, also if the broker is killed before their removal is in the log: a new one
+of the same name has another id.
 
-The ids of vhost and stream make a deleted vhost's or partition's offsets void at once, also if the broker is killed
-before their removal is in the log: a new one of the same name has another id.
+The offsets of a transaction are *pending* until `complete` removes them and, if it commits, makes them the group's
+offsets, in one write. A second `complete` finds none, so it cannot overwrite commits that came later.
 
-The log is opened and read in slices of the event loop. Memory: some 300 bytes and the metadata per offset.
+Memory: some 300 bytes and the metadata per offset.
 """
 
 from __future__ import annotations
 
-import logging
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from amqpd.storage.log.record import Record, RecordRoute
-from amqpd.storage.queue_log import LogFailed, LogUnusable
-from amqpd.storage.retention_policy import CleanerPolicy, RetentionPolicy
+from amqpd.kafka_server.compacted_log import CompactedLog
 
 if TYPE_CHECKING:
     from amqpd.broker.flow.loop_turn import LoopTurn
-    from amqpd.storage.local_log import LocalLog
-    from amqpd.storage.queue_log import Cursor
     from amqpd.storage.storage import Storage
-
-log = logging.getLogger(__name__)
 
 DIRECTORY: Final = "kafka-offsets"
 QUEUE_ID: Final = "0" * 31 + "2"
@@ -48,17 +41,14 @@ METADATA_BYTES_MAX: Final = 4096
 VHOST_BYTES_MAX: Final = 64 << 20
 """Memory of the offsets of one vhost."""
 ENTRY_BYTES: Final = 300
-SEGMENT_BYTES: Final = 16 << 20
-SEGMENT_AGE_MS: Final = 24 * 3_600_000
-SLICE_BYTES: Final = 64 * 1024
 REMOVALS_PER_TURN: Final = 200
-RETRY_MS: Final = 5000
 
 _VERSION: Final = b"\x01"
+_PENDING_VERSION: Final = b"\x02"
 _VALUE: Final = struct.Struct(">qiq16s")
 _INT16: Final = struct.Struct(">H")
 _INT32: Final = struct.Struct(">i")
-_NO_PROPERTIES: Final = b"\0\0"
+_INT64: Final = struct.Struct(">q")
 
 
 class OffsetKey(NamedTuple):
@@ -103,8 +93,8 @@ def encode_key(key: OffsetKey) -> bytes:
 
 
 def decode_key(data: bytes) -> OffsetKey | None:
-    """Return the key; None if its version is unknown or it is damaged."""
-    if data[:1] != _VERSION:
+    """Return the key, without the producer of a pending one; None if its version is unknown or it is damaged."""
+    if data[:1] not in (_VERSION, _PENDING_VERSION):
         return None
     texts: list[str] = []
     position = 1
@@ -117,6 +107,16 @@ def decode_key(data: bytes) -> OffsetKey | None:
         return OffsetKey(texts[0], texts[1], texts[2], _INT32.unpack_from(data, position)[0])
     except (struct.error, UnicodeDecodeError):
         return None
+
+
+def encode_pending_key(key: OffsetKey, producer_id: int) -> bytes:
+    """Return the key of an offset of a transaction."""
+    return _PENDING_VERSION + encode_key(key)[1:] + _INT64.pack(producer_id)
+
+
+def decode_producer(data: bytes) -> int | None:
+    """Return the producer of a good key of a pending offset; None if it is a committed offset."""
+    return _INT64.unpack(data[-8:])[0] if data[:1] == _PENDING_VERSION else None
 
 
 def encode_value(value: CommittedOffset) -> bytes:
@@ -133,16 +133,10 @@ def decode_value(data: bytes) -> CommittedOffset | None:
     return CommittedOffset(offset, leader_epoch, metadata, commit_ms, stream_id)
 
 
-class CommittedOffsets:
+class CommittedOffsets(CompactedLog):
     """All committed offsets. Loop thread only.
 
-    Args:
-        loaded: called once the log is read.
-        now_ms: monotonic milliseconds.
-
     Attributes:
-        is_loaded: before, nothing may be asked or changed.
-        has_failed: the log could not be opened or read; `load` tries again, at most every RETRY_MS.
         others: by the first byte of the key, the function that takes key and value (None: removed) of such a record.
     """
 
@@ -154,112 +148,43 @@ class CommittedOffsets:
         now_ms: Callable[[], int],
         loaded: Callable[[], None],
     ) -> None:
-        self.is_loaded = False
-        self.has_failed = False
+        super().__init__(
+            storage,
+            turn,
+            call_soon,
+            now_ms,
+            loaded,
+            directory=DIRECTORY,
+            queue_id=QUEUE_ID,
+            content="committed offsets of Kafka's groups",
+        )
         self.others: dict[int, Callable[[bytes, bytes | None], None]] = {}
-        self._storage = storage
-        self._turn = turn
-        self._call_soon = call_soon
-        self._now_ms = now_ms
-        self._loaded = loaded
-        self._store: LocalLog | None = None
-        self._cursor: Cursor | None = None
-        self._position = self._end = 0
-        self._is_loading = False
-        self._retry_ms = 0
         self._tables: dict[str, dict[str, GroupOffsets]] = {}  # vhost id -> group -> offsets
+        self._pending: dict[tuple[str, str], dict[int, GroupOffsets]] = {}  # vhost id, group -> producer -> offsets
         self._sizes: dict[str, int] = {}  # vhost id -> bytes
         self._removals: deque[OffsetKey] = deque()
         self._is_removing = False
-        self._is_stopped = False
 
-    # -- reading the log
-
-    def load(self) -> bool:
-        """Begin to read the log, if that has not begun, or has failed some time ago. Return whether it is read."""
-        is_early = self.has_failed and self._now_ms() < self._retry_ms
-        if not (self.is_loaded or self._is_loading or self._is_stopped or is_early):
-            self._is_loading = True
-            self._open()
-        return self.is_loaded
-
-    def _open(self) -> None:
-        if self._is_stopped:
-            return
-        try:
-            if self._store is None:
-                self._store = self._storage.open_system_queue(DIRECTORY, QUEUE_ID, DIRECTORY, "", b"")
-                policy = RetentionPolicy(
-                    segment_size_bytes=SEGMENT_BYTES, segment_age_ms=SEGMENT_AGE_MS, compaction=CleanerPolicy()
-                )
-                self._storage.set_policy(self._store, policy)
-            if not self._store.open_soon(self._open):
-                return
-            self._store.recover()
-        except (OSError, LogUnusable) as error:
-            self._on_failed(error)
-            return
-        end = self._store.next_offset
-        if end <= self._store.high_watermark:
-            self._begin_reading(end, True)
-        else:  # what a kill left unsynced is synced first
-            self._store.when_safe(end - 1, partial(self._begin_reading, end))
-            self._turn.schedule()
-
-    def _begin_reading(self, end: int, safe: bool) -> None:
-        assert self._store is not None
-        if not safe:
-            self._on_failed(OSError("the log cannot be synced"))
-            return
+    def clear(self) -> None:
         self._tables.clear()
+        self._pending.clear()
         self._sizes.clear()
-        self._cursor = self._store.new_cursor()
-        self._position, self._end = 0, end
-        self._read()
 
-    def _read(self) -> None:
-        """Read one slice, and the next one in another turn."""
-        cursor = self._cursor
-        if self._is_stopped or cursor is None:
-            return
-        try:
-            found = cursor.read_safe(self._position, SLICE_BYTES, self._read)
-        except OSError as error:
-            self._on_failed(error)
-            return
-        self._position = found.next_offset
-        for record in found.records:
-            self._take(record)
-        if found.waiting:
-            return
-        if found.records and self._position < self._end:
-            self._call_soon(self._read)
-            return
-        cursor.close()
-        self._cursor = None
-        self.is_loaded, self.has_failed, self._is_loading = True, False, False
-        self._loaded()
-
-    def _take(self, record: Record) -> None:
-        other = self.others.get(record.routing_key[0]) if record.routing_key else None
+    def take(self, key: bytes, value: bytes | None) -> bool:
+        other = self.others.get(key[0]) if key else None
         if other is not None:
-            other(record.routing_key, None if record.tombstone else record.body)
-            return
-        key = decode_key(record.routing_key)
-        if key is None:
-            log.warning("%s: the record at offset %d is not read: an unknown version", DIRECTORY, record.offset)
-            return
-        value = None if record.tombstone else decode_value(record.body)
-        if value is not None or record.tombstone:
-            self._set(key, value)
-
-    def _on_failed(self, error: Exception) -> None:
-        log.error("the committed offsets of Kafka's groups cannot be read: %s", error)
-        if self._cursor is not None:
-            self._cursor.close()
-            self._cursor = None
-        self.has_failed, self._is_loading = True, False
-        self._retry_ms = self._now_ms() + RETRY_MS
+            other(key, value)
+            return True
+        place = decode_key(key)
+        offset = None if value is None else decode_value(value)
+        if place is None or (offset is None and value is not None):
+            return False
+        producer_id = decode_producer(key)
+        if producer_id is None:
+            self._set(place, offset)
+        else:
+            self._set_pending(place, producer_id, offset)
+        return True
 
     # -- look-ups
 
@@ -284,37 +209,10 @@ class CommittedOffsets:
         """Commit offsets, or remove them (None).
 
         `done(True)` is called when the changes are synced and visible; `done(False)` if they could not be written. Then
-        none of them is visible, and after a crash some may be.
+        none of them is visible.
         """
-        encoded = [(encode_key(key), None if value is None else encode_value(value)) for key, value in changes]
-        self.append(encoded, partial(self._changed, changes, done))
-
-    def append(self, records: Sequence[tuple[bytes, bytes | None]], done: Callable[[bool], None]) -> None:
-        """Append records with key and value, None to remove the key. `done` is called as in `change`."""
-        store = self._store
-        if not records:
-            done(True)
-            return
-        assert self.is_loaded and store is not None
-        try:
-            for key, value in records:
-                route = RecordRoute(b"", key)
-                if value is None:
-                    offset = store.append_tombstone(route, _NO_PROPERTIES)
-                else:
-                    offset = store.append_parts(route, _NO_PROPERTIES, value, True)
-        except (LogFailed, OSError) as error:
-            self._on_refused(error)
-            done(False)
-            return
-        self._turn.schedule()
-        store.when_safe(offset, partial(self._appended, done))
-
-    def _appended(self, done: Callable[[bool], None], safe: bool) -> None:
-        if not safe:
-            self._on_refused(OSError("the write or its sync failed"))
-        done(safe)
-        self._turn.schedule()
+        records = [(encode_key(key), None if value is None else encode_value(value)) for key, value in changes]
+        self.append(records, partial(self._changed, changes, done))
 
     def _changed(
         self,
@@ -327,36 +225,103 @@ class CommittedOffsets:
                 self._set(key, value)
         done(safe)
 
-    def _on_refused(self, error: Exception) -> None:
-        log.error("offsets of Kafka's groups cannot be written: %s", error)
-
     def _set(self, key: OffsetKey, value: CommittedOffset | None) -> None:
         groups = self._tables.setdefault(key.vhost_id, {})
         offsets = groups.setdefault(key.group, {})
-        place = (key.topic, key.partition)
-        old = offsets.pop(place, None)
-        size = self._sizes.get(key.vhost_id, 0)
-        if old is not None:
-            size -= old.size_bytes
-        if value is not None:
-            offsets[place] = value
-            size += value.size_bytes
-        self._sizes[key.vhost_id] = size
+        self._put(offsets, key, value)
         if not offsets:
             del groups[key.group]
             if not groups:
                 del self._tables[key.vhost_id]
-                del self._sizes[key.vhost_id]
+
+    def _put(self, offsets: GroupOffsets, key: OffsetKey, value: CommittedOffset | None) -> None:
+        old = offsets.pop((key.topic, key.partition), None)
+        size = self._sizes.pop(key.vhost_id, 0)
+        if old is not None:
+            size -= old.size_bytes
+        if value is not None:
+            offsets[key.topic, key.partition] = value
+            size += value.size_bytes
+        if size:
+            self._sizes[key.vhost_id] = size
+
+    # -- transactions
+
+    def add_pending(
+        self, producer_id: int, offsets: Sequence[tuple[OffsetKey, CommittedOffset]], done: Callable[[bool], None]
+    ) -> None:
+        """Add offsets to a producer's transaction. They are pending at once; `done` as for `change`."""
+        records = [(encode_pending_key(key, producer_id), encode_value(value)) for key, value in offsets]
+        for key, value in offsets:
+            self._set_pending(key, producer_id, value)
+        self.append(records, partial(self._added, producer_id, offsets, done))
+
+    def _added(
+        self,
+        producer_id: int,
+        offsets: Sequence[tuple[OffsetKey, CommittedOffset]],
+        done: Callable[[bool], None],
+        safe: bool,
+    ) -> None:
+        if not safe:
+            for key, _ in offsets:
+                self._set_pending(key, producer_id, None)
+        done(safe)
+
+    def complete(
+        self, vhost_id: str, group: str, producer_id: int, commits: bool, done: Callable[[bool], None]
+    ) -> None:
+        """End a transaction: its pending offsets become the group's, or are dropped. `done` as for `change`."""
+        pending = dict(self._pending.get((vhost_id, group), {}).get(producer_id, {}))
+        if not pending:
+            done(True)
+            return
+        keys = [OffsetKey(vhost_id, group, *place) for place in pending]
+        records: list[tuple[bytes, bytes | None]] = [(encode_pending_key(key, producer_id), None) for key in keys]
+        if commits:
+            values = zip(keys, pending.values(), strict=True)
+            records += [(encode_key(key), encode_value(value)) for key, value in values]
+        self.append(records, partial(self._completed, keys, producer_id, commits, done))
+
+    def _completed(
+        self, keys: list[OffsetKey], producer_id: int, commits: bool, done: Callable[[bool], None], safe: bool
+    ) -> None:
+        if safe:
+            for key in keys:
+                producers = self._pending.get((key.vhost_id, key.group), {})
+                value = producers.get(producer_id, {}).get((key.topic, key.partition))
+                self._set_pending(key, producer_id, None)
+                if commits and value is not None:
+                    self._set(key, value)
+        done(safe)
+
+    def _set_pending(self, key: OffsetKey, producer_id: int, value: CommittedOffset | None) -> None:
+        producers = self._pending.setdefault((key.vhost_id, key.group), {})
+        offsets = producers.setdefault(producer_id, {})
+        self._put(offsets, key, value)
+        if not offsets:
+            del producers[producer_id]
+            if not producers:
+                del self._pending[key.vhost_id, key.group]
+
+    def is_pending(self, key: OffsetKey) -> bool:
+        """Return whether an open transaction has an offset for this place."""
+        producers = self._pending.get((key.vhost_id, key.group), {})
+        return any((key.topic, key.partition) in offsets for offsets in producers.values())
+
+    def pending_producers(self) -> list[tuple[str, str, int]]:
+        """Return (vhost id, group, producer id) of all transactions with pending offsets."""
+        return [(*place, producer_id) for place, producers in self._pending.items() for producer_id in producers]
 
     def remove_later(self, keys: Iterable[OffsetKey]) -> None:
         """Remove offsets for which no client waits, some in each turn. Until then they are visible."""
         self._removals.extend(keys)
         if self._removals and not self._is_removing:
             self._is_removing = True
-            self._call_soon(self._remove_some)
+            self.call_soon(self._remove_some)
 
     def _remove_some(self) -> None:
-        if self._is_stopped or not self._removals:
+        if self.is_stopped or not self._removals:
             self._is_removing = False
             return
         changes: list[tuple[OffsetKey, None]] = []
@@ -368,7 +333,7 @@ class CommittedOffsets:
 
     def _removed(self, safe: bool) -> None:
         if safe:
-            self._call_soon(self._remove_some)
+            self.call_soon(self._remove_some)
         else:  # the next start or sweep removes them
             self._removals.clear()
             self._is_removing = False
@@ -378,7 +343,3 @@ class CommittedOffsets:
         groups = self.groups(vhost_id)
         names = list(groups) if group is None else [group] if group in groups else []
         return [OffsetKey(vhost_id, name, *place) for name in names for place in groups[name]]
-
-    def stop(self) -> None:
-        """Read and remove nothing more: the broker stops. Commits are still synced and answered."""
-        self._is_stopped = True

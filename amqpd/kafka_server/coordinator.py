@@ -43,6 +43,7 @@ from amqpd.kafka_server.messages import (
     api_types,
 )
 from amqpd.kafka_server.topics import Permission, is_permitted, record_refusal
+from amqpd.kafka_server.transaction_coordinator import TransactionCoordinator
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
@@ -64,6 +65,7 @@ SWEEP_MS: Final = 3_600_000
 SWEEP_GROUPS: Final = 200
 """Groups that one turn of the event loop looks at."""
 GROUP_KEY: Final = 0
+TRANSACTION_KEY: Final = 1
 
 
 class GroupEntry:
@@ -110,14 +112,16 @@ class GroupCoordinator:
     Attributes:
         offsets: committed offsets.
         on_sweep: calls at the begin of a sweep.
+        transactions: the coordinator of transactions, whose offsets are pending here.
     """
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self._now_ms = broker.timers.now_ms
         self.offsets = CommittedOffsets(
-            broker.storage, broker.turn, broker.loop.call_soon, self._now_ms, self._sweep_now
+            broker.storage, broker.turn, broker.loop.call_soon, self._now_ms, self._on_loaded
         )
+        self.transactions = TransactionCoordinator(broker, self.offsets)
         self._entries: dict[str, dict[str, GroupEntry]] = {}  # vhost id -> name -> group
         self._vhost_ids: dict[str, str] = {}  # by name
         self._size_bytes = 0
@@ -126,12 +130,18 @@ class GroupCoordinator:
         self._unswept: deque[tuple[str, str]] = deque()
 
     def start(self) -> None:
-        """Begin to read the committed offsets. The first request does it, too."""
+        """Begin to read the committed offsets and the transactions. The first request does it, too."""
         self.offsets.load()
+        self.transactions.start()
+
+    def _on_loaded(self) -> None:
+        self._sweep_now()
+        self.transactions.on_loaded()
 
     def stop(self) -> None:
         """End all timers: the broker stops."""
         self.offsets.stop()
+        self.transactions.stop()
         timers = self.broker.timers
         timers.cancel(self._sweep_timer)
         for entries in self._entries.values():
@@ -139,7 +149,8 @@ class GroupCoordinator:
                 timers.cancel(entry.timer)
 
     def vhost_deleted(self, name: str) -> None:
-        """Remove the groups of a deleted vhost, and its offsets soon."""
+        """Remove the groups of a deleted vhost, and its offsets and transactional ids soon."""
+        self.transactions.vhost_deleted()
         vhost_id = self._vhost_ids.pop(name, "")
         for entry in self._entries.pop(vhost_id, {}).values():
             entry.group.kill()
@@ -314,8 +325,8 @@ class _Waiter:
 def _find_coordinator(call: Call) -> None:
     request = call.request
     key_type = request.key_type if call.version >= 1 else GROUP_KEY
-    error = NONE if key_type == GROUP_KEY else INVALID_REQUEST
-    message = None if error == NONE else "only groups have a coordinator here"
+    error = NONE if key_type in (GROUP_KEY, TRANSACTION_KEY) else INVALID_REQUEST
+    message = None if error == NONE else "only groups and transactions have a coordinator here"
     host, port = topics.broker_address(call.connection) if error == NONE else ("", -1)
     found = {
         "node_id": NODE_ID if error == NONE else -1,

@@ -14,8 +14,8 @@ together, plus one batch. Only one request of a connection waits; clients send n
 The messages of a classic or quorum queue are read without being taken: those that are ready or unacked now. A request
 gets them as one batch, in which the offsets of settled messages are missing, as after compaction.
 
-There are no fetch sessions (KIP-227): the session id in responses is 0, so clients send full requests. There are no
-aborted transactions: all records in a log are committed.
+There are no fetch sessions (KIP-227): the session id in responses is 0, so clients send full requests. Readers of
+committed records stop at the last stable offset. Batches of aborted transactions are not sent.
 """
 
 from __future__ import annotations
@@ -175,6 +175,7 @@ class _Fetch(Timer):
         self._topics = request.topics
         self._max_bytes = min(max(request.max_bytes, 0), RESPONSE_BYTES_MAX)
         self._min_bytes = min(request.min_bytes, self._max_bytes)
+        self._committed = request.committed
         self._wait_ms = request.max_wait_ms if fetches.add(self) else 0
         self._gone = UNKNOWN_TOPIC_ID if call.version >= TOPIC_IDS else UNKNOWN_TOPIC_OR_PARTITION
         self._done = False
@@ -244,11 +245,12 @@ class _Fetch(Timer):
             return True
         each.log_start = store.log_start()
         each.high_watermark = store.high_watermark
+        each.stable_end = store.last_stable_offset
         # Offsets from the high watermark to the end exist, and will soon be readable.
         if not each.parts and not each.log_start <= each.offset <= store.next_offset:
             self._fail(each, OFFSET_OUT_OF_RANGE)
             return True
-        if each.offset >= each.high_watermark:
+        if each.offset >= (each.stable_end if self._committed else each.high_watermark):
             return True
         unsent = self._fetches.unsent_bytes(self.call.connection)
         room = min(
@@ -269,13 +271,15 @@ class _Fetch(Timer):
             if queue is not None and queue.kind != "stream":
                 batches = read_messages(queue, cursor, each.offset, max(room, 1), self._read_all)
             else:
-                batches = cursor.batches_below_hw(each.offset, room, one, self._read_all)
+                batches = cursor.batches_below_hw(each.offset, room, one, self._read_all, self._committed)
         except OSError as error:
             cursor.close()
             log.error("queue '%s' cannot be read: %s", store.name, error, extra=self.call.connection.log_fields())
             self._fail(each, STORAGE_ERROR)
             return True
         each.parts += batches.parts
+        if self._committed:
+            each.abort_markers += batches.abort_markers
         each.size_bytes += batches.size_bytes
         each.offset = batches.next_offset
         each.is_full = batches.is_full
@@ -291,8 +295,9 @@ class _Fetch(Timer):
         self.size_bytes -= each.size_bytes
         each.error_code = error_code
         each.parts = []
+        each.abort_markers = []
         each.size_bytes = 0
-        each.high_watermark = each.log_start = -1
+        each.high_watermark = each.stable_end = each.log_start = -1
 
     # -- wait
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 FLEXIBLE: Final = 12
 TOPIC_IDS: Final = 13
+READ_COMMITTED: Final = 1
+"""An isolation level; 0 is READ_UNCOMMITTED."""
 PARTITIONS_MAX: Final = 10_000
 """Partitions of one request; each costs about 10 us."""
 
@@ -32,8 +34,7 @@ _PARTITION_12: Final = struct.Struct(">iiqiqi")
 # Of a partition in the response: index, error, high watermark, last stable offset; from 5 on the log start.
 _ANSWER_4: Final = struct.Struct(">ihqq")
 _ANSWER_5: Final = struct.Struct(">ihqqq")
-_NO_ABORTED: Final = b"\0\0\0\0"
-_NO_ABORTED_COMPACT: Final = b"\x01"
+_ABORTED: Final = struct.Struct(">qq")  # producer, first offset
 _NO_REPLICA: Final = b"\xff\xff\xff\xff"
 
 
@@ -44,11 +45,14 @@ class FetchPartition:
         offset: where the next read starts.
         size_bytes: of `parts`.
         is_full: no more can be added; the next batch is too large.
+        stable_end: the last stable offset.
+        abort_markers: (producer, offset) of the abort markers in `parts`, for readers of committed records.
         cursor: kept while the disk is being read.
         queue: the stream, or the classic or quorum queue whose messages are read.
     """
 
     __slots__ = (
+        "abort_markers",
         "cursor",
         "error_code",
         "high_watermark",
@@ -60,6 +64,7 @@ class FetchPartition:
         "queue",
         "size_bytes",
         "size_bytes_max",
+        "stable_end",
         "store",
     )
 
@@ -69,7 +74,9 @@ class FetchPartition:
         self.size_bytes_max = size_bytes_max
         self.error_code = NONE
         self.high_watermark = -1
+        self.stable_end = -1
         self.log_start = -1
+        self.abort_markers: list[tuple[int, int]] = []
         self.parts: list[bytes] = []
         self.size_bytes = 0
         self.is_full = False
@@ -90,11 +97,12 @@ class FetchTopic(NamedTuple):
 
 
 class FetchRequest(NamedTuple):
-    """A request, except for what the broker does not use."""
+    """A request, except for what the broker does not use. committed: the isolation level is READ_COMMITTED."""
 
     max_wait_ms: int
     min_bytes: int
     max_bytes: int
+    committed: bool
     session_id: int
     topics: list[FetchTopic]
 
@@ -106,7 +114,7 @@ def decode_request(frame: bytes, header: RequestHeader) -> FetchRequest:
     reader = RequestReader(frame, header, flexible)
     if version < 15:
         reader.unpack(INT32)  # replica id
-    max_wait_ms, min_bytes, max_bytes, _ = reader.unpack(_LIMITS)
+    max_wait_ms, min_bytes, max_bytes, isolation = reader.unpack(_LIMITS)
     session_id = reader.unpack(_SESSION)[0] if version >= 7 else 0
     topics: list[FetchTopic] = []
     left = PARTITIONS_MAX
@@ -119,7 +127,7 @@ def decode_request(frame: bytes, header: RequestHeader) -> FetchRequest:
         topics.append(FetchTopic(name, partitions))
         reader.end_struct()
     # What follows (forgotten partitions of a session, the rack) is not used.
-    return FetchRequest(max_wait_ms, min_bytes, max_bytes, session_id, topics)
+    return FetchRequest(max_wait_ms, min_bytes, max_bytes, isolation == READ_COMMITTED, session_id, topics)
 
 
 def _decode_partitions(reader: RequestReader, version: int, count_max: int) -> list[FetchPartition]:
@@ -174,11 +182,18 @@ def encode_response(version: int, error_code: int, topics: list[FetchTopic]) -> 
 
 
 def _encode_partition_head(head: bytearray, version: int, partition: FetchPartition) -> None:
-    """Append all fields of a partition before the bytes of its records."""
-    mark = partition.high_watermark
-    fields = (partition.index, partition.error_code, mark, mark)
+    """Append all fields of a partition before the bytes of its records.
+
+    Batches of aborted transactions are not sent, but their markers are. A client expects a transaction before each, so
+    the list of aborted transactions has one that begins at its marker.
+    """
+    fields = (partition.index, partition.error_code, partition.high_watermark, partition.stable_end)
     head += _ANSWER_4.pack(*fields) if version < 5 else _ANSWER_5.pack(*fields, partition.log_start)
-    head += _NO_ABORTED_COMPACT if version >= FLEXIBLE else _NO_ABORTED
+    head += encoded_length(len(partition.abort_markers), INT32, version >= FLEXIBLE)
+    for marker in partition.abort_markers:
+        head += _ABORTED.pack(*marker)
+        if version >= FLEXIBLE:
+            head.append(0)
     if version >= 11:
         head += _NO_REPLICA
     head += encoded_length(partition.size_bytes, INT32, version >= FLEXIBLE)

@@ -26,6 +26,7 @@ from amqpd.kafka_server.messages import (
     OFFSET_METADATA_TOO_LARGE,
     POLICY_VIOLATION,
     TOPIC_AUTHORIZATION_FAILED,
+    UNSTABLE_OFFSET_COMMIT,
     UNSUPPORTED_VERSION,
     MalformedRequest,
     api_types,
@@ -133,7 +134,9 @@ def _offset_fetch(call: Call) -> None:
     coordinator = call.connection.server.coordinator
     if call.version < 8:
         _check_count(each.partition_indexes for each in request.topics or ())
-        fields = _fetched(call, request.group_id, request.topics, coordinator.error_for(request.group_id, call.session))
+        stable = call.version >= 7 and request.require_stable
+        error = coordinator.error_for(request.group_id, call.session)
+        fields = _fetched(call, request.group_id, request.topics, error, stable)
         error = fields["error_code"]
         call.reply({"error_code": error, "topics": fields["topics"]})
         return
@@ -147,7 +150,7 @@ def _offset_fetch(call: Call) -> None:
         error = coordinator.error_for(each.group_id, call.session)
         if error == NONE and call.version >= EPOCHS:
             error = _fetch_error(call, each)
-        groups.append(_fetched(call, each.group_id, each.topics, error))
+        groups.append(_fetched(call, each.group_id, each.topics, error, request.require_stable))
     call.reply({"groups": groups})
 
 
@@ -160,8 +163,14 @@ def _fetch_error(call: Call, wanted: Any) -> int:
     return group.fetch_error(wanted.member_id, wanted.member_epoch)
 
 
-def _fetched(call: Call, name: str, wanted: Any, error: int) -> Fields:
-    """Return the offsets of one group. wanted: its topics; None for all that have an offset."""
+def _fetched(call: Call, name: str, wanted: Any, error: int, stable: bool) -> Fields:
+    """Return the offsets of one group.
+
+    Args:
+        wanted: its topics; None for all that have an offset.
+        error: of the whole group.
+        stable: answer 88 where a transaction has an offset that is pending.
+    """
     coordinator = call.connection.server.coordinator
     vhost = call.session.vhost
     answer: Fields = {"group_id": name, "error_code": error, "topics": []}
@@ -179,16 +188,20 @@ def _fetched(call: Call, name: str, wanted: Any, error: int) -> Fields:
         code = error
         if not code and topics.find_topic(call.session, topic, "read") == TOPIC_AUTHORIZATION_FAILED:
             code = TOPIC_AUTHORIZATION_FAILED
-        shown = [_partition(call, OffsetKey(vhost.id, name, topic, index), code) for index in indexes]
+        shown = [_partition(call, OffsetKey(vhost.id, name, topic, index), code, stable) for index in indexes]
         if wanted is None:  # what the user may not read, and what was deleted, is left out
-            shown = [each for each in shown if each["committed_offset"] >= 0]
+            shown = [
+                each for each in shown if each["committed_offset"] >= 0 or each["error_code"] == UNSTABLE_OFFSET_COMMIT
+            ]
         if shown or wanted is not None:
             answer["topics"].append({"name": topic, "partitions": shown})
     return answer
 
 
-def _partition(call: Call, key: OffsetKey, error: int) -> Fields:
+def _partition(call: Call, key: OffsetKey, error: int, stable: bool) -> Fields:
     value = None
+    if error == NONE and stable and call.connection.server.coordinator.offsets.is_pending(key):
+        error = UNSTABLE_OFFSET_COMMIT
     if error == NONE:
         value = call.connection.server.coordinator.committed(call.session.vhost, key)
     return {

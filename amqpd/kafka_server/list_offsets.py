@@ -1,6 +1,6 @@
 """ListOffsets: the first and the next offset of a topic, and the first offset of a time.
 
-    -1  latest: the high watermark
+    -1  latest: the high watermark, or the last stable offset for readers of committed records
     -2  earliest: the start of the log; -4, of the part on local disks, is the same
     -3  the record with the latest time; a search for that time, after everything appended is below the high watermark
     -5  the latest offset in tiered storage: none
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.kafka_server import topics
 from amqpd.kafka_server.connection import Api, Call
-from amqpd.kafka_server.fetch_wire import PARTITIONS_MAX
+from amqpd.kafka_server.fetch_wire import PARTITIONS_MAX, READ_COMMITTED
 from amqpd.kafka_server.messages import (
     INVALID_REQUEST,
     NONE,
@@ -94,6 +94,7 @@ class _Lookup:
         self._fetches = call.connection.server.fetches
         self._topics: list[tuple[str, list[_Partition]]] = []
         self._left: list[_Partition] = []  # last one first
+        self._committed = call.version >= 2 and call.request.isolation_level == READ_COMMITTED
         self._waits_for: QueueLog | None = None
 
     def begin(self) -> None:
@@ -149,7 +150,7 @@ class _Lookup:
             return True
         wanted = each.timestamp_ms
         if wanted == LATEST:
-            each.offset = store.high_watermark
+            each.offset = store.last_stable_offset if self._committed else store.high_watermark
         elif wanted in (EARLIEST, EARLIEST_LOCAL):
             each.offset = store.log_start()
         elif wanted < LATEST_TIERED:
@@ -183,7 +184,9 @@ class _Lookup:
             self._fetches.wait(store, self)
         cursor = each.cursor
         assert cursor is not None  # the search has begun
-        found = cursor.find_time_below_hw(each.position, each.wanted_ms, SCAN_BATCHES_MAX, self._look_up_all)
+        found = cursor.find_time_below_hw(
+            each.position, each.wanted_ms, SCAN_BATCHES_MAX, self._look_up_all, self._committed
+        )
         if found.next_offset < 0:
             each.offset = found.offset
             each.wanted_ms = found.timestamp_ms

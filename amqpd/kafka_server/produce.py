@@ -1,4 +1,4 @@
-"""Produce and InitProducerId.
+"""Produce.
 
 Produce requests are large, so they are read and written here, without objects of kafka-python. The records of a
 request are copied once, into the batch that the log writes.
@@ -17,12 +17,15 @@ acks -1. A request with acks 0 has no reply; an error closes the connection, as 
     a time more than an hour ahead or        32 INVALID_TIMESTAMP; retention by age would keep records of the future
     before 1970, or LogAppendTime
     an unknown codec                         76 UNSUPPORTED_COMPRESSION_TYPE
-    a transaction                            42 INVALID_REQUEST
+    of a transaction, but not of the one of  48 INVALID_TXN_STATE, 49 INVALID_PRODUCER_ID_MAPPING
+    the request's transactional id, or not
+    of one while its producer has one here
+    without a transactional id               53 TRANSACTIONAL_ID_AUTHORIZATION_FAILED, as in Kafka
     a stream whose log is a topic of Kafka   42 INVALID_REQUEST
     the log failed or cannot be opened       56 STORAGE_ERROR
 
-**Idempotent producers.** InitProducerId returns a random id, so ids are unique also over restarts. The log knows the
-last five batches of each producer, also after a kill (storage/log/producer_state.py):
+**Idempotent producers.** InitProducerId (transaction_requests.py) returns a random id, unique also over restarts. The
+log knows the last five batches of each producer, also after a kill (storage/log/producer_state.py):
 
     one of these batches                stored already: the reply has its first offset, and waits until it is synced
     the next sequence                   appended
@@ -40,7 +43,6 @@ waiting request in memory. A request with much work continues in later turns, af
 
 from __future__ import annotations
 
-import secrets
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -53,19 +55,23 @@ from amqpd.kafka_server.messages import (
     INVALID_RECORD,
     INVALID_REQUEST,
     INVALID_REQUIRED_ACKS,
+    INVALID_TXN_STATE,
     MESSAGE_TOO_LARGE,
     NONE,
+    NOT_LEADER_OR_FOLLOWER,
     OUT_OF_ORDER_SEQUENCE_NUMBER,
+    PRODUCER_FENCED,
     STORAGE_ERROR,
     TOPIC_AUTHORIZATION_FAILED,
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     UNKNOWN_TOPIC_OR_PARTITION,
     UNSUPPORTED_FOR_MESSAGE_FORMAT,
     MalformedRequest,
     RequestHeader,
-    api_types,
 )
 from amqpd.kafka_server.queue_produce import QueueBatch, RefusedBatch
 from amqpd.kafka_server.request_reader import RequestReader
+from amqpd.kafka_server.transactions import TransactionPartition
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.appender import BadBatch, BatchTooLarge, DamagedBatch, check_batches
 from amqpd.storage.log.batch import (
@@ -126,10 +132,10 @@ class ProduceRequest(NamedTuple):
     """A decoded request.
 
     Attributes:
-        transactional: it belongs to a transaction.
+        transactional_id: of the transaction of its transactional batches; None without one.
     """
 
-    transactional: bool
+    transactional_id: str | None
     acks: int
     topics: list[ProducedTopic]
 
@@ -143,7 +149,7 @@ def decode_request(frame: bytes, header: RequestHeader) -> ProduceRequest:
     Cost: about 3 us per partition, independent of the size of the records. Raises: MalformedRequest.
     """
     reader = RequestReader(frame, header, header.version >= FLEXIBLE)
-    transactional = reader.skip_string()
+    transactional_id = reader.nullable_text()
     acks, _ = reader.unpack(_ACKS_AND_TIMEOUT)
     found: list[ProducedTopic] = []
     left = PARTITIONS_MAX
@@ -160,7 +166,7 @@ def decode_request(frame: bytes, header: RequestHeader) -> ProduceRequest:
         reader.end_struct()
         found.append(ProducedTopic(name, parts))
     reader.end_struct()
-    return ProduceRequest(transactional, acks, found)
+    return ProduceRequest(transactional_id, acks, found)
 
 
 class Result(NamedTuple):
@@ -302,7 +308,7 @@ class PendingProduce:
             if not opened_now:
                 self.run()
 
-        topics.open_partition(partition, then)
+        topics.open_queue(queue, then)
         opened_now = False
         if self._next == number and self._queued is None:
             self._hold()
@@ -314,8 +320,6 @@ class PendingProduce:
         request = self._request
         if request.acks not in (0, 1, -1):
             raise RefusedBatch(INVALID_REQUIRED_ACKS)
-        if request.transactional:
-            raise RefusedBatch(INVALID_REQUEST, "transactions are not supported")
         try:
             found = topics.find_partition(self._call.session, name.decode(), part.partition, "write")
         except UnicodeDecodeError:
@@ -336,7 +340,7 @@ class PendingProduce:
             if partition.is_work_queue:
                 self._queued = self._begin_queued(queue, store, part)
                 return
-            offset, last = self._append(queue, store, part)
+            offset, last = self._append(store, partition, part)
         except RefusedBatch as refused:
             self._end_part(number, Result(refused.error, text=refused.text))
             return
@@ -369,6 +373,8 @@ class PendingProduce:
         broker = call.connection.server.broker
         frame, start, end = self._frame, part.start, part.end
         _check_header(frame, start, end, broker.message_size_max_bytes, broker.timers.wall_ms())
+        if BatchHeader(frame, start).attributes & TRANSACTIONAL:
+            raise RefusedBatch(INVALID_REQUEST, "transactions are for streams only")
         check_batches(frame, start, end)
         return QueueBatch(queue, store, call.session.user, frame[start:end])
 
@@ -391,7 +397,7 @@ class PendingProduce:
                 queued.store.flush_batches()  # a record from before a restart is synced only on request
             self._end_appended(number, queue, queued.offset, queued.last_offset)
 
-    def _append(self, queue: Queue, store: LocalLog, part: PartitionBatch) -> tuple[int, int]:
+    def _append(self, store: LocalLog, partition: topics.TopicPartition, part: PartitionBatch) -> tuple[int, int]:
         """Return the offsets of the first and the last record of the batch, which is appended now or was before.
 
         Raises: RefusedBatch, BadBatch, LogFailed.
@@ -399,8 +405,9 @@ class PendingProduce:
         broker = self._call.connection.server.broker
         frame, start, end = self._frame, part.start, part.end
         _check_header(frame, start, end, broker.message_size_max_bytes, broker.timers.wall_ms())
-        batches = check_batches(frame, start, end)
         header = BatchHeader(frame, start)
+        transactional = header.attributes & TRANSACTIONAL != 0
+        batches = check_batches(frame, start, end, transactional)
         if header.producer_id >= 0:
             last = find_duplicate(store.producers().find(header.producer_id, broker.timers.agreed_ms()), header)
             if last >= 0:
@@ -408,9 +415,28 @@ class PendingProduce:
                     store.flush_batches()  # a batch from before a restart is synced only on request
                     broker.turn.schedule()
                 return last - header.count + 1, last
-        offset = queue.enqueue_batches(batches)
+        if transactional:
+            self._check_transaction(header, partition)
+        elif store.log.transactions is not None and store.log.transactions.first_open(header.producer_id) >= 0:
+            raise RefusedBatch(INVALID_TXN_STATE, "the producer has an open transaction in this partition")
+        offset = partition.queue.enqueue_batches(batches)
         broker.turn.schedule()
         return offset, store.next_offset - 1
+
+    def _check_transaction(self, header: BatchHeader, partition: topics.TopicPartition) -> None:
+        """Check that the batch belongs to an ongoing transaction. Raises: RefusedBatch."""
+        name = self._request.transactional_id
+        if name is None:
+            raise RefusedBatch(TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch without transactional id")
+        session = self._call.session
+        coordinator = self._call.connection.server.coordinator.transactions
+        if coordinator.load_error():
+            raise RefusedBatch(NOT_LEADER_OR_FOLLOWER)  # clients try again
+        producer = (int(header.producer_id), int(header.producer_epoch))
+        place = TransactionPartition(partition.topic.name, bytes.fromhex(partition.queue.id), partition.number)
+        error = coordinator.write_error(session.vhost, name, producer, place)
+        if error:
+            raise RefusedBatch(INVALID_PRODUCER_EPOCH if error == PRODUCER_FENCED else error)
 
     def _end_part(self, number: int, result: Result) -> None:
         self._results[number] = result
@@ -456,8 +482,8 @@ def _check_header(frame: bytes, start: int, end: int, size_max_bytes: int, now_m
         raise RefusedBatch(INVALID_RECORD, "more than one record batch for a partition")
     if header.count > RECORDS_MAX:
         raise RefusedBatch(MESSAGE_TOO_LARGE, f"a record batch of {header.count} records; at most {RECORDS_MAX}")
-    if header.attributes & TRANSACTIONAL:
-        raise RefusedBatch(INVALID_REQUEST, "transactions are not supported")
+    if header.attributes & TRANSACTIONAL and header.producer_id < 0:
+        raise RefusedBatch(INVALID_RECORD, "a transactional batch without a producer")
     if header.attributes & CONTROL:
         raise RefusedBatch(INVALID_RECORD, "producers cannot send control batches")
     if header.attributes & LOG_APPEND_TIME:
@@ -468,7 +494,7 @@ def _check_header(frame: bytes, start: int, end: int, size_max_bytes: int, now_m
         raise RefusedBatch(INVALID_TIMESTAMP, "a time more than an hour ahead of the broker's clock")
     if header.attributes & COMPRESSION >= len(CODECS):
         raise RefusedBatch(UNSUPPORTED_COMPRESSION_TYPE, f"unknown codec {header.attributes & COMPRESSION}")
-    if header.attributes & ~COMPRESSION:
+    if header.attributes & ~(COMPRESSION | TRANSACTIONAL):
         raise RefusedBatch(INVALID_RECORD, f"unknown attributes {header.attributes:#x}")
 
 
@@ -498,22 +524,4 @@ def _handle_produce(call: Call) -> None:
     PendingProduce(call).run()
 
 
-# -- InitProducerId
-
-
-def _handle_init_producer_id(call: Call) -> None:
-    """Answer with a new producer id and epoch 0, also for a producer that wants to continue with a higher epoch.
-
-    Ids are random, above 2^62. Producers of AMQP choose theirs, usually small ones. A transactional id is answered
-    with INVALID_REQUEST, because no code says that there are no transactions.
-    """
-    if call.request.transactional_id is not None:
-        call.reply({"error_code": INVALID_REQUEST, "producer_id": -1, "producer_epoch": -1})
-        return
-    call.reply({"producer_id": 1 << 62 | secrets.randbits(62), "producer_epoch": 0})
-
-
-APIS: Final = (
-    Api(0, "Produce", 3, 11, FLEXIBLE, _handle_produce),
-    Api(22, "InitProducerId", 0, 4, 2, _handle_init_producer_id, *api_types("InitProducerId")),
-)
+APIS: Final = (Api(0, "Produce", 3, 11, FLEXIBLE, _handle_produce),)

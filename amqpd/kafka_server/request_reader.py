@@ -57,11 +57,10 @@ class RequestReader:
         """Return a string that is not null, in UTF-8."""
         return self.take(self._size(INT16))
 
-    def skip_string(self) -> bool:
-        """Skip a string. Return whether it is not null."""
+    def nullable_text(self) -> str | None:
+        """Return a string or null. What is not UTF-8 is replaced."""
         size = self._size(INT16)
-        self.position = self._end_of(max(size, 0))
-        return size >= 0
+        return None if size < 0 else self.take(size).decode("utf-8", "replace")
 
     def bytes_range(self) -> tuple[int, int]:
         """Return start and end of bytes in the frame, without a copy; -1 and -1 for null."""

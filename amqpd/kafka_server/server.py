@@ -25,6 +25,8 @@ from amqpd.kafka_server import (
     share_sessions,
     topic_admin,
     topics,
+    transaction_admin,
+    transaction_requests,
 )
 from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection, api_versions
 from amqpd.kafka_server.group_operations import GroupOperations
@@ -62,6 +64,8 @@ def every_api() -> tuple[Api, ...]:
         produce,
         fetch,
         coordinator,
+        transaction_requests,
+        transaction_admin,
         share_groups,
         share_sessions,
         share_offsets,

@@ -208,7 +208,7 @@ class ShareSessions:
             partition.error = found
             return
         partition.name = found.topic.name
-        topics.open_partition(found, partial(self._opened, call, session, partition, found))
+        topics.open_queue(found.queue, partial(self._opened, call, session, partition, found))
 
     def _opened(
         self,

@@ -1,6 +1,6 @@
 """The states of all share groups in the log of committed offsets (committed_offsets.py), and in memory.
 
-    key     version 2, then as the key of a committed offset
+    key     version 3, then as the key of a committed offset
     value   id of the partition's stream (16 bytes), then a snapshot (share_state.py)
 
 The ids of vhost and stream make a deleted vhost's or topic's state void at once. A sweep removes those records later
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_VERSION: Final = b"\x02"
+_VERSION: Final = b"\x03"
 _OFFSET_VERSION: Final = b"\x01"
 _ID_BYTES: Final = 16
 

@@ -26,7 +26,7 @@ from amqpd.kafka_server.messages import INVALID_RECORD_STATE, NONE, POLICY_VIOLA
 from amqpd.kafka_server.share_queue import FetchCredit, ShareSource, merged
 from amqpd.kafka_server.share_state import OPEN_MAX, ShareState, decode_snapshot
 from amqpd.kafka_server.share_states import ShareStates, StateKey, StoredState
-from amqpd.kafka_server.topics import TopicPartition, open_partition
+from amqpd.kafka_server.topics import TopicPartition, open_queue
 from amqpd.storage.log.batch import BatchHeader
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class ShareStreams:
                 if stream.is_writing:  # until the begin is written
                     self._streams[key] = stream
 
-        open_partition(partition, opened)
+        open_queue(partition.queue, opened)
 
     def find(self, key: StateKey) -> ShareStream | None:
         """Return a stream that a member uses."""

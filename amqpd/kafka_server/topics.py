@@ -186,21 +186,20 @@ def record_refusal(session: Session, command: str, thing: str) -> None:
         ORIGIN.reset(origin)
 
 
-def open_partition(partition: TopicPartition, then: Callable[[bool], None]) -> None:
+def open_queue(queue: Queue, then: Callable[[bool], None]) -> None:
     """Open the log of a partition.
 
     Args:
         then: called with True when the log is open, at once if it is open already; with False if it cannot be opened or
             the queue was deleted. The broker's log has the reason.
     """
-    queue = partition.queue
     if queue.deleted:
         then(False)
         return
     try:
         queue.prepare()
     except LogNotOpen:
-        queue.when_open(lambda: open_partition(partition, then))
+        queue.when_open(lambda: open_queue(queue, then))
         return
     except ResourceError:
         then(False)
@@ -260,7 +259,7 @@ def open_partitions(
                 each.error_code = found
             else:
                 left += 1
-                open_partition(found, partial(opened, each, found.queue, gone))
+                open_queue(found.queue, partial(opened, each, found.queue, gone))
     finish_one()
 
 

@@ -260,6 +260,25 @@ class AckSet:
             offset += 1
         return offset
 
+    def next_free(self, offset: i64) -> i64:
+        """Return the lowest offset from `offset` on that is not settled.
+
+        Cost: a bisection; with bits, a step per 8 settled offsets.
+        """
+        if offset > self.highest or offset < self.base:
+            return offset
+        bits = self._bits
+        if bits is None:
+            index: i64 = bisect_right(self._firsts, offset) - 1
+            if index >= 0 and self._lasts[index] >= offset:
+                after: i64 = self._lasts[index]
+                return after + 1
+            return offset
+        place: i64 = offset - self.base
+        while place >> 3 < len(bits) and bits[place >> 3] & (1 << (place & 7)) != 0:
+            place += 8 if place & 7 == 0 and bits[place >> 3] == 0xFF else 1
+        return self.base + place
+
     def add_bits(self, start: i64, low: i64, high: i64, last: i64) -> i64:
         """Settle the offsets whose bits are set, from `start` up to `last`. Return how many are new."""
         added: i64 = 0

@@ -23,7 +23,8 @@ batches of a Kafka producer:
 the log, so everything is checked here: sizes, checksum, offset deltas, and every record. Then the batch gets its base
 offset and leader epoch, which the checksum does not cover. All other bytes stay, also compression and CreateTime.
 `append_batches` rejects transactional and control batches (they name offsets of their old log), compacted batches
-with holes, and batches that decompress to more than readers accept.
+with holes, and batches that decompress to more than readers accept. Batches of a transaction whose coordinator is here
+are appended with `check_batches` and `append_checked`, and so is its marker.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ from amqpd.storage.log.record import (
     write_record,
     write_tombstone,
 )
+from amqpd.storage.log.transactions import Transactions
 from amqpd.storage.log.writer import append as append_to
 from amqpd.storage.loop_log import GroupCommitLog, LogContext
 
@@ -87,11 +89,12 @@ class BatchTooLarge(BadBatch):
     """The records of a batch decompress to more bytes than readers accept."""
 
 
-def check_batches(data: bytes, start: i64 = 0, end: i64 = -1) -> list[ClosedBatch]:
+def check_batches(data: bytes, start: i64 = 0, end: i64 = -1, transactional: bool = False) -> list[ClosedBatch]:
     """Return the batches in `data` from `start` to `end`, in order, still with their original offsets.
 
     Args:
         end: -1 for all of `data`.
+        transactional: accept batches of a transaction. Its coordinator then writes its marker.
 
     Cost: the CRC, decompression, about 150 ns per record, and one copy of the batches. Raises: BadBatch.
     """
@@ -105,7 +108,8 @@ def check_batches(data: bytes, start: i64 = 0, end: i64 = -1) -> list[ClosedBatc
         if position + HEADER_SIZE > size:
             raise DamagedBatch(f"{size - position} bytes at {position} are too few for a batch")
         header = BatchHeader(data, position)
-        if header.attributes & ~_ATTRIBUTES != 0:
+        accepted: i64 = COMPRESSION | TRANSACTIONAL if transactional else _ATTRIBUTES
+        if header.attributes & ~accepted != 0:
             raise BadBatch(f"the batch at {position} has attributes {header.attributes:#x}, which are not accepted")
         if not header.is_plausible() or header.count != header.last_offset - header.base_offset + 1:
             raise DamagedBatch(f"no valid batch header at {position}")
@@ -411,9 +415,22 @@ class Appender:
     def _record_producer(self, batch: ClosedBatch) -> None:
         """Record the producer of an appended batch, as recovery does."""
         header = BatchHeader(batch.header, 0)
-        if header.producer_id >= 0 and batch.attributes & TRANSIENT == 0:
-            owner = self.owner
-            owner.producers().record_batch(header, self._context.clock.time_ms(), owner.high_watermark)
+        if header.producer_id < 0 or batch.attributes & TRANSIENT != 0:
+            return
+        owner = self.owner
+        now_ms: i64 = self._context.clock.time_ms()
+        if batch.attributes & CONTROL:
+            owner.producers().record_marker(header, now_ms, owner.high_watermark)
+        else:
+            owner.producers().record_batch(header, now_ms, owner.high_watermark)
+        if batch.attributes & TRANSACTIONAL:
+            log = self._log
+            if log.transactions is None:
+                log.transactions = Transactions()
+            if batch.attributes & CONTROL:
+                log.transactions.on_marker(header, batch.records == COMMIT_RECORDS)
+            else:
+                log.transactions.on_batch(header, batch.body_size_bytes)
 
     def add_encoded_batches(self, batches: list[ClosedBatch]) -> None:
         """Add batches that already have their offsets; the next `write` writes them.
@@ -616,8 +633,8 @@ class Appender:
         last: i64 = -1
         for index in range(done, len(batches)):
             batch = batches[index]
-            if batch.attributes & CONTROL:
-                continue  # a commit marker is no message
+            if batch.attributes & CONTROL and batch.attributes & LOG_APPEND_TIME:
+                continue  # a commit marker of ours is no message
             if first >= 0 and batch.base_offset != last + 1:
                 ranges.append((first, last))
                 first = -1

@@ -21,7 +21,8 @@ A batch is a header of 61 bytes and then the records (record.py). Numbers are bi
     0 to 2   compression of the records: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd
     3        LogAppendTime: the max timestamp holds for all records. We set it, except in batches for Kafka. Without it
              (CreateTime) each record has its own time: base timestamp and delta
-    4        part of a transaction
+    4        part of a transaction. With LogAppendTime it is one of ours, whose batches follow each other; otherwise it
+             is one of a Kafka producer (transactions.py)
     5        control batch: a marker, no messages
     14       ours, free in Kafka: transient. Such a batch is delivered as usual, but no confirm waits for it, and it
              does not count after a restart
@@ -96,11 +97,17 @@ _NO_PARTS: Final[list[bytes]] = []
 _NO_BYTES: Final = b""
 # Views reference the bytes of batches up to this size; from larger batches they copy.
 _HELD_SIZE_MAX: Final[i64] = 128 * 1024
-# Control record: key = version 0, type 1 (commit); value = version 0, coordinator epoch 0.
-_COMMIT_RECORD: Final = (
-    b"\x00\x00\x00" + varint(4) + b"\x00\x00\x00\x01" + varint(6) + b"\x00\x00\x00\x00\x00\x00" + b"\x00"
-)
-COMMIT_RECORDS: Final = varint(len(_COMMIT_RECORD)) + _COMMIT_RECORD
+
+
+def _marker_records(marker_type: bytes) -> bytes:
+    """Return a control record: key = version 0 and the type; value = version 0, coordinator epoch 0."""
+    record = b"\x00\x00\x00" + varint(4) + b"\x00\x00" + marker_type + varint(6) + b"\x00" * 6 + b"\x00"
+    return varint(len(record)) + record
+
+
+COMMIT_RECORDS: Final = _marker_records(b"\x00\x01")
+ABORT_RECORDS: Final = _marker_records(b"\x00\x00")
+_MARKER_TYPE_AT: Final[i64] = HEADER_SIZE + 8  # low byte; the lengths before it have one byte each
 
 
 @final
@@ -283,9 +290,25 @@ class BatchHeader:
         """Return whether it contains a marker instead of messages."""
         return self.attributes & CONTROL != 0
 
+    def is_of_producer_transaction(self) -> bool:
+        """Return whether it belongs to a transaction of a Kafka producer, as a part or as its marker."""
+        return self.attributes & (TRANSACTIONAL | LOG_APPEND_TIME) == TRANSACTIONAL
+
     def is_compressed(self) -> bool:
         """Return whether its records are compressed. Readers then call `decompressed` first."""
         return self.attributes & COMPRESSION != 0
+
+
+def is_commit_marker(data: bytes, position: i64) -> bool:
+    """Return whether the control batch at `position` is a commit marker, not an abort marker."""
+    return position + _MARKER_TYPE_AT < len(data) and data[position + _MARKER_TYPE_AT] == 1
+
+
+def marker_batch(scratch: BytesWriter, producer_id: i64, epoch: i64, commits: bool, timestamp_ms: i64) -> ClosedBatch:
+    """Return the marker that ends a producer's transaction, without offset and leader epoch."""
+    records = COMMIT_RECORDS if commits else ABORT_RECORDS
+    attributes: i64 = TRANSACTIONAL | CONTROL
+    return close_batch(scratch, records, 0, 1, 0, attributes, timestamp_ms, 0, producer_id, -1, -1, _NO_PARTS, epoch)
 
 
 def crc_fits(data: bytes, position: i64, header: BatchHeader) -> bool:

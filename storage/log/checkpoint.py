@@ -39,6 +39,9 @@ FORMAT_VERSION = 2
 2: batches may be compressed or have a time per record, which an amqpd of format 1 takes for damage."""
 FORMAT_WITH_DELAYS = 3
 """Format of a directory in which a message was ever delayed: an amqpd of format 2 would never release it."""
+FORMAT_WITH_TRANSACTIONS = 4
+"""Format of a directory that ever had a transaction of a Kafka producer: an amqpd of format 3 takes its batches for
+damage."""
 VERSION = 0
 
 
@@ -53,24 +56,27 @@ def encode_format(version: int = FORMAT_VERSION) -> bytes:
 
 
 def check_format(filesystem: FileSystem, path: str) -> bool:
-    """Return whether there is a good `format` file of the current version, or of the one with delays.
+    """Return whether there is a good `format` file of the current version, or of a higher one that is known.
 
     A damaged file counts as missing, since metadata and `.settled` have versions of their own. So does an older
     version: its data is readable, and the directory becomes one of the current version.
 
     Cost: one small read. Raises: UnknownFormat if a newer version wrote it; OSError.
     """
-    try:
-        text, _, crc = filesystem.read_file(path).decode("ascii").strip().rpartition(" ")
-        if value(text.encode()) != int(crc):
-            return False
-        version = int(text.rpartition(" ")[2])
-    except (FileNotFoundError, ValueError):
-        return False
-    if version > FORMAT_WITH_DELAYS:
-        known = FORMAT_WITH_DELAYS
+    version = read_format(filesystem, path)
+    if version > FORMAT_WITH_TRANSACTIONS:
+        known = FORMAT_WITH_TRANSACTIONS
         raise UnknownFormat(f"{path}: format {version} of a newer version of amqpd; this one knows {known}")
     return version >= FORMAT_VERSION
+
+
+def read_format(filesystem: FileSystem, path: str) -> int:
+    """Return the version in the `format` file; 0 if it is missing or damaged. Raises: OSError."""
+    try:
+        text, _, crc = filesystem.read_file(path).decode("ascii").strip().rpartition(" ")
+        return int(text.rpartition(" ")[2]) if value(text.encode()) == int(crc) else 0
+    except (FileNotFoundError, ValueError):
+        return 0
 
 
 def encode_lines(entries: list[tuple[int, ...]]) -> bytes:

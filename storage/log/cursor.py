@@ -21,7 +21,7 @@ from mypy_extensions import i64
 from amqpd.storage.log.batch import HEADER_SIZE, BatchCursor, BatchHeader, crc_fits
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.raw_reader import RawBatchReader
-from amqpd.storage.log.reader import LogReader
+from amqpd.storage.log.reader import SKIP_COUNT_MIN, LogReader
 from amqpd.storage.log.record import BadRecord, Record, RecordViews
 from amqpd.storage.loop_log import GroupCommitLog
 from amqpd.storage.queue_log import BatchBytes, Cursor, ReadResult, TimeSearch
@@ -110,12 +110,12 @@ class LocalCursor(Cursor):
         return self._read(offset, size_bytes_max, arrived)
 
     def read_safe(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> ReadResult:
-        return self._read_below(self._log.watermark.offset, offset, size_bytes_max, arrived)
+        return self._read_below(self._log.stable_end(), offset, size_bytes_max, arrived)
 
     def views_below_hw(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> RecordViews:
         self._reader.copies_batches = True
         views = RecordViews()
-        next_offset = self._read_on(self._log.watermark.offset, offset, size_bytes_max, arrived, [], views)
+        next_offset = self._read_on(self._log.stable_end(), offset, size_bytes_max, arrived, [], views)
         views.close(next_offset, self._waiting)
         return views
 
@@ -132,21 +132,26 @@ class LocalCursor(Cursor):
                 found.append(record)
         return ReadResult(found, fetch.next_offset, fetch.waiting)
 
-    def batches_below_hw(self, offset: i64, size_bytes_max: i64, one: bool, arrived: Callable[[], None]) -> BatchBytes:
+    def batches_below_hw(
+        self, offset: i64, size_bytes_max: i64, one: bool, arrived: Callable[[], None], committed: bool = True
+    ) -> BatchBytes:
         self._batch = None
         try:
-            return self._raw_reader().read(self._log.watermark.offset, offset, size_bytes_max, one, arrived)
+            return self._raw_reader().read(self._end(committed), offset, size_bytes_max, one, arrived)
         finally:
             self._report_reader_losses()
 
     def find_time_below_hw(
-        self, offset: i64, timestamp_ms: i64, batches_max: i64, arrived: Callable[[], None]
+        self, offset: i64, timestamp_ms: i64, batches_max: i64, arrived: Callable[[], None], committed: bool = True
     ) -> TimeSearch:
         self._batch = None
         try:
-            return self._raw_reader().find_time(self._log.watermark.offset, offset, timestamp_ms, batches_max, arrived)
+            return self._raw_reader().find_time(self._end(committed), offset, timestamp_ms, batches_max, arrived)
         finally:
             self._report_reader_losses()
+
+    def _end(self, committed: bool) -> i64:
+        return self._log.stable_end() if committed else self._log.watermark.offset
 
     def _raw_reader(self) -> RawBatchReader:
         raw = self._raw
@@ -203,6 +208,11 @@ class LocalCursor(Cursor):
                 break
             segment = log.segment_of(batch.base_offset)
             set_ = segment.settled if segment is not None and not self._reader.reads_acked_segments else None
+            if views is not None and set_ is not None and set_.highest - offset >= SKIP_COUNT_MIN:
+                free: i64 = set_.next_free(offset)
+                if free - offset >= SKIP_COUNT_MIN:  # an aborted transaction
+                    offset = free
+                    continue
             try:
                 if views is None:
                     budget = batch.read(offset, set_, owner.returned, budget, records)

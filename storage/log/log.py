@@ -30,6 +30,7 @@ from amqpd.storage.filesystem import FileSystem, MappedBytes, OpenFile, Reserve
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.producer_state import Producers, snapshot_path
 from amqpd.storage.log.segment import Segment
+from amqpd.storage.log.transactions import Transactions
 from amqpd.storage.retention_policy import RetentionPolicy
 from amqpd.storage.sync_job import SyncPart
 
@@ -204,8 +205,8 @@ class HighWatermark:
         self.offset = offset
         self._published = offset
 
-    def publish(self, has_files: bool) -> None:
-        """Write the offset to the file, if the log has files.
+    def publish(self, has_files: bool, stable_end: i64) -> None:
+        """Write the last stable offset to the file, if the log has files.
 
         Cost: a page fault, and one page and one inode at the next sync: as much as a write.
         """
@@ -217,7 +218,7 @@ class HighWatermark:
             if file is None:
                 file = self._file = self._map_file(f"{self._directory}/{checkpoint.HIGH_WATERMARK}")
                 self._filesystem.open_file_count += 1
-            file[0 : checkpoint.HIGH_WATERMARK_SIZE] = checkpoint.encode_high_watermark(self.offset)
+            file[0 : checkpoint.HIGH_WATERMARK_SIZE] = checkpoint.encode_high_watermark(stable_end)
             if self._filesystem.has_too_many_open:
                 self.close()
         except OSError as error:  # external readers then see an older end
@@ -263,6 +264,7 @@ class Log:
         sealed: sealed segments whose files are closed after the next sync.
         found: the segment of the last look-up.
         producers: numbers of idempotent producers; None if there are none.
+        transactions: those of producers that are not ended; None if there are none.
         replicated: the log is a cache of a Kafka partition, and the cluster moves the watermark.
         on_ack_entry: for a replicated log, receives the entries that would go to `.settled`.
     """
@@ -303,6 +305,9 @@ class Log:
         self.found: Segment | None = None
         self.removals = SegmentRemoval(self.directory)
         self.producers: Producers | None = None
+        self.transactions: Transactions | None = None
+        # Producer -> (epoch, first offset) of aborted transactions; a full disk may not have taken their entries.
+        self._unwritten_aborts: dict[int, tuple[int, int]] = {}
         self.replicated = False
         self.on_ack_entry: Callable[[int, int, int, int], object] | None = None
 
@@ -611,19 +616,62 @@ class Log:
         part.end_offset = self.segments[-1].end if self.segments else 0  # not `end`: later offsets were not written
         if self.producers is not None and self.producers.due and not self.failed and self.durable:
             self.producers.due = False
-            snapshot = (snapshot_path(self.directory, part.end_offset), self.producers.encode(part.end_offset))
+            snapshot = (snapshot_path(self.directory, part.end_offset), self.encode_snapshot(part.end_offset))
             part.checkpoints.insert(0, snapshot)  # before the recovery point, and before a segment is removed
         if (
             self.removals.wanted and not self.cleaning and not self.failed
         ):  # acknowledgements of a failed log are not safe
             self.removals.collect(self.segments, self.start_offset(), part)
 
-    def synced(self, part: SyncPart, now_ms: int, publish: bool) -> None:
+    def encode_snapshot(self, end: int) -> bytes:
+        """Return the snapshot of the producers below offset `end`. There are some."""
+        assert self.producers is not None
+        transactions = self.transactions
+        found: dict[int, tuple[int, int]] = {} if transactions is None else transactions.open_at(end)
+        self._forget_written_aborts()
+        return self.producers.encode(end, {**found, **self._unwritten_aborts})
+
+    def stable_end(self) -> int:
+        """Return the last stable offset; without open transactions it is the high watermark."""
+        transactions = self.transactions
+        return self.watermark.offset if transactions is None else transactions.stable_end(self.watermark.offset)
+
+    def end_transactions(self) -> bool:
+        """Settle the messages of aborted transactions whose marker is synced. Return whether there were any.
+
+        The entries are written at once: the next snapshot of the producers does not name these transactions any more,
+        so recovery would not look for their messages.
+        """
+        transactions = self.transactions
+        if transactions is None or self.failed:
+            return False
+        aborted = False
+        for ended in transactions.take_ended(self.watermark.offset):
+            if not ended.commits:
+                aborted = True
+                self._unwritten_aborts.setdefault(ended.producer_id, (ended.epoch, ended.first))
+                for first, last, size in ended.parts():
+                    self.ack(first, last, size)
+        if len(transactions) == 0:
+            self.transactions = None
+        if aborted:
+            self.flush()
+            self._forget_written_aborts()
+        return aborted
+
+    def _forget_written_aborts(self) -> None:
+        if self._unwritten_aborts and not self.ack_file_writer.pending:
+            self._unwritten_aborts = {}
+
+    def synced(self, part: SyncPart, now_ms: int, publish: bool) -> bool:
         """Process the result of a job, on the loop. After a failure the log is sealed at its last synced offset.
 
         Args:
             publish: write the high watermark file now; otherwise the caller does it later.
+
+        Returns: whether messages of aborted transactions were settled, which changes the counts.
         """
+        has_aborted = False
         for file in part.files:
             file.unpin()
         if part.failed:
@@ -631,6 +679,7 @@ class Log:
         elif not self.failed:
             if not self.replicated:
                 self.watermark.offset = max(self.watermark.offset, part.end_offset)
+            has_aborted = self.transactions is not None and self.end_transactions()
             if part.directories:
                 self.filesystem.safe_directories.update(self.chain[:-1])
             if publish:
@@ -648,10 +697,11 @@ class Log:
                 self.sealed.append(segment)
             else:
                 segment.release()
+        return has_aborted
 
     def publish(self) -> None:
-        """Write the high watermark file for external readers."""
-        self.watermark.publish(self.durable and len(self.segments) > 0)
+        """Write the high watermark file for external readers. They read committed messages only."""
+        self.watermark.publish(self.durable and len(self.segments) > 0, self.stable_end())
 
     def finish_recovery(self) -> None:
         """Write what recovery has found, if that is still due: on a full disk a log is opened and drained without it.
@@ -677,6 +727,8 @@ class Log:
         self.end = 0
         self.watermark.offset = 0
         self.producers = None
+        self.transactions = None
+        self._unwritten_aborts = {}
         self.epochs = []
         self.clean = False
 

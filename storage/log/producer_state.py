@@ -8,9 +8,11 @@ beside the segments preserves the table:
     00000000000000004711.snapshot    state below this offset, in Kafka's format (version 1):
                                      version i16, CRC-32C u32 over the rest, count i32, then per producer: id i64,
                                      epoch i16, last sequence i32, last offset i64, offset delta i32 (0: single
-                                     messages), time i64 ms, coordinator epoch i32 (-1), open transaction i64 (-1).
+                                     messages), time i64 ms, coordinator epoch i32 (-1), first offset of the open
+                                     transaction i64 (-1 for none).
                                      A producer has an entry for each batch that is known, the oldest first; Kafka
-                                     writes the last one only
+                                     writes the last one only. An entry with sequence and offset -1 only says that an
+                                     otherwise unknown producer has an open transaction
 
 A snapshot is written and synced when all below its offset is on the disk: before the recovery point moves, before a
 segment with such messages is removed, and at a clean stop. Recovery continues from it with the segments that it
@@ -48,11 +50,14 @@ VERSION: Final = 1
 UNSAFE_MAX: Final = 65_536
 BATCHES_MAX: Final = 5
 """Batches that are known of a producer: as many as Kafka's clients send without waiting for an answer."""
+NO_SEQUENCE: Final[i64] = -1
+"""The last sequence of a producer of which only a marker is known: its next one is 0."""
 SEQUENCE_MAX: Final[i64] = 0x7FFF_FFFF
 """The highest sequence; Kafka's producers continue with 0."""
 EPOCH_MAX: Final[i64] = 0x7FFF
 _HEAD: Final = struct.Struct(">hIi")
 _ENTRY: Final = struct.Struct(">qhiqiqiq")
+_FIRST: Final = struct.Struct(">q")  # the last field of an entry
 
 
 @final
@@ -118,10 +123,12 @@ class Producers:
 
     Attributes:
         due: the next job must write a snapshot.
+        open_transactions: producer -> first offset, as a decoded snapshot says; log/transactions.py has them later.
     """
 
     def __init__(self) -> None:
         self.due: bool = False
+        self.open_transactions: dict[int, int] = {}
         self._known: OrderedDict[int, Producer] = OrderedDict()
         self._unsafe: deque[_Step] = deque()
         # Older unsynced messages, by producer; none has a higher offset than `_older_last`.
@@ -172,6 +179,23 @@ class Producers:
             entry = _last_entries(before.batches + entry)
         self.record(Producer(header.producer_id, epoch, sequence, header.last_offset, now_ms, entry), high_watermark)
 
+    def record_marker(self, header: BatchHeader, now_ms: i64, high_watermark: i64) -> None:
+        """Record the marker of a transaction. One with a higher epoch fences the producer: its earlier epochs are old.
+
+        Args:
+            header: with the offset of the marker in the log.
+            now_ms: the wall clock.
+        """
+        epoch: i64 = header.producer_epoch & EPOCH_MAX
+        before = self._known.get(header.producer_id)
+        if before is None or before.epoch < epoch:
+            fenced = Producer(header.producer_id, epoch, NO_SEQUENCE, header.base_offset, now_ms)
+            self.record(fenced, high_watermark)
+
+    def all(self) -> list[Producer]:
+        """Return the producers, the one that was silent longest first."""
+        return list(self._known.values())
+
     def _record_older(self, step: _Step) -> None:
         older = self._older.get(step.producer_id)
         if older is None:
@@ -216,8 +240,12 @@ class Producers:
 
     # -- the file
 
-    def encode(self, end: i64) -> bytes:
-        """Return the content of a snapshot of the state below offset `end`. Cost: 1 us per producer."""
+    def encode(self, end: i64, transactions: dict[int, tuple[int, int]] | None = None) -> bytes:
+        """Return the content of a snapshot of the state below offset `end`. Cost: 1 us per producer.
+
+        Args:
+            transactions: producer -> (epoch, first offset) of the transactions that are open there.
+        """
         known = dict(self._known)
         for step in reversed(self._unsafe):
             if step.offset >= end:
@@ -225,7 +253,15 @@ class Producers:
         for step in self._older.values():
             if step.offset >= end:
                 _restore(known, step)
-        entries = b"".join([each.entries() for each in known.values()])
+        open_there: dict[int, tuple[int, int]] = {} if transactions is None else transactions
+        parts = [each.entries() for each in known.values() if each.producer_id not in open_there]
+        for producer_id, (epoch, first) in open_there.items():
+            producer = known.get(producer_id)
+            if producer is None:
+                parts.append(_ENTRY.pack(producer_id, epoch, NO_SEQUENCE, -1, 0, -1, -1, first))
+            else:
+                parts.append(producer.entries()[: -_FIRST.size] + _FIRST.pack(first))
+        entries = b"".join(parts)
         covered = (len(entries) // _ENTRY.size).to_bytes(4, "big") + entries
         crc: int = value(covered)
         return VERSION.to_bytes(2, "big") + crc.to_bytes(4, "big") + covered
@@ -241,7 +277,11 @@ class Producers:
         for number in range(count):
             place = _HEAD.size + number * _ENTRY.size
             fields = _ENTRY.unpack_from(data, place)
-            batches = data[place : place + _ENTRY.size]
+            if fields[7] >= 0:
+                self.open_transactions[fields[0]] = fields[7]
+                if fields[3] < 0:
+                    continue
+            batches = data[place : place + _ENTRY.size - _FIRST.size] + _FIRST.pack(-1)
             before = self._known.get(fields[0])
             if before is not None and before.epoch == fields[1]:
                 batches = _last_entries(before.batches + batches)
@@ -255,6 +295,8 @@ def _last_entries(entries: bytes) -> bytes:
 
 def _joined(before: Producer, after: Producer) -> Producer:
     """Return `after` with the batches of `before`, which a scan may have found in part only."""
+    if before.epoch == after.epoch and after.sequence == NO_SEQUENCE:
+        return before  # only a marker was found
     if before.epoch != after.epoch or not after.batches:
         return after
     newer = b""

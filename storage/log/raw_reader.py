@@ -2,7 +2,8 @@
 
 A consumer of Kafka's protocol gets batches as they are stored: of the broker's own writer, of Kafka's producers, and
 compressed ones. Checksums are checked, damaged batches are skipped and reported (reader.py). Transient batches of an
-earlier process are skipped, because their messages do not count after a restart.
+earlier process are skipped, because their messages do not count after a restart. So are batches of aborted
+transactions.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.storage.log.batch import LOG_APPEND_TIME, BatchHeader
+from amqpd.storage.log.batch import LOG_APPEND_TIME, BatchHeader, is_commit_marker
 from amqpd.storage.log.reader import CHUNK_SIZE, LogReader
 from amqpd.storage.log.record import BadRecord, Record
 from amqpd.storage.queue_log import BatchBytes, TimeSearch
@@ -53,16 +54,24 @@ class RawBatchReader:
             if header.last_offset >= end:
                 reader.step_back(header, offset)
                 break
-            if not reader.found_was_settled(header):
+            behind: i64 = header.last_offset + 1
+            if reader.found_was_settled(header):
+                behind = reader.after_settled(header)
+                if behind > end:
+                    behind = end
+            else:
                 if header.size > size_bytes_max - result.size_bytes and (result.size_bytes > 0 or not one):
                     reader.step_back(header, offset)
                     result.is_full = True
                     break
-                result.parts.append(reader.found_batch(header))
+                data = reader.found_batch(header)
+                if header.is_of_producer_transaction() and header.is_control() and not is_commit_marker(data, 0):
+                    result.abort_markers.append((header.producer_id, header.base_offset))
+                result.parts.append(data)
                 result.size_bytes += header.size
                 if header.size > largest:
                     largest = header.size
-            offset = header.last_offset + 1
+            offset = behind
             result.next_offset = offset
         if largest > CHUNK_SIZE:
             reader.release()  # it would keep a large batch in memory
@@ -71,7 +80,7 @@ class RawBatchReader:
     def find_time(
         self, end: i64, offset: i64, timestamp_ms: i64, batches_max: i64, arrived: Callable[[], None]
     ) -> TimeSearch:
-        """Return the first record from `offset` on whose time is `timestamp_ms` or later.
+        """Return the first record from `offset` on whose time is `timestamp_ms` or later. A producer's marker is one.
 
         Args:
             end: batches that reach to this offset or further are not read.
@@ -90,7 +99,13 @@ class RawBatchReader:
             if header is None or header.last_offset >= end:
                 break
             batches_max -= 1
-            if header.max_timestamp_ms >= timestamp_ms and not header.is_control():
+            if header.max_timestamp_ms >= timestamp_ms and header.is_control():
+                if header.is_of_producer_transaction():  # as in Kafka: it may have the latest time of the log
+                    result.offset = header.base_offset
+                    result.timestamp_ms = header.max_timestamp_ms
+                    result.next_offset = -1
+                    return result
+            elif header.max_timestamp_ms >= timestamp_ms:
                 record = None if reader.found_was_settled(header) else self._first_at(header, offset, timestamp_ms)
                 if record is not None:
                     result.offset = record.offset

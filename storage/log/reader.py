@@ -28,6 +28,8 @@ from amqpd.storage.log.batch import (
     CRC_START,
     HEADER_SIZE,
     LENGTH_OVERHEAD,
+    TRANSACTIONAL,
+    TRANSIENT,
     BatchCursor,
     BatchHeader,
     crc_fits,
@@ -44,6 +46,8 @@ logger = logging.getLogger(__name__)
 CHUNK_SIZE: Final[i64] = 256 * 1024
 # A batch of this size or more costs less if it is read alone than copied out of a chunk.
 APART_SIZE_MIN: Final[i64] = 16 * 1024
+# Settled offsets in a row that are skipped with a look-up instead of batch by batch.
+SKIP_COUNT_MIN: Final[i64] = 1024
 # Distance of the pages that `FileSystem.resident` checks.
 _LOOK_SIZE: Final[i64] = 64 * 1024
 
@@ -253,9 +257,23 @@ class LogReader:
         return BatchCursor(self._found_chunk, self._found_at, header, self._decoder)
 
     def found_was_settled(self, header: BatchHeader) -> bool:
-        """Return whether the batch that `find` returned last is transient and a restart has settled its messages."""
+        """Return whether the batch that `find` returned last does not count: it is transient and from an earlier
+        process, or of an aborted transaction. Its messages are settled.
+        """
+        if header.attributes & (TRANSIENT | TRANSACTIONAL) == 0 or header.is_control():
+            return False
         segment = self._segment
-        return header.is_transient() and segment is not None and segment.settled.contains(header.base_offset)
+        return segment is not None and segment.settled.contains(header.last_offset)
+
+    def after_settled(self, header: BatchHeader) -> i64:
+        """Return where to continue after a batch that `found_was_settled`: behind a long run of settled offsets."""
+        segment = self._segment
+        behind: i64 = header.last_offset + 1
+        if segment is not None:
+            free: i64 = segment.settled.next_free(behind)
+            if free - behind >= SKIP_COUNT_MIN:
+                return free
+        return behind
 
     def step_back(self, header: BatchHeader, offset: i64) -> None:
         """Make `find(offset)` return the batch again that it returned last, without a look-up."""

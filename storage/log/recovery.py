@@ -10,6 +10,8 @@ their totals; one whose totals are missing or do not fit its size is scanned, to
     transaction at the end      without its commit marker it is cut off, with everything after it: it was written with
                                 one call, so only parts of it can follow
     hole in a transaction       none of it counts, and `.settled` says so from now on
+    aborted by its producer     the same (transactions.py). To find all of its parts, the scan begins where the oldest
+                                transaction begins that was open at the snapshot of the producers
     other holes                 settled, so that no reader waits for them. Below the high watermark they are damage and
                                 logged as lost
     hole after a power cut      if it is above the high watermark and producers have numbered messages after it, the log
@@ -52,6 +54,7 @@ from amqpd.storage.log.log import Log
 from amqpd.storage.log.producer_state import SUFFIX, Producers, read_snapshot, snapshot_path, write_snapshot
 from amqpd.storage.log.scan import Scan, find_missing, has_unrecorded_offsets, set_aside_foreign, unrecorded_ranges
 from amqpd.storage.log.segment import Segment, segment_name
+from amqpd.storage.log.transactions import Transactions
 from amqpd.storage.queue_log import LogUnusable
 
 # Entries to process before the loop may do something else: some ms.
@@ -256,18 +259,20 @@ def check_tail(state: RecoveryState) -> Generator[None, None, None]:
     numbered_behind = False
     # Everything below was synced once, so a hole there has other causes than a power cut.
     floor = max(log.watermark.offset, state.snapshot[1] if state.snapshot is not None else 0)
-    producers = Producers()
+    producers, transactions = Producers(), Transactions()
+    open_from = min(state.snapshot[0].open_transactions.values(), default=-1) if state.snapshot is not None else -1
     for number, segment in enumerate(segments):
         next_base = segments[number + 1].base if number + 1 < len(segments) else -1
         trusted = not state.strict and (state.clean is not None or (segment.base < point and segment.sealed))
         trusted = trusted and not state.snapshot_damaged
+        trusted = trusted and (open_from < 0 or 0 <= next_base <= open_from)
         trusted = trusted and segment.base not in state.doubtful  # gaps from compaction may be unknown
         if segment.is_removed or (trusted and _apply_totals(state, segment, next_base)):
             found = _hole_in_unscanned(state, segment, next_base, floor)
             hole = hole or found
             before = None
             continue
-        scan = Scan(state.filesystem, segment, next_base, state.log.watermark.offset, before, producers)
+        scan = Scan(state.filesystem, segment, next_base, state.log.watermark.offset, before, producers, transactions)
         scan.hole, scan.floor, scan.now_ms = hole, floor, state.clock.time_ms()
         yield from scan.run()
         if scan.torn_bytes == 0 and segment.end < next_base:
@@ -283,22 +288,33 @@ def check_tail(state: RecoveryState) -> Generator[None, None, None]:
         highest_epoch = max(highest_epoch, scan.epoch)
         _settle_scan(state, segment, scan)
     _cut_tail(state, before.open_transaction if before is not None else None, hole if numbered_behind else None)
+    end = max([segment.end for segment in segments], default=0)
+    base = max([segment.base for segment in segments], default=0)
+    transactions.undo_from(end)
+    open_at_base = transactions.open_at(base)
+    for ended in transactions.take_ended(end):
+        if not ended.commits:
+            state.aborted += ended.parts()
+    log.transactions = transactions if len(transactions) > 0 else None
     for part in state.aborted:
         for segment in segments:
             if segment.base <= part[0] < segment.end:
                 _settle_part(segment, part)
                 _ensure_recorded(state, segment, part[0], part[1])
-    end = max([segment.end for segment in segments], default=0)
     if state.clean is not None:
         end = max(end, state.clean[0])
     log.end = end
-    _merge_producers(state, producers)
+    _merge_producers(state, producers, open_at_base)
     if highest_epoch >= 0 and (not log.epochs or log.epochs[-1][0] < highest_epoch):
         log.epochs.append((highest_epoch, end))
 
 
-def _merge_producers(state: RecoveryState, scanned: Producers) -> None:
-    """Combine the producers of the snapshot and of the scan."""
+def _merge_producers(state: RecoveryState, scanned: Producers, open_at_base: dict[int, tuple[int, int]]) -> None:
+    """Combine the producers of the snapshot and of the scan.
+
+    Args:
+        open_at_base: the transactions that are open below the last segment.
+    """
     log = state.log
     known, start = state.snapshot if state.snapshot is not None else (Producers(), 0)
     below = Producers()
@@ -312,7 +328,7 @@ def _merge_producers(state: RecoveryState, scanned: Producers) -> None:
         base = max([segment.base for segment in log.segments], default=0)
         scanned.undo_from(base)
         below.merge(scanned, start)
-        state.snapshot_below = (snapshot_path(log.directory, base), below.encode(base))
+        state.snapshot_below = (snapshot_path(log.directory, base), below.encode(base, open_at_base))
 
 
 def _apply_totals(state: RecoveryState, segment: Segment, next_base: int) -> bool:

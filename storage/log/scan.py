@@ -36,10 +36,12 @@ from amqpd.storage.log.batch import (
     body_size_bytes,
     crc_fits,
     decompressed,
+    is_commit_marker,
     missing_offsets,
 )
 from amqpd.storage.log.producer_state import Producers
 from amqpd.storage.log.segment import OffsetIndex, Segment
+from amqpd.storage.log.transactions import Transactions
 
 if TYPE_CHECKING:
     from amqpd.storage.log.log import Log
@@ -59,6 +61,7 @@ class Scan:
         next_base: where the next segment starts, -1 for none.
         before: the scan of the previous segment, whose last transaction may continue here.
         producers: gets the producers found here.
+        transactions: gets their transactions.
 
     Attributes:
         lost: offset ranges that are missing, with good batches after them.
@@ -84,10 +87,12 @@ class Scan:
         high_watermark: int,
         before: Scan | None,
         producers: Producers,
+        transactions: Transactions,
     ) -> None:
         self.lost: list[tuple[int, int]] = []
         self.gaps: list[tuple[int, int]] = []
         self.producers = producers
+        self.transactions = transactions
         self.hole: tuple[int, int, int, int] | None = None
         self.floor = high_watermark
         self.numbered_behind = False
@@ -186,7 +191,8 @@ class Scan:
             if good_end < position:  # bad bytes stay in the file; the index leads past them
                 segment.size = position
                 segment.index_next()
-            self._record_batch(header, position, bodies, good_end)
+            commits = header.is_control() and is_commit_marker(chunk, at)
+            self._record_batch(header, position, bodies, good_end, commits)
             position += header.size
             good_end = position
             expected = header.last_offset + 1
@@ -202,16 +208,17 @@ class Scan:
         if self.hole is None and offset >= self.floor:
             self.hole = (offset, position, self._segment.body_bytes, self._segment.base)
 
-    def _record_batch(self, header: BatchHeader, position: int, bodies: int, good_end: int) -> None:
+    def _record_batch(self, header: BatchHeader, position: int, bodies: int, good_end: int, commits: bool) -> None:
         segment = self._segment
-        in_transaction = header.attributes & TRANSACTIONAL != 0
+        of_producer = header.is_of_producer_transaction()
+        in_transaction = header.attributes & TRANSACTIONAL != 0 and not of_producer
         if self.open_transaction is not None:
             whole = header.base_offset == self._transaction_end
             if not in_transaction or header.producer_id != self.open_transaction[0] or not whole:
                 self._intact = False
             if not in_transaction or header.producer_id != self.open_transaction[0]:
                 self._end_transaction()  # its marker is missing
-        if header.is_control():
+        if header.is_control() and not of_producer:
             if self.open_transaction is None:
                 self._intact = False
             self._end_transaction()
@@ -225,14 +232,24 @@ class Scan:
             self._transaction_end = header.last_offset + 1
         elif header.producer_id >= 0 and not header.is_transient():
             self.numbered_behind = self.hole is not None or self.numbered_behind
-            stamped = header.attributes & LOG_APPEND_TIME != 0
-            time_ms = header.max_timestamp_ms if stamped else self.now_ms
-            self.producers.record_batch(header, time_ms, self._high_watermark)
+            self._record_producer(header, bodies, of_producer, commits)
         if header.is_transient():
             self.transient.append((header.base_offset, header.last_offset, bodies))
         segment.add_batch(header.last_offset, header.size, header.max_timestamp_ms)
         segment.body_bytes += bodies
         self.epoch = max(self.epoch, header.epoch)
+
+    def _record_producer(self, header: BatchHeader, bodies: int, of_producer: bool, commits: bool) -> None:
+        """Record a batch of a producer, as the log did when it was appended (`Appender.append_checked`)."""
+        stamped = header.attributes & LOG_APPEND_TIME != 0
+        time_ms = header.max_timestamp_ms if stamped else self.now_ms
+        if header.is_control():
+            self.producers.record_marker(header, time_ms, self._high_watermark)
+            self.transactions.on_marker(header, commits)
+            return
+        self.producers.record_batch(header, time_ms, self._high_watermark)
+        if of_producer:
+            self.transactions.on_batch(header, bodies, False)
 
     def _end_transaction(self) -> None:
         """Process the end of a transaction, with or without a marker. Unless it is whole, none of it counts.

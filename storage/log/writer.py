@@ -15,7 +15,7 @@ from amqpd.storage.acks import ack_set
 from amqpd.storage.acks.ack_files import DISK_FULL_ERRORS
 from amqpd.storage.filesystem import OpenFile
 from amqpd.storage.log import checkpoint
-from amqpd.storage.log.batch import CONTROL, TRANSIENT, ClosedBatch
+from amqpd.storage.log.batch import CONTROL, LOG_APPEND_TIME, TRANSIENT, ClosedBatch
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.producer_state import snapshot_path, write_snapshot
 from amqpd.storage.log.segment import Segment
@@ -129,7 +129,7 @@ def _write_run(log: Log, segment: Segment, batches: list[ClosedBatch], start: in
         segment.on_append(batch)
         if batch.attributes & TRANSIENT:
             segment.add_transient(batch.base_offset, batch.last_offset, batch.body_size_bytes)
-        if batch.attributes & CONTROL:
+        if batch.attributes & CONTROL and batch.attributes & LOG_APPEND_TIME:  # the marker of a transaction of ours
             log.ack(batch.base_offset, batch.last_offset, 0)
         index += 1
     if written > 0:
@@ -204,7 +204,7 @@ def mark_clean(log: Log, delivered: int) -> None:
     if log.watermark.unpublished:
         log.publish()
     if log.producers is not None:
-        snapshot = log.producers.encode(log.end)
+        snapshot = log.encode_snapshot(log.end)
         write_snapshot(log.filesystem, snapshot_path(log.directory, log.end), snapshot)
     active = log.segments[-1]
     path = f"{log.directory}/{checkpoint.CLEAN_SHUTDOWN}"

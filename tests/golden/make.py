@@ -7,8 +7,8 @@ The script does not overwrite a golden directory. The queues: one stopped cleanl
 removed; acked, returned and delivered messages; a transaction), one left by a kill (a torn tail, a transient message,
 no clean mark), one compacted log (a tombstone, gaps). Since format 2 there is a fourth: a log compressed with each
 codec, by amqpd and by a Kafka client, whose batches have a time per record. Since format 3 messages wait in two buckets
-of a delayed-message exchange, and a fifth queue has batches with producer sequences (a `.snapshot`). The metadata has
-rows of every table.
+of a delayed-message exchange, and a fifth queue has batches with producer sequences (a `.snapshot`). Since format 4 a
+sixth has transactions of Kafka's producers: committed, aborted and open. The metadata has rows of every table.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from pathlib import Path
 from typing import Any
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from librt.strings import BytesWriter
 from simulated_filesystem import SimulatedClock
 
 from amqpd.auth.passwords import hash_password
 from amqpd.broker.delayed.bucket import key_for, new_name, read_due_ms, read_keys, read_number, with_delay
 from amqpd.protocol.field_table import encode_table
 from amqpd.storage.local_log import LocalLog
-from amqpd.storage.log.batch import GZIP, LZ4, NO_PRODUCER, SNAPPY, ZSTD
-from amqpd.storage.log.checkpoint import FORMAT_WITH_DELAYS
+from amqpd.storage.log.appender import check_batches
+from amqpd.storage.log.batch import GZIP, LZ4, NO_PRODUCER, SNAPPY, ZSTD, marker_batch
+from amqpd.storage.log.checkpoint import FORMAT_WITH_TRANSACTIONS
 from amqpd.storage.log.producer_state import Producer
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.metadata.rows import SeenCacheRow, SeenRow, UserLimitsRow
@@ -186,6 +188,35 @@ def numbered_queue(maker: Maker) -> str:
     return queue_id
 
 
+def transactional_queue(maker: Maker) -> str:
+    """Three transactions side by side: one is committed, one aborted, one open, with plain messages between them."""
+    maker.storage.require_transaction_format()
+    queue_id, store = maker.storage.create_queue(VHOST_ID, "changes", "/")
+    maker.storage.set_policy(store, RetentionPolicy())
+    for number in range(4):
+        for producer in (1 << 62, (1 << 62) + 1, *([(1 << 62) + 2] if number == 3 else [])):
+            sequence = 0 if number == 3 and producer == (1 << 62) + 2 else number
+            builder = DefaultRecordBatchBuilder(
+                magic=2,
+                compression_type=0,
+                is_transactional=1,
+                producer_id=producer,
+                producer_epoch=0,
+                base_sequence=sequence,
+                batch_size=1 << 16,
+            )
+            builder.append(0, timestamp=1_700_000_000_000, key=b"k", value=b"%d.%d" % (producer, number), headers=[])
+            store.appender.append_checked(check_batches(bytes(builder.build()), transactional=True))
+        store.append_parts(RecordRoute(b"", b"changes"), PROPERTIES, b"plain %d" % number, True)
+        maker.end_turn()
+    for producer, commits in ((1 << 62, True), ((1 << 62) + 1, False)):
+        marker = marker_batch(BytesWriter(), producer, 0, commits, maker.clock.time_ms())
+        store.appender.append_checked([marker])
+        maker.end_turn()
+    maker.sync()
+    return queue_id
+
+
 def make_delayed(maker: Maker) -> None:
     """Messages of `reminders` as the delay scheduler stores them (broker/delayed); one was released before a crash."""
     maker.storage.require_delay_format()
@@ -251,6 +282,7 @@ def make(target: Path) -> None:
     maker = Maker(path)
     ids = {"clean": clean_queue(maker), "compacted": compacted_queue(maker), "packed": packed_queue(maker)}
     ids["numbered"] = numbered_queue(maker)
+    ids["changes"] = transactional_queue(maker)
     maker.storage.close(clean=True)
     killed = Maker(path)
     ids["killed"] = killed_queue(killed)
@@ -293,6 +325,9 @@ def read(path: Path, ids: dict[str, str]) -> dict[str, Any]:
         for name in (5, 2**40)
         if "numbered" in stores and (producer := stores["numbered"].producers().find(name, maker.clock.time_ms()))
     }
+    found["last_stable_offsets"] = {
+        name: int(store.last_stable_offset) for name, store in stores.items() if name == "changes"
+    }
     maker.storage.close(clean=False)
     metadata = SqlMetadataStore("", path, lambda function, *arguments: function(*arguments))
     state = metadata.open()
@@ -316,7 +351,7 @@ def _done(error: BaseException | None) -> None:
 
 
 if __name__ == "__main__":
-    target = HERE / f"format-{FORMAT_WITH_DELAYS}"
+    target = HERE / f"format-{FORMAT_WITH_TRANSACTIONS}"
     if target.exists():
         sys.exit(f"{target} is there: a golden directory is never made anew")
     target.mkdir()

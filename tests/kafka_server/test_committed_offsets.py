@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqpd.kafka_server import committed_offsets
+from amqpd.kafka_server import committed_offsets, compacted_log
 from amqpd.kafka_server.committed_offsets import (
     CommittedOffset,
     CommittedOffsets,
@@ -23,6 +24,7 @@ from amqpd.kafka_server.committed_offsets import (
     encode_key,
     encode_value,
 )
+from amqpd.kafka_server.compacted_log import RETRY_MS
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.storage import Storage
 
@@ -144,14 +146,14 @@ def test_a_log_of_many_slices_is_read_completely(tmp_path: Path, monkeypatch: py
     for number in range(200):
         assert lab.commit(f"g{number}", number)
     lab.storage.close(clean=True)
-    monkeypatch.setattr(committed_offsets, "SLICE_BYTES", 200)
+    monkeypatch.setattr(compacted_log, "SLICE_BYTES", 200)
     lab = Lab(tmp_path)
     assert lab.content() == {f"g{number}": number for number in range(200)}
     lab.storage.close(clean=True)
 
 
 def test_compaction_keeps_the_last_offset_of_each_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committed_offsets, "SEGMENT_BYTES", 4096)
+    monkeypatch.setattr(compacted_log, "SEGMENT_BYTES", 4096)
     lab = Lab(tmp_path)
     for number in range(600):
         assert lab.commit(f"g{number % 3}", number)
@@ -238,8 +240,92 @@ def test_log_that_cannot_be_opened_is_tried_again_after_a_while(
     assert lab.offsets.has_failed and not lab.offsets.is_loaded
     lab.offsets.load()
     assert not lab.offsets.is_loaded
-    lab.now += committed_offsets.RETRY_MS
+    lab.now += RETRY_MS
     lab.offsets.load()
     lab.run()
     assert lab.offsets.is_loaded and not lab.offsets.has_failed
+    lab.storage.close(clean=True)
+
+
+def add_pending(lab: Lab, producer_id: int, offset: int, topic: str = "t") -> bool:
+    """Add an offset of group `g` to a transaction."""
+    answers: list[bool] = []
+    value = CommittedOffset(offset, -1, "", 1, ID)
+    lab.offsets.add_pending(producer_id, [(OffsetKey("v", "g", topic, 0), value)], answers.append)
+    lab.run()
+    return answers[0]
+
+
+def complete(lab: Lab, producer_id: int, commits: bool) -> bool:
+    answers: list[bool] = []
+    lab.offsets.complete("v", "g", producer_id, commits, answers.append)
+    lab.run()
+    return answers[0]
+
+
+@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize("clean", [True, False])
+def test_pending_offsets_survive_a_restart_and_end_with_their_transaction(
+    tmp_path: Path, commits: bool, clean: bool
+) -> None:
+    lab = Lab(tmp_path)
+    assert lab.commit("g", 1)
+    assert add_pending(lab, 7, 5) and add_pending(lab, 8, 9) and add_pending(lab, 7, 6)
+    for expected in ({"g": 1}, {"g": 6} if commits else {"g": 1}):
+        lab.storage.close(clean=clean)
+        lab = Lab(tmp_path)
+        assert lab.content() == expected
+        assert lab.offsets.is_pending(OffsetKey("v", "g", "t", 0))
+        assert not lab.offsets.is_pending(OffsetKey("v", "g", "u", 0))
+        assert complete(lab, 7, commits)
+    assert lab.offsets.pending_producers() == [("v", "g", 8)]
+    assert complete(lab, 8, False)
+    assert not lab.offsets.is_pending(OffsetKey("v", "g", "t", 0))
+    assert lab.offsets.has_room("v", committed_offsets.VHOST_BYTES_MAX - committed_offsets.ENTRY_BYTES)
+    lab.storage.close(clean=True)
+
+
+def test_second_completion_does_not_overwrite_a_later_commit(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    assert add_pending(lab, 7, 5)
+    assert complete(lab, 7, True)
+    assert lab.commit("g", 20)
+    assert complete(lab, 7, True)
+    assert lab.content() == {"g": 20}
+    lab.storage.close(clean=True)
+
+
+def test_completion_is_whole_or_absent_after_a_torn_write(tmp_path: Path) -> None:
+    """The log is cut at each byte of the completion of 80 offsets, as a kill may leave it."""
+    lab = Lab(tmp_path / "data")
+    for number in range(80):
+        assert add_pending(lab, 7, number, f"t{number}")
+    (path,) = (tmp_path / "data").glob("**/kafka-offsets/*.log")
+    before = path.stat().st_size
+    assert complete(lab, 7, True)
+    lab.storage.close(clean=False)
+    data = path.read_bytes()
+    for number, size in enumerate([before, *range(before + 1, len(data), 1501), len(data) - 1, len(data)]):
+        copy = Path(shutil.copytree(tmp_path / "data", tmp_path / f"copy{number}"))
+        (torn,) = copy.glob("**/kafka-offsets/*.log")
+        torn.write_bytes(data[:size])
+        (torn.parent / "high-watermark").unlink()
+        lab = Lab(copy)
+        whole = size == len(data)
+        assert len(lab.offsets.of_group("v", "g")) == (80 if whole else 0)
+        assert lab.offsets.pending_producers() == ([] if whole else [("v", "g", 7)])
+        lab.storage.close(clean=False)
+
+
+def test_refused_pending_offset_is_not_pending(tmp_path: Path) -> None:
+    disk = Disk()
+    lab = Lab(tmp_path, disk)
+    assert add_pending(lab, 7, 1)
+    disk.refuses_writes = True
+    assert not add_pending(lab, 8, 2)
+    assert not complete(lab, 7, True)
+    disk.refuses_writes = False
+    assert lab.offsets.pending_producers() == [("v", "g", 7)]
+    assert complete(lab, 7, True)
+    assert lab.content() == {"g": 1}
     lab.storage.close(clean=True)

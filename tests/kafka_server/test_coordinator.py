@@ -153,7 +153,7 @@ def group() -> str:
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_this_broker_is_the_coordinator_of_groups_and_of_no_transaction(
+def test_this_broker_is_the_coordinator_of_groups_and_transactions(
     client: Client, broker: BrokerProcess, version: int
 ) -> None:
     host, port = address(broker).rsplit(":", 1)
@@ -161,15 +161,17 @@ def test_this_broker_is_the_coordinator_of_groups_and_of_no_transaction(
         answer = client.ask(FindCoordinatorRequest, version, key="g")
         assert (answer.error_code, answer.host, answer.port) == (0, host, int(port))
         if version >= 1:
-            assert client.ask(FindCoordinatorRequest, version, key="g", key_type=1).error_code == 42
+            assert client.ask(FindCoordinatorRequest, version, key="g", key_type=1).error_code == 0
+            assert client.ask(FindCoordinatorRequest, version, key="g", key_type=2).error_code == 42
         return
     answer = client.ask(FindCoordinatorRequest, version, key_type=0, coordinator_keys=["g", "h"])
     assert [(each.key, each.host, each.port) for each in answer.coordinators] == [
         ("g", host, int(port)),
         ("h", host, int(port)),
     ]
-    answer = client.ask(FindCoordinatorRequest, version, key_type=1, coordinator_keys=["g"])
-    assert answer.coordinators[0].error_code == 42
+    for key_type, error in ((1, 0), (2, 42)):
+        answer = client.ask(FindCoordinatorRequest, version, key_type=key_type, coordinator_keys=["g"])
+        assert answer.coordinators[0].error_code == error
 
 
 @pytest.mark.parametrize("version", range(10))

@@ -341,7 +341,7 @@ BOMB = batch(b"x" * (9 << 20), b"y" * (9 << 20), codec="gzip")
         pytest.param(changed(GOOD, 61, b"\x7f"), 87, id="length of a record"),
         pytest.param(changed(GOOD, 21, b"\0\x05"), 76, id="codec 5"),
         pytest.param(changed(GOOD, 21, b"\0\x08"), 32, id="LogAppendTime"),
-        pytest.param(changed(GOOD, 21, b"\0\x10"), 42, id="transactional"),
+        pytest.param(changed(GOOD, 21, b"\0\x10"), 87, id="transactional, without a producer"),
         pytest.param(changed(GOOD, 21, b"\0\x20"), 87, id="control"),
         pytest.param(changed(GOOD, 21, b"\x40\0"), 87, id="transient"),
         pytest.param(changed(GOOD, 21, b"\0\1"), 87, id="not gzip"),
@@ -370,12 +370,9 @@ def test_a_batch_above_the_size_limit_is_refused(tmp_path: Path) -> None:
             assert client.produce("small", batch(b"x" * 4000)).error_code == 0
 
 
-def test_unknown_acks_and_transactions_are_refused(broker: BrokerProcess, client: Client) -> None:
+def test_unknown_acks_are_refused(broker: BrokerProcess, client: Client) -> None:
     declare(broker, "unsupported")
     assert client.produce("unsupported", GOOD, acks=2).error_code == 21
-    assert client.produce("unsupported", GOOD, transactional_id="t").error_code == 42
-    assert client.producer_id(transactional_id=b"t").error_code == 42
-    assert client.producer_id(transactional_id=b"").error_code == 42
     assert client.produce("unsupported", GOOD).base_offset == 0
 
 

@@ -30,7 +30,7 @@ from kafka_socket import KafkaSocket
 
 from amqpd.broker.consumer import LogNotOpen
 from amqpd.errors import ResourceError
-from amqpd.kafka_server.topics import PartitionedTopic, TopicPartition, open_partition
+from amqpd.kafka_server.topics import open_queue
 from amqpd.testing import BrokerProcess
 
 NewTopicFields = CreateTopicsRequest.CreatableTopic
@@ -723,7 +723,7 @@ class TestOpenTopic:
     @staticmethod
     def opened(queue: Any) -> list[bool]:
         results: list[bool] = []
-        open_partition(TopicPartition(PartitionedTopic("t", uuid.uuid4(), (queue,)), 0, queue), results.append)
+        open_queue(queue, results.append)
         return results
 
     def test_an_open_log_calls_back_at_once(self) -> None:

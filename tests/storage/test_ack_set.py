@@ -114,3 +114,14 @@ def test_torn_entry_is_bad() -> None:
         assert file.entries == ENTRIES[: size // ENTRY_SIZE]
         assert file.bad_count == (1 if size % ENTRY_SIZE else 0)
         assert file.torn == (len(file.entries) * ENTRY_SIZE if size % ENTRY_SIZE else -1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 40)), max_size=60), st.integers(0, 500))
+def test_next_free_is_the_first_offset_that_is_not_settled(ranges: list[tuple[int, int]], offset: int) -> None:
+    acked = AckSet(100)
+    for first, count in ranges:
+        acked.add(100 + first, 100 + first + count)
+    expected = 100 + offset
+    while acked.contains(expected):
+        expected += 1
+    assert acked.next_free(100 + offset) == expected

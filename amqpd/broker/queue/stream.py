@@ -119,7 +119,8 @@ class LogChunks:
             held: the position that an earlier call returned for the same reader.
 
         Returns:
-            (chunk, None); (None, position) if that position waits for the disk; (None, None) at the high watermark.
+            (chunk, None); (None, position) if that position waits for the disk; (None, None) at the last stable
+            offset.
 
         Raises:
             OSError: the log cannot be read.
@@ -129,7 +130,7 @@ class LogChunks:
                 if held is not None:
                     self.release_position(held)
                 return chunk, None
-        if offset >= log.high_watermark:
+        if offset >= log.last_stable_offset:
             if held is not None:
                 self.release_position(held)
             return None, None
@@ -309,7 +310,7 @@ class StreamReader(QueueBase):
         position = self._waiting_position
         if position is None:
             position = self._waiting_position = ChunkPosition(log.new_cursor())
-        offset = position.cursor.last_batch_offset(log.high_watermark, self.log_arrived)
+        offset = position.cursor.last_batch_offset(log.last_stable_offset, self.log_arrived)
         if offset < 0:
             return False
         self._waiting_position = None

@@ -1,0 +1,215 @@
+"""A compacted log of the Kafka listener, outside the vhosts: all of its content is in memory.
+
+A directory of the data directory. The last record of a key counts, and a record without a value removes it; compaction
+(storage/compaction.py) drops the others. Subclasses encode keys and values and keep the content.
+
+A change is appended at once, and becomes visible when it is synced, so no client sees what a crash could take back. A
+failed write changes nothing. If the log refuses everything after a failed sync, changes fail until the next start, and
+the content stays readable.
+
+The log is opened and read in slices of the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from amqpd.storage.log.record import Record, RecordRoute
+from amqpd.storage.queue_log import LogFailed, LogUnusable
+from amqpd.storage.retention_policy import CleanerPolicy, RetentionPolicy
+
+if TYPE_CHECKING:
+    from amqpd.broker.flow.loop_turn import LoopTurn
+    from amqpd.storage.local_log import LocalLog
+    from amqpd.storage.queue_log import Cursor
+    from amqpd.storage.storage import Storage
+
+log = logging.getLogger(__name__)
+
+SEGMENT_BYTES: Final = 16 << 20
+SEGMENT_AGE_MS: Final = 24 * 3_600_000
+SLICE_BYTES: Final = 64 * 1024
+RETRY_MS: Final = 5000
+
+_NO_PROPERTIES: Final = b"\0\0"
+
+
+class CompactedLog:
+    """The log. Loop thread only.
+
+    Args:
+        directory: its name in the data directory.
+        queue_id: in the log's queue.json; no random id may be equal to it.
+        content: what it has, for the broker's log.
+        now_ms: monotonic milliseconds.
+        loaded: called once the log is read.
+
+    Attributes:
+        is_loaded: before, nothing may be asked or changed.
+        has_failed: the log could not be opened or read; `load` tries again, at most every RETRY_MS.
+        is_stopped: the broker stops.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        turn: LoopTurn,
+        call_soon: Callable[[Callable[[], None]], object],
+        now_ms: Callable[[], int],
+        loaded: Callable[[], None],
+        *,
+        directory: str,
+        queue_id: str,
+        content: str,
+    ) -> None:
+        self.is_loaded = False
+        self.has_failed = False
+        self.is_stopped = False
+        self.call_soon = call_soon
+        self._storage = storage
+        self._turn = turn
+        self._now_ms = now_ms
+        self._loaded = loaded
+        self._directory = directory
+        self._queue_id = queue_id
+        self._content = content
+        self._store: LocalLog | None = None
+        self._cursor: Cursor | None = None
+        self._position = self._end = 0
+        self._is_loading = False
+        self._retry_ms = 0
+
+    # -- for subclasses
+
+    def clear(self) -> None:
+        """Forget the content: the log is read from its start."""
+        raise NotImplementedError
+
+    def take(self, key: bytes, value: bytes | None) -> bool:
+        """Apply a record that was read, None for a removal. Return False if its version is unknown."""
+        raise NotImplementedError
+
+    # -- reading the log
+
+    def load(self) -> bool:
+        """Begin to read the log, if that has not begun, or has failed some time ago. Return whether it is read."""
+        is_early = self.has_failed and self._now_ms() < self._retry_ms
+        if not (self.is_loaded or self._is_loading or self.is_stopped or is_early):
+            self._is_loading = True
+            self._open()
+        return self.is_loaded
+
+    def _open(self) -> None:
+        if self.is_stopped:
+            return
+        try:
+            if self._store is None:
+                self._store = self._storage.open_system_queue(self._directory, self._queue_id, self._directory, "", b"")
+                policy = RetentionPolicy(
+                    segment_size_bytes=SEGMENT_BYTES, segment_age_ms=SEGMENT_AGE_MS, compaction=CleanerPolicy()
+                )
+                self._storage.set_policy(self._store, policy)
+            if not self._store.open_soon(self._open):
+                return
+            self._store.recover()
+        except (OSError, LogUnusable) as error:
+            self._on_failed(error)
+            return
+        end = self._store.next_offset
+        if end <= self._store.high_watermark:
+            self._begin_reading(end, True)
+        else:  # what a kill left unsynced is synced first
+            self._store.when_safe(end - 1, partial(self._begin_reading, end))
+            self._turn.schedule()
+
+    def _begin_reading(self, end: int, safe: bool) -> None:
+        assert self._store is not None
+        if not safe:
+            self._on_failed(OSError("the log cannot be synced"))
+            return
+        self.clear()
+        self._cursor = self._store.new_cursor()
+        self._position, self._end = 0, end
+        self._read()
+
+    def _read(self) -> None:
+        """Read one slice, and the next one in another turn."""
+        cursor = self._cursor
+        if self.is_stopped or cursor is None:
+            return
+        try:
+            found = cursor.read_safe(self._position, SLICE_BYTES, self._read)
+        except OSError as error:
+            self._on_failed(error)
+            return
+        self._position = found.next_offset
+        for record in found.records:
+            self._take(record)
+        if found.waiting:
+            return
+        if found.records and self._position < self._end:
+            self.call_soon(self._read)
+            return
+        cursor.close()
+        self._cursor = None
+        self.is_loaded, self.has_failed, self._is_loading = True, False, False
+        self._loaded()
+
+    def _take(self, record: Record) -> None:
+        if not self.take(record.routing_key, None if record.tombstone else record.body):
+            log.warning("%s: the record at offset %d is not read: an unknown version", self._directory, record.offset)
+
+    def _on_failed(self, error: Exception) -> None:
+        log.error("the %s cannot be read: %s", self._content, error)
+        if self._cursor is not None:
+            self._cursor.close()
+            self._cursor = None
+        self.has_failed, self._is_loading = True, False
+        self._retry_ms = self._now_ms() + RETRY_MS
+
+    # -- changes
+
+    def append(self, records: Sequence[tuple[bytes, bytes | None]], done: Callable[[bool], None]) -> None:
+        """Append keys with values, or with None to remove them.
+
+        `done(True)` is called when all are synced; `done(False)` if they could not be written. After a crash the log
+        has all of them or none.
+        """
+        store = self._store
+        if not records:
+            done(True)
+            return
+        assert self.is_loaded and store is not None
+        try:
+            if len(records) > 1:
+                store.begin_transaction()
+            for key, value in records:
+                route = RecordRoute(b"", key)
+                if value is None:
+                    offset = store.append_tombstone(route, _NO_PROPERTIES)
+                else:
+                    offset = store.append_parts(route, _NO_PROPERTIES, value, True)
+            if len(records) > 1:
+                store.end_transaction()
+        except (LogFailed, OSError) as error:
+            self._on_refused(error)
+            done(False)
+            return
+        self._turn.schedule()
+        store.when_safe(offset, partial(self._appended, done))
+
+    def _appended(self, done: Callable[[bool], None], safe: bool) -> None:
+        if not safe:
+            self._on_refused(OSError("the write or its sync failed"))
+        done(safe)
+        self._turn.schedule()
+
+    def _on_refused(self, error: Exception) -> None:
+        log.error("the %s cannot be changed: %s", self._content, error)
+
+    def stop(self) -> None:
+        """Read nothing more: the broker stops. Changes are still synced and answered."""
+        self.is_stopped = True

@@ -1,0 +1,305 @@
+"""Transactional producers: InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn.
+
+transactions.py decides, transaction_coordinator.py writes. Produce of a transaction is in produce.py.
+
+The versions offered are those of transaction.version 1. Clients that know version 2 (Java 4) use 1 here, because
+ApiVersions names no features.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from amqpd.kafka_server import topics, transactions
+from amqpd.kafka_server.committed_offsets import METADATA_BYTES_MAX, CommittedOffset, OffsetKey
+from amqpd.kafka_server.connection import Api, Call
+from amqpd.kafka_server.consumer_group import ConsumerProtocolGroup
+from amqpd.kafka_server.messages import (
+    CONCURRENT_TRANSACTIONS,
+    COORDINATOR_NOT_AVAILABLE,
+    ILLEGAL_GENERATION,
+    INVALID_COMMIT_OFFSET_SIZE,
+    INVALID_PRODUCER_EPOCH,
+    INVALID_REQUEST,
+    INVALID_TRANSACTION_TIMEOUT,
+    NONE,
+    OFFSET_METADATA_TOO_LARGE,
+    OPERATION_NOT_ATTEMPTED,
+    PRODUCER_FENCED,
+    STORAGE_ERROR,
+    MalformedRequest,
+    api_types,
+)
+from amqpd.kafka_server.transaction_coordinator import TIMEOUT_MS_MAX, TransactionCoordinator, new_producer_id
+from amqpd.kafka_server.transactions import PARTITIONS_MAX, TransactionMetadata, TransactionPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Fields = dict[str, Any]
+
+
+def _coordinator(call: Call) -> TransactionCoordinator:
+    return call.connection.server.coordinator.transactions
+
+
+def _for_version(call: Call, error: int, fenced_from: int) -> int:
+    """Return the error for this version: older ones have 47 (INVALID_PRODUCER_EPOCH) instead of 90."""
+    return INVALID_PRODUCER_EPOCH if error == PRODUCER_FENCED and call.version < fenced_from else error
+
+
+def _check_count(partitions: Iterable[list[Any]]) -> None:
+    """Check the number of topics and partitions. Raises: MalformedRequest."""
+    count = sum(1 + len(each) for each in partitions)
+    if count > 2 * PARTITIONS_MAX:
+        raise MalformedRequest(f"{count} topics and partitions in one request of a transaction")
+
+
+# -- InitProducerId
+
+
+def _init_producer_id(call: Call) -> None:
+    """Answer with a producer id and an epoch.
+
+    A producer without a transactional id gets a new id and epoch 0, also if it wants to continue with a higher epoch.
+    """
+    request = call.request
+    if request.transactional_id is None:
+        call.reply({"producer_id": new_producer_id(), "producer_epoch": 0})
+        return
+    coordinator = _coordinator(call)
+    error = coordinator.error_for(request.transactional_id, call.session)
+    if not error and not 0 < request.transaction_timeout_ms <= TIMEOUT_MS_MAX:
+        error = INVALID_TRANSACTION_TIMEOUT
+    if not error:
+        try:
+            call.connection.server.broker.storage.require_transaction_format()
+        except OSError:
+            error = STORAGE_ERROR
+    if error:
+        _answer_init(call, error)
+        return
+    _try_init(call, True)
+
+
+def _try_init(call: Call, again: bool) -> None:
+    """Initialise the producer. again: after an ongoing transaction was aborted, do so once more."""
+    request, coordinator = call.request, _coordinator(call)
+    expects = call.version >= 3
+    decided = False
+
+    def change(current: TransactionMetadata | None) -> TransactionMetadata | int:
+        nonlocal decided
+        result = transactions.init_producer(
+            current,
+            request.producer_id if expects else -1,
+            request.producer_epoch if expects else -1,
+            request.transaction_timeout_ms,
+            new_producer_id(),
+            coordinator.now_ms(),
+        )
+        decided = not isinstance(result, int) and result.state.is_prepared
+        return result
+
+    def done(error: int) -> None:
+        if call.connection.closed:
+            return
+        if error or not decided:
+            _answer_init(call, error)
+        elif again:
+            _try_init(call, False)
+        else:
+            _answer_init(call, CONCURRENT_TRANSACTIONS)
+
+    coordinator.change(call.session.vhost, request.transactional_id, change, done)
+
+
+def _answer_init(call: Call, error: int) -> None:
+    current = None
+    if not error:
+        current = _coordinator(call).find(call.session.vhost, call.request.transactional_id)
+        error = NONE if current is not None else COORDINATOR_NOT_AVAILABLE
+    call.reply(
+        {
+            "error_code": _for_version(call, error, 4),
+            "producer_id": -1 if current is None else current.producer_id,
+            "producer_epoch": -1 if current is None else current.epoch,
+        }
+    )
+
+
+# -- AddPartitionsToTxn, AddOffsetsToTxn
+
+
+def _add_partitions(call: Call) -> None:
+    request, coordinator = call.request, _coordinator(call)
+    wanted = request.v3_and_below_topics
+    _check_count(each.partitions for each in wanted)
+    name = request.v3_and_below_transactional_id
+    error = coordinator.error_for(name, call.session)
+    found: list[TransactionPartition] = []
+    errors: dict[tuple[str, int], int] = {}
+    for each in wanted:
+        topic = topics.find_topic(call.session, each.name, "write")
+        for index in each.partitions:
+            own = topic if isinstance(topic, int) else topics.partition_of(call.session, topic, index, "write")
+            if isinstance(own, int):
+                errors[each.name, index] = own
+            elif own.is_work_queue:
+                errors[each.name, index] = INVALID_REQUEST
+            else:
+                found.append(TransactionPartition(own.topic.name, bytes.fromhex(own.queue.id), index))
+    if error or errors:
+        _answer_partitions(call, errors, error or OPERATION_NOT_ATTEMPTED)
+        return
+    producer = (request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
+    coordinator.change(
+        call.session.vhost,
+        name,
+        lambda current: transactions.add(current, *producer, found, (), coordinator.now_ms()),
+        partial(_answer_partitions, call, errors),
+    )
+
+
+def _answer_partitions(call: Call, errors: dict[tuple[str, int], int], error: int) -> None:
+    """Answer with the errors of some partitions, and `error` for the others."""
+    if call.connection.closed:
+        return
+    error = _for_version(call, error, 2)
+    call.reply(
+        {
+            "results_by_topic_v3_and_below": [
+                {
+                    "name": each.name,
+                    "results_by_partition": [
+                        {"partition_index": index, "partition_error_code": errors.get((each.name, index), error)}
+                        for index in each.partitions
+                    ],
+                }
+                for each in call.request.v3_and_below_topics
+            ]
+        }
+    )
+
+
+def _add_offsets(call: Call) -> None:
+    request, coordinator = call.request, _coordinator(call)
+    groups = call.connection.server.coordinator
+    error = coordinator.error_for(request.transactional_id, call.session)
+    error = error or groups.error_for(request.group_id, call.session)
+    if error:
+        _answer_error(call, 2, error)
+        return
+    producer = (request.producer_id, request.producer_epoch)
+    coordinator.change(
+        call.session.vhost,
+        request.transactional_id,
+        lambda current: transactions.add(current, *producer, (), (request.group_id,), coordinator.now_ms()),
+        partial(_answer_error, call, 2),
+    )
+
+
+def _answer_error(call: Call, fenced_from: int, error: int) -> None:
+    if not call.connection.closed:
+        call.reply({"error_code": _for_version(call, error, fenced_from)})
+
+
+# -- TxnOffsetCommit
+
+
+def _txn_offset_commit(call: Call) -> None:
+    """Add offsets to the transaction. They are the group's when it is committed."""
+    request, coordinator = call.request, _coordinator(call)
+    groups = call.connection.server.coordinator
+    vhost = call.session.vhost
+    _check_count(each.partitions for each in request.topics)
+    error = coordinator.error_for(request.transactional_id, call.session)
+    error = error or groups.error_for(request.group_id, call.session)
+    if not error:
+        producer = (request.producer_id, request.producer_epoch)
+        error = coordinator.offsets_error(vhost, request.transactional_id, producer, request.group_id)
+        error = _for_version(call, error, 127) or _member_error(call)
+    results: dict[str, dict[int, int]] = {}
+    offsets: list[tuple[OffsetKey, CommittedOffset]] = []
+    size_bytes = 0
+    for topic in request.topics:
+        codes = results.setdefault(topic.name, {})
+        found = error or topics.find_topic(call.session, topic.name, "read")
+        for partition in topic.partitions:
+            index, metadata = partition.partition_index, partition.committed_metadata or ""
+            own = found if isinstance(found, int) else topics.partition_of(call.session, found, index, "read")
+            if isinstance(own, int):
+                codes[index] = own
+            elif len(metadata.encode("utf-8", "replace")) > METADATA_BYTES_MAX:
+                codes[index] = OFFSET_METADATA_TOO_LARGE
+            else:
+                epoch = partition.committed_leader_epoch if call.version >= 2 else -1
+                stream_id = bytes.fromhex(own.queue.id)
+                value = CommittedOffset(partition.committed_offset, epoch, metadata, coordinator.now_ms(), stream_id)
+                size_bytes += value.size_bytes
+                if groups.offsets.has_room(vhost.id, size_bytes):
+                    codes[index] = NONE
+                    offsets.append((OffsetKey(vhost.id, request.group_id, topic.name, index), value))
+                else:
+                    codes[index] = INVALID_COMMIT_OFFSET_SIZE
+    groups.offsets.add_pending(request.producer_id, offsets, partial(_answer_offsets, call, results))
+
+
+def _member_error(call: Call) -> int:
+    """Return the error of the group for this commit. Producers that are no members send no member id."""
+    request = call.request
+    if call.version < 3 or (request.generation_id < 0 and not request.member_id):
+        return NONE
+    groups = call.connection.server.coordinator
+    entry = groups.find(call.session.vhost, request.group_id)
+    if entry is None:
+        return ILLEGAL_GENERATION
+    group, generation = entry.group, request.generation_id
+    if isinstance(group, ConsumerProtocolGroup):
+        error = group.commit_error(request.member_id, generation, groups.now_ms())
+    else:
+        error = group.commit_error(request.member_id, request.group_instance_id, generation, groups.now_ms())
+    groups.changed(entry)
+    return error
+
+
+def _answer_offsets(call: Call, results: dict[str, dict[int, int]], safe: bool) -> None:
+    if call.connection.closed:
+        return
+    answered: list[Fields] = []
+    for name, codes in results.items():
+        partitions = [
+            {"partition_index": index, "error_code": code if code or safe else COORDINATOR_NOT_AVAILABLE}
+            for index, code in codes.items()
+        ]
+        answered.append({"name": name, "partitions": partitions})
+    call.reply({"topics": answered})
+
+
+# -- EndTxn
+
+
+def _end_txn(call: Call) -> None:
+    """Commit or abort. The answer is sent when all markers are synced."""
+    request, coordinator = call.request, _coordinator(call)
+    error = coordinator.error_for(request.transactional_id, call.session)
+    if error:
+        _answer_error(call, 2, error)
+        return
+    producer = (request.producer_id, request.producer_epoch)
+    coordinator.change(
+        call.session.vhost,
+        request.transactional_id,
+        lambda current: transactions.end(current, *producer, request.committed, coordinator.now_ms()),
+        partial(_answer_error, call, 2),
+    )
+
+
+APIS: Final = (
+    Api(22, "InitProducerId", 0, 5, 2, _init_producer_id, *api_types("InitProducerId")),
+    Api(24, "AddPartitionsToTxn", 0, 3, 3, _add_partitions, *api_types("AddPartitionsToTxn")),
+    Api(25, "AddOffsetsToTxn", 0, 4, 3, _add_offsets, *api_types("AddOffsetsToTxn")),
+    Api(26, "EndTxn", 0, 4, 3, _end_txn, *api_types("EndTxn")),
+    Api(28, "TxnOffsetCommit", 0, 4, 3, _txn_offset_commit, *api_types("TxnOffsetCommit")),
+)
