@@ -33,7 +33,7 @@ from mypy_extensions import i64, mypyc_attr
 from amqpd.storage.acks.acks import QueueAcks
 from amqpd.storage.log import writer
 from amqpd.storage.log.appender import Appender
-from amqpd.storage.log.cursor import CursorSet, latest_time_ms, log_start, offset_before
+from amqpd.storage.log.cursor import CursorSet, latest_time_ms, log_start, offset_before, segment_start
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.prepared import PreparedTransaction
 from amqpd.storage.log.producer_state import Producers
@@ -253,6 +253,9 @@ class LocalLog(GroupCommitLog):
 
     def log_start(self) -> i64:
         return log_start(self.log)
+
+    def segment_start(self) -> i64:
+        return segment_start(self.log)
 
     def latest_time_ms(self) -> i64:
         self._write_now()

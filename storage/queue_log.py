@@ -476,9 +476,16 @@ class QueueLog:
         raise NotImplementedError
 
     def log_start(self) -> i64:
-        """Return the lowest offset that a reader may ask for: earlier segments were removed, or records before it.
+        """Return the offset of the first record that is left. Compaction alone does not move it.
 
-        Compaction alone does not move it. At most the high watermark.
+        At most the high watermark.
+        """
+        raise NotImplementedError
+
+    def segment_start(self) -> i64:
+        """Return the lowest offset from which a reader misses nothing: earlier segments were removed.
+
+        At most `log_start`. Settled records, for example of aborted transactions, do not move it.
         """
         raise NotImplementedError
 

@@ -247,7 +247,7 @@ class _Fetch(Timer):
         each.high_watermark = store.high_watermark
         each.stable_end = store.last_stable_offset
         # Offsets from the high watermark to the end exist, and will soon be readable.
-        if not each.parts and not each.log_start <= each.offset <= store.next_offset:
+        if not each.parts and not store.segment_start() <= each.offset <= store.next_offset:
             self._fail(each, OFFSET_OUT_OF_RANGE)
             return True
         if each.offset >= (each.stable_end if self._committed else each.high_watermark):

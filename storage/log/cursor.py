@@ -302,13 +302,22 @@ def offset_before(log: Log, timestamp_ms: int) -> int:
 def log_start(log: Log) -> int:
     """See `QueueLog.log_start`. Cost: a step per segment that is settled."""
     policy = log.policy
-    compacts = policy is not None and policy.compaction is not None
-    if policy is not None and compacts and policy.max_age_ms < 0 and policy.max_bytes < 0:
+    if policy is not None and policy.compaction is not None:  # compaction settles records, too
+        return segment_start(log)
+    for segment in log.segments:
+        if not segment.is_removed and segment.live > 0:
+            return min(segment.settled.first_free(), log.watermark.offset)
+    return log.watermark.offset
+
+
+def segment_start(log: Log) -> int:
+    """See `QueueLog.segment_start`. Cost: a step per segment that is settled."""
+    policy = log.policy
+    if policy is not None and policy.compaction is not None and policy.max_age_ms < 0 and policy.max_bytes < 0:
         return 0
     for segment in log.segments:
         if not segment.is_removed and segment.live > 0:
-            # Compaction settles records too; otherwise only `trim` does, and all before an offset.
-            return min(segment.base if compacts else segment.settled.first_free(), log.watermark.offset)
+            return min(segment.base, log.watermark.offset)
     return log.watermark.offset
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pika
 import pytest
-from conftest import address_of
+from kafka_socket import address_of
 
 from amqpd.testing import BrokerProcess
 

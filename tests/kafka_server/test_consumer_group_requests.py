@@ -11,7 +11,6 @@ from typing import Any
 
 import pika
 import pytest
-from conftest import address_of
 from consumer_group_client import DESCRIBE, HEARTBEAT, GroupMember, describe, heartbeat_body, string, varint
 from kafka.protocol.admin import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
 from kafka.protocol.consumer import (
@@ -25,7 +24,7 @@ from kafka.protocol.consumer import (
 )
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
-from kafka_socket import KafkaSocket
+from kafka_socket import KafkaSocket, address_of
 
 from amqpd.kafka_server import coordinator
 from amqpd.kafka_server.messages import build

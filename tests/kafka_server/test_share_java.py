@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pika
 import pytest
-from conftest import address_of
+from kafka_socket import address_of
 
 from amqpd.testing import BrokerProcess
 

@@ -14,7 +14,7 @@ from typing import Any
 import pika
 import pika.exceptions
 import pytest
-from conftest import address_of
+from kafka_socket import address_of
 from share_client import ACCEPT, ShareMember
 from test_produce import Client, batch
 

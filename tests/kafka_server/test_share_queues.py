@@ -12,8 +12,7 @@ from typing import Any
 
 import pika
 import pytest
-from conftest import address_of
-from kafka_socket import KafkaSocket
+from kafka_socket import KafkaSocket, address_of
 from share_client import ACCEPT, ACKNOWLEDGE, FETCH, GAP, REJECT, RELEASE, RENEW, ShareMember
 
 from amqpd.testing import BrokerProcess

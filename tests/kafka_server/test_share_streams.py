@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pika
 import pytest
-from conftest import address_of
 from kafka import KafkaProducer
 from kafka.protocol.admin import DeleteGroupsRequest, ListGroupsRequest
-from kafka_socket import KafkaSocket
+from kafka_socket import KafkaSocket, address_of
 from share_client import ACCEPT, DESCRIBE, FETCH, REJECT, RELEASE, ShareMember
 
 from amqpd.kafka_server.body_reader import FieldReader

@@ -235,10 +235,11 @@ def test_requests_wait_until_both_logs_are_read(tmp_path: Path) -> None:
     office.lab.offsets.is_loaded = False
     late = TransactionCoordinator(office.broker, office.lab.offsets)
     late._log._directory += uuid.uuid4().hex
+    session: Any = SimpleNamespace(operator=True)
     late.start()
     office.lab.run()
-    assert late.error_for("x") == 14
+    assert late.error_for("x", session) == 14
     office.lab.offsets.is_loaded = True
     late.on_loaded()
-    assert late.error_for("x") == 0
-    assert late.error_for("") == late.error_for(None) == late.error_for("x" * 256) == 42
+    assert late.error_for("x", session) == 0
+    assert late.error_for("", session) == late.error_for(None, session) == late.error_for("x" * 256, session) == 42

@@ -15,10 +15,10 @@ from typing import Any
 
 import pika
 import pytest
-from conftest import address_of
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
+from kafka_socket import address_of
 from transaction_client import TransactionClient, new_topic
 
 from amqpd.kafka_server.transaction_log import TransactionLog
