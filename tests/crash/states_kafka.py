@@ -14,7 +14,7 @@ from states_disk import Disk, Image
 from states_kafka_ledger import KafkaLedger, judge_kafka
 from states_kafka_life import GROUPS, KafkaLife, look
 
-from amqpd.kafka_server import committed_offsets
+from amqpd.kafka_server import compacted_log
 
 OFFSETS_SEGMENT_BYTES: Final = 1500
 FIRST: Final = 3
@@ -26,7 +26,7 @@ class KafkaSearch(BrokerSearch):
 
     @contextmanager
     def _own_randomness(self) -> Iterator[None]:
-        small = patch.object(committed_offsets, "SEGMENT_BYTES", OFFSETS_SEGMENT_BYTES)
+        small = patch.object(compacted_log, "SEGMENT_BYTES", OFFSETS_SEGMENT_BYTES)
         with super()._own_randomness(), small:
             yield
 

@@ -11,6 +11,7 @@ from states_kafka import KAFKA_WORKLOADS, KafkaSearch
 from states_kafka_ledger import Batch, FoundTopic, KafkaLedger, KafkaOutcome, Topic, judge_kafka
 from states_ledger import Violation
 
+from amqpd._build import is_compiled
 from amqpd.kafka_server import produce
 from amqpd.kafka_server.committed_offsets import CommittedOffsets
 from amqpd.kafka_server.coordinator import GroupCoordinator
@@ -79,7 +80,7 @@ def read_only_the_first_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
         begin(offsets, max(end - 1, 0), safe)
 
     monkeypatch.setattr(CommittedOffsets, "_begin_reading", begin_reading)
-    monkeypatch.setattr("amqpd.kafka_server.committed_offsets.SLICE_BYTES", 100)
+    monkeypatch.setattr("amqpd.kafka_server.compacted_log.SLICE_BYTES", 100)
 
 
 def show_offsets_that_are_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +118,8 @@ DEFECTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = {
 
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_walk_finds_broken_promises(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
+    if defect == "one batch is known" and is_compiled():
+        pytest.skip("compiled code has its constants inside")
     inject, workload, words = DEFECTS[defect]
     inject(monkeypatch)
     with pytest.raises(AssertionError, match=words):
