@@ -10,7 +10,7 @@ import ast
 import re
 from pathlib import Path
 
-from amqpd.storage.spark.columns import BASE, COLUMNS
+from amqpd.storage.export.columns import BASE, COLUMNS
 from interop.manual.markdown import MADE, cell, code, codes, table
 
 EXPORT = Path(__file__).parents[2] / "storage" / "spark"

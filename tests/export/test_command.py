@@ -8,16 +8,13 @@ import threading
 
 import pytest
 
-pytest.importorskip("pyspark")
-
 from amqpd.cli import export as command
 from amqpd.cli.main import run
 from amqpd.protocol import properties as p
+from amqpd.storage.export.engine import PyarrowEngine
+from amqpd.storage.export.job import ExportJob, ExportOptions, without_password
 from amqpd.storage.spark import session
-from amqpd.storage.spark.job import ExportJob, ExportOptions, without_password
 from amqpd.storage.spark.publisher import SinkPublisher, SinkTarget
-
-pytestmark = pytest.mark.external
 
 
 def call(*arguments):
@@ -43,6 +40,9 @@ def call(*arguments):
         (("--to", "x", "--queue", "q", "--columns", "offset,bdy"), "unknown column 'bdy'"),
         (("--to", "x", "--queue", "q", "--from", "yesterday"), "expected ms since 1970"),
         (("--to", "x", "--queue", "q", "--partition-by", "year"), "--partition-by year"),
+        (("--to", "x", "--queue", "q", "--engine", "duckdb"), "--engine duckdb: expected pyarrow or spark"),
+        (("--to", "x", "--queue", "q", "--engine", "pyarrow", "--where", "true"), "--where needs --engine spark"),
+        (("--to", "x", "--queue", "q", "--engine", "pyarrow", "--master", "local"), "--master needs --engine spark"),
     ],
 )
 def test_wrong_arguments_are_refused_with_a_message(arguments, words, tmp_path, monkeypatch):
@@ -63,11 +63,18 @@ def test_missing_queue_or_data_directory_is_an_error(written, tmp_path):
 @pytest.mark.parametrize("module", ["pyspark", "pyarrow"])
 def test_missing_package_is_named(module, monkeypatch, tmp_path):
     real = session.find_spec
-    monkeypatch.setattr(session, "find_spec", lambda name: None if name == module else real(name))
-    code, text = call("--to", str(tmp_path / "lake"), "--queue", "q")
-    assert (code, text.partition(" -m ")[0]) == (
-        69, f"Error:\nthe export needs the package {module}: {sys.executable}"
-    )  # fmt: skip
+    for user in (session, command):
+        monkeypatch.setattr(user, "find_spec", lambda name: None if name == module else real(name))
+    where = ("--to", str(tmp_path / "lake"), "--queue", "q", "--data-dir", str(tmp_path))
+    code, text = call(*where, "--engine", "spark")
+    start = f"Error:\nthe export needs the package {module}: {sys.executable}"
+    assert (code, text.partition(" -m ")[0]) == (69, start)
+    code, text = call(*where)
+    if module == "pyarrow":
+        wanted = f"{start} -m pip install 'pyarrow>=18' (in amqpd's sources: make export)\n"
+        assert (code, text) == (69, wanted)
+    else:
+        assert "no data directory of amqpd" in text
 
 
 def test_spark_is_not_imported_for_other_commands():
@@ -76,7 +83,7 @@ def test_spark_is_not_imported_for_other_commands():
 
     program = (
         "import sys, amqpd.cli.main; "
-        "assert not {'pyspark', 'pyarrow', 'sqlalchemy', 'amqpd.storage.spark.job'} & set(sys.modules)"
+        "assert not {'pyspark', 'pyarrow', 'sqlalchemy', 'amqpd.storage.export.job'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -109,7 +116,7 @@ def orders(amqpd_broker, amqpd_vhost):
 
 
 @pytest.mark.slow
-def test_follow_exports_a_vhost_over_http_with_new_messages(amqpd_broker, amqpd_vhost, orders, spark, tmp_path):
+def test_follow_exports_a_vhost_over_http_with_new_messages(amqpd_broker, amqpd_vhost, orders, tmp_path):
     orders(100)
     url = amqpd_broker.http_url.replace("://", "://guest:guest@")
     to, check = str(tmp_path / "lake"), str(tmp_path / "check")
@@ -121,7 +128,7 @@ def test_follow_exports_a_vhost_over_http_with_new_messages(amqpd_broker, amqpd_
         if len(reports) == 1:
             threading.Timer(0.5, orders, (50,)).start()
 
-    total = ExportJob(wanted, say, lambda: sum(reports) >= 150, spark).run()
+    total = ExportJob(wanted, PyarrowEngine(), say, lambda: sum(reports) >= 150).run()
     assert (total.rows, total.lag) == (150, 0)
     assert len(reports) >= 2
     lines = [line for path in (tmp_path / "lake").glob("vhost-*.json") for line in path.read_text().splitlines()]

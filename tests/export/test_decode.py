@@ -16,11 +16,11 @@ from librt.strings import BytesWriter
 
 from amqpd.protocol.field_table import Timestamp
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
+from amqpd.storage.export.arrow import Decoder
+from amqpd.storage.export.columns import BASE, COLUMNS
+from amqpd.storage.export.decode import BAD, DONE, FULL, IRREGULAR, MORE, FieldOffsets, scan, text_of
 from amqpd.storage.log.batch import BatchCursor, BatchHeader, close_batch
 from amqpd.storage.log.record import RecordRoute, varint, write_record
-from amqpd.storage.spark.arrow import Decoder
-from amqpd.storage.spark.columns import BASE, COLUMNS
-from amqpd.storage.spark.decode import BAD, DONE, FULL, IRREGULAR, MORE, FieldOffsets, scan, text_of
 from interop.bench.export_decode import celery_headers
 
 with warnings.catch_warnings():
