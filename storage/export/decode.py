@@ -591,7 +591,7 @@ def _write_entries(data: bytes, position: i64, stop: i64, end: i64, found: Heade
             else:
                 value, position = decode_value(data, position, stop, 1)
                 text = _value_text(value).encode("utf-8", "replace")
-                if (kind == _ARRAY or kind == _TABLE) and position - begin <= _SHORT_MAX:
+                if kind in (_ARRAY, _TABLE) and position - begin <= _SHORT_MAX:
                     _keep_short(found, data[begin:position], text)
         if seen is None and count < known_count and known[count] == name:
             key = found.encoded[count]
@@ -618,7 +618,7 @@ def _write_entries(data: bytes, position: i64, stop: i64, end: i64, found: Heade
 def _short_text(data: bytes, position: i64, stop: i64, found: HeaderColumns) -> bytes | None:
     """Return the text of the array or table at `position` if an equal one was kept."""
     kind: i64 = data[position]
-    if (kind != _ARRAY and kind != _TABLE) or position + 5 > stop:
+    if kind not in (_ARRAY, _TABLE) or position + 5 > stop:
         return None
     end: i64 = position + 5 + read_u32(data, position + 1)
     if end > stop or end - position > _SHORT_MAX:

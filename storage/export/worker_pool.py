@@ -1,9 +1,10 @@
 """Worker processes that write an export's files.
 
-Each worker has one connection to the driver, which sends it a task and gets messages back. Workers are spawned, not
-forked: Arrow has threads. A worker ignores SIGINT and SIGTERM, which a terminal or a service manager sends to all
-processes. It ends when its connection is closed, so it does not outlive a killed driver by more than one group of
-rows.
+Each worker has one connection to the driver, which sends it a task and gets messages back. Workers are new programs,
+not forks, because Arrow has threads. They do not import the driver's main module, as multiprocessing's workers would:
+the command line costs time and memory in each of them. A worker ignores SIGINT and SIGTERM, which a terminal or a
+service manager sends to all processes. It ends when its connection is closed, so it does not outlive a killed driver
+by more than one group of rows.
 
 The task of a worker that was killed runs again in a new process. It uses other file names, and only the names in a
 task's result count.
@@ -12,12 +13,12 @@ task's result count.
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import signal
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -32,6 +33,13 @@ logger = logging.getLogger(__name__)
 ATTEMPTS_MAX: Final = 4
 """Attempts of a task whose worker is killed."""
 _ADVANCED, _DONE, _FAILED = range(3)
+_PROGRAM: Final = """\
+import sys
+number, *sys.path[:] = sys.argv[1:]
+from multiprocessing.connection import Connection
+from amqpd.storage.export.worker_pool import work
+work(Connection(int(number)))
+"""
 
 
 class WorkerFailed(Exception):
@@ -39,7 +47,7 @@ class WorkerFailed(Exception):
 
 
 class _Worker(NamedTuple):
-    process: Any
+    process: subprocess.Popen[bytes]
     connection: Connection
 
 
@@ -100,9 +108,8 @@ class WorkerPool:
 
     def _check_attempts(self, worker: _Worker, attempts: int) -> None:
         worker.connection.close()
-        worker.process.join()
-        code = worker.process.exitcode
-        if code is None or code >= 0:
+        code = worker.process.wait()
+        if code >= 0:
             raise WorkerFailed("a worker process met an unexpected error; standard error has its traceback")
         if attempts >= ATTEMPTS_MAX:
             raise WorkerFailed(f"a worker process was ended by signal {-code}, {attempts} times in one task")
@@ -115,7 +122,7 @@ class WorkerPool:
                 worker.connection.send(task)
             except OSError:  # it was killed while it was idle
                 worker.connection.close()
-                worker.process.join()
+                worker.process.wait()
                 continue
             self._busy[worker.connection] = worker, number
             return
@@ -126,38 +133,36 @@ class WorkerPool:
             worker.process.kill()
         for worker in (*self._idle, *(worker for worker, _ in self._busy.values())):
             worker.connection.close()
-            worker.process.join()
+            worker.process.wait()
         self._idle.clear()
         self._busy.clear()
 
 
 def _start() -> _Worker:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_run, args=(theirs,), name="amqpctl export", daemon=True)
+    ours, theirs = Pipe()
+    program = [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno()), *sys.path]
     # The new process inherits the mask, and never unblocks it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
-        process.start()
+        process = subprocess.Popen(program, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
     return _Worker(process, ours)
 
 
-def _run(connection: Connection) -> None:
+def work(connection: Connection) -> None:
     """Run tasks until the driver closes the connection."""
     use_system_allocator()
 
     def advance(rows: int, size_bytes: int) -> None:
         connection.send((_ADVANCED, rows, size_bytes))
 
-    work = partial(write_task, advance=advance)
     try:
         while True:
             task = connection.recv()
             try:
-                answer: tuple[Any, ...] = _DONE, work(*task)
+                answer: tuple[Any, ...] = _DONE, write_task(*task, advance=advance)
             except BrokenPipeError:
                 raise
             except (DataLoss, SourceError, OSError) as error:

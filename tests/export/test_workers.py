@@ -187,7 +187,7 @@ def children(pid):
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-            if parent == pid and b"spawn_main" in command:
+            if parent == pid and b"worker_pool" in command:
                 found.append(int(entry.name))
     return found
 
