@@ -160,9 +160,9 @@ def work(connection: Connection) -> None:
 
     try:
         while True:
-            task = connection.recv()
+            options, layout, numbered = connection.recv()
             try:
-                answer: tuple[Any, ...] = _DONE, write_task(*task, advance=advance)
+                answer: tuple[Any, ...] = _DONE, write_task(options, layout, numbered, advance)
             except BrokenPipeError:
                 raise
             except (DataLoss, SourceError, OSError) as error:

@@ -37,7 +37,7 @@ _TIMES_SQL: Final = dict(zip(TIMES, ("to_date(timestamp)", "hour(timestamp)"), s
 SETTINGS: Final = {
     "spark.sql.maxConcurrentOutputFileWriters": "20",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # as pyarrow's files have it
-    "spark.sql.legacy.chunkBase64String.enabled": "false",  # no line breaks in base64
+    "spark.sql.chunkBase64String.enabled": "false",  # no line breaks in base64
 }
 
 
