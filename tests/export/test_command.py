@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import sys
 import threading
 
@@ -58,6 +60,42 @@ def test_missing_queue_or_data_directory_is_an_error(written, tmp_path):
     assert (code, "no durable queue 'none' with messages in vhost '/'" in text) == (69, True)
     code, text = call("--data-dir", str(tmp_path / "nowhere"), "--to", str(tmp_path / "l2"), "--queue", "q")
     assert (code, "does not exist" in text) == (69, True)
+
+
+def test_impossible_targets_are_errors_that_name_the_target(written, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "locked").mkdir(mode=0o500)
+    targets = [
+        (str(tmp_path / "file"), "file: File exists"),
+        (str(tmp_path / "file" / "below"), "below: Not a directory"),
+        ("nosuchdatabase://host/lake", "--to: Can't load plugin"),
+        ("oracle+oracledb://u:secret@host/lake", "the database's driver is not installed"),
+        (f"sqlite:///{tmp_path}/no/such/lake.db", "unable to open database file"),
+    ]
+    if os.geteuid():
+        targets.append((str(tmp_path / "locked"), "locked: it is not writable"))
+    for number, (to, words) in enumerate(targets):
+        check = ("--checkpoint", str(tmp_path / f"check{number}"))
+        code, text = call("--data-dir", written.data_dir, "--to", to, "--queue", "tasks", *check)
+        assert (code, words in text) == (69, True), text
+        assert "secret" not in text and "Traceback" not in text
+    assert call("--data-dir", written.data_dir, "--to", str(tmp_path / "lake"), "--queue", "tasks")[0] == 0
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_terminal_has_a_progress_bar_and_json_is_one_line(written, tmp_path):
+    out, err = io.StringIO(), Terminal()
+    where = ("--data-dir", written.data_dir, "--to", str(tmp_path / "lake"), "--queue", "tasks")
+    code = run(["--formatter", "json", "export", *where, "--batch", "1000"], out, err, io.StringIO(), {})
+    summary = json.loads(out.getvalue())
+    assert (code, summary["records"], summary["batches"], summary["waiting"]) == (0, 4000, 5, 0)
+    lines = err.getvalue().split("\r\x1b[K")
+    assert lines[0] == "" and lines[1].startswith("[....................]   0%  0 records, 0/s, 5,000 wait")
+    assert lines[-1].startswith("[####################] 100%  4,000 records, ") and lines[-1].endswith(" left\n")
 
 
 @pytest.mark.parametrize("module", ["pyspark", "pyarrow"])

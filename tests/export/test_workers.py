@@ -245,6 +245,53 @@ def test_kills_of_driver_and_workers_lose_and_repeat_nothing(large, tmp_path):
     assert sum(kills.values()) >= 6
 
 
+KILLED_AT_STEP = """
+import os, signal, sys
+from pathlib import Path
+from amqpd.storage.export import engine
+engine.TASK_BYTES_MIN = engine.PART_BYTES = 100_000
+left = int(os.environ["KILL_AT_STEP"])
+def counted(real):
+    def step(*arguments, **named):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = real(*arguments, **named)
+        if left == 1 and real.__name__ == "replace":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+    return step
+for owner, name in ((os, "fsync"), (Path, "replace"), (Path, "mkdir")):
+    setattr(owner, name, counted(getattr(owner, name)))
+from amqpd.cli.main import main
+sys.argv[0] = "amqpctl"
+sys.exit(main())
+"""
+
+
+@pytest.mark.slow
+def test_kill_of_the_driver_at_each_step_loses_and_repeats_nothing(written, tmp_path):
+    """`kill -9` of a driver with two workers, at each file operation of a batch; each run is killed one step later."""
+    export = Export(written, tmp_path, "--batch", "400")
+    kills, seen = 0, []
+    for number in range(2, 40):
+        environment = {**export.environment, "KILL_AT_STEP": str(number)}
+        command = [sys.executable, "-P", "-c", KILLED_AT_STEP, *export.command[4:]]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        kills += done.returncode == -signal.SIGKILL
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+        seen = offsets(export.to)
+        assert len(set(seen)) == len(seen)
+        if done.returncode == 0:
+            break
+    print(f"{kills} kills")
+    assert kills >= 12
+    export.finish()
+    assert offsets(export.to) == list(range(1000, 5000))
+    assert not (export.checkpoint / "staging").exists()
+
+
 def test_signals_to_all_processes_stop_after_the_batch(large, tmp_path):
     """A terminal or a service manager signals the workers, too."""
     export = Export(large, tmp_path, "--batch", "40000", "--follow")
