@@ -34,7 +34,7 @@ from amqpd.storage.export.columns import TIMES
 from amqpd.storage.export.options import ReadOptions
 from amqpd.storage.export.plan import LogPartition
 
-GROUP_BYTES: Final = 8 << 20
+GROUP_BYTES: Final = 6 << 20
 """Approximate size of a row group before encoding. A task has about three of them in memory."""
 OPEN_FILES_MAX: Final = 64
 """With more directories, the file that was written least recently is closed, and may get a successor."""
