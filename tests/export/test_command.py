@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import sys
 import threading
 
@@ -116,15 +117,23 @@ def test_missing_package_is_named(module, monkeypatch, tmp_path):
 
 
 def test_spark_is_not_imported_for_other_commands():
-    import subprocess
-    import sys
-
     program = (
         "import sys, amqpd.cli.main; "
         "assert not {'pyspark', 'pyarrow', 'sqlalchemy', 'amqpd.storage.export.job'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_export_to_files_imports_neither_spark_nor_sqlalchemy(written, tmp_path):
+    """These imports cost half a second and more, which a small export would notice."""
+    program = (
+        "import sys; from amqpd.cli.main import main; sys.argv[0] = 'amqpctl'; code = main(); "
+        "assert not {'pyspark', 'py4j', 'sqlalchemy', 'pandas'} & set(sys.modules); sys.exit(code)"
+    )
+    command = [sys.executable, "-P", "-c", program, "--data-dir", written.data_dir, "export", "--queue", "tasks"]
+    done = subprocess.run([*command, "--to", str(tmp_path / "lake")], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.startswith("Exported 4,000 records, 800.0 KB, in 1 batch")) == (0, True), done
 
 
 def test_sizes_are_formatted_and_passwords_hidden():
