@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from importlib.util import find_spec
+from shutil import get_terminal_size
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -55,7 +56,7 @@ PYARROW: Final = "pyarrow>=18"
 """The extra `export` of pyproject.toml: amqpd is on no package index, so pip cannot resolve the extra."""
 SPARK_OPTIONS: Final = ("where", "master", "memory")
 BAR_S: Final = 0.1
-BAR_CELLS: Final = 20
+BAR_CELLS: Final = 10
 
 
 def export(context: Context) -> None:
@@ -193,7 +194,8 @@ class ProgressBar(ProgressLines):
         self._written = time.monotonic()
         rows = self._rows + self._batch_rows
         lag = max(0, self._lag - self._batch_rows)
-        self._terminal.write(f"\r\x1b[K{progress_text(rows, lag, self._written - self._started)}")
+        text = progress_text(rows, lag, self._written - self._started)
+        self._terminal.write(f"\r\x1b[K{text[: get_terminal_size().columns - 1]}")  # a longer line would wrap
         self._terminal.flush()
         self._is_visible = True
 

@@ -88,15 +88,17 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_terminal_has_a_progress_bar_and_json_is_one_line(written, tmp_path):
+def test_terminal_has_a_progress_bar_and_json_is_one_line(written, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "90")
     out, err = io.StringIO(), Terminal()
     where = ("--data-dir", written.data_dir, "--to", str(tmp_path / "lake"), "--queue", "tasks")
     code = run(["--formatter", "json", "export", *where, "--batch", "1000"], out, err, io.StringIO(), {})
     summary = json.loads(out.getvalue())
     assert (code, summary["records"], summary["batches"], summary["waiting"]) == (0, 4000, 5, 0)
     lines = err.getvalue().split("\r\x1b[K")
-    assert lines[0] == "" and lines[1].startswith("[....................]   0%  0 records, 0/s, 5,000 wait")
-    assert lines[-1].startswith("[####################] 100%  4,000 records, ") and lines[-1].endswith(" left\n")
+    assert lines[0] == "" and lines[1].startswith("[..........]   0%  0 records, 0/s, 5,000 wait")
+    assert all(len(line) < 90 for line in lines)
+    assert lines[-1].startswith("[##########] 100%  4,000 records, ") and lines[-1].endswith(" left\n")
 
 
 @pytest.mark.parametrize("module", ["pyspark", "pyarrow"])

@@ -325,8 +325,8 @@ def test_memory_does_not_grow_with_the_number_of_messages(written, large, tmp_pa
 
 
 def test_progress_line_has_share_records_rate_lag_and_time() -> None:
-    assert progress_text(0, 1000, 0.0) == "[....................]   0%  0 records, 0/s, 1,000 wait, starting"
+    assert progress_text(0, 1000, 0.0) == "[..........]   0%  0 records, 0/s, 1,000 wait, starting"
     assert progress_text(1_500_000, 500_000, 3.0) == (
-        "[###############.....]  75%  1,500,000 records, 500,000/s, 500,000 wait, 0:00:01 left"
+        "[#######...]  75%  1,500,000 records, 500,000/s, 500,000 wait, 0:00:01 left"
     )
-    assert progress_text(0, 0, 1.0).startswith("[####################] 100%")
+    assert progress_text(0, 0, 1.0).startswith("[##########] 100%")
