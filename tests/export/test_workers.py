@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -18,10 +19,13 @@ from amqpd.cli.export import progress_text
 from amqpd.storage.export import engine as engines
 from amqpd.storage.export.engine import PyarrowEngine
 from amqpd.storage.export.file_writer import FileLayout, write_task
+from amqpd.storage.export.files import SourceError
 from amqpd.storage.export.job import ExportJob, ExportOptions
 from amqpd.storage.export.plan import DataLoss
 from amqpd.storage.export.worker_pool import ATTEMPTS_MAX, WorkerFailed, WorkerPool
 from amqpd.storage.filesystem import FileSystem
+from amqpd.storage.spark.publisher import SinkPublisher, SinkTarget
+from amqpd.testing import BrokerProcess
 
 VICTIMS = ("all", "driver", "worker")
 
@@ -73,6 +77,25 @@ def test_worker_processes_write_the_rows_of_the_log(written, tmp_path, small_tas
     assert len(list((tmp_path / "lake").iterdir())) == 4  # two files for each of two batches
     assert [pool_of(engine)._idle, pool_of(engine)._busy] == [[], {}]
     assert not (tmp_path / "check" / "staging").exists()
+
+
+def test_worker_processes_read_over_http(tmp_path, small_tasks):
+    with BrokerProcess(tmp_path / "data") as broker:
+        broker.api("PUT", "/api/queues/%2F/tasks", {"durable": True})
+        publisher = SinkPublisher(SinkTarget.from_url(broker.url))
+        for number in range(3000):
+            publisher.publish("", "tasks", b"\x10\x00\x02", b"%07d" % number + b"." * 100)
+        publisher.finish()
+        publisher.close()
+        engine = PyarrowEngine(workers=2)
+        source = {"url": broker.http_url.replace("://", "://guest:guest@")}
+        wanted = ExportOptions(source, "/", "tasks", str(tmp_path / "lake"), str(tmp_path / "check"))
+        assert run(wanted, engine).rows == 3000
+        assert len(list((tmp_path / "lake").iterdir())) == 2
+        refused = replace(wanted, source={"url": source["url"].replace("guest@", "wrong@")})
+        with pytest.raises(SourceError, match="not allowed"):
+            run(refused, PyarrowEngine(workers=2))
+    assert offsets(tmp_path / "lake") == list(range(3000))
 
 
 def test_task_of_a_killed_worker_runs_again(written, tmp_path, small_tasks):
