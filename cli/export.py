@@ -1,13 +1,16 @@
 """`amqpctl export`: queues into files or a database, and holds that keep settled messages for an export.
 
-The export job is storage/spark/job.py; this module translates command line and result. The command imports the job when
-it runs, and pyspark and pyarrow when there is something to export.
+The export job is storage/export/job.py; this module translates command line and result. The command imports the job
+and pyarrow when it runs, and pyspark only for the engine Spark.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
+import time
+from importlib.util import find_spec
+from shutil import get_terminal_size
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,11 +20,12 @@ from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, USAGE, Failure, UsageE
 from amqpd.cli.formatters import compact
 
 if TYPE_CHECKING:
-    from amqpd.storage.spark.job import ExportOptions, ExportReport
+    from amqpd.storage.export.engine import ExportEngine
+    from amqpd.storage.export.job import ExportOptions, ExportReport
 
 OPTIONS: Final = (
     "queue", "to", "format", "checkpoint", "from", "to-offset", "partition-by", "where", "columns", "table", "name",
-    "batch", "follow", "allow-data-loss", "master", "memory",
+    "batch", "follow", "allow-data-loss", "engine", "master", "memory",
 )  # fmt: skip
 
 
@@ -48,29 +52,31 @@ OBJECT_STORES: Final = frozenset(
 )
 """URL schemes that Spark supports and this command does not."""
 
+PYARROW: Final = "pyarrow>=18"
+"""The extra `export` of pyproject.toml: amqpd is on no package index, so pip cannot resolve the extra."""
+SPARK_OPTIONS: Final = ("where", "master", "memory")
+BAR_S: Final = 0.1
+BAR_CELLS: Final = 10
+
 
 def export(context: Context) -> None:
     options = _options(context)
-    from sqlalchemy.exc import SQLAlchemyError
+    from amqpd.storage.export.checkpoint import CheckpointError
+    from amqpd.storage.export.columns import UnknownColumn
+    from amqpd.storage.export.engine import EngineError
+    from amqpd.storage.export.files import SourceError
+    from amqpd.storage.export.job import BadExport, ExportJob, without_password
+    from amqpd.storage.export.options import BadOption, NoSuchQueue
+    from amqpd.storage.export.plan import DataLoss
+    from amqpd.storage.export.targets import TargetError
+    from amqpd.storage.export.worker_pool import WorkerFailed
 
-    from amqpd.storage.spark.checkpoint import CheckpointError
-    from amqpd.storage.spark.columns import UnknownColumn
-    from amqpd.storage.spark.files import SourceError
-    from amqpd.storage.spark.job import BadExport, ExportJob, without_password
-    from amqpd.storage.spark.options import BadOption, NoSuchQueue
-    from amqpd.storage.spark.plan import DataLoss
-    from amqpd.storage.spark.session import CannotRunSpark
-    from amqpd.storage.spark.targets import TargetError
-
+    progress = ProgressBar(context) if context.err.isatty() and not context.line.quiet else ProgressLines(context)
     stopped = _Stop()
+    engine = _engine(context, options, progress)
     try:
-        total = ExportJob(
-            options,
-            lambda report: _progress(context, report),
-            stopped,
-            starting=lambda: _note(context, f"starting Spark; it logs into {options.checkpoint}/spark.log"),
-        ).run()
-    except (NoSuchQueue, SourceError, CannotRunSpark) as error:
+        total = ExportJob(options, engine, progress.finish_batch, stopped, progress.begin_batch).run()
+    except (NoSuchQueue, SourceError, EngineError) as error:
         raise Failure(UNAVAILABLE, str(error)) from None
     except (BadExport, BadOption, UnknownColumn) as error:
         raise UsageError(_in_our_words(str(error))) from None
@@ -78,11 +84,16 @@ def export(context: Context) -> None:
         raise Failure(USAGE, str(error)) from None
     except DataLoss as error:
         raise Failure(DATA, _in_our_words(str(error))) from None
-    except (TargetError, SQLAlchemyError, OSError) as error:
+    except (TargetError, OSError) as error:
         raise Failure(UNAVAILABLE, str(error)) from None
+    except WorkerFailed as error:
+        raise Failure(SOFTWARE, str(error)) from None
     except Exception as error:  # Spark raises many types
+        if not type(error).__module__.startswith(("pyspark", "py4j")):
+            raise
         raise _spark_failure(error) from error
     finally:
+        progress.close()
         stopped.restore()
     if context.line.formatter == "json":
         found = {"batches": total.batches, "records": total.rows, "bytes": total.bytes, "waiting": total.lag}
@@ -94,6 +105,116 @@ def export(context: Context) -> None:
         f"Exported {total.rows:,} records, {_size(total.bytes)}, {took} to {without_password(options.to)}; "
         f"{total.lag:,} offsets wait\n"
     )
+
+
+def _engine(context: Context, options: ExportOptions, progress: ProgressLines) -> ExportEngine:
+    """Return the engine for the command line, not started yet."""
+    given = context.line.given
+    if not _wants_spark(context):
+        from amqpd.storage.export.engine import PyarrowEngine
+
+        return PyarrowEngine(progress.advance)
+    from pathlib import Path
+
+    from amqpd.storage.spark.engine import SparkEngine
+
+    return SparkEngine(
+        Path(options.checkpoint) / "spark.log",
+        master=given.get("master", "local[*]"),
+        memory=given.get("memory", "1g"),
+        rows_in_jvm=bool(options.where) or options.is_database or options.format == "delta",
+        starting=lambda: _note(context, f"starting Spark; it logs into {options.checkpoint}/spark.log"),
+    )
+
+
+def _wants_spark(context: Context) -> bool:
+    """Return whether the command line needs Spark. Raises: UsageError."""
+    given = context.line.given
+    engine = given.get("engine")
+    if engine not in (None, "pyarrow", "spark"):
+        raise UsageError(f"--engine {engine}: expected pyarrow or spark")
+    needed = [name for name in SPARK_OPTIONS if name in given]
+    if engine == "pyarrow" and needed:
+        raise UsageError(f"--{needed[0]} needs --engine spark")
+    return engine == "spark" or bool(needed)
+
+
+class ProgressLines:
+    """Progress of an export as a line for each batch."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def begin_batch(self, report: ExportReport) -> None:
+        return
+
+    def advance(self, rows: int, size_bytes: int) -> None:
+        return
+
+    def finish_batch(self, report: ExportReport) -> None:
+        counts = f"{report.rows:,} records, {_size(report.bytes)}, {_rate(report)}"
+        _note(self._context, f"batch {report.batch}: {counts}, {report.lag:,} wait")
+
+    def close(self) -> None:
+        return
+
+
+class ProgressBar(ProgressLines):
+    """Progress of an export in the last line of a terminal.
+
+    The rate is that of the whole run. The time left is the lag, in offsets, divided by the rate.
+    """
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._terminal = context.err
+        self._started = time.monotonic()
+        self._written = 0.0
+        self._rows = 0
+        self._batch_rows = 0
+        self._lag = 0
+        self._is_visible = False
+
+    def begin_batch(self, report: ExportReport) -> None:
+        self._lag = report.lag
+        self._write()
+
+    def advance(self, rows: int, size_bytes: int) -> None:
+        self._batch_rows += rows
+        if time.monotonic() - self._written >= BAR_S:
+            self._write()
+
+    def finish_batch(self, report: ExportReport) -> None:
+        self._rows += report.rows
+        self._batch_rows = 0
+        self._lag = report.lag
+        self._write()
+
+    def _write(self) -> None:
+        self._written = time.monotonic()
+        rows = self._rows + self._batch_rows
+        lag = max(0, self._lag - self._batch_rows)
+        text = progress_text(rows, lag, self._written - self._started)
+        self._terminal.write(f"\r\x1b[K{text[: get_terminal_size().columns - 1]}")  # a longer line would wrap
+        self._terminal.flush()
+        self._is_visible = True
+
+    def close(self) -> None:
+        if self._is_visible:
+            self._terminal.write("\n")
+            self._terminal.flush()
+            self._is_visible = False
+
+
+def progress_text(rows: int, lag: int, seconds: float) -> str:
+    """Return the line of the progress bar."""
+    share = rows / (rows + lag) if rows + lag else 1.0
+    filled = int(share * BAR_CELLS)
+    rate = rows / max(seconds, 0.001)
+    left_s = round(lag / rate) if rate else 0
+    left = f"{left_s // 3600}:{left_s // 60 % 60:02d}:{left_s % 60:02d} left" if rate else "starting"
+    bar = "#" * filled + "." * (BAR_CELLS - filled)
+    return f"[{bar}] {share:4.0%}  {rows:,} records, {rate:,.0f}/s, {lag:,} wait, {left}"
 
 
 class _Stop:
@@ -145,10 +266,10 @@ def _options(context: Context) -> ExportOptions:
     for name in ("to-offset", "batch"):
         if name in given and (context.line.number(name) == 0 and name == "batch"):
             raise UsageError(f"Invalid options for this command:\n--{name} : {given[name]}")
-    _look_for_packages()
+    _look_for_packages(context)
     from amqpd.storage.acks.retained import NAME
-    from amqpd.storage.spark.columns import BASE
-    from amqpd.storage.spark.job import ExportOptions
+    from amqpd.storage.export.columns import BASE
+    from amqpd.storage.export.job import ExportOptions
 
     if NAME.fullmatch(given.get("name", "export")) is None:
         raise UsageError(f"--name : {given['name']}")
@@ -175,30 +296,26 @@ def _options(context: Context) -> ExportOptions:
         table=given.get("table", "amqp_messages"),
         name=given.get("name", "export"),
         follow="follow" in given,
-        master=given.get("master", "local[*]"),
-        memory=given.get("memory", "1g"),
         batch_rows=int(given["batch"]) if "batch" in given else None,
         fail_on_data_loss="allow-data-loss" not in given,
     )
 
 
-def _look_for_packages() -> None:
+def _look_for_packages(context: Context) -> None:
     """Check for missing packages before the export is imported. Raises: Failure that says what to install."""
-    from amqpd.storage.spark.session import missing_package
+    missing = ""
+    if _wants_spark(context):
+        from amqpd.storage.spark.session import missing_package
 
-    if missing := missing_package():
+        missing = missing_package()
+    elif find_spec("pyarrow") is None:
+        missing = f"the package pyarrow: {sys.executable} -m pip install '{PYARROW}' (in amqpd's sources: make export)"
+    if missing:
         raise Failure(UNAVAILABLE, f"the export needs {missing}")
 
 
 def _list(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _progress(context: Context, report: ExportReport) -> None:
-    _note(
-        context,
-        f"batch {report.batch}: {report.rows:,} records, {_size(report.bytes)}, {_rate(report)}, {report.lag:,} wait",
-    )
 
 
 def _note(context: Context, text: str) -> None:
@@ -291,7 +408,10 @@ COMMANDS: Final = (
             ("export --queue orders --to ./lake --partition-by date", "Parquet by date of arrival (UTC)"),
             ("export --queue orders --to sqlite:///orders.db --checkpoint ./orders.done", "a table amqp_messages"),
             ("export -p shop --to ./lake --format json --follow", "all queues of vhost shop, until Ctrl-C"),
-            ("""export --queue orders --to ./eu --where "routing_key LIKE 'eu.%'\"""", "some of the messages"),
+            (
+                """export --queue orders --to ./eu --where "routing_key LIKE 'eu.%'\"""",
+                "some of the messages; by Spark",
+            ),
         ),
     ),
     Command(

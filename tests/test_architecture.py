@@ -39,6 +39,9 @@ LEAVES = {"amqpd.protocol.field_table", "amqpd.protocol.properties", "amqpd.prot
 may import them, too.
 """
 
+EXPORT = ("amqpd.storage.export", "amqpd.storage.spark")
+"""Programs of their own beside the server, which read its logs."""
+
 LOG_READERS = {f"amqpd.storage.{name}" for name in ("log.record", "filesystem", "log_inspect")}
 EVALUATORS = {"eval", "exec", "compile"}
 DANGEROUS = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle"}
@@ -90,7 +93,7 @@ class TestImports:
             each
             for each in all_imports()
             if within(each.importer, package)
-            and not within(each.importer, "amqpd.storage.spark")
+            and not within(each.importer, *EXPORT)
             and ((is_ours(each.module) and not within(each.module, package)) or within(each.module, *NETWORK))
         )
 
@@ -98,17 +101,25 @@ class TestImports:
         assert not lines(
             each
             for each in all_imports()
-            if within(each.importer, "amqpd.storage.spark")
+            if within(each.importer, *EXPORT)
             and is_ours(each.module)
             and not (within(each.module, "amqpd.storage") or each.module in {*LEAVES, "amqpd"})
+        )
+
+    def test_export_without_spark_does_not_import_spark(self) -> None:
+        assert not lines(
+            each
+            for each in all_imports()
+            if within(each.importer, "amqpd.storage.export")
+            and within(each.module, "amqpd.storage.spark", "pyspark", "py4j")
         )
 
     def test_server_imports_neither_export_nor_spark_nor_cli(self) -> None:
         assert not lines(
             each
             for each in all_imports()
-            if not within(each.importer, "amqpd.storage.spark", "amqpd.cli")
-            and within(each.module, "amqpd.storage.spark", "pyspark", "pyspark_amqp", "amqpd.cli")
+            if not within(each.importer, *EXPORT, "amqpd.cli")
+            and within(each.module, *EXPORT, "pyspark", "pyspark_amqp", "amqpd.cli")
         )
 
     def test_node_without_kafka_imports_no_kafka_module(self) -> None:
@@ -136,7 +147,7 @@ class TestImports:
         # server.py binds the listeners; testing.py is a program around the server. The export, in its own processes,
         # reads logs over HTTP and publishes over AMQP.
         allowed = ("amqpd.connection", "amqpd.management", "amqpd.server", "amqpd.testing", "amqpd.cli")
-        allowed = (*allowed, "amqpd.listeners", "amqpd.process", "amqpd.tls", "amqpd.client_tls", "amqpd.storage.spark")
+        allowed = (*allowed, "amqpd.listeners", "amqpd.process", "amqpd.tls", "amqpd.client_tls", *EXPORT)
         allowed = (*allowed, "amqpd.cluster", "amqpd.kafka", "amqpd.kafka_server", "amqpd.tcp_front_end")
         assert not lines(
             each for each in all_imports() if within(each.module, *SOCKETS) and not within(each.importer, *allowed)
@@ -144,7 +155,7 @@ class TestImports:
 
     def test_command_line_imports_only_client_modules(self) -> None:
         allowed = LEAVES | LOG_READERS | {"amqpd", "amqpd._build"}
-        job = ("amqpd.storage.spark", "amqpd.storage.acks.retained")  # which the command line starts
+        job = (*EXPORT, "amqpd.storage.acks.retained")  # which the command line starts
         assert not lines(
             each
             for each in all_imports()
@@ -161,7 +172,7 @@ class TestImports:
             each
             for each in all_imports()
             if is_ours(each.module)
-            and not within(each.importer, "amqpd.cli", "amqpd.storage.spark")
+            and not within(each.importer, "amqpd.cli", *EXPORT)
             and layer(each.module) < layer(each.importer)
             and not (each.typing_only and package_of(each.module) == package_of(each.importer))
         )

@@ -133,18 +133,22 @@ def test_installed_program_starts_from_any_folder(python: Path, tmp_path: Path) 
     assert "amqp.port" in run(python, "-m", "amqpd", "--print-settings", cwd=tmp_path)
 
 
-def test_export_without_spark_names_the_extra(python: Path, tmp_path: Path) -> None:
-    """After `make run` amqpd is installed and Spark is not. A wrong command line is reported first."""
-    output_by_code = {}
-    for arguments in ((), ("--to", "lake", "--queue", "orders")):
+def test_export_without_packages_names_the_extra(python: Path, tmp_path: Path) -> None:
+    """After `make run` amqpd is installed, pyarrow and Spark are not. A wrong command line is reported first."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    export = ("--to", "lake", "--queue", "orders")
+    cases = ((export, "pyarrow", "export"), ((*export, "--engine", "spark"), "pyspark", "spark"))
+    outputs = {}
+    for arguments in ((), *(arguments for arguments, _, _ in cases)):
         command = (python.parent / "amqpctl", "export", *arguments)
         process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert "Traceback" not in process.stderr, process.stderr
-        output_by_code[process.returncode] = process.stdout + process.stderr
-    assert "--to is needed" in output_by_code[64]
-    assert "needs the package pyspark: " in output_by_code[69] and f"{python} -m pip install " in output_by_code[69]
-    spark = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]["spark"]
-    assert all(f"'{each}'" in output_by_code[69] for each in spark) and "make spark" in output_by_code[69]
+        outputs[arguments] = process.returncode, process.stdout + process.stderr
+    assert outputs[()][0] == 64 and "--to is needed" in outputs[()][1]
+    for arguments, package, extra in cases:
+        code, text = outputs[arguments]
+        assert code == 69 and f"needs the package {package}: " in text and f"{python} -m pip install " in text
+        assert all(f"'{each}'" in text for each in extras[extra]) and f"make {extra}" in text
     assert list(tmp_path.iterdir()) == []
 
 

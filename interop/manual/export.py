@@ -1,4 +1,4 @@
-"""docs/reference/export.md: columns and options of `format("amqp")`, from storage/spark.
+"""docs/reference/export.md: columns and options of `format("amqp")`, from storage/export and storage/spark.
 
 The options are tables in the module docstrings of options.py and sink.py. An option of the code that the table lacks is
 an error here. sink.py imports Spark, so both are parsed, not imported.
@@ -10,10 +10,10 @@ import ast
 import re
 from pathlib import Path
 
-from amqpd.storage.spark.columns import BASE, COLUMNS
+from amqpd.storage.export.columns import BASE, COLUMNS
 from interop.manual.markdown import MADE, cell, code, codes, table
 
-EXPORT = Path(__file__).parents[2] / "storage" / "spark"
+STORAGE = Path(__file__).parents[2] / "storage"
 HEAD = """\
 # Columns and options of format("amqp")
 
@@ -44,7 +44,7 @@ ENTRY = re.compile(r"^ {4}(?P<names>\S.*?) {2,}(?P<meaning>\S.*)$")
 
 def _story(name: str) -> tuple[str, tuple[str, ...]]:
     """Return the module's docstring and the names of its options."""
-    tree = ast.parse((EXPORT / name).read_text("utf-8"))
+    tree = ast.parse((STORAGE / name).read_text("utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "NAMES":
             return ast.get_docstring(tree, clean=False) or "", ast.literal_eval(node.value)
@@ -75,12 +75,12 @@ def _told(name: str, names: tuple[str, ...], rows: list[tuple[str, str]]) -> Non
 
 def text() -> str:
     kinds = [(code(name), code(kind), "" if name in BASE else "if asked for") for name, kind in COLUMNS.items()]
-    read, read_names = _story("options.py")
+    read, read_names = _story("export/options.py")
     options = _rows(read)
-    _told("options.py", read_names, options)
-    written, written_names = _story("sink.py")
+    _told("export/options.py", read_names, options)
+    written, written_names = _story("spark/sink.py")
     columns, _, sink = written.partition("Options:")
-    _told("sink.py", written_names, _rows(sink))
+    _told("spark/sink.py", written_names, _rows(sink))
     parts = [MADE, HEAD, table(("column", "type", ""), kinds), READ, _table("option", options)]
     parts += [WRITTEN, _table("column", _rows(columns)), OPTIONS, _table("option", _rows(sink))]
     return "".join(parts)

@@ -1,1 +1,1 @@
-"""Spark source, sink and export job over the logs. The server never imports this package; see README.md."""
+"""Spark source, sink and export engine over the logs. The server never imports this package; see README.md."""

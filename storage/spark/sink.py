@@ -49,8 +49,8 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 
 from amqpd.protocol import properties as p
 from amqpd.protocol.field_table import CodecError
-from amqpd.storage.spark.columns import COLUMNS, PROPERTIES
-from amqpd.storage.spark.options import BadOption
+from amqpd.storage.export.columns import COLUMNS, PROPERTIES
+from amqpd.storage.export.options import BadOption
 from amqpd.storage.spark.publisher import SinkPublisher, SinkTarget
 
 logger = logging.getLogger(__name__)

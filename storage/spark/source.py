@@ -31,11 +31,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import DataType, StructType
 
-from amqpd.storage.spark import offsets
-from amqpd.storage.spark.arrow import Decoder, PartReader
-from amqpd.storage.spark.columns import COLUMNS, UnknownColumn, ddl
-from amqpd.storage.spark.options import BadOption, ReadOptions, parse
-from amqpd.storage.spark.plan import LogPartition
+from amqpd.storage.export import offsets
+from amqpd.storage.export.arrow import Decoder, PartReader
+from amqpd.storage.export.columns import COLUMNS, UnknownColumn, ddl
+from amqpd.storage.export.options import BadOption, ReadOptions, parse
+from amqpd.storage.export.plan import LogPartition
 
 
 class AmqpPartition(InputPartition):

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from simulated_filesystem import SimulatedClock, SimulatedFileSystem
 
+from amqpd.storage.export.files import LogFiles, LogSource, QueueName
+from amqpd.storage.export.plan import LogPartition, Snapshot
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import Record, RecordRoute
-from amqpd.storage.spark.files import LogFiles, LogSource, QueueName
-from amqpd.storage.spark.plan import LogPartition, Snapshot
 from amqpd.storage.storage import Storage
 
 if TYPE_CHECKING:
-    from amqpd.storage.spark.options import ReadOptions
+    from amqpd.storage.export.options import ReadOptions
 
 if find_spec("pyarrow") is None:
     # The extra `test` has it. Without it these modules cannot be imported, and the end of the run says so.
@@ -163,22 +163,22 @@ class Lake:
         return Snapshot(self.source().open(self.name), self.name)
 
     def options(self, **given: str) -> ReadOptions:
-        from amqpd.storage.spark.options import ReadOptions, parse
+        from amqpd.storage.export.options import ReadOptions, parse
 
         parsed = parse({"path": "/elsewhere", "queue": "tasks", **given})
         return ReadOptions(**{**vars(parsed), "source": self.source()})
 
     def rows(self, read_size: int = 700, **given: str) -> list[dict[str, Any]]:
         """Return the rows of a batch query with these options."""
-        from amqpd.storage.spark import offsets
-        from amqpd.storage.spark.options import ReadOptions
+        from amqpd.storage.export import offsets
+        from amqpd.storage.export.options import ReadOptions
 
         options = ReadOptions(**{**vars(self.options(**given)), "source": self.source(read_size)})
         return list(self.read(options, offsets.batch_parts(options)))
 
     def read(self, options: ReadOptions, parts: Sequence[LogPartition]) -> Iterator[dict[str, Any]]:
-        from amqpd.storage.spark.arrow import Decoder, PartReader
-        from amqpd.storage.spark.columns import COLUMNS
+        from amqpd.storage.export.arrow import Decoder, PartReader
+        from amqpd.storage.export.columns import COLUMNS
 
         for part in parts:
             with ExitStack() as stack:

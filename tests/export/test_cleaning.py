@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from amqpd.storage.export import offsets
+from amqpd.storage.export.plan import DataLoss
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.retention_policy import FILE_DELETE_DELAY_MS, CleanerPolicy, RetentionPolicy
-from amqpd.storage.spark import offsets
-from amqpd.storage.spark.plan import DataLoss
 
 KEYS = 7
 
@@ -188,7 +188,7 @@ def test_copy_with_only_the_swap_file_is_readable(compacted: CompactedLog, tmp_p
         place.mkdir()
         for name, data in copy.items():
             (place / name).write_bytes(data)
-        from amqpd.storage.spark.options import parse
+        from amqpd.storage.export.options import parse
 
         options = parse({"path": str(place), "queue": "tasks"})
         found = [row["offset"] for row in compacted.lake.read(options, offsets.batch_parts(options))]

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import io
+import json
+import os
+import subprocess
 import sys
 import threading
 
 import pytest
 
-pytest.importorskip("pyspark")
-
 from amqpd.cli import export as command
 from amqpd.cli.main import run
 from amqpd.protocol import properties as p
+from amqpd.storage.export.engine import PyarrowEngine
+from amqpd.storage.export.job import ExportJob, ExportOptions, without_password
 from amqpd.storage.spark import session
-from amqpd.storage.spark.job import ExportJob, ExportOptions, without_password
 from amqpd.storage.spark.publisher import SinkPublisher, SinkTarget
-
-pytestmark = pytest.mark.external
 
 
 def call(*arguments):
@@ -43,6 +43,9 @@ def call(*arguments):
         (("--to", "x", "--queue", "q", "--columns", "offset,bdy"), "unknown column 'bdy'"),
         (("--to", "x", "--queue", "q", "--from", "yesterday"), "expected ms since 1970"),
         (("--to", "x", "--queue", "q", "--partition-by", "year"), "--partition-by year"),
+        (("--to", "x", "--queue", "q", "--engine", "duckdb"), "--engine duckdb: expected pyarrow or spark"),
+        (("--to", "x", "--queue", "q", "--engine", "pyarrow", "--where", "true"), "--where needs --engine spark"),
+        (("--to", "x", "--queue", "q", "--engine", "pyarrow", "--master", "local"), "--master needs --engine spark"),
     ],
 )
 def test_wrong_arguments_are_refused_with_a_message(arguments, words, tmp_path, monkeypatch):
@@ -60,26 +63,79 @@ def test_missing_queue_or_data_directory_is_an_error(written, tmp_path):
     assert (code, "does not exist" in text) == (69, True)
 
 
+def test_impossible_targets_are_errors_that_name_the_target(written, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "locked").mkdir(mode=0o500)
+    targets = [
+        (str(tmp_path / "file"), "file: File exists"),
+        (str(tmp_path / "file" / "below"), "below: Not a directory"),
+        ("nosuchdatabase://host/lake", "--to: Can't load plugin"),
+        ("oracle+oracledb://u:secret@host/lake", "the database's driver is not installed"),
+        (f"sqlite:///{tmp_path}/no/such/lake.db", "unable to open database file"),
+    ]
+    if os.geteuid():
+        targets.append((str(tmp_path / "locked"), "locked: it is not writable"))
+    for number, (to, words) in enumerate(targets):
+        check = ("--checkpoint", str(tmp_path / f"check{number}"))
+        code, text = call("--data-dir", written.data_dir, "--to", to, "--queue", "tasks", *check)
+        assert (code, words in text) == (69, True), text
+        assert "secret" not in text and "Traceback" not in text
+    assert call("--data-dir", written.data_dir, "--to", str(tmp_path / "lake"), "--queue", "tasks")[0] == 0
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_terminal_has_a_progress_bar_and_json_is_one_line(written, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "90")
+    out, err = io.StringIO(), Terminal()
+    where = ("--data-dir", written.data_dir, "--to", str(tmp_path / "lake"), "--queue", "tasks")
+    code = run(["--formatter", "json", "export", *where, "--batch", "1000"], out, err, io.StringIO(), {})
+    summary = json.loads(out.getvalue())
+    assert (code, summary["records"], summary["batches"], summary["waiting"]) == (0, 4000, 5, 0)
+    lines = err.getvalue().split("\r\x1b[K")
+    assert lines[0] == "" and lines[1].startswith("[..........]   0%  0 records, 0/s, 5,000 wait")
+    assert all(len(line) < 90 for line in lines)
+    assert lines[-1].startswith("[##########] 100%  4,000 records, ") and lines[-1].endswith(" left\n")
+
+
 @pytest.mark.parametrize("module", ["pyspark", "pyarrow"])
 def test_missing_package_is_named(module, monkeypatch, tmp_path):
     real = session.find_spec
-    monkeypatch.setattr(session, "find_spec", lambda name: None if name == module else real(name))
-    code, text = call("--to", str(tmp_path / "lake"), "--queue", "q")
-    assert (code, text.partition(" -m ")[0]) == (
-        69, f"Error:\nthe export needs the package {module}: {sys.executable}"
-    )  # fmt: skip
+    for user in (session, command):
+        monkeypatch.setattr(user, "find_spec", lambda name: None if name == module else real(name))
+    where = ("--to", str(tmp_path / "lake"), "--queue", "q", "--data-dir", str(tmp_path))
+    code, text = call(*where, "--engine", "spark")
+    start = f"Error:\nthe export needs the package {module}: {sys.executable}"
+    assert (code, text.partition(" -m ")[0]) == (69, start)
+    code, text = call(*where)
+    if module == "pyarrow":
+        wanted = f"{start} -m pip install 'pyarrow>=18' (in amqpd's sources: make export)\n"
+        assert (code, text) == (69, wanted)
+    else:
+        assert "no data directory of amqpd" in text
 
 
 def test_spark_is_not_imported_for_other_commands():
-    import subprocess
-    import sys
-
     program = (
         "import sys, amqpd.cli.main; "
-        "assert not {'pyspark', 'pyarrow', 'sqlalchemy', 'amqpd.storage.spark.job'} & set(sys.modules)"
+        "assert not {'pyspark', 'pyarrow', 'sqlalchemy', 'amqpd.storage.export.job'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_export_to_files_imports_neither_spark_nor_sqlalchemy(written, tmp_path):
+    """These imports cost half a second and more, which a small export would notice."""
+    program = (
+        "import sys; from amqpd.cli.main import main; sys.argv[0] = 'amqpctl'; code = main(); "
+        "assert not {'pyspark', 'py4j', 'sqlalchemy', 'pandas'} & set(sys.modules); sys.exit(code)"
+    )
+    command = [sys.executable, "-P", "-c", program, "--data-dir", written.data_dir, "export", "--queue", "tasks"]
+    done = subprocess.run([*command, "--to", str(tmp_path / "lake")], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.startswith("Exported 4,000 records, 800.0 KB, in 1 batch")) == (0, True), done
 
 
 def test_sizes_are_formatted_and_passwords_hidden():
@@ -109,7 +165,7 @@ def orders(amqpd_broker, amqpd_vhost):
 
 
 @pytest.mark.slow
-def test_follow_exports_a_vhost_over_http_with_new_messages(amqpd_broker, amqpd_vhost, orders, spark, tmp_path):
+def test_follow_exports_a_vhost_over_http_with_new_messages(amqpd_broker, amqpd_vhost, orders, tmp_path):
     orders(100)
     url = amqpd_broker.http_url.replace("://", "://guest:guest@")
     to, check = str(tmp_path / "lake"), str(tmp_path / "check")
@@ -121,7 +177,7 @@ def test_follow_exports_a_vhost_over_http_with_new_messages(amqpd_broker, amqpd_
         if len(reports) == 1:
             threading.Timer(0.5, orders, (50,)).start()
 
-    total = ExportJob(wanted, say, lambda: sum(reports) >= 150, spark).run()
+    total = ExportJob(wanted, PyarrowEngine(), say, lambda: sum(reports) >= 150).run()
     assert (total.rows, total.lag) == (150, 0)
     assert len(reports) >= 2
     lines = [line for path in (tmp_path / "lake").glob("vhost-*.json") for line in path.read_text().splitlines()]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from amqpd.storage.export.plan import DataLoss
 from amqpd.storage.log.batch import UNPACKED_MAX, ZSTD, compress
-from amqpd.storage.spark.plan import DataLoss
 
 T = 1_700_000_000_000
 OURS = [("exchange", b"orders"), ("properties", b"\x10\x00\x02")]

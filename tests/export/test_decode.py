@@ -16,11 +16,11 @@ from librt.strings import BytesWriter
 
 from amqpd.protocol.field_table import Timestamp
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
+from amqpd.storage.export.arrow import Decoder, _headers_map
+from amqpd.storage.export.columns import BASE, COLUMNS
+from amqpd.storage.export.decode import BAD, DONE, FULL, IRREGULAR, MORE, FieldOffsets, scan, text_of
 from amqpd.storage.log.batch import BatchCursor, BatchHeader, close_batch
 from amqpd.storage.log.record import RecordRoute, varint, write_record
-from amqpd.storage.spark.arrow import Decoder
-from amqpd.storage.spark.columns import BASE, COLUMNS
-from amqpd.storage.spark.decode import BAD, DONE, FULL, IRREGULAR, MORE, FieldOffsets, scan, text_of
 from interop.bench.export_decode import celery_headers
 
 with warnings.catch_warnings():
@@ -288,3 +288,27 @@ def test_malformed_header_table_does_not_affect_other_rows() -> None:
     bad = b"\x20\x00" + len(table).to_bytes(4, "big") + table
     rows = decode(batches([(b"", b"", each, b"") for each in (good, bad, good)], 3), ["headers"])
     assert [row["headers"] for row in rows] == [[("a", "1")], [], [("a", "1")]]
+
+
+RAW_VALUES = (
+    b"V", b"t\x00", b"t\x02", b"I\xff\xff\xff\xfe", b"S\x00\x00\x00\x01x", b"A\x00\x00\x00\x01V",
+    b"F\x00\x00\x00\x00", b"A\x00\x00\x00\x02t\x01", b"F\x00\x00\x00\x09", b"I\x00", b"t", b"d\x3f" + bytes(7),
+)  # fmt: skip
+"""Encoded values, some of them cut off."""
+RAW_NAMES = (b"a", b"b", b"c", "ä".encode(), b"\xff")
+RAW_TABLES = st.lists(st.tuples(st.sampled_from(RAW_NAMES), st.sampled_from(RAW_VALUES)), max_size=6)
+
+
+@given(st.lists(RAW_TABLES, min_size=1, max_size=8))
+def test_tables_before_a_table_do_not_change_its_headers(tables: list[list[tuple[bytes, bytes]]]) -> None:
+    """The decoder remembers names and short values of earlier tables."""
+    raw = []
+    for table in tables:
+        entries = b"".join(bytes((len(name),)) + name + value for name, value in table)
+        raw.append(len(entries).to_bytes(4, "big") + entries)
+    together = _headers_map(pa.array(raw, pa.binary()))
+    together.validate(full=True)
+    rows = together.to_pylist()
+    assert rows == [_headers_map(pa.array([each], pa.binary())).to_pylist()[0] for each in raw]
+    for row in rows:
+        assert len({name for name, _ in row}) == len(row)

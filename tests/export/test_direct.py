@@ -10,10 +10,11 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from amqpd.storage.spark.offsets import batch_parts
-from amqpd.storage.spark.options import ReadOptions
-from amqpd.storage.spark.plan import DataLoss
-from amqpd.storage.spark.targets import spread, write_task
+from amqpd.storage.export.engine import spread
+from amqpd.storage.export.file_writer import FileLayout, write_task
+from amqpd.storage.export.offsets import batch_parts
+from amqpd.storage.export.options import ReadOptions
+from amqpd.storage.export.plan import DataLoss
 
 
 def test_written_files_have_the_rows_for_any_reader(lake: Any, tmp_path: Path) -> None:
@@ -26,7 +27,7 @@ def test_written_files_have_the_rows_for_any_reader(lake: Any, tmp_path: Path) -
     parts = batch_parts(options)
     assert len(parts) > 2
     tasks = enumerate(([parts[0]], parts[1:]))
-    written = [each for numbered in tasks for each in write_task(options, str(tmp_path), (), numbered)]
+    written = [each for numbered in tasks for each in write_task(options, FileLayout(str(tmp_path)), numbered)]
     assert len(written) == 2
     expected = [n for n in range(300) if not 40 <= n < 50]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(Path(each.path).name for each in written)
@@ -38,7 +39,9 @@ def test_written_files_have_the_rows_for_any_reader(lake: Any, tmp_path: Path) -
     query = f"SELECT count(*), count(DISTINCT \"offset\"), min(value) FROM '{tmp_path}/*.parquet'"
     assert duckdb.sql(query).fetchall() == [(290, 290, b"0")]
 
-    (second_attempt,) = write_task(options, str(tmp_path), (), (0, parts[:1]))  # a second attempt of the same task
+    (second_attempt,) = write_task(
+        options, FileLayout(str(tmp_path)), (0, parts[:1])
+    )  # a second attempt of the same task
     assert second_attempt.path != written[0].path and pq.read_table(second_attempt.path) == pq.read_table(
         written[0].path
     )
@@ -61,7 +64,7 @@ def test_files_are_partitioned_by_time(lake: Any, tmp_path: Path, by: tuple[str,
     options: ReadOptions = lake.options(columns="offset,value")
     (part,) = batch_parts(options)
     found: dict[str, int] = {}
-    for each in write_task(options, str(tmp_path), by, (7, [part])):
+    for each in write_task(options, FileLayout(str(tmp_path), partition_by=by), (7, [part])):
         assert Path(each.path).name.startswith("part-00007-")
         found[str(Path(each.path).parent.relative_to(tmp_path))] = each.rows
         assert pq.ParquetFile(each.path).schema_arrow.names == ["offset", "value"]
@@ -76,7 +79,7 @@ def test_failing_part_returns_no_file(lake: Any, tmp_path: Path) -> None:
     (part,) = batch_parts(options)
     lake.data(lake.names(".log")[0])[-100] ^= 1
     with pytest.raises(DataLoss):
-        write_task(options, str(tmp_path), (), (0, [part]))
+        write_task(options, FileLayout(str(tmp_path)), (0, [part]))
 
 
 def test_part_without_rows_leaves_no_file(lake: Any, tmp_path: Path) -> None:
@@ -86,7 +89,7 @@ def test_part_without_rows_leaves_no_file(lake: Any, tmp_path: Path) -> None:
     lake.settled()
     options: ReadOptions = lake.options(startingOffsets="70")
     (part,) = batch_parts(lake.options(startingOffsets="70", includeSettled="true"))
-    assert write_task(options, str(tmp_path), (), (0, [part])) == [] and list(tmp_path.iterdir()) == []
+    assert write_task(options, FileLayout(str(tmp_path)), (0, [part])) == [] and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

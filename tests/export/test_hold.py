@@ -10,9 +10,10 @@ import pytest
 
 from amqpd.protocol import properties as p
 from amqpd.storage.acks import retained
-from amqpd.storage.spark.files import BrokerSource, DirectorySource
-from amqpd.storage.spark.job import CommitFailed, ExportJob, ExportOptions, commit
-from amqpd.storage.spark.plan import DataLoss
+from amqpd.storage.export.engine import PyarrowEngine
+from amqpd.storage.export.files import BrokerSource, DirectorySource
+from amqpd.storage.export.job import CommitFailed, ExportJob, ExportOptions, commit
+from amqpd.storage.export.plan import DataLoss
 from amqpd.storage.spark.publisher import SinkPublisher, SinkTarget
 from amqpd.testing import BrokerFailed, BrokerProcess
 
@@ -193,7 +194,7 @@ def eventually(condition):
 
 
 @pytest.mark.slow
-def test_queue_emptied_by_consumers_is_exported_completely(broker, spark, tmp_path):
+def test_queue_emptied_by_consumers_is_exported_completely(broker, tmp_path):
     declare(broker, {"x-export": "nightly"})
     publish(broker, 3000)
     consume(broker, 3000)
@@ -203,7 +204,7 @@ def test_queue_emptied_by_consumers_is_exported_completely(broker, spark, tmp_pa
     def export(name):
         source, to, check = {"path": str(broker.data_dir)}, str(tmp_path / name), str(tmp_path / f"{name}.check")
         wanted = ExportOptions(source, "/", "orders", to, check, name=name)
-        return ExportJob(wanted, lambda report: None, lambda: False, spark).run()
+        return ExportJob(wanted, PyarrowEngine(), lambda report: None, lambda: False).run()
 
     assert export("another").rows < 3000  # acked records are not kept for this export
     assert export("nightly").rows == 3000

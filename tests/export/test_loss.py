@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from amqpd.storage.export import offsets
+from amqpd.storage.export.plan import DataLoss
 from amqpd.storage.log.batch import BatchHeader
-from amqpd.storage.spark import offsets
-from amqpd.storage.spark.plan import DataLoss
 
 
 def filled_lake(make_lake: Callable[..., Any], count: int = 120, segment_size_bytes: int = 60_000) -> Any:

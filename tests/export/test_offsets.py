@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amqpd.storage.spark import offsets
-from amqpd.storage.spark.options import ReadOptions
-from amqpd.storage.spark.plan import DataLoss
+from amqpd.storage.export import offsets
+from amqpd.storage.export.options import ReadOptions
+from amqpd.storage.export.plan import DataLoss
 
 KEY = "//tasks"
 
@@ -58,7 +58,7 @@ def test_triggers_of_any_size_return_each_record_once(make_lake: Callable[..., A
 
 
 def test_limit_is_shared_in_proportion_to_waiting_records(written: Any) -> None:
-    from amqpd.storage.spark.options import parse
+    from amqpd.storage.export.options import parse
 
     other, _ = written.storage.create_queue("v", "other", "/")
     store = written.storage.create_queue("v", "few", "/")[1]

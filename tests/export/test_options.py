@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.spark.columns import BASE, COLUMNS, UnknownColumn, ddl
-from amqpd.storage.spark.files import BrokerSource, DirectorySource, SourceError
-from amqpd.storage.spark.offsets import batch_parts
-from amqpd.storage.spark.options import EARLIEST, LATEST, BadOption, NoSuchQueue, parse
+from amqpd.storage.export.columns import BASE, COLUMNS, UnknownColumn, ddl
+from amqpd.storage.export.files import BrokerSource, DirectorySource, SourceError
+from amqpd.storage.export.offsets import batch_parts
+from amqpd.storage.export.options import EARLIEST, LATEST, BadOption, NoSuchQueue, parse
 
 AT = {"path": "/data", "queue": "q"}
 

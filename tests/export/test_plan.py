@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from amqpd.storage.acks.ack_set import BITS, SETTLED, encode_entry
-from amqpd.storage.spark import offsets
-from amqpd.storage.spark.plan import bits_of, split_size
+from amqpd.storage.export import offsets
+from amqpd.storage.export.plan import bits_of, split_size
 
 SLOW = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 STEPS = st.lists(

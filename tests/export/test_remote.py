@@ -16,10 +16,10 @@ from urllib.parse import quote
 import pika
 import pytest
 
-from amqpd.storage.spark import offsets
-from amqpd.storage.spark.arrow import Decoder, PartReader
-from amqpd.storage.spark.files import SourceError
-from amqpd.storage.spark.options import NoSuchQueue, parse
+from amqpd.storage.export import offsets
+from amqpd.storage.export.arrow import Decoder, PartReader
+from amqpd.storage.export.files import SourceError
+from amqpd.storage.export.options import NoSuchQueue, parse
 from amqpd.testing import BrokerProcess, Vhost
 
 COUNT = 3000

@@ -10,9 +10,9 @@ import pika
 import pytest
 import trustme
 
-from amqpd.storage.spark.files import BrokerSource, QueueName, SourceError, TlsFiles
-from amqpd.storage.spark.job import CommitFailed, commit
-from amqpd.storage.spark.options import BadOption, parse
+from amqpd.storage.export.files import BrokerSource, QueueName, SourceError, TlsFiles
+from amqpd.storage.export.job import CommitFailed, commit
+from amqpd.storage.export.options import BadOption, parse
 from amqpd.testing import BrokerProcess
 
 

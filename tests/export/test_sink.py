@@ -13,8 +13,8 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from amqpd.protocol import properties as p
+from amqpd.storage.export.options import BadOption
 from amqpd.storage.spark import sink
-from amqpd.storage.spark.options import BadOption
 
 pytestmark = pytest.mark.external
 

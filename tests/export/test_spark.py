@@ -207,15 +207,18 @@ def test_processing_time_trigger_follows_the_queue(spark: Any, written: Any, tmp
 def test_parquet_written_by_tasks_equals_the_frame(
     spark: Any, written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from amqpd.storage.spark import targets
-    from amqpd.storage.spark.offsets import batch_parts
-    from amqpd.storage.spark.options import parse
-    from amqpd.storage.spark.targets import write_parquet
+    from amqpd.storage.export import engine
+    from amqpd.storage.export.columns import BASE
+    from amqpd.storage.export.engine import ExportRows
+    from amqpd.storage.export.file_writer import FileLayout
+    from amqpd.storage.spark.engine import SparkEngine
 
-    options = parse({"path": written.data_dir, "queue": "tasks", "splitBytes": "200000", "includeHeaders": "true"})
-    monkeypatch.setattr(targets, "TASK_BYTES_MIN", 1000)
-    files = write_parquet(spark, options, batch_parts(options), str(tmp_path / "out"))
-    assert len(files) == 2 and sum(each.rows for each in files) == 4000
+    read = {"path": written.data_dir, "queue": "tasks", "includeHeaders": "true"}
+    monkeypatch.setattr(engine, "TASK_BYTES_MIN", 1000)
+    monkeypatch.setattr(engine, "PART_BYTES", 200_000)
+    rows = ExportRows((read,), (*BASE, "headers", "raw_headers"))
+    files = SparkEngine(tmp_path / "log", session=spark).write_files(rows, FileLayout(str(tmp_path / "out")))
+    assert len(files.paths) == 2 and files.rows == 4000
     written_frame = spark.read.parquet(str(tmp_path / "out"))
     expected_frame = load(spark, written, includeHeaders="true")
     assert written_frame.schema.simpleString() == expected_frame.schema.simpleString()

@@ -15,11 +15,11 @@ pytestmark = pytest.mark.external
 
 PROGRAM = """
 import sys
-from amqpd.storage.spark import decode
+from amqpd.storage.export import decode
 from amqpd.storage.spark.session import spark_session
 
 def theirs(_):
-    from amqpd.storage.spark import decode
+    from amqpd.storage.export import decode
     return decode.__file__
 
 spark = spark_session("local[1]", memory="512m", quick=True)

@@ -13,8 +13,10 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.dialects import mssql, oracle, postgresql, sqlite
 
-from amqpd.storage.spark.checkpoint import ExportCheckpoint, Progress
-from amqpd.storage.spark.targets import Database
+from amqpd.storage.export.checkpoint import ExportCheckpoint, Progress
+from amqpd.storage.export.engine import ExportRows
+from amqpd.storage.export.targets import Database
+from amqpd.storage.spark.engine import plain_value
 
 ARRIVED_US = 1_753_000_000_123_456
 COLUMNS = [("offset", "bigint"), ("timestamp", "timestamp"), ("value", "binary")]
@@ -42,8 +44,9 @@ def test_database_gets_utc_in_any_time_zone(zone: str, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'lake.db'}"
     ledger = ExportCheckpoint(tmp_path / "check", {})
     target = Database(url, "tasks", COLUMNS, ledger)
-    rows = SimpleNamespace(toLocalIterator=lambda prefetchPartitions: iter([SparkRow()]))  # noqa: N803 - Spark's name
-    target.write(SimpleNamespace(rows=lambda: rows), Progress(1, {}), "label")  # type: ignore[arg-type]
+    row = {name: plain_value(value) for name, value in SparkRow().asDict().items()}
+    engine = SimpleNamespace(dicts=lambda rows: iter([row]))
+    target.write(engine, ExportRows((), ()), Progress(1, {}), "label")  # type: ignore[arg-type]
     target.close()
     ledger.close()
     engine = create_engine(url)
@@ -65,6 +68,6 @@ def test_database_gets_utc_in_any_time_zone(zone: str, tmp_path: Path) -> None:
 def test_timestamp_column_has_a_zone_if_the_database_supports_it(dialect: Any, kind: str, tmp_path: Path) -> None:
     ledger = ExportCheckpoint(tmp_path / "check", {})
     target = Database("sqlite://", "tasks", COLUMNS, ledger)
-    assert target.rows.c.timestamp.type.compile(dialect=dialect) == kind
+    assert target.table.c.timestamp.type.compile(dialect=dialect) == kind
     target.close()
     ledger.close()

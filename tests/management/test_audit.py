@@ -17,9 +17,9 @@ import pika
 import pika.exceptions
 import pytest
 
-from amqpd.storage.spark import offsets
-from amqpd.storage.spark.arrow import Decoder, PartReader
-from amqpd.storage.spark.options import parse
+from amqpd.storage.export import offsets
+from amqpd.storage.export.arrow import Decoder, PartReader
+from amqpd.storage.export.options import parse
 from amqpd.testing import BrokerProcess
 
 

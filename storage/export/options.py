@@ -34,10 +34,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from amqpd.storage.spark.arrow import BATCH_ROWS
-from amqpd.storage.spark.columns import chosen
-from amqpd.storage.spark.files import DESCRIPTION, DirectorySource, LogSource, QueueName
-from amqpd.storage.spark.plan import SPLIT_BYTES
+from amqpd.storage.export.arrow import BATCH_ROWS
+from amqpd.storage.export.columns import chosen
+from amqpd.storage.export.files import DESCRIPTION, DirectorySource, LogSource, QueueName
+from amqpd.storage.export.plan import SPLIT_BYTES
 
 EARLIEST = -2
 LATEST = -1
@@ -163,7 +163,7 @@ def _source(given: Mapping[str, str]) -> LogSource:
             raise BadOption(f"{', '.join(_TLS)} need url")
         assert path is not None
         return DirectorySource(path.removeprefix("file://").rstrip("/") or "/")
-    from amqpd.storage.spark.files import BrokerSource, TlsFiles
+    from amqpd.storage.export.files import BrokerSource, TlsFiles
 
     ca, certificate, key = (given.get(name, "") for name in _TLS)
     if key and not certificate:

@@ -29,10 +29,10 @@ from dataclasses import dataclass, field
 from amqpd.storage.acks import ack_set
 from amqpd.storage.acks.ack_set import AckFileReader, recorded_end, totals_entries
 from amqpd.storage.compaction import CLEANER_OFFSET, decode_clean_offsets
+from amqpd.storage.export.files import LogFiles, QueueName
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.batch import HEADER_SIZE, BatchHeader
 from amqpd.storage.log.segment import OffsetIndex, TimeIndex, segment_name
-from amqpd.storage.spark.files import LogFiles, QueueName
 
 logger = logging.getLogger(__name__)
 

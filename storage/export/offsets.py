@@ -13,8 +13,8 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from amqpd.storage.spark.options import EARLIEST, LATEST, BadOption, ReadOptions
-from amqpd.storage.spark.plan import DataLoss, LogPartition, Snapshot, split_size
+from amqpd.storage.export.options import EARLIEST, LATEST, BadOption, ReadOptions
+from amqpd.storage.export.plan import DataLoss, LogPartition, Snapshot, split_size
 
 logger = logging.getLogger(__name__)
 

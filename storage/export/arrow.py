@@ -30,11 +30,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from amqpd.protocol import properties as p
-from amqpd.storage.log.batch import HEADER_SIZE, BatchCursor, BatchHeader, crc_fits, decompressed
-from amqpd.storage.log.record import BadRecord, Record
-from amqpd.storage.log.segment import OffsetIndex, segment_name
-from amqpd.storage.spark.columns import PROPERTIES
-from amqpd.storage.spark.decode import (
+from amqpd.storage.export.columns import PROPERTIES
+from amqpd.storage.export.decode import (
     BAD,
     DONE,
     FULL,
@@ -47,8 +44,11 @@ from amqpd.storage.spark.decode import (
     scan_headers,
     scan_properties,
 )
-from amqpd.storage.spark.files import LogFiles
-from amqpd.storage.spark.plan import DataLoss, LogPartition, Snapshot
+from amqpd.storage.export.files import LogFiles
+from amqpd.storage.export.plan import DataLoss, LogPartition, Snapshot
+from amqpd.storage.log.batch import HEADER_SIZE, BatchCursor, BatchHeader, crc_fits, decompressed
+from amqpd.storage.log.record import BadRecord, Record
+from amqpd.storage.log.segment import OffsetIndex, segment_name
 
 _BORDERS: Final = 8
 _FIELD_BORDERS: Final = 26

@@ -1,7 +1,8 @@
 """Export job: batches of queues' logs, each exported once, even after kills.
 
-A batch is a range of offsets of each selected queue. It is read with `format("amqp")`, filtered by `where`, and
-written to the target (targets.py). The checkpoint (checkpoint.py) knows the finished batches. A rerun first
+A batch is a range of offsets of each selected queue. An engine (engine.py) reads it, and a target (targets.py) stores
+it. The checkpoint (checkpoint.py) knows the finished batches. It does not name the engine, so another engine can
+continue it. A rerun first
 completes or drops the batch that was in progress, then continues.
 
 A queue with `x-export: NAME`, where NAME is this job's `name`, is read with its settled messages (a hold). After
@@ -21,32 +22,24 @@ import json
 import logging
 import os
 import re
-import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from amqpd.storage.acks.retained import file_name
-from amqpd.storage.spark import offsets
-from amqpd.storage.spark.checkpoint import ExportCheckpoint
-from amqpd.storage.spark.columns import BASE, COLUMNS, TIMES, chosen
-from amqpd.storage.spark.files import BrokerSource, LogSource, QueueName, SourceError
-from amqpd.storage.spark.options import NoSuchQueue, parse
-from amqpd.storage.spark.plan import DataLoss, LogPartition, Snapshot
-from amqpd.storage.spark.session import CannotRunSpark
-from amqpd.storage.spark.targets import Database, Delta, ExportTarget, Files, TargetError, file_label
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from amqpd.storage.spark.targets import WrittenFile
-
+from amqpd.storage.export import offsets
+from amqpd.storage.export.checkpoint import ExportCheckpoint
+from amqpd.storage.export.columns import BASE, COLUMNS, TIMES, chosen
+from amqpd.storage.export.engine import ExportEngine, ExportRows
+from amqpd.storage.export.files import BrokerSource, LogSource, QueueName, SourceError
+from amqpd.storage.export.options import NoSuchQueue, parse
+from amqpd.storage.export.plan import DataLoss, Snapshot
+from amqpd.storage.export.targets import Database, Delta, ExportTarget, Files, TargetError, file_label
 
 SOCKET = "amqpctl.sock"
 TIMEOUT_S = 10.0
@@ -114,10 +107,6 @@ def _post(connection: http.client.HTTPConnection, path: str, body: bytes, header
 logger = logging.getLogger(__name__)
 
 POLL_S = 2.0
-PART_BYTES = 16 << 20
-"""Tasks that write files are made of parts of that many bytes of log (targets.py)."""
-DERIVED = dict(zip(TIMES, ("to_date(timestamp)", "hour(timestamp)"), strict=True))
-"""Values of --partition-by that are no columns, as SQL in UTC."""
 
 
 class BadExport(ValueError):
@@ -150,11 +139,8 @@ class ExportOptions:
     table: str = "amqp_messages"
     name: str = "export"
     follow: bool = False
-    master: str = "local[*]"
-    memory: str = "1g"
     batch_rows: int | None = None
     fail_on_data_loss: bool = True
-    settings: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_database(self) -> bool:
@@ -180,7 +166,7 @@ class ExportReport:
 
     Attributes:
         seconds: Total time.
-        working_s: Time without the start of Spark.
+        working_s: Time without the start of the engine.
         lag: Offsets that are not exported yet.
     """
 
@@ -209,46 +195,32 @@ class OffsetSpan:
     whole: bool
 
 
-class _Batch:
-    """The `targets.ExportBatch` of some spans."""
-
-    def __init__(self, job: ExportJob, spans: list[OffsetSpan]) -> None:
-        self.plain = not job.options.where
-        self._job = job
-        self._spans = spans
-
-    def rows(self) -> DataFrame:
-        return self._job.rows(self._spans)
-
-    def to_parquet(self, directory: str, by: tuple[str, ...]) -> list[WrittenFile]:
-        return self._job.to_parquet(self._spans, directory, by)
-
-
 class ExportJob:
     """One run of an export, up to the last message at present; with `follow` until it is stopped.
 
     All methods raise BadExport, BadOption, NoSuchQueue, SourceError, DataLoss, CheckpointError, TargetError,
-    CannotRunSpark, OSError, and Spark's exceptions.
+    OSError, and the engine's exceptions.
 
     Args:
+        engine: Reads the rows. The job starts it when there is something to export, and closes it.
         say: Called with an ExportReport after every batch.
         stopped: Called between batches; True ends the run.
-        session: A Spark session, which stays open. None: the job starts its own when it needs one.
-        starting: Called before Spark is started, which takes seconds.
+        begins: Called with an ExportReport before every batch: its number, and the offsets that wait.
     """
 
     def __init__(
         self,
         options: ExportOptions,
+        engine: ExportEngine,
         say: Callable[[ExportReport], None],
         stopped: Callable[[], bool],
-        session: SparkSession | None = None,
-        starting: Callable[[], None] = lambda: None,
+        begins: Callable[[ExportReport], None] = lambda report: None,
     ) -> None:
         self.options = options
-        self._starting = starting
+        self.engine = engine
         self.say = say
         self.stopped = stopped
+        self._begins = begins
         self._check()
         given = {**options.source, "vhost": options.vhost, **self._start(options.start)}
         given["failOnDataLoss"] = str(options.fail_on_data_loss).lower()
@@ -257,18 +229,15 @@ class ExportJob:
         else:
             self._read = {**given, "queuePattern": re.escape(options.queue)}
         self._parsed = parse({"startingOffsets": "earliest", **self._read})
-        self._spark = session
-        self._owns_session = session is None
-        self._where_is_good = False
-        self._quick_jvm = False  # a JVM that handles no rows needs little compilation
+        self._is_checked = False
 
     def _check(self) -> None:
         options = self.options
         chosen(list(options.columns), False, False)
         for name in options.partition_by:
-            if name not in DERIVED and name not in options.columns:
+            if name not in TIMES and name not in options.columns:
                 raise BadExport(f"--partition-by {name}: expected date, hour or one of {', '.join(options.columns)}")
-            if name not in DERIVED and COLUMNS[name] not in ("string", "bigint"):
+            if name not in TIMES and COLUMNS[name] not in ("string", "bigint"):
                 raise BadExport(f"--partition-by {name}: it is a {COLUMNS[name].partition('<')[0]}")
         if options.partition_by and options.is_database:
             raise BadExport("--partition-by: a database's table has no directories")
@@ -286,7 +255,8 @@ class ExportJob:
     def run(self) -> ExportReport:
         """Export all messages; with `follow` until `stopped`. Return the report of the whole run.
 
-        If Spark fails after `stopped`, the current batch is left to the next run; that is no error.
+        If a signal has ended the engine's processes, too, the current batch is left to the next run; that is no
+        error.
         """
         options = self.options
         total = ExportReport()
@@ -297,7 +267,6 @@ class ExportJob:
             ledger = ExportCheckpoint(Path(options.checkpoint), options.identity())
             stack.callback(ledger.close)
             target = self._target(ledger)
-            self._quick_jvm = target.by_tasks(not options.where)
             stack.callback(target.close)
             self._resolve_last_batch(ledger, target, total)
             if ledger.state.batch == 0:
@@ -310,11 +279,11 @@ class ExportJob:
                     total.working_s += report.working_s
                     self.say(report)
             except Exception as error:
-                if not self._ended_by_signal(error):
+                if not (self.stopped() and self.engine.has_ended(error)):
                     raise
-                logger.warning("Spark was ended during a batch; a rerun exports it again")
+                logger.warning("the engine was ended during a batch; a rerun exports it again")
             finally:
-                self._stop_session()
+                self.engine.close()
             total.lag = sum(span.end - span.first for span in self._spans(ledger, None))
             self._commit_holds(ledger)
             total.batch = ledger.state.batch
@@ -362,7 +331,7 @@ class ExportJob:
                     return
                 self._wait()
                 continue
-            self._session()  # takes seconds; the user may stop the run meanwhile
+            self.engine.start()  # may take seconds; the user may stop the run meanwhile
             if not self.stopped():
                 yield self._batch(ledger, target, spans)
 
@@ -376,10 +345,10 @@ class ExportJob:
             time.sleep(0.1)
 
     def _batch(self, ledger: ExportCheckpoint, target: ExportTarget, spans: list[OffsetSpan]) -> ExportReport:
-        self._session()
-        if self.options.where and not self._where_is_good:
-            self.rows(spans)  # a wrong condition ends the run before the checkpoint is created
-            self._where_is_good = True
+        rows = self._rows(spans)
+        if not self._is_checked:
+            self.engine.check(rows)  # a wrong condition ends the run before the checkpoint is created
+            self._is_checked = True
         began = time.monotonic()
         position = {
             offsets.key_of(span.queue.vhost, span.queue.queue): {"id": span.queue.id, "offset": span.stop}
@@ -389,14 +358,8 @@ class ExportJob:
         label = f"{self._prefix()}-batch-{progress.batch:08d}"
         if self.options.queue is not None:
             label = f"{self._prefix()}-{spans[0].first:020d}-{spans[0].stop:020d}"
-        try:
-            target.write(_Batch(self, spans), progress, label)
-        except Exception as error:
-            # A DataLoss on the driver or in a task arrives as text inside one of Spark's exceptions.
-            result = str(error).partition(f".{DataLoss.__name__}: ")[2]
-            if result and not isinstance(error, DataLoss):
-                raise DataLoss(result.splitlines()[0]) from error
-            raise
+        self._begins(ExportReport(batch=progress.batch, lag=sum(span.end - span.first for span in spans)))
+        target.write(self.engine, rows, progress, label)
         ledger.commit()
         self._commit_holds(ledger, spans)
         took = time.monotonic() - began
@@ -444,87 +407,14 @@ class ExportJob:
 
     # -- rows
 
-    def _session(self) -> SparkSession:
-        if self._spark is None:
-            from amqpd.storage.spark.session import spark_session
-
-            options = self.options
-            self._starting()
-            handler = signal.getsignal(signal.SIGINT)
-            self._spark = spark_session(
-                options.master,
-                name="amqpctl export",
-                memory=options.memory,
-                quick=self._quick_jvm,
-                settings={"spark.sql.maxConcurrentOutputFileWriters": "20", **options.settings},
-                log=Path(options.checkpoint) / "spark.log",
-                shielded=True,
-            )
-            if handler is not None and threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGINT, handler)  # pyspark has set its own handler, which aborts the batch
-            self._spark.sparkContext.setLogLevel("ERROR")
-            # These loggers repeat raised errors, one of them as JSON with the JVM's hundred lines.
-            for name in ("SQLQueryContextLogger", "py4j"):
-                logging.getLogger(name).setLevel(logging.CRITICAL)
-        return self._spark
-
-    def _ended_by_signal(self, error: Exception) -> bool:
-        """Return whether a signal has ended Spark, too: service managers send it to all processes."""
-        if not self._owns_session or not self.stopped():
-            return False
-        from py4j.protocol import Py4JError
-        from pyspark.errors import PySparkException
-
-        return isinstance(error, (Py4JError, PySparkException, CannotRunSpark))
-
-    def _stop_session(self) -> None:
-        if self._spark is not None and self._owns_session:
-            try:
-                self._spark.stop()
-            except Exception as error:
-                if not self._ended_by_signal(error):
-                    raise
-
-    def rows(self, spans: list[OffsetSpan]) -> DataFrame:
-        """Return the filtered rows of the spans, with the columns to partition by."""
+    def _rows(self, spans: list[OffsetSpan]) -> ExportRows:
         options = self.options
-        result: DataFrame | None = None
+        reads = []
         for whole in (False, True):
             wanted = [span for span in spans if span.whole == whole and span.stop > span.first]
             if wanted:
-                part = self._load(wanted, whole)
-                result = part if result is None else result.unionByName(part)
-        assert result is not None  # there is a non-empty span
-        if options.where:
-            result = result.where(options.where)
-        columns = [f"`{name}`" for name in options.columns]
-        if options.is_database:
-            columns = [f"to_json({each}) AS {each}" if "<" in COLUMNS[each.strip("`")] else each for each in columns]
-        columns += [f"{DERIVED[name]} AS {name}" for name in options.partition_by if name in DERIVED]
-        return result.selectExpr(*columns)
-
-    def to_parquet(self, spans: list[OffsetSpan], directory: str, by: tuple[str, ...]) -> list[WrittenFile]:
-        """Write the spans in the tasks that read them."""
-        from amqpd.storage.spark.targets import write_parquet
-
-        spark = self._session()
-        parts = self._parts(spans, PART_BYTES)
-        return write_parquet(spark, replace(self._parsed, columns=self.options.columns), parts, directory, by)
-
-    def _parts(self, spans: list[OffsetSpan], split_bytes: int) -> list[LogPartition]:
-        result: list[LogPartition] = []
-        for whole in (False, True):
-            wanted = [span for span in spans if span.whole == whole and span.stop > span.first]
-            if wanted:
-                read = parse({**self._read_options(wanted, whole), "splitBytes": str(split_bytes)})
-                result += offsets.batch_parts(read)
-        return result
-
-    def _load(self, spans: list[OffsetSpan], whole: bool) -> DataFrame:
-        reader = self._session().read.format("amqp")
-        for name, value in self._read_options(spans, whole).items():
-            reader = reader.option(name, value)
-        return reader.load()
+                reads.append(self._read_options(wanted, whole))
+        return ExportRows(tuple(reads), options.columns, options.partition_by, options.where)
 
     def _read_options(self, spans: list[OffsetSpan], whole: bool) -> dict[str, str]:
         options = self.options
@@ -534,7 +424,7 @@ class ExportJob:
         read["endingOffsets"] = json.dumps({span.queue.queue: span.stop for span in spans})
         read["includeSettled"] = str(whole).lower()
         words = set(re.findall(r"\w+", options.where)) if options.where else set()
-        if any(name in DERIVED for name in options.partition_by):
+        if any(name in TIMES for name in options.partition_by):
             words.add("timestamp")
         read["columns"] = ",".join(name for name in COLUMNS if name in options.columns or name in words)
         return read

@@ -1,0 +1,372 @@
+"""Files of an export, written from parts of logs in one process: Parquet, JSON lines or CSV.
+
+The broker's time rises along the log, so nearly every group of rows belongs to one date and hour. A task writes one
+file for each directory `name=value`. A second attempt of a task uses other file names, so only files in its result
+count. Empty parts write no file.
+
+JSON and CSV have the values and names that Spark writes, so both engines can write into one directory:
+
+    value               text if it is UTF-8; otherwise null, and `value_base64` is set
+    other bytes         base64
+    times               UTC with milliseconds: 2026-01-31T12:00:00.000Z
+    null in JSON        the field is left out
+    structs and maps    objects; in CSV their JSON
+    directories         escaped as Hive does it; null and "" are __HIVE_DEFAULT_PARTITION__
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from json.encoder import encode_basestring as quoted
+from typing import Any, Final, NamedTuple, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from amqpd.storage.export.arrow import Decoder, PartReader
+from amqpd.storage.export.columns import TIMES
+from amqpd.storage.export.options import ReadOptions
+from amqpd.storage.export.plan import LogPartition
+
+GROUP_BYTES: Final = 6 << 20
+"""Approximate size of a row group before encoding. A task has about three of them in memory."""
+OPEN_FILES_MAX: Final = 64
+"""With more directories, the file that was written least recently is closed, and may get a successor."""
+_NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
+_ESCAPED: Final = re.compile(r"[\x01-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
+
+
+class WrittenFile(NamedTuple):
+    """A written file.
+
+    Attributes:
+        rows: Number of its rows.
+        size_bytes: Size of the bodies; 0 without a column `value`.
+    """
+
+    path: str
+    rows: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """The place and format of a batch's files.
+
+    Attributes:
+        directory: Every worker must reach it.
+        kind: parquet, json or csv.
+        partition_by: Columns and values of `TIMES`, the outer directory first.
+    """
+
+    directory: str
+    kind: str = "parquet"
+    partition_by: tuple[str, ...] = ()
+
+
+def write_task(
+    options: ReadOptions,
+    layout: FileLayout,
+    numbered: tuple[int, Sequence[LogPartition]],
+    advance: Callable[[int, int], None] = lambda rows, size_bytes: None,
+) -> list[WrittenFile]:
+    """Write some parts in this process, and sync the files. The columns are `options.columns`.
+
+    Args:
+        advance: Called with the rows and the bytes of bodies of every group.
+
+    Raises: DataLoss, SourceError, OSError.
+    """
+    number, parts = numbered
+    names = list(options.columns)
+    extra = {"timestamp" if name in TIMES else name for name in layout.partition_by}
+    options = replace(options, columns=tuple(dict.fromkeys((*names, *sorted(extra)))))
+    kept = [name for name in names if name not in layout.partition_by]
+    with _TaskFiles(number, layout) as files:
+        for group in _groups(batch for part in parts for batch in batches(options, part)):
+            size_bytes = 0
+            for below, table in _split(group, layout.partition_by):
+                bodies = pc.sum(pc.binary_length(table.column("value"))).as_py() or 0 if "value" in names else 0
+                files.write(below, table.select(kept), bodies)
+                size_bytes += bodies
+            advance(group.num_rows, size_bytes)
+        return files.finish()
+
+
+class _TaskFiles:
+    """The files of one task, by directory."""
+
+    def __init__(self, number: int, layout: FileLayout) -> None:
+        self._layout = layout
+        self._prefix = f"part-{number:05d}-{os.urandom(16).hex()}"
+        self._open: dict[str, tuple[str, Any]] = {}  # least recently written first
+        self._successors: dict[str, int] = {}
+        self._written: dict[str, list[int]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        while self._open:
+            self._open.popitem()[1][1].close()
+
+    def write(self, below: str, table: Any, body_bytes: int) -> None:
+        path, writer = self._open.pop(below, ("", None))
+        if writer is None:
+            while len(self._open) >= OPEN_FILES_MAX:
+                self._open.pop(next(iter(self._open)))[1].close()
+            path = self._new_path(below)
+            writer = _WRITERS[self._layout.kind](path, table.schema)
+        self._open[below] = path, writer
+        writer.write(table)
+        counts = self._written.setdefault(path, [0, 0])
+        counts[0] += table.num_rows
+        counts[1] += body_bytes
+
+    def _new_path(self, below: str) -> str:
+        count = self._successors.get(below, 0)
+        self._successors[below] = count + 1
+        successor = f"-c{count:03d}" if count else ""
+        directory = os.path.join(self._layout.directory, below)
+        os.makedirs(directory, exist_ok=True)
+        return os.path.join(directory, f"{self._prefix}{successor}.{self._layout.kind}")
+
+    def finish(self) -> list[WrittenFile]:
+        """Close and sync all files."""
+        self.__exit__()
+        for path in self._written:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        return [WrittenFile(path, *counts) for path, counts in self._written.items()]
+
+
+def batches(options: ReadOptions, part: LogPartition) -> Iterator[Any]:
+    """Yield the rows of a part as record batches. Raises DataLoss, SourceError, OSError."""
+    decoder = Decoder(part.queue.vhost, part.queue.queue, options.columns)
+    with closing(options.source.open(part.queue)) as files:
+        yield from PartReader(
+            files,
+            part,
+            decoder,
+            batch_rows=options.batch_rows,
+            check_crc=options.check_crc,
+            fail_on_data_loss=options.fail_on_data_loss,
+        ).batches()
+
+
+def _groups(found: Iterator[Any]) -> Iterator[Any]:
+    """Join batches into tables of about GROUP_BYTES."""
+    gathered: list[Any] = []
+    size = 0
+    for batch in found:
+        gathered.append(batch)
+        size += batch.nbytes
+        if size >= GROUP_BYTES:
+            yield pa.Table.from_batches(gathered)
+            gathered, size = [], 0
+    if gathered:
+        yield pa.Table.from_batches(gathered)
+
+
+# -- formats
+
+
+class _ParquetFile:
+    """Bodies and offsets are not dictionary-encoded: their values are distinct, so the attempt costs time only."""
+
+    _DISTINCT = frozenset({"value", "offset", "raw_properties", "raw_headers"})
+
+    def __init__(self, path: str, schema: Any) -> None:
+        dictionary = [path for path in _leaves(schema) if path.partition(".")[0] not in self._DISTINCT]
+        self._writer = pq.ParquetWriter(path, schema, compression="snappy", use_dictionary=dictionary)
+
+    def write(self, table: Any) -> None:
+        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _leaves(schema: Any) -> list[str]:
+    """Return the paths of Parquet's columns."""
+    found: list[str] = []
+    for field in schema:
+        if pa.types.is_struct(field.type):
+            found += [f"{field.name}.{child.name}" for child in field.type]
+        elif pa.types.is_map(field.type):
+            found += [f"{field.name}.key_value.{name}" for name in ("key", "value")]
+        else:
+            found.append(field.name)
+    return found
+
+
+class _JsonFile:
+    """One object a line."""
+
+    def __init__(self, path: str, schema: Any) -> None:
+        self._file = open(path, "wb")  # noqa: SIM115 - `close` closes it
+
+    def write(self, table: Any) -> None:
+        for batch in table.to_batches():
+            self._file.write("".join(f"{each}\n" for each in json_objects(_as_texts(batch))).encode())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _CsvFile:
+    """RFC 4180 with a header. An empty text is quoted, null is not."""
+
+    def __init__(self, path: str, schema: Any) -> None:
+        from pyarrow import csv
+
+        texts = _as_texts(pa.RecordBatch.from_pylist([], schema), nested_as_json=True)
+        self._writer = csv.CSVWriter(path, texts.schema)
+
+    def write(self, table: Any) -> None:
+        for batch in table.to_batches():
+            self._writer.write_batch(_as_texts(batch, nested_as_json=True))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+_WRITERS: Final[dict[str, Any]] = {"parquet": _ParquetFile, "json": _JsonFile, "csv": _CsvFile}
+
+
+def _as_texts(batch: Any, *, nested_as_json: bool = False) -> Any:
+    """Return the columns for a format without bytes and times. Cost: some microseconds a row."""
+    columns: dict[str, Any] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if name == "value":
+            columns["value"], columns["value_base64"] = _text_or_base64(column)
+        elif pa.types.is_binary(column.type):
+            columns[name] = _base64(column)
+        elif pa.types.is_timestamp(column.type):
+            columns[name] = _time_text(column)
+        elif nested_as_json and pa.types.is_nested(column.type):
+            columns[name] = pa.array([text or None for text in json_values(column)], pa.string())
+        else:
+            columns[name] = column
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _time_text(column: Any) -> Any:
+    return pc.strftime(column.cast(pa.timestamp("ms", tz="UTC"), safe=False), format="%Y-%m-%dT%H:%M:%SZ")
+
+
+def _base64(column: Any) -> Any:
+    return pa.array([None if each is None else b64encode(each).decode() for each in column.to_pylist()], pa.string())
+
+
+def _text_or_base64(column: Any) -> tuple[Any, Any]:
+    try:
+        return column.cast(pa.string()), pa.nulls(len(column), pa.string())
+    except pa.ArrowInvalid:
+        texts: list[str | None] = []
+        encoded: list[str | None] = []
+        for each in column.to_pylist():
+            try:
+                texts.append(each.decode())
+                encoded.append(None)
+            except UnicodeDecodeError:
+                texts.append(None)
+                encoded.append(b64encode(each).decode())
+        return pa.array(texts, pa.string()), pa.array(encoded, pa.string())
+
+
+def json_objects(batch: Any) -> Iterator[str]:
+    """Yield each row, or each value of a struct array, as a JSON object without its null fields."""
+    if isinstance(batch, pa.StructArray):
+        fields = [(field.name, batch.field(place)) for place, field in enumerate(batch.type)]
+    else:
+        fields = list(zip(batch.schema.names, batch.columns, strict=True))
+    columns = []
+    for name, column in fields:
+        if column.null_count < len(column):
+            key = quoted(name)
+            columns.append([f"{key}:{text}" if text else "" for text in json_values(column)])
+    if not columns:
+        yield from ["{}"] * len(batch)
+        return
+    for row in zip(*columns, strict=True):
+        yield "{" + ",".join(filter(None, row)) + "}"
+
+
+def json_values(column: Any) -> list[str]:
+    """Return each value as JSON; "" for null."""
+    if pa.types.is_struct(column.type):
+        return [text if valid else "" for text, valid in zip(json_objects(column), column.is_valid(), strict=True)]
+    if pa.types.is_timestamp(column.type):
+        column = _time_text(column)
+    if pa.types.is_map(column.type):
+        return ["" if pairs is None else _json_map(pairs) for pairs in column.to_pylist()]
+    if pa.types.is_integer(column.type):
+        return ["" if each is None else str(each) for each in column.to_pylist()]
+    return ["" if each is None else quoted(each) for each in column.to_pylist()]
+
+
+def _json_map(pairs: list[tuple[str, str | None]]) -> str:
+    return "{" + ",".join(f"{quoted(key)}:{'null' if each is None else quoted(each)}" for key, each in pairs) + "}"
+
+
+# -- directories
+
+
+def with_times(batch: Any, by: Sequence[str]) -> Any:
+    """Add the columns `date` and `hour`, as far as they are in `by`."""
+    for name in by:
+        if name in TIMES:
+            times = batch.column("timestamp")
+            values = times.cast(pa.date32(), safe=False) if name == "date" else pc.hour(times).cast(pa.int32())
+            batch = batch.append_column(name, values)
+    return batch
+
+
+def _split(table: Any, by: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """Yield (directory, rows) for each directory of the table."""
+    if not by or not table.num_rows:
+        yield "", table
+        return
+    if set(by) <= set(TIMES):
+        # nearly always the whole table is of one hour
+        unit = "hour" if "hour" in by else "day"
+        bounds = pc.min_max(table.column("timestamp"))
+        if pc.floor_temporal(bounds["min"], unit=unit).equals(pc.floor_temporal(bounds["max"], unit=unit)):
+            yield _directory(with_times(table.slice(0, 1), by), by), table
+            return
+    yield from _split_by_value(with_times(table, by), by)
+
+
+def _split_by_value(table: Any, by: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    codes: Any = None
+    for name in by:
+        encoded = table.column(name).combine_chunks().dictionary_encode(null_encoding="encode")
+        code = encoded.indices.cast(pa.int64())
+        codes = code if codes is None else pc.add(pc.multiply(codes, len(encoded.dictionary)), code)
+    order = pc.sort_indices(codes)  # stable, so the offsets stay in order
+    table, codes = table.take(order), codes.take(order)
+    begin = 0
+    for count in pc.value_counts(codes).field("counts").to_pylist():
+        piece = table.slice(begin, count)
+        yield _directory(piece, by), piece
+        begin += count
+
+
+def _directory(table: Any, by: tuple[str, ...]) -> str:
+    """Return the directory of the table's first row."""
+    return os.path.join(*(f"{name}={_escaped(table.column(name)[0].as_py())}" for name in by))
+
+
+def _escaped(value: object) -> str:
+    text = "" if value is None else str(value)
+    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text) or _NO_VALUE

@@ -1,0 +1,299 @@
+"""Targets of an export job: files in a directory, a Delta table, or a database table.
+
+Each target makes a batch visible once, even after kills:
+
+    Files      files in the checkpoint's staging directory get their final names by rename (checkpoint.py)
+    Delta      one transaction of the table, with the export's id and the batch's number
+    Database   one transaction with the rows, and with the batch's number in a second table
+
+`has` tells whether a target has a batch whose outcome the job does not know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from amqpd.storage.export.checkpoint import CheckpointError, ExportCheckpoint, Progress, move, sync_files
+from amqpd.storage.export.engine import ExportEngine, ExportRows
+from amqpd.storage.export.file_writer import FileLayout
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine, Table
+
+
+FORMATS: Final = ("parquet", "json", "csv", "delta")
+CHUNK_ROWS: Final = 5000
+LABEL_MAX: Final = 120  # a file name has at most 255 bytes, which includes the offsets
+_PART: Final = re.compile(r"part-(\d+)-[0-9a-f-]{32,36}(?:[-.]c(\d+))?\.[a-z0-9.]+")
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.-]")
+
+
+class TargetError(Exception):
+    """The target cannot store the batch; the text says what to do."""
+
+
+class ExportTarget(ABC):
+    """A place for exported batches.
+
+    Attributes:
+        batch_rows: Default number of offsets in a batch.
+    """
+
+    batch_rows = 1_000_000
+
+    @abstractmethod
+    def write(self, engine: ExportEngine, rows: ExportRows, progress: Progress, label: str) -> None:
+        """Write the rows, make them visible, and set the counts in `progress`.
+
+        Args:
+            label: Part of file names; equal for equal offsets.
+
+        Raises: TargetError, OSError, and Spark's exceptions.
+        """
+
+    def has(self, progress: Progress) -> bool:
+        """Return whether the target has a batch with an unknown outcome. Completes its renames if only these are
+        missing.
+        """
+        return False
+
+    def check_fresh(self, prefix: str) -> None:
+        """Check, before a checkpoint's first batch, that the target has no files labelled `prefix`. Raises
+        TargetError.
+        """
+        return
+
+    def close(self) -> None:
+        return
+
+
+class Files(ExportTarget):
+    """A directory of Parquet, JSON or CSV files.
+
+    Args:
+        partition_by: Columns that become directories `name=value`.
+    """
+
+    def __init__(self, directory: Path, kind: str, partition_by: list[str], ledger: ExportCheckpoint) -> None:
+        self.directory = directory
+        self.kind = kind
+        self.partition_by = partition_by
+        self.ledger = ledger
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            writable = os.access(directory, os.W_OK | os.X_OK)
+        except OSError as error:
+            raise TargetError(f"--to {directory}: {error.strerror}") from error
+        if not writable:
+            raise TargetError(f"--to {directory}: it is not writable")
+
+    def check_fresh(self, prefix: str) -> None:
+        pattern = re.compile(rf"{re.escape(prefix)}-(\d{{20}}-\d{{20}}|batch-\d{{8}})-[0-9a-f]{{8}}-.*")
+        for path in self.directory.rglob(f"*.{self.kind}"):
+            if pattern.fullmatch(path.name):
+                raise TargetError(
+                    f"{self.directory} has {path.name} of an export with another checkpoint, and all rows would be "
+                    "there twice: use that --checkpoint, or another --to"
+                )
+
+    def write(self, engine: ExportEngine, rows: ExportRows, progress: Progress, label: str) -> None:
+        staging = self.ledger.attempt().absolute()
+        written = engine.write_files(rows, FileLayout(str(staging), self.kind, tuple(self.partition_by)))
+        progress.rows, progress.bytes = written.rows, written.size_bytes
+        self._stage(staging, sorted(map(Path, written.paths)), progress, label)
+        move(progress.moves or [])
+
+    def _stage(self, staging: Path, files: list[Path], progress: Progress, label: str) -> None:
+        moves: list[list[str]] = []
+        names: set[str] = set()
+        sync_files(files, staging)
+        for path in files:
+            match = _PART.fullmatch(path.name)
+            if match is None:
+                raise TargetError(f"the engine wrote a file with the unexpected name {path.name}")
+            piece = match[1] if not int(match[2] or 0) else f"{match[1]}-{match[2]}"
+            final = self.directory / path.parent.relative_to(staging) / f"{label}-{self.ledger.id}-{piece}.{self.kind}"
+            moves.append([str(path.absolute()), str(final.absolute())])
+            names.add(str(final))
+        if len(names) < len(moves):
+            raise TargetError("two files of a batch would have one name")
+        progress.moves = moves
+        self.ledger.save()
+
+    def has(self, progress: Progress) -> bool:
+        if progress.moves is None:
+            return False
+        move(progress.moves)
+        return True
+
+
+class Delta(ExportTarget):
+    """A Delta table, written by the package deltalake. Readers must support Delta: other files are there, too."""
+
+    batch_rows = 100_000
+
+    def __init__(self, directory: Path, partition_by: list[str], ledger: ExportCheckpoint) -> None:
+        if find_spec("deltalake") is None:
+            raise TargetError("--format delta needs the package deltalake: pip install deltalake")
+        self.directory = directory
+        self.partition_by = partition_by
+        self.ledger = ledger
+
+    def write(self, engine: ExportEngine, rows: ExportRows, progress: Progress, label: str) -> None:
+        import pyarrow as pa
+        from deltalake import CommitProperties, Transaction, write_deltalake
+
+        progress.rows = progress.bytes = 0
+        failures: list[Exception] = []
+        schema, batches = engine.record_batches(rows)
+        found = self._counted(batches, progress, failures)
+        first = next(found, None)
+        if first is None:
+            return  # nothing that could be visible twice
+        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            write_deltalake(
+                str(self.directory),
+                pa.RecordBatchReader.from_batches(schema, chain((first,), found)),
+                mode="append",
+                partition_by=self.partition_by or None,
+                commit_properties=CommitProperties(app_transactions=[Transaction(self.ledger.id, progress.batch)]),
+            )
+        except Exception:
+            if failures:
+                raise failures[0] from None  # deltalake passes on only its text
+            raise
+
+    def _counted(self, batches: Iterator[Any], progress: Progress, failures: list[Exception]) -> Iterator[Any]:
+        import pyarrow.compute as pc
+
+        try:
+            for batch in batches:
+                if batch.num_rows == 0:
+                    continue
+                progress.rows += batch.num_rows
+                if "value" in batch.schema.names:
+                    progress.bytes += pc.sum(pc.binary_length(batch.column("value"))).as_py() or 0
+                yield batch
+        except Exception as error:
+            failures.append(error)
+            raise
+
+    def has(self, progress: Progress) -> bool:
+        from deltalake import DeltaTable
+
+        if not DeltaTable.is_deltatable(str(self.directory)):
+            return False
+        version = DeltaTable(str(self.directory)).transaction_version(self.ledger.id)
+        return version is not None and version >= progress.batch
+
+
+class Database(ExportTarget):
+    """A table of any database that SQLAlchemy supports, and a second table of its batches.
+
+    Times are UTC. Their column has a zone if the database has such a type; SQLite and MySQL have none.
+    """
+
+    batch_rows = 100_000
+
+    def __init__(self, url: str, table: str, columns: list[tuple[str, str]], ledger: ExportCheckpoint) -> None:
+        from sqlalchemy import create_engine
+        from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+        self.ledger = ledger
+        try:
+            self.database: Engine = create_engine(url)
+        except ImportError as error:
+            raise TargetError(f"--to: the database's driver is not installed: {error}") from error
+        except (ArgumentError, NoSuchModuleError) as error:
+            raise TargetError(f"--to: {error}") from error
+        self.table, self.batches = _tables(table, columns)
+
+    def _prepare(self) -> None:
+        self.table.metadata.create_all(self.database)
+
+    def write(self, engine: ExportEngine, rows: ExportRows, progress: Progress, label: str) -> None:
+        from sqlalchemy import text
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            self._prepare()
+            with self.database.begin() as connection:
+                if self.database.dialect.name == "postgresql":
+                    # A column without a zone, in a table made by an operator, gets the session's time.
+                    connection.execute(text("SET LOCAL TIME ZONE 'UTC'"))
+                progress.rows = progress.bytes = 0
+                chunk: list[dict[str, Any]] = []
+                for row in engine.dicts(rows):
+                    chunk.append(row)
+                    progress.rows += 1
+                    progress.bytes += len(chunk[-1].get("value") or b"")
+                    if len(chunk) == CHUNK_ROWS:
+                        connection.execute(self.table.insert(), chunk)
+                        chunk = []
+                if chunk:
+                    connection.execute(self.table.insert(), chunk)
+                done = {"row_count": progress.rows, "body_bytes": progress.bytes, "offsets": label}
+                key = {"export": self.ledger.id, "batch": progress.batch}
+                connection.execute(self.batches.insert().values(**key, **done))
+        except SQLAlchemyError as error:
+            raise TargetError(f"the database refuses the batch: {error}") from error
+
+    def has(self, progress: Progress) -> bool:
+        from sqlalchemy import select
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            self._prepare()
+            known = self.batches.c
+            condition = (known.export == self.ledger.id) & (known.batch == progress.batch)
+            with self.database.connect() as connection:
+                found = connection.execute(select(known.row_count, known.body_bytes).where(condition)).first()
+        except SQLAlchemyError as error:
+            raise TargetError(f"the database does not answer: {error}") from error
+        if found is not None:
+            progress.rows, progress.bytes = found
+        return found is not None
+
+    def close(self) -> None:
+        self.database.dispose()
+
+
+def _tables(name: str, columns: list[tuple[str, str]]) -> tuple[Table, Table]:
+    """Return the table of rows, for columns (name, Spark type), and the table of batches."""
+    from sqlalchemy import TIMESTAMP, BigInteger, Column, DateTime, LargeBinary, MetaData, String, Table, Text
+
+    time = DateTime(timezone=True).with_variant(TIMESTAMP(timezone=True), "oracle")  # Oracle's DateTime is a DATE
+    kinds: dict[str, Any] = {"binary": LargeBinary(), "bigint": BigInteger(), "timestamp": time}
+    metadata = MetaData()
+    rows = Table(name, metadata, *(Column(each, kinds.get(kind, Text())) for each, kind in columns))
+    batches = Table(
+        f"{name}_batches",
+        metadata,
+        Column("export", String(32), primary_key=True),
+        Column("batch", BigInteger(), primary_key=True, autoincrement=False),
+        Column("offsets", Text()),
+        Column("row_count", BigInteger()),
+        Column("body_bytes", BigInteger()),
+    )
+    return rows, batches
+
+
+def file_label(name: str) -> str:
+    """Return a queue's or vhost's name as the start of a file name: valid in all file systems, and not hidden."""
+    label = _UNSAFE.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
+    label = label.lstrip("._") or "queue"
+    if len(label) <= LABEL_MAX:
+        return label
+    return f"{label[: LABEL_MAX - 17]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
+__all__ = ["FORMATS", "CheckpointError", "Database", "Delta", "ExportTarget", "Files", "TargetError", "file_label"]
