@@ -189,6 +189,7 @@ PATHS = {
     "list_stream_offsets": "queues/%2F/q/offsets",
     "list_delayed_messages": "delayed/%2F",
     "list_jobs": "amqpd/jobs",
+    "list_kafka_groups": "amqpd/kafka/groups/%2F",
     "browse_queue": "queues/%2F/q/messages",
     "trace_message": "amqpd/trace/%2F",
     "audit_log": "audit",
