@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.kafka_server.assignors import Partition, Partitions
 from amqpd.kafka_server.body_writer import BodyWriter
-from amqpd.kafka_server.messages import NONE, MalformedRequest, RequestHeader, read_varint, skip_tagged_fields
+from amqpd.kafka_server.messages import NONE, MalformedRequest, RequestHeader
+from amqpd.kafka_server.request_reader import UUID_SIZE, RequestReader
 
 if TYPE_CHECKING:
     from amqpd.kafka_server.consumer_group import ConsumerProtocolGroup, HeartbeatAnswer, ReconcilingMember
@@ -22,8 +23,6 @@ PARTITIONS_MAX: Final = 100_000
 """Partitions that a heartbeat may name."""
 FRAME_BYTES_MAX: Final = 1 << 20
 
-_INT32: Final = struct.Struct(">i")
-_UUID_SIZE: Final = 16
 _NOT_ASKED: Final = -(1 << 31)
 _CONSUMER_PROTOCOL: Final = 1
 """Member type: it uses the consumer protocol."""
@@ -44,58 +43,20 @@ class HeartbeatFields(NamedTuple):
     owned: Partitions | None
 
 
-class _Reader:
-    """A position in the body of a flexible request. All methods raise MalformedRequest."""
+def _reader(frame: bytes, header: RequestHeader) -> RequestReader:
+    if len(frame) > FRAME_BYTES_MAX:
+        raise MalformedRequest(f"a request of {len(frame)} bytes; at most {FRAME_BYTES_MAX} are accepted")
+    return RequestReader(frame, header.size)
 
-    def __init__(self, frame: bytes, header: RequestHeader) -> None:
-        if len(frame) > FRAME_BYTES_MAX:
-            raise MalformedRequest(f"a request of {len(frame)} bytes; at most {FRAME_BYTES_MAX} are accepted")
-        self._data = frame
-        self._position = skip_tagged_fields(frame, header.size)
 
-    def take(self, size: int) -> bytes:
-        start = self._position
-        if size < 0 or start + size > len(self._data):
-            raise MalformedRequest(f"a field of {size} bytes, which the request does not have")
-        self._position += size
-        return self._data[start : self._position]
+def _texts(reader: RequestReader) -> list[str] | None:
+    count = reader.nullable_count(FRAME_BYTES_MAX)
+    return None if count < 0 else [reader.text() for _ in range(count)]
 
-    def int32(self) -> int:
-        value: int = _INT32.unpack(self.take(4))[0]
-        return value
 
-    def string(self) -> str:
-        text = self.nullable_string()
-        if text is None:
-            raise MalformedRequest("a string that must not be null")
-        return text
-
-    def nullable_string(self) -> str | None:
-        size, self._position = read_varint(self._data, self._position)
-        if size == 0:
-            return None
-        try:
-            return self.take(size - 1).decode()
-        except UnicodeDecodeError:
-            raise MalformedRequest("a string that is not UTF-8") from None
-
-    def count(self, size_min: int) -> int | None:
-        """Return the length of an array whose elements have at least `size_min` bytes; None for null."""
-        count, self._position = read_varint(self._data, self._position)
-        if (count - 1) * size_min > len(self._data) - self._position:
-            raise MalformedRequest(f"an array of {count - 1} elements, which the request does not have")
-        return count - 1 if count else None
-
-    def strings(self) -> list[str] | None:
-        count = self.count(1)
-        return None if count is None else [self.string() for _ in range(count)]
-
-    def numbers(self) -> tuple[int, ...]:
-        count = self.count(4) or 0
-        return struct.unpack(f">{count}i", self.take(4 * count))
-
-    def end_struct(self) -> None:
-        self._position = skip_tagged_fields(self._data, self._position)
+def _numbers(reader: RequestReader) -> tuple[int, ...]:
+    count = max(reader.nullable_count(PARTITIONS_MAX, 4), 0)
+    return struct.unpack(f">{count}i", reader.take(4 * count))
 
 
 # -- ConsumerGroupHeartbeat
@@ -103,16 +64,16 @@ class _Reader:
 
 def decode_heartbeat(frame: bytes, header: RequestHeader) -> HeartbeatFields:
     """Return the fields of a request. Raises: MalformedRequest. Cost: 5 us, and 0.2 us for each name and partition."""
-    reader = _Reader(frame, header)
-    group_id = reader.string()
-    member_id = reader.string()
+    reader = _reader(frame, header)
+    group_id = reader.text()
+    member_id = reader.text()
     member_epoch = reader.int32()
-    instance_id = reader.nullable_string()
-    rack_id = reader.nullable_string()
+    instance_id = reader.nullable_text()
+    rack_id = reader.nullable_text()
     rebalance_timeout_ms = reader.int32()
-    names = reader.strings()
-    pattern = reader.nullable_string() if header.version >= 1 else None
-    assignor = reader.nullable_string()
+    names = _texts(reader)
+    pattern = reader.nullable_text() if header.version >= 1 else None
+    assignor = reader.nullable_text()
     owned = _decode_partitions(reader)
     reader.end_struct()
     return HeartbeatFields(
@@ -129,14 +90,14 @@ def decode_heartbeat(frame: bytes, header: RequestHeader) -> HeartbeatFields:
     )
 
 
-def _decode_partitions(reader: _Reader) -> Partitions | None:
-    count = reader.count(_UUID_SIZE + 2)
-    if count is None:
+def _decode_partitions(reader: RequestReader) -> Partitions | None:
+    count = reader.nullable_count(PARTITIONS_MAX, UUID_SIZE + 2)
+    if count < 0:
         return None
     owned: set[Partition] = set()
     for _ in range(count):
-        topic_id = reader.take(_UUID_SIZE)
-        owned.update((topic_id, index) for index in reader.numbers())
+        topic_id = reader.take(UUID_SIZE)
+        owned.update((topic_id, index) for index in _numbers(reader))
         if len(owned) > PARTITIONS_MAX:
             raise MalformedRequest(f"a heartbeat with more than {PARTITIONS_MAX} partitions")
         reader.end_struct()
@@ -192,8 +153,8 @@ class DescribedGroup(NamedTuple):
 
 def decode_describe(frame: bytes, header: RequestHeader) -> list[str]:
     """Return the names of the groups. Raises: MalformedRequest."""
-    reader = _Reader(frame, header)
-    names = reader.strings()
+    reader = _reader(frame, header)
+    names = _texts(reader)
     if names is None:
         raise MalformedRequest("an array that must not be null")
     reader.take(1)  # include authorized operations

@@ -111,14 +111,14 @@ def decode_request(frame: bytes, header: RequestHeader) -> FetchRequest:
     """Return the Fetch request in a frame. Raises: MalformedRequest. Cost: some 3 us per partition."""
     version = header.version
     flexible = version >= FLEXIBLE
-    reader = RequestReader(frame, header, flexible)
+    reader = RequestReader(frame, header.size, flexible)
     if version < 15:
         reader.unpack(INT32)  # replica id
     max_wait_ms, min_bytes, max_bytes, isolation = reader.unpack(_LIMITS)
     session_id = reader.unpack(_SESSION)[0] if version >= 7 else 0
     topics: list[FetchTopic] = []
     left = PARTITIONS_MAX
-    for _ in range(reader.count(4)):
+    for _ in range(reader.count(PARTITIONS_MAX, 4)):
         name = reader.take(UUID_SIZE) if version >= TOPIC_IDS else reader.string()
         partitions = _decode_partitions(reader, version, left)
         left -= max(len(partitions), 1)
@@ -137,11 +137,8 @@ def _decode_partitions(reader: RequestReader, version: int, count_max: int) -> l
         fields = _PARTITION_9
     else:
         fields = _PARTITION_5 if version >= 5 else _PARTITION_4
-    count = reader.count(fields.size)
-    if count > count_max:
-        raise MalformedRequest(f"a Fetch request for more than {PARTITIONS_MAX} partitions")
     partitions = []
-    for _ in range(count):
+    for _ in range(reader.count(count_max, fields.size)):
         values = reader.unpack(fields)
         # index, [leader epoch], offset, [last fetched epoch], [log start], size
         partitions.append(FetchPartition(values[0], values[2 if version >= 9 else 1], values[-1]))

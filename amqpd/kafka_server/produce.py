@@ -66,7 +66,6 @@ from amqpd.kafka_server.messages import (
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     UNKNOWN_TOPIC_OR_PARTITION,
     UNSUPPORTED_FOR_MESSAGE_FORMAT,
-    MalformedRequest,
     RequestHeader,
 )
 from amqpd.kafka_server.queue_produce import QueueBatch, RefusedBatch
@@ -148,18 +147,16 @@ def decode_request(frame: bytes, header: RequestHeader) -> ProduceRequest:
 
     Cost: about 3 us per partition, independent of the size of the records. Raises: MalformedRequest.
     """
-    reader = RequestReader(frame, header, header.version >= FLEXIBLE)
+    reader = RequestReader(frame, header.size, header.version >= FLEXIBLE)
     transactional_id = reader.nullable_text()
     acks, _ = reader.unpack(_ACKS_AND_TIMEOUT)
     found: list[ProducedTopic] = []
     left = PARTITIONS_MAX
-    for _ in range(reader.count(3)):
+    for _ in range(reader.count(PARTITIONS_MAX, 3)):
         name = reader.string()
         parts: list[PartitionBatch] = []
-        for _ in range(reader.count(5)):
+        for _ in range(reader.count(left, 5)):
             left -= 1
-            if left < 0:
-                raise MalformedRequest(f"a Produce request with more than {PARTITIONS_MAX} partitions")
             (index,) = reader.unpack(INT32)
             parts.append(PartitionBatch(index, *reader.bytes_range()))
             reader.end_struct()

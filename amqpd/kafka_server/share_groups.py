@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.broker.flow.timers import CallTimer
 from amqpd.kafka_server import topics
-from amqpd.kafka_server.body_reader import FieldReader
 from amqpd.kafka_server.body_writer import BodyWriter
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.messages import (
@@ -36,6 +35,7 @@ from amqpd.kafka_server.messages import (
     TOPIC_AUTHORIZATION_FAILED,
     UNKNOWN_MEMBER_ID,
 )
+from amqpd.kafka_server.request_reader import RequestReader
 from amqpd.kafka_server.share_wire import TOPICS_MAX
 
 if TYPE_CHECKING:
@@ -204,11 +204,11 @@ def _prepare(call: Call, group: str, topic: topics.PartitionedTopic) -> None:
 
 
 def _decode_heartbeat(call: Call) -> Heartbeat:
-    reader = FieldReader(call.frame, call.header.size)
-    group, member_id, epoch, rack = reader.text(), reader.text(), reader.int32(), reader.text_or_null()
-    count = reader.count_or_null(TOPICS_MAX)
+    reader = RequestReader(call.frame, call.header.size)
+    group, member_id, epoch, rack = reader.text(), reader.text(), reader.int32(), reader.nullable_text()
+    count = reader.nullable_count(TOPICS_MAX)
     names = None if count < 0 else tuple(dict.fromkeys(reader.text() for _ in range(count)))
-    reader.end()
+    reader.end_struct()
     return Heartbeat(group, member_id, epoch, rack, names)
 
 
@@ -281,10 +281,10 @@ def _write_assignment(writer: BodyWriter, member: ShareMember, with_names: bool)
 
 
 def _describe(call: Call) -> None:
-    reader = FieldReader(call.frame, call.header.size)
+    reader = RequestReader(call.frame, call.header.size)
     names = [reader.text() for _ in range(reader.count(DESCRIBED_MAX))]
     reader.boolean()  # whether authorized operations are wanted: groups have none
-    reader.end()
+    reader.end_struct()
     writer = BodyWriter(True)
     writer.int32(0)  # throttle time
     writer.count(len(names))

@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from amqpd.kafka_server import topics
-from amqpd.kafka_server.body_reader import FieldReader
 from amqpd.kafka_server.body_writer import NO_ID, BodyWriter
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.messages import (
@@ -21,6 +20,7 @@ from amqpd.kafka_server.messages import (
     NONE,
     STORAGE_ERROR,
 )
+from amqpd.kafka_server.request_reader import RequestReader
 from amqpd.kafka_server.share_state import ShareState, decode_snapshot
 from amqpd.kafka_server.share_states import StateKey, StoredState
 from amqpd.kafka_server.share_wire import PARTITIONS_MAX, TOPICS_MAX
@@ -37,21 +37,21 @@ _UNKNOWN: Final = -1
 
 
 def _describe(call: Call) -> None:
-    reader = FieldReader(call.frame, call.header.size)
+    reader = RequestReader(call.frame, call.header.size)
     asked: list[tuple[str, list[tuple[str, list[int]]] | None]] = []
     for _ in range(reader.count(GROUPS_MAX)):
         group = reader.text()
-        count = reader.count_or_null(TOPICS_MAX)
+        count = reader.nullable_count(TOPICS_MAX)
         names: list[tuple[str, list[int]]] | None = None if count < 0 else []
         for _ in range(count):
             name = reader.text()
             partitions = [reader.int32() for _ in range(reader.count(PARTITIONS_MAX))]
-            reader.end()
+            reader.end_struct()
             if names is not None:
                 names.append((name, partitions))
-        reader.end()
+        reader.end_struct()
         asked.append((group, names))
-    reader.end()
+    reader.end_struct()
     writer = BodyWriter(True)
     writer.int32(0)  # throttle time
     writer.count(len(asked))
@@ -178,17 +178,17 @@ def _begin(call: Call, group: str, changes: Sequence[_Change], reply: Callable[[
 
 
 def _alter(call: Call) -> None:
-    reader = FieldReader(call.frame, call.header.size)
+    reader = RequestReader(call.frame, call.header.size)
     group = reader.text()
     by_topic: dict[str, list[_Change]] = {}
     for _ in range(reader.count(TOPICS_MAX)):
         name = reader.text()
         for _ in range(reader.count(TOPICS_MAX)):
             partition, offset = reader.int32(), reader.int64()
-            reader.end()
+            reader.end_struct()
             by_topic.setdefault(name, []).append(_Change(name, partition, offset))
-        reader.end()
-    reader.end()
+        reader.end_struct()
+    reader.end_struct()
 
     def reply(error: int) -> None:
         writer = _head(error)
@@ -211,7 +211,7 @@ def _alter(call: Call) -> None:
 
 
 def _delete(call: Call) -> None:
-    reader = FieldReader(call.frame, call.header.size)
+    reader = RequestReader(call.frame, call.header.size)
     group = reader.text()
     by_topic: dict[str, list[_Change]] = {}
     for _ in range(reader.count(TOPICS_MAX)):
@@ -219,8 +219,8 @@ def _delete(call: Call) -> None:
         topic = topics.find_topic(call.session, name, "read")
         count = 1 if isinstance(topic, int) else len(topic.partitions)
         by_topic[name] = [_Change(name, number, None) for number in range(count)]
-        reader.end()
-    reader.end()
+        reader.end_struct()
+    reader.end_struct()
 
     def reply(error: int) -> None:
         writer = _head(error)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from amqpd.kafka_server.body_reader import FieldReader
 from amqpd.kafka_server.body_writer import BodyWriter
 from amqpd.kafka_server.messages import NODE_ID, NONE, MalformedRequest
+from amqpd.kafka_server.request_reader import RequestReader
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -87,8 +87,8 @@ class ShareRequest(NamedTuple):
 
 def decode_fetch(call: Call) -> ShareRequest:
     """Return a ShareFetch request. Raises: MalformedRequest."""
-    reader = FieldReader(call.frame, call.header.size)
-    group, member_id, epoch = reader.text_or_null() or "", reader.text_or_null() or "", reader.int32()
+    reader = RequestReader(call.frame, call.header.size)
+    group, member_id, epoch = reader.nullable_text() or "", reader.nullable_text() or "", reader.int32()
     max_wait_ms, min_bytes, max_bytes = reader.int32(), reader.int32(), reader.int32()
     max_records, _ = reader.int32(), reader.int32()  # and the wanted size of batches
     renews = is_strict = False
@@ -100,8 +100,8 @@ def decode_fetch(call: Call) -> ShareRequest:
     for _ in range(reader.count(TOPICS_MAX)):
         topic_id = reader.uuid()
         forgotten.update((topic_id, reader.int32()) for _ in range(reader.count(PARTITIONS_MAX)))
-        reader.end()
-    reader.end()
+        reader.end_struct()
+    reader.end_struct()
     return ShareRequest(
         group,
         member_id,
@@ -119,15 +119,15 @@ def decode_fetch(call: Call) -> ShareRequest:
 
 def decode_acknowledge(call: Call) -> ShareRequest:
     """Return a ShareAcknowledge request. Raises: MalformedRequest."""
-    reader = FieldReader(call.frame, call.header.size)
-    group, member_id, epoch = reader.text_or_null() or "", reader.text_or_null() or "", reader.int32()
+    reader = RequestReader(call.frame, call.header.size)
+    group, member_id, epoch = reader.nullable_text() or "", reader.nullable_text() or "", reader.int32()
     renews = call.version >= 2 and reader.boolean()
     topics = _decode_topics(reader)
-    reader.end()
+    reader.end_struct()
     return ShareRequest(group, member_id, epoch, renews, topics)
 
 
-def _decode_topics(reader: FieldReader) -> list[ShareTopicRequest]:
+def _decode_topics(reader: RequestReader) -> list[ShareTopicRequest]:
     topics: list[ShareTopicRequest] = []
     partitions_left, batches_left, records_left = PARTITIONS_MAX, BATCHES_MAX, RECORDS_MAX
     for _ in range(reader.count(TOPICS_MAX)):
@@ -140,17 +140,17 @@ def _decode_topics(reader: FieldReader) -> list[ShareTopicRequest]:
                 acks = _decode_range(reader, records_left)
                 records_left -= acks.last - acks.first + 1
                 partition.acks.append(acks)
-            reader.end()
+            reader.end_struct()
             topic.partitions.append(partition)
-        reader.end()
+        reader.end_struct()
         topics.append(topic)
     return topics
 
 
-def _decode_range(reader: FieldReader, records_left: int) -> AckRange:
+def _decode_range(reader: RequestReader, records_left: int) -> AckRange:
     first, last = reader.int64(), reader.int64()
     types = reader.take(reader.count(RECORDS_MAX))
-    reader.end()
+    reader.end_struct()
     size = last - first + 1
     if first < 0 or not 0 < size <= records_left:
         raise MalformedRequest(f"an acknowledgement of the offsets {first} to {last}; at most {records_left} are left")

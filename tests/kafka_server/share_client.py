@@ -11,8 +11,8 @@ from kafka.protocol.metadata import MetadataRequest
 from kafka.record import MemoryRecords
 from kafka_socket import KafkaSocket
 
-from amqpd.kafka_server.body_reader import FieldReader
 from amqpd.kafka_server.body_writer import BodyWriter
+from amqpd.kafka_server.request_reader import RequestReader
 
 GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
 HEARTBEAT, DESCRIBE, FETCH, ACKNOWLEDGE = 76, 77, 78, 79
@@ -77,11 +77,11 @@ class ShareMember:
 
     # -- the group
 
-    def ask(self, key: int, version: int, body: bytes) -> FieldReader:
+    def ask(self, key: int, version: int, body: bytes) -> RequestReader:
         """Send a request and return the body of its response."""
         self.socket.send_frame(key, version, body, b"\0")
         frame = self.socket.receive()
-        return FieldReader(frame, 4)
+        return RequestReader(frame, 4)
 
     def heartbeat(self, epoch: int | None = None, topics: Sequence[str] | None = None) -> tuple[int, set[uuid.UUID]]:
         """Return the error and the ids of the assigned topics."""
@@ -100,7 +100,7 @@ class ShareMember:
         reader = self.ask(HEARTBEAT, 1, bytes(writer.data))
         assert reader.int32() == 0
         error = int.from_bytes(reader.take(2), "big", signed=True)
-        reader.text_or_null()
+        reader.nullable_text()
         assert reader.text() == self.id
         self.member_epoch = reader.int32()
         assert reader.int32() > 0
@@ -109,9 +109,9 @@ class ShareMember:
             for _ in range(reader.count(1000)):
                 assigned.add(reader.uuid())
                 assert [reader.int32() for _ in range(reader.count(10))] == [0]
-                reader.end()
-            reader.end()
-        reader.end()
+                reader.end_struct()
+            reader.end_struct()
+        reader.end_struct()
         return error, assigned
 
     # -- the session
@@ -215,11 +215,11 @@ class ShareMember:
 
     def receive(self, key: int) -> Answer:
         """Return the next response."""
-        reader = FieldReader(self.socket.receive(), 4)
+        reader = RequestReader(self.socket.receive(), 4)
         ids = {topic_id: name for name, topic_id in self.names.items()}
         assert reader.int32() == 0
         answer = Answer(_int16(reader), {}, {}, set(), [])
-        reader.text_or_null()
+        reader.nullable_text()
         assert reader.int32() > 0  # the lock
         for _ in range(reader.count(1000)):
             name = ids[reader.uuid()]
@@ -227,38 +227,38 @@ class ShareMember:
             for _ in range(reader.count(10)):
                 assert reader.int32() == 0
                 error = _int16(reader)
-                reader.text_or_null()
+                reader.nullable_text()
                 ack_error = error
                 if key == FETCH:
                     ack_error = _int16(reader)
-                    reader.text_or_null()
+                    reader.nullable_text()
                     if error:
                         answer.errors[name] = error
                 if ack_error:
                     answer.ack_errors[name] = ack_error
                 reader.int32()
                 reader.int32()
-                reader.end()
+                reader.end_struct()
                 if key == FETCH:
                     answer.records.extend(_records(reader))
-                reader.end()
-            reader.end()
+                reader.end_struct()
+            reader.end_struct()
         reader.count(10)
-        reader.end()
+        reader.end_struct()
         return answer
 
 
-def _int16(reader: FieldReader) -> int:
+def _int16(reader: RequestReader) -> int:
     return struct.unpack(">h", reader.take(2))[0]
 
 
-def _records(reader: FieldReader) -> list[Taken]:
+def _records(reader: RequestReader) -> list[Taken]:
     """Return the acquired ones of the records of a partition."""
     data = MemoryRecords(reader.take(reader.count(1 << 26)))
     counts: dict[int, int] = {}
     for _ in range(reader.count(10_000)):
         first, last, count = struct.unpack(">qqh", reader.take(18))
-        reader.end()
+        reader.end_struct()
         assert all(offset > max(counts, default=-1) for offset in range(first, last + 1))
         counts |= dict.fromkeys(range(first, last + 1), count)
     found: list[Taken] = []

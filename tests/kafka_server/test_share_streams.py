@@ -13,7 +13,7 @@ from kafka.protocol.admin import DeleteGroupsRequest, ListGroupsRequest
 from kafka_socket import KafkaSocket, address_of
 from share_client import ACCEPT, DESCRIBE, FETCH, REJECT, RELEASE, ShareMember
 
-from amqpd.kafka_server.body_reader import FieldReader
+from amqpd.kafka_server.request_reader import RequestReader
 from amqpd.kafka_server.body_writer import BodyWriter
 from amqpd.testing import BrokerProcess
 
@@ -183,7 +183,7 @@ def text(*texts: str) -> bytes:
     return bytes(writer.data)
 
 
-def int16(reader: FieldReader) -> int:
+def int16(reader: RequestReader) -> int:
     return int.from_bytes(reader.take(2), "big", signed=True)
 
 
@@ -203,9 +203,9 @@ def offsets(member: ShareMember) -> tuple[int, Mapping[str, tuple[int, int]]]:
         reader.int32()
         found[name] = (start, reader.int64())
         assert int16(reader) == 0
-        reader.text_or_null()
-        reader.end()
-        reader.end()
+        reader.nullable_text()
+        reader.end_struct()
+        reader.end_struct()
     return int16(reader), found
 
 
@@ -214,7 +214,7 @@ def alter(member: ShareMember, name: str, offset: int) -> tuple[int, list[int]]:
     reader = member.ask(91, 0, body + b"\0\0\0")
     reader.int32()
     error = int16(reader)
-    reader.text_or_null()
+    reader.nullable_text()
     errors: list[int] = []
     for _ in range(reader.count(10)):
         reader.text()
@@ -222,9 +222,9 @@ def alter(member: ShareMember, name: str, offset: int) -> tuple[int, list[int]]:
         for _ in range(reader.count(10)):
             assert reader.int32() == 0
             errors.append(int16(reader))
-            reader.text_or_null()
-            reader.end()
-        reader.end()
+            reader.nullable_text()
+            reader.end_struct()
+        reader.end_struct()
     return error, errors
 
 
@@ -232,14 +232,14 @@ def delete(member: ShareMember, name: str) -> tuple[int, list[int]]:
     reader = member.ask(92, 0, text(member.group) + b"\x02" + text(name) + b"\0\0")
     reader.int32()
     error = int16(reader)
-    reader.text_or_null()
+    reader.nullable_text()
     errors: list[int] = []
     for _ in range(reader.count(10)):
         reader.text()
         reader.uuid()
         errors.append(int16(reader))
-        reader.text_or_null()
-        reader.end()
+        reader.nullable_text()
+        reader.end_struct()
     return error, errors
 
 
@@ -249,7 +249,7 @@ def state(member: ShareMember) -> tuple[int, str, int]:
     reader.int32()
     assert reader.count(10) == 1
     error = int16(reader)
-    reader.text_or_null()
+    reader.nullable_text()
     assert reader.text() == member.group
     name = reader.text()
     reader.int32()
