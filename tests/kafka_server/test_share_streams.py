@@ -13,8 +13,8 @@ from kafka.protocol.admin import DeleteGroupsRequest, ListGroupsRequest
 from kafka_socket import KafkaSocket, address_of
 from share_client import ACCEPT, DESCRIBE, FETCH, REJECT, RELEASE, ShareMember
 
-from amqpd.kafka_server.request_reader import RequestReader
 from amqpd.kafka_server.body_writer import BodyWriter
+from amqpd.kafka_server.request_reader import RequestReader
 from amqpd.testing import BrokerProcess
 
 LOCK_MS = 1000
