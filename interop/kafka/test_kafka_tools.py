@@ -100,6 +100,10 @@ WORK: Final = (
     Case("kafka-delete-records", "--offset-json-file {file}", r"partition: {topic}-0\s+low_watermark: 10"),
     Case("kafka-log-dirs", "--describe", r'"logDir"'),
     Case("kafka-acls", "--list", r"Current ACLs"),
+    Case("kafka-transactions", "list", r"TransactionalId\s+Coordinator"),
+    Case("kafka-transactions", "describe-producers --topic {topic} --partition 0", r"ProducerId\s+ProducerEpoch"),
+    Case("kafka-share-groups", "--describe --group {group}", r"The group id does not exist"),
+    Case("kafka-console-share-consumer", "--topic {topic} --timeout-ms 5000", r"Processed a total of 0 messages"),
     Case("kafka-configs", "--describe --all --entity-type brokers --entity-name 0", r"auto.create.topics.enable=false"),
     Case("kafka-console-producer", "--topic {topic} --reader-property parse.key=true", r"^$", "a\t1\nb\t2\n"),
     Case("kafka-console-producer", "--topic {topic} --compression-codec zstd", r"^$", "1\n2\n"),
@@ -154,10 +158,6 @@ WORK: Final = (
 )
 MISSING: Final = (
     Missing("kafka-configs", "--describe --entity-type users --entity-name guest", "DescribeClientQuotas"),
-    Missing("kafka-transactions", "list", "ListTransactions"),
-    Missing("kafka-transactions", "describe-producers --topic {topic} --partition 0", "DescribeProducers"),
-    Missing("kafka-share-groups", "--describe --group {group}", "ShareGroupDescribe"),
-    Missing("kafka-console-share-consumer", "--topic {topic} --timeout-ms 2000", "ShareGroupHeartbeat"),
     Missing("kafka-leader-election", "--election-type preferred --all-topic-partitions", "ElectLeaders"),
     Missing("kafka-reassign-partitions", "--list", "ListPartitionReassignments"),
     Missing("kafka-client-metrics", "--list", "ListConfigResources"),
