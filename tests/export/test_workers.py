@@ -80,7 +80,8 @@ def test_worker_processes_write_the_rows_of_the_log(written, tmp_path, small_tas
 
 
 def test_worker_processes_read_over_http(tmp_path, small_tasks):
-    with BrokerProcess(tmp_path / "data") as broker:
+    # Several segments, so that there are several parts: an active segment's index is on disk only after some ticks.
+    with BrokerProcess(tmp_path / "data", settings={"storage.segment_size_bytes": 1 << 16}) as broker:
         broker.api("PUT", "/api/queues/%2F/tasks", {"durable": True})
         publisher = SinkPublisher(SinkTarget.from_url(broker.url))
         for number in range(3000):
