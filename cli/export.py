@@ -10,7 +10,6 @@ import signal
 import sys
 import time
 from importlib.util import find_spec
-from shutil import get_terminal_size
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -191,6 +190,8 @@ class ProgressBar(ProgressLines):
         self._write()
 
     def _write(self) -> None:
+        from shutil import get_terminal_size  # slow to import, because of its compressors
+
         self._written = time.monotonic()
         rows = self._rows + self._batch_rows
         lag = max(0, self._lag - self._batch_rows)
