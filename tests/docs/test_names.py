@@ -23,8 +23,8 @@ REQUEST = re.compile(r"`?\b(?P<method>GET|PUT|POST|DELETE)`? `?(?P<path>/(?:api|
 SECTIONS = {row.name.rpartition(".")[0] for row in rows()}
 FIRST_SECTIONS = "|".join(sorted({name.partition(".")[0] for name in SECTIONS} - {""}))
 SETTING = re.compile(rf"`(?P<name>(?:{FIRST_SECTIONS})(?:\.\w+)+)\b")
-OTHERS = {"audit.lost", "definitions.imported", "kafka.refused"}
-"""Events and fields of the API that look like settings."""
+OTHERS = {"audit.lost", "definitions.imported", "kafka.refused", "metadata.recovery.strategy"}
+"""Events, fields of the API and settings of clients that look like settings."""
 
 
 @pytest.mark.parametrize("name", NAMES)

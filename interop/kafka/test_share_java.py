@@ -1,27 +1,20 @@
-"""Kafka's Java client as member of share groups: needs a JDK, and Kafka's jars (`make kafka`, or TEST_KAFKA_JARS)."""
+"""Kafka's Java client as member of share groups."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
-import sys
 import uuid
 from pathlib import Path
 
 import pika
 import pytest
-from kafka_socket import address_of
 
 from amqpd.testing import BrokerProcess
 
-PROGRAM = Path(__file__).with_name("ShareGroupProgram.java")
-JARS = Path(os.environ.get("TEST_KAFKA_JARS", Path(sys.prefix).parent / ".venv" / "kafka"))
+from .kafka_programs import address_of, java
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("javac") is None or not list(JARS.glob("kafka-clients-4.*.jar")),
-    reason="there is no JDK, or no kafka-clients 4 in TEST_KAFKA_JARS or .venv/kafka",
-)
+PROGRAM = Path(__file__).with_name("java") / "ShareGroupProgram.java"
+pytestmark = [pytest.mark.slow, pytest.mark.external]
 
 
 @pytest.mark.parametrize(("kind", "state"), [("quorum", "GroupIdNotFoundException"), ("stream", "Empty")])
@@ -31,7 +24,7 @@ def test_the_java_client_gets_each_record_once_and_a_released_one_again(tmp_path
         name = f"java-{uuid.uuid4()}"
         with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
             connection.channel().queue_declare(name, durable=True, arguments={"x-queue-type": kind})
-        command = ["java", "-cp", f"{JARS}/*", str(PROGRAM), address_of(broker), name, "500"]
+        command = [*java("43", str(PROGRAM)), address_of(broker), name, "500"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.stdout.splitlines()[-1:] == [f"seen 500 again 1 group {state}"], done.stderr[-3000:]
         assert "Traceback" not in broker.stderr
