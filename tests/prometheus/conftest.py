@@ -158,14 +158,15 @@ def free_port() -> int:
         return port
 
 
-@pytest.fixture(scope="session")
+# kafka-python's threads use the module random, which Hypothesis forbids in other tests of the process: the load ends first.
+@pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory, promtool: str) -> Generator[BrokerProcess]:
     settings = {"metrics.port": 0, "kafka.port": 0, "kafka.host": "127.0.0.1"}
     with BrokerProcess(tmp_path_factory.mktemp("prometheus"), settings=settings) as process:
         yield process
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def prometheus(broker: BrokerProcess, tmp_path_factory: pytest.TempPathFactory) -> Generator[Prometheus]:
     """A Prometheus with some seconds of samples; the load continues."""
     folder = tmp_path_factory.mktemp("data")
