@@ -158,7 +158,7 @@ def free_port() -> int:
         return port
 
 
-# kafka-python's threads use the module random, which Hypothesis forbids in other tests of the process: the load ends first.
+# The load ends with the module: kafka-python's threads use `random`, and Hypothesis fails in the tests after it.
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory, promtool: str) -> Generator[BrokerProcess]:
     settings = {"metrics.port": 0, "kafka.port": 0, "kafka.host": "127.0.0.1"}
