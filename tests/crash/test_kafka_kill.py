@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import socket
 import time
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pamqp.encode
@@ -93,20 +96,29 @@ async def kill_cycles(data_dir: Path, cycles: int, seed: int) -> KafkaStory:
     return story
 
 
+@pytest.fixture(autouse=True)
+def _collect_sockets() -> Iterator[None]:
+    """Collect the sockets of refused connections, which kafka-python does not close; otherwise a later test fails."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
 @pytest.mark.slow
-async def test_two_kills_keep_what_clients_of_both_protocols_were_told(tmp_path: Path) -> None:
+async def test_two_kills_keep_what_clients_of_both_protocols_were_answered(tmp_path: Path) -> None:
     await kill_cycles(tmp_path / "data", 2, seed=1)
 
 
 @pytest.mark.ci_long
 @pytest.mark.timeout(1700)
-async def test_ten_kills_keep_what_clients_of_both_protocols_were_told(tmp_path: Path) -> None:
+async def test_ten_kills_keep_what_clients_of_both_protocols_were_answered(tmp_path: Path) -> None:
     await kill_cycles(tmp_path / "data", 10, seed=20)
 
 
 @pytest.mark.on_demand
 @pytest.mark.timeout(0)
-async def test_many_kills_keep_what_clients_of_both_protocols_were_told(tmp_path: Path) -> None:
+async def test_many_kills_keep_what_clients_of_both_protocols_were_answered(tmp_path: Path) -> None:
     cycles = int(os.environ.get("TEST_CRASH_CYCLES", "30"))
     seed = int(os.environ.get("TEST_CRASH_SEED", "50"))
     await kill_cycles(tmp_path / "data", cycles, seed)
