@@ -206,7 +206,7 @@ class KafkaLoad:
             time.sleep(chance.uniform(0.01, 0.05))
         while not self.aborted and not all(each.is_done for each in futures):
             time.sleep(0.01)
-        producer.close(0)
+        producer.close(0 if self.aborted else 10)
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop, body: bytes, future: Any, _result: object) -> None:
         offset = future.value.offset if future.succeeded() else None
