@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 REQUESTS_MAX: Final = 64
 # Largest request before the login.
 LOGIN_BYTES_MAX: Final = 65536
-# Largest request that kafka-python decodes, at some 0.3 us a byte. Produce and Fetch decode their own.
+# Largest request but for those that `is_large`: kafka-python needs some 0.3 us a byte.
 DECODED_BYTES_MAX: Final = 1 << 20
 # Limits of the transport's write buffer.
 WRITE_HIGH_BYTES: Final = 1 << 20
@@ -79,6 +79,7 @@ class Api(NamedTuple):
         flexible: the first version whose header has tagged fields.
         request, response: kafka-python's types; None if the handler reads and writes the bytes itself.
         before_login: allowed without a login.
+        is_large: it may have `kafka.request_size_max_bytes`, all others DECODED_BYTES_MAX.
     """
 
     key: int
@@ -90,6 +91,7 @@ class Api(NamedTuple):
     request: Any = None
     response: Any = None
     before_login: bool = False
+    is_large: bool = False
 
 
 class Call:
@@ -368,11 +370,9 @@ class KafkaClientConnection(asyncio.Protocol):
                 return
             self.client_id = header.client_id
             self._has_asked = True
+            if len(frame) > DECODED_BYTES_MAX and not api.is_large:
+                raise MalformedRequest(f"{api.name} of {len(frame)} bytes; at most {DECODED_BYTES_MAX} are accepted")
             if api.request is not None:
-                if len(frame) > DECODED_BYTES_MAX:
-                    raise MalformedRequest(
-                        f"{api.name} of {len(frame)} bytes; at most {DECODED_BYTES_MAX} are accepted"
-                    )
                 call.request = decode_body(api.request, frame, header, call.is_flexible)
             if self.session is None and not api.before_login:
                 # SASL that was begun must be finished.

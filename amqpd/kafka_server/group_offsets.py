@@ -43,9 +43,12 @@ EPOCHS: Final = 9
 """First version of OffsetCommit and OffsetFetch for members of the consumer protocol."""
 
 Fields = dict[str, Any]
+OffsetResults = dict[str, dict[int, int]]
+"""Topic -> partition -> error code."""
+NewOffset = tuple[OffsetKey, CommittedOffset]
 
 
-def _check_count(partitions: Iterable[Sequence[object]]) -> None:
+def check_count(partitions: Iterable[Sequence[object]]) -> None:
     """Check the number of topics and partitions. Raises: MalformedRequest."""
     count = sum(1 + len(each) for each in partitions)
     if count > PARTITIONS_MAX:
@@ -56,38 +59,49 @@ def _check_count(partitions: Iterable[Sequence[object]]) -> None:
 
 
 def _offset_commit(call: Call) -> None:
-    request = call.request
-    _check_count(each.partitions for each in request.topics)
     coordinator = call.connection.server.coordinator
-    error = coordinator.error_for(request.group_id, call.session) or _commit_error(call, coordinator)
-    results: dict[str, dict[int, int]] = {}
-    changes: list[tuple[OffsetKey, CommittedOffset | None]] = []
+    group_id = call.request.group_id
+    check_count(each.partitions for each in call.request.topics)
+    error = coordinator.error_for(group_id, call.session) or _commit_error(call, coordinator)
+    results, changes = collect_offsets(call, error, epochs_from=6)
+    entry = None if error else coordinator.find(call.session.vhost, group_id)
+    coordinator.offsets.change(changes, partial(_committed, call, coordinator, entry, results))
+
+
+def collect_offsets(call: Call, error: int, epochs_from: int) -> tuple[OffsetResults, list[NewOffset]]:
+    """Return the error code of each partition, and the offsets to commit, of an OffsetCommit or TxnOffsetCommit.
+
+    Args:
+        error: of the whole request.
+        epochs_from: the version from which on requests have leader epochs.
+    """
+    request, vhost = call.request, call.session.vhost
+    coordinator = call.connection.server.coordinator
+    wall_ms = coordinator.broker.timers.wall_ms()
+    results: OffsetResults = {}
+    offsets: list[NewOffset] = []
     size_bytes = 0
     for topic in request.topics:
         codes = results.setdefault(topic.name, {})
         found = error or topics.find_topic(call.session, topic.name, "read")
-        for partition in topic.partitions:
-            index = partition.partition_index
-            metadata = partition.committed_metadata or ""
-            place = found if isinstance(found, int) else topics.partition_of(call.session, found, index, "read")
-            if isinstance(place, int):
-                codes[index] = place
+        for each in topic.partitions:
+            index, metadata = each.partition_index, each.committed_metadata or ""
+            own = found if isinstance(found, int) else topics.partition_of(call.session, found, index, "read")
+            if isinstance(own, int):
+                codes[index] = own
             elif len(metadata.encode("utf-8", "replace")) > METADATA_BYTES_MAX:
                 codes[index] = OFFSET_METADATA_TOO_LARGE
             else:
-                epoch = partition.committed_leader_epoch if call.version >= 6 else -1
-                wall_ms = coordinator.broker.timers.wall_ms()
-                value = CommittedOffset(
-                    partition.committed_offset, epoch, metadata, wall_ms, bytes.fromhex(place.queue.id)
-                )
+                epoch = each.committed_leader_epoch if call.version >= epochs_from else -1
+                stream_id = bytes.fromhex(own.queue.id)
+                value = CommittedOffset(each.committed_offset, epoch, metadata, wall_ms, stream_id)
                 size_bytes += value.size_bytes
-                if not coordinator.offsets.has_room(call.session.vhost.id, size_bytes):
+                if coordinator.offsets.has_room(vhost.id, size_bytes):
+                    codes[index] = NONE
+                    offsets.append((OffsetKey(vhost.id, request.group_id, topic.name, index), value))
+                else:
                     codes[index] = INVALID_COMMIT_OFFSET_SIZE
-                    continue
-                codes[index] = NONE
-                changes.append((OffsetKey(call.session.vhost.id, request.group_id, topic.name, index), value))
-    entry = None if error else coordinator.find(call.session.vhost, request.group_id)
-    coordinator.offsets.change(changes, partial(_committed, call, coordinator, entry, results))
+    return results, offsets
 
 
 def _commit_error(call: Call, coordinator: GroupCoordinator) -> int:
@@ -111,11 +125,17 @@ def _commit_error(call: Call, coordinator: GroupCoordinator) -> int:
 
 
 def _committed(
-    call: Call, coordinator: GroupCoordinator, entry: GroupEntry | None, results: dict[str, dict[int, int]], safe: bool
+    call: Call, coordinator: GroupCoordinator, entry: GroupEntry | None, results: OffsetResults, safe: bool
 ) -> None:
-    """Answer when the commit is synced. If it is not, the client tries again: 15."""
     if entry is not None:
         coordinator.changed(entry)
+    answer_offsets(call, results, safe)
+
+
+def answer_offsets(call: Call, results: OffsetResults, safe: bool) -> None:
+    """Answer when the offsets are synced. If they are not, the client tries again: 15."""
+    if call.connection.closed:
+        return
     answered: list[Fields] = []
     for name, codes in results.items():
         partitions = [
@@ -133,7 +153,7 @@ def _offset_fetch(call: Call) -> None:
     request = call.request
     coordinator = call.connection.server.coordinator
     if call.version < 8:
-        _check_count(each.partition_indexes for each in request.topics or ())
+        check_count(each.partition_indexes for each in request.topics or ())
         stable = call.version >= 7 and request.require_stable
         error = coordinator.error_for(request.group_id, call.session)
         fields = _fetched(call, request.group_id, request.topics, error, stable)
@@ -142,7 +162,7 @@ def _offset_fetch(call: Call) -> None:
         return
     if len(request.groups) > GROUPS_MAX:
         raise MalformedRequest(f"{len(request.groups)} groups in one request; at most {GROUPS_MAX} are accepted")
-    _check_count(topic.partition_indexes for each in request.groups for topic in each.topics or ())
+    check_count(topic.partition_indexes for each in request.groups for topic in each.topics or ())
     if len({each.group_id for each in request.groups}) < len(request.groups):
         raise MalformedRequest("a group is named twice in one request")
     groups: list[Fields] = []
@@ -218,7 +238,7 @@ def _partition(call: Call, key: OffsetKey, error: int, stable: bool) -> Fields:
 
 def _offset_delete(call: Call) -> None:
     request = call.request
-    _check_count(each.partitions for each in request.topics)
+    check_count(each.partitions for each in request.topics)
     coordinator = call.connection.server.coordinator
     vhost = call.session.vhost
     error = coordinator.error_for(request.group_id, call.session)

@@ -19,6 +19,7 @@ from amqpd.kafka_server.messages import (
     NON_EMPTY_GROUP,
     NONE,
     STORAGE_ERROR,
+    MalformedRequest,
 )
 from amqpd.kafka_server.request_reader import RequestReader
 from amqpd.kafka_server.share_state import ShareState, decode_snapshot
@@ -39,13 +40,16 @@ _UNKNOWN: Final = -1
 def _describe(call: Call) -> None:
     reader = RequestReader(call.frame, call.header.size)
     asked: list[tuple[str, list[tuple[str, list[int]]] | None]] = []
+    topics_left, partitions_left = TOPICS_MAX, PARTITIONS_MAX
     for _ in range(reader.count(GROUPS_MAX)):
         group = reader.text()
-        count = reader.nullable_count(TOPICS_MAX)
+        count = reader.nullable_count(topics_left)
+        topics_left -= max(count, 0)
         names: list[tuple[str, list[int]]] | None = None if count < 0 else []
         for _ in range(count):
             name = reader.text()
-            partitions = [reader.int32() for _ in range(reader.count(PARTITIONS_MAX))]
+            partitions = [reader.int32() for _ in range(reader.count(partitions_left))]
+            partitions_left -= len(partitions)
             reader.end_struct()
             if names is not None:
                 names.append((name, partitions))
@@ -181,9 +185,11 @@ def _alter(call: Call) -> None:
     reader = RequestReader(call.frame, call.header.size)
     group = reader.text()
     by_topic: dict[str, list[_Change]] = {}
+    left = PARTITIONS_MAX
     for _ in range(reader.count(TOPICS_MAX)):
         name = reader.text()
-        for _ in range(reader.count(TOPICS_MAX)):
+        for _ in range(reader.count(left)):
+            left -= 1
             partition, offset = reader.int32(), reader.int64()
             reader.end_struct()
             by_topic.setdefault(name, []).append(_Change(name, partition, offset))
@@ -214,10 +220,14 @@ def _delete(call: Call) -> None:
     reader = RequestReader(call.frame, call.header.size)
     group = reader.text()
     by_topic: dict[str, list[_Change]] = {}
+    left = PARTITIONS_MAX
     for _ in range(reader.count(TOPICS_MAX)):
         name = reader.text()
         topic = topics.find_topic(call.session, name, "read")
         count = 1 if isinstance(topic, int) else len(topic.partitions)
+        left -= count
+        if left < 0:
+            raise MalformedRequest(f"a request about more than {PARTITIONS_MAX} partitions")
         by_topic[name] = [_Change(name, number, None) for number in range(count)]
         reader.end_struct()
     reader.end_struct()

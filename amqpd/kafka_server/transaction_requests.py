@@ -11,20 +11,17 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.kafka_server import topics, transactions
-from amqpd.kafka_server.committed_offsets import METADATA_BYTES_MAX, CommittedOffset, OffsetKey
+from amqpd.kafka_server import group_offsets, topics, transactions
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.consumer_group import ConsumerProtocolGroup
 from amqpd.kafka_server.messages import (
     CONCURRENT_TRANSACTIONS,
     COORDINATOR_NOT_AVAILABLE,
     ILLEGAL_GENERATION,
-    INVALID_COMMIT_OFFSET_SIZE,
     INVALID_PRODUCER_EPOCH,
     INVALID_REQUEST,
     INVALID_TRANSACTION_TIMEOUT,
     NONE,
-    OFFSET_METADATA_TOO_LARGE,
     OPERATION_NOT_ATTEMPTED,
     PRODUCER_FENCED,
     STORAGE_ERROR,
@@ -220,30 +217,8 @@ def _txn_offset_commit(call: Call) -> None:
         producer = (request.producer_id, request.producer_epoch)
         error = coordinator.offsets_error(vhost, request.transactional_id, producer, request.group_id)
         error = _for_version(call, error, 127) or _member_error(call)
-    results: dict[str, dict[int, int]] = {}
-    offsets: list[tuple[OffsetKey, CommittedOffset]] = []
-    size_bytes = 0
-    for topic in request.topics:
-        codes = results.setdefault(topic.name, {})
-        found = error or topics.find_topic(call.session, topic.name, "read")
-        for partition in topic.partitions:
-            index, metadata = partition.partition_index, partition.committed_metadata or ""
-            own = found if isinstance(found, int) else topics.partition_of(call.session, found, index, "read")
-            if isinstance(own, int):
-                codes[index] = own
-            elif len(metadata.encode("utf-8", "replace")) > METADATA_BYTES_MAX:
-                codes[index] = OFFSET_METADATA_TOO_LARGE
-            else:
-                epoch = partition.committed_leader_epoch if call.version >= 2 else -1
-                stream_id = bytes.fromhex(own.queue.id)
-                value = CommittedOffset(partition.committed_offset, epoch, metadata, coordinator.now_ms(), stream_id)
-                size_bytes += value.size_bytes
-                if groups.offsets.has_room(vhost.id, size_bytes):
-                    codes[index] = NONE
-                    offsets.append((OffsetKey(vhost.id, request.group_id, topic.name, index), value))
-                else:
-                    codes[index] = INVALID_COMMIT_OFFSET_SIZE
-    groups.offsets.add_pending(request.producer_id, offsets, partial(_answer_offsets, call, results))
+    results, offsets = group_offsets.collect_offsets(call, error, epochs_from=2)
+    groups.offsets.add_pending(request.producer_id, offsets, partial(group_offsets.answer_offsets, call, results))
 
 
 def _member_error(call: Call) -> int:
@@ -262,19 +237,6 @@ def _member_error(call: Call) -> int:
         error = group.commit_error(request.member_id, request.group_instance_id, generation, groups.now_ms())
     groups.changed(entry)
     return error
-
-
-def _answer_offsets(call: Call, results: dict[str, dict[int, int]], safe: bool) -> None:
-    if call.connection.closed:
-        return
-    answered: list[Fields] = []
-    for name, codes in results.items():
-        partitions = [
-            {"partition_index": index, "error_code": code if code or safe else COORDINATOR_NOT_AVAILABLE}
-            for index, code in codes.items()
-        ]
-        answered.append({"name": name, "partitions": partitions})
-    call.reply({"topics": answered})
 
 
 # -- EndTxn
