@@ -1,4 +1,4 @@
-"""Where the programs of Kafka's clients are, and the broker that they use."""
+"""Paths of the installed Kafka clients, and the broker that their programs use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Kafka's clients were told, kept outside the disk, and the judge of what they find after a crash.
+"""The ledger of the answers that Kafka's clients got, kept outside the disk, and its judge after a crash.
 
 Producers have numbers (id, epoch, sequence) and send a batch again until it is answered. After each start every
 producer sends its last batches again, as if their answers were lost:
@@ -115,7 +115,7 @@ class FoundTopic(NamedTuple):
 
 
 class KafkaOutcome(NamedTuple):
-    """What clients find after a start. topics: by queue id. committed: (group, queue id) -> offset."""
+    """The topics, by queue id, and the committed offsets, by group and queue id, that clients find after a start."""
 
     topics: dict[str, FoundTopic]
     committed: dict[tuple[str, str], int]

@@ -37,7 +37,7 @@ def sizes(assignment: Assignment) -> list[int]:
 
 
 def check_complete(members: Mapping[str, Topics], assignment: Assignment) -> None:
-    """Each partition that somebody wants has one owner, who wants it."""
+    """Each partition of a subscribed topic has one owner, which has subscribed to the topic."""
     assert set(assignment) == set(members)
     assigned = [each for partitions in assignment.values() for each in partitions]
     assert len(assigned) == len(set(assigned))

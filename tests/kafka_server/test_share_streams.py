@@ -291,6 +291,12 @@ def listed(broker: BrokerProcess, **filters: list[str]) -> dict[str, str]:
     return {each.group_id: each.group_state for each in answer.groups if each.group_type == "share"}
 
 
+def test_a_request_about_too_many_partitions_closes_the_connection(broker: BrokerProcess) -> None:
+    one_topic = b"\x02t" + b"\xf1\x2e" + b"\0\0\0\0" * 6000 + b"\0"  # 6,000 partitions
+    with ShareMember(address_of(broker), "g") as member, pytest.raises(ConnectionError):
+        member.ask(90, 1, b"\x02" + text("g") + b"\x03" + one_topic * 2 + b"\0\0")
+
+
 def test_share_groups_are_listed_and_deleted(broker: BrokerProcess) -> None:
     name = stream(broker, b"a")
     group = f"g-{uuid.uuid4()}"

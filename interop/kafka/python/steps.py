@@ -119,7 +119,7 @@ class Client(ABC):
 
 
 class Login(NamedTuple):
-    """What SASL PLAIN over TLS needs. ca: the file with the certificate of the authority."""
+    """The settings for SASL PLAIN over TLS. ca: path of the authority's certificate."""
 
     ca: str
     user: str
