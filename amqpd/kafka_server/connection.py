@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 REQUESTS_MAX: Final = 64
 # Largest request before the login.
 LOGIN_BYTES_MAX: Final = 65536
-# Largest request but for those that `is_large`: kafka-python needs some 0.3 us a byte.
+# Largest request except Produce: kafka-python needs some 0.3 us a byte.
 DECODED_BYTES_MAX: Final = 1 << 20
 # Limits of the transport's write buffer.
 WRITE_HIGH_BYTES: Final = 1 << 20
@@ -79,7 +79,6 @@ class Api(NamedTuple):
         flexible: the first version whose header has tagged fields.
         request, response: kafka-python's types; None if the handler reads and writes the bytes itself.
         before_login: allowed without a login.
-        is_large: it may have `kafka.request_size_max_bytes`, all others DECODED_BYTES_MAX.
     """
 
     key: int
@@ -91,7 +90,6 @@ class Api(NamedTuple):
     request: Any = None
     response: Any = None
     before_login: bool = False
-    is_large: bool = False
 
 
 class Call:
@@ -370,7 +368,7 @@ class KafkaClientConnection(asyncio.Protocol):
                 return
             self.client_id = header.client_id
             self._has_asked = True
-            if len(frame) > DECODED_BYTES_MAX and not api.is_large:
+            if len(frame) > DECODED_BYTES_MAX and api.key != _PRODUCE:
                 raise MalformedRequest(f"{api.name} of {len(frame)} bytes; at most {DECODED_BYTES_MAX} are accepted")
             if api.request is not None:
                 call.request = decode_body(api.request, frame, header, call.is_flexible)
@@ -416,9 +414,10 @@ class KafkaClientConnection(asyncio.Protocol):
         while calls and calls[0].is_done:
             parts += calls.popleft().take_reply()
         if parts and self._transport is not None and not self._transport.is_closing():
-            self.server.stats.sent_bytes += sum(map(len, parts))
+            size_bytes = sum(map(len, parts))
+            self.server.stats.sent_bytes += size_bytes
+            self.sent_bytes += size_bytes
             self._transport.writelines(parts)
-            self.sent_bytes += sum(map(len, parts))
         if self._ends and not calls:
             self.close("")
             return

@@ -521,4 +521,4 @@ def _handle_produce(call: Call) -> None:
     PendingProduce(call).run()
 
 
-APIS: Final = (Api(0, "Produce", 3, 11, FLEXIBLE, _handle_produce, is_large=True),)
+APIS: Final = (Api(0, "Produce", 3, 11, FLEXIBLE, _handle_produce),)
