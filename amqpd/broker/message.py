@@ -360,7 +360,7 @@ class LogMessageFactory:
         key = exchange + b"\0" + routing_key
         envelope = self._envelopes.get(key)
         if envelope is None:
-            envelope = MessageRoute(exchange.decode(), routing_key.decode("utf-8", "surrogateescape"))
+            envelope = MessageRoute(exchange.decode("utf-8", "replace"), routing_key.decode("utf-8", "surrogateescape"))
             if len(self._envelopes) >= ENVELOPES_MAX:
                 self._envelopes.clear()
             self._envelopes[key] = envelope

@@ -20,6 +20,7 @@ from amqpd.storage.log.batch import HEADER_SIZE, BatchCursor, BatchHeader, Close
 from amqpd.storage.log.record import (
     BadRecord,
     Record,
+    RecordDecoder,
     read_offset_delta,
     read_varint,
     record_stop,
@@ -152,7 +153,7 @@ def keyed_records(batch: bytes) -> Iterator[list[StoredRecord]]:
     Raises: BadRecord if another program wrote the batch in another format.
     """
     data, at, header = decompressed(batch, 0, BatchHeader(batch, 0))
-    cursor = BatchCursor(data, at, header)
+    cursor = BatchCursor(data, at, header, RecordDecoder(converts=False))
     while cursor.remaining > 0:
         records: list[Record] = []
         cursor.read(0, None, {}, READ_PART, records)

@@ -1,19 +1,12 @@
 """Messages of queues as Kafka's records, and back.
 
-A record of a stream is stored as it came. In a work queue each record is a message of AMQP, and a message is sent to
-Kafka's clients as a record:
+A record of a stream is stored as it came. In a work queue each record is a message of AMQP. The table in
+storage/log/foreign_record.py tells how a record becomes a message, here and for AMQP consumers of streams. A message
+becomes a record by the same table read backwards. Numbers and booleans of a headers table become text. If text does not
+say all, the record also has the header `properties` with the encoded properties.
 
-    key                         routing key, at most 255 bytes
-    value                       body; a null value is an empty body
-    timestamp                   property timestamp (seconds) and header `timestamp_in_ms`
-    header `exchange`           exchange
-    header of a property        the property: `content-type`, `content-encoding`, `priority`, `correlation-id`,
-                                `reply-to`, `expiration`, `message-id`, `type`, `app-id`
-    other headers               headers table: values as long strings, null as void, a repeated name as an array
-
-A property with a value that AMQP does not allow, such as the priority `high`, stays in the headers table. Numbers and
-booleans of a headers table become text. If text does not say all, the record also has the header `properties` with the
-encoded properties. A record that has this header gets exactly them; its other headers are ignored.
+A queue refuses records whose key and headers together have more than MESSAGE_BYTES_MAX. In a stream the record stays
+complete, and only the message has less.
 
 All bytes from clients were checked by `check_batches` (storage/log/appender.py), except what the headers mean.
 """
@@ -21,20 +14,27 @@ All bytes from clients were checked by `check_batches` (storage/log/appender.py)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from librt.strings import BytesWriter
 
-from amqpd.broker.message import TTL_MS_MAX, Message, MessageRoute, make_message
-from amqpd.protocol.field_table import CodecError, Int64
-from amqpd.protocol.properties import (
-    DELIVERY_MODE,
-    Properties,
-    decode_properties,
-    encode_properties,
-    scan_properties,
-)
+from amqpd.broker.message import Message, MessageRoute, make_message
+from amqpd.protocol.field_table import CodecError
+from amqpd.protocol.properties import DELIVERY_MODE, decode_properties, encode_properties, scan_properties
 from amqpd.storage.log.batch import HEADER_SIZE, NO_PRODUCER, BatchHeader, close_batch, decompressed
+from amqpd.storage.log.foreign_record import (
+    EXCHANGE,
+    HEADERS,
+    KEY,
+    MESSAGE_BYTES_MAX,
+    PROPERTIES,
+    PROPERTY_FIELDS,
+    TIME_MS,
+    TOMBSTONE,
+    Header,
+    message_fields,
+    shortened,
+)
 from amqpd.storage.log.record import BadRecord, read_varint, record_stop, write_varint
 from amqpd.storage.queue_log import BatchBytes
 
@@ -42,26 +42,8 @@ if TYPE_CHECKING:
     from amqpd.broker.queue.queue import Queue
     from amqpd.storage.queue_log import Cursor
 
-EXCHANGE: Final = b"exchange"
-PROPERTIES: Final = b"properties"
-TIME_MS: Final = "timestamp_in_ms"
-"""RabbitMQ's name for the time in milliseconds."""
-NAME_BYTES_MAX: Final = 255
 _PERSISTENT: Final = 2
 _FEW_BYTES: Final = 3  # properties with the delivery mode alone
-_TEXTS: Final[dict[bytes, str]] = {
-    b"content-type": "content_type",
-    b"content-encoding": "content_encoding",
-    b"priority": "priority",
-    b"correlation-id": "correlation_id",
-    b"reply-to": "reply_to",
-    b"expiration": "expiration",
-    b"message-id": "message_id",
-    b"type": "type",
-    b"app-id": "app_id",
-}
-
-Header = tuple[bytes, bytes | None]
 
 
 class BatchRecord(NamedTuple):
@@ -168,71 +150,16 @@ def _with_count(batch: bytes, count: int) -> bytes:
 def message_of(record: BatchRecord) -> Message:
     """Return the persistent message of a record. Raises: CodecError, with a text for the client."""
     key = record.key or b""
-    if len(key) > NAME_BYTES_MAX:
-        raise CodecError(f"a key of {len(key)} bytes; in a queue at most {NAME_BYTES_MAX} are possible")
-    exchange = b""
-    properties: bytes | None = None
-    for name, content in record.headers:
-        if name == EXCHANGE:
-            exchange = content or b""
-        elif name == PROPERTIES and content is not None:
-            properties = content
-    if properties is None:
-        properties = encode_properties(_properties_of(record))
+    size = len(key) + sum(len(name) + len(content or b"") for name, content in record.headers)
+    if size > MESSAGE_BYTES_MAX:
+        raise CodecError(f"key and headers of {size} bytes; in a queue at most {MESSAGE_BYTES_MAX} are possible")
+    exchange, routing_key, properties = message_fields(key, record.value is None, record.headers, record.timestamp_ms)
     info = scan_properties(properties, 0, len(properties))
     if info.flags & DELIVERY_MODE == 0 or info.delivery_mode != _PERSISTENT:
         properties = encode_properties(decode_properties(properties)._replace(delivery_mode=_PERSISTENT))
         info = scan_properties(properties, 0, len(properties))
-    if len(exchange) > NAME_BYTES_MAX:
-        raise CodecError(f"an exchange of {len(exchange)} bytes")
-    envelope = MessageRoute(exchange.decode("utf-8", "replace"), key.decode("utf-8", "surrogateescape"))
+    envelope = MessageRoute(exchange.decode(), routing_key.decode())
     return make_message(envelope, properties, record.value or b"", True, info)
-
-
-def _properties_of(record: BatchRecord) -> Properties:
-    fields: dict[str, Any] = {}
-    table: dict[str, object] = {}
-    for name, content in record.headers:
-        if name == EXCHANGE:
-            continue
-        field = _TEXTS.get(name)
-        value = None if field is None or field in fields or content is None else _property_value(field, content)
-        if field is not None and value is not None:
-            fields[field] = value
-        else:
-            _add_header(table, name, content)
-    if record.timestamp_ms >= 0:
-        table[TIME_MS] = Int64(record.timestamp_ms)
-        fields["timestamp"] = record.timestamp_ms // 1000
-    return Properties(headers=table or None, delivery_mode=_PERSISTENT)._replace(**fields)
-
-
-def _property_value(field: str, content: bytes) -> str | int | None:
-    """Return the value of a property, None if the bytes cannot be one."""
-    if len(content) > NAME_BYTES_MAX:
-        return None
-    if field == "priority":
-        return int(content) if content.isdigit() and len(content) <= 3 and int(content) <= 255 else None
-    if field == "expiration" and not (content.isdigit() and len(content) <= 15 and int(content) <= TTL_MS_MAX):
-        return None
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return None
-
-
-def _add_header(table: dict[str, object], name: bytes, content: bytes | None) -> None:
-    if len(name) > NAME_BYTES_MAX:
-        raise CodecError(f"a header name of {len(name)} bytes; in a queue at most {NAME_BYTES_MAX} are possible")
-    text = name.decode("utf-8", "surrogateescape")
-    if text not in table:
-        table[text] = content
-        return
-    before = table[text]
-    if isinstance(before, list):
-        before.append(content)
-    else:
-        table[text] = [before, content]
 
 
 # -- messages to records -----------------------------------------------------------------------------------------------
@@ -240,26 +167,25 @@ def _add_header(table: dict[str, object], name: bytes, content: bytes | None) ->
 
 def record_of(message: Message, offset: int, now_ms: int) -> OutgoingRecord:
     """Return a message as a record. now_ms: its time if neither message nor log has one. Cost: 5 to 20 us."""
-    headers: list[Header] = []
-    time_ms = message.logged_ms or now_ms
     envelope = message.envelope
+    key = envelope.routing_key.encode("utf-8", "surrogateescape")
+    record = BatchRecord(message.logged_ms or now_ms, key, message.body(), [])
     if envelope.exchange:
-        headers.append((EXCHANGE, envelope.exchange.encode("utf-8", "surrogateescape")))
+        record.headers.append((EXCHANGE, envelope.exchange.encode("utf-8", "surrogateescape")))
     properties = message.properties()
     if len(properties) > _FEW_BYTES:
         try:
-            time_ms = _add_properties(headers, properties, time_ms)
+            record = _with_properties(record, properties)
         except CodecError:  # another program has written them
-            headers.append((PROPERTIES, properties))
+            record.headers.append((PROPERTIES, properties))
     writer = BytesWriter()
-    key = envelope.routing_key.encode("utf-8", "surrogateescape")
-    _write_field(writer, key)
-    _write_field(writer, message.body())
-    write_varint(writer, len(headers))
-    for name, content in headers:
+    _write_field(writer, record.key)
+    _write_field(writer, record.value)
+    write_varint(writer, len(record.headers))
+    for name, content in record.headers:
         _write_field(writer, name)
         _write_field(writer, content)
-    return OutgoingRecord(offset, time_ms, writer.getvalue())
+    return OutgoingRecord(offset, record.timestamp_ms, writer.getvalue())
 
 
 def _write_field(writer: BytesWriter, content: bytes | None) -> None:
@@ -270,29 +196,49 @@ def _write_field(writer: BytesWriter, content: bytes | None) -> None:
         writer.write(content)
 
 
-def _add_properties(headers: list[Header], properties: bytes, time_ms: int) -> int:
-    """Add the headers for the properties. Return the time of the message. Raises: CodecError."""
+def _with_properties(record: BatchRecord, properties: bytes) -> BatchRecord:
+    """Return the record with the key, value, time and headers that the properties say. Raises: CodecError."""
+    headers = record.headers
     decoded = decode_properties(properties)
-    for name, field in _TEXTS.items():
+    for name, field in PROPERTY_FIELDS.items():
         value = getattr(decoded, field)
         if value is not None:
             headers.append((name, str(value).encode("utf-8", "surrogateescape")))
     complete = decoded.user_id is None and decoded.cluster_id is None
     if decoded.timestamp is not None:
-        time_ms = min(decoded.timestamp * 1000, (1 << 62) - 1)
+        record = record._replace(timestamp_ms=min(decoded.timestamp * 1000, (1 << 62) - 1))
     for key, value in (decoded.headers or {}).items():
         if key == TIME_MS and isinstance(value, int) and 0 <= value < 1 << 62:
-            time_ms = value
-            continue
-        values: Iterable[object] = value if isinstance(value, list) and len(value) > 1 else (value,)
-        for each in values:
-            known, content = _text_of(each)
-            complete = complete and known
-            if known or content is not None:
-                headers.append((key.encode("utf-8", "surrogateescape"), content))
+            record = record._replace(timestamp_ms=value)
+        elif key == TOMBSTONE and value is True and not record.value:
+            record = record._replace(value=None)
+        elif key == KEY and (long := _text_of(value)[1]) is not None and shortened(long) == record.key:
+            record = record._replace(key=long)
+        elif key == HEADERS and (pairs := _pairs_of(value)) is not None:
+            headers += pairs
+        else:
+            values: Iterable[object] = value if isinstance(value, list) and len(value) > 1 else (value,)
+            for each in values:
+                known, content = _text_of(each)
+                complete = complete and known
+                if known or content is not None:
+                    headers.append((key.encode("utf-8", "surrogateescape"), content))
     if not complete:
         headers.append((PROPERTIES, properties))
-    return time_ms
+    return record
+
+
+def _pairs_of(value: object) -> list[Header] | None:
+    """Return the headers that `x-kafka-headers` has, None if another program has made it."""
+    pairs: list[Header] = []
+    for each in value if isinstance(value, list) else [None]:
+        if not isinstance(each, list) or len(each) != 2:
+            return None
+        (is_name, name), (is_text, content) = _text_of(each[0]), _text_of(each[1])
+        if not is_name or not is_text or name is None:
+            return None
+        pairs.append((name, content))
+    return pairs
 
 
 def _text_of(value: object) -> tuple[bool, bytes | None]:

@@ -53,11 +53,13 @@ from amqpd.storage.log.batch import (
     crc_fits,
     decompressed,
 )
+from amqpd.storage.log.foreign_record import are_properties, is_short_text
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.prepared import PreparedTransaction
 from amqpd.storage.log.producer_state import EPOCH_MAX, SEQUENCE_MAX
 from amqpd.storage.log.record import (
     BadRecord,
+    Record,
     RecordDecoder,
     RecordRoute,
     RecordsTooLarge,
@@ -99,7 +101,7 @@ def check_batches(data: bytes, start: i64 = 0, end: i64 = -1, transactional: boo
     Cost: the CRC, decompression, about 150 ns per record, and one copy of the batches. Raises: BadBatch.
     """
     batches: list[ClosedBatch] = []
-    decoder = RecordDecoder()
+    decoder = RecordDecoder(converts=False)
     position: i64 = start
     size: i64 = len(data)
     if 0 <= end < size:
@@ -153,6 +155,7 @@ def _check_records(data: bytes, position: i64, header: BatchHeader, decoder: Rec
     position += HEADER_SIZE
     total: i64 = 0
     number: i64 = 0
+    valid = b""  # properties that were checked
     while number < header.count:
         start: i64 = 0
         stop: i64 = 0
@@ -167,13 +170,24 @@ def _check_records(data: bytes, position: i64, header: BatchHeader, decoder: Rec
                 raise BadRecord("its time is later than the max timestamp in the header")
         if delta != number:
             raise BadRecord(f"offset delta {delta}, expected {number}")
-        decoder.read(data, fields, stop, number, header.max_timestamp_ms, True)
+        record = decoder.read(data, fields, stop, number, header.max_timestamp_ms, True)
+        if not record.foreign and record.properties is not valid:
+            valid = record.properties
+            _check_message(record)
         total += value_size(data, start, stop)
         position = stop
         number += 1
     if position != end:
         raise BadRecord(f"{end - position} bytes follow the last record")
     return total
+
+
+def _check_message(record: Record) -> None:
+    """Check a record with exactly the headers of ours: readers send them as they are. Raises: BadRecord."""
+    if not is_short_text(record.exchange):
+        raise BadRecord("its header exchange is not UTF-8 of at most 255 bytes")
+    if not are_properties(record.properties):
+        raise BadRecord("its header properties is not encoded as AMQP does it; rename or omit one of the two headers")
 
 
 def with_base_offset(scratch: BytesWriter, batch: ClosedBatch, base_offset: i64, epoch: i64) -> ClosedBatch:

@@ -12,8 +12,8 @@ A record, with numbers as zigzag varints:
     `exchange`        header name and value, each with its length
     `properties`      flags and fields of the AMQP content header, byte for byte as they arrived
 
-`RecordRoute` keeps the bytes around the body that all messages of one route share. The decoder accepts headers in any
-order and skips unknown ones, since other programs may write this format.
+`RecordRoute` keeps the bytes around the body that all messages of one route share. Records of other programs, for
+example Kafka's producers, have other headers; foreign_record.py makes messages of them.
 
 Reading: `RecordDecoder.read` makes one `Record` per message. `RecordDecoder.read_view` only notes in a `RecordViews`
 where the body is: 32 bytes per record, no object and no copy, for readers that pass bodies on. Consecutive records
@@ -28,6 +28,8 @@ from typing import Final, final
 
 from librt.strings import BytesWriter, read_i64_be, read_i64_le, write_i64_le
 from mypy_extensions import i64
+
+from amqpd.storage.log.foreign_record import SHORT_BYTES_MAX, Header, message_fields
 
 # Computed, because mypyc keeps a literal of more than 62 bits as an object and unpacks it at each use.
 _EXCHANGE_WORD: Final[i64] = read_i64_be(b"exchange", 0)
@@ -233,6 +235,7 @@ class Record:
     Attributes:
         delivery_count: how often the message was delivered and returned; 0 if never or unknown.
         tombstone: the value is null (compaction.py).
+        foreign: another program wrote it: key or headers are not as in the records of ours.
     """
 
     def __init__(
@@ -254,6 +257,7 @@ class Record:
         self.persistent: bool = persistent
         self.delivery_count: i64 = 0
         self.tombstone: bool = False  # null value
+        self.foreign: bool = False
 
 
 def record_stop(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
@@ -298,13 +302,17 @@ def value_size(data: bytes, position: i64, end: i64) -> i64:
 
 
 def read_record(data: bytes, position: i64, end: i64, offset: i64, timestamp_ms: i64, persistent: bool) -> Record:
-    """Return the record with its key at `position` and its last byte before `end`.
+    """Return the record with its key at `position` and its last byte before `end`, as it is stored.
+
+    The result of a foreign record has its key as routing key, and the headers `exchange` and `properties` if it has
+    them. `RecordDecoder` makes a message of it.
 
     Cost: about 150 ns, and copies of its parts. Raises: BadRecord.
     """
     size: i64 = 0
     key: bytes = _NO_BYTES
     size, position = read_varint(data, position)
+    foreign: bool = size < 0 or size > SHORT_BYTES_MAX
     if size > 0:
         key = data[position : position + size]
         position += size
@@ -318,6 +326,8 @@ def read_record(data: bytes, position: i64, end: i64, offset: i64, timestamp_ms:
     properties: bytes = _NO_BYTES
     count: i64 = 0
     count, position = read_varint(data, position)
+    if count != 2:
+        foreign = True
     while count > 0:
         count -= 1
         name_size: i64 = 0
@@ -327,25 +337,58 @@ def read_record(data: bytes, position: i64, end: i64, offset: i64, timestamp_ms:
         name_position: i64 = position
         position += name_size
         size, position = read_varint(data, position)
-        if size > 0:
-            if position + size > end:
-                raise BadRecord("a header extends past the end of its record")
-            if name_size == 8 and read_i64_be(data, name_position) == _EXCHANGE_WORD:
+        if size > 0 and position + size > end:
+            raise BadRecord("a header extends past the end of its record")
+        if name_size == 8 and read_i64_be(data, name_position) == _EXCHANGE_WORD:
+            if size > 0:
                 exchange = data[position : position + size]
-            elif (
-                name_size == 10
-                and read_i64_be(data, name_position) == _PROPERTIES_WORD
-                and data[name_position + 8] == 0x65
-                and data[name_position + 9] == 0x73
-            ):
+            if size < 0 or count != 1:
+                foreign = True
+        elif (
+            name_size == 10
+            and read_i64_be(data, name_position) == _PROPERTIES_WORD
+            and data[name_position + 8] == 0x65
+            and data[name_position + 9] == 0x73
+        ):
+            if size > 0:
                 properties = data[position : position + size]
+            if size <= 0 or count != 0:
+                foreign = True
+        else:
+            foreign = True
+        if size > 0:
             position += size
     if position > end:
         raise BadRecord("the fields of a record extend past its end")
     record = Record(offset, timestamp_ms, exchange, key, properties, value, persistent)
+    record.foreign = foreign
     if value_bytes < 0:
         record.tombstone = True
     return record
+
+
+def read_headers(data: bytes, position: i64) -> list[Header]:
+    """Return the headers of a record that `read_record` has accepted. `position`: of the key."""
+    size: i64 = 0
+    for _ in range(2):  # key and value
+        size, position = read_varint(data, position)
+        if size > 0:
+            position += size
+    count: i64 = 0
+    count, position = read_varint(data, position)
+    headers: list[Header] = []
+    while count > 0:
+        count -= 1
+        size, position = read_varint(data, position)
+        name = data[position : position + size]
+        position += size
+        size, position = read_varint(data, position)
+        if size < 0:
+            headers.append((name, None))
+        else:
+            headers.append((name, data[position : position + size]))
+            position += size
+    return headers
 
 
 _PLACE_SIZE: Final[i64] = 32
@@ -496,6 +539,7 @@ def views_of(records: list[Record], next_offset: i64, waiting: bool) -> RecordVi
 
 
 _KEPT_SIZE_MAX: Final[i64] = 1024
+_ANY_TIME: Final[i64] = -(1 << 62)
 # Added to the sizes of body and properties when reads count bytes.
 RECORD_OVERHEAD_BYTES: Final[i64] = 64
 
@@ -504,9 +548,15 @@ RECORD_OVERHEAD_BYTES: Final[i64] = 64
 class RecordDecoder:
     """Decoder for the records of one log. It reuses the decoded parts of the previous record where the bytes are
     equal.
+
+    Args:
+        converts: make messages of foreign records. False: return them as they are stored.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, converts: bool = True) -> None:
+        self._converts: bool = converts
+        # The time of the previous record if its properties have it, because it was converted.
+        self._timestamp_ms: i64 = _ANY_TIME
         # Bytes of the previous record: before the length of its body, and after its body. Then their meaning.
         self._before: bytes = _NO_BYTES
         self._after: bytes = _NO_BYTES
@@ -530,7 +580,13 @@ class RecordDecoder:
             size, start = read_varint(data, start)
             body_end: i64 = start + size
             after = self._after
-            if size >= 0 and after and end - body_end == len(after) and data[body_end:end] == after:
+            if (
+                size >= 0
+                and after
+                and (self._timestamp_ms == _ANY_TIME or self._timestamp_ms == timestamp_ms)
+                and end - body_end == len(after)
+                and data[body_end:end] == after
+            ):
                 return Record(
                     offset, timestamp_ms, self._exchange, self._key, self._properties, data[start:body_end], persistent
                 )
@@ -538,13 +594,12 @@ class RecordDecoder:
             properties_start: i64 = body_end + len(middle)
             if size >= 0 and middle and properties_start < end and data[body_end:properties_start] == middle:
                 size, properties_start = read_varint(data, properties_start)
-                if size >= 0 and properties_start + size == end:
+                if size > 0 and properties_start + size == end:
                     properties = self._next_properties(data, body_end, properties_start, end)
                     return Record(
                         offset, timestamp_ms, self._exchange, self._key, properties, data[start:body_end], persistent
                     )
-        record = read_record(data, position, end, offset, timestamp_ms, persistent)
-        self._remember(data, position, end, record)
+        record = self._read_new(data, position, end, offset, timestamp_ms, persistent)
         return record
 
     def read_view(
@@ -571,7 +626,13 @@ class RecordDecoder:
             body_end: i64 = start + size
             after = self._after
             after_size: i64 = len(after)
-            if size >= 0 and after_size > 0 and end - body_end == after_size and matches_at(data, body_end, after):
+            if (
+                size >= 0
+                and after_size > 0
+                and (self._timestamp_ms == _ANY_TIME or self._timestamp_ms == timestamp_ms)
+                and end - body_end == after_size
+                and matches_at(data, body_end, after)
+            ):
                 views.add(
                     offset, timestamp_ms, start, size, data, self._exchange, self._key, self._properties, persistent
                 )
@@ -581,14 +642,13 @@ class RecordDecoder:
             properties_start: i64 = body_end + len(middle)
             if size >= 0 and middle and properties_start < end and matches_at(data, body_end, middle):
                 properties_size, properties_start = read_varint(data, properties_start)
-                if properties_size >= 0 and properties_start + properties_size == end:
+                if properties_size > 0 and properties_start + properties_size == end:
                     properties = self._next_properties(data, body_end, properties_start, end)
                     views.add(
                         offset, timestamp_ms, start, size, data, self._exchange, self._key, properties, persistent
                     )
                     return size + properties_size + RECORD_OVERHEAD_BYTES
-        record = read_record(data, position, end, offset, timestamp_ms, persistent)
-        self._remember(data, position, end, record)
+        record = self._read_new(data, position, end, offset, timestamp_ms, persistent)
         size, start = read_varint(data, position)
         if size > 0:
             start += size
@@ -609,6 +669,20 @@ class RecordDecoder:
         properties_size = len(record.properties)
         return (size if size > 0 else 0) + properties_size + RECORD_OVERHEAD_BYTES
 
+    def _read_new(
+        self, data: bytes, position: i64, end: i64, offset: i64, timestamp_ms: i64, persistent: bool
+    ) -> Record:
+        record = read_record(data, position, end, offset, timestamp_ms, persistent)
+        if record.foreign and self._converts:
+            headers = read_headers(data, position)
+            exchange, key, properties = message_fields(record.routing_key, record.tombstone, headers, timestamp_ms)
+            # Readers compare the fields of consecutive records by identity.
+            record.exchange = self._exchange if exchange == self._exchange else exchange
+            record.routing_key = self._key if key == self._key else key
+            record.properties = properties
+        self._remember(data, position, end, record)
+        return record
+
     def _remember(self, data: bytes, position: i64, end: i64, record: Record) -> None:
         """Keep the parts of a record for the next ones."""
         size: i64 = 0
@@ -616,17 +690,20 @@ class RecordDecoder:
         start: i64 = 0
         body_end: i64 = 0
         key_size, start = read_varint(data, position)
-        start += key_size
+        if key_size > 0:
+            start += key_size
         size, body_end = read_varint(data, start)
         body_end += size
-        if key_size >= 0 and size >= 0 and (start - position) + (end - body_end) <= _KEPT_SIZE_MAX:
+        if size >= 0 and (start - position) + (end - body_end) <= _KEPT_SIZE_MAX:
+            converted = record.foreign and self._converts
+            self._timestamp_ms = record.timestamp_ms if converted else _ANY_TIME
             self._before = data[position:start]
             self._after = data[body_end:end]
             self._exchange = record.exchange
             self._key = record.routing_key
             self._properties = record.properties
             middle = before_properties(record.exchange)
-            self._middle = middle if self._after.startswith(middle) else _NO_BYTES
+            self._middle = middle if not record.foreign and self._after.startswith(middle) else _NO_BYTES
 
     def _next_properties(self, data: bytes, body_end: i64, start: i64, end: i64) -> bytes:
         """Return the properties in [start, end); the same object if they equal the previous ones."""

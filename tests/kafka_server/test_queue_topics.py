@@ -213,12 +213,11 @@ def test_after_a_kill_a_repeated_batch_is_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "headers"),
     [
-        (b"k" * 256, []),
-        (b"k", [("n" * 256, b"v")]),
-        (b"k", [("properties", b"\xff")]),
+        (b"k" * 65_537, []),
+        (b"k", [("n" * 40_000, b"v"), ("n", b"v" * 30_000)]),
         (b"k", [("properties", b"\x00\x10\x05admin")]),
         (b"k", [("properties", b"\x01\x00\x03-5x")]),
-        (b"k", [("exchange", b"e" * 300)]),
+        (b"k", [("exchange", b"e"), ("properties", b"\xff")]),
     ],
 )
 def test_a_record_that_cannot_be_a_message_is_refused(
