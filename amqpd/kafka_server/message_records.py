@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from amqpd.broker.queue.queue import Queue
     from amqpd.storage.queue_log import Cursor
 
+TIME_MS_MAX: Final = (1 << 46) - 1
+"""Year 4199. If a message has a later time, such as milliseconds as seconds, its record has the time of the log."""
 _PERSISTENT: Final = 2
 _FEW_BYTES: Final = 3  # properties with the delivery mode alone
 
@@ -205,10 +207,12 @@ def _with_properties(record: BatchRecord, properties: bytes) -> BatchRecord:
         if value is not None:
             headers.append((name, str(value).encode("utf-8", "surrogateescape")))
     complete = decoded.user_id is None and decoded.cluster_id is None
-    if decoded.timestamp is not None:
-        record = record._replace(timestamp_ms=min(decoded.timestamp * 1000, (1 << 62) - 1))
+    if decoded.timestamp is not None and decoded.timestamp <= TIME_MS_MAX // 1000:
+        record = record._replace(timestamp_ms=decoded.timestamp * 1000)
+    elif decoded.timestamp is not None:
+        complete = False
     for key, value in (decoded.headers or {}).items():
-        if key == TIME_MS and isinstance(value, int) and 0 <= value < 1 << 62:
+        if key == TIME_MS and isinstance(value, int) and 0 <= value <= TIME_MS_MAX:
             record = record._replace(timestamp_ms=value)
         elif key == TOMBSTONE and value is True and not record.value:
             record = record._replace(value=None)

@@ -86,7 +86,7 @@ FOREIGN = st.tuples(
 
 
 @given(st.lists(FOREIGN, max_size=6), st.integers(0, 3))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_each_record_is_a_valid_message_whatever_the_record_before_it_was(records: list[Foreign], ours: int) -> None:
     data = batch([each for each in records for _ in range(2)], ours)
     found = read(data)
@@ -106,7 +106,7 @@ def test_each_record_is_a_valid_message_whatever_the_record_before_it_was(record
 
 
 @given(FOREIGN)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_batch_that_is_accepted_has_only_valid_messages(record: Foreign) -> None:
     data = batch([record])
     try:
