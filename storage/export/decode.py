@@ -41,7 +41,6 @@ from mypy_extensions import i32, i64
 from amqpd.protocol import properties as p
 from amqpd.protocol.field_table import CodecError, decode_value, read_u32
 from amqpd.storage.log.batch import CRC_START, HEADER_SIZE, LOG_APPEND_TIME, BatchHeader
-from amqpd.storage.log.foreign_record import SHORT_BYTES_MAX
 from amqpd.storage.log.record import BadRecord, read_varint
 
 # Results of a scan.
@@ -269,8 +268,6 @@ def _row(found: FieldOffsets, data: bytes, record_end: i64, offset: i64, timesta
     """Add the record whose key length is at `found.at`. Return False if its headers are not in our order."""
     key: i64 = _field(found, data)
     key_end: i64 = found.at
-    if key_end - key > SHORT_BYTES_MAX:
-        return False
     body: i64 = _field(found, data)
     body_end: i64 = found.at
     position: i64 = body_end

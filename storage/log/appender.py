@@ -53,7 +53,7 @@ from amqpd.storage.log.batch import (
     crc_fits,
     decompressed,
 )
-from amqpd.storage.log.foreign_record import are_properties, is_short_text
+from amqpd.storage.log.foreign_record import SHORT_BYTES_MAX, are_properties, is_short_text
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.prepared import PreparedTransaction
 from amqpd.storage.log.producer_state import EPOCH_MAX, SEQUENCE_MAX
@@ -183,11 +183,13 @@ def _check_records(data: bytes, position: i64, header: BatchHeader, decoder: Rec
 
 
 def _check_message(record: Record) -> None:
-    """Check a record with exactly the headers of ours: readers send them as they are. Raises: BadRecord."""
-    if not is_short_text(record.exchange):
-        raise BadRecord("its header exchange is not UTF-8 of at most 255 bytes")
+    """Check a record with exactly the headers of ours, which readers send as it is. Raises: BadRecord."""
+    if len(record.routing_key) > SHORT_BYTES_MAX or not is_short_text(record.exchange):
+        raise BadRecord(
+            f"with the headers exchange and properties, key and exchange have at most {SHORT_BYTES_MAX} bytes"
+        )
     if not are_properties(record.properties):
-        raise BadRecord("its header properties is not encoded as AMQP does it; rename or omit one of the two headers")
+        raise BadRecord("its header properties is not encoded as AMQP does it; rename it or the header exchange")
 
 
 def with_base_offset(scratch: BytesWriter, batch: ClosedBatch, base_offset: i64, epoch: i64) -> ClosedBatch:

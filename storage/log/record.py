@@ -29,7 +29,7 @@ from typing import Final, final
 from librt.strings import BytesWriter, read_i64_be, read_i64_le, write_i64_le
 from mypy_extensions import i64
 
-from amqpd.storage.log.foreign_record import SHORT_BYTES_MAX, Header, message_fields
+from amqpd.storage.log.foreign_record import Header, message_fields
 
 # Computed, because mypyc keeps a literal of more than 62 bits as an object and unpacks it at each use.
 _EXCHANGE_WORD: Final[i64] = read_i64_be(b"exchange", 0)
@@ -235,7 +235,7 @@ class Record:
     Attributes:
         delivery_count: how often the message was delivered and returned; 0 if never or unknown.
         tombstone: the value is null (compaction.py).
-        foreign: another program wrote it: key or headers are not as in the records of ours.
+        foreign: another program wrote it, with other headers than our records have.
     """
 
     def __init__(
@@ -312,7 +312,6 @@ def read_record(data: bytes, position: i64, end: i64, offset: i64, timestamp_ms:
     size: i64 = 0
     key: bytes = _NO_BYTES
     size, position = read_varint(data, position)
-    foreign: bool = size < 0 or size > SHORT_BYTES_MAX
     if size > 0:
         key = data[position : position + size]
         position += size
@@ -326,8 +325,7 @@ def read_record(data: bytes, position: i64, end: i64, offset: i64, timestamp_ms:
     properties: bytes = _NO_BYTES
     count: i64 = 0
     count, position = read_varint(data, position)
-    if count != 2:
-        foreign = True
+    foreign = count != 2
     while count > 0:
         count -= 1
         name_size: i64 = 0
