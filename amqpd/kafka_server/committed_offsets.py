@@ -28,11 +28,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from amqpd.kafka_server.compacted_log import CompactedLog
+from amqpd.kafka_server.compacted_log import CompactedLog, LogHost
 
 if TYPE_CHECKING:
-    from amqpd.broker.flow.loop_turn import LoopTurn
-    from amqpd.storage.storage import Storage
+    pass
 
 DIRECTORY: Final = "kafka-offsets"
 QUEUE_ID: Final = "0" * 31 + "2"
@@ -140,24 +139,12 @@ class CommittedOffsets(CompactedLog):
         others: by the first byte of the key, the function that takes key and value (None: removed) of such a record.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        turn: LoopTurn,
-        call_soon: Callable[[Callable[[], None]], object],
-        now_ms: Callable[[], int],
-        loaded: Callable[[], None],
-    ) -> None:
-        super().__init__(
-            storage,
-            turn,
-            call_soon,
-            now_ms,
-            loaded,
-            directory=DIRECTORY,
-            queue_id=QUEUE_ID,
-            content="committed offsets of Kafka's groups",
-        )
+    directory = DIRECTORY
+    queue_id = QUEUE_ID
+    content = "committed offsets of Kafka's groups"
+
+    def __init__(self, host: LogHost, loaded: Callable[[], None]) -> None:
+        super().__init__(host, loaded)
         self.others: dict[int, Callable[[bytes, bytes | None], None]] = {}
         self._tables: dict[str, dict[str, GroupOffsets]] = {}  # vhost id -> group -> offsets
         self._pending: dict[tuple[str, str], dict[int, GroupOffsets]] = {}  # vhost id, group -> producer -> offsets

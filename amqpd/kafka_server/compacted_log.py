@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.queue_log import LogFailed, LogUnusable
@@ -37,14 +38,23 @@ RETRY_MS: Final = 5000
 _NO_PROPERTIES: Final = b"\0\0"
 
 
+@dataclass(frozen=True)
+class LogHost:
+    """Services of the broker for a compacted log. now_ms: returns monotonic milliseconds."""
+
+    storage: Storage
+    turn: LoopTurn
+    call_soon: Callable[[Callable[[], None]], object]
+    now_ms: Callable[[], int]
+
+
 class CompactedLog:
     """The log. Loop thread only.
 
+    Subclasses set `directory`, its name in the data directory; `queue_id`, the id in the log's queue.json, to which no
+    random id may be equal; and `content`, what it has, for the broker's log.
+
     Args:
-        directory: its name in the data directory.
-        queue_id: in the log's queue.json; no random id may be equal to it.
-        content: what it has, for the broker's log.
-        now_ms: monotonic milliseconds.
         loaded: called once the log is read.
 
     Attributes:
@@ -53,29 +63,19 @@ class CompactedLog:
         is_stopped: the broker stops.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        turn: LoopTurn,
-        call_soon: Callable[[Callable[[], None]], object],
-        now_ms: Callable[[], int],
-        loaded: Callable[[], None],
-        *,
-        directory: str,
-        queue_id: str,
-        content: str,
-    ) -> None:
+    directory: ClassVar[str]
+    queue_id: ClassVar[str]
+    content: ClassVar[str]
+
+    def __init__(self, host: LogHost, loaded: Callable[[], None]) -> None:
         self.is_loaded = False
         self.has_failed = False
         self.is_stopped = False
-        self.call_soon = call_soon
-        self._storage = storage
-        self._turn = turn
-        self._now_ms = now_ms
+        self.call_soon = host.call_soon
+        self._storage = host.storage
+        self._turn = host.turn
+        self._now_ms = host.now_ms
         self._loaded = loaded
-        self._directory = directory
-        self._queue_id = queue_id
-        self._content = content
         self._store: LocalLog | None = None
         self._cursor: Cursor | None = None
         self._position = self._end = 0
@@ -107,7 +107,7 @@ class CompactedLog:
             return
         try:
             if self._store is None:
-                self._store = self._storage.open_system_queue(self._directory, self._queue_id, self._directory, "", b"")
+                self._store = self._storage.open_system_queue(self.directory, self.queue_id, self.directory, "", b"")
                 policy = RetentionPolicy(
                     segment_size_bytes=SEGMENT_BYTES, segment_age_ms=SEGMENT_AGE_MS, compaction=CleanerPolicy()
                 )
@@ -160,10 +160,10 @@ class CompactedLog:
 
     def _take(self, record: Record) -> None:
         if not self.take(record.routing_key, None if record.tombstone else record.body):
-            log.warning("%s: the record at offset %d is not read: an unknown version", self._directory, record.offset)
+            log.warning("%s: the record at offset %d is not read: an unknown version", self.directory, record.offset)
 
     def _on_failed(self, error: Exception) -> None:
-        log.error("the %s cannot be read: %s", self._content, error)
+        log.error("the %s cannot be read: %s", self.content, error)
         if self._cursor is not None:
             self._cursor.close()
             self._cursor = None
@@ -208,7 +208,7 @@ class CompactedLog:
         self._turn.schedule()
 
     def _on_refused(self, error: Exception) -> None:
-        log.error("the %s cannot be changed: %s", self._content, error)
+        log.error("the %s cannot be changed: %s", self.content, error)
 
     def stop(self) -> None:
         """Read nothing more: the broker stops. Changes are still synced and answered."""

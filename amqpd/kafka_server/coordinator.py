@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 from amqpd.broker.flow.timers import CallTimer
 from amqpd.kafka_server import consumer_group_requests, group_admin, group_offsets, topics
 from amqpd.kafka_server.committed_offsets import CommittedOffset, CommittedOffsets, OffsetKey
+from amqpd.kafka_server.compacted_log import LogHost
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.consumer_group import ConsumerProtocolGroup
 from amqpd.kafka_server.groups import ConsumerGroup, JoinAnswer, JoinRequest, SyncAnswer, SyncRequest
@@ -119,7 +120,7 @@ class GroupCoordinator:
         self.broker = broker
         self._now_ms = broker.timers.now_ms
         self.offsets = CommittedOffsets(
-            broker.storage, broker.turn, broker.loop.call_soon, self._now_ms, self._on_loaded
+            LogHost(broker.storage, broker.turn, broker.loop.call_soon, self._now_ms), self._on_loaded
         )
         self.transactions = TransactionCoordinator(broker, self.offsets)
         self._entries: dict[str, dict[str, GroupEntry]] = {}  # vhost id -> name -> group

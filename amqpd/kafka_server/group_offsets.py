@@ -6,7 +6,7 @@ keeps the offsets. A commit is answered when it is synced.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,20 +48,13 @@ OffsetResults = dict[str, dict[int, int]]
 NewOffset = tuple[OffsetKey, CommittedOffset]
 
 
-def check_count(partitions: Iterable[Sequence[object]]) -> None:
-    """Check the number of topics and partitions. Raises: MalformedRequest."""
-    count = sum(1 + len(each) for each in partitions)
-    if count > PARTITIONS_MAX:
-        raise MalformedRequest(f"{count} partitions in one request; at most {PARTITIONS_MAX} are accepted")
-
-
 # -- OffsetCommit
 
 
 def _offset_commit(call: Call) -> None:
     coordinator = call.connection.server.coordinator
     group_id = call.request.group_id
-    check_count(each.partitions for each in call.request.topics)
+    topics.check_partitions((each.partitions for each in call.request.topics), PARTITIONS_MAX)
     error = coordinator.error_for(group_id, call.session) or _commit_error(call, coordinator)
     results, changes = collect_offsets(call, error, epochs_from=6)
     entry = None if error else coordinator.find(call.session.vhost, group_id)
@@ -153,7 +146,7 @@ def _offset_fetch(call: Call) -> None:
     request = call.request
     coordinator = call.connection.server.coordinator
     if call.version < 8:
-        check_count(each.partition_indexes for each in request.topics or ())
+        topics.check_partitions((each.partition_indexes for each in request.topics or ()), PARTITIONS_MAX)
         stable = call.version >= 7 and request.require_stable
         error = coordinator.error_for(request.group_id, call.session)
         fields = _fetched(call, request.group_id, request.topics, error, stable)
@@ -162,7 +155,9 @@ def _offset_fetch(call: Call) -> None:
         return
     if len(request.groups) > GROUPS_MAX:
         raise MalformedRequest(f"{len(request.groups)} groups in one request; at most {GROUPS_MAX} are accepted")
-    check_count(topic.partition_indexes for each in request.groups for topic in each.topics or ())
+    topics.check_partitions(
+        (topic.partition_indexes for each in request.groups for topic in each.topics or ()), PARTITIONS_MAX
+    )
     if len({each.group_id for each in request.groups}) < len(request.groups):
         raise MalformedRequest("a group is named twice in one request")
     groups: list[Fields] = []
@@ -238,7 +233,7 @@ def _partition(call: Call, key: OffsetKey, error: int, stable: bool) -> Fields:
 
 def _offset_delete(call: Call) -> None:
     request = call.request
-    check_count(each.partitions for each in request.topics)
+    topics.check_partitions((each.partitions for each in request.topics), PARTITIONS_MAX)
     coordinator = call.connection.server.coordinator
     vhost = call.session.vhost
     error = coordinator.error_for(request.group_id, call.session)

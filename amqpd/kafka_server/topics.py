@@ -266,7 +266,12 @@ def open_partitions(
 def check_count(count: int, most: int = NAMES_MAX) -> None:
     """Refuse a request with too many elements. Raises: MalformedRequest."""
     if count > most:
-        raise MalformedRequest(f"a request about {count} topics; at most {most} are accepted")
+        raise MalformedRequest(f"a request with {count} elements; at most {most} are accepted")
+
+
+def check_partitions(partitions: Iterable[Sequence[object]], most: int) -> None:
+    """Refuse a request with too many topics and partitions. `partitions`: those of each topic. As `check_count`."""
+    check_count(sum(1 + len(each) for each in partitions), most)
 
 
 # -- Metadata ----------------------------------------------------------------------------------------------------------

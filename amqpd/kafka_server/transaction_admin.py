@@ -15,7 +15,6 @@ from amqpd.kafka_server.messages import (
     STORAGE_ERROR,
     TRANSACTIONAL_ID_NOT_FOUND,
     UNKNOWN_TOPIC_OR_PARTITION,
-    MalformedRequest,
     api_types,
 )
 from amqpd.kafka_server.transactions import STATE_NAMES
@@ -31,13 +30,8 @@ NAMES_MAX: Final = 1000
 Fields = dict[str, Any]
 
 
-def _check_count(count: int) -> None:
-    if count > NAMES_MAX:
-        raise MalformedRequest(f"{count} elements in a request about transactions; at most {NAMES_MAX} are accepted")
-
-
 def _describe_transactions(call: Call) -> None:
-    _check_count(len(call.request.transactional_ids))
+    topics.check_count(len(call.request.transactional_ids), NAMES_MAX)
     coordinator = call.connection.server.coordinator.transactions
     states: list[Fields] = []
     for name in call.request.transactional_ids:
@@ -76,7 +70,7 @@ def _described(name: str, current: TransactionMetadata | None, error: int) -> Fi
 
 def _list_transactions(call: Call) -> None:
     request = call.request
-    _check_count(len(request.state_filters) + len(request.producer_id_filters))
+    topics.check_count(len(request.state_filters) + len(request.producer_id_filters), NAMES_MAX)
     coordinator = call.connection.server.coordinator.transactions
     error = coordinator.load_error()
     if error:
@@ -112,7 +106,7 @@ class _ProducersQuery:
     def begin(self) -> None:
         """Open the logs, then answer."""
         request = self._call.request
-        _check_count(sum(1 + len(each.partition_indexes) for each in request.topics))
+        topics.check_count(sum(1 + len(each.partition_indexes) for each in request.topics), NAMES_MAX)
         for each in request.topics:
             found = topics.find_topic(self._call.session, each.name, "read")
             partitions: list[Fields] = []

@@ -26,6 +26,7 @@ from librt.strings import BytesWriter
 
 from amqpd.broker.flow.timers import CallTimer
 from amqpd.kafka_server import topics, transactions
+from amqpd.kafka_server.compacted_log import LogHost
 from amqpd.kafka_server.messages import (
     CONCURRENT_TRANSACTIONS,
     COORDINATOR_LOAD_IN_PROGRESS,
@@ -102,7 +103,9 @@ class TransactionCoordinator:
         self.broker = broker
         self.offsets = offsets
         timers = broker.timers
-        self._log = TransactionLog(broker.storage, broker.turn, broker.loop.call_soon, timers.now_ms, self.on_loaded)
+        self._log = TransactionLog(
+            LogHost(broker.storage, broker.turn, broker.loop.call_soon, timers.now_ms), self.on_loaded
+        )
         self._entries: dict[str, dict[str, TransactionEntry]] = {}  # vhost id -> transactional id
         self._part_count = 0  # partitions and groups of all transactions
         self._is_ready = False

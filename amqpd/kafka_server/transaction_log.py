@@ -12,14 +12,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from amqpd.kafka_server.compacted_log import CompactedLog
+from amqpd.kafka_server.compacted_log import CompactedLog, LogHost
 from amqpd.kafka_server.transactions import TransactionMetadata, TransactionPartition, TransactionState
-
-if TYPE_CHECKING:
-    from amqpd.broker.flow.loop_turn import LoopTurn
-    from amqpd.storage.storage import Storage
 
 DIRECTORY: Final = "kafka-transactions"
 QUEUE_ID: Final = "0" * 31 + "3"
@@ -124,24 +120,12 @@ class TransactionLog(CompactedLog):
         found: what was read; the coordinator takes it.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        turn: LoopTurn,
-        call_soon: Callable[[Callable[[], None]], object],
-        now_ms: Callable[[], int],
-        loaded: Callable[[], None],
-    ) -> None:
-        super().__init__(
-            storage,
-            turn,
-            call_soon,
-            now_ms,
-            loaded,
-            directory=DIRECTORY,
-            queue_id=QUEUE_ID,
-            content="states of Kafka's transactions",
-        )
+    directory = DIRECTORY
+    queue_id = QUEUE_ID
+    content = "states of Kafka's transactions"
+
+    def __init__(self, host: LogHost, loaded: Callable[[], None]) -> None:
+        super().__init__(host, loaded)
         self.found: dict[TransactionKey, TransactionMetadata] = {}
 
     def clear(self) -> None:

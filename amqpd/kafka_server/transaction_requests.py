@@ -9,7 +9,7 @@ ApiVersions names no features.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from amqpd.kafka_server import group_offsets, topics, transactions
 from amqpd.kafka_server.connection import Api, Call
@@ -25,14 +25,10 @@ from amqpd.kafka_server.messages import (
     OPERATION_NOT_ATTEMPTED,
     PRODUCER_FENCED,
     STORAGE_ERROR,
-    MalformedRequest,
     api_types,
 )
 from amqpd.kafka_server.transaction_coordinator import TIMEOUT_MS_MAX, TransactionCoordinator, new_producer_id
 from amqpd.kafka_server.transactions import PARTITIONS_MAX, TransactionMetadata, TransactionPartition
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 Fields = dict[str, Any]
 
@@ -44,13 +40,6 @@ def _coordinator(call: Call) -> TransactionCoordinator:
 def _for_version(call: Call, error: int, fenced_from: int) -> int:
     """Return the error for this version: older ones have 47 (INVALID_PRODUCER_EPOCH) instead of 90."""
     return INVALID_PRODUCER_EPOCH if error == PRODUCER_FENCED and call.version < fenced_from else error
-
-
-def _check_count(partitions: Iterable[list[Any]]) -> None:
-    """Check the number of topics and partitions. Raises: MalformedRequest."""
-    count = sum(1 + len(each) for each in partitions)
-    if count > 2 * PARTITIONS_MAX:
-        raise MalformedRequest(f"{count} topics and partitions in one request of a transaction")
 
 
 # -- InitProducerId
@@ -132,7 +121,7 @@ def _answer_init(call: Call, error: int) -> None:
 def _add_partitions(call: Call) -> None:
     request, coordinator = call.request, _coordinator(call)
     wanted = request.v3_and_below_topics
-    _check_count(each.partitions for each in wanted)
+    topics.check_partitions((each.partitions for each in wanted), 2 * PARTITIONS_MAX)
     name = request.v3_and_below_transactional_id
     error = coordinator.error_for(name, call.session)
     found: list[TransactionPartition] = []
@@ -210,7 +199,7 @@ def _txn_offset_commit(call: Call) -> None:
     request, coordinator = call.request, _coordinator(call)
     groups = call.connection.server.coordinator
     vhost = call.session.vhost
-    _check_count(each.partitions for each in request.topics)
+    topics.check_partitions((each.partitions for each in request.topics), 2 * PARTITIONS_MAX)
     error = coordinator.error_for(request.transactional_id, call.session)
     error = error or groups.error_for(request.group_id, call.session)
     if not error:

@@ -24,7 +24,7 @@ from amqpd.kafka_server.committed_offsets import (
     encode_key,
     encode_value,
 )
-from amqpd.kafka_server.compacted_log import RETRY_MS
+from amqpd.kafka_server.compacted_log import RETRY_MS, LogHost
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.storage import Storage
 
@@ -96,7 +96,7 @@ class Lab:
         self.storage = Storage(path, post=self._post, inline=True, filesystem=disk)
         self.storage.commits.on_commit = lambda generation, failed: None
         turn: Any = Turn(self.storage)
-        self.offsets = CommittedOffsets(self.storage, turn, self.soon.append, lambda: self.now, self._loaded)
+        self.offsets = CommittedOffsets(LogHost(self.storage, turn, self.soon.append, lambda: self.now), self._loaded)
         self.offsets.load()
         self.run()
 

@@ -20,6 +20,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka_socket import address_of
 from transaction_client import TransactionClient, new_topic
 
+from amqpd.kafka_server.compacted_log import LogHost
 from amqpd.kafka_server.transaction_log import TransactionLog
 from amqpd.kafka_server.transactions import TransactionMetadata, end
 from amqpd.storage.storage import Storage
@@ -191,7 +192,7 @@ def decide(data_dir: Path, name: str, change: Any) -> None:
             """Do nothing: `run` ends the turns."""
 
     turn: Any = NoTurn()
-    log = TransactionLog(storage, turn, waiting.append, lambda: 0, lambda: None)
+    log = TransactionLog(LogHost(storage, turn, waiting.append, lambda: 0), lambda: None)
 
     def run(until: Any) -> None:
         deadline = time.monotonic() + 30
