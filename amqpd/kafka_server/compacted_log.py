@@ -51,13 +51,13 @@ class LogHost:
 class CompactedLog:
     """The log. Loop thread only.
 
-    Subclasses set `directory`, its name in the data directory; `queue_id`, the id in the log's queue.json, to which no
-    random id may be equal; and `content`, what it has, for the broker's log.
-
     Args:
         loaded: called once the log is read.
 
     Attributes:
+        directory: set by each subclass: its name in the data directory.
+        queue_id: set by each subclass: in the log's queue.json; no random id may be equal to it.
+        content: set by each subclass: what it has, for the broker's log.
         is_loaded: before, nothing may be asked or changed.
         has_failed: the log could not be opened or read; `load` tries again, at most every RETRY_MS.
         is_stopped: the broker stops.
