@@ -155,7 +155,7 @@ def _check_records(data: bytes, position: i64, header: BatchHeader, decoder: Rec
     position += HEADER_SIZE
     total: i64 = 0
     number: i64 = 0
-    valid = b""  # properties that were checked
+    valid: bytes | None = None  # properties that were checked
     while number < header.count:
         start: i64 = 0
         stop: i64 = 0

@@ -340,7 +340,7 @@ def read_record(data: bytes, position: i64, end: i64, offset: i64, timestamp_ms:
         if name_size == 8 and read_i64_be(data, name_position) == _EXCHANGE_WORD:
             if size > 0:
                 exchange = data[position : position + size]
-            if size < 0 or count != 1:
+            if count != 1:
                 foreign = True
         elif (
             name_size == 10
@@ -350,7 +350,7 @@ def read_record(data: bytes, position: i64, end: i64, offset: i64, timestamp_ms:
         ):
             if size > 0:
                 properties = data[position : position + size]
-            if size <= 0 or count != 0:
+            if count != 0:
                 foreign = True
         else:
             foreign = True
@@ -592,7 +592,7 @@ class RecordDecoder:
             properties_start: i64 = body_end + len(middle)
             if size >= 0 and middle and properties_start < end and data[body_end:properties_start] == middle:
                 size, properties_start = read_varint(data, properties_start)
-                if size > 0 and properties_start + size == end:
+                if size >= 0 and properties_start + size == end:
                     properties = self._next_properties(data, body_end, properties_start, end)
                     return Record(
                         offset, timestamp_ms, self._exchange, self._key, properties, data[start:body_end], persistent
@@ -640,7 +640,7 @@ class RecordDecoder:
             properties_start: i64 = body_end + len(middle)
             if size >= 0 and middle and properties_start < end and matches_at(data, body_end, middle):
                 properties_size, properties_start = read_varint(data, properties_start)
-                if properties_size > 0 and properties_start + properties_size == end:
+                if properties_size >= 0 and properties_start + properties_size == end:
                     properties = self._next_properties(data, body_end, properties_start, end)
                     views.add(
                         offset, timestamp_ms, start, size, data, self._exchange, self._key, properties, persistent

@@ -308,7 +308,8 @@ def test_headers_that_no_frame_can_hold_disturb_no_consumer(kafka_broker: Broker
 
 def test_a_record_that_looks_like_a_message_and_is_none_is_refused(kafka_broker: BrokerProcess, channel: Any) -> None:
     name = stream(channel)
-    for key, exchange, properties in ((b"k", b"e", b"\xff"), (b"k", b"\xff", b"\0\0"), (b"k" * 256, b"e", b"\0\0")):
+    bad: list[tuple[bytes, bytes, bytes | None]] = [(b"k", b"e", b"\xff"), (b"k", b"e", b""), (b"k", b"e", None)]
+    for key, exchange, properties in (*bad, (b"k", b"\xff", b"\0\0"), (b"k" * 256, b"e", b"\0\0")):
         headers: list[Header] = [(b"exchange", exchange), (b"properties", properties)]
         code, text = produce(kafka_broker, name, [BatchRecord(TIME_MS, key, b"v", headers)])
         assert (code, "properties" in text) == (87, True)
