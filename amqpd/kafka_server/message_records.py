@@ -5,8 +5,8 @@ storage/log/foreign_record.py tells how a record becomes a message, here and for
 becomes a record by the same table read backwards. Numbers and booleans of a headers table become text. If text does not
 say all, the record also has the header `properties` with the encoded properties.
 
-A queue refuses records whose key and headers together have more than MESSAGE_BYTES_MAX. In a stream the record stays
-complete, and only the message has less.
+A queue refuses records with more than HEADERS_MAX headers, or MESSAGE_BYTES_MAX of key and headers. In a stream the
+record stays complete, and only the message has less.
 
 All bytes from clients were checked by `check_batches` (storage/log/appender.py), except what the headers mean.
 """
@@ -25,6 +25,7 @@ from amqpd.storage.log.batch import HEADER_SIZE, NO_PRODUCER, BatchHeader, close
 from amqpd.storage.log.foreign_record import (
     EXCHANGE,
     HEADERS,
+    HEADERS_MAX,
     KEY,
     MESSAGE_BYTES_MAX,
     PROPERTIES,
@@ -79,7 +80,7 @@ def read_messages(
 
 
 def records_of(batch: bytes) -> Iterator[BatchRecord]:
-    """Yield the records of a checked batch. Cost: some 5 us each. Raises: BadRecord."""
+    """Yield the records of a checked batch. Cost: some 5 us each. Raises: BadRecord: more than HEADERS_MAX headers."""
     data, position, header = decompressed(batch, 0, BatchHeader(batch, 0))
     end = position + header.size
     position += HEADER_SIZE
@@ -90,6 +91,8 @@ def records_of(batch: bytes) -> Iterator[BatchRecord]:
         key, start = _field(data, start, stop)
         value, start = _field(data, start, stop)
         count, start = read_varint(data, start)
+        if count > HEADERS_MAX:
+            raise BadRecord(f"a record with {count} headers; in a queue at most {HEADERS_MAX} are possible")
         headers: list[Header] = []
         for _ in range(count):
             name, start = _field(data, start, stop)

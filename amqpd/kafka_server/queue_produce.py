@@ -29,6 +29,7 @@ from amqpd.kafka_server.messages import (
 from amqpd.protocol.field_table import CodecError
 from amqpd.storage.log.batch import NO_PRODUCER, BatchHeader
 from amqpd.storage.log.producer_state import SEQUENCE_MAX, Producer
+from amqpd.storage.log.record import BadRecord
 from amqpd.storage.queue_log import LogFailed
 
 if TYPE_CHECKING:
@@ -76,8 +77,11 @@ class QueueBatch:
         self._base_sequence = int(header.base_sequence)
         self._number = 0
         self._skip_count = self._known_count(int(header.count)) if self._producer_id >= 0 else 0
-        for record in records_of(batch):
-            _checked_message(record, user)
+        try:
+            for record in records_of(batch):
+                _checked_message(record, user)
+        except BadRecord as error:
+            raise RefusedBatch(INVALID_RECORD, str(error)) from None
         self._records: Iterator[BatchRecord] = records_of(batch)
 
     def _known_count(self, count: int) -> int:

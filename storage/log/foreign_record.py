@@ -16,7 +16,8 @@ has at most 255 bytes of UTF-8. For what is none there are more headers:
 
     `x-kafka-key`               the key; the routing key is as much of it as fits
     `x-kafka-headers`           array of arrays of name and value: headers with such names
-    `x-kafka-headers-omitted`   number of headers, or keys, that a message has no room for (MESSAGE_BYTES_MAX)
+    `x-kafka-headers-omitted`   number of headers, or keys, that a message has no room for (MESSAGE_BYTES_MAX,
+                                HEADERS_MAX)
 
 If the record has the header `properties` with encoded properties, the message has these. Other headers are added
 unless the properties have a header or property of the same name: they repeat it as text.
@@ -55,6 +56,8 @@ EXPIRATION_MS_MAX: Final = 315_360_000_000
 """Ten years, as for messages of AMQP."""
 MESSAGE_BYTES_MAX: Final = 64 * 1024
 """Maximum bytes of names and values of the headers of a message: AMQP sends them in one frame, 128 KiB by default."""
+HEADERS_MAX: Final = 4096
+"""Maximum number of headers of a message: a record may have millions of empty ones."""
 PROPERTY_FIELDS: Final[dict[bytes, str]] = {
     b"content-type": "content_type",
     b"content-encoding": "content_encoding",
@@ -74,30 +77,33 @@ _WITH_TIME: Final = encode_properties(Properties(headers={TIME_MS: Int64(0)}, de
 _BEFORE_TIME: Final = _WITH_TIME[:-17]  # a time of eight bytes, the delivery mode, and a time of eight bytes
 
 
-def message_fields(key: bytes, is_null: bool, headers: list[Header], timestamp_ms: i64) -> tuple[bytes, bytes, bytes]:
+def message_fields(
+    key: bytes, is_null: bool, headers: list[Header], timestamp_ms: i64, omitted: i64 = 0
+) -> tuple[bytes, bytes, bytes]:
     """Return exchange, routing key and encoded properties of the message for a record.
 
     Args:
         key: empty for a null one.
         is_null: the value is null.
+        headers: at most HEADERS_MAX.
         timestamp_ms: since 1970; negative: there is none.
+        omitted: number of headers of the record that are not in `headers`.
 
     Cost: about 0.3 us for a record without headers, 5 us and more with some.
     """
     is_short = is_short_text(key)
-    if is_short and not is_null and not headers:
+    if is_short and not is_null and not headers and omitted == 0:
         return b"", key, _time_properties(timestamp_ms)
     table: dict[str, object] = {}
     if is_null:
         table[TOMBSTONE] = True
     size: i64 = 0
-    omitted: i64 = 0
     if not is_short:
         if len(key) <= MESSAGE_BYTES_MAX:
             table[KEY] = key
             size = len(key)
         else:
-            omitted = 1
+            omitted += 1
     exchange, given, others = _split(headers)
     fitting: list[Header] = []
     size += len(given)

@@ -29,7 +29,7 @@ from typing import Final, final
 from librt.strings import BytesWriter, read_i64_be, read_i64_le, write_i64_le
 from mypy_extensions import i64
 
-from amqpd.storage.log.foreign_record import Header, message_fields
+from amqpd.storage.log.foreign_record import HEADERS_MAX, Header, message_fields
 
 # Computed, because mypyc keeps a literal of more than 62 bits as an object and unpacks it at each use.
 _EXCHANGE_WORD: Final[i64] = read_i64_be(b"exchange", 0)
@@ -365,8 +365,12 @@ def read_record(data: bytes, position: i64, end: i64, offset: i64, timestamp_ms:
     return record
 
 
-def read_headers(data: bytes, position: i64) -> list[Header]:
-    """Return the headers of a record that `read_record` has accepted. `position`: of the key."""
+def read_headers(data: bytes, position: i64) -> tuple[list[Header], i64]:
+    """Return the first headers of a record that `read_record` has accepted, and the number of others.
+
+    Args:
+        position: of the key.
+    """
     size: i64 = 0
     for _ in range(2):  # key and value
         size, position = read_varint(data, position)
@@ -375,7 +379,7 @@ def read_headers(data: bytes, position: i64) -> list[Header]:
     count: i64 = 0
     count, position = read_varint(data, position)
     headers: list[Header] = []
-    while count > 0:
+    while count > 0 and len(headers) < HEADERS_MAX:
         count -= 1
         size, position = read_varint(data, position)
         name = data[position : position + size]
@@ -386,7 +390,7 @@ def read_headers(data: bytes, position: i64) -> list[Header]:
         else:
             headers.append((name, data[position : position + size]))
             position += size
-    return headers
+    return headers, count
 
 
 _PLACE_SIZE: Final[i64] = 32
@@ -555,6 +559,7 @@ class RecordDecoder:
         self._converts: bool = converts
         # The time of the previous record if its properties have it, because it was converted.
         self._timestamp_ms: i64 = _ANY_TIME
+        self._foreign: bool = False
         # Bytes of the previous record: before the length of its body, and after its body. Then their meaning.
         self._before: bytes = _NO_BYTES
         self._after: bytes = _NO_BYTES
@@ -585,9 +590,11 @@ class RecordDecoder:
                 and end - body_end == len(after)
                 and data[body_end:end] == after
             ):
-                return Record(
+                same = Record(
                     offset, timestamp_ms, self._exchange, self._key, self._properties, data[start:body_end], persistent
                 )
+                same.foreign = self._foreign
+                return same
             middle = self._middle
             properties_start: i64 = body_end + len(middle)
             if size >= 0 and middle and properties_start < end and data[body_end:properties_start] == middle:
@@ -672,8 +679,10 @@ class RecordDecoder:
     ) -> Record:
         record = read_record(data, position, end, offset, timestamp_ms, persistent)
         if record.foreign and self._converts:
-            headers = read_headers(data, position)
-            exchange, key, properties = message_fields(record.routing_key, record.tombstone, headers, timestamp_ms)
+            headers, left = read_headers(data, position)
+            exchange, key, properties = message_fields(
+                record.routing_key, record.tombstone, headers, timestamp_ms, left
+            )
             # Readers compare the fields of consecutive records by identity.
             record.exchange = self._exchange if exchange == self._exchange else exchange
             record.routing_key = self._key if key == self._key else key
@@ -695,6 +704,7 @@ class RecordDecoder:
         if size >= 0 and (start - position) + (end - body_end) <= _KEPT_SIZE_MAX:
             converted = record.foreign and self._converts
             self._timestamp_ms = record.timestamp_ms if converted else _ANY_TIME
+            self._foreign = record.foreign
             self._before = data[position:start]
             self._after = data[body_end:end]
             self._exchange = record.exchange

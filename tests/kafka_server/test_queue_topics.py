@@ -215,6 +215,7 @@ def test_after_a_kill_a_repeated_batch_is_known(tmp_path: Path) -> None:
     [
         (b"k" * 65_537, []),
         (b"k", [("n" * 40_000, b"v"), ("n", b"v" * 30_000)]),
+        (b"k", [("", b"")] * 4097),
         (b"k", [("properties", b"\x00\x10\x05admin")]),
         (b"k", [("properties", b"\x01\x00\x03-5x")]),
         (b"k", [("exchange", b"e"), ("properties", b"\xff")]),

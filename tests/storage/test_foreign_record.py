@@ -13,7 +13,14 @@ from amqpd.protocol.field_table import Int64
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
 from amqpd.storage.log.appender import BadBatch, check_batches
 from amqpd.storage.log.batch import NO_PRODUCER, BatchCursor, BatchHeader, close_batch
-from amqpd.storage.log.foreign_record import MESSAGE_BYTES_MAX, Header, are_properties, is_short_text, message_fields
+from amqpd.storage.log.foreign_record import (
+    HEADERS_MAX,
+    MESSAGE_BYTES_MAX,
+    Header,
+    are_properties,
+    is_short_text,
+    message_fields,
+)
 from amqpd.storage.log.record import Record, RecordDecoder, RecordRoute, RecordViews, varint, write_record
 
 TIME_MS: Final = 1_700_000_000_123
@@ -209,3 +216,16 @@ def test_a_header_with_the_name_of_the_time_is_kept_beside_it() -> None:
 def test_without_conversion_a_record_is_as_it_is_stored() -> None:
     (record,) = read(batch([(0, b"k" * 300, b"v", [(b"a", b"1")])]), RecordDecoder(converts=False))
     assert (record.routing_key, record.properties, record.foreign) == (b"k" * 300, b"", True)
+
+
+def test_equal_records_without_headers_are_accepted_and_foreign() -> None:
+    data = batch([(0, b"k", b"v", [])] * 3)
+    assert len(check_batches(data)) == 1
+    for decoder in (RecordDecoder(), RecordDecoder(converts=False)):
+        assert [each.foreign for each in read(data, decoder)] == [True] * 3
+
+
+def test_headers_beyond_the_count_are_omitted() -> None:
+    (record,) = read(batch([(0, b"k", b"v", [(b"", b"")] * (HEADERS_MAX + 5))]))
+    headers = decode_properties(record.properties).headers or {}
+    assert (len(headers[""]), headers["x-kafka-headers-omitted"]) == (HEADERS_MAX, 5)  # type: ignore[arg-type]
