@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -97,25 +98,25 @@ class Measurement:
     def rounds(self) -> None:
         """Measure all rounds, or those for which there is time."""
         until = time.monotonic() + self._given.limit * 60
-        for self._round in range(1, self._given.rounds + 1):
-            if self._round > 1 and time.monotonic() > until:
-                self._found.notes.append(f"{self._round - 1} rounds instead of {self._given.rounds}: time was up.")
-                return
+        for number in range(1, self._given.rounds + 1):
+            if number > 1 and time.monotonic() > until:
+                self._found.notes.append(f"{number - 1} rounds instead of {self._given.rounds}: time was up.")
+                break
+            self._round = number
             for records in self._given.chosen:
                 for side in self._in_turn():
                     self._records(side, records)
             for side in self._in_turn():
                 self._latencies(side)
         for side in self._sides:
-            column = next(iter(side.topic_configs))
-            self._one("memory", column, lambda side=side: memory_mb(side.pid))  # type: ignore[misc]
+            self._one("memory", next(iter(side.topic_configs)), partial(memory_mb, side.pid))
 
     def starts(self) -> None:
         """Measure starts over the data of the run."""
         for side in self._sides:
             column = next(iter(side.topic_configs))
-            for self._round, took in enumerate(side.start_times_ms(STARTS), 1):
-                self._found.runs.append(Run(self._round, "start", column, {"start_ms": took}))
+            for number, took in enumerate(side.start_times_ms(STARTS), 1):
+                self._found.runs.append(Run(number, "start", column, {"start_ms": took}))
 
     def _in_turn(self) -> Sequence[KafkaSide]:
         return self._sides if self._round % 2 else self._sides[::-1]
@@ -125,21 +126,16 @@ class Measurement:
 
     def _records(self, side: KafkaSide, records: Records) -> None:
         """Fill a topic for each column of the side, and read the first one."""
-        count = self._count(records)
+        count, payloads = self._count(records), self._payloads[records.size]
         topics = []
         for column, configs in side.topic_configs.items():
-            topic = f"t{self._round}-{records.size}-{records.codec}-{len(topics)}"
-            topics.append(topic)
-            side.create_topic(topic, configs)
-            payloads = self._payloads[records.size]
-            self._one(
-                f"produce {records.name}",
-                column,
-                lambda topic=topic: kafka_load.produce(side, topic, records, count, payloads),  # type: ignore[misc]
-            )
+            topics.append(f"t{self._round}-{records.size}-{records.codec}-{len(topics)}")
+            side.create_topic(topics[-1], configs)
+            load = partial(kafka_load.produce, side, topics[-1], records, count, payloads)
+            self._one(f"produce {records.name}", column, load)
         column = next(iter(side.topic_configs))
-        self._one(f"fetch {records.name}", column, lambda: kafka_load.fetch(side, topics[0], count))
-        self._one(f"share {records.name}", column, lambda: kafka_load.share(side, topics[0], count // 4))
+        self._one(f"fetch {records.name}", column, partial(kafka_load.fetch, side, topics[0], count))
+        self._one(f"share {records.name}", column, partial(kafka_load.share, side, topics[0], count // 4))
         for topic in topics:
             side.delete_topic(topic)
 
@@ -147,11 +143,7 @@ class Measurement:
         for number, (column, configs) in enumerate(side.topic_configs.items()):
             topic = f"t{self._round}-latency-{number}"
             side.create_topic(topic, configs)
-            self._one(
-                "latency",
-                column,
-                lambda topic=topic: kafka_load.latency(side, topic, WARM_RECORDS, LATENCIES),  # type: ignore[misc]
-            )
+            self._one("latency", column, partial(kafka_load.latency, side, topic, WARM_RECORDS, LATENCIES))
             side.delete_topic(topic)
 
     def _one(self, scenario: str, column: str, work: Callable[[], Result]) -> None:

@@ -1,7 +1,7 @@
 """The two sides of `kafka.py`: amqpd with its listener for Kafka's clients, and one broker of Apache Kafka (KRaft).
 
-Apache Kafka is that of tests/cluster, with the Java options of Kafka's scripts and Kafka's own defaults. Both keep their
-data in the run's directory.
+Apache Kafka is that of tests/cluster, with the Java options of Kafka's scripts and Kafka's own defaults. Both keep
+their data in the run's directory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ AS_BY_DEFAULT = {
     "share.coordinator.state.topic.min.isr": "1",
     "log.segment.delete.delay.ms": "1000",
 }
-"""Kafka's defaults where tests/cluster has others, what a single broker needs, and a quick removal of deleted topics."""
+"""Kafka's defaults where tests/cluster has others, what a single broker needs, and quick removal of deleted topics."""
 
 
 def jars() -> Path:
@@ -143,8 +143,8 @@ class AmqpdListener(KafkaSide):
     def __init__(self, directory: Path) -> None:
         self._broker = Amqpd(directory)
         self._port = machine.free_port()
-        options = ["--kafka.host", "127.0.0.1", "--kafka.port", str(self._port), "--log.level", "warning"]
-        self._options = [*options, "--kafka.share_auto_offset_reset", "earliest"]
+        options = ["--kafka.host", "127.0.0.1", "--kafka.port", str(self._port)]
+        self._options = [*options, "--kafka.share_auto_offset_reset", "earliest", "--log.level", "warning"]
         super().__init__("amqpd", {"amqpd": {}})
 
     @property
