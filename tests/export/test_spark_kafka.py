@@ -52,7 +52,7 @@ def place(spark: Any, kafka_source_jars: list[Path], tmp_path: Path) -> Iterator
         pytest.skip(why)
     with BrokerProcess(tmp_path / "data", settings={"kafka.port": 0, "kafka.host": "127.0.0.1"}) as broker:
         assert broker.ready is not None
-        connection = BlockingConnection(ConnectionParameters("127.0.0.1", broker.amqp_port))
+        connection = BlockingConnection(ConnectionParameters("127.0.0.1", broker.amqp_port, heartbeat=0))
         channel = connection.channel()
         channel.confirm_delivery()
         channel.exchange_declare("orders", "topic", durable=True)
@@ -126,3 +126,16 @@ def test_kafka_source_and_sink_agree_with_format_amqp(spark: Any, place: Place, 
         assert sent == [(f"key-{number}", b"value-%d" % number) for number in range(5)]
     method, _, body = place.channel.basic_get("quorum-target", auto_ack=True)
     assert (method.routing_key, body) == ("key-0", b"value-0")
+
+
+def test_example_of_the_manual_copies_orders(spark: Any, place: Place) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "kafka.md").read_text("utf-8")
+    example = text.partition("## Spark\n")[2].split("```python\n")[1].split("```")[0]
+    for queue, kind in (("orders", "quorum"), ("eu-orders", "stream")):
+        place.channel.queue_declare(queue, durable=True, arguments={"x-queue-type": kind})
+    place.channel.queue_bind("orders", "orders", "#")
+    place.publish(0, 4)
+    place.channel.basic_publish("orders", "us.1", b"not this one", BasicProperties(delivery_mode=2))
+    exec(example.replace("127.0.0.1:9092", place.bootstrap), {"spark": spark})
+    copies = sorted((row["routing_key"], bytes(row["value"])) for row in place.amqp(spark, "eu-orders"))
+    assert copies == [(f"eu.{number}", b"order %d" % number) for number in range(4)]
