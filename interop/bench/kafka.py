@@ -33,7 +33,7 @@ from .rounds import PAUSE_S, Run, say
 RECORDS = (Records(100, "none"), Records(100, "lz4"), Records(1024, "none"), Records(1024, "lz4"))
 PER_S = {100: 200_000, 1024: 50_000}
 """Size of a value -> records for each second of --time, the same for both brokers."""
-WARM_RECORDS, LATENCIES = 1000, 2000
+WARM_RECORDS, LATENCIES = 500, 1000
 STARTS = 5
 WHAT = {
     "produce": "kafka-producer-perf-test, acks=all, idempotent, other settings of the client by default; the rate "
