@@ -11,7 +11,7 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
 
 /**
  * Times from the send of a record until a consumer has it, one record after the other: BOOTSTRAP TOPIC WARM COUNT SIZE.
- * Prints p50 and p99 in us. Kafka's own tool, EndToEndLatency, rounds to milliseconds.
+ * Prints p50 and p99 in us. linger.ms is 0, as in Kafka's own tool (EndToEndLatency), which rounds to milliseconds.
  */
 public class KafkaLatency {
     public static void main(String[] arguments) {
@@ -20,7 +20,7 @@ public class KafkaLatency {
         int count = Integer.parseInt(arguments[3]);
         byte[] value = new byte[Integer.parseInt(arguments[4])];
         long[] took = new long[count];
-        Map<String, Object> settings = Map.of("bootstrap.servers", arguments[0]);
+        Map<String, Object> settings = Map.of("bootstrap.servers", arguments[0], "linger.ms", 0);
         try (var producer = new KafkaProducer<>(settings, new ByteArraySerializer(), new ByteArraySerializer());
                 var consumer = new KafkaConsumer<>(settings, new ByteArrayDeserializer(), new ByteArrayDeserializer())) {
             consumer.assign(List.of(partition));
