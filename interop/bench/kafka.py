@@ -41,8 +41,7 @@ WHAT = {
     "(flush.messages=1)",
     "fetch": "kafka-consumer-perf-test, from the first record; the rate without the join of the group",
     "share": "kafka-share-consumer-perf-test with one member, from the first record",
-    "latency": f"{LATENCIES} records of 100 bytes, one after the other (linger.ms=0), from the send until a consumer has "
-    "it",
+    "latency": f"{LATENCIES} records of 100 bytes, one after the other (linger.ms=0), from the send to a consumer",
     "memory": "after all loads",
     "start": f"from the start of the process until ApiVersions is answered, over the data of the run; {STARTS} starts",
 }

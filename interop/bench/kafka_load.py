@@ -50,10 +50,20 @@ def java(program: str, *arguments: str) -> list[str]:
 
 
 def run_tool(command: Sequence[str]) -> str:
-    """Return the output of a program. Raises: RunFailed if it fails or does not end."""
+    """Return the output of a program. Raises: RunFailed if it fails or does not end.
+
+    It has a session of its own, as amqpd has: Linux schedules sessions as groups, and a client in Kafka's session would
+    hand its processor over to Kafka only.
+    """
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+            start_new_session=True,
         )
     except subprocess.TimeoutExpired:
         raise RunFailed(f"not ended after {TIMEOUT_S:.0f} s") from None
