@@ -124,7 +124,7 @@ torture: compiled ## 1,000 kills, 500 power cuts, 10 million crash states: hours
 
 # --- Measurements and what is generated
 
-.PHONY: bench bench-guard bench-page bench-cluster bench-export compare compare-record docs pictures build page clean
+.PHONY: bench bench-guard bench-page bench-cluster bench-kafka bench-export compare compare-record docs pictures build page clean
 bench: $(VENV)/.installed $(PLAIN)/.ready ## beside RabbitMQ: 22 minutes (BENCH_ARGS="--scenarios S1,S3 --rounds 1")
 	$(BIN)/python -m interop.bench --interpreted $(PLAIN)/bin/python $(BENCH_ARGS)
 
@@ -136,6 +136,9 @@ bench-page: $(VENV)/.page $(VENV)/.extra-page browser ## what the web page costs
 
 bench-cluster: $(VENV)/.installed $(VENV)/.extra-cluster $(VENV)/.extra-test $(VENV)/.kafka ## three nodes beside three of RabbitMQ
 	$(BIN)/python -m interop.bench.cluster $(BENCH_ARGS)
+
+bench-kafka: $(VENV)/.installed $(VENV)/.extra-cluster $(VENV)/.extra-test $(VENV)/.kafka-clients ## the Kafka listener beside Apache Kafka
+	$(BIN)/python -m interop.bench.kafka $(BENCH_ARGS)
 
 bench-export: $(VENV)/.installed $(VENV)/.extra-spark $(VENV)/.extra-all-tests ## a million records decoded and exported
 	$(BIN)/python -P -c 'import runpy, sys; sys.path.append("."); runpy.run_module("interop.bench.export_decode", run_name="__main__")' $(BENCH_ARGS)

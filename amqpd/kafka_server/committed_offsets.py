@@ -26,12 +26,9 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from amqpd.kafka_server.compacted_log import CompactedLog, LogHost
-
-if TYPE_CHECKING:
-    pass
 
 DIRECTORY: Final = "kafka-offsets"
 QUEUE_ID: Final = "0" * 31 + "2"

@@ -341,14 +341,8 @@ class PendingProduce:
         except RefusedBatch as refused:
             self._end_part(number, Result(refused.error, text=refused.text))
             return
-        except BatchTooLarge as error:
-            self._end_part(number, Result(MESSAGE_TOO_LARGE, text=str(error)))
-            return
-        except DamagedBatch as error:
-            self._end_part(number, Result(CORRUPT_MESSAGE, text=str(error)))
-            return
         except BadBatch as error:
-            self._end_part(number, Result(INVALID_RECORD, text=str(error)))
+            self._end_part(number, Result(_error_of(error), text=str(error)))
             return
         except LogFailed:
             self._end_part(number, Result(STORAGE_ERROR))
@@ -493,6 +487,13 @@ def _check_header(frame: bytes, start: int, end: int, size_max_bytes: int, now_m
         raise RefusedBatch(UNSUPPORTED_COMPRESSION_TYPE, f"unknown codec {header.attributes & COMPRESSION}")
     if header.attributes & ~(COMPRESSION | TRANSACTIONAL):
         raise RefusedBatch(INVALID_RECORD, f"unknown attributes {header.attributes:#x}")
+
+
+def _error_of(error: BadBatch) -> int:
+    """Return the error code of a batch that the log refuses."""
+    if isinstance(error, BatchTooLarge):
+        return MESSAGE_TOO_LARGE
+    return CORRUPT_MESSAGE if isinstance(error, DamagedBatch) else INVALID_RECORD
 
 
 def find_duplicate(last: Producer | None, header: BatchHeader) -> int:

@@ -95,12 +95,15 @@ class ShareSource:
 def merged(acquired: Sequence[tuple[int, int]]) -> list[Acquired]:
     """Return offsets with their delivery counts, in ascending order, as ranges."""
     ranges: list[Acquired] = []
+    first, last, deliveries = 0, -2, 0
     for offset, count in acquired:
-        last = ranges[-1] if ranges else None
-        if last is not None and last.last == offset - 1 and last.delivery_count == count:
-            ranges[-1] = last._replace(last=offset)
-        else:
-            ranges.append(Acquired(offset, offset, count))
+        if offset != last + 1 or count != deliveries:
+            if last >= 0:
+                ranges.append(Acquired(first, last, deliveries))
+            first, deliveries = offset, count
+        last = offset
+    if last >= 0:
+        ranges.append(Acquired(first, last, deliveries))
     return ranges
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import heapq
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from amqpd.kafka_server.share_wire import GAP, RELEASE, RENEW, AckRange
@@ -53,11 +53,11 @@ class _Record:
 
     __slots__ = ("count", "due_ms", "member", "state", "stays")
 
-    def __init__(self, count: int) -> None:
-        self.state = AVAILABLE
+    def __init__(self, count: int, state: int = AVAILABLE, member: str = "", due_ms: int = 0) -> None:
+        self.state = state
         self.count = count
-        self.member = ""
-        self.due_ms = 0
+        self.member = member
+        self.due_ms = due_ms
         self.stays = False
 
 
@@ -79,6 +79,7 @@ class ShareState:
     def __init__(self, end: int, ranges: Sequence[StateRange] = ()) -> None:
         self.end = end
         self._open: dict[int, _Record] = {}
+        self._log_start = 0  # no record below it is open
         self._available: list[int] = []  # a heap; it may have offsets that are not available any more
         for each in ranges:
             for offset in range(each.first, each.last + 1):
@@ -104,15 +105,18 @@ class ShareState:
     def ranges(self) -> list[StateRange]:
         """Return the records that a snapshot has."""
         found: list[StateRange] = []
+        first, last, count = 0, -2, 0
         for offset in sorted(self._open):
             record = self._open[offset]
             if record.state == UPDATING and not record.stays:
                 continue
-            last = found[-1] if found else None
-            if last is not None and last.last == offset - 1 and last.deliveries == record.count:
-                found[-1] = last._replace(last=offset)
-            else:
-                found.append(StateRange(offset, offset, record.count))
+            if offset != last + 1 or record.count != count:
+                if last >= 0:
+                    found.append(StateRange(first, last, count))
+                first, count = offset, record.count
+            last = offset
+        if last >= 0:
+            found.append(StateRange(first, last, count))
         return found
 
     # -- acquire
@@ -139,21 +143,24 @@ class ShareState:
         Records from `end` up to `first` that were not acquired become final. Return offsets and delivery counts.
         """
         acquired: list[tuple[int, int]] = []
-        offset = first
-        while offset <= last and len(acquired) < count_max:
-            record = self._open.get(offset)
-            if offset >= self.end:
-                if len(self._open) >= OPEN_MAX:
-                    break
-                record = self._open[offset] = _Record(0)
-                self.end = offset + 1
+        records = self._open
+        for offset in range(first, min(last + 1, self.end)):
+            if len(acquired) >= count_max:
+                return acquired
+            record = records.get(offset)
             if record is not None and record.state == AVAILABLE:
                 record.state = ACQUIRED
                 record.count += 1
                 record.member = member
                 record.due_ms = due_ms
                 acquired.append((offset, record.count))
-            offset += 1
+        begin = max(first, self.end)
+        stop = min(last + 1, begin + count_max - len(acquired), begin + OPEN_MAX - len(records))
+        if begin < stop:
+            for offset in range(begin, stop):
+                records[offset] = _Record(1, ACQUIRED, member, due_ms)
+                acquired.append((offset, 1))
+            self.end = stop
         return acquired
 
     # -- acknowledge
@@ -164,25 +171,30 @@ class ShareState:
         Return the offsets that are updated; `end_update` must follow. Return None, and change nothing, if the member
         has not acquired one of them. Gaps may be anywhere.
         """
-        for offset, kind in _each(acks):
-            if not self._is_acquired_by(member, offset) and (kind != GAP or offset in self._open):
-                return None
+        records = self._open
+        for each in acks:
+            for offset in range(each.first, each.last + 1):
+                record = records.get(offset)
+                if record is None:
+                    if each.type_at(offset) != GAP:
+                        return None
+                elif record.state != ACQUIRED or record.member != member:
+                    return None
         updated: list[int] = []
-        for offset, kind in _each(acks):
-            record = self._open.get(offset)
-            if record is None or record.state != ACQUIRED:
-                continue  # a gap, or twice in the request
-            if kind == RENEW:
-                record.due_ms = renewed_due_ms
-                continue
-            record.state = UPDATING
-            record.stays = kind == RELEASE and record.count < ATTEMPTS_MAX
-            updated.append(offset)
+        for each in acks:
+            one = each.types[0] if len(each.types) == 1 else -1
+            for offset in range(each.first, each.last + 1):
+                record = records.get(offset)
+                if record is None or record.state != ACQUIRED:
+                    continue  # a gap, or twice in the request
+                kind = one if one >= 0 else each.type_at(offset)
+                if kind == RENEW:
+                    record.due_ms = renewed_due_ms
+                    continue
+                record.state = UPDATING
+                record.stays = kind == RELEASE and record.count < ATTEMPTS_MAX
+                updated.append(offset)
         return updated
-
-    def _is_acquired_by(self, member: str, offset: int) -> bool:
-        record = self._open.get(offset)
-        return record is not None and record.state == ACQUIRED and record.member == member
 
     def end_update(self, offsets: Sequence[int], is_written: bool) -> None:
         """End an update: the records have their new state, or are acquired again if it could not be written."""
@@ -229,15 +241,12 @@ class ShareState:
 
     def remove_below(self, offset: int) -> None:
         """Make all records below `offset` final: retention has removed them."""
+        if offset <= self._log_start:
+            return
+        self._log_start = offset
         for each in [each for each in self._open if each < offset]:
             del self._open[each]
         self.end = max(self.end, offset)
-
-
-def _each(acks: Sequence[AckRange]) -> Iterator[tuple[int, int]]:
-    for each in acks:
-        for offset in range(each.first, each.last + 1):
-            yield offset, each.type_at(offset)
 
 
 def decode_snapshot(data: bytes) -> ShareState | None:

@@ -17,7 +17,7 @@ There is one broker, which leads all partitions. A Metadata request never create
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
@@ -142,7 +142,13 @@ def topic_of_name(vhost: VHost, name: str) -> PartitionedTopic | None:
         partitions = found.partitions
         if queue is None or partitions[0] is queue:
             return PartitionedTopic(name, found.id, partitions)
-    return None if queue is None else PartitionedTopic(name, UUID(hex=queue.id), (queue,))
+    return None if queue is None else PartitionedTopic(name, _uuid(queue.id), (queue,))
+
+
+@lru_cache(4096)
+def _uuid(queue_id: str) -> UUID:
+    """Return the id of a queue as a topic id. Parsing takes 1.5 us, and each request needs some."""
+    return UUID(hex=queue_id)
 
 
 def find_partition(session: Session, topic: str | UUID, index: int, kind: Permission) -> TopicPartition | int:

@@ -169,14 +169,15 @@ class Amqpd(Started):
             environment.pop("PYTHONPATH", None)  # it belongs to this environment, not to the broker's
         return environment
 
-    def _spawn(self, *options: str) -> subprocess.Popen[bytes]:
+    def launch(self, *options: str) -> subprocess.Popen[bytes]:
+        """Start the process with more options, without waiting. Raises: StartFailed."""
         command = [self.python, "-P", *self.program, "--data-dir", str(self.data_dir), "--amqp.host", self.host]
         return self.spawn([*command, "--amqp.port", str(self.port), "--http.port", "0", *options], self._environment())
 
     def start(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.log_path.write_bytes(b"")
-        self._spawn("--log.level", "warning")
+        self.launch("--log.level", "warning")
         self.await_ready(READY_TIMEOUT_S)
         deadline = time.monotonic() + 5
         while not (ready := READY_LINE.search(self.log_path.read_text("utf-8", errors="replace"))):
@@ -193,7 +194,7 @@ class Amqpd(Started):
         for _ in range(cycles):
             self.stop()
             began = time.monotonic()
-            process = self._spawn()
+            process = self.launch()
             while True:
                 try:
                     socket.create_connection((self.host, self.port), timeout=1).close()

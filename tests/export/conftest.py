@@ -7,6 +7,7 @@ them.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -236,10 +237,24 @@ def needs_spark() -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(needs_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Generator[Any, None, None]:
-    """A Spark session on local[2] with format("amqp")."""
+def kafka_source_jars() -> list[Path]:
+    """The jars of Spark's Kafka source (`make kafka kafka-spark`), none if they are missing."""
+    sys.path.append(str(Path(__file__).parents[1] / "cluster"))
+    try:
+        from kafka_rig import spark_jars
+    except ImportError:  # kafka-python is missing
+        return []
+    return spark_jars()
+
+
+@pytest.fixture(scope="session")
+def spark(
+    needs_spark: None, kafka_source_jars: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> Generator[Any, None, None]:
+    """A Spark session on local[2] with format("amqp"), and format("kafka") if its jars are installed."""
     from amqpd.storage.spark.session import spark_session
 
+    jars = ",".join(map(str, kafka_source_jars))  # before the start of Java, because later sources are not found
     directory = tmp_path_factory.mktemp("spark")
     session = spark_session(
         "local[2]",
@@ -249,6 +264,7 @@ def spark(needs_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Genera
             "spark.local.dir": str(directory),
             "spark.sql.warehouse.dir": str(directory / "warehouse"),
             "spark.sql.shuffle.partitions": "2",
+            **({"spark.jars": jars} if jars else {}),
         },
     )
     session.sparkContext.setLogLevel("OFF")
