@@ -30,7 +30,7 @@ def need(what: str, found: bool) -> None:
 
 
 def java(version: str, program: str) -> list[str]:
-    """Return the command that runs a class or a source file with the jars of this version: `39` or `43`."""
+    """Return the command that runs a class or a source file with these jars: `39`, `43`, `43-streams`, `43-connect`."""
     jars = INSTALLED / f"java{version}"
     need(f"Java or {jars}", shutil.which("java") is not None and any(jars.glob("kafka-clients-*.jar")))
     return ["java", *JAVA_OPTIONS, "-cp", f"{jars}/*", program]

@@ -126,7 +126,7 @@ class TestMetadata:
         (partition,) = found.partitions
         assert (partition.error_code, partition.partition_index, partition.leader_id) == (0, 0, 0)
         assert (partition.replica_nodes, partition.isr_nodes) == ([0], [0])
-        assert partition.leader_epoch == (0 if version >= 7 else -1)
+        assert partition.leader_epoch == -1
         if version >= 10:
             assert isinstance(found.topic_id, uuid.UUID)
 
