@@ -28,7 +28,7 @@ import pytest
 
 from amqpd.testing import BrokerProcess
 
-from .kafka_programs import address_of, java
+from .kafka_programs import address_of, documented_settings, java
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text
@@ -36,7 +36,7 @@ with warnings.catch_warnings():
 
 KILLS: Final = int(os.environ.get("TEST_CONNECT_KILLS", "2"))
 LINES: Final = int(os.environ.get("TEST_CONNECT_LINES", "3000"))
-TIMEOUT_S: Final = 240
+TIMEOUT_S: Final = 300
 LINE_SIZE: Final = 600
 """The source has a buffer of 1024 characters. After a full batch it keeps whole lines that are in it until the file
 grows, so two lines must not fit.
@@ -49,7 +49,7 @@ INTERNAL: Final = {"connect-offsets": 25, "connect-status": 5, "connect-configs"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.external,
-    pytest.mark.timeout(300 * KILLS),
+    pytest.mark.timeout(600 * KILLS),
     # kafka-python leaks the socket of a connection that it cannot make.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -84,17 +84,7 @@ class Worker:
         self.log = folder / f"worker-{self._port}.log"
         settings = folder / f"worker-{self._port}.properties"
         settings.write_text(
-            f"""
-            bootstrap.servers={broker}
-            group.id=files
-            config.storage.topic=connect-configs
-            config.storage.replication.factor=1
-            offset.storage.topic=connect-offsets
-            offset.storage.replication.factor=1
-            status.storage.topic=connect-status
-            status.storage.replication.factor=1
-            key.converter=org.apache.kafka.connect.storage.StringConverter
-            value.converter=org.apache.kafka.connect.storage.StringConverter
+            f"""{documented_settings("Kafka Connect", broker)}
             exactly.once.source.support={exactly_once}
             listeners=http://{self.id}
             # A killed worker is removed after this time, and its tasks are given to others after one second more.
@@ -229,6 +219,8 @@ def connect_files(worker: Worker, files: Files) -> None:
         "topics": TOPIC,
         "consumer.override.isolation.level": "read_committed",
         "consumer.override.max.poll.records": "100",
+        # A killed task keeps its partition for this time.
+        "consumer.override.session.timeout.ms": "6000",
     }
     worker.configure("source", source)
     worker.configure("sink", sink)

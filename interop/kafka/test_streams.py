@@ -23,7 +23,7 @@ import pytest
 
 from amqpd.testing import BrokerProcess
 
-from .kafka_programs import HERE, address_of, java
+from .kafka_programs import HERE, address_of, documented_settings, java
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text
@@ -32,7 +32,7 @@ with warnings.catch_warnings():
 
 KILLS: Final = int(os.environ.get("TEST_STREAMS_KILLS", "2"))
 ORDERS: Final = int(os.environ.get("TEST_STREAMS_ORDERS", "2000"))
-TIMEOUT_S: Final = 240
+TIMEOUT_S: Final = 300
 PROGRAM: Final = str(HERE / "java" / "StreamsProgram.java")
 PARTITIONS: Final = 2
 GROUP: Final = "shop"
@@ -45,7 +45,7 @@ TOO_LATE_MS: Final = 11_000
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.external,
-    pytest.mark.timeout(300 * KILLS),
+    pytest.mark.timeout(600 * KILLS),
     # kafka-python leaks the socket of a connection that it cannot make.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -134,7 +134,22 @@ class Application:
     """The program as a process. Its output goes to `log`. member: id of a static member, or ""."""
 
     def __init__(self, address: str, folder: Path, member: str) -> None:
-        self._command = [*java("43-streams", PROGRAM), address, str(folder / "state"), *([member] if member else [])]
+        settings = folder / "streams.properties"
+        settings.write_text(
+            f"""{documented_settings("Kafka Streams", address)}
+            state.dir={folder / "state"}
+            consumer.auto.offset.reset=earliest
+            # Each change of a count is a record: 1, 2, 3 ... for each word.
+            statestore.cache.max.bytes=0
+            # Small files, so that changelogs are compacted.
+            topic.segment.bytes=65536
+            # A killed member is removed after this time.
+            consumer.session.timeout.ms=6000
+            consumer.heartbeat.interval.ms=1000
+            {f"consumer.group.instance.id={member}" if member else ""}
+            """
+        )
+        self._command = [*java("43-streams", PROGRAM), str(settings)]
         self.log = folder / "streams.log"
         self._process: subprocess.Popen[bytes] | None = None
 

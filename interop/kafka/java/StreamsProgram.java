@@ -1,3 +1,5 @@
+import java.io.FileReader;
+import java.io.Reader;
 import java.time.Duration;
 import java.util.List;
 import java.util.Properties;
@@ -12,35 +14,20 @@ import org.apache.kafka.streams.kstream.KStream;
 /**
  * Counts the words of `orders` into `counts`, and joins `orders` with `payments` of the same key into `paid`.
  *
- * Arguments: HOST:PORT, the folder for its state, and optionally the id of a static member. It runs until SIGTERM, which
- * finishes what it has read.
+ * Argument: a file with the settings. It runs until SIGTERM, which finishes what it has read.
  */
 public class StreamsProgram {
     static final Duration WINDOW = Duration.ofSeconds(10);
-    /** More than the range of times in the test, so that no record is too late. */
-    static final Duration GRACE = Duration.ofHours(1);
+    /** More than the range of times in the test, so that no record is too late. With it retention is no whole seconds. */
+    static final Duration GRACE = Duration.ofHours(1).plusMillis(750);
 
     public static void main(String[] arguments) throws Exception {
         Properties settings = new Properties();
-        settings.put("bootstrap.servers", arguments[0]);
-        settings.put("state.dir", arguments[1]);
-        settings.put("application.id", "shop");
-        settings.put("processing.guarantee", "exactly_once_v2");
-        settings.put("replication.factor", "1");
+        try (Reader reader = new FileReader(arguments[0])) {
+            settings.load(reader);
+        }
         settings.put("default.key.serde", Serdes.StringSerde.class.getName());
         settings.put("default.value.serde", Serdes.StringSerde.class.getName());
-        // Small files, so that changelogs are compacted.
-        settings.put("topic.segment.bytes", "65536");
-        // Each change of a count is a record: 1, 2, 3 ... for each word.
-        settings.put("statestore.cache.max.bytes", "0");
-        // A killed member is removed after this time.
-        settings.put("consumer.session.timeout.ms", "6000");
-        settings.put("consumer.heartbeat.interval.ms", "1000");
-        settings.put("consumer.auto.offset.reset", "earliest");
-
-        if (arguments.length > 2) {
-            settings.put("consumer.group.instance.id", arguments[2]);
-        }
 
         StreamsBuilder builder = new StreamsBuilder();
         KStream<String, String> orders = builder.stream("orders");
