@@ -352,7 +352,6 @@ class TestCreateTopics:
         ("name", "value"),
         [
             ("retention.ms", "0"),
-            ("retention.ms", "0"),
             ("retention.ms", "-2"),
             ("retention.ms", "a week"),
             ("retention.ms", "9" * 5000),
