@@ -73,7 +73,6 @@ UNKNOWN_PRODUCER_ID: Final = 59
 NON_EMPTY_GROUP: Final = 68
 GROUP_ID_NOT_FOUND: Final = 69
 FENCED_LEADER_EPOCH: Final = 74
-UNKNOWN_LEADER_EPOCH: Final = 75
 MEMBER_ID_REQUIRED: Final = 79
 GROUP_MAX_SIZE_REACHED: Final = 81
 FENCED_INSTANCE_ID: Final = 82
@@ -99,6 +98,12 @@ SHARE_SESSION_LIMIT_REACHED: Final = 133
 
 NODE_ID: Final = 0
 """The broker's id in responses. There is one broker, which leads all partitions."""
+NO_EPOCH: Final = -1
+"""In place of the leader epoch of a partition.
+
+The batches of a log have the epoch of the process that wrote them. A client that has seen such an epoch, or has got it
+with a committed offset, ignores metadata with a lower one and waits for the new leader.
+"""
 
 API_VERSIONS: Final = 18
 

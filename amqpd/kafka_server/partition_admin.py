@@ -4,7 +4,8 @@
 when that is synced. Readers of AMQP get no earlier record either. It needs the permission to configure. A compacted
 stream is refused with 44 (POLICY_VIOLATION): its log start is not that of the records that are left.
 
-**OffsetForLeaderEpoch**: there is one leader in epoch 0, so that epoch ends at the end of the log.
+**OffsetForLeaderEpoch**: each process that writes to a log begins a new epoch. The epoch in the request with which a
+client names the leader is ignored, because Metadata has none.
 
 **DescribeLogDirs** opens the logs of all partitions that it describes.
 """
@@ -21,13 +22,13 @@ from amqpd.kafka_server.body_writer import NO_ID, BodyWriter
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.messages import (
     INVALID_REQUEST,
+    NO_EPOCH,
     NODE_ID,
     NONE,
     OFFSET_OUT_OF_RANGE,
     POLICY_VIOLATION,
     REQUEST_TIMED_OUT,
     STORAGE_ERROR,
-    UNKNOWN_LEADER_EPOCH,
     UNKNOWN_TOPIC_OR_PARTITION,
     MalformedRequest,
     api_types,
@@ -44,7 +45,6 @@ PARTITIONS_MAX: Final = 10_000
 """Partitions of one request."""
 SLICE_COUNT: Final = 20
 """Logs that are trimmed in one turn of the loop, at some 300 us each."""
-LEADER_EPOCH: Final = 0
 HIGH_WATERMARK: Final = -1
 """In place of an offset to which records are deleted."""
 DESCRIBED_MAX: Final = 2000
@@ -178,9 +178,6 @@ def _offset_for_leader_epoch(call: Call) -> None:
     for topic in call.request.topics:
         partitions = [OpenedPartition(each.partition, each.leader_epoch) for each in topic.partitions]
         found.append((topic.topic or "", partitions))
-        for each, asked in zip(partitions, topic.partitions, strict=True):
-            if asked.current_leader_epoch > LEADER_EPOCH:
-                each.error_code = UNKNOWN_LEADER_EPOCH
 
     def done() -> None:
         answered = [
@@ -192,13 +189,21 @@ def _offset_for_leader_epoch(call: Call) -> None:
 
 
 def _end_of_epoch(each: OpenedPartition) -> dict[str, int]:
-    known = each.store is not None and each.error_code == NONE and each.wanted == LEADER_EPOCH
-    return {
-        "error_code": each.error_code,
-        "partition": each.index,
-        "leader_epoch": LEADER_EPOCH if known else -1,
-        "end_offset": each.store.next_offset if known and each.store is not None else -1,
-    }
+    """Return the answer for a partition: the highest epoch up to the wanted one, and the offset after its records.
+
+    An epoch that is higher than all of the log, or -1, is not known: -1 and -1. Kafka: LeaderEpochFileCache.
+    """
+    epoch, end = NO_EPOCH, -1
+    store = each.store
+    if isinstance(store, LocalLog) and each.error_code == NONE and each.wanted >= 0:
+        epochs = store.log.epochs
+        later_starts = [start for each_epoch, start in epochs if each_epoch > each.wanted]
+        if later_starts:
+            epoch = max((each_epoch for each_epoch, _ in epochs if each_epoch <= each.wanted), default=each.wanted)
+            end = later_starts[0]
+        elif epochs and epochs[-1][0] == each.wanted:
+            epoch, end = each.wanted, store.next_offset
+    return {"error_code": each.error_code, "partition": each.index, "leader_epoch": epoch, "end_offset": end}
 
 
 # -- DescribeLogDirs
@@ -303,7 +308,7 @@ def _write_described(
         writer.int16(NONE)
         writer.int32(index)
         writer.int32(NODE_ID)  # leader
-        writer.int32(LEADER_EPOCH)
+        writer.int32(NO_EPOCH)
         for _ in ("replicas", "in sync"):
             writer.count(1)
             writer.int32(NODE_ID)

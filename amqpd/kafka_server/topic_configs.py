@@ -1,6 +1,6 @@
 """Topic configs of Kafka as arguments of a stream, and back.
 
-    retention.ms        x-max-age, whole seconds
+    retention.ms        x-max-age, rounded up to whole seconds: Kafka Streams asks for its windows and a day more
     retention.bytes     x-max-length-bytes
     segment.bytes       x-stream-max-segment-size-bytes
     cleanup.policy      x-compact
@@ -28,6 +28,7 @@ from amqpd.storage.log.batch import CODECS
 
 NUMBER_MAX: Final = 1 << 60
 """The highest limit that a queue can have."""
+RETENTION_MS_MAX: Final = NUMBER_MAX // 1000 * 1000
 
 # Sources of a value (Kafka's ConfigSource).
 TOPIC: Final = 1
@@ -76,7 +77,7 @@ CONFIGS: Final[Mapping[str, ConfigInfo]] = {
     CLEANUP: ConfigInfo(LIST, "delete by age and size, compact by key, or both", "x-compact"),
     COMPRESSION: ConfigInfo(STRING, "codec for messages of AMQP clients; producer: none", "x-compression"),
     RETENTION_BYTES: ConfigInfo(LONG, "maximum of bytes in files; -1: no limit", "x-max-length-bytes"),
-    RETENTION_MS: ConfigInfo(LONG, "maximum age of records, whole seconds; -1: no limit", "x-max-age"),
+    RETENTION_MS: ConfigInfo(LONG, "maximum age of records, rounded up to seconds; -1: no limit", "x-max-age"),
     SEGMENT_BYTES: ConfigInfo(INT, "size of a file", "x-stream-max-segment-size-bytes"),
     QUEUE_TYPE: ConfigInfo(STRING, "stream, or the type of a queue whose messages are taken", QUEUE_TYPE),
     "delete.retention.ms": ConfigInfo(LONG, "time that a tombstone is kept", fixed="86400000"),
@@ -153,7 +154,7 @@ def _number(name: str, given: Mapping[str, str], least: int, most: int) -> int:
 
 def _add_retention(arguments: dict[str, object], given: Mapping[str, str]) -> None:
     if RETENTION_MS in given:
-        age_ms = _number(RETENTION_MS, given, -1, NUMBER_MAX)
+        age_ms = _number(RETENTION_MS, given, -1, RETENTION_MS_MAX)
         if age_ms >= 0:
             arguments["x-max-age"] = _age_text(age_ms)
     if RETENTION_BYTES in given:
@@ -163,10 +164,10 @@ def _add_retention(arguments: dict[str, object], given: Mapping[str, str]) -> No
 
 
 def _age_text(age_ms: int) -> str:
-    for unit, unit_ms in _UNITS_MS:
-        if age_ms > 0 and age_ms % unit_ms == 0:
-            return f"{age_ms // unit_ms}{unit}"
-    raise InvalidConfig(f"{RETENTION_MS} must be whole seconds (a multiple of 1000) or -1, not {age_ms}")
+    if age_ms == 0:
+        raise InvalidConfig(f"{RETENTION_MS} must be at least 1, or -1 for no limit")
+    age_ms += -age_ms % 1000
+    return next(f"{age_ms // unit_ms}{unit}" for unit, unit_ms in _UNITS_MS if age_ms % unit_ms == 0)
 
 
 def _add_cleanup(arguments: dict[str, object], given: Mapping[str, str]) -> None:

@@ -30,6 +30,7 @@ from amqpd.kafka_server.body_writer import NO_ID, BodyWriter
 from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection
 from amqpd.kafka_server.messages import (
     INVALID_TOPIC_EXCEPTION,
+    NO_EPOCH,
     NODE_ID,
     NONE,
     STORAGE_ERROR,
@@ -394,7 +395,7 @@ def _partitions(version: int, flexible: bool, count: int) -> bytes:
         writer.int32(index)
         writer.int32(NODE_ID)  # leader
         if version >= 7:
-            writer.int32(0)  # leader epoch
+            writer.int32(NO_EPOCH)
         for _ in ("replicas", "in sync"):
             writer.count(1)
             writer.int32(NODE_ID)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Final
@@ -30,7 +31,7 @@ def need(what: str, found: bool) -> None:
 
 
 def java(version: str, program: str) -> list[str]:
-    """Return the command that runs a class or a source file with the jars of this version: `39` or `43`."""
+    """Return the command that runs a class or a source file with these jars: `39`, `43`, `43-streams`, `43-connect`."""
     jars = INSTALLED / f"java{version}"
     need(f"Java or {jars}", shutil.which("java") is not None and any(jars.glob("kafka-clients-*.jar")))
     return ["java", *JAVA_OPTIONS, "-cp", f"{jars}/*", program]
@@ -40,3 +41,12 @@ def address_of(broker: BrokerProcess, listener: str = "kafka") -> str:
     """Return `localhost:PORT` of a listener: `kafka`, or `kafkas` with TLS."""
     assert broker.ready is not None
     return f"localhost:{broker.ready.listeners[listener][1]}"
+
+
+def documented_settings(title: str, address: str) -> str:
+    """Return the settings below a heading of docs/kafka.md, with this address of the broker."""
+    text = (HERE.parents[1] / "docs" / "kafka.md").read_text("utf-8").partition(f"\n## {title}\n")[2]
+    block = re.search(r"^```ini\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    assert "127.0.0.1:9092" in block[1]
+    return block[1].replace("127.0.0.1:9092", address)

@@ -139,10 +139,16 @@ def test_validation_changes_nothing(client: KafkaSocket, topic: str) -> None:
     assert described(client, topic)["retention.bytes"] == ("-1", DEFAULT_SOURCE)
 
 
+@pytest.mark.parametrize(("asked_ms", "kept_ms"), [(1, 1000), (1500, 2000), (60_000, 60_000), (86_400_750, 86_401_000)])
+def test_retention_is_rounded_up_to_whole_seconds(client: KafkaSocket, topic: str, asked_ms: int, kept_ms: int) -> None:
+    assert change(client, topic, ("retention.ms", SET, str(asked_ms))).error_code == 0
+    assert described(client, topic)["retention.ms"] == (str(kept_ms), TOPIC_SOURCE)
+
+
 @pytest.mark.parametrize(
     ("name", "operation", "value", "code"),
     [
-        ("retention.ms", SET, "1500", 40),
+        ("retention.ms", SET, "0", 40),
         ("retention.ms", SET, None, 40),
         ("flush.messages", SET, "1", 40),
         ("flush.messages", DELETE, None, 40),

@@ -182,9 +182,9 @@ class TestOffsetForLeaderEpoch:
     @pytest.mark.parametrize("version", [2, 3, 4])
     @pytest.mark.parametrize(
         ("current", "epoch", "expected"),
-        [(-1, 0, (0, 0, 5)), (0, 0, (0, 0, 5)), (0, 1, (0, -1, -1)), (0, -1, (0, -1, -1)), (1, 0, (75, -1, -1))],
+        [(-1, 0, (0, 0, 5)), (0, 0, (0, 0, 5)), (-1, 1, (0, -1, -1)), (-1, -1, (0, -1, -1))],
     )
-    def test_epoch_0_ends_at_the_end_of_the_log(
+    def test_the_only_epoch_ends_at_the_end_of_the_log(
         self,
         kafka_address: str,
         client: KafkaSocket,
