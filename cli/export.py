@@ -283,8 +283,8 @@ def _target(given: Mapping[str, str]) -> tuple[str, str]:
 
     if "to" not in given:
         raise UsageError(
-            "--to is needed: a directory, an object store (s3://bucket/lake), an Iceberg table (iceberg://catalog/ns.table) "
-            "or a database as SQLAlchemy writes it (sqlite:///lake.db)"
+            "--to is needed: a directory, an object store (s3://bucket/lake), an Iceberg table "
+            "(iceberg://catalog/ns.table), or a database as SQLAlchemy writes it (sqlite:///lake.db)"
         )
     to = given["to"]
     if to.startswith("file://"):
@@ -306,7 +306,7 @@ def _target(given: Mapping[str, str]) -> tuple[str, str]:
     is_database = bool(scheme) and not is_table and not is_object_store(to)
     if is_database and "format" in given:
         raise UsageError("--format is for directories and object stores")
-    if "table" in given and (is_table or not is_database and kind != "iceberg"):
+    if "table" in given and (is_table or (not is_database and kind != "iceberg")):
         raise UsageError("--table is for databases, and for --format iceberg in a directory or an object store")
     if kind == "iceberg" and not re.fullmatch(r"[^/.]+(\.[^/.]+)+", given.get("table", "amqp.messages")):
         raise UsageError(f"--table {given['table']}: expected NAMESPACE.TABLE")

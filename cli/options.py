@@ -67,7 +67,7 @@ SPECIFIC: Final = (
     Option("idempotent", "", "", "succeed if the broker is not running"),
     Option("unit", "", "<unit>", "sizes: bytes, mb or gb (default); times: days, weeks (default), months or years"),
     Option("queue", "", "<queue>", "export this durable queue; without it, all durable queues of --vhost"),
-    Option("to", "", "<where>", "target of the export: a directory, or the URL of an object store, an Iceberg table or a database"),
+    Option("to", "", "<where>", "target of the export: a directory, or a URL (object store, Iceberg table, database)"),
     Option("format", "", "<name>", "for definitions json; for messages parquet (default), json, csv, delta, iceberg"),
     Option("checkpoint", "", "<dir>", "directory with the progress of the export (default: <directory>.checkpoint)"),
     Option("from", "", "<where>", "start of the first run: earliest (default), an offset, or a time (ISO 8601, UTC)"),

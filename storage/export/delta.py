@@ -23,6 +23,8 @@ from amqpd.storage.export.object_store import is_object_store
 from amqpd.storage.export.targets import Files, TargetError, file_place
 
 _TIME_TYPES: Final = {"date": pa.date32(), "hour": pa.int32()}
+COMMITS_MAX: Final = 3
+"""A commit whose answer was lost is an error of deltalake, too. The next attempt looks at the table first."""
 _WITH_BOUNDS: Final = ("offset", "timestamp")
 """Columns whose smallest and largest values are in the table's log, so that readers skip files."""
 
@@ -48,19 +50,22 @@ class Delta(Files):
         from deltalake.exceptions import DeltaError
 
         super()._publish(progress)
-        if not progress.moves:
-            return
-        try:
-            self._commit(progress, progress.moves)
-        except DeltaError as error:
-            raise TargetError(f"the Delta table refuses the batch: {error}") from error
+        for attempt in range(COMMITS_MAX if progress.moves else 0):
+            try:
+                self._commit(progress, progress.moves or [])
+                return
+            except DeltaError as error:
+                if attempt == COMMITS_MAX - 1:
+                    raise TargetError(f"the Delta table refuses the batch: {error}") from error
 
     def _commit(self, progress: Progress, moves: list[list[str]]) -> None:
+        """Add the files, unless the table has the batch already. Raises TargetError and deltalake's errors."""
         from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 
-        files = [(final, pq.read_metadata(_present(staged, final))) for staged, final in moves]
+        found = [(final, _present(staged, final)) for staged, final in moves]
+        files = [(final, path, pq.read_metadata(path)) for final, path in found]
         # Every file of a batch has the same columns. The schema loses Arrow's notes, which are no part of a table.
-        columns = files[0][1].schema.to_arrow_schema().remove_metadata()
+        columns = files[0][2].schema.to_arrow_schema().remove_metadata()
         for name in self.partition_by:
             columns = columns.append(pa.field(name, _TIME_TYPES.get(name) or TYPES[name]))
         schema = Schema.from_arrow(columns)
@@ -75,7 +80,8 @@ class Delta(Files):
         partitions = list(table.metadata().partition_columns)
         if partitions != self.partition_by:
             raise TargetError(
-                f"the Delta table is partitioned by {', '.join(partitions) or '(nothing)'}: give the same --partition-by"
+                f"the Delta table is partitioned by {', '.join(partitions) or '(nothing)'}: "
+                "give the same --partition-by"
             )
         known = {field.name for field in table.schema().fields}
         added = [field for field in schema.fields if field.name not in known]
@@ -83,7 +89,7 @@ class Delta(Files):
             table.alter.add_columns(added)
             table = DeltaTable(self._table, storage_options=self._options)
         table.create_write_transaction(
-            [self._add(final, metadata, _present(staged, final)) for (final, metadata), (staged, _) in zip(files, moves, strict=True)],
+            [self._add(final, metadata, path) for final, path, metadata in files],
             "append",
             table.schema(),
             self.partition_by,

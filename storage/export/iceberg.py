@@ -135,7 +135,10 @@ class Iceberg(Files):
         from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
         from pyiceberg.transforms import DayTransform, HourTransform, IdentityTransform
 
-        known: dict[str, tuple[str, Any]] = {"date": ("timestamp", DayTransform()), "hour": ("timestamp", HourTransform())}
+        known: dict[str, tuple[str, Any]] = {
+            "date": ("timestamp", DayTransform()),
+            "hour": ("timestamp", HourTransform()),
+        }
         transforms = [known.get(each, (each, IdentityTransform())) for each in self._transforms]
         try:
             table = self._catalog.load_table(self._identifier)

@@ -148,7 +148,7 @@ class ExportOptions:
         return "://" in self.to and not is_object_store(self.to) and self.format != "iceberg"
 
     def identity(self) -> dict[str, Any]:
-        """Return the options that must be equal in all runs. A later run may add columns to an Iceberg or Delta table."""
+        """Return the options that must be equal in all runs. Tables may get more columns in a later run."""
         found = {
             "vhost": self.vhost,
             "queue": self.queue,

@@ -26,6 +26,7 @@ class S3StandIn:
     """moto and the proxy.
 
     Attributes:
+        direct_url: moto, for a client that holds the interpreter's lock during requests, as deltalake's does.
         writes: Number of requests that change something, since `reset`.
         fault: Called with the number of such a request, from 1 on. Returns "" or "kill", "hang up" or "500", and with
             " after" at the end to do it after the request has reached the store.
@@ -36,6 +37,7 @@ class S3StandIn:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port: int = free.getsockname()[1]
+        self.direct_url = f"http://127.0.0.1:{self._port}"
         command = [sys.executable, "-P", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self._port)]
         self._moto = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._lock = threading.Lock()
@@ -58,7 +60,7 @@ class S3StandIn:
             def do_GET(self) -> None:
                 stand_in.forward(self)
 
-            do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
+            do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815 - names of http.server
 
         self._proxy = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._proxy.daemon_threads = True

@@ -58,7 +58,7 @@ def test_rows_are_read_by_pyiceberg_and_duckdb(written, tmp_path):
     assert row["value"] == b"01234" + b"." * 195
     assert (row["vhost"], row["queue"], row["exchange"], row["routing_key"]) == ("/", "tasks", "orders", "us")
     messages = table.scan().to_arrow()
-    found = duckdb.sql("SELECT routing_key, count(*), max(\"offset\") FROM messages GROUP BY 1 ORDER BY 1").fetchall()
+    found = duckdb.sql('SELECT routing_key, count(*), max("offset") FROM messages GROUP BY 1 ORDER BY 1').fetchall()
     assert found == [("eu", 2000, 4999), ("us", 2000, 4998)] and messages.num_rows == 4000
     batches = [each.summary.additional_properties for each in table.snapshots()]
     assert [each["amqpd.batch"] for each in batches] == ["1", "2", "3", "4"]
@@ -88,7 +88,9 @@ def test_partitions_are_transforms_that_readers_prune_by(make_lake, tmp_path, by
     run(options(lake, tmp_path, partition_by=by))
     table = opened(tmp_path)
     schema = table.schema()
-    assert [f"{each.transform}({schema.find_column_name(each.source_id)})" for each in table.spec().fields] == transforms
+    assert [
+        f"{each.transform}({schema.find_column_name(each.source_id)})" for each in table.spec().fields
+    ] == transforms
     assert offsets(table) == list(range(60))
     partitions = table.inspect.partitions().num_rows
     assert count <= partitions <= count + 1  # the clock may begin in the middle of an hour or a day
@@ -107,7 +109,9 @@ def test_later_run_adds_columns(make_lake, tmp_path):
     for columns in (("offset", "timestamp"), ("offset", "timestamp", "headers", "properties"), ("offset", "queue")):
         lake.append(b"x", b"y", properties=with_headers)
         lake.turn()
-        assert run(options(lake, tmp_path, columns=columns, partition_by=("date",) if len(columns) > 9 else ())).rows == 2
+        assert (
+            run(options(lake, tmp_path, columns=columns, partition_by=("date",) if len(columns) > 9 else ())).rows == 2
+        )
     table = opened(tmp_path)
     rows = sorted(table.scan().to_arrow().to_pylist(), key=lambda row: row["offset"])
     assert [set(row) for row in rows] == [{"offset", "timestamp", "headers", "properties", "queue"}] * 6
@@ -150,12 +154,14 @@ def test_kill_at_each_step_of_a_batch_loses_and_repeats_nothing(written, tmp_pat
 
         def step(*arguments, **named):
             left[0] -= 1
-            if left[0] == 0 and not left[1]:
+            is_last = left[0] == 0
+            if is_last and not left[1]:
                 raise Killed
-            result = real(*arguments, **named)
-            if left[0] == 0:
-                raise Killed
-            return result
+            try:
+                return real(*arguments, **named)
+            finally:
+                if is_last:
+                    raise Killed
 
         monkeypatch.setattr(owner, name, step)
 
@@ -240,7 +246,11 @@ def test_commands_for_a_directory_and_for_a_catalog_of_the_configuration(written
         (("--to", "iceberg://shop/orders.tasks"), 64, "--checkpoint is needed"),
         (("--to", "iceberg://shop/orders.tasks", "--checkpoint", str(tmp_path / "c")), 0, "Exported 4,000 records"),
         (("--to", "iceberg://shop/orders.tasks", "--checkpoint", str(tmp_path / "c")), 0, "Exported 0 records"),
-        (("--to", "iceberg://shop/orders", "--checkpoint", str(tmp_path / "c")), 64, "iceberg://CATALOG/NAMESPACE.TABLE"),
+        (
+            ("--to", "iceberg://shop/orders", "--checkpoint", str(tmp_path / "c")),
+            64,
+            "iceberg://CATALOG/NAMESPACE.TABLE",
+        ),
         (("--to", "iceberg://none/o.t", "--checkpoint", str(tmp_path / "d")), 69, "Iceberg, iceberg://none/o.t: "),
     )
     for arguments, code, words in commands:
