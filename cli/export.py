@@ -232,6 +232,8 @@ def _options(context: Context) -> ExportOptions:
     """Return the job's options for the command line. Raises: UsageError."""
     given = context.line.given
     to, kind = _target(given)
+    if "queue" not in given and "vhost" not in given:
+        raise UsageError("--queue or, for all its durable queues, --vhost is needed")
     checkpoint = given.get("checkpoint")
     if checkpoint is None:
         if "://" in to:

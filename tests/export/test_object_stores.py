@@ -6,6 +6,8 @@ import io
 import json
 import os
 import random
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -25,6 +27,8 @@ from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.log.record import RecordRoute
 
 obstore = pytest.importorskip("obstore")
+
+MANUAL = Path(__file__).parents[2] / "docs" / "export.md"
 
 
 def options(lake, tmp_path, to, **given):
@@ -169,6 +173,17 @@ def test_file_url_is_a_directory(written, tmp_path):
     where = ("--data-dir", written.data_dir, "--queue", "tasks", "--to", to)
     assert run_command(["export", *where], out, out, io.StringIO(), {}) == 0, out.getvalue()
     assert len(list((tmp_path / "my lake").iterdir())) == 1 and (tmp_path / "my lake.checkpoint").is_dir()
+
+
+def test_command_of_the_manual_runs(written, tmp_path, s3, monkeypatch):
+    section = MANUAL.read_text("utf-8").partition("## Object stores")[2].partition("\n## ")[0]
+    (line,) = re.findall(r"^amqpctl (export .*)$", section, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    arguments = shlex.split(line.replace("--queue orders", "--queue tasks"))
+    out = io.StringIO()
+    code = run_command(["--data-dir", written.data_dir, *arguments], out, out, io.StringIO(), {})
+    assert (code, "Exported 4,000 records" in out.getvalue()) == (0, True), out.getvalue()
+    assert offsets("s3://lake/orders") == list(range(1000, 5000)) and Path("orders.done/state.json").exists()
 
 
 # -- kills of the driver

@@ -1,6 +1,6 @@
-"""Tables that exports have written, as DuckDB's own readers of Iceberg and Delta and Spark see them.
+"""Tables that exports have written, read by Spark and by DuckDB's own readers of Iceberg and Delta.
 
-`make table-readers` puts the readers into .venv/table-readers. Each runs in a process of its own, with its own packages.
+`make table-readers` puts the readers into .venv/table-readers. Each runs in a process with its own packages.
 TEST_REQUIRE_TABLE_READERS makes a missing reader a failure.
 """
 
@@ -112,7 +112,8 @@ def tables(make_lake, tmp_path_factory):
         for columns, stop in ((base, 40), ((*base, "queue", "headers", "properties"), None)):
             wanted = ExportOptions(
                 {"path": lake.data_dir}, "/", "tasks", str(directory / kind), str(directory / f"{kind}.done"), kind,
-                to_offset=stop, partition_by=("date", "routing_key"), columns=columns, table="shop.orders", batch_rows=15,
+                to_offset=stop, partition_by=("date", "routing_key"), columns=columns, table="shop.orders",
+                batch_rows=15,
             )  # fmt: skip
             ExportJob(wanted, PyarrowEngine(), lambda report: None, lambda: False).run()
     metadata = max((directory / "iceberg" / "shop" / "orders" / "metadata").glob("*.metadata.json"))
