@@ -110,6 +110,7 @@ class Killed(BaseException):
     """A simulated kill: it passes every `except Exception`."""
 
 
+@pytest.mark.slow
 def test_kill_at_each_step_of_a_batch_loses_and_repeats_nothing(written, tmp_path, monkeypatch):
     """Each run is killed one step later than the run before: before a step of the checkpoint or of the table, or right
     after it.
@@ -178,6 +179,7 @@ def test_repeated_batch_is_counted_with_its_rows(written, tmp_path, monkeypatch)
     assert offsets(tmp_path / "lake") == list(range(1000, 5000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["500 after", "hang up", "hang up after"])
 def test_table_in_an_object_store(written, tmp_path, s3, monkeypatch, fault):
     """The first attempt of every second request fails, before or after the store has done it."""

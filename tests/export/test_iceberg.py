@@ -138,6 +138,7 @@ class Killed(BaseException):
     """A simulated kill: it passes every `except Exception`."""
 
 
+@pytest.mark.slow
 def test_kill_at_each_step_of_a_batch_loses_and_repeats_nothing(written, tmp_path, monkeypatch):
     """Steps are those of the checkpoint, the requests to the catalog, and the files that pyiceberg writes. Each run is
     killed one step later than the run before: before the step, or right after it.
