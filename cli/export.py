@@ -241,6 +241,8 @@ def _options(context: Context) -> ExportOptions:
                 "--checkpoint is needed if --to is not a directory: a local directory that remembers what was exported"
             )
         checkpoint = to.rstrip("/") + ".checkpoint"
+    if "://" in checkpoint:
+        raise UsageError(f"--checkpoint {checkpoint}: expected a local directory, also for an object store")
     for name in ("to-offset", "batch"):
         if name in given and (context.line.number(name) == 0 and name == "batch"):
             raise UsageError(f"Invalid options for this command:\n--{name} : {given[name]}")

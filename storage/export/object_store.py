@@ -1,8 +1,8 @@
 """Object stores as places of exported files: S3 and what speaks its protocol, Google Cloud Storage, Azure.
 
-The package obstore does the requests. Each object appears whole or not at all: a small file is one request, a large one
-a multipart upload, which is completed after its last part. pyarrow's streams are not used here, because they complete
-the upload of a file that could not be written to its end.
+The package obstore does the requests. Each object appears whole or not at all. A small file is one request. A large one
+is a multipart upload, which is completed after its last part. pyarrow's streams are not used here: they complete the
+upload of a file that could not be written to its end.
 
 Credentials, region and endpoint come from the environment, as each cloud names them. `AWS_PROFILE` needs boto3, which
 reads `~/.aws` and signs in.

@@ -36,6 +36,7 @@ def call(*arguments):
         (("--to", "sqlite:///x", "--queue", "q", "--checkpoint", "c", "--format", "csv"), "--format is for dir"),
         (("--to", "s3://bucket/lake", "--queue", "q"), "--checkpoint is needed if --to is not a directory"),
         (("--to", "HDFS://host/lake", "--queue", "q", "--checkpoint", "c"), "hdfs:// is not supported"),
+        (("--to", "s3://b/lake", "--queue", "q", "--checkpoint", "s3://b/c"), "expected a local directory"),
         (("--to", "file://host/lake", "--queue", "q"), "expected file:///DIRECTORY"),
         (("--to", "iceberg://shop/orders", "--queue", "q", "--checkpoint", "c"), "iceberg://CATALOG/NAMESPACE.TABLE"),
         (("--to", "iceberg://shop/a.b", "--queue", "q", "--format", "csv"), "and no other --format"),

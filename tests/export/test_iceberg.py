@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -143,8 +147,6 @@ def test_kill_at_each_step_of_a_batch_loses_and_repeats_nothing(written, tmp_pat
     """Steps are those of the checkpoint, the requests to the catalog, and the files that pyiceberg writes. Each run is
     killed one step later than the run before: before the step, or right after it.
     """
-    import os
-
     from pyiceberg.catalog.sql import SqlCatalog
     from pyiceberg.io.pyarrow import PyArrowFile
 
@@ -276,3 +278,47 @@ def test_table_in_an_object_store(written, tmp_path, s3):
     catalog.close()
     assert table.location() == "s3://lake/iceberg/amqp/messages"
     assert offsets(table) == list(range(1000, 5000))
+
+
+@pytest.mark.ci_long
+def test_kill_of_the_driver_at_each_request_to_the_store_loses_and_repeats_nothing(written, tmp_path, s3):
+    """`kill -9` at each request that changes the store: before the store has it and, each second time, after it."""
+    root = str(Path(sys.modules["amqpd"].__file__).absolute().parent.parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+    kills = 0
+    for number in range(1, 60):
+        check = tmp_path / str(number)
+        command = [
+            sys.executable, "-P", "-m", "amqpd.cli", "--data-dir", written.data_dir, "--formatter", "json", "export",
+            "--queue", "tasks", "--to", f"s3://lake/killed/{number}", "--format", "iceberg", "--checkpoint", str(check),
+            "--batch", "4000", "--from", "1000",
+        ]  # fmt: skip
+        fault = "kill" if number % 2 else "kill after"
+        s3.reset(lambda count, number=number, fault=fault: fault if count == number else "")
+        s3.victim = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        _, err = s3.victim.communicate(timeout=600)
+        assert s3.victim.returncode in (0, -signal.SIGKILL), err
+        s3.reset()
+        if s3.victim.returncode == 0:
+            break
+        kills += 1
+        assert len(stored_offsets(check, s3)) in (0, 4000)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout)["waiting"] == 0
+        assert stored_offsets(check, s3) == list(range(1000, 5000))
+    print(f"{kills} kills")
+    assert kills >= 5
+
+
+def stored_offsets(check, s3):
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    if not (check / "catalog.db").exists():
+        return []
+    catalog = SqlCatalog(
+        "amqpd", uri=f"sqlite:///{check / 'catalog.db'}", **{"s3.endpoint": s3.url, "s3.region": "us-east-1"}
+    )
+    try:
+        return offsets(catalog.load_table("amqp.messages") if catalog.table_exists("amqp.messages") else None)
+    finally:
+        catalog.close()
