@@ -27,7 +27,7 @@ from amqpd.storage.export.targets import Files, LocalFiles, TargetError
 
 SCHEME: Final = "iceberg://"
 _LOCAL: Final = re.compile(r"(?:file:(?://)?)?(/.*)")
-_UPLOAD_BYTES: Final = 16 << 20
+_UPLOAD_BYTES: Final = 8 << 20
 """An upload waits for the store after so many bytes, which bounds its memory."""
 
 
@@ -49,8 +49,14 @@ class TableFiles:
     def publish(self, moves: list[list[str]]) -> None:
         local = [[staged, found[1]] for staged, final in moves if (found := _LOCAL.fullmatch(final))]
         move(local)
-        for staged, final in moves if not local else ():
-            with open(staged, "rb") as file, self.table.io.new_output(final).create(overwrite=True) as output:
+        if local or not moves:
+            return
+        from pyiceberg.io import load_file_io
+
+        # A buffer of pyarrow would not pass `flush` on, which waits for the store.
+        io = load_file_io({**self.table.io.properties, "buffer-size": "0"}, self.table.location())
+        for staged, final in moves:
+            with open(staged, "rb") as file, io.new_output(final).create(overwrite=True) as output:
                 while data := file.read(_UPLOAD_BYTES):
                     output.write(data)
                     output.flush()
