@@ -169,11 +169,12 @@ clean: ## remove everything that make has made
 
 # --- The environments. A stamp is made again when pyproject.toml or setup.py changes, the compiled package when a source does.
 
-.PHONY: export spark kafka kafka-spark kafka-clients browser rabbitmq
+.PHONY: export spark kafka kafka-spark kafka-clients table-readers browser rabbitmq
 export: $(VENV)/.installed $(VENV)/.extra-export ## add what `amqpctl export` needs to .venv
 spark: $(VENV)/.installed $(VENV)/.extra-spark ## add what format("amqp") and `amqpctl export --engine spark` need to .venv
 kafka: $(VENV)/.kafka ## add Apache Kafka's jars, for tests/cluster
 kafka-spark: $(VENV)/.kafka-spark
+table-readers: $(VENV)/.table-readers ## add DuckDB and Spark as readers of Iceberg's and Delta's tables, for tests/export
 kafka-clients: $(VENV)/.kafka-clients ## add Kafka's clients in other languages and its tools, for interop/kafka
 browser: ; @.ci/install browser
 rabbitmq: ; @.ci/install rabbitmq
@@ -203,4 +204,6 @@ $(PLAIN)/.ready: $(addprefix $(VENV)/.extra-,run test dev)
 $(VENV)/.kafka: tests/cluster/jars/pom.xml | $(VENV)/.created ; @.ci/install jars $< $(VENV)/kafka; touch $@
 $(VENV)/.kafka-clients: $(wildcard interop/kafka/*/*.xml interop/kafka/*/*.go interop/kafka/*/go.sum interop/kafka/kafkajs/package.json) | $(VENV)/.created
 	@.ci/install kafka-clients $(VENV)/kafka-clients; touch $@
+$(VENV)/.table-readers: tests/export/jars/tables.xml .ci/install | $(VENV)/.created
+	@.ci/install table-readers $(VENV)/table-readers; touch $@
 $(VENV)/.kafka-spark: tests/cluster/jars/spark.xml | $(VENV)/.created ; @.ci/install jars $< $(VENV)/kafka-spark; touch $@

@@ -6,12 +6,15 @@ and pyarrow when it runs, and pyspark only for the engine Spark.
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from importlib.util import find_spec
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 from amqpd.cli.client import quoted
 from amqpd.cli.command import Command, Context
@@ -28,28 +31,14 @@ OPTIONS: Final = (
 )  # fmt: skip
 
 
-OBJECT_STORES: Final = frozenset(
-    [
-        "s3",
-        "s3a",
-        "s3n",
-        "gs",
-        "gcs",
-        "az",
-        "abfs",
-        "abfss",
-        "adl",
-        "wasb",
-        "wasbs",
-        "r2",
-        "oss",
-        "cos",
-        "swift",
-        "hdfs",
-        "dbfs",
-    ]
-)
-"""URL schemes that Spark supports and this command does not."""
+NOT_SUPPORTED: Final = frozenset(["s3n", "gcs", "adl", "wasb", "wasbs", "r2", "oss", "cos", "swift", "hdfs", "dbfs"])
+"""URL schemes of stores that are not supported."""
+PACKAGES: Final = {
+    "an object store": ("obstore", "obstore>=0.8"),
+    "delta": ("deltalake", "deltalake>=1.0"),
+    "iceberg": ("pyiceberg", "pyiceberg>=0.12"),
+}
+"""The packages of the extras `object-stores`, `delta` and `iceberg`, for what needs them."""
 
 PYARROW: Final = "pyarrow>=18"
 """The extra `export` of pyproject.toml: amqpd is on no package index, so pip cannot resolve the extra."""
@@ -121,7 +110,7 @@ def _engine(context: Context, options: ExportOptions, progress: ProgressLines) -
         Path(options.checkpoint) / "spark.log",
         master=given.get("master", "local[*]"),
         memory=given.get("memory", "1g"),
-        rows_in_jvm=bool(options.where) or options.is_database or options.format == "delta",
+        rows_in_jvm=bool(options.where) or options.is_database,
         starting=lambda: _note(context, f"starting Spark; it logs into {options.checkpoint}/spark.log"),
     )
 
@@ -242,32 +231,22 @@ class _Stop:
 def _options(context: Context) -> ExportOptions:
     """Return the job's options for the command line. Raises: UsageError."""
     given = context.line.given
-    if "to" not in given:
-        raise UsageError("--to is needed: a directory, or a database as SQLAlchemy writes it (sqlite:///lake.db)")
+    to, kind = _target(given)
     if "queue" not in given and "vhost" not in given:
         raise UsageError("--queue or, for all its durable queues, --vhost is needed")
-    to = given["to"].removeprefix("file://")
-    if to.partition("://")[0].lower() in OBJECT_STORES and "://" in to:
-        raise UsageError(
-            f"--to {to}: object stores and HDFS are not supported yet. Supported are a directory, which the store's "
-            "own tool can copy (aws s3 sync, rclone), and a database's URL (postgresql://..., sqlite:///...)"
-        )
     checkpoint = given.get("checkpoint")
     if checkpoint is None:
         if "://" in to:
-            raise UsageError("--checkpoint is needed with a database: a directory that remembers what was exported")
+            raise UsageError(
+                "--checkpoint is needed if --to is not a directory: a local directory that remembers what was exported"
+            )
         checkpoint = to.rstrip("/") + ".checkpoint"
-    kind = given.get("format", "parquet")
-    if kind not in ("parquet", "json", "csv", "delta"):
-        raise UsageError(f"--format {kind}: expected parquet, json, csv or delta")
-    if "://" in to and "format" in given:
-        raise UsageError("--format is for directories")
-    if "table" in given and "://" not in to:
-        raise UsageError("--table is for databases")
+    if "://" in checkpoint:
+        raise UsageError(f"--checkpoint {checkpoint}: expected a local directory, also for an object store")
     for name in ("to-offset", "batch"):
         if name in given and (context.line.number(name) == 0 and name == "batch"):
             raise UsageError(f"Invalid options for this command:\n--{name} : {given[name]}")
-    _look_for_packages(context)
+    _look_for_packages(context, to, kind)
     from amqpd.storage.acks.retained import NAME
     from amqpd.storage.export.columns import BASE
     from amqpd.storage.export.job import ExportOptions
@@ -294,7 +273,7 @@ def _options(context: Context) -> ExportOptions:
         partition_by=_list(given.get("partition-by", "")),
         where=given.get("where", ""),
         columns=_list(given.get("columns", "")) or BASE,
-        table=given.get("table", "amqp_messages"),
+        table=given.get("table", "amqp.messages" if kind == "iceberg" else "amqp_messages"),
         name=given.get("name", "export"),
         follow="follow" in given,
         batch_rows=int(given["batch"]) if "batch" in given else None,
@@ -302,15 +281,63 @@ def _options(context: Context) -> ExportOptions:
     )
 
 
-def _look_for_packages(context: Context) -> None:
+def _target(given: Mapping[str, str]) -> tuple[str, str]:
+    """Return the place of the export and its format. Raises: UsageError."""
+    from amqpd.storage.export.object_store import is_object_store
+
+    if "to" not in given:
+        raise UsageError(
+            "--to is needed: a directory, an object store (s3://bucket/lake), an Iceberg table "
+            "(iceberg://catalog/ns.table), or a database as SQLAlchemy writes it (sqlite:///lake.db)"
+        )
+    to = given["to"]
+    if to.startswith("file://"):
+        to = unquote(to.removeprefix("file://"))
+        if not to.startswith("/"):
+            raise UsageError(f"--to {given['to']}: expected file:///DIRECTORY")
+    scheme = to.partition("://")[0].lower() if "://" in to else ""
+    if scheme in NOT_SUPPORTED:
+        raise UsageError(
+            f"--to {to}: {scheme}:// is not supported. Supported are a directory, s3://, gs://, az://, abfs://, "
+            "iceberg:// and a database's URL (postgresql://..., sqlite:///...)"
+        )
+    is_table = scheme == "iceberg"
+    kind = given.get("format", "iceberg" if is_table else "parquet")
+    if kind not in ("parquet", "json", "csv", "delta", "iceberg"):
+        raise UsageError(f"--format {kind}: expected parquet, json, csv, delta or iceberg")
+    if is_table and (kind != "iceberg" or not re.fullmatch(r"[^/]+/[^/.]+(\.[^/.]+)+", to.partition("://")[2])):
+        raise UsageError(f"--to {to}: expected iceberg://CATALOG/NAMESPACE.TABLE, and no other --format")
+    is_database = bool(scheme) and not is_table and not is_object_store(to)
+    if is_database and "format" in given:
+        raise UsageError("--format is for directories and object stores")
+    if "table" in given and (is_table or (not is_database and kind != "iceberg")):
+        raise UsageError("--table is for databases, and for --format iceberg in a directory or an object store")
+    if kind == "iceberg" and not re.fullmatch(r"[^/.]+(\.[^/.]+)+", given.get("table", "amqp.messages")):
+        raise UsageError(f"--table {given['table']}: expected NAMESPACE.TABLE")
+    return to, kind
+
+
+def _look_for_packages(context: Context, to: str, kind: str) -> None:
     """Check for missing packages before the export is imported. Raises: Failure that says what to install."""
+    from amqpd.storage.export.object_store import is_object_store
+
+    wanted = [("pyarrow", PYARROW)]
+    if kind in PACKAGES:
+        wanted.append(PACKAGES[kind])
+    if is_object_store(to) and kind != "iceberg":  # pyiceberg has its own access to stores
+        wanted.append(PACKAGES["an object store"])
     missing = ""
     if _wants_spark(context):
         from amqpd.storage.spark.session import missing_package
 
         missing = missing_package()
-    elif find_spec("pyarrow") is None:
-        missing = f"the package pyarrow: {sys.executable} -m pip install '{PYARROW}' (in amqpd's sources: make export)"
+    needed = [package for name, package in wanted if find_spec(name) is None]
+    if needed and not missing:
+        names = ", ".join(re.split("[><=]", package)[0] for package in needed)
+        quoted_names = " ".join(f"'{package}'" for package in needed)
+        missing = f"the package {names}: {sys.executable} -m pip install {quoted_names}"
+        if needed == [PYARROW]:
+            missing += " (in amqpd's sources: make export)"
     if missing:
         raise Failure(UNAVAILABLE, f"the export needs {missing}")
 
@@ -395,19 +422,21 @@ COMMANDS: Final = (
     Command(
         "export",
         "Queues",
-        "Exports queues to Parquet, JSON, CSV, Delta or a database, each message once",
+        "Exports queues to Parquet, JSON, CSV, Iceberg, Delta or a database, each message once",
         export,
-        "(--queue <queue> | --vhost <vhost>) --to <directory | database URL> [--format <name>] [--follow]",
+        "(--queue <queue> | --vhost <vhost>) --to <directory | URL> [--format <name>] [--follow]",
         0,
         0,
         (
             ("<directory>", "only complete files appear in it; a later run continues after the last one"),
-            ("<database URL>", "a URL of SQLAlchemy; rows and the batch's number are one transaction"),
+            ("<URL>", "an object store (s3://, gs://, abfs://), iceberg://CATALOG/NAMESPACE.TABLE, or a database"),
         ),
         OPTIONS,
         examples=(
             ("export --queue orders --to ./lake --partition-by date", "Parquet by date of arrival (UTC)"),
             ("export --queue orders --to sqlite:///orders.db --checkpoint ./orders.done", "a table amqp_messages"),
+            ("export --queue orders --to s3://lake/orders --checkpoint ./orders.done", "files in an object store"),
+            ("export --queue orders --to ./lake --format iceberg", "a table amqp.messages"),
             ("export -p shop --to ./lake --format json --follow", "all queues of vhost shop, until Ctrl-C"),
             (
                 """export --queue orders --to ./eu --where "routing_key LIKE 'eu.%'\"""",

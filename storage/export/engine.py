@@ -17,9 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from amqpd.storage.export.arrow import TYPES
-from amqpd.storage.export.columns import TIMES
-from amqpd.storage.export.file_writer import FileLayout, batches, json_values, with_times, write_task
+from amqpd.storage.export.file_writer import FileLayout, batches, json_values, write_task
 from amqpd.storage.export.offsets import batch_parts
 from amqpd.storage.export.options import ReadOptions, parse
 from amqpd.storage.export.plan import LogPartition
@@ -31,7 +29,6 @@ TASK_BYTES: Final = 512 << 20
 """Largest number of bytes of log for one task, which are read again if it fails."""
 TASK_BYTES_MIN: Final = 16 << 20
 """Smallest number of bytes for one task, which are read and written in 60 ms."""
-_TIME_TYPES: Final = {"date": pa.date32(), "hour": pa.int32()}
 
 
 class EngineError(Exception):
@@ -85,10 +82,6 @@ class ExportEngine(ABC):
         """Write the rows to files `part-<number>-<32 hex digits>.<kind>` below the layout's directory."""
 
     @abstractmethod
-    def record_batches(self, rows: ExportRows) -> tuple[Any, Iterator[Any]]:
-        """Return the Arrow schema and the record batches, with the columns to partition by."""
-
-    @abstractmethod
     def dicts(self, rows: ExportRows) -> Iterator[dict[str, Any]]:
         """Yield each row for a database driver: times with the zone UTC, structs and maps as JSON."""
 
@@ -128,18 +121,10 @@ class PyarrowEngine(ExportEngine):
         sizes = [(each.rows, each.size_bytes) for each in found]
         return WrittenBatch([each.path for each in found], sum(r for r, _ in sizes), sum(s for _, s in sizes))
 
-    def record_batches(self, rows: ExportRows) -> tuple[Any, Iterator[Any]]:
-        times = [name for name in rows.partition_by if name in TIMES]
-        names = [*rows.columns, *times]
-        schema = pa.schema([(name, TYPES.get(name) or _TIME_TYPES[name]) for name in names])
-        options, parts = rows.parts()
-        if times:
-            options = replace(options, columns=tuple(dict.fromkeys((*rows.columns, "timestamp"))))
-        read = (batch for part in parts for batch in batches(options, part))
-        return schema, (self._counted(with_times(batch, times).select(names)) for batch in read)
-
     def dicts(self, rows: ExportRows) -> Iterator[dict[str, Any]]:
-        for batch in self.record_batches(rows)[1]:
+        options, parts = rows.parts()
+        for batch in (batch for part in parts for batch in batches(options, part)):
+            self._advance(batch.num_rows, 0)
             columns = [
                 pa.array([text or None for text in json_values(column)], pa.string())
                 if pa.types.is_nested(column.type)
@@ -147,10 +132,6 @@ class PyarrowEngine(ExportEngine):
                 for column in batch.columns
             ]
             yield from pa.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
-
-    def _counted(self, batch: Any) -> Any:
-        self._advance(batch.num_rows, 0)
-        return batch
 
     def close(self) -> None:
         self._pool.close()

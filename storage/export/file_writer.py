@@ -38,7 +38,7 @@ GROUP_BYTES: Final = 6 << 20
 """Approximate size of a row group before encoding. A task has about three of them in memory."""
 OPEN_FILES_MAX: Final = 64
 """With more directories, the file that was written least recently is closed, and may get a successor."""
-_NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
+NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED: Final = re.compile(r"[\x01-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
 
 
@@ -63,11 +63,13 @@ class FileLayout:
         directory: Every worker must reach it.
         kind: parquet, json or csv.
         partition_by: Columns and values of `TIMES`, the outer directory first.
+        keeps_columns: The files have these columns, too.
     """
 
     directory: str
     kind: str = "parquet"
     partition_by: tuple[str, ...] = ()
+    keeps_columns: bool = False
 
 
 def write_task(
@@ -87,11 +89,11 @@ def write_task(
     names = list(options.columns)
     extra = {"timestamp" if name in TIMES else name for name in layout.partition_by}
     options = replace(options, columns=tuple(dict.fromkeys((*names, *sorted(extra)))))
-    kept = [name for name in names if name not in layout.partition_by]
+    kept = [name for name in names if layout.keeps_columns or name not in layout.partition_by]
     with _TaskFiles(number, layout) as files:
         for group in _groups(batch for part in parts for batch in batches(options, part)):
             size_bytes = 0
-            for below, table in _split(group, layout.partition_by):
+            for below, table in _split(group, layout.partition_by, "" if layout.keeps_columns else NO_VALUE):
                 bodies = pc.sum(pc.binary_length(table.column("value"))).as_py() or 0 if "value" in names else 0
                 files.write(below, table.select(kept), bodies)
                 size_bytes += bodies
@@ -332,8 +334,12 @@ def with_times(batch: Any, by: Sequence[str]) -> Any:
     return batch
 
 
-def _split(table: Any, by: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """Yield (directory, rows) for each directory of the table."""
+def _split(table: Any, by: tuple[str, ...], empty: str) -> Iterator[tuple[str, Any]]:
+    """Yield (directory, rows) for each directory of the table.
+
+    Args:
+        empty: Directory name of an empty text. Rows of one file must have one value if the file has the column.
+    """
     if not by or not table.num_rows:
         yield "", table
         return
@@ -342,12 +348,12 @@ def _split(table: Any, by: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         unit = "hour" if "hour" in by else "day"
         bounds = pc.min_max(table.column("timestamp"))
         if pc.floor_temporal(bounds["min"], unit=unit).equals(pc.floor_temporal(bounds["max"], unit=unit)):
-            yield _directory(with_times(table.slice(0, 1), by), by), table
+            yield _directory(with_times(table.slice(0, 1), by), by, empty), table
             return
-    yield from _split_by_value(with_times(table, by), by)
+    yield from _split_by_value(with_times(table, by), by, empty)
 
 
-def _split_by_value(table: Any, by: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+def _split_by_value(table: Any, by: tuple[str, ...], empty: str) -> Iterator[tuple[str, Any]]:
     codes: Any = None
     for name in by:
         encoded = table.column(name).combine_chunks().dictionary_encode(null_encoding="encode")
@@ -358,15 +364,16 @@ def _split_by_value(table: Any, by: tuple[str, ...]) -> Iterator[tuple[str, Any]
     begin = 0
     for count in pc.value_counts(codes).field("counts").to_pylist():
         piece = table.slice(begin, count)
-        yield _directory(piece, by), piece
+        yield _directory(piece, by, empty), piece
         begin += count
 
 
-def _directory(table: Any, by: tuple[str, ...]) -> str:
+def _directory(table: Any, by: tuple[str, ...], empty: str) -> str:
     """Return the directory of the table's first row."""
-    return os.path.join(*(f"{name}={_escaped(table.column(name)[0].as_py())}" for name in by))
+    return os.path.join(*(f"{name}={_escaped(table.column(name)[0].as_py(), empty)}" for name in by))
 
 
-def _escaped(value: object) -> str:
-    text = "" if value is None else str(value)
-    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text) or _NO_VALUE
+def _escaped(value: object, empty: str) -> str:
+    if value is None:
+        return NO_VALUE
+    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", str(value)) or empty

@@ -37,9 +37,10 @@ from amqpd.storage.export.checkpoint import ExportCheckpoint
 from amqpd.storage.export.columns import BASE, COLUMNS, TIMES, chosen
 from amqpd.storage.export.engine import ExportEngine, ExportRows
 from amqpd.storage.export.files import BrokerSource, LogSource, QueueName, SourceError
+from amqpd.storage.export.object_store import is_object_store
 from amqpd.storage.export.options import NoSuchQueue, parse
 from amqpd.storage.export.plan import DataLoss, Snapshot
-from amqpd.storage.export.targets import Database, Delta, ExportTarget, Files, TargetError, file_label
+from amqpd.storage.export.targets import Database, ExportTarget, Files, TargetError, file_label, file_place
 
 SOCKET = "amqpctl.sock"
 TIMEOUT_S = 10.0
@@ -144,20 +145,23 @@ class ExportOptions:
 
     @property
     def is_database(self) -> bool:
-        return "://" in self.to
+        return "://" in self.to and not is_object_store(self.to) and self.format != "iceberg"
 
     def identity(self) -> dict[str, Any]:
-        """Return the options that must be equal in all runs."""
-        return {
+        """Return the options that must be equal in all runs. Tables may get more columns in a later run."""
+        found = {
             "vhost": self.vhost,
             "queue": self.queue,
-            "to": without_password(self.to) if self.is_database else str(Path(self.to).absolute()),
+            "to": without_password(self.to) if "://" in self.to else str(Path(self.to).absolute()),
             "format": "" if self.is_database else self.format,
             "partition_by": list(self.partition_by),
             "where": self.where,
             "columns": list(self.columns),
-            "table": self.table if self.is_database else "",
+            "table": self.table if self.is_database or self.format == "iceberg" else "",
         }
+        if self.format in ("delta", "iceberg"):
+            del found["columns"]
+        return found
 
 
 @dataclass
@@ -243,6 +247,9 @@ class ExportJob:
             raise BadExport("--partition-by: a database's table has no directories")
         if options.partition_by and set(options.columns) <= set(options.partition_by):
             raise BadExport("--partition-by: no column would be left for the files")
+        by_time = any(name in TIMES for name in options.partition_by)
+        if options.format == "iceberg" and by_time and "timestamp" not in options.columns:
+            raise BadExport("--partition-by: an Iceberg table needs the column timestamp for date and hour")
         if options.to_offset is not None and options.queue is None:
             raise BadExport("--to-offset needs one --queue")
 
@@ -300,9 +307,16 @@ class ExportJob:
         options = self.options
         if options.is_database:
             return Database(options.to, options.table, [(name, COLUMNS[name]) for name in options.columns], ledger)
+        partition_by = list(options.partition_by)
         if options.format == "delta":
-            return Delta(Path(options.to), list(options.partition_by), ledger)
-        return Files(Path(options.to), options.format, list(options.partition_by), ledger)
+            from amqpd.storage.export.delta import Delta
+
+            return Delta(options.to, partition_by, ledger)
+        if options.format == "iceberg":
+            from amqpd.storage.export.iceberg import Iceberg
+
+            return Iceberg(options.to, options.table, partition_by, self._prefix(), ledger)
+        return Files(file_place(options.to), options.format, partition_by, ledger)
 
     def _resolve_last_batch(self, ledger: ExportCheckpoint, target: ExportTarget, total: ExportReport) -> None:
         """Complete or drop the batch that was in progress when the last run ended."""
@@ -444,8 +458,10 @@ class ExportJob:
 
 
 def without_password(url: str) -> str:
-    """Return a database's URL without user and password, for display and storage; a path unchanged."""
+    """Return a database's URL without user and password, for display and storage; others unchanged."""
     scheme, separator, rest = url.partition("://")
+    if is_object_store(url):
+        return url  # abfs://container@account
     return f"{scheme}://{rest.rpartition('@')[2]}" if separator else url
 
 

@@ -1,9 +1,10 @@
-"""Targets of an export job: files in a directory, a Delta table, or a database table.
+"""Targets of an export job: files in a directory or an object store, a table, or a database.
 
 Each target makes a batch visible once, even after kills:
 
-    Files      files in the checkpoint's staging directory get their final names by rename (checkpoint.py)
-    Delta      one transaction of the table, with the export's id and the batch's number
+    Files      staged files get their final names, by rename (checkpoint.py) or upload (object_store.py)
+    Iceberg    the same; then one commit of the table, with the export's id and the batch's number (iceberg.py)
+    Delta      the same; then one transaction of the table, with the export's id and the batch's number (delta.py)
     Database   one transaction with the rows, and with the batch's number in a second table
 
 `has` tells whether a target has a batch whose outcome the job does not know.
@@ -16,20 +17,19 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from amqpd.storage.export.checkpoint import CheckpointError, ExportCheckpoint, Progress, move, sync_files
 from amqpd.storage.export.engine import ExportEngine, ExportRows
 from amqpd.storage.export.file_writer import FileLayout
+from amqpd.storage.export.object_store import ObjectStore, is_object_store
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine, Table
 
 
-FORMATS: Final = ("parquet", "json", "csv", "delta")
+FORMATS: Final = ("parquet", "json", "csv", "delta", "iceberg")
 CHUNK_ROWS: Final = 5000
 LABEL_MAX: Final = 120  # a file name has at most 255 bytes, which includes the offsets
 _PART: Final = re.compile(r"part-(\d+)-[0-9a-f-]{32,36}(?:[-.]c(\d+))?\.[a-z0-9.]+")
@@ -75,18 +75,24 @@ class ExportTarget(ABC):
         return
 
 
-class Files(ExportTarget):
-    """A directory of Parquet, JSON or CSV files.
+class FilePlace(Protocol):
+    """The place of a target's files. Methods raise OSError and CheckpointError."""
 
-    Args:
-        partition_by: Columns that become directories `name=value`.
-    """
+    def names(self) -> Iterator[str]:
+        """Yield the paths or names of all files that are there."""
 
-    def __init__(self, directory: Path, kind: str, partition_by: list[str], ledger: ExportCheckpoint) -> None:
-        self.directory = directory
-        self.kind = kind
-        self.partition_by = partition_by
-        self.ledger = ledger
+    def final(self, path: Path) -> str:
+        """Return the final name of a file with this relative path, for `Progress.moves`."""
+
+    def publish(self, moves: list[list[str]]) -> None:
+        """Give staged files their final names. It may have happened already, completely or in part."""
+
+
+class LocalFiles:
+    """A directory. Raises TargetError."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
         try:
             directory.mkdir(parents=True, exist_ok=True)
             writable = os.access(directory, os.W_OK | os.X_OK)
@@ -95,21 +101,59 @@ class Files(ExportTarget):
         if not writable:
             raise TargetError(f"--to {directory}: it is not writable")
 
+    def names(self) -> Iterator[str]:
+        return (str(path) for path in self._directory.rglob("*"))
+
+    def final(self, path: Path) -> str:
+        return str((self._directory / path).absolute())
+
+    def publish(self, moves: list[list[str]]) -> None:
+        move(moves)
+
+
+def file_place(to: str) -> FilePlace:
+    """Return the directory or the object store of `--to`. Raises TargetError, ObjectStoreError."""
+    return ObjectStore(to) if is_object_store(to) else LocalFiles(Path(to))
+
+
+class Files(ExportTarget):
+    """Parquet, JSON or CSV files in a directory or an object store.
+
+    Files are staged on the local disk, and `publish` gives them their final names. So the place has only files of
+    batches whose names are in the checkpoint, and a rerun publishes the same bytes.
+
+    Args:
+        partition_by: Columns that become directories `name=value`.
+
+    Attributes:
+        keeps_columns: The files have these columns, too.
+    """
+
+    keeps_columns = False
+
+    def __init__(self, place: FilePlace, kind: str, partition_by: list[str], ledger: ExportCheckpoint) -> None:
+        self.place = place
+        self.kind = kind
+        self.partition_by = partition_by
+        self.ledger = ledger
+
     def check_fresh(self, prefix: str) -> None:
-        pattern = re.compile(rf"{re.escape(prefix)}-(\d{{20}}-\d{{20}}|batch-\d{{8}})-[0-9a-f]{{8}}-.*")
-        for path in self.directory.rglob(f"*.{self.kind}"):
-            if pattern.fullmatch(path.name):
+        pattern = re.compile(rf"{re.escape(prefix)}-(\d{{20}}-\d{{20}}|batch-\d{{8}})-[0-9a-f]{{8}}-.*\.{self.kind}")
+        for path in self.place.names():
+            name = path.rpartition("/")[2]
+            if pattern.fullmatch(name):
                 raise TargetError(
-                    f"{self.directory} has {path.name} of an export with another checkpoint, and all rows would be "
+                    f"--to has {name} of an export with another checkpoint, and all rows would be "
                     "there twice: use that --checkpoint, or another --to"
                 )
 
     def write(self, engine: ExportEngine, rows: ExportRows, progress: Progress, label: str) -> None:
         staging = self.ledger.attempt().absolute()
-        written = engine.write_files(rows, FileLayout(str(staging), self.kind, tuple(self.partition_by)))
+        layout = FileLayout(str(staging), self.kind, tuple(self.partition_by), self.keeps_columns)
+        written = engine.write_files(rows, layout)
         progress.rows, progress.bytes = written.rows, written.size_bytes
         self._stage(staging, sorted(map(Path, written.paths)), progress, label)
-        move(progress.moves or [])
+        self._publish(progress)
 
     def _stage(self, staging: Path, files: list[Path], progress: Progress, label: str) -> None:
         moves: list[list[str]] = []
@@ -120,9 +164,10 @@ class Files(ExportTarget):
             if match is None:
                 raise TargetError(f"the engine wrote a file with the unexpected name {path.name}")
             piece = match[1] if not int(match[2] or 0) else f"{match[1]}-{match[2]}"
-            final = self.directory / path.parent.relative_to(staging) / f"{label}-{self.ledger.id}-{piece}.{self.kind}"
-            moves.append([str(path.absolute()), str(final.absolute())])
-            names.add(str(final))
+            name = f"{label}-{self.ledger.id}-{piece}.{self.kind}"
+            final = self.place.final(path.parent.relative_to(staging) / name)
+            moves.append([str(path.absolute()), final])
+            names.add(final)
         if len(names) < len(moves):
             raise TargetError("two files of a batch would have one name")
         progress.moves = moves
@@ -131,69 +176,11 @@ class Files(ExportTarget):
     def has(self, progress: Progress) -> bool:
         if progress.moves is None:
             return False
-        move(progress.moves)
+        self._publish(progress)
         return True
 
-
-class Delta(ExportTarget):
-    """A Delta table, written by the package deltalake. Readers must support Delta: other files are there, too."""
-
-    batch_rows = 100_000
-
-    def __init__(self, directory: Path, partition_by: list[str], ledger: ExportCheckpoint) -> None:
-        if find_spec("deltalake") is None:
-            raise TargetError("--format delta needs the package deltalake: pip install deltalake")
-        self.directory = directory
-        self.partition_by = partition_by
-        self.ledger = ledger
-
-    def write(self, engine: ExportEngine, rows: ExportRows, progress: Progress, label: str) -> None:
-        import pyarrow as pa
-        from deltalake import CommitProperties, Transaction, write_deltalake
-
-        progress.rows = progress.bytes = 0
-        failures: list[Exception] = []
-        schema, batches = engine.record_batches(rows)
-        found = self._counted(batches, progress, failures)
-        first = next(found, None)
-        if first is None:
-            return  # nothing that could be visible twice
-        self.directory.mkdir(parents=True, exist_ok=True)
-        try:
-            write_deltalake(
-                str(self.directory),
-                pa.RecordBatchReader.from_batches(schema, chain((first,), found)),
-                mode="append",
-                partition_by=self.partition_by or None,
-                commit_properties=CommitProperties(app_transactions=[Transaction(self.ledger.id, progress.batch)]),
-            )
-        except Exception:
-            if failures:
-                raise failures[0] from None  # deltalake passes on only its text
-            raise
-
-    def _counted(self, batches: Iterator[Any], progress: Progress, failures: list[Exception]) -> Iterator[Any]:
-        import pyarrow.compute as pc
-
-        try:
-            for batch in batches:
-                if batch.num_rows == 0:
-                    continue
-                progress.rows += batch.num_rows
-                if "value" in batch.schema.names:
-                    progress.bytes += pc.sum(pc.binary_length(batch.column("value"))).as_py() or 0
-                yield batch
-        except Exception as error:
-            failures.append(error)
-            raise
-
-    def has(self, progress: Progress) -> bool:
-        from deltalake import DeltaTable
-
-        if not DeltaTable.is_deltatable(str(self.directory)):
-            return False
-        version = DeltaTable(str(self.directory)).transaction_version(self.ledger.id)
-        return version is not None and version >= progress.batch
+    def _publish(self, progress: Progress) -> None:
+        self.place.publish(progress.moves or [])
 
 
 class Database(ExportTarget):
@@ -296,4 +283,4 @@ def file_label(name: str) -> str:
     return f"{label[: LABEL_MAX - 17]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
-__all__ = ["FORMATS", "CheckpointError", "Database", "Delta", "ExportTarget", "Files", "TargetError", "file_label"]
+__all__ = ["FORMATS", "CheckpointError", "Database", "ExportTarget", "Files", "TargetError", "file_label", "file_place"]

@@ -2,7 +2,7 @@
 
 Without a condition Spark only distributes the tasks. They read parts and write files with pyarrow, as the worker
 processes of `PyarrowEngine` do: through `format("amqp")` each row would go from Python to the JVM and be encoded
-there, which costs more than reading and decoding together. With a condition, and for Delta and databases, rows go
+there, which costs more than reading and decoding together. With a condition, and for databases, rows go
 through the JVM.
 """
 
@@ -147,20 +147,19 @@ class SparkEngine(ExportEngine):
         frame = frame.observe(seen, f.count(f.lit(1)).alias("rows"), f.coalesce(size, f.lit(0)).alias("bytes"))
         if kind in ("json", "csv"):
             frame = frame.select(*as_text(frame, kind))
+        by = list(layout.partition_by)
+        if layout.keeps_columns:  # Spark takes the columns of directories out of the files
+            by = [name if name in TIMES else f"by_{name}" for name in by]
+            frame = frame.withColumns({f"by_{name}": frame[name] for name in layout.partition_by if name not in TIMES})
         writer = frame.write.format(kind).mode("errorifexists")
-        if layout.partition_by:
-            writer = writer.partitionBy(*layout.partition_by)
+        if by:
+            writer = writer.partitionBy(*by)
         if kind == "csv":
             # RFC 4180: a quote inside a text is doubled; an empty text is quoted, null is not.
             writer = writer.options(header=True, escape='"', emptyValue='""', nullValue="")
         writer.save(layout.directory)
         paths = [str(path) for path in Path(layout.directory).rglob("part-*")]
         return WrittenBatch(paths, int(seen.get["rows"]), int(seen.get["bytes"]))
-
-    def record_batches(self, rows: ExportRows) -> tuple[Any, Iterator[Any]]:
-        with _data_loss():
-            table = self._frame(rows).toArrow()
-        return table.schema, iter(table.to_batches())
 
     def dicts(self, rows: ExportRows) -> Iterator[dict[str, Any]]:
         frame = self._frame(rows)

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -287,3 +287,28 @@ def written(tmp_path: Path) -> Lake:
     lake.store.ack_range(0, 999)
     lake.settled()
     return lake
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Generator[Any, None, None]:
+    """A local S3 with the bucket `lake` (s3_stand_in.py)."""
+    if find_spec("moto") is None or find_spec("flask") is None:
+        pytest.skip("no moto, flask: make test installs them")
+    spec = spec_from_file_location("s3_stand_in", Path(__file__).with_name("s3_stand_in.py"))
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    server = module.S3StandIn()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def s3(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The local S3, and its credentials in the environment."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    s3_server.reset()
+    return s3_server

@@ -32,10 +32,15 @@ def call(*arguments):
         ((), "--to is needed"),
         (("--to", "x"), "--queue or, for all its durable queues, --vhost"),
         (("--to", "x", "--queue", "q", "--format", "xml"), "--format xml"),
-        (("--to", "sqlite:///x", "--queue", "q"), "--checkpoint is needed with a database"),
+        (("--to", "sqlite:///x", "--queue", "q"), "--checkpoint is needed if --to is not a directory"),
         (("--to", "sqlite:///x", "--queue", "q", "--checkpoint", "c", "--format", "csv"), "--format is for dir"),
-        (("--to", "s3://bucket/lake", "--queue", "q"), "not supported yet. Supported are a directory"),
-        (("--to", "ABFSS://c@account/lake", "--queue", "q", "--checkpoint", "c"), "object stores and HDFS are not"),
+        (("--to", "s3://bucket/lake", "--queue", "q"), "--checkpoint is needed if --to is not a directory"),
+        (("--to", "HDFS://host/lake", "--queue", "q", "--checkpoint", "c"), "hdfs:// is not supported"),
+        (("--to", "s3://b/lake", "--queue", "q", "--checkpoint", "s3://b/c"), "expected a local directory"),
+        (("--to", "file://host/lake", "--queue", "q"), "expected file:///DIRECTORY"),
+        (("--to", "iceberg://shop/orders", "--queue", "q", "--checkpoint", "c"), "iceberg://CATALOG/NAMESPACE.TABLE"),
+        (("--to", "iceberg://shop/a.b", "--queue", "q", "--format", "csv"), "and no other --format"),
+        (("--to", "x", "--queue", "q", "--format", "iceberg", "--table", "t"), "expected NAMESPACE.TABLE"),
         (("--to", "x", "--queue", "q", "--table", "t"), "--table is for databases"),
         (("--to", "x", "--queue", "q", "--batch", "0"), "--batch : 0"),
         (("--to", "x", "--queue", "q", "--to-offset", "end"), "--to-offset : end"),
@@ -100,6 +105,27 @@ def test_terminal_has_a_progress_bar_and_json_is_one_line(written, tmp_path, mon
     assert lines[0] == "" and lines[1].startswith("[..........]   0%  0 records, 0/s, 5,000 wait")
     assert all(len(line) < 90 for line in lines)
     assert lines[-1].startswith("[##########] 100%  4,000 records, ") and lines[-1].endswith(" left\n")
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("obstore", ("--to", "s3://bucket/lake")),
+        ("obstore", ("--to", "gs://bucket/lake", "--format", "delta")),
+        ("pyiceberg", ("--to", "iceberg://shop/a.b")),
+        ("pyiceberg", ("--to", "lake", "--format", "iceberg")),
+        ("deltalake", ("--to", "lake", "--format", "delta")),
+    ],
+)
+def test_missing_package_of_a_target_is_named(module, arguments, monkeypatch, tmp_path):
+    """The other packages count as installed even if they are not."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "find_spec", lambda name: None if name == module else ModuleSpec(name, None))
+    code, text = call(*arguments, "--queue", "q", "--checkpoint", "c", "--data-dir", str(tmp_path))
+    assert (code, f"the export needs the package {module}: " in text, f"-m pip install '{module}>=" in text) == (
+        69, True, True,
+    ), text  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("module", ["pyspark", "pyarrow"])

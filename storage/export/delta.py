@@ -1,0 +1,139 @@
+"""Delta tables as targets, written by the package deltalake.
+
+The files of a batch are Parquet files in the table's directory. One transaction adds them, with the export's id as
+application and the batch's number as its version. A rerun compares the version, so it does not add them twice.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from amqpd.storage.export.arrow import TYPES
+from amqpd.storage.export.checkpoint import ExportCheckpoint, Progress
+from amqpd.storage.export.file_writer import NO_VALUE
+from amqpd.storage.export.object_store import is_object_store
+from amqpd.storage.export.targets import Files, TargetError, file_place
+
+_TIME_TYPES: Final = {"date": pa.date32(), "hour": pa.int32()}
+COMMITS_MAX: Final = 3
+"""A commit whose answer was lost is an error of deltalake, too. The next attempt looks at the table first."""
+_WITH_BOUNDS: Final = ("offset", "timestamp")
+"""Columns whose smallest and largest values are in the table's log, so that readers skip files."""
+
+
+class Delta(Files):
+    """A Delta table. Columns that it does not have yet are added; readers see null in older rows.
+
+    Args:
+        to: The table's directory, or a URL of `object_store.SCHEMES`.
+
+    Methods raise TargetError, OSError, CheckpointError.
+    """
+
+    def __init__(self, to: str, partition_by: list[str], ledger: ExportCheckpoint) -> None:
+        super().__init__(file_place(to), "parquet", partition_by, ledger)
+        is_remote = is_object_store(to)
+        self._table = to if is_remote else str(Path(to).absolute())
+        self._root = "" if is_remote else f"{self._table}/"
+        # Only an endpoint that the user names can be without TLS.
+        self._options = {"allow_http": "true"} if is_remote else None
+
+    def _publish(self, progress: Progress) -> None:
+        from deltalake.exceptions import DeltaError
+
+        super()._publish(progress)
+        for attempt in range(COMMITS_MAX if progress.moves else 0):
+            try:
+                self._commit(progress, progress.moves or [])
+                return
+            except DeltaError as error:
+                if attempt == COMMITS_MAX - 1:
+                    raise TargetError(f"the Delta table refuses the batch: {error}") from error
+
+    def _commit(self, progress: Progress, moves: list[list[str]]) -> None:
+        """Add the files, unless the table has the batch already. Raises TargetError and deltalake's errors."""
+        from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+
+        found = [(final, _present(staged, final)) for staged, final in moves]
+        files = [(final, path, pq.read_metadata(path)) for final, path in found]
+        # Every file of a batch has the same columns. The schema loses Arrow's notes, which are no part of a table.
+        columns = files[0][2].schema.to_arrow_schema().remove_metadata()
+        for name in self.partition_by:
+            columns = columns.append(pa.field(name, _TIME_TYPES.get(name) or TYPES[name]))
+        schema = Schema.from_arrow(columns)
+        if not DeltaTable.is_deltatable(self._table, self._options):
+            DeltaTable.create(
+                self._table, schema, mode="ignore", partition_by=self.partition_by, storage_options=self._options
+            )
+        table = DeltaTable(self._table, storage_options=self._options)
+        version = table.transaction_version(self.ledger.id)
+        if version is not None and version >= progress.batch:
+            return
+        partitions = list(table.metadata().partition_columns)
+        if partitions != self.partition_by:
+            raise TargetError(
+                f"the Delta table is partitioned by {', '.join(partitions) or '(nothing)'}: "
+                "give the same --partition-by"
+            )
+        known = {field.name for field in table.schema().fields}
+        added = [field for field in schema.fields if field.name not in known]
+        if added:
+            table.alter.add_columns(added)
+            table = DeltaTable(self._table, storage_options=self._options)
+        table.create_write_transaction(
+            [self._add(final, metadata, path) for final, path, metadata in files],
+            "append",
+            table.schema(),
+            self.partition_by,
+            commit_properties=CommitProperties(app_transactions=[Transaction(self.ledger.id, progress.batch)]),
+        )
+
+    def _add(self, final: str, metadata: Any, path: Path) -> Any:
+        from deltalake.transaction import AddAction
+
+        name = final.removeprefix(self._root)
+        return AddAction(
+            name, path.stat().st_size, _partition(name), time.time_ns() // 1_000_000, True, _statistics(metadata)
+        )
+
+
+def _present(staged: str, final: str) -> Path:
+    """Return the path of a file: a rename may have taken it out of staging, an upload leaves it there."""
+    return Path(staged) if Path(staged).exists() else Path(final)
+
+
+def _partition(name: str) -> dict[str, str | None]:
+    """Return the values of the partition columns from a file's directories."""
+    pairs = [each.split("=", 1) for each in name.split("/")[:-1]]
+    return {column: None if value == NO_VALUE else unquote(value) for column, value in pairs}
+
+
+def _statistics(metadata: Any) -> str:
+    """Return a file's statistics as Delta's log has them, from the statistics of its row groups."""
+    found: dict[str, Any] = {"numRecords": metadata.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
+    for place in range(metadata.num_columns):
+        column = metadata.schema.column(place).path
+        groups = [metadata.row_group(number).column(place).statistics for number in range(metadata.num_row_groups)]
+        if column in _WITH_BOUNDS and all(each is not None and each.has_min_max for each in groups):
+            low, high = min(each.min for each in groups), max(each.max for each in groups)
+            found["minValues"][column], found["maxValues"][column] = _bound(low, 0), _bound(high, 999)
+            found["nullCount"][column] = sum(each.null_count for each in groups)
+    return json.dumps(found)
+
+
+def _bound(value: Any, rounding_us: int) -> Any:
+    """Return a bound as JSON. Times have milliseconds there; `rounding_us` is added before the rest is cut off."""
+    if isinstance(value, int):
+        return value
+    from datetime import timedelta
+
+    text = (value + timedelta(microseconds=rounding_us)).isoformat(timespec="milliseconds")
+    return re.sub(r"\+00:00$", "Z", text)

@@ -1,0 +1,206 @@
+"""Apache Iceberg tables as targets, written by the package pyiceberg.
+
+The files of a batch are Parquet files below the table's `data` directory. One commit adds them. It also sets the table
+property `amqpd.export.<id>` to the batch's number, so a rerun does not add them twice. A property stays when old
+snapshots expire. The snapshot's summary has the batch's number and offsets, too, for people.
+
+The catalog is a SQLite file by default: `catalog.db` in the directory, or in the checkpoint if `--to` is an object
+store. `iceberg://CATALOG/namespace.table` names a catalog of pyiceberg's own configuration.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow.parquet as pq
+
+from amqpd.storage.export.checkpoint import CheckpointError, ExportCheckpoint, Progress, move
+from amqpd.storage.export.columns import TIMES
+from amqpd.storage.export.object_store import is_object_store
+from amqpd.storage.export.targets import Files, LocalFiles, TargetError
+
+SCHEME: Final = "iceberg://"
+_LOCAL: Final = re.compile(r"(?:file:(?://)?)?(/.*)")
+_UPLOAD_BYTES: Final = 8 << 20
+"""An upload waits for the store after so many bytes, which bounds its memory."""
+
+
+class TableFiles:
+    """The data files of a table: `publish` renames those of a local table, and uploads others by its `FileIO`.
+
+    Attributes:
+        table: pyiceberg's table.
+    """
+
+    table: Any = None
+
+    def names(self) -> Iterator[str]:
+        yield from ()  # the catalog knows which exports a table has
+
+    def final(self, path: Path) -> str:
+        return f"{self.table.location()}/data/{path}"
+
+    def publish(self, moves: list[list[str]]) -> None:
+        local = [[staged, found[1]] for staged, final in moves if (found := _LOCAL.fullmatch(final))]
+        move(local)
+        if local or not moves:
+            return
+        from pyiceberg.io import load_file_io
+
+        # A buffer of pyarrow would not pass `flush` on, which waits for the store.
+        io = load_file_io({**self.table.io.properties, "buffer-size": "0"}, self.table.location())
+        for staged, final in moves:
+            with open(staged, "rb") as file, io.new_output(final).create(overwrite=True) as output:
+                while data := file.read(_UPLOAD_BYTES):
+                    output.write(data)
+                    output.flush()
+
+
+class Iceberg(Files):
+    """An Iceberg table. Columns that it does not have yet are added; readers see null in older rows.
+
+    Args:
+        to: A directory or object store for a table of the SQLite catalog, or `iceberg://CATALOG/namespace.table`.
+        table: `namespace.table`, if `to` has none.
+        partition_by: `date` and `hour` are transforms of `timestamp`; other values are columns.
+        name: What is exported. A table takes it from one checkpoint only.
+
+    Attributes:
+        keeps_columns: Iceberg computes a file's partition from the columns in it.
+
+    Methods raise TargetError, OSError, CheckpointError.
+    """
+
+    keeps_columns = True
+
+    def __init__(self, to: str, table: str, partition_by: list[str], name: str, ledger: ExportCheckpoint) -> None:
+        # An hour of Iceberg is an hour of one date, so `hour` includes `date`.
+        columns = [each for each in partition_by if each not in TIMES]
+        times = [] if len(columns) == len(partition_by) else ["hour"] if "hour" in partition_by else ["date"]
+        self._transforms = [*times, *columns]
+        self._files = TableFiles()
+        super().__init__(self._files, "parquet", [*(TIMES if times == ["hour"] else times), *columns], ledger)
+        self._name = name
+        self._key = f"amqpd.export.{ledger.id}"
+        self._location: str | None = None
+        with _errors(to):
+            if to.startswith(SCHEME):
+                from pyiceberg.catalog import load_catalog
+
+                catalog, _, table = to.removeprefix(SCHEME).partition("/")
+                self._catalog: Any = load_catalog(catalog)
+            else:
+                self._catalog, self._location = self._sqlite(to, table)
+        if "." not in table.strip("."):
+            self.close()
+            raise TargetError(f"--table {table}: expected NAMESPACE.TABLE")
+        self._identifier = table
+
+    def _sqlite(self, to: str, table: str) -> tuple[Any, str]:
+        """Return the SQLite catalog for `to`, and the table's location."""
+        from pyiceberg.catalog.sql import SqlCatalog
+
+        if is_object_store(to):
+            place, root = self.ledger.directory.absolute(), to.rstrip("/")
+        else:
+            LocalFiles(Path(to))
+            place = Path(to).absolute()
+            root = f"file://{place}"
+        # pyarrow reads credentials from the environment, but not these.
+        given = {"s3.endpoint": os.environ.get("AWS_ENDPOINT_URL"), "s3.region": os.environ.get("AWS_REGION")}
+        known = {name: value for name, value in given.items() if value}
+        catalog = SqlCatalog("amqpd", uri=f"sqlite:///{place / 'catalog.db'}", warehouse=root, **known)
+        return catalog, "/".join([root, *table.split(".")])
+
+    def check_fresh(self, prefix: str) -> None:
+        with _errors(self._identifier):
+            if not self._catalog.table_exists(self._identifier):
+                return
+            properties = self._catalog.load_table(self._identifier).properties
+        for key, value in properties.items():
+            if key.startswith("amqpd.export.") and key != self._key and json.loads(value)["name"] == self._name:
+                raise TargetError(
+                    f"the table {self._identifier} has batches of an export with another checkpoint, and all rows "
+                    "would be there twice: use that --checkpoint, or another table"
+                )
+
+    def _stage(self, staging: Path, files: list[Path], progress: Progress, label: str) -> None:
+        if files:
+            with _errors(self._identifier):
+                self._files.table = self._prepared(pq.read_schema(files[0]).remove_metadata())
+        super()._stage(staging, files, progress, label)
+
+    def _prepared(self, columns: Any) -> Any:
+        """Return the table with at least these columns. It is created if it does not exist."""
+        from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
+        from pyiceberg.transforms import DayTransform, HourTransform, IdentityTransform
+
+        known: dict[str, tuple[str, Any]] = {
+            "date": ("timestamp", DayTransform()),
+            "hour": ("timestamp", HourTransform()),
+        }
+        transforms = [known.get(each, (each, IdentityTransform())) for each in self._transforms]
+        try:
+            table = self._catalog.load_table(self._identifier)
+        except NoSuchTableError:
+            self._catalog.create_namespace_if_not_exists(self._identifier.rpartition(".")[0])
+            try:
+                creation = self._catalog.create_table_transaction(self._identifier, columns, self._location)
+                with creation, creation.update_spec() as spec:
+                    for column, transform in transforms:
+                        spec.add_field(column, transform)
+            except TableAlreadyExistsError:
+                pass
+            table = self._catalog.load_table(self._identifier)
+        wanted = [f"{transform}({column})" for column, transform in transforms]
+        schema = table.schema()
+        found = [f"{each.transform}({schema.find_column_name(each.source_id)})" for each in table.spec().fields]
+        if found != wanted:
+            raise TargetError(
+                f"the table {self._identifier} is partitioned by {', '.join(found) or '(nothing)'}, and the export by "
+                f"{', '.join(wanted) or '(nothing)'}: give the same --partition-by, or another table"
+            )
+        if not {field.name for field in schema.fields}.issuperset(columns.names):
+            with table.update_schema() as update:
+                update.union_by_name(columns)
+        return table
+
+    def _publish(self, progress: Progress) -> None:
+        if not progress.moves:
+            return
+        with _errors(self._identifier):
+            table = self._files.table = self._catalog.load_table(self._identifier)
+            super()._publish(progress)
+            if json.loads(table.properties.get(self._key, '{"batch": 0}'))["batch"] >= progress.batch:
+                return
+            with table.transaction() as transaction:
+                transaction.set_properties({self._key: json.dumps({"batch": progress.batch, "name": self._name})})
+                transaction.add_files(
+                    [final for _, final in progress.moves],
+                    {
+                        "amqpd.export": self.ledger.id,
+                        "amqpd.batch": str(progress.batch),
+                        "amqpd.position": json.dumps(progress.position),
+                    },
+                    check_duplicate_files=False,  # the property has shown that these are new
+                )
+
+    def close(self) -> None:
+        self._catalog.close()
+
+
+@contextmanager
+def _errors(what: str) -> Iterator[None]:
+    """Raise errors of catalogs and of pyiceberg, which have many types, as TargetError."""
+    try:
+        yield
+    except (TargetError, CheckpointError):
+        raise
+    except Exception as error:
+        raise TargetError(f"Iceberg, {what}: {type(error).__name__}: {str(error) or 'no text'}") from error
