@@ -293,7 +293,7 @@ def written(tmp_path: Path) -> Lake:
 def s3_server() -> Generator[Any, None, None]:
     """A local S3 with the bucket `lake` (s3_stand_in.py)."""
     if find_spec("moto") is None or find_spec("flask") is None:
-        pytest.skip("no moto, flask: make test installs them")
+        pytest.skip("no moto, flask: the extra `all-tests`, which make test-all installs")
     spec = spec_from_file_location("s3_stand_in", Path(__file__).with_name("s3_stand_in.py"))
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)

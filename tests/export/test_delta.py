@@ -22,6 +22,8 @@ from amqpd.storage.log.record import RecordRoute
 
 deltalake = pytest.importorskip("deltalake")
 
+pytestmark = pytest.mark.external  # packages of the extra `all-tests`
+
 
 def options(lake, tmp_path, **given):
     defaults = {"to": str(tmp_path / "lake"), "checkpoint": str(tmp_path / "check")}

@@ -24,6 +24,8 @@ from amqpd.storage.filesystem import FileSystem
 
 pytest.importorskip("pyiceberg")
 
+pytestmark = pytest.mark.external  # packages of the extra `all-tests`
+
 
 def options(lake, tmp_path, **given):
     defaults = {"to": str(tmp_path / "lake"), "table": "amqp.messages", "checkpoint": str(tmp_path / "check")}

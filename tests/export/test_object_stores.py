@@ -28,6 +28,8 @@ from amqpd.storage.log.record import RecordRoute
 
 obstore = pytest.importorskip("obstore")
 
+pytestmark = pytest.mark.external  # packages of the extra `all-tests`
+
 MANUAL = Path(__file__).parents[2] / "docs" / "export.md"
 
 
