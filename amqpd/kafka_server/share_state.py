@@ -80,6 +80,7 @@ class ShareState:
         self.end = end
         self._open: dict[int, _Record] = {}
         self._available: list[int] = []  # a heap; it may have offsets that are not available any more
+        self._removed_below = 0  # retention has removed what is below
         for each in ranges:
             for offset in range(each.first, each.last + 1):
                 self._open[offset] = _Record(each.deliveries)
@@ -162,9 +163,11 @@ class ShareState:
         """Begin to acknowledge, or to renew locks at once.
 
         Return the offsets that are updated; `end_update` must follow. Return None, and change nothing, if the member
-        has not acquired one of them. Gaps may be anywhere.
+        has not acquired one of them. Gaps may be anywhere, and what retention has removed meanwhile is ignored.
         """
         for offset, kind in _each(acks):
+            if offset < self._removed_below:
+                continue
             if not self._is_acquired_by(member, offset) and (kind != GAP or offset in self._open):
                 return None
         updated: list[int] = []
@@ -232,6 +235,7 @@ class ShareState:
         for each in [each for each in self._open if each < offset]:
             del self._open[each]
         self.end = max(self.end, offset)
+        self._removed_below = max(self._removed_below, offset)
 
 
 def _each(acks: Sequence[AckRange]) -> Iterator[tuple[int, int]]:
