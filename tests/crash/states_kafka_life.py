@@ -284,6 +284,7 @@ class KafkaLife(BrokerLife):
 
         for group in GROUPS:
             self._ask(FETCH_OFFSETS, SimpleNamespace(group_id=group, topics=None, require_stable=False), b"", replied)
+            self.turns()
         return found
 
     def see(self) -> None:
