@@ -22,7 +22,7 @@ import pamqp.encode
 import pytest
 from faults_disk import LoopDisk, skip_or_fail, stop_process
 from kafka_load import ARGUMENTS, STREAM, KafkaLoad
-from kafka_story import Group, KafkaStory, Reader, WorkStory
+from kafka_story import Group, KafkaStory, Reader, StoryTransaction, WorkStory
 from kafka_work import QUEUE, WorkLoad
 from quickclient import connect
 
@@ -211,7 +211,8 @@ def test_judge_accepts_kept_promises() -> None:
         ([(0, b"p:0"), (1, b"a:0")], "confirmed or read, and are lost"),
         ([(0, b"p:0"), (1, b"p:1"), (2, b"a:0")], "stands at 2 and at 1"),
         ([(0, b"p:0"), (1, b"a:0"), (2, b"p:1"), (3, b"p:1")], "stands at 2 and at 3"),
-        ([(0, b"p:0"), (1, b"a:0"), (3, b"p:1")], "comes at place 2"),
+        ([(0, b"p:0"), (1, b"a:0"), (3, b"p:1")], "stands at 2 and at 3"),
+        ([(0, b"p:0"), (2, b"p:1"), (1, b"a:0")], "offset 1 comes after 2"),
         ([(0, b"p:0"), (1, b"a:0"), (2, b"p:1"), (3, b"a:2"), (4, b"a:1")], "comes after number 2"),
     ],
 )
@@ -221,16 +222,87 @@ def test_judge_reports_each_kind_of_wrong_log(records: list[tuple[int, bytes]], 
     assert any(words in each for each in story.violations), story.violations
 
 
+def assert_violations(violations: list[str], words: list[str]) -> None:
+    assert len(violations) == len(words), violations
+    for each, text in zip(violations, words, strict=True):
+        assert text in each
+
+
 def test_judge_reports_each_kind_of_wrong_reader() -> None:
-    story, _ = story_of_three()
+    story, records = story_of_three()
     group, reader = Group("g"), Reader("r")
     story.reads(reader, 1, b"a:0")
     story.reads(reader, 2, b"other:1")
+    story.reads(reader, 1, b"a:0")
     story.commits(group, 3)
-    story.reads_first(group, reader, 2)
+    story.finds(group, 2, "a look")
     story.committed(group, 3)
     story.reads_first(group, reader, 0)
-    words = ["was given 1, expected", "offset 2 showed", "which no member committed", "is at 0, and 3 was answered"]
-    assert len(story.violations) == len(words)
-    for each, text in zip(words, story.violations, strict=True):
-        assert each in text
+    story.place.pop(b"other:1")
+    story.at[2] = b"p:1"
+    story.found(records, [])
+    words = ["offset 2 showed", "was given 1, expected", "which no member committed", "is at 0, and 3 was answered"]
+    assert_violations(story.violations, [*words, "r went on from 0 to 1, without b'p:0'"])
+
+
+def test_readers_skip_markers_and_aborted_transactions() -> None:
+    story, records = story_of_three()
+    reader = Reader("r")
+    for offset, body in (*records, (6, b"p:2")):
+        story.reads(reader, offset, body)
+    story.found([*records, (6, b"p:2")], story.place)
+    assert not story.violations
+
+
+def transaction_of(story: KafkaStory, first: int, *bodies: bytes) -> StoryTransaction:
+    transaction = StoryTransaction()
+    for offset, body in enumerate(bodies, first):
+        story.writes(transaction, body)
+        transaction.bodies[body] = offset
+    return transaction
+
+
+def test_judge_reports_each_kind_of_broken_transaction() -> None:
+    story = KafkaStory()
+    still_open = transaction_of(story, 0, b"t:0")
+    story.reads(Reader("r"), 0, b"t:0")
+    story.fenced(still_open)
+    story.reads(Reader("r"), 0, b"t:0")
+    committed = transaction_of(story, 2, b"u:0", b"u:1")
+    story.ends(committed, True)
+    story.ended(committed)
+    undecided = transaction_of(story, 7, b"v:0", b"v:1")
+    story.ends(undecided, True)
+    story.fenced(undecided)
+    story.found([(3, b"u:1"), (8, b"v:1")], [b"u:0"])
+    words = ["its transaction is open", "its transaction is aborted", "1 records were confirmed", "1 of 2 records"]
+    assert_violations(story.violations, words)
+
+
+def test_an_undecided_transaction_that_was_absent_stays_absent() -> None:
+    story = KafkaStory()
+    transaction = transaction_of(story, 0, b"t:0", b"t:1")
+    story.ends(transaction, True)
+    story.fenced(transaction)
+    story.found([], [])
+    assert not story.violations
+    story.reads(Reader("r"), 0, b"t:0")
+    assert_violations(story.violations, ["its transaction is aborted"])
+
+
+def test_judge_of_a_queue_reports_each_kind_of_violation() -> None:
+    story = WorkStory()
+    for body in (b"1", b"2", b"3"):
+        story.confirms(body)
+    story.delivers(b"1", False, "consumer")
+    story.delivers(b"1", True, "member")
+    story.delivers(b"2", True, "consumer")
+    assert not story.violations
+    assert story.missing() == [b"3"]
+    story.delivers(b"2", False, "member")
+    story.accepts(b"1")
+    story.delivers(b"1", True, "consumer")
+    assert_violations(story.violations, ["again, without a mark", "whose acknowledgement was answered"])
+    story.power_cut()
+    story.delivers(b"1", True, "consumer")
+    assert len(story.violations) == 2
