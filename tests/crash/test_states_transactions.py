@@ -215,7 +215,12 @@ DEFECTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("defect", DEFECTS)
+SLOW = ("pending offsets are not read", "pending offsets are not synced", "the last state is not read")
+
+
+@pytest.mark.parametrize(
+    "defect", [pytest.param(each, marks=pytest.mark.slow if each in SLOW else ()) for each in DEFECTS]
+)
 def test_walk_finds_broken_promises(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
     if defect in COMPILED and is_compiled():
         pytest.skip("compiled code calls itself")
