@@ -81,6 +81,7 @@ class CompactedLog:
         self._position = self._end = 0
         self._is_loading = False
         self._retry_ms = 0
+        self._open_changes = 0  # appended, and neither synced nor failed
 
     # -- for subclasses
 
@@ -199,13 +200,23 @@ class CompactedLog:
             done(False)
             return
         self._turn.schedule()
+        self._open_changes += 1
         store.when_safe(offset, partial(self._appended, done))
 
     def _appended(self, done: Callable[[bool], None], safe: bool) -> None:
+        self._open_changes -= 1
         if not safe:
             self._on_refused(OSError("the write or its sync failed"))
         done(safe)
         self._turn.schedule()
+
+    def after_changes(self, call: Callable[[], None]) -> None:
+        """Call the function when all changes so far are visible or have failed: at once if there are none."""
+        store = self._store
+        if self._open_changes == 0 or store is None:
+            call()
+        else:
+            store.when_safe(store.next_offset - 1, lambda _safe: call())
 
     def _on_refused(self, error: Exception) -> None:
         log.error("the %s cannot be changed: %s", self.content, error)

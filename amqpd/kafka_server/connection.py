@@ -139,6 +139,10 @@ class Call:
         tags = b"\0" if self.is_flexible else b""
         self._finish((frame_of(self.header.correlation_id, tags, *parts),))
 
+    def reply_untagged(self, body: bytes) -> None:
+        """Answer with an encoded body, behind a header without tagged fields (ApiVersions)."""
+        self._finish((frame_of(self.header.correlation_id, body),))
+
     def reply_nothing(self) -> None:
         """End the call without an answer (Produce with acks 0)."""
         self._finish(())

@@ -143,23 +143,33 @@ def answer_offsets(call: Call, results: OffsetResults, safe: bool) -> None:
 
 
 def _offset_fetch(call: Call) -> None:
+    """Answer when the commits that came before are visible, so that a member that takes over repeats none of them."""
+    request = call.request
+    if call.version < 8:
+        topics.check_partitions((each.partition_indexes for each in request.topics or ()), PARTITIONS_MAX)
+    else:
+        if len(request.groups) > GROUPS_MAX:
+            raise MalformedRequest(f"{len(request.groups)} groups in one request; at most {GROUPS_MAX} are accepted")
+        topics.check_partitions(
+            (topic.partition_indexes for each in request.groups for topic in each.topics or ()), PARTITIONS_MAX
+        )
+        if len({each.group_id for each in request.groups}) < len(request.groups):
+            raise MalformedRequest("a group is named twice in one request")
+    call.connection.server.coordinator.offsets.after_changes(partial(_answer_fetch, call))
+
+
+def _answer_fetch(call: Call) -> None:
+    if call.connection.closed:
+        return
     request = call.request
     coordinator = call.connection.server.coordinator
     if call.version < 8:
-        topics.check_partitions((each.partition_indexes for each in request.topics or ()), PARTITIONS_MAX)
         stable = call.version >= 7 and request.require_stable
         error = coordinator.error_for(request.group_id, call.session)
         fields = _fetched(call, request.group_id, request.topics, error, stable)
         error = fields["error_code"]
         call.reply({"error_code": error, "topics": fields["topics"]})
         return
-    if len(request.groups) > GROUPS_MAX:
-        raise MalformedRequest(f"{len(request.groups)} groups in one request; at most {GROUPS_MAX} are accepted")
-    topics.check_partitions(
-        (topic.partition_indexes for each in request.groups for topic in each.topics or ()), PARTITIONS_MAX
-    )
-    if len({each.group_id for each in request.groups}) < len(request.groups):
-        raise MalformedRequest("a group is named twice in one request")
     groups: list[Fields] = []
     for each in request.groups:
         error = coordinator.error_for(each.group_id, call.session)

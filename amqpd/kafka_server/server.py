@@ -30,7 +30,7 @@ from amqpd.kafka_server import (
 )
 from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection, api_versions
 from amqpd.kafka_server.group_operations import GroupOperations
-from amqpd.kafka_server.messages import API_VERSIONS, api_types
+from amqpd.kafka_server.messages import API_VERSIONS, api_types, build
 from amqpd.kafka_server.request_stats import RequestStats
 from amqpd.kafka_server.share_states import ShareStates
 from amqpd.kafka_server.share_stream import ShareStreams
@@ -48,7 +48,13 @@ if TYPE_CHECKING:
 
 
 def _answer_api_versions(call: Call) -> None:
-    call.reply(api_versions(call.connection.server.apis))
+    """Answer with a body that is made once for each version: it takes 0.2 ms, half of the time of a login."""
+    server = call.connection.server
+    body = server.api_versions_bodies.get(call.version)
+    if body is None:
+        body = bytes(build(call.api.response, api_versions(server.apis), call.version).encode())
+        server.api_versions_bodies[call.version] = body
+    call.reply_untagged(body)
 
 
 def every_api() -> tuple[Api, ...]:
@@ -80,6 +86,7 @@ class KafkaServer(BrokerListener):
 
     Attributes:
         apis: by API key.
+        api_versions_bodies: of the responses of ApiVersions, by version.
         unopened: limit on sockets that have not logged in, shared with AMQP.
         coordinator: the consumer groups of all vhosts.
         fetches: the Fetch requests that wait for records.
@@ -94,6 +101,7 @@ class KafkaServer(BrokerListener):
         self.settings: KafkaSettings = broker.settings.kafka
         self.connections: set[KafkaClientConnection] = set()
         self.apis = {api.key: api for api in every_api()}
+        self.api_versions_bodies: dict[int, bytes] = {}
         self.coordinator = coordinator.GroupCoordinator(broker)
         self.fetches = fetch.WaitingFetches(broker)
         self.operations = GroupOperations(self.coordinator, self.fetches)

@@ -12,7 +12,8 @@ belongs to the connection that began it. The epoch of each request must be the n
     SESSIONS_MAX of a connection             133 SHARE_SESSION_LIMIT_REACHED
     acknowledgements with epoch 0, or RENEW  42 INVALID_REQUEST
     in a request that does not announce it
-    an offset that is not acquired           121 INVALID_RECORD_STATE for its topic, of which nothing is acknowledged
+    an offset that is not acquired           121 INVALID_RECORD_STATE for its topic, of which nothing is acknowledged;
+                                             one that retention has removed is ignored
     no topic, no permission, a failed log    100, 29, 56 for the topic
     a queue in exclusive use                 29 TOPIC_AUTHORIZATION_FAILED, with a text
 

@@ -79,7 +79,7 @@ class ShareState:
     def __init__(self, end: int, ranges: Sequence[StateRange] = ()) -> None:
         self.end = end
         self._open: dict[int, _Record] = {}
-        self._log_start = 0  # no record below it is open
+        self._log_start = 0  # retention has removed what is below
         self._available: list[int] = []  # a heap; it may have offsets that are not available any more
         for each in ranges:
             for offset in range(each.first, each.last + 1):
@@ -169,11 +169,11 @@ class ShareState:
         """Begin to acknowledge, or to renew locks at once.
 
         Return the offsets that are updated; `end_update` must follow. Return None, and change nothing, if the member
-        has not acquired one of them. Gaps may be anywhere.
+        has not acquired one of them. Gaps may be anywhere, and what retention has removed meanwhile is ignored.
         """
         records = self._open
         for each in acks:
-            for offset in range(each.first, each.last + 1):
+            for offset in range(max(each.first, self._log_start), each.last + 1):
                 record = records.get(offset)
                 if record is None:
                     if each.type_at(offset) != GAP:

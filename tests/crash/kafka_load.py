@@ -1,7 +1,8 @@
 """The load that kafka_story.py judges: publishers and readers of AMQP, producers and groups of Kafka, on one stream.
 
 Clients of AMQP connect again after each start. Clients of Kafka stay, and retry by themselves: two producers of
-kafka-python, with up to five batches in flight, and two of aiokafka; two members of aiokafka for each group.
+kafka-python, with up to five batches in flight, and two of aiokafka; two members of aiokafka for each group. Two
+transactional producers of aiokafka begin anew after an error. Members read committed records.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pamqp.header
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import KafkaError
 from kafka import KafkaProducer
-from kafka_story import Group, KafkaStory, Reader
+from kafka_story import Group, KafkaStory, Reader, StoryTransaction
 from quickclient import Gone, Link, Message, connect
 
 STREAM: Final = "flow"
@@ -117,6 +118,8 @@ class KafkaLoad:
             self._tasks.append(asyncio.create_task(self._produce(b"aio%d" % number, codec)))
             python = asyncio.to_thread(self._produce_in_thread, b"python%d" % number, asyncio.get_running_loop(), codec)
             self._tasks.append(asyncio.create_task(python))
+        for number in range(2):
+            self._tasks.append(asyncio.create_task(self._transact(f"transactions {number}")))
         for group in self.groups:
             for number in range(2):
                 self._tasks.append(asyncio.create_task(self._member(group, f"{group.name} {number}")))
@@ -208,17 +211,67 @@ class KafkaLoad:
             time.sleep(0.01)
         producer.close(0 if self.aborted else 10)
 
+    async def _transact(self, name: str) -> None:
+        """Commit and abort transactions. After an error a new producer fences the old one."""
+        number = 0
+        last: StoryTransaction | None = None
+        while not self._stopped.is_set():
+            producer = AIOKafkaProducer(
+                bootstrap_servers=self._address,
+                transactional_id=name,
+                transaction_timeout_ms=DELIVERY_MS,
+                request_timeout_ms=60_000,
+                retry_backoff_ms=50,
+                linger_ms=5,
+            )
+            try:
+                await producer.start()
+                await producer.begin_transaction()  # the producer id was given: the old one is fenced
+                if last is not None:
+                    self.story.fenced(last)
+                while True:
+                    last = StoryTransaction()
+                    number = await self._write(producer, last, name, number)
+                    if self._stopped.is_set():
+                        break
+                    await producer.begin_transaction()
+            except KafkaError:
+                self.story.totals["unsure"] += 1
+                await asyncio.sleep(0.05)
+            finally:
+                with contextlib.suppress(KafkaError, TimeoutError):
+                    await asyncio.wait_for(producer.stop(), 10)
+
+    async def _write(self, producer: AIOKafkaProducer, transaction: StoryTransaction, name: str, number: int) -> int:
+        """Write a transaction, and end it. Return the next number of this producer."""
+        futures = {}
+        for _ in range(self._chance.choice((1, 3, 8))):
+            body = b"%s:%d" % (name.encode(), number)
+            number += 1
+            self.story.writes(transaction, body)
+            futures[body] = await producer.send(STREAM, body, partition=0)
+            if self._chance.random() < 0.2:
+                await asyncio.sleep(0.01)  # others write between
+        for body, future in futures.items():
+            transaction.bodies[body] = (await future).offset
+        commits = self._chance.random() < 0.7
+        self.story.ends(transaction, commits)
+        await (producer.commit_transaction() if commits else producer.abort_transaction())
+        self.story.ended(transaction)
+        await asyncio.sleep(self._chance.uniform(0.0, 0.05))
+        return number
+
     def _hand_over(self, loop: asyncio.AbstractEventLoop, body: bytes, future: Any, _result: object) -> None:
         offset = future.value.offset if future.succeeded() else None
         loop.call_soon_threadsafe(self._told, body, offset, future.exception)
 
-    def _consumer(self, group: Group, topics: tuple[str, ...]) -> AIOKafkaConsumer:
+    def _consumer(self, group: Group, level: str = "read_committed") -> AIOKafkaConsumer:
         return AIOKafkaConsumer(
-            *topics,
             bootstrap_servers=self._address,
             group_id=group.name,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
+            isolation_level=level,
             session_timeout_ms=6000,
             heartbeat_interval_ms=500,
             retry_backoff_ms=50,
@@ -230,7 +283,7 @@ class KafkaLoad:
         story = self.story
         reader = Reader(name, ())
         listener = Sessions()
-        consumer = self._consumer(group, ())
+        consumer = self._consumer(group)
         consumer.subscribe([STREAM], listener=listener)
         await consumer.start()
         known = 0
@@ -259,11 +312,13 @@ class KafkaLoad:
         self.story.committed(group, offset)
 
     async def look(self) -> None:
-        """Read the whole log and the committed offsets."""
+        """Read the whole log and the committed offsets. It is read up to the end that it has now: until then open
+        transactions end.
+        """
         records: list[tuple[int, bytes]] = []
         known: list[bytes] = []
         for group in self.groups:
-            consumer = self._consumer(group, ())
+            consumer = self._consumer(group)
             consumer.assign([PARTITION])
             await consumer.start()
             answered = group.answered
@@ -272,13 +327,22 @@ class KafkaLoad:
                 self.story.finds(group, committed, "after a start")
             if group is self.groups[0]:
                 known = list(self.story.place)
-                end = (await consumer.end_offsets([PARTITION]))[PARTITION]
+                end = await self._end()
                 consumer.seek(PARTITION, 0)
-                while len(records) < end:
+                while await consumer.position(PARTITION) < end:
                     for each in (await consumer.getmany(PARTITION, timeout_ms=1000)).get(PARTITION, []):
                         records.append((each.offset, each.value))
             await consumer.stop()
         self.story.found(records, known)
+
+    async def _end(self) -> int:
+        """Return the end of the log, with open transactions."""
+        consumer = self._consumer(self.groups[0], "read_uncommitted")
+        consumer.assign([PARTITION])
+        await consumer.start()
+        end: int = (await consumer.end_offsets([PARTITION]))[PARTITION]
+        await consumer.stop()
+        return end
 
 
 class Sessions(ConsumerRebalanceListener):  # type: ignore[misc]

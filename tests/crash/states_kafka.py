@@ -27,7 +27,8 @@ class KafkaSearch(BrokerSearch):
     @contextmanager
     def _own_randomness(self) -> Iterator[None]:
         small = patch.object(compacted_log, "SEGMENT_BYTES", OFFSETS_SEGMENT_BYTES)
-        with super()._own_randomness(), small:
+        ids = patch("secrets.randbits", self.rng.getrandbits)
+        with super()._own_randomness(), small, ids:
             yield
 
     def _new_ledger(self) -> Any:

@@ -81,7 +81,8 @@ class KafkaLedger(BrokerLedger):
     """The expected state.
 
     topics: by queue id. deleted: ids whose deletion was answered. committed: (group, queue id) -> the values that may
-    be found, each with a number that rises; the first is certain, and -1 is no value.
+    be found, each with a number that rises; the first is certain, and -1 is no value. transactional: records that
+    states_transactions_ledger.py judges.
     """
 
     def __init__(self) -> None:
@@ -89,12 +90,14 @@ class KafkaLedger(BrokerLedger):
         self.topics: dict[str, Topic] = {}
         self.deleted: set[str] = set()
         self.committed: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        self.transactional: set[bytes] = set()
 
     def copy(self) -> Self:
         other = super().copy()
         other.topics = {key: each.copy() for key, each in self.topics.items()}
         other.deleted = set(self.deleted)
         other.committed = {key: list(each) for key, each in self.committed.items()}
+        other.transactional = set(self.transactional)
         return other
 
     def asked(self) -> tuple[object, ...]:
@@ -193,7 +196,7 @@ def _places(records: Records, topic: Topic, ledger: KafkaLedger) -> dict[Numbers
             places.setdefault(batch.numbers, []).append(offset)
         elif body in ledger.sent:
             plain.append(body)
-        elif offset >= topic.trimmed:
+        elif offset >= topic.trimmed and body not in ledger.transactional:
             raise Violation(f"a record at {offset} that was never published here: {body[:40]!r}")
     for sent in ledger.sent.values():
         count = plain.count(sent.body)

@@ -1,5 +1,7 @@
 """A broker's life with clients of Kafka: the real handlers of Produce, OffsetCommit, OffsetDelete and OffsetFetch.
 
+states_transactions_life.py and states_share_life.py have more of them.
+
 They get calls without sockets. A batch or a commit counts for the ledger from its reply on.
 """
 
@@ -19,17 +21,48 @@ from states_ledger import Violation
 from states_pace import SETTLE_MS
 
 from amqpd.broker.vhost import declare
-from amqpd.kafka_server import group_offsets, produce
+from amqpd.kafka_server import fetch, group_offsets, produce, transaction_requests
 from amqpd.kafka_server.coordinator import GroupCoordinator
+from amqpd.kafka_server.fetch import WaitingFetches
 from amqpd.kafka_server.messages import RequestHeader
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.retention import trim
 
-PRODUCE, COMMIT, FETCH_OFFSETS, DELETE_OFFSETS = 0, 8, 9, 47
-VERSIONS: Final = {PRODUCE: 7, COMMIT: 8, FETCH_OFFSETS: 7, DELETE_OFFSETS: 0}
-HANDLERS: Final = {api.key: api.handle for api in (*produce.APIS, *group_offsets.APIS)}
+PRODUCE, FETCH, COMMIT, FETCH_OFFSETS, DELETE_OFFSETS = 0, 1, 8, 9, 47
+VERSIONS: Final = {
+    PRODUCE: 7,
+    FETCH: 11,
+    COMMIT: 8,
+    FETCH_OFFSETS: 7,
+    DELETE_OFFSETS: 0,
+    22: 4,
+    24: 3,
+    25: 3,
+    26: 3,
+    28: 3,
+}
+APIS: Final = (*produce.APIS, *fetch.APIS, *group_offsets.APIS, *transaction_requests.APIS)
+HANDLERS: Final = {api.key: api.handle for api in APIS}
 GROUPS: Final = ("a", "b")
 _RESULT: Final = struct.Struct(">ihq")  # partition, error, base offset
+
+
+class WalkConnection:
+    """The connection of all calls."""
+
+    def __init__(self, server: Any) -> None:
+        self.server = server
+        self.closed = False
+        self.on_close: list[Callable[[], None]] = []
+
+    def hold(self, _held: bool) -> None:
+        """Do nothing: no request waits for another one."""
+
+    def close(self, why: str) -> None:
+        raise Violation(f"a connection is closed: {why or 'a bug'}")
+
+    def log_fields(self) -> dict[str, object]:
+        return {}
 
 
 class WalkCall:
@@ -42,7 +75,12 @@ class WalkCall:
         self.header = RequestHeader(key, self.version, 0, "", 0)
         self.request = request
         self.frame = frame
-        self.reply = then
+        self.is_done = self.is_sent = False
+        self._then = then
+
+    def reply(self, fields: Any) -> None:
+        self.is_done = self.is_sent = True
+        self._then(fields)
 
     def reply_bytes(self, *parts: bytes) -> None:
         self.reply(b"".join(parts))
@@ -63,9 +101,12 @@ class KafkaLife(BrokerLife):
             alarm_reason="",
             message_size_max_bytes=1 << 20,
         )
+        self.broker = broker
         self.coordinator = GroupCoordinator(broker)
-        server = SimpleNamespace(broker=broker, coordinator=self.coordinator)
-        self.connection = SimpleNamespace(server=server, closed=False, on_close=[], hold=_ignored)
+        self.fetches = WaitingFetches(broker)
+        self._prepare()
+        server = SimpleNamespace(broker=broker, coordinator=self.coordinator, fetches=self.fetches)
+        self.connection = WalkConnection(server)
         self.coordinator.start()
         self.turns()
         if self.coordinator.load_error():  # a paced life syncs what a kill left unsynced after some ms
@@ -73,9 +114,13 @@ class KafkaLife(BrokerLife):
         if self.coordinator.load_error():
             raise Violation("the committed offsets cannot be read on a disk that does not fail")
 
+    def _prepare(self) -> None:
+        """Make what must be there before the committed offsets are read."""
+
     def stop(self) -> None:
         self.turns()
         self.coordinator.stop()
+        self.fetches.stop()
         super().stop()
 
     def _ask(self, key: int, request: Any, frame: bytes, then: Callable[[Any], None]) -> None:
@@ -170,9 +215,14 @@ class KafkaLife(BrokerLife):
 
         self.ask_produce(name, batch, answered)
 
-    def ask_produce(self, name: str, batch: Batch, answered: Callable[[int, int], None]) -> None:
+    def ask_produce(
+        self, name: str, batch: Batch, answered: Callable[[int, int], None], transactional_id: str | None = None
+    ) -> None:
         topic = name.encode()
-        head = struct.pack(f">hhiih{len(topic)}siii", -1, -1, 30_000, 1, len(topic), topic, 1, 0, len(batch.data))
+        head = struct.pack(">h", -1)
+        if transactional_id is not None:
+            head = struct.pack(">h", len(transactional_id)) + transactional_id.encode()
+        head += struct.pack(f">hiih{len(topic)}siii", -1, 30_000, 1, len(topic), topic, 1, 0, len(batch.data))
 
         def replied(body: bytes) -> None:
             _, error, offset = _RESULT.unpack_from(body, 10 + len(topic))
@@ -234,6 +284,7 @@ class KafkaLife(BrokerLife):
 
         for group in GROUPS:
             self._ask(FETCH_OFFSETS, SimpleNamespace(group_id=group, topics=None, require_stable=False), b"", replied)
+            self.turns()
         return found
 
     def see(self) -> None:
@@ -253,6 +304,13 @@ def look(image: Image, rows: Rows, boot: int, segment_size_bytes: int, ledger: K
     ledger_of_start = KafkaLedger()
     ledger_of_start.rows, ledger_of_start.now_ms = [rows], ledger.now_ms
     life = KafkaLife(Disk(image), ledger_of_start, boot, segment_size_bytes=segment_size_bytes)
+    outcome = find(life, ledger)
+    life.forget()
+    return outcome
+
+
+def find(life: KafkaLife, ledger: KafkaLedger) -> KafkaOutcome:
+    """Return what clients find after a start. ledger: has the batches that are sent again."""
     committed = life.committed()
     topics: dict[str, FoundTopic] = {}
     for name, queue in life.vhost.queues.items():
@@ -263,7 +321,6 @@ def look(image: Image, rows: Rows, boot: int, segment_size_bytes: int, ledger: K
                 life.ask_produce(name, batch, _noted(answers, batch.numbers))
         life.turns()
         topics[queue.id] = FoundTopic(before, answers, life.records(name))
-    life.forget()
     return KafkaOutcome(topics, committed)
 
 
@@ -272,7 +329,3 @@ def _noted(answers: dict[Numbers, tuple[int, int]], numbers: Numbers) -> Callabl
         answers[numbers] = (error, offset)
 
     return noted
-
-
-def _ignored(_held: bool) -> None:
-    """Do nothing: each request has a connection of its own."""

@@ -329,3 +329,16 @@ def test_refused_pending_offset_is_not_pending(tmp_path: Path) -> None:
     assert complete(lab, 7, True)
     assert lab.content() == {"g": 1}
     lab.storage.close(clean=True)
+
+
+def test_changes_that_came_before_are_visible_to_who_waits_for_them(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    found: list[dict[str, int]] = []
+    lab.offsets.after_changes(lambda: found.append(lab.content()))
+    assert found == [{}]  # at once
+    lab.offsets.change([(OffsetKey("v", "g", "t", 0), CommittedOffset(7, -1, "", 1, ID))], lambda _safe: None)
+    lab.offsets.after_changes(lambda: found.append(lab.content()))
+    assert len(found) == 1
+    lab.run()
+    assert found[1:] == [{"g": 7}]
+    lab.storage.close(clean=True)

@@ -93,6 +93,14 @@ def test_gaps_and_removed_records_are_skipped() -> None:
     assert update(state, "a", ack(0, 4, GAP))
 
 
+def test_an_acknowledgement_of_what_retention_has_removed_is_ignored() -> None:
+    state = ShareState(0)
+    state.acquire("a", 0, 4, 10, 5)
+    state.remove_below(3)
+    assert update(state, "a", ack(0, 4, ACCEPT))
+    assert (state.start, state.open_count) == (5, 0)
+
+
 @pytest.mark.parametrize(
     "data",
     [b"", b"\x01", b"\x02" + bytes(8), b"\x01" + bytes(9), b"\x01" + bytes(8) + b"\xff" * 18, b"\x01" + bytes(8 + 18)],
