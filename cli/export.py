@@ -274,16 +274,8 @@ def _options(context: Context) -> ExportOptions:
 
     if NAME.fullmatch(given.get("name", "export")) is None:
         raise UsageError(f"--name : {given['name']}")
-    source = {"url": context.client.uri} if context.client.uri else {"path": context.client.data_dir}
-    tls = context.client.tls
-    if tls.insecure:
-        raise UsageError("--insecure : an export does not go without checking; use --tls-ca-cert-file")
-    from pathlib import Path
-
-    files = {"tlsCaCertFile": tls.ca, "tlsCertFile": tls.certificate, "tlsKeyFile": tls.key}
-    source |= {name: str(Path(path).absolute()) for name, path in files.items() if path}
     return ExportOptions(
-        source=source,
+        source=read_source(context),
         vhost=context.vhost,
         queue=given.get("queue"),
         to=to,
@@ -300,6 +292,18 @@ def _options(context: Context) -> ExportOptions:
         batch_rows=int(given["batch"]) if "batch" in given else None,
         fail_on_data_loss="allow-data-loss" not in given,
     )
+
+
+def read_source(context: Context) -> dict[str, str]:
+    """Return the options of `format("amqp")` for the broker or data directory. Raises: UsageError."""
+    tls = context.client.tls
+    if tls.insecure:
+        raise UsageError("--insecure : messages are not read without checking; use --tls-ca-cert-file")
+    from pathlib import Path
+
+    source = {"url": context.client.uri} if context.client.uri else {"path": context.client.data_dir}
+    files = {"tlsCaCertFile": tls.ca, "tlsCertFile": tls.certificate, "tlsKeyFile": tls.key}
+    return source | {name: str(Path(path).absolute()) for name, path in files.items() if path}
 
 
 def _look_for_packages(context: Context) -> None:

@@ -1,0 +1,138 @@
+"""A queue as a pyarrow dataset: a query decodes only its columns, and only the offsets that its filter can match.
+
+DuckDB and Polars pass columns and filter of a query to `scanner`. A filter is an expression that pyarrow cannot take
+apart. But pyarrow can tell whether a filter may match rows with a known property, as it does for partitioned files.
+A binary search with such questions finds the offsets and the first time that the filter can match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from re import findall
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from pyarrow.fs import LocalFileSystem
+
+from amqpd.storage.export.arrow import TIMESTAMP, TYPES
+from amqpd.storage.export.file_writer import batches
+from amqpd.storage.export.offsets import Bounds, batch_parts
+from amqpd.storage.export.options import Offsets, ReadOptions
+from amqpd.storage.export.plan import Snapshot
+
+ORDER: Final = (
+    "offset",
+    "timestamp",
+    "exchange",
+    "routing_key",
+    "value",
+    "properties",
+    "headers",
+    "vhost",
+    "queue",
+    "raw_properties",
+    "raw_headers",
+)
+"""The columns, in the order of `SELECT *`. A count decodes the first one, which costs least."""
+_SCHEMA: Final = pa.schema([(name, TYPES[name]) for name in ORDER])
+_FORMAT: Final = ds.ParquetFileFormat()
+_FILES: Final = LocalFileSystem()
+_HIGHEST: Final = (1 << 62) - 1
+
+
+class QueueDataset(ds.Dataset):  # type: ignore[misc]
+    """All columns of one queue. The end of the queue is that of the first scan.
+
+    Args:
+        options: They select the queue. Their columns are ignored.
+
+    Attributes:
+        error: The exception that ended a scan: query engines replace it by their own.
+    """
+
+    def __init__(self, options: ReadOptions) -> None:  # pyarrow's own constructor refuses all calls
+        self._options = options
+        self._has_end = False
+        self.error: Exception | None = None
+
+    @property
+    def schema(self) -> Any:
+        return _SCHEMA
+
+    def scanner(self, columns: Any = None, filter: Any = None, **settings: Any) -> Any:
+        """Return a pyarrow.dataset.Scanner for one query. Raises as `batch_parts`.
+
+        Args:
+            columns: Names, or expressions by name; None: all columns.
+            filter: A pyarrow expression.
+            settings: Settings of pyarrow's Scanner, such as `batch_size`.
+        """
+        wanted: Sequence[str] = ORDER
+        if isinstance(columns, list):
+            # The text of an expression has the names of its fields, and perhaps other words: these cost time only.
+            mentioned = set() if filter is None else set(findall(r"\w+", str(filter)))
+            wanted = [name for name in ORDER if name in mentioned or name in columns] or ["offset"]
+        schema = pa.schema([_SCHEMA.field(name) for name in wanted])
+        return ds.Scanner.from_batches(
+            self._batches(wanted, filter), schema=schema, columns=columns, filter=filter, **settings
+        )
+
+    def _batches(self, columns: Sequence[str], filter: Any) -> Iterator[Any]:
+        try:
+            self._fix_end()
+            options = replace(self._options, columns=tuple(columns))
+            for part in batch_parts(options, bounds_of(filter)):
+                yield from batches(options, part)
+        except Exception as error:
+            self.error = error
+            raise
+
+    def _fix_end(self) -> None:
+        """Let all scans of one query end at the same offset."""
+        if self._has_end:
+            return
+        options = self._options
+        queues = options.queues()
+        options.require(queues)
+        with closing(Snapshot(options.source.open(queues[0]), queues[0])) as snapshot:
+            self._options = replace(options, ending=Offsets(snapshot.end, {}))
+        self._has_end = True
+
+
+def bounds_of(filter: Any) -> Bounds:
+    """Return bounds outside which the filter matches no row. Cost: about a millisecond."""
+    if filter is None:
+        return Bounds()
+    text = str(filter)
+    first, stop, since_ms = 0, _HIGHEST, None
+    if "offset" in text:
+        offset = ds.field("offset")
+        first = _lowest(lambda value: _may_match(filter, offset <= value))
+        stop = _HIGHEST - _lowest(lambda value: _may_match(filter, offset >= _HIGHEST - 1 - value))
+    if "timestamp" in text:
+        time = ds.field("timestamp")
+        since_us = _lowest(lambda value: _may_match(filter, time <= pa.scalar(value, TIMESTAMP)))
+        since_ms = since_us // 1000
+    return Bounds(first, stop, since_ms or None)
+
+
+def _lowest(holds: Callable[[int], bool]) -> int:
+    """Return the lowest number for which `holds`, which holds for all higher ones; _HIGHEST if there is none."""
+    low, high = 0, _HIGHEST
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _may_match(filter: Any, guarantee: Any) -> bool:
+    """Return False only if the filter matches no row for which the guarantee holds."""
+    fragment = _FORMAT.make_fragment("", _FILES, guarantee)
+    found = ds.FileSystemDataset([fragment], _SCHEMA, _FORMAT, _FILES)
+    return any(True for _ in found.get_fragments(filter))
