@@ -71,7 +71,7 @@ def export(context: Context) -> None:
     from amqpd.storage.export.worker_pool import WorkerFailed
 
     progress = ProgressBar(context) if context.err.isatty() and not context.line.quiet else ProgressLines(context)
-    stopped = _Stop()
+    stopped = StopRequest("stopping after this batch; once more to stop now (a rerun loses and repeats nothing)")
     engine = _engine(context, options, progress)
     try:
         total = ExportJob(options, engine, progress.finish_batch, stopped, progress.begin_batch).run()
@@ -218,18 +218,23 @@ def progress_text(rows: int, lag: int, seconds: float) -> str:
     return f"[{bar}] {share:4.0%}  {rows:,} records, {rate:,.0f}/s, {lag:,} wait, {left}"
 
 
-class _Stop:
-    """Stop request: the first SIGINT or SIGTERM ends the export after the present batch, the second at once."""
+class StopRequest:
+    """Stop request: the first SIGINT or SIGTERM ends the job after its present work, the second at once.
 
-    def __init__(self) -> None:
+    Args:
+        text: A line for the user, written at the first signal.
+    """
+
+    def __init__(self, text: str) -> None:
         self.seen = False
+        self._text = text
         self._before = {number: signal.signal(number, self._heard) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         if self.seen:
             raise KeyboardInterrupt
         self.seen = True
-        sys.stderr.write("stopping after this batch; once more to stop now (a rerun loses and repeats nothing)\n")
+        sys.stderr.write(self._text + "\n")
 
     def __call__(self) -> bool:
         return self.seen
@@ -306,6 +311,11 @@ def read_source(context: Context) -> dict[str, str]:
     return source | {name: str(Path(path).absolute()) for name, path in files.items() if path}
 
 
+def package_missing() -> str:
+    """Return what to install for a missing pyarrow."""
+    return f"the package pyarrow: {sys.executable} -m pip install '{PYARROW}' (in amqpd's sources: make export)"
+
+
 def _look_for_packages(context: Context) -> None:
     """Check for missing packages before the export is imported. Raises: Failure that says what to install."""
     missing = ""
@@ -314,7 +324,7 @@ def _look_for_packages(context: Context) -> None:
 
         missing = missing_package()
     elif find_spec("pyarrow") is None:
-        missing = f"the package pyarrow: {sys.executable} -m pip install '{PYARROW}' (in amqpd's sources: make export)"
+        missing = package_missing()
     if missing:
         raise Failure(UNAVAILABLE, f"the export needs {missing}")
 

@@ -67,9 +67,15 @@ SPECIFIC: Final = (
     Option("idempotent", "", "", "succeed if the broker is not running"),
     Option("unit", "", "<unit>", "sizes: bytes, mb or gb (default); times: days, weeks (default), months or years"),
     Option("queue", "", "<queue>", "export this durable queue; without it, all durable queues of --vhost"),
-    Option("to", "", "<where>", "target of the export: a directory, or the SQLAlchemy URL of a database"),
+    Option("to", "", "<where>", "export: a directory, or the SQLAlchemy URL of a database; import: an AMQP URL"),
+    Option("at-least-once", "", "", "no headers with numbers; after a kill, up to a second of messages comes twice"),
     Option("format", "", "<name>", "for definitions json; for messages parquet (default), json, csv or delta"),
-    Option("checkpoint", "", "<dir>", "directory with the progress of the export (default: <directory>.checkpoint)"),
+    Option(
+        "checkpoint",
+        "",
+        "<dir>",
+        "directory with the progress (default: the path with .checkpoint or .imported)",
+    ),
     Option("from", "", "<where>", "start of the first run: earliest (default), an offset, or a time (ISO 8601, UTC)"),
     Option(
         "to-offset", "", "<offset>", "export: end before this offset; rewind: go back to it; groups: continue there"
@@ -98,7 +104,7 @@ SPECIFIC: Final = (
     ),
     Option("to-queue", "", "<queue>", "target: a queue of the same vhost"),
     Option("to-exchange", "", "<exchange>", "target: an exchange of the same vhost"),
-    Option("routing-key", "", "<key>", "with --to-exchange: the routing key (default: the messages' own)"),
+    Option("routing-key", "", "<key>", "routing key of all messages (default: their own)"),
     Option("to-time", "", "<time>", "time to go back to: ISO 8601 (UTC), or ms since 1970"),
     Option("until-time", "", "<time>", "end before this time"),
     Option("until-offset", "", "<offset>", "end before this offset"),

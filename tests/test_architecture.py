@@ -164,7 +164,7 @@ class TestImports:
             and is_ours(each.module)
             and not within(each.module, "amqpd.cli")
             and each.module not in allowed
-            and not (each.importer in {"amqpd.cli.export", "amqpd.cli.sql"} and within(each.module, *job))
+            and not (each.importer in {f"amqpd.cli.{name}" for name in ("export", "message_import", "sql")} and within(each.module, *job))
         )
 
     def test_imports_run_downwards(self) -> None:
