@@ -17,7 +17,7 @@ from amqpd.cli.export import BAR_S, StopRequest, package_missing, progress_text
 from amqpd.cli.formatters import compact
 
 if TYPE_CHECKING:
-    from amqpd.storage.export.import_job import ImportOptions, ImportReport
+    from amqpd.storage.export.import_job import ImportOptions, MessageImportReport
     from amqpd.storage.export.publisher import SinkTarget
 
 
@@ -73,7 +73,7 @@ class _ImportProgress:
         self._started = self._written = time.monotonic()
         self._is_visible = False
 
-    def show(self, report: ImportReport) -> None:
+    def show(self, report: MessageImportReport) -> None:
         now = time.monotonic()
         if self._terminal is None or now - self._written < BAR_S:
             return

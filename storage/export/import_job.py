@@ -103,7 +103,7 @@ class ImportState:
 
 
 @dataclass
-class ImportReport:
+class MessageImportReport:
     """The result of a run, or of its part so far.
 
     Attributes:
@@ -231,19 +231,19 @@ class ImportJob:
     """One run of an import, up to the last row of the last file.
 
     Args:
-        say: Called with an ImportReport some times a second.
+        say: Called with an MessageImportReport some times a second.
         stopped: True ends the run after the next rows.
     """
 
     def __init__(
-        self, options: ImportOptions, say: Callable[[ImportReport], None], stopped: Callable[[], bool]
+        self, options: ImportOptions, say: Callable[[MessageImportReport], None], stopped: Callable[[], bool]
     ) -> None:
         self._options = options
         self._say = say
         self._stopped = stopped
         self._saved = 0.0
 
-    def run(self) -> ImportReport:
+    def run(self) -> MessageImportReport:
         """Import all rows that are not imported yet. Raises BadImport, BadFile, PublishError, OSError."""
         options = self._options
         started = time.monotonic()
@@ -255,7 +255,7 @@ class ImportJob:
             ledger.add_files(paths)
             if not state.files:
                 raise BadFile(f"no files in {', '.join(map(str, options.paths))}")
-            report = ImportReport(rejected_before=state.rejected)
+            report = MessageImportReport(rejected_before=state.rejected)
             if state.file < len(state.files):
                 ledger.save()  # the producer's id must be safe before its first message
                 publisher = SinkPublisher(options.target, window=WINDOW, on_return=ledger.reject)
@@ -269,7 +269,7 @@ class ImportJob:
         report.seconds = time.monotonic() - started
         return report
 
-    def _publish(self, ledger: ImportLedger, publisher: SinkPublisher, report: ImportReport) -> None:
+    def _publish(self, ledger: ImportLedger, publisher: SinkPublisher, report: MessageImportReport) -> None:
         state = ledger.state
         sizes = [size for _, size in state.files]
         rows = MessageRows(RowOptions(exchange=self._options.exchange, routing_key=self._options.routing_key))
