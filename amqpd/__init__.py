@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     import pyarrow as pa
@@ -28,6 +28,7 @@ def read(
     stop: int | datetime | None = None,
     include_settled: bool = False,
     fail_on_data_loss: bool = True,
+    payload: str | Mapping[str, Any] | None = None,
     tls_ca_cert_file: str = "",
     tls_cert_file: str = "",
     tls_key_file: str = "",
@@ -47,12 +48,14 @@ def read(
         stop: Offset or time of the first message that is not read; default: the end.
         include_settled: Also read acknowledged messages, as long as the log has them.
         fail_on_data_loss: False logs missing and damaged messages and continues behind them.
+        payload: A JSON Schema, or "json" to infer one from the first 1,000 messages. It adds two columns: the struct
+            `payload` with the fields of bodies that are JSON, and `payload_error`, why a body does not fit.
         tls_ca_cert_file: For https: PEM file of trusted authorities.
         tls_cert_file: For https: PEM file of a client certificate, which can be the login.
         tls_key_file: For https: PEM file of its key.
 
     Raises:
-        ValueError: an unknown column or queue, or an impossible position.
+        ValueError: an unknown column or queue, or an impossible position or schema.
         amqpd.storage.export.files.SourceError: the source cannot be read.
         amqpd.storage.export.plan.DataLoss: messages are missing or damaged, here or while the batches are read.
     """
@@ -67,6 +70,7 @@ def read(
         stop=stop,
         include_settled=include_settled,
         fail_on_data_loss=fail_on_data_loss,
+        payload=payload,
         tls_ca_cert_file=tls_ca_cert_file,
         tls_cert_file=tls_cert_file,
         tls_key_file=tls_key_file,

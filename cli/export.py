@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OPTIONS: Final = (
     "queue", "to", "format", "checkpoint", "from", "to-offset", "partition-by", "where", "columns", "table", "name",
-    "batch", "follow", "allow-data-loss", "engine", "master", "memory",
+    "batch", "follow", "allow-data-loss", "engine", "master", "memory", "payload", "payload-schema",
 )  # fmt: skip
 
 
@@ -66,6 +66,7 @@ def export(context: Context) -> None:
     from amqpd.storage.export.files import SourceError
     from amqpd.storage.export.job import BadExport, ExportJob, without_password
     from amqpd.storage.export.options import BadOption, NoSuchQueue
+    from amqpd.storage.export.payload import BadSchema
     from amqpd.storage.export.plan import DataLoss
     from amqpd.storage.export.targets import TargetError
     from amqpd.storage.export.worker_pool import WorkerFailed
@@ -79,6 +80,8 @@ def export(context: Context) -> None:
         raise Failure(UNAVAILABLE, str(error)) from None
     except (BadExport, BadOption, UnknownColumn) as error:
         raise UsageError(_in_our_words(str(error))) from None
+    except BadSchema as error:
+        raise UsageError(f"--payload-schema: {error}") from None
     except CheckpointError as error:
         raise Failure(USAGE, str(error)) from None
     except DataLoss as error:
@@ -94,8 +97,11 @@ def export(context: Context) -> None:
     finally:
         progress.close()
         stopped.restore()
+    if total.rejected:
+        _note(context, f"{total.rejected:,} messages do not fit the payload: they are in {options.to}/_rejected")
     if context.line.formatter == "json":
         found = {"batches": total.batches, "records": total.rows, "bytes": total.bytes, "waiting": total.lag}
+        found |= {"rejected": total.rejected} if options.payload else {}
         to = without_password(options.to)
         context.out.write(compact({**found, "seconds": round(total.seconds, 3), "to": to, "batch": total.batch}) + "\n")
         return
@@ -269,6 +275,9 @@ def _options(context: Context) -> ExportOptions:
         raise UsageError("--format is for directories")
     if "table" in given and "://" not in to:
         raise UsageError("--table is for databases")
+    payload, payload_schema = payload_options(context)
+    if payload and _wants_spark(context):
+        raise UsageError("--payload : --engine spark has no such column")
     for name in ("to-offset", "batch"):
         if name in given and (context.line.number(name) == 0 and name == "batch"):
             raise UsageError(f"Invalid options for this command:\n--{name} : {given[name]}")
@@ -296,7 +305,30 @@ def _options(context: Context) -> ExportOptions:
         follow="follow" in given,
         batch_rows=int(given["batch"]) if "batch" in given else None,
         fail_on_data_loss="allow-data-loss" not in given,
+        payload=payload,
+        payload_schema=payload_schema,
     )
+
+
+def payload_options(context: Context) -> tuple[str, str]:
+    """Return --payload and the content of the file --payload-schema. Raises: UsageError."""
+    given = context.line.given
+    payload = given.get("payload", "")
+    if "payload" in given and payload != "json":
+        raise UsageError(f"--payload {payload}: expected json")
+    path = given.get("payload-schema")
+    if path is None:
+        return payload, ""
+    if not payload:
+        raise UsageError("--payload-schema needs --payload json")
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is 3 ms of start-up
+            schema = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--payload-schema {path}: {error}") from None
+    if not schema.strip():
+        raise UsageError(f"--payload-schema {path}: it is empty")
+    return payload, schema
 
 
 def read_source(context: Context) -> dict[str, str]:

@@ -88,6 +88,8 @@ SPECIFIC: Final = (
     Option("batch", "", "<number>", "number of offsets in a batch (default 1000000; 100000 for delta and databases)"),
     Option("follow", "", "", "continue with new messages or records, until Ctrl-C"),
     Option("allow-data-loss", "", "", "continue if messages are missing or damaged, instead of exit code 65"),
+    Option("payload", "", "<name>", "json: a column payload with the fields of bodies that are JSON"),
+    Option("payload-schema", "", "<file>", "JSON Schema of the payload (default: inferred from the first messages)"),
     Option("include-settled", "", "", "also acknowledged messages, as long as the log has them"),
     Option("engine", "", "<name>", "pyarrow (default: no Java) or spark (default with --where, --master or --memory)"),
     Option("master", "", "<url>", "URL of Spark's master (default local[*])"),

@@ -18,8 +18,8 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import DATA, UNAVAILABLE, Failure
-from amqpd.cli.export import read_source
+from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, UsageError
+from amqpd.cli.export import payload_options, read_source
 from amqpd.cli.formatters import cell, compact, csv_lines
 
 if TYPE_CHECKING:
@@ -135,10 +135,33 @@ def _register(context: Context, connection: Any, statement: str, queues: list[st
             raise Failure(DATA, f"DuckDB does not distinguish '{other}' and '{queue}': query one queue at a time")
     found = []
     for queue in chosen.values():
-        table = QueueDataset(_options(context, queue=queue))
+        options = _options(context, queue=queue)
+        table = QueueDataset(options, _payload(context, options, warns=bool(named)))
         connection.register(queue, table)
         found.append(table)
     return found
+
+
+def _payload(context: Context, options: Any, *, warns: bool) -> Any:
+    """Return the pyarrow struct for --payload; None without it, or if a queue has no JSON.
+
+    Raises: UsageError, SourceError, DataLoss.
+    """
+    payload, schema = payload_options(context)
+    if not payload:
+        return None
+    from amqpd.storage.export.offsets import batch_parts
+    from amqpd.storage.export.payload import BadSchema, infer, schema_of_text
+    from amqpd.storage.export.payload_schema import sample
+
+    try:
+        return schema_of_text(schema) if schema else infer(sample(options, batch_parts(options)))
+    except BadSchema as error:
+        if schema:
+            raise UsageError(f"--payload-schema: {error}") from None
+        if warns:
+            context.warn(f"{options.names[0]} has no column payload: {error}")
+        return None
 
 
 def _explained(context: Context, text: str, queues: list[str]) -> str:
@@ -236,14 +259,19 @@ COMMANDS: Final = (
         "Queues",
         "Runs SQL on durable queues, without consuming their messages",
         sql,
-        "[--vhost <vhost>] [<statement>] [--include-settled] [--allow-data-loss]",
+        "[--vhost <vhost>] [<statement>] [--include-settled] [--allow-data-loss] "
+        "[--payload json [--payload-schema <file>]]",
         0,
         1,
         (("<statement>", "a statement of DuckDB; without it, the list of all tables"),),
-        ("include-settled", "allow-data-loss", "no-table-headers"),
+        ("include-settled", "allow-data-loss", "no-table-headers", "payload", "payload-schema"),
         examples=(
             ("sql", "the tables: one for each durable queue"),
             ('sql "SELECT routing_key, count(*) FROM orders GROUP BY 1"', "counts by routing key"),
+            (
+                "sql --payload json 'SELECT sum(payload.price) FROM orders'",
+                "a sum over a field of JSON bodies",
+            ),
             ("""sql --formatter json 'SELECT * FROM "my-queue" ORDER BY "offset" DESC LIMIT 3'""", "a quoted name"),
         ),
         needs_app=False,

@@ -26,7 +26,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -38,6 +38,8 @@ from amqpd.storage.export.columns import BASE, COLUMNS, TIMES, chosen
 from amqpd.storage.export.engine import ExportEngine, ExportRows
 from amqpd.storage.export.files import BrokerSource, LogSource, QueueName, SourceError
 from amqpd.storage.export.options import NoSuchQueue, parse
+from amqpd.storage.export.payload import schema_of_text
+from amqpd.storage.export.payload_schema import fix_schema, known_schema
 from amqpd.storage.export.plan import DataLoss, Snapshot
 from amqpd.storage.export.targets import Database, Delta, ExportTarget, Files, TargetError, file_label
 
@@ -123,6 +125,8 @@ class ExportOptions:
         start: earliest, an offset or a time. Used only in the first run.
         to_offset: The first offset that is not exported.
         batch_rows: None: the target's default.
+        payload: json: bodies that are JSON become the column `payload`; "": no such column.
+        payload_schema: Its JSON Schema; "": it is inferred from the first messages, and then fixed.
     """
 
     source: dict[str, str]
@@ -141,6 +145,8 @@ class ExportOptions:
     follow: bool = False
     batch_rows: int | None = None
     fail_on_data_loss: bool = True
+    payload: str = ""
+    payload_schema: str = ""
 
     @property
     def is_database(self) -> bool:
@@ -157,6 +163,7 @@ class ExportOptions:
             "where": self.where,
             "columns": list(self.columns),
             "table": self.table if self.is_database else "",
+            "payload": self.payload or None,
         }
 
 
@@ -168,6 +175,7 @@ class ExportReport:
         seconds: Total time.
         working_s: Time without the start of the engine.
         lag: Offsets that are not exported yet.
+        rejected: Messages whose bodies do not fit `payload`; `rows` is without them.
     """
 
     batches: int = 0
@@ -177,6 +185,7 @@ class ExportReport:
     working_s: float = 0.0
     lag: int = 0
     batch: int = 0
+    rejected: int = 0
 
 
 @dataclass(frozen=True)
@@ -230,6 +239,7 @@ class ExportJob:
             self._read = {**given, "queuePattern": re.escape(options.queue)}
         self._parsed = parse({"startingOffsets": "earliest", **self._read})
         self._is_checked = False
+        self._payload: Any = None
 
     def _check(self) -> None:
         options = self.options
@@ -243,6 +253,10 @@ class ExportJob:
             raise BadExport("--partition-by: a database's table has no directories")
         if options.partition_by and set(options.columns) <= set(options.partition_by):
             raise BadExport("--partition-by: no column would be left for the files")
+        if options.payload and (options.is_database or options.format not in ("parquet", "json", "csv")):
+            raise BadExport("--payload: only for files of the formats parquet, json and csv")
+        if options.payload_schema:
+            schema_of_text(options.payload_schema)
         if options.to_offset is not None and options.queue is None:
             raise BadExport("--to-offset needs one --queue")
 
@@ -271,10 +285,13 @@ class ExportJob:
             self._resolve_last_batch(ledger, target, total)
             if ledger.state.batch == 0:
                 target.check_fresh(self._prefix())
+            elif options.payload:
+                self._payload = known_schema(options.payload_schema, ledger)
             try:
                 for report in self._batches(ledger, target):
                     total.batches += 1
                     total.rows += report.rows
+                    total.rejected += report.rejected
                     total.bytes += report.bytes
                     total.working_s += report.working_s
                     self.say(report)
@@ -311,6 +328,7 @@ class ExportJob:
             return
         if target.has(under_way):
             total.batches, total.rows, total.bytes = 1, under_way.rows, under_way.bytes
+            total.rejected = under_way.rejected
             ledger.commit()
         else:
             ledger.state.next = None
@@ -346,6 +364,10 @@ class ExportJob:
 
     def _batch(self, ledger: ExportCheckpoint, target: ExportTarget, spans: list[OffsetSpan]) -> ExportReport:
         rows = self._rows(spans)
+        if self.options.payload:
+            if self._payload is None:
+                self._payload = fix_schema(self.options.payload_schema, rows, ledger)
+            rows = replace(rows, payload=self._payload)
         if not self._is_checked:
             self.engine.check(rows)  # a wrong condition ends the run before the checkpoint is created
             self._is_checked = True
@@ -363,7 +385,9 @@ class ExportJob:
         ledger.commit()
         self._commit_holds(ledger, spans)
         took = time.monotonic() - began
-        report = ExportReport(1, progress.rows, progress.bytes, took, took, batch=progress.batch)
+        report = ExportReport(
+            1, progress.rows, progress.bytes, took, took, batch=progress.batch, rejected=progress.rejected
+        )
         report.lag = sum(span.end - span.stop for span in spans)
         return report
 

@@ -21,6 +21,7 @@ from amqpd.storage.export.arrow import TIMESTAMP, TYPES
 from amqpd.storage.export.file_writer import batches
 from amqpd.storage.export.offsets import Bounds, batch_parts
 from amqpd.storage.export.options import Offsets, ReadOptions
+from amqpd.storage.export.payload import ERROR, PAYLOAD, PayloadParser, payload_columns, with_payload
 from amqpd.storage.export.plan import Snapshot
 
 ORDER: Final = (
@@ -48,19 +49,22 @@ class QueueDataset(ds.Dataset):  # type: ignore[misc]
 
     Args:
         options: They select the queue. Their columns are ignored.
+        payload: pyarrow struct of the column `payload`, which is added with `payload_error`; None: no such columns.
 
     Attributes:
         error: The exception that ended a scan: query engines replace it by their own.
     """
 
-    def __init__(self, options: ReadOptions) -> None:  # pyarrow's own constructor refuses all calls
+    def __init__(self, options: ReadOptions, payload: Any = None) -> None:  # pyarrow's constructor refuses all calls
         self._options = options
+        self._parser = None if payload is None else PayloadParser(payload)
+        self._schema = _SCHEMA if payload is None else pa.schema([*_SCHEMA, *payload_columns(payload)])
         self._has_end = False
         self.error: Exception | None = None
 
     @property
     def schema(self) -> Any:
-        return _SCHEMA
+        return self._schema
 
     def scanner(self, columns: Any = None, filter: Any = None, **settings: Any) -> Any:
         """Return a pyarrow.dataset.Scanner for one query. Raises as `batch_parts`.
@@ -70,12 +74,12 @@ class QueueDataset(ds.Dataset):  # type: ignore[misc]
             filter: A pyarrow expression.
             settings: Settings of pyarrow's Scanner, such as `batch_size`.
         """
-        wanted: Sequence[str] = ORDER
+        wanted: Sequence[str] = self._schema.names
         if isinstance(columns, list):
             # The text of an expression has the names of its fields, and perhaps other words: these cost time only.
             mentioned = set() if filter is None else set(findall(r"\w+", str(filter)))
-            wanted = [name for name in ORDER if name in mentioned or name in columns] or ["offset"]
-        schema = pa.schema([_SCHEMA.field(name) for name in wanted])
+            wanted = [name for name in self._schema.names if name in mentioned or name in columns] or ["offset"]
+        schema = pa.schema([self._schema.field(name) for name in wanted])
         return ds.Scanner.from_batches(
             self._batches(wanted, filter), schema=schema, columns=columns, filter=filter, **settings
         )
@@ -83,9 +87,14 @@ class QueueDataset(ds.Dataset):  # type: ignore[misc]
     def _batches(self, columns: Sequence[str], filter: Any) -> Iterator[Any]:
         try:
             self._fix_end()
-            options = replace(self._options, columns=tuple(columns))
-            for part in batch_parts(options, bounds_of(filter)):
-                yield from batches(options, part)
+            parser = None if {PAYLOAD, ERROR}.isdisjoint(columns) else self._parser
+            names = [name for name in columns if name in ORDER]
+            if parser is not None and "value" not in names:
+                names.append("value")
+            options = replace(self._options, columns=tuple(names))
+            for part in batch_parts(options, bounds_of(filter, self._schema)):
+                for batch in batches(options, part):
+                    yield batch if parser is None else with_payload(batch, parser, columns)
         except Exception as error:
             self.error = error
             raise
@@ -102,19 +111,19 @@ class QueueDataset(ds.Dataset):  # type: ignore[misc]
         self._has_end = True
 
 
-def bounds_of(filter: Any) -> Bounds:
-    """Return bounds outside which the filter matches no row. Cost: about a millisecond."""
+def bounds_of(filter: Any, schema: Any = _SCHEMA) -> Bounds:
+    """Return bounds outside which the filter on such columns matches no row. Cost: about a millisecond."""
     if filter is None:
         return Bounds()
     text = str(filter)
     first, stop, since_ms = 0, _HIGHEST, None
     if "offset" in text:
         offset = ds.field("offset")
-        first = _lowest(lambda value: _may_match(filter, offset <= value))
-        stop = _HIGHEST - _lowest(lambda value: _may_match(filter, offset >= _HIGHEST - 1 - value))
+        first = _lowest(lambda value: _may_match(filter, offset <= value, schema))
+        stop = _HIGHEST - _lowest(lambda value: _may_match(filter, offset >= _HIGHEST - 1 - value, schema))
     if "timestamp" in text:
         time = ds.field("timestamp")
-        since_us = _lowest(lambda value: _may_match(filter, time <= pa.scalar(value, TIMESTAMP)))
+        since_us = _lowest(lambda value: _may_match(filter, time <= pa.scalar(value, TIMESTAMP), schema))
         since_ms = since_us // 1000
     return Bounds(first, stop, since_ms or None)
 
@@ -131,8 +140,8 @@ def _lowest(holds: Callable[[int], bool]) -> int:
     return low
 
 
-def _may_match(filter: Any, guarantee: Any) -> bool:
+def _may_match(filter: Any, guarantee: Any, schema: Any) -> bool:
     """Return False only if the filter matches no row for which the guarantee holds."""
     fragment = _FORMAT.make_fragment("", _FILES, guarantee)
-    found = ds.FileSystemDataset([fragment], _SCHEMA, _FORMAT, _FILES)
+    found = ds.FileSystemDataset([fragment], schema, _FORMAT, _FILES)
     return any(True for _ in found.get_fragments(filter))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -13,6 +14,8 @@ from amqpd.storage.export.arrow import TYPES
 from amqpd.storage.export.file_writer import batches
 from amqpd.storage.export.offsets import batch_parts
 from amqpd.storage.export.options import BadOption, parse
+from amqpd.storage.export.payload import PayloadParser, infer, payload_columns, schema_argument, with_payload
+from amqpd.storage.export.payload_schema import sample
 
 
 def read(
@@ -25,6 +28,7 @@ def read(
     stop: int | datetime | None = None,
     include_settled: bool = False,
     fail_on_data_loss: bool = True,
+    payload: str | Mapping[str, Any] | None = None,
     tls_ca_cert_file: str = "",
     tls_cert_file: str = "",
     tls_key_file: str = "",
@@ -44,8 +48,17 @@ def read(
     files = {"tlsCaCertFile": tls_ca_cert_file, "tlsCertFile": tls_cert_file, "tlsKeyFile": tls_key_file}
     options = parse({**given, **{name: path for name, path in files.items() if path}})
     schema = pa.schema([(name, TYPES[name]) for name in options.columns])
+    kind = None if payload is None else schema_argument(payload)
     parts = batch_parts(options)
-    return pa.RecordBatchReader.from_batches(schema, (batch for part in parts for batch in batches(options, part)))
+    if payload is None:
+        return pa.RecordBatchReader.from_batches(schema, (batch for part in parts for batch in batches(options, part)))
+    if kind is None:
+        kind = infer(sample(options, parts))
+    schema = pa.schema([*schema, *payload_columns(kind)])
+    options = replace(options, columns=tuple(dict.fromkeys((*options.columns, "value"))))
+    parser = PayloadParser(kind)
+    found = (with_payload(batch, parser, schema.names) for part in parts for batch in batches(options, part))
+    return pa.RecordBatchReader.from_batches(schema, found)
 
 
 def _position(name: str, value: int | datetime | None, prefix: str) -> dict[str, str]:

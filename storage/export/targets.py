@@ -107,7 +107,7 @@ class Files(ExportTarget):
     def write(self, engine: ExportEngine, rows: ExportRows, progress: Progress, label: str) -> None:
         staging = self.ledger.attempt().absolute()
         written = engine.write_files(rows, FileLayout(str(staging), self.kind, tuple(self.partition_by)))
-        progress.rows, progress.bytes = written.rows, written.size_bytes
+        progress.rows, progress.bytes, progress.rejected = written.rows, written.size_bytes, written.rejected
         self._stage(staging, sorted(map(Path, written.paths)), progress, label)
         move(progress.moves or [])
 
@@ -120,7 +120,7 @@ class Files(ExportTarget):
             if match is None:
                 raise TargetError(f"the engine wrote a file with the unexpected name {path.name}")
             piece = match[1] if not int(match[2] or 0) else f"{match[1]}-{match[2]}"
-            final = self.directory / path.parent.relative_to(staging) / f"{label}-{self.ledger.id}-{piece}.{self.kind}"
+            final = self.directory / path.parent.relative_to(staging) / f"{label}-{self.ledger.id}-{piece}{path.suffix}"
             moves.append([str(path.absolute()), str(final.absolute())])
             names.add(str(final))
         if len(names) < len(moves):
