@@ -50,6 +50,8 @@ def sql(context: Context) -> None:
             _query(context, context.operands[0])
         else:
             _list(context)
+    except BrokenPipeError:
+        raise  # the reader of the output has ended
     except (SourceError, OSError) as error:
         raise Failure(UNAVAILABLE, str(error)) from None
     except (BadOption, DataLoss) as error:

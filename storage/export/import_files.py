@@ -39,7 +39,7 @@ USED: Final = (
     "raw_properties",
 )
 IGNORED: Final = ("vhost", "queue", "offset", "timestamp", "raw_headers", "date", "hour", "reason")
-"""They say where and when a message was, or why it was rejected."""
+"""Columns about the place and time of a message, or about the reason why it was rejected."""
 ROWS: Final = 1024
 _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 

@@ -11,8 +11,9 @@ The schema is a part of JSON Schema:
 A body does not fit if it is no JSON object in UTF-8, or if a field of the schema has another type in it. `null` and
 a missing field fit each type.
 
-All bodies of a batch are one text for pyarrow's JSON reader, each with its number in a field with a random name, so
-no body can be taken for two. If the reader refuses the text, it is halved until the bodies that do not fit are found.
+All bodies of a batch are one text for pyarrow's JSON reader. Each has its number in a field with a random name, so
+that no body can be taken for two. If the reader refuses the text, the text is halved until the bodies that do not fit
+are alone.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def infer(bodies: Iterable[bytes]) -> Any:
 
     Raises: BadSchema, if there is no JSON object with a field.
     """
-    seen = _Seen()
+    seen = _ValueTypes()
     for body in bodies:
         try:
             found = json.loads(body)
@@ -127,13 +128,13 @@ def infer(bodies: Iterable[bytes]) -> Any:
     return kind
 
 
-class _Seen:
+class _ValueTypes:
     """The values that were seen at one place of the sample."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        self._fields: dict[str, _Seen] = {}
-        self._items: _Seen | None = None
+        self._fields: dict[str, _ValueTypes] = {}
+        self._items: _ValueTypes | None = None
 
     def add(self, value: Any) -> None:
         if value is None:
@@ -142,9 +143,9 @@ class _Seen:
         self._counts[name] += 1
         if name == "object":
             for key, each in value.items():
-                self._fields.setdefault(key, _Seen()).add(each)
+                self._fields.setdefault(key, _ValueTypes()).add(each)
         elif name == "array":
-            self._items = self._items or _Seen()
+            self._items = self._items or _ValueTypes()
             for each in value:
                 self._items.add(each)
 

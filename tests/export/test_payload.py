@@ -306,7 +306,7 @@ def test_each_message_is_in_one_file_after_a_kill_at_each_step(orders, tmp_path,
         lake = tmp_path / f"lake{step}"
         arguments = ("--payload", "json", "--batch", "100", "--to-offset", "200", "--to", str(lake))
         is_killed = killed_at(step, monkeypatch, lambda: exported(orders, tmp_path, *arguments))  # noqa: B023
-        code, summary, err = exported(orders, tmp_path, *arguments)
+        code, _, err = exported(orders, tmp_path, *arguments)
         assert code == 0, err
         tables = [pq.read_table(path, partitioning=None) for path in lake.glob("*.parquet")]
         assert sorted(pa.concat_tables(tables)["offset"].to_pylist()) == [each for each in GOOD if each < 200]

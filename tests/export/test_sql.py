@@ -161,6 +161,17 @@ def test_missing_package_is_named(package, monkeypatch, written):
     assert (code, wanted in err) == (69, True), err
 
 
+def test_end_of_the_reader_is_no_error(written):
+    program = "import sys; from amqpd.cli.main import main; sys.argv[0] = 'amqpctl'; sys.exit(main())"
+    statement = "SELECT repeat('x', 200) AS x FROM range(100000), (FROM tasks LIMIT 1)"
+    call = [sys.executable, "-P", "-c", program, "--data-dir", written.data_dir, "sql", statement]
+    with subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None and running.stderr is not None
+        assert running.stdout.readline() == b"x\n"
+        running.stdout.close()
+        assert running.stderr.read() == b""
+
+
 def test_result_larger_than_duckdbs_memory_is_streamed(written):
     """200 MB of rows need less than 100 MB more than one row needs."""
     program = (
