@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import re
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, time
-from decimal import Decimal
 from importlib.util import find_spec
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
@@ -98,6 +96,8 @@ def quoted_names(names: Sequence[str]) -> list[str]:
 
 
 def _query(context: Context, statement: str) -> None:
+    import tempfile  # slow to import for all commands
+
     import duckdb
 
     queues = _queues(context)
@@ -231,8 +231,6 @@ def _json_value(value: Any) -> Any:
             return value
         case float():
             return value if isfinite(value) else str(value)
-        case Decimal():
-            return int(value) if value == value.to_integral_value() else float(value)
         case bytes():
             return value.decode("utf-8", "backslashreplace")
         case datetime():
@@ -247,6 +245,8 @@ def _json_value(value: Any) -> Any:
             return {str(_json_value(name)): _json_value(each) for name, each in value}
         case list():
             return [_json_value(each) for each in value]
+    if hasattr(value, "to_integral_value"):  # Decimal: slow to import for all commands
+        return int(value) if value == value.to_integral_value() else float(value)
     return str(value)
 
 

@@ -44,6 +44,26 @@ _FILES: Final = LocalFileSystem()
 _HIGHEST: Final = (1 << 62) - 1
 
 
+class QueueScan:
+    """One query, as DuckDB and Polars use a pyarrow.dataset.Scanner.
+
+    The rows are decoded in the thread that asks for them. A thread of pyarrow's scanner reads ahead. After a query with
+    LIMIT it could still run Python when the process ends, which is a fatal error.
+    """
+
+    def __init__(self, schema: Any, batches: Iterator[Any]) -> None:
+        self._schema = schema
+        self._batches = batches
+
+    def to_reader(self) -> Any:
+        """Return a pyarrow.RecordBatchReader. Call it once."""
+        return pa.RecordBatchReader.from_batches(self._schema, self._batches)
+
+    def to_table(self) -> Any:
+        """Return all rows. Memory: all of them."""
+        return self.to_reader().read_all()
+
+
 class QueueDataset(ds.Dataset):  # type: ignore[misc]
     """All columns of one queue. The end of the queue is that of the first scan.
 
@@ -66,23 +86,20 @@ class QueueDataset(ds.Dataset):  # type: ignore[misc]
     def schema(self) -> Any:
         return self._schema
 
-    def scanner(self, columns: Any = None, filter: Any = None, **settings: Any) -> Any:
-        """Return a pyarrow.dataset.Scanner for one query. Raises as `batch_parts`.
+    def scanner(self, columns: Sequence[str] | None = None, filter: Any = None, **settings: Any) -> QueueScan:
+        """Return one query. Nothing is read yet.
 
         Args:
-            columns: Names, or expressions by name; None: all columns.
+            columns: Names; None: all columns.
             filter: A pyarrow expression.
-            settings: Settings of pyarrow's Scanner, such as `batch_size`.
+            settings: Ignored: settings of pyarrow's own scanner, such as `batch_size`.
         """
-        wanted: Sequence[str] = self._schema.names
-        if isinstance(columns, list):
-            # The text of an expression has the names of its fields, and perhaps other words: these cost time only.
-            mentioned = set() if filter is None else set(findall(r"\w+", str(filter)))
-            wanted = [name for name in self._schema.names if name in mentioned or name in columns] or ["offset"]
-        schema = pa.schema([self._schema.field(name) for name in wanted])
-        return ds.Scanner.from_batches(
-            self._batches(wanted, filter), schema=schema, columns=columns, filter=filter, **settings
-        )
+        chosen = self._schema.names if columns is None else list(columns)
+        # The text of an expression has the names of its fields, and perhaps other words: these cost time only.
+        mentioned = set() if filter is None else set(findall(r"\w+", str(filter)))
+        wanted = [name for name in self._schema.names if name in mentioned or name in chosen] or ["offset"]
+        found = self._batches(wanted, filter)
+        return QueueScan(pa.schema([self._schema.field(name) for name in chosen]), _selected(found, chosen, filter))
 
     def _batches(self, columns: Sequence[str], filter: Any) -> Iterator[Any]:
         try:
@@ -109,6 +126,14 @@ class QueueDataset(ds.Dataset):  # type: ignore[misc]
         with closing(Snapshot(options.source.open(queues[0]), queues[0])) as snapshot:
             self._options = replace(options, ending=Offsets(snapshot.end, {}))
         self._has_end = True
+
+
+def _selected(batches: Iterator[Any], columns: Sequence[str], filter: Any) -> Iterator[Any]:
+    for batch in batches:
+        table = pa.Table.from_batches([batch])
+        if filter is not None:
+            table = table.filter(filter)
+        yield from table.select(columns).to_batches()
 
 
 def bounds_of(filter: Any, schema: Any = _SCHEMA) -> Bounds:
