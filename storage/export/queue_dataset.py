@@ -44,7 +44,7 @@ _FILES: Final = LocalFileSystem()
 _HIGHEST: Final = (1 << 62) - 1
 
 
-class QueueScan:
+class DatasetScan:
     """One query, as DuckDB and Polars use a pyarrow.dataset.Scanner.
 
     The rows are decoded in the thread that asks for them. A thread of pyarrow's scanner reads ahead. After a query with
@@ -86,7 +86,7 @@ class QueueDataset(ds.Dataset):  # type: ignore[misc]
     def schema(self) -> Any:
         return self._schema
 
-    def scanner(self, columns: Sequence[str] | None = None, filter: Any = None, **settings: Any) -> QueueScan:
+    def scanner(self, columns: Sequence[str] | None = None, filter: Any = None, **settings: Any) -> DatasetScan:
         """Return one query. Nothing is read yet.
 
         Args:
@@ -99,7 +99,7 @@ class QueueDataset(ds.Dataset):  # type: ignore[misc]
         mentioned = set() if filter is None else set(findall(r"\w+", str(filter)))
         wanted = [name for name in self._schema.names if name in mentioned or name in chosen] or ["offset"]
         found = self._batches(wanted, filter)
-        return QueueScan(pa.schema([self._schema.field(name) for name in chosen]), _selected(found, chosen, filter))
+        return DatasetScan(pa.schema([self._schema.field(name) for name in chosen]), _selected(found, chosen, filter))
 
     def _batches(self, columns: Sequence[str], filter: Any) -> Iterator[Any]:
         try:
