@@ -169,8 +169,9 @@ clean: ## remove everything that make has made
 
 # --- The environments. A stamp is made again when pyproject.toml or setup.py changes, the compiled package when a source does.
 
-.PHONY: export spark kafka kafka-spark kafka-clients table-readers browser rabbitmq
+.PHONY: export sql spark kafka kafka-spark kafka-clients table-readers browser rabbitmq
 export: $(VENV)/.installed $(VENV)/.extra-export ## add what `amqpctl export` needs to .venv
+sql: $(VENV)/.installed $(VENV)/.extra-sql ## add what `amqpctl sql` needs to .venv
 spark: $(VENV)/.installed $(VENV)/.extra-spark ## add what format("amqp") and `amqpctl export --engine spark` need to .venv
 kafka: $(VENV)/.kafka ## add Apache Kafka's jars, for tests/cluster
 kafka-spark: $(VENV)/.kafka-spark

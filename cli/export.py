@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 
 OPTIONS: Final = (
     "queue", "to", "format", "checkpoint", "from", "to-offset", "partition-by", "where", "columns", "table", "name",
-    "batch", "follow", "allow-data-loss", "engine", "master", "memory",
+    "batch", "follow", "allow-data-loss", "engine", "master", "memory", "payload", "payload-schema",
 )  # fmt: skip
-
-
 NOT_SUPPORTED: Final = frozenset(["s3n", "gcs", "adl", "wasb", "wasbs", "r2", "oss", "cos", "swift", "hdfs", "dbfs"])
 """URL schemes of stores that are not supported."""
 PACKAGES: Final = {
@@ -39,7 +37,6 @@ PACKAGES: Final = {
     "iceberg": ("pyiceberg", "pyiceberg>=0.12"),
 }
 """The packages of the extras `object-stores`, `delta` and `iceberg`, for what needs them."""
-
 PYARROW: Final = "pyarrow>=18"
 """The extra `export` of pyproject.toml: amqpd is on no package index, so pip cannot resolve the extra."""
 SPARK_OPTIONS: Final = ("where", "master", "memory")
@@ -55,12 +52,13 @@ def export(context: Context) -> None:
     from amqpd.storage.export.files import SourceError
     from amqpd.storage.export.job import BadExport, ExportJob, without_password
     from amqpd.storage.export.options import BadOption, NoSuchQueue
+    from amqpd.storage.export.payload import BadSchema
     from amqpd.storage.export.plan import DataLoss
     from amqpd.storage.export.targets import TargetError
     from amqpd.storage.export.worker_pool import WorkerFailed
 
     progress = ProgressBar(context) if context.err.isatty() and not context.line.quiet else ProgressLines(context)
-    stopped = _Stop()
+    stopped = StopRequest("stopping after this batch; once more to stop now (a rerun loses and repeats nothing)")
     engine = _engine(context, options, progress)
     try:
         total = ExportJob(options, engine, progress.finish_batch, stopped, progress.begin_batch).run()
@@ -68,6 +66,8 @@ def export(context: Context) -> None:
         raise Failure(UNAVAILABLE, str(error)) from None
     except (BadExport, BadOption, UnknownColumn) as error:
         raise UsageError(_in_our_words(str(error))) from None
+    except BadSchema as error:
+        raise UsageError(f"--payload-schema: {error}") from None
     except CheckpointError as error:
         raise Failure(USAGE, str(error)) from None
     except DataLoss as error:
@@ -83,8 +83,11 @@ def export(context: Context) -> None:
     finally:
         progress.close()
         stopped.restore()
+    if total.rejected:
+        _note(context, f"{total.rejected:,} messages do not fit the payload: they are in {options.to}/_rejected")
     if context.line.formatter == "json":
         found = {"batches": total.batches, "records": total.rows, "bytes": total.bytes, "waiting": total.lag}
+        found |= {"rejected": total.rejected} if options.payload else {}
         to = without_password(options.to)
         context.out.write(compact({**found, "seconds": round(total.seconds, 3), "to": to, "batch": total.batch}) + "\n")
         return
@@ -207,18 +210,23 @@ def progress_text(rows: int, lag: int, seconds: float) -> str:
     return f"[{bar}] {share:4.0%}  {rows:,} records, {rate:,.0f}/s, {lag:,} wait, {left}"
 
 
-class _Stop:
-    """Stop request: the first SIGINT or SIGTERM ends the export after the present batch, the second at once."""
+class StopRequest:
+    """Stop request: the first SIGINT or SIGTERM ends the job after its present work, the second at once.
 
-    def __init__(self) -> None:
+    Args:
+        text: A line for the user, written at the first signal.
+    """
+
+    def __init__(self, text: str) -> None:
         self.seen = False
+        self._text = text
         self._before = {number: signal.signal(number, self._heard) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         if self.seen:
             raise KeyboardInterrupt
         self.seen = True
-        sys.stderr.write("stopping after this batch; once more to stop now (a rerun loses and repeats nothing)\n")
+        sys.stderr.write(self._text + "\n")
 
     def __call__(self) -> bool:
         return self.seen
@@ -243,6 +251,9 @@ def _options(context: Context) -> ExportOptions:
         checkpoint = to.rstrip("/") + ".checkpoint"
     if "://" in checkpoint:
         raise UsageError(f"--checkpoint {checkpoint}: expected a local directory, also for an object store")
+    payload, payload_schema = payload_options(context)
+    if payload and _wants_spark(context):
+        raise UsageError("--payload : --engine spark has no such column")
     for name in ("to-offset", "batch"):
         if name in given and (context.line.number(name) == 0 and name == "batch"):
             raise UsageError(f"Invalid options for this command:\n--{name} : {given[name]}")
@@ -253,16 +264,8 @@ def _options(context: Context) -> ExportOptions:
 
     if NAME.fullmatch(given.get("name", "export")) is None:
         raise UsageError(f"--name : {given['name']}")
-    source = {"url": context.client.uri} if context.client.uri else {"path": context.client.data_dir}
-    tls = context.client.tls
-    if tls.insecure:
-        raise UsageError("--insecure : an export does not go without checking; use --tls-ca-cert-file")
-    from pathlib import Path
-
-    files = {"tlsCaCertFile": tls.ca, "tlsCertFile": tls.certificate, "tlsKeyFile": tls.key}
-    source |= {name: str(Path(path).absolute()) for name, path in files.items() if path}
     return ExportOptions(
-        source=source,
+        source=read_source(context),
         vhost=context.vhost,
         queue=given.get("queue"),
         to=to,
@@ -278,6 +281,8 @@ def _options(context: Context) -> ExportOptions:
         follow="follow" in given,
         batch_rows=int(given["batch"]) if "batch" in given else None,
         fail_on_data_loss="allow-data-loss" not in given,
+        payload=payload,
+        payload_schema=payload_schema,
     )
 
 
@@ -317,6 +322,47 @@ def _target(given: Mapping[str, str]) -> tuple[str, str]:
     return to, kind
 
 
+def payload_options(context: Context) -> tuple[str, str]:
+    """Return --payload and the content of the file --payload-schema. Raises: UsageError."""
+    given = context.line.given
+    payload = given.get("payload", "")
+    if "payload" in given and payload != "json":
+        raise UsageError(f"--payload {payload}: expected json")
+    path = given.get("payload-schema")
+    if path is None:
+        return payload, ""
+    if not payload:
+        raise UsageError("--payload-schema needs --payload json")
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is 3 ms of start-up
+            schema = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--payload-schema {path}: {error}") from None
+    if not schema.strip():
+        raise UsageError(f"--payload-schema {path}: it is empty")
+    return payload, schema
+
+
+def read_source(context: Context) -> dict[str, str]:
+    """Return the options of `format("amqp")` for the broker or data directory. Raises: UsageError."""
+    tls = context.client.tls
+    if tls.insecure:
+        raise UsageError("--insecure : messages are not read without checking; use --tls-ca-cert-file")
+    from pathlib import Path
+
+    source = {"url": context.client.uri} if context.client.uri else {"path": context.client.data_dir}
+    files = {"tlsCaCertFile": tls.ca, "tlsCertFile": tls.certificate, "tlsKeyFile": tls.key}
+    return source | {name: str(Path(path).absolute()) for name, path in files.items() if path}
+
+
+def package_missing(packages: Sequence[str] = (PYARROW,)) -> str:
+    """Return what to install for missing packages."""
+    names = ", ".join(re.split("[><=]", package)[0] for package in packages)
+    quoted_names = " ".join(f"'{package}'" for package in packages)
+    text = f"the package {names}: {sys.executable} -m pip install {quoted_names}"
+    return text + (" (in amqpd's sources: make export)" if list(packages) == [PYARROW] else "")
+
+
 def _look_for_packages(context: Context, to: str, kind: str) -> None:
     """Check for missing packages before the export is imported. Raises: Failure that says what to install."""
     from amqpd.storage.export.object_store import is_object_store
@@ -333,11 +379,7 @@ def _look_for_packages(context: Context, to: str, kind: str) -> None:
         missing = missing_package()
     needed = [package for name, package in wanted if find_spec(name) is None]
     if needed and not missing:
-        names = ", ".join(re.split("[><=]", package)[0] for package in needed)
-        quoted_names = " ".join(f"'{package}'" for package in needed)
-        missing = f"the package {names}: {sys.executable} -m pip install {quoted_names}"
-        if needed == [PYARROW]:
-            missing += " (in amqpd's sources: make export)"
+        missing = package_missing(needed)
     if missing:
         raise Failure(UNAVAILABLE, f"the export needs {missing}")
 

@@ -16,7 +16,7 @@ terminal, so tables show escapes (`\t`, `\x1b`); `json` and `csv` keep the chara
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from amqpd.cli.erlang import atom, erlang, field_table, term
@@ -72,13 +72,18 @@ def csv(columns: Sequence[str], rows: Sequence[Row], headers: bool) -> str:
     """Return CSV. `headers` has no effect (rabbit: only a table can be without)."""
     if not rows:
         return ""
+    return csv_lines(
+        [list(columns), *([cell(column, value) for column, value in _cells(columns, row)] for row in rows)]
+    )
+
+
+def csv_lines(rows: Iterable[Sequence[str]]) -> str:
+    """Return one line of CSV for each row."""
     import csv as library
     import io
 
     text = io.StringIO()
-    writer = library.writer(text, quoting=library.QUOTE_ALL, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([cell(column, value) for column, value in _cells(columns, row)] for row in rows)
+    library.writer(text, quoting=library.QUOTE_ALL, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 

@@ -112,7 +112,7 @@ class Decoder:
         raw: Any = None
         if not self._NEEDS_PROPERTIES.isdisjoint(self.names):
             raw = fields.take(6)
-        properties = _Properties(raw) if raw is not None else None
+        properties = None if self._NEEDS_FIELDS.isdisjoint(self.names) else _Properties(raw)
         made: dict[str, Any] = {}
         for name in self.names:
             if name == "value":
@@ -125,18 +125,19 @@ class Decoder:
                 column = as_text(fields.take(4))
             elif name == "routing_key":
                 column = as_text(fields.take(0))
+            elif name == "raw_properties":
+                column = raw
             elif properties is None:
                 column = self._constant(name, rows)
             else:
-                column = self._property_column(name, raw, properties, rows)
+                column = self._property_column(name, properties, rows)
             made[name] = column
         return self._record_batch(made)
 
-    _NEEDS_PROPERTIES = frozenset({"properties", "headers", "raw_properties", "raw_headers"})
+    _NEEDS_FIELDS = frozenset({"properties", "headers", "raw_headers"})
+    _NEEDS_PROPERTIES = _NEEDS_FIELDS | {"raw_properties"}
 
-    def _property_column(self, name: str, raw: Any, properties: _Properties, rows: int) -> Any:
-        if name == "raw_properties":
-            return raw
+    def _property_column(self, name: str, properties: _Properties, rows: int) -> Any:
         if name == "raw_headers":
             return properties.raw_headers()
         if name == "headers":

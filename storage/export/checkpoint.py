@@ -4,6 +4,7 @@
     <checkpoint>/export.json    source and target of the export; another export may not use this checkpoint
     <checkpoint>/state.json     see State
     <checkpoint>/spark.log      Spark's log of the last run, for people
+    <checkpoint>/payload-schema.json    JSON Schema of the column `payload`, if there is one
     <checkpoint>/staging/       files being written; only the attempt named in state.json counts
 
 A batch has three states. Each is written and synced before the next step:
@@ -43,6 +44,7 @@ class Progress:
     Attributes:
         position: The next value of `State.position`.
         moves: [staged, final] paths, set when all files are staged.
+        rejected: Messages whose bodies do not fit `payload`; `rows` is without them.
     """
 
     batch: int
@@ -50,6 +52,7 @@ class Progress:
     rows: int = 0
     bytes: int = 0
     moves: list[list[str]] | None = None
+    rejected: int = 0
 
 
 @dataclass

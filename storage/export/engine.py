@@ -9,15 +9,15 @@ Both write the same files from the same parts of logs. Targets (targets.py) and 
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from os import sched_getaffinity
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from amqpd.storage.export.file_writer import FileLayout, batches, json_values, write_task
+from amqpd.storage.export.file_writer import REJECTED, FileLayout, batches, json_values, write_task
 from amqpd.storage.export.offsets import batch_parts
 from amqpd.storage.export.options import ReadOptions, parse
 from amqpd.storage.export.plan import LogPartition
@@ -36,11 +36,16 @@ class EngineError(Exception):
 
 
 class WrittenBatch(NamedTuple):
-    """The files of a batch, with the number of all rows and of all bytes of bodies."""
+    """The files of a batch, with the number of all rows and of all bytes of bodies.
+
+    Attributes:
+        rejected: Number of messages whose bodies do not fit `payload`; `rows` is without them.
+    """
 
     paths: list[str]
     rows: int
     size_bytes: int
+    rejected: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,12 +57,14 @@ class ExportRows:
         columns: The exported columns.
         partition_by: Columns and values of `TIMES`.
         where: A condition in Spark's SQL, or "".
+        payload: pyarrow struct of the column `payload`; None: no such column. Only for files of PyarrowEngine.
     """
 
     reads: tuple[dict[str, str], ...]
     columns: tuple[str, ...]
     partition_by: tuple[str, ...] = ()
     where: str = ""
+    payload: Any = None
 
     def parts(self) -> tuple[ReadOptions, list[LogPartition]]:
         """Return the options to read parts with, and the parts. Raises DataLoss, SourceError, OSError."""
@@ -106,11 +113,12 @@ class PyarrowEngine(ExportEngine):
         self, advance: Callable[[int, int], None] = lambda rows, size_bytes: None, workers: int | None = None
     ) -> None:
         self._advance = advance
-        self._pool = WorkerPool(workers or len(sched_getaffinity(0)))
+        self._pool = WorkerPool(workers or len(os.sched_getaffinity(0)))
         use_system_allocator()
 
     def write_files(self, rows: ExportRows, layout: FileLayout) -> WrittenBatch:
         options, parts = rows.parts()
+        layout = replace(layout, payload=rows.payload)
         tasks = spread(parts, self._pool.size)
         if len(tasks) > 1:
             found = self._pool.run(options, layout, tasks, self._advance)
@@ -118,8 +126,11 @@ class PyarrowEngine(ExportEngine):
             found = [
                 file for numbered in enumerate(tasks) for file in write_task(options, layout, numbered, self._advance)
             ]
-        sizes = [(each.rows, each.size_bytes) for each in found]
-        return WrittenBatch([each.path for each in found], sum(r for r, _ in sizes), sum(s for _, s in sizes))
+        fitting = [each for each in found if os.path.basename(os.path.dirname(each.path)) != REJECTED]
+        rows_written = sum(each.rows for each in fitting)
+        size_bytes = sum(each.size_bytes for each in fitting)
+        rejected = sum(each.rows for each in found) - rows_written
+        return WrittenBatch([each.path for each in found], rows_written, size_bytes, rejected)
 
     def dicts(self, rows: ExportRows) -> Iterator[dict[str, Any]]:
         options, parts = rows.parts()

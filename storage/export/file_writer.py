@@ -22,6 +22,8 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import islice
+from json import dumps
 from json.encoder import encode_basestring as quoted
 from typing import Any, Final, NamedTuple, Self
 
@@ -32,10 +34,15 @@ import pyarrow.parquet as pq
 from amqpd.storage.export.arrow import Decoder, PartReader
 from amqpd.storage.export.columns import TIMES
 from amqpd.storage.export.options import ReadOptions
+from amqpd.storage.export.payload import PAYLOAD, REJECT_COLUMNS, PayloadParser, split
 from amqpd.storage.export.plan import LogPartition
 
 GROUP_BYTES: Final = 6 << 20
 """Approximate size of a row group before encoding. A task has about three of them in memory."""
+REJECTED: Final = "_rejected"
+"""Directory of messages whose bodies do not fit `payload`. Spark and pyarrow ignore such names, and its files end with
+.jsonl, which no pattern for a format matches.
+"""
 OPEN_FILES_MAX: Final = 64
 """With more directories, the file that was written least recently is closed, and may get a successor."""
 NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -64,12 +71,14 @@ class FileLayout:
         kind: parquet, json or csv.
         partition_by: Columns and values of `TIMES`, the outer directory first.
         keeps_columns: The files have these columns, too.
+        payload: pyarrow struct for the column `payload` (payload.py); None: no such column.
     """
 
     directory: str
     kind: str = "parquet"
     partition_by: tuple[str, ...] = ()
     keeps_columns: bool = False
+    payload: Any = None
 
 
 def write_task(
@@ -87,17 +96,27 @@ def write_task(
     """
     number, parts = numbered
     names = list(options.columns)
+    parser = None if layout.payload is None else PayloadParser(layout.payload)
     extra = {"timestamp" if name in TIMES else name for name in layout.partition_by}
+    if parser is not None:
+        extra.update(REJECT_COLUMNS)
     options = replace(options, columns=tuple(dict.fromkeys((*names, *sorted(extra)))))
     kept = [name for name in names if layout.keeps_columns or name not in layout.partition_by]
     with _TaskFiles(number, layout) as files:
         for group in _groups(batch for part in parts for batch in batches(options, part)):
-            size_bytes = 0
+            size_bytes, rows = 0, group.num_rows
+            if parser is not None:
+                group, rejected = split(group, parser)
+                if rejected.num_rows:
+                    files.write(REJECTED, rejected, 0)
+                if not group.num_rows:
+                    advance(rows, 0)
+                    continue
             for below, table in _split(group, layout.partition_by, "" if layout.keeps_columns else NO_VALUE):
                 bodies = pc.sum(pc.binary_length(table.column("value"))).as_py() or 0 if "value" in names else 0
-                files.write(below, table.select(kept), bodies)
+                files.write(below, table.select(kept if parser is None else [*kept, PAYLOAD]), bodies)
                 size_bytes += bodies
-            advance(group.num_rows, size_bytes)
+            advance(rows, size_bytes)
         return files.finish()
 
 
@@ -124,7 +143,7 @@ class _TaskFiles:
             while len(self._open) >= OPEN_FILES_MAX:
                 self._open.pop(next(iter(self._open)))[1].close()
             path = self._new_path(below)
-            writer = _WRITERS[self._layout.kind](path, table.schema)
+            writer = _WRITERS[self._kind(below)](path, table.schema)
         self._open[below] = path, writer
         writer.write(table)
         counts = self._written.setdefault(path, [0, 0])
@@ -137,7 +156,10 @@ class _TaskFiles:
         successor = f"-c{count:03d}" if count else ""
         directory = os.path.join(self._layout.directory, below)
         os.makedirs(directory, exist_ok=True)
-        return os.path.join(directory, f"{self._prefix}{successor}.{self._layout.kind}")
+        return os.path.join(directory, f"{self._prefix}{successor}.{self._kind(below)}")
+
+    def _kind(self, below: str) -> str:
+        return "jsonl" if below == REJECTED else self._layout.kind
 
     def finish(self) -> list[WrittenFile]:
         """Close and sync all files."""
@@ -203,9 +225,11 @@ def _leaves(schema: Any) -> list[str]:
     found: list[str] = []
     for field in schema:
         if pa.types.is_struct(field.type):
-            found += [f"{field.name}.{child.name}" for child in field.type]
+            found += [f"{field.name}.{path}" for path in _leaves(field.type)]
         elif pa.types.is_map(field.type):
             found += [f"{field.name}.key_value.{name}" for name in ("key", "value")]
+        elif pa.types.is_list(field.type):
+            found += [f"{field.name}.list.{path}" for path in _leaves([field.type.value_field.with_name("element")])]
         else:
             found.append(field.name)
     return found
@@ -242,7 +266,7 @@ class _CsvFile:
         self._writer.close()
 
 
-_WRITERS: Final[dict[str, Any]] = {"parquet": _ParquetFile, "json": _JsonFile, "csv": _CsvFile}
+_WRITERS: Final[dict[str, Any]] = {"parquet": _ParquetFile, "json": _JsonFile, "jsonl": _JsonFile, "csv": _CsvFile}
 
 
 def _as_texts(batch: Any, *, nested_as_json: bool = False) -> Any:
@@ -314,7 +338,17 @@ def json_values(column: Any) -> list[str]:
         return ["" if pairs is None else _json_map(pairs) for pairs in column.to_pylist()]
     if pa.types.is_integer(column.type):
         return ["" if each is None else str(each) for each in column.to_pylist()]
+    if pa.types.is_list(column.type):
+        return _json_lists(column)
+    if pa.types.is_boolean(column.type) or pa.types.is_floating(column.type):
+        return ["" if each is None else dumps(each) for each in column.to_pylist()]
     return ["" if each is None else quoted(each) for each in column.to_pylist()]
+
+
+def _json_lists(column: Any) -> list[str]:
+    values = iter([text or "null" for text in json_values(column.flatten())])
+    sizes = pc.list_value_length(column).to_pylist()
+    return ["" if size is None else "[" + ",".join(islice(values, size)) + "]" for size in sizes]
 
 
 def _json_map(pairs: list[tuple[str, str | None]]) -> str:

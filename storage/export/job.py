@@ -26,7 +26,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -39,6 +39,8 @@ from amqpd.storage.export.engine import ExportEngine, ExportRows
 from amqpd.storage.export.files import BrokerSource, LogSource, QueueName, SourceError
 from amqpd.storage.export.object_store import is_object_store
 from amqpd.storage.export.options import NoSuchQueue, parse
+from amqpd.storage.export.payload import schema_of_text
+from amqpd.storage.export.payload_schema import fix_schema, known_schema
 from amqpd.storage.export.plan import DataLoss, Snapshot
 from amqpd.storage.export.targets import Database, ExportTarget, Files, TargetError, file_label, file_place
 
@@ -124,6 +126,8 @@ class ExportOptions:
         start: earliest, an offset or a time. Used only in the first run.
         to_offset: The first offset that is not exported.
         batch_rows: None: the target's default.
+        payload: json: bodies that are JSON become the column `payload`; "": no such column.
+        payload_schema: Its JSON Schema; "": it is inferred from the first messages, and then fixed.
     """
 
     source: dict[str, str]
@@ -142,6 +146,8 @@ class ExportOptions:
     follow: bool = False
     batch_rows: int | None = None
     fail_on_data_loss: bool = True
+    payload: str = ""
+    payload_schema: str = ""
 
     @property
     def is_database(self) -> bool:
@@ -158,6 +164,7 @@ class ExportOptions:
             "where": self.where,
             "columns": list(self.columns),
             "table": self.table if self.is_database or self.format == "iceberg" else "",
+            "payload": self.payload or None,
         }
         if self.format in ("delta", "iceberg"):
             del found["columns"]
@@ -172,6 +179,7 @@ class ExportReport:
         seconds: Total time.
         working_s: Time without the start of the engine.
         lag: Offsets that are not exported yet.
+        rejected: Messages whose bodies do not fit `payload`; `rows` is without them.
     """
 
     batches: int = 0
@@ -181,6 +189,7 @@ class ExportReport:
     working_s: float = 0.0
     lag: int = 0
     batch: int = 0
+    rejected: int = 0
 
 
 @dataclass(frozen=True)
@@ -234,6 +243,7 @@ class ExportJob:
             self._read = {**given, "queuePattern": re.escape(options.queue)}
         self._parsed = parse({"startingOffsets": "earliest", **self._read})
         self._is_checked = False
+        self._payload: Any = None
 
     def _check(self) -> None:
         options = self.options
@@ -250,6 +260,10 @@ class ExportJob:
         by_time = any(name in TIMES for name in options.partition_by)
         if options.format == "iceberg" and by_time and "timestamp" not in options.columns:
             raise BadExport("--partition-by: an Iceberg table needs the column timestamp for date and hour")
+        if options.payload and (options.is_database or options.format not in ("parquet", "json", "csv")):
+            raise BadExport("--payload: only for files of the formats parquet, json and csv")
+        if options.payload_schema:
+            schema_of_text(options.payload_schema)
         if options.to_offset is not None and options.queue is None:
             raise BadExport("--to-offset needs one --queue")
 
@@ -278,10 +292,13 @@ class ExportJob:
             self._resolve_last_batch(ledger, target, total)
             if ledger.state.batch == 0:
                 target.check_fresh(self._prefix())
+            elif options.payload:
+                self._payload = known_schema(options.payload_schema, ledger)
             try:
                 for report in self._batches(ledger, target):
                     total.batches += 1
                     total.rows += report.rows
+                    total.rejected += report.rejected
                     total.bytes += report.bytes
                     total.working_s += report.working_s
                     self.say(report)
@@ -325,6 +342,7 @@ class ExportJob:
             return
         if target.has(under_way):
             total.batches, total.rows, total.bytes = 1, under_way.rows, under_way.bytes
+            total.rejected = under_way.rejected
             ledger.commit()
         else:
             ledger.state.next = None
@@ -360,6 +378,10 @@ class ExportJob:
 
     def _batch(self, ledger: ExportCheckpoint, target: ExportTarget, spans: list[OffsetSpan]) -> ExportReport:
         rows = self._rows(spans)
+        if self.options.payload:
+            if self._payload is None:
+                self._payload = fix_schema(self.options.payload_schema, rows, ledger)
+            rows = replace(rows, payload=self._payload)
         if not self._is_checked:
             self.engine.check(rows)  # a wrong condition ends the run before the checkpoint is created
             self._is_checked = True
@@ -377,7 +399,9 @@ class ExportJob:
         ledger.commit()
         self._commit_holds(ledger, spans)
         took = time.monotonic() - began
-        report = ExportReport(1, progress.rows, progress.bytes, took, took, batch=progress.batch)
+        report = ExportReport(
+            1, progress.rows, progress.bytes, took, took, batch=progress.batch, rejected=progress.rejected
+        )
         report.lag = sum(span.end - span.stop for span in spans)
         return report
 

@@ -42,16 +42,39 @@ def key_of(vhost: str, queue: str) -> str:
     return f"{vhost}/{queue}"
 
 
-def batch_parts(options: ReadOptions) -> list[LogPartition]:
-    """Return all parts of a batch query. Raises BadOption, NoSuchQueue, DataLoss, SourceError."""
+@dataclass(frozen=True)
+class Bounds:
+    """Rows outside are not wanted: first <= offset < stop, in no batch that is older than `since_ms` as a whole."""
+
+    first: int = 0
+    stop: int = 1 << 62
+    since_ms: int | None = None
+
+
+UNBOUNDED = Bounds()
+
+
+def batch_parts(options: ReadOptions, within: Bounds = UNBOUNDED) -> list[LogPartition]:
+    """Return all parts of a batch query, or those `within` bounds. Raises BadOption, NoSuchQueue, DataLoss,
+    SourceError.
+    """
     with ExitStack() as stack:
         found = list(snapshots(options, stack).values())
         options.require([each.queue for each in found])
         ranges = []
         for snapshot in found:
             first, stop = _starting(options, snapshot, EARLIEST), _ending(options, snapshot)
-            ranges.append(Range(snapshot, first, max(first, stop)))
+            ranges.append(_within(within, snapshot, first, max(first, stop)))
         return _parts(options, ranges)
+
+
+def _within(bounds: Bounds, snapshot: Snapshot, first: int, stop: int) -> Range:
+    low = max(first, bounds.first)
+    if bounds.since_ms is not None:
+        found = snapshot.offset_at(bounds.since_ms)
+        low = max(low, snapshot.end if found is None else found)
+    low = min(low, stop)
+    return Range(snapshot, low, max(low, min(stop, bounds.stop)))
 
 
 def _starting(options: ReadOptions, snapshot: Snapshot, default: int) -> int:

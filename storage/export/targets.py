@@ -151,7 +151,7 @@ class Files(ExportTarget):
         staging = self.ledger.attempt().absolute()
         layout = FileLayout(str(staging), self.kind, tuple(self.partition_by), self.keeps_columns)
         written = engine.write_files(rows, layout)
-        progress.rows, progress.bytes = written.rows, written.size_bytes
+        progress.rows, progress.bytes, progress.rejected = written.rows, written.size_bytes, written.rejected
         self._stage(staging, sorted(map(Path, written.paths)), progress, label)
         self._publish(progress)
 
@@ -164,7 +164,7 @@ class Files(ExportTarget):
             if match is None:
                 raise TargetError(f"the engine wrote a file with the unexpected name {path.name}")
             piece = match[1] if not int(match[2] or 0) else f"{match[1]}-{match[2]}"
-            name = f"{label}-{self.ledger.id}-{piece}.{self.kind}"
+            name = f"{label}-{self.ledger.id}-{piece}{path.suffix}"
             final = self.place.final(path.parent.relative_to(staging) / name)
             moves.append([str(path.absolute()), final])
             names.add(final)

@@ -35,23 +35,20 @@ reader that must not process a message twice compares message_id.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from amqpd.protocol import properties as p
-from amqpd.protocol.field_table import CodecError
 from amqpd.storage.export.columns import COLUMNS, PROPERTIES
+from amqpd.storage.export.message_rows import MessageRows, RowOptions
 from amqpd.storage.export.options import BadOption
-from amqpd.storage.spark.publisher import SinkPublisher, SinkTarget
+from amqpd.storage.export.publisher import SinkPublisher, SinkTarget
 
 logger = logging.getLogger(__name__)
 
@@ -67,18 +64,14 @@ class Published(WriterCommitMessage):
     count: int
 
 
-@dataclass(frozen=True)
-class SinkOptions:
-    """The parsed options. `exchange` and `routing_key` are None if the column is used."""
+@dataclass(frozen=True, kw_only=True)
+class SinkOptions(RowOptions):
+    """The parsed options."""
 
     target: SinkTarget
-    exchange: str | None
-    routing_key: str | None
     transaction: bool
     window: int
     mandatory: bool
-    persistent: bool
-    message_id: str
     timeout_s: float
 
 
@@ -98,15 +91,15 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
     except ValueError as error:
         raise BadOption(f"url: {error}") from None
     return SinkOptions(
-        target,
-        given.get("exchange"),
-        given.get("routingKey"),
-        _one_of(given, "delivery", ("confirms", "transaction")) == "transaction",
-        int(_positive(given, "window", 1000)),
-        _one_of(given, "mandatory", ("true", "false")) == "true",
-        _one_of(given, "persistent", ("true", "false")) == "true",
-        _one_of(given, "messageId", ("keep", "row", "content")),
-        _positive(given, "timeout", 60),
+        exchange=given.get("exchange"),
+        routing_key=given.get("routingKey"),
+        persistent=_one_of(given, "persistent", ("true", "false")) == "true",
+        message_id=_one_of(given, "messageId", ("keep", "row", "content")),
+        target=target,
+        transaction=_one_of(given, "delivery", ("confirms", "transaction")) == "transaction",
+        window=int(_positive(given, "window", 1000)),
+        mandatory=_one_of(given, "mandatory", ("true", "false")) == "true",
+        timeout_s=_positive(given, "timeout", 60),
     )
 
 
@@ -191,105 +184,6 @@ class _Task:
             raise
         publisher.close()
         return Published(count)
-
-
-class BadRow(ValueError):
-    """A row that cannot become a message."""
-
-
-class MessageRows:
-    """Converts rows to messages.
-
-    Args:
-        task: Name of the task in the ids of `messageId=row`.
-    """
-
-    def __init__(self, options: SinkOptions, task: str) -> None:
-        self._options = options
-        self._task = task
-        self._row = 0
-        self._plain = p.encode_properties(p.Properties(delivery_mode=2 if options.persistent else None))
-
-    def of(self, batch: Any) -> Iterator[tuple[str, str, bytes, bytes]]:
-        """Yield (exchange, routing key, properties, body) for each row of a pyarrow.RecordBatch.
-
-        Cost: 1 us a row, and 5 more with properties.
-        Raises: BadRow.
-        """
-        names = batch.schema.names
-        rows = batch.num_rows
-
-        def column(name: str, default: Any) -> list[Any]:
-            found = batch.column(names.index(name)).to_pylist() if name in names else [default] * rows
-            return found
-
-        options = self._options
-        exchanges = column("exchange", "") if options.exchange is None else [options.exchange] * rows
-        keys = column("routing_key", "") if options.routing_key is None else [options.routing_key] * rows
-        structs, ids, raws = column("properties", None), column("message_id", None), column("raw_properties", None)
-        headers = column("headers", None)
-        plain = options.message_id == "keep"
-        for number, value in enumerate(column("value", None)):
-            if value is None:
-                raise BadRow("a row's value is null, but a message needs a body, which may be empty")
-            body = value.encode() if isinstance(value, str) else value
-            exchange, key = exchanges[number] or "", keys[number] or ""
-            if plain and not (structs[number] or ids[number] or raws[number] or headers[number]):
-                properties = self._plain
-            else:
-                try:
-                    properties = self._properties(
-                        structs[number], headers[number], raws[number], ids[number], exchange, key, body
-                    )
-                except CodecError as error:
-                    raise BadRow(f"row {self._row}: {error}") from None
-            self._row += 1
-            yield exchange, key, properties, body
-
-    def _properties(
-        self, struct: Any, headers: Any, raw: bytes | None, message_id: str | None, exchange: str, key: str, body: bytes
-    ) -> bytes:
-        fields: dict[str, Any]
-        if raw is not None:
-            p.scan_properties(raw, 0, len(raw))
-            found = p.decode_properties(raw)
-            wanted = message_id or found.message_id or self._new_id(exchange, key, raw, body)
-            mode = found.delivery_mode or (2 if self._options.persistent else None)
-            if wanted == found.message_id and mode == found.delivery_mode:
-                return raw
-            if found.headers is None:
-                return p.encode_properties(found._replace(message_id=wanted, delivery_mode=mode))
-            # The headers keep their bytes, and so their types.
-            others = p.encode_properties(found._replace(headers={}, message_id=wanted, delivery_mode=mode))
-            first, end = p.headers_span(raw, 0, len(raw))
-            new_first, new_end = p.headers_span(others, 0, len(others))
-            return others[:new_first] + raw[first:end] + others[new_end:]
-        fields = {name: value for name, value in (struct or {}).items() if value is not None}
-        if isinstance(fields.get("timestamp"), datetime):
-            fields["timestamp"] = int(fields["timestamp"].timestamp())
-        if headers:
-            fields["headers"] = dict(headers)
-        if message_id is not None:
-            fields["message_id"] = message_id
-        if "delivery_mode" not in fields and self._options.persistent:
-            fields["delivery_mode"] = 2
-        if "message_id" not in fields:
-            made = self._new_id(exchange, key, p.encode_properties(p.Properties(**fields)), body)
-            if made is not None:
-                fields["message_id"] = made
-        return p.encode_properties(p.Properties(**fields))
-
-    def _new_id(self, exchange: str, key: str, properties: bytes, body: bytes) -> str | None:
-        how = self._options.message_id
-        if how == "row":
-            return f"{self._task}:{self._row}"
-        if how == "keep":
-            return None
-        digest = hashlib.sha256()
-        for part in (exchange.encode(), key.encode(), properties, body):
-            digest.update(len(part).to_bytes(8, "big"))
-            digest.update(part)
-        return digest.hexdigest()
 
 
 class AmqpWriter(_Task, DataSourceArrowWriter):

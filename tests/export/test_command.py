@@ -17,8 +17,8 @@ from amqpd.cli.main import run
 from amqpd.protocol import properties as p
 from amqpd.storage.export.engine import PyarrowEngine
 from amqpd.storage.export.job import ExportJob, ExportOptions, without_password
+from amqpd.storage.export.publisher import SinkPublisher, SinkTarget
 from amqpd.storage.spark import session
-from amqpd.storage.spark.publisher import SinkPublisher, SinkTarget
 
 
 def call(*arguments):

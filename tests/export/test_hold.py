@@ -14,7 +14,7 @@ from amqpd.storage.export.engine import PyarrowEngine
 from amqpd.storage.export.files import BrokerSource, DirectorySource
 from amqpd.storage.export.job import CommitFailed, ExportJob, ExportOptions, commit
 from amqpd.storage.export.plan import DataLoss
-from amqpd.storage.spark.publisher import SinkPublisher, SinkTarget
+from amqpd.storage.export.publisher import SinkPublisher, SinkTarget
 from amqpd.testing import BrokerFailed, BrokerProcess
 
 

@@ -22,7 +22,7 @@ import pyarrow.dataset as ds
 from sqlalchemy import create_engine, text
 
 from amqpd.protocol import properties as p
-from amqpd.storage.spark.publisher import SinkPublisher, SinkTarget
+from amqpd.storage.export.publisher import SinkPublisher, SinkTarget
 from amqpd.testing import BrokerProcess
 
 pytestmark = pytest.mark.external

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from amqpd.protocol import properties as p
-from amqpd.storage.spark.publisher import PublishError, SinkPublisher, SinkTarget
+from amqpd.storage.export.publisher import PublishError, SinkPublisher, SinkTarget
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from amqpd.protocol import properties as p
+from amqpd.storage.export.message_rows import BadRow, MessageRows
 from amqpd.storage.export.options import BadOption
 from amqpd.storage.spark import sink
 
@@ -151,7 +152,7 @@ def test_unsupported_write_modes_are_refused():
 
 
 def message_of_row(row, **options):
-    messages = sink.MessageRows(sink.parse({**URL, **options}), "task")
+    messages = MessageRows(sink.parse({**URL, **options}), "task")
     ((exchange, key, properties, body),) = messages.of(pa.RecordBatch.from_pylist([row]))
     return exchange, key, p.decode_properties(properties), body
 
@@ -159,7 +160,7 @@ def message_of_row(row, **options):
 def test_raw_properties_are_sent_unchanged():
     raw = p.encode_properties(p.Properties(headers={"n": 2**40, "b": b"\xff"}, delivery_mode=2, app_id="a"))
     batch = pa.RecordBatch.from_pylist([{"value": b"", "raw_properties": raw}])
-    (message,) = sink.MessageRows(sink.parse(URL), "t").of(batch)
+    (message,) = MessageRows(sink.parse(URL), "t").of(batch)
     assert message[2] == raw
     _, _, found, _ = message_of_row({"value": b"", "raw_properties": raw}, messageId="row")
     assert found == p.decode_properties(raw)._replace(message_id="task:0")
@@ -182,7 +183,7 @@ def test_defaults_for_missing_columns():
     found = message_of_row({"value": b"", "properties": {"timestamp": when, "delivery_mode": 1}})[2]
     assert found == p.Properties(delivery_mode=1, timestamp=1767225600)
     assert message_of_row({"value": b"", "exchange": "a"}, exchange="b", routingKey="c")[:2] == ("b", "c")
-    with pytest.raises(sink.BadRow, match="null"):
+    with pytest.raises(BadRow, match="null"):
         message_of_row({"value": None})
-    with pytest.raises(sink.BadRow, match="row 0"):
+    with pytest.raises(BadRow, match="row 0"):
         message_of_row({"value": b"", "message_id": "x" * 300})

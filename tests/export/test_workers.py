@@ -22,9 +22,9 @@ from amqpd.storage.export.file_writer import FileLayout, write_task
 from amqpd.storage.export.files import SourceError
 from amqpd.storage.export.job import ExportJob, ExportOptions
 from amqpd.storage.export.plan import DataLoss
+from amqpd.storage.export.publisher import SinkPublisher, SinkTarget
 from amqpd.storage.export.worker_pool import ATTEMPTS_MAX, WorkerFailed, WorkerPool
 from amqpd.storage.filesystem import FileSystem
-from amqpd.storage.spark.publisher import SinkPublisher, SinkTarget
 from amqpd.testing import BrokerProcess
 
 VICTIMS = ("all", "driver", "worker")

@@ -1,4 +1,4 @@
-"""AMQP client that only publishes, for tasks of the Spark sink: one socket, one connection, one channel.
+"""AMQP client that only publishes, for imports and tasks of the Spark sink: one socket, one connection, one channel.
 
 With confirms, `publish` keeps at most `window` messages unconfirmed, and `finish` returns when all are confirmed.
 With a transaction, nothing is visible before the commit-ok in `finish`. The client reads while it waits for
@@ -8,7 +8,7 @@ A PublishError means that some messages may not have arrived: a nack, an unrouta
 closed channel or connection, or silence. Earlier messages may have arrived. There are no heartbeats. Each wait has
 the limit `timeout_s`, except while the broker has blocked the connection.
 
-This module needs no pyspark.
+This module needs neither pyarrow nor pyspark.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ BLOCK = 256 << 10
 _HEADER = b"AMQP\x00\x00\x09\x01"
 _END = b"\xce"
 _METHOD = 1
+_CONTENT_HEADER = 2
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _Answer = TypeVar("_Answer")
 
@@ -70,6 +71,25 @@ class SinkTarget:
         )
 
 
+class _ReturnedContent:
+    """The properties and the body of a returned message, from its frames."""
+
+    def __init__(self) -> None:
+        self.properties = b""
+        self.body = bytearray()
+        self._size = 0
+
+    def add(self, kind: int, payload: bytes) -> bool:
+        """Add a frame. Return True if the message is complete."""
+        if kind == _CONTENT_HEADER:
+            self._size = int.from_bytes(payload[4:12], "big")
+            self.properties = payload[12:]
+            self.body = bytearray()
+        else:
+            self.body += payload
+        return len(self.body) >= self._size
+
+
 class SinkPublisher:
     """One connection that only publishes. It connects at once.
 
@@ -79,6 +99,8 @@ class SinkPublisher:
         transaction: Use a transaction instead of confirms.
         mandatory: A message that reaches no queue is an error.
         window: Limit for unconfirmed messages.
+        on_return: Called with each message that reached no queue, its properties and its body, instead of an error.
+            Only with confirms; it is called before the message counts as confirmed.
     """
 
     def __init__(
@@ -89,6 +111,7 @@ class SinkPublisher:
         mandatory: bool = True,
         window: int = 1000,
         timeout_s: float = 60.0,
+        on_return: Callable[[c.BasicReturn, bytes, bytes], None] | None = None,
     ) -> None:
         self.published = 0
         self._confirmed = 0  # all messages up to this number are confirmed, and those in `_confirmed_early`
@@ -101,6 +124,8 @@ class SinkPublisher:
         self._out = bytearray()
         self._answers: list[c.Command] = []
         self._returned: c.BasicReturn | None = None
+        self._on_return = on_return
+        self._content = _ReturnedContent()
         self._blocked = False
         self._routes: dict[tuple[str, str], bytes] = {}
         self._frame_max = 131072
@@ -187,7 +212,7 @@ class SinkPublisher:
         self._out += _HEADER
         self._wait(c.ConnectionStart)
         client_properties = {
-            "product": "amqpd spark sink",
+            "product": "amqpd publisher",
             "capabilities": {
                 "publisher_confirms": True,
                 "basic.nack": True,
@@ -278,8 +303,12 @@ class SinkPublisher:
             size = int.from_bytes(data[position + 3 : position + 7], "big")
             if len(data) - position < size + 8:
                 break
-            if data[position] == _METHOD:
-                self._handle(c.decode(bytes(data[position + 7 : position + 7 + size])))
+            kind, payload = data[position], bytes(data[position + 7 : position + 7 + size])
+            if kind == _METHOD:
+                self._handle(c.decode(payload))
+            elif self._returned is not None and self._on_return is not None and self._content.add(kind, payload):
+                self._on_return(self._returned, self._content.properties, bytes(self._content.body))
+                self._returned = None
             position += size + 8
         del data[:position]
 
@@ -291,7 +320,7 @@ class SinkPublisher:
                 raise PublishError(f"{self._where} refused a message (basic.nack)")
             case c.BasicReturn():
                 self._returned = command
-                if not self._transaction:
+                if not self._transaction and self._on_return is None:
                     self._raise_unroutable()
             case c.ConnectionClose() | c.ChannelClose():
                 raise PublishError(f"{self._where} closed: {command.reply_code} {command.reply_text}")

@@ -1,0 +1,281 @@
+"""`amqpctl sql`: DuckDB's SQL over the durable queues of a virtual host.
+
+Each queue that the statement names is a table. DuckDB asks it for the columns and the filter of the query
+(storage/export/queue_dataset.py), so a table costs nothing until it is read. The result is written as it arrives,
+except with `pretty_table`, whose columns need all rows.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime, time
+from importlib.util import find_spec
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final
+
+from amqpd.cli.command import Command, Context
+from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, UsageError
+from amqpd.cli.export import payload_options, read_source
+from amqpd.cli.formatters import cell, compact, csv_lines
+
+if TYPE_CHECKING:
+    from amqpd.storage.export.queue_dataset import QueueDataset
+
+PACKAGES: Final = {"duckdb": "duckdb>=1.1", "pyarrow": "pyarrow>=18"}
+"""The extra `sql` of pyproject.toml."""
+SETTINGS: Final = {"memory_limit": "512MB", "python_enable_replacements": "false"}
+"""DuckDB's own memory: with more it writes temporary files. Replacements would make our variables tables."""
+WORD: Final = re.compile(r'"((?:[^"]|"")+)"|(\w+)')
+"""A quoted name or a word of SQL."""
+ROWS: Final = 4096
+NAMES_MAX: Final = 20
+
+
+def sql(context: Context) -> None:
+    missing = [wanted for name, wanted in PACKAGES.items() if find_spec(name) is None]
+    if missing:
+        words = " ".join(f"'{each}'" for each in missing)
+        raise Failure(UNAVAILABLE, f"sql needs packages: {sys.executable} -m pip install {words} "
+                      "(in amqpd's sources: make sql)")  # fmt: skip
+    from amqpd.storage.export.files import SourceError
+    from amqpd.storage.export.options import BadOption
+    from amqpd.storage.export.plan import DataLoss
+
+    try:
+        if context.operands:
+            _query(context, context.operands[0])
+        else:
+            _list(context)
+    except BrokenPipeError:
+        raise  # the reader of the output has ended
+    except (SourceError, OSError) as error:
+        raise Failure(UNAVAILABLE, str(error)) from None
+    except (BadOption, DataLoss) as error:
+        raise Failure(DATA, str(error).replace("failOnDataLoss=false", "--allow-data-loss")) from None
+
+
+def _list(context: Context) -> None:
+    """Write the tables."""
+    from amqpd.storage.export.queue_dataset import ORDER
+
+    context.info(f"Tables of vhost '{context.vhost}'; each has the columns {', '.join(ORDER)}:")
+    context.show(["table"], [[name] for name in quoted_names(_queues(context))])
+
+
+def _queues(context: Context) -> list[str]:
+    options = _options(context, queuePattern=".*")
+    return [each.queue for each in options.queues()]
+
+
+def _options(context: Context, **selection: str) -> Any:
+    """Return the options to read queues. Raises: SourceError."""
+    from amqpd.storage.export.options import parse
+
+    given = context.line.given
+    flags = {
+        "includeSettled": str("include-settled" in given).lower(),
+        "failOnDataLoss": str("allow-data-loss" not in given).lower(),
+    }
+    return parse({**read_source(context), "vhost": context.vhost, **flags, **selection})
+
+
+def quoted_names(names: Sequence[str]) -> list[str]:
+    """Return queues' names as SQL needs them."""
+    import duckdb
+
+    query = "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category <> 'unreserved'"
+    with duckdb.connect() as connection:
+        reserved = {word for (word,) in connection.execute(query).fetchall()}
+    plain = re.compile(r"[a-z_][a-z0-9_]*")
+    return [
+        name if plain.fullmatch(name) and name not in reserved else '"' + name.replace('"', '""') + '"'
+        for name in names
+    ]
+
+
+def _query(context: Context, statement: str) -> None:
+    import tempfile  # slow to import for all commands
+
+    import duckdb
+
+    queues = _queues(context)
+    with tempfile.TemporaryDirectory(prefix="amqpctl-sql-") as directory:
+        settings = {**SETTINGS, "temp_directory": directory}
+        with duckdb.connect(config=settings) as connection:
+            connection.execute("SET TimeZone = 'UTC'")
+            tables = _register(context, connection, statement, queues)
+            try:
+                result = connection.sql(statement)
+                if result is not None:
+                    to_reader = getattr(result, "to_arrow_reader", None) or result.fetch_arrow_reader  # duckdb < 1.4
+                    _write(context, to_reader(ROWS))
+            except (duckdb.Error, OSError, RuntimeError, ValueError) as error:
+                for table in tables:
+                    if table.error is not None:
+                        raise table.error from None
+                if not isinstance(error, duckdb.Error) and "Error: " not in str(error):
+                    raise  # not from DuckDB, whose errors pyarrow raises as its own
+                raise Failure(DATA, _explained(context, str(error), queues)) from None
+
+
+def _register(context: Context, connection: Any, statement: str, queues: list[str]) -> list[QueueDataset]:
+    """Make the queues whose names are words of the statement tables; all of them if there is none, as in `SHOW TABLES`.
+
+    Raises: Failure, if DuckDB cannot tell two of these queues from each other.
+    """
+    from amqpd.storage.export.queue_dataset import QueueDataset
+
+    words = {plain or quoted.replace('""', '"') for quoted, plain in WORD.findall(statement)}
+    lower = {word.lower() for word in words}
+    named = [queue for queue in queues if queue.lower() in lower]
+    chosen: dict[str, str] = {}
+    for queue in sorted(named or queues, key=lambda each: each not in words):  # the same case first
+        other = chosen.setdefault(queue.lower(), queue)
+        if other != queue and queue in words:
+            raise Failure(DATA, f"DuckDB does not distinguish '{other}' and '{queue}': query one queue at a time")
+    found = []
+    for queue in chosen.values():
+        options = _options(context, queue=queue)
+        table = QueueDataset(options, _payload(context, options, warns=bool(named)))
+        connection.register(queue, table)
+        found.append(table)
+    return found
+
+
+def _payload(context: Context, options: Any, *, warns: bool) -> Any:
+    """Return the pyarrow struct for --payload; None without it, or if a queue has no JSON.
+
+    Raises: UsageError, SourceError, DataLoss.
+    """
+    payload, schema = payload_options(context)
+    if not payload:
+        return None
+    from amqpd.storage.export.offsets import batch_parts
+    from amqpd.storage.export.payload import BadSchema, infer, schema_of_text
+    from amqpd.storage.export.payload_schema import sample
+
+    try:
+        return schema_of_text(schema) if schema else infer(sample(options, batch_parts(options)))
+    except BadSchema as error:
+        if schema:
+            raise UsageError(f"--payload-schema: {error}") from None
+        if warns:
+            context.warn(f"{options.names[0]} has no column payload: {error}")
+        return None
+
+
+def _explained(context: Context, text: str, queues: list[str]) -> str:
+    """Return the first line of DuckDB's error; for an unknown table also the tables that exist."""
+    line = text.strip().partition("\n")[0]
+    if "Table with name" in line:
+        names = ", ".join(quoted_names(queues[:NAMES_MAX])) or "none"
+        more = f" and {len(queues) - NAMES_MAX} more (amqpctl sql)" if len(queues) > NAMES_MAX else ""
+        line += f" Tables of vhost '{context.vhost}': {names}{more}"
+    return line
+
+
+def _write(context: Context, reader: Any) -> None:
+    """Write the rows as they arrive."""
+    columns = _distinct(reader.schema.names)
+    chunks = (_rows(batch) for batch in reader if batch.num_rows)
+    line = context.line
+    if line.formatter == "json":
+        _write_objects(context, columns, chunks)
+        return
+    flat = ([[_cell(each) for each in row] for row in rows] for rows in chunks)
+    if line.formatter in ("pretty_table", "erlang"):
+        context.show(columns, [row for rows in flat for row in rows])
+        return
+    for number, rows in enumerate(flat):
+        if line.formatter == "csv" and number:
+            context.out.write(csv_lines([[cell("", each) for each in row] for row in rows]))
+            continue
+        context.with_line(line).show(columns, rows)
+        if line.formatter == "table":
+            line = line._replace(given={**line.given, "no-table-headers": ""})
+
+
+def _write_objects(context: Context, columns: list[str], chunks: Iterator[list[list[Any]]]) -> None:
+    before, after = ("", "\n") if context.line.stream else ("[\n", "")
+    for rows in chunks:
+        for row in rows:
+            context.out.write(before + compact(dict(zip(columns, row, strict=True))) + after)
+            before = before and "\n,"
+    if not context.line.stream:
+        context.out.write("[\n]\n" if before == "[\n" else "\n]\n")
+
+
+def _rows(batch: Any) -> list[list[Any]]:
+    """Return the rows of a record batch as values of JSON."""
+    return [[_json_value(each) for each in row] for row in zip(*(each.to_pylist() for each in batch), strict=True)]
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Return the names with a number behind those that repeat: JSON objects need distinct names."""
+    found: list[str] = []
+    for name in names:
+        number, chosen = 1, name
+        while chosen in found:
+            number += 1
+            chosen = f"{name}_{number}"
+        found.append(chosen)
+    return found
+
+
+def _json_value(value: Any) -> Any:
+    """Return a value of Arrow as one of JSON. Bytes that are not UTF-8 are written as \\xff."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if isfinite(value) else str(value)
+        case bytes():
+            return value.decode("utf-8", "backslashreplace")
+        case datetime():
+            if value.tzinfo is None:
+                return value.isoformat(timespec="milliseconds")
+            return value.astimezone(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+        case date() | time():
+            return value.isoformat()
+        case dict():
+            return {str(name): _json_value(each) for name, each in value.items()}
+        case list() if value and all(isinstance(each, tuple) for each in value):  # a map
+            return {str(_json_value(name)): _json_value(each) for name, each in value}
+        case list():
+            return [_json_value(each) for each in value]
+    if hasattr(value, "to_integral_value"):  # Decimal: slow to import for all commands
+        return int(value) if value == value.to_integral_value() else float(value)
+    return str(value)
+
+
+def _cell(value: Any) -> Any:
+    """Return a value for a table: structs, maps and lists are JSON."""
+    return compact(value) if isinstance(value, dict | list) else value
+
+
+COMMANDS: Final = (
+    Command(
+        "sql",
+        "Queues",
+        "Runs SQL on durable queues, without consuming their messages",
+        sql,
+        "[--vhost <vhost>] [<statement>] [--include-settled] [--allow-data-loss] "
+        "[--payload json [--payload-schema <file>]]",
+        0,
+        1,
+        (("<statement>", "a statement of DuckDB; without it, the list of all tables"),),
+        ("include-settled", "allow-data-loss", "no-table-headers", "payload", "payload-schema"),
+        examples=(
+            ("sql", "the tables: one for each durable queue"),
+            ('sql "SELECT routing_key, count(*) FROM orders GROUP BY 1"', "counts by routing key"),
+            (
+                "sql --payload json 'SELECT sum(payload.price) FROM orders'",
+                "a sum over a field of JSON bodies",
+            ),
+            ("""sql --formatter json 'SELECT * FROM "my-queue" ORDER BY "offset" DESC LIMIT 3'""", "a quoted name"),
+        ),
+        needs_app=False,
+    ),
+)

@@ -1,0 +1,257 @@
+"""Files of an import: Parquet, JSON lines and CSV as columns of messages.
+
+Columns are those that an export writes (columns.py), and in JSON and CSV `value_base64`, which has the bodies that are
+not UTF-8. In these formats `raw_properties` is base64, times are texts, and CSV has JSON in `properties` and `headers`.
+A directory of an export with `--partition-by routing_key` has this column in its directories' names.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from base64 import b64decode
+from binascii import Error as BinasciiError
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from io import TextIOWrapper
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+
+from amqpd.storage.export.columns import PROPERTIES
+
+SUFFIXES: Final = {
+    ".parquet": "parquet",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".csv": "csv",
+}
+USED: Final = (
+    "value",
+    "value_base64",
+    "exchange",
+    "routing_key",
+    "properties",
+    "headers",
+    "message_id",
+    "raw_properties",
+)
+IGNORED: Final = ("vhost", "queue", "offset", "timestamp", "raw_headers", "date", "hour", "reason")
+"""Columns about the place and time of a message, or about the reason why it was rejected."""
+ROWS: Final = 1024
+_NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
+
+
+class BadFile(Exception):
+    """A file that cannot be imported; the text names it, and the line if there are lines."""
+
+
+class MessageColumns(NamedTuple):
+    """Some rows of a file.
+
+    Attributes:
+        columns: Values by the name of a column in USED, without `value_base64`.
+        share: Part of the file up to the end of these rows, 0 to 1.
+    """
+
+    columns: dict[str, list[Any]]
+    rows: int
+    share: float
+
+
+def find_files(path: Path, kind: str) -> list[Path]:
+    """Return a file, or the files below a directory with the suffix of a kind, in the order of their paths.
+
+    Args:
+        kind: parquet, json or csv; "": all of them.
+
+    Raises: BadFile.
+    """
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise BadFile(f"{path} does not exist")
+    kinds = [suffix for suffix, each in SUFFIXES.items() if kind in ("", each)]
+    return sorted(each for each in path.rglob("*") if each.suffix in kinds and each.is_file())
+
+
+def read_rows(path: Path, kind: str, skip: int) -> Iterator[MessageColumns]:
+    """Yield the rows of a file behind the first `skip` rows. Raises BadFile, OSError.
+
+    Args:
+        kind: parquet, json or csv; "": as the file's suffix says.
+    """
+    kind = kind or SUFFIXES.get(path.suffix, "")
+    if not kind:
+        raise BadFile(f"{path}: expected a name that ends with {', '.join(SUFFIXES)}, or --format")
+    named = _columns_of_directories(path)
+    for columns, rows, share in _READERS[kind](path, skip):
+        _check_names(path, [*columns])
+        encoded = columns.pop("value_base64", None)
+        if encoded is not None:
+            values = columns.get("value") or [None] * rows
+            columns["value"] = [
+                value if code is None else _bytes(path, code) for value, code in zip(values, encoded, strict=True)
+            ]
+        found = {name: values for name, values in columns.items() if name in USED}
+        yield MessageColumns({**{name: [value] * rows for name, value in named.items()}, **found}, rows, share)
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    unknown = [name for name in names if name not in (*USED, *IGNORED)]
+    if unknown:
+        raise BadFile(f"{path}: unknown column '{unknown[0]}', expected some of {', '.join(USED)}")
+    if "value" not in names and "value_base64" not in names:
+        raise BadFile(f"{path}: the column 'value' is missing: the message's body")
+
+
+def _columns_of_directories(path: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for part in path.parent.parts:
+        name, equals, value = part.partition("=")
+        if equals and name in ("exchange", "routing_key"):
+            found[name] = "" if value == _NO_VALUE else unquote(value)
+    return found
+
+
+def _bytes(where: object, text: str) -> bytes:
+    try:
+        return b64decode(text, validate=True)
+    except (BinasciiError, ValueError):
+        raise BadFile(f"{where}: {text[:40]!r} is not base64") from None
+
+
+_Columns = tuple[dict[str, list[Any]], int, float]
+
+
+def _parquet(path: Path, skip: int) -> Iterator[_Columns]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            _check_names(path, file.schema_arrow.names)
+            _check_types(path, file.schema_arrow)
+            names = [name for name in file.schema_arrow.names if name in USED]
+            total, done = file.metadata.num_rows, 0
+            groups: list[int] = []
+            for group in range(file.metadata.num_row_groups):
+                rows = file.metadata.row_group(group).num_rows
+                if not groups and skip >= rows:
+                    skip -= rows
+                    done += rows
+                else:
+                    groups.append(group)
+            for batch in file.iter_batches(ROWS, row_groups=groups, columns=names):
+                done += batch.num_rows
+                rest = batch.slice(min(skip, batch.num_rows))
+                skip = max(0, skip - batch.num_rows)
+                if rest.num_rows:
+                    columns = {name: each.to_pylist() for name, each in zip(names, rest.columns, strict=True)}
+                    yield columns, rest.num_rows, done / total
+    except pa.ArrowInvalid as error:
+        raise BadFile(f"{path}: {error}") from None
+
+
+def _check_types(path: Path, schema: Any) -> None:
+    import pyarrow as pa
+
+    texts = (pa.types.is_string, pa.types.is_large_string)
+    blobs = (*texts, pa.types.is_binary, pa.types.is_large_binary)
+    kinds = {
+        "value": blobs,
+        "raw_properties": blobs[2:],
+        "properties": (pa.types.is_struct,),
+        "headers": (pa.types.is_map,),
+    }
+    for field in schema:
+        wanted = kinds.get(field.name, texts)
+        if field.name in USED and not any(check(field.type) for check in wanted):
+            raise BadFile(f"{path}: column '{field.name}' cannot be {field.type}")
+        if field.name == "properties":
+            _check_properties(str(path), [each.name for each in field.type])
+
+
+def _check_properties(where: str, names: Iterable[str]) -> None:
+    known = [name for name, _ in PROPERTIES]
+    for name in names:
+        if name not in known:
+            raise BadFile(f"{where}: unknown property '{name}', expected some of {', '.join(known)}")
+
+
+def _json(path: Path, skip: int) -> Iterator[_Columns]:
+    size = max(1, path.stat().st_size)
+    with path.open("rb") as file:
+        number = sum(1 for _ in islice(file, skip))
+        while lines := list(islice(file, ROWS)):
+            objects = []
+            for line in lines:
+                number += 1
+                objects.append(_object(f"{path}, line {number}", line))
+            names = dict.fromkeys(name for each in objects for name in each)
+            yield {name: [each.get(name) for each in objects] for name in names}, len(objects), file.tell() / size
+
+
+def _object(where: str, line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise BadFile(f"{where}: {error}") from None
+    if not isinstance(found, dict):
+        raise BadFile(f"{where}: expected an object, not {line[:40]!r}")
+    return _decoded(where, found)
+
+
+def _csv(path: Path, skip: int) -> Iterator[_Columns]:
+    csv.field_size_limit(1 << 30)
+    size = max(1, path.stat().st_size)
+    with path.open("rb") as raw, TextIOWrapper(raw, "utf-8", newline="") as file:
+        lines = csv.DictReader(file, strict=True)
+        try:
+            for _ in islice(lines, skip):
+                continue
+            names = lines.fieldnames or []
+            while rows := list(islice(lines, ROWS)):
+                found = [_row(f"{path}, line {lines.line_num}", row) for row in rows]
+                yield {name: [row.get(name) for row in found] for name in names}, len(rows), raw.tell() / size
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise BadFile(f"{path}, line {lines.line_num}: {error}") from None
+
+
+def _row(where: str, row: dict[str, Any]) -> dict[str, Any]:
+    if None in row or None in row.values():
+        raise BadFile(f"{where}: its number of cells is not that of the first line")
+    found: dict[str, Any] = {name: text for name, text in row.items() if text or name in ("value", "value_base64")}
+    for name in ("properties", "headers"):
+        if name in found:
+            try:
+                found[name] = json.loads(found[name])
+            except ValueError as error:
+                raise BadFile(f"{where}: {name}: {error}") from None
+    if not found.get("value_base64"):
+        found.pop("value_base64", None)  # an empty body is an empty value
+    return _decoded(where, found)
+
+
+def _decoded(where: str, row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of texts with the values of Parquet."""
+    texts = ("value", "value_base64", "exchange", "routing_key", "message_id", "raw_properties")
+    if any(not isinstance(row.get(name, ""), str | None) for name in texts):
+        raise BadFile(f"{where}: expected texts in {', '.join(texts)}")
+    if any(not isinstance(row.get(name, {}), dict | None) for name in ("properties", "headers")):
+        raise BadFile(f"{where}: expected objects in properties and headers")
+    if row.get("raw_properties") is not None:
+        row["raw_properties"] = _bytes(where, row["raw_properties"])
+    properties = row.get("properties") or {}
+    _check_properties(where, properties)
+    if isinstance(properties.get("timestamp"), str):
+        try:
+            properties["timestamp"] = datetime.fromisoformat(properties["timestamp"])
+        except ValueError:
+            raise BadFile(f"{where}: {properties['timestamp']!r} is not a time") from None
+    return row
+
+
+_READERS: Final = {"parquet": _parquet, "json": _json, "csv": _csv}

@@ -1,0 +1,74 @@
+"""`amqpd.read`: a queue as a stream of Arrow record batches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from amqpd.storage.export.arrow import TYPES
+from amqpd.storage.export.file_writer import batches
+from amqpd.storage.export.offsets import batch_parts
+from amqpd.storage.export.options import BadOption, parse
+from amqpd.storage.export.payload import PayloadParser, infer, payload_columns, schema_argument, with_payload
+from amqpd.storage.export.payload_schema import sample
+
+
+def read(
+    source: str | os.PathLike[str],
+    queue: str,
+    *,
+    vhost: str = "/",
+    columns: Sequence[str] = (),
+    start: int | datetime | None = None,
+    stop: int | datetime | None = None,
+    include_settled: bool = False,
+    fail_on_data_loss: bool = True,
+    payload: str | Mapping[str, Any] | None = None,
+    tls_ca_cert_file: str = "",
+    tls_cert_file: str = "",
+    tls_key_file: str = "",
+) -> Any:
+    """Return a queue's messages; `amqpd.read` documents the arguments."""
+    place = os.fspath(source)
+    given = {
+        "url" if place.startswith(("http://", "https://")) else "path": place,
+        "vhost": vhost,
+        "queue": queue,
+        "columns": ",".join(columns),
+        "includeSettled": str(include_settled).lower(),
+        "failOnDataLoss": str(fail_on_data_loss).lower(),
+        "startingOffsetsByTimestampStrategy": "latest",
+    }
+    given |= _position("start", start, "starting") | _position("stop", stop, "ending")
+    files = {"tlsCaCertFile": tls_ca_cert_file, "tlsCertFile": tls_cert_file, "tlsKeyFile": tls_key_file}
+    options = parse({**given, **{name: path for name, path in files.items() if path}})
+    schema = pa.schema([(name, TYPES[name]) for name in options.columns])
+    kind = None if payload is None else schema_argument(payload)
+    parts = batch_parts(options)
+    if payload is None:
+        return pa.RecordBatchReader.from_batches(schema, (batch for part in parts for batch in batches(options, part)))
+    if kind is None:
+        kind = infer(sample(options, parts))
+    schema = pa.schema([*schema, *payload_columns(kind)])
+    options = replace(options, columns=tuple(dict.fromkeys((*options.columns, "value"))))
+    parser = PayloadParser(kind)
+    found = (with_payload(batch, parser, schema.names) for part in parts for batch in batches(options, part))
+    return pa.RecordBatchReader.from_batches(schema, found)
+
+
+def _position(name: str, value: int | datetime | None, prefix: str) -> dict[str, str]:
+    """Return the option for an offset or a time. Raises BadOption."""
+    if value is None:
+        return {}
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise BadOption(f"{name}: the time {value} has no zone; use for example datetime.now(UTC)")
+        return {f"{prefix}Timestamp": value.isoformat()}
+    if value < 0:
+        raise BadOption(f"{name}: expected an offset of at least 0, or a datetime, not {value}")
+    return {f"{prefix}Offsets": str(value)}

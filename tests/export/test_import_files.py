@@ -1,0 +1,122 @@
+"""Files of an import: the rows of Parquet, JSON lines and CSV, where a resumed import begins, and bad files."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from amqpd.storage.export import import_files
+from amqpd.storage.export.import_files import BadFile, find_files, read_rows
+
+COUNT = 2500
+
+
+def write(path, kind, count=COUNT):
+    if kind == "parquet":
+        table = pa.table({"value": [b"%d" % number for number in range(count)], "offset": list(range(count))})
+        pq.write_table(table, path, row_group_size=700)
+    elif kind == "json":
+        path.write_text("".join(json.dumps({"value": f"{number}"}) + "\n" for number in range(count)))
+    else:
+        path.write_text("value,queue\n" + "".join(f'"{number}",q\n' for number in range(count)))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["parquet", "json", "csv"])
+@pytest.mark.parametrize("skip", [0, 1, 699, 700, 1400, 2499, 2500])
+def test_rows_behind_the_skipped_ones_are_read(tmp_path, kind, skip):
+    path = write(tmp_path / f"a.{kind}", kind)
+    found = list(read_rows(path, "", skip))
+    values = [int(value) for rows in found for value in rows.columns["value"]]
+    assert values == list(range(skip, COUNT))
+    assert sum(rows.rows for rows in found) == len(values)
+    assert all(set(rows.columns) == {"value"} for rows in found)
+    if found:
+        assert found[-1].share == 1 and all(0 < rows.share <= 1 for rows in found)
+
+
+def test_json_and_csv_have_the_values_of_parquet(tmp_path):
+    when = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    json_row = {
+        "value_base64": b64encode(b"\xff\0").decode(),
+        "routing_key": "k",
+        "properties": {"app_id": "a", "timestamp": "2026-01-31T12:00:00.000Z"},
+        "headers": {"h": "1"},
+        "raw_properties": b64encode(b"\0\0").decode(),
+    }
+    (tmp_path / "a.json").write_text(json.dumps(json_row) + "\n" + json.dumps({"value": ""}))
+    (tmp_path / "a.csv").write_text(
+        'value,value_base64,routing_key,properties,headers,raw_properties\n,/wA=,k,"{""app_id"":""a"",'
+        '""timestamp"":""2026-01-31T12:00:00.000Z""}","{""h"":""1""}",AAA=\n"",,,,,\n'
+    )
+    for name in ("a.json", "a.csv"):
+        (rows,) = read_rows(tmp_path / name, "", 0)
+        assert rows.columns["value"] == [b"\xff\0", ""]
+        assert rows.columns["raw_properties"] == [b"\0\0", None]
+        assert rows.columns["properties"] == [{"app_id": "a", "timestamp": when}, None]
+        assert rows.columns["headers"] == [{"h": "1"}, None]
+        assert rows.columns["routing_key"] == ["k", None]
+
+
+def test_files_of_a_directory_are_found_in_order_with_their_columns(tmp_path):
+    for below in ("date=2026-01-02/routing_key=b%2Fc", "date=2026-01-01/routing_key=__HIVE_DEFAULT_PARTITION__"):
+        (tmp_path / below).mkdir(parents=True)
+        write(tmp_path / below / "a.csv", "csv", 1)
+    write(tmp_path / "b.parquet", "parquet", 1)
+    (tmp_path / "notes.txt").touch()
+    found = find_files(tmp_path, "csv")
+    assert len(find_files(tmp_path, "")) == 3
+    assert [next(iter(read_rows(path, "", 0))).columns["routing_key"] for path in found] == [[""], ["b/c"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.json", b'{"value": "a"}\n{"value": ', "a.json, line 2: "),
+        ("a.json", b"[1]", "line 1: expected an object"),
+        ("a.json", b'{"value": 1}', "line 1: expected texts"),
+        ("a.json", b'{"value": "a", "headers": "b"}', "line 1: expected objects"),
+        ("a.json", b'{"value": "a", "body": "b"}', "unknown column 'body', expected some of value"),
+        ("a.json", b'{"value": "a", "properties": {"ttl": 1}}', "unknown property 'ttl'"),
+        ("a.json", b'{"value": "a", "properties": {"timestamp": "now"}}', "'now' is not a time"),
+        ("a.json", b'{"routing_key": "a"}', "the column 'value' is missing"),
+        ("a.json", b'{"value_base64": "?"}', "'\\?' is not base64"),
+        ("a.csv", b"value,routing_key\na\n", "line 2: its number of cells"),
+        ("a.csv", b"value,routing_key\na,b,c\n", "line 2: its number of cells"),
+        ("a.csv", b'value,headers\na,"{"\n', "line 2: headers: "),
+        ("a.csv", b"value\n\xff\n", "a.csv, line "),
+        ("a.parquet", b"PAR1", "a.parquet: "),
+        ("a.dat", b"", "expected a name that ends with .parquet"),
+    ],
+)
+def test_bad_file_is_named(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadFile, match=words):
+        list(read_rows(tmp_path / name, "", 0))
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"value": [1]}, "column 'value' cannot be int64"),
+        ({"value": ["a"], "routing_key": [b"a"]}, "column 'routing_key' cannot be binary"),
+        ({"value": ["a"], "properties": [{"ttl": 1}]}, "unknown property 'ttl'"),
+        ({"value": ["a"], "body": ["b"]}, "unknown column 'body'"),
+        ({"offset": [1]}, "the column 'value' is missing"),
+    ],
+)
+def test_wrong_columns_of_parquet_are_named(tmp_path, columns, words):
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(BadFile, match=words):
+        list(read_rows(tmp_path / "a.parquet", "", 0))
+
+
+def test_missing_path_is_named(tmp_path):
+    with pytest.raises(BadFile, match="none does not exist"):
+        find_files(tmp_path / "none", "")
+    assert set(import_files.SUFFIXES.values()) == set(import_files._READERS)
