@@ -25,7 +25,7 @@ from .steps import Connect, Conversation, Ctl, Http, Leave, Publish, Say, Step, 
 ESCAPE: Final = re.compile("\x1b\\[[0-9;]*m|\x1b\\([0B]")
 TAB: Final = "\t"
 QUIET_MS: Final = 80
-DUE_S: Final = 3.0
+DUE_S: Final = 20.0
 NO_ANSWER: Final = (
     "basic.ack", "basic.nack", "basic.reject", "basic.publish", "basic.recover-async", "connection.close-ok",
     "channel.close-ok",
@@ -175,7 +175,12 @@ class Stage:
         for step, wanted in zip(conversation.steps, due, strict=True):
             first = self.do(step)
             enough = max(0, len(wanted) - len(first))
-            heard = self.hear(time.monotonic() + DUE_S, 0, enough)
+            deadline = time.monotonic() + DUE_S
+            heard = self.hear(deadline, 0, enough)
+            while is_early(step, wanted, heard) and time.monotonic() < deadline:
+                time.sleep(0.01)
+                self.do(step)
+                heard = self.hear(deadline, 0, enough)
             if step.quiet_ms and len(heard) <= enough:
                 heard += self.hear(time.monotonic() + step.quiet_ms / 1000, 0, 1_000_000)
             answers.append([*[self.lines([Heard("", line)])[0] for line in first], *self.lines(heard)])
@@ -186,6 +191,13 @@ class Stage:
                     party._until("channel.flow-ok")
         answers[-1] += self.lines(self.hear(time.monotonic(), 0, 1_000_000))
         return answers
+
+
+def is_early(step: Step, wanted: Sequence[str], heard: Sequence[Heard]) -> bool:
+    """Return whether a get found no message although one is due: a dead letter or an expiry takes its time."""
+    if not isinstance(step, Say) or step.method != "basic.get" or len(wanted) != 1 or len(heard) != 1:
+        return False
+    return " basic.get-ok " in wanted[0] and " basic.get-empty" in heard[0].line
 
 
 def in_order(lines: Sequence[str]) -> list[str]:
