@@ -17,6 +17,7 @@ from urllib.error import URLError
 from urllib.parse import quote
 
 import trustme
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from amqpd.testing import BrokerProcess
 from interop.bench import machine
@@ -43,7 +44,10 @@ def make_certificates(folder: Path) -> Certificates:
     files = Certificates(folder / "ca.pem", folder / "server.pem", folder / "client.pem")
     authority.cert_pem.write_to_path(files.ca)
     for name, path in (("localhost", files.server), ("client.test", files.client)):
-        authority.issue_cert(name, key_type=trustme.KeyType.RSA).private_key_and_cert_chain_pem.write_to_path(path)
+        issued = authority.issue_cert(name, key_type=trustme.KeyType.RSA)
+        key = load_pem_private_key(issued.private_key_pem.bytes(), None)
+        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())  # the form that Java reads
+        path.write_bytes(pem + b"".join(each.bytes() for each in issued.cert_chain_pems))
     return files
 
 

@@ -57,11 +57,9 @@ def _installed(name: str) -> Path:
 
 
 def _node(package: str) -> Client:
-    folder = package.rpartition("/")[2]
-
     def command() -> list[str]:
         _installed(f"node/node_modules/{package}/package.json")
-        return [_found("node"), str(_installed(f"node/{folder}.mjs"))]
+        return [_found("node"), str(HERE / package / "program.mjs")]
 
     return Client(package, "JavaScript", command)
 

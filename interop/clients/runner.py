@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 from urllib.parse import quote
 
 from .brokers import RABBITMQ, Certificates, Node, Side
-from .programs import Client, Missing
+from .programs import INSTALLED, Client, Missing
 from .scenarios import Scenario
 
 TIMEOUT_S: Final = 30.0
@@ -54,9 +54,10 @@ class Run(NamedTuple):
 
     @property
     def error(self) -> str:
-        """Return the last line that says what went wrong."""
+        """Return the last line that names an error, or else the last line."""
         lines = [line.strip() for line in (self.out + "\n" + self.err).splitlines() if line.strip()]
-        return (lines[-1] if lines else f"exit code {self.code}")[:300]
+        errors = [line for line in lines if "rror" in line] or lines or [f"exit code {self.code}"]
+        return errors[-1][:300]
 
 
 def environment(node: Node, scenario: str, vhost: str, files: Certificates) -> dict[str, str]:
@@ -66,7 +67,7 @@ def environment(node: Node, scenario: str, vhost: str, files: Certificates) -> d
     vhost = "nosuch" if scenario == "bad-vhost" else vhost
     scheme, port = ("amqps", node.tls_port) if tls else ("amqp", node.amqp_port)
     url = f"{scheme}://guest:{password}@localhost:{port}/{quote(vhost, safe='')}"
-    added = {"AMQP_URL": url}
+    added = {"AMQP_URL": url, "NODE_PATH": str(INSTALLED / "node")}
     if tls:
         added["CA_FILE"] = str(files.ca)
     if scenario == "client-certificate":
@@ -217,7 +218,7 @@ def versions(commands: dict[str, list[str]]) -> dict[str, str]:
     """Return the version that each client's program prints. Raises RuntimeError if one prints none."""
     found = {}
     for name, command in commands.items():
-        ended = run([*command, "version"], dict(os.environ))
+        ended = run([*command, "version"], os.environ | {"NODE_PATH": str(INSTALLED / "node")})
         if ended.code or not ended.last_line:
             raise RuntimeError(f"{name} does not start: {ended.out}{ended.err}")
         found[name] = ended.last_line
