@@ -87,7 +87,7 @@ CLIENTS: Final = (
     _node("rabbitmq-client"),
     Client("java-client", "Java", _java),
     Client("bunny", "Ruby", lambda: [_found("ruby"), "-W0", str(HERE / "bunny" / "program.rb")]),
-    Client("php-amqplib", "PHP", lambda: [_found("php"), str(HERE / "php-amqplib" / "program.php")]),
+    Client("php-amqplib", "PHP", lambda: [_found("php"), "-d", "display_errors=stderr", str(HERE / "php-amqplib" / "program.php")]),
     Client("rabbitmq-c", "C", lambda: [str(_installed("rabbitmq-c"))]),
     Client("lapin", "Rust", lambda: [str(_installed("lapin"))]),
 )
