@@ -80,7 +80,7 @@ lint: $(PLAIN)/.ready ## ruff, mypy --strict, the types of the page
 	@.ci/mypy
 	@$(PLAIN)/bin/python setup.py --quiet build_page --check || { [ $$? = 3 ] && [ -z "$${TEST_REQUIRE_PAGE:-}" ]; }
 
-.PHONY: test-all test-rest test-docs test-page test-peer test-long test-cluster cluster-test torture check-metrics
+.PHONY: test-all test-rest test-docs test-page test-peer interop test-long test-cluster cluster-test torture check-metrics
 EVERYTHING := $(addprefix $(VENV)/.extra-,test all-tests spark docs page)
 test-all: ## make test and make test-rest
 	@$(MAKE) test; $(MAKE) test-rest
@@ -105,13 +105,16 @@ test-page: compiled $(VENV)/.extra-page browser ## the web page in Debian's Chro
 test-peer: compiled rabbitmq ## beside a live RabbitMQ, Debian's package
 	@$(TEST) $(SPREAD) -m external --ignore=interop/kafka interop
 
+interop: compiled rabbitmq $(VENV)/.clients ## clients of seven languages, with amqpd and with RabbitMQ: a matrix (ARGS="--clients pika --publish")
+	@TMPDIR="$$(.ci/tmpdir)" $(BIN)/python -P -c 'import runpy, sys; sys.path.append("."); runpy.run_module("interop.clients", run_name="__main__")' --out $(VENV)/interop $(ARGS)
+
 check-metrics: compiled ## dashboards and alert rules in Debian's Prometheus
 	@.ci/install prometheus promtool; $(TEST) tests/prometheus
 
 LONG = $(BIN)/python $(PYTEST) -s -m ci_long
 test-long: WORKERS = 2
 test-long: compiled $(EVERYTHING) ## crashes and faults for minutes, nodes over Kafka among them
-	@$(LONG) $(SPREAD) tests
+	@$(LONG) $(SPREAD) tests interop/clients
 
 test-cluster: compiled $(VENV)/.extra-cluster $(VENV)/.kafka ## the part of `make test-long` that needs Kafka
 	@$(LONG) $(SPREAD) tests/cluster
@@ -166,12 +169,13 @@ clean: ## remove everything that make has made
 
 # --- The environments. A stamp is made again when pyproject.toml or setup.py changes, the compiled package when a source does.
 
-.PHONY: export spark kafka kafka-spark kafka-clients browser rabbitmq
+.PHONY: export spark kafka kafka-spark kafka-clients clients browser rabbitmq
 export: $(VENV)/.installed $(VENV)/.extra-export ## add what `amqpctl export` needs to .venv
 spark: $(VENV)/.installed $(VENV)/.extra-spark ## add what format("amqp") and `amqpctl export --engine spark` need to .venv
 kafka: $(VENV)/.kafka ## add Apache Kafka's jars, for tests/cluster
 kafka-spark: $(VENV)/.kafka-spark
 kafka-clients: $(VENV)/.kafka-clients ## add Kafka's clients in other languages and its tools, for interop/kafka
+clients: $(VENV)/.clients ## add AMQP clients in other languages, for interop/clients
 browser: ; @.ci/install browser
 rabbitmq: ; @.ci/install rabbitmq
 
@@ -200,4 +204,6 @@ $(PLAIN)/.ready: $(addprefix $(VENV)/.extra-,run test dev)
 $(VENV)/.kafka: tests/cluster/jars/pom.xml | $(VENV)/.created ; @.ci/install jars $< $(VENV)/kafka; touch $@
 $(VENV)/.kafka-clients: $(wildcard interop/kafka/*/*.xml interop/kafka/*/*.go interop/kafka/*/go.sum interop/kafka/kafkajs/package.json) | $(VENV)/.created
 	@.ci/install kafka-clients $(VENV)/kafka-clients; touch $@
+$(VENV)/.clients: $(wildcard interop/clients/*/*.xml interop/clients/*/*.java interop/clients/*/*.go interop/clients/*/go.sum interop/clients/package-lock.json) | $(VENV)/.created
+	@.ci/install clients $(VENV)/clients; touch $@
 $(VENV)/.kafka-spark: tests/cluster/jars/spark.xml | $(VENV)/.created ; @.ci/install jars $< $(VENV)/kafka-spark; touch $@

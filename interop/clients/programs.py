@@ -76,19 +76,15 @@ def _java() -> list[str]:
 
 CLIENTS: Final = (
     _python("pika", "pika"),
-    _python("pika-select", "pika"),
     _python("aio-pika", "aio_pika"),
-    _python("aiormq", "aiormq"),
     _python("py-amqp", "amqp"),
     _python("kombu", "kombu"),
     _python("amqpstorm", "amqpstorm"),
     Client("amqp091-go", "Go", lambda: [str(_installed("amqp091-go"))]),
     _node("amqplib"),
-    _node("rabbitmq-client"),
     Client("java-client", "Java", _java),
     Client("bunny", "Ruby", lambda: [_found("ruby"), "-W0", str(HERE / "bunny" / "program.rb")]),
     Client("php-amqplib", "PHP", lambda: [_found("php"), "-d", "display_errors=stderr", str(HERE / "php-amqplib" / "program.php")]),
     Client("rabbitmq-c", "C", lambda: [str(_installed("rabbitmq-c"))]),
-    Client("lapin", "Rust", lambda: [str(_installed("lapin"))]),
 )
 BY_NAME: Final = {each.name: each for each in CLIENTS}

@@ -8,13 +8,12 @@ use PhpAmqpLib\Connection\AMQPStreamConnection;
 use PhpAmqpLib\Exception\AMQPConnectionClosedException;
 use PhpAmqpLib\Exception\AMQPIOException;
 use PhpAmqpLib\Exception\AMQPProtocolChannelException;
+use PhpAmqpLib\Exception\AMQPTimeoutException;
 use PhpAmqpLib\Message\AMQPMessage;
 use PhpAmqpLib\Wire\AMQPTable;
 
 const CROSSING = ['text' => 'grüße', 'number' => 42, 'yes' => true, 'array' => [1, 'two'], 'table' => ['a' => 'b']];
-const NOT_OFFERED = [
-    'heartbeat' => 'a heartbeat needs signals of the extension pcntl',
-];
+const NOT_OFFERED = ['float-argument' => 'php-amqplib does not send floats'];
 
 function connect(array $options = [])
 {
@@ -27,7 +26,7 @@ function connect(array $options = [])
         }
         return new AMQPSSLConnection(...[...$login, $files]);
     }
-    return new AMQPStreamConnection(...$login);
+    return new AMQPStreamConnection(...$login, ...$options);
 }
 
 function check($condition, $got = null): void
@@ -154,6 +153,17 @@ $connects = function ($channel) {
 $alone = [
     'bad-password' => fn() => refused(403, 'ACCESS_REFUSED', fn() => connect()),
     'bad-vhost' => fn() => refused(530, 'NOT_ALLOWED', fn() => connect()),
+    'heartbeat' => function () use ($connects) {
+        $connection = connect(['heartbeat' => 1, 'read_write_timeout' => 3]);
+        for ($n = 0; $n < 8; $n++) {
+            $connection->checkHeartBeat();
+            try {
+                $connection->wait(null, false, 0.5);
+            } catch (AMQPTimeoutException $error) {
+            }
+        }
+        $connects($connection->channel());
+    },
 ];
 
 $scenarios = [
