@@ -84,7 +84,11 @@ CLIENTS: Final = (
     _node("amqplib"),
     Client("java-client", "Java", _java),
     Client("bunny", "Ruby", lambda: [_found("ruby"), "-W0", str(HERE / "bunny" / "program.rb")]),
-    Client("php-amqplib", "PHP", lambda: [_found("php"), "-d", "display_errors=stderr", str(HERE / "php-amqplib" / "program.php")]),
+    Client(
+        "php-amqplib",
+        "PHP",
+        lambda: [_found("php"), "-d", "display_errors=stderr", str(HERE / "php-amqplib" / "program.php")],
+    ),
     Client("rabbitmq-c", "C", lambda: [str(_installed("rabbitmq-c"))]),
 )
 BY_NAME: Final = {each.name: each for each in CLIENTS}

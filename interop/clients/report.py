@@ -20,6 +20,14 @@ LEGEND: Final = (
     "–: the client does not offer it, or its program cannot show it. ?: it could not be tried."
 )
 
+HEAD: Final = """\
+# Clients
+
+This page shows which client libraries were tried with amqpd, and what each of them did. `make interop` runs
+[one program of each client](../interop/clients/README.md) in each scenario: with amqpd under its own name, with amqpd
+as RabbitMQ (the setting `compat`), and with RabbitMQ. It fails if a cell is worse with amqpd than with RabbitMQ.
+"""
+
 
 class Matrix(NamedTuple):
     """A finished run. sides and versions: name -> version, of brokers and of clients."""
@@ -97,12 +105,7 @@ def markdown(matrix: Matrix) -> str:
     """Return the page docs/clients.md."""
     today = datetime.now(UTC).date()
     lines = [
-        "# Clients",
-        "",
-        "This page shows which client libraries were tried with amqpd, and what each of them did. `make interop` makes it: it runs",
-        "one program of each client in each scenario, with amqpd under its own name, with amqpd as RabbitMQ (the setting",
-        "`compat`), and with RabbitMQ. It fails if something works with RabbitMQ and not with amqpd.",
-        "",
+        HEAD,
         f"Last run: {today}, with {brokers(matrix)}. {LEGEND}",
         "",
         "| client | version | language | pass | not offered | missing | fail |",
@@ -150,7 +153,8 @@ def page(matrix: Matrix) -> str:
         "body{font:14px sans-serif}td,th{padding:2px 6px;text-align:left}.pass{background:#cfc}.fail{background:#f99}"
     )
     return (
-        f"<!doctype html><meta charset=utf-8><title>Clients of amqpd</title><style>{style}</style><h1>Clients of amqpd</h1>"
+        f"<!doctype html><meta charset=utf-8><title>Clients of amqpd</title><style>{style}</style>"
+        "<h1>Clients of amqpd</h1>"
         f"<p>{datetime.now(UTC):%Y-%m-%d %H:%M} UTC. {html.escape(brokers(matrix))}. {LEGEND}</p>"
         f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table><p>{html.escape(counts(matrix))}</p>\n"
     )

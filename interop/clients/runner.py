@@ -16,7 +16,7 @@ from .brokers import RABBITMQ, Certificates, Node, Side
 from .programs import INSTALLED, Client, Missing
 from .scenarios import Scenario
 
-TIMEOUT_S: Final = 45.0
+TIMEOUT_S: Final = 180.0
 """Time limit for one program: a program that hangs must not stop the run."""
 
 Verdict = Literal["pass", "fail", "not offered", "missing"]

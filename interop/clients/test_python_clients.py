@@ -1,4 +1,4 @@
-"""The happy path of each Python client: the program of `interop/clients` with a work queue, and with requests and replies."""
+"""The happy path of each Python client: its program with a work queue, and with requests and replies."""
 
 from __future__ import annotations
 

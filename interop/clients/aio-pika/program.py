@@ -13,9 +13,16 @@ from aio_pika.exceptions import AMQPError, ChannelClosed, DeliveryError
 
 NOT_OFFERED = {"blocked": "aio-pika has no callback for connection.blocked"}
 HEADERS = {
-    **{"text": "grüße", "yes": True, "int": -5, "long": 1 << 40, "double": 1.5, "nothing": None},
-    **{"decimal": Decimal("3.14"), "time": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)},
-    **{"array": [1, "two", {"three": 3}], "table": {"a": {"b": "c"}}},
+    "text": "grüße",
+    "yes": True,
+    "int": -5,
+    "long": 1 << 40,
+    "double": 1.5,
+    "nothing": None,
+    "decimal": Decimal("3.14"),
+    "time": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+    "array": [1, "two", {"three": 3}],
+    "table": {"a": {"b": "c"}},
 }
 CROSSING = {"text": "grüße", "number": 42, "yes": True, "array": [1, "two"], "table": {"a": "b"}}
 
@@ -97,12 +104,17 @@ async def missing(connection, channel):
 
 async def inequivalent(channel):
     await channel.declare_queue("inequivalent", durable=True)
-    await refused("PRECONDITION_FAILED - inequivalent arg 'durable'", channel.declare_queue("inequivalent", durable=False))
+    await refused(
+        "PRECONDITION_FAILED - inequivalent arg 'durable'", channel.declare_queue("inequivalent", durable=False)
+    )
 
 
 async def float_argument(channel):
     await channel.declare_queue("float", arguments={"x-max-length": 10})
-    await refused("PRECONDITION_FAILED - inequivalent arg 'x-max-length'", channel.declare_queue("float", arguments={"x-max-length": 10.0}))
+    await refused(
+        "PRECONDITION_FAILED - inequivalent arg 'x-max-length'",
+        channel.declare_queue("float", arguments={"x-max-length": 10.0}),
+    )
 
 
 async def work_queue(channel):

@@ -13,9 +13,16 @@ from amqpstorm import AMQPError, AMQPMessageError, Connection
 
 NOT_OFFERED = {"confirm-batch": "publish waits for the confirm of each message"}
 HEADERS = {
-    **{"text": "grüße", "yes": True, "int": -5, "long": 1 << 40, "double": 1.5, "nothing": None},
-    **{"decimal": Decimal("3.14"), "time": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)},
-    **{"array": [1, "two", {"three": 3}], "table": {"a": {"b": "c"}}},
+    "text": "grüße",
+    "yes": True,
+    "int": -5,
+    "long": 1 << 40,
+    "double": 1.5,
+    "nothing": None,
+    "decimal": Decimal("3.14"),
+    "time": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+    "array": [1, "two", {"three": 3}],
+    "table": {"a": {"b": "c"}},
 }
 CROSSING = {"text": "grüße", "number": 42, "yes": True, "array": [1, "two"], "table": {"a": "b"}}
 

@@ -13,9 +13,16 @@ import amqp
 
 NOT_OFFERED: dict[str, str] = {}
 HEADERS = {
-    **{"text": "grüße", "yes": True, "int": -5, "long": 1 << 40, "double": 1.5, "nothing": None},
-    **{"decimal": Decimal("3.14"), "time": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).replace(tzinfo=None)},
-    **{"array": [1, "two", {"three": 3}], "table": {"a": {"b": "c"}}},
+    "text": "grüße",
+    "yes": True,
+    "int": -5,
+    "long": 1 << 40,
+    "double": 1.5,
+    "nothing": None,
+    "decimal": Decimal("3.14"),
+    "time": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).replace(tzinfo=None),
+    "array": [1, "two", {"three": 3}],
+    "table": {"a": {"b": "c"}},
 }
 CROSSING = {"text": "grüße", "number": 42, "yes": True, "array": [1, "two"], "table": {"a": "b"}}
 
@@ -172,7 +179,12 @@ def rpc(channel, callback=None):
 
     def on_request(request):
         properties = request.properties
-        send(channel, properties["reply_to"], str(fibonacci(int(request.body))), correlation_id=properties["correlation_id"])
+        send(
+            channel,
+            properties["reply_to"],
+            str(fibonacci(int(request.body))),
+            correlation_id=properties["correlation_id"],
+        )
 
     declare_queue(channel, "rpc_queue")
     channel.basic_consume("rpc_queue", callback=on_request, no_ack=True)

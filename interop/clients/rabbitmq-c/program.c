@@ -46,6 +46,26 @@ static void nap(long ms) {
   nanosleep(&pause, NULL);
 }
 
+static amqp_table_t table(int count, Entry *entries) {
+  amqp_table_t made = {count, entries};
+  return made;
+}
+
+static Entry text_entry(const char *key, const char *value) {
+  Entry entry = {.key = STR(key), .value = {.kind = AMQP_FIELD_KIND_UTF8, .value.bytes = STR(value)}};
+  return entry;
+}
+
+static Entry int_entry(const char *key, int value) {
+  Entry entry = {.key = STR(key), .value = {.kind = AMQP_FIELD_KIND_I32, .value.i32 = value}};
+  return entry;
+}
+
+static Entry true_entry(const char *key) {
+  Entry entry = {.key = STR(key), .value = {.kind = AMQP_FIELD_KIND_BOOLEAN, .value.boolean = 1}};
+  return entry;
+}
+
 /* Connects, and returns the answer to the login; `*opened` is false if nobody listens. */
 static amqp_rpc_reply_t connect_to_broker(int heartbeat, bool *opened) {
   char *url = strdup(getenv("AMQP_URL"));
@@ -68,7 +88,12 @@ static amqp_rpc_reply_t connect_to_broker(int heartbeat, bool *opened) {
   amqp_rpc_reply_t reply = {0};
   *opened = amqp_socket_open(socket, info.host, info.port) == AMQP_STATUS_OK;
   if (*opened) {
-    reply = amqp_login(c, info.vhost, 0, 131072, heartbeat, AMQP_SASL_METHOD_PLAIN, info.user, info.password);
+    Entry asked[] = {true_entry("consumer_cancel_notify"), true_entry("connection.blocked")};
+    Entry capabilities = {.key = STR("capabilities"), .value = {.kind = AMQP_FIELD_KIND_TABLE}};
+    capabilities.value.value.table = table(2, asked);
+    amqp_table_t properties = table(1, &capabilities);
+    reply = amqp_login_with_properties(c, info.vhost, 0, 131072, heartbeat, &properties, AMQP_SASL_METHOD_PLAIN, info.user,
+                                       info.password);
   }
   return reply;
 }
@@ -91,21 +116,6 @@ static void refused(amqp_rpc_reply_t reply, int code, const char *text) {
   amqp_channel_close_t *close = reply.reply.decoded; /* connection.close begins with the same fields */
   CHECK(close->reply_code == code);
   CHECK(memmem(close->reply_text.bytes, close->reply_text.len, text, strlen(text)));
-}
-
-static amqp_table_t table(int count, Entry *entries) {
-  amqp_table_t made = {count, entries};
-  return made;
-}
-
-static Entry text_entry(const char *key, const char *value) {
-  Entry entry = {.key = STR(key), .value = {.kind = AMQP_FIELD_KIND_UTF8, .value.bytes = STR(value)}};
-  return entry;
-}
-
-static Entry int_entry(const char *key, int value) {
-  Entry entry = {.key = STR(key), .value = {.kind = AMQP_FIELD_KIND_I32, .value.i32 = value}};
-  return entry;
 }
 
 static amqp_queue_declare_ok_t *declare_queue(const char *name, bool durable, amqp_table_t arguments) {
