@@ -204,6 +204,6 @@ $(PLAIN)/.ready: $(addprefix $(VENV)/.extra-,run test dev)
 $(VENV)/.kafka: tests/cluster/jars/pom.xml | $(VENV)/.created ; @.ci/install jars $< $(VENV)/kafka; touch $@
 $(VENV)/.kafka-clients: $(wildcard interop/kafka/*/*.xml interop/kafka/*/*.go interop/kafka/*/go.sum interop/kafka/kafkajs/package.json) | $(VENV)/.created
 	@.ci/install kafka-clients $(VENV)/kafka-clients; touch $@
-$(VENV)/.clients: $(wildcard interop/clients/*/*.xml interop/clients/*/*.java interop/clients/*/*.go interop/clients/*/go.sum interop/clients/*/*.c interop/clients/package-lock.json) | $(VENV)/.created
+$(VENV)/.clients: $(wildcard interop/clients/*/*.xml interop/clients/*/*.java interop/clients/*/*.go interop/clients/*/go.sum interop/clients/*/*.c interop/clients/lapin/Cargo.lock interop/clients/lapin/src/main.rs interop/clients/package-lock.json) | $(VENV)/.created
 	@.ci/install clients $(VENV)/clients; touch $@
 $(VENV)/.kafka-spark: tests/cluster/jars/spark.xml | $(VENV)/.created ; @.ci/install jars $< $(VENV)/kafka-spark; touch $@

@@ -77,6 +77,7 @@ def _java() -> list[str]:
 CLIENTS: Final = (
     _python("pika", "pika"),
     _python("aio-pika", "aio_pika"),
+    _python("aiormq", "aiormq"),
     _python("py-amqp", "amqp"),
     _python("kombu", "kombu"),
     _python("amqpstorm", "amqpstorm"),
@@ -90,5 +91,6 @@ CLIENTS: Final = (
         lambda: [_found("php"), "-d", "display_errors=stderr", str(HERE / "php-amqplib" / "program.php")],
     ),
     Client("rabbitmq-c", "C", lambda: [str(_installed("rabbitmq-c"))]),
+    Client("lapin", "Rust", lambda: [str(_installed("lapin"))]),
 )
 BY_NAME: Final = {each.name: each for each in CLIENTS}

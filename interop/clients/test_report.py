@@ -59,7 +59,7 @@ def test_ready_is_reported_at_the_line_and_at_the_end() -> None:
 def test_forms_of_the_matrix_have_each_verdict_and_reason() -> None:
     found = matrix(cell("amqpd", "not offered", text="no tx"), cell(RABBITMQ, "not offered", text="no tx"))
     assert "| tx | – |" in report.markdown(found)
-    assert "not offered: pika: tx: no tx" in report.text(found)
+    assert "not offered: pika: every scenario: no tx" in report.text(found)
     found = matrix(cell("amqpd", "fail", text="broken <b>"), cell(RABBITMQ, "pass"))
     assert "| tx | FAIL pass |" in report.markdown(found)
     assert "broken &lt;b&gt;" in report.page(found)
