@@ -1,6 +1,7 @@
 """`python -m interop.clients`: every client in every scenario, with amqpd and with RabbitMQ; prints the matrix.
 
-The exit code is 1 if a cell fails with amqpd and not with RabbitMQ.
+The exit code is 1 if a cell is worse with amqpd than with RabbitMQ, and 2 if a broker or an installed client does not
+start.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from amqpd.testing import BrokerFailed
+from interop.bench.brokers import StartFailed
 from interop.bench.rabbitmq import is_installed
 
 from . import programs, report, scenarios
@@ -66,7 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen.append(names)
     if options.publish and any(chosen):
         parser.error("--publish writes the page of the whole matrix: leave out --clients, --scenarios and --sides")
-    matrix = run(*chosen, options.jobs)
+    try:
+        matrix = run(*chosen, options.jobs)
+    except (RuntimeError, BrokerFailed, StartFailed) as error:
+        print(f"interop: {error}", file=sys.stderr)
+        return 2
     print(report.text(matrix))
     if options.out:
         report.write(matrix, options.out)

@@ -188,8 +188,12 @@ class Side:
         self.second = make(folder / "second", True)
 
     def __enter__(self) -> Self:
-        self.node.start()
-        self.second.start()
+        try:
+            self.node.start()
+            self.second.start()
+        except BaseException:
+            self.__exit__()
+            raise
         overview = self.node.api("GET", "/api/overview")
         assert isinstance(overview, dict)
         self.version = str(overview.get("rabbitmq_version" if self.name == RABBITMQ else "product_version"))
