@@ -409,7 +409,7 @@ $scenarios = [
         for ($again = null; $again === null; usleep(100000)) {
             try {
                 $again = connect();
-            } catch (AMQPIOException | AMQPConnectionClosedException $error) {
+            } catch (AMQPIOException | AMQPConnectionClosedException | AMQPTimeoutException $error) {
             }
         }
         check(bodiesOf(receive($again->channel(), 'kept', 1)) === ['kept']);

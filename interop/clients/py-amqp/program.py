@@ -89,9 +89,9 @@ def bad_vhost():
 
 def heartbeat():
     connection = connect(heartbeat=1)
-    for _ in range(8):
+    for _ in range(40):
         with contextlib.suppress(TimeoutError):
-            connection.drain_events(timeout=0.5)
+            connection.drain_events(timeout=0.1)
         connection.heartbeat_tick()
     connects(connection.channel())
 
