@@ -19,6 +19,9 @@ from .scenarios import Scenario
 TIMEOUT_S: Final = 180.0
 """Time limit for one program: a program that hangs must not stop the run."""
 
+SAME_NAMES: Final = ("tls", "missing", "heartbeat")
+"""Scenarios that send the message of `connect` through the same queue."""
+
 Verdict = Literal["pass", "fail", "not offered", "missing"]
 
 
@@ -140,8 +143,9 @@ class Runner:
             for each in chosen
         ]
         for name in self.commands:
-            self._side.node.add_vhost(name)
             self._side.second.add_vhost(name)
+            for vhost in {self.vhost(name, each.name) for each in chosen}:
+                self._side.node.add_vhost(vhost)
         if self._side.name == RABBITMQ:
             absent = [each for each in chosen if each.not_in_rabbitmq]
             cells += [
@@ -158,6 +162,11 @@ class Runner:
                 cells += self._together(each)
         return cells
 
+    @staticmethod
+    def vhost(client: str, scenario: str) -> str:
+        """Return the client's vhost. Scenarios that share names with another one have their own: they run at once."""
+        return f"{client}, {scenario}" if scenario in SAME_NAMES else client
+
     def _repeated(self, client: str, scenario: Scenario) -> Cell:
         for _ in range(scenario.tries):
             cell = self._cell(client, scenario)
@@ -171,7 +180,9 @@ class Runner:
             ended = self._crossing(client)
         else:
             second = scenario.together or scenario.name == "client-certificate"
-            ended = self._run(client, scenario.name, self._side.second if second else self._side.node, client, on_ready)
+            node = self._side.second if second else self._side.node
+            vhost = client if second else self.vhost(client, scenario.name)
+            ended = self._run(client, scenario.name, node, vhost, on_ready)
         took = time.monotonic() - began
         line = ended.last_line
         if ended.code == 0 and line == "pass":

@@ -374,7 +374,7 @@ def reconnect(channel):
 def write(channel):
     channel.queue_declare("crossing")
     send(channel, "crossing", bytes(range(256)), content_type="text/plain", message_id="7", headers=CROSSING)
-    connects(channel)
+    channel.connection.close()
 
 
 def read(channel):

@@ -402,7 +402,7 @@ def write(channel):
     declare_queue(channel, "crossing")
     properties = {"content_type": "text/plain", "message_id": "7", "application_headers": CROSSING}
     send(channel, "crossing", bytes(range(256)), **properties)
-    connects(channel)
+    channel.connection.close()
 
 
 def read(channel):
