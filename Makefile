@@ -80,7 +80,7 @@ lint: $(PLAIN)/.ready ## ruff, mypy --strict, the types of the page
 	@.ci/mypy
 	@$(PLAIN)/bin/python setup.py --quiet build_page --check || { [ $$? = 3 ] && [ -z "$${TEST_REQUIRE_PAGE:-}" ]; }
 
-.PHONY: test-all test-rest test-docs test-page test-peer test-long test-cluster cluster-test torture check-metrics
+.PHONY: test-all test-rest test-docs test-page test-peer interop test-long test-cluster cluster-test torture check-metrics
 EVERYTHING := $(addprefix $(VENV)/.extra-,test all-tests spark docs page)
 test-all: ## make test and make test-rest
 	@$(MAKE) test; $(MAKE) test-rest
@@ -105,13 +105,16 @@ test-page: compiled $(VENV)/.extra-page browser ## the web page in Debian's Chro
 test-peer: compiled rabbitmq ## beside a live RabbitMQ, Debian's package
 	@$(TEST) $(SPREAD) -m external --ignore=interop/kafka interop
 
+interop: compiled rabbitmq $(VENV)/.clients ## clients in eight languages, with amqpd and with RabbitMQ: a matrix (ARGS="--clients pika --publish")
+	@TMPDIR="$$(.ci/tmpdir)" $(BIN)/python -P -c 'import runpy, sys; sys.path.append("."); runpy.run_module("interop.clients", run_name="__main__")' --out $(VENV)/interop $(ARGS)
+
 check-metrics: compiled ## dashboards and alert rules in Debian's Prometheus
 	@.ci/install prometheus promtool; $(TEST) tests/prometheus
 
 LONG = $(BIN)/python $(PYTEST) -s -m ci_long
 test-long: WORKERS = 2
 test-long: compiled $(EVERYTHING) ## crashes and faults for minutes, nodes over Kafka among them
-	@$(LONG) $(SPREAD) tests
+	@$(LONG) $(SPREAD) tests interop/clients
 
 test-cluster: compiled $(VENV)/.extra-cluster $(VENV)/.kafka ## the part of `make test-long` that needs Kafka
 	@$(LONG) $(SPREAD) tests/cluster
@@ -169,7 +172,7 @@ clean: ## remove everything that make has made
 
 # --- The environments. A stamp is made again when pyproject.toml or setup.py changes, the compiled package when a source does.
 
-.PHONY: export sql spark kafka kafka-spark kafka-clients table-readers browser rabbitmq
+.PHONY: export sql spark kafka kafka-spark kafka-clients clients table-readers browser rabbitmq
 export: $(VENV)/.installed $(VENV)/.extra-export ## add what `amqpctl export` needs to .venv
 sql: $(VENV)/.installed $(VENV)/.extra-sql ## add what `amqpctl sql` needs to .venv
 spark: $(VENV)/.installed $(VENV)/.extra-spark ## add what format("amqp") and `amqpctl export --engine spark` need to .venv
@@ -177,6 +180,7 @@ kafka: $(VENV)/.kafka ## add Apache Kafka's jars, for tests/cluster
 kafka-spark: $(VENV)/.kafka-spark
 table-readers: $(VENV)/.table-readers ## add DuckDB and Spark as readers of Iceberg's and Delta's tables, for tests/export
 kafka-clients: $(VENV)/.kafka-clients ## add Kafka's clients in other languages and its tools, for interop/kafka
+clients: $(VENV)/.clients ## add AMQP clients in other languages, for interop/clients
 browser: ; @.ci/install browser
 rabbitmq: ; @.ci/install rabbitmq
 
@@ -207,4 +211,6 @@ $(VENV)/.kafka-clients: $(wildcard interop/kafka/*/*.xml interop/kafka/*/*.go in
 	@.ci/install kafka-clients $(VENV)/kafka-clients; touch $@
 $(VENV)/.table-readers: tests/export/jars/tables.xml .ci/install | $(VENV)/.created
 	@.ci/install table-readers $(VENV)/table-readers; touch $@
+$(VENV)/.clients: $(wildcard interop/clients/*/*.xml interop/clients/*/*.java interop/clients/*/*.go interop/clients/*/go.sum interop/clients/*/*.c interop/clients/lapin/Cargo.lock interop/clients/lapin/src/main.rs interop/clients/package-lock.json) | $(VENV)/.created
+	@.ci/install clients $(VENV)/clients; touch $@
 $(VENV)/.kafka-spark: tests/cluster/jars/spark.xml | $(VENV)/.created ; @.ci/install jars $< $(VENV)/kafka-spark; touch $@

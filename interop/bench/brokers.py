@@ -134,6 +134,13 @@ class Started(Broker):
                 raise StartFailed(f"{self.name} did not start; its log ends with:\n{tail}")
             time.sleep(0.05)
 
+    def kill(self) -> None:
+        """Kill the broker with SIGKILL, as in a crash; the data stays. No effect if it does not run."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
     def stop(self) -> None:
         if self._process is not None:
             end(self._process, STOP_TIMEOUT_S)

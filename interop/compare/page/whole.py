@@ -21,7 +21,8 @@ HEAD: Final = """\
 This page lists how amqpd differs from RabbitMQ for clients, scripts and other programs. It compares the answers of
 {peer} and amqpd to the same steps. Answers that are not listed were equal. `make compare` makes the page from
 [RabbitMQ's recorded answers](../interop/compare/README.md) and from lists of known differences. A difference in no
-list fails a test, and so does a listed one that no longer exists.
+list fails a test, and so does a listed one that no longer exists. [Clients](clients.md) shows which client libraries
+work, in a matrix.
 
 The main differences: amqpd is one node with its own disk, or [several over an Apache Kafka](cluster.md), which this
 page does not cover. It speaks AMQP 0-9-1 only: no AMQP 1.0, MQTT, STOMP or stream protocol. It has no federation, no

@@ -1,0 +1,96 @@
+"""The clients of the matrix: where their programs are, and how each is run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, NamedTuple
+
+HERE: Final = Path(__file__).parent
+INSTALLED: Final = Path(os.environ.get("TEST_CLIENTS", HERE.parents[1] / ".venv" / "clients"))
+"""The folder that `make clients` fills with built programs and packages."""
+
+JAVA_OPTIONS: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+
+
+class Missing(Exception):
+    """The client is not installed; the text says what is missing."""
+
+
+class Client(NamedTuple):
+    """A column of the matrix.
+
+    Attributes:
+        command: Returns the program's command; the scenario is appended. Raises Missing.
+    """
+
+    name: str
+    language: str
+    command: Callable[[], list[str]]
+
+
+def _python(folder: str, package: str) -> Client:
+    def command() -> list[str]:
+        if find_spec(package) is None:
+            raise Missing(f"the Python package {package}")
+        return [sys.executable, "-P", "-W", "ignore", str(HERE / folder / "program.py")]
+
+    return Client(folder, "Python", command)
+
+
+def _found(program: str) -> str:
+    path = shutil.which(program)
+    if path is None:
+        raise Missing(f"the program {program}")
+    return path
+
+
+def _installed(name: str) -> Path:
+    path = INSTALLED / name
+    if not path.exists():
+        raise Missing(f"{path}: make clients")
+    return path
+
+
+def _node(package: str) -> Client:
+    def command() -> list[str]:
+        _installed(f"node/node_modules/{package}/package.json")
+        return [_found("node"), str(HERE / package / "program.mjs")]
+
+    return Client(package, "JavaScript", command)
+
+
+def _java() -> list[str]:
+    return [
+        _found("java"),
+        *JAVA_OPTIONS,
+        "-cp",
+        f"{_installed('java')}/*:{_installed('java/Program.class').parent}",
+        "Program",
+    ]
+
+
+CLIENTS: Final = (
+    _python("pika", "pika"),
+    _python("aio-pika", "aio_pika"),
+    _python("aiormq", "aiormq"),
+    _python("py-amqp", "amqp"),
+    _python("kombu", "kombu"),
+    _python("amqpstorm", "amqpstorm"),
+    Client("amqp091-go", "Go", lambda: [str(_installed("amqp091-go"))]),
+    _node("amqplib"),
+    Client("java-client", "Java", _java),
+    Client("bunny", "Ruby", lambda: [_found("ruby"), "-W0", str(HERE / "bunny" / "program.rb")]),
+    Client(
+        "php-amqplib",
+        "PHP",
+        lambda: [_found("php"), "-d", "display_errors=stderr", str(HERE / "php-amqplib" / "program.php")],
+    ),
+    Client("rabbitmq-c", "C", lambda: [str(_installed("rabbitmq-c"))]),
+    Client("lapin", "Rust", lambda: [str(_installed("lapin"))]),
+)
+BY_NAME: Final = {each.name: each for each in CLIENTS}

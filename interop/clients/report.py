@@ -1,0 +1,180 @@
+"""The matrix as text, Markdown, HTML and JSON."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from .programs import Client
+from .runner import Cell, differences
+from .scenarios import Scenario
+
+SIGNS: Final = {"pass": "pass", "fail": "FAIL", "not offered": "–", "missing": "?"}
+LEGEND: Final = (
+    "A cell with one word: the same with all of these brokers. Several: one for each, in this order. "
+    "–: the client does not offer it, or its program cannot show it. ?: it could not be tried."
+)
+
+HEAD: Final = """\
+# Clients
+
+This page shows which client libraries were tried with amqpd, and what each of them did. `make interop` runs
+[one program of each client](../interop/clients/README.md) in each scenario: with amqpd under its own name, with amqpd
+as RabbitMQ (the setting `compat`), and with RabbitMQ. It fails if a cell is worse with amqpd than with RabbitMQ.
+"""
+
+
+class Matrix(NamedTuple):
+    """A finished run. sides and versions: name -> version, of brokers and of clients."""
+
+    clients: Sequence[Client]
+    scenarios: Sequence[Scenario]
+    sides: dict[str, str]
+    versions: dict[str, str]
+    cells: Sequence[Cell]
+
+    def verdicts(self, client: str, scenario: str) -> list[Cell]:
+        """Return the cells of this place, in the order of the sides."""
+        found = {each.side: each for each in self.cells if (each.client, each.scenario) == (client, scenario)}
+        return [found[side] for side in self.sides]
+
+    def sign(self, client: str, scenario: str) -> str:
+        """Return the words of a place: one if all sides agree. RabbitMQ's lack of a feature is not repeated."""
+        signs = [SIGNS[each.verdict] for each in self.verdicts(client, scenario)]
+        return signs[0] if len(set(signs)) == 1 else " ".join(signs)
+
+
+def brokers(matrix: Matrix) -> str:
+    return ", ".join(f"{name} {version}" for name, version in matrix.sides.items())
+
+
+def counts(matrix: Matrix) -> str:
+    """Return the number of cells by verdict for each side."""
+    lines = []
+    for side in matrix.sides:
+        found = Counter(each.verdict for each in matrix.cells if each.side == side)
+        lines.append(f"{side}: " + ", ".join(f"{found[verdict]} {verdict}" for verdict in SIGNS))
+    return "; ".join(lines)
+
+
+def reasons(matrix: Matrix, verdict: str) -> list[str]:
+    """Return a line for each reason of this verdict: clients, scenarios, reason. The sides are not repeated."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for each in matrix.cells:
+        if each.verdict == verdict:
+            names = found.setdefault((each.client, each.text), [])
+            if each.scenario not in names:
+                names.append(each.scenario)
+    whole = len(matrix.scenarios)
+    joined: dict[tuple[str, str], list[str]] = {}
+    for (client, text), names in found.items():
+        joined.setdefault(("every scenario" if len(names) == whole else ", ".join(names), text), []).append(client)
+    return [f"{', '.join(clients)}: {names}: {text}" for (names, text), clients in joined.items()]
+
+
+def text(matrix: Matrix) -> str:
+    """Return the matrix for a terminal: a line for each scenario, a column for each client; then what went wrong."""
+    numbered = [
+        f"{n:>3} {c.name} {matrix.versions.get(c.name, '(missing)')}, {c.language}"
+        for n, c in enumerate(matrix.clients, 1)
+    ]
+    width = max([4, *(len(matrix.sign(c.name, s.name)) for c in matrix.clients for s in matrix.scenarios)])
+    lines = [f"Brokers: {brokers(matrix)}", *numbered, LEGEND, ""]
+    lines.append(" " * 18 + " ".join(f"{n:>{width}}" for n in range(1, len(matrix.clients) + 1)))
+    for scenario in matrix.scenarios:
+        signs = (matrix.sign(client.name, scenario.name) for client in matrix.clients)
+        lines.append(f"{scenario.name:<18}" + " ".join(f"{sign:>{width}}" for sign in signs))
+    lines.append("")
+    for verdict in ("not offered", "missing"):
+        lines += [f"{verdict}: {line}" for line in reasons(matrix, verdict)]
+    lines += [f"FAIL: {line}" for line in reasons(matrix, "fail")]
+    lines.append(counts(matrix))
+    worse = differences(matrix.cells)
+    lines.append(f"{len(worse)} cells fail with amqpd and not with RabbitMQ")
+    for each in worse:
+        lines += ["", f"{each.client}, {each.scenario}, {each.side}:", each.output[-3000:].strip()]
+    return "\n".join(lines)
+
+
+def markdown(matrix: Matrix) -> str:
+    """Return the page docs/clients.md."""
+    today = datetime.now(UTC).date()
+    lines = [
+        HEAD,
+        f"Last run: {today}, with {brokers(matrix)}. {LEGEND}",
+        "",
+        "| client | version | language | pass | not offered | missing | fail |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for client in matrix.clients:
+        found = Counter(each.verdict for each in matrix.cells if each.client == client.name and each.side == "amqpd")
+        numbers = " | ".join(str(found[verdict]) for verdict in ("pass", "not offered", "missing", "fail"))
+        lines.append(
+            f"| {client.name} | {matrix.versions.get(client.name, 'missing')} | {client.language} | {numbers} |"
+        )
+    lines += ["", "## The matrix", "", "| scenario | " + " | ".join(c.name for c in matrix.clients) + " |"]
+    lines.append("|---" * (len(matrix.clients) + 1) + "|")
+    for scenario in matrix.scenarios:
+        lines.append(
+            f"| {scenario.name} | " + " | ".join(matrix.sign(c.name, scenario.name) for c in matrix.clients) + " |"
+        )
+    lines += ["", "## The scenarios", "", "| scenario | what the program shows |", "|---|---|"]
+    lines += [f"| {each.name} | {each.text} |" for each in matrix.scenarios]
+    for title, verdict in (("Not offered", "not offered"), ("Missing", "missing"), ("Failed", "fail")):
+        found_reasons = reasons(matrix, verdict)
+        if found_reasons:
+            lines += ["", f"## {title}", "", *(f"- {line}" for line in found_reasons)]
+    return "\n".join(lines) + "\n"
+
+
+def page(matrix: Matrix) -> str:
+    """Return the matrix as one HTML page without other files; a cell's reason is its tooltip."""
+    head = "".join(
+        f"<th>{html.escape(c.name)}<br>{html.escape(matrix.versions.get(c.name, 'missing'))}</th>"
+        for c in matrix.clients
+    )
+    rows = []
+    for scenario in matrix.scenarios:
+        row = [f"<th title='{html.escape(scenario.text, True)}'>{html.escape(scenario.name)}</th>"]
+        for client in matrix.clients:
+            found = matrix.verdicts(client.name, scenario.name)
+            kind = "fail" if any(each.verdict == "fail" for each in found) else found[0].verdict.replace(" ", "-")
+            why = "\n".join(f"{each.side}: {each.verdict} {each.text}" for each in found)
+            row.append(
+                f"<td class='{kind}' title='{html.escape(why, True)}'>{matrix.sign(client.name, scenario.name)}</td>"
+            )
+        rows.append(f"<tr>{''.join(row)}</tr>")
+    style = (
+        "body{font:14px sans-serif}td,th{padding:2px 6px;text-align:left}.pass{background:#cfc}.fail{background:#f99}"
+    )
+    return (
+        f"<!doctype html><meta charset=utf-8><title>Clients of amqpd</title><style>{style}</style>"
+        "<h1>Clients of amqpd</h1>"
+        f"<p>{datetime.now(UTC):%Y-%m-%d %H:%M} UTC. {html.escape(brokers(matrix))}. {LEGEND}</p>"
+        f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table><p>{html.escape(counts(matrix))}</p>\n"
+    )
+
+
+def document(matrix: Matrix) -> str:
+    """Return the matrix as JSON: date, versions and every cell, with the output of those that failed."""
+    content = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "brokers": matrix.sides,
+        "clients": {c.name: {"language": c.language, "version": matrix.versions.get(c.name)} for c in matrix.clients},
+        "scenarios": {each.name: each.text for each in matrix.scenarios},
+        "cells": [each._asdict() for each in matrix.cells],
+        "differences": [[each.client, each.scenario, each.side] for each in differences(matrix.cells)],
+    }
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def write(matrix: Matrix, folder: Path) -> None:
+    """Write matrix.md, matrix.html and matrix.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for suffix, content in (("md", markdown(matrix)), ("html", page(matrix)), ("json", document(matrix))):
+        (folder / f"matrix.{suffix}").write_text(content, "utf-8")

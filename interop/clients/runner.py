@@ -1,0 +1,259 @@
+"""Runs the programs of clients: one process a cell of the matrix."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Literal, NamedTuple
+from urllib.parse import quote
+
+from .brokers import RABBITMQ, Certificates, Node, Side
+from .programs import INSTALLED, Client, Missing
+from .scenarios import Scenario
+
+TIMEOUT_S: Final = 180.0
+"""Time limit for one program: a program that hangs must not stop the run."""
+
+SAME_NAMES: Final = ("tls", "missing", "heartbeat")
+"""Scenarios that send the message of `connect` through the same queue."""
+
+Verdict = Literal["pass", "fail", "not offered", "missing"]
+
+
+class Cell(NamedTuple):
+    """The result of one client in one scenario on one side.
+
+    Attributes:
+        text: Why it is not a pass: the reason or the error.
+        output: Everything that the failed program printed.
+    """
+
+    client: str
+    scenario: str
+    side: str
+    verdict: Verdict
+    text: str = ""
+    output: str = ""
+    seconds: float = 0.0
+
+
+class Run(NamedTuple):
+    """The end of one program."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def last_line(self) -> str:
+        """Return the last line of standard output, which is the verdict."""
+        lines = self.out.strip().splitlines()
+        return lines[-1] if lines else ""
+
+    @property
+    def error(self) -> str:
+        """Return the last line that names an error, or else the last line."""
+        lines = [line.strip() for line in (self.out + "\n" + self.err).splitlines() if line.strip()]
+        errors = [line for line in lines if "rror" in line] or lines or [f"exit code {self.code}"]
+        return errors[-1][:300]
+
+
+def environment(node: Node, scenario: str, vhost: str, files: Certificates) -> dict[str, str]:
+    """Return the variables of a program: AMQP_URL, and the files of TLS where the scenario uses it."""
+    tls = scenario in ("tls", "client-certificate")
+    password = "wrong" if scenario == "bad-password" else "guest"
+    vhost = "nosuch" if scenario == "bad-vhost" else vhost
+    scheme, port = ("amqps", node.tls_port) if tls else ("amqp", node.amqp_port)
+    url = f"{scheme}://guest:{password}@localhost:{port}/{quote(vhost, safe='')}"
+    added = {"AMQP_URL": url, "NODE_PATH": str(INSTALLED / "node")}
+    if tls:
+        added["CA_FILE"] = str(files.ca)
+    if scenario == "client-certificate":
+        added |= {"CERT_FILE": str(files.client), "KEY_FILE": str(files.client)}
+    return os.environ | added
+
+
+def run(command: Sequence[str], variables: dict[str, str], on_ready: Callable[[], None] = lambda: None) -> Run:
+    """Run a program to its end. on_ready: called at its line `ready`, and at its end."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=variables,
+        text=True,
+        errors="backslashreplace",
+        start_new_session=True,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    timer = threading.Timer(TIMEOUT_S, os.killpg, (process.pid, signal.SIGKILL))
+    timer.start()
+    errors: list[str] = []
+    reader = threading.Thread(target=lambda stream: errors.append(stream.read()), args=(process.stderr,))
+    reader.start()
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.strip() == "ready":
+            on_ready()
+    reader.join()
+    code = process.wait()
+    timer.cancel()
+    process.stdout.close()
+    process.stderr.close()
+    on_ready()
+    if code == -signal.SIGKILL:
+        errors.append(f"\nkilled after {TIMEOUT_S:g} s")
+    return Run(code, "".join(lines), "".join(errors))
+
+
+class Runner:
+    """Runs all cells of one side.
+
+    Args:
+        commands: Command of each client that is installed.
+        missing: Why the others are not.
+        jobs: Programs at once.
+    """
+
+    def __init__(self, side: Side, files: Certificates, clients: Sequence[Client], jobs: int) -> None:
+        self._side = side
+        self._files = files
+        self._jobs = jobs
+        self.commands: dict[str, list[str]] = {}
+        self.missing: dict[str, str] = {}
+        self.languages = {each.name: each.language for each in clients}
+        for each in clients:
+            try:
+                self.commands[each.name] = each.command()
+            except Missing as reason:
+                self.missing[each.name] = str(reason)
+
+    def cells(self, scenarios: Iterable[Scenario]) -> list[Cell]:
+        """Run the scenarios of all clients and return the cells. Cost: minutes of two cores for the whole catalogue."""
+        chosen = list(scenarios)
+        cells = [
+            Cell(name, each.name, self._side.name, "missing", why)
+            for name, why in self.missing.items()
+            for each in chosen
+        ]
+        for name in self.commands:
+            self._side.second.add_vhost(name)
+            for vhost in {self.vhost(name, each.name) for each in chosen}:
+                self._side.node.add_vhost(vhost)
+        if self._side.name == RABBITMQ:
+            absent = [each for each in chosen if each.not_in_rabbitmq]
+            cells += [
+                Cell(name, each.name, RABBITMQ, "missing", each.not_in_rabbitmq)
+                for each in absent
+                for name in self.commands
+            ]
+            chosen = [each for each in chosen if not each.not_in_rabbitmq]
+        alone = [(name, each) for each in chosen if not each.together for name in self.commands]
+        with ThreadPoolExecutor(self._jobs) as pool:
+            cells += pool.map(lambda one: self._repeated(*one), alone)
+        for each in chosen:
+            if each.together:
+                cells += self._together(each)
+        return cells
+
+    @staticmethod
+    def vhost(client: str, scenario: str) -> str:
+        """Return the client's vhost. Scenarios that share names with another one have their own: they run at once."""
+        return f"{client}, {scenario}" if scenario in SAME_NAMES else client
+
+    def _repeated(self, client: str, scenario: Scenario) -> Cell:
+        for _ in range(scenario.tries):
+            cell = self._cell(client, scenario)
+            if cell.verdict != "fail":
+                break
+        return cell
+
+    def _cell(self, client: str, scenario: Scenario, on_ready: Callable[[], None] = lambda: None) -> Cell:
+        began = time.monotonic()
+        if scenario.name == "cross-language":
+            ended = self._crossing(client)
+        else:
+            second = scenario.together or scenario.name == "client-certificate"
+            node = self._side.second if second else self._side.node
+            vhost = client if second else self.vhost(client, scenario.name)
+            ended = self._run(client, scenario.name, node, vhost, on_ready)
+        took = time.monotonic() - began
+        line = ended.last_line
+        if ended.code == 0 and line == "pass":
+            return Cell(client, scenario.name, self._side.name, "pass", seconds=took)
+        if ended.code == 0 and line.startswith("not offered: "):
+            return Cell(
+                client, scenario.name, self._side.name, "not offered", line.removeprefix("not offered: "), "", took
+            )
+        return Cell(client, scenario.name, self._side.name, "fail", ended.error, ended.out + ended.err, took)
+
+    def _run(
+        self, client: str, scenario: str, node: Node, vhost: str, on_ready: Callable[[], None] = lambda: None
+    ) -> Run:
+        return run([*self.commands[client], scenario], environment(node, scenario, vhost, self._files), on_ready)
+
+    def partner(self, client: str) -> str | None:
+        """Return the next client of another language; None if there is none."""
+        names = list(self.commands)
+        place = names.index(client)
+        others = [name for name in names[place:] + names[:place] if self.languages[name] != self.languages[client]]
+        return others[0] if others else None
+
+    def _crossing(self, client: str) -> Run:
+        partner = self.partner(client)
+        if partner is None:
+            return Run(0, "not offered: no client of another language is installed", "")
+        for writer, reader in ((client, partner), (partner, client)):
+            for name, step in ((writer, "write"), (reader, "read")):
+                ended = self._run(name, step, self._side.node, client)
+                if ended.code or ended.last_line != "pass":
+                    return Run(ended.code, ended.out, f"{ended.err}\n{name} {step}: {ended.error}")
+        return ended
+
+    def _together(self, scenario: Scenario) -> list[Cell]:
+        node = self._side.second
+        ready = {name: threading.Event() for name in self.commands}
+        if scenario.name == "blocked":
+            node.set_memory_limit("0.000000001")
+        with ThreadPoolExecutor(len(ready) or 1) as pool:
+            cells = [pool.submit(self._cell, name, scenario, event.set) for name, event in ready.items()]
+            for event in ready.values():
+                event.wait()
+            if scenario.name == "blocked":
+                node.set_memory_limit("0.4")
+            else:
+                node.kill_and_start()
+        return [each.result() for each in cells]
+
+
+def versions(commands: dict[str, list[str]]) -> dict[str, str]:
+    """Return the version that each client's program prints. Raises RuntimeError if one prints none."""
+    found = {}
+    for name, command in commands.items():
+        ended = run([*command, "version"], os.environ | {"NODE_PATH": str(INSTALLED / "node")})
+        if ended.code or not ended.last_line:
+            raise RuntimeError(f"{name} does not start: {ended.out}{ended.err}")
+        found[name] = ended.last_line
+    return found
+
+
+def differences(cells: Iterable[Cell]) -> list[Cell]:
+    """Return the cells of amqpd that are worse than RabbitMQ's: a failure that is none there, or a pass that is only
+    there.
+    """
+    by_place = {(each.client, each.scenario, each.side): each for each in cells}
+    found = []
+    for each in by_place.values():
+        peer = by_place.get((each.client, each.scenario, RABBITMQ))
+        theirs = peer.verdict if peer else "missing"
+        if each.side != RABBITMQ and (
+            (each.verdict == "fail" and theirs != "fail") or (each.verdict == "not offered" and theirs == "pass")
+        ):
+            found.append(each)
+    return found

@@ -1,0 +1,73 @@
+"""The matrix's verdicts and their forms, without a broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+
+from . import report
+from .__main__ import main
+from .brokers import RABBITMQ
+from .programs import Client
+from .runner import Cell, Verdict, differences, run
+from .scenarios import SCENARIOS
+
+
+def cell(side: str, verdict: Verdict, scenario: str = "tx", text: str = "") -> Cell:
+    return Cell("pika", scenario, side, verdict, text, "Traceback\nSomeError")
+
+
+def matrix(*cells: Cell) -> report.Matrix:
+    client = Client("pika", "Python", lambda: ["pika"])
+    scenarios = [each for each in SCENARIOS if each.name in {each.scenario for each in cells}]
+    return report.Matrix([client], scenarios, {"amqpd": "1", RABBITMQ: "3.10.8"}, {"pika": "1.4"}, cells)
+
+
+def test_failure_with_amqpd_alone_is_a_difference() -> None:
+    failed = cell("amqpd", "fail")
+    assert differences([failed, cell(RABBITMQ, "pass")]) == [failed]
+    assert differences([failed, cell(RABBITMQ, "missing")]) == [failed]
+    assert differences([failed]) == [failed]
+
+
+def test_failure_with_both_or_with_rabbitmq_alone_is_no_difference() -> None:
+    assert differences([cell("amqpd", "fail"), cell(RABBITMQ, "fail")]) == []
+    assert differences([cell("amqpd", "pass"), cell(RABBITMQ, "fail")]) == []
+
+
+def test_client_that_offers_it_only_with_rabbitmq_is_a_difference() -> None:
+    silent = cell("amqpd", "not offered")
+    assert differences([silent, cell(RABBITMQ, "pass")]) == [silent]
+    assert differences([silent, cell(RABBITMQ, "not offered")]) == []
+
+
+def test_program_that_says_nothing_or_exits_with_an_error_did_not_pass() -> None:
+    code = "import sys; print('pass'); sys.exit(3)"
+    assert run([sys.executable, "-c", code], dict(os.environ)).code == 3
+    assert run([sys.executable, "-c", ""], dict(os.environ)).last_line == ""
+
+
+def test_ready_is_reported_at_the_line_and_at_the_end() -> None:
+    told: list[None] = []
+    run([sys.executable, "-c", "print('ready')"], dict(os.environ), lambda: told.append(None))
+    assert len(told) == 2
+
+
+def test_forms_of_the_matrix_have_each_verdict_and_reason() -> None:
+    found = matrix(cell("amqpd", "not offered", text="no tx"), cell(RABBITMQ, "not offered", text="no tx"))
+    assert "| tx | – |" in report.markdown(found)
+    assert "not offered: pika: every scenario: no tx" in report.text(found)
+    found = matrix(cell("amqpd", "fail", text="broken <b>"), cell(RABBITMQ, "pass"))
+    assert "| tx | FAIL pass |" in report.markdown(found)
+    assert "broken &lt;b&gt;" in report.page(found)
+    assert "SomeError" in report.text(found)
+    assert json.loads(report.document(found))["differences"] == [["pika", "tx", "amqpd"]]
+
+
+def test_unknown_names_are_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--clients", "nosuch"])
+    assert "unknown: nosuch; known: pika" in capsys.readouterr().err
