@@ -35,7 +35,7 @@ class Client(NamedTuple):
 
 def _python(folder: str, package: str) -> Client:
     def command() -> list[str]:
-        if find_spec(package) is None:
+        if package not in sys.modules and find_spec(package) is None:  # kombu has no __spec__ once it is imported
             raise Missing(f"the Python package {package}")
         return [sys.executable, "-P", "-W", "ignore", str(HERE / folder / "program.py")]
 

@@ -155,8 +155,8 @@ def are_properties(content: bytes) -> bool:
 def _time_properties(timestamp_ms: i64) -> bytes:
     if timestamp_ms < 0:
         return _NO_TIME
-    time: int = timestamp_ms
-    return _BEFORE_TIME + time.to_bytes(8, "big") + b"\x02" + (time // 1000).to_bytes(8, "big")
+    time_ms: int = timestamp_ms
+    return _BEFORE_TIME + time_ms.to_bytes(8, "big") + b"\x02" + (time_ms // 1000).to_bytes(8, "big")
 
 
 def _split(headers: list[Header]) -> tuple[bytes, bytes, list[Header]]:
@@ -180,7 +180,7 @@ def _split(headers: list[Header]) -> tuple[bytes, bytes, list[Header]]:
 def _properties(table: dict[str, object], headers: list[Header], timestamp_ms: i64) -> bytes:
     fields: dict[str, Any] = {}
     if timestamp_ms >= 0:
-        time: int = timestamp_ms
+        time_ms: int = timestamp_ms
         table[TIME_MS] = Int64(time)
         fields["timestamp"] = time // 1000
     long: list[object] = []

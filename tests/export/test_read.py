@@ -116,13 +116,13 @@ def test_duckdb_queries_a_reader(written):
 
 
 def test_polars_takes_a_reader(written):
-    polars = pytest.importorskip("polars", reason="needs the extra `all-tests`, which make test-all installs")
+    polars = pytest.importorskip("polars")
     frame = polars.DataFrame(amqpd.read(written.data_dir, "tasks", columns=["offset", "routing_key"]))
     assert frame.group_by("routing_key").len().sort("routing_key").rows() == [("eu", 2000), ("us", 2000)]
 
 
 def test_pandas_takes_a_reader(written):
-    pytest.importorskip("pandas", reason="needs the extra `all-tests`, which make test-all installs")
+    pytest.importorskip("pandas")
     frame = amqpd.read(written.data_dir, "tasks", columns=["offset", "routing_key"]).read_pandas()
     assert frame.groupby("routing_key").size().to_dict() == {"eu": 2000, "us": 2000}
 

@@ -134,6 +134,12 @@ PROPERTIES = st.builds(
     expiration=st.none() | st.just("60000"),
     timestamp=st.none() | st.integers(0, 1 << 40),
     user_id=st.none() | st.just("guest"),
+    content_encoding=st.none(),  # Hypothesis does not see the defaults of a compiled class
+    reply_to=st.none(),
+    message_id=st.none(),
+    type=st.none(),
+    app_id=st.none(),
+    cluster_id=st.none(),
 )
 
 

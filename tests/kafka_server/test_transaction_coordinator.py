@@ -234,7 +234,7 @@ def test_requests_wait_until_both_logs_are_read(tmp_path: Path) -> None:
     office = Office(tmp_path)
     office.lab.offsets.is_loaded = False
     late = TransactionCoordinator(office.broker, office.lab.offsets)
-    late._log._directory += uuid.uuid4().hex
+    late._log.directory += uuid.uuid4().hex
     session: Any = SimpleNamespace(operator=True)
     late.start()
     office.lab.run()
