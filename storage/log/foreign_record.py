@@ -181,8 +181,8 @@ def _properties(table: dict[str, object], headers: list[Header], timestamp_ms: i
     fields: dict[str, Any] = {}
     if timestamp_ms >= 0:
         time_ms: int = timestamp_ms
-        table[TIME_MS] = Int64(time)
-        fields["timestamp"] = time // 1000
+        table[TIME_MS] = Int64(time_ms)
+        fields["timestamp"] = time_ms // 1000
     long: list[object] = []
     for name, content in headers:
         field = PROPERTY_FIELDS.get(name)
