@@ -38,8 +38,8 @@ USED: Final = (
     "message_id",
     "raw_properties",
 )
-IGNORED: Final = ("vhost", "queue", "offset", "timestamp", "raw_headers", "date", "hour", "reason")
-"""Columns about the place and time of a message, or about the reason why it was rejected."""
+IGNORED: Final = ("vhost", "queue", "offset", "timestamp", "raw_headers", "date", "hour", "reason", "payload")
+"""Columns about the place and time of a message, the reason why it was rejected, and the fields of its body."""
 ROWS: Final = 1024
 _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 

@@ -40,6 +40,14 @@ def test_rows_behind_the_skipped_ones_are_read(tmp_path, kind, skip):
         assert found[-1].share == 1 and all(0 < rows.share <= 1 for rows in found)
 
 
+def test_fields_of_the_body_are_not_read(tmp_path):
+    """An export with `--payload json` has them beside the body."""
+    table = pa.table({"value": [b'{"a":1}'], "payload": [{"a": 1}]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    (rows,) = read_rows(tmp_path / "a.parquet", "", 0)
+    assert rows.columns == {"value": [b'{"a":1}']}
+
+
 def test_json_and_csv_have_the_values_of_parquet(tmp_path):
     when = datetime(2026, 1, 31, 12, tzinfo=UTC)
     json_row = {
