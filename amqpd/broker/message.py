@@ -408,9 +408,15 @@ def message_in_parts(
 
 
 def expiration_ms(text: bytes) -> i64:
-    """Return the publisher's `expiration`, at most TTL_MS_MAX. The publisher checked that it is a number."""
-    number = int(text)
-    return number if number < TTL_MS_MAX else TTL_MS_MAX
+    """Return an `expiration`, at most TTL_MS_MAX; also TTL_MS_MAX for one that is no time.
+
+    AMQP publishers cannot send one, but a stream may have it from a Kafka producer, and a job copies it to a queue.
+    """
+    try:
+        number = int(text)
+    except ValueError:
+        return TTL_MS_MAX
+    return number if 0 <= number < TTL_MS_MAX else TTL_MS_MAX
 
 
 _NO_HEADERS: Final[dict[str, object]] = {}

@@ -323,6 +323,21 @@ def test_a_record_that_looks_like_a_message_and_is_none_is_refused(kafka_broker:
         assert (code, "properties" in text) == (87, True)
 
 
+@pytest.mark.parametrize("expiration", ["soon", "", "-5"])
+def test_a_copy_of_a_record_whose_expiration_is_no_time_is_delivered(
+    kafka_broker: BrokerProcess, channel: Any, expiration: str
+) -> None:
+    name, queue = stream(channel), f"q-{uuid.uuid4()}"
+    channel.queue_declare(queue, durable=True)
+    properties = encode_properties(Properties(expiration=expiration))
+    headers: list[Header] = [(b"exchange", b""), (b"properties", properties)]
+    assert produce(kafka_broker, name, [BatchRecord(TIME_MS, b"k", b"v", headers)]) == (0, "")
+    done = kafka_broker.ctl("copy_messages", name, "--to-queue", queue)
+    assert done.returncode == 0, done.stderr
+    _, found, body = channel.basic_get(queue, auto_ack=True)
+    assert (body, found.expiration) == (b"v", expiration)
+
+
 def test_filters_see_the_headers_and_properties_of_records(kafka_broker: BrokerProcess, channel: Any) -> None:
     name = stream(channel)
     records = [
