@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from . import report
 from .__main__ import main
 from .brokers import RABBITMQ
-from .programs import Client
+from .programs import BY_NAME, Client, Missing
 from .runner import Cell, Verdict, differences, run
 from .scenarios import SCENARIOS
 
@@ -48,6 +49,18 @@ def test_program_that_says_nothing_or_exits_with_an_error_did_not_pass() -> None
     code = "import sys; print('pass'); sys.exit(3)"
     assert run([sys.executable, "-c", code], dict(os.environ)).code == 3
     assert run([sys.executable, "-c", ""], dict(os.environ)).last_line == ""
+
+
+@pytest.mark.parametrize(("name", "interpreter"), [("bunny", "ruby"), ("php-amqplib", "php")])
+def test_client_whose_interpreter_lacks_the_library_is_missing(
+    name: str, interpreter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / interpreter
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(Missing, match="make clients"):
+        BY_NAME[name].command()
 
 
 def test_ready_is_reported_at_the_line_and_at_the_end() -> None:
