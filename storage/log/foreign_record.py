@@ -97,16 +97,15 @@ def message_fields(
     table: dict[str, object] = {}
     if is_null:
         table[TOMBSTONE] = True
-    size: i64 = 0
-    if not is_short:
-        if len(key) <= MESSAGE_BYTES_MAX:
-            table[KEY] = key
-            size = len(key)
-        else:
-            omitted += 1
     exchange, given, others = _split(headers)
     fitting: list[Header] = []
-    size += len(given)
+    size: i64 = len(given)
+    if not is_short:
+        if size + len(key) <= MESSAGE_BYTES_MAX:
+            table[KEY] = key
+            size += len(key)
+        else:
+            omitted += 1
     for name, content in others:
         more: i64 = len(name) if content is None else len(name) + len(content)
         if size + more > MESSAGE_BYTES_MAX:

@@ -182,6 +182,12 @@ def test_headers_beyond_the_limit_are_counted() -> None:
     }
 
 
+def test_a_long_key_is_omitted_where_the_given_properties_leave_no_room_for_it() -> None:
+    properties = encode_properties(Properties(headers={"h": "x" * (MESSAGE_BYTES_MAX - 100)}))
+    found = message([(b"properties", properties)], b"k" * 1000).headers
+    assert found == {"h": "x" * (MESSAGE_BYTES_MAX - 100), "x-kafka-headers-omitted": 1}
+
+
 def test_values_that_a_property_cannot_have_stay_headers() -> None:
     found = message([(b"priority", b"high"), (b"expiration", b"-5"), (b"type", b"t" * 256), (b"exchange", b"\xff")])
     assert found.headers == {
