@@ -53,7 +53,7 @@ from amqpd.storage.log.batch import (
     crc_fits,
     decompressed,
 )
-from amqpd.storage.log.foreign_record import SHORT_BYTES_MAX, are_properties, is_short_text
+from amqpd.storage.log.foreign_record import MESSAGE_BYTES_MAX, SHORT_BYTES_MAX, are_properties, is_short_text
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.prepared import PreparedTransaction
 from amqpd.storage.log.producer_state import EPOCH_MAX, SEQUENCE_MAX
@@ -189,7 +189,9 @@ def _check_message(record: Record) -> None:
             f"with the headers exchange and properties, key and exchange have at most {SHORT_BYTES_MAX} bytes"
         )
     if not are_properties(record.properties):
-        raise BadRecord("its header properties is not encoded as AMQP does it; rename it or the header exchange")
+        raise BadRecord(
+            f"its header properties must have at most {MESSAGE_BYTES_MAX} bytes, encoded as AMQP has it; else rename it"
+        )
 
 
 def with_base_offset(scratch: BytesWriter, batch: ClosedBatch, base_offset: i64, epoch: i64) -> ClosedBatch:

@@ -127,6 +127,12 @@ def test_a_batch_that_is_accepted_has_only_valid_messages(record: Foreign) -> No
     assert are_properties(read(data)[0].properties)
 
 
+def test_properties_that_are_too_large_are_refused_with_the_limit() -> None:
+    large = encode_properties(Properties(headers={"h": "x" * MESSAGE_BYTES_MAX}))
+    with pytest.raises(BadBatch, match=f"at most {MESSAGE_BYTES_MAX} bytes"):
+        check_batches(batch([(0, b"k", b"v", [(b"exchange", b""), (b"properties", large)])]))
+
+
 def test_key_headers_and_time_are_those_of_the_message() -> None:
     headers: list[Header] = [(b"content-type", b"text/plain"), (b"a", b"1"), (b"b", None), (b"a", b"\xff"), (b"", b"e")]
     (record,) = read(batch([(-3, b"key", b"value", headers)]))
