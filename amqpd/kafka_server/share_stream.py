@@ -346,7 +346,7 @@ class ShareStream:
         if state is None or updated is None:
             done(INVALID_RECORD_STATE)
             return
-        if not updated:  # renewed locks only
+        if not updated:  # only renewed locks, or records that retention has removed
             done(NONE)
             return
 
