@@ -58,7 +58,7 @@ SCENARIOS: Final = (
     Scenario("message-ttl", "an expired message does"),
     Scenario("queue-ttl", "an unused queue with `x-expires` is deleted"),
     Scenario("priority", "higher priorities first"),
-    Scenario("delayed", "`x-delayed-message`: the shorter delay arrives first", PLUGIN),
+    Scenario("delayed", "`x-delayed-message`: the shorter delay arrives first", PLUGIN, tries=4),
     Scenario("stream-offset", "a stream is read from offset 5"),
     Scenario("stream-filter", "a stream is read with a filter value", FILTERS),
     Scenario("policy", "a policy limits the length of a queue"),
