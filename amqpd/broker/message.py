@@ -19,7 +19,7 @@ from amqpd.protocol.properties import (
 )
 from amqpd.routing.selector_ast import Selectable
 from amqpd.routing.selector_fields import EXCHANGE, ROUTING_KEY_FIELD
-from amqpd.storage.log.foreign_record import SHORT_BYTES_MAX, shortened
+from amqpd.storage.log.foreign_record import SHORT_BYTES_MAX, is_short_text, shortened
 from amqpd.storage.log.record import Record, RecordRoute
 
 # rabbit: ten years; a longer time to live is refused
@@ -363,7 +363,9 @@ class LogMessageFactory:
         if envelope is None:
             if len(routing_key) > SHORT_BYTES_MAX:
                 routing_key = shortened(routing_key)
-            envelope = MessageRoute(exchange.decode("utf-8", "replace"), routing_key.decode("utf-8", "surrogateescape"))
+            if not is_short_text(exchange):
+                exchange = shortened(exchange)
+            envelope = MessageRoute(exchange.decode(), routing_key.decode("utf-8", "surrogateescape"))
             if len(self._envelopes) >= ENVELOPES_MAX:
                 self._envelopes.clear()
             self._envelopes[key] = envelope

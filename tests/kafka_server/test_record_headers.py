@@ -16,7 +16,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from librt.strings import BytesWriter
 from test_produce import Client, part
 
-from amqpd.broker.message import MessageRoute, make_message
+from amqpd.broker.message import LogMessageFactory, MessageRoute, make_message
 from amqpd.kafka_server.message_records import (
     BatchRecord,
     Header,
@@ -26,10 +26,11 @@ from amqpd.kafka_server.message_records import (
     record_of,
     records_of,
 )
-from amqpd.protocol.field_table import Int64, Timestamp
+from amqpd.protocol.field_table import Int64, Timestamp, shortstr
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
 from amqpd.storage.log.appender import check_batches
 from amqpd.storage.log.batch import NO_PRODUCER, BatchCursor, BatchHeader, close_batch
+from amqpd.storage.log.foreign_record import shortened
 from amqpd.storage.log.record import Record, RecordRoute, varint, write_record, write_tombstone
 from amqpd.testing import BrokerProcess
 
@@ -175,6 +176,12 @@ def test_the_stated_headers_of_a_message_are_the_same_from_a_queue_and_from_a_st
     (record,) = records_of(published(RecordRoute(b"ex", b"k"), raw, b"v"))
     (wanted,) = records_of(encode_batch([queued]))
     assert as_record(record)._replace(timestamp_ms=0) == wanted._replace(timestamp_ms=0)
+
+
+@pytest.mark.parametrize("exchange", [b"e" * 300, b"\xff" * 100])
+def test_an_exchange_that_produce_refuses_today_is_shortened_in_a_log_from_before(exchange: bytes) -> None:
+    route = LogMessageFactory().envelope(exchange, b"k" * 300)
+    assert route.suffix[1:] == shortstr(shortened(exchange)) + shortstr(b"k" * 255) + b"\xce"
 
 
 # -- real clients
