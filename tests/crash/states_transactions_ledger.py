@@ -58,11 +58,18 @@ class WalkTransaction:
 
 
 class WalkProducer:
-    """A transactional id. producer: as answered last. refused: fenced epochs."""
+    """A transactional id.
+
+    Attributes:
+        producer: as answered last.
+        is_starting: a newer producer was asked for, and not answered: its epoch may have fenced this one.
+        refused: fenced epochs.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.producer: Epoch = NOBODY
+        self.is_starting = False
         self.refused: list[Epoch] = []
         self.transactions: list[WalkTransaction] = []
         self.sequences: dict[str, int] = {}
@@ -76,6 +83,7 @@ class WalkProducer:
     def copy(self) -> WalkProducer:
         other = WalkProducer(self.name)
         other.producer, other.refused = self.producer, list(self.refused)
+        other.is_starting = self.is_starting
         other.transactions = [each.copy() for each in self.transactions]
         other.sequences = dict(self.sequences)
         return other
@@ -101,7 +109,7 @@ class TransactionLedger(KafkaLedger):
         found: list[object] = [super().asked(), tuple(self.topics), tuple(self.deleted)]
         for each in self.producers.values():
             last = each.last
-            found.append((each.name, each.producer, tuple(each.refused), len(each.transactions)))
+            found.append((each.name, each.producer, each.is_starting, tuple(each.refused), len(each.transactions)))
             if last is not None:
                 offsets = tuple(batch.offset for batches in last.batches.values() for batch in batches)
                 found.append((last.state, last.commits, last.is_fenced, offsets, tuple(last.offsets.items())))

@@ -84,6 +84,7 @@ class TransactionLife(KafkaLife):
         producer = self.producer(name)
         last = producer.last
         self.book.version += 1
+        producer.is_starting = True
         if last is not None and last.state == OPEN:
             last.is_fenced = True
         request = SimpleNamespace(
@@ -97,6 +98,7 @@ class TransactionLife(KafkaLife):
                 raise Violation(f"{name} had {producer.producer}, and a new producer gets {found}")
             producer.refused = [*producer.refused, producer.producer][-3:]
         producer.producer = found
+        producer.is_starting = False
         producer.sequences.clear()
         if last is not None:
             last.state = ENDED
@@ -240,7 +242,8 @@ class TransactionLife(KafkaLife):
         """Do again, after a start, what may not have been answered."""
         producer = self.producer(name)
         transaction = producer.last
-        if producer.producer == NOBODY or (transaction is not None and transaction.is_fenced):
+        is_fenced = transaction is not None and transaction.is_fenced
+        if producer.producer == NOBODY or producer.is_starting or is_fenced:
             self.init(name)
         elif transaction is not None and transaction.state == ENDING:
             self.end(name, transaction.commits)
