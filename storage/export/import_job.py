@@ -135,6 +135,7 @@ class ImportLedger:
             self.state = self._read(identity)
             self.rejects: BinaryIO = (directory / "rejected.json").open("ab")
             self.rejects.truncate(self.state.rejected_bytes)
+            self.rejects.seek(0, os.SEEK_END)  # `truncate` leaves the position behind the new end
         except BaseException:
             os.close(self._lock)
             raise

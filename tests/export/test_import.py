@@ -21,7 +21,7 @@ from amqpd.cli import export as command
 from amqpd.cli import message_import
 from amqpd.cli.main import run
 from amqpd.protocol import properties as p
-from amqpd.storage.export.import_job import NUMBERS, SEQUENCE_BITS, NumberedProperties
+from amqpd.storage.export.import_job import NUMBERS, SEQUENCE_BITS, ImportLedger, NumberedProperties
 from amqpd.storage.export.publisher import SinkPublisher, SinkTarget
 from amqpd.testing import BrokerProcess
 
@@ -327,3 +327,16 @@ def hits_running_import(broker, queue, arguments, victim, *, last):
         _, err = running.communicate(timeout=600)
         assert running.returncode == 0, err
         return False
+
+
+def test_rejected_messages_that_were_not_saved_leave_no_gap(tmp_path):
+    ledger = ImportLedger(tmp_path, {})
+    ledger.rejects.write(b"saved\n")
+    ledger.save()
+    ledger.rejects.write(b"not saved\n")
+    ledger.close()
+    for _ in range(2):  # without a further rejected message
+        ledger = ImportLedger(tmp_path, {})
+        ledger.save()
+        ledger.close()
+    assert (tmp_path / "rejected.json").read_bytes() == b"saved\n"
