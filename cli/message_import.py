@@ -99,6 +99,9 @@ def _options(context: Context) -> ImportOptions:
         raise UsageError(f"--format {kind}: expected parquet, json or csv")
     if "to-queue" in given and ("to-exchange" in given or "routing-key" in given):
         raise UsageError("--to-queue : excludes --to-exchange and --routing-key")
+    for path in context.operands:
+        if "://" in path:
+            raise UsageError(f"{path}: expected a local file or directory; copy objects of a store to one first")
     if find_spec("pyarrow") is None:
         raise Failure(UNAVAILABLE, f"the import needs {package_missing()}")
     from pathlib import Path

@@ -74,7 +74,15 @@ def find_files(path: Path, kind: str) -> list[Path]:
     if not path.is_dir():
         raise BadFile(f"{path} does not exist")
     kinds = [suffix for suffix, each in SUFFIXES.items() if kind in ("", each)]
-    return sorted(each for each in path.rglob("*") if each.suffix in kinds and each.is_file())
+    found = sorted(path.rglob("*"))
+    for each in found:
+        if each.name == "_delta_log" or each.name.endswith(".metadata.json"):
+            table = "a Delta" if each.name == "_delta_log" else "an Iceberg"
+            raise BadFile(
+                f"{path} has {table} table, and perhaps files that are no part of it any more: "
+                "name its data files, or write its rows to files with another program"
+            )
+    return [each for each in found if each.suffix in kinds and each.is_file()]
 
 
 def read_rows(path: Path, kind: str, skip: int) -> Iterator[MessageColumns]:

@@ -83,6 +83,21 @@ def test_files_of_a_directory_are_found_in_order_with_their_columns(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "table"),
+    [("_delta_log/00000000000000000000.json", "a Delta table"), ("metadata/00000-0.metadata.json", "an Iceberg table")],
+)
+def test_directory_of_a_table_is_refused(tmp_path, name, table):
+    write(tmp_path / "a.parquet", "parquet", 1)
+    below = tmp_path / "orders" / name
+    below.parent.mkdir(parents=True)
+    below.write_text("{}")
+    for kind in ("", "parquet"):
+        with pytest.raises(BadFile, match=f"{tmp_path} has {table}, .*: name its data files"):
+            find_files(tmp_path, kind)
+    assert find_files(tmp_path / "a.parquet", "") == [tmp_path / "a.parquet"]
+
+
+@pytest.mark.parametrize(
     ("name", "content", "words"),
     [
         ("a.json", b'{"value": "a"}\n{"value": ', "a.json, line 2: "),
