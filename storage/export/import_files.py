@@ -221,9 +221,9 @@ def _csv(path: Path, skip: int) -> Iterator[_Columns]:
             for _ in islice(lines, skip):
                 continue
             names = lines.fieldnames or []
-            while rows := list(islice(lines, ROWS)):
-                found = [_row(f"{path}, line {lines.line_num}", row) for row in rows]
-                yield {name: [row.get(name) for row in found] for name in names}, len(rows), raw.tell() / size
+            rows = (_row(f"{path}, line {lines.line_num}", row) for row in lines)
+            while found := list(islice(rows, ROWS)):
+                yield {name: [row.get(name) for row in found] for name in names}, len(found), raw.tell() / size
         except (csv.Error, UnicodeDecodeError) as error:
             raise BadFile(f"{path}, line {lines.line_num}: {error}") from None
 

@@ -110,6 +110,7 @@ def test_directory_of_a_table_is_refused(tmp_path, name, table):
         ("a.json", b'{"routing_key": "a"}', "the column 'value' is missing"),
         ("a.json", b'{"value_base64": "?"}', "'\\?' is not base64"),
         ("a.csv", b"value,routing_key\na\n", "line 2: its number of cells"),
+        ("a.csv", b"value,routing_key\na,b\nc\nd,e\n", "line 3: its number of cells"),
         ("a.csv", b"value,routing_key\na,b,c\n", "line 2: its number of cells"),
         ("a.csv", b'value,headers\na,"{"\n', "line 2: headers: "),
         ("a.csv", b"value\n\xff\n", "a.csv, line "),
