@@ -18,6 +18,7 @@ import amqpd
 from amqpd.cli.main import run
 from amqpd.protocol import properties as p
 from amqpd.storage.export import import_files
+from amqpd.storage.export.file_writer import json_values
 from amqpd.storage.export.payload import BadSchema, PayloadParser, infer, json_schema, schema_of_text
 from amqpd.storage.filesystem import FileSystem
 
@@ -119,6 +120,12 @@ def test_body_that_does_not_fit_has_a_reason_and_harms_no_other(body, words):
         assert "/p" not in errors[place].replace("/price", "") and len(errors[place]) <= 200
         assert [row["price"] for row in rows if row is not None] == list(range(20))
         assert errors.count(None) == 20
+
+
+def test_numbers_that_json_lacks_are_missing_in_json():
+    parser = PayloadParser(schema_of_text('{"type":"object","properties":{"a":{"type":"number"}}}'))
+    found = parser.parse(pa.array([b'{"a":NaN}', b'{"a":-Infinity}', b'{"a":1.5}'])).payload
+    assert json_values(found) == ["{}", "{}", '{"a":1.5}']
 
 
 def test_mixed_bodies_are_those_of_a_naive_parser():
@@ -327,7 +334,7 @@ def test_each_message_is_in_one_file_after_a_kill_at_each_step(orders, tmp_path,
         (("--payload-schema", "x"), "--payload-schema needs --payload json"),
         (("--payload", "json", "--payload-schema", "/none"), "--payload-schema /none: "),
         (("--payload", "json", "--payload-schema", "/dev/null"), "--payload-schema /dev/null: it is empty"),
-        (("--payload", "json", "--engine", "spark"), "--payload : --engine spark"),
+        (("--payload", "json", "--engine", "spark"), "--payload: not with --engine spark, --where"),
         (("--payload", "json", "--to", "sqlite:///x", "--checkpoint", "c"), "--payload: only for files"),
         (("--payload", "json", "--format", "delta"), "--payload: only for files"),
     ],
