@@ -174,19 +174,24 @@ class ImportLedger:
         sync_directory(self.directory)
 
     def add_files(self, paths: Sequence[Path]) -> None:
-        """Add the files that are new. Raises BadImport if a file that is not finished has changed."""
+        """Add the files that are new. Raises BadImport if another one has changed."""
         state = self.state
         for path, size in state.files[state.file :]:
             found = Path(path).stat().st_size if Path(path).exists() else None
             if found != size:
                 now = "is missing" if found is None else f"has {found} bytes, before {size}"
                 raise BadImport(f"{path} {now}: an import continues only with the same files")
-        known = {path for path, _ in state.files}
+        known = dict(state.files)
         for new in paths:
-            path = str(new.absolute())
+            path, size = str(new.absolute()), new.stat().st_size
             if path not in known:
-                state.files.append([path, new.stat().st_size])
-                known.add(path)
+                state.files.append([path, size])
+                known[path] = size
+            elif known[path] != size:
+                raise BadImport(
+                    f"{path} has {size} bytes now, and had {known[path]} when it was imported: use another "
+                    "--checkpoint, which imports the whole file"
+                )
 
     def reject(self, message: c.BasicReturn, properties: bytes, body: bytes) -> None:
         """Write a message that reached no queue to rejected.json."""

@@ -21,7 +21,7 @@ from amqpd.cli import export as command
 from amqpd.cli import message_import
 from amqpd.cli.main import run
 from amqpd.protocol import properties as p
-from amqpd.storage.export.import_job import NUMBERS, SEQUENCE_BITS, ImportLedger, NumberedProperties
+from amqpd.storage.export.import_job import NUMBERS, SEQUENCE_BITS, BadImport, ImportLedger, NumberedProperties
 from amqpd.storage.export.publisher import SinkPublisher, SinkTarget
 from amqpd.testing import BrokerProcess
 
@@ -328,6 +328,19 @@ def hits_running_import(broker, queue, arguments, victim, *, last):
         _, err = running.communicate(timeout=600)
         assert running.returncode == 0, err
         return False
+
+
+def test_imported_file_that_has_changed_is_refused(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"value": "1"}\n')
+    ledger = ImportLedger(tmp_path / "checkpoint", {})
+    ledger.add_files([path])
+    ledger.state.file = 1
+    ledger.add_files([path])
+    path.write_text('{"value": "1"}\n{"value": "2"}\n')
+    with pytest.raises(BadImport, match="a.json has 30 bytes now, and had 15 when it was imported: use another --ch"):
+        ledger.add_files([path])
+    ledger.close()
 
 
 def test_rejected_messages_that_were_not_saved_leave_no_gap(tmp_path):
