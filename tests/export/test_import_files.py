@@ -40,6 +40,22 @@ def test_rows_behind_the_skipped_ones_are_read(tmp_path, kind, skip):
         assert found[-1].share == 1 and all(0 < rows.share <= 1 for rows in found)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "json", "csv"])
+def test_large_bodies_are_read_a_few_at_a_time(tmp_path, kind, monkeypatch):
+    monkeypatch.setattr(import_files, "PIECE_BYTES", 2000)
+    path = tmp_path / f"a.{kind}"
+    bodies = [str(number) * 700 for number in range(8)]
+    if kind == "parquet":
+        pq.write_table(pa.table({"value": bodies}), path)
+    elif kind == "json":
+        path.write_text("".join(json.dumps({"value": body}) + "\n" for body in bodies))
+    else:
+        path.write_text("value\n" + "".join(f"{body}\n" for body in bodies))
+    found = [each.columns["value"] for each in read_rows(path, "", 1)]
+    assert [body for values in found for body in values] == bodies[1:]
+    assert max(map(len, found)) <= 3
+
+
 def test_fields_of_the_body_are_not_read(tmp_path):
     """An export with `--payload json` has them beside the body."""
     table = pa.table({"value": [b'{"a":1}'], "payload": [{"a": 1}]})
