@@ -137,6 +137,9 @@ def _target(context: Context) -> SinkTarget:
         if urlsplit(to).path not in ("", "/"):
             raise UsageError("--vhost : the vhost is in --to")
         return replace(target, vhost=context.vhost)
+    if context.client.uri.startswith("https://"):
+        # The listener without TLS would get the password as it is.
+        raise UsageError("--uri : import does not use TLS from --uri: give --to amqps://user:password@host:5671/vhost")
     ports = [int(each["port"]) for each in listeners_of(context) if each["protocol"] == "amqp"]
     if not ports:
         raise Failure(UNAVAILABLE, "the broker has no AMQP listener without TLS: use --to amqps://...")

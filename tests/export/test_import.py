@@ -199,6 +199,7 @@ def test_refused_message_ends_the_run_and_a_rerun_continues(amqpd_broker, amqpd_
         ((), "not enough arguments"),
         (("a", "--format", "xml"), "--format xml: expected parquet, json or csv"),
         (("a", "--to", "http://h"), "--to : expected amqp://"),
+        (("a", "--uri", "https://u:p@h:1"), "--uri : import does not use TLS from --uri: give --to amqps://"),
         (("a", "s3://lake/orders"), "s3://lake/orders: expected a local file or directory"),
         (("a", "--to", "amqp://h/v", "-p", "w"), "--vhost : the vhost is in --to"),
         (("a", "--to", "amqp://h", "--to-queue", "q", "--routing-key", "k"), "--to-queue : excludes"),
