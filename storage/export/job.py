@@ -2,8 +2,7 @@
 
 A batch is a range of offsets of each selected queue. An engine (engine.py) reads it, and a target (targets.py) stores
 it. The checkpoint (checkpoint.py) knows the finished batches. It does not name the engine, so another engine can
-continue it. A rerun first
-completes or drops the batch that was in progress, then continues.
+continue it. A rerun first completes or drops the batch that was in progress, then continues.
 
 A queue with `x-export: NAME`, where NAME is this job's `name`, is read with its settled messages (a hold). After
 each batch, `commit` reports the exported offsets to the broker, which then may delete those messages
@@ -153,12 +152,18 @@ class ExportOptions:
     def is_database(self) -> bool:
         return "://" in self.to and not is_object_store(self.to) and self.format != "iceberg"
 
+    def _place(self) -> str:
+        """Return `to` in one spelling, without a password."""
+        if is_object_store(self.to):
+            return self.to.rstrip("/")
+        return without_password(self.to) if "://" in self.to else str(Path(self.to).absolute())
+
     def identity(self) -> dict[str, Any]:
         """Return the options that must be equal in all runs. Tables may get more columns in a later run."""
         found = {
             "vhost": self.vhost,
             "queue": self.queue,
-            "to": without_password(self.to) if "://" in self.to else str(Path(self.to).absolute()),
+            "to": self._place(),
             "format": "" if self.is_database else self.format,
             "partition_by": list(self.partition_by),
             "where": self.where,

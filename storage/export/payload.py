@@ -314,5 +314,5 @@ def schema_argument(payload: str | Mapping[str, Any]) -> Any | None:
     if payload == "json":
         return None
     if isinstance(payload, str):
-        raise BadSchema(f"payload: expected json or a JSON Schema, not {payload!r}")
+        raise BadSchema(f'payload: expected "json", or a JSON Schema as a dict, not {payload!r}')
     return schema_of_text(json.dumps(payload))

@@ -174,6 +174,11 @@ def test_sizes_are_formatted_and_passwords_hidden():
     assert "secret" not in str(kept)
 
 
+def test_slash_behind_a_store_is_no_other_export():
+    with_slash, without = (ExportOptions({}, "/", "q", to, "check").identity() for to in ("s3://b/x/", "s3://b/x"))
+    assert with_slash == without
+
+
 @pytest.fixture
 def orders(amqpd_broker, amqpd_vhost):
     """Publish `count` messages to queue `orders` of a vhost of its own."""
