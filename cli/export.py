@@ -84,7 +84,10 @@ def export(context: Context) -> None:
         progress.close()
         stopped.restore()
     if total.rejected:
-        _note(context, f"{total.rejected:,} messages do not fit the payload: they are in {options.to.rstrip('/')}/_rejected")
+        _note(
+            context,
+            f"{total.rejected:,} messages do not fit the payload: they are in {options.to.rstrip('/')}/_rejected",
+        )
     if context.line.formatter == "json":
         found = {"batches": total.batches, "records": total.rows, "bytes": total.bytes, "waiting": total.lag}
         found |= {"rejected": total.rejected} if options.payload else {}

@@ -363,7 +363,7 @@ def test_read_adds_the_payload_and_keeps_all_rows(orders, payload):
     assert [row["offset"] for row in rows] == list(range(3000))
     assert [row["payload"]["price"] for row in rows if row["payload"] is not None] == GOOD
     assert [row["offset"] for row in rows if row["payload_error"] is not None] == REJECTED
-    with pytest.raises(ValueError, match="expected \"json\", or a JSON Schema as a dict"):
+    with pytest.raises(ValueError, match='expected "json", or a JSON Schema as a dict'):
         amqpd.read(orders.data_dir, "tasks", payload="avro")
 
 
