@@ -147,7 +147,8 @@ class ProgressLines:
 
     def finish_batch(self, report: ExportReport) -> None:
         counts = f"{report.rows:,} records, {_size(report.bytes)}, {_rate(report)}"
-        _note(self._context, f"batch {report.batch}: {counts}, {report.lag:,} wait")
+        rejected = f", {report.rejected:,} rejected" if report.rejected else ""
+        _note(self._context, f"batch {report.batch}: {counts}, {report.lag:,} wait{rejected}")
 
     def close(self) -> None:
         return

@@ -265,8 +265,10 @@ class ExportJob:
         by_time = any(name in TIMES for name in options.partition_by)
         if options.format == "iceberg" and by_time and "timestamp" not in options.columns:
             raise BadExport("--partition-by: an Iceberg table needs the column timestamp for date and hour")
-        if options.format in ("delta", "iceberg") and "://" not in options.to and re.search("[#?%]", options.to):
-            raise BadExport(f"--to {options.to}: the path of a table cannot have #, ? or %: choose another directory")
+        if options.format in ("delta", "iceberg") and "://" not in options.to:
+            path = str(Path(options.to).absolute())
+            if re.search("[#?%]", path):
+                raise BadExport(f"--to {path}: the path of a table cannot have #, ? or %: choose another directory")
         if options.payload and (options.is_database or options.format not in ("parquet", "json", "csv")):
             raise BadExport("--payload: only for files of the formats parquet, json and csv")
         if options.payload_schema:

@@ -234,6 +234,9 @@ def test_export_has_a_column_payload_and_files_of_rejected_messages(orders, tmp_
         orders, tmp_path, "--payload", "json", "--format", kind, "--batch", "1000", *columns, *partition
     )
     assert (code, summary["records"], summary["rejected"]) == (0, len(GOOD), len(REJECTED)), err
+    lines = [line for line in err.splitlines() if line.startswith("batch ")]
+    first = sum(number < 1000 for number in REJECTED)
+    assert len(lines) == 3 and lines[0].endswith(f" wait, {first} rejected"), lines
     assert f"{len(REJECTED)} messages do not fit the payload: they are in {tmp_path / 'lake'}/_rejected" in err
     files = f"'{tmp_path}/lake/**/*.{kind}'"
     payload = "payload::JSON" if kind == "csv" else "to_json(payload)"
