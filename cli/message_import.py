@@ -49,13 +49,15 @@ def import_messages(context: Context) -> None:
             "rejected_before": report.rejected_before,
             "rejected_file": where if rejected else None,
             "files": report.files,
+            "waiting": report.waiting,
             "seconds": round(report.seconds, 3),
         }
         context.out.write(compact(found) + "\n")
     else:
         rate = report.messages / max(report.seconds, 0.001)
         took = f"{report.files} files in {report.seconds:.1f} s ({rate:,.0f} messages/s)"
-        context.out.write(f"Imported {report.messages:,} messages, {took}\n")
+        waiting = f"; {report.waiting} files wait" if report.waiting else ""
+        context.out.write(f"Imported {report.messages:,} messages, {took}{waiting}\n")
     if rejected:
         before = f" ({report.rejected_before:,} in earlier runs)" if report.rejected_before else ""
         raise Failure(

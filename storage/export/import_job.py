@@ -110,12 +110,15 @@ class MessageImportReport:
         share: Part of all files, 0 to 1.
         rejected: Messages of this run that reached no queue.
         rejected_before: The same of earlier runs.
+        files: Files that this run has finished.
+        waiting: Files that are not finished, because the run was stopped.
     """
 
     messages: int = 0
     rejected: int = 0
     rejected_before: int = 0
     files: int = 0
+    waiting: int = 0
     seconds: float = 0.0
     share: float = 0.0
 
@@ -272,6 +275,7 @@ class ImportJob:
                     raise
                 publisher.close()
             report.rejected = state.rejected - report.rejected_before
+            report.waiting = len(state.files) - state.file
         report.seconds = time.monotonic() - started
         return report
 

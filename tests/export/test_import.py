@@ -331,6 +331,24 @@ def hits_running_import(broker, queue, arguments, victim, *, last):
         return False
 
 
+def test_run_that_was_stopped_says_what_waits(amqpd_vhost, tmp_path, monkeypatch):
+    class Stopped(command.StopRequest):
+        def __call__(self):
+            return True
+
+    monkeypatch.setattr(message_import, "StopRequest", Stopped)
+    declare(amqpd_vhost.url, "orders")
+    (tmp_path / "lake").mkdir()
+    for name in ("a.json", "b.json"):
+        (tmp_path / "lake" / name).write_text('{"value": "1"}\n')
+    arguments = ("import", str(tmp_path / "lake"), "--to", amqpd_vhost.url, "--to-queue", "orders", "--checkpoint")
+    code, out, _ = call(*arguments, str(tmp_path / "c"))
+    assert code == 0 and out.startswith("Imported 0 messages, 0 files in ") and out.endswith("; 2 files wait\n"), out
+    assert json.loads(call("--formatter", "json", *arguments, str(tmp_path / "d"))[1])["waiting"] == 2
+    monkeypatch.undo()
+    assert "wait" not in call(*arguments, str(tmp_path / "c"))[1]
+
+
 def test_imported_file_that_has_changed_is_refused(tmp_path):
     path = tmp_path / "a.json"
     path.write_text('{"value": "1"}\n')
