@@ -48,8 +48,8 @@ def read(
         stop: Offset or time of the first message that is not read; default: the end.
         include_settled: Also read acknowledged messages, as long as the log has them.
         fail_on_data_loss: False logs missing and damaged messages and continues behind them.
-        payload: A JSON Schema, or "json" to infer one from the first 1,000 messages. It adds two columns: the struct
-            `payload` with the fields of bodies that are JSON, and `payload_error`, why a body does not fit.
+        payload: A JSON Schema as a dict, or "json" to infer one from the first 1,000 messages. It adds two columns: the
+            struct `payload` with the fields of bodies that are JSON, and `payload_error`, why a body does not fit.
         tls_ca_cert_file: For https: PEM file of trusted authorities.
         tls_cert_file: For https: PEM file of a client certificate, which can be the login.
         tls_key_file: For https: PEM file of its key.

@@ -84,7 +84,10 @@ def export(context: Context) -> None:
         progress.close()
         stopped.restore()
     if total.rejected:
-        _note(context, f"{total.rejected:,} messages do not fit the payload: they are in {options.to}/_rejected")
+        _note(
+            context,
+            f"{total.rejected:,} messages do not fit the payload: they are in {options.to.rstrip('/')}/_rejected",
+        )
     if context.line.formatter == "json":
         found = {"batches": total.batches, "records": total.rows, "bytes": total.bytes, "waiting": total.lag}
         found |= {"rejected": total.rejected} if options.payload else {}
@@ -144,7 +147,8 @@ class ProgressLines:
 
     def finish_batch(self, report: ExportReport) -> None:
         counts = f"{report.rows:,} records, {_size(report.bytes)}, {_rate(report)}"
-        _note(self._context, f"batch {report.batch}: {counts}, {report.lag:,} wait")
+        rejected = f", {report.rejected:,} rejected" if report.rejected else ""
+        _note(self._context, f"batch {report.batch}: {counts}, {report.lag:,} wait{rejected}")
 
     def close(self) -> None:
         return
@@ -253,7 +257,7 @@ def _options(context: Context) -> ExportOptions:
         raise UsageError(f"--checkpoint {checkpoint}: expected a local directory, also for an object store")
     payload, payload_schema = payload_options(context)
     if payload and _wants_spark(context):
-        raise UsageError("--payload : --engine spark has no such column")
+        raise UsageError("--payload: not with --engine spark, --where, --master or --memory")
     for name in ("to-offset", "batch"):
         if name in given and (context.line.number(name) == 0 and name == "batch"):
             raise UsageError(f"Invalid options for this command:\n--{name} : {given[name]}")

@@ -49,13 +49,15 @@ def import_messages(context: Context) -> None:
             "rejected_before": report.rejected_before,
             "rejected_file": where if rejected else None,
             "files": report.files,
+            "waiting": report.waiting,
             "seconds": round(report.seconds, 3),
         }
         context.out.write(compact(found) + "\n")
     else:
         rate = report.messages / max(report.seconds, 0.001)
         took = f"{report.files} files in {report.seconds:.1f} s ({rate:,.0f} messages/s)"
-        context.out.write(f"Imported {report.messages:,} messages, {took}\n")
+        waiting = f"; {report.waiting} files wait" if report.waiting else ""
+        context.out.write(f"Imported {report.messages:,} messages, {took}{waiting}\n")
     if rejected:
         before = f" ({report.rejected_before:,} in earlier runs)" if report.rejected_before else ""
         raise Failure(
@@ -99,6 +101,9 @@ def _options(context: Context) -> ImportOptions:
         raise UsageError(f"--format {kind}: expected parquet, json or csv")
     if "to-queue" in given and ("to-exchange" in given or "routing-key" in given):
         raise UsageError("--to-queue : excludes --to-exchange and --routing-key")
+    for path in context.operands:
+        if "://" in path:
+            raise UsageError(f"{path}: expected a local file or directory; copy objects of a store to one first")
     if find_spec("pyarrow") is None:
         raise Failure(UNAVAILABLE, f"the import needs {package_missing()}")
     from pathlib import Path
@@ -134,6 +139,9 @@ def _target(context: Context) -> SinkTarget:
         if urlsplit(to).path not in ("", "/"):
             raise UsageError("--vhost : the vhost is in --to")
         return replace(target, vhost=context.vhost)
+    if context.client.uri.startswith("https://"):
+        # The listener without TLS would get the password as it is.
+        raise UsageError("--uri : import does not use TLS from --uri: give --to amqps://user:password@host:5671/vhost")
     ports = [int(each["port"]) for each in listeners_of(context) if each["protocol"] == "amqp"]
     if not ports:
         raise Failure(UNAVAILABLE, "the broker has no AMQP listener without TLS: use --to amqps://...")

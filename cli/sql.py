@@ -209,7 +209,13 @@ def _write_objects(context: Context, columns: list[str], chunks: Iterator[list[l
 
 def _rows(batch: Any) -> list[list[Any]]:
     """Return the rows of a record batch as values of JSON."""
-    return [[_json_value(each) for each in row] for row in zip(*(each.to_pylist() for each in batch), strict=True)]
+    columns = (_maps(column) if str(column.type).startswith("map<") else column.to_pylist() for column in batch)
+    return [[_json_value(each) for each in row] for row in zip(*columns, strict=True)]
+
+
+def _maps(column: Any) -> list[dict[Any, Any] | None]:
+    """Return maps as dicts: pyarrow makes lists of pairs, and an empty one has nothing of a map."""
+    return [None if pairs is None else dict(pairs) for pairs in column.to_pylist()]
 
 
 def _distinct(names: list[str]) -> list[str]:

@@ -9,7 +9,7 @@ JSON and CSV have the values and names that Spark writes, so both engines can wr
     value               text if it is UTF-8; otherwise null, and `value_base64` is set
     other bytes         base64
     times               UTC with milliseconds: 2026-01-31T12:00:00.000Z
-    null in JSON        the field is left out
+    null in JSON        the field is left out; so are NaN and infinite numbers of `payload`
     structs and maps    objects; in CSV their JSON
     directories         escaped as Hive does it; null and "" are __HIVE_DEFAULT_PARTITION__
 """
@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from json import dumps
 from json.encoder import encode_basestring as quoted
+from math import isfinite
 from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
@@ -341,7 +342,7 @@ def json_values(column: Any) -> list[str]:
     if pa.types.is_list(column.type):
         return _json_lists(column)
     if pa.types.is_boolean(column.type) or pa.types.is_floating(column.type):
-        return ["" if each is None else dumps(each) for each in column.to_pylist()]
+        return ["" if each is None or not isfinite(each) else dumps(each) for each in column.to_pylist()]
     return ["" if each is None else quoted(each) for each in column.to_pylist()]
 
 

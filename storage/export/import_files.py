@@ -11,12 +11,12 @@ import csv
 import json
 from base64 import b64decode
 from binascii import Error as BinasciiError
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from amqpd.storage.export.columns import PROPERTIES
@@ -41,6 +41,9 @@ USED: Final = (
 IGNORED: Final = ("vhost", "queue", "offset", "timestamp", "raw_headers", "date", "hour", "reason", "payload")
 """Columns about the place and time of a message, the reason why it was rejected, and the fields of its body."""
 ROWS: Final = 1024
+PIECE_BYTES: Final = 8 << 20
+"""So many rows, or so many bytes of bodies, are in memory at once."""
+_Row = TypeVar("_Row")
 _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -74,7 +77,15 @@ def find_files(path: Path, kind: str) -> list[Path]:
     if not path.is_dir():
         raise BadFile(f"{path} does not exist")
     kinds = [suffix for suffix, each in SUFFIXES.items() if kind in ("", each)]
-    return sorted(each for each in path.rglob("*") if each.suffix in kinds and each.is_file())
+    found = sorted(path.rglob("*"))
+    for each in found:
+        if each.name == "_delta_log" or each.name.endswith(".metadata.json"):
+            table = "a Delta" if each.name == "_delta_log" else "an Iceberg"
+            raise BadFile(
+                f"{path} has {table} table, and perhaps files that are no part of it any more: "
+                "name its data files, or write its rows to files with another program"
+            )
+    return [each for each in found if each.suffix in kinds and each.is_file()]
 
 
 def read_rows(path: Path, kind: str, skip: int) -> Iterator[MessageColumns]:
@@ -144,7 +155,9 @@ def _parquet(path: Path, skip: int) -> Iterator[_Columns]:
                     done += rows
                 else:
                     groups.append(group)
-            for batch in file.iter_batches(ROWS, row_groups=groups, columns=names):
+            size = sum(file.metadata.row_group(group).total_byte_size for group in groups)
+            size_rows = max(1, min(ROWS, PIECE_BYTES * (total - done) // max(1, size)))
+            for batch in file.iter_batches(size_rows, row_groups=groups, columns=names):
                 done += batch.num_rows
                 rest = batch.slice(min(skip, batch.num_rows))
                 skip = max(0, skip - batch.num_rows)
@@ -185,13 +198,27 @@ def _json(path: Path, skip: int) -> Iterator[_Columns]:
     size = max(1, path.stat().st_size)
     with path.open("rb") as file:
         number = sum(1 for _ in islice(file, skip))
-        while lines := list(islice(file, ROWS)):
+        for lines in _pieces(file, len):
             objects = []
             for line in lines:
                 number += 1
                 objects.append(_object(f"{path}, line {number}", line))
             names = dict.fromkeys(name for each in objects for name in each)
             yield {name: [each.get(name) for each in objects] for name in names}, len(objects), file.tell() / size
+
+
+def _pieces(rows: Iterable[_Row], size_of: Callable[[_Row], int]) -> Iterator[list[_Row]]:
+    """Yield lists of at most ROWS rows; one ends with the row that reaches PIECE_BYTES."""
+    piece: list[_Row] = []
+    size = 0
+    for row in rows:
+        piece.append(row)
+        size += size_of(row)
+        if len(piece) >= ROWS or size >= PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
 
 
 def _object(where: str, line: bytes) -> dict[str, Any]:
@@ -213,9 +240,9 @@ def _csv(path: Path, skip: int) -> Iterator[_Columns]:
             for _ in islice(lines, skip):
                 continue
             names = lines.fieldnames or []
-            while rows := list(islice(lines, ROWS)):
-                found = [_row(f"{path}, line {lines.line_num}", row) for row in rows]
-                yield {name: [row.get(name) for row in found] for name in names}, len(rows), raw.tell() / size
+            rows = (_row(f"{path}, line {lines.line_num}", row) for row in lines)
+            for found in _pieces(rows, lambda row: len(row.get("value") or row.get("value_base64") or "")):
+                yield {name: [row.get(name) for row in found] for name in names}, len(found), raw.tell() / size
         except (csv.Error, UnicodeDecodeError) as error:
             raise BadFile(f"{path}, line {lines.line_num}: {error}") from None
 

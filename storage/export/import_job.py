@@ -110,12 +110,15 @@ class MessageImportReport:
         share: Part of all files, 0 to 1.
         rejected: Messages of this run that reached no queue.
         rejected_before: The same of earlier runs.
+        files: Files that this run has finished.
+        waiting: Files that are not finished, because the run was stopped.
     """
 
     messages: int = 0
     rejected: int = 0
     rejected_before: int = 0
     files: int = 0
+    waiting: int = 0
     seconds: float = 0.0
     share: float = 0.0
 
@@ -135,6 +138,7 @@ class ImportLedger:
             self.state = self._read(identity)
             self.rejects: BinaryIO = (directory / "rejected.json").open("ab")
             self.rejects.truncate(self.state.rejected_bytes)
+            self.rejects.seek(0, os.SEEK_END)  # `truncate` leaves the position behind the new end
         except BaseException:
             os.close(self._lock)
             raise
@@ -173,19 +177,24 @@ class ImportLedger:
         sync_directory(self.directory)
 
     def add_files(self, paths: Sequence[Path]) -> None:
-        """Add the files that are new. Raises BadImport if a file that is not finished has changed."""
+        """Add the files that are new. Raises BadImport if another one has changed."""
         state = self.state
         for path, size in state.files[state.file :]:
             found = Path(path).stat().st_size if Path(path).exists() else None
             if found != size:
                 now = "is missing" if found is None else f"has {found} bytes, before {size}"
                 raise BadImport(f"{path} {now}: an import continues only with the same files")
-        known = {path for path, _ in state.files}
+        known = dict(state.files)
         for new in paths:
-            path = str(new.absolute())
+            path, size = str(new.absolute()), new.stat().st_size
             if path not in known:
-                state.files.append([path, new.stat().st_size])
-                known.add(path)
+                state.files.append([path, size])
+                known[path] = size
+            elif known[path] != size:
+                raise BadImport(
+                    f"{path} has {size} bytes now, and had {known[path]} when it was imported: use another "
+                    "--checkpoint, which imports the whole file"
+                )
 
     def reject(self, message: c.BasicReturn, properties: bytes, body: bytes) -> None:
         """Write a message that reached no queue to rejected.json."""
@@ -266,6 +275,7 @@ class ImportJob:
                     raise
                 publisher.close()
             report.rejected = state.rejected - report.rejected_before
+            report.waiting = len(state.files) - state.file
         report.seconds = time.monotonic() - started
         return report
 

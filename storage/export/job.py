@@ -2,8 +2,7 @@
 
 A batch is a range of offsets of each selected queue. An engine (engine.py) reads it, and a target (targets.py) stores
 it. The checkpoint (checkpoint.py) knows the finished batches. It does not name the engine, so another engine can
-continue it. A rerun first
-completes or drops the batch that was in progress, then continues.
+continue it. A rerun first completes or drops the batch that was in progress, then continues.
 
 A queue with `x-export: NAME`, where NAME is this job's `name`, is read with its settled messages (a hold). After
 each batch, `commit` reports the exported offsets to the broker, which then may delete those messages
@@ -153,12 +152,18 @@ class ExportOptions:
     def is_database(self) -> bool:
         return "://" in self.to and not is_object_store(self.to) and self.format != "iceberg"
 
+    def _place(self) -> str:
+        """Return `to` in one spelling, without a password."""
+        if is_object_store(self.to):
+            return self.to.rstrip("/")
+        return without_password(self.to) if "://" in self.to else str(Path(self.to).absolute())
+
     def identity(self) -> dict[str, Any]:
         """Return the options that must be equal in all runs. Tables may get more columns in a later run."""
         found = {
             "vhost": self.vhost,
             "queue": self.queue,
-            "to": without_password(self.to) if "://" in self.to else str(Path(self.to).absolute()),
+            "to": self._place(),
             "format": "" if self.is_database else self.format,
             "partition_by": list(self.partition_by),
             "where": self.where,
@@ -260,6 +265,10 @@ class ExportJob:
         by_time = any(name in TIMES for name in options.partition_by)
         if options.format == "iceberg" and by_time and "timestamp" not in options.columns:
             raise BadExport("--partition-by: an Iceberg table needs the column timestamp for date and hour")
+        if options.format in ("delta", "iceberg") and "://" not in options.to:
+            path = str(Path(options.to).absolute())
+            if re.search("[#?%]", path):
+                raise BadExport(f"--to {path}: the path of a table cannot have #, ? or %: choose another directory")
         if options.payload and (options.is_database or options.format not in ("parquet", "json", "csv")):
             raise BadExport("--payload: only for files of the formats parquet, json and csv")
         if options.payload_schema:

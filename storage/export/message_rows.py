@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from amqpd.protocol import properties as p
@@ -53,10 +53,13 @@ class MessageRows:
         Raises: BadRow.
         """
         columns = {name: column.to_pylist() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
-        yield from self.of_columns(columns, batch.num_rows)
+        try:
+            yield from self.of_columns(columns, batch.num_rows)
+        except BadRow as error:
+            raise BadRow(f"row {self._row}: {error}") from None
 
     def of_columns(self, columns: Mapping[str, Sequence[Any]], rows: int) -> Iterator[tuple[str, str, bytes, bytes]]:
-        """Yield the same for columns of Python values."""
+        """Yield the same for columns of Python values. A BadRow has no number of the row."""
 
         def column(name: str, default: Any) -> Sequence[Any]:
             return columns.get(name) or [default] * rows
@@ -69,7 +72,7 @@ class MessageRows:
         plain = options.message_id == "keep"
         for number, value in enumerate(column("value", None)):
             if value is None:
-                raise BadRow("a row's value is null, but a message needs a body, which may be empty")
+                raise BadRow("its value is null, but a message needs a body, which may be empty")
             body = value.encode() if isinstance(value, str) else value
             exchange, key = exchanges[number] or "", keys[number] or ""
             if plain and not (structs[number] or ids[number] or raws[number] or headers[number]):
@@ -80,7 +83,7 @@ class MessageRows:
                         structs[number], headers[number], raws[number], ids[number], exchange, key, body
                     )
                 except CodecError as error:
-                    raise BadRow(f"row {self._row}: {error}") from None
+                    raise BadRow(str(error)) from None
             self._row += 1
             yield exchange, key, properties, body
 
@@ -104,7 +107,8 @@ class MessageRows:
             return others[:new_first] + raw[first:end] + others[new_end:]
         fields = {name: value for name, value in (struct or {}).items() if value is not None}
         if isinstance(fields.get("timestamp"), datetime):
-            fields["timestamp"] = int(fields["timestamp"].timestamp())
+            when = fields["timestamp"]
+            fields["timestamp"] = int((when if when.tzinfo is not None else when.replace(tzinfo=UTC)).timestamp())
         if headers:
             fields["headers"] = dict(headers)
         if message_id is not None:

@@ -11,9 +11,9 @@ The schema is a part of JSON Schema:
 A body does not fit if it is no JSON object in UTF-8, or if a field of the schema has another type in it. `null` and
 a missing field fit each type.
 
-All bodies of a batch are one text for pyarrow's JSON reader. Each has its number in a field with a random name, so
-that no body can be taken for two. If the reader refuses the text, the text is halved until the bodies that do not fit
-are alone.
+All bodies of a batch are one text for pyarrow's JSON reader. Each body is in an array, with an object behind it that
+has the body's number in a field with a random name. So a body that continues the text around it (`{},"x":{}`) is not
+taken for an object. If the reader refuses the text, the text is halved until the bodies that do not fit are alone.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class ParsedPayloads(NamedTuple):
 
 
 class PayloadParser:
-    """Parses JSON bodies to structs of one type. Cost: 0.7 us for a small object; 1 ms for one that does not fit.
+    """Parses JSON bodies to structs of one type. Cost: 0.8 us for a small object; 1 ms for one that does not fit.
 
     Args:
         kind: A pyarrow struct, from `schema_of_text` or `infer`.
@@ -207,8 +207,8 @@ class PayloadParser:
     def __init__(self, kind: Any) -> None:
         self.kind = kind
         self._number = f"n{secrets.token_hex(8)}"
-        self._schema = pa.schema([(self._number, pa.int64()), ("p", kind)])
-        self._starts = pa.array([], pa.binary())
+        self._schema = pa.schema([("p", pa.list_(pa.struct([*kind, (self._number, pa.int64())])))])
+        self._ends = pa.array([], pa.binary())
 
     def parse(self, bodies: Any) -> ParsedPayloads:
         """Return the payloads of a binary array."""
@@ -238,7 +238,7 @@ class PayloadParser:
         """Return the structs of bodies that fit all. Raises: ArrowInvalid, UnicodeDecodeError."""
         bodies.cast(pa.string())  # the reader does not check UTF-8 in all places
         rows = len(bodies)
-        lines = pc.binary_join_element_wise(self._numbered(rows), bodies, pa.scalar(b"}\n"), pa.scalar(b""))
+        lines = pc.binary_join_element_wise(pa.scalar(b'{"p":['), bodies, self._numbered(rows), pa.scalar(b""))
         text = lines.buffers()[2]
         table = pj.read_json(
             pa.BufferReader(text),
@@ -247,22 +247,27 @@ class PayloadParser:
                 explicit_schema=self._schema, newlines_in_values=True, unexpected_field_behavior="ignore"
             ),
         )
-        if table[self._number].to_pylist() != list(range(rows)):
+        arrays = table["p"].combine_chunks()
+        values = arrays.flatten()
+        numbers = values.field(self._number).to_pylist()[1::2]
+        if numbers != list(range(rows)) or pc.list_value_length(arrays).to_pylist() != [2] * rows:
             raise pa.ArrowInvalid("the body is not one JSON value")
-        return table["p"].combine_chunks()
+        found = values.take(pa.array(range(0, 2 * rows, 2), pa.int64()))
+        columns = [found.field(place) for place in range(len(self.kind))]
+        return pa.StructArray.from_arrays(columns, fields=list(self.kind), mask=found.is_null())
 
     def _numbered(self, rows: int) -> Any:
-        """Return the beginnings of `rows` lines."""
-        if len(self._starts) < rows:
+        """Return the ends of `rows` lines."""
+        if len(self._ends) < rows:
             count = max(8192, rows)
-            self._starts = pa.array([f'{{"{self._number}":{row},"p":'.encode() for row in range(count)], pa.binary())
-        return self._starts.slice(0, rows)
+            self._ends = pa.array([f',{{"{self._number}":{row}}}]}}\n'.encode() for row in range(count)], pa.binary())
+        return self._ends.slice(0, rows)
 
 
 def _plain_reason(text: str) -> str:
     """Return pyarrow's error without names of ours."""
     text = text.removeprefix("JSON parse error: ").removesuffix(" in row 0")
-    return text.replace("Column(/p/", "Field(/").replace("Column(/p)", "The body")[:_REASON_MAX]
+    return text.replace("Column(/p/[]/", "Field(/").replace("Column(/p/[])", "The body")[:_REASON_MAX]
 
 
 class SplitTable(NamedTuple):
@@ -309,5 +314,5 @@ def schema_argument(payload: str | Mapping[str, Any]) -> Any | None:
     if payload == "json":
         return None
     if isinstance(payload, str):
-        raise BadSchema(f"payload: expected json or a JSON Schema, not {payload!r}")
+        raise BadSchema(f'payload: expected "json", or a JSON Schema as a dict, not {payload!r}')
     return schema_of_text(json.dumps(payload))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from amqpd.cli import export as command
 from amqpd.cli.main import run
 from amqpd.protocol import properties as p
 from amqpd.storage.export.engine import PyarrowEngine
-from amqpd.storage.export.job import ExportJob, ExportOptions, without_password
+from amqpd.storage.export.job import BadExport, ExportJob, ExportOptions, without_password
 from amqpd.storage.export.publisher import SinkPublisher, SinkTarget
 from amqpd.storage.spark import session
 
@@ -172,6 +173,19 @@ def test_sizes_are_formatted_and_passwords_hidden():
     assert without_password("./lake") == "./lake"
     kept = ExportOptions({}, "/", "q", "postgresql://u:secret@h/db", "check").identity()
     assert "secret" not in str(kept)
+
+
+@pytest.mark.parametrize("to", ["./a#b", "./a?b", "./a%41b"])
+@pytest.mark.parametrize("kind", ["iceberg", "delta"])
+def test_directory_that_tables_do_not_find_again_is_refused(to, kind):
+    """pyiceberg and deltalake take such paths for URLs with a fragment, a query or an escape."""
+    with pytest.raises(BadExport, match=f"{re.escape(to[2:])}: the path of a table cannot have #, \\? or %"):
+        ExportJob(ExportOptions({}, "/", "q", to, "check", format=kind), PyarrowEngine(), print, lambda: True)
+
+
+def test_slash_behind_a_store_is_no_other_export():
+    with_slash, without = (ExportOptions({}, "/", "q", to, "check").identity() for to in ("s3://b/x/", "s3://b/x"))
+    assert with_slash == without
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from amqpd.cli import export as command
 from amqpd.cli import message_import
 from amqpd.cli.main import run
 from amqpd.protocol import properties as p
-from amqpd.storage.export.import_job import NUMBERS, SEQUENCE_BITS, NumberedProperties
+from amqpd.storage.export.import_job import NUMBERS, SEQUENCE_BITS, BadImport, ImportLedger, NumberedProperties
 from amqpd.storage.export.publisher import SinkPublisher, SinkTarget
 from amqpd.testing import BrokerProcess
 
@@ -199,6 +199,8 @@ def test_refused_message_ends_the_run_and_a_rerun_continues(amqpd_broker, amqpd_
         ((), "not enough arguments"),
         (("a", "--format", "xml"), "--format xml: expected parquet, json or csv"),
         (("a", "--to", "http://h"), "--to : expected amqp://"),
+        (("a", "--uri", "https://u:p@h:1"), "--uri : import does not use TLS from --uri: give --to amqps://"),
+        (("a", "s3://lake/orders"), "s3://lake/orders: expected a local file or directory"),
         (("a", "--to", "amqp://h/v", "-p", "w"), "--vhost : the vhost is in --to"),
         (("a", "--to", "amqp://h", "--to-queue", "q", "--routing-key", "k"), "--to-queue : excludes"),
     ],
@@ -327,3 +329,47 @@ def hits_running_import(broker, queue, arguments, victim, *, last):
         _, err = running.communicate(timeout=600)
         assert running.returncode == 0, err
         return False
+
+
+def test_run_that_was_stopped_says_what_waits(amqpd_vhost, tmp_path, monkeypatch):
+    class Stopped(command.StopRequest):
+        def __call__(self):
+            return True
+
+    monkeypatch.setattr(message_import, "StopRequest", Stopped)
+    declare(amqpd_vhost.url, "orders")
+    (tmp_path / "lake").mkdir()
+    for name in ("a.json", "b.json"):
+        (tmp_path / "lake" / name).write_text('{"value": "1"}\n')
+    arguments = ("import", str(tmp_path / "lake"), "--to", amqpd_vhost.url, "--to-queue", "orders", "--checkpoint")
+    code, out, _ = call(*arguments, str(tmp_path / "c"))
+    assert code == 0 and out.startswith("Imported 0 messages, 0 files in ") and out.endswith("; 2 files wait\n"), out
+    assert json.loads(call("--formatter", "json", *arguments, str(tmp_path / "d"))[1])["waiting"] == 2
+    monkeypatch.undo()
+    assert "wait" not in call(*arguments, str(tmp_path / "c"))[1]
+
+
+def test_imported_file_that_has_changed_is_refused(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"value": "1"}\n')
+    ledger = ImportLedger(tmp_path / "checkpoint", {})
+    ledger.add_files([path])
+    ledger.state.file = 1
+    ledger.add_files([path])
+    path.write_text('{"value": "1"}\n{"value": "2"}\n')
+    with pytest.raises(BadImport, match="a.json has 30 bytes now, and had 15 when it was imported: use another --ch"):
+        ledger.add_files([path])
+    ledger.close()
+
+
+def test_rejected_messages_that_were_not_saved_leave_no_gap(tmp_path):
+    ledger = ImportLedger(tmp_path, {})
+    ledger.rejects.write(b"saved\n")
+    ledger.save()
+    ledger.rejects.write(b"not saved\n")
+    ledger.close()
+    for _ in range(2):  # without a further rejected message
+        ledger = ImportLedger(tmp_path, {})
+        ledger.save()
+        ledger.close()
+    assert (tmp_path / "rejected.json").read_bytes() == b"saved\n"

@@ -40,6 +40,22 @@ def test_rows_behind_the_skipped_ones_are_read(tmp_path, kind, skip):
         assert found[-1].share == 1 and all(0 < rows.share <= 1 for rows in found)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "json", "csv"])
+def test_large_bodies_are_read_a_few_at_a_time(tmp_path, kind, monkeypatch):
+    monkeypatch.setattr(import_files, "PIECE_BYTES", 2000)
+    path = tmp_path / f"a.{kind}"
+    bodies = [str(number) * 700 for number in range(8)]
+    if kind == "parquet":
+        pq.write_table(pa.table({"value": bodies}), path)
+    elif kind == "json":
+        path.write_text("".join(json.dumps({"value": body}) + "\n" for body in bodies))
+    else:
+        path.write_text("value\n" + "".join(f"{body}\n" for body in bodies))
+    found = [each.columns["value"] for each in read_rows(path, "", 1)]
+    assert [body for values in found for body in values] == bodies[1:]
+    assert max(map(len, found)) <= 3
+
+
 def test_fields_of_the_body_are_not_read(tmp_path):
     """An export with `--payload json` has them beside the body."""
     table = pa.table({"value": [b'{"a":1}'], "payload": [{"a": 1}]})
@@ -83,6 +99,21 @@ def test_files_of_a_directory_are_found_in_order_with_their_columns(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "table"),
+    [("_delta_log/00000000000000000000.json", "a Delta table"), ("metadata/00000-0.metadata.json", "an Iceberg table")],
+)
+def test_directory_of_a_table_is_refused(tmp_path, name, table):
+    write(tmp_path / "a.parquet", "parquet", 1)
+    below = tmp_path / "orders" / name
+    below.parent.mkdir(parents=True)
+    below.write_text("{}")
+    for kind in ("", "parquet"):
+        with pytest.raises(BadFile, match=f"{tmp_path} has {table}, .*: name its data files"):
+            find_files(tmp_path, kind)
+    assert find_files(tmp_path / "a.parquet", "") == [tmp_path / "a.parquet"]
+
+
+@pytest.mark.parametrize(
     ("name", "content", "words"),
     [
         ("a.json", b'{"value": "a"}\n{"value": ', "a.json, line 2: "),
@@ -95,6 +126,7 @@ def test_files_of_a_directory_are_found_in_order_with_their_columns(tmp_path):
         ("a.json", b'{"routing_key": "a"}', "the column 'value' is missing"),
         ("a.json", b'{"value_base64": "?"}', "'\\?' is not base64"),
         ("a.csv", b"value,routing_key\na\n", "line 2: its number of cells"),
+        ("a.csv", b"value,routing_key\na,b\nc\nd,e\n", "line 3: its number of cells"),
         ("a.csv", b"value,routing_key\na,b,c\n", "line 2: its number of cells"),
         ("a.csv", b'value,headers\na,"{"\n', "line 2: headers: "),
         ("a.csv", b"value\n\xff\n", "a.csv, line "),

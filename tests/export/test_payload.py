@@ -18,6 +18,7 @@ import amqpd
 from amqpd.cli.main import run
 from amqpd.protocol import properties as p
 from amqpd.storage.export import import_files
+from amqpd.storage.export.file_writer import json_values
 from amqpd.storage.export.payload import BadSchema, PayloadParser, infer, json_schema, schema_of_text
 from amqpd.storage.filesystem import FileSystem
 
@@ -98,8 +99,12 @@ def test_bodies_that_fit_become_structs():
         (b'{"at":"yesterday"}', "timestamp"),
         (b'{"price":1,"price":2}', "twice"),
         (b'{"price":1}{"price":2}', "Missing a comma"),
-        (b'{"price":1}}\n{"n":1,"p":{}', "not one JSON value"),
-        (b'{"price":1},"p":{}', "twice"),
+        (b'{"price":1}}\n{"n":1,"p":{}', ""),
+        (b'{"price":1},"p":{}', ""),
+        (b'{"price":1},"x":2', "The body changed from object to string"),
+        (b'{"price":1},{"price":2}', "not one JSON value"),
+        (b'{"price":1}],"x":[1', "not one JSON value"),
+        (b'{"price":1}]}\n{"p":[{"price":2}', "not one JSON value"),
         (b'{"price":', ""),
         (b'{"a":{"b":1}', ""),
         (b"\xef\xbb\xbf{}", "Invalid value"),
@@ -115,6 +120,12 @@ def test_body_that_does_not_fit_has_a_reason_and_harms_no_other(body, words):
         assert "/p" not in errors[place].replace("/price", "") and len(errors[place]) <= 200
         assert [row["price"] for row in rows if row is not None] == list(range(20))
         assert errors.count(None) == 20
+
+
+def test_numbers_that_json_lacks_are_missing_in_json():
+    parser = PayloadParser(schema_of_text('{"type":"object","properties":{"a":{"type":"number"}}}'))
+    found = parser.parse(pa.array([b'{"a":NaN}', b'{"a":-Infinity}', b'{"a":1.5}'])).payload
+    assert json_values(found) == ["{}", "{}", '{"a":1.5}']
 
 
 def test_mixed_bodies_are_those_of_a_naive_parser():
@@ -223,6 +234,9 @@ def test_export_has_a_column_payload_and_files_of_rejected_messages(orders, tmp_
         orders, tmp_path, "--payload", "json", "--format", kind, "--batch", "1000", *columns, *partition
     )
     assert (code, summary["records"], summary["rejected"]) == (0, len(GOOD), len(REJECTED)), err
+    lines = [line for line in err.splitlines() if line.startswith("batch ")]
+    first = sum(number < 1000 for number in REJECTED)
+    assert len(lines) == 3 and lines[0].endswith(f" wait, {first} rejected"), lines
     assert f"{len(REJECTED)} messages do not fit the payload: they are in {tmp_path / 'lake'}/_rejected" in err
     files = f"'{tmp_path}/lake/**/*.{kind}'"
     payload = "payload::JSON" if kind == "csv" else "to_json(payload)"
@@ -323,7 +337,7 @@ def test_each_message_is_in_one_file_after_a_kill_at_each_step(orders, tmp_path,
         (("--payload-schema", "x"), "--payload-schema needs --payload json"),
         (("--payload", "json", "--payload-schema", "/none"), "--payload-schema /none: "),
         (("--payload", "json", "--payload-schema", "/dev/null"), "--payload-schema /dev/null: it is empty"),
-        (("--payload", "json", "--engine", "spark"), "--payload : --engine spark"),
+        (("--payload", "json", "--engine", "spark"), "--payload: not with --engine spark, --where"),
         (("--payload", "json", "--to", "sqlite:///x", "--checkpoint", "c"), "--payload: only for files"),
         (("--payload", "json", "--format", "delta"), "--payload: only for files"),
     ],
@@ -352,7 +366,7 @@ def test_read_adds_the_payload_and_keeps_all_rows(orders, payload):
     assert [row["offset"] for row in rows] == list(range(3000))
     assert [row["payload"]["price"] for row in rows if row["payload"] is not None] == GOOD
     assert [row["offset"] for row in rows if row["payload_error"] is not None] == REJECTED
-    with pytest.raises(ValueError, match="expected json or a JSON Schema"):
+    with pytest.raises(ValueError, match='expected "json", or a JSON Schema as a dict'):
         amqpd.read(orders.data_dir, "tasks", payload="avro")
 
 

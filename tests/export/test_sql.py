@@ -73,6 +73,8 @@ def test_values_of_all_types_are_written(ask):
             "day": "2026-01-31", "m": {"a": 1}, "st": {"k": [1, 2]}, "nan": "nan", "n_2": 1,
         },
     )  # fmt: skip
+    maps = "SELECT MAP {} AS m, MAP {}::MAP(VARCHAR, INT) AS n, NULL::MAP(VARCHAR, INT) AS o"
+    assert json.loads(ask("--formatter", "json", maps)[1]) == [{"m": {}, "n": {}, "o": None}]
     assert ask("SELECT {'k': [1, 2]} AS st, NULL AS n, 1.5::DOUBLE AS d")[1] == 'st\tn\td\n{"k":[1,2]}\t\t1.5\n'
 
 
