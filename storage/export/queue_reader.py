@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -13,9 +14,10 @@ import pyarrow as pa
 from amqpd.storage.export.arrow import TYPES
 from amqpd.storage.export.file_writer import batches
 from amqpd.storage.export.offsets import batch_parts
-from amqpd.storage.export.options import BadOption, parse
+from amqpd.storage.export.options import BadOption, ReadOptions, parse
 from amqpd.storage.export.payload import PayloadParser, infer, payload_columns, schema_argument, with_payload
 from amqpd.storage.export.payload_schema import sample
+from amqpd.storage.export.plan import DataLoss, LogPartition
 
 
 def read(
@@ -49,16 +51,32 @@ def read(
     options = parse({**given, **{name: path for name, path in files.items() if path}})
     schema = pa.schema([(name, TYPES[name]) for name in options.columns])
     kind = None if payload is None else schema_argument(payload)
-    parts = batch_parts(options)
+    with _own_names():
+        parts = batch_parts(options)
+        if payload is not None and kind is None:
+            kind = infer(sample(options, parts))
     if payload is None:
-        return pa.RecordBatchReader.from_batches(schema, (batch for part in parts for batch in batches(options, part)))
-    if kind is None:
-        kind = infer(sample(options, parts))
+        return pa.RecordBatchReader.from_batches(schema, _read_parts(options, parts))
     schema = pa.schema([*schema, *payload_columns(kind)])
     options = replace(options, columns=tuple(dict.fromkeys((*options.columns, "value"))))
     parser = PayloadParser(kind)
-    found = (with_payload(batch, parser, schema.names) for part in parts for batch in batches(options, part))
+    found = (with_payload(batch, parser, schema.names) for batch in _read_parts(options, parts))
     return pa.RecordBatchReader.from_batches(schema, found)
+
+
+def _read_parts(options: ReadOptions, parts: Iterable[LogPartition]) -> Iterator[pa.RecordBatch]:
+    with _own_names():
+        for part in parts:
+            yield from batches(options, part)
+
+
+@contextmanager
+def _own_names() -> Iterator[None]:
+    """Replace the name of a Spark option in an error by that of the argument."""
+    try:
+        yield
+    except DataLoss as error:
+        raise DataLoss(str(error).replace("failOnDataLoss=false", "fail_on_data_loss=False")) from None
 
 
 def _position(name: str, value: int | datetime | None, prefix: str) -> dict[str, str]:

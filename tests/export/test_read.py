@@ -79,7 +79,7 @@ def test_missing_queue_directory_or_message_is_an_error(written, tmp_path):
         amqpd.read(written.data_dir, "none")
     with pytest.raises(SourceError, match="does not exist"):
         amqpd.read(tmp_path / "none", "tasks")
-    with pytest.raises(DataLoss):
+    with pytest.raises(DataLoss, match="fail_on_data_loss=False continues"):
         amqpd.read(written.data_dir, "tasks", start=9000)
     assert amqpd.read(written.data_dir, "tasks", start=9000, fail_on_data_loss=False).read_all().num_rows == 0
 
