@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 from amqpd.storage.export.checkpoint import CheckpointError, ExportCheckpoint, sync_directory
@@ -20,7 +20,7 @@ SCHEMA_FILE: Final = "payload-schema.json"
 
 
 def known_schema(given: str, ledger: ExportCheckpoint) -> Any:
-    """Return the pyarrow struct of a checkpoint that has finished a batch.
+    """Return the pyarrow struct of a checkpoint that has finished a batch; None if no batch had messages yet.
 
     Args:
         given: The JSON Schema of this run, which must be the same; "": none.
@@ -28,6 +28,8 @@ def known_schema(given: str, ledger: ExportCheckpoint) -> Any:
     Raises: BadSchema, CheckpointError, OSError.
     """
     path = ledger.directory / SCHEMA_FILE
+    if not ledger.state.rows and not path.exists():
+        return None
     try:
         known = schema_of_text(path.read_bytes())
     except (FileNotFoundError, BadSchema) as error:
@@ -38,15 +40,22 @@ def known_schema(given: str, ledger: ExportCheckpoint) -> Any:
 
 
 def fix_schema(given: str, rows: ExportRows, ledger: ExportCheckpoint) -> Any:
-    """Write the schema into the checkpoint, before its first batch. Return it as a pyarrow struct.
+    """Write the schema into the checkpoint, before its first batch with messages. Return it as a pyarrow struct.
 
     Args:
-        given: A JSON Schema; "": infer it from the first of `rows`.
+        given: A JSON Schema; "": infer it from the first of `rows`, and return None if there are none.
 
     Raises: BadSchema, DataLoss, SourceError, OSError.
     """
     path = ledger.directory / SCHEMA_FILE
-    kind = schema_of_text(given) if given else infer(sample(*rows.parts()))
+    if given:
+        kind = schema_of_text(given)
+    else:
+        bodies = sample(*rows.parts())
+        first = next(bodies, None)
+        if first is None:
+            return None
+        kind = infer(chain([first], bodies))
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
         file.write(json.dumps(json_schema(kind), indent=1).encode() + b"\n")

@@ -225,6 +225,17 @@ def exported(orders, tmp_path, *arguments):
     return code, json.loads(out) if out else None, err
 
 
+def test_schema_is_inferred_from_the_first_batch_that_has_messages(orders, tmp_path):
+    """A nightly export of a queue whose first messages are all settled does not fail."""
+    orders.store.ack_range(0, 1999)
+    orders.settled()
+    arguments = ("--payload", "json", "--batch", "1000", "--to-offset")
+    code, summary, err = exported(orders, tmp_path, *arguments, "1000")
+    assert (code, summary["records"]) == (0, 0), err
+    code, summary, err = exported(orders, tmp_path, *arguments, "3000")
+    assert (code, summary["records"]) == (0, sum(number >= 2000 for number in GOOD)), err
+
+
 @pytest.mark.parametrize("kind", ["parquet", "json", "csv"])
 @pytest.mark.parametrize("partition", [(), ("--partition-by", "hour")])
 def test_export_has_a_column_payload_and_files_of_rejected_messages(orders, tmp_path, kind, partition):
