@@ -273,6 +273,10 @@ class ExportJob:
             raise BadExport("--payload: only for files of the formats parquet, json and csv")
         if options.payload_schema:
             schema_of_text(options.payload_schema)
+        elif options.payload and options.queue is None:
+            raise BadExport(
+                "--payload: the queues of a vhost may have different fields; give --queue or a --payload-schema"
+            )
         if options.to_offset is not None and options.queue is None:
             raise BadExport("--to-offset needs one --queue")
 

@@ -360,6 +360,12 @@ def test_wrong_payload_option_is_refused(orders, tmp_path, arguments, words, mon
     assert not (tmp_path / "lake").exists()
 
 
+def test_all_queues_of_a_vhost_need_a_schema(written, tmp_path):
+    where = ("--data-dir", written.data_dir, "--vhost", "/", "--to", str(tmp_path / "lake"))
+    code, _, err = call("export", *where, "--payload", "json")
+    assert (code, "give --queue or a --payload-schema" in err) == (64, True), err
+
+
 def test_queue_without_json_needs_a_schema(written, tmp_path):
     code, _, err = exported(written, tmp_path, "--payload", "json")
     assert (code, "no body of the sample is a JSON object with fields: give a schema" in err) == (64, True)
