@@ -274,7 +274,7 @@ class ExportJob:
         if options.payload_schema:
             schema_of_text(options.payload_schema)
         elif options.payload and options.queue is None:
-            raise BadExport(
+            raise BadExport("--payload: queues may have different fields; give --queue or a --payload-schema")
                 "--payload: the queues of a vhost may have different fields; give --queue or a --payload-schema"
             )
         if options.to_offset is not None and options.queue is None:
