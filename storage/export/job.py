@@ -275,8 +275,6 @@ class ExportJob:
             schema_of_text(options.payload_schema)
         elif options.payload and options.queue is None:
             raise BadExport("--payload: queues may have different fields; give --queue or a --payload-schema")
-                "--payload: the queues of a vhost may have different fields; give --queue or a --payload-schema"
-            )
         if options.to_offset is not None and options.queue is None:
             raise BadExport("--to-offset needs one --queue")
 
