@@ -31,9 +31,15 @@ def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
 
 
 def audit_records(broker: BrokerProcess) -> list[dict[str, Any]]:
-    """Return the newest records of the audit log, as far as they are synced."""
-    found: Any = broker.api("GET", "/api/audit?count=1000")
-    return [each for each in found["records"] if each.get("front_end") == "kafka"]
+    """Return the records of the audit log about Kafka's clients, as far as they are synced."""
+    records: list[dict[str, Any]] = []
+    offset, is_ended = 0, False
+    while not is_ended:
+        found: Any = broker.api("GET", f"/api/audit?count=1000&offset={offset}")
+        records += found["records"]
+        is_ended = found["ended"] or not found["records"]
+        offset = found["next_offset"]
+    return [each for each in records if each.get("front_end") == "kafka"]
 
 
 class KafkaSocket:
