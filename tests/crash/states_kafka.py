@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from unittest.mock import patch
 
 from states_broker_search import BrokerSearch
@@ -22,7 +22,18 @@ PRODUCERS: Final = (1 << 62 | 5, 1 << 62 | 6)
 
 
 class KafkaSearch(BrokerSearch):
-    """A `BrokerSearch` over workloads of a `KafkaLife`."""
+    """A `BrokerSearch` over workloads of a `KafkaLife`. Subclasses have other lives.
+
+    Attributes:
+        ledger_type, life_type: the expected state, and the clients that change it.
+        look_function: returns what a start on an image finds.
+        judge_function: raises Violation if that is not what the ledger expects.
+    """
+
+    ledger_type: ClassVar[Any] = KafkaLedger
+    life_type: ClassVar[Any] = KafkaLife
+    look_function: ClassVar[Any] = staticmethod(look)
+    judge_function: ClassVar[Any] = staticmethod(judge_kafka)
 
     @contextmanager
     def _own_randomness(self) -> Iterator[None]:
@@ -32,21 +43,20 @@ class KafkaSearch(BrokerSearch):
             yield
 
     def _new_ledger(self) -> Any:
-        return KafkaLedger()
+        return self.ledger_type()
 
     def _life_of(self, disk: Disk, ledger: Any, boot: int, **arguments: Any) -> Any:
-        return KafkaLife(disk, ledger, boot, **arguments)
+        return self.life_type(disk, ledger, boot, **arguments)
 
     def _judge(self, outcome: Any, ledger: Any, kind: str) -> None:
-        judge_kafka(outcome, ledger)
+        self.judge_function(outcome, ledger)
 
     def _look_at(self, image: Image, rows: Any, boot: int, ledger: Any) -> Any:
-        outcome: Any = self._looked(lambda: look(image, rows, boot, self._segment_size_bytes, ledger))  # type: ignore[arg-type, return-value]
-        return outcome
+        return self._looked(lambda: self.look_function(image, rows, boot, self._segment_size_bytes, ledger))
 
     def _go_on(self, disk: Disk, ledger: Any, boot: int, *, safe: bool) -> None:
         """Judge what a start finds on this disk. The ledger has nothing to adopt."""
-        judge_kafka(self._look_at(disk.image(), ledger.rows[-1], boot, ledger), ledger)
+        self.judge_function(self._look_at(disk.image(), ledger.rows[-1], boot, ledger), ledger)
 
     def _live_on(self, disk: Disk, rows: Any, ledger: Any, boot: int, depth: int, kind: str) -> None:
         """Start on this disk under watch; then clients go on for a while."""
@@ -55,19 +65,23 @@ class KafkaSearch(BrokerSearch):
         ledger.rows = [rows]
         self._go_on(disk, ledger, boot, safe=kind == "cut")
         life: Any = self._life(disk, ledger, boot, depth)
-        rng = self.rng
-        _begin(life)
-        for name in [topic.name for topic in ledger.topics.values() if not topic.is_deleting]:
-            if len(life.topic(name).batches) > FIRST:  # there is a snapshot
-                _traffic(life, rng, name)
-            if rng.random() < 0.5:
-                life.commit(rng.choice(GROUPS), name, ledger.number)
-            life.turns()
-        if rng.random() < 0.3:
+        self._work(life)
+        if self.rng.random() < 0.3:
             life.flush()
-        if rng.random() < 0.3:
+        if self.rng.random() < 0.3:
             life.stop()
         disk.watch = None
+
+    def _work(self, life: Any) -> None:
+        """All clients connect after a start, and do something."""
+        _begin(life)
+        ledger = life.ledger
+        for name in [topic.name for topic in ledger.topics.values() if not topic.is_deleting]:
+            if len(life.topic(name).batches) > FIRST:  # there is a snapshot
+                _traffic(life, self.rng, name)
+            if self.rng.random() < 0.5:
+                life.commit(self.rng.choice(GROUPS), name, ledger.number)
+            life.turns()
 
 
 def _begin(life: KafkaLife) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from states_broker_workloads import BrokerWorkload
-from states_disk import Disk, Image
 from states_kafka import PRODUCERS, KafkaSearch
 from states_kafka_life import GROUPS
 from states_share_ledger import ShareLedger, judge_share
@@ -21,40 +20,17 @@ TOPICS: Final = ("s", "t")
 class ShareSearch(KafkaSearch):
     """A `KafkaSearch` over workloads of a `ShareLife`."""
 
-    def _new_ledger(self) -> Any:
-        return ShareLedger()
+    ledger_type = ShareLedger
+    life_type = ShareLife
+    look_function = staticmethod(look)
+    judge_function = staticmethod(judge_share)
 
-    def _life_of(self, disk: Disk, ledger: Any, boot: int, **arguments: Any) -> Any:
-        return ShareLife(disk, ledger, boot, **arguments)
-
-    def _judge(self, outcome: Any, ledger: Any, kind: str) -> None:
-        judge_share(outcome, ledger)
-
-    def _look_at(self, image: Image, rows: Any, boot: int, ledger: Any) -> Any:
-        outcome: Any = self._looked(lambda: look(image, rows, boot, self._segment_size_bytes, ledger))  # type: ignore[arg-type, return-value]
-        return outcome
-
-    def _go_on(self, disk: Disk, ledger: Any, boot: int, *, safe: bool) -> None:
-        """Judge what a start finds on this disk. The ledger has nothing to adopt."""
-        judge_share(self._look_at(disk.image(), ledger.rows[-1], boot, ledger), ledger)
-
-    def _live_on(self, disk: Disk, rows: Any, ledger: Any, boot: int, depth: int, kind: str) -> None:
-        """Start on this disk under watch; then members go on for a while."""
-        self.lives += 1
-        ledger = ledger.copy()
-        ledger.rows = [rows]
-        self._go_on(disk, ledger, boot, safe=kind == "cut")
-        life: Any = self._life(disk, ledger, boot, depth)
+    def _work(self, life: Any) -> None:
         life.retry()
         for topic in TOPICS:
             if topic in life.vhost.queues:
                 _write(life, self.rng, topic)
                 _work(life, self.rng, (self.rng.choice(GROUPS), topic, "c"))
-        if self.rng.random() < 0.3:
-            life.flush()
-        if self.rng.random() < 0.3:
-            life.stop()
-        disk.watch = None
 
 
 def _write(life: ShareLife, rng: random.Random, topic: str) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from states_broker_workloads import BrokerWorkload
-from states_disk import Disk, Image
 from states_kafka import KafkaSearch
 from states_kafka_life import GROUPS
 from states_transactions_ledger import NOBODY, TransactionLedger, judge_transactions
@@ -23,41 +22,18 @@ MOMENTS: Final = 4
 class TransactionSearch(KafkaSearch):
     """A `KafkaSearch` over workloads of a `TransactionLife`. These have many steps, so only a quarter is crashed."""
 
+    ledger_type = TransactionLedger
+    life_type = TransactionLife
+    look_function = staticmethod(look)
+    judge_function = staticmethod(judge_transactions)
+
     def __init__(self, seed: int, seen: set[int], *, moments: float = 1.0, **others: Any) -> None:
         super().__init__(seed, seen, moments=moments / MOMENTS, **others)
 
-    def _new_ledger(self) -> Any:
-        return TransactionLedger()
-
-    def _life_of(self, disk: Disk, ledger: Any, boot: int, **arguments: Any) -> Any:
-        return TransactionLife(disk, ledger, boot, **arguments)
-
-    def _judge(self, outcome: Any, ledger: Any, kind: str) -> None:
-        judge_transactions(outcome, ledger)
-
-    def _look_at(self, image: Image, rows: Any, boot: int, ledger: Any) -> Any:
-        outcome: Any = self._looked(lambda: look(image, rows, boot, self._segment_size_bytes, ledger))  # type: ignore[arg-type, return-value]
-        return outcome
-
-    def _go_on(self, disk: Disk, ledger: Any, boot: int, *, safe: bool) -> None:
-        """Judge what a start finds on this disk. The ledger has nothing to adopt."""
-        judge_transactions(self._look_at(disk.image(), ledger.rows[-1], boot, ledger), ledger)
-
-    def _live_on(self, disk: Disk, rows: Any, ledger: Any, boot: int, depth: int, kind: str) -> None:
-        """Start on this disk under watch; then producers go on for a while."""
-        self.lives += 1
-        ledger = ledger.copy()
-        ledger.rows = [rows]
-        self._go_on(disk, ledger, boot, safe=kind == "cut")
-        life: Any = self._life(disk, ledger, boot, depth)
+    def _work(self, life: Any) -> None:
         _begin(life)
         if all(name in life.vhost.queues for name in TOPICS):
             _go_on(life, self.rng, self.rng.choice(NAMES))
-        if self.rng.random() < 0.3:
-            life.flush()
-        if self.rng.random() < 0.3:
-            life.stop()
-        disk.watch = None
 
 
 def _begin(life: TransactionLife) -> None:

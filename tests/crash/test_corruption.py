@@ -6,21 +6,14 @@ the real recovery opens it.
 
 from __future__ import annotations
 
-import logging
 import os
 import random
-from collections.abc import Iterator
 
 import pytest
 from corruption_lab import QUEUE, Specimen, examine
 from states_disk import Image
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 # -- torn tails

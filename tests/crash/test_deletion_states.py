@@ -6,9 +6,8 @@ were answered must stay, and everything else must still be there.
 
 from __future__ import annotations
 
-import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,11 +26,7 @@ ROUTE = RecordRoute(b"", b"q")
 Rows = dict[tuple[str, str], Row]
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def key(row: Row) -> tuple[str, str]:

@@ -5,9 +5,6 @@ Each test repeats a loss that happened once. The search of `test_states.py` meet
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 from states_disk import SECTOR, Disk, Image
 from states_find import find
@@ -19,11 +16,7 @@ from amqpd.storage.retention_policy import CleanerPolicy, RetentionPolicy
 EMPTY: Image = {"/data": None, "/data/vhosts": None, "/data/vhosts/v": None, QUEUES: None}
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def first_life(*queues: str, policy: RetentionPolicy | None = None, segment_size_bytes: int = 2000) -> Life:

@@ -12,12 +12,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-import logging
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -182,13 +181,6 @@ class Script:
             lost = self.confirmed[name] - set(bodies) - self.settled[name]
             assert not lost, f"{name}: confirmed and not there: {sorted(lost)[:3]}"
         storage.close(clean=False)
-
-
-@pytest.fixture
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])

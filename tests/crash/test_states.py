@@ -7,11 +7,10 @@ share of the states, CI more, `make torture` as many as TEST_CRASH_STATES says.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from states_all import ALL, walk_through
@@ -27,13 +26,7 @@ from states_workloads import WORKLOADS
 from amqpd.storage.acks.ack_set import DELIVERED, ENTRY_SIZE, SETTLED, encode_entry
 from amqpd.storage.directory_removal import DirectoryRemover
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Switch off the log lines of the many recoveries."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def search(seed: int, wanted: int, seen: set[int], **arguments: float) -> None:

@@ -5,8 +5,7 @@ The code that the tests break is interpreted, not compiled. README.md also lists
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import pytest
@@ -26,12 +25,7 @@ from amqpd.storage.acks.replay import AckedReplay
 from amqpd.storage.directory_removal import DirectoryRemover
 from amqpd.storage.metadata.store import Change
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def walk(name: str, seeds: int = 1) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from states_disk import Disk
-from states_kafka import KAFKA_WORKLOADS, KafkaSearch
+from states_all import skip_syncs, walk_small
+from states_kafka import KAFKA_WORKLOADS
 from states_kafka_ledger import Batch, FoundTopic, KafkaLedger, KafkaOutcome, Topic, judge_kafka
 from states_ledger import Violation
 
@@ -17,37 +16,16 @@ from amqpd.kafka_server.committed_offsets import CommittedOffsets
 from amqpd.kafka_server.coordinator import GroupCoordinator
 from amqpd.storage.local_log import LocalLog
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
-
-
-def walk(name: str, seeds: int = 1) -> None:
-    (workload,) = [each for each in KAFKA_WORKLOADS if name == each.name]
-    for seed in range(seeds):
-        KafkaSearch(seed, set(), share=0.06, draws=1, lived_in=0.002).run(workload)  # type: ignore[arg-type]
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", [each.name for each in KAFKA_WORKLOADS])
 def test_crash_states_of_workload_have_no_violation(workload: str) -> None:
-    walk(workload)
+    walk_small(workload, 1)
 
 
 # -- the walk finds defects
-
-
-def skip_syncs(monkeypatch: pytest.MonkeyPatch, directory: str) -> None:
-    fdatasync = Disk.fdatasync
-
-    def sync_others(disk: Disk, fd: int) -> None:
-        if directory not in disk.path_of(fd) or not disk.path_of(fd).endswith(".log"):
-            fdatasync(disk, fd)
-
-    monkeypatch.setattr(Disk, "fdatasync", sync_others)
 
 
 def skip_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +101,7 @@ def test_walk_finds_broken_promises(monkeypatch: pytest.MonkeyPatch, defect: str
     inject, workload, words = DEFECTS[defect]
     inject(monkeypatch)
     with pytest.raises(AssertionError, match=words):
-        walk(workload, 3)
+        walk_small(workload, 3)
 
 
 def test_judge_reports_each_kind_of_violation() -> None:

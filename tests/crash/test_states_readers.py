@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 from states_life import Life
 from states_readers import SIZE_MAX, Readers
@@ -16,12 +13,7 @@ from amqpd.storage.metadata.store import StoredOffsetRow
 from amqpd.storage.queue_log import Cursor, ReadResult
 from amqpd.storage.retention import trim
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def walk(seeds: int = 3) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from states_disk import Disk
+from states_all import skip_syncs, walk_small
 from states_kafka_ledger import FoundTopic, KafkaOutcome, Topic
 from states_ledger import Violation
-from states_share import SHARE_WORKLOADS, ShareSearch
+from states_share import SHARE_WORKLOADS
 from states_share_ledger import Acquired, SharedStream, ShareLedger, ShareOutcome, judge_share
 
 from amqpd.kafka_server import share_state
@@ -22,36 +21,16 @@ from amqpd.kafka_server.share_stream import ShareStream
 SHARED, DELETED = (each.name for each in SHARE_WORKLOADS)
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
-
-
-def walk(name: str, seeds: int = 1, moments: float = 1.0) -> None:
-    (workload,) = [each for each in SHARE_WORKLOADS if name == each.name]
-    for seed in range(seeds):
-        ShareSearch(seed, set(), share=0.06, draws=1, lived_in=0.002, moments=moments).run(workload)  # type: ignore[arg-type]
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", [each.name for each in SHARE_WORKLOADS])
 def test_crash_states_of_workload_have_no_violation(workload: str) -> None:
-    walk(workload, 3, moments=0.2)
+    walk_small(workload, 3, moments=0.2)
 
 
 # -- the walk finds defects
-
-
-def skip_syncs_of_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    fdatasync = Disk.fdatasync
-
-    def sync_others(disk: Disk, fd: int) -> None:
-        if "kafka-offsets" not in disk.path_of(fd) or not disk.path_of(fd).endswith(".log"):
-            fdatasync(disk, fd)
-
-    monkeypatch.setattr(Disk, "fdatasync", sync_others)
 
 
 def answer_before_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +113,11 @@ def read_only_the_first_states(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 DEFECTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = {
-    "states are not synced": (skip_syncs_of_states, SHARED, "is back|any more|delivery count"),
+    "states are not synced": (
+        lambda patch: skip_syncs(patch, "kafka-offsets"),
+        SHARED,
+        "is back|any more|delivery count",
+    ),
     "an answer before the sync": (answer_before_the_sync, SHARED, "is back|any more|delivery count"),
     "acknowledgements are not written": (write_no_acknowledgement, SHARED, "is back"),
     "the begin is not written": (write_no_begin, SHARED, "any more"),
@@ -152,7 +135,7 @@ def test_walk_finds_broken_promises(monkeypatch: pytest.MonkeyPatch, defect: str
     inject, workload, words = DEFECTS[defect]
     inject(monkeypatch)
     with pytest.raises(AssertionError, match=words):
-        walk(workload, 20, moments=0.2)
+        walk_small(workload, 20, moments=0.2)
 
 
 def test_judge_reports_each_kind_of_violation() -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from states_disk import Disk
+from states_all import skip_syncs, walk_small
 from states_kafka_ledger import Batch, KafkaOutcome, Topic
 from states_ledger import Violation
-from states_transactions import TRANSACTION_WORKLOADS, TransactionSearch
+from states_transactions import TRANSACTION_WORKLOADS
 from states_transactions_ledger import (
     ENDED,
     ENDING,
@@ -36,36 +35,16 @@ from amqpd.storage.log.producer_state import Producers
 FIRST, ROLL, FENCED = (each.name for each in TRANSACTION_WORKLOADS)
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
-
-
-def walk(name: str, seeds: int = 1, moments: float = 1.0) -> None:
-    (workload,) = [each for each in TRANSACTION_WORKLOADS if name == each.name]
-    for seed in range(seeds):
-        TransactionSearch(seed, set(), share=0.06, draws=1, lived_in=0.002, moments=moments).run(workload)  # type: ignore[arg-type]
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", [each.name for each in TRANSACTION_WORKLOADS])
 def test_crash_states_of_workload_have_no_violation(workload: str) -> None:
-    walk(workload, 2, moments=0.2)
+    walk_small(workload, 2, moments=0.2)
 
 
 # -- the walk finds defects
-
-
-def skip_syncs(monkeypatch: pytest.MonkeyPatch, directory: str) -> None:
-    fdatasync = Disk.fdatasync
-
-    def sync_others(disk: Disk, fd: int) -> None:
-        if directory not in disk.path_of(fd) or not disk.path_of(fd).endswith(".log"):
-            fdatasync(disk, fd)
-
-    monkeypatch.setattr(Disk, "fdatasync", sync_others)
 
 
 def answer_states_before_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +206,7 @@ def test_walk_finds_broken_promises(monkeypatch: pytest.MonkeyPatch, defect: str
     inject, workload, words = DEFECTS[defect]
     inject(monkeypatch)
     with pytest.raises(AssertionError, match=words):
-        walk(workload, 20, moments=0.8)
+        walk_small(workload, 20, moments=0.8)
 
 
 def test_judge_reports_each_kind_of_violation() -> None:
