@@ -359,12 +359,12 @@ def read_source(context: Context) -> dict[str, str]:
     return source | {name: str(Path(path).absolute()) for name, path in files.items() if path}
 
 
-def package_missing(packages: Sequence[str] = (PYARROW,)) -> str:
-    """Return what to install for missing packages."""
+def missing_packages(packages: Sequence[str], target: str = "") -> str:
+    """Return what to install. target: of make, that installs them in a checkout."""
     names = ", ".join(re.split("[><=]", package)[0] for package in packages)
     quoted_names = " ".join(f"'{package}'" for package in packages)
     text = f"the package {names}: {sys.executable} -m pip install {quoted_names}"
-    return text + (" (in amqpd's sources: make export)" if list(packages) == [PYARROW] else "")
+    return f"{text} (in amqpd's sources: make {target})" if target else text
 
 
 def _look_for_packages(context: Context, to: str, kind: str) -> None:
@@ -383,7 +383,7 @@ def _look_for_packages(context: Context, to: str, kind: str) -> None:
         missing = missing_package()
     needed = [package for name, package in wanted if find_spec(name) is None]
     if needed and not missing:
-        missing = package_missing(needed)
+        missing = missing_packages(needed, "export" if needed == [PYARROW] else "")
     if missing:
         raise Failure(UNAVAILABLE, f"the export needs {missing}")
 

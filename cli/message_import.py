@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from amqpd.cli.checks import listeners_of
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import DATA, UNAVAILABLE, USAGE, Failure, UsageError
-from amqpd.cli.export import BAR_S, StopRequest, package_missing, progress_text
+from amqpd.cli.export import BAR_S, PYARROW, StopRequest, missing_packages, progress_text
 from amqpd.cli.formatters import compact
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 def import_messages(context: Context) -> None:
     options = _options(context)
+    from amqpd.storage.export.checkpoint import CheckpointError
     from amqpd.storage.export.import_files import BadFile
     from amqpd.storage.export.import_job import BadImport, ImportJob
     from amqpd.storage.export.publisher import PublishError
@@ -31,7 +32,7 @@ def import_messages(context: Context) -> None:
     progress = _ImportProgress(context)
     try:
         report = ImportJob(options, progress.show, stopped).run()
-    except BadImport as error:
+    except (BadImport, CheckpointError) as error:
         raise Failure(USAGE, str(error)) from None
     except BadFile as error:
         raise Failure(DATA, str(error)) from None
@@ -105,7 +106,7 @@ def _options(context: Context) -> ImportOptions:
         if "://" in path:
             raise UsageError(f"{path}: expected a local file or directory; copy objects of a store to one first")
     if find_spec("pyarrow") is None:
-        raise Failure(UNAVAILABLE, f"the import needs {package_missing()}")
+        raise Failure(UNAVAILABLE, f"the import needs {missing_packages([PYARROW], 'export')}")
     from pathlib import Path
 
     from amqpd.storage.export.import_job import ImportOptions

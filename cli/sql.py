@@ -8,7 +8,6 @@ except with `pretty_table`, whose columns need all rows.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, time
 from importlib.util import find_spec
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, UsageError
-from amqpd.cli.export import payload_options, read_source
+from amqpd.cli.export import missing_packages, payload_options, read_source
 from amqpd.cli.formatters import cell, compact, csv_lines
 
 if TYPE_CHECKING:
@@ -36,9 +35,7 @@ NAMES_MAX: Final = 20
 def sql(context: Context) -> None:
     missing = [wanted for name, wanted in PACKAGES.items() if find_spec(name) is None]
     if missing:
-        words = " ".join(f"'{each}'" for each in missing)
-        raise Failure(UNAVAILABLE, f"sql needs packages: {sys.executable} -m pip install {words} "
-                      "(in amqpd's sources: make sql)")  # fmt: skip
+        raise Failure(UNAVAILABLE, f"sql needs {missing_packages(missing, 'sql')}")
     from amqpd.storage.export.files import SourceError
     from amqpd.storage.export.options import BadOption
     from amqpd.storage.export.plan import DataLoss

@@ -27,7 +27,7 @@ from . import cluster_report, generator, machine, rabbitmq
 from .brokers import StartFailed
 from .cluster_report import Found
 from .generator import RunFailed
-from .rounds import PAUSE_S, Run, say
+from .rounds import PAUSE_S, Run, add_round_options, parse_rounds, say
 from .sides import OverKafka, Rabbits, Side
 
 WARM_S = 1.0
@@ -63,20 +63,11 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         prog="python -m interop.bench.cluster", description="amqpd over Kafka beside RabbitMQ's quorum queues"
     )
     parser.add_argument("--scenarios", metavar="NAME,...", default=",".join(names), help=f"of: {', '.join(names)}")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--time", type=float, default=4.0, metavar="SECONDS", help="per measurement (default: 4)")
     parser.add_argument("--warm-up", type=float, default=30.0, metavar="SECONDS", help="of each before (default: 30)")
-    parser.add_argument("--alone", action="store_true", help="amqpd only")
     parser.add_argument("--synced", action="store_true", help="Kafka syncs each batch before it is confirmed")
-    parser.add_argument("--limit", type=float, default=20.0, metavar="MINUTES", help="no round begins later")
-    parser.add_argument("--directory", type=Path, help="where data is kept meanwhile (default: a temporary one)")
-    parser.add_argument("--readme", action="store_true", help="the result goes into interop/bench/README.md too")
-    given = parser.parse_args(argv)
+    add_round_options(parser, 4.0, "per measurement")
+    given = parse_rounds(parser, argv, "scenarios", names)
     given.chosen = [each for each in SCENARIOS if each.name in given.scenarios.split(",")]
-    if wrong := set(given.scenarios.split(",")) - set(names):
-        parser.error(f"no scenario {', '.join(sorted(wrong))}; there are {', '.join(names)}")
-    if given.directory is not None and not given.directory.is_dir():
-        parser.error(f"--directory: there is no directory {given.directory}")
     return given
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .generator import Result
-from .report import OURS, median, ratio, table
+from .report import OURS, median, ratio, replace_between, table
 from .rounds import Run
 
 BEGIN, END = "<!-- bench-cluster:begin -->", "<!-- bench-cluster:end -->"
@@ -155,9 +155,4 @@ def markdown(found: Found) -> str:
 
 def write(found: Found, readme: Path) -> None:
     """Write the report between its markers. Raises: ValueError without markers."""
-    text = readme.read_text("utf-8")
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"{readme} has no {BEGIN}")
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    readme.write_text(f"{before}{BEGIN}\n\n{markdown(found)}\n\n{END}{after}", "utf-8")
+    replace_between(readme, BEGIN, END, markdown(found))

@@ -28,7 +28,7 @@ from .generator import Result, RunFailed
 from .kafka_load import Records
 from .kafka_report import Found
 from .kafka_sides import AmqpdListener, ApacheKafka, KafkaSide, memory_mb
-from .rounds import PAUSE_S, Run, say
+from .rounds import PAUSE_S, Run, add_round_options, parse_rounds, say
 
 RECORDS = (Records(100, "none"), Records(100, "lz4"), Records(1024, "none"), Records(1024, "lz4"))
 PER_S = {100: 200_000, 1024: 50_000}
@@ -53,18 +53,9 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         prog="python -m interop.bench.kafka", description="amqpd's listener for Kafka's clients beside Apache Kafka"
     )
     parser.add_argument("--records", metavar="KIND,...", default=",".join(names), help=f"of: {', '.join(names)}")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--time", type=float, default=5.0, metavar="SECONDS", help="about, per Produce (default: 5)")
-    parser.add_argument("--alone", action="store_true", help="amqpd only")
-    parser.add_argument("--limit", type=float, default=20.0, metavar="MINUTES", help="no round begins later")
-    parser.add_argument("--directory", type=Path, help="where data is kept meanwhile (default: a temporary one)")
-    parser.add_argument("--readme", action="store_true", help="the result goes into interop/bench/README.md too")
-    given = parser.parse_args(argv)
+    add_round_options(parser, 5.0, "about, per Produce")
+    given = parse_rounds(parser, argv, "records", names)
     given.chosen = [each for each in RECORDS if each.name in given.records.split(",")]
-    if wrong := set(given.records.split(",")) - set(names):
-        parser.error(f"no records {', '.join(sorted(wrong))}; there are {', '.join(names)}")
-    if given.directory is not None and not given.directory.is_dir():
-        parser.error(f"--directory: there is no directory {given.directory}")
     return given
 
 

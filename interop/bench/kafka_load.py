@@ -34,7 +34,7 @@ PAYLOAD_LINES: Final = 4000
 
 
 class Records(NamedTuple):
-    """What is sent and read. size: of a value in bytes; codec: `none` or `lz4`."""
+    """Records that a run sends and reads. size: of a value in bytes; codec: `none` or `lz4`."""
 
     size: int
     codec: str

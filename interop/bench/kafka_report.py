@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from .report import OURS, median, ratio, table
+from .report import OURS, median, ratio, replace_between, table
 from .rounds import Run
 
 BEGIN, END = "<!-- bench-kafka:begin -->", "<!-- bench-kafka:end -->"
@@ -22,7 +22,12 @@ BUSY_CORES = 0.3
 
 
 class Target(NamedTuple):
-    """What must be reached: a ratio to Kafka. scenario: the first word of a row. at_least: else at most."""
+    """A ratio to Kafka that must be reached.
+
+    Attributes:
+        scenario: the first word of the rows that it is for.
+        at_least: the ratio is a minimum; otherwise it is a maximum.
+    """
 
     scenario: str
     figure: str
@@ -156,8 +161,4 @@ def markdown(found: Found) -> str:
 
 def write(found: Found, readme: Path) -> None:
     """Write the report between its markers. Raises: ValueError without markers."""
-    text = readme.read_text("utf-8")
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"{readme} has no {BEGIN}")
-    before, _, rest = text.partition(BEGIN)
-    readme.write_text(f"{before}{BEGIN}\n\n{markdown(found)}\n\n{END}{rest.partition(END)[2]}", "utf-8")
+    replace_between(readme, BEGIN, END, markdown(found))

@@ -324,9 +324,15 @@ def write(outcome: Outcome, directory: Path, draw: Callable[[Outcome], str]) -> 
     path = directory / f"{stem}.md"
     path.write_text(markdown(outcome, picture.name), "utf-8")
     readme = directory / "README.md"
-    text = readme.read_text("utf-8") if readme.exists() else ""
-    if BEGIN in text and END in text:
-        before, _, rest = text.partition(BEGIN)
-        after = rest.partition(END)[2]
-        readme.write_text(f"{before}{BEGIN}\n\n{summary(outcome, path.name)}\n\n{END}{after}", "utf-8")
+    if readme.exists() and BEGIN in readme.read_text("utf-8"):
+        replace_between(readme, BEGIN, END, summary(outcome, path.name))
     return path
+
+
+def replace_between(path: Path, begin: str, end: str, text: str) -> None:
+    """Replace what a file has between two markers. Raises: ValueError without them."""
+    content = path.read_text("utf-8")
+    if begin not in content or end not in content:
+        raise ValueError(f"{path} has no {begin}")
+    before, _, rest = content.partition(begin)
+    path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}", "utf-8")

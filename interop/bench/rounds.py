@@ -7,6 +7,7 @@ left out. A round that would not end in time is not begun.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -45,6 +46,28 @@ class Plan:
     count: int
     cold_count: int
     verify: bool
+
+
+def add_round_options(parser: argparse.ArgumentParser, seconds: float, what: str) -> None:
+    """Add the options of all benchmarks of two sides. seconds: default of --time; what: its help."""
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--time", type=float, default=seconds, metavar="SECONDS", help=f"{what} (default: {seconds:g})")
+    parser.add_argument("--alone", action="store_true", help="amqpd only")
+    parser.add_argument("--limit", type=float, default=20.0, metavar="MINUTES", help="no round begins later")
+    parser.add_argument("--directory", type=Path, help="where data is kept meanwhile (default: a temporary one)")
+    parser.add_argument("--readme", action="store_true", help="the result goes into interop/bench/README.md too")
+
+
+def parse_rounds(
+    parser: argparse.ArgumentParser, argv: Sequence[str], option: str, names: Sequence[str]
+) -> argparse.Namespace:
+    """Return the arguments; those of `option`, names separated by commas, and --directory are checked."""
+    given = parser.parse_args(argv)
+    if wrong := set(getattr(given, option).split(",")) - set(names):
+        parser.error(f"--{option}: there is no {', '.join(sorted(wrong))}; there are {', '.join(names)}")
+    if given.directory is not None and not given.directory.is_dir():
+        parser.error(f"--directory: there is no directory {given.directory}")
+    return given
 
 
 def say(text: str) -> None:

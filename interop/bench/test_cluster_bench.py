@@ -203,7 +203,7 @@ def test_readme_has_the_markers() -> None:
 def test_unknown_scenario_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         cluster.main(["--scenarios", "S3,S9"])
-    assert "no scenario S9; there are S3, S3 one node, S3x200, S3r" in capsys.readouterr().err
+    assert "--scenarios: there is no S9; there are S3, S3 one node, S3x200, S3r" in capsys.readouterr().err
 
 
 def test_rounds_alternate_which_side_is_first(monkeypatch: pytest.MonkeyPatch) -> None:

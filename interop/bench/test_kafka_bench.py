@@ -102,7 +102,7 @@ def test_payloads_have_the_size_and_differ(tmp_path: Path) -> None:
 def test_unknown_records_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         kafka.main(["--records", "5 B"])
-    assert "no records 5 B; there are 100 B, 100 B lz4" in capsys.readouterr().err
+    assert "--records: there is no 5 B; there are 100 B, 100 B lz4" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -73,6 +73,24 @@ class State:
     next: Progress | None = None
 
 
+def lock_checkpoint(directory: Path, user: str) -> int:
+    """Create the directory if it is missing, and lock it. Return the lock's descriptor.
+
+    Args:
+        user: `export` or `import`, for the error.
+
+    Raises: CheckpointError if another process has the lock; OSError.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise CheckpointError(f"another {user} uses the checkpoint {directory}") from None
+    return lock
+
+
 class ExportCheckpoint:
     """An open checkpoint.
 
@@ -84,13 +102,8 @@ class ExportCheckpoint:
 
     def __init__(self, directory: Path, what: dict[str, Any]) -> None:
         self.directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._lock = lock_checkpoint(directory, "export")
         try:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise CheckpointError(f"another export uses the checkpoint {directory}") from None
             self.state = State()
             if (directory / "state.json").exists():
                 self._read(what)

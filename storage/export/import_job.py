@@ -12,7 +12,6 @@ idempotent producer (docs/deduplication.md): message n has epoch n >> 31 and seq
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
@@ -26,7 +25,7 @@ from typing import Any, BinaryIO, Final
 
 from amqpd.protocol import methods as c
 from amqpd.protocol import properties as p
-from amqpd.storage.export.checkpoint import sync_directory
+from amqpd.storage.export.checkpoint import lock_checkpoint, sync_directory
 from amqpd.storage.export.import_files import BadFile, find_files, read_rows
 from amqpd.storage.export.message_rows import BadRow, MessageRows, RowOptions
 from amqpd.storage.export.publisher import SinkPublisher, SinkTarget
@@ -124,17 +123,12 @@ class MessageImportReport:
 
 
 class ImportLedger:
-    """An open checkpoint of an import. Raises BadImport, OSError."""
+    """An open checkpoint of an import. Raises BadImport, CheckpointError, OSError."""
 
     def __init__(self, directory: Path, identity: dict[str, Any]) -> None:
         self.directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._lock = lock_checkpoint(directory, "import")
         try:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise BadImport(f"another import uses the checkpoint {directory}") from None
             self.state = self._read(identity)
             self.rejects: BinaryIO = (directory / "rejected.json").open("ab")
             self.rejects.truncate(self.state.rejected_bytes)

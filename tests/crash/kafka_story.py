@@ -245,5 +245,5 @@ class WorkStory(Violations):
         self.accepted.clear()
 
     def missing(self) -> list[bytes]:
-        """Return the confirmed messages that nobody has got."""
+        """Return the confirmed messages that no consumer has received."""
         return sorted(self.confirmed - self.seen)

@@ -105,7 +105,7 @@ class ShareLedger(KafkaLedger):
 
 
 class ShareOutcome(NamedTuple):
-    """What clients find after a start. acquired: by group and queue id, all that a member gets."""
+    """Observations of clients after a start. acquired: all that a member gets, by group and queue id."""
 
     kafka: KafkaOutcome
     acquired: dict[Place, Acquired]

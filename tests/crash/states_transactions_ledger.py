@@ -117,7 +117,7 @@ class TransactionLedger(KafkaLedger):
 
 
 class CommittedView(NamedTuple):
-    """What readers of committed records find.
+    """A view of the topics through readers of committed records.
 
     records, stable: by queue id; the records are below the last stable offset. offsets: committed ones, by group and
     queue id.
@@ -129,7 +129,7 @@ class CommittedView(NamedTuple):
 
 
 class TransactionOutcome(NamedTuple):
-    """What clients find after a start.
+    """Observations of clients after a start.
 
     before, after: before and after the producers have ended their open transactions.
     refused: the errors for fenced epochs. held: topics whose last stable offset is not the end of the log.

@@ -159,7 +159,7 @@ def test_queues_with_odd_names_of_a_running_broker(amqpd_broker, amqpd_vhost):
 def test_missing_package_is_named(package, monkeypatch, written):
     monkeypatch.setattr(command, "find_spec", lambda name: None if name == package else object())
     code, _, err = call("--data-dir", written.data_dir, "sql", "SELECT 1")
-    wanted = f"sql needs packages: {sys.executable} -m pip install '{command.PACKAGES[package]}' "
+    wanted = f"sql needs the package {package}: {sys.executable} -m pip install '{command.PACKAGES[package]}' "
     assert (code, wanted in err) == (69, True), err
 
 
