@@ -256,6 +256,8 @@ def _options(context: Context) -> ExportOptions:
     if "://" in checkpoint:
         raise UsageError(f"--checkpoint {checkpoint}: expected a local directory, also for an object store")
     payload, payload_schema = payload_options(context)
+    if payload and kind in ("delta", "iceberg"):  # before their packages are looked for
+        raise UsageError("--payload: only for files of the formats parquet, json and csv")
     if payload and _wants_spark(context):
         raise UsageError("--payload: not with --engine spark, --where, --master or --memory")
     for name in ("to-offset", "batch"):
