@@ -19,7 +19,7 @@ import pamqp.header
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import KafkaError
 from kafka import KafkaProducer
-from kafka_story import Group, KafkaStory, Reader, StoryTransaction
+from kafka_story import Group, KafkaStory, Reader, StoryTransaction, Unconfirmed
 from quickclient import Gone, Link, Message, connect
 
 STREAM: Final = "flow"
@@ -71,19 +71,10 @@ class KafkaLoad:
         return link
 
     async def _publish(self, port: int, number: int) -> None:
-        waiting: dict[int, bytes] = {}
-
-        def confirmed(tag: int, multiple: bool, acked: bool) -> None:
-            for each in [each for each in waiting if each == tag or (multiple and each < tag)]:
-                body = waiting.pop(each)
-                if acked:
-                    self.story.confirms(body)
-                else:
-                    self.story.violate(f"{body!r} was nacked")
-
+        waiting = Unconfirmed(self.story)
         with contextlib.suppress(Gone, OSError):
             link = await self._connect(port)
-            link.on_confirm = confirmed
+            link.on_confirm = waiting.settle
             await link.confirm_select()
             tag = 0
             while not self.ended:

@@ -247,3 +247,19 @@ class WorkStory(Violations):
     def missing(self) -> list[bytes]:
         """Return the confirmed messages that no consumer has received."""
         return sorted(self.confirmed - self.seen)
+
+
+class Unconfirmed(dict[int, bytes]):
+    """The bodies of an AMQP publisher that are not confirmed, by delivery tag. story: is told of confirms and nacks."""
+
+    def __init__(self, story: KafkaStory | WorkStory) -> None:
+        super().__init__()
+        self._story = story
+
+    def settle(self, tag: int, multiple: bool, acked: bool) -> None:
+        for each in [each for each in self if each == tag or (multiple and each < tag)]:
+            body = self.pop(each)
+            if acked:
+                self._story.confirms(body)
+            else:
+                self._story.violate(f"{body!r} was nacked")

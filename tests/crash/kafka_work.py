@@ -13,7 +13,7 @@ import uuid
 from typing import Final
 
 from kafka.record import MemoryRecords
-from kafka_story import WorkStory
+from kafka_story import Unconfirmed, WorkStory
 from quickclient import Gone, Message, connect
 
 from amqpd.kafka_server.body_writer import BodyWriter
@@ -172,19 +172,10 @@ class WorkLoad:
                 await asyncio.sleep(0.05)
 
     async def _publish(self, port: int) -> None:
-        waiting: dict[int, bytes] = {}
-
-        def confirmed(tag: int, multiple: bool, acked: bool) -> None:
-            for each in [each for each in waiting if each == tag or (multiple and each < tag)]:
-                body = waiting.pop(each)
-                if acked:
-                    self.story.confirms(body)
-                else:
-                    self.story.violate(f"{body!r} was nacked")
-
+        waiting = Unconfirmed(self.story)
         with contextlib.suppress(Gone, OSError):
             link = await connect(port, patience_s=120)
-            link.on_confirm = confirmed
+            link.on_confirm = waiting.settle
             await link.confirm_select()
             tag = 0
             while not self.ended and not self.is_draining:

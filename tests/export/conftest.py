@@ -312,3 +312,59 @@ def s3(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setenv(name, value)
     s3_server.reset()
     return s3_server
+
+
+class Killed(BaseException):
+    """A simulated kill: it passes every `except Exception`."""
+
+
+class KillSteps:
+    """Functions that count as steps of a batch. One of them ends with a simulated kill: before it, or right after it.
+
+    Attributes:
+        count: kills so far.
+    """
+
+    Killed = Killed
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self._monkeypatch = monkeypatch
+        self._left = 0
+        self._after = False
+
+    def wrap(self, owner: Any, *names: str) -> None:
+        for name in names:
+            self._monkeypatch.setattr(owner, name, self._step(getattr(owner, name)))
+
+    def _step(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **named: Any) -> Any:
+            self._left -= 1
+            is_last = self._left == 0
+            if is_last and not self._after:
+                raise Killed
+            try:
+                return real(*arguments, **named)
+            finally:
+                if is_last:
+                    raise Killed
+
+        return step
+
+    def run(self, number: int, after: bool, batch: Callable[[], object]) -> None:
+        """Call `batch`; its step `number` is killed."""
+        self._left, self._after = number, after
+        try:
+            batch()
+        except Killed:
+            self.count += 1
+        finally:
+            self._left = 0
+
+
+@pytest.fixture
+def kill_steps(monkeypatch: pytest.MonkeyPatch) -> KillSteps:
+    steps = KillSteps(monkeypatch)
+    steps.wrap(os, "fsync")
+    steps.wrap(Path, "replace", "mkdir")
+    return steps

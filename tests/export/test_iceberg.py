@@ -140,72 +140,38 @@ def test_other_partitions_and_checkpoints_are_refused(written, tmp_path):
     assert run(wanted).rows == 3000
 
 
-class Killed(BaseException):
-    """A simulated kill: it passes every `except Exception`."""
-
-
 @pytest.mark.slow
-def test_kill_at_each_step_of_a_batch_loses_and_repeats_nothing(written, tmp_path, monkeypatch):
+def test_kill_at_each_step_of_a_batch_loses_and_repeats_nothing(written, tmp_path, kill_steps):
     """Steps are those of the checkpoint, the requests to the catalog, and the files that pyiceberg writes. Each run is
     killed one step later than the run before: before the step, or right after it.
     """
     from pyiceberg.catalog.sql import SqlCatalog
     from pyiceberg.io.pyarrow import PyArrowFile
 
-    left = [0, False]
-
-    def wrap(owner, name):
-        real = getattr(owner, name)
-
-        def step(*arguments, **named):
-            left[0] -= 1
-            is_last = left[0] == 0
-            if is_last and not left[1]:
-                raise Killed
-            try:
-                return real(*arguments, **named)
-            finally:
-                if is_last:
-                    raise Killed
-
-        monkeypatch.setattr(owner, name, step)
-
-    for owner, names in (
-        (os, ["fsync"]),
-        (Path, ["replace", "mkdir"]),
-        (SqlCatalog, ["create_table", "create_namespace_if_not_exists", "load_table", "commit_table"]),
-        (PyArrowFile, ["create"]),
-    ):
-        for name in names:
-            wrap(owner, name)
-    kills = 0
+    kill_steps.wrap(SqlCatalog, "create_table", "create_namespace_if_not_exists", "load_table", "commit_table")
+    kill_steps.wrap(PyArrowFile, "create")
     wanted = options(written, tmp_path, batch_rows=100, columns=("offset",), start="1000")
     for number in range(1, 80):
-        for left[1] in (False, True):
-            left[0] = number
+        for after in (False, True):
             batches = []
-            try:
-                ExportJob(wanted, PyarrowEngine(), batches.append, lambda batches=batches: len(batches) >= 2).run()
-            except Killed:
-                kills += 1
-            finally:
-                left[0] = 0
+            job = ExportJob(wanted, PyarrowEngine(), batches.append, lambda batches=batches: len(batches) >= 2)
+            kill_steps.run(number, after, job.run)
             seen = offsets(opened(tmp_path))
             assert max(Counter(seen).values(), default=0) <= 1
         if len(batches) >= 2:
             break
-    print(f"{kills} kills")
-    assert kills >= 40
+    print(f"{kill_steps.count} kills")
+    assert kill_steps.count >= 40
     run(wanted)
     assert offsets(opened(tmp_path)) == list(range(1000, 5000))
     assert not (tmp_path / "check" / "staging").exists()
 
 
-def test_repeated_batch_is_known_after_its_snapshot_expired(written, tmp_path, monkeypatch):
+def test_repeated_batch_is_known_after_its_snapshot_expired(written, tmp_path, monkeypatch, kill_steps):
     wanted = options(written, tmp_path, batch_rows=2000)
     with monkeypatch.context() as patched:
-        patched.setattr(ExportCheckpoint, "commit", lambda self: (_ for _ in ()).throw(Killed()))
-        with pytest.raises(Killed):
+        patched.setattr(ExportCheckpoint, "commit", lambda self: (_ for _ in ()).throw(kill_steps.Killed()))
+        with pytest.raises(kill_steps.Killed):
             run(wanted)
     table = opened(tmp_path)
     other = table.scan().to_arrow()
