@@ -103,12 +103,8 @@ class ShareLife(KafkaLife):
         return found
 
     def acknowledge(self, member: Member, offsets: list[int], kind: int) -> None:
-        """Accept, reject or release records, and wait for the answer.
-
-        The answer to records that retention has removed may come without a write, and promises nothing of others.
-        """
+        """Accept, reject or release records, and wait for the answer."""
         stream = self._stream(member)
-        is_written = max(offsets) >= self.store(member[1]).log_start()
         counts = {
             offset: count for each, has in self.has.items() if each[:2] == member[:2] for offset, count in has.items()
         }
@@ -126,7 +122,7 @@ class ShareLife(KafkaLife):
             if error:
                 return
             self.book.version += 1
-            for offset, count in counts.items() if is_written else ():
+            for offset, count in counts.items():
                 stream.record(offset).written = max(stream.record(offset).written, count)
             for offset in offsets if kind in (ACCEPT, REJECT) else ():
                 stream.record(offset).is_final = True
