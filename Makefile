@@ -127,7 +127,7 @@ torture: compiled ## 1,000 kills, 500 power cuts, 10 million crash states: hours
 
 # --- Measurements and what is generated
 
-.PHONY: bench bench-guard bench-page bench-cluster bench-kafka bench-export compare compare-record docs pictures build page clean
+.PHONY: bench bench-guard bench-page bench-cluster bench-kafka bench-export bench-curves compare compare-record docs pictures build page clean
 bench: $(VENV)/.installed $(PLAIN)/.ready ## beside RabbitMQ: 22 minutes (BENCH_ARGS="--scenarios S1,S3 --rounds 1")
 	$(BIN)/python -m interop.bench --interpreted $(PLAIN)/bin/python $(BENCH_ARGS)
 
@@ -146,6 +146,9 @@ bench-kafka: $(VENV)/.installed $(VENV)/.extra-cluster $(VENV)/.extra-test $(VEN
 bench-export: $(VENV)/.installed $(VENV)/.extra-spark $(VENV)/.extra-all-tests ## a million records decoded and exported
 	$(BIN)/python -P -c 'import runpy, sys; sys.path.append("."); runpy.run_module("interop.bench.export_decode", run_name="__main__")' $(BENCH_ARGS)
 	$(BIN)/python -m interop.bench.export
+
+bench-curves: $(VENV)/.installed ## the CPU time of a message as queues, bindings, connections ... grow (BENCH_ARGS="--far")
+	$(BIN)/python -m interop.bench.curves $(BENCH_ARGS)
 
 compare: $(VENV)/.installed $(VENV)/.extra-test ## recorded conversations with RabbitMQ beside ours; writes docs/compatibility.md
 	$(BIN)/python -m interop.compare $(BENCH_ARGS)
