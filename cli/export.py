@@ -24,10 +24,12 @@ from amqpd.cli.formatters import compact
 if TYPE_CHECKING:
     from amqpd.storage.export.engine import ExportEngine
     from amqpd.storage.export.job import ExportOptions, ExportReport
+    from amqpd.storage.export.payload import PayloadOptions
 
 OPTIONS: Final = (
     "queue", "to", "format", "checkpoint", "from", "to-offset", "partition-by", "where", "columns", "table", "name",
-    "batch", "follow", "allow-data-loss", "engine", "master", "memory", "payload", "payload-schema",
+    "batch", "follow", "min-batch-bytes", "max-batch-age", "allow-data-loss", "engine", "master", "memory",
+    "payload", "payload-schema", "payload-message", "schema-registry",
 )  # fmt: skip
 NOT_SUPPORTED: Final = frozenset(["s3n", "gcs", "adl", "wasb", "wasbs", "r2", "oss", "cos", "swift", "hdfs", "dbfs"])
 """URL schemes of stores that are not supported."""
@@ -37,6 +39,14 @@ PACKAGES: Final = {
     "iceberg": ("pyiceberg", "pyiceberg>=0.12"),
 }
 """The packages of the extras `object-stores`, `delta` and `iceberg`, for what needs them."""
+PAYLOAD_PACKAGES: Final = {
+    "json": (),
+    "avro": (("fastavro", "fastavro>=1.10"),),
+    "protobuf": (("google.protobuf", "protobuf>=6.31"),),
+}
+"""The packages of the extra `payload`, by format."""
+PROTOC: Final = ("grpc_tools", "grpcio-tools>=1.70")
+"""The package that compiles Protobuf's schemas, in .proto files and in registries."""
 PYARROW: Final = "pyarrow>=18"
 """The extra `export` of pyproject.toml: amqpd is on no package index, so pip cannot resolve the extra."""
 SPARK_OPTIONS: Final = ("where", "master", "memory")
@@ -255,7 +265,7 @@ def _options(context: Context) -> ExportOptions:
         checkpoint = to.rstrip("/") + ".checkpoint"
     if "://" in checkpoint:
         raise UsageError(f"--checkpoint {checkpoint}: expected a local directory, also for an object store")
-    payload, payload_schema = payload_options(context)
+    payload = payload_options(context)
     if payload and kind in ("delta", "iceberg"):  # before their packages are looked for
         raise UsageError("--payload: only for files of the formats parquet, json and csv")
     if payload and _wants_spark(context):
@@ -288,7 +298,6 @@ def _options(context: Context) -> ExportOptions:
         batch_rows=int(given["batch"]) if "batch" in given else None,
         fail_on_data_loss="allow-data-loss" not in given,
         payload=payload,
-        payload_schema=payload_schema,
     )
 
 
@@ -328,25 +337,39 @@ def _target(given: Mapping[str, str]) -> tuple[str, str]:
     return to, kind
 
 
-def payload_options(context: Context) -> tuple[str, str]:
-    """Return --payload and the content of the file --payload-schema. Raises: UsageError."""
+def payload_options(context: Context) -> PayloadOptions | None:
+    """Return the options of --payload; None without it. Raises: UsageError; Failure, if a package is missing."""
     given = context.line.given
-    payload = given.get("payload", "")
-    if "payload" in given and payload != "json":
-        raise UsageError(f"--payload {payload}: expected json")
-    path = given.get("payload-schema")
-    if path is None:
-        return payload, ""
-    if not payload:
-        raise UsageError("--payload-schema needs --payload json")
+    payload = given.get("payload")
+    if payload is None:
+        for name in ("payload-schema", "payload-message", "schema-registry"):
+            if name in given:
+                raise UsageError(f"--{name} needs --payload")
+        return None
+    if payload not in PAYLOAD_PACKAGES:
+        raise UsageError(f"--payload {payload}: expected {', '.join(PAYLOAD_PACKAGES)}")
+    path, registry = given.get("payload-schema", ""), given.get("schema-registry", "")
+    packages = [("pyarrow", PYARROW), *PAYLOAD_PACKAGES[payload]]
+    if payload == "protobuf" and (registry or path.endswith(".proto")):
+        packages.append(PROTOC)
+    needed = [package for name, package in packages if _is_missing(name)]
+    if needed:
+        raise Failure(UNAVAILABLE, f"--payload {payload} needs {missing_packages(needed)}")
+    from amqpd.storage.export import payload_schema
+    from amqpd.storage.export.payload import BadSchema
+
+    where = f"--payload-schema {path}" if path else f"--payload {payload}"
     try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is 3 ms of start-up
-            schema = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--payload-schema {path}: {error}") from None
-    if not schema.strip():
-        raise UsageError(f"--payload-schema {path}: it is empty")
-    return payload, schema
+        return payload_schema.payload_options(payload, path, given.get("payload-message", ""), registry)
+    except (BadSchema, OSError) as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
+def _is_missing(name: str) -> bool:
+    try:
+        return find_spec(name) is None
+    except ModuleNotFoundError:  # the package around it
+        return True
 
 
 def read_source(context: Context) -> dict[str, str]:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from amqpd.storage.export.file_writer import REJECTED, FileLayout, batches, json_values, write_task
 from amqpd.storage.export.offsets import batch_parts
 from amqpd.storage.export.options import ReadOptions, parse
+from amqpd.storage.export.payload import PayloadFormat
 from amqpd.storage.export.plan import LogPartition
 from amqpd.storage.export.worker_pool import WorkerPool, use_system_allocator
 
@@ -57,14 +58,14 @@ class ExportRows:
         columns: The exported columns.
         partition_by: Columns and values of `TIMES`.
         where: A condition in Spark's SQL, or "".
-        payload: pyarrow struct of the column `payload`; None: no such column. Only for files of PyarrowEngine.
+        payload: Format of the column `payload`; None: no such column. Only for files of PyarrowEngine.
     """
 
     reads: tuple[dict[str, str], ...]
     columns: tuple[str, ...]
     partition_by: tuple[str, ...] = ()
     where: str = ""
-    payload: Any = None
+    payload: PayloadFormat | None = None
 
     def parts(self) -> tuple[ReadOptions, list[LogPartition]]:
         """Return the options to read parts with, and the parts. Raises DataLoss, SourceError, OSError."""

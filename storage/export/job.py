@@ -38,8 +38,8 @@ from amqpd.storage.export.engine import ExportEngine, ExportRows
 from amqpd.storage.export.files import BrokerSource, LogSource, QueueName, SourceError
 from amqpd.storage.export.object_store import is_object_store
 from amqpd.storage.export.options import NoSuchQueue, parse
-from amqpd.storage.export.payload import schema_of_text
-from amqpd.storage.export.payload_schema import fix_schema, known_schema
+from amqpd.storage.export.payload import PayloadFormat, PayloadOptions
+from amqpd.storage.export.payload_schema import fix_schema, given_format, known_schema
 from amqpd.storage.export.plan import DataLoss, Snapshot
 from amqpd.storage.export.targets import Database, ExportTarget, Files, TargetError, file_label, file_place
 
@@ -125,8 +125,7 @@ class ExportOptions:
         start: earliest, an offset or a time. Used only in the first run.
         to_offset: The first offset that is not exported.
         batch_rows: None: the target's default.
-        payload: json: bodies that are JSON become the column `payload`; "": no such column.
-        payload_schema: Its JSON Schema; "": it is inferred from the first messages, and then fixed.
+        payload: The column `payload`; None: no such column. An inferred schema is fixed by the first batch.
     """
 
     source: dict[str, str]
@@ -145,8 +144,7 @@ class ExportOptions:
     follow: bool = False
     batch_rows: int | None = None
     fail_on_data_loss: bool = True
-    payload: str = ""
-    payload_schema: str = ""
+    payload: PayloadOptions | None = None
 
     @property
     def is_database(self) -> bool:
@@ -169,8 +167,10 @@ class ExportOptions:
             "where": self.where,
             "columns": list(self.columns),
             "table": self.table if self.is_database or self.format == "iceberg" else "",
-            "payload": self.payload or None,
+            "payload": self.payload and self.payload.format,
         }
+        if self.payload and self.payload.format != "json":
+            found["schema_registry"] = "URL" if self.payload.registry else ""  # the registry may move
         if self.format in ("delta", "iceberg"):
             del found["columns"]
         return found
@@ -248,7 +248,7 @@ class ExportJob:
             self._read = {**given, "queuePattern": re.escape(options.queue)}
         self._parsed = parse({"startingOffsets": "earliest", **self._read})
         self._is_checked = False
-        self._payload: Any = None
+        self._payload: PayloadFormat | None = None
 
     def _check(self) -> None:
         options = self.options
@@ -271,8 +271,8 @@ class ExportJob:
                 raise BadExport(f"--to {path}: the path of a table cannot have #, ? or %: choose another directory")
         if options.payload and (options.is_database or options.format not in ("parquet", "json", "csv")):
             raise BadExport("--payload: only for files of the formats parquet, json and csv")
-        if options.payload_schema:
-            schema_of_text(options.payload_schema)
+        if options.payload and options.payload.schema:
+            given_format(options.payload)
         elif options.payload and options.queue is None:
             raise BadExport("--payload: queues may have different fields; give --queue or a --payload-schema")
         if options.to_offset is not None and options.queue is None:
@@ -304,7 +304,7 @@ class ExportJob:
             if ledger.state.batch == 0:
                 target.check_fresh(self._prefix())
             elif options.payload:
-                self._payload = known_schema(options.payload_schema, ledger)
+                self._payload = known_schema(options.payload, ledger)
             try:
                 for report in self._batches(ledger, target):
                     total.batches += 1
@@ -391,7 +391,7 @@ class ExportJob:
         rows = self._rows(spans)
         if self.options.payload:
             if self._payload is None:
-                self._payload = fix_schema(self.options.payload_schema, rows, ledger)
+                self._payload = fix_schema(self.options.payload, rows, ledger)
             rows = replace(rows, payload=self._payload)
         if not self._is_checked:
             self.engine.check(rows)  # a wrong condition ends the run before the checkpoint is created
