@@ -71,7 +71,8 @@ def export(context: Context) -> None:
     stopped = StopRequest("stopping after this batch; once more to stop now (a rerun loses and repeats nothing)")
     engine = _engine(context, options, progress)
     try:
-        total = ExportJob(options, engine, progress.finish_batch, stopped, progress.begin_batch).run()
+        job = ExportJob(options, engine, progress.finish_batch, stopped, progress.begin_batch, progress.wait)
+        total = job.run()
     except (NoSuchQueue, SourceError, EngineError) as error:
         raise Failure(UNAVAILABLE, str(error)) from None
     except (BadExport, BadOption, UnknownColumn) as error:
@@ -148,14 +149,22 @@ class ProgressLines:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._has_waited = False
 
     def begin_batch(self, report: ExportReport) -> None:
         return
+
+    def wait(self, report: ExportReport) -> None:
+        """Write what the next batch waits for: once for each batch, as a line stays."""
+        if not self._has_waited:
+            self._has_waited = True
+            _note(self._context, f"{report.lag:,} wait, {wait_text(report)}")
 
     def advance(self, rows: int, size_bytes: int) -> None:
         return
 
     def finish_batch(self, report: ExportReport) -> None:
+        self._has_waited = False
         counts = f"{report.rows:,} records, {_size(report.bytes)}, {_rate(report)}"
         rejected = f", {report.rejected:,} rejected" if report.rejected else ""
         _note(self._context, f"batch {report.batch}: {counts}, {report.lag:,} wait{rejected}")
@@ -184,24 +193,28 @@ class ProgressBar(ProgressLines):
         self._lag = report.lag
         self._write()
 
+    def wait(self, report: ExportReport) -> None:
+        self._lag = report.lag
+        self._write(f", {wait_text(report)}")
+
     def advance(self, rows: int, size_bytes: int) -> None:
         self._batch_rows += rows
         if time.monotonic() - self._written >= BAR_S:
             self._write()
 
     def finish_batch(self, report: ExportReport) -> None:
-        self._rows += report.rows
+        self._rows += report.rows + report.rejected  # as `advance` has counted them
         self._batch_rows = 0
         self._lag = report.lag
         self._write()
 
-    def _write(self) -> None:
+    def _write(self, more: str = "") -> None:
         from shutil import get_terminal_size  # slow to import, because of its compressors
 
         self._written = time.monotonic()
         rows = self._rows + self._batch_rows
         lag = max(0, self._lag - self._batch_rows)
-        text = progress_text(rows, lag, self._written - self._started)
+        text = progress_text(rows, lag, self._written - self._started) + more
         self._terminal.write(f"\r\x1b[K{text[: get_terminal_size().columns - 1]}")  # a longer line would wrap
         self._terminal.flush()
         self._is_visible = True
@@ -222,6 +235,11 @@ def progress_text(rows: int, lag: int, seconds: float) -> str:
     left = f"{left_s // 3600}:{left_s // 60 % 60:02d}:{left_s % 60:02d} left" if rate else "starting"
     bar = "#" * filled + "." * (BAR_CELLS - filled)
     return f"[{bar}] {share:4.0%}  {rows:,} records, {rate:,.0f}/s, {lag:,} wait, {left}"
+
+
+def wait_text(report: ExportReport) -> str:
+    """Return how much waits for the next batch, and how long at most."""
+    return f"{_size(report.waiting_bytes)} of log: next batch in at most {report.wait_s:,.0f} s"
 
 
 class StopRequest:
@@ -270,12 +288,16 @@ def _options(context: Context) -> ExportOptions:
         raise UsageError("--payload: only for files of the formats parquet, json and csv")
     if payload and _wants_spark(context):
         raise UsageError("--payload: not with --engine spark, --where, --master or --memory")
-    for name in ("to-offset", "batch"):
+    for name in ("to-offset", "batch", "min-batch-bytes", "max-batch-age"):
         if name in given and (context.line.number(name) == 0 and name == "batch"):
             raise UsageError(f"Invalid options for this command:\n--{name} : {given[name]}")
+    for name in ("min-batch-bytes", "max-batch-age"):
+        if name in given and "follow" not in given:
+            raise UsageError(f"--{name} needs --follow")
     _look_for_packages(context, to, kind)
     from amqpd.storage.acks.retained import NAME
     from amqpd.storage.export.columns import BASE
+    from amqpd.storage.export.follow import MAX_BATCH_AGE_S
     from amqpd.storage.export.job import ExportOptions
 
     if NAME.fullmatch(given.get("name", "export")) is None:
@@ -296,6 +318,8 @@ def _options(context: Context) -> ExportOptions:
         name=given.get("name", "export"),
         follow="follow" in given,
         batch_rows=int(given["batch"]) if "batch" in given else None,
+        min_batch_bytes=int(given["min-batch-bytes"]) if "min-batch-bytes" in given else None,
+        max_batch_age_s=float(given.get("max-batch-age", MAX_BATCH_AGE_S)),
         fail_on_data_loss="allow-data-loss" not in given,
         payload=payload,
     )

@@ -59,6 +59,7 @@ class ExportRows:
         partition_by: Columns and values of `TIMES`.
         where: A condition in Spark's SQL, or "".
         payload: Format of the column `payload`; None: no such column. Only for files of PyarrowEngine.
+        task_bytes_min: Smallest number of bytes of log for one task of PyarrowEngine, and so for one file.
     """
 
     reads: tuple[dict[str, str], ...]
@@ -66,6 +67,7 @@ class ExportRows:
     partition_by: tuple[str, ...] = ()
     where: str = ""
     payload: PayloadFormat | None = None
+    task_bytes_min: int = TASK_BYTES_MIN
 
     def parts(self) -> tuple[ReadOptions, list[LogPartition]]:
         """Return the options to read parts with, and the parts. Raises DataLoss, SourceError, OSError."""
@@ -120,7 +122,7 @@ class PyarrowEngine(ExportEngine):
     def write_files(self, rows: ExportRows, layout: FileLayout) -> WrittenBatch:
         options, parts = rows.parts()
         layout = replace(layout, payload=rows.payload)
-        tasks = spread(parts, self._pool.size)
+        tasks = spread(parts, self._pool.size, rows.task_bytes_min)
         if len(tasks) > 1:
             found = self._pool.run(options, layout, tasks, self._advance)
         else:
@@ -149,17 +151,19 @@ class PyarrowEngine(ExportEngine):
         self._pool.close()
 
 
-def spread(parts: Sequence[LogPartition], cores: int) -> list[list[LogPartition]]:
+def spread(
+    parts: Sequence[LogPartition], cores: int, bytes_min: int = TASK_BYTES_MIN
+) -> list[list[LogPartition]]:
     """Divide the parts into tasks of about equal size, in order.
 
     Each core gets equally many tasks, of at most TASK_BYTES. There are fewer tasks than cores only if they would be
-    smaller than TASK_BYTES_MIN.
+    smaller than `bytes_min`.
     """
     if not parts:
         return []
     total = sum(part.size_bytes for part in parts)
     rounds = -(-total // (cores * TASK_BYTES))
-    count = min(len(parts), max(1, min(cores * rounds, total // TASK_BYTES_MIN)))
+    count = min(len(parts), max(1, min(cores * rounds, total // max(1, bytes_min))))
     tasks: list[list[LogPartition]] = [[] for _ in range(count)]
     before = 0
     for part in parts:

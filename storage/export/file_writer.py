@@ -44,6 +44,7 @@ REJECTED: Final = "_rejected"
 """Directory of messages whose bodies do not fit `payload`. Spark and pyarrow ignore such names, and its files end with
 .jsonl, which no pattern for a format matches.
 """
+REJECTED_KIND: Final = "jsonl"
 OPEN_FILES_MAX: Final = 64
 """With more directories, the file that was written least recently is closed, and may get a successor."""
 NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -160,7 +161,7 @@ class _TaskFiles:
         return os.path.join(directory, f"{self._prefix}{successor}.{self._kind(below)}")
 
     def _kind(self, below: str) -> str:
-        return "jsonl" if below == REJECTED else self._layout.kind
+        return REJECTED_KIND if below == REJECTED else self._layout.kind
 
     def finish(self) -> list[WrittenFile]:
         """Close and sync all files."""
@@ -268,7 +269,12 @@ class _CsvFile:
         self._writer.close()
 
 
-_WRITERS: Final[dict[str, Any]] = {"parquet": _ParquetFile, "json": _JsonFile, "jsonl": _JsonFile, "csv": _CsvFile}
+_WRITERS: Final[dict[str, Any]] = {
+    "parquet": _ParquetFile,
+    "json": _JsonFile,
+    REJECTED_KIND: _JsonFile,
+    "csv": _CsvFile,
+}
 
 
 def _as_texts(batch: Any, *, nested_as_json: bool = False) -> Any:

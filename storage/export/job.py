@@ -35,6 +35,7 @@ from amqpd.storage.export import offsets
 from amqpd.storage.export.checkpoint import ExportCheckpoint
 from amqpd.storage.export.columns import BASE, COLUMNS, TIMES, chosen
 from amqpd.storage.export.engine import ExportEngine, ExportRows
+from amqpd.storage.export.follow import MAX_BATCH_AGE_S, MIN_BATCH_BYTES, BatchTrigger
 from amqpd.storage.export.files import BrokerSource, LogSource, QueueName, SourceError
 from amqpd.storage.export.object_store import is_object_store
 from amqpd.storage.export.options import NoSuchQueue, parse
@@ -125,6 +126,8 @@ class ExportOptions:
         start: earliest, an offset or a time. Used only in the first run.
         to_offset: The first offset that is not exported.
         batch_rows: None: the target's default.
+        min_batch_bytes: With `follow`: bytes of log that a batch waits for; None: 128 MiB, for a database 0.
+        max_batch_age_s: With `follow`: how long messages wait for more.
         payload: The column `payload`; None: no such column. An inferred schema is fixed by the first batch.
     """
 
@@ -143,12 +146,20 @@ class ExportOptions:
     name: str = "export"
     follow: bool = False
     batch_rows: int | None = None
+    min_batch_bytes: int | None = None
+    max_batch_age_s: float = MAX_BATCH_AGE_S
     fail_on_data_loss: bool = True
     payload: PayloadOptions | None = None
 
     @property
     def is_database(self) -> bool:
         return "://" in self.to and not is_object_store(self.to) and self.format != "iceberg"
+
+    @property
+    def batch_bytes_min(self) -> int:
+        if self.min_batch_bytes is not None:
+            return self.min_batch_bytes
+        return 0 if self.is_database else MIN_BATCH_BYTES
 
     def _place(self) -> str:
         """Return `to` in one spelling, without a password."""
@@ -185,6 +196,8 @@ class ExportReport:
         working_s: Time without the start of the engine.
         lag: Offsets that are not exported yet.
         rejected: Messages whose bodies do not fit `payload`; `rows` is without them.
+        waiting_bytes: Bytes of log of `lag`, while a batch waits for more.
+        wait_s: Longest time until this batch.
     """
 
     batches: int = 0
@@ -195,6 +208,8 @@ class ExportReport:
     lag: int = 0
     batch: int = 0
     rejected: int = 0
+    waiting_bytes: int = 0
+    wait_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -204,6 +219,7 @@ class OffsetSpan:
     Attributes:
         end: The end of its log.
         whole: Settled messages are read, too.
+        log_bytes: Bytes of log from `first` on; 0 without `follow`.
     """
 
     queue: QueueName
@@ -211,6 +227,7 @@ class OffsetSpan:
     stop: int
     end: int
     whole: bool
+    log_bytes: int = 0
 
 
 class ExportJob:
@@ -224,6 +241,7 @@ class ExportJob:
         say: Called with an ExportReport after every batch.
         stopped: Called between batches; True ends the run.
         begins: Called with an ExportReport before every batch: its number, and the offsets that wait.
+        waits: Called with an ExportReport every few seconds while a batch waits for more messages.
     """
 
     def __init__(
@@ -233,12 +251,14 @@ class ExportJob:
         say: Callable[[ExportReport], None],
         stopped: Callable[[], bool],
         begins: Callable[[ExportReport], None] = lambda report: None,
+        waits: Callable[[ExportReport], None] = lambda report: None,
     ) -> None:
         self.options = options
         self.engine = engine
         self.say = say
         self.stopped = stopped
         self._begins = begins
+        self._waits = waits
         self._check()
         given = {**options.source, "vhost": options.vhost, **self._start(options.start)}
         given["failOnDataLoss"] = str(options.fail_on_data_loss).lower()
@@ -367,13 +387,19 @@ class ExportJob:
 
     def _batches(self, ledger: ExportCheckpoint, target: ExportTarget) -> Iterator[ExportReport]:
         limit = self.options.batch_rows or target.batch_rows
+        trigger = BatchTrigger(self.options.batch_bytes_min, self.options.max_batch_age_s)
         while not self.stopped():
             spans = self._spans(ledger, limit)
             if not any(span.stop > span.first for span in spans):
                 if not self.options.follow or self._is_done(spans):
                     return
-                self._wait()
+                trigger.reset()
+                self._wait(POLL_S)
                 continue
+            if self.options.follow and (wait_s := self._time_to_wait(trigger, spans, limit)):
+                self._wait(min(POLL_S, wait_s))
+                continue
+            trigger.reset()
             self.engine.start()  # may take seconds; the user may stop the run meanwhile
             if not self.stopped():
                 yield self._batch(ledger, target, spans)
@@ -382,10 +408,20 @@ class ExportJob:
         to_offset = self.options.to_offset
         return to_offset is not None and bool(spans) and spans[0].first >= to_offset
 
-    def _wait(self) -> None:
-        until = time.monotonic() + POLL_S
+    def _time_to_wait(self, trigger: BatchTrigger, spans: list[OffsetSpan], limit: int) -> float:
+        """Return the longest time until a batch, and report it; 0: it begins now."""
+        lag = sum(span.end - span.first for span in spans)
+        waiting_bytes = sum(span.log_bytes for span in spans)
+        to_offset = self.options.to_offset
+        wait_s = trigger.wait_s(waiting_bytes, is_full=lag >= limit or (to_offset is not None and spans[0].end >= to_offset))
+        if wait_s:
+            self._waits(ExportReport(lag=lag, waiting_bytes=waiting_bytes, wait_s=wait_s))
+        return wait_s
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
         while time.monotonic() < until and not self.stopped():
-            time.sleep(0.1)
+            time.sleep(min(0.1, seconds))
 
     def _batch(self, ledger: ExportCheckpoint, target: ExportTarget, spans: list[OffsetSpan]) -> ExportReport:
         rows = self._rows(spans)
@@ -432,14 +468,14 @@ class ExportJob:
                 if self.options.to_offset is not None:
                     end = min(end, self.options.to_offset)
                 whole = file_name(self.options.name) in snapshot.files.sizes()
-                result.append(OffsetSpan(snapshot.queue, first, max(first, end), max(first, end), whole))
+                end = max(first, end)
+                log_bytes = snapshot.log_bytes(first) if self.options.follow and end > first else 0
+                result.append(OffsetSpan(snapshot.queue, first, end, end, whole, log_bytes))
         waiting = sum(span.end - span.first for span in result)
         if limit is None or waiting <= limit:
             return result
         return [
-            OffsetSpan(
-                span.queue, span.first, span.first + min(span.end - span.first, max(1, share)), span.end, span.whole
-            )
+            replace(span, stop=span.first + min(span.end - span.first, max(1, share)))
             for span in result
             for share in [limit * (span.end - span.first) // waiting]
         ]
@@ -463,7 +499,10 @@ class ExportJob:
             wanted = [span for span in spans if span.whole == whole and span.stop > span.first]
             if wanted:
                 reads.append(self._read_options(wanted, whole))
-        return ExportRows(tuple(reads), options.columns, options.partition_by, options.where)
+        rows = ExportRows(tuple(reads), options.columns, options.partition_by, options.where)
+        if options.follow:  # one file for so many bytes, not one for each core
+            rows = replace(rows, task_bytes_min=max(rows.task_bytes_min, options.batch_bytes_min))
+        return rows
 
     def _read_options(self, spans: list[OffsetSpan], whole: bool) -> dict[str, str]:
         options = self.options

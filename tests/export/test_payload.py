@@ -340,6 +340,17 @@ def test_each_message_is_in_one_file_after_a_kill_at_each_step(orders, tmp_path,
     assert step > 10
 
 
+def test_rejected_files_of_another_checkpoint_are_seen(written, tmp_path):
+    """An export of which no message fitted has only such files."""
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object", "properties": {"price": {"type": "integer"}}}')
+    given = ("--payload", "json", "--payload-schema", str(schema))
+    code, summary, _ = exported(written, tmp_path, *given)
+    assert (code, summary["records"], summary["rejected"]) == (0, 0, 4000)
+    code, _, err = exported(written, tmp_path, *given, "--checkpoint", str(tmp_path / "other"))
+    assert (code, "of an export with another checkpoint" in err) == (69, True), err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
