@@ -45,7 +45,7 @@ PAYLOAD_PACKAGES: Final = {
     "protobuf": (("google.protobuf", "protobuf>=6.31"),),
 }
 """The packages of the extra `payload`, by format."""
-PROTOC: Final = ("grpc_tools", "grpcio-tools>=1.70")
+PROTOC: Final = ("grpc_tools", "grpcio-tools>=1.75")
 """The package that compiles Protobuf's schemas, in .proto files and in registries."""
 PYARROW: Final = "pyarrow>=18"
 """The extra `export` of pyproject.toml: amqpd is on no package index, so pip cannot resolve the extra."""
@@ -297,8 +297,7 @@ def _options(context: Context) -> ExportOptions:
     _look_for_packages(context, to, kind)
     from amqpd.storage.acks.retained import NAME
     from amqpd.storage.export.columns import BASE
-    from amqpd.storage.export.follow import MAX_BATCH_AGE_S
-    from amqpd.storage.export.job import ExportOptions
+    from amqpd.storage.export.job import MAX_BATCH_AGE_S, ExportOptions
 
     if NAME.fullmatch(given.get("name", "export")) is None:
         raise UsageError(f"--name : {given['name']}")

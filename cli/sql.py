@@ -137,7 +137,8 @@ def _register(context: Context, connection: Any, statement: str, queues: list[st
     found = []
     for queue in chosen.values():
         options = _options(context, queue=queue)
-        table = QueueDataset(options, payload and _payload(context, options, payload, warns=bool(named)))
+        bodies = None if payload is None else _payload(context, options, payload, warns=bool(named))
+        table = QueueDataset(options, bodies)
         connection.register(queue, table)
         found.append(table)
     return found
@@ -268,7 +269,15 @@ COMMANDS: Final = (
         0,
         1,
         (("<statement>", "a statement of DuckDB; without it, the list of all tables"),),
-        ("include-settled", "allow-data-loss", "no-table-headers", "payload", "payload-schema", "payload-message", "schema-registry"),
+        (
+            "include-settled",
+            "allow-data-loss",
+            "no-table-headers",
+            "payload",
+            "payload-schema",
+            "payload-message",
+            "schema-registry",
+        ),
         examples=(
             ("sql", "the tables: one for each durable queue"),
             ('sql "SELECT routing_key, count(*) FROM orders GROUP BY 1"', "counts by routing key"),

@@ -151,9 +151,7 @@ class PyarrowEngine(ExportEngine):
         self._pool.close()
 
 
-def spread(
-    parts: Sequence[LogPartition], cores: int, bytes_min: int = TASK_BYTES_MIN
-) -> list[list[LogPartition]]:
+def spread(parts: Sequence[LogPartition], cores: int, bytes_min: int = TASK_BYTES_MIN) -> list[list[LogPartition]]:
     """Divide the parts into tasks of about equal size, in order.
 
     Each core gets equally many tasks, of at most TASK_BYTES. There are fewer tasks than cores only if they would be

@@ -354,7 +354,8 @@ def json_values(column: Any) -> list[str]:
     if pa.types.is_boolean(kind) or pa.types.is_floating(kind):
         return ["" if each is None or not isfinite(each) else dumps(each) for each in column.to_pylist()]
     if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
-        return ["" if each is None else f"{each:{'f' if pa.types.is_decimal(kind) else 'd'}}" for each in column.to_pylist()]
+        plain = "f" if pa.types.is_decimal(kind) else "d"
+        return ["" if each is None else format(each, plain) for each in column.to_pylist()]
     return ["" if each is None else quoted(str(each)) for each in column.to_pylist()]
 
 
@@ -369,7 +370,8 @@ def _json_maps(column: Any) -> list[str]:
     flat = pairs.flatten()
     keys = json_values(flat.field("key"))
     names = keys if pa.types.is_string(column.type.key_type) else [quoted(key) for key in keys]
-    values = iter([f"{name}:{text or 'null'}" for name, text in zip(names, json_values(flat.field("value")), strict=True)])
+    texts = json_values(flat.field("value"))
+    values = iter([f"{name}:{text or 'null'}" for name, text in zip(names, texts, strict=True)])
     sizes = pc.list_value_length(pairs).to_pylist()
     return ["" if size is None else "{" + ",".join(islice(values, size)) + "}" for size in sizes]
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 from amqpd.storage.acks.retained import file_name
@@ -35,7 +35,6 @@ from amqpd.storage.export import offsets
 from amqpd.storage.export.checkpoint import ExportCheckpoint
 from amqpd.storage.export.columns import BASE, COLUMNS, TIMES, chosen
 from amqpd.storage.export.engine import ExportEngine, ExportRows
-from amqpd.storage.export.follow import MAX_BATCH_AGE_S, MIN_BATCH_BYTES, BatchTrigger
 from amqpd.storage.export.files import BrokerSource, LogSource, QueueName, SourceError
 from amqpd.storage.export.object_store import is_object_store
 from amqpd.storage.export.options import NoSuchQueue, parse
@@ -110,6 +109,8 @@ def _post(connection: http.client.HTTPConnection, path: str, body: bytes, header
 logger = logging.getLogger(__name__)
 
 POLL_S = 2.0
+MIN_BATCH_BYTES: Final = 128 << 20
+MAX_BATCH_AGE_S: Final = 60.0
 
 
 class BadExport(ValueError):
@@ -228,6 +229,42 @@ class OffsetSpan:
     end: int
     whole: bool
     log_bytes: int = 0
+
+
+class BatchTrigger:
+    """Decides when an export with `follow` begins a batch: many small batches would make many small files.
+
+    A batch begins when enough bytes of log wait, when its first message has waited long enough, or when the batch is as
+    large as it may be. What waits at the start of a run begins at once, so restarts do not delay messages for ever.
+
+    Args:
+        bytes_min: Bytes of log that are enough.
+        age_max_s: Longest time from the first look that saw waiting messages to the batch.
+    """
+
+    def __init__(self, bytes_min: int, age_max_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bytes_min = bytes_min
+        self._age_max_s = age_max_s
+        self._clock = clock
+        self._due_at: float | None = clock()
+
+    def wait_s(self, waiting_bytes: int, *, is_full: bool) -> float:
+        """Return the longest time until the batch; 0: it begins now.
+
+        Args:
+            waiting_bytes: Bytes of log from the first waiting message on.
+            is_full: More messages would not be part of the batch.
+        """
+        now = self._clock()
+        if self._due_at is None:
+            self._due_at = now + self._age_max_s
+        if is_full or waiting_bytes >= self._bytes_min:
+            return 0.0
+        return max(0.0, self._due_at - now)
+
+    def reset(self) -> None:
+        """Account for a look without waiting messages, or for a batch."""
+        self._due_at = None
 
 
 class ExportJob:
@@ -413,7 +450,8 @@ class ExportJob:
         lag = sum(span.end - span.first for span in spans)
         waiting_bytes = sum(span.log_bytes for span in spans)
         to_offset = self.options.to_offset
-        wait_s = trigger.wait_s(waiting_bytes, is_full=lag >= limit or (to_offset is not None and spans[0].end >= to_offset))
+        has_all = to_offset is not None and spans[0].end >= to_offset
+        wait_s = trigger.wait_s(waiting_bytes, is_full=has_all or lag >= limit)
         if wait_s:
             self._waits(ExportReport(lag=lag, waiting_bytes=waiting_bytes, wait_s=wait_s))
         return wait_s

@@ -79,7 +79,9 @@ class Parser(Protocol):
 
 
 class PayloadFormat(Protocol):
-    """A format of bodies with a fixed schema. Worker processes get it pickled."""
+    """A format of bodies with a fixed schema. It is hashable, and worker processes get it pickled."""
+
+    def __hash__(self) -> int: ...
 
     @property
     def kind(self) -> Any:

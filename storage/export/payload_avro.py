@@ -205,7 +205,7 @@ def infer_schema(bodies: Iterable[bytes], registry: SchemaRegistry) -> str:
             names.setdefault(found[number]["name"], []).append(number)
     if not names:
         raise BadSchema("no body of the sample has the id of a record of Avro in the registry: give a schema")
-    newest = max(max(names.values(), key=len))
+    _, newest = max((len(numbers), max(numbers)) for numbers in names.values())
     return json.dumps(_whole(found[newest]), indent=1) + "\n"
 
 
@@ -435,6 +435,8 @@ def _convert_defaults(schema: dict[str, Any]) -> None:
 
 
 def _default(value: Any, schema: Any, named: dict[str, Any]) -> Any:
+    if isinstance(schema, dict) and (not isinstance(schema["type"], str) or schema["type"] in named):
+        schema = schema["type"]
     if isinstance(schema, str) and schema in named:
         schema = named[schema]
     if isinstance(schema, list):
@@ -444,8 +446,7 @@ def _default(value: Any, schema: Any, named: dict[str, Any]) -> Any:
             except TypeError:
                 continue
             full = named.get(branch) if isinstance(branch, str) else branch
-            is_named = isinstance(full, dict) and full["type"] in _NAMED
-            return (full["name"], found) if is_named else found
+            return (full["name"], found) if isinstance(full, dict) and full["type"] in _NAMED else found
         raise TypeError
     plain = schema if isinstance(schema, dict) else {"type": schema}
     name = plain["type"]

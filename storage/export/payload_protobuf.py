@@ -27,6 +27,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -246,10 +247,17 @@ def registered_text(number: int, schema: RegisteredSchema, path: tuple[int, ...]
 
 
 def _compiled(root: Path, name: str) -> Any:
-    """Return the FileDescriptorSet of a .proto file and of all that it imports. Cost: 0.2 s. Raises: BadSchema."""
+    """Return the FileDescriptorSet of a .proto file and of all that it imports. Cost: 0.2 s, in another process.
+
+    Raises: BadSchema, ImportError, OSError.
+    """
+    if find_spec("grpc_tools") is None:
+        raise ModuleNotFoundError(f"{name} needs the package grpcio-tools, which compiles it")
     with tempfile.NamedTemporaryFile(prefix="amqpd-proto-") as output:
         program = [sys.executable, "-P", "-m", "grpc_tools.protoc", f"-I{root}", "--include_imports"]
         done = subprocess.run([*program, f"--descriptor_set_out={output.name}", name], capture_output=True, check=False)
+        if done.returncode < 0:
+            raise OSError(f"protoc was ended by signal {-done.returncode}")
         if done.returncode:
             raise BadSchema(done.stderr.decode("utf-8", "replace").strip().replace(f"{root}/", "") or "protoc failed")
         return descriptor_pb2.FileDescriptorSet.FromString(output.read())
@@ -306,7 +314,7 @@ def _names(prefix: str, messages: Any) -> Iterable[str]:
 def _message_path(body: bytes) -> tuple[tuple[int, ...], int]:
     """Return the numbers that find a body's message in its file, and the length of the header.
 
-    Each number is a varint in zigzag encoding. The first one is the count of the others; 0 stands for one number, 0.
+    Each number is a varint in zigzag encoding. The first one is the count of the others; 0 alone means one number, 0.
     Raises: UnknownSchema.
     """
     numbers: list[int] = []
@@ -358,9 +366,7 @@ def _top_column(descriptor: Any) -> _Column:
 
 def _message_column(descriptor: Any, within: tuple[str, ...]) -> _Column:
     if descriptor.full_name in within:
-        raise BadSchema(
-            f"the message {descriptor.full_name} contains itself, which no column can: leave the field out of the schema"
-        )
+        raise BadSchema(f"the message {descriptor.full_name} contains itself, which no column can: leave the field out")
     if not descriptor.fields:
         return pa.bool_(), lambda messages: pa.array([None if each is None else True for each in messages], pa.bool_())
     columns = [(field.name, _field_column(field, (*within, descriptor.full_name))) for field in descriptor.fields]
@@ -372,10 +378,11 @@ def _message_column(descriptor: Any, within: tuple[str, ...]) -> _Column:
             if message is not None and len(unknown := UnknownFieldSet(message)):
                 for each in unknown:
                     if each.field_number in known:
-                        name = known[each.field_number].full_name
-                        raise ValueError(f"field {each.field_number} ({name}) has another type or a value that its enum lacks")
+                        field = f"field {each.field_number} ({known[each.field_number].full_name})"
+                        raise ValueError(f"{field} has another type or a value that its enum lacks")
         arrays = [make(messages) for _, (_, make) in columns]
-        return pa.StructArray.from_arrays(arrays, fields=fields, mask=pa.array([each is None for each in messages], pa.bool_()))
+        mask = pa.array([each is None for each in messages], pa.bool_())
+        return pa.StructArray.from_arrays(arrays, fields=fields, mask=mask)
 
     return pa.struct(fields), build
 

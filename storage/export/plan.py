@@ -312,10 +312,8 @@ class Snapshot:
             total += segment.size
             if segment.base < first:
                 _, position = self._entry(segment, self._index(segment), first - segment.base)
-                for position, header in self.headers(segment, position):  # noqa: B007 - the position is used below
-                    if header.last_offset >= first:
-                        break
-                total -= position
+                before = next((at for at, header in self.headers(segment, position) if header.last_offset >= first), 0)
+                total -= before
         return total
 
     def parts(

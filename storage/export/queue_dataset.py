@@ -75,7 +75,8 @@ class QueueDataset(ds.Dataset):  # type: ignore[misc]
         error: The exception that ended a scan: query engines replace it by their own.
     """
 
-    def __init__(self, options: ReadOptions, payload: PayloadFormat | None = None) -> None:  # pyarrow's refuses all calls
+    def __init__(self, options: ReadOptions, payload: PayloadFormat | None = None) -> None:
+        # Without super().__init__: pyarrow's constructor refuses all calls.
         self._options = options
         self._parser = None if payload is None else payload.parser()
         self._schema = _SCHEMA if payload is None else pa.schema([*_SCHEMA, *payload_columns(payload.kind)])

@@ -56,8 +56,8 @@ def read(
         payload: "json", "avro", "protobuf", or a JSON Schema as a dict. It adds two columns: the struct `payload` with
             the fields of the body, and `payload_error`, why a body does not fit. "avro" needs the package fastavro,
             "protobuf" protobuf and grpcio-tools.
-        payload_schema: File of its schema: JSON Schema, Avro, `.proto` or a FileDescriptorSet. Default: inferred from the
-            first 1,000 messages, or from the ids of their schemas in a registry.
+        payload_schema: File of its schema: JSON Schema, Avro, `.proto` or a FileDescriptorSet. Default: inferred from
+            the first 1,000 messages, or from the ids of their schemas in a registry.
         payload_message: Full name of the Protobuf message, if the schema has several.
         schema_registry: URL of a schema registry, if bodies of Avro or Protobuf begin with a schema's id.
         tls_ca_cert_file: For https: PEM file of trusted authorities.

@@ -13,8 +13,7 @@ import pytest
 from amqpd.cli.main import run as run_command
 from amqpd.storage.export import job as job_module
 from amqpd.storage.export.engine import PyarrowEngine, spread
-from amqpd.storage.export.follow import BatchTrigger
-from amqpd.storage.export.job import ExportJob, ExportOptions
+from amqpd.storage.export.job import BatchTrigger, ExportJob, ExportOptions
 from amqpd.storage.export.plan import LogPartition
 
 

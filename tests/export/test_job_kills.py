@@ -152,10 +152,11 @@ def test_rerun_after_two_kills_exports_each_offset_once(broker, tmp_path, spark)
     fill(broker, 6000)
     export = Export(broker, tmp_path, "--batch", "100", "--partition-by", "date")
     rng = random.Random(1)
-    assert export.run_and_kill(rng, "all", 3, 0.3, "--follow", "--max-batch-age", "0")  # --follow: the run does not end before its kill
+    follow = ("--follow", "--max-batch-age", "0")  # the run does not end before its kill
+    assert export.run_and_kill(rng, "all", 3, 0.3, *follow)
     done = export.batch()
     assert done >= 3
-    assert export.run_and_kill(rng, "driver", int(done < 60), 0.3, "--follow", "--max-batch-age", "0")
+    assert export.run_and_kill(rng, "driver", int(done < 60), 0.3, *follow)
     summary = export.finish()
     assert (summary["waiting"], summary["batch"]) == (0, 60)
     for found in offsets_by_reader(tmp_path / "lake"):
