@@ -59,7 +59,7 @@ class ExportRows:
         partition_by: Columns and values of `TIMES`.
         where: A condition in Spark's SQL, or "".
         payload: Format of the column `payload`; None: no such column. Only for files of PyarrowEngine.
-        task_bytes_min: Smallest number of bytes of log for one task of PyarrowEngine, and so for one file.
+        task_bytes_min: A task of PyarrowEngine, and so a file, is not of less bytes of log; 0: TASK_BYTES_MIN.
     """
 
     reads: tuple[dict[str, str], ...]
@@ -67,7 +67,7 @@ class ExportRows:
     partition_by: tuple[str, ...] = ()
     where: str = ""
     payload: PayloadFormat | None = None
-    task_bytes_min: int = TASK_BYTES_MIN
+    task_bytes_min: int = 0
 
     def parts(self) -> tuple[ReadOptions, list[LogPartition]]:
         """Return the options to read parts with, and the parts. Raises DataLoss, SourceError, OSError."""
@@ -151,17 +151,17 @@ class PyarrowEngine(ExportEngine):
         self._pool.close()
 
 
-def spread(parts: Sequence[LogPartition], cores: int, bytes_min: int = TASK_BYTES_MIN) -> list[list[LogPartition]]:
+def spread(parts: Sequence[LogPartition], cores: int, bytes_min: int = 0) -> list[list[LogPartition]]:
     """Divide the parts into tasks of about equal size, in order.
 
     Each core gets equally many tasks, of at most TASK_BYTES. There are fewer tasks than cores only if they would be
-    smaller than `bytes_min`.
+    smaller than `bytes_min` or TASK_BYTES_MIN.
     """
     if not parts:
         return []
     total = sum(part.size_bytes for part in parts)
     rounds = -(-total // (cores * TASK_BYTES))
-    count = min(len(parts), max(1, min(cores * rounds, total // max(1, bytes_min))))
+    count = min(len(parts), max(1, min(cores * rounds, total // max(bytes_min, TASK_BYTES_MIN))))
     tasks: list[list[LogPartition]] = [[] for _ in range(count)]
     before = 0
     for part in parts:

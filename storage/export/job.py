@@ -539,7 +539,7 @@ class ExportJob:
                 reads.append(self._read_options(wanted, whole))
         rows = ExportRows(tuple(reads), options.columns, options.partition_by, options.where)
         if options.follow:  # one file for so many bytes, not one for each core
-            rows = replace(rows, task_bytes_min=max(rows.task_bytes_min, options.batch_bytes_min))
+            rows = replace(rows, task_bytes_min=options.batch_bytes_min)
         return rows
 
     def _read_options(self, spans: list[OffsetSpan], whole: bool) -> dict[str, str]:

@@ -192,7 +192,7 @@ def infer_schema(bodies: Iterable[bytes], registry: SchemaRegistry) -> str:
 
     Raises: BadSchema, RegistryError.
     """
-    names: dict[str, list[int]] = {}
+    ids: dict[str, list[int]] = {}
     found: dict[int, Any] = {}
     for body in bodies:
         try:
@@ -202,10 +202,10 @@ def infer_schema(bodies: Iterable[bytes], registry: SchemaRegistry) -> str:
         except (UnknownSchema, BadSchema):
             continue
         if isinstance(found[number], dict) and found[number].get("type") == "record":
-            names.setdefault(found[number]["name"], []).append(number)
-    if not names:
+            ids.setdefault(str(found[number]["name"]), []).append(number)
+    if not ids:
         raise BadSchema("no body of the sample has the id of a record of Avro in the registry: give a schema")
-    _, newest = max((len(numbers), max(numbers)) for numbers in names.values())
+    _, newest = max((len(each), max(each)) for each in ids.values())
     return json.dumps(_whole(found[newest]), indent=1) + "\n"
 
 

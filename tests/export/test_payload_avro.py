@@ -15,6 +15,7 @@ import pytest
 
 import amqpd
 from amqpd.cli.main import run
+from amqpd.storage.export import engine
 from amqpd.storage.export.payload import BadSchema
 from amqpd.storage.export.schema_registry import RegistryError, registry_of
 from amqpd.storage.filesystem import FileSystem
@@ -438,6 +439,25 @@ def test_registry_that_is_away_ends_the_export_and_nothing_is_lost(make_lake, tm
     tables = [pq.read_table(path) for path in (tmp_path / "lake").glob("*.parquet")]
     found = [row["id"] for table in tables for row in table["payload"].to_pylist()]
     assert sorted(found) == list(range(100))
+
+
+def test_registry_that_refuses_a_worker_process_ends_the_export(make_lake, tmp_path, registry, monkeypatch):
+    """Worker processes have their own client, and send its error to the driver."""
+    monkeypatch.setattr(engine, "PART_BYTES", 4096)
+    monkeypatch.setattr(engine, "TASK_BYTES_MIN", 4096)
+    schema = record(("id", "long"))
+    registry.add(1, schema)
+    lake = make(make_lake, tmp_path, [framed(1, encoded(schema, {"id": n})) for n in range(2000)])
+    given = tmp_path / "given.avsc"
+    given.write_text(json.dumps(schema))
+    arguments = ("--payload", "avro", "--payload-schema", str(given), "--schema-registry", registry.url)
+    registry.answers = [403] * 10
+    code, _, err = exported(lake, tmp_path, *arguments)
+    assert (code, "it answers 403 to /schemas/ids/1" in err) == (69, True), err
+    registry.answers = []
+    code, summary, err = exported(lake, tmp_path, *arguments)
+    assert (code, summary["records"], summary["rejected"]) == (0, 2000, 0), err
+    assert len(list((tmp_path / "lake").glob("*.parquet"))) > 1
 
 
 def test_requests_are_repeated_and_a_wrong_url_is_an_error(registry):
