@@ -272,7 +272,10 @@ def _text(files: Any, message: str) -> str:
         if len(names) != 1:
             raise BadSchema(f"--payload-message is needed: {last.name} has the messages {', '.join(names) or '(none)'}")
         message = names[0]
-    encoded = base64.b64encode(files.SerializeToString(deterministic=True)).decode()
+    # Files of Google's own come from the package: those of another protoc would make another text.
+    own = [file for file in files.file if not file.name.startswith(_OWN_FILES)]
+    kept = descriptor_pb2.FileDescriptorSet(file=own)
+    encoded = base64.b64encode(kept.SerializeToString(deterministic=True)).decode()
     return json.dumps({"message": message, "files": encoded}, indent=1) + "\n"
 
 
@@ -285,13 +288,9 @@ def message_type(text: str) -> Any:
     except (ValueError, KeyError, TypeError, DecodeError) as error:
         raise BadSchema(f"the schema is damaged: {error}") from None
     pool = descriptor_pool.DescriptorPool()
-    own = [name for file in files.file for name in file.dependency if name.startswith(_OWN_FILES)]
-    present = {file.name for file in files.file}
-    for name in own:
-        if name not in present:
-            present.add(name)
-            module = import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2")
-            pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
+    added: set[str] = set()
+    for name in (name for file in files.file for name in file.dependency if name.startswith(_OWN_FILES)):
+        _add_own(pool, name, added)
     try:
         for file in files.file:
             pool.Add(file)
@@ -301,6 +300,20 @@ def message_type(text: str) -> Any:
         raise BadSchema(f"there is no message {message!r}; there are {', '.join(names)}"[:1000]) from None
     except TypeError as error:  # a file is missing, or not in order
         raise BadSchema(f"the FileDescriptorSet is not complete (protoc --include_imports): {error}") from None
+
+
+def _add_own(pool: Any, name: str, added: set[str]) -> None:
+    """Add a file of the package protobuf, and those that it imports. Raises: BadSchema."""
+    if name in added:
+        return
+    added.add(name)
+    try:
+        module = import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2")
+    except ImportError:
+        raise BadSchema(f"the package protobuf has no {name}") from None
+    for needed in module.DESCRIPTOR.dependencies:
+        _add_own(pool, needed.name, added)
+    pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
 
 
 def _names(prefix: str, messages: Any) -> Iterable[str]:

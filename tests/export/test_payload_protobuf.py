@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+from base64 import b64decode, b64encode
 from datetime import UTC, datetime
 from importlib.util import find_spec
 
@@ -215,6 +216,18 @@ def test_schema_that_no_column_can_have_is_an_error(tmp_path, content, message, 
     path.write_text(content)
     with pytest.raises(BadSchema, match=words):
         ProtobufPayload.of(schema_text(str(path), message))
+
+
+def test_files_of_google_are_those_of_the_package(tmp_path):
+    path = tmp_path / "schema.proto"
+    path.write_text('syntax = "proto3"; import "google/protobuf/api.proto"; message A { google.protobuf.Api a = 1; }')
+    text = schema_text(str(path), "")
+    assert b"google/protobuf/any.proto" not in b64decode(json.loads(text)["files"])
+    assert ProtobufPayload.of(text).kind.field("a").type.field("name").type == pa.string()
+    files = json.loads(text)["files"]
+    text = text.replace(files, b64encode(b64decode(files).replace(b"/api.", b"/apo.")).decode())
+    with pytest.raises(BadSchema, match="the package protobuf has no google/protobuf/apo.proto"):
+        ProtobufPayload.of(text)
 
 
 def test_file_that_is_no_schema_is_an_error(protos, tmp_path):
