@@ -66,6 +66,7 @@ class Client:
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._data = bytearray()
+        self._at = 0
         self.send(HANDSHAKE)
         self.wait(struct.unpack(">HH", CHANNEL_OPEN_OK))
 
@@ -74,19 +75,17 @@ class Client:
 
     def frames(self) -> Iterator[tuple[int, bytes]]:
         """Yield kind and payload of each frame. Raises: ConnectionError."""
+        data = self._data
         while True:
-            data, at = self._data, 0
-            while len(data) - at >= 7:
-                kind, _, size = struct.unpack_from(">BHI", data, at)
-                if len(data) - at < size + 8:
+            while len(data) - self._at >= 7:
+                kind, _, size = struct.unpack_from(">BHI", data, self._at)
+                if len(data) - self._at < size + 8:
                     break
-                payload = bytes(data[at + 7 : at + 7 + size])
-                at += size + 8
-                if at > 1 << 20 or len(data) - at < 8:
-                    del data[:at]
-                    at = 0
+                payload = bytes(data[self._at + 7 : self._at + 7 + size])
+                self._at += size + 8
                 yield kind, payload
-            del data[:at]
+            del data[: self._at]
+            self._at = 0
             piece = self.socket.recv(1 << 20)
             if not piece:
                 raise ConnectionError("the broker has closed the connection")
