@@ -144,6 +144,10 @@ class Timers:
     def armed_count(self) -> int:
         return sum([len(bucket) for bucket in self._buckets.values()])
 
+    def is_due(self) -> bool:
+        """Return whether a timer is due now."""
+        return len(self._ticks) > 0 and self._ticks[0] <= self.now_ms() // TICK_MS
+
     def run(self) -> None:
         """Fire what is due. The event loop calls this."""
         self._wake = -1
