@@ -56,6 +56,10 @@ def main(
         from amqpd.config.help import check_text
 
         return _show(check_text(loaded))
+    if loaded.wish == "ephemeral":
+        from amqpd.ephemeral import run_ephemeral
+
+        return run_ephemeral(arguments, os.environ, _started, guests)
     from amqpd.server import NO_SUBSTITUTES, run
 
     read_settings = lambda: load(arguments, os.environ).settings  # noqa: E731

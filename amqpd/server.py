@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from amqpd.listeners import Listener
     from amqpd.logging_config import LogOutput
     from amqpd.process import Reloaded
-    from amqpd.storage.filesystem import Clock, FileSystem
     from amqpd.protocol_server import FrontEnd, Guest
+    from amqpd.storage.filesystem import Clock, FileSystem
     from amqpd.storage.metadata.interface import MetadataStore
 
 log = logging.getLogger(__name__)
@@ -459,6 +459,7 @@ async def serve(
     guests: Sequence[Guest] = (),
     notes: Sequence[str] = (),
     substitutes: Substitutes = NO_SUBSTITUTES,
+    ready_text: Callable[[Server], str] | None = None,
 ) -> int:
     """Run the server until it is stopped. Return the exit code."""
     process.raise_limit()
@@ -478,7 +479,8 @@ async def serve(
         log.warning("%s", note)
     ready = server.ready_line(started)
     # a terminal or `docker logs` shows both streams, so the line is written once
-    if not _print(ready) or output.path is not None:
+    shown = ready if ready_text is None else ready_text(server)
+    if not _print(shown) or shown is not ready or output.path is not None:
         log.info("%s", ready)
     if server.storage.power_cut:
         log.warning("the machine went down while amqpd was running: each queue is checked at its first use")
@@ -501,6 +503,7 @@ def run(
     guests: Sequence[Guest] = (),
     notes: Sequence[str] = (),
     substitutes: Substitutes = NO_SUBSTITUTES,
+    ready_text: Callable[[Server], str] | None = None,
 ) -> int:
     """Run the server and return its exit code.
 
@@ -509,6 +512,7 @@ def run(
         guests: As for `Server`.
         notes: Warnings about the settings, for the log.
         substitutes: As for `Server`.
+        ready_text: Returns the line to print instead of the ready line, which is logged then.
 
     Returns:
         0 after a clean stop; 69 if it cannot start (port or data directory in use ...); 70 if it has stopped by
@@ -519,7 +523,7 @@ def run(
     sys.setswitchinterval(0.001)
     try:
         output = logging_config.begin(settings.log)
-        return uvloop.run(serve(settings, started, output, read_settings, guests, notes, substitutes))
+        return uvloop.run(serve(settings, started, output, read_settings, guests, notes, substitutes, ready_text))
     except DataDirectoryInUse as error:
         print(f"amqpd: data directory {error} is in use by another broker", file=sys.stderr)
     except (OSError, MetadataError, LogUnusable, DefinitionsError) as error:

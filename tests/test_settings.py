@@ -177,7 +177,7 @@ class TestConversion:
             (["--amqp.port"], "--amqp.port needs a value"),
             (["--amqp.port", "--amqp.host=x"], "--amqp.port needs a value"),
             (["start"], "unexpected argument 'start'"),
-            (["--formatter", "json"], "--formatter goes with --print-settings"),
+            (["--formatter", "json"], "--formatter goes with --print-settings or --ephemeral"),
             (["--print-settings", "--formatter", "xml"], "--formatter must be table, json or toml, not 'xml'"),
         ],
     )

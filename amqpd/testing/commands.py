@@ -8,6 +8,7 @@ JSON and bytes.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -97,7 +98,7 @@ class BrokerCommands:
         self._broker = broker
         self._clock = substitutes.clock
         self._disk = substitutes.disk
-        self._commands = {
+        self._commands: dict[str, Callable[..., Awaitable[Any]]] = {
             "add_vhost": self.add_vhost,
             "delete_vhost": self.delete_vhost,
             "record": self.record,

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 COMMAND_TIMEOUT_S: Final = 60.0
 BYTES_KEY: Final = "base64"
-"""The only key of an object in JSON that stands for bytes."""
+"""The only key of an object in JSON that means bytes."""
 
 
 class BrokerFailed(Exception):

@@ -1,4 +1,4 @@
-"""Disk and database in memory, for brokers whose data nobody needs after the test.
+"""Disk and database in memory, for brokers whose data no test needs later.
 
 `MemoryFileSystem` serves the logs and `MemoryMetadata` the declared objects. Both are filled with the content of a
 stopped broker if the next one gets the same objects. A sync costs nothing and a power cut loses everything. Log files

@@ -38,8 +38,8 @@ def amqpd_broker(
 ) -> Generator[BrokerFixture, None, None]:
     """A broker for this test session, or for this worker of pytest-xdist, on free ports.
 
-    A process unless the option `--amqpd-mode` or the ini value `amqpd_mode` says otherwise. A test may stop it and start
-    it again. Tests that need other settings make a broker themselves.
+    It is a process unless the option `--amqpd-mode` or the ini value `amqpd_mode` says otherwise. A test may stop it
+    and start it again. Tests that need other settings make a broker themselves.
     """
     kind, _, where = _mode(pytestconfig).partition("-")
     data_dir = tmp_path_factory.mktemp("amqpd")

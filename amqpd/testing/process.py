@@ -1,4 +1,4 @@
-"""`BrokerProcess`: a broker in a process of its own. It may be killed at any time, and cannot disturb the test process."""
+"""`BrokerProcess`: a broker in a process of its own. It may be killed, and cannot disturb the test process."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class BrokerProcess(BrokerFixture):
         env: Additional environment variables.
         command: Command to run instead of this interpreter's amqpd; options are appended.
         start_timeout_s: Time limit for the ready line.
-        control: The broker obeys this process: recorder, clock, faults, cheaper vhosts. It stops when this process ends.
-            Not together with `command`.
+        control: The broker takes commands of this process: recorder, clock, faults, cheaper vhosts. It stops when this
+            process ends. Not together with `command`.
         memory: Messages and metadata are in the broker's memory, and a stop loses them. Includes `control`.
     """
 
@@ -123,7 +123,9 @@ class BrokerProcess(BrokerFixture):
         if self.running:
             raise RuntimeError(f"the broker is already running as process {self.pid}")
         listeners = self._listeners() if same_ports else {}
-        command, pass_fds, ours = [*self._command], (), None
+        command = [*self._command]
+        pass_fds: tuple[int, ...] = ()
+        ours: socket.socket | None = None
         if self._disk:
             ours, theirs = socket.socketpair()
             pass_fds = (theirs.fileno(),)

@@ -56,7 +56,9 @@ class RecordedMessage(NamedTuple):
         text = f"exchange '{self.exchange}', routing key '{self.routing_key}', {len(self.body)} bytes {body}"
         if self.event == "delivered":
             return f"{text}, from queue '{self.queue}'" + (", redelivered" if self.redelivered else "")
-        target = f"to {', '.join(self.queues)}" if self.queues else "unroutable" if not self.is_routed else "to no queue yet"
+        target = f"to {', '.join(self.queues)}" if self.queues else "to no queue yet"
+        if not self.is_routed:
+            target = "unroutable"
         if self.event == "dead-lettered":
             return f"{text}, from queue '{self.queue}' ({self.reason}), {target}"
         return f"{text}, {target}"

@@ -39,7 +39,7 @@ class MessageFilter(TypedDict, total=False):
     where: Callable[[RecordedMessage], object]
 
 
-class _Kind(NamedTuple):
+class _MessageList(NamedTuple):
     """One list of messages: its event, its name in error texts, and whether it has only unroutable messages."""
 
     event: str
@@ -47,10 +47,10 @@ class _Kind(NamedTuple):
     is_unroutable: bool = False
 
 
-PUBLISHED: Final = _Kind("published", "published")
-UNROUTABLE: Final = _Kind("published", "unroutable", True)
-DELIVERED: Final = _Kind("delivered", "delivered")
-DEAD_LETTERED: Final = _Kind("dead-lettered", "dead-lettered")
+PUBLISHED: Final = _MessageList("published", "published")
+UNROUTABLE: Final = _MessageList("published", "unroutable", True)
+DELIVERED: Final = _MessageList("delivered", "delivered")
+DEAD_LETTERED: Final = _MessageList("dead-lettered", "dead-lettered")
 
 
 class Recorder:
@@ -138,11 +138,11 @@ class Recorder:
         """Wait until messages were dead-lettered, and return them. As `assert_published`."""
         return self._assert(DEAD_LETTERED, count, timeout_s, conditions)
 
-    def _select(self, kind: _Kind, conditions: MessageFilter) -> list[RecordedMessage]:
+    def _select(self, kind: _MessageList, conditions: MessageFilter) -> list[RecordedMessage]:
         return [message for message in _of_kind(self.messages, kind) if _matches(message, conditions)]
 
     def _assert(
-        self, kind: _Kind, count: int | None, timeout_s: float, conditions: MessageFilter
+        self, kind: _MessageList, count: int | None, timeout_s: float, conditions: MessageFilter
     ) -> list[RecordedMessage]:
         __tracebackhide__ = True  # pytest shows the caller
         deadline = time.monotonic() + timeout_s
@@ -159,7 +159,7 @@ class Recorder:
 
     def _describe(
         self,
-        kind: _Kind,
+        kind: _MessageList,
         count: int | None,
         timeout_s: float,
         conditions: MessageFilter,
@@ -181,7 +181,7 @@ class Recorder:
         return "\n".join(parts)
 
 
-def _of_kind(messages: list[RecordedMessage], kind: _Kind) -> list[RecordedMessage]:
+def _of_kind(messages: list[RecordedMessage], kind: _MessageList) -> list[RecordedMessage]:
     return [each for each in messages if each.event == kind.event and not (kind.is_unroutable and each.is_routed)]
 
 
