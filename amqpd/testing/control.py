@@ -126,9 +126,10 @@ class BrokerClock:
         self.offset_s = 0.0
 
     def advance(self, duration: float | timedelta) -> None:
-        """Move the clock ahead by seconds or a timedelta. Returns when all timers that are due have fired.
+        """Move the clock ahead by seconds or a timedelta. Returns when all timers that are due have fired, in order.
 
-        What a timer begins may still wait for the disk: the recorder's assertions wait for it.
+        What a timer begins may still wait for the disk: the recorder's assertions wait for it. Cost: some 50 us for
+        each time at which a timer is due.
 
         Raises:
             ValueError: the duration is negative.
