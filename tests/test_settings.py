@@ -179,6 +179,7 @@ class TestConversion:
             (["start"], "unexpected argument 'start'"),
             (["--formatter", "json"], "--formatter goes with --print-settings or --ephemeral"),
             (["--print-settings", "--formatter", "xml"], "--formatter must be table, json or toml, not 'xml'"),
+            (["--ephemeral", "--formatter", "toml"], "--formatter must be json with --ephemeral, not 'toml'"),
         ],
     )
     def test_invalid_arguments_are_refused(self, argv: list[str], text: str) -> None:

@@ -178,6 +178,8 @@ class MemoryFileSystem(FileSystem):
         self._enter(target)
 
     def _rename_directory(self, source: str, target: str) -> None:
+        if self._directories.get(target):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), target)
         inside = f"{source}/"
         for path in [path for path in self._files if path.startswith(inside)]:
             self._files[target + path[len(source) :]] = self._files.pop(path)
