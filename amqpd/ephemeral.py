@@ -75,7 +75,7 @@ def _ready_text(loaded: LoadedSettings, server: Server) -> str:
     """Return the line for the program that has started the broker: URLs with spaces between, or a JSON object."""
     first = server.settings.default
     login = f"{quote(first.user, safe='')}:{quote(first.password, safe='')}"
-    vhost = "" if first.vhost == "/" else quote(first.vhost, safe="")
+    vhost = quote(first.vhost, safe="")  # %2F for the first vhost: Java's client takes a lone slash for ""
     ports = {each.protocol: each.port for each in reversed(server.listeners) if each.port}
     urls = {}
     if "amqp" in ports:

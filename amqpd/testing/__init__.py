@@ -30,7 +30,7 @@ from __future__ import annotations
 from typing import Final
 
 from amqpd.testing.broker_fixture import BrokerFixture, Vhost
-from amqpd.testing.control import BrokerClock, BrokerFailed, BrokerFaults, NotSupported
+from amqpd.testing.control import BrokerClock, BrokerFailed, BrokerFaults, NotRunning, NotSupported
 from amqpd.testing.process import BrokerProcess, ReadyLine, parse_ready_line
 from amqpd.testing.recorded_message import RecordedMessage
 from amqpd.testing.recorder import MessageFilter, Recorder
@@ -44,6 +44,7 @@ __all__ = [
     "BrokerProcess",
     "BrokerThread",
     "MessageFilter",
+    "NotRunning",
     "NotSupported",
     "ReadyLine",
     "RecordedMessage",

@@ -125,7 +125,7 @@ class BrokerFixture:
     # -- requests of tests
 
     def record(self, vhost: Vhost | str = "/") -> Recorder:
-        """Record the messages of a vhost from now on. Raises: BrokerFailed, NotSupported."""
+        """Record the messages of a vhost from now on. Raises: BrokerFailed, NotSupported, NotRunning."""
         return Recorder(vhost if isinstance(vhost, str) else vhost.name, self._control)
 
     def api(self, method: str, path: str, body: object = None, timeout_s: float = 30.0) -> object:
@@ -166,7 +166,7 @@ class BrokerFixture:
         return Vhost(name, f"{self.url}{_quote(name)}")
 
     def delete_vhost(self, name: str) -> None:
-        """Delete a vhost with its content; its connections are closed."""
+        """Delete a vhost with its content; its connections are closed. Raises: BrokerFailed if there is none."""
         try:
             control = self._control()
         except NotSupported:
@@ -176,13 +176,20 @@ class BrokerFixture:
 
     @contextmanager
     def vhost(self) -> Generator[Vhost, None, None]:
-        """Create a vhost for the block, and delete it at the end if the broker runs."""
+        """Create a vhost for the block, and delete it at the end if the broker has it then."""
         added = self.add_vhost()
         try:
             yield added
         finally:
-            if self.running:
+            if self.running and self._has_vhost(added.name):
                 self.delete_vhost(added.name)
+
+    def _has_vhost(self, name: str) -> bool:
+        """Return whether the vhost exists. A broker in memory has lost it when it was killed."""
+        try:
+            return bool(self._control().call("has_vhost", name=name))
+        except NotSupported:
+            return True
 
     def ctl(self, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run amqpctl with this broker's data directory, such as `ctl("add_vhost", "shop")`. Return its exit code
@@ -197,7 +204,7 @@ class BrokerFixture:
     # -- for subclasses
 
     def _control(self) -> Control:
-        """Return the control of the running broker. Raises: NotSupported; RuntimeError if it does not run."""
+        """Return the control of the running broker. Raises: NotSupported, NotRunning."""
         raise NotImplementedError
 
     def _listeners(self) -> Mapping[str, tuple[str, int]]:

@@ -103,6 +103,7 @@ class BrokerCommands:
         self._disk = substitutes.disk
         self._commands: dict[str, Callable[..., Awaitable[Any]]] = {
             "add_vhost": self.add_vhost,
+            "has_vhost": self.has_vhost,
             "delete_vhost": self.delete_vhost,
             "record": self.record,
             "take_recorded": self.take_recorded,
@@ -128,6 +129,10 @@ class BrokerCommands:
         broker = self._broker
         await wait_done(partial(vhosts.declare, broker.vhosts, name, "", (), "classic"))
         await broker.auth.set_permissions(user, name, ".*", ".*", ".*")
+
+    async def has_vhost(self, name: str) -> bool:
+        """Return whether the vhost exists."""
+        return name in self._broker.vhosts
 
     async def delete_vhost(self, name: str) -> None:
         """Delete a vhost with its content; its connections are closed."""

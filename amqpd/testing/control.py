@@ -25,6 +25,10 @@ class BrokerFailed(Exception):
     """The broker did not start, did not stop, refused a command, or ended by itself. The text has the reason."""
 
 
+class NotRunning(RuntimeError):
+    """The broker is not running, so it takes no command."""
+
+
 class NotSupported(Exception):
     """This kind of broker cannot do that; the text names one that can."""
 
@@ -142,7 +146,7 @@ class BrokerClock:
 
 
 class BrokerFaults:
-    """Faults of a broker's disk and network, on demand. A restart in the same test keeps those of the disk."""
+    """Faults of a broker's disk and network, on demand. They end with the broker, too."""
 
     def __init__(self, control: Callable[[], Control]) -> None:
         self._control = control
@@ -154,11 +158,8 @@ class BrokerFaults:
     @contextlib.contextmanager
     def slow_disk(self, sync_delay_s: float) -> Generator[None, None, None]:
         """Delay each sync of messages by so many seconds, until the block ends. Confirms come later by that."""
-        self._control().call("set_disk", sync_delay_s=sync_delay_s)
-        try:
+        with self._during("set_disk", {"sync_delay_s": sync_delay_s}, {"sync_delay_s": 0.0}):
             yield
-        finally:
-            self._control().call("set_disk", sync_delay_s=0.0)
 
     @contextlib.contextmanager
     def full_disk(self) -> Generator[None, None, None]:
@@ -166,17 +167,21 @@ class BrokerFaults:
 
         The database of queues, exchanges and users keeps its space.
         """
-        self._control().call("set_disk", is_full=True)
-        try:
+        with self._during("set_disk", {"is_full": True}, {"is_full": False}):
             yield
-        finally:
-            self._control().call("set_disk", is_full=False)
 
     @contextlib.contextmanager
     def alarm(self, kind: Literal["memory", "disk"] = "memory") -> Generator[None, None, None]:
         """Raise an alarm, which blocks publishers, until the block ends."""
-        self._control().call("set_alarm", kind=kind, on=True)
+        with self._during("set_alarm", {"kind": kind, "on": True}, {"kind": kind, "on": False}):
+            yield
+
+    @contextlib.contextmanager
+    def _during(self, command: str, begin: dict[str, object], end: dict[str, object]) -> Generator[None, None, None]:
+        """Begin a fault, and end it unless the broker has been stopped."""
+        self._control().call(command, **begin)
         try:
             yield
         finally:
-            self._control().call("set_alarm", kind=kind, on=False)
+            with contextlib.suppress(NotRunning):
+                self._control().call(command, **end)

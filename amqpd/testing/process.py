@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Final, NamedTuple, Self
 
 from amqpd.testing.broker_fixture import BrokerFixture, close_all, environment, options_of, reserve_port
-from amqpd.testing.control import BrokerFailed, Control, NotSupported, SocketControl
+from amqpd.testing.control import BrokerFailed, Control, NotRunning, NotSupported, SocketControl
 
 READY: Final = re.compile(
     r"^amqpd (?P<version>\S+) \((?P<build>\w+)\) ready in (?P<took_ms>\d+) ms: (?P<listeners>.*), data (?P<data>.*)$"
@@ -130,7 +130,8 @@ class BrokerProcess(BrokerFixture):
             ours, theirs = socket.socketpair()
             pass_fds = (theirs.fileno(),)
             program = "amqpd.testing.process_main"
-            command = [sys.executable, "-P", "-m", program, str(theirs.fileno()), self._disk]
+            arguments = (str(theirs.fileno()), self._disk, str(self.clock.offset_s))
+            command = [sys.executable, "-P", "-m", program, *arguments]
         self._stderr.clear()
         process = subprocess.Popen(
             [*command, "--data-dir", str(self.data_dir), *options_of(self.settings, listeners)],
@@ -249,7 +250,7 @@ class BrokerProcess(BrokerFixture):
                 "this broker takes no commands of the test: use BrokerProcess(control=True), or a BrokerThread"
             )
         if self._socket_control is None:
-            raise RuntimeError("the broker is not running")
+            raise NotRunning("the broker is not running")
         return self._socket_control
 
     def _listeners(self) -> Mapping[str, tuple[str, int]]:

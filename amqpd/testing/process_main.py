@@ -1,4 +1,4 @@
-"""Program of a broker that a test controls: `python -m amqpd.testing.process_main FD disk|memory [amqpd's options]`.
+"""Program of a broker that a test controls: `python -m amqpd.testing.process_main FD disk|memory SECONDS [options]`.
 
 It is amqpd with a clock and a disk that obey the test (`substitutes`), and a front end that serves the test's commands
 on an inherited socket. Each command is a line of JSON, `[name, arguments]`; the answer is a line with `result` or
@@ -72,10 +72,16 @@ class CommandFrontEnd(FrontEnd):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the program and return its exit code. The first two arguments are the socket, and the kind of disk."""
-    descriptor, disk, *options = arguments
+    """Run the program and return its exit code.
+
+    Args:
+        arguments: The descriptor of the socket, the kind of disk, the seconds by which the clock is ahead, and amqpd's
+            options.
+    """
+    descriptor, disk, offset_s, *options = arguments
     sock = socket.socket(fileno=int(descriptor))
     substitutes = BrokerSubstitutes(disk == "memory")
+    substitutes.clock.offset_s = float(offset_s)
     guests = [partial(CommandFrontEnd, sock, substitutes)]
     return main(options, guests, substitutes.for_start())
 

@@ -118,24 +118,28 @@ class Recorder:
 
         Raises: AssertionError, with the messages that there are.
         """
+        __tracebackhide__ = True
         return self._assert(PUBLISHED, count, timeout_s, conditions)
 
     def assert_unroutable(
         self, count: int | None = None, *, timeout_s: float = TIMEOUT_S, **conditions: Unpack[MessageFilter]
     ) -> list[RecordedMessage]:
         """Wait until published messages were unroutable, and return them. As `assert_published`."""
+        __tracebackhide__ = True
         return self._assert(UNROUTABLE, count, timeout_s, conditions)
 
     def assert_delivered(
         self, count: int | None = None, *, timeout_s: float = TIMEOUT_S, **conditions: Unpack[MessageFilter]
     ) -> list[RecordedMessage]:
         """Wait until messages were delivered, and return them. As `assert_published`."""
+        __tracebackhide__ = True
         return self._assert(DELIVERED, count, timeout_s, conditions)
 
     def assert_dead_lettered(
         self, count: int | None = None, *, timeout_s: float = TIMEOUT_S, **conditions: Unpack[MessageFilter]
     ) -> list[RecordedMessage]:
         """Wait until messages were dead-lettered, and return them. As `assert_published`."""
+        __tracebackhide__ = True
         return self._assert(DEAD_LETTERED, count, timeout_s, conditions)
 
     def _select(self, kind: _MessageList, conditions: MessageFilter) -> list[RecordedMessage]:
@@ -144,7 +148,7 @@ class Recorder:
     def _assert(
         self, kind: _MessageList, count: int | None, timeout_s: float, conditions: MessageFilter
     ) -> list[RecordedMessage]:
-        __tracebackhide__ = True  # pytest shows the caller
+        __tracebackhide__ = True  # pytest shows the test
         deadline = time.monotonic() + timeout_s
         while True:
             found = self._select(kind, conditions)

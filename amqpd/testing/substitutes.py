@@ -88,7 +88,7 @@ class MemoryDisk(DiskFaults, MemoryFileSystem):
 
 
 class BrokerSubstitutes:
-    """Clock, disk and database of a broker under test. They stay for its later starts.
+    """Clock, disk and database of a broker under test. They stay for its later starts; faults of the disk end.
 
     Args:
         memory: Data and metadata are in memory.
@@ -101,6 +101,7 @@ class BrokerSubstitutes:
 
     def for_start(self) -> Substitutes:
         """Return them for one start of a broker."""
+        self.disk.sync_delay_s, self.disk.is_full = 0.0, False
         return Substitutes(self.clock, self.disk, None if self._metadata is None else self._metadata.begin)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from amqpd.testing.broker_fixture import BrokerFixture, close_all, options_of, reserve_port
-from amqpd.testing.control import BrokerFailed, Control, NotSupported, ThreadControl
+from amqpd.testing.control import BrokerFailed, Control, NotRunning, NotSupported, ThreadControl
 
 if TYPE_CHECKING:
     from amqpd.protocol_server import Guest
@@ -121,7 +121,7 @@ class BrokerThread(BrokerFixture):
     def server(self) -> Server:
         """Return the server, for tests that inspect it. Only its thread may use it: see `loop`.
 
-        Raises: RuntimeError if it is not running.
+        Raises: NotRunning.
         """
         return self._running_one().server
 
@@ -132,7 +132,7 @@ class BrokerThread(BrokerFixture):
 
     def _running_one(self) -> _Run:
         if self._run is None:
-            raise RuntimeError("the broker is not running")
+            raise NotRunning("the broker is not running")
         return self._run
 
     def _control(self) -> Control:

@@ -15,7 +15,16 @@ import aio_pika
 import pika
 import pytest
 
-from amqpd.testing import BrokerFailed, BrokerFixture, BrokerProcess, BrokerThread, NotSupported, Recorder, Vhost
+from amqpd.testing import (
+    BrokerFailed,
+    BrokerFixture,
+    BrokerProcess,
+    BrokerThread,
+    NotRunning,
+    NotSupported,
+    Recorder,
+    Vhost,
+)
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
@@ -101,6 +110,17 @@ class TestThread:
                 assert (await queue.get(no_ack=True)).body == b"4711"
             recorder.assert_delivered(1, body=b"4711")
         assert not broker.running
+
+    def test_restart_ends_faults_and_keeps_the_clock(self, open_channel: Callable, tmp_path: Path) -> None:
+        with BrokerThread(tmp_path, memory=True) as broker:
+            broker.clock.advance(3600)
+            with broker.faults.full_disk():
+                broker.stop()
+            broker.start()
+            assert alarms(broker) == []
+            publish(open_channel(broker.url), "orders", b"1")
+            broker.clock.advance(1)
+            assert broker.clock.offset_s >= 3601
 
 
 class TestVhosts:
@@ -245,10 +265,13 @@ class TestProcess:
             with pytest.raises(BrokerFailed, match="record: ValueError: there is no vhost 'nosuch'"):
                 broker.record("nosuch")
             assert broker.faults.drop_connections() == 1
-            broker.kill()
-            with pytest.raises(RuntimeError, match="not running"):
-                recorder.published()
-            broker.start()
+            with broker.vhost(), broker.faults.slow_disk(0.01):
+                broker.kill()
+                with pytest.raises(NotRunning):
+                    recorder.published()
+                broker.start()
+            broker.clock.advance(0)
+            assert broker.clock.offset_s >= 61
             if memory:
                 assert [each["name"] for each in broker.api("GET", "/api/vhosts")] == ["/"]  # type: ignore[attr-defined]
             else:

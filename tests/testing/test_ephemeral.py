@@ -58,7 +58,7 @@ def test_line_with_urls_and_end_with_standard_input(start: Callable, tmp_path: P
     urls = line_of(process).split(" ")
     assert [urlsplit(url).scheme for url in urls] == ["amqp", "http"]
     amqp = urlsplit(urls[0])
-    assert (amqp.username, amqp.password, amqp.hostname, amqp.path) == ("guest", "guest", "127.0.0.1", "/")
+    assert (amqp.username, amqp.password, amqp.hostname, amqp.path) == ("guest", "guest", "127.0.0.1", "/%2F")
     assert amqp.port is not None
     socket.create_connection(("127.0.0.1", amqp.port), 60).close()
     assert len(list(tmp_path.glob("amqpd-*"))) == 1
