@@ -156,13 +156,12 @@ class BrokerCommands:
 
         Some timers look at the clock at intervals, so one jump would hide what happened before it.
         """
-        timers = self._broker.timers
-        end_ms = timers.now_ms() + round(seconds * 1000)
-        step_ms_min = round(seconds * 1000) // STEPS_MAX
-        while (left_ms := end_ms - timers.now_ms()) > 0:
+        clock, timers = self._clock, self._broker.timers
+        end_s = clock.offset_s + seconds
+        while clock.offset_s < end_s:
             due_ms = timers.next_due_ms()
-            step_ms = max(due_ms - timers.now_ms(), step_ms_min, 1) if due_ms >= 0 else left_ms
-            self._clock.offset_s += min(step_ms, left_ms) / 1000
+            step_s = max((due_ms - timers.now_ms()) / 1000, seconds / STEPS_MAX, 0.001) if due_ms >= 0 else seconds
+            clock.offset_s = min(clock.offset_s + step_s, end_s)
             await self._settle()
         self._broker.storage.maintain()
         for _ in range(IDLE_LOOKS):
