@@ -227,6 +227,10 @@ class BrokerFixture:
         return (f"[{host}]" if ":" in host else host), port
 
 
+FAST_HASHING = {"auth.password_hashing": "rabbit_password_hashing_sha256"}
+"""A setting for tests: argon2id takes 21 ms at the first start and at the first login."""
+
+
 def options_of(settings: Mapping[str, object], listeners: Mapping[str, tuple[str, int]]) -> list[str]:
     """Return amqpd's options for a broker of a test.
 

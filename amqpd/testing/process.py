@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final, NamedTuple, Self
 
-from amqpd.testing.broker_fixture import BrokerFixture, close_all, environment, options_of, reserve_port
+from amqpd.testing.broker_fixture import FAST_HASHING, BrokerFixture, close_all, environment, options_of, reserve_port
 from amqpd.testing.control import BrokerFailed, Control, NotRunning, NotSupported, SocketControl
 
 READY: Final = re.compile(
@@ -74,7 +74,7 @@ class BrokerProcess(BrokerFixture):
         command: Command to run instead of this interpreter's amqpd; options are appended.
         start_timeout_s: Time limit for the ready line.
         control: The broker takes commands of this process: recorder, clock, faults, cheaper vhosts. It stops when this
-            process ends. Not together with `command`.
+            process ends, and auth.password_hashing is a fast one by default. Not together with `command`.
         memory: Messages and metadata are in the broker's memory, and a stop loses them. Includes `control`.
     """
 
@@ -124,6 +124,7 @@ class BrokerProcess(BrokerFixture):
             raise RuntimeError(f"the broker is already running as process {self.pid}")
         listeners = self._listeners() if same_ports else {}
         command = [*self._command]
+        settings = {**FAST_HASHING, **self.settings} if self._disk else self.settings
         pass_fds: tuple[int, ...] = ()
         ours: socket.socket | None = None
         if self._disk:
@@ -134,7 +135,7 @@ class BrokerProcess(BrokerFixture):
             command = [sys.executable, "-P", "-m", program, *arguments]
         self._stderr.clear()
         process = subprocess.Popen(
-            [*command, "--data-dir", str(self.data_dir), *options_of(self.settings, listeners)],
+            [*command, "--data-dir", str(self.data_dir), *options_of(settings, listeners)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

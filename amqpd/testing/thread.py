@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from amqpd.testing.broker_fixture import BrokerFixture, close_all, options_of, reserve_port
+from amqpd.testing.broker_fixture import FAST_HASHING, BrokerFixture, close_all, options_of, reserve_port
 from amqpd.testing.control import BrokerFailed, Control, NotRunning, NotSupported, ThreadControl
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class BrokerThread(BrokerFixture):
     Args:
         data_dir: Directory for messages and metadata; None: a temporary one, which `close` removes.
         memory: Messages and metadata are in memory. They survive `stop` and `start`, not `close`.
-        settings: Settings by their dotted names.
+        settings: Settings by their dotted names. auth.password_hashing is a fast one by default.
         guests: See `amqpd.protocol_server`.
         start_timeout_s: Time limit of a start.
     """
@@ -75,7 +75,7 @@ class BrokerThread(BrokerFixture):
             raise RuntimeError("the broker is already running")
         if self._substitutes is None:
             self._substitutes = BrokerSubstitutes(self._memory)
-        options = options_of(self.settings, self._ports if same_ports else {})
+        options = options_of({**FAST_HASHING, **self.settings}, self._ports if same_ports else {})
         close_all(self._reserved_sockets)
         run = _Run(partial(_server, self.data_dir, options, self._guests, self._substitutes.for_start()))
         run.begin(self._substitutes, self.start_timeout_s)
