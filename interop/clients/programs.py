@@ -75,12 +75,12 @@ def _php() -> list[str]:
     return [path, "-d", "display_errors=stderr", str(HERE / "php-amqplib" / "program.php")]
 
 
-def _node(package: str) -> Client:
+def _node(folder: str, package: str = "") -> Client:
     def command() -> list[str]:
-        _installed(f"node/node_modules/{package}/package.json")
-        return [_found("node"), str(HERE / package / "program.mjs")]
+        _installed(f"node/node_modules/{package or folder}/package.json")
+        return [_found("node"), str(HERE / folder / "program.mjs")]
 
-    return Client(package, "JavaScript", command)
+    return Client(folder, "JavaScript", command)
 
 
 def _java() -> list[str]:
@@ -102,6 +102,8 @@ CLIENTS: Final = (
     _python("amqpstorm", "amqpstorm"),
     Client("amqp091-go", "Go", lambda: [str(_installed("amqp091-go"))]),
     _node("amqplib"),
+    _node("rabbitmq-client"),
+    _node("cloudamqp-client", "@cloudamqp/amqp-client"),
     Client("java-client", "Java", _java),
     Client("bunny", "Ruby", _ruby),
     Client("php-amqplib", "PHP", _php),
