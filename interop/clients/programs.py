@@ -83,6 +83,10 @@ def _node(folder: str, package: str = "") -> Client:
     return Client(folder, "JavaScript", command)
 
 
+def _built(name: str, language: str) -> Client:
+    return Client(name, language, lambda: [str(_installed(name))])
+
+
 def _java() -> list[str]:
     return [
         _found("java"),
@@ -100,14 +104,18 @@ CLIENTS: Final = (
     _python("py-amqp", "amqp"),
     _python("kombu", "kombu"),
     _python("amqpstorm", "amqpstorm"),
-    Client("amqp091-go", "Go", lambda: [str(_installed("amqp091-go"))]),
+    _built("amqp091-go", "Go"),
+    _built("go-rabbitmq", "Go"),
+    _built("watermill-amqp", "Go"),
     _node("amqplib"),
     _node("rabbitmq-client"),
     _node("cloudamqp-client", "@cloudamqp/amqp-client"),
+    _node("amqp-connection-manager"),
+    _node("rascal"),
     Client("java-client", "Java", _java),
     Client("bunny", "Ruby", _ruby),
     Client("php-amqplib", "PHP", _php),
-    Client("rabbitmq-c", "C", lambda: [str(_installed("rabbitmq-c"))]),
-    Client("lapin", "Rust", lambda: [str(_installed("lapin"))]),
+    _built("rabbitmq-c", "C"),
+    _built("lapin", "Rust"),
 )
 BY_NAME: Final = {each.name: each for each in CLIENTS}
