@@ -27,11 +27,13 @@ class Client(NamedTuple):
 
     Attributes:
         command: Returns the program's command; the scenario is appended. Raises Missing.
+        over: The client of this matrix that does its work, if it is a wrapper. CI leaves wrappers out.
     """
 
     name: str
     language: str
     command: Callable[[], list[str]]
+    over: str = ""
 
 
 def _python(folder: str, package: str) -> Client:
@@ -75,16 +77,16 @@ def _php() -> list[str]:
     return [path, "-d", "display_errors=stderr", str(HERE / "php-amqplib" / "program.php")]
 
 
-def _node(folder: str, package: str = "") -> Client:
+def _node(folder: str, package: str = "", over: str = "") -> Client:
     def command() -> list[str]:
         _installed(f"node/node_modules/{package or folder}/package.json")
         return [_found("node"), str(HERE / folder / "program.mjs")]
 
-    return Client(folder, "JavaScript", command)
+    return Client(folder, "JavaScript", command, over)
 
 
-def _built(name: str, language: str) -> Client:
-    return Client(name, language, lambda: [str(_installed(name))])
+def _built(name: str, language: str, over: str = "") -> Client:
+    return Client(name, language, lambda: [str(_installed(name))], over)
 
 
 def _java() -> list[str]:
@@ -105,13 +107,13 @@ CLIENTS: Final = (
     _python("kombu", "kombu"),
     _python("amqpstorm", "amqpstorm"),
     _built("amqp091-go", "Go"),
-    _built("go-rabbitmq", "Go"),
-    _built("watermill-amqp", "Go"),
+    _built("go-rabbitmq", "Go", over="amqp091-go"),
+    _built("watermill-amqp", "Go", over="amqp091-go"),
     _node("amqplib"),
     _node("rabbitmq-client"),
     _node("cloudamqp-client", "@cloudamqp/amqp-client"),
-    _node("amqp-connection-manager"),
-    _node("rascal"),
+    _node("amqp-connection-manager", over="amqplib"),
+    _node("rascal", over="amqplib"),
     Client("java-client", "Java", _java),
     Client("bunny", "Ruby", _ruby),
     Client("php-amqplib", "PHP", _php),
