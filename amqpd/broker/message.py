@@ -70,8 +70,9 @@ class Message:
     """One published message. Immutable; changing state is in `QueueEntry`.
 
     `content` has the frames in which the message arrived: header frame, then body frames. A delivery copies these
-    bytes and patches the channel numbers, if the body frames are those of its receiver. Properties and body are cut out only for the log (without a copy), a dead
-    letter or basic.return. A message from a log gets frames of the same form.
+    bytes and patches the channel numbers, if the body frames are those of its receiver (`has_frames_of`). Properties
+    and body are cut out only for the log (without a copy), a dead letter or basic.return. A message from a log gets
+    frames of the same form.
 
     A body above LARGE_BODY_BYTES is never joined: `content` has only the header frame, and `parts` the body in
     pieces without frames. A body from a log is also a part, the only one; if it fits one frame, `content` ends with

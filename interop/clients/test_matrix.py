@@ -1,7 +1,7 @@
 """The matrix without wrappers: nothing that a client can do with RabbitMQ fails with amqpd.
 
-A wrapper sends what the client under it sends, which is in the matrix (`Client.over`); `make interop` runs wrappers, too.
-With TEST_REQUIRE_CLIENTS a client that is not installed fails the test, with TEST_REQUIRE_RABBITMQ the lack of RabbitMQ
+A wrapper sends what the client under it sends, which is in the matrix (`Client.over`). `make interop` has them.
+With TEST_REQUIRE_CLIENTS a client that is not installed fails the test. With TEST_REQUIRE_RABBITMQ the lack of RabbitMQ
 does.
 """
 

@@ -244,9 +244,13 @@ const scenarios = {
     await receive(channel, "kept", 1, {});
     console.log("ready"); // the runner kills the broker and starts it again
     await closed;
-    let again;
-    while (!again) again = await connect().catch(() => sleep(100));
-    print(await receive(await again.createChannel(), "kept", 1));
+    const read = async () => {
+      const again = await connect(); // a broker that starts may close it again
+      return Promise.race([once(again, "close"), again.createChannel().then((channel) => receive(channel, "kept", 1))]);
+    };
+    let kept;
+    while (!kept) kept = await read().catch(() => sleep(100));
+    print(kept);
   },
   async write(channel) {
     await channel.assertQueue("crossing", { durable: false });
