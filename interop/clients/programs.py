@@ -114,6 +114,7 @@ CLIENTS: Final = (
     _node("cloudamqp-client", "@cloudamqp/amqp-client"),
     _node("amqp-connection-manager", over="amqplib"),
     _node("rascal", over="amqplib"),
+    _node("nestjs-rabbitmq", "@golevelup/nestjs-rabbitmq", over="amqplib"),
     Client("java-client", "Java", _java),
     Client("bunny", "Ruby", _ruby),
     Client("php-amqplib", "PHP", _php),
