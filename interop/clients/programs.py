@@ -27,11 +27,13 @@ class Client(NamedTuple):
 
     Attributes:
         command: Returns the program's command; the scenario is appended. Raises Missing.
+        over: The client of this matrix that does its work, if it is a wrapper. CI leaves wrappers out.
     """
 
     name: str
     language: str
     command: Callable[[], list[str]]
+    over: str = ""
 
 
 def _python(folder: str, package: str) -> Client:
@@ -75,12 +77,16 @@ def _php() -> list[str]:
     return [path, "-d", "display_errors=stderr", str(HERE / "php-amqplib" / "program.php")]
 
 
-def _node(package: str) -> Client:
+def _node(folder: str, package: str = "", over: str = "") -> Client:
     def command() -> list[str]:
-        _installed(f"node/node_modules/{package}/package.json")
-        return [_found("node"), str(HERE / package / "program.mjs")]
+        _installed(f"node/node_modules/{package or folder}/package.json")
+        return [_found("node"), str(HERE / folder / "program.mjs")]
 
-    return Client(package, "JavaScript", command)
+    return Client(folder, "JavaScript", command, over)
+
+
+def _built(name: str, language: str, over: str = "") -> Client:
+    return Client(name, language, lambda: [str(_installed(name))], over)
 
 
 def _java() -> list[str]:
@@ -100,12 +106,19 @@ CLIENTS: Final = (
     _python("py-amqp", "amqp"),
     _python("kombu", "kombu"),
     _python("amqpstorm", "amqpstorm"),
-    Client("amqp091-go", "Go", lambda: [str(_installed("amqp091-go"))]),
+    _built("amqp091-go", "Go"),
+    _built("go-rabbitmq", "Go", over="amqp091-go"),
+    _built("watermill-amqp", "Go", over="amqp091-go"),
     _node("amqplib"),
+    _node("rabbitmq-client"),
+    _node("cloudamqp-client", "@cloudamqp/amqp-client"),
+    _node("amqp-connection-manager", over="amqplib"),
+    _node("rascal", over="amqplib"),
+    _node("nestjs-rabbitmq", "@golevelup/nestjs-rabbitmq", over="amqplib"),
     Client("java-client", "Java", _java),
     Client("bunny", "Ruby", _ruby),
     Client("php-amqplib", "PHP", _php),
-    Client("rabbitmq-c", "C", lambda: [str(_installed("rabbitmq-c"))]),
-    Client("lapin", "Rust", lambda: [str(_installed("lapin"))]),
+    _built("rabbitmq-c", "C"),
+    _built("lapin", "Rust"),
 )
 BY_NAME: Final = {each.name: each for each in CLIENTS}

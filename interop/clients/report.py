@@ -19,6 +19,10 @@ LEGEND: Final = (
     "A cell with one word: the same with all of these brokers. Several: one for each, in this order. "
     "–: the client does not offer it, or its program cannot show it. ?: it could not be tried."
 )
+LETTERS: Final = {"pass": "p", "FAIL": "F"}
+LETTERS_LEGEND: Final = "p: pass. F: failure."
+COLUMNS_MAX: Final = 8
+"""Clients in one table of the page: a wider one does not fit a screen."""
 
 HEAD: Final = """\
 # Clients
@@ -47,6 +51,21 @@ class Matrix(NamedTuple):
         """Return the words of a place: one if all sides agree. RabbitMQ's lack of a feature is not repeated."""
         signs = [SIGNS[each.verdict] for each in self.verdicts(client, scenario)]
         return signs[0] if len(set(signs)) == 1 else " ".join(signs)
+
+
+def groups(clients: Sequence[Client]) -> list[list[Client]]:
+    """Return the clients by language, joined to groups of at most COLUMNS_MAX."""
+    languages: dict[str, list[Client]] = {}
+    for client in clients:
+        languages.setdefault(client.language, []).append(client)
+    found: list[list[Client]] = [[]]
+    for members in languages.values():
+        for start in range(0, len(members), COLUMNS_MAX):
+            part = members[start : start + COLUMNS_MAX]
+            if len(found[-1]) + len(part) > COLUMNS_MAX:
+                found.append([])
+            found[-1] += part
+    return found
 
 
 def brokers(matrix: Matrix) -> str:
@@ -78,17 +97,24 @@ def reasons(matrix: Matrix, verdict: str) -> list[str]:
 
 
 def text(matrix: Matrix) -> str:
-    """Return the matrix for a terminal: a line for each scenario, a column for each client; then what went wrong."""
+    """Return the matrix for a terminal: a line for each scenario, a column for each client; then what went wrong.
+
+    30 clients have 140 columns of a terminal, because a verdict is one letter.
+    """
+
+    def letters(client: Client, scenario: Scenario) -> str:
+        return "".join(LETTERS.get(word, word) for word in matrix.sign(client.name, scenario.name).split())
+
     numbered = [
         f"{n:>3} {c.name} {matrix.versions.get(c.name, '(missing)')}, {c.language}"
         for n, c in enumerate(matrix.clients, 1)
     ]
-    width = max([4, *(len(matrix.sign(c.name, s.name)) for c in matrix.clients for s in matrix.scenarios)])
-    lines = [f"Brokers: {brokers(matrix)}", *numbered, LEGEND, ""]
-    lines.append(" " * 18 + " ".join(f"{n:>{width}}" for n in range(1, len(matrix.clients) + 1)))
+    width = max([2, *(len(letters(c, s)) for c in matrix.clients for s in matrix.scenarios)])
+    lines = [f"Brokers: {brokers(matrix)}", *numbered, LEGEND, LETTERS_LEGEND, ""]
+    lines.append(" " * 19 + " ".join(f"{n:>{width}}" for n in range(1, len(matrix.clients) + 1)))
     for scenario in matrix.scenarios:
-        signs = (matrix.sign(client.name, scenario.name) for client in matrix.clients)
-        lines.append(f"{scenario.name:<18}" + " ".join(f"{sign:>{width}}" for sign in signs))
+        signs = (letters(client, scenario) for client in matrix.clients)
+        lines.append(f"{scenario.name:<19}" + " ".join(f"{sign:>{width}}" for sign in signs))
     lines.append("")
     for verdict in ("not offered", "missing"):
         lines += [f"{verdict}: {line}" for line in reasons(matrix, verdict)]
@@ -117,12 +143,14 @@ def markdown(matrix: Matrix) -> str:
         lines.append(
             f"| {client.name} | {matrix.versions.get(client.name, 'missing')} | {client.language} | {numbers} |"
         )
-    lines += ["", "## The matrix", "", "| scenario | " + " | ".join(c.name for c in matrix.clients) + " |"]
-    lines.append("|---" * (len(matrix.clients) + 1) + "|")
-    for scenario in matrix.scenarios:
-        lines.append(
-            f"| {scenario.name} | " + " | ".join(matrix.sign(c.name, scenario.name) for c in matrix.clients) + " |"
-        )
+    lines += ["", "## The matrix"]
+    for group in groups(matrix.clients):
+        lines += ["", f"### {', '.join(dict.fromkeys(client.language for client in group))}", ""]
+        lines.append("| scenario | " + " | ".join(client.name for client in group) + " |")
+        lines.append("|---" * (len(group) + 1) + "|")
+        for scenario in matrix.scenarios:
+            signs = (matrix.sign(client.name, scenario.name) for client in group)
+            lines.append(f"| {scenario.name} | " + " | ".join(signs) + " |")
     lines += ["", "## The scenarios", "", "| scenario | what the program shows |", "|---|---|"]
     lines += [f"| {each.name} | {each.text} |" for each in matrix.scenarios]
     for title, verdict in (("Not offered", "not offered"), ("Missing", "missing"), ("Failed", "fail")):
@@ -135,7 +163,7 @@ def markdown(matrix: Matrix) -> str:
 def page(matrix: Matrix) -> str:
     """Return the matrix as one HTML page without other files; a cell's reason is its tooltip."""
     head = "".join(
-        f"<th>{html.escape(c.name)}<br>{html.escape(matrix.versions.get(c.name, 'missing'))}</th>"
+        f"<th class=client>{html.escape(c.name)} {html.escape(matrix.versions.get(c.name, 'missing'))}</th>"
         for c in matrix.clients
     )
     rows = []
@@ -151,6 +179,7 @@ def page(matrix: Matrix) -> str:
         rows.append(f"<tr>{''.join(row)}</tr>")
     style = (
         "body{font:14px sans-serif}td,th{padding:2px 6px;text-align:left}.pass{background:#cfc}.fail{background:#f99}"
+        ".client{writing-mode:vertical-rl}"
     )
     return (
         f"<!doctype html><meta charset=utf-8><title>Clients of amqpd</title><style>{style}</style>"
