@@ -27,6 +27,11 @@ POLICY: Final = {"pattern": "^limited$", "definition": {"max-length": 2}, "apply
 EVERYTHING: Final = {"configure": ".*", "write": ".*", "read": ".*"}
 RABBITMQ: Final = "RabbitMQ"
 SIDES: Final = ("amqpd", "compat", RABBITMQ)
+KAFKA: Final = "Kafka"
+KAFKA_SIDES: Final = ("amqpd", KAFKA)
+PEERS: Final = (RABBITMQ, KAFKA)
+"""The brokers with which amqpd is compared."""
+
 API_TIMEOUT_S: Final = 60.0
 
 
@@ -43,8 +48,8 @@ def make_certificates(folder: Path) -> Certificates:
     authority = trustme.CA(key_type=trustme.KeyType.RSA)
     files = Certificates(folder / "ca.pem", folder / "server.pem", folder / "client.pem")
     authority.cert_pem.write_to_path(files.ca)
-    for name, path in (("localhost", files.server), ("client.test", files.client)):
-        issued = authority.issue_cert(name, key_type=trustme.KeyType.RSA)
+    for names, path in ((("localhost", "127.0.0.1"), files.server), (("client.test",), files.client)):
+        issued = authority.issue_cert(*names, key_type=trustme.KeyType.RSA)
         key = load_pem_private_key(issued.private_key_pem.bytes(), None)
         pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())  # the form that Java reads
         path.write_bytes(pem + b"".join(each.bytes() for each in issued.cert_chain_pems))
