@@ -222,7 +222,8 @@ def quorum_eta():
     worker = Worker()
     sent = time.time()
     waiting = now.apply_async(countdown=3)
-    assert app.control.inspect([worker.node], timeout=30, limit=1).scheduled() == {worker.node: []}
+    scheduled = app.control.inspect([worker.node], timeout=30, limit=1).scheduled()
+    assert scheduled == {worker.node: []}, scheduled
     assert waiting.get() >= sent + 2  # Celery counts whole seconds
 
 
@@ -313,7 +314,7 @@ def monitor():
         until(lambda: worker.node in get("/api/workers?refresh=1"), FOLDER / "flower.log")
         done = add.delay(1, 1)
         until(lambda: json.loads(get("/api/tasks") or "{}").get(done.id, {}).get("state") == "SUCCESS")
-        until(lambda: '"name": "celery"' in get("/api/queues/length"))
+        until(lambda: "celery" in [each["name"] for each in json.loads(get("/api/queues/length") or '{"active_queues": []}')["active_queues"]], FOLDER / "flower.log")
         assert "celery" in get("/broker")
     finally:
         os.killpg(flower.pid, signal.SIGKILL)
@@ -327,8 +328,7 @@ def reconnect():
     print("ready", flush=True)  # the runner kills the broker and starts it again
     until(lambda: "Connection to broker lost" in worker.log.read_text(), worker.log)
     note.apply_async(("after",), retry_policy={"max_retries": 600, "interval_max": 0.2})
-    until(lambda: len(notes()) > 1)
-    assert notes()[-1][1] == "after", notes()
+    until(lambda: ["after"] in [line[1:] for line in notes()])
 
 
 def main(name):

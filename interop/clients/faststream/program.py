@@ -8,9 +8,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from pathlib import Path
 
-import faststream
 from faststream import AckPolicy, FastStream
 from faststream.rabbit import Channel, QueueType, RabbitBroker, RabbitMessage, RabbitQueue
 
@@ -240,7 +240,7 @@ async def reconnect():
     while True:
         with contextlib.suppress(Exception):  # until the broker is back, and the worker, too
             await broker.publish("after", TASKS, persist=True, timeout=5)
-        if [text for _, text in notes()][-1] == "after":
+        if ["after"] in [line[1:] for line in notes()]:
             return
         await asyncio.sleep(0.2)
 
@@ -257,7 +257,7 @@ async def run(name):
 
 def main(name):
     if name == "version":
-        print(faststream.__version__)
+        print(version("faststream"))
     elif name in NOT_OFFERED:
         print("not offered:", NOT_OFFERED[name])
     else:

@@ -5,7 +5,7 @@
 set -uo pipefail
 address=$1 records=${3:-10000}
 if [[ $address == version ]]; then
-    kcat -V | sed -n 's/^Version //p'
+    kcat -V | sed -nE 's/^Version ([0-9.]+) .*(librdkafka [0-9.]+).*/\1 (\2)/p'
     exit
 fi
 topic=$STEPS_TOPIC
@@ -99,7 +99,7 @@ many() { # appended to the topic, since kcat makes none
 
 headers() {
     kcat "${options[@]}" -P -t "$topic" -k key -H text=x -H text=again -H empty= < <(printf value) || return 1
-    kcat "${options[@]}" -P -t "$topic" -k deleted -Z < <(echo) || return 1
+    kcat "${options[@]}" -P -t "$topic" -K : -Z < <(echo deleted:) || return 1
     kcat "${options[@]}" -C -q -e -t "$topic" -o -2 -f '%k %s %S %h\n' > "$work/headers" || return 1
     printf 'key value 5 text=x,text=again,empty=\ndeleted NULL -1 \n' | diff - "$work/headers" && echo "2 records"
 }
