@@ -160,8 +160,21 @@ class ApacheKafka(KafkaSide):
     def __enter__(self) -> Self:
         self._kafka.__enter__()
         self.plain = self._kafka.bootstrap
+        self._load_coordinators()
         self.tls = f"localhost:{self._kafka.brokers[1].secure_port}"
         return self
 
     def __exit__(self, *_: object) -> None:
         self._kafka.stop()
+
+    def _load_coordinators(self) -> None:
+        """Have Kafka create its internal topics. Clients get COORDINATOR_NOT_AVAILABLE until they are there."""
+        from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
+
+        self.create_topic("first")
+        consumer = KafkaConsumer(bootstrap_servers=self.plain, group_id="first")
+        consumer.commit({TopicPartition("first", 0): OffsetAndMetadata(0, "", -1)})
+        consumer.close()
+        producer = KafkaProducer(bootstrap_servers=self.plain, transactional_id="first", enable_idempotence=True)
+        producer.init_transactions()
+        producer.close()

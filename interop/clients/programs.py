@@ -125,6 +125,16 @@ def _kafkajs() -> list[str]:
     return ["env", f"NODE_PATH={modules}", _found("node"), str(KAFKA / "kafkajs" / "steps.mjs")]
 
 
+def _python_for(folder: str, program: str) -> Client:
+    """Return a client that a Python program drives: a command of another package."""
+
+    def command() -> list[str]:
+        _found(program)
+        return [sys.executable, "-P", "-W", "ignore", str(HERE / folder / "program.py")]
+
+    return Client(folder, "command", command)
+
+
 def _kcat() -> list[str]:
     _found("kcat")
     return [str(KAFKA / "kcat" / "steps.sh")]
@@ -149,6 +159,8 @@ CLIENTS: Final = (
     Client("rabbitmq-c", "C", lambda: [str(_installed("rabbitmq-c"))]),
     Client("lapin", "Rust", lambda: [str(_installed("lapin"))]),
 )
+BY_NAME: Final = {each.name: each for each in CLIENTS}
+
 TASK_FRAMEWORKS: Final = (
     _python("celery", "celery"),
     _python("faststream", "faststream"),
@@ -172,4 +184,9 @@ KAFKA_CLIENTS: Final = (
 SHARE_PROGRAMS: Final = {"java43": lambda: kafka_java("43", str(KAFKA / "java" / "ShareGroupProgram.java"))}
 """Programs of their own for the step `share`, with the arguments HOST:PORT TOPIC COUNT."""
 
-HTTP_CLIENTS: Final = (_python("pyrabbit2", "pyrabbit2"),)
+HTTP_CLIENTS: Final = (
+    _python("pyrabbit2", "pyrabbit2"),
+    _python_for("rabbitmqadmin", "rabbitmqadmin"),
+    Client("rabbit-hole", "Go", lambda: [str(_installed("rabbit-hole"))]),
+    _python_for("prometheus", "promtool"),
+)

@@ -72,7 +72,8 @@ def environment(node: Node, scenario: str, vhost: str, files: Certificates) -> d
     scheme, port = ("amqps", node.tls_port) if tls else ("amqp", node.amqp_port)
     url = f"{scheme}://guest:{password}@localhost:{port}/{quote(vhost, safe='')}"
     http_url = f"http://guest:{password}@127.0.0.1:{node.http_port}"
-    added = {"AMQP_URL": url, "HTTP_URL": http_url, "NODE_PATH": str(INSTALLED / "node")}
+    metrics_url = f"http://127.0.0.1:{node.metrics_port}/metrics"
+    added = {"AMQP_URL": url, "HTTP_URL": http_url, "METRICS_URL": metrics_url, "NODE_PATH": str(INSTALLED / "node")}
     if tls:
         added["CA_FILE"] = str(files.ca)
     if scenario == "client-certificate":
@@ -173,7 +174,7 @@ class Runner:
 
     def vhost(self, client: str, scenario: str) -> str:
         """Return the client's vhost. Scenarios that share names with another one have their own: they run at once."""
-        return f"{client}, {scenario}" if self._own_vhosts or scenario in SAME_NAMES else client
+        return f"{client}.{scenario}" if self._own_vhosts or scenario in SAME_NAMES else client
 
     def _repeated(self, client: str, scenario: Scenario) -> Cell:
         for _ in range(scenario.tries):

@@ -14,6 +14,7 @@ from pathlib import Path
 from faststream import AckPolicy, FastStream
 from faststream.rabbit import Channel, QueueType, RabbitBroker, RabbitMessage, RabbitQueue
 
+TIMEOUT_S = 150  # less than the runner's: this program must end its workers
 SCENARIO = os.environ.get("SCENARIO", sys.argv[1])
 FOLDER = Path(os.environ.get("TASKS_FOLDER") or tempfile.mkdtemp(prefix="faststream-"))
 DELAY = "FastStream delays messages with the exchange type x-delayed-message only"
@@ -101,7 +102,7 @@ class Worker:
         self.started.append(self)
 
     async def ready(self):
-        await until(lambda: "started successfully" in self.log.read_text(), self.log)
+        await until(lambda: "started successfully" in self.log.read_text())
         return self
 
     def kill(self):
@@ -110,12 +111,9 @@ class Worker:
         self.process.wait()
 
 
-async def until(condition, log=None):
-    """Return the first true value. Time limit: the runner ends this program."""
-    deadline = time.monotonic() + 150
+async def until(condition):
+    """Return the first true value."""
     while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(log.read_text() if log else "not within 150 s")
         await asyncio.sleep(0.05)
     return value
 
@@ -221,7 +219,7 @@ async def warm_shutdown():
     await until((FOLDER / "held").exists)
     worker.process.terminate()
     (FOLDER / "release").touch()
-    await until(lambda: worker.process.poll() is not None, worker.log)
+    await until(lambda: worker.process.poll() is not None)
     done = [text.split()[0] for _, text in notes()]
     assert done and done[0] == "held", notes()
     while await ready_count(HOLD) + len(done) != 2:
@@ -236,7 +234,7 @@ async def reconnect():
     await broker.publish("before", TASKS, persist=True)
     await until(notes)
     print("ready", flush=True)  # the runner kills the broker and starts it again
-    await until(lambda: "econnect" in worker.log.read_text(), worker.log)
+    await until(lambda: "econnect" in worker.log.read_text())
     while True:
         with contextlib.suppress(Exception):  # until the broker is back, and the worker, too
             await broker.publish("after", TASKS, persist=True, timeout=5)
@@ -249,6 +247,10 @@ async def run(name):
     await broker.connect()
     try:
         await globals()[name.replace("-", "_")]()
+    except BaseException:
+        for log in FOLDER.glob("*.log"):
+            print(log.name, log.read_text()[-2000:], file=sys.stderr)
+        raise
     finally:
         for worker in Worker.started:
             worker.kill()
@@ -261,6 +263,8 @@ def main(name):
     elif name in NOT_OFFERED:
         print("not offered:", NOT_OFFERED[name])
     else:
+        signal.signal(signal.SIGALRM, lambda *_: sys.exit(f"TimeoutError: not within {TIMEOUT_S} s"))
+        signal.alarm(TIMEOUT_S)
         asyncio.run(run(name))
         print("pass")
 

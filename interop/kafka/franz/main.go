@@ -264,15 +264,17 @@ func configs() string {
 	altered, err := admin.AlterTopicConfigs(ctx, []kadm.AlterConfig{change}, topic)
 	must(err)
 	must(altered[0].Err)
-	described, err := admin.DescribeTopicConfigs(ctx, topic)
-	must(err)
-	for _, each := range described[0].Configs {
-		if each.Key == "retention.ms" {
-			check(each.MaybeValue() == hour, "retention.ms %s", each.MaybeValue())
-			return hour
+	wait("the config", func() bool {
+		described, err := admin.DescribeTopicConfigs(ctx, topic)
+		must(err)
+		for _, each := range described[0].Configs {
+			if each.Key == "retention.ms" && each.MaybeValue() == hour {
+				return true
+			}
 		}
-	}
-	panic("retention.ms is not described")
+		return false
+	})
+	return hour
 }
 
 func fromAmqp() string {

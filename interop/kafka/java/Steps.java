@@ -296,9 +296,14 @@ public class Steps {
         ConfigResource topic = new ConfigResource(ConfigResource.Type.TOPIC, TOPIC);
         ConfigEntry hour = new ConfigEntry("retention.ms", "3600000");
         admin.incrementalAlterConfigs(Map.of(topic, List.of(new AlterConfigOp(hour, AlterConfigOp.OpType.SET)))).all().get();
-        String found = admin.describeConfigs(List.of(topic)).all().get().get(topic).get("retention.ms").value();
-        check(found.equals(hour.value()), found);
-        return found;
+        await("the config", () -> {
+            try {
+                return admin.describeConfigs(List.of(topic)).all().get().get(topic).get("retention.ms").value().equals(hour.value());
+            } catch (Exception error) {
+                throw new RuntimeException(error);
+            }
+        });
+        return hour.value();
     }
 
     static String fromAmqp() {

@@ -189,9 +189,11 @@ async function configs() {
   const value = "3600000";
   const configEntries = [{ name: "retention.ms", value }];
   await admin.alterConfigs({ resources: [{ ...resource, configEntries }] });
-  const { resources } = await admin.describeConfigs({ resources: [resource] });
-  const found = resources[0].configEntries.find(({ configName }) => configName === "retention.ms");
-  check(found.configValue === value, JSON.stringify(found));
+  await until("the config", async () => {
+    const { resources } = await admin.describeConfigs({ resources: [resource] });
+    const found = resources[0].configEntries.find(({ configName }) => configName === "retention.ms");
+    return found.configValue === value;
+  });
   return value;
 }
 

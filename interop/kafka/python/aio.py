@@ -165,8 +165,10 @@ class AiokafkaClient(Client):
 
         run(send())
 
-    def set_retention(self, topic: str, value: str) -> str:
+    def set_retention(self, topic: str, value: str) -> None:
         run(self.admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, {"retention.ms": value})]))
+
+    def retention(self, topic: str) -> str:
         [answer] = run(self.admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)]))
         [(*_, entries)] = answer.resources
         return str({entry[0]: entry[1] for entry in entries}["retention.ms"])

@@ -164,10 +164,12 @@ class ConfluentClient(Client):
             producer.produce(topic, value, partition=0)
         producer.commit_transaction(60)
 
-    def set_retention(self, topic: str, value: str) -> str:
+    def set_retention(self, topic: str, value: str) -> None:
         change = ConfigEntry("retention.ms", value, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[change])
         self.admin.incremental_alter_configs([resource])[resource].result(10)
+
+    def retention(self, topic: str) -> str:
         resource = ConfigResource(ResourceType.TOPIC, topic)
         return str(self.admin.describe_configs([resource])[resource].result(10)["retention.ms"].value)
 

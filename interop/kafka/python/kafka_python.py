@@ -134,10 +134,12 @@ class KafkaPythonClient(Client):
         producer.commit_transaction()
         producer.close()
 
-    def set_retention(self, topic: str, value: str) -> str:
+    def set_retention(self, topic: str, value: str) -> None:
         self.admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, {"retention.ms": value})])
+
+    def retention(self, topic: str) -> str:
         found = self.admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
-        return str(found["topic"][topic]["retention.ms"]["value"])
+        return str(found["topic"][topic].get("retention.ms", {}).get("value"))  # modified ones only
 
     def consumer(self, topic: str, group: str) -> Consumer:
         return KafkaPythonConsumer(self.address, topic, group)

@@ -285,13 +285,16 @@ func configs() string {
 	change := map[string]sarama.IncrementalAlterConfigsEntry{
 		"retention.ms": {Operation: sarama.IncrementalAlterConfigsOperationSet, Value: &hour}}
 	must(admin.IncrementalAlterConfig(sarama.TopicResource, topic, change, false))
-	for _, each := range get(admin.DescribeConfig(sarama.ConfigResource{Type: sarama.TopicResource, Name: topic})) {
-		if each.Name == "retention.ms" {
-			check(each.Value == hour, "retention.ms %s", each.Value)
-			return hour
+	resource := sarama.ConfigResource{Type: sarama.TopicResource, Name: topic}
+	wait("the config", func() bool {
+		for _, each := range get(admin.DescribeConfig(resource)) {
+			if each.Name == "retention.ms" && each.Value == hour {
+				return true
+			}
 		}
-	}
-	panic("retention.ms is not described")
+		return false
+	})
+	return hour
 }
 
 func fromAmqp() string {
