@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 CROSSING: Final = 10
 """Messages of each direction in a topic that AMQP's clients share with Kafka's."""
 
-AS_AMQPD: Final = {
+SETTINGS: Final = {
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
     "share.coordinator.state.topic.num.partitions": "1",
     "log.segment.delete.delay.ms": "1000",
+    "log.retention.ms": "-1",
 }
-"""What a single broker of Apache Kafka needs for share groups, and quick removal of deleted topics."""
+"""What a single broker of Apache Kafka needs for share groups, quick removal of deleted topics, and no retention: the
+records of the programs have times of 2023.
+"""
 
 
 class KafkaSide(ABC):
@@ -153,9 +156,7 @@ class ApacheKafka(KafkaSide):
         if lacking := missing():
             raise Missing(lacking)
         self.version = found[0].stem.rpartition("-")[2]
-        self._kafka: Kafka = Kafka(
-            folder, 1, AS_AMQPD, secure=Secure(certificates.server, {self.user: self.password})
-        )
+        self._kafka: Kafka = Kafka(folder, 1, SETTINGS, secure=Secure(certificates.server, {self.user: self.password}))
 
     def __enter__(self) -> Self:
         self._kafka.__enter__()

@@ -1,4 +1,4 @@
-"""The catalogues of scenarios: what each program does, and what a pass shows. A table of the matrix has one catalogue."""
+"""The catalogues of scenarios, one for each table: what each program does, and what a pass shows."""
 
 from __future__ import annotations
 

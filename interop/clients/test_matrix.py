@@ -1,8 +1,8 @@
 """The matrix: nothing that a client can do with RabbitMQ or Kafka fails with amqpd.
 
-`make interop` prints the whole of it. Here are the AMQP clients beside RabbitMQ, and the others with amqpd alone, which must
-not fail: the peers are known to pass. With TEST_REQUIRE_CLIENTS, or TEST_REQUIRE_KAFKA_CLIENTS for Kafka's, a client that
-is not installed fails its test; with TEST_REQUIRE_RABBITMQ the lack of RabbitMQ does.
+`make interop` prints the whole of it. Here the AMQP clients have RabbitMQ beside them. The others run with amqpd alone,
+where a failure counts too. With TEST_REQUIRE_CLIENTS, or TEST_REQUIRE_KAFKA_CLIENTS for Kafka's, a client that is not
+installed fails its test; with TEST_REQUIRE_RABBITMQ the lack of RabbitMQ does.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def test_no_framework_and_no_http_client_fails() -> None:
     celery = TASKS.part(["celery"], list(IN_TEST_CELERY), ["amqpd"])
     others = [each.name for each in TASKS.clients if each.name != "celery"]
     check(run([celery], jobs=4), "TEST_REQUIRE_CLIENTS", "celery")
-    check(run([TASKS.part(others, [], ["amqpd"]), HTTP.part([], [], ["amqpd"])], jobs=4), "TEST_REQUIRE_CLIENTS", "tasks")
+    check(
+        run([TASKS.part(others, [], ["amqpd"]), HTTP.part([], [], ["amqpd"])], jobs=4), "TEST_REQUIRE_CLIENTS", "tasks"
+    )
 
 
 @pytest.mark.slow

@@ -316,8 +316,8 @@ def log_start(log: Log) -> int:
 def _start_of_aborted(log: Log, segment: Segment, first: i64) -> i64:
     """Return where the aborted transactions begin whose records end before `first`, or `first` if there are none.
 
-    They are settled as deleted records are, but the log starts with them: Kafka's abort does not move the start of a log. The
-    answer is kept until `first` changes. Cost: a read, and a step per batch of the segment before an abort marker.
+    They are settled as deleted records are, but an abort does not move the start of a log in Kafka. The answer is kept
+    until `first` changes. Cost: a read; before an abort marker also a step for each batch of the segment up to it.
     """
     if log.start_of_aborted[0] == first:
         return log.start_of_aborted[1]

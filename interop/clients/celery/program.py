@@ -1,4 +1,4 @@
-"""Celery: the scenarios for frameworks of ../README.md. Workers import this module, too (`celery -A program worker`)."""
+"""Celery: the scenarios for frameworks of ../README.md. Workers import this module (`celery -A program worker`)."""
 
 import contextlib
 import json
@@ -20,9 +20,14 @@ from kombu import Queue
 TIMEOUT_S = 150  # less than the runner's: this program must end its workers
 SCENARIO = os.environ.get("SCENARIO", sys.argv[1])
 FOLDER = Path(os.environ.get("TASKS_FOLDER") or tempfile.mkdtemp(prefix="celery-"))
-ARGUMENTS = {"priority": {"x-max-priority": 5}, "dead-letter": {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}}
+ARGUMENTS = {
+    "priority": {"x-max-priority": 5},
+    "dead-letter": {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"},
+}
 
-app = Celery("program", broker=os.environ.get("AMQP_URL"), backend="rpc://" if SCENARIO != "chord" else f"file://{FOLDER}")
+app = Celery(
+    "program", broker=os.environ.get("AMQP_URL"), backend="rpc://" if SCENARIO != "chord" else f"file://{FOLDER}"
+)
 app.conf.task_acks_late = True
 app.conf.task_reject_on_worker_lost = True
 app.conf.worker_prefetch_multiplier = 2 if SCENARIO == "prefetch" else 1
@@ -109,7 +114,11 @@ class Worker:
 
 
 def run_celery(log, *arguments):
-    environment = os.environ | {"SCENARIO": SCENARIO, "TASKS_FOLDER": str(FOLDER), "PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {
+        "SCENARIO": SCENARIO,
+        "TASKS_FOLDER": str(FOLDER),
+        "PYTHONPATH": str(Path(__file__).parent),
+    }
     with log.open("w") as output:
         return subprocess.Popen(
             [sys.executable, "-P", "-W", "ignore", "-m", "celery", "-A", "program", *arguments],
@@ -312,7 +321,15 @@ def monitor():
         until(lambda: worker.node in get("/api/workers?refresh=1"))
         done = add.delay(1, 1)
         until(lambda: json.loads(get("/api/tasks") or "{}").get(done.id, {}).get("state") == "SUCCESS")
-        until(lambda: "celery" in [each["name"] for each in json.loads(get("/api/queues/length") or '{"active_queues": []}')["active_queues"]])
+        until(
+            lambda: (
+                "celery"
+                in [
+                    each["name"]
+                    for each in json.loads(get("/api/queues/length") or '{"active_queues": []}')["active_queues"]
+                ]
+            )
+        )
         assert "celery" in get("/broker")
     finally:
         os.killpg(flower.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""dramatiq: the scenarios for frameworks of ../README.md. Workers import this module, too (`dramatiq program`)."""
+"""dramatiq: the scenarios for frameworks of ../README.md. Workers import this module (`dramatiq program`)."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ NOT_OFFERED = {
     "monitor": "Flower is for Celery",
 }
 SCENARIOS_WITH_PRIORITY = {"priority": 5}
-os.environ.setdefault("dramatiq_queue_prefetch", "2" if SCENARIO == "prefetch" else "1")  # noqa: SIM112
+os.environ.setdefault("dramatiq_queue_prefetch", "2" if SCENARIO == "prefetch" else "1")
 
 if SCENARIO != "version":
     dramatiq.set_broker(

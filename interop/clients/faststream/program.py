@@ -1,4 +1,4 @@
-"""FastStream: the scenarios for frameworks of ../README.md. `faststream run program:app` runs this module, too."""
+"""FastStream: the scenarios for frameworks of ../README.md. `faststream run program:app` runs this module."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from importlib.metadata import version
 from pathlib import Path
 

@@ -65,7 +65,7 @@ class Loop:
             self.waiting = step()
         except StopIteration:
             self.ioloop.stop()
-        except BaseException as error:
+        except (Exception, SystemExit) as error:
             self.error = error
             self.ioloop.stop()
         else:

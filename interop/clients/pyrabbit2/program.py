@@ -93,7 +93,9 @@ def messages(client):
 
 
 def policies(client):
-    client.create_policy(VHOST, "made", pattern="^p", definition={"max-length": 3}, priority=2, **{"apply-to": "queues"})
+    client.create_policy(
+        VHOST, "made", pattern="^p", definition={"max-length": 3}, priority=2, **{"apply-to": "queues"}
+    )
     found = client.get_policy(VHOST, "made")
     assert (found["definition"], found["priority"]) == ({"max-length": 3}, 2), found
     client.delete_policy(VHOST, "made")

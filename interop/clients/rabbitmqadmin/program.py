@@ -88,13 +88,17 @@ def bindings():
     found = [each for each in rows("list", "bindings") if each["source"]]
     assert [(each["source"], each["routing_key"]) for each in found] == [("amq.topic", "a.#")], found
     key = found[0]["properties_key"]
-    process("delete", "binding", "source=amq.topic", "destination_type=queue", "destination=bound", f"properties_key={key}")
+    process(
+        "delete", "binding", "source=amq.topic", "destination_type=queue", "destination=bound", f"properties_key={key}"
+    )
     assert [each for each in rows("list", "bindings") if each["source"]] == []
 
 
 def messages():
     process("declare", "queue", "name=messages")
-    assert "published" in process("publish", "routing_key=messages", "payload=hello", 'properties={"headers": {"n": 1}}')
+    assert "published" in process(
+        "publish", "routing_key=messages", "payload=hello", 'properties={"headers": {"n": 1}}'
+    )
     assert "NOT routed" in process("publish", "routing_key=nowhere", "payload=lost")
     [found] = rows("get", "queue=messages", "ackmode=ack_requeue_false")
     assert (found["payload"], found["properties"]["headers"]) == ("hello", {"n": 1}), found

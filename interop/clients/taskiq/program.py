@@ -1,4 +1,4 @@
-"""taskiq with taskiq-aio-pika: the scenarios for frameworks of ../README.md. `taskiq worker program:broker` runs this, too."""
+"""taskiq-aio-pika: the scenarios for frameworks of ../README.md. `taskiq worker program:broker` imports this module."""
 
 import asyncio
 import contextlib

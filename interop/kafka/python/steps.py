@@ -42,7 +42,7 @@ class Record(NamedTuple):
     headers: Headers = ()
 
 
-class NotOffered(Exception):  # noqa: N818  # no error
+class NotOffered(Exception):  # no error
     """The client does not have what a step shows; the text says what."""
 
 
