@@ -23,7 +23,7 @@ OUT: Final = Path(__file__).parents[2] / ".venv" / "interop"
 SAME_PROGRAM: Final = ("pika-asyncio",)
 """Clients that CI leaves out: the program of another client with another loop."""
 
-IN_TEST_CELERY: Final = ("chord", "quorum", "quorum-eta", "priority", "dead-letter", "monitor", "reconnect")
+CELERY_IN_CI: Final = ("chord", "quorum", "quorum-eta", "priority", "dead-letter", "monitor", "reconnect")
 """Celery's scenarios in CI: interop/test_celery.py has the others, with one worker for all of them."""
 
 pytestmark = pytest.mark.skipif("TEST_INTEROP_URL" in os.environ, reason="starts its brokers itself")
@@ -54,7 +54,7 @@ def test_no_amqp_client_fails_with_amqpd_that_passes_with_rabbitmq() -> None:
 @pytest.mark.external
 @pytest.mark.timeout(900)
 def test_no_framework_and_no_http_client_fails() -> None:
-    celery = TASKS.part(["celery"], list(IN_TEST_CELERY), ["amqpd"])
+    celery = TASKS.part(["celery"], list(CELERY_IN_CI), ["amqpd"])
     others = [each.name for each in TASKS.clients if each.name != "celery"]
     check(run([celery], jobs=4), "TEST_REQUIRE_CLIENTS", "celery")
     check(

@@ -18,8 +18,11 @@ from celery.exceptions import Reject, TaskRevokedError
 from kombu import Queue
 
 TIMEOUT_S = 150  # less than the runner's: this program must end its workers
-SCENARIO = os.environ.get("SCENARIO", sys.argv[1])
-FOLDER = Path(os.environ.get("TASKS_FOLDER") or tempfile.mkdtemp(prefix="celery-"))
+if "TASKS_FOLDER" not in os.environ:  # not a worker
+    OWN = tempfile.TemporaryDirectory(prefix="celery-")
+    os.environ |= {"SCENARIO": sys.argv[1], "TASKS_FOLDER": OWN.name, "TMPDIR": OWN.name}
+SCENARIO = os.environ["SCENARIO"]
+FOLDER = Path(os.environ["TASKS_FOLDER"])
 ARGUMENTS = {
     "priority": {"x-max-priority": 5},
     "dead-letter": {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"},
@@ -114,11 +117,7 @@ class Worker:
 
 
 def run_celery(log, *arguments):
-    environment = os.environ | {
-        "SCENARIO": SCENARIO,
-        "TASKS_FOLDER": str(FOLDER),
-        "PYTHONPATH": str(Path(__file__).parent),
-    }
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
     with log.open("w") as output:
         return subprocess.Popen(
             [sys.executable, "-P", "-W", "ignore", "-m", "celery", "-A", "program", *arguments],

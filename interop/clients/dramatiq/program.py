@@ -14,8 +14,11 @@ from dramatiq import pipeline as Pipeline  # noqa: N812
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 
 TIMEOUT_S = 150  # less than the runner's: this program must end its workers
-SCENARIO = os.environ.get("SCENARIO", sys.argv[1])
-FOLDER = Path(os.environ.get("TASKS_FOLDER") or tempfile.mkdtemp(prefix="dramatiq-"))
+if "TASKS_FOLDER" not in os.environ:  # not a worker
+    OWN = tempfile.TemporaryDirectory(prefix="dramatiq-")
+    os.environ |= {"SCENARIO": sys.argv[1], "TASKS_FOLDER": OWN.name, "TMPDIR": OWN.name}
+SCENARIO = os.environ["SCENARIO"]
+FOLDER = Path(os.environ["TASKS_FOLDER"])
 RESULTS = "dramatiq keeps results in Redis or Memcached"
 NOT_OFFERED = {
     "result": RESULTS,
@@ -86,12 +89,11 @@ class Worker:
 
     def __init__(self):
         self.log = FOLDER / f"worker{len(self.started)}.log"
-        environment = os.environ | {"SCENARIO": SCENARIO, "TASKS_FOLDER": str(FOLDER)}
         command = ["dramatiq", "program", "--path", str(Path(__file__).parent), "--processes", "1", "--threads", "1"]
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", *command],
-                stdout=output, stderr=output, env=environment, cwd=FOLDER, start_new_session=True,
+                stdout=output, stderr=output, cwd=FOLDER, start_new_session=True,
             )  # fmt: skip
         self.started.append(self)
         until(lambda: "ready for action" in self.log.read_text())

@@ -14,8 +14,11 @@ from faststream import AckPolicy, FastStream
 from faststream.rabbit import Channel, QueueType, RabbitBroker, RabbitMessage, RabbitQueue
 
 TIMEOUT_S = 150  # less than the runner's: this program must end its workers
-SCENARIO = os.environ.get("SCENARIO", sys.argv[1])
-FOLDER = Path(os.environ.get("TASKS_FOLDER") or tempfile.mkdtemp(prefix="faststream-"))
+if "TASKS_FOLDER" not in os.environ:  # not a worker
+    OWN = tempfile.TemporaryDirectory(prefix="faststream-")
+    os.environ |= {"SCENARIO": sys.argv[1], "TASKS_FOLDER": OWN.name, "TMPDIR": OWN.name}
+SCENARIO = os.environ["SCENARIO"]
+FOLDER = Path(os.environ["TASKS_FOLDER"])
 DELAY = "FastStream delays messages with the exchange type x-delayed-message only"
 NOT_OFFERED = {
     "error": "FastStream sends no reply when a handler fails",
@@ -91,12 +94,11 @@ class Worker:
 
     def __init__(self):
         self.log = FOLDER / f"worker{len(self.started)}.log"
-        environment = os.environ | {"SCENARIO": SCENARIO, "TASKS_FOLDER": str(FOLDER)}
         command = ["faststream", "run", "program:app", "--app-dir", str(Path(__file__).parent)]
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", *command],
-                stdout=output, stderr=output, env=environment, cwd=FOLDER, start_new_session=True,
+                stdout=output, stderr=output, cwd=FOLDER, start_new_session=True,
             )  # fmt: skip
         self.started.append(self)
 

@@ -65,7 +65,7 @@ class Loop:
             self.waiting = step()
         except StopIteration:
             self.ioloop.stop()
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # noqa: BLE001  # raised by run
             self.error = error
             self.ioloop.stop()
         else:

@@ -16,8 +16,11 @@ from taskiq.exceptions import SendTaskError
 from taskiq_aio_pika import AioPikaBroker, Queue, QueueType
 
 TIMEOUT_S = 150  # less than the runner's: this program must end its workers
-SCENARIO = os.environ.get("SCENARIO", sys.argv[1])
-FOLDER = Path(os.environ.get("TASKS_FOLDER") or tempfile.mkdtemp(prefix="taskiq-"))
+if "TASKS_FOLDER" not in os.environ:  # not a worker
+    OWN = tempfile.TemporaryDirectory(prefix="taskiq-")
+    os.environ |= {"SCENARIO": sys.argv[1], "TASKS_FOLDER": OWN.name, "TMPDIR": OWN.name}
+SCENARIO = os.environ["SCENARIO"]
+FOLDER = Path(os.environ["TASKS_FOLDER"])
 RESULTS = "taskiq-aio-pika has no results; they need Redis, for example"
 CANVAS = "taskiq's pipelines are another package"
 NOT_OFFERED = {
@@ -79,12 +82,11 @@ class Worker:
 
     def __init__(self):
         self.log = FOLDER / f"worker{len(self.started)}.log"
-        environment = os.environ | {"SCENARIO": SCENARIO, "TASKS_FOLDER": str(FOLDER)}
         command = ["taskiq", "worker", "program:broker", "--app-dir", str(Path(__file__).parent), "--workers", "1"]
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", *command],
-                stdout=output, stderr=output, env=environment, cwd=FOLDER, start_new_session=True,
+                stdout=output, stderr=output, cwd=FOLDER, start_new_session=True,
             )  # fmt: skip
         self.started.append(self)
 
