@@ -39,6 +39,8 @@ app.conf.broker_connection_retry_on_startup = True
 if SCENARIO in ("quorum", "quorum-eta"):
     app.conf.task_default_queue_type = "quorum"
     app.conf.worker_detect_quorum_queues = True
+    app.conf.task_default_exchange_type = "topic"  # Celery delays tasks by topic exchanges
+    app.conf.task_default_routing_key = "celery"
 if SCENARIO in ARGUMENTS:
     app.conf.task_queues = [Queue("celery", queue_arguments=ARGUMENTS[SCENARIO])]
 
@@ -133,8 +135,10 @@ def until(condition):
 
 
 def notes():
+    """Return worker and text of each whole line."""
     path = FOLDER / "notes"
-    return [line.split(maxsplit=1) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [line.decode().split(maxsplit=1) for line in lines]
 
 
 def ready_count(queue):

@@ -112,8 +112,10 @@ def until(condition):
 
 
 def notes():
+    """Return worker and text of each whole line."""
     path = FOLDER / "notes"
-    return [line.split(maxsplit=1) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [line.decode().split(maxsplit=1) for line in lines]
 
 
 def ready_counts():
