@@ -11,15 +11,15 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from amqpd.testing import BrokerFailed
 from interop.bench.brokers import StartFailed
 from interop.bench.rabbitmq import is_installed
 
 from . import report
-from .brokers import PEERS, RABBITMQ, SIDES, Certificates, make_certificates, sides
-from .kafka_brokers import AmqpdForKafka, ApacheKafka
+from .brokers import KAFKA, PEERS, RABBITMQ, SIDES, Certificates, Side, make_certificates, sides
+from .kafka_brokers import AmqpdForKafka, ApacheKafka, KafkaSide
 from .kafka_runner import KafkaRunner
 from .programs import Missing
 from .runner import Cell, Runner, differences, versions
@@ -37,7 +37,7 @@ class Run:
         self._versions: dict[str, dict[str, str]] = {}
         self._sides: dict[str, dict[str, str]] = {each.name: {} for each in tables}
 
-    def add(self, table: Table, side: Any, runner: Runner | KafkaRunner) -> None:
+    def add(self, table: Table, side: Side | KafkaSide, runner: Runner | KafkaRunner) -> None:
         """Run the table's cells with this side."""
         if table.name not in self._versions:
             self._versions[table.name] = versions(runner.commands)
@@ -66,7 +66,7 @@ def run(tables: Sequence[Table], jobs: int) -> list[report.Matrix]:
         folder = Path(name)
         files = make_certificates(folder)
         for side in sides(folder, files):
-            chosen = [each for each in tables if side.name in each.sides and each.name != "kafka"]
+            chosen = [each for each in tables if side.name in each.sides and each.peer != KAFKA]
             if side.name == RABBITMQ and not is_installed():
                 for table in chosen:
                     done.add_missing(table, side.name, "not installed")
@@ -75,7 +75,7 @@ def run(tables: Sequence[Table], jobs: int) -> list[report.Matrix]:
                     for table in chosen:
                         done.add(table, side, Runner(side, files, table, jobs))
         for table in tables:
-            if table.name == "kafka":
+            if table.peer == KAFKA:
                 _run_kafka(done, table, files, folder, jobs)
     return done.matrices()
 
