@@ -31,14 +31,17 @@ class Client(NamedTuple):
 
     Attributes:
         command: Returns the program's command; the scenario is appended. Raises Missing.
+        over: The client of this matrix that does its work if it is a wrapper, or that has the same program. CI leaves
+            it out.
     """
 
     name: str
     language: str
     command: Callable[[], list[str]]
+    over: str = ""
 
 
-def _python(name: str, package: str, program: Path | None = None, *arguments: str) -> Client:
+def _python(name: str, package: str, program: Path | None = None, *arguments: str, over: str = "") -> Client:
     """Return a client whose program is `<name>/program.py`, or another one that may import what is beside it."""
 
     def command() -> list[str]:
@@ -47,7 +50,7 @@ def _python(name: str, package: str, program: Path | None = None, *arguments: st
         started = [sys.executable, "-W", "ignore"]
         return [*started, str(program), *arguments] if program else [*started, "-P", str(HERE / name / "program.py")]
 
-    return Client(name, "Python", command)
+    return Client(name, "Python", command, over)
 
 
 def _found(program: str) -> str:
@@ -82,12 +85,16 @@ def _php() -> list[str]:
     return [path, "-d", "display_errors=stderr", str(HERE / "php-amqplib" / "program.php")]
 
 
-def _node(package: str) -> Client:
+def _node(folder: str, package: str = "", over: str = "") -> Client:
     def command() -> list[str]:
-        _installed(f"node/node_modules/{package}/package.json")
-        return [_found("node"), str(HERE / package / "program.mjs")]
+        _installed(f"node/node_modules/{package or folder}/package.json")
+        return [_found("node"), str(HERE / folder / "program.mjs")]
 
-    return Client(package, "JavaScript", command)
+    return Client(folder, "JavaScript", command, over)
+
+
+def _built(name: str, language: str, over: str = "") -> Client:
+    return Client(name, language, lambda: [str(_installed(name))], over)
 
 
 def _java() -> list[str]:
@@ -145,19 +152,26 @@ PIKA_CALLBACKS: Final = HERE / "pika-callbacks" / "program.py"
 CLIENTS: Final = (
     _python("pika", "pika"),
     _python("pika-select", "pika", PIKA_CALLBACKS, "select"),
-    _python("pika-asyncio", "pika", PIKA_CALLBACKS, "asyncio"),
+    _python("pika-asyncio", "pika", PIKA_CALLBACKS, "asyncio", over="pika-select"),
     _python("aio-pika", "aio_pika"),
     _python("aiormq", "aiormq"),
     _python("py-amqp", "amqp"),
     _python("kombu", "kombu"),
     _python("amqpstorm", "amqpstorm"),
-    Client("amqp091-go", "Go", lambda: [str(_installed("amqp091-go"))]),
+    _built("amqp091-go", "Go"),
+    _built("go-rabbitmq", "Go", over="amqp091-go"),
+    _built("watermill-amqp", "Go", over="amqp091-go"),
     _node("amqplib"),
+    _node("rabbitmq-client"),
+    _node("cloudamqp-client", "@cloudamqp/amqp-client"),
+    _node("amqp-connection-manager", over="amqplib"),
+    _node("rascal", over="amqplib"),
+    _node("nestjs-rabbitmq", "@golevelup/nestjs-rabbitmq", over="amqplib"),
     Client("java-client", "Java", _java),
     Client("bunny", "Ruby", _ruby),
     Client("php-amqplib", "PHP", _php),
-    Client("rabbitmq-c", "C", lambda: [str(_installed("rabbitmq-c"))]),
-    Client("lapin", "Rust", lambda: [str(_installed("lapin"))]),
+    _built("rabbitmq-c", "C"),
+    _built("lapin", "Rust"),
 )
 BY_NAME: Final = {each.name: each for each in CLIENTS}
 
@@ -187,6 +201,6 @@ SHARE_PROGRAMS: Final = {"java43": lambda: kafka_java("43", str(KAFKA / "java" /
 HTTP_CLIENTS: Final = (
     _python("pyrabbit2", "pyrabbit2"),
     _python_for("rabbitmqadmin", "rabbitmqadmin"),
-    Client("rabbit-hole", "Go", lambda: [str(_installed("rabbit-hole"))]),
+    _built("rabbit-hole", "Go"),
     _python_for("prometheus", "promtool"),
 )

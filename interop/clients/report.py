@@ -20,6 +20,10 @@ LEGEND: Final = (
     "A cell with one word: the same with all brokers of its table. Several: one for each, in this order. "
     "–: the client does not offer it, or its program cannot show it. ?: it could not be tried."
 )
+LETTERS: Final = {"pass": "p", "FAIL": "F"}
+LETTERS_LEGEND: Final = "p: pass. F: failure."
+COLUMNS_MAX: Final = 8
+"""Clients in one table of the page: a wider one does not fit a screen."""
 
 HEAD: Final = """\
 # Clients
@@ -58,6 +62,21 @@ class Matrix(NamedTuple):
         return signs[0] if len(set(signs)) == 1 else " ".join(signs)
 
 
+def groups(clients: Sequence[Client]) -> list[list[Client]]:
+    """Return the clients by language, joined to groups of at most COLUMNS_MAX."""
+    languages: dict[str, list[Client]] = {}
+    for client in clients:
+        languages.setdefault(client.language, []).append(client)
+    found: list[list[Client]] = [[]]
+    for members in languages.values():
+        for start in range(0, len(members), COLUMNS_MAX):
+            part = members[start : start + COLUMNS_MAX]
+            if len(found[-1]) + len(part) > COLUMNS_MAX:
+                found.append([])
+            found[-1] += part
+    return found
+
+
 def brokers(matrix: Matrix) -> str:
     return ", ".join(f"{name} {version}" for name, version in matrix.sides.items())
 
@@ -87,21 +106,27 @@ def reasons(matrix: Matrix, verdict: str) -> list[str]:
 
 
 def text(matrices: Sequence[Matrix]) -> str:
-    """Return the tables for a terminal: a line for each scenario, a column for each client; then what went wrong."""
-    return "\n".join([LEGEND, *(_table_as_text(each) for each in matrices)])
+    """Return the tables for a terminal: a line for each scenario, a column for each client; then what went wrong.
+
+    30 clients have 140 columns of a terminal, because a verdict is one letter.
+    """
+    return "\n".join([LEGEND, LETTERS_LEGEND, *(_table_as_text(each) for each in matrices)])
 
 
 def _table_as_text(matrix: Matrix) -> str:
+    def letters(client: Client, scenario: Scenario) -> str:
+        return "".join(LETTERS.get(word, word) for word in matrix.sign(client.name, scenario.name).split())
+
     numbered = [
         f"{n:>3} {c.name} {matrix.versions.get(c.name, '(missing)')}, {c.language}"
         for n, c in enumerate(matrix.clients, 1)
     ]
-    width = max([4, *(len(matrix.sign(c.name, s.name)) for c in matrix.clients for s in matrix.scenarios)])
+    width = max([2, *(len(letters(c, s)) for c in matrix.clients for s in matrix.scenarios)])
     lines = ["", f"{matrix.table.title}, with {brokers(matrix)}", *numbered, ""]
-    lines.append(" " * 18 + " ".join(f"{n:>{width}}" for n in range(1, len(matrix.clients) + 1)))
+    lines.append(" " * 19 + " ".join(f"{n:>{width}}" for n in range(1, len(matrix.clients) + 1)))
     for scenario in matrix.scenarios:
-        signs = (matrix.sign(client.name, scenario.name) for client in matrix.clients)
-        lines.append(f"{scenario.name:<18}" + " ".join(f"{sign:>{width}}" for sign in signs))
+        signs = (letters(client, scenario) for client in matrix.clients)
+        lines.append(f"{scenario.name:<19}" + " ".join(f"{sign:>{width}}" for sign in signs))
     lines.append("")
     for verdict in ("not offered", "missing"):
         lines += [f"{verdict}: {line}" for line in reasons(matrix, verdict)]
@@ -138,13 +163,15 @@ def _table_as_markdown(matrix: Matrix) -> list[str]:
         lines.append(
             f"| {client.name} | {matrix.versions.get(client.name, 'missing')} | {client.language} | {numbers} |"
         )
-    lines += ["", "| scenario | " + " | ".join(c.name for c in matrix.clients) + " |"]
-    lines.append("|---" * (len(matrix.clients) + 1) + "|")
-    for scenario in matrix.scenarios:
-        lines.append(
-            f"| {scenario.name} | " + " | ".join(matrix.sign(c.name, scenario.name) for c in matrix.clients) + " |"
-        )
-    lines += ["", "| scenario | what the program shows |", "|---|---|"]
+    for group in groups(matrix.clients):
+        if len(matrix.clients) > COLUMNS_MAX:
+            lines += ["", f"### {', '.join(dict.fromkeys(client.language for client in group))}"]
+        lines += ["", "| scenario | " + " | ".join(client.name for client in group) + " |"]
+        lines.append("|---" * (len(group) + 1) + "|")
+        for scenario in matrix.scenarios:
+            signs = (matrix.sign(client.name, scenario.name) for client in group)
+            lines.append(f"| {scenario.name} | " + " | ".join(signs) + " |")
+    lines += ["", "### The scenarios", "", "| scenario | what the program shows |", "|---|---|"]
     lines += [f"| {each.name} | {each.text} |" for each in matrix.scenarios]
     for title, verdict in (("Not offered", "not offered"), ("Missing", "missing"), ("Failed", "fail")):
         found_reasons = reasons(matrix, verdict)
@@ -157,6 +184,7 @@ def page(matrices: Sequence[Matrix]) -> str:
     """Return the matrix as one HTML page without other files; a cell's reason is its tooltip."""
     style = (
         "body{font:14px sans-serif}td,th{padding:2px 6px;text-align:left}.pass{background:#cfc}.fail{background:#f99}"
+        ".client{writing-mode:vertical-rl}"
     )
     return (
         f"<!doctype html><meta charset=utf-8><title>Clients of amqpd</title><style>{style}</style>"
@@ -167,7 +195,7 @@ def page(matrices: Sequence[Matrix]) -> str:
 
 def _table_as_html(matrix: Matrix) -> str:
     head = "".join(
-        f"<th>{html.escape(c.name)}<br>{html.escape(matrix.versions.get(c.name, 'missing'))}</th>"
+        f"<th class=client>{html.escape(c.name)} {html.escape(matrix.versions.get(c.name, 'missing'))}</th>"
         for c in matrix.clients
     )
     rows = []

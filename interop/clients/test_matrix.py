@@ -1,8 +1,9 @@
 """The matrix: nothing that a client can do with RabbitMQ or Kafka fails with amqpd.
 
-`make interop` prints the whole of it. Here the AMQP clients have RabbitMQ beside them. The others run with amqpd alone,
-where a failure counts too. With TEST_REQUIRE_CLIENTS, or TEST_REQUIRE_KAFKA_CLIENTS for Kafka's, a client that is not
-installed fails its test; with TEST_REQUIRE_RABBITMQ the lack of RabbitMQ does.
+`make interop` prints the whole of it. Here AMQP clients have RabbitMQ beside them, without wrappers: a wrapper sends
+what the client under it sends (`Client.over`). The others run with amqpd alone, where a failure counts too. With
+TEST_REQUIRE_CLIENTS, or TEST_REQUIRE_KAFKA_CLIENTS for Kafka's, a client that is not installed fails its test; with
+TEST_REQUIRE_RABBITMQ the lack of RabbitMQ does.
 """
 
 from __future__ import annotations
@@ -20,9 +21,6 @@ from .runner import differences
 from .tables import AMQP, HTTP, KAFKA_PROTOCOL, TASKS
 
 OUT: Final = Path(__file__).parents[2] / ".venv" / "interop"
-SAME_PROGRAM: Final = ("pika-asyncio",)
-"""Clients that CI leaves out: the program of another client with another loop."""
-
 CELERY_IN_CI: Final = ("chord", "quorum", "quorum-eta", "priority", "dead-letter", "monitor", "reconnect")
 """Celery's scenarios in CI: interop/test_celery.py has the others, with one worker for all of them."""
 
@@ -43,7 +41,7 @@ def check(matrices: list[report.Matrix], required: str, name: str) -> None:
 @pytest.mark.ci_long
 @pytest.mark.timeout(1500)
 def test_no_amqp_client_fails_with_amqpd_that_passes_with_rabbitmq() -> None:
-    clients = tuple(each for each in AMQP.clients if each.name not in SAME_PROGRAM)
+    clients = tuple(each for each in AMQP.clients if not each.over)
     [matrix] = run([AMQP._replace(clients=clients)], jobs=6)
     check([matrix], "TEST_REQUIRE_CLIENTS", "amqp")
     no_peer = matrix.sides[RABBITMQ].startswith("missing")

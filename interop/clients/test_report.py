@@ -13,8 +13,9 @@ from . import report
 from .__main__ import main
 from .brokers import KAFKA, RABBITMQ
 from .kafka_runner import steps_of
-from .programs import BY_NAME, Client, Missing
+from .programs import BY_NAME, CLIENTS, Client, Missing
 from .runner import Cell, Verdict, differences, run
+from .scenarios import BY_NAME as SCENARIO
 from .scenarios import SCENARIOS
 from .tables import AMQP, TABLES
 
@@ -90,6 +91,13 @@ def test_client_whose_interpreter_lacks_the_library_is_missing(
         BY_NAME[name].command()
 
 
+def test_ready_is_no_line_of_the_output() -> None:
+    assert run([sys.executable, "-c", "print('low on memory\\nready\\nunblocked')"], dict(os.environ)).lines == [
+        "low on memory",
+        "unblocked",
+    ]
+
+
 def test_ready_is_reported_at_the_line_and_at_the_end() -> None:
     told: list[None] = []
     run([sys.executable, "-c", "print('ready')"], dict(os.environ), lambda: told.append(None))
@@ -105,6 +113,40 @@ def test_forms_of_the_matrix_have_each_verdict_and_reason() -> None:
     assert "broken &lt;b&gt;" in report.page([found])
     assert "SomeError" in report.text([found])
     assert json.loads(report.document([found]))["tables"]["amqp"]["differences"] == [["pika", "tx", "amqpd"]]
+
+
+def test_tables_of_the_page_have_few_columns_and_one_language_or_several_whole_ones() -> None:
+    clients = tuple(
+        Client(f"c{n}", language, list) for language, size in [("A", 11), ("B", 3), ("C", 4)] for n in range(size)
+    )
+    found = [[each.language for each in group] for group in report.groups(clients)]
+    assert found == [["A"] * 8, ["A"] * 3 + ["B"] * 3, ["C"] * 4]
+    assert "### A, B\n\n| scenario | c8 | c9 | c10 | c0 |" in report.markdown(
+        [matrix()._replace(table=AMQP._replace(clients=clients, scenarios=()))]
+    )
+
+
+@pytest.mark.parametrize(
+    ("scenario", "lines", "accepted"),
+    [
+        ("routing", ["warning", "error"], True),
+        ("routing", ["error", "warning"], False),
+        ("routing", ["warning"], False),
+        ("routing", [], False),
+        ("routing", ["what else it printed", "pass"], True),
+        ("inequivalent", ["Exception (406): inequivalent arg 'durable' for queue"], True),
+        ("inequivalent", ["Exception (404): inequivalent arg 'durable' for queue"], False),
+        ("headers", [], False),
+    ],
+)
+def test_program_passes_by_its_own_check_or_by_all_lines_of_the_catalogue(
+    scenario: str, lines: list[str], accepted: bool
+) -> None:
+    assert SCENARIO[scenario].accepts(lines) is accepted
+
+
+def test_every_wrapper_is_over_a_client_of_the_matrix() -> None:
+    assert {each.over for each in CLIENTS if each.over} <= {each.name for each in CLIENTS if not each.over}
 
 
 def test_unknown_names_are_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
