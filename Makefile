@@ -103,9 +103,9 @@ test-page: compiled $(VENV)/.extra-page browser ## the web page in Debian's Chro
 	@$(TEST) $(SPREAD) -m '$(WHOLE)' tests/page
 
 test-peer: compiled rabbitmq ## beside a live RabbitMQ, Debian's package
-	@$(TEST) $(SPREAD) -m external --ignore=interop/kafka interop
+	@$(TEST) $(SPREAD) -m external --ignore=interop/kafka --ignore=interop/clients interop
 
-interop: compiled rabbitmq $(VENV)/.clients ## clients in eight languages, with amqpd and with RabbitMQ: a matrix (ARGS="--clients pika --publish")
+interop: compiled rabbitmq $(VENV)/.clients $(VENV)/.kafka-clients $(VENV)/.extra-all-tests ## clients, frameworks and tools with amqpd and with RabbitMQ or Kafka: a matrix (ARGS="--clients pika")
 	@TMPDIR="$$(.ci/tmpdir)" $(BIN)/python -P -c 'import runpy, sys; sys.path.append("."); runpy.run_module("interop.clients", run_name="__main__")' --out $(VENV)/interop $(ARGS)
 
 check-metrics: compiled ## dashboards and alert rules in Debian's Prometheus

@@ -1,4 +1,4 @@
-"""The catalogue of scenarios: what each client's program does, and what a pass shows."""
+"""The catalogues of scenarios, one for each table: what each program does, and what a pass shows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 PLUGIN: Final = "Debian's RabbitMQ has no plugin for delayed messages"
 FILTERS: Final = "RabbitMQ has filters as of 3.13"
+NO_AMQP: Final = "Apache Kafka does not speak AMQP"
 HELLO: Final = ("Hello World!",)
 
 
@@ -15,8 +16,8 @@ class Scenario(NamedTuple):
 
     Attributes:
         text: What the program does and checks.
-        not_in_rabbitmq: Why RabbitMQ 3.10.8 cannot do it; empty: it can.
         prints: The lines of a program that leaves the check to the runner. Several texts: all of them are in the line.
+        not_in_peer: Why RabbitMQ 3.10.8 or Apache Kafka cannot do it; empty: it can.
         tries: Runs until a failure counts: on a busy machine a program that waits for a while may be late.
         together: The programs of all clients run at once, on a broker that the runner disturbs when all are ready.
     """
@@ -24,7 +25,7 @@ class Scenario(NamedTuple):
     name: str
     text: str
     prints: Sequence[str | tuple[str, ...]] = ()
-    not_in_rabbitmq: str = ""
+    not_in_peer: str = ""
     together: bool = False
     tries: int = 1
 
@@ -108,3 +109,61 @@ SCENARIOS: Final = (
     Scenario("cross-language", "a client of another language reads what this one sends, and the other way round"),
 )
 BY_NAME: Final = {each.name: each for each in SCENARIOS}
+
+TASK_SCENARIOS: Final = (
+    Scenario("task", "a worker does a task that another process has sent"),
+    Scenario("shared", "two workers share 40 tasks; each task is done once"),
+    Scenario("large", "an argument of 1 MiB arrives unchanged"),
+    Scenario("result", "the caller gets the result through the broker"),
+    Scenario("error", "the caller gets the exception of a failed task"),
+    Scenario("retry", "a task that fails twice is repeated and succeeds"),
+    Scenario("dead-letter", "a task that fails for good is in another queue"),
+    Scenario("eta", "a task with a delay of 1 s is not done earlier"),
+    Scenario("priority", "higher priorities first"),
+    Scenario("pipeline", "the result of a task is the argument of the next one"),
+    Scenario("chord", "a task begins when all tasks of a group are done, with their results"),
+    Scenario("quorum", "`task` with a quorum queue"),
+    Scenario("quorum-eta", "`eta` with a quorum queue, where the delay is the broker's"),
+    Scenario("prefetch", "a worker holds as many tasks as it is allowed; the others stay in the queue"),
+    Scenario("worker-killed", "kill -9 of the worker: another worker does its task"),
+    Scenario("warm-shutdown", "a worker that ends does its task, and returns the others to the queue"),
+    Scenario("remote-control", "the workers are asked what they do; a waiting task is revoked"),
+    Scenario("events", "another program sees the events of tasks and workers"),
+    Scenario("monitor", "Flower shows the worker, the task and the broker's queue"),
+    Scenario("reconnect", "kill -9 of the broker: the worker connects again and does the next task", together=True),
+)
+
+KAFKA_SCENARIOS: Final = (
+    Scenario("create", "a topic is created"),
+    Scenario("produce", "records of each codec, `acks=all`, idempotent producer; the offsets are compared"),
+    Scenario("consume", "offsets, times and values are compared"),
+    Scenario("headers", "headers, an empty value and no value, no key"),
+    Scenario("rebalance", "two members of a group; the one with the partition leaves, a third joins; each record once"),
+    Scenario("resume", "an offset is committed, and the group continues there"),
+    Scenario("seek", "the offset of a time, and a consumer that begins there"),
+    Scenario("transactions", "records of a committed transaction are read, those of an aborted one are not"),
+    Scenario("describe", "lists and descriptions of topics and groups; the group is deleted"),
+    Scenario("configs", "a config of the topic is altered and described"),
+    Scenario("from-amqp", "messages of an AMQP publisher are read from the topic", not_in_peer=NO_AMQP),
+    Scenario("to-amqp", "an AMQP consumer reads the records from the stream", not_in_peer=NO_AMQP),
+    Scenario("delete", "the topic is deleted"),
+    Scenario("many", "10,000 records in and out, in order"),
+    Scenario("share", "a share group gets each record once, and a released one again"),
+    Scenario("tls", "all of the above but `share` over TLS with SASL PLAIN"),
+)
+
+HTTP_SCENARIOS: Final = (
+    Scenario("overview", "the broker's name and version, the user"),
+    Scenario("refused", "a wrong password is refused"),
+    Scenario("vhosts", "a vhost is created, listed and deleted"),
+    Scenario("users", "a user is created, gets permissions, and is deleted"),
+    Scenario("exchanges", "an exchange is declared, shown and deleted"),
+    Scenario("queues", "a queue is declared, shown with its arguments, purged and deleted"),
+    Scenario("bindings", "a binding is declared, listed and deleted"),
+    Scenario("messages", "a message is published and got"),
+    Scenario("policies", "a policy is set, shown and deleted"),
+    Scenario("connections", "an AMQP connection is listed with its channel, and closed"),
+    Scenario("definitions", "the definitions are exported and imported"),
+    Scenario("health", "the health checks pass"),
+    Scenario("scrape", "Prometheus' format has the metrics of RabbitMQ's dashboards"),
+)
