@@ -529,9 +529,9 @@ class Audit:
     def _notify_safe(self) -> None:
         """Pass on the callbacks whose records are all appended to the log."""
         there = self._count - len(self._waiting)
-        store = self.queue.store
         while self._safe_waiters and self._safe_waiters[0][0] <= there:
             done = self._safe_waiters.popleft()[1]
+            store = self.queue.store
             if store is None:
                 done(False)
             else:
@@ -547,7 +547,8 @@ class Audit:
             self._count_lost(1)
 
     def _failed(self) -> bool:
-        return self.queue.store is not None and self.queue.store.failed
+        store = self.queue.store
+        return store is not None and store.failed
 
     def _count_lost(self, count: int) -> None:
         if not self.lost_count and count:

@@ -48,6 +48,8 @@ class RecordsTooLarge(BadRecord):
 
 def varint(value: int) -> bytes:
     """Return `value` (signed, 64 bits) as a zigzag varint of 1 to 10 bytes."""
+    if 0 <= value < 64:
+        return bytes((value << 1,))
     writer = BytesWriter()
     write_varint(writer, value)
     return writer.getvalue()
@@ -101,9 +103,14 @@ def read_varint(data: bytes, position: i64) -> tuple[i64, i64]:
     return number ^ -(bits & 1), position
 
 
+# Around the value of the header `exchange`: the count of headers and its name; the name of the other header.
+_BEFORE_EXCHANGE: Final = varint(2) + varint(8) + b"exchange"
+_AFTER_EXCHANGE: Final = varint(10) + b"properties"
+
+
 def before_properties(exchange: bytes) -> bytes:
     """Return the bytes between the body and the length of the properties."""
-    return varint(2) + varint(8) + b"exchange" + varint(len(exchange)) + exchange + varint(10) + b"properties"
+    return _BEFORE_EXCHANGE + varint(len(exchange)) + exchange + _AFTER_EXCHANGE
 
 
 @final

@@ -85,10 +85,26 @@ class Table(NamedTuple):
 
     def encode(self, row: Row) -> dict[str, Plain]:
         """Return column name -> database value. Raises: ValueError for a str with lone surrogates."""
-        columns = self.columns[1:] if self.has_digest else self.columns
-        encoded = {name: _to_plain(self, name, kind, value) for (name, kind), value in zip(columns, row, strict=True)}
-        if self.has_digest:
-            return {"digest": _digest(list(encoded.values())), **encoded}
+        has_digest = self.has_digest
+        encoded: dict[str, Plain] = {}
+        for (name, kind), value in zip(self.columns[1:] if has_digest else self.columns, row, strict=True):
+            if isinstance(value, str):
+                raw = value.encode("utf-8", "surrogateescape" if kind is ColumnType.KEY else "strict")
+                if kind is ColumnType.NAME and len(value) > NAME_LENGTH:
+                    # SQLite would store it; other databases refuse or, worse, truncate it.
+                    raise ValueError(f"{self.name}.{name}: longer than {NAME_LENGTH} characters")
+                # Text was encoded too, because every driver refuses a lone surrogate, each with its own error.
+                encoded[name] = raw if kind is ColumnType.KEY else value
+            elif isinstance(value, tuple):
+                encoded[name] = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+            elif isinstance(value, bool):
+                encoded[name] = int(value)
+            elif isinstance(value, int | bytes):
+                encoded[name] = value
+            else:
+                raise ValueError(f"{self.name}.{name}: cannot store {type(value).__name__}")
+        if has_digest:
+            return {"digest": _digest(encoded.values()), **encoded}
         return encoded
 
     def decode(self, values: Sequence[object]) -> Row:
@@ -116,24 +132,6 @@ class Table(NamedTuple):
             return self.row(**given)
         except (ValueError, TypeError) as error:
             raise ValueError(f"table {self.name}: {error}") from error
-
-
-def _to_plain(table: Table, name: str, kind: ColumnType, value: object) -> Plain:
-    if isinstance(value, str):
-        if kind is ColumnType.KEY:
-            return value.encode("utf-8", "surrogateescape")
-        value.encode("utf-8")  # every driver refuses a lone surrogate, each with its own error
-        if kind is ColumnType.NAME and len(value) > NAME_LENGTH:
-            # SQLite would store it; other databases refuse or, worse, truncate it.
-            raise ValueError(f"{table.name}.{name}: longer than {NAME_LENGTH} characters")
-        return value
-    if isinstance(value, tuple):
-        return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
-    if isinstance(value, bool):
-        return int(value)
-    if isinstance(value, int | bytes):
-        return value
-    raise ValueError(f"{table.name}.{name}: cannot store {type(value).__name__}")
 
 
 def _read_text(value: object) -> str:

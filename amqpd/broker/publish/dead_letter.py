@@ -42,7 +42,7 @@ from amqpd.broker.publish.republisher import KEEP, RepublishCount, Republisher, 
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost.exchange import Exchange
 from amqpd.broker.vhost.vhost import VHost
-from amqpd.protocol.field_table import PRODUCER_ID, CodecError, Int64, Timestamp, decode_table, encode_entry
+from amqpd.protocol.field_table import PRODUCER_ID, CodecError, Int64, Timestamp, decode_table, encode_table
 from amqpd.protocol.properties import (
     scan_properties,
     with_encoded_headers,
@@ -91,7 +91,7 @@ class DeadLetterSource(RepublishSource):
         self.reason = reason
 
     def log(self) -> QueueLog | None:
-        return self.queue.store
+        return self.queue.backing.store
 
     def is_durable(self) -> bool:
         return self.queue.log() is not None
@@ -212,7 +212,7 @@ class DeadLetterPublisher:
         queue = source.queue
         again = source.again
         if not again:
-            store = queue.store
+            store = queue.backing.store
             again = (
                 store is not None
                 and queue.backing.is_logged(source.offset)
@@ -318,7 +318,7 @@ def first_death(
     headers = {**first_headers(reason, queue.name, envelope.exchange), "x-death": [death]}
     if again:
         headers[REDELIVERED] = True
-    entries = b"".join([encode_entry(name, value) for name, value in headers.items()])
+    entries = encode_table(headers)[4:]
     destinations = router.route(vhost, exchange, [out.routing_key], NO_MESSAGE)
     return FirstDeath(out, entries, without_cycles(destinations, reason, [death]))
 
