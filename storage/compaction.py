@@ -222,10 +222,7 @@ def plan_cleaning(log: Log, policy: CleanerPolicy, now_ms: int, boot: tuple[int,
 
 
 def fill_map(cleaning: Cleaning, filesystem: FileSystem, yield_to_loop: Callable[[], None]) -> None:
-    """Read the dirty records into the map and set `clean_end`.
-
-    Cost: 3 us per record, interpreted. Raises: OSError.
-    """
+    """Read the dirty records into the map and set `clean_end`. Cost: 3 us per record, interpreted. Raises: OSError."""
     dirty = [view for view in cleaning.views if view.end > cleaning.first_dirty]
     most = sum(view.end - view.base for view in dirty) * _SLOT_SIZE * 4 // 3 + 8 * _SLOT_SIZE
     cleaning.map = OffsetMap(min(most, cleaning.policy.map_size_bytes))

@@ -323,8 +323,7 @@ class InternalBackend:
 
         The login succeeds even if this fails.
 
-        Returns:
-            The row that `password` belongs to: the new one or `row`.
+        Returns: The row that `password` belongs to: the new one or `row`.
         """
         other = await self._passwords.hash(password, self._hashing)
         async with self.change_lock:

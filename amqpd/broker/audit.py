@@ -279,8 +279,7 @@ class EventThrottle:
         Args:
             kind: events of the same kind are repetitions.
 
-        Cost:
-            1 us for a repetition.
+        Cost: 1 us for a repetition.
         """
         window = self._open.get(kind)
         if window is None and len(self._open) >= SOURCES_MAX:

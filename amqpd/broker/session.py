@@ -81,8 +81,7 @@ def check_permission(session: Session, kind: Kind, thing: str, name: str) -> Non
     Args:
         thing: "queue" or "exchange".
 
-    Cost:
-        a dict look-up after the first time.
+    Cost: a dict look-up after the first time.
 
     Raises:
         AccessRefused: no permission.

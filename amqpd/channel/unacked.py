@@ -105,8 +105,7 @@ class Unacked:
             consumer: None for basic.get.
             in_transaction: include entries that an open transaction has settled.
 
-        Cost:
-            linear in the places passed.
+        Cost: linear in the places passed.
         """
         entries = self._entries
         size: i64 = len(entries)
@@ -201,8 +200,7 @@ class Unacked:
 
         Return each entry with its number of consecutive deliveries.
 
-        Cost:
-            some 5 ns per delivery.
+        Cost: some 5 ns per delivery.
         """
         index = self._last_index(tag)
         entries = self._entries

@@ -83,8 +83,7 @@ class NodeCertificate(NamedTuple):
 def identity(data_dir: Path) -> NodeCertificate:
     """Load the node's certificate, or make one.
 
-    Cost:
-        reads and writes files, and imports `cryptography` for a new certificate (50 ms): run it in a thread.
+    Cost: reads and writes files, and imports `cryptography` for a new certificate (50 ms): run it in a thread.
 
     Raises:
         OSError: the file cannot be read or written; ssl.SSLError, a subclass, if it is no certificate.
@@ -799,8 +798,7 @@ class PeerConnector:
     async def open(self, node: NodeState, preamble: Preamble, protocol: asyncio.Protocol) -> asyncio.Transport:
         """Open a connection and give it to `protocol`, which reads it from now on.
 
-        Cost:
-            two round trips and 2 ms of CPU.
+        Cost: two round trips and 2 ms of CPU.
 
         Raises:
             PeerUnreachable: no answer or an invalid one.

@@ -444,8 +444,7 @@ class ConnectionProxy(VhostRouter):
 
         Concurrent callers share one attempt. After a failure the next attempt waits for LOOK_S.
 
-        Raises:
-            PeerUnreachable, PeerRefused: there is no link.
+        Raises: PeerUnreachable, PeerRefused: there is no link.
         """
         key = node.fingerprint
         known = self._links.get(key)

@@ -138,8 +138,7 @@ class RecordTruncation:
     def deletable(self) -> dict[str, dict[int, tuple[ReplicatedLog, int]]]:
         """Update the spans of all logs and return what can be deleted. Cost: 1 us a log.
 
-        Returns:
-            topic -> partition -> (log, offset before which everything can be deleted).
+        Returns: topic -> partition -> (log, offset before which everything can be deleted).
         """
         due: dict[str, dict[int, tuple[ReplicatedLog, int]]] = {}
         for log, span in self.spans.items():

@@ -136,8 +136,7 @@ class RowWriter:
 
         After WriteFailed it may be unknown whether Kafka stored them.
 
-        Cost:
-            some 20 us a change, in slices of the loop if there are many.
+        Cost: some 20 us a change, in slices of the loop if there are many.
         """
         if self.ended:
             self._loop.call_soon(done, WriteFailed(self.ended))

@@ -148,8 +148,7 @@ class ClusterState:
     async def open(self) -> None:
         """Read everything and follow the topic.
 
-        Cost:
-            all of `meta` over the network, and 10 us per row of slot 0.
+        Cost: all of `meta` over the network, and 10 us per row of slot 0.
 
         Raises:
             MetadataError: a later version wrote to it, or Kafka does not answer.

@@ -78,8 +78,7 @@ class Handover:
     def take_socket(self, protocol: asyncio.Protocol) -> tuple[asyncio.Transport, bytes]:
         """Give the socket, not read, to `protocol` and dispose of the connection.
 
-        Returns:
-            the transport, and the bytes that the client sent behind connection.open.
+        Returns: the transport, and the bytes that the client sent behind connection.open.
         """
         connection = self.connection
         connection.output.flush()

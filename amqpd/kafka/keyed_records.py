@@ -93,10 +93,7 @@ def keyed_batch(
 
 
 def read_keyed(batch: bytes) -> list[KeyedRecord]:
-    """Return the records of a whole batch with a right checksum; none of a control batch.
-
-    Raises: BadRecord.
-    """
+    """Return the records of a whole batch with a right checksum; none of a control batch. Raises: BadRecord."""
     header = BatchHeader(batch, 0)
     if header.is_control():
         return []

@@ -428,8 +428,7 @@ async def take_over(
     Args:
         recorded: The producer id and epoch of the last owner, if known.
 
-    Returns:
-        The producer id and epoch to write with.
+    Returns: The producer id and epoch to write with.
 
     Raises:
         KafkaRefused: Another node has a later epoch.
@@ -465,8 +464,7 @@ async def first_answer(
 
     They are asked in order: the next one after a failure, or after NEXT_BROKER_S without an answer.
 
-    Raises:
-        OSError, KafkaIncompatible, BadAnswer: No broker answers; the last error.
+    Raises: OSError, KafkaIncompatible, BadAnswer: No broker answers; the last error.
     """
 
     async def one(address: tuple[str, int]) -> T:

@@ -421,10 +421,7 @@ class Cascade:
         bucket.job_end = bucket.store.next_offset
 
     def step(self, now_ms: i64, arrived: Callable[[], None]) -> bool:
-        """Copy a piece. Return False to wait for `arrived` or `over`.
-
-        Raises: OSError; then the caller calls `fail`.
-        """
+        """Copy a piece. Return False to wait for `arrived` or `over`. Raises: OSError; then the caller calls `fail`."""
         bucket = self.bucket
         turn = self._turn
         if self.read or self._failed:

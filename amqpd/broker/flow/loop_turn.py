@@ -62,8 +62,7 @@ class ScanBudget:
     def begin(self, queue: QueueBase, turn: i64) -> bool:
         """Begin the dispatch of a queue in this turn. `is_used_up` then tells whether the queue may search.
 
-        Returns:
-            True if the queue waited in `waiting_queues` and has its share now.
+        Returns: True if the queue waited in `waiting_queues` and has its share now.
         """
         now_ms = self._timers.now_ms()
         if turn != self._turn:

@@ -331,8 +331,7 @@ class QueueLimits:
     def _drop(self, count: i64) -> bool:
         """Drop at most `count` messages that exceed a length limit, waiting ones first.
 
-        Returns:
-            True if no more exceed it, or the next one cannot be read now.
+        Returns: True if no more exceed it, or the next one cannot be read now.
         """
         queue = self._queue
         while queue.ready_count + queue.delayed_count > 0 and self._is_full():

@@ -473,8 +473,7 @@ class PriorityOrder(ReadyOrder):
         Args:
             count_max: limit of this call.
 
-        Returns:
-            True if enough have moved.
+        Returns: True if enough have moved.
         """
         for level in self._levels:
             returned = level.returned

@@ -112,8 +112,7 @@ class ReadyOrder:
     def add(self, queue: QueueBase, message: Message, offset: i64) -> bool:
         """Make a message ready that was just appended.
 
-        Returns:
-            False if memory is full and the queue has no log yet. The caller then starts a temporary log.
+        Returns: False if memory is full and the queue has no log yet. The caller then starts a temporary log.
         """
         raise NotImplementedError
 
@@ -157,8 +156,7 @@ class ReadyOrder:
         Raises:
             OSError: the log cannot be read; the entry stays at its place.
 
-        Cost:
-            O(1), and one read of the log per window.
+        Cost: O(1), and one read of the log per window.
         """
         raise NotImplementedError
 

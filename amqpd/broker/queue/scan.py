@@ -267,8 +267,7 @@ class ScanLogReader:
         Raises:
             OSError: the log cannot be read.
 
-        Cost:
-            Low while offsets ascend; a lower offset reads again.
+        Cost: Low while offsets ascend; a lower offset reads again.
         """
         reader = self._reader
         if reader.log is not store or offset < self._asked:
@@ -294,8 +293,7 @@ class ReadySpan:
 
     Not for streams.
 
-    Cost:
-        To create: about 10 ns for each entry in memory.
+    Cost: To create: about 10 ns for each entry in memory.
     """
 
     def __init__(self, queue: Queue, first: i64) -> None:

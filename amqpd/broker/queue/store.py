@@ -143,8 +143,7 @@ class QueueStore:
 
         A restarted broker then recognizes a copy of it.
 
-        Returns:
-            False if the log has failed.
+        Returns: False if the log has failed.
         """
         store = self.store
         if store is None:

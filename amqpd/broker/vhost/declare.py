@@ -198,8 +198,7 @@ def remove_exchange(vhost: VHost, exchange: Exchange) -> list[Change]:
 def remove_binding(vhost: VHost, binding: Binding) -> list[Change]:
     """Remove a binding from memory, if it is still there.
 
-    Returns:
-        The rows of an auto-delete exchange removed with it. The caller deletes the binding's own row.
+    Returns: The rows of an auto-delete exchange removed with it. The caller deletes the binding's own row.
     """
     source = binding.source
     there = not source.deleted and binding.key in source.bindings

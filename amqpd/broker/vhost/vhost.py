@@ -378,8 +378,7 @@ class VHost(Namespace):
     def apply_policies(self, thing: Queue | Exchange) -> None:
         """Apply the policies that now match this queue or exchange. Do nothing if they have not changed.
 
-        Cost:
-            1 us per policy, 5 us more for a change. A queue over its new length limit is cut in slices.
+        Cost: 1 us per policy, 5 us more for a change. A queue over its new length limit is cut in slices.
         """
         if thing.deleted:
             return
