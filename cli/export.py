@@ -464,7 +464,7 @@ def _size(size_bytes: int) -> str:
 
 
 def _in_our_words(text: str) -> str:
-    """Replace names of Spark's options by the names that they have here."""
+    """Replace the names of Spark's options by those of amqpctl."""
     return text.replace("failOnDataLoss=false", "--allow-data-loss").replace("startingTimestamp:", "--from:")
 
 

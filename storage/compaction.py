@@ -248,7 +248,7 @@ class CleanedRange:
     """A good batch, decompressed.
 
     Attributes:
-        header: of the batch, which begins at `at` in `data`.
+        header: the header of the batch, which begins at `at` in `data`.
         codec: compression in the file.
     """
 
@@ -571,7 +571,7 @@ def _rename_files(
     """Delete the other old files and rename the new ones. Fsync thread. Raises: OSError.
 
     Args:
-        settled_fd: of the new `.settled` file if it was written since, else -1.
+        settled_fd: the descriptor of the new `.settled` file if it was written since, else -1.
     """
     if settled_fd >= 0:
         filesystem.fdatasync(settled_fd)

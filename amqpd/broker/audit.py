@@ -441,7 +441,7 @@ class Audit:
 
         Args:
             error: reason of a refusal; "" for success.
-            certificate: of a TLS client, in the form of events.
+            certificate: the fields of a TLS client's certificate, named as in events.
         """
         key = LOGIN_REFUSED if error else LOGIN
         at_ms = time.time_ns() // 1_000_000

@@ -106,7 +106,7 @@ class StreamDeliveryEncoder:
         return dressed, at
 
     def message(self, places: RecordViews, index: i64) -> Message:
-        """Return the record as a message. Cost: some 250 ns if it equals the previous one, plus a copy of the body."""
+        """Return the record as a message. Cost: about 250 ns if it equals the previous one, plus a copy of the body."""
         alike = places.shared_fields[places.shared_fields_index(index)]
         self.prepare_headers(alike, 1)
         envelope = self._envelope

@@ -241,7 +241,7 @@ class ClusterNode:
         self.broker = broker
         self._fail = fail
         self.state.on_lost = fail
-        broker.vhosts.elsewhere = self.view.knows
+        broker.vhosts.is_on_other_node = self.view.knows
         broker.catalogue.events.node = options.node
         broker.vhosts.when_served = self._when_served
         broker.catalogue.own_topics = NodeTopicPolicy(self.topics, options.kafka_topics, self.storage.places)

@@ -77,7 +77,7 @@ async def read_rows(reader: KafkaReader, topic: str, slot: int, end: int) -> Row
 
     Records of other programs and unreadable batches are skipped, counted and logged.
 
-    Cost: 10 us a record, in slices of the loop.
+    Cost: 10 us per record, in slices of the loop.
 
     Raises:
         MetadataError: a later version of amqpd wrote to the partition.

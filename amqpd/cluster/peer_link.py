@@ -264,7 +264,6 @@ NONCE_BYTES: Final = 32
 HELLO_BYTES: Final = len(GREETING) + NONCE_BYTES
 PROOF_BYTES: Final = 32
 PREAMBLE_BYTES_MAX: Final = 16 * 1024
-SECRET_BYTES_MIN: Final = 16
 WAIT_S: Final = 5.0
 """Time limit of TLS and hello together."""
 
@@ -343,8 +342,8 @@ def compute_proof(secret: bytes, nonce: bytes, fingerprint: str, preamble: bytes
     """Return the proof for a connection.
 
     Args:
-        nonce: of this connection.
-        fingerprint: of the listening node.
+        nonce: the random bytes of this connection.
+        fingerprint: the fingerprint of the listening node's certificate.
     """
     return hmac.digest(secret, GREETING + nonce + bytes.fromhex(fingerprint) + preamble, "sha256")
 

@@ -198,11 +198,6 @@ class ClusterState:
         """Apply an announcement that came from the owner directly, because Kafka does not answer this node."""
         self._set_owner(slot, owner)
 
-    def owner_of_vhost(self, vhost: str) -> Owner | None:
-        """Return the owner of a vhost's slot; None if there is no such vhost or owner."""
-        slot = self.slot_of(vhost)
-        return None if slot is None else self.owners.get(slot)
-
     def requested_node(self, slot: int) -> str | None:
         """Return the node to which an operator moved the slot; None if no request is open."""
         note = self.table.notes.get((WISH, slot))

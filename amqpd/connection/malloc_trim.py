@@ -54,7 +54,7 @@ def empty_free_lists() -> None:
 class MallocTrimmer:
     """Schedules trims. One per broker.
 
-    Cost: some ms per 100 MB of heap, not on the message path.
+    Cost: a few ms per 100 MB of heap, not on the message path.
 
     Args:
         trim: glibc's malloc_trim; None disables it.

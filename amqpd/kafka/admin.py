@@ -233,7 +233,7 @@ def _common(options: ClusterOptions) -> tuple[TopicRule, ...]:
 
 
 class TopicAdmin:
-    """Kafka's administration for one cluster of nodes. Use it as `async with`; the first request opens the client.
+    """Kafka administration for a cluster of nodes. Use it as `async with`. The first request opens the client.
 
     All requests raise KafkaRefused, KafkaIncompatible, and KafkaDisconnected if Kafka is away for longer than
     PATIENCE_S. Checks raise UnsafeTopic.

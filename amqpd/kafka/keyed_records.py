@@ -54,7 +54,7 @@ def keyed_batch(
     Args:
         timestamp_ms: Time of all records, since 1970.
 
-    Cost: some 0.3 us a record, and the CRC.
+    Cost: about 0.3 us per record, and the CRC.
     """
     writer = BytesWriter()
     delta: i64 = 0

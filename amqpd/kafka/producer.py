@@ -198,7 +198,7 @@ class KafkaProducer(PartitionProducer):
         await self.wait_stored(fenced)
 
     def flush(self) -> None:
-        """Send waiting batches within the limit of unanswered requests. Cost: some 10 us, and that of the requests."""
+        """Send waiting batches within the limit of unanswered requests. Cost: about 10 us, and that of the requests."""
         self._flushing = False
         if self._producing.is_ended or self.closed:
             return

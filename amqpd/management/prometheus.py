@@ -91,7 +91,7 @@ class MetricsWriter:
         return lines
 
     def add(self, family: Family, value: float, label_text: str = "") -> None:
-        """Add a sample. `label_text` is the text of its labels, from `labels`."""
+        """Add a sample. `label_text` is the result of `format_labels`."""
         name = family.detailed() if self._detailed else family.name
         self.add_family(family).append(f"{name}{label_text} {format_value(value)}\n")
 

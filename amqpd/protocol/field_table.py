@@ -161,7 +161,7 @@ def decode_value(data: bytes, position: i64, end: i64, depth: i64) -> tuple[obje
     """Decode the value whose type letter is at `position`, before `end`. Return it and the position after it.
 
     Args:
-        depth: of the table or array that contains the value.
+        depth: the depth of the table or array that contains the value.
 
     Raises: CodecError.
     """

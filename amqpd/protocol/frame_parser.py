@@ -424,7 +424,7 @@ class FrameParser(ContentAssembler):
         return frame_error(data[position], payload, why)
 
     def _take_same_as_last(self, data: bytes, position: i64, end: i64) -> i64:
-        """Hand over the publishes from `position` on that repeat the template. Return their end."""
+        """Pass on the publishes that repeat the template, from `position` on. Return the position after them."""
         handler = self.handler
         while end - position >= 7 and self._match_level > _SAME_NOTHING:
             if self._match_level == _SAME_SIZE:

@@ -376,7 +376,7 @@ def read_headers(data: bytes, position: i64) -> tuple[list[Header], i64]:
     """Return the first headers of a record that `read_record` has accepted, and the number of others.
 
     Args:
-        position: of the key.
+        position: the position of the key.
     """
     size: i64 = 0
     for _ in range(2):  # key and value

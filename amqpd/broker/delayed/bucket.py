@@ -211,7 +211,7 @@ class Bucket:
         Args:
             ahead: read the next messages too.
 
-        Cost: 0.3 us in sequence, otherwise some 10 us. Raises: OSError.
+        Cost: 0.3 us in sequence, otherwise about 10 us. Raises: OSError.
         """
         window = self._window
         count: i64 = len(window)

@@ -184,7 +184,7 @@ class DelayDestination(Destination):
 
     Args:
         keys: None if the message has only its own routing key.
-        changes: of the headers.
+        changes: the headers to set.
     """
 
     def __init__(self, wheel: TimingWheelBase, due_ms: i64, keys: list[str] | None, changes: dict[str, object]) -> None:

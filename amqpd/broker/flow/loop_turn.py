@@ -102,7 +102,7 @@ class ScanBudget:
     def can_parse(self, turn: i64, size: i64) -> bool:
         """Return whether a new selector of `size` characters may be parsed in this turn.
 
-        A turn parses some 5 ms of new selectors, and at least one.
+        A turn parses about 5 ms of new selectors, and at least one.
         """
         if turn != self._parse_turn:
             self._parse_turn = turn

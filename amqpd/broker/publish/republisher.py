@@ -76,8 +76,8 @@ class RepublishSource:
     Neighbouring ranges of one source are merged, so messages of one kind should share a source.
 
     Attributes:
-        kind: Of message, for the broker's log: "dead-letter".
-        offset: Of the message that is being rewritten; -1 if it has none.
+        kind: The kind of its messages in the broker's log, for example "dead-letter".
+        offset: The offset of the message that is being rewritten; -1 if it has none.
         again: An earlier try since the start may have published this message to some of its targets.
         published: Counts the republished messages.
     """

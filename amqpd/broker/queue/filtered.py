@@ -681,7 +681,7 @@ class FilteredConsumers:
         return None
 
     def add_consumer(self, consumer: Consumer) -> None:
-        """Prepare for a consumer that the queue adds next."""
+        """Add a consumer to the cursor of its filter, or to those without one. The queue adds it next."""
         selector = consumer.arguments.selector
         robin = self._queue.round_robin
         if selector is None:

@@ -133,7 +133,7 @@ class ReadyOrder:
         raise NotImplementedError
 
     def reserve(self, entry: QueueEntry) -> None:
-        """Note that a taken entry waits elsewhere. `requeue` or `unreserve` follows."""
+        """Account for a taken entry that waits for a retry. `requeue` or `unreserve` ends that."""
 
     def unreserve(self, queue: QueueBase, entry: QueueEntry) -> None:
         """Note that a reserved entry will not return. Only groups need this: the entry locks its group."""
