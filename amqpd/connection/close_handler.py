@@ -85,7 +85,7 @@ CLOSED: Final = 3
 
 @final
 class CloseHandler:
-    """State of one connection, and its closes."""
+    """The state of one connection, and how it is closed."""
 
     def __init__(
         self,

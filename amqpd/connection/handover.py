@@ -105,7 +105,7 @@ class VhostRouter:
     closed = ""
 
     def is_remote(self, vhost: str) -> bool:
-        """Return whether the vhost exists in the cluster but not on this node. It can be without a node at present."""
+        """Return whether the vhost exists in the cluster but not on this node. While it moves, no node serves it."""
         raise NotImplementedError
 
     async def hand_over(self, handover: Handover) -> None:
