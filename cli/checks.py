@@ -13,12 +13,7 @@ from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, Failure, UsageError
 
 GROUP: Final = "Monitoring, observability and health checks"
-PURPOSES: Final = {
-    "amqp": "AMQP 0-9-1",
-    "amqp/ssl": "AMQP 0-9-1 over TLS",
-    "http": "HTTP API",
-    "https": "HTTPS API",
-}
+PURPOSES: Final = {"amqp": "AMQP 0-9-1", "amqp/ssl": "AMQP 0-9-1 over TLS", "http": "HTTP API", "https": "HTTPS API"}
 CONNECT_S: Final = 5.0
 UNITS: Final = {"days": 1.0, "weeks": 7.0, "months": 30.4375, "years": 365.25}
 

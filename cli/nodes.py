@@ -19,12 +19,7 @@ from amqpd.cli.formatters import compact
 from amqpd.cli.terminal import bold
 
 UNITS: Final = {"bytes": 1, "mb": 1000**2, "gb": 1000**3}
-_PURPOSES: Final = {
-    "amqp": "AMQP 0-9-1",
-    "amqps": "AMQP 0-9-1 over TLS",
-    "http": "HTTP API",
-    "https": "HTTPS API",
-}
+_PURPOSES: Final = {"amqp": "AMQP 0-9-1", "amqps": "AMQP 0-9-1 over TLS", "http": "HTTP API", "https": "HTTPS API"}
 RESTORED_MAX: Final = 100
 _POLL_S: Final = 0.02
 
@@ -187,8 +182,7 @@ def stop(context: Context) -> None:
     while any(is_alive(pid) for pid in pids) or _answers(context):
         if time.monotonic() > deadline:
             raise ApiRefused(
-                TIMED_OUT,
-                f"node {context.node} got the request to stop but still runs after {context.timeout_ms} ms",
+                TIMED_OUT, f"node {context.node} got the request to stop but still runs after {context.timeout_ms} ms"
             )
         time.sleep(_POLL_S)
     context.success()
@@ -534,8 +528,7 @@ def _read_pid(context: Context, path: str, deadline: float | None) -> int:
 def _pause(context: Context, deadline: float | None) -> None:
     if deadline is not None and time.monotonic() >= deadline:
         raise ApiRefused(
-            TIMED_OUT,
-            f"operation wait on node {context.node} timed out. Timeout value used: {context.timeout_ms}",
+            TIMED_OUT, f"operation wait on node {context.node} timed out. Timeout value used: {context.timeout_ms}"
         )
     time.sleep(POLL_S)
 

@@ -382,9 +382,7 @@ EVAL_COMMANDS: Final = (
 
 FEATURE_FLAG_GROUP: Final = "Feature flags"
 FLAGS: Final = Listing(
-    "/api/feature-flags",
-    ("name", "state"),
-    plain("name", "state", "stability", "provided_by", "desc", "doc_url"),
+    "/api/feature-flags", ("name", "state"), plain("name", "state", "stability", "provided_by", "desc", "doc_url")
 )
 DEPRECATED: Final = Listing(
     "/api/deprecated-features",

@@ -281,10 +281,7 @@ COMMANDS: Final = (
         examples=(
             ("sql", "the tables: one for each durable queue"),
             ('sql "SELECT routing_key, count(*) FROM orders GROUP BY 1"', "counts by routing key"),
-            (
-                "sql --payload json 'SELECT sum(payload.price) FROM orders'",
-                "a sum over a field of JSON bodies",
-            ),
+            ("sql --payload json 'SELECT sum(payload.price) FROM orders'", "a sum over a field of JSON bodies"),
             ("""sql --formatter json 'SELECT * FROM "my-queue" ORDER BY "offset" DESC LIMIT 3'""", "a quoted name"),
         ),
         needs_app=False,

@@ -18,9 +18,7 @@ from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, USAGE, Failure, UsageE
 from amqpd.cli.listings import Listing, plain, value, wanted
 
 OFFSETS: Final = Listing(
-    "/api/queues/{vhost}/{queue}/offsets",
-    ("name", "offset", "lag"),
-    plain("name", "offset", "lag", "time"),
+    "/api/queues/{vhost}/{queue}/offsets", ("name", "offset", "lag"), plain("name", "offset", "lag", "time")
 )
 
 

@@ -354,14 +354,7 @@ def without_removed(
     return kept
 
 
-_OF_MESSAGES = (
-    ack_set.SETTLED,
-    ack_set.BITS,
-    ack_set.RETURNED,
-    ack_set.DELIVERED,
-    ack_set.LOST,
-    ack_set.TRANSIENT,
-)
+_OF_MESSAGES = (ack_set.SETTLED, ack_set.BITS, ack_set.RETURNED, ack_set.DELIVERED, ack_set.LOST, ack_set.TRANSIENT)
 _SUFFIXES = (".log", ".index", ".timeindex", ".settled", ".settled.swap")
 
 

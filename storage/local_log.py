@@ -77,14 +77,7 @@ class LocalLog(GroupCommitLog):
     """
 
     def __init__(
-        self,
-        context: LogContext,
-        log: Log,
-        vhost_id: str,
-        queue_id: str,
-        name: str,
-        keeper: LogKeeper,
-        ready: bool,
+        self, context: LogContext, log: Log, vhost_id: str, queue_id: str, name: str, keeper: LogKeeper, ready: bool
     ) -> None:
         super().__init__(context, vhost_id, queue_id, name, log.directory, ready)
         self.log: Log = log

@@ -546,10 +546,7 @@ class LeaseMonitor:
     """
 
     def __init__(
-        self,
-        owned: Callable[[], Iterable[OwnedSlot]],
-        prolong: Callable[[OwnedSlot], None],
-        session_timeout_s: float,
+        self, owned: Callable[[], Iterable[OwnedSlot]], prolong: Callable[[OwnedSlot], None], session_timeout_s: float
     ) -> None:
         self._owned = owned
         self._prolong = prolong

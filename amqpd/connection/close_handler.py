@@ -131,11 +131,7 @@ class CloseHandler:
         channel = self._channels.get(number)
         if channel is None or channel.closing:
             return
-        about: dict[str, object] = {
-            "connection": self.name,
-            "channel": number,
-            "vhost": channel.session.vhost.name,
-        }
+        about: dict[str, object] = {"connection": self.name, "channel": number, "vhost": channel.session.vhost.name}
         log.info("a channel is closed: %s", error.reply_text, extra=about)
         handlers.channel_close_ok(channel)
         channel.closing = True

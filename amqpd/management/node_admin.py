@@ -33,14 +33,7 @@ from amqpd.broker.publish.firehose import trace
 from amqpd.broker.vhost import vhosts
 from amqpd.broker.vhost.parameters import CLUSTER_ID, cluster_id_row
 from amqpd.broker.vhost.pending import wait_done
-from amqpd.management.connections import (
-    all_connections,
-    audit_forced_close,
-    close_reason,
-    force_close,
-    is_open,
-    pid,
-)
+from amqpd.management.connections import all_connections, audit_forced_close, close_reason, force_close, is_open, pid
 from amqpd.management.definitions import DefinitionsError
 from amqpd.management.diagnostics import version_item
 from amqpd.management.overview import clock_state

@@ -500,13 +500,7 @@ class FrameParser(ContentAssembler):
             else:
                 self._template_pause -= 1
             self.handler.on_publish(
-                number,
-                payload,
-                data[content:content_end],
-                self._header_size,
-                self._body_size,
-                self._body_size,
-                False,
+                number, payload, data[content:content_end], self._header_size, self._body_size, self._body_size, False
             )
             return content_end
         if content_end < 0 or (self._ignored_channels and number in self._ignored_channels):

@@ -419,12 +419,7 @@ class BatchCursor:
         self._persistent: bool = not header.is_transient()
 
     def read(
-        self,
-        wanted: i64,
-        settled: AckSet | None,
-        returned: dict[int, int],
-        budget: i64,
-        records: list[Record],
+        self, wanted: i64, settled: AckSet | None, returned: dict[int, int], budget: i64, records: list[Record]
     ) -> i64:
         """Append records with an offset of at least `wanted` that are not settled, while `budget` bytes last.
 

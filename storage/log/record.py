@@ -615,14 +615,7 @@ class RecordDecoder:
         return record
 
     def read_view(
-        self,
-        data: bytes,
-        position: i64,
-        end: i64,
-        offset: i64,
-        timestamp_ms: i64,
-        persistent: bool,
-        views: RecordViews,
+        self, data: bytes, position: i64, end: i64, offset: i64, timestamp_ms: i64, persistent: bool, views: RecordViews
     ) -> i64:
         """Add a view of the record to `views`, and return its size for read limits.
 
@@ -668,15 +661,7 @@ class RecordDecoder:
         if size < 0:
             size = -1
         views.add(
-            offset,
-            timestamp_ms,
-            start,
-            size,
-            data,
-            record.exchange,
-            record.routing_key,
-            record.properties,
-            persistent,
+            offset, timestamp_ms, start, size, data, record.exchange, record.routing_key, record.properties, persistent
         )
         properties_size = len(record.properties)
         return (size if size > 0 else 0) + properties_size + RECORD_OVERHEAD_BYTES

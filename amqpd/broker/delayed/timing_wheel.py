@@ -66,12 +66,7 @@ class DelaySchedulerBase:
     """
 
     def __init__(
-        self,
-        storage: Storage,
-        turn: LoopTurn,
-        timers: Timers,
-        republisher: Republisher,
-        vhosts: Mapping[str, VHost],
+        self, storage: Storage, turn: LoopTurn, timers: Timers, republisher: Republisher, vhosts: Mapping[str, VHost]
     ) -> None:
         self.storage = storage
         self.turn = turn

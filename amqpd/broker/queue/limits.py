@@ -164,8 +164,7 @@ class QueueLimits:
         queue = self._queue
         for admission in self.rules.admissions:
             if self._dispatches_late() and self.rules.is_over(
-                queue.ready_count + queue.delayed_count + 1,
-                queue.ready_bytes + queue.delayed_bytes + message.body_size,
+                queue.ready_count + queue.delayed_count + 1, queue.ready_bytes + queue.delayed_bytes + message.body_size
             ):
                 self._dispatch_first()
             if not admission.admits(queue, self._host, message):

@@ -25,13 +25,7 @@ from amqpd.broker.consumer import QueueEntry
 from amqpd.broker.flow.loop_turn import ScanBudget
 from amqpd.broker.message import LogMessageFactory, Message
 from amqpd.broker.queue.fifo import FifoOrder
-from amqpd.broker.queue.filtered import (
-    NOTHING,
-    FilterCursor,
-    FilteredOrder,
-    MessagePredicate,
-    free_bit,
-)
+from amqpd.broker.queue.filtered import NOTHING, FilterCursor, FilteredOrder, MessagePredicate, free_bit
 from amqpd.broker.queue.grouped_order import GroupedOrder
 from amqpd.broker.queue.log_reader import LIVE, SAFE, SETTLED, QueueLogReader
 from amqpd.broker.queue.message_groups import GroupNode
