@@ -97,7 +97,7 @@ class Server:
         self.loop = loop
         self.stopped = asyncio.Event()
         self._stopping = False
-        # The reason why it has stopped by itself.
+        # Why the server stopped without a request; "" if it did not.
         self.failed = ""
         self._suspended = False
         self.is_drained = False

@@ -55,7 +55,7 @@ def sql(context: Context) -> None:
 
 
 def _list(context: Context) -> None:
-    """Write the tables."""
+    """List the tables: one per durable queue of the vhost."""
     from amqpd.storage.export.queue_dataset import ORDER
 
     context.info(f"Tables of vhost '{context.vhost}'; each has the columns {', '.join(ORDER)}:")

@@ -508,7 +508,7 @@ class Storage(LogKeeper):
         return removals.export_hold
 
     def on_export_hold_changed(self, store: QueueLog) -> None:
-        """Release what a changed hold no longer keeps; the next commit deletes it."""
+        """Release messages that a changed export hold no longer keeps. The next commit deletes them."""
         if isinstance(store, LocalLog) and store.ready and not store.failed:
             store.log.removals.wanted = True
             self.commits.enqueue(store)

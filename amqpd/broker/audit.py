@@ -23,6 +23,10 @@ A record's body is a JSON object. Its headers are the fields for selectors (`eve
 - count: number of repetitions (`EventThrottle`)
 - details: other fields named by RULES
 
+The queue is in no vhost table and in no metadata. Clients with permission read it by name in one vhost. So lists,
+exports, limits and deletions do not include it, and it outlives the vhost. Its log is the directory `audit` beside
+`vhosts`; versions without an audit log ignore it.
+
 RULES lists what may be recorded. So no password, hash, parameter value or message gets into a record by mistake.
 """
 
@@ -42,7 +46,6 @@ from amqpd.broker.events import INTERNAL, KAFKA_PROTOCOL, ORIGIN, EventOrigin
 from amqpd.broker.message import Message, MessageRoute, make_message
 from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.queue.log_opener import when_open
-from amqpd.broker.system_queues import AUDIT, AUDIT_DIRECTORY, AUDIT_QUEUE_ID
 from amqpd.errors import ResourceError
 from amqpd.protocol.field_table import Int64, Timestamp, encode_table
 from amqpd.protocol.properties import Properties, encode_properties, scan_properties
@@ -53,6 +56,11 @@ if TYPE_CHECKING:
     from amqpd.broker.queue.services import QueueServices
     from amqpd.config.schema import AuditSettings
     from amqpd.storage.storage import Storage
+
+AUDIT: Final = "amq.audit"
+AUDIT_DIRECTORY: Final = "audit"
+AUDIT_QUEUE_ID: Final = "0" * 31 + "1"
+"""Used for exports and stored offsets; no random id is equal to it."""
 
 
 NAME_MAX: Final = 255

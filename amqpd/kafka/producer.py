@@ -134,9 +134,7 @@ class KafkaProducer(PartitionProducer):
         return opened
 
     def open_deleted(self, topic: str, number: int, next_offset: int, text: str) -> Partition:
-        """Add a partition that is closed because its topic is gone, and that does not end the producer
-        (`Partition.shared`).
-        """
+        """Add a partition whose topic was deleted. It is closed with `text`, but the producer continues."""
         lost = Partition(topic.encode(), number, next_offset)
         lost.shared = True
         lost.close(_UNKNOWN_TOPIC, text)

@@ -459,10 +459,12 @@ def encode_sasl_authenticate(correlation_id: i64, client_id: bytes, message: byt
 
 @final
 class SaslAnswer:
-    """The broker's message of the mechanism.
+    """The broker's answer to SaslAuthenticate.
 
     Attributes:
         code: Kafka's error code; 0: continue.
+        text: Kafka's error text.
+        message: The server's message of the SASL mechanism.
         lifetime_ms: After this time the broker requires a new login; 0: never.
     """
 

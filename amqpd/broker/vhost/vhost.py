@@ -24,8 +24,7 @@ from amqpd.broker.stats import EndedTotals, EndedUnroutableTotals, VhostCounts
 from amqpd.broker.vhost.consumer_offsets import ConsumerOffsets
 from amqpd.broker.vhost.declaration import NewQueue
 from amqpd.broker.vhost.deletion import DeletionQueue
-from amqpd.broker.vhost.exchange import Binding, BindingKey, Exchange, alternate_of, delays_of
-from amqpd.broker.vhost.exchange_state import ExchangeStateHook
+from amqpd.broker.vhost.exchange import Binding, BindingKey, Exchange, ExchangeStateHook, alternate_of, delays_of
 from amqpd.broker.vhost.limit_set import NO_LIMITS, Limits
 from amqpd.broker.vhost.pending import Done, PendingDeclaration, PendingDeclarations
 from amqpd.broker.vhost.policy_table import EXCHANGE, NONE, PolicyTable, SlicedWalk
@@ -136,7 +135,7 @@ class VHost(Namespace):
         self.work_queues: dict[str, Queue] = {}
         self.topics_version = 0  # changes with each change of these two
         self.super_streams = SuperStreams()
-        self.own_queues: dict[str, Queue] = {}  # system queues (system_queues.py), in no list
+        self.own_queues: dict[str, Queue] = {}  # the audit log (audit.py), in no list
         # Consumers behind direct reply-to keys, of all vhosts.
         self.reply_consumers: dict[str, Destination] = reply_consumers
         # Bindings by destination, removed together with it.
