@@ -132,7 +132,7 @@ def _sections(found: dict[str, Any], unit: str) -> Iterator[tuple[str, list[str]
 
 
 def _clock(clock: dict[str, Any]) -> list[str]:
-    """Return a line about the wall clock. A broker of before 1.2 says nothing of it."""
+    """Return a line about the wall clock. A broker older than 1.2 does not report it."""
     if clock.get("state") != "held":
         return ["Wall clock: steady"] if clock else []
     ahead = f"{abs(clock['jump_s']):.0f} s {'ahead' if clock['jump_s'] > 0 else 'behind'}"
