@@ -36,6 +36,8 @@ _EXCHANGE_WORD: Final[i64] = read_i64_be(b"exchange", 0)
 _PROPERTIES_WORD: Final[i64] = read_i64_be(b"properties", 0)
 _NO_BYTES: Final = b""
 _BYTEWISE_MAX: Final[i64] = 16
+# The varints of 0 to 63.
+_ONE_BYTE: Final = [bytes((number << 1,)) for number in range(64)]
 
 
 class BadRecord(ValueError):
@@ -49,7 +51,7 @@ class RecordsTooLarge(BadRecord):
 def varint(value: int) -> bytes:
     """Return `value` (signed, 64 bits) as a zigzag varint of 1 to 10 bytes."""
     if 0 <= value < 64:
-        return bytes((value << 1,))
+        return _ONE_BYTE[value]
     writer = BytesWriter()
     write_varint(writer, value)
     return writer.getvalue()
