@@ -34,7 +34,7 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Destination, QueueEntry, TraceHook
+from amqpd.broker.consumer import Destination, QueueEntry
 from amqpd.broker.message import FRAME_PAYLOAD_BYTES, NO_MESSAGE, Message, MessageRoute, PropertiesView
 from amqpd.broker.publish import router
 from amqpd.broker.publish.idempotence import NUMBERS
@@ -114,9 +114,9 @@ class DeadLetterSource(RepublishSource):
         """The vhost moves to another node, which finds the message in the log."""
 
     def on_published(self, message: Message, destinations: list[Destination]) -> None:
-        tap = self.publisher.tap_of(self.queue.vhost_name)
-        if tap is not None:
-            tap.dead_lettered(message, self.queue.name, self.reason, destinations)
+        vhost = self.publisher.vhosts.get(self.queue.vhost_name)
+        if vhost is not None and vhost.tap is not None:
+            vhost.tap.dead_lettered(message, self.queue.name, self.reason, destinations)
 
     def on_queued(self, count: i64) -> None:
         self.queue.dead_letters_logged_count += count
@@ -143,7 +143,7 @@ class DeadLetterPublisher:
     def __init__(self, republisher: Republisher, vhosts: Mapping[str, VHost]) -> None:
         self.published: dict[tuple[str, str], RepublishCount] = {}
         self._republisher = republisher
-        self._vhosts = vhosts
+        self.vhosts = vhosts
         self._last_source: DeadLetterSource | None = None
         self._slice: i64 = -1
         self._time_s = 0
@@ -184,11 +184,6 @@ class DeadLetterPublisher:
         """Return whether queues must not drop expired messages now, because too many dead letters wait in memory."""
         republisher = self._republisher
         return len(republisher.line) >= BEHIND_COUNT or republisher.held_bytes >= BEHIND_BYTES
-
-    def tap_of(self, vhost_name: str) -> TraceHook | None:
-        """Return the receiver of the vhost's messages, None for none."""
-        vhost = self._vhosts.get(vhost_name)
-        return vhost.tap if vhost is not None else None
 
     def _source_of(self, queue: Queue, reason: str) -> DeadLetterSource:
         source = self._last_source
@@ -241,7 +236,7 @@ class DeadLetterPublisher:
         if key in self._made:
             return self._made[key]
         name = queue.rules.dead_letter_exchange
-        vhost = self._vhosts.get(queue.vhost_name)
+        vhost = self.vhosts.get(queue.vhost_name)
         if vhost is None:
             return KEEP
         exchange = vhost.exchanges.get(name) if name is not None else None

@@ -369,7 +369,8 @@ class Republisher(CommitListener):
                         count += done
                         size += done_bytes
                     else:
-                        self._drop_first()
+                        self.line.popleft()
+                        self.held_bytes -= message.body_size
                         size += message.body_size
                         self._publish_message(first, message)
                 except Exception as error:  # noqa: BLE001  # logged there
