@@ -327,7 +327,7 @@ class _ShareFetch:
             if partition.place in request.forgotten:
                 partition.close()
                 del session.partitions[partition.place]
-            elif partition.source is not None and not topics.is_permitted(call.session, partition.name, "read"):
+            elif partition.source is not None and not topics.is_topic_permitted(call.session, partition.name, "read"):
                 partition.fail(TOPIC_AUTHORIZATION_FAILED)
             elif partition.error != NONE:  # try again; clients keep it in their session
                 self._sessions.add_partition(call, session, partition.place)

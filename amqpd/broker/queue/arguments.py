@@ -393,8 +393,8 @@ QUEUE_ARGUMENTS: Final = (
         "x-kafka-topic",
         checks.kafka_topic,
         True,
-        "vhost/cluster_checks",
-        "cluster: the queue's own Kafka topic, if `cluster.kafka_topics` allows the name",
+        "vhost/kafka_topics",
+        "its name for Kafka's clients; cluster: its own topic of Kafka, if `cluster.kafka_topics` allows the name",
         takes="text",
     ),
 )
