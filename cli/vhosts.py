@@ -228,7 +228,7 @@ LIMIT_COMMANDS: Final = (
         "<username> <limit_type> | all",
         2,
         2,
-        (_USER, ("<limit_type>", "max-connections, max-channels or all")),
+        (_USER, ("<limit_type>", "max-connections, max-channels, producer_byte_rate, consumer_byte_rate or all")),
         examples=(("clear_user_limits alice max-channels", "exit code 0, also if it was not set"),),
     ),
     Command(
@@ -252,7 +252,7 @@ LIMIT_COMMANDS: Final = (
         "<username> <definition>",
         2,
         2,
-        (_USER, ("<definition>", "a JSON object: max-connections, max-channels; -1: no limit, 0: none allowed")),
+        (_USER, ("<definition>", "a JSON object: max-connections, max-channels, producer_byte_rate, consumer_byte_rate; -1: no limit")),
         examples=(("set_user_limits alice '{\"max-connections\": 10}'", "other limits do not change"),),
     ),
     Command(
