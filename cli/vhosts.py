@@ -252,7 +252,13 @@ LIMIT_COMMANDS: Final = (
         "<username> <definition>",
         2,
         2,
-        (_USER, ("<definition>", "a JSON object: max-connections, max-channels, producer_byte_rate, consumer_byte_rate; -1: no limit")),
+        (
+            _USER,
+            (
+                "<definition>",
+                "a JSON object: max-connections, max-channels, producer_byte_rate, consumer_byte_rate; -1: no limit",
+            ),
+        ),
         examples=(("set_user_limits alice '{\"max-connections\": 10}'", "other limits do not change"),),
     ),
     Command(
