@@ -198,7 +198,7 @@ _VHOSTS: Final = "Virtual hosts"
 LIMIT_COMMANDS: Final = (
     Command(
         "clear_user_limits", "Users", "Removes limits of a user", clear_user_limits, "<username> <limit_type> | all", 2,
-        2, (_USER, ("<limit_type>", "max-connections, max-channels or all")),
+        2, (_USER, ("<limit_type>", "max-connections, max-channels, producer_byte_rate, consumer_byte_rate or all")),
         examples=(("clear_user_limits alice max-channels", "exit code 0, also if it was not set"),),
     ),
     Command(
@@ -209,7 +209,8 @@ LIMIT_COMMANDS: Final = (
     ),
     Command(
         "set_user_limits", "Users", "Sets user limits", set_user_limits, "<username> <definition>", 2, 2,
-        (_USER, ("<definition>", "a JSON object: max-connections, max-channels; -1: no limit, 0: none allowed")),
+        (_USER, ("<definition>",
+            "a JSON object: max-connections, max-channels, producer_byte_rate, consumer_byte_rate; -1: no limit")),
         examples=(("set_user_limits alice '{\"max-connections\": 10}'", "other limits do not change"),),
     ),
     Command(

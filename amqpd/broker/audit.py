@@ -88,7 +88,7 @@ _PERMISSION: Final = AuditRule("user", ("configure", "write", "read"))
 _TOPIC_PERMISSION: Final = AuditRule("user", ("exchange", "write", "read"))
 _BINDING: Final = AuditRule("destination_name", ("source_name", "destination_kind", "routing_key", "arguments"))
 _VHOST: Final = AuditRule("name", ("description", "tags", "default_queue_type"))
-_LIMITS: Final = ("max-connections", "max-queues", "max-channels")
+_LIMITS: Final = ("max-connections", "max-queues", "max-channels", "producer_byte_rate", "consumer_byte_rate")
 _POLICY: Final = AuditRule("name", ("pattern", "apply-to", "priority", "definition"))
 _LOGIN: Final = AuditRule(
     "name", ("auth_mechanism", "users", "peer_cert_subject", "peer_cert_issuer", "peer_cert_validity")

@@ -7,7 +7,7 @@ from typing import Final, final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i64, mypyc_attr, u8
 
-from amqpd.protocol.field_table import decode_table, read_u32, shortstr
+from amqpd.protocol.field_table import CodecError, decode_table, read_u32, shortstr
 from amqpd.protocol.frame import FRAME_BODY, FRAME_HEADER, FRAME_OVERHEAD_BYTES, LARGE_BODY_BYTES, PROPERTIES_START
 from amqpd.protocol.properties import (
     CONTENT_TYPE,
@@ -318,6 +318,9 @@ class LogMessageFactory:
 
     Consecutive records with the same route, properties and size share everything except the body; `RecordDecoder`
     returns the same objects for them.
+
+    Invalid properties are left out, as `StreamDeliveryEncoder` does: another program or an earlier version wrote them,
+    and one record must not stop its queue. The record keeps them.
     """
 
     def __init__(self) -> None:
@@ -326,6 +329,7 @@ class LogMessageFactory:
         self._exchange: bytes = _NONE
         self._routing_key: bytes = _NONE
         self._properties: bytes = _NONE
+        self._valid_properties: bytes = _NONE
         self._envelope: MessageRoute | None = None
         self._info: PropertyInfo | None = None
         # Cached bytes before a body of this size: header frame and head of the body frame.
@@ -344,11 +348,12 @@ class LogMessageFactory:
             or record.exchange is not self._exchange
         ):
             self._envelope = self.envelope(record.exchange, record.routing_key)
-            self._info = scan_properties(properties, 0, len(properties), self._info) if len(properties) > 3 else None
+            self._scan(properties)
             self._exchange = record.exchange
             self._routing_key = record.routing_key
             self._properties = properties
             self._size = -1
+        properties = self._valid_properties
         envelope = self._envelope
         assert envelope is not None  # set above
         body = record.body
@@ -366,10 +371,21 @@ class LogMessageFactory:
             message.started = True
         else:
             message = make_message(envelope, properties, body, record.persistent, self._info)
-            self._properties = _NONE  # large properties are not cached
+            self._properties = self._valid_properties = _NONE  # large properties are not cached
             self._info = None
         message.logged_ms = record.timestamp_ms
         return message
+
+    def _scan(self, properties: bytes) -> None:
+        """Validate the properties of a record, and set what its message gets."""
+        try:
+            info = scan_properties(properties, 0, len(properties), self._info)
+        except CodecError:
+            self._info = None
+            self._valid_properties = NO_PROPERTIES
+        else:
+            self._info = info if len(properties) > 3 else None
+            self._valid_properties = properties
 
     def envelope(self, exchange: bytes, routing_key: bytes) -> MessageRoute:
         """Return the shared `MessageRoute` of this exchange and routing key."""

@@ -9,9 +9,9 @@ from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i64
 
 from amqpd.broker.message import FRAME_PAYLOAD_BYTES, LogMessageFactory, Message, MessageRoute, begun, make_message
-from amqpd.protocol.field_table import CodecError, Int64, encode_entry
+from amqpd.protocol.field_table import Int64, encode_entry
 from amqpd.protocol.frame import HEADER_FIXED_BYTES
-from amqpd.protocol.properties import headers_span, with_encoded_headers, with_headers
+from amqpd.protocol.properties import headers_span, valid_properties, with_encoded_headers, with_headers
 from amqpd.storage.log.record import RecordViews, SharedFields
 
 OFFSET_HEADER: Final = "x-stream-offset"
@@ -20,7 +20,6 @@ _ENTRY: Final = encode_entry(OFFSET_HEADER, Int64(0))
 _NONE: Final = b"no bytes of a record"  # compared by identity
 _OFFSET_SIZE: Final = 8
 _BODY_HEAD_SIZE: Final = 4  # frame end, and the head of the body frame as far as it is in `behind`
-_NO_PROPERTIES: Final = b"\0\0"
 _HEADER_START: Final = b"\x00\x3c\x00\x00"
 
 
@@ -82,10 +81,7 @@ class StreamDeliveryEncoder:
         self._number = number
 
     def _prepare(self, properties: bytes, number: i64) -> None:
-        try:
-            dressed, at = self._dressed(properties)
-        except CodecError:  # invalid properties written by another program
-            dressed, at = self._dressed(_NO_PROPERTIES)
+        dressed, at = self._dressed(valid_properties(properties))
         size: int = len(dressed) + HEADER_FIXED_BYTES
         channel: int = number
         channel_bytes = channel.to_bytes(2, "big")
@@ -95,7 +91,7 @@ class StreamDeliveryEncoder:
         self.header_payload_size = size
 
     def _dressed(self, properties: bytes) -> tuple[bytes, i64]:
-        """Return the properties with the header, and the position of its offset. Raises: CodecError."""
+        """Return valid properties with the header, and the position of its offset."""
         if _NAME in properties:
             dressed = with_headers(properties, {OFFSET_HEADER: Int64(-1)})
             at = first_difference(dressed, with_headers(properties, {OFFSET_HEADER: Int64(0)}))

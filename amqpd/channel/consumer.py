@@ -252,7 +252,7 @@ class ChannelConsumer(Consumer):
             and message.header_size <= payload_max
         ):
             out.write(content)
-        elif message.parts is None or message.body_size <= LARGE_BODY_BYTES:
+        elif (message.parts is None or message.body_size <= LARGE_BODY_BYTES) and message.header_size <= payload_max:
             message.write_content(out, deliveries.number, payload_max)
         else:
             output.write_content(deliveries.number, message)

@@ -12,7 +12,7 @@ from amqpd.broker.message import Message
 from amqpd.broker.stream_message import StreamDeliveryEncoder
 from amqpd.errors import NO_ROUTE
 from amqpd.protocol import methods
-from amqpd.protocol.frame import LARGE_BODY_BYTES
+from amqpd.protocol.frame import FRAME_OVERHEAD_BYTES, LARGE_BODY_BYTES
 from amqpd.storage.log.record import RecordViews
 
 # A small piece stays in the nearer CPU caches while it is filled and sent.
@@ -92,8 +92,16 @@ class Output:
         self.cut_bytes += len(self.out)
         self.cuts.append(self.take_output())
 
+    def report_large_header(self, size_bytes: int) -> None:
+        """Report that a content header is larger than the client's frame_max. AMQP cannot divide it.
+
+        RabbitMQ: it is sent. Most clients read it; the others close their connection.
+        """
+
     def write_content(self, number: i64, message: Message) -> None:
         """Add the message's header and body frames. The parts of a large body are not joined."""
+        if message.header_size > self.frame_payload_max + FRAME_OVERHEAD_BYTES:
+            self.report_large_header(message.header_size)
         if message.parts is None or message.body_size <= LARGE_BODY_BYTES:
             message.write_content(self.out, number, self.frame_payload_max)
         else:

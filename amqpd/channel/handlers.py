@@ -117,7 +117,7 @@ def queue_declare(channel: Channel, command: QueueDeclare) -> None:
         name = vhost.server_name()
     arguments = dict(command.arguments)
     check_permission(session, "configure", "queue", name)
-    _check_dead_letter(channel, name, arguments)
+    _check_named_by_arguments(channel, name, arguments)
     asked = QueueDeclaration(name, command.durable, command.exclusive, command.auto_delete, arguments, session)
     answer = DeferredReply(channel, command)
     new = declare.declare_queue(vhost, asked, answer.done)
@@ -131,13 +131,20 @@ def queue_declare(channel: Channel, command: QueueDeclare) -> None:
     answer.reply(b"" if command.no_wait else methods.frame(channel.number, ok))
 
 
-def _check_dead_letter(channel: Channel, name: str, arguments: dict[str, object]) -> None:
-    """Check the permissions for a dead-letter exchange. rabbit: read on the queue, write on the exchange."""
+def _check_named_by_arguments(channel: Channel, name: str, arguments: dict[str, object]) -> None:
+    """Check the permissions for names in arguments.
+
+    rabbit: a dead-letter exchange needs read on the queue and write on the exchange. A Kafka topic needs configure on
+    its name, as if the queue had this name.
+    """
+    session = channel.session
     target = arguments.get("x-dead-letter-exchange")
     if isinstance(target, str):
-        session = channel.session
         check_permission(session, "read", "queue", name)
         check_permission(session, "write", "exchange", target)
+    topic = arguments.get("x-kafka-topic")
+    if isinstance(topic, str) and session.vhost.catalogue.own_topics is None:
+        check_permission(session, "configure", "queue", topic)
 
 
 def _declare_reply_to(channel: Channel, name: str, no_wait: bool) -> None:

@@ -42,7 +42,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Generato
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from amqpd.broker.vhost.cluster_checks import ARGUMENT
+from amqpd.broker.vhost.kafka_topics import ARGUMENT
 from amqpd.cluster.row_codec import OWN_TOPIC, PLACE, Note, NoteKey, PutAnnotation, SlotChange
 from amqpd.cluster.row_table import Submission
 from amqpd.cluster.slot_logs import LogPosition

@@ -11,6 +11,7 @@ other frames in it may depend on that log.
 
 from __future__ import annotations
 
+import logging
 from typing import Final, final
 
 from mypy_extensions import i64
@@ -19,6 +20,9 @@ from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.channel.frame_writer import Output
 from amqpd.connection.interfaces import ChannelZeroBase, TransportBase
 from amqpd.connection.read_pause import OUTPUT, ReadPause
+from amqpd.protocol.frame import FRAME_OVERHEAD_BYTES, HEADER_FIXED_BYTES
+
+log = logging.getLogger(__name__)
 
 # The kernel needs a millisecond for a write of this size.
 WRITE_BYTES_MAX: Final = 1024 * 1024
@@ -40,10 +44,23 @@ class SocketWriter(Output):
         self._control = control
         self.sent = False
         self.sent_bytes: i64 = 0
+        self._has_reported_header = False
 
     def want_flush(self) -> None:
         self.flush_wanted = True
         self._turn.flush_later(self)
+
+    def report_large_header(self, size_bytes: int) -> None:
+        """Log it, once for the connection."""
+        if not self._has_reported_header:
+            self._has_reported_header = True
+            peer, local = self._wire.peer, self._wire.local
+            log.warning(
+                "a message has properties of %d bytes in one frame, but the client's frame_max is %d; it is sent",
+                size_bytes - FRAME_OVERHEAD_BYTES - HEADER_FIXED_BYTES,
+                self.frame_payload_max + FRAME_OVERHEAD_BYTES,
+                extra={"connection": f"{peer[0]}:{peer[1]} -> {local[0]}:{local[1]}"},
+            )
 
     def flush(self) -> None:
         """Write the collected output. The turn calls this at its end."""

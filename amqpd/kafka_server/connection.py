@@ -12,6 +12,8 @@ ApiVersions, after `amqp.handshake_timeout_s`; librdkafka keeps such connections
 finished its login, is disconnected then. One that sends nothing for IDLE_MS, or stops within a request for STALL_MS, is
 disconnected later.
 
+A client above a quota gets its answer, and its connection handles no request for the throttle time.
+
 Bytes of unfinished requests count for the same budget as unfinished AMQP messages (`broker.unfinished_bodies`), and an
 unfinished Produce is not read during an alarm.
 
@@ -215,6 +217,8 @@ class KafkaClientConnection(asyncio.Protocol):
         self._bodies_paused = False
         self._read_at_ms = 0
         self._silence_timer = CallTimer(self._on_silence)
+        self._throttled = False  # above a quota
+        self._throttle_timer = CallTimer(self._end_throttle)
 
     # -- asyncio
 
@@ -344,7 +348,7 @@ class KafkaClientConnection(asyncio.Protocol):
 
         A login must be complete before requests that follow it are looked at.
         """
-        if self._ends or self._held or self._write_paused or len(self._calls) >= REQUESTS_MAX:
+        if self._ends or self._held or self._throttled or self._write_paused or len(self._calls) >= REQUESTS_MAX:
             return False
         return self.session is not None or not self._calls
 
@@ -450,6 +454,20 @@ class KafkaClientConnection(asyncio.Protocol):
         if not on:
             self._read_requests()
 
+    def throttle(self, time_ms: int) -> None:
+        """Handle no more requests for so long. Answers are sent meanwhile."""
+        if self.closed:
+            return
+        self._throttled = True
+        timers = self.server.broker.timers
+        timers.arm(self._throttle_timer, timers.now_ms() + time_ms)
+        self._update_reading()
+
+    def _end_throttle(self) -> None:
+        self._throttled = False
+        self._update_reading()
+        self._read_requests()
+
     def log_fields(self) -> dict[str, object]:
         """Return the fields of log lines about this connection."""
         fields: dict[str, object] = {"connection": self.name}
@@ -475,13 +493,18 @@ class KafkaClientConnection(asyncio.Protocol):
             "auth_mechanism": self.mechanism,
             "client_properties": {"client_id": self.client_id},
             "user_provided_name": self.client_id,
-            "state": "blocked" if self._held and self.server.broker.alarm_reason else "running",
+            "state": self._state(),
             "recv_oct": self.received_bytes,
             "send_oct": self.sent_bytes,
             "connected_at": int(self.connected_at * 1000),
             "ssl": self.tls,
             **peer_certificate.tls_info(self._certificate),
         }
+
+    def _state(self) -> str:
+        if self._held and self.server.broker.alarm_reason:
+            return "blocked"
+        return "flow" if self._throttled else "running"
 
     def force(self, why: str) -> None:
         """Close the connection, because an operator asked for it."""
@@ -516,6 +539,7 @@ class KafkaClientConnection(asyncio.Protocol):
         self._buffer.clear()
         broker = self.server.broker
         broker.timers.cancel(self._silence_timer)
+        broker.timers.cancel(self._throttle_timer)
         if self._reported_bytes:
             self._reported_bytes = 0
             broker.unfinished_bodies.update(self, 0, 0)

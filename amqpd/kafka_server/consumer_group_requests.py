@@ -96,7 +96,7 @@ def _subscription_error(call: Call, names: frozenset[str]) -> tuple[int, str]:
         return POLICY_VIOLATION, f"a member can subscribe to {topics.NAMES_MAX} topics by name"
     if not call.connection.server.coordinator.has_room(Subscription(names).size_bytes):
         return POLICY_VIOLATION, NO_ROOM
-    if not all(topics.is_permitted(call.session, name, "read") for name in names):
+    if not all(topics.is_topic_permitted(call.session, name, "read") for name in names):
         return TOPIC_AUTHORIZATION_FAILED, "the user may not read all of these topics"
     return NONE, ""
 

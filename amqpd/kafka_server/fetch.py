@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID
 
 from amqpd.broker.flow.timers import Timer
+from amqpd.broker.vhost.limit_set import CONSUMER_BYTE_RATE
 from amqpd.kafka_server import topics
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.fetch_wire import (
@@ -47,6 +48,7 @@ from amqpd.kafka_server.messages import (
     UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION,
 )
+from amqpd.kafka_server.quotas import count_bytes
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
@@ -174,6 +176,9 @@ class _Fetch(Timer):
         self._fetches = fetches
         self._topics = request.topics
         self._max_bytes = min(max(request.max_bytes, 0), RESPONSE_BYTES_MAX)
+        rate = call.connection.server.quotas.rate(call.session.user.name, CONSUMER_BYTE_RATE)
+        if rate >= 0:
+            self._max_bytes = min(self._max_bytes, rate)  # what the quota allows in a second
         self._min_bytes = min(request.min_bytes, self._max_bytes)
         self._committed = request.committed
         self._wait_ms = request.max_wait_ms if fetches.add(self) else 0
@@ -327,7 +332,8 @@ class _Fetch(Timer):
                 if each.store is None and each.error_code == NONE:
                     each.error_code = NOT_LEADER_OR_FOLLOWER  # its log is still being opened: clients try again
         self._end()
-        self.call.reply_bytes(*encode_response(self.call.version, NONE, self._topics))
+        throttle_ms = count_bytes(self.call, CONSUMER_BYTE_RATE, self.size_bytes)
+        self.call.reply_bytes(*encode_response(self.call.version, NONE, self._topics, throttle_ms))
         self._topics = []
 
     def cancel(self) -> None:
@@ -354,6 +360,10 @@ def _fetch(call: Call) -> None:
         call.reply_bytes(*encode_response(call.version, FETCH_SESSION_ID_NOT_FOUND, none))
         return
     call.frame = b""  # a request that waits does not keep it
+    throttle_ms = count_bytes(call, CONSUMER_BYTE_RATE, 0)
+    if throttle_ms > 0:
+        call.reply_bytes(*encode_response(call.version, NONE, [], throttle_ms))
+        return
     _Fetch(call.connection.server.fetches, call, request).begin()
 
 

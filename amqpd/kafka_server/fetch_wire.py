@@ -146,11 +146,11 @@ def _decode_partitions(reader: RequestReader, version: int, count_max: int) -> l
     return partitions
 
 
-def encode_response(version: int, error_code: int, topics: list[FetchTopic]) -> list[bytes]:
+def encode_response(version: int, error_code: int, topics: list[FetchTopic], throttle_ms: int = 0) -> list[bytes]:
     """Return the body of a response in parts. The session id is 0: there are no fetch sessions."""
     flexible = version >= FLEXIBLE
     parts: list[bytes] = []
-    head = bytearray(INT32.pack(0))  # throttle time
+    head = bytearray(INT32.pack(throttle_ms))
     if version >= 7:
         head += INT16.pack(error_code) + INT32.pack(0)
     head += encoded_length(len(topics), INT32, flexible)

@@ -67,4 +67,9 @@ class GroupTopics:
         pattern = topic_pattern(text)  # the heartbeat was refused if it is none
         vhost, auth = self._vhost, self._auth
         names = [name for name in names_of_topics(vhost) if pattern.matches(name)]
-        return [name for name in names if auth.is_allowed(user, vhost.name, "read", name)]
+        owners = [(name, vhost.kafka_topics.get(name)) for name in names]
+        return [
+            name
+            for name, queue in owners
+            if auth.is_allowed(user, vhost.name, "read", name if queue is None else queue.name)
+        ]

@@ -218,7 +218,7 @@ def _describe_log_dirs(call: Call) -> None:
             if (
                 name is not None
                 and isinstance(topic, topics.PartitionedTopic)
-                and topics.is_permitted(session, name, "read")
+                and topics.is_topic_permitted(session, name, "read")
             ):
                 found.append((name, [OpenedPartition(index) for index in range(len(topic.partitions))]))
         if sum(len(partitions) for _, partitions in found) > PARTITIONS_MAX:

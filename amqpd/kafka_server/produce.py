@@ -46,6 +46,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from amqpd.broker.vhost.limit_set import PRODUCER_BYTE_RATE
 from amqpd.kafka_server import topics
 from amqpd.kafka_server.body_writer import INT16, INT32, INT64, encoded_length
 from amqpd.kafka_server.connection import Api, Call
@@ -69,6 +70,7 @@ from amqpd.kafka_server.messages import (
     RequestHeader,
 )
 from amqpd.kafka_server.queue_produce import QueueBatch, RefusedBatch
+from amqpd.kafka_server.quotas import count_bytes
 from amqpd.kafka_server.request_reader import RequestReader
 from amqpd.kafka_server.transactions import TransactionPartition
 from amqpd.storage.local_log import LocalLog
@@ -181,7 +183,7 @@ class Result(NamedTuple):
     text: str = ""
 
 
-def encode_response(request: ProduceRequest, results: list[Result], version: int) -> bytes:
+def encode_response(request: ProduceRequest, results: list[Result], version: int, throttle_ms: int = 0) -> bytes:
     """Return the body of the response. results: in the order of the request."""
     flexible = version >= FLEXIBLE
     out = bytearray(encoded_length(len(request.topics), INT32, flexible))
@@ -205,7 +207,7 @@ def encode_response(request: ProduceRequest, results: list[Result], version: int
                 out += b"\0"
         if flexible:
             out += b"\0"
-    out += INT32.pack(0)  # throttle time
+    out += INT32.pack(throttle_ms)
     if flexible:
         out += b"\0"
     return bytes(out)
@@ -223,6 +225,7 @@ class PendingProduce:
     def __init__(self, call: Call) -> None:
         self._call = call
         self._frame = call.frame
+        self._size_bytes = len(call.frame)
         self._request = decode_request(call.frame, call.header)
         self._parts = [(topic.name, part) for topic in self._request.topics for part in topic.parts]
         self._results = [Result(STORAGE_ERROR)] * len(self._parts)
@@ -443,7 +446,8 @@ class PendingProduce:
     def _reply(self) -> None:
         call = self._call
         if not call.connection.closed:
-            call.reply_bytes(encode_response(self._request, self._results, call.version))
+            throttle_ms = count_bytes(call, PRODUCER_BYTE_RATE, self._size_bytes)
+            call.reply_bytes(encode_response(self._request, self._results, call.version, throttle_ms))
 
     def _end_without_reply(self) -> None:
         call = self._call
@@ -452,6 +456,7 @@ class PendingProduce:
                 where = f"partition {part.partition} of topic '{name.decode(errors='replace')[:ERROR_TEXT_MAX]}'"
                 call.connection.close(f"records without acks for {where} were refused: {result.error} {result.text}")
                 return
+        count_bytes(call, PRODUCER_BYTE_RATE, self._size_bytes)
         call.reply_nothing()
 
 

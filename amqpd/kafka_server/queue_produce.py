@@ -13,12 +13,11 @@ they give up at once would let them use the sequences of the batch for other rec
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from amqpd.broker.publish.publisher import needs_validation, validate_properties
 from amqpd.errors import PreconditionFailed
-from amqpd.kafka_server.message_records import BatchRecord, message_of, records_of
+from amqpd.kafka_server.message_records import BatchRecord, message_of, record_work, records_of
 from amqpd.kafka_server.messages import (
     INVALID_PRODUCER_EPOCH,
     INVALID_RECORD,
@@ -38,8 +37,8 @@ if TYPE_CHECKING:
     from amqpd.broker.queue.queue import Queue
     from amqpd.storage.local_log import LocalLog
 
-SLICE_COUNT: Final = 200
-"""Records of a batch that are enqueued without a look at the clock."""
+SLICE_WORK: Final = 4000
+"""Work for records of a batch without a look at the clock, in units of `record_work`: some ms."""
 
 
 class RefusedBatch(Exception):
@@ -66,7 +65,6 @@ class QueueBatch:
     """
 
     def __init__(self, queue: Queue, store: LocalLog, user: User, batch: bytes) -> None:
-        """Raises RefusedBatch: a record cannot be a message, or the batch is not the next one of its producer."""
         self.offset = self.last_offset = -1
         self.is_duplicate = False
         self.queue = queue
@@ -75,13 +73,12 @@ class QueueBatch:
         self._producer_id = int(header.producer_id)
         self._epoch = int(header.producer_epoch)
         self._base_sequence = int(header.base_sequence)
+        self._count = int(header.count)
+        self._user = user
+        self._batch = batch
+        self._is_checked = False
         self._number = 0
-        self._skip_count = self._known_count(int(header.count)) if self._producer_id >= 0 else 0
-        try:
-            for record in records_of(batch):
-                _checked_message(record, user)
-        except BadRecord as error:
-            raise RefusedBatch(INVALID_RECORD, str(error)) from None
+        self._skip_count = 0
         self._records: Iterator[BatchRecord] = records_of(batch)
 
     def _known_count(self, count: int) -> int:
@@ -103,22 +100,50 @@ class QueueBatch:
         return min(known, count)
 
     def enqueue_some(self) -> bool:
-        """Enqueue the next messages. Return whether these were the last. Raises: RefusedBatch."""
-        count = 0
-        for record in islice(self._records, SLICE_COUNT):
-            count += 1
+        """Check the next records; after the last one begin again and enqueue them. Return whether all are enqueued.
+
+        Raises: RefusedBatch: a record cannot be a message, the batch is not the next one of its producer, or the
+        queue does not take a message. In the first two cases nothing is enqueued.
+        """
+        return self._enqueue_slice() if self._is_checked else self._check_slice()
+
+    def _check_slice(self) -> bool:
+        work = 0
+        try:
+            for record in self._records:
+                _checked_message(record, self._user)
+                work += record_work(len(record.headers))
+                if work >= SLICE_WORK:
+                    return False
+        except BadRecord as error:
+            raise RefusedBatch(INVALID_RECORD, str(error)) from None
+        if self._producer_id >= 0:
+            self._skip_count = self._known_count(self._count)
+        self._is_checked = True
+        self._records = records_of(self._batch)
+        return False
+
+    def _enqueue_slice(self) -> bool:
+        work = 0
+        for record in self._records:
             number, self._number = self._number, self._number + 1
-            if number < self._skip_count:
-                continue
-            try:
-                is_accepted = self._enqueue(message_of(record), (self._base_sequence + number) & SEQUENCE_MAX)
-            except LogFailed:
-                raise RefusedBatch(STORAGE_ERROR) from None
-            if not is_accepted:
-                if self.store.failed:
-                    raise RefusedBatch(STORAGE_ERROR)
-                raise RefusedBatch(REQUEST_TIMED_OUT, f"queue '{self.queue.name}' is full")
-        return count < SLICE_COUNT
+            work += record_work(len(record.headers))
+            if number >= self._skip_count:
+                self._enqueue_one(record, number)
+            if work >= SLICE_WORK:
+                return False
+        return True
+
+    def _enqueue_one(self, record: BatchRecord, number: int) -> None:
+        """Enqueue the record with this number in the batch. Raises: RefusedBatch."""
+        try:
+            is_accepted = self._enqueue(message_of(record), (self._base_sequence + number) & SEQUENCE_MAX)
+        except LogFailed:
+            raise RefusedBatch(STORAGE_ERROR) from None
+        if not is_accepted:
+            if self.store.failed:
+                raise RefusedBatch(STORAGE_ERROR)
+            raise RefusedBatch(REQUEST_TIMED_OUT, f"queue '{self.queue.name}' is full")
 
     def _enqueue(self, message: Message, sequence: int) -> bool:
         queue, store = self.queue, self.store

@@ -19,6 +19,7 @@ from amqpd.kafka_server import (
     fetch,
     partition_admin,
     produce,
+    quotas,
     sasl,
     share_groups,
     share_offsets,
@@ -77,6 +78,7 @@ def every_api() -> tuple[Api, ...]:
         share_offsets,
         sasl,
         access_admin,
+        quotas,
     )
     return (versions, *(api for module in modules for api in module.APIS))
 
@@ -90,6 +92,7 @@ class KafkaServer(BrokerListener):
         unopened: limit on sockets that have not logged in, shared with AMQP.
         coordinator: the consumer groups of all vhosts.
         fetches: the Fetch requests that wait for records.
+        quotas: byte rates of users.
         operations: what operators see of groups and do with them.
         stats: counters for metrics.
         share_sessions, share_groups, share_states, share_streams: of the share groups of all vhosts.
@@ -106,6 +109,7 @@ class KafkaServer(BrokerListener):
         self.fetches = fetch.WaitingFetches(broker)
         self.operations = GroupOperations(self.coordinator, self.fetches)
         self.stats = RequestStats()
+        self.quotas = quotas.ClientQuotas(broker.user_limits, broker.timers)
         self.share_states = ShareStates(self.coordinator.offsets, broker)
         self.coordinator.on_sweep.append(self.share_states.remove_void)
         self.share_streams = ShareStreams(broker, self.share_states, self.fetches)

@@ -76,7 +76,7 @@ def _describe_group(
     if names is None:
         by_name: dict[str, list[int]] = {}
         for name, partition in known:
-            if topics.is_permitted(call.session, name, "read"):
+            if topics.is_topic_permitted(call.session, name, "read"):
                 by_name.setdefault(name, []).append(partition)
         names = list(by_name.items())
     if error != NONE:

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 LOCKS_MAX: Final = 2000
 """Records of a topic that one member may have acquired. Kafka: group.share.partition.max.record.locks."""
 
+WORK_MAX: Final = 50_000
+"""Work to convert messages for one ShareFetch request, in units of `record_work`: 2000 messages with few headers."""
+
 
 class FetchCredit:
     """How many records a ShareFetch request may still acquire, over all its topics.
@@ -50,14 +53,16 @@ class FetchCredit:
         self.is_strict = is_strict
         self.size_bytes = size_bytes
         self.wake = wake
+        self._work = WORK_MAX
 
     def is_used_up(self) -> bool:
-        return self.records <= 0 or self.size_bytes <= 0
+        return self.records <= 0 or self.size_bytes <= 0 or self._work <= 0
 
-    def use(self, size_bytes: int, records: int = 1) -> None:
-        """Use the credit of some records."""
+    def use(self, size_bytes: int, records: int = 1, work: int = 0) -> None:
+        """Use the credit of some records. work: to convert them, in units of `record_work`."""
         self.records -= records
         self.size_bytes -= size_bytes
+        self._work -= work
 
 
 class ShareSource:
@@ -165,7 +170,8 @@ class ShareQueueConsumer(Consumer, ShareSource):
     def _add(self, item: tuple[OutgoingRecord, int]) -> None:
         self._records.append(item)
         if self._credit is not None:
-            self._credit.use(len(item[0].key_and_rest))
+            record = item[0]
+            self._credit.use(len(record.key_and_rest), work=record.work)
             self._credit.wake()
 
     def cancel(self) -> None:

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Final
 
 from amqpd.broker import consume
 from amqpd.broker.flow.timers import CallTimer
+from amqpd.broker.vhost.limit_set import CONSUMER_BYTE_RATE
 from amqpd.errors import AccessRefused
 from amqpd.kafka_server import topics
 from amqpd.kafka_server.connection import Api, Call
@@ -49,6 +50,7 @@ from amqpd.kafka_server.messages import (
     UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION,
 )
+from amqpd.kafka_server.quotas import count_bytes
 from amqpd.kafka_server.share_queue import FetchCredit, ShareQueueConsumer, ShareSource
 from amqpd.kafka_server.share_wire import (
     RENEW,
@@ -327,7 +329,7 @@ class _ShareFetch:
             if partition.place in request.forgotten:
                 partition.close()
                 del session.partitions[partition.place]
-            elif partition.source is not None and not topics.is_permitted(call.session, partition.name, "read"):
+            elif partition.source is not None and not topics.is_topic_permitted(call.session, partition.name, "read"):
                 partition.fail(TOPIC_AUTHORIZATION_FAILED)
             elif partition.error != NONE:  # try again; clients keep it in their session
                 self._sessions.add_partition(call, session, partition.place)
@@ -389,7 +391,12 @@ class _ShareFetch:
                 answers[each.place] = answer
             each.is_new = False
         self._end()
-        self._call.reply_bytes(encode_response(self._call, list(answers.values()), self._sessions.lock_ms))
+        found = list(answers.values())
+        size_bytes = sum(len(batch) for answer in found for batch in answer.records)
+        throttle_ms = count_bytes(self._call, CONSUMER_BYTE_RATE, size_bytes)
+        self._call.reply_bytes(
+            encode_response(self._call, found, self._sessions.lock_ms, throttle_ms=throttle_ms),
+        )
         self._call.connection.flush()
 
     def cancel(self) -> None:

@@ -185,12 +185,17 @@ def encode_error(call: Call, error: int, lock_ms: int, text: str = "") -> bytes:
 
 
 def encode_response(
-    call: Call, answers: list[SharePartitionAnswer], lock_ms: int, error: int = NONE, text: str = ""
+    call: Call,
+    answers: list[SharePartitionAnswer],
+    lock_ms: int,
+    error: int = NONE,
+    text: str = "",
+    throttle_ms: int = 0,
 ) -> bytes:
     """Return the body of a response of ShareFetch or ShareAcknowledge."""
     is_fetch = call.api.key == SHARE_FETCH
     writer = BodyWriter(True)
-    writer.int32(0)  # throttle time
+    writer.int32(throttle_ms)
     writer.int16(error)
     writer.string(text or None)
     if is_fetch or call.version >= 2:

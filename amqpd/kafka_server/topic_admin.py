@@ -21,6 +21,7 @@ from amqpd.broker.queue.arguments import rules_of
 from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.batch import DeclarationBatch
 from amqpd.broker.vhost.declaration import QueueDeclaration
+from amqpd.broker.vhost.kafka_topics import ARGUMENT
 from amqpd.broker.vhost.pending import DeclarationPending
 from amqpd.kafka_server.body_writer import NO_ID
 from amqpd.kafka_server.connection import Api, Call
@@ -159,7 +160,7 @@ class CreateStep(TopicStep):
 
 def _check_is_free(names: Namespace, name: str, count: int) -> None:
     """Check that a new topic with `count` partitions can have this name. Raises: RefusedTopic, DeclarationPending."""
-    queue, exchange = names.find_queue(name), names.find_exchange(name)
+    queue, exchange = names.find_kafka_topic(name) or names.find_queue(name), names.find_exchange(name)
     thing = ""
     if queue is not None:
         thing = "topic" if queue.kind == "stream" else f"{queue.kind} queue"
@@ -251,6 +252,7 @@ class DeleteStep(TopicStep):
         else:
             found = find_topic(session, self._name, "configure")
             if found == UNKNOWN_TOPIC_OR_PARTITION:
+                vhost.find_kafka_topic(self._name)
                 vhost.find_queue(self._name)  # waits if the name is being declared or deleted
         if not isinstance(found, PartitionedTopic):
             raise RefusedTopic(found)
@@ -311,6 +313,9 @@ class GrowStep(TopicStep):
         if isinstance(found, int):
             raise RefusedTopic(found)
         count = len(found.partitions)
+        if ARGUMENT in found.partitions[0].arguments:
+            text = f"queue '{found.partitions[0].name}' has the argument {ARGUMENT} and stays one partition"
+            raise RefusedTopic(INVALID_PARTITIONS, text)
         if asked.assignments:
             raise RefusedTopic(INVALID_REPLICA_ASSIGNMENT, "replicas cannot be assigned: there is one broker")
         if asked.count <= count:

@@ -1,14 +1,16 @@
 """Streams, super streams and durable queues as topics, and the requests Metadata and DescribeCluster.
 
 Each stream and each durable classic or quorum queue of the vhost is a topic with partition 0. Its topic id is the id of
-the queue. A super stream is a topic whose partitions are its streams (broker/vhost/super_streams.py). A stream or queue
-wins over a super stream of the same name, unless it is the first partition of it. Transient and exclusive queues, names
-that Kafka does not allow, and the broker's own queues are no topics.
+the queue, its name is that of the queue or the argument `x-kafka-topic` (broker/vhost/kafka_topics.py). A super stream
+is a topic whose partitions are its streams (broker/vhost/super_streams.py). A stream or queue wins over a super stream
+of the same name, unless it is the first partition of it. Transient and exclusive queues, names that Kafka does not
+allow, and the broker's own queues are no topics.
 
 The streams of a super stream are topics of their own too, but not in the list of all topics: consumers that subscribe
 to a pattern would read their records twice.
 
-A user needs the permission for the name of the topic, and for the stream of each partition that is used.
+A user needs the permission for the name of the queue, not of the topic. For a super stream a user needs it for the
+name of the topic, and for the stream of each partition that is used.
 
 There is one broker, which leads all partitions. A Metadata request never creates a topic: its field
 `allow_auto_topic_creation` is ignored.
@@ -24,6 +26,7 @@ from uuid import UUID
 from amqpd.broker.consumer import LogNotOpen
 from amqpd.broker.events import ORIGIN
 from amqpd.broker.queue.argument_checks import KAFKA_TOPIC
+from amqpd.broker.vhost.kafka_topics import topic_name
 from amqpd.broker.vhost.parameters import CLUSTER_ID
 from amqpd.errors import ResourceError
 from amqpd.kafka_server.body_writer import NO_ID, BodyWriter
@@ -99,7 +102,7 @@ class TopicPartition(NamedTuple):
 
 def is_topic(queue: Queue) -> bool:
     """Return whether clients see this queue as a topic."""
-    return queue.durable and queue.exclusive_owner is None and KAFKA_TOPIC.fullmatch(queue.name) is not None
+    return queue.durable and queue.exclusive_owner is None and topic_name(queue) != ""
 
 
 def find_topic(session: Session, name: str, kind: Permission) -> PartitionedTopic | int:
@@ -110,7 +113,7 @@ def find_topic(session: Session, name: str, kind: Permission) -> PartitionedTopi
     """
     if KAFKA_TOPIC.fullmatch(name) is None:
         return INVALID_TOPIC_EXCEPTION
-    if not is_permitted(session, name, kind):
+    if not is_topic_permitted(session, name, kind):
         return TOPIC_AUTHORIZATION_FAILED
     topic = topic_of_name(session.vhost, name)
     return UNKNOWN_TOPIC_OR_PARTITION if topic is None else topic
@@ -121,22 +124,22 @@ def find_topic_by_id(session: Session, topic_id: UUID, kind: Permission) -> Part
     topic = topic_of_id(session.vhost, topic_id)
     if topic is None or KAFKA_TOPIC.fullmatch(topic.name) is None:
         return UNKNOWN_TOPIC_ID
-    return topic if is_permitted(session, topic.name, kind) else TOPIC_AUTHORIZATION_FAILED
+    return topic if is_topic_permitted(session, topic.name, kind) else TOPIC_AUTHORIZATION_FAILED
 
 
 def topic_of_id(vhost: VHost, topic_id: UUID) -> PartitionedTopic | None:
     """Return the stream, super stream or queue with this topic id as a topic, None if there is none."""
     queue = vhost.streams.get(topic_id.hex) or vhost.work_queues.get(topic_id.hex)
     super_stream = vhost.super_streams.get_by_id(topic_id)
-    name = queue.name if queue is not None else "" if super_stream is None else super_stream.exchange.name
+    name = topic_name(queue) if queue is not None else "" if super_stream is None else super_stream.exchange.name
     topic = topic_of_name(vhost, name)
     return None if topic is None or topic.id != topic_id else topic
 
 
 def topic_of_name(vhost: VHost, name: str) -> PartitionedTopic | None:
     """Return the stream, super stream or queue of this name as a topic, None if there is none."""
-    queue = vhost.queues.get(name)
-    if queue is not None and (queue.deleted or not is_topic(queue)):
+    queue = vhost.kafka_topics.get(name) or vhost.queues.get(name)
+    if queue is not None and (queue.deleted or not is_topic(queue) or topic_name(queue) != name):
         queue = None
     found = vhost.super_streams.get(name)
     if found is not None and found.id is not None:
@@ -173,6 +176,14 @@ def partition_of(session: Session, topic: PartitionedTopic, index: int, kind: Pe
 def is_permitted(session: Session, name: str, kind: Permission) -> bool:
     """Return whether the user has this permission for queues of this name."""
     return session.operator or session.broker.auth.is_allowed(session.user, session.vhost.name, kind, name)
+
+
+def is_topic_permitted(session: Session, name: str, kind: Permission) -> bool:
+    """Return whether the user has this permission for the queue whose topic has this name, or for queues of this name
+    if there is none.
+    """
+    queue = session.vhost.kafka_topics.get(name)
+    return is_permitted(session, name if queue is None else queue.name, kind)
 
 
 def record_refusal(session: Session, command: str, thing: str) -> None:
@@ -349,14 +360,15 @@ def all_topics(session: Session) -> list[FoundTopic]:
 
 def names_of_topics(vhost: VHost) -> list[str]:
     """Return the names of all topics of a vhost, without the streams of super streams. Cost: 1 us for each queue."""
-    names = dict.fromkeys(queue.name for queue in vhost.streams.values() if not vhost.super_streams.has_stream(queue))
+    has_stream = vhost.super_streams.has_stream
+    names = dict.fromkeys(topic_name(queue) for queue in vhost.streams.values() if not has_stream(queue))
     names.update(dict.fromkeys(each.exchange.name for each in vhost.super_streams.all()))
-    names.update(dict.fromkeys(queue.name for queue in vhost.work_queues.values() if is_topic(queue)))
+    names.update(dict.fromkeys(topic_name(queue) for queue in vhost.work_queues.values() if is_topic(queue)))
     return [name for name in names if KAFKA_TOPIC.fullmatch(name) is not None]
 
 
 def _may_describe(session: Session, name: str) -> bool:
-    return is_permitted(session, name, "read") or is_permitted(session, name, "write")
+    return is_topic_permitted(session, name, "read") or is_topic_permitted(session, name, "write")
 
 
 def _named_topics(session: Session, wanted: list[Any]) -> list[FoundTopic]:
@@ -423,7 +435,7 @@ def operation_bits(session: Session, name: str) -> int:
     """Return the operations that the user's permissions for a topic allow, as bits."""
     granted: frozenset[int] = frozenset()
     for kind, operations in _GRANTS:
-        if is_permitted(session, name, kind):
+        if is_topic_permitted(session, name, kind):
             granted |= operations
     return _bits(granted)
 

@@ -313,6 +313,9 @@ async def put_queue(call: ApiRequest) -> ApiResponse:
         # RabbitMQ: a dead letter exchange requires read on the queue and write on the exchange
         call.check(vhost.name, "read", "queue", name)
         call.check(vhost.name, "write", "exchange", dead_letter)
+    topic = arguments.get("x-kafka-topic")
+    if isinstance(topic, str) and vhost.catalogue.own_topics is None:
+        call.check(vhost.name, "configure", "queue", topic)
     if name.startswith("amq.rabbitmq.reply-to"):
         raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
     asked = QueueDeclaration(name, durable, False, auto_delete, arguments)

@@ -113,6 +113,15 @@ class Properties(NamedTuple):
     cluster_id: str | None = None
 
 
+def valid_properties(data: bytes) -> bytes:
+    """Return encoded properties, or none instead of invalid ones, which a log may have from another program."""
+    try:
+        scan_properties(data, 0, len(data))
+    except CodecError:
+        return NO_PROPERTIES
+    return data
+
+
 def scan_properties(data: bytes, start: i64, end: i64, before: PropertyInfo | None = None) -> PropertyInfo:
     """Validate the properties in [start, end) and return what the broker needs.
 

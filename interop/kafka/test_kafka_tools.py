@@ -98,6 +98,17 @@ WORK: Final = (
         "--alter --entity-type topics --entity-name {topic} --add-config retention.ms=100000",
         r"Completed updating config for topic {topic}",
     ),
+    Case("kafka-configs", "--describe --entity-type users --entity-name guest", r"producer_byte_rate=1\.0E9"),
+    Case(
+        "kafka-configs",
+        "--alter --entity-type users --entity-name guest --add-config consumer_byte_rate=1000000000",
+        r"Completed updating config for user guest",
+    ),
+    Case(
+        "kafka-configs",
+        "--alter --entity-type clients --entity-name x --add-config consumer_byte_rate=1000",
+        r"only users have quotas here",
+    ),
     Case("kafka-delete-records", "--offset-json-file {file}", r"partition: {topic}-0\s+low_watermark: 10"),
     Case("kafka-log-dirs", "--describe", r'"logDir"'),
     Case("kafka-acls", "--list", r"Current ACLs"),
@@ -163,7 +174,6 @@ WORK: Final = (
     Case("kafka-features", "describe", r""),
 )
 MISSING: Final = (
-    Missing("kafka-configs", "--describe --entity-type users --entity-name guest", "DescribeClientQuotas"),
     Missing("kafka-leader-election", "--election-type preferred --all-topic-partitions", "ElectLeaders"),
     Missing("kafka-reassign-partitions", "--list", "ListPartitionReassignments"),
     Missing("kafka-client-metrics", "--list", "ListConfigResources"),
@@ -175,6 +185,7 @@ MISSING: Final = (
 def kafka_tools_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     settings = {"kafka.port": 0, "kafka.host": "127.0.0.1"}
     with BrokerProcess(tmp_path_factory.mktemp("kafka-tools"), settings=settings) as broker:
+        broker.api("PUT", "/api/amqpd/user-limits/guest", {"value": {"producer_byte_rate": 1_000_000_000}})
         yield broker
         assert "Traceback" not in broker.stderr, broker.stderr
 

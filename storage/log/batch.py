@@ -460,6 +460,9 @@ class BatchCursor:
                 record.delivery_count = returned.get(offset, 0) & COUNT_MAX
             records.append(record)
             budget -= len(record.body) + len(record.properties) + RECORD_OVERHEAD_BYTES
+            if decoder.work_bytes > 0:
+                budget -= decoder.work_bytes
+                decoder.work_bytes = 0
         self._position = position
         if self.remaining == 0:
             self.next_offset = self.last_offset + 1
@@ -504,6 +507,9 @@ class BatchCursor:
                 budget -= len(record.body) + len(record.properties) + RECORD_OVERHEAD_BYTES
             else:
                 budget -= decoder.read_view(data, start, stop, offset, timestamp_ms, self._persistent, views)
+            if decoder.work_bytes > 0:
+                budget -= decoder.work_bytes
+                decoder.work_bytes = 0
         self._position = position
         if self.remaining == 0:
             self.next_offset = self.last_offset + 1

@@ -134,13 +134,36 @@ def test_message_read_from_log_equals_the_published_one(properties: bytes, again
             assert (message.properties(), message.body()) == (properties, body)
 
 
+@pytest.mark.parametrize("size", [0, 5, FRAME_PAYLOAD_BYTES + 1])
+@pytest.mark.parametrize(
+    "invalid",
+    [b"", b"\x80", b"\x80\0", b"\0\1", b"\x20\0\0\0\0\5ab", EXPIRING[:-1], EXPIRING + b"x", b"\x80\0\xff" + b"t"],
+)
+def test_invalid_properties_of_a_record_are_left_out(invalid: bytes, size: int) -> None:
+    """One record must not stop its queue. Records before and after it keep theirs."""
+    from_log = LogMessageFactory()
+    for properties in (EXPIRING, invalid, invalid, PROPERTIES, invalid, EXPIRING):
+        for body in (b"x" * size, b"y" * size, b"z" * (size + 1)):
+            message = from_log.message(Record(0, 0, b"", b"k", properties, body, True))
+            expected = b"\0\0" if properties is invalid else properties
+            assert (message.properties(), message.body()) == (expected, body)
+            out = BytesWriter()
+            message.write_content(out, 3, FRAME_PAYLOAD_BYTES)
+            assert out.getvalue()[7 + 12 : 7 + 12 + len(expected) + 1] == expected + b"\xce"
+            assert (message.info is not None) == (properties is EXPIRING)
+
+
 def test_large_properties_are_not_cached() -> None:
     from_log = LogMessageFactory()
     headers = {f"key{number}": "x" * 200 for number in range(10)}
     for properties in (PROPERTIES, encode_properties(Properties(headers=headers)), PROPERTIES):
         message = from_log.message(Record(0, 0, b"", b"k", properties, b"body", True))
         assert (message.properties(), message.body()) == (properties, b"body")
-        cached = [getattr(from_log, name) for name in ("_properties", "_start") if hasattr(from_log, name)]
+        cached = [
+            getattr(from_log, name)
+            for name in ("_properties", "_valid_properties", "_start")
+            if hasattr(from_log, name)
+        ]
         assert all(len(each) <= KEPT_PROPERTIES_MAX + 64 for each in cached)
 
 

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import kafka_rig
@@ -20,8 +19,6 @@ from kafka_logs import create_topic, delete_topic
 from kafka_rig import Kafka
 
 from amqpd.broker.queue import arguments as queue_arguments
-from amqpd.broker.vhost import cluster_checks
-from amqpd.broker.vhost.declaration import QueueDeclaration
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.properties import decode_properties
 
@@ -208,13 +205,6 @@ def test_topic_that_is_not_allowed_or_taken_is_refused(
     with pytest.raises(NodeFailed, match=r"topic .*taken.* exists already"):
         node.api(1, "PUT", "/api/queues/%2F/q", declaration)
     connect(node).queue_declare("first", durable=True, arguments={"x-kafka-topic": f"{topic}.shop.first"})
-
-
-def test_node_without_kafka_refuses_x_kafka_topic() -> None:
-    vhost: Any = SimpleNamespace(name="/", catalogue=SimpleNamespace(own_topics=None))
-    declaration = QueueDeclaration("q", True, False, False, arguments={"x-kafka-topic": "orders"})
-    with pytest.raises(PreconditionFailed, match="there is no Kafka: this node is not in a cluster"):
-        cluster_checks.check(vhost, declaration)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "x" * 250, 5])

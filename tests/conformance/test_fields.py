@@ -165,6 +165,29 @@ def test_peers_with_different_frame_sizes(broker: Broker, peer: Peer) -> None:
     peer.call("queue.delete", queue=peer.q)
 
 
+@pytest.mark.parametrize("payload", [b"", b"body", bytes(300_000)])
+def test_properties_larger_than_frame_max_are_sent_in_one_frame(broker: Broker, peer: Peer, payload: bytes) -> None:
+    """AMQP cannot divide a content header. RabbitMQ sends it as it is; only body frames obey frame_max."""
+    peer.queue(exclusive=False)
+    props = properties(headers=longstr(shortstr("long") + b"S" + longstr(b"x" * 100_000)))
+    with broker.peer() as small:
+        small.handshake(frame_max=4096)
+        small.channel()
+        for _ in range(3):
+            peer.publish(payload=payload, props=props)
+        peer.publish(payload=b"small")
+        peer.fence()
+        small.frame_max = 131072
+        got = small.get(peer.q)
+        assert got is not None
+        assert (got.props, got.body) == (props, payload)
+        small.call("basic.consume", queue=peer.q, consumer_tag="c", no_ack=True)
+        assert [small.content("basic.deliver").props for _ in range(2)] == [props, props]
+        small.frame_max = 4096
+        assert small.content("basic.deliver").body == b"small"
+    peer.call("queue.delete", queue=peer.q)
+
+
 def test_body_in_frames_of_various_sizes(peer: Peer) -> None:
     """A client may split a body anywhere, empty frames included."""
     peer.queue()

@@ -122,3 +122,18 @@ def test_large_body_behind_pending_declaration(rig: BrokerRig) -> None:
         channel._impl.queue_declare(name, durable=True)  # do not wait for its reply
         channel._impl.basic_publish("", name, BODIES[2], PERSISTENT)
     assert [fetch(channel, f"q{number}") for number in range(5)] == [BODIES[2]] * 5
+
+
+def test_a_header_above_frame_max_is_logged_once_for_a_connection(rig: BrokerRig) -> None:
+    """It is sent in one frame, as by RabbitMQ (tests/conformance/test_fields.py)."""
+    channel, small = rig.channel(), rig.channel(4096)
+    channel.queue_declare("q", durable=True)
+    channel.confirm_delivery()
+    for body in (b"", b"x", BODIES[1]):
+        channel.basic_publish("", "q", body, pika.BasicProperties(headers={"long": "x" * 100_000}, delivery_mode=2))
+    for body in (b"", b"x", BODIES[1]):
+        _, properties, got = small.basic_get("q", auto_ack=True)
+        assert (properties.headers, got) == ({"long": "x" * 100_000}, body)
+    text = "bytes in one frame, but the client's frame_max is 4096; it is sent"
+    assert rig.broker.says(text)
+    assert rig.broker.stderr.count(text) == 1

@@ -126,3 +126,25 @@ def test_transactional_batches_are_refused(harness: Any) -> None:
 
 def test_append_of_no_bytes_appends_nothing(harness: Any) -> None:
     assert harness.create_log().appender.append_batches(b"") == 0
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_a_read_ends_after_the_headers_that_it_has_converted(harness: Any, views: bool) -> None:
+    """Each counts for the limit, because records with thousands of headers hold up the event loop."""
+    store = harness.create_log()
+    builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 25)
+    for number in range(10):
+        headers = [(f"h{each}-{number}", None) for each in range(1000)]
+        builder.append(number, timestamp=number + 1, key=b"k", value=b"%d" % number, headers=headers)
+    store.appender.append_batches(bytes(builder.build()))
+    harness.end_turn()
+    offset, counts = 0, []
+    while offset < 10:
+        if views:
+            found = store.cursor.views_below_hw(offset, 1 << 20, lambda: None)
+            counts.append(found.count)
+        else:
+            found = store.cursor.read(offset, 1 << 20)
+            counts.append(len(found.records))
+        offset = found.next_offset
+    assert counts == [4, 4, 2]

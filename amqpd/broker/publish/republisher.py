@@ -37,7 +37,7 @@ from amqpd.broker.flow.timers import Timer, Timers
 from amqpd.broker.message import Message, MessageRoute, make_message, with_properties
 from amqpd.broker.publish.route import FAILED, REFUSED, offer_to_all, prepare
 from amqpd.errors import ResourceError
-from amqpd.protocol.properties import PropertyInfo
+from amqpd.protocol.properties import PropertyInfo, valid_properties
 from amqpd.storage.queue_log import Cursor, QueueLog
 
 
@@ -443,7 +443,8 @@ class Republisher(CommitListener):
             body_size: i64 = len(body)
             source.offset = offset
             source.again = offset < pending.again_end
-            rewritten = source.rewrite(source.envelope_of(record.exchange, record.routing_key), record.properties)
+            properties = valid_properties(record.properties)
+            rewritten = source.rewrite(source.envelope_of(record.exchange, record.routing_key), properties)
             if targets:
                 targets = []
             if rewritten is KEEP:

@@ -221,8 +221,9 @@ QUEUE_ARGUMENTS: Final = (
         "maximum of bytes kept for it; default 16 GiB", kinds=WORK_QUEUES, takes="bytes",
     ),
     ArgumentSpec(
-        "x-kafka-topic", checks.kafka_topic, True, "vhost/cluster_checks",
-        "cluster: the queue's own Kafka topic, if `cluster.kafka_topics` allows the name", takes="text",
+        "x-kafka-topic", checks.kafka_topic, True, "vhost/kafka_topics",
+        "its name for Kafka's clients; cluster: its own topic of Kafka, if `cluster.kafka_topics` allows the name",
+        takes="text",
     ),
 )  # fmt: skip
 

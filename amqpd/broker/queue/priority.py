@@ -32,7 +32,7 @@ from amqpd.broker.queue.offset_bitmap import OffsetBitmap
 from amqpd.broker.queue.ready_order import COLD_READ_BYTES, ReadyOrder
 from amqpd.broker.queue.scan_index import MemoryIndex
 from amqpd.broker.queue.store import QueueStore
-from amqpd.protocol.properties import PropertyInfo, scan_properties
+from amqpd.protocol.properties import PropertyInfo, scan_properties, valid_properties
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
 
@@ -218,7 +218,7 @@ class PriorityOrder(ReadyOrder):
             self._scan_offset = record.offset + 1
             if self._passed_over.has(record.offset):
                 continue
-            properties = record.properties
+            properties = valid_properties(record.properties)
             info = scan_properties(properties, 0, len(properties)) if len(properties) > 3 else None
             self._add_cold(self._level_of(info), record.offset)
             self._scan_left -= 1

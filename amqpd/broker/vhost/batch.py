@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from amqpd.broker.queue.queue import Queue
+from amqpd.broker.vhost import kafka_topics
 from amqpd.broker.vhost.declaration import NewQueue
 from amqpd.broker.vhost.exchange import BindingKey, Exchange
 from amqpd.broker.vhost.limit_set import Limits
@@ -52,8 +53,8 @@ class _Collected:
         """Add a declaration and reserve its name. Raises: DeclarationPending."""
         if self.dry:
             return
-        self._declared.hold(coming.name, comes=True)
-        self.held.append(coming.name)
+        self._declared.hold_all(coming.names)
+        self.held += coming.names
         self.changes += coming.changes
         self.undo += coming.undo
         self.steps.append(_Step(coming, done))
@@ -76,6 +77,7 @@ class DraftNamespace(Namespace):
         self._vhost = vhost
         self._collected = collected
         self._queues: dict[str, NewQueue] = {}
+        self._kafka_topics: dict[str, NewQueue] = {}
         self._exchanges: dict[str, Exchange] = {}
         self._bindings: set[BindingKey] = set()
 
@@ -88,6 +90,9 @@ class DraftNamespace(Namespace):
 
     def find_exchange(self, name: str) -> Exchange | None:
         return self._exchanges.get(name) or self._vhost.find_exchange(name)
+
+    def find_kafka_topic(self, topic: str) -> Queue | NewQueue | None:
+        return self._kafka_topics.get(topic) or self._vhost.find_kafka_topic(topic)
 
     def has_binding(self, source: Exchange, key: BindingKey) -> bool:
         return key in self._bindings or self._vhost.has_binding(source, key)
@@ -102,6 +107,8 @@ class DraftNamespace(Namespace):
         brings = coming.brings
         if isinstance(brings, NewQueue):
             self._queues[brings.name] = brings
+            if kafka_topics.ARGUMENT in brings.arguments:
+                self._kafka_topics[str(brings.arguments[kafka_topics.ARGUMENT])] = brings
         elif isinstance(brings, Exchange):
             self._exchanges[brings.name] = brings
         elif isinstance(brings, BindingKey):
@@ -111,7 +118,7 @@ class DraftNamespace(Namespace):
 
     def free_drafts(self) -> Iterator[None]:
         """Free the draft's objects in steps. See `DeclarationBatch.free_drafts`."""
-        for known in (self._queues, self._exchanges):
+        for known in (self._queues, self._kafka_topics, self._exchanges):
             while known:
                 known.popitem()
                 yield
@@ -228,7 +235,7 @@ class DeclarationBatch(VhostNamespace):
         steps.reverse()
         while steps:
             coming, done = steps.pop()
-            self._declared.free([coming.name])
+            self._declared.free(coming.names)
             # A deletion of the vhost, source or destination after the commit has deleted the row too.
             with suppress(DeclarationPending):
                 coming.apply()

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
 from amqpd.broker.vhost.exchange import DELAYED_MESSAGE
+from amqpd.broker.vhost.kafka_topics import ARGUMENT
 from amqpd.broker.vhost.pending import DeclarationPending, ObjectName
 from amqpd.errors import AccessRefused, PreconditionFailed
 
 if TYPE_CHECKING:
-    from amqpd.broker.vhost.vhost import VHost
+    from amqpd.broker.vhost.vhost import OwnTopics, VHost
 
 
 class RefusedInCluster(NamedTuple):
@@ -87,11 +88,10 @@ def policy_faults(definition: Mapping[str, object]) -> list[str]:
     return found
 
 
-ARGUMENT: Final = "x-kafka-topic"
 RESERVED: Final = ("amqpd.", "__")
 
 
-def check(vhost: VHost, asked: QueueDeclaration) -> None:
+def check(vhost: VHost, topics: OwnTopics, asked: QueueDeclaration) -> None:
     """Check a new queue that has a topic of its own.
 
     Raises:
@@ -102,9 +102,6 @@ def check(vhost: VHost, asked: QueueDeclaration) -> None:
     what = f"invalid arg '{ARGUMENT}' for queue '{asked.name}' in vhost '{vhost.name}': "
     if not asked.durable:
         raise PreconditionFailed(f"{what}not durable")
-    topics = vhost.catalogue.own_topics
-    if topics is None:
-        raise PreconditionFailed(f"{what}there is no Kafka: this node is not in a cluster")
     if topic.startswith(RESERVED) or not topics.allows(topic):
         raise AccessRefused(f"access to topic '{topic}' of Kafka refused: cluster.kafka_topics does not allow it")
     declared = vhost.catalogue.declared

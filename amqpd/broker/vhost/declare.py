@@ -26,6 +26,7 @@ from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.queue.queue import Queue, detach_consumer
 from amqpd.broker.queue.types import kind_of
 from amqpd.broker.stats import queue_counts
+from amqpd.broker.vhost import kafka_topics
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, NewQueue, QueueDeclaration
 from amqpd.broker.vhost.exchange import (
     DELAYED_MESSAGE,
@@ -241,18 +242,22 @@ def declare_queue(names: Namespace, asked: QueueDeclaration, done: Done = ignore
         from amqpd.broker.vhost.cluster_checks import check_queue as check_in_cluster
 
         check_in_cluster(vhost.name, asked)
-    if "x-kafka-topic" in asked.arguments:
-        from amqpd.broker.vhost.cluster_checks import check as check_topic
+    if vhost.catalogue.own_topics is None:
+        kafka_topics.check_topic(names, asked)
+    elif kafka_topics.ARGUMENT in asked.arguments:
+        from amqpd.broker.vhost.cluster_checks import check as check_topic_in_cluster
 
-        check_topic(vhost, asked)
+        check_topic_in_cluster(vhost, vhost.catalogue.own_topics, asked)
     new = NewQueue(asked)
     put: Put | None = None
     undo: Delete | None = None
     if new.durable:
         row = QueueRow(vhost.name, new.name, new.id, True, new.auto_delete, False, new.table)
         put, undo = Put(row), Delete(row)
+    also = kafka_topics.reserved_topic(vhost.name, asked)
+    make = partial(_make_queue, vhost, new)
     names.make(
-        PendingDeclaration(ObjectName(vhost.name, "queue", new.name), put, undo, partial(_make_queue, vhost, new), new),
+        PendingDeclaration(ObjectName(vhost.name, "queue", new.name), put, undo, make, new, also=also),
         done,
     )
     return True

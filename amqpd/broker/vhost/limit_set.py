@@ -8,6 +8,9 @@ from typing import Final
 CONNECTIONS: Final = "max-connections"
 CHANNELS: Final = "max-channels"
 QUEUES: Final = "max-queues"
+# Quotas of Kafka's clients, with Kafka's names: bytes a second.
+PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
+CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
 
 
 class Limits:

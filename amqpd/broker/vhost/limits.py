@@ -1,7 +1,7 @@
-"""Limits: connections and queues of a vhost, connections and channels of a user.
+"""Limits: connections and queues of a vhost; connections, channels and byte rates of a user.
 
 A limit is a whole number; a negative one means no limit, 0 allows none. A limit applies to new connections, channels
-and queues; existing ones above it stay.
+and queues; existing ones above it stay. The byte rates are for Kafka's clients (kafka_server/quotas.py), and never 0.
 
 A vhost's limits are its runtime parameter `limits` of component `vhost-limits`, as in RabbitMQ. A user's limits are a
 row that is deleted with the user.
@@ -21,7 +21,15 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from amqpd.broker.vhost.limit_set import CHANNELS, CONNECTIONS, NO_LIMITS, QUEUES, Limits
+from amqpd.broker.vhost.limit_set import (
+    CHANNELS,
+    CONNECTIONS,
+    CONSUMER_BYTE_RATE,
+    NO_LIMITS,
+    PRODUCER_BYTE_RATE,
+    QUEUES,
+    Limits,
+)
 from amqpd.broker.vhost.pending import DeclarationPending, Done, ObjectName, PendingDeclaration, ignore_result
 from amqpd.broker.vhost.policy_table import term
 from amqpd.broker.vhost.vhost import Namespace, VHost, VhostServices
@@ -31,7 +39,8 @@ from amqpd.storage.metadata.store import Delete, ParameterRow, Put, UserLimitsRo
 log = logging.getLogger(__name__)
 
 OF_VHOSTS: Final = (CONNECTIONS, QUEUES)
-OF_USERS: Final = (CONNECTIONS, CHANNELS)
+BYTE_RATES: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
+OF_USERS: Final = (CONNECTIONS, CHANNELS, *BYTE_RATES)
 
 COMPONENT: Final = "vhost-limits"
 PARAMETER: Final = "limits"
@@ -56,6 +65,8 @@ def checked(value: object, known: Iterable[str], what: str) -> dict[str, int]:
         given = value.get(name, 0)
         if not isinstance(given, int) or isinstance(given, bool):
             raise InvalidLimits(f"{name} should be a number, actually was {term(given)}")
+        if name in BYTE_RATES and value.get(name) == 0:
+            raise InvalidLimits(f"{name} should be greater than 0, or negative for no limit")
     unknown = [f'{{<<"{name}">>,{term(given)}}}' for name, given in value.items() if name not in known]
     if unknown:
         raise InvalidLimits(f"Unrecognised terms [{','.join(unknown)}] in {what}")

@@ -94,6 +94,7 @@ class PendingDeclaration:
             was deleted meanwhile; the command then runs again and reports that.
         brings: the new object; a batch shows it to its later calls before the commit.
         ends: objects that must still exist at the commit.
+        also: more names to reserve until the commit.
     """
 
     def __init__(
@@ -104,8 +105,10 @@ class PendingDeclaration:
         apply: Callable[[], object],
         brings: object = None,
         ends: tuple[object, ...] = (),
+        also: tuple[ObjectName, ...] = (),
     ) -> None:
         self.name = name
+        self.names = [name, *also]
         self.changes = [] if change is None else [change]
         self.undo = [] if undo is None else [undo]
         self.apply = apply
@@ -159,6 +162,13 @@ class PendingDeclarations:
         if comes and name.kind == "queue":
             self._coming_queues.setdefault(name.vhost, set()).add(name)
 
+    def hold_all(self, names: Sequence[ObjectName]) -> None:
+        """Reserve names for a creation: all of them or none. Raises: DeclarationPending."""
+        for name in names:
+            self.check(*name)
+        for name in names:
+            self.hold(name, comes=True)
+
     def coming_queue_count(self, vhost: str) -> int:
         """Return the number of queues whose creation is pending."""
         return len(self._coming_queues.get(vhost, ()))
@@ -192,7 +202,7 @@ class PendingDeclarations:
         if not coming.changes:
             self._apply(coming, done)
             return
-        names = [coming.name]
+        names = coming.names
         context = copy_context()  # has the user and connection, for events
 
         def committed(error: BaseException | None) -> None:
@@ -203,7 +213,7 @@ class PendingDeclarations:
                 self.rollback(coming.undo, names)
                 done(error)
 
-        self.hold(coming.name, comes=True)
+        self.hold_all(names)
         self.commit(coming.changes, names, committed)
 
     def _apply(self, coming: PendingDeclaration, done: Done) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID, uuid5
 
 from amqpd.broker.vhost.exchange import SUPER_STREAM, Binding, BindingKey, Exchange
+from amqpd.broker.vhost.kafka_topics import topic_name
 from amqpd.routing.murmur2 import partition_order
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class SuperStream:
             return
         first = min(self._firsts.values(), key=lambda queue: queue.name)
         name = self.exchange.name
-        self.id = UUID(hex=first.id) if first.name == name else uuid5(UUID(hex=first.id), name)
+        self.id = UUID(hex=first.id) if first.name == name == topic_name(first) else uuid5(UUID(hex=first.id), name)
 
 
 class SuperStreams:

@@ -25,6 +25,9 @@ from amqpd.broker.vhost.consumer_offsets import ConsumerOffsets
 from amqpd.broker.vhost.declaration import NewQueue
 from amqpd.broker.vhost.deletion import DeletionQueue
 from amqpd.broker.vhost.exchange import Binding, BindingKey, Exchange, ExchangeStateHook, alternate_of, delays_of
+from amqpd.broker.vhost.kafka_topics import ARGUMENT as KAFKA_TOPIC_ARGUMENT
+from amqpd.broker.vhost.kafka_topics import KIND as KAFKA_TOPIC_KIND
+from amqpd.broker.vhost.kafka_topics import KafkaTopics
 from amqpd.broker.vhost.limit_set import NO_LIMITS, Limits
 from amqpd.broker.vhost.pending import Done, PendingDeclaration, PendingDeclarations
 from amqpd.broker.vhost.policy_table import EXCHANGE, NONE, PolicyTable, SlicedWalk
@@ -100,6 +103,10 @@ class Namespace:
         """Return the exchange, or None. Raises: DeclarationPending."""
         raise NotImplementedError
 
+    def find_kafka_topic(self, topic: str) -> Queue | NewQueue | None:
+        """Return the queue whose argument `x-kafka-topic` has this value, or None. Raises: DeclarationPending."""
+        raise NotImplementedError
+
     def has_binding(self, source: Exchange, key: BindingKey) -> bool:
         raise NotImplementedError
 
@@ -135,6 +142,7 @@ class VHost(Namespace):
         self.work_queues: dict[str, Queue] = {}
         self.topics_version = 0  # changes with each change of these two
         self.super_streams = SuperStreams()
+        self.kafka_topics = KafkaTopics()
         self.own_queues: dict[str, Queue] = {}  # the audit log (audit.py), in no list
         # Consumers behind direct reply-to keys, of all vhosts.
         self.reply_consumers: dict[str, Destination] = reply_consumers
@@ -262,6 +270,12 @@ class VHost(Namespace):
             self.catalogue.declared.check(self.name, "exchange", name)
         return exchange
 
+    def find_kafka_topic(self, topic: str) -> Queue | None:
+        queue = self.kafka_topics.get(topic)
+        if queue is None:
+            self.catalogue.declared.check(self.name, KAFKA_TOPIC_KIND, topic)
+        return queue
+
     def has_binding(self, source: Exchange, key: BindingKey) -> bool:
         return key in source.bindings
 
@@ -283,6 +297,8 @@ class VHost(Namespace):
         elif queue.durable:
             self.work_queues[queue.id] = queue
             self.topics_version += 1
+        if KAFKA_TOPIC_ARGUMENT in queue.arguments:
+            self.kafka_topics.add(queue)
         if queue.logged:
             self.queue_host.windows.add(queue.order.memory)
         owner = queue.exclusive_owner
@@ -296,6 +312,8 @@ class VHost(Namespace):
         del self.queues[queue.name]
         if self.streams.pop(queue.id, None) is not None or self.work_queues.pop(queue.id, None) is not None:
             self.topics_version += 1
+        if KAFKA_TOPIC_ARGUMENT in queue.arguments:
+            self.kafka_topics.remove(queue)
         owner = queue.exclusive_owner
         owned = self._exclusive.get(owner)
         if owned is not None:

@@ -21,7 +21,7 @@ interface TopicPermission extends Omit<Permission, "configure"> {
   exchange: string;
 }
 
-const LIMITS = ["max-connections", "max-channels"];
+const LIMITS = ["max-connections", "max-channels", "producer_byte_rate", "consumer_byte_rate"];
 
 export default function UserPage({ names }: PageProps) {
   const user = names[0]!;
