@@ -81,6 +81,7 @@ SPECIFIC: Final = (
     Option("table", "", "<name>", "table of a database (default amqp_messages) or of Iceberg (default amqp.messages)"),
     Option("name", "", "<name>", "name of the export, as in x-export (default export)"),
     Option("batch", "", "<number>", "number of offsets in a batch (default 1000000; 100000 for delta and databases)"),
+    Option("file-size", "", "<MB>", "size of merged files in MB (default 128)"),
     Option("follow", "", "", "continue with new messages or records, until Ctrl-C"),
     Option("allow-data-loss", "", "", "continue if messages are missing or damaged, instead of exit code 65"),
     Option("payload", "", "<format>", "json, avro or protobuf: a column payload with the fields of the bodies"),

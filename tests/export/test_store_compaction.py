@@ -1,0 +1,242 @@
+"""Compaction of objects: what `live_files` names at each step, kills of it at each request, failures of the store."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from amqpd.storage.export import store_compaction
+from amqpd.storage.export.compaction_job import compact
+from amqpd.storage.export.engine import PyarrowEngine
+from amqpd.storage.export.file_compaction import CompactionOptions, Watch, merge
+from amqpd.storage.export.job import ExportJob, ExportOptions
+from amqpd.storage.export.object_store import ObjectStore, ObjectStoreError
+from amqpd.storage.export.store_compaction import live_files
+from amqpd.storage.export.targets import TargetError
+
+pytest.importorskip("obstore")
+
+pytestmark = pytest.mark.external  # packages of the extra `all-tests`
+
+LATER = datetime(2200, 1, 1, tzinfo=UTC)
+WATCH = Watch(lambda report: None, lambda: False)
+
+
+def options(lake, tmp_path, to, **given):
+    return ExportOptions({"path": lake.data_dir}, "/", "tasks", to, str(tmp_path / "check"), **given)
+
+
+def run(wanted):
+    return ExportJob(wanted, PyarrowEngine(), lambda report: None, lambda: False).run()
+
+
+def compacted(tmp_path, to):
+    return compact(CompactionOptions(to, tmp_path / "check", now=LATER), WATCH)
+
+
+def names(to):
+    return [name for name in ObjectStore(to).names() if name.endswith(".parquet")]
+
+
+def read(to, found):
+    store = ObjectStore(to)
+    offsets = []
+    for name in found:
+        data = store.read(name)
+        if data is None:
+            raise FileNotFoundError(name)
+        offsets += pq.ParquetFile(io.BytesIO(data)).read(["offset"])["offset"].to_pylist()
+    return sorted(offsets)
+
+
+def live_offsets(to):
+    """Return the offsets that a reader of the live files sees. It begins again if one of them is gone."""
+    while True:
+        try:
+            return read(to, [each.removeprefix(f"{to}/") for each in live_files(to)])
+        except FileNotFoundError:
+            continue
+
+
+def test_objects_become_few_with_the_same_rows(written, tmp_path, s3):
+    to = "s3://lake/few"
+    wanted = options(written, tmp_path, to, batch_rows=500, partition_by=("routing_key",))
+    run(wanted)
+    assert len(live_files(to)) == len(names(to)) == 16
+    report = compacted(tmp_path, to)
+    assert (report.merged, report.written, report.waiting) == (16, 2, 0)
+    assert [each.removeprefix(f"{to}/") for each in live_files(to)] == sorted(names(to))
+    assert {each.split("/")[0] for each in names(to)} == {"routing_key=eu", "routing_key=us"} and len(names(to)) == 2
+    assert live_offsets(to) == list(range(1000, 5000))
+    assert compacted(tmp_path, to).merged == 0
+    assert not (tmp_path / "check" / "compaction" / "objects").exists()
+    with pytest.raises(TargetError, match="of an export with another checkpoint"):
+        run(replace(wanted, checkpoint=str(tmp_path / "other")))
+
+
+@pytest.mark.slow
+def test_kill_at_each_request_shows_each_row_once_in_live_files(written, tmp_path, s3, monkeypatch, kill_steps):
+    kill_steps.wrap(ObjectStore, "write", "delete", "publish", "download")
+    kill_steps.wrap(store_compaction, "merge")
+    merged = 0
+    for number in range(1, 100):
+        to = f"s3://lake/killed/{number}"
+        wanted = replace(options(written, tmp_path, to, batch_rows=250), checkpoint=str(tmp_path / str(number)))
+        run(replace(wanted, to_offset=2000))
+        before = len(names(to))
+        where = CompactionOptions(to, tmp_path / str(number), now=LATER)
+        done = []
+        kill_steps.run(number, number % 2 == 0, lambda where=where, done=done: done.append(compact(where, WATCH)))
+        assert live_offsets(to) == list(range(1000, 2000))
+        merged += len(live_files(to)) < before
+        end = 2500 if number % 4 == 0 else 2000
+        if end > 2000:
+            run(replace(wanted, to_offset=end))
+            assert live_offsets(to) == list(range(1000, end))
+        compact(where, WATCH)
+        assert read(to, names(to)) == list(range(1000, end))
+        assert [each.removeprefix(f"{to}/") for each in live_files(to)] == sorted(names(to))
+        if done:
+            break
+    print(f"{kill_steps.count} kills, {merged} after the commit")
+    assert done and kill_steps.count >= 9 and merged >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["500", "500 after", "hang up", "hang up after"])
+def test_failed_requests_are_repeated(written, tmp_path, s3, fault):
+    to = f"s3://lake/compact-again/{fault.replace(' ', '-')}"
+    run(options(written, tmp_path, to, batch_rows=1000))
+    s3.reset(lambda number: fault if number % 2 else "")
+    assert compacted(tmp_path, to).merged == 4
+    assert s3.writes >= 8
+    s3.reset()
+    assert live_offsets(to) == read(to, names(to)) == list(range(1000, 5000))
+
+
+@pytest.mark.slow
+def test_readers_beside_compactions_and_an_export_see_each_row_once(written, tmp_path, s3):
+    to = "s3://lake/beside"
+    wanted = options(written, tmp_path, to, batch_rows=250)
+    run(replace(wanted, to_offset=2000))
+    errors, ended = [], threading.Event()
+
+    def reader():
+        seen: set[int] = set()
+        while not ended.is_set():
+            found = live_offsets(to)
+            if len(found) != len(set(found)) or not seen <= set(found):
+                errors.append("a reader sees a row twice, or not at all")
+            seen = set(found)
+
+    thread = threading.Thread(target=reader)
+    thread.start()
+    merged = 0
+    try:
+        for end in range(2500, 5001, 500):
+            run(replace(wanted, to_offset=end))
+            merged += compacted(tmp_path, to).merged
+    finally:
+        ended.set()
+        thread.join()
+    assert not errors and merged >= 8
+    assert live_offsets(to) == list(range(1000, 5000))
+
+
+def test_late_upload_of_a_killed_process_is_hidden_and_deleted(written, tmp_path, s3):
+    to = "s3://lake/late"
+    run(options(written, tmp_path, to, batch_rows=1000))
+    store = ObjectStore(to)
+    (name, *_) = names(to)
+    data = store.read(name)
+    compacted(tmp_path, to)
+    store.write(name, data)
+    assert max(Counter(read(to, names(to))).values()) == 2
+    assert live_offsets(to) == list(range(1000, 5000))
+    compacted(tmp_path, to)
+    assert read(to, names(to)) == list(range(1000, 5000))
+
+
+def test_list_that_a_compaction_changes_is_repeated_and_then_refused(written, tmp_path, s3, monkeypatch):
+    to = "s3://lake/changing"
+    run(options(written, tmp_path, to, batch_rows=1000))
+    real, changes = ObjectStore.names, []
+
+    def changing(self):
+        found = list(real(self))
+        if len(changes) < limit:
+            changes.append(1)
+            compacted(tmp_path, to) if len(changes) == 1 else self.write(
+                "_compaction/0.manifest", json.dumps({"number": len(changes), "hidden": []}).encode()
+            )
+        return iter(found)
+
+    monkeypatch.setattr(ObjectStore, "names", changing)
+    limit = 2
+    assert len(live_files(to)) == 1
+    limit = 100
+    monkeypatch.setattr(store_compaction, "LIST_ATTEMPTS", 3)
+    with pytest.raises(ObjectStoreError, match="compactions changed its objects during 3 lists"):
+        live_files(to)
+
+
+def test_object_that_another_program_changes_stops_the_compaction(written, tmp_path, s3, monkeypatch):
+    to = "s3://lake/changed"
+    run(options(written, tmp_path, to, batch_rows=1000))
+    monkeypatch.setattr(ObjectStore, "download", lambda self, name, path: path.write_bytes(b"?"))
+    with pytest.raises(TargetError, match="another program has changed it"):
+        compacted(tmp_path, to)
+    assert len(names(to)) == 4
+
+
+@pytest.mark.slow
+def test_command_that_is_killed_at_each_request(written, tmp_path, s3):
+    """`kill -9` of the process, before or after the store has the request."""
+    root = str(Path(sys.modules["amqpd"].__file__).absolute().parent.parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+    kills = 0
+    for number in range(1, 30, 2):
+        to, check = f"s3://lake/command/{number}", str(tmp_path / f"check{number}")
+        run(replace(options(written, tmp_path, to, batch_rows=1000), checkpoint=check))
+        command = [sys.executable, "-P", "-m", "amqpd.cli", "compact_export", "--to", to, "--checkpoint", check]
+        fault = "kill after" if number % 4 == 1 else "kill"
+        s3.reset(lambda count, number=number, fault=fault: fault if count == number else "")
+        s3.victim = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        _, err = s3.victim.communicate(timeout=600)
+        assert s3.victim.returncode in (0, -signal.SIGKILL), err
+        s3.reset()
+        assert live_offsets(to) == list(range(1000, 5000))
+        if s3.victim.returncode == 0:
+            break
+        kills += 1
+        done = subprocess.run([*command, "--formatter", "json"], env=environment, capture_output=True, check=True)
+        assert json.loads(done.stdout)["waiting"] == 0
+        assert read(to, names(to)) == list(range(1000, 5000))
+    assert 3 <= kills < 14
+
+
+def test_merge_of_a_group_needs_room_for_one_group(written, tmp_path, s3, monkeypatch):
+    """Groups are downloaded one after the other."""
+    to = "s3://lake/room"
+    run(options(written, tmp_path, to, batch_rows=250, partition_by=("routing_key",)))
+    found = []
+
+    def merge_and_count(sources, target):
+        found.append(len(list(target.parent.iterdir())))
+        return merge(sources, target)
+
+    monkeypatch.setattr(store_compaction, "merge", merge_and_count)
+    compacted(tmp_path, to)
+    assert found == [16, 16]
