@@ -69,6 +69,12 @@ SPECIFIC: Final = (
     Option("queue", "", "<queue>", "export this durable queue; without it, all durable queues of --vhost"),
     Option("to", "", "<where>", "export: directory, or URL of an object store, table or database; import: AMQP URL"),
     Option("at-least-once", "", "", "no headers with numbers; after a kill, up to a second of messages comes twice"),
+    Option(
+        "on-refused",
+        "",
+        "<stop|skip|save>",
+        "message that the broker refuses: stop (default; a rerun sends it again), skip it, or save it to rejected.json",
+    ),
     Option("format", "", "<name>", "for definitions json; for messages parquet (default), json, csv, delta, iceberg"),
     Option("checkpoint", "", "<dir>", "directory with the progress (default: the path with .checkpoint or .imported)"),
     Option("from", "", "<where>", "start of the first run: earliest (default), an offset, or a time (ISO 8601, UTC)"),
