@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,10 +13,12 @@ import threading
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import fs
 
 from amqpd.storage.export import store_compaction
 from amqpd.storage.export.compaction_job import compact
@@ -30,6 +33,7 @@ pytest.importorskip("obstore")
 
 pytestmark = pytest.mark.external  # packages of the extra `all-tests`
 
+MANUAL = Path(__file__).parents[2] / "docs" / "export.md"
 LATER = datetime(2200, 1, 1, tzinfo=UTC)
 WATCH = Watch(lambda report: None, lambda: False)
 
@@ -240,3 +244,17 @@ def test_merge_of_a_group_needs_room_for_one_group(written, tmp_path, s3, monkey
     monkeypatch.setattr(store_compaction, "merge", merge_and_count)
     compacted(tmp_path, to)
     assert found == [16, 16]
+
+
+def test_example_of_the_documentation_reads_the_live_objects(written, tmp_path, s3, capsys, monkeypatch):
+    run(options(written, tmp_path, "s3://lake/orders", batch_rows=1000))
+    store = ObjectStore("s3://lake/orders")
+    (name, *_) = names("s3://lake/orders")
+    data = store.read(name)
+    compacted(tmp_path, "s3://lake/orders")
+    store.write(name, data)  # not live any more
+    (block,) = re.findall(r"```python\n(import pyarrow.dataset\n.*?)```", MANUAL.read_text(), re.DOTALL)
+    where = {"endpoint_override": s3.url.removeprefix("http://"), "scheme": "http", "region": "us-east-1"}
+    monkeypatch.setattr(fs, "S3FileSystem", partial(fs.S3FileSystem, **where))
+    exec(compile(block, str(MANUAL), "exec"), {})
+    assert capsys.readouterr().out == "4000\n"
