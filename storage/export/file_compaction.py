@@ -155,12 +155,12 @@ def _groups_of(files: list[FoundFile], file_bytes: int, gets_more: bool) -> Iter
 
 def _worthwhile(group: list[FoundFile], gets_more: bool) -> Iterator[list[FoundFile]]:
     """Yield the group if it has two files. If its directory gets more files later, leave out a file that is larger than
-    all others together: so a byte is written a few times, not once in every run.
+    three times all others together: so a byte is written a few times, not once in every run.
     """
     if gets_more:
         group = sorted(group, key=lambda each: each.size)
         size = sum(each.size for each in group)
-        while group and 2 * group[-1].size > size:
+        while group and 4 * group[-1].size > 3 * size:
             size -= group.pop().size
     if len(group) > 1:
         yield sorted(group)
