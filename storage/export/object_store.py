@@ -118,25 +118,38 @@ class ObjectStore:
         except (BaseError, OSError) as error:
             raise self._failure(error) from error
 
-    def read(self, name: str) -> bytes | None:
-        """Return the content of a small object; None if it does not exist."""
+    def read(self, name: str) -> tuple[bytes, str] | None:
+        """Return the content of a small object, and its version; None if it does not exist."""
         import obstore
         from obstore.exceptions import BaseError
 
         try:
-            return bytes(obstore.get(self._store, name).bytes())
+            found = obstore.get(self._store, name)
+            return bytes(found.bytes()), str(found.meta["e_tag"])
         except FileNotFoundError:
             return None
         except (BaseError, OSError) as error:
             raise self._failure(error) from error
 
-    def write(self, name: str, data: bytes) -> None:
-        """Write a small object, or replace it."""
+    def replace(self, name: str, data: bytes, version: str | None) -> str:
+        """Replace a small object if it has this version, or create it. Return its new version.
+
+        Args:
+            version: None: it must not exist.
+
+        Raises: ObjectStoreError, also if another program has written it, or the store has no conditional writes.
+        """
         import obstore
-        from obstore.exceptions import BaseError
+        from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
         try:
-            obstore.put(self._store, name, data)
+            result = obstore.put(self._store, name, data, mode="create" if version is None else {"e_tag": version})
+            return str(result["e_tag"])
+        except (AlreadyExistsError, PreconditionError) as error:
+            found = self.read(name)
+            if found is not None and found[0] == data:
+                return found[1]  # the answer to the first attempt was lost
+            raise ObjectStoreError(f"--to {self.url}: another program has written {name} meanwhile") from error
         except (BaseError, OSError) as error:
             raise self._failure(error) from error
 

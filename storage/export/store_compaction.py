@@ -12,8 +12,9 @@ All objects are live, except the hidden ones. Each group of objects is merged in
     3. the manifest hides the old objects, and no longer the new one: the commit
     4. the old objects are deleted
 
-A run begins with deleting all hidden objects, which ends the work of a killed run. Names stay hidden for a while after
-their objects are deleted, because a request of a killed process may arrive late.
+The manifest is only replaced if nobody has written it since it was read. A run begins with writing it anew: a late
+request of a killed process cannot replace it any more. Then the run deletes all hidden objects, which ends the work of
+the killed process. Names stay hidden for a while after their objects are deleted, as an upload may arrive late, too.
 
 `live_files` reads the manifests. A reader that only lists the bucket sees rows twice between steps 2 and 4.
 """
@@ -73,7 +74,7 @@ def live_files(to: str) -> list[str]:
 
 def _manifests(store: ObjectStore) -> dict[str, bytes]:
     found = [name for name, _ in store.sizes(FOLDER) if name.endswith(SUFFIX)]
-    return {name: content for name in found if (content := store.read(name)) is not None}
+    return {name: content[0] for name in found if (content := store.read(name)) is not None}
 
 
 def _hidden(content: bytes) -> list[str]:
@@ -87,9 +88,15 @@ class _Manifest:
     def __init__(self, store: ObjectStore, export: str) -> None:
         self._store = store
         self._name = f"{FOLDER}/{export}{SUFFIX}"
-        content = store.read(self._name)
-        self._number: int = 0 if content is None else json.loads(content)["number"]
-        self.hidden: list[str] = [] if content is None else _hidden(content)
+        found = store.read(self._name)
+        self._version: str | None = None
+        self._number = 0
+        self.hidden: list[str] = []
+        if found is not None:
+            self._version = found[1]
+            self._number = json.loads(found[0])["number"]
+            self.hidden = _hidden(found[0])
+            self.write([])
 
     def write(self, hide: list[str], show: str = "") -> None:
         """Hide objects and, in the same step, show another one."""
@@ -97,7 +104,7 @@ class _Manifest:
         kept = [name for name in self.hidden if name != show and name not in hide]
         self.hidden = [*kept[-HIDDEN_MAX:], *hide]
         content: dict[str, Any] = {"number": self._number, "hidden": self.hidden}
-        self._store.write(self._name, json.dumps(content, indent=1).encode())
+        self._version = self._store.replace(self._name, json.dumps(content, indent=1).encode(), self._version)
 
 
 def compact_store(options: CompactionOptions, work: Path, watch: Watch) -> CompactionReport:
@@ -109,8 +116,7 @@ def compact_store(options: CompactionOptions, work: Path, watch: Watch) -> Compa
     Raises: CompactionError, CheckpointError, OSError.
     """
     store = ObjectStore(options.to)
-    export = read_checkpoint(options.checkpoint)
-    manifest = _Manifest(store, export.id)
+    manifest = _Manifest(store, read_checkpoint(options.checkpoint).id)
     found = [FoundFile(name, size) for name, size in store.sizes()]
     present = {each.name for each in found}
     store.delete([name for name in manifest.hidden if name in present])

@@ -29,7 +29,7 @@ from amqpd.storage.export.object_store import ObjectStore, ObjectStoreError
 from amqpd.storage.export.store_compaction import live_files
 from amqpd.storage.export.targets import TargetError
 
-pytest.importorskip("obstore")
+obstore = pytest.importorskip("obstore")
 
 pytestmark = pytest.mark.external  # packages of the extra `all-tests`
 
@@ -61,8 +61,12 @@ def read(to, found):
         data = store.read(name)
         if data is None:
             raise FileNotFoundError(name)
-        offsets += pq.ParquetFile(io.BytesIO(data)).read(["offset"])["offset"].to_pylist()
+        offsets += pq.ParquetFile(io.BytesIO(data[0])).read(["offset"])["offset"].to_pylist()
     return sorted(offsets)
+
+
+def upload(store, name, data):
+    obstore.put(store._store, name, data)
 
 
 def live_offsets(to):
@@ -92,7 +96,7 @@ def test_objects_become_few_with_the_same_rows(written, tmp_path, s3):
 
 @pytest.mark.slow
 def test_kill_at_each_request_shows_each_row_once_in_live_files(written, tmp_path, s3, monkeypatch, kill_steps):
-    kill_steps.wrap(ObjectStore, "write", "delete", "publish", "download")
+    kill_steps.wrap(ObjectStore, "replace", "delete", "publish", "download")
     kill_steps.wrap(store_compaction, "merge")
     merged = 0
     for number in range(2, 100):  # each step: before it, and after it
@@ -164,13 +168,48 @@ def test_late_upload_of_a_killed_process_is_hidden_and_deleted(written, tmp_path
     run(options(written, tmp_path, to, batch_rows=1000))
     store = ObjectStore(to)
     (name, *_) = names(to)
-    data = store.read(name)
+    data, _ = store.read(name)
     compacted(tmp_path, to)
-    store.write(name, data)
+    upload(store, name, data)
     assert max(Counter(read(to, names(to))).values()) == 2
     assert live_offsets(to) == list(range(1000, 5000))
     compacted(tmp_path, to)
     assert read(to, names(to)) == list(range(1000, 5000))
+
+
+def test_late_manifest_of_a_killed_process_changes_nothing(written, tmp_path, s3, monkeypatch, kill_steps):
+    """The commit of a killed run arrives when the next run has read the manifest, or at its end."""
+    real, late = ObjectStore.replace, []
+
+    def killed(self, name, data, version):
+        if len(json.loads(data)["hidden"]) == 4:
+            late.append((self, name, data, version))
+            raise kill_steps.Killed
+        return real(self, name, data, version)
+
+    for number, moment in enumerate(("delete", "download", "")):
+        to = f"s3://lake/late-manifest/{number}"
+        where = CompactionOptions(to, tmp_path / str(number), now=LATER)
+        run(replace(options(written, tmp_path, to, batch_rows=1000), checkpoint=str(tmp_path / str(number))))
+        with monkeypatch.context() as patched:
+            patched.setattr(ObjectStore, "replace", killed)
+            with pytest.raises(kill_steps.Killed):
+                compact(where, WATCH)
+        refused = []
+
+        def arrive(*arguments, refused=refused):
+            with pytest.raises(ObjectStoreError, match="another program has written _compaction/"):
+                real(*late[-1])
+            refused.append(1)
+
+        with monkeypatch.context() as patched:
+            if moment:
+                step = getattr(ObjectStore, moment)
+                patched.setattr(ObjectStore, moment, lambda self, *given, step=step: (arrive(), step(self, *given))[1])
+            compact(where, WATCH)
+        arrive()
+        assert len(refused) >= (2 if moment else 1)
+        assert live_offsets(to) == read(to, names(to)) == list(range(1000, 5000))
 
 
 def test_list_that_a_compaction_changes_is_repeated_and_then_refused(written, tmp_path, s3, monkeypatch):
@@ -182,9 +221,10 @@ def test_list_that_a_compaction_changes_is_repeated_and_then_refused(written, tm
         found = list(real(self))
         if len(changes) < limit:
             changes.append(1)
-            compacted(tmp_path, to) if len(changes) == 1 else self.write(
-                "_compaction/0.manifest", json.dumps({"number": len(changes), "hidden": []}).encode()
-            )
+            if len(changes) == 1:
+                compacted(tmp_path, to)
+            else:
+                upload(self, "_compaction/0.manifest", json.dumps({"number": len(changes), "hidden": []}).encode())
         return iter(found)
 
     monkeypatch.setattr(ObjectStore, "names", changing)
@@ -250,9 +290,9 @@ def test_example_of_the_documentation_reads_the_live_objects(written, tmp_path, 
     run(options(written, tmp_path, "s3://lake/orders", batch_rows=1000))
     store = ObjectStore("s3://lake/orders")
     (name, *_) = names("s3://lake/orders")
-    data = store.read(name)
+    data, _ = store.read(name)
     compacted(tmp_path, "s3://lake/orders")
-    store.write(name, data)  # not live any more
+    upload(store, name, data)  # not live any more
     (block,) = re.findall(r"```python\n(import pyarrow.dataset\n.*?)```", MANUAL.read_text(), re.DOTALL)
     where = {"endpoint_override": s3.url.removeprefix("http://"), "scheme": "http", "region": "us-east-1"}
     monkeypatch.setattr(fs, "S3FileSystem", partial(fs.S3FileSystem, **where))
