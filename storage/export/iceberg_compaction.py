@@ -8,7 +8,8 @@ Files that other writers have added, or that have delete files, are left alone. 
 they expire.
 
 `pending.json` in the working directory has the names of the new files before they appear. A run after a kill deletes
-those that no snapshot has.
+those that no snapshot has: at once if the catalog is the SQLite file, else after some minutes, because the commit of a
+killed process may reach a catalog server late.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -33,11 +35,12 @@ from amqpd.storage.export.file_compaction import (
     merged_name,
     plan,
 )
-from amqpd.storage.export.iceberg import TableFiles, iceberg_errors, open_catalog
+from amqpd.storage.export.iceberg import SCHEME, TableFiles, iceberg_errors, open_catalog
 
 COMMIT_BYTES: Final = 1 << 30
 """A snapshot is committed when so many bytes of old files are merged, and at the end."""
 COMMITS_MAX: Final = 10
+LATE_S: float = 900.0
 _FIELD_ID: Final = b"PARQUET:field_id"
 
 
@@ -62,6 +65,8 @@ class IcebergCompaction:
         self._work = work
         self._watch = watch
         self._report = CompactionReport()
+        self._late_s = LATE_S if options.to.startswith(SCHEME) else 0.0
+        self._left: list[list[Any]] = []  # [name, time] of files of killed runs that are not deleted yet
         self._catalog, self._identifier, _ = open_catalog(options.to, table, options.checkpoint)
 
     def run(self) -> CompactionReport:
@@ -90,7 +95,8 @@ class IcebergCompaction:
                 done = []
         if done:
             self._commit(done)
-        shutil.rmtree(self._work)
+        if not self._left:
+            shutil.rmtree(self._work)
 
     def _plan(self, table: Any) -> list[list[FoundFile]]:
         """Return the groups of files to merge. One group's files have one partition."""
@@ -168,23 +174,25 @@ class IcebergCompaction:
     def _save_pending(self, finals: list[str]) -> None:
         temporary = self._work / "pending.json.tmp"
         with temporary.open("wb") as file:
-            file.write(json.dumps(finals).encode())
+            file.write(json.dumps([*self._left, *([final, time.time()] for final in finals)]).encode())
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._work / "pending.json")
         sync_directory(self._work)
 
     def _remove_pending(self, table: Any) -> None:
-        """Delete new files of a killed or failed run, unless its commit has arrived."""
+        """Delete new files of a killed or failed run, unless its commit has arrived or may arrive."""
         path = self._work / "pending.json"
-        finals = json.loads(path.read_bytes()) if path.exists() else []
-        if not finals:
+        found = json.loads(path.read_bytes()) if path.exists() else []
+        if not found:
             return
         known = set(table.inspect.all_files().column("file_path").to_pylist())
-        for final in finals:
-            if final not in known and table.io.new_input(final).exists():
+        self._left = [each for each in found if each[0] not in known and time.time() - each[1] < self._late_s]
+        left = {final for final, _ in self._left}
+        for final, _ in found:
+            if final not in known and final not in left and table.io.new_input(final).exists():
                 table.io.delete(final)
-        path.unlink()
+        self._save_pending([])
 
 
 def _source(table: Any, file: FoundFile) -> Any:

@@ -184,6 +184,38 @@ def test_kill_at_each_step_shows_each_row_once(written, tmp_path, kill_steps, ki
     assert done and kill_steps.count >= (20 if kind == "iceberg" else 3) and len(counts) >= 2
 
 
+def test_files_of_a_killed_run_wait_for_its_commit_in_a_catalog_server(written, tmp_path, monkeypatch, kill_steps):
+    """The commit may still arrive, so the files are deleted by a later run only."""
+    for name, value in (
+        ("TYPE", "sql"),
+        ("URI", f"sqlite:///{tmp_path}/shop.db"),
+        ("WAREHOUSE", f"file://{tmp_path}/w"),
+    ):
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__SHOP__{name}", value)
+    from pyiceberg import catalog
+    from pyiceberg.utils.config import Config
+
+    monkeypatch.setattr(catalog, "_ENV_CONFIG", Config())
+    to = "iceberg://shop/shop.orders"
+    run(options(written, tmp_path, "iceberg", to=to, batch_rows=1000))
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            iceberg_compaction.IcebergCompaction,
+            "_overwrite",
+            lambda *given: (_ for _ in ()).throw(kill_steps.Killed()),
+        )
+        with pytest.raises(kill_steps.Killed):
+            compacted(tmp_path, to)
+    (killed,) = (tmp_path / "w").rglob("*-merged-*")
+    assert compacted(tmp_path, to).merged == 4
+    assert compacted(tmp_path, to).merged == 0
+    assert killed.exists() and len(list((tmp_path / "w").rglob("*-merged-*"))) == 2
+    monkeypatch.setattr(iceberg_compaction, "LATE_S", 0.0)
+    compacted(tmp_path, to)
+    assert not killed.exists() and len(list((tmp_path / "w").rglob("*-merged-*"))) == 1
+    assert not (tmp_path / "check" / "compaction" / "iceberg").exists()
+
+
 def test_commit_of_an_export_in_between_is_kept(written, tmp_path, monkeypatch):
     wanted = options(written, tmp_path, "iceberg", batch_rows=500)
     run(replace(wanted, to_offset=3000))
