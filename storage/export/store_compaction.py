@@ -12,7 +12,7 @@ All objects are live, except the hidden ones. Each group of objects is merged in
     3. the manifest hides the old objects, and no longer the new one: the commit
     4. the old objects are deleted
 
-The manifest is only replaced if nobody has written it since it was read. A run begins with writing it anew: a late
+The manifest is only replaced if it has not changed since it was read. A run begins with writing it again: a late
 request of a killed process cannot replace it any more. Then the run deletes all hidden objects, which ends the work of
 the killed process. Names stay hidden for a while after their objects are deleted, as an upload may arrive late, too.
 
