@@ -239,7 +239,7 @@ def progress_text(rows: int, lag: int, seconds: float) -> str:
 
 def wait_text(report: ExportReport) -> str:
     """Return how much waits for the next batch, and how long at most."""
-    return f"{_size(report.waiting_bytes)} of log: next batch in at most {report.wait_s:,.0f} s"
+    return f"{formatted_size(report.waiting_bytes)} of log: next batch in at most {report.wait_s:,.0f} s"
 
 
 class StopRequest:
