@@ -29,6 +29,7 @@ from amqpd.storage.export.compaction_job import compact
 from amqpd.storage.export.engine import PyarrowEngine
 from amqpd.storage.export.file_compaction import CompactionOptions, FoundFile, Watch, is_past, merge, merged_name, plan
 from amqpd.storage.export.job import ExportJob, ExportOptions
+from amqpd.storage.export.payload import PayloadOptions
 from amqpd.storage.export.targets import TargetError
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.log.record import RecordRoute
@@ -163,7 +164,7 @@ def test_columns_that_changed_are_not_mixed(make_lake, tmp_path):
 
 def test_rejected_messages_and_directories_of_others_stay(make_lake, tmp_path):
     lake = make_lake(1 << 20, FileSystem(), str(tmp_path / "data"))
-    wanted = options(lake, tmp_path, payload="json")
+    wanted = options(lake, tmp_path, payload=PayloadOptions("json"))
     for number in range(3):
         lake.append(b'{"a":%d}' % number, b"not json")
         lake.turn()
