@@ -107,7 +107,7 @@ def export(context: Context) -> None:
         return
     took = f"in {_batches(total.batches)} and {total.seconds:.1f} s ({_rate(total)})"
     context.out.write(
-        f"Exported {total.rows:,} records, {_size(total.bytes)}, {took} to {without_password(options.to)}; "
+        f"Exported {total.rows:,} records, {formatted_size(total.bytes)}, {took} to {without_password(options.to)}; "
         f"{total.lag:,} offsets wait\n"
     )
 
@@ -165,7 +165,7 @@ class ProgressLines:
 
     def finish_batch(self, report: ExportReport) -> None:
         self._has_waited = False
-        counts = f"{report.rows:,} records, {_size(report.bytes)}, {_rate(report)}"
+        counts = f"{report.rows:,} records, {formatted_size(report.bytes)}, {_rate(report)}"
         rejected = f", {report.rejected:,} rejected" if report.rejected else ""
         _note(self._context, f"batch {report.batch}: {counts}, {report.lag:,} wait{rejected}")
 
@@ -239,7 +239,7 @@ def progress_text(rows: int, lag: int, seconds: float) -> str:
 
 def wait_text(report: ExportReport) -> str:
     """Return how much waits for the next batch, and how long at most."""
-    return f"{_size(report.waiting_bytes)} of log: next batch in at most {report.wait_s:,.0f} s"
+    return f"{formatted_size(report.waiting_bytes)} of log: next batch in at most {report.wait_s:,.0f} s"
 
 
 class StopRequest:
@@ -294,7 +294,7 @@ def _options(context: Context) -> ExportOptions:
     for name in ("min-batch-bytes", "max-batch-age"):
         if name in given and "follow" not in given:
             raise UsageError(f"--{name} needs --follow")
-    _look_for_packages(context, to, kind)
+    look_for_packages(context, to, kind)
     from amqpd.storage.acks.retained import NAME
     from amqpd.storage.export.columns import BASE
     from amqpd.storage.export.job import MAX_BATCH_AGE_S, ExportOptions
@@ -415,7 +415,7 @@ def missing_packages(packages: Sequence[str], target: str = "") -> str:
     return f"{text} (in amqpd's sources: make {target})" if target else text
 
 
-def _look_for_packages(context: Context, to: str, kind: str) -> None:
+def look_for_packages(context: Context, to: str, kind: str) -> None:
     """Check for missing packages before the export is imported. Raises: Failure that says what to install."""
     from amqpd.storage.export.object_store import is_object_store
 
@@ -453,7 +453,7 @@ def _rate(report: ExportReport) -> str:
     return f"{report.rows / max(report.working_s, 0.001):,.0f} records/s"
 
 
-def _size(size_bytes: int) -> str:
+def formatted_size(size_bytes: int) -> str:
     if size_bytes < 1000:
         return f"{size_bytes} bytes"
     size, units = size_bytes / 1000, ["KB", "MB", "GB", "TB"]

@@ -48,6 +48,7 @@ def import_messages(context: Context) -> None:
             "messages": report.messages,
             "rejected": report.rejected,
             "rejected_before": report.rejected_before,
+            "refused": report.refused,
             "rejected_file": where if rejected else None,
             "files": report.files,
             "waiting": report.waiting,
@@ -58,12 +59,14 @@ def import_messages(context: Context) -> None:
         rate = report.messages / max(report.seconds, 0.001)
         took = f"{report.files} files in {report.seconds:.1f} s ({rate:,.0f} messages/s)"
         waiting = f"; {report.waiting} files wait" if report.waiting else ""
-        context.out.write(f"Imported {report.messages:,} messages, {took}{waiting}\n")
+        refused = f"; {report.refused:,} were refused" if report.refused else ""
+        context.out.write(f"Imported {report.messages:,} messages, {took}{refused}{waiting}\n")
     if rejected:
+        what = "reached no queue, or were refused" if options.on_refused == "save" else "reached no queue"
         before = f" ({report.rejected_before:,} in earlier runs)" if report.rejected_before else ""
         raise Failure(
             DATA,
-            f"{rejected:,} messages reached no queue{before}. They are in {where}: bind queues, then import that file, "
+            f"{rejected:,} messages {what}{before}. They are in {where}: bind queues, then import that file, "
             "with another --checkpoint",
         )
 
@@ -105,6 +108,9 @@ def _options(context: Context) -> ImportOptions:
     for path in context.operands:
         if "://" in path:
             raise UsageError(f"{path}: expected a local file or directory; copy objects of a store to one first")
+    on_refused = given.get("on-refused", "stop")
+    if on_refused not in ("stop", "skip", "save"):
+        raise UsageError(f"--on-refused {on_refused}: expected stop, skip or save")
     if find_spec("pyarrow") is None:
         raise Failure(UNAVAILABLE, f"the import needs {missing_packages([PYARROW], 'export')}")
     from pathlib import Path
@@ -120,6 +126,7 @@ def _options(context: Context) -> ImportOptions:
         "" if "to-queue" in given else given.get("to-exchange"),
         given.get("to-queue") or given.get("routing-key"),
         "at-least-once" not in given,
+        on_refused,
     )
 
 
@@ -158,17 +165,19 @@ COMMANDS: Final = (
         "Publishes messages of Parquet, JSON or CSV files, each once",
         import_messages,
         "<path>... [--to <url>] [--vhost <vhost>] [--to-queue <queue> | --to-exchange <exchange> "
-        "[--routing-key <key>]] [--format <name>] [--checkpoint <dir>] [--at-least-once]",
+        "[--routing-key <key>]] [--format <name>] [--checkpoint <dir>] [--at-least-once] "
+        "[--on-refused <stop|skip|save>]",
         1,
         None,
         (
             ("<path>", "a file, or a directory of files, as amqpctl export writes them"),
             ("<url>", "amqp://user:password@host:5672/vhost; default: the AMQP listener of --uri or --data-dir"),
         ),
-        ("to", "to-queue", "to-exchange", "routing-key", "format", "checkpoint", "at-least-once"),
+        ("to", "to-queue", "to-exchange", "routing-key", "format", "checkpoint", "at-least-once", "on-refused"),
         examples=(
             ("import ./lake", "all files below ./lake, each message to its own exchange with its own routing key"),
             ("import orders.parquet --to-queue replayed", "into one queue"),
+            ("import ./lake --on-refused save", "messages that a full queue refuses are kept in rejected.json"),
             ("import a.csv b.csv --to amqp://u:p@host/shop --to-exchange events", "to another broker's exchange"),
         ),
     ),

@@ -6,6 +6,7 @@
     <checkpoint>/spark.log      Spark's log of the last run, for people
     <checkpoint>/payload-schema.json    JSON Schema of the column `payload`, if there is one
     <checkpoint>/staging/       files being written; only the attempt named in state.json counts
+    <checkpoint>/compaction/    lock and files of a compaction (compaction.py)
 
 A batch has three states. Each is written and synced before the next step:
 
@@ -26,6 +27,8 @@ import json
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -73,11 +76,52 @@ class State:
     next: Progress | None = None
 
 
+@dataclass(frozen=True)
+class KnownExport:
+    """An export as its checkpoint describes it at one moment.
+
+    Attributes:
+        id: Part of the names of its files.
+        what: Its options, see `ExportOptions.identity`.
+        pending: Names, without directories, of files of the batch that is not committed.
+    """
+
+    id: str
+    what: dict[str, Any]
+    pending: frozenset[str]
+
+
+def read_checkpoint(directory: Path) -> KnownExport:
+    """Read a checkpoint without its lock, also while its job runs. Raises CheckpointError, OSError."""
+    if not (directory / "export.json").exists():
+        raise CheckpointError(f"{directory} is not the checkpoint of an export: give its --checkpoint")
+    what = _json_of(directory / "export.json")
+    _check_version(directory, what)
+    moves: list[list[str]] = []
+    if (directory / "state.json").exists():
+        moves = (_json_of(directory / "state.json")["next"] or {}).get("moves") or []
+    pending = frozenset(final.rpartition("/")[2] for _, final in moves)
+    return KnownExport(str(what["id"]), what, pending)
+
+
+def _check_version(directory: Path, known: dict[str, Any]) -> None:
+    if known.get("version") != VERSION:
+        raise CheckpointError(f"the checkpoint {directory} was written by another version")
+
+
+def _json_of(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError:
+        raise CheckpointError(f"{path} is damaged") from None
+    return found
+
+
 def lock_checkpoint(directory: Path, user: str) -> int:
     """Create the directory if it is missing, and lock it. Return the lock's descriptor.
 
     Args:
-        user: `export` or `import`, for the error.
+        user: `export`, `import` or `compaction`, for the error.
 
     Raises: CheckpointError if another process has the lock; OSError.
     """
@@ -120,9 +164,8 @@ class ExportCheckpoint:
             raise CheckpointError(
                 f"{self.directory / 'export.json'} is missing, so the checkpoint belongs to an unknown export"
             )
-        known = self._json("export.json")
-        if known.get("version") != VERSION:
-            raise CheckpointError(f"the checkpoint {self.directory} was written by another version")
+        known = _json_of(self.directory / "export.json")
+        _check_version(self.directory, known)
         self.id = str(known["id"])
         for name, value in what.items():
             if known.get(name) != value:
@@ -130,16 +173,9 @@ class ExportCheckpoint:
                     f"the checkpoint {self.directory} belongs to an export with --{name.replace('_', '-')} "
                     f"{_format(known.get(name))}, not {_format(value)}: use another --checkpoint"
                 )
-        found = self._json("state.json")
+        found = _json_of(self.directory / "state.json")
         under_way = found.pop("next")
         self.state = State(**found, next=None if under_way is None else Progress(**under_way))
-
-    def _json(self, name: str) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = json.loads((self.directory / name).read_bytes())
-        except ValueError:
-            raise CheckpointError(f"{self.directory / name} is damaged") from None
-        return found
 
     def save(self) -> None:
         """Write the state and sync it to disk."""
@@ -181,6 +217,31 @@ class ExportCheckpoint:
     def close(self) -> None:
         """Release the lock."""
         os.close(self._lock)
+
+
+@contextmanager
+def directory_lock(directory: Path, kind: int) -> Iterator[None]:
+    """Hold a lock of a directory, not of one that an exchange has put elsewhere.
+
+    Args:
+        kind: LOCK_SH for an export, LOCK_EX for a compaction, as for `flock`. A file system without locks of
+            directories has no compaction, so an export works there without the lock.
+
+    Raises: OSError.
+    """
+    while True:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(descriptor, kind)
+            except OSError:
+                if kind & fcntl.LOCK_EX:
+                    raise
+            if os.path.samestat(os.fstat(descriptor), directory.stat()):
+                yield
+                return
+        finally:
+            os.close(descriptor)
 
 
 def sync_files(paths: list[Path], root: Path) -> None:

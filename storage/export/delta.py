@@ -2,6 +2,9 @@
 
 The files of a batch are Parquet files in the table's directory. One transaction adds them, with the export's id as
 application and the batch's number as its version. A rerun compares the version, so it does not add them twice.
+
+A second application has the name of what is exported, and the export's id as a number is its version. So a table knows
+which checkpoint its rows came from, also when their files are merged and deleted.
 """
 
 from __future__ import annotations
@@ -34,17 +37,43 @@ class Delta(Files):
 
     Args:
         to: The table's directory, or a URL of `object_store.SCHEMES`.
+        name: What is exported. A table takes it from one checkpoint only.
 
     Methods raise TargetError, OSError, CheckpointError.
     """
 
-    def __init__(self, to: str, partition_by: list[str], ledger: ExportCheckpoint) -> None:
+    def __init__(self, to: str, partition_by: list[str], name: str, ledger: ExportCheckpoint) -> None:
         super().__init__(file_place(to), "parquet", partition_by, ledger)
         is_remote = is_object_store(to)
         self._table = to if is_remote else str(Path(to).absolute())
         self._root = "" if is_remote else f"{self._table}/"
         # Only an endpoint that the user names can be without TLS.
         self._options = {"allow_http": "true"} if is_remote else None
+        self._owner = f"amqpd.export:{name}"
+        self._owner_version = int(ledger.id, 16)
+
+    def check_fresh(self, prefix: str) -> None:
+        super().check_fresh(prefix)
+        if self._version(self._owner) not in (None, self._owner_version):
+            raise TargetError(
+                "the Delta table has batches of an export with another checkpoint, and all rows would be there twice: "
+                "use that --checkpoint, or another --to"
+            )
+
+    def _version(self, application: str) -> int | None:
+        from deltalake import DeltaTable
+
+        if not DeltaTable.is_deltatable(self._table, self._options):
+            return None
+        found: int | None = DeltaTable(self._table, storage_options=self._options).transaction_version(application)
+        return found
+
+    def has(self, progress: Progress) -> bool:
+        moves = progress.moves or []
+        if self._root and not all(_present(staged, final).exists() for staged, final in moves):
+            # A vacuum has deleted files: those of no commit, or those that a compaction has replaced.
+            return (self._version(self.ledger.id) or 0) >= progress.batch
+        return super().has(progress)
 
     def _publish(self, progress: Progress) -> None:
         from deltalake.exceptions import DeltaError
@@ -93,7 +122,12 @@ class Delta(Files):
             "append",
             table.schema(),
             self.partition_by,
-            commit_properties=CommitProperties(app_transactions=[Transaction(self.ledger.id, progress.batch)]),
+            commit_properties=CommitProperties(
+                app_transactions=[
+                    Transaction(self.ledger.id, progress.batch),
+                    Transaction(self._owner, self._owner_version),
+                ]
+            ),
         )
 
     def _add(self, final: str, metadata: Any, path: Path) -> Any:

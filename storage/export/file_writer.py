@@ -105,7 +105,7 @@ def write_task(
     options = replace(options, columns=tuple(dict.fromkeys((*names, *sorted(extra)))))
     kept = [name for name in names if layout.keeps_columns or name not in layout.partition_by]
     with _TaskFiles(number, layout) as files:
-        for group in _groups(batch for part in parts for batch in batches(options, part)):
+        for group in groups(batch for part in parts for batch in batches(options, part)):
             size_bytes, rows = 0, group.num_rows
             if parser is not None:
                 group, rejected = split(group, parser)
@@ -189,7 +189,7 @@ def batches(options: ReadOptions, part: LogPartition) -> Iterator[Any]:
         ).batches()
 
 
-def _groups(found: Iterator[Any]) -> Iterator[Any]:
+def groups(found: Iterator[Any]) -> Iterator[Any]:
     """Join batches into tables of about GROUP_BYTES."""
     gathered: list[Any] = []
     size = 0
@@ -206,8 +206,11 @@ def _groups(found: Iterator[Any]) -> Iterator[Any]:
 # -- formats
 
 
-class _ParquetFile:
-    """Bodies and offsets are not dictionary-encoded: their values are distinct, so the attempt costs time only."""
+class ParquetOutput:
+    """A Parquet file, one row group for each `write`.
+
+    Bodies and offsets are not dictionary-encoded: their values are distinct, so the attempt costs time only.
+    """
 
     _DISTINCT = frozenset({"value", "offset", "raw_properties", "raw_headers"})
 
@@ -270,7 +273,7 @@ class _CsvFile:
 
 
 _WRITERS: Final[dict[str, Any]] = {
-    "parquet": _ParquetFile,
+    "parquet": ParquetOutput,
     "json": _JsonFile,
     REJECTED_KIND: _JsonFile,
     "csv": _CsvFile,

@@ -62,6 +62,31 @@ class TableFiles:
                     output.flush()
 
 
+def open_catalog(to: str, table: str, checkpoint: Path) -> tuple[Any, str, str | None]:
+    """Return the catalog of `--to`, the table's name, and the location for a new table; None: the catalog chooses it.
+
+    Raises: TargetError.
+    """
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    with iceberg_errors(to):
+        if to.startswith(SCHEME):
+            catalog, _, table = to.removeprefix(SCHEME).partition("/")
+            return load_catalog(catalog), table, None
+        if is_object_store(to):
+            place, root = checkpoint.absolute(), to.rstrip("/")
+        else:
+            LocalFiles(Path(to))
+            place = Path(to).absolute()
+            root = f"file://{place}"
+        # pyarrow reads credentials from the environment, but not these.
+        given = {"s3.endpoint": os.environ.get("AWS_ENDPOINT_URL"), "s3.region": os.environ.get("AWS_REGION")}
+        known = {name: value for name, value in given.items() if value}
+        made = SqlCatalog("amqpd", uri=f"sqlite:///{place / 'catalog.db'}", warehouse=root, **known)
+        return made, table, "/".join([root, *table.split(".")])
+
+
 class Iceberg(Files):
     """An Iceberg table. Columns that it does not have yet are added; readers see null in older rows.
 
@@ -88,21 +113,12 @@ class Iceberg(Files):
         super().__init__(self._files, "parquet", [*(TIMES if times == ["hour"] else times), *columns], ledger)
         self._name = name
         self._key = f"amqpd.export.{ledger.id}"
-        self._location: str | None = None
-        with _errors(to):
-            if to.startswith(SCHEME):
-                from pyiceberg.catalog import load_catalog
-
-                catalog, _, table = to.removeprefix(SCHEME).partition("/")
-                self._catalog: Any = load_catalog(catalog)
-            else:
-                self._catalog, self._location = self._sqlite(to, table)
-        if "." not in table.strip("."):
+        self._catalog, self._identifier, self._location = open_catalog(to, table, ledger.directory)
+        if "." not in self._identifier.strip("."):
             self.close()
-            raise TargetError(f"--table {table}: expected NAMESPACE.TABLE")
-        self._identifier = table
+            raise TargetError(f"--table {self._identifier}: expected NAMESPACE.TABLE")
         try:
-            with _errors(to):
+            with iceberg_errors(to):
                 self._check_store()
         except TargetError:
             self.close()
@@ -131,24 +147,8 @@ class Iceberg(Files):
         with suppress(FileNotFoundError):  # nothing is there yet
             io.fs_by_scheme(scheme, bucket).get_file_info(FileSelector(path))
 
-    def _sqlite(self, to: str, table: str) -> tuple[Any, str]:
-        """Return the SQLite catalog for `to`, and the table's location."""
-        from pyiceberg.catalog.sql import SqlCatalog
-
-        if is_object_store(to):
-            place, root = self.ledger.directory.absolute(), to.rstrip("/")
-        else:
-            LocalFiles(Path(to))
-            place = Path(to).absolute()
-            root = f"file://{place}"
-        # pyarrow reads credentials from the environment, but not these.
-        given = {"s3.endpoint": os.environ.get("AWS_ENDPOINT_URL"), "s3.region": os.environ.get("AWS_REGION")}
-        known = {name: value for name, value in given.items() if value}
-        catalog = SqlCatalog("amqpd", uri=f"sqlite:///{place / 'catalog.db'}", warehouse=root, **known)
-        return catalog, "/".join([root, *table.split(".")])
-
     def check_fresh(self, prefix: str) -> None:
-        with _errors(self._identifier):
+        with iceberg_errors(self._identifier):
             if not self._catalog.table_exists(self._identifier):
                 return
             properties = self._catalog.load_table(self._identifier).properties
@@ -161,7 +161,7 @@ class Iceberg(Files):
 
     def _stage(self, staging: Path, files: list[Path], progress: Progress, label: str) -> None:
         if files:
-            with _errors(self._identifier):
+            with iceberg_errors(self._identifier):
                 self._files.table = self._prepared(pq.read_schema(files[0]).remove_metadata())
         super()._stage(staging, files, progress, label)
 
@@ -203,11 +203,11 @@ class Iceberg(Files):
     def _publish(self, progress: Progress) -> None:
         if not progress.moves:
             return
-        with _errors(self._identifier):
+        with iceberg_errors(self._identifier):
             table = self._files.table = self._catalog.load_table(self._identifier)
-            super()._publish(progress)
             if json.loads(table.properties.get(self._key, '{"batch": 0}'))["batch"] >= progress.batch:
-                return
+                return  # the files were in their place before this commit
+            super()._publish(progress)
             with table.transaction() as transaction:
                 transaction.set_properties({self._key: json.dumps({"batch": progress.batch, "name": self._name})})
                 transaction.add_files(
@@ -225,7 +225,7 @@ class Iceberg(Files):
 
 
 @contextmanager
-def _errors(what: str) -> Iterator[None]:
+def iceberg_errors(what: str) -> Iterator[None]:
     """Raise errors of catalogs and of pyiceberg, which have many types, as TargetError."""
     try:
         yield

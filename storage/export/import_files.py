@@ -67,6 +67,8 @@ class MessageColumns(NamedTuple):
 def find_files(path: Path, kind: str) -> list[Path]:
     """Return a file, or the files below a directory with the suffix of a kind, in the order of their paths.
 
+    Checkpoints of exports and imports below the directory are left out.
+
     Args:
         kind: parquet, json or csv; "": all of them.
 
@@ -85,7 +87,8 @@ def find_files(path: Path, kind: str) -> list[Path]:
                 f"{path} has {table} table, and perhaps files that are no part of it any more: "
                 "name its data files, or write its rows to files with another program"
             )
-    return [each for each in found if each.suffix in kinds and each.is_file()]
+    checkpoints = {each.parent for each in found if each.name == "lock" and (each.parent / "state.json").exists()}
+    return [each for each in found if each.suffix in kinds and each.is_file() and checkpoints.isdisjoint(each.parents)]
 
 
 def read_rows(path: Path, kind: str, skip: int) -> Iterator[MessageColumns]:

@@ -2,12 +2,16 @@
 
     <checkpoint>/lock             locked while a job runs: one at a time
     <checkpoint>/state.json       ImportState, replaced as a whole
-    <checkpoint>/rejected.json    messages that reached no queue, as JSON lines that can be imported
+    <checkpoint>/rejected.json    messages that reached no queue, or were refused, as JSON lines that can be imported
+    <checkpoint>/refused-N.json   messages that were refused when a run ended; the next run sends them again, at the end
 
 The job publishes with confirms. Every second it waits for all confirms and saves its position. A run after a kill
 publishes the messages behind this position again; queues drop them as copies, because they have the numbers of an
 idempotent producer (docs/deduplication.md): message n has epoch n >> 31 and sequence n mod 2^31. The headers
 `x-producer-id`, `x-producer-epoch` and `x-sequence` stay on the message.
+
+A refused message cannot be sent again with its number, because queues may have higher ones already. So it is written to
+a file, and the position behind it is saved at once.
 """
 
 from __future__ import annotations
@@ -20,19 +24,19 @@ from base64 import b64encode
 from collections.abc import Callable, Container, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from amqpd.protocol import methods as c
 from amqpd.protocol import properties as p
 from amqpd.storage.export.checkpoint import lock_checkpoint, sync_directory
 from amqpd.storage.export.import_files import BadFile, find_files, read_rows
+from amqpd.storage.export.import_publisher import ImportPublisher, OutgoingMessage
 from amqpd.storage.export.message_rows import BadRow, MessageRows, RowOptions
-from amqpd.storage.export.publisher import SinkPublisher, SinkTarget
+from amqpd.storage.export.publisher import PublishError, SinkTarget
 
 VERSION: Final = 1
 SAVE_S: Final = 1.0
-WINDOW: Final = 1000
 SEQUENCE_BITS: Final = 31
 PRODUCER_ID: Final = "x-producer-id"
 EPOCH: Final = "x-producer-epoch"
@@ -55,6 +59,8 @@ class ImportOptions:
         exchange: For all messages; None: their own.
         routing_key: For all messages; None: their own.
         numbered: Publish as an idempotent producer. False: after a kill some messages may arrive twice.
+        on_refused: stop: end the run; the next one sends the message again. skip: count it and continue. save: write
+            it to rejected.json and continue.
     """
 
     paths: tuple[Path, ...]
@@ -64,6 +70,7 @@ class ImportOptions:
     exchange: str | None = None
     routing_key: str | None = None
     numbered: bool = True
+    on_refused: str = "stop"
 
     def identity(self) -> dict[str, Any]:
         """Return what must be equal in all runs."""
@@ -87,7 +94,7 @@ class ImportState:
         file: Index of the file that is being read.
         row: Number of its rows that are published and confirmed.
         messages: Number of all of them.
-        rejected: Number of those that reached no queue.
+        rejected: Number of those that are in rejected.json.
         rejected_bytes: Size of rejected.json.
     """
 
@@ -107,8 +114,9 @@ class MessageImportReport:
 
     Attributes:
         share: Part of all files, 0 to 1.
-        rejected: Messages of this run that reached no queue.
+        rejected: Messages of this run in rejected.json: they reached no queue, or were refused.
         rejected_before: The same of earlier runs.
+        refused: Messages that the broker refused in this run.
         files: Files that this run has finished.
         waiting: Files that are not finished, because the run was stopped.
     """
@@ -116,6 +124,7 @@ class MessageImportReport:
     messages: int = 0
     rejected: int = 0
     rejected_before: int = 0
+    refused: int = 0
     files: int = 0
     waiting: int = 0
     seconds: float = 0.0
@@ -133,6 +142,7 @@ class ImportLedger:
             self.rejects: BinaryIO = (directory / "rejected.json").open("ab")
             self.rejects.truncate(self.state.rejected_bytes)
             self.rejects.seek(0, os.SEEK_END)  # `truncate` leaves the position behind the new end
+            self._refused: BinaryIO | None = None
         except BaseException:
             os.close(self._lock)
             raise
@@ -159,6 +169,12 @@ class ImportLedger:
 
     def save(self) -> None:
         """Write the state and sync it to disk."""
+        if self._refused is not None:
+            self._refused.flush()
+            os.fsync(self._refused.fileno())
+            self.state.files.append([self._refused.name, self._refused.tell()])
+            self._refused.close()
+            self._refused = None
         self.rejects.flush()
         os.fsync(self.rejects.fileno())
         self.state.rejected_bytes = self.rejects.tell()
@@ -190,21 +206,35 @@ class ImportLedger:
                     "--checkpoint, which imports the whole file"
                 )
 
-    def reject(self, message: c.BasicReturn, properties: bytes, body: bytes) -> None:
-        """Write a message that reached no queue to rejected.json."""
-        row: dict[str, str] = {"exchange": message.exchange, "routing_key": message.routing_key}
-        try:
-            row["value"] = body.decode()
-        except UnicodeDecodeError:
-            row["value_base64"] = b64encode(body).decode()
-        row["raw_properties"] = b64encode(p.without_headers(properties, NUMBERS)).decode()
-        row["reason"] = f"{message.reply_code} {message.reply_text}"
-        self.rejects.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    def reject(self, message: OutgoingMessage, reason: str) -> None:
+        """Write a message to rejected.json."""
+        self.rejects.write(_line(message, reason))
         self.state.rejected += 1
 
+    def send_again(self, message: OutgoingMessage, reason: str) -> None:
+        """Add a message to a new file, which becomes the last one of the import with the next `save`."""
+        if self._refused is None:
+            path = (self.directory / f"refused-{len(self.state.files)}.json").absolute()
+            self._refused = path.open("wb")
+        self._refused.write(_line(message, reason))
+
     def close(self) -> None:
+        if self._refused is not None:
+            self._refused.close()
         self.rejects.close()
         os.close(self._lock)
+
+
+def _line(message: OutgoingMessage, reason: str) -> bytes:
+    """Return a message as a line of JSON that can be imported, without the import's numbers."""
+    row: dict[str, str] = {"exchange": message.exchange, "routing_key": message.routing_key}
+    try:
+        row["value"] = message.body.decode()
+    except UnicodeDecodeError:
+        row["value_base64"] = b64encode(message.body).decode()
+    row["raw_properties"] = b64encode(p.without_headers(message.properties, NUMBERS)).decode()
+    row["reason"] = reason
+    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
 
 class NumberedProperties:
@@ -245,6 +275,7 @@ class ImportJob:
         self._say = say
         self._stopped = stopped
         self._saved = 0.0
+        self._is_refusal_saved = True
 
     def run(self) -> MessageImportReport:
         """Import all rows that are not imported yet. Raises BadImport, BadFile, PublishError, OSError."""
@@ -261,7 +292,9 @@ class ImportJob:
             report = MessageImportReport(rejected_before=state.rejected)
             if state.file < len(state.files):
                 ledger.save()  # the producer's id must be safe before its first message
-                publisher = SinkPublisher(options.target, window=WINDOW, on_return=ledger.reject)
+                continues = options.on_refused != "stop"
+                refuse = partial(self._refuse, ledger, report)
+                publisher = ImportPublisher(options.target, ledger.reject, refuse, continues=continues)
                 try:
                     self._publish(ledger, publisher, report)
                 except BaseException:
@@ -273,7 +306,15 @@ class ImportJob:
         report.seconds = time.monotonic() - started
         return report
 
-    def _publish(self, ledger: ImportLedger, publisher: SinkPublisher, report: MessageImportReport) -> None:
+    def _refuse(self, ledger: ImportLedger, report: MessageImportReport, message: OutgoingMessage, reason: str) -> None:
+        report.refused += 1
+        self._is_refusal_saved = False
+        if self._options.on_refused == "stop":
+            ledger.send_again(message, reason)
+        elif self._options.on_refused == "save":
+            ledger.reject(message, reason)
+
+    def _publish(self, ledger: ImportLedger, publisher: ImportPublisher, report: MessageImportReport) -> None:
         state = ledger.state
         sizes = [size for _, size in state.files]
         rows = MessageRows(RowOptions(exchange=self._options.exchange, routing_key=self._options.routing_key))
@@ -282,7 +323,8 @@ class ImportJob:
         while state.file < len(state.files) and not self._stopped():
             path = Path(state.files[state.file][0])
             done = sum(sizes[: state.file])
-            for columns, count, share in read_rows(path, self._options.kind, state.row):
+            kind = "json" if path.parent == ledger.directory.absolute() else self._options.kind  # refused-N.json
+            for columns, count, share in read_rows(path, kind, state.row):
                 self._check_route(path, columns)
                 self._publish_rows(path, rows.of_columns(columns, count), numbered, ledger, publisher)
                 report.messages += count
@@ -298,6 +340,7 @@ class ImportJob:
             state.row = 0
             report.files += 1
             self._save(ledger, publisher)
+            sizes = [size for _, size in state.files]
 
     def _check_route(self, path: Path, columns: Container[str]) -> None:
         options = self._options
@@ -310,7 +353,7 @@ class ImportJob:
 
     def _publish_rows(
         self, path: Path, messages: Any, numbered: NumberedProperties | None, ledger: ImportLedger,
-        publisher: SinkPublisher,
+        publisher: ImportPublisher,
     ) -> None:  # fmt: skip
         state = ledger.state
         try:
@@ -319,15 +362,25 @@ class ImportJob:
                     if state.messages & (1 << SEQUENCE_BITS) - 1 == 0:
                         self._save(ledger, publisher)  # a queue refuses the last epoch after the first of the next one
                     properties = numbered.of(properties, state.messages)
-                publisher.publish(exchange, key, properties, body)
+                publisher.publish(OutgoingMessage(exchange, key, properties, body))
                 state.messages += 1
                 state.row += 1
+                if not self._is_refusal_saved:
+                    self._save(ledger, publisher)
         except (BadRow, ValueError) as error:
             self._save(ledger, publisher)
             raise BadFile(f"{path}, row {state.row + 1}: {error}") from None
 
-    def _save(self, ledger: ImportLedger, publisher: SinkPublisher) -> None:
-        """Wait until all messages are confirmed, then save the position."""
+    def _save(self, ledger: ImportLedger, publisher: ImportPublisher) -> None:
+        """Wait until all messages are confirmed, then save the position. Raises PublishError if one was refused and the
+        run has to stop.
+        """
         publisher.finish()
         ledger.save()
         self._saved = time.monotonic()
+        if not self._is_refusal_saved and self._options.on_refused == "stop":
+            raise PublishError(
+                "the broker refused messages (basic.nack). They are sent again at the end of the files; --on-refused "
+                "save or skip continues without them"
+            )
+        self._is_refusal_saved = True

@@ -162,18 +162,12 @@ class ExportOptions:
             return self.min_batch_bytes
         return 0 if self.is_database else MIN_BATCH_BYTES
 
-    def _place(self) -> str:
-        """Return `to` in one spelling, without a password."""
-        if is_object_store(self.to):
-            return self.to.rstrip("/")
-        return without_password(self.to) if "://" in self.to else str(Path(self.to).absolute())
-
     def identity(self) -> dict[str, Any]:
         """Return the options that must be equal in all runs. Tables may get more columns in a later run."""
         found = {
             "vhost": self.vhost,
             "queue": self.queue,
-            "to": self._place(),
+            "to": named_target(self.to),
             "format": "" if self.is_database else self.format,
             "partition_by": list(self.partition_by),
             "where": self.where,
@@ -396,7 +390,7 @@ class ExportJob:
         if options.format == "delta":
             from amqpd.storage.export.delta import Delta
 
-            return Delta(options.to, partition_by, ledger)
+            return Delta(options.to, partition_by, self._prefix(), ledger)
         if options.format == "iceberg":
             from amqpd.storage.export.iceberg import Iceberg
 
@@ -569,6 +563,13 @@ class ExportJob:
                 logger.warning("queue '%s': %s", span.queue.queue, error)
 
 
+def named_target(to: str) -> str:
+    """Return `--to` in one spelling, without a password."""
+    if is_object_store(to):
+        return to.rstrip("/")
+    return without_password(to) if "://" in to else str(Path(to).absolute())
+
+
 def without_password(url: str) -> str:
     """Return a database's URL without user and password, for display and storage; others unchanged."""
     scheme, separator, rest = url.partition("://")
@@ -577,4 +578,4 @@ def without_password(url: str) -> str:
     return f"{scheme}://{rest.rpartition('@')[2]}" if separator else url
 
 
-__all__ = ["BadExport", "ExportJob", "ExportOptions", "ExportReport", "TargetError", "without_password"]
+__all__ = ["BadExport", "ExportJob", "ExportOptions", "ExportReport", "TargetError", "named_target", "without_password"]

@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -86,12 +87,12 @@ class ObjectStore:
         scheme, _, rest = self.url.partition("://")
         return from_url(f"{scheme.lower()}://{rest}", **given)
 
-    def _listed(self, store: Any) -> Iterator[str]:
+    def _listed(self, store: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
         import obstore
 
-        for chunk in obstore.list(store):
+        for chunk in obstore.list(store, prefix or None):
             for each in chunk:
-                yield each["path"]
+                yield each["path"], each["size"]
 
     def _failure(self, error: Exception) -> ObjectStoreError:
         if isinstance(error, ObjectStoreError):
@@ -106,10 +107,73 @@ class ObjectStore:
 
     def names(self) -> Iterator[str]:
         """Yield the names of all objects, without the prefix. Cost: a request for each thousand."""
+        return (name for name, _ in self.sizes())
+
+    def sizes(self, folder: str = "") -> Iterator[tuple[str, int]]:
+        """Yield the name and size in bytes of all objects, or of a folder's. Cost: a request for each thousand."""
         from obstore.exceptions import BaseError
 
         try:
-            yield from self._listed(self._store)
+            yield from self._listed(self._store, folder)
+        except (BaseError, OSError) as error:
+            raise self._failure(error) from error
+
+    def read(self, name: str) -> tuple[bytes, str] | None:
+        """Return the content of a small object, and its version; None if it does not exist."""
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            found = obstore.get(self._store, name)
+            return bytes(found.bytes()), str(found.meta["e_tag"])
+        except FileNotFoundError:
+            return None
+        except (BaseError, OSError) as error:
+            raise self._failure(error) from error
+
+    def replace(self, name: str, data: bytes, version: str | None) -> str:
+        """Replace a small object if it has this version, or create it. Return its new version.
+
+        Args:
+            version: None: it must not exist.
+
+        Raises: ObjectStoreError, also if another program has written it, or the store has no conditional writes.
+        """
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+
+        try:
+            result = obstore.put(self._store, name, data, mode="create" if version is None else {"e_tag": version})
+            return str(result["e_tag"])
+        except (AlreadyExistsError, PreconditionError) as error:
+            found = self.read(name)
+            if found is not None and found[0] == data:
+                return found[1]  # the answer to the first attempt was lost
+            raise ObjectStoreError(f"--to {self.url}: another program has written {name} meanwhile") from error
+        except (BaseError, OSError) as error:
+            raise self._failure(error) from error
+
+    def download(self, name: str, path: Path) -> None:
+        """Copy an object to a new file. Raises ObjectStoreError, also if the object does not exist."""
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            with path.open("wb") as file:
+                for piece in obstore.get(self._store, name):
+                    file.write(piece)
+        except (BaseError, OSError) as error:
+            raise self._failure(error) from error
+
+    def delete(self, names: list[str]) -> None:
+        """Delete objects. Those that do not exist are no error."""
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            for name in names:
+                with suppress(FileNotFoundError):
+                    obstore.delete(self._store, name)
         except (BaseError, OSError) as error:
             raise self._failure(error) from error
 

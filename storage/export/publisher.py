@@ -37,6 +37,18 @@ class PublishError(Exception):
     """Some messages may not have arrived; the text says why."""
 
 
+class ChannelClosed(PublishError):
+    """The broker closed the channel because of one of the unconfirmed messages.
+
+    Attributes:
+        reason: Its code and text.
+    """
+
+    def __init__(self, text: str, reason: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class SinkTarget:
     """A broker, its vhost and a user.
@@ -101,6 +113,8 @@ class SinkPublisher:
         window: Limit for unconfirmed messages.
         on_return: Called with each message that reached no queue, its properties and its body, instead of an error.
             Only with confirms; it is called before the message counts as confirmed.
+        on_nack: Called with the numbers, from 1 on, of messages that the broker refused, instead of an error. They
+            count as confirmed.
     """
 
     def __init__(
@@ -112,6 +126,7 @@ class SinkPublisher:
         window: int = 1000,
         timeout_s: float = 60.0,
         on_return: Callable[[c.BasicReturn, bytes, bytes], None] | None = None,
+        on_nack: Callable[[list[int]], None] | None = None,
     ) -> None:
         self.published = 0
         self._confirmed = 0  # all messages up to this number are confirmed, and those in `_confirmed_early`
@@ -125,6 +140,7 @@ class SinkPublisher:
         self._answers: list[c.Command] = []
         self._returned: c.BasicReturn | None = None
         self._on_return = on_return
+        self._on_nack = on_nack
         self._content = _ReturnedContent()
         self._blocked = False
         self._routes: dict[tuple[str, str], bytes] = {}
@@ -179,6 +195,10 @@ class SinkPublisher:
         if self._returned is not None:
             self._raise_unroutable()
         return self.published
+
+    def is_confirmed(self, number: int) -> bool:
+        """Return whether the message with this number, from 1 on, is confirmed."""
+        return number <= self._confirmed or number in self._confirmed_early
 
     def close(self) -> None:
         """Close the connection. An uncommitted transaction is lost. Raises nothing."""
@@ -316,13 +336,20 @@ class SinkPublisher:
         match command:
             case c.BasicAck(tag, multiple):
                 self._on_ack(tag, multiple)
-            case c.BasicNack():
-                raise PublishError(f"{self._where} refused a message (basic.nack)")
+            case c.BasicNack(tag, multiple):
+                if self._on_nack is None:
+                    raise PublishError(f"{self._where} refused a message (basic.nack)")
+                first = self._confirmed + 1 if multiple else tag
+                self._on_nack([each for each in range(first, tag + 1) if not self.is_confirmed(each)])
+                self._on_ack(tag, multiple)
             case c.BasicReturn():
                 self._returned = command
                 if not self._transaction and self._on_return is None:
                     self._raise_unroutable()
-            case c.ConnectionClose() | c.ChannelClose():
+            case c.ChannelClose():
+                reason = f"{command.reply_code} {command.reply_text}"
+                raise ChannelClosed(f"{self._where} closed: {reason}", reason)
+            case c.ConnectionClose():
                 raise PublishError(f"{self._where} closed: {command.reply_code} {command.reply_text}")
             case c.ConnectionBlocked():
                 self._blocked = True

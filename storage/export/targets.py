@@ -12,6 +12,7 @@ Each target makes a batch visible once, even after kills:
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -20,7 +21,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from amqpd.storage.export.checkpoint import CheckpointError, ExportCheckpoint, Progress, move, sync_files
+from amqpd.storage.export.checkpoint import (
+    CheckpointError,
+    ExportCheckpoint,
+    Progress,
+    directory_lock,
+    move,
+    sync_files,
+)
 from amqpd.storage.export.engine import ExportEngine, ExportRows
 from amqpd.storage.export.file_writer import REJECTED_KIND, FileLayout
 from amqpd.storage.export.object_store import ObjectStore, is_object_store
@@ -108,7 +116,8 @@ class LocalFiles:
         return str((self._directory / path).absolute())
 
     def publish(self, moves: list[list[str]]) -> None:
-        move(moves)
+        with directory_lock(self._directory, fcntl.LOCK_SH):  # a compaction may exchange directories
+            move(moves)
 
 
 def file_place(to: str) -> FilePlace:

@@ -19,7 +19,7 @@ from amqpd.cli.rabbitmq_compat import PLUGIN_COMMANDS
 MANUAL = Path(__file__).parents[2] / "docs" / "amqpctl.md"
 EXPECTED_COMMANDS = (
     "status ping version add_vhost delete_vhost list_vhosts dump_log verify_log export import sql set_export "
-    "clear_export add_user delete_user change_password clear_password authenticate_user "
+    "clear_export compact_export add_user delete_user change_password clear_password authenticate_user "
     "list_users set_user_tags set_permissions clear_permissions list_permissions "
     "list_user_permissions set_topic_permissions clear_topic_permissions list_topic_permissions list_queues "
     "list_exchanges list_bindings list_connections list_channels list_consumers purge_queue delete_queue "

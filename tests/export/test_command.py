@@ -183,7 +183,7 @@ def test_progress_bar_keeps_rejected_messages(written, tmp_path, monkeypatch):
 
 
 def test_sizes_are_formatted_and_passwords_hidden():
-    sizes = [command._size(each) for each in (0, 999, 1000, 15_500_000, 2 * 10**12, 5 * 10**15)]
+    sizes = [command.formatted_size(each) for each in (0, 999, 1000, 15_500_000, 2 * 10**12, 5 * 10**15)]
     assert sizes == ["0 bytes", "999 bytes", "1.0 KB", "15.5 MB", "2.0 TB", "5000.0 TB"]
     assert without_password("postgresql://u:secret@h/db") == "postgresql://h/db"
     assert without_password("./lake") == "./lake"

@@ -10,6 +10,7 @@ import sys
 import time
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from urllib.parse import quote
 
 import pika
@@ -21,7 +22,9 @@ from amqpd.cli import export as command
 from amqpd.cli import message_import
 from amqpd.cli.main import run
 from amqpd.protocol import properties as p
+from amqpd.storage.export import import_publisher
 from amqpd.storage.export.import_job import NUMBERS, SEQUENCE_BITS, BadImport, ImportLedger, NumberedProperties
+from amqpd.storage.export.import_publisher import ImportPublisher
 from amqpd.storage.export.publisher import SinkPublisher, SinkTarget
 from amqpd.testing import BrokerProcess
 
@@ -177,20 +180,134 @@ def test_messages_without_a_queue_are_counted_and_can_be_imported_later(amqpd_br
     assert len(drain(amqpd_broker, amqpd_vhost.name, "orders")) == 2
 
 
-def test_refused_message_ends_the_run_and_a_rerun_continues(amqpd_broker, amqpd_vhost, tmp_path):
-    path = f"/api/queues/{quote(amqpd_vhost.name, safe='')}/full"
+def limited(amqpd_broker, amqpd_vhost, queue="full"):
+    """Declare a queue that refuses messages after the tenth."""
+    path = f"/api/queues/{quote(amqpd_vhost.name, safe='')}/{queue}"
     arguments = {"x-max-length": 10, "x-overflow": "reject-publish"}
     amqpd_broker.api("PUT", path, {"durable": True, "arguments": arguments})
+
+
+def purge(url, queue="full"):
+    connection = pika.BlockingConnection(pika.URLParameters(url))
+    count = connection.channel().queue_purge(queue).method.message_count
+    connection.close()
+    return count
+
+
+def bodies(amqpd_broker, amqpd_vhost, queue="full"):
+    return [int(body) for _, _, _, body in drain(amqpd_broker, amqpd_vhost.name, queue)]
+
+
+@pytest.mark.parametrize("kind", ["csv", ""])
+def test_refused_message_ends_the_run_and_a_rerun_sends_it_again(amqpd_broker, amqpd_vhost, tmp_path, kind):
+    limited(amqpd_broker, amqpd_vhost)
     (tmp_path / "a.csv").write_text("value\n" + "".join(f"{number}\n" for number in range(20)))
     command = ("import", str(tmp_path / "a.csv"), "--to", amqpd_vhost.url, "--to-queue", "full")
+    command += ("--format", kind) if kind else ()
     code, _, err = call(*command)
-    assert (code, "refused a message (basic.nack). A rerun continues" in err) == (69, True)
-    connection = pika.BlockingConnection(pika.URLParameters(amqpd_vhost.url))
-    channel = connection.channel()
-    assert channel.queue_purge("full").method.message_count == 10
-    connection.close()
+    assert (code, "the broker refused messages (basic.nack)" in err, "A rerun continues" in err) == (69, True, True)
+    assert call(*command)[0] == 69
+    assert bodies(amqpd_broker, amqpd_vhost) == list(range(10))
+    assert purge(amqpd_vhost.url) == 10
+    code, out, _ = call("--formatter", "json", *command)
+    summary = json.loads(out)
+    assert (code, summary["messages"], summary["refused"], summary["rejected"]) == (0, 10, 0, 0)
+    assert bodies(amqpd_broker, amqpd_vhost) == list(range(10, 20))
+
+
+def test_message_that_is_refused_before_others_are_accepted_is_not_taken_for_a_copy(
+    amqpd_broker, amqpd_vhost, tmp_path
+):
+    """The queue takes small messages when it refuses a large one."""
+    path = f"/api/queues/{quote(amqpd_vhost.name, safe='')}/small"
+    arguments = {"x-max-length-bytes": 1000, "x-overflow": "reject-publish"}
+    amqpd_broker.api("PUT", path, {"durable": True, "arguments": arguments})
+    texts = ["1" * 600, "2" * 600, "3", "4"]
+    (tmp_path / "a.csv").write_text("value\n" + "".join(f"{text}\n" for text in texts))
+    command = ("import", str(tmp_path / "a.csv"), "--to", amqpd_vhost.url, "--to-queue", "small")
+    assert call(*command)[0] == 69
+    found = [body.decode() for _, _, _, body in drain(amqpd_broker, amqpd_vhost.name, "small")]
+    purge(amqpd_vhost.url, "small")
+    while call(*command)[0] == 69:
+        found += [body.decode() for _, _, _, body in drain(amqpd_broker, amqpd_vhost.name, "small")]
+        purge(amqpd_vhost.url, "small")
+    found += [body.decode() for _, _, _, body in drain(amqpd_broker, amqpd_vhost.name, "small")]
+    assert sorted(found) == sorted(texts)
+
+
+@pytest.mark.parametrize("choice", ["skip", "save"])
+def test_import_continues_after_refused_messages(amqpd_broker, amqpd_vhost, tmp_path, choice):
+    limited(amqpd_broker, amqpd_vhost)
+    declare(amqpd_vhost.url, "open")
+    rows = [{"value": str(number), "exchange": "", "routing_key": ("full", "open")[number % 2]} for number in range(40)]
+    (tmp_path / "a.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ("import", str(tmp_path / "a.json"), "--to", amqpd_vhost.url, "--on-refused", choice)
+    code, out, err = call("--formatter", "json", *command)
+    summary = json.loads(out)
+    assert (summary["messages"], summary["refused"]) == (40, 10)
+    assert bodies(amqpd_broker, amqpd_vhost, "open") == list(range(1, 40, 2))
+    assert bodies(amqpd_broker, amqpd_vhost) == list(range(0, 20, 2))
+    if choice == "skip":
+        assert (code, summary["rejected"]) == (0, 0)
+        assert call(*command)[1].startswith("Imported 0 messages")
+        return
+    assert (code, summary["rejected"]) == (65, 10)
+    assert "10 messages reached no queue, or were refused. They are in " in err
+    purge(amqpd_vhost.url)
+    assert (
+        call("import", summary["rejected_file"], "--to", amqpd_vhost.url, "--checkpoint", str(tmp_path / "c"))[0] == 0
+    )
+    assert bodies(amqpd_broker, amqpd_vhost) == list(range(20, 40, 2))
+
+
+def test_import_continues_after_messages_that_close_the_channel(amqpd_broker, amqpd_vhost, tmp_path):
+    declare(amqpd_vhost.url, "open")
+    rows = [
+        {"value": str(number), "exchange": "none" if number % 10 == 3 else "", "routing_key": "open"}
+        for number in range(40)
+    ]
+    (tmp_path / "a.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ("import", str(tmp_path / "a.json"), "--to", amqpd_vhost.url)
+    code, _, err = call(*command)
+    assert code == 69 and "404 NOT_FOUND - no exchange 'none'" in err
+    code, out, _ = call(*command, "--on-refused", "save", "--formatter", "json")
+    summary = json.loads(out)
+    assert (code, summary["refused"], summary["rejected"], summary["messages"]) == (65, 4, 4, 40)
+    reasons = [json.loads(line) for line in Path(summary["rejected_file"]).read_text().splitlines()]
+    assert [each["value"] for each in reasons] == ["3", "13", "23", "33"]
+    assert reasons[0]["reason"].startswith("404 NOT_FOUND - no exchange 'none'")
+    assert bodies(amqpd_broker, amqpd_vhost, "open") == [number for number in range(40) if number % 10 != 3]
+
+
+def test_memory_of_unconfirmed_messages_is_bounded(amqpd_broker, amqpd_vhost, tmp_path, monkeypatch):
+    declare(amqpd_vhost.url, "open")
+    monkeypatch.setattr(import_publisher, "UNCONFIRMED_BYTES", 1000)
+    sizes = []
+    real = ImportPublisher.publish
+
+    def publish(self, message):
+        real(self, message)
+        sizes.append(sum(len(each.body) for each in self._unconfirmed.values()))
+
+    monkeypatch.setattr(ImportPublisher, "publish", publish)
+    (tmp_path / "a.csv").write_text("value\n" + f"{'7' * 300}\n" * 50)
+    assert call("import", str(tmp_path / "a.csv"), "--to", amqpd_vhost.url, "--to-queue", "open")[0] == 0
+    assert len(sizes) == 50 and max(sizes) < 1000
+
+
+def test_checkpoints_inside_the_directory_are_not_imported(amqpd_broker, amqpd_vhost, tmp_path):
+    declare(amqpd_vhost.url, "open")
+    lake = tmp_path / "lake"
+    lake.mkdir()
+    (lake / "state.json").write_text('{"value": "1", "routing_key": "open", "exchange": ""}\n')
+    checkpoint = lake / "progress" / "orders"
+    command = ("import", str(lake), "--to", amqpd_vhost.url, "--checkpoint", str(checkpoint))
+    for _ in range(2):
+        assert call(*command)[0] == 0
+    (checkpoint / "staging").mkdir()  # of an export
+    (checkpoint / "staging" / "a.json").write_text('{"value": "2", "routing_key": "open", "exchange": ""}\n')
     assert call(*command)[0] == 0
-    assert [int(body) for _, _, _, body in drain(amqpd_broker, amqpd_vhost.name, "full")] == list(range(10, 20))
+    assert bodies(amqpd_broker, amqpd_vhost, "open") == [1]
 
 
 @pytest.mark.parametrize(
@@ -200,6 +317,7 @@ def test_refused_message_ends_the_run_and_a_rerun_continues(amqpd_broker, amqpd_
         (("a", "--format", "xml"), "--format xml: expected parquet, json or csv"),
         (("a", "--to", "http://h"), "--to : expected amqp://"),
         (("a", "--uri", "https://u:p@h:1"), "--uri : import does not use TLS from --uri: give --to amqps://"),
+        (("a", "--on-refused", "retry"), "--on-refused retry: expected stop, skip or save"),
         (("a", "s3://lake/orders"), "s3://lake/orders: expected a local file or directory"),
         (("a", "--to", "amqp://h/v", "-p", "w"), "--vhost : the vhost is in --to"),
         (("a", "--to", "amqp://h", "--to-queue", "q", "--routing-key", "k"), "--to-queue : excludes"),

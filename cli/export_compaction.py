@@ -1,0 +1,138 @@
+"""`amqpctl compact_export`: small files of an export into larger ones.
+
+The job is storage/export/compaction_job.py; this module translates command line and result.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
+
+from amqpd.cli.command import Command, Context
+from amqpd.cli.errors import UNAVAILABLE, USAGE, Failure, UsageError
+from amqpd.cli.export import BAR_S, StopRequest, formatted_size, look_for_packages
+from amqpd.cli.formatters import compact
+
+if TYPE_CHECKING:
+    from amqpd.storage.export.file_compaction import CompactionOptions, CompactionReport
+
+
+def compact_export(context: Context) -> None:
+    options = _options(context)
+    from amqpd.storage.export import compaction_job
+    from amqpd.storage.export.checkpoint import CheckpointError
+    from amqpd.storage.export.file_compaction import Watch
+    from amqpd.storage.export.targets import TargetError
+
+    progress = _Progress(context)
+    stopped = StopRequest("stopping after these files; once more to stop now (a rerun loses and repeats nothing)")
+    try:
+        report = compaction_job.compact(options, Watch(progress.show, stopped))
+    except CheckpointError as error:
+        raise Failure(USAGE, str(error)) from None
+    except (TargetError, OSError) as error:
+        raise Failure(UNAVAILABLE, str(error)) from None
+    finally:
+        progress.close()
+        stopped.restore()
+    if context.line.formatter == "json":
+        found = {
+            "merged": report.merged,
+            "written": report.written,
+            "bytes_before": report.bytes_before,
+            "bytes_after": report.bytes_after,
+            "removed": report.removed,
+            "waiting": report.waiting,
+            "seconds": round(report.seconds, 3),
+            "to": options.to,
+        }
+        context.out.write(compact(found) + "\n")
+        return
+    sizes = f"({formatted_size(report.bytes_before)}) into {report.written:,} ({formatted_size(report.bytes_after)})"
+    removed = f"; removed {report.removed:,} old files" if report.removed else ""
+    waiting = f"; {report.waiting:,} files wait" if report.waiting else ""
+    context.out.write(f"Merged {report.merged:,} files {sizes} in {report.seconds:.1f} s{removed}{waiting}\n")
+
+
+class _Progress:
+    """Progress as the last line of a terminal, elsewhere as a line for each step."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._is_terminal = context.err.isatty()
+        self._written = 0.0
+        self._is_visible = False
+
+    def show(self, report: CompactionReport) -> None:
+        text = f"{report.merged:,} files merged into {report.written:,}, {report.waiting:,} wait"
+        if not self._is_terminal:
+            self._context.warn(text)
+            self._context.err.flush()
+        elif not self._context.line.quiet and time.monotonic() - self._written >= BAR_S:
+            self._written = time.monotonic()
+            self._context.err.write(f"\r\x1b[K{text}")
+            self._context.err.flush()
+            self._is_visible = True
+
+    def close(self) -> None:
+        if self._is_visible:
+            self._context.err.write("\n")
+
+
+def _options(context: Context) -> CompactionOptions:
+    """Return the job's options for the command line. Raises: UsageError, Failure."""
+    from pathlib import Path
+
+    from amqpd.storage.export.checkpoint import CheckpointError, read_checkpoint
+
+    given = context.line.given
+    if "to" not in given:
+        raise UsageError("--to is needed: the directory, object store or table of an export")
+    to = given["to"]
+    if to.startswith("file://"):
+        to = unquote(to.removeprefix("file://"))
+    if "checkpoint" not in given and "://" in to:
+        raise UsageError("--checkpoint is needed if --to is not a directory: that of the export")
+    file_mb = context.line.number("file-size") if "file-size" in given else 128
+    if not file_mb:
+        raise UsageError("Invalid options for this command:\n--file-size : 0")
+    checkpoint = Path(given.get("checkpoint") or to.rstrip("/") + ".checkpoint")
+    try:
+        what = read_checkpoint(checkpoint).what
+    except CheckpointError as error:
+        raise Failure(USAGE, str(error)) from None
+    if what["format"] not in ("parquet", "delta", "iceberg"):
+        kind = what["format"] or "a database"
+        raise UsageError(
+            f"--to {to}: an export to {kind} has no files that can be merged: only parquet, delta, iceberg"
+        )
+    look_for_packages(context, to, what["format"])
+    from amqpd.storage.export.file_compaction import CompactionOptions
+    from amqpd.storage.export.job import named_target
+
+    if named_target(to) != what["to"]:
+        raise UsageError(f"--to {to}: the checkpoint {checkpoint} belongs to an export --to {what['to']}")
+    return CompactionOptions(to.rstrip("/"), checkpoint, file_mb << 20)
+
+
+COMMANDS: Final = (
+    Command(
+        "compact_export",
+        "Queues",
+        "Merges small files of an export (Parquet, Iceberg, Delta) into larger ones",
+        compact_export,
+        "--to <directory | URL> [--checkpoint <dir>] [--file-size <MB>]",
+        0,
+        0,
+        (
+            ("<directory | URL>", "the target of an export; its checkpoint has the format and the table"),
+            ("--to", "files of the present date or hour are left alone, and those of at least half of --file-size"),
+        ),
+        ("to", "checkpoint", "file-size"),
+        examples=(
+            ("compact_export --to ./lake", "files of about 128 MB, also beside amqpctl export --follow"),
+            ("compact_export --to s3://lake/orders --checkpoint ./orders.done", "objects; readers use live_files"),
+        ),
+    ),
+)

@@ -1,0 +1,144 @@
+"""Compaction of a directory of Parquet files, for readers that list it.
+
+A directory is replaced as a whole. Its successor has the merged files, and hard links to all other files. One system
+call exchanges the two (renameat2 with RENAME_EXCHANGE), so a reader lists the old files or the new ones. A reader that
+has listed the old files, but not opened them yet, does not find them: an error, not a wrong result.
+
+Successors and replaced directories are in `.<to>.<id>.compaction`, beside the target, because the exchange needs one
+file system. After a kill everything there can be deleted: before the exchange these are copies, after it the old files.
+
+Exports rename files with a shared lock of the target's directory, and the exchange has its exclusive lock. So no file
+appears in a directory while its successor is made. A file system without these locks has no such exchange.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from amqpd.storage.export.checkpoint import directory_lock, read_checkpoint, sync_directory
+from amqpd.storage.export.file_compaction import (
+    CompactionError,
+    CompactionOptions,
+    CompactionReport,
+    FoundFile,
+    Watch,
+    by_schema,
+    merge,
+    merged_name,
+    plan,
+)
+
+RETIRE_S: float = 1.0
+"""So long after the last exchange the replaced directories stay for readers that are listing them."""
+_AT_FDCWD: Final = -100
+_RENAME_EXCHANGE: Final = 2
+
+
+def compact_directory(options: CompactionOptions, watch: Watch) -> CompactionReport:
+    """Merge small files below `options.to`. Raises CompactionError, CheckpointError, OSError."""
+    root = Path(options.to).resolve()
+    if not root.is_dir():
+        raise CompactionError(f"{options.to} is not a directory")
+    if root.is_mount():
+        raise CompactionError(f"{root} is the root of a file system, which cannot be exchanged: use a directory in it")
+    found = [
+        FoundFile(str(path.relative_to(root)), path.stat().st_size)
+        for path in root.rglob("*.parquet")
+        if path.is_file() and not path.is_symlink()
+    ]
+    export = read_checkpoint(options.checkpoint)
+    work = root.with_name(f".{root.name}.{export.id}.compaction")
+    _remove(work)
+    groups = plan(found, export, options)
+    report = CompactionReport(waiting=sum(map(len, groups)))
+    watch.say(report)
+    for directory, of_directory in groupby(groups, key=lambda group: group[0].directory):
+        if watch.stopped():
+            break
+        _compact(root, work, directory, list(of_directory), report)
+        watch.say(report)
+    if report.merged:
+        time.sleep(RETIRE_S)
+    _remove(work)
+    return report
+
+
+def _remove(work: Path) -> None:
+    if work.exists():
+        shutil.rmtree(work)
+
+
+def _compact(root: Path, work: Path, directory: str, groups: list[list[FoundFile]], report: CompactionReport) -> None:
+    """Replace the groups of one directory by merged files."""
+    successor = work / f"{len(list(work.iterdir())) if work.exists() else 0}"
+    successor.mkdir(parents=True)
+    merged: list[FoundFile] = []
+    sizes: list[int] = []
+    for group in groups:
+        for files in by_schema(group, lambda each: root / each.name):
+            sizes.append(merge((root / each.name for each in files), successor / merged_name(files)))
+            merged += files
+    if not merged:
+        return
+    place = root / directory
+    with directory_lock(root, fcntl.LOCK_EX):
+        if not all(_is_unchanged(root, each) for each in merged):
+            raise CompactionError(f"{place}: another program has changed its files. A rerun merges the others")
+        _link_others(place, successor, {Path(each.name).name for each in merged})
+        exchange(place, successor)
+        for parent in (place.parent, work, work.parent):
+            sync_directory(parent)
+    report.add(merged, len(sizes), sum(sizes))
+
+
+def _is_unchanged(root: Path, file: FoundFile) -> bool:
+    path = root / file.name
+    return path.exists() and path.stat().st_size == file.size
+
+
+def _link_others(place: Path, successor: Path, merged: Collection[str]) -> None:
+    """Make the successor equal to a directory without its merged files. Files are linked, not copied."""
+    with os.scandir(place) as found:
+        entries = list(found)
+    for entry in entries:
+        target = successor / entry.name
+        if entry.is_dir(follow_symlinks=False):
+            if Path(entry.path, "export.json").exists():
+                raise CompactionError(
+                    f"{entry.path} is the checkpoint of an export, which may change meanwhile: move it out of {place}"
+                )
+            target.mkdir()
+            _link_others(Path(entry.path), target, ())
+        elif entry.name not in merged:
+            os.link(entry.path, target, follow_symlinks=False)
+    with suppress(PermissionError):  # only root may give a directory to another user
+        os.chown(successor, place.stat().st_uid, place.stat().st_gid)
+    shutil.copystat(place, successor)
+    sync_directory(successor)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Exchange two directories in one step. Raises CompactionError where the system cannot, OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        raise CompactionError("this system's C library has no renameat2, which the exchange of directories needs")
+    paths = os.fsencode(one), os.fsencode(other)
+    if libc.renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0:
+        return
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.EXDEV, errno.EBUSY):
+        raise CompactionError(
+            f"{one}: its file system cannot exchange directories ({os.strerror(number)}). ext4, XFS, Btrfs and tmpfs "
+            "can; for others export to a table (--format delta, iceberg)"
+        )
+    raise OSError(number, os.strerror(number), str(one))
