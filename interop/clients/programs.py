@@ -70,6 +70,11 @@ def _ruby() -> list[str]:
     return [path, "-W0", str(HERE / "bunny" / "program.rb")]
 
 
+def _amqp_tools() -> list[str]:
+    _found("amqp-publish")
+    return [_found("bash"), str(HERE / "amqp-tools" / "program.sh")]
+
+
 def _php() -> list[str]:
     path = _with_library("php", "-r", "require 'PhpAmqpLib/autoload.php';", "the PHP package php-amqplib")
     return [path, "-d", "display_errors=stderr", str(HERE / "php-amqplib" / "program.php")]
@@ -106,6 +111,7 @@ CLIENTS: Final = (
     Client("bunny", "Ruby", _ruby),
     Client("php-amqplib", "PHP", _php),
     Client("rabbitmq-c", "C", lambda: [str(_installed("rabbitmq-c"))]),
+    Client("amqp-tools", "C", _amqp_tools),  # behind rabbitmq-c: no client of another language has it as its partner
     Client("lapin", "Rust", lambda: [str(_installed("lapin"))]),
 )
 BY_NAME: Final = {each.name: each for each in CLIENTS}
