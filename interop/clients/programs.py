@@ -88,14 +88,19 @@ def _node(package: str) -> Client:
     return Client(package, "JavaScript", command)
 
 
-def _java() -> list[str]:
-    return [
-        _found("java"),
-        *JAVA_OPTIONS,
-        "-cp",
-        f"{_installed('java')}/*:{_installed('java/Program.class').parent}",
-        "Program",
-    ]
+def _java(name: str, folder: str, program: str, *options: str) -> Client:
+    def command() -> list[str]:
+        jars = _installed(folder)
+        return [
+            _found("java"),
+            *JAVA_OPTIONS,
+            *options,
+            "-cp",
+            f"{jars}/*:{_installed(f'{folder}/{program}.class').parent}",
+            program,
+        ]
+
+    return Client(name, "Java", command)
 
 
 CLIENTS: Final = (
@@ -107,7 +112,9 @@ CLIENTS: Final = (
     _python("amqpstorm", "amqpstorm"),
     Client("amqp091-go", "Go", lambda: [str(_installed("amqp091-go"))]),
     _node("amqplib"),
-    Client("java-client", "Java", _java),
+    _java("java-client", "java", "Program"),
+    _java("java-client-nio", "java", "Program", "-Dnio=true"),
+    _java("spring-rabbit", "spring", "Spring"),
     Client("bunny", "Ruby", _ruby),
     Client("php-amqplib", "PHP", _php),
     Client("rabbitmq-c", "C", lambda: [str(_installed("rabbitmq-c"))]),
