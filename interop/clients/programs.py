@@ -120,5 +120,6 @@ CLIENTS: Final = (
     Client("rabbitmq-c", "C", lambda: [str(_installed("rabbitmq-c"))]),
     Client("amqp-tools", "C", _amqp_tools),  # behind rabbitmq-c: no client of another language has it as its partner
     Client("lapin", "Rust", lambda: [str(_installed("lapin"))]),
+    Client("amqprs", "Rust", lambda: [str(_installed("amqprs"))]),
 )
 BY_NAME: Final = {each.name: each for each in CLIENTS}

@@ -24,6 +24,8 @@ ADDRESSES: Final = {
     "AMQP_ADDR": "amqp://guest:guest@127.0.0.1:5672/%2f",
     "AMQP_URI": "amqp://guest:guest@127.0.0.1:5672/%2F",
     "AMQP_HOST": "127.0.0.1",
+    "AMQP_USERNAME": "guest",
+    "AMQP_PASSWORD": "guest",
     "AMQP_HTTP_URL": "http://127.0.0.1:15672",
     "RABBITMQ_HOST": "127.0.0.1",
     "RABBITMQ_5672_TCP": "5672",
