@@ -75,9 +75,17 @@ def _amqp_tools() -> list[str]:
     return [_found("bash"), str(HERE / "amqp-tools" / "program.sh")]
 
 
-def _php() -> list[str]:
-    path = _with_library("php", "-r", "require 'PhpAmqpLib/autoload.php';", "the PHP package php-amqplib")
-    return [path, "-d", "display_errors=stderr", str(HERE / "php-amqplib" / "program.php")]
+def _perl() -> list[str]:
+    path = _with_library("perl", "-e", "use AnyEvent::RabbitMQ", "Perl's AnyEvent::RabbitMQ")
+    return [path, str(HERE / "anyevent-rabbitmq" / "program.pl")]
+
+
+def _php(name: str, code: str) -> Client:
+    def command() -> list[str]:
+        path = _with_library("php", "-r", code, f"PHP's package {name}")
+        return [path, "-d", "display_errors=stderr", str(HERE / name / "program.php")]
+
+    return Client(name, "PHP", command)
 
 
 def _node(package: str) -> Client:
@@ -116,10 +124,12 @@ CLIENTS: Final = (
     _java("java-client-nio", "java", "Program", "-Dnio=true"),
     _java("spring-rabbit", "spring", "Spring"),
     Client("bunny", "Ruby", _ruby),
-    Client("php-amqplib", "PHP", _php),
+    _php("php-amqplib", "require 'PhpAmqpLib/autoload.php';"),
+    _php("php-amqp", "exit((int) !extension_loaded('amqp'));"),
     Client("rabbitmq-c", "C", lambda: [str(_installed("rabbitmq-c"))]),
     Client("amqp-tools", "C", _amqp_tools),  # behind rabbitmq-c: no client of another language has it as its partner
     Client("lapin", "Rust", lambda: [str(_installed("lapin"))]),
     Client("amqprs", "Rust", lambda: [str(_installed("amqprs"))]),
+    Client("anyevent-rabbitmq", "Perl", _perl),  # between clients that send 42 with 32 bits: it reads no other integer
 )
 BY_NAME: Final = {each.name: each for each in CLIENTS}
