@@ -105,7 +105,7 @@ test-page: compiled $(VENV)/.extra-page browser ## the web page in Debian's Chro
 test-peer: compiled rabbitmq ## beside a live RabbitMQ, Debian's package
 	@$(TEST) $(SPREAD) -m external --ignore=interop/kafka interop
 
-interop: compiled rabbitmq $(VENV)/.clients ## clients in eight languages, with amqpd and with RabbitMQ: a matrix (ARGS="--clients pika --publish")
+interop: compiled rabbitmq $(VENV)/.clients ## clients in nine languages, with amqpd and with RabbitMQ: a matrix (ARGS="--clients pika --publish")
 	@TMPDIR="$$(.ci/tmpdir)" $(BIN)/python -P -c 'import runpy, sys; sys.path.append("."); runpy.run_module("interop.clients", run_name="__main__")' --out $(VENV)/interop $(ARGS)
 
 foreign: compiled ## a client's own test suite with amqpd (SUITE=py-amqp ARGS=--beside: with RabbitMQ, too)
