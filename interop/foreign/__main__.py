@@ -6,6 +6,7 @@ The exit code is 1 if a test passes with RabbitMQ and not with amqpd, and 2 if a
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -58,4 +59,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that broker and suite end, too
     sys.exit(main())

@@ -33,6 +33,9 @@ ADDRESSES: Final = {
 """How suites learn where the broker is. Others know that it is at 127.0.0.1, 5672 and 15672."""
 
 GO_LINE: Final = re.compile(r"^\s*--- (PASS|FAIL|SKIP): (\S+)", re.MULTILINE)
+GINKGO_NAME: Final = re.compile(r"^(\S.*)\n  (\S.*)\n  /\S+:\d+$", re.MULTILINE)
+GINKGO_SIGN: Final = re.compile(r"^(• Failure|• Panic|•|S|P)(?= \[|!? in |$)", re.MULTILINE)
+GINKGO_WORDS: Final = {"•": "passed", "• Failure": "failed", "• Panic": "failed", "S": "skipped", "P": "skipped"}
 RUST_BINARY: Final = re.compile(r"^\s*Running (?:unittests )?(\S+)")
 RUST_LINE: Final = re.compile(r"^test (.+?)(?: - should panic)? \.\.\. (?:.*?)\b(ok|FAILED|ignored)\b")
 WORDS: Final = {"PASS": "passed", "FAIL": "failed", "SKIP": "skipped"} | {
@@ -95,6 +98,16 @@ def go_results(output: str, _folder: Path) -> Results:
     return {name: WORDS[word] for word, name in GO_LINE.findall(output)}
 
 
+def ginkgo_results(output: str, _folder: Path) -> Results:
+    """Return the results in the output of Ginkgo 1 with -ginkgo.v: a name of two lines, then a line with a sign."""
+    found: Results = {}
+    for part in re.split(r"^-{30}$", output, flags=re.MULTILINE):
+        named, signed = GINKGO_NAME.search(part), GINKGO_SIGN.search(part)
+        if named and signed:
+            found[f"{named[1].strip()}: {named[2]}"] = GINKGO_WORDS[signed[1]]
+    return found
+
+
 def rust_results(output: str, _folder: Path) -> Results:
     """Return the results in the output of `cargo test`: the name of a test follows that of its file."""
     found: Results = {}
@@ -142,12 +155,10 @@ def _go(module: str, version: str, *options: str, ginkgo: bool = False, **more: 
         do(["go", "test", "-c", "-o", str(folder / "suite"), *options, "."], folder / "source")
 
     def command(folder: Path) -> list[str]:
-        report = ["-ginkgo.no-color", f"-ginkgo.junit-report={folder / 'report.xml'}"] if ginkgo else []
-        return [str(folder / "suite"), "-test.v", "-test.timeout=20m", *report]
+        more = ["-ginkgo.v", "-ginkgo.noColor"] if ginkgo else []
+        return [str(folder / "suite"), "-test.v", "-test.timeout=20m", *more]
 
-    def results(output: str, folder: Path) -> Results:
-        return junit_results(folder / "report.xml") if ginkgo else go_results(output, folder)
-
+    results = ginkgo_results if ginkgo else go_results
     return Recipe(f"{module} {version}, the Go module proxy", prepare, command, results, **more)  # type: ignore[arg-type]
 
 

@@ -97,9 +97,11 @@ def run_suite(recipe: Recipe, folder: Path, log: Path) -> Results:
         try:
             process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
             output.write(f"\nkilled after {TIMEOUT_S:g} s\n".encode())
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     return recipe.results(log.read_text("utf-8", errors="replace"), folder)
 
 

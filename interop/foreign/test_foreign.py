@@ -13,7 +13,18 @@ from interop.clients.brokers import RABBITMQ
 
 from . import runner
 from .__main__ import main
-from .recipes import RECIPES, UNAVAILABLE, NotPrepared, Recipe, Results, do, go_results, junit_results, rust_results
+from .recipes import (
+    RECIPES,
+    UNAVAILABLE,
+    NotPrepared,
+    Recipe,
+    Results,
+    do,
+    ginkgo_results,
+    go_results,
+    junit_results,
+    rust_results,
+)
 from .runner import Outcome, compare, document, prepare, run_suite, text
 
 JUNIT = """<testsuites><testsuite>
@@ -40,6 +51,42 @@ test opens ... ignored
 """
 
 
+GINKGO = """Will run 3 of 3 specs
+
+Users
+  lists them
+  /work/users_test.go:10
+•
+------------------------------
+Users
+  deletes them
+  /work/users_test.go:20
+
+• Failure [0.013 seconds]
+Users
+/work/users_test.go:5
+  deletes them [It]
+  /work/users_test.go:20
+------------------------------
+Users
+  takes its time
+  /work/users_test.go:30
+
+• [SLOW TEST:8.840 seconds]
+Users
+/work/users_test.go:5
+------------------------------
+P [PENDING]
+Users
+  is not written
+  /work/users_test.go:40
+------------------------------
+Users
+  hangs
+  /work/users_test.go:50
+"""
+
+
 def recipe(command: list[str], results: Results) -> Recipe:
     return Recipe("made 1", lambda folder: (folder / "source").mkdir(), lambda _: command, lambda *_: results)
 
@@ -63,6 +110,15 @@ def test_output_of_go_and_rust_is_read(tmp_path: Path) -> None:
         "connection::opens": "passed",
         "connection::closes": "failed",
         "lib::opens": "skipped",
+    }
+
+
+def test_output_of_ginkgo_is_read(tmp_path: Path) -> None:
+    assert ginkgo_results(GINKGO, tmp_path) == {
+        "Users: lists them": "passed",
+        "Users: deletes them": "failed",
+        "Users: takes its time": "passed",
+        "Users: is not written": "skipped",
     }
 
 
