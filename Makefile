@@ -103,9 +103,9 @@ test-page: compiled $(VENV)/.extra-page browser ## the web page in Debian's Chro
 	@$(TEST) $(SPREAD) -m '$(WHOLE)' tests/page
 
 test-peer: compiled rabbitmq ## beside a live RabbitMQ, Debian's package
-	@$(TEST) $(SPREAD) -m external --ignore=interop/kafka interop
+	@$(TEST) $(SPREAD) -m external --ignore=interop/kafka --ignore=interop/clients interop
 
-interop: compiled rabbitmq $(VENV)/.clients ## clients in nine languages, with amqpd and with RabbitMQ: a matrix (ARGS="--clients pika --publish")
+interop: compiled rabbitmq $(VENV)/.clients $(VENV)/.kafka-clients $(VENV)/.extra-all-tests ## clients, frameworks and tools with amqpd and with RabbitMQ or Kafka: a matrix (ARGS="--clients pika")
 	@TMPDIR="$$(.ci/tmpdir)" $(BIN)/python -P -c 'import runpy, sys; sys.path.append("."); runpy.run_module("interop.clients", run_name="__main__")' --out $(VENV)/interop $(ARGS)
 
 foreign: compiled ## a client's own test suite with amqpd (SUITE=py-amqp ARGS=--beside: with RabbitMQ, too)
@@ -130,7 +130,7 @@ torture: compiled ## 1,000 kills, 500 power cuts, 10 million crash states: hours
 
 # --- Measurements and what is generated
 
-.PHONY: bench bench-guard bench-page bench-cluster bench-kafka bench-export compare compare-record docs pictures build page clean
+.PHONY: bench bench-guard bench-page bench-cluster bench-kafka bench-export bench-curves compare compare-record docs pictures build page clean
 bench: $(VENV)/.installed $(PLAIN)/.ready ## beside RabbitMQ: 22 minutes (BENCH_ARGS="--scenarios S1,S3 --rounds 1")
 	$(BIN)/python -m interop.bench --interpreted $(PLAIN)/bin/python $(BENCH_ARGS)
 
@@ -149,6 +149,9 @@ bench-kafka: $(VENV)/.installed $(VENV)/.extra-cluster $(VENV)/.extra-test $(VEN
 bench-export: $(VENV)/.installed $(VENV)/.extra-spark $(VENV)/.extra-all-tests ## a million records decoded and exported
 	$(BIN)/python -P -c 'import runpy, sys; sys.path.append("."); runpy.run_module("interop.bench.export_decode", run_name="__main__")' $(BENCH_ARGS)
 	$(BIN)/python -m interop.bench.export
+
+bench-curves: $(VENV)/.installed ## the CPU time of a message as queues, bindings, connections ... grow (BENCH_ARGS="--far")
+	$(BIN)/python -m interop.bench.curves $(BENCH_ARGS)
 
 compare: $(VENV)/.installed $(VENV)/.extra-test ## recorded conversations with RabbitMQ beside ours; writes docs/compatibility.md
 	$(BIN)/python -m interop.compare $(BENCH_ARGS)

@@ -19,14 +19,18 @@ from amqpd.config import EXIT_USAGE, SettingsError, load  # noqa: E402
 
 if TYPE_CHECKING:
     from amqpd.protocol_server import Guest
+    from amqpd.server import Substitutes
 
 
-def main(argv: Sequence[str] | None = None, guests: Sequence[Guest] = ()) -> int:
+def main(
+    argv: Sequence[str] | None = None, guests: Sequence[Guest] = (), substitutes: Substitutes | None = None
+) -> int:
     """Run the program and return its exit code.
 
     Args:
         argv: Arguments without the program's name; None: those of the process.
         guests: Additional protocol servers of a program that starts amqpd, see `amqpd.protocol_server`.
+        substitutes: Clock, disk and database of a test, see `amqpd.server`.
     """
     arguments = sys.argv[1:] if argv is None else argv
     try:
@@ -52,9 +56,14 @@ def main(argv: Sequence[str] | None = None, guests: Sequence[Guest] = ()) -> int
         from amqpd.config.help import check_text
 
         return _show(check_text(loaded))
-    from amqpd.server import run
+    if loaded.wish == "ephemeral":
+        from amqpd.ephemeral import run_ephemeral
 
-    return run(loaded.settings, _started, lambda: load(arguments, os.environ).settings, guests, loaded.notes)
+        return run_ephemeral(arguments, os.environ, _started, guests)
+    from amqpd.server import NO_SUBSTITUTES, run
+
+    read_settings = lambda: load(arguments, os.environ).settings  # noqa: E731
+    return run(loaded.settings, _started, read_settings, guests, loaded.notes, substitutes or NO_SUBSTITUTES)
 
 
 def _show(text: str) -> int:

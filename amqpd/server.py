@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import uvloop
 
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from amqpd.logging_config import LogOutput
     from amqpd.process import Reloaded
     from amqpd.protocol_server import FrontEnd, Guest
+    from amqpd.storage.filesystem import Clock, FileSystem
     from amqpd.storage.metadata.interface import MetadataStore
 
 log = logging.getLogger(__name__)
@@ -59,15 +60,37 @@ REST_LOOKS: Final = 40
 CLOCK_LOOK_S: Final = 5.0
 
 
+class Substitutes(NamedTuple):
+    """Replacements of the clock, the disk and the database for tests. None: the real one.
+
+    Attributes:
+        metadata: Creates the store of the metadata; the argument posts calls to the loop from any thread.
+    """
+
+    clock: Clock | None = None
+    filesystem: FileSystem | None = None
+    metadata: Callable[[Callable[..., object]], MetadataStore] | None = None
+
+
+NO_SUBSTITUTES: Final = Substitutes()
+
+
 class Server:
     """One broker, in a process of its own or embedded in a test.
 
     Args:
         guests: Protocol servers besides AMQP and the admin API. Each is created with the broker, before the
             metadata is read.
+        substitutes: A node of a cluster ignores them.
     """
 
-    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop, guests: Sequence[Guest] = ()) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        loop: asyncio.AbstractEventLoop,
+        guests: Sequence[Guest] = (),
+        substitutes: Substitutes = NO_SUBSTITUTES,
+    ) -> None:
         self.settings = self.current_settings = settings
         # Reads the settings again for a reload; raises SettingsError. An embedded broker has nothing to read.
         self.read_settings: Callable[[], Settings] = lambda: self.current_settings
@@ -107,8 +130,12 @@ class Server:
             self.storage: Storage = self.node.storage
             self.metadata = self.node.metadata
         else:
-            self.storage = Storage(data_dir, **log_options)
-            self.metadata = SqlMetadataStore(settings.metadata.url, data_dir, post)
+            clock, filesystem, metadata = substitutes
+            self.storage = Storage(data_dir, clock=clock, filesystem=filesystem, **log_options)
+            if metadata is not None:
+                self.metadata = metadata(post)
+            else:
+                self.metadata = SqlMetadataStore(settings.metadata.url, data_dir, post)
         storage, hold_ms = self.storage, int(settings.storage.clock_steady_s * 1000)
         storage.clock_watch.begin(storage.filesystem, storage.data_dir, storage.boot_id, hold_ms)
         self.broker = Broker(settings, storage, self.metadata, loop)
@@ -431,13 +458,15 @@ async def serve(
     read_settings: Callable[[], Settings],
     guests: Sequence[Guest] = (),
     notes: Sequence[str] = (),
+    substitutes: Substitutes = NO_SUBSTITUTES,
+    ready_text: Callable[[Server], str] | None = None,
 ) -> int:
     """Run the server until it is stopped. Return the exit code."""
     process.raise_limit()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(tls.handle_loop_exception)
     gc.disable()  # everything that is loaded stays; the collector would scan it many times
-    server = Server(settings, loop, guests)
+    server = Server(settings, loop, guests, substitutes)
     server.notifier = Notifier(os.environ)
     server.read_settings = read_settings
     await server.begin()
@@ -450,7 +479,8 @@ async def serve(
         log.warning("%s", note)
     ready = server.ready_line(started)
     # a terminal or `docker logs` shows both streams, so the line is written once
-    if not _print(ready) or output.path is not None:
+    shown = ready if ready_text is None else ready_text(server)
+    if not _print(shown) or shown is not ready or output.path is not None:
         log.info("%s", ready)
     if server.storage.power_cut:
         log.warning("the machine went down while amqpd was running: each queue is checked at its first use")
@@ -472,6 +502,8 @@ def run(
     read_settings: Callable[[], Settings],
     guests: Sequence[Guest] = (),
     notes: Sequence[str] = (),
+    substitutes: Substitutes = NO_SUBSTITUTES,
+    ready_text: Callable[[Server], str] | None = None,
 ) -> int:
     """Run the server and return its exit code.
 
@@ -479,6 +511,8 @@ def run(
         read_settings: Reads the settings again for a reload; raises SettingsError.
         guests: As for `Server`.
         notes: Warnings about the settings, for the log.
+        substitutes: As for `Server`.
+        ready_text: Returns the line to print instead of the ready line, which is logged then.
 
     Returns:
         0 after a clean stop; 69 if it cannot start (port or data directory in use ...); 70 if it has stopped by
@@ -488,7 +522,8 @@ def run(
     process.ignore()
     sys.setswitchinterval(0.001)
     try:
-        return uvloop.run(serve(settings, started, logging_config.begin(settings.log), read_settings, guests, notes))
+        output = logging_config.begin(settings.log)
+        return uvloop.run(serve(settings, started, output, read_settings, guests, notes, substitutes, ready_text))
     except DataDirectoryInUse as error:
         print(f"amqpd: data directory {error} is in use by another broker", file=sys.stderr)
     except (OSError, MetadataError, LogUnusable, DefinitionsError) as error:

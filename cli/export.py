@@ -24,10 +24,12 @@ from amqpd.cli.formatters import compact
 if TYPE_CHECKING:
     from amqpd.storage.export.engine import ExportEngine
     from amqpd.storage.export.job import ExportOptions, ExportReport
+    from amqpd.storage.export.payload import PayloadOptions
 
 OPTIONS: Final = (
     "queue", "to", "format", "checkpoint", "from", "to-offset", "partition-by", "where", "columns", "table", "name",
-    "batch", "follow", "allow-data-loss", "engine", "master", "memory", "payload", "payload-schema",
+    "batch", "follow", "min-batch-bytes", "max-batch-age", "allow-data-loss", "engine", "master", "memory",
+    "payload", "payload-schema", "payload-message", "schema-registry",
 )  # fmt: skip
 NOT_SUPPORTED: Final = frozenset(["s3n", "gcs", "adl", "wasb", "wasbs", "r2", "oss", "cos", "swift", "hdfs", "dbfs"])
 """URL schemes of stores that are not supported."""
@@ -37,6 +39,14 @@ PACKAGES: Final = {
     "iceberg": ("pyiceberg", "pyiceberg>=0.12"),
 }
 """The packages of the extras `object-stores`, `delta` and `iceberg`, for what needs them."""
+PAYLOAD_PACKAGES: Final = {
+    "json": (),
+    "avro": (("fastavro", "fastavro>=1.10"),),
+    "protobuf": (("google.protobuf", "protobuf>=6.31"),),
+}
+"""The packages of the extra `payload`, by format."""
+PROTOC: Final = ("grpc_tools", "grpcio-tools>=1.75")
+"""The package that compiles Protobuf's schemas, in .proto files and in registries."""
 PYARROW: Final = "pyarrow>=18"
 """The extra `export` of pyproject.toml: amqpd is on no package index, so pip cannot resolve the extra."""
 SPARK_OPTIONS: Final = ("where", "master", "memory")
@@ -61,7 +71,8 @@ def export(context: Context) -> None:
     stopped = StopRequest("stopping after this batch; once more to stop now (a rerun loses and repeats nothing)")
     engine = _engine(context, options, progress)
     try:
-        total = ExportJob(options, engine, progress.finish_batch, stopped, progress.begin_batch).run()
+        job = ExportJob(options, engine, progress.finish_batch, stopped, progress.begin_batch, progress.wait)
+        total = job.run()
     except (NoSuchQueue, SourceError, EngineError) as error:
         raise Failure(UNAVAILABLE, str(error)) from None
     except (BadExport, BadOption, UnknownColumn) as error:
@@ -138,14 +149,22 @@ class ProgressLines:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._has_waited = False
 
     def begin_batch(self, report: ExportReport) -> None:
         return
+
+    def wait(self, report: ExportReport) -> None:
+        """Write what the next batch waits for: once for each batch, as a line stays."""
+        if not self._has_waited:
+            self._has_waited = True
+            _note(self._context, f"{report.lag:,} wait, {wait_text(report)}")
 
     def advance(self, rows: int, size_bytes: int) -> None:
         return
 
     def finish_batch(self, report: ExportReport) -> None:
+        self._has_waited = False
         counts = f"{report.rows:,} records, {_size(report.bytes)}, {_rate(report)}"
         rejected = f", {report.rejected:,} rejected" if report.rejected else ""
         _note(self._context, f"batch {report.batch}: {counts}, {report.lag:,} wait{rejected}")
@@ -174,24 +193,28 @@ class ProgressBar(ProgressLines):
         self._lag = report.lag
         self._write()
 
+    def wait(self, report: ExportReport) -> None:
+        self._lag = report.lag
+        self._write(f", {wait_text(report)}")
+
     def advance(self, rows: int, size_bytes: int) -> None:
         self._batch_rows += rows
         if time.monotonic() - self._written >= BAR_S:
             self._write()
 
     def finish_batch(self, report: ExportReport) -> None:
-        self._rows += report.rows
+        self._rows += report.rows + report.rejected  # as `advance` has counted them
         self._batch_rows = 0
         self._lag = report.lag
         self._write()
 
-    def _write(self) -> None:
+    def _write(self, more: str = "") -> None:
         from shutil import get_terminal_size  # slow to import, because of its compressors
 
         self._written = time.monotonic()
         rows = self._rows + self._batch_rows
         lag = max(0, self._lag - self._batch_rows)
-        text = progress_text(rows, lag, self._written - self._started)
+        text = progress_text(rows, lag, self._written - self._started) + more
         self._terminal.write(f"\r\x1b[K{text[: get_terminal_size().columns - 1]}")  # a longer line would wrap
         self._terminal.flush()
         self._is_visible = True
@@ -212,6 +235,11 @@ def progress_text(rows: int, lag: int, seconds: float) -> str:
     left = f"{left_s // 3600}:{left_s // 60 % 60:02d}:{left_s % 60:02d} left" if rate else "starting"
     bar = "#" * filled + "." * (BAR_CELLS - filled)
     return f"[{bar}] {share:4.0%}  {rows:,} records, {rate:,.0f}/s, {lag:,} wait, {left}"
+
+
+def wait_text(report: ExportReport) -> str:
+    """Return how much waits for the next batch, and how long at most."""
+    return f"{_size(report.waiting_bytes)} of log: next batch in at most {report.wait_s:,.0f} s"
 
 
 class StopRequest:
@@ -255,18 +283,21 @@ def _options(context: Context) -> ExportOptions:
         checkpoint = to.rstrip("/") + ".checkpoint"
     if "://" in checkpoint:
         raise UsageError(f"--checkpoint {checkpoint}: expected a local directory, also for an object store")
-    payload, payload_schema = payload_options(context)
+    payload = payload_options(context)
     if payload and kind in ("delta", "iceberg"):  # before their packages are looked for
         raise UsageError("--payload: only for files of the formats parquet, json and csv")
     if payload and _wants_spark(context):
         raise UsageError("--payload: not with --engine spark, --where, --master or --memory")
-    for name in ("to-offset", "batch"):
+    for name in ("to-offset", "batch", "min-batch-bytes", "max-batch-age"):
         if name in given and (context.line.number(name) == 0 and name == "batch"):
             raise UsageError(f"Invalid options for this command:\n--{name} : {given[name]}")
+    for name in ("min-batch-bytes", "max-batch-age"):
+        if name in given and "follow" not in given:
+            raise UsageError(f"--{name} needs --follow")
     _look_for_packages(context, to, kind)
     from amqpd.storage.acks.retained import NAME
     from amqpd.storage.export.columns import BASE
-    from amqpd.storage.export.job import ExportOptions
+    from amqpd.storage.export.job import MAX_BATCH_AGE_S, ExportOptions
 
     if NAME.fullmatch(given.get("name", "export")) is None:
         raise UsageError(f"--name : {given['name']}")
@@ -286,9 +317,10 @@ def _options(context: Context) -> ExportOptions:
         name=given.get("name", "export"),
         follow="follow" in given,
         batch_rows=int(given["batch"]) if "batch" in given else None,
+        min_batch_bytes=int(given["min-batch-bytes"]) if "min-batch-bytes" in given else None,
+        max_batch_age_s=float(given.get("max-batch-age", MAX_BATCH_AGE_S)),
         fail_on_data_loss="allow-data-loss" not in given,
         payload=payload,
-        payload_schema=payload_schema,
     )
 
 
@@ -328,25 +360,39 @@ def _target(given: Mapping[str, str]) -> tuple[str, str]:
     return to, kind
 
 
-def payload_options(context: Context) -> tuple[str, str]:
-    """Return --payload and the content of the file --payload-schema. Raises: UsageError."""
+def payload_options(context: Context) -> PayloadOptions | None:
+    """Return the options of --payload; None without it. Raises: UsageError; Failure, if a package is missing."""
     given = context.line.given
-    payload = given.get("payload", "")
-    if "payload" in given and payload != "json":
-        raise UsageError(f"--payload {payload}: expected json")
-    path = given.get("payload-schema")
-    if path is None:
-        return payload, ""
-    if not payload:
-        raise UsageError("--payload-schema needs --payload json")
+    payload = given.get("payload")
+    if payload is None:
+        for name in ("payload-schema", "payload-message", "schema-registry"):
+            if name in given:
+                raise UsageError(f"--{name} needs --payload")
+        return None
+    if payload not in PAYLOAD_PACKAGES:
+        raise UsageError(f"--payload {payload}: expected {', '.join(PAYLOAD_PACKAGES)}")
+    path, registry = given.get("payload-schema", ""), given.get("schema-registry", "")
+    packages = [("pyarrow", PYARROW), *PAYLOAD_PACKAGES[payload]]
+    if payload == "protobuf" and (registry or path.endswith(".proto")):
+        packages.append(PROTOC)
+    needed = [package for name, package in packages if _is_missing(name)]
+    if needed:
+        raise Failure(UNAVAILABLE, f"--payload {payload} needs {missing_packages(needed)}")
+    from amqpd.storage.export import payload_schema
+    from amqpd.storage.export.payload import BadSchema
+
+    where = f"--payload-schema {path}" if path else f"--payload {payload}"
     try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is 3 ms of start-up
-            schema = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--payload-schema {path}: {error}") from None
-    if not schema.strip():
-        raise UsageError(f"--payload-schema {path}: it is empty")
-    return payload, schema
+        return payload_schema.payload_options(payload, path, given.get("payload-message", ""), registry)
+    except (BadSchema, OSError) as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
+def _is_missing(name: str) -> bool:
+    try:
+        return find_spec(name) is None
+    except ModuleNotFoundError:  # the package around it
+        return True
 
 
 def read_source(context: Context) -> dict[str, str]:

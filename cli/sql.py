@@ -20,6 +20,7 @@ from amqpd.cli.export import missing_packages, payload_options, read_source
 from amqpd.cli.formatters import cell, compact, csv_lines
 
 if TYPE_CHECKING:
+    from amqpd.storage.export.payload import PayloadFormat, PayloadOptions
     from amqpd.storage.export.queue_dataset import QueueDataset
 
 PACKAGES: Final = {"duckdb": "duckdb>=1.1", "pyarrow": "pyarrow>=18"}
@@ -132,31 +133,30 @@ def _register(context: Context, connection: Any, statement: str, queues: list[st
         other = chosen.setdefault(queue.lower(), queue)
         if other != queue and queue in words:
             raise Failure(DATA, f"DuckDB does not distinguish '{other}' and '{queue}': query one queue at a time")
+    payload = payload_options(context)
     found = []
     for queue in chosen.values():
         options = _options(context, queue=queue)
-        table = QueueDataset(options, _payload(context, options, warns=bool(named)))
+        bodies = None if payload is None else _payload(context, options, payload, warns=bool(named))
+        table = QueueDataset(options, bodies)
         connection.register(queue, table)
         found.append(table)
     return found
 
 
-def _payload(context: Context, options: Any, *, warns: bool) -> Any:
-    """Return the pyarrow struct for --payload; None without it, or if a queue has no JSON.
+def _payload(context: Context, options: Any, payload: PayloadOptions, *, warns: bool) -> PayloadFormat | None:
+    """Return the format of a queue's bodies; None if its schema cannot be inferred.
 
-    Raises: UsageError, SourceError, DataLoss.
+    Raises: UsageError, SourceError, DataLoss, OSError.
     """
-    payload, schema = payload_options(context)
-    if not payload:
-        return None
     from amqpd.storage.export.offsets import batch_parts
-    from amqpd.storage.export.payload import BadSchema, infer, schema_of_text
-    from amqpd.storage.export.payload_schema import sample
+    from amqpd.storage.export.payload import BadSchema
+    from amqpd.storage.export.payload_schema import format_of, sample
 
     try:
-        return schema_of_text(schema) if schema else infer(sample(options, batch_parts(options)))
+        return format_of(payload, sample(options, batch_parts(options)))
     except BadSchema as error:
-        if schema:
+        if payload.schema:
             raise UsageError(f"--payload-schema: {error}") from None
         if warns:
             context.warn(f"{options.names[0]} has no column payload: {error}")
@@ -265,11 +265,19 @@ COMMANDS: Final = (
         "Runs SQL on durable queues, without consuming their messages",
         sql,
         "[--vhost <vhost>] [<statement>] [--include-settled] [--allow-data-loss] "
-        "[--payload json [--payload-schema <file>]]",
+        "[--payload <format> [--payload-schema <file>] [--schema-registry <url>]]",
         0,
         1,
         (("<statement>", "a statement of DuckDB; without it, the list of all tables"),),
-        ("include-settled", "allow-data-loss", "no-table-headers", "payload", "payload-schema"),
+        (
+            "include-settled",
+            "allow-data-loss",
+            "no-table-headers",
+            "payload",
+            "payload-schema",
+            "payload-message",
+            "schema-registry",
+        ),
         examples=(
             ("sql", "the tables: one for each durable queue"),
             ('sql "SELECT routing_key, count(*) FROM orders GROUP BY 1"', "counts by routing key"),

@@ -476,7 +476,7 @@ class QueueLog:
         raise NotImplementedError
 
     def log_start(self) -> i64:
-        """Return the offset of the first record that is left. Compaction alone does not move it.
+        """Return the offset of the first record that is left. Compaction and aborted transactions do not move it.
 
         At most the high watermark.
         """

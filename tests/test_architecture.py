@@ -53,7 +53,7 @@ EVALUATORS = {"eval", "exec", "compile"}
 DANGEROUS = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle"}
 
 LAYERS = (
-    ("amqpd.__main__", "amqpd.testing", "amqpd.dump"),
+    ("amqpd.__main__", "amqpd.ephemeral", "amqpd.testing", "amqpd.dump"),
     ("amqpd.server",),
     ("amqpd.cluster",),
     ("amqpd.management",),
@@ -152,7 +152,7 @@ class TestImports:
         )
 
     def test_only_connection_and_management_open_sockets(self) -> None:
-        # server.py binds the listeners; testing.py is a program around the server. The export, in its own processes,
+        # server.py binds the listeners; testing has programs around the server. The export, in its own processes,
         # reads logs over HTTP and publishes over AMQP.
         allowed = ("amqpd.connection", "amqpd.management", "amqpd.server", "amqpd.testing", "amqpd.cli")
         allowed = (*allowed, "amqpd.listeners", "amqpd.process", "amqpd.tls", "amqpd.client_tls", *EXPORT)

@@ -177,8 +177,9 @@ class TestConversion:
             (["--amqp.port"], "--amqp.port needs a value"),
             (["--amqp.port", "--amqp.host=x"], "--amqp.port needs a value"),
             (["start"], "unexpected argument 'start'"),
-            (["--formatter", "json"], "--formatter goes with --print-settings"),
+            (["--formatter", "json"], "--formatter goes with --print-settings or --ephemeral"),
             (["--print-settings", "--formatter", "xml"], "--formatter must be table, json or toml, not 'xml'"),
+            (["--ephemeral", "--formatter", "toml"], "--formatter must be json with --ephemeral, not 'toml'"),
         ],
     )
     def test_invalid_arguments_are_refused(self, argv: list[str], text: str) -> None:

@@ -95,6 +95,7 @@ class Broker:
             settings.data_dir,
             settings.limits,
             self._alarm_changed,
+            storage.filesystem,
         )
         # Below the memory alarm, so that incomplete bodies alone do not raise it: the alarm would block the clients
         # that complete them.

@@ -129,7 +129,7 @@ class Destination(Versioned):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TraceHook:
-    """Receiver of every publish and delivery of one vhost while tracing (firehose) is on.
+    """Receiver of every publish and delivery of one vhost: the firehose, or the recorder of `amqpd.testing`.
 
     The message path does not check for it. A traced route has no direct destination (`Route.only`), and a traced
     consumer caches no delivery head (`ChannelConsumer.trace`).
@@ -157,6 +157,15 @@ class TraceHook:
     ) -> None:
         """Record a delivery or a basic.get from the named queue."""
         raise NotImplementedError
+
+    def dead_lettered(self, message: Message, queue: str, reason: str, destinations: list[Destination]) -> None:
+        """Record a dead letter that was published. The firehose has none.
+
+        Args:
+            message: the dead letter, with x-death.
+            queue: where it died.
+            reason: the one in x-death.
+        """
 
     def is_behind(self) -> bool:
         """Return whether publishers should pause so that the trace can catch up."""

@@ -70,8 +70,9 @@ class Message:
     """One published message. Immutable; changing state is in `QueueEntry`.
 
     `content` has the frames in which the message arrived: header frame, then body frames. A delivery copies these
-    bytes and patches the channel numbers. Properties and body are cut out only for the log (without a copy), a dead
-    letter or basic.return. A message from a log gets frames of the same form.
+    bytes and patches the channel numbers, if the body frames are those of its receiver (`has_frames_of`). Properties
+    and body are cut out only for the log (without a copy), a dead letter or basic.return. A message from a log gets
+    frames of the same form.
 
     A body above LARGE_BODY_BYTES is never joined: `content` has only the header frame, and `parts` the body in
     pieces without frames. A body from a log is also a part, the only one; if it fits one frame, `content` ends with
@@ -151,6 +152,21 @@ class Message:
             start += size + FRAME_OVERHEAD_BYTES
         return parts
 
+    def has_frames_of(self, frame_payload_max: i64) -> bool:
+        """Return whether the body frames are those for a receiver of this size: all full except for the last.
+
+        rabbitmq-client for Node computes the number of frames from the size of the body, and fails at any other number.
+        """
+        body_size = self.body_size
+        if body_size <= frame_payload_max:
+            return self.frame_payload_max == body_size
+        count = (body_size + frame_payload_max - 1) // frame_payload_max
+        size: i64 = len(self.content)
+        return (
+            self.frame_payload_max == frame_payload_max
+            and size == self.header_size + body_size + count * FRAME_OVERHEAD_BYTES
+        )
+
     def write_content(self, out: BytesWriter, channel: i64, frame_payload_max: i64) -> None:
         """Append header and body frames for `channel`. Cost: one copy of the content.
 
@@ -161,7 +177,7 @@ class Message:
         if self.started and self.body_size <= frame_payload_max and self.header_size <= frame_payload_max:
             self._write_started(out, channel)
             return
-        if self.frame_payload_max > frame_payload_max or self.header_size > frame_payload_max + FRAME_OVERHEAD_BYTES:
+        if not self.has_frames_of(frame_payload_max) or self.header_size > frame_payload_max + FRAME_OVERHEAD_BYTES:
             write_content(out, channel, self.properties(), self.body(), frame_payload_max)
             return
         start: i64 = len(out)
@@ -203,26 +219,25 @@ class Message:
         out = BytesWriter()
         write_header(out, channel, self.properties(), self.body_size)
         pieces: list[bytes | memoryview] = []
+        missing: int = self.body_size  # bytes for which no frame has begun
         limit: int = frame_payload_max
+        room = 0  # bytes that the frame still takes
         for part in parts:
-            size = len(part)
-            if size <= limit:
-                _begin_body_frame(out, channel, size)
-                pieces.append(out.getvalue())
-                out.truncate(0)
-                pieces.append(part)
-                out.append(0xCE)
-                continue
             view = memoryview(part)
             start = 0
-            while start < size:
-                end = min(start + limit, size)
-                _begin_body_frame(out, channel, end - start)
-                pieces.append(out.getvalue())
-                out.truncate(0)
+            while start < len(part):
+                if room == 0:
+                    room = min(missing, limit)
+                    missing -= room
+                    _begin_body_frame(out, channel, room)
+                    pieces.append(out.getvalue())
+                    out.truncate(0)
+                end = min(start + room, len(part))
                 pieces.append(view[start:end])
-                out.append(0xCE)
+                room -= end - start
                 start = end
+                if room == 0:
+                    out.append(0xCE)
         pieces.append(out.getvalue())
         return pieces
 

@@ -248,7 +248,7 @@ class ChannelConsumer(Consumer):
         payload_max = output.frame_payload_max
         if (
             content[1] << 8 | content[2] == deliveries.number
-            and message.frame_payload_max <= payload_max
+            and message.has_frames_of(payload_max)
             and message.header_size <= payload_max
         ):
             out.write(content)

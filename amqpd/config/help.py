@@ -22,6 +22,7 @@ HEAD: Final = """\
 {what}: an AMQP 0-9-1 broker whose queues are logs in Kafka's format.
 
 usage: amqpd [--config FILE] [--SETTING VALUE]...       start the broker
+       amqpd --ephemeral [--formatter json]             a broker for tests: prints its URLs, ends with its parent
        amqpd --print-settings [--formatter table|json|toml]  show every setting with its value and source
        amqpd --check-config [--config FILE]             check the settings; exit code 64 if they cannot be used
        amqpd --version

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
 
 from amqpd.config.row import Setting
 from amqpd.config.schema import ClusterSettings, HttpTlsSettings, Settings, TlsSettings, rows
@@ -41,7 +41,7 @@ _NO_CLUSTER: Final = ClusterSettings()
 
 T = TypeVar("T")
 
-Wish: TypeAlias = Literal["run", "help", "version", "print-settings", "check-config"]
+Wish: TypeAlias = Literal["run", "ephemeral", "help", "version", "print-settings", "check-config"]
 Formatter: TypeAlias = Literal["table", "json", "toml"]
 
 
@@ -59,7 +59,7 @@ class LoadedSettings(NamedTuple):
     Attributes:
         sources: setting's name -> `default`, `file amqpd.toml`, `environment AMQPD_...` or `command line`
         wish: the action, normally `run`
-        formatter: of --print-settings
+        formatter: of --print-settings, and of the line that --ephemeral prints
         notes: a line for each key and variable of RabbitMQ's that has no effect
     """
 
@@ -183,14 +183,14 @@ def _parse_arguments(argv: Sequence[str], known: Mapping[str, Setting]) -> _Comm
     wishes: list[str] = []
     problems: list[str] = []
     values: dict[str, str] = {}
-    ours = ["--check-config", "--config", "--formatter", "--help", "--print-settings", "--version"]
+    ours = ["--check-config", "--config", "--ephemeral", "--formatter", "--help", "--print-settings", "--version"]
     config = formatter = ""
     options = {row.option: row for row in known.values()}
     rest = list(argv)
     while rest:
         argument = rest.pop(0)
         option, equals, value = argument.partition("=")
-        if argument in {"--help", "-h", "--version", "--print-settings", "--check-config"}:
+        if argument in {"--help", "-h", "--version", "--print-settings", "--check-config", "--ephemeral"}:
             wishes.append("help" if argument == "-h" else argument.removeprefix("--"))
             continue
         if not option.startswith("--"):
@@ -213,11 +213,15 @@ def _parse_arguments(argv: Sequence[str], known: Mapping[str, Setting]) -> _Comm
             formatter = value
         else:
             values[options[option].name] = value
-    if formatter and "print-settings" not in wishes:
-        problems.append("--formatter goes with --print-settings")
-    if formatter not in {"", "table", "json", "toml"}:
+    wish = next((wish for wish in get_args(Wish) if wish in wishes and wish != "ephemeral"), "run")
+    if wish == "run" and "ephemeral" in wishes:
+        wish = "ephemeral"
+        if formatter not in {"", "json"}:
+            problems.append(f"--formatter must be json with --ephemeral, not {formatter!r}")
+    elif formatter and wish != "print-settings":
+        problems.append("--formatter goes with --print-settings or --ephemeral")
+    elif formatter not in {"", "table", "json", "toml"}:
         problems.append(f"--formatter must be table, json or toml, not {formatter!r}")
-    wish = next((wish for wish in ("help", "version", "print-settings", "check-config") if wish in wishes), "run")
     return _CommandLine(cast(Any, wish), cast(Any, formatter or "table"), config, values, problems)
 
 

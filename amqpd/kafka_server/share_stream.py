@@ -26,6 +26,7 @@ from amqpd.kafka_server.messages import INVALID_RECORD_STATE, NONE, POLICY_VIOLA
 from amqpd.kafka_server.share_queue import FetchCredit, ShareSource, merged
 from amqpd.kafka_server.share_state import OPEN_MAX, ShareState, decode_snapshot
 from amqpd.kafka_server.share_states import ShareStates, StateKey, StoredState
+from amqpd.kafka_server.share_wire import RENEW
 from amqpd.kafka_server.topics import TopicPartition, open_queue
 from amqpd.storage.log.batch import BatchHeader
 
@@ -346,9 +347,10 @@ class ShareStream:
         if state is None or updated is None:
             done(INVALID_RECORD_STATE)
             return
-        if not updated:  # only renewed locks, or records that retention has removed
+        if not updated and all(kind == RENEW for each in acks for kind in each.types):
             done(NONE)
             return
+        # Written even if retention has removed all these records: a power cut may bring them back.
 
         def written(safe: bool) -> None:
             state.end_update(updated, safe)

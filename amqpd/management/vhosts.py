@@ -73,7 +73,7 @@ async def vhost_item(call: ApiRequest, vhost: VHost, slices: TimeSlice) -> dict[
         "default_queue_type": vhost.default_queue_type,
         "protected_from_deletion": vhost.protected,
         "metadata": metadata_item(vhost),
-        "tracing": vhost.tap is not None,
+        "tracing": vhost.firehose is not None,
         "cluster_state": {call.node: "running"},
         **shown.lengths,
         "messages_delayed": call.broker.delays.count_of(vhost.name),
@@ -117,7 +117,7 @@ async def put_vhost(call: ApiRequest) -> ApiResponse:
     if kind not in KINDS:
         raise BadRequest(f"default_queue_type must be one of {', '.join(KINDS)}, not '{kind}'")
     protected = call.flag("protected_from_deletion", vhost is not None and vhost.protected)
-    traced = call.flag("tracing", vhost is not None and vhost.tap is not None)
+    traced = call.flag("tracing", vhost is not None and vhost.firehose is not None)
     if vhost is None:
         await wait_done(partial(vhosts.declare, broker.vhosts, name, description, tags, kind))
         if traced and name in broker.vhosts:

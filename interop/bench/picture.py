@@ -1,4 +1,4 @@
-"""The picture of a run: amqpd's rate as a multiple of the peer's, on a logarithmic scale, with must and aim marked.
+"""Pictures: of a run, amqpd's rate as a multiple of the peer's with must and aim; and of curves, a panel each.
 
 The SVG is written directly, so that nothing needs to be installed.
 """
@@ -6,11 +6,13 @@ The SVG is written directly, so that nothing needs to be installed.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from .report import INTERPRETED, OURS, Outcome, ratio
 from .scenarios import RATE, SCENARIOS
 
 LEFT, WIDTH, ROW, TOP = 130, 640, 26, 64
+PANEL_WIDTH, PANEL_HEIGHT, PANELS_A_ROW = 230, 150, 4
 BAR, MUST, AIM, TEXT, GRID = "#2b6cb0", "#c53030", "#2f855a", "#1a202c", "#cbd5e0"
 
 
@@ -62,3 +64,45 @@ def draw(outcome: Outcome) -> str:
                 f'<line x1="{at:.1f}" y1="{y - 3}" x2="{at:.1f}" y2="{y + 19}" stroke="{colour}" stroke-width="3"/>'
             )
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def draw_curves(curves: Mapping[str, Sequence[tuple[int, float]]], unit: str) -> str:
+    """Return an SVG document with a panel for each curve: its counts on a logarithmic scale, its costs from 0 on."""
+    rows = math.ceil(len(curves) / PANELS_A_ROW)
+    parts = [
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{PANELS_A_ROW * PANEL_WIDTH}" '
+            f'height="{rows * PANEL_HEIGHT}" font-family="sans-serif" font-size="11" fill="{TEXT}">'
+        ),
+        '<rect width="100%" height="100%" fill="#ffffff"/>',
+    ]
+    for index, (name, points) in enumerate(curves.items()):
+        left, top = index % PANELS_A_ROW * PANEL_WIDTH, index // PANELS_A_ROW * PANEL_HEIGHT
+        parts.append(f'<g transform="translate({left + 20},{top + 30})">{_panel(name, points, unit)}</g>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _panel(name: str, points: Sequence[tuple[int, float]], unit: str) -> str:
+    width, height = PANEL_WIDTH - 50, PANEL_HEIGHT - 65
+    most = max(cost for _, cost in points) * 1.25 or 1.0
+    low, high = math.log10(points[0][0]), math.log10(points[-1][0])
+    scale = width / max(high - low, 1e-9)
+    at = [(scale * (math.log10(count) - low), height * (1 - cost / most)) for count, cost in points]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
+    parts = [
+        f'<text y="-12" font-size="13">{name}</text>',
+        f'<path d="M0 0V{height}H{width}" fill="none" stroke="{GRID}"/>',
+        f'<polyline points="{line}" fill="none" stroke="{BAR}" stroke-width="2"/>',
+    ]
+    for (x, y), (count, cost) in zip(at, points, strict=True):
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{BAR}"/>')
+        parts.append(f'<text x="{x:.1f}" y="{y - 7:.1f}" text-anchor="middle">{cost:.3g}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{height + 15}" text-anchor="middle">{_short(count)}</text>')
+    return "".join([*parts, f'<text x="{width}" y="-12" text-anchor="end" fill="#4a5568">{unit}</text>'])
+
+
+def _short(count: int) -> str:
+    for size, letter in ((1_000_000, "M"), (1000, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{letter}"
+    return str(count)

@@ -20,7 +20,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from interop.bench import __main__ as bench_main
-from interop.bench import generator, guard, picture, profiles, report, scenarios, starts
+from interop.bench import curves, generator, guard, picture, profiles, report, scenarios, starts
 from interop.bench import rounds as bench_rounds
 from interop.bench.brokers import Amqpd, Broker, Echo, StartFailed
 from interop.bench.rounds import Plan, Run
@@ -371,3 +371,24 @@ def test_start_with_queues_is_measured(tmp_path: Path, monkeypatch: pytest.Monke
     took_ms, rss, cpu_s = starts.measure(tmp_path / "data", "queues", 5, clean)
     assert took_ms > 0 and rss > 10 and cpu_s > 0
     assert not (tmp_path / "data" / "lost+found").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["topic", "readers", "backlog", "size", "policies"])
+def test_first_point_of_a_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(curves, "MESSAGES", 1000)
+    point = curves.CURVES[name].measure(100, tmp_path / "data")
+    assert point.count == 100 and point.cpu_us > 0 and point.memory_bytes > 10_000_000
+
+
+def test_growth_is_the_largest_factor_to_a_later_point() -> None:
+    points = [curves.Point(count, cost, 0) for count, cost in ((1, 4.0), (10, 2.0), (100, 3.0), (1000, 2.5))]
+    assert curves.growth(points) == 1.5
+    assert curves.growth(points[:2]) == 1.0
+
+
+def test_curves_are_drawn() -> None:
+    text = picture.draw_curves({"queues": [(1, 0.2), (100_000, 0.3)], "size": [(1024, 1.0)]}, "CPU us")
+    panels = ET.fromstring(text).findall(".//{http://www.w3.org/2000/svg}polyline")
+    assert [len(str(panel.get("points")).split()) for panel in panels] == [2, 1]
+    assert "100k" in text

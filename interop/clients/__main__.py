@@ -1,7 +1,7 @@
-"""`python -m interop.clients`: every client in every scenario, with amqpd and with RabbitMQ; prints the matrix.
+"""`python -m interop.clients`: every client in every scenario, with amqpd and the broker beside it; prints the matrix.
 
-The exit code is 1 if a cell is worse with amqpd than with RabbitMQ, and 2 if a broker or an installed client does not
-start.
+The exit code is 1 if a cell is worse with amqpd than with RabbitMQ or Kafka, and 2 if a broker or an installed client
+does not start.
 """
 
 from __future__ import annotations
@@ -17,69 +17,122 @@ from amqpd.testing import BrokerFailed
 from interop.bench.brokers import StartFailed
 from interop.bench.rabbitmq import is_installed
 
-from . import programs, report, scenarios
-from .brokers import RABBITMQ, SIDES, make_certificates, sides
+from . import report
+from .brokers import KAFKA, PEERS, RABBITMQ, SIDES, Certificates, Side, make_certificates, sides
+from .kafka_brokers import AmqpdForKafka, ApacheKafka, KafkaSide
+from .kafka_runner import KafkaRunner
+from .programs import Missing
 from .runner import Cell, Runner, differences, versions
+from .tables import TABLES, Table
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "clients.md"
 
 
-def run(
-    client_names: Sequence[str], scenario_names: Sequence[str], side_names: Sequence[str], jobs: int
-) -> report.Matrix:
-    """Run the chosen cells; no names mean all. Raises RuntimeError if an installed client does not start."""
-    clients = [each for each in programs.CLIENTS if not client_names or each.name in client_names]
-    chosen = [each for each in scenarios.SCENARIOS if not scenario_names or each.name in scenario_names]
-    cells: list[Cell] = []
-    side_versions: dict[str, str] = {}
-    client_versions: dict[str, str] = {}
-    with tempfile.TemporaryDirectory(prefix="interop-") as folder:
-        files = make_certificates(Path(folder))
-        for side in sides(Path(folder), files):
-            if side_names and side.name not in side_names:
-                continue
+class Run:
+    """The results of a run, which grow side by side."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self._tables = tables
+        self._cells: dict[str, list[Cell]] = {each.name: [] for each in tables}
+        self._versions: dict[str, dict[str, str]] = {}
+        self._sides: dict[str, dict[str, str]] = {each.name: {} for each in tables}
+
+    def add(self, table: Table, side: Side | KafkaSide, runner: Runner | KafkaRunner) -> None:
+        """Run the table's cells with this side."""
+        if table.name not in self._versions:
+            self._versions[table.name] = versions(runner.commands)
+        self._cells[table.name] += runner.cells(table.scenarios)
+        self._sides[table.name][side.name] = side.version
+
+    def add_missing(self, table: Table, side: str, why: str) -> None:
+        """Note that this broker is missing."""
+        self._sides[table.name][side] = f"missing: {why}"
+        self._cells[table.name] += [
+            Cell(client.name, each.name, side, "missing", why) for client in table.clients for each in table.scenarios
+        ]
+
+    def matrices(self) -> list[report.Matrix]:
+        """Return the finished tables."""
+        return [
+            report.Matrix(each, self._sides[each.name], self._versions.get(each.name, {}), self._cells[each.name])
+            for each in self._tables
+        ]
+
+
+def run(tables: Sequence[Table], jobs: int) -> list[report.Matrix]:
+    """Run all cells of the tables. Raises RuntimeError if an installed client does not start."""
+    done = Run(tables)
+    with tempfile.TemporaryDirectory(prefix="interop-") as name:
+        folder = Path(name)
+        files = make_certificates(folder)
+        for side in sides(folder, files):
+            chosen = [each for each in tables if side.name in each.sides and each.peer != KAFKA]
             if side.name == RABBITMQ and not is_installed():
-                side_versions[side.name] = "missing: not installed"
-                cells += [Cell(c.name, s.name, side.name, "missing", "not installed") for c in clients for s in chosen]
-                continue
-            with side:
-                runner = Runner(side, files, clients, jobs)
-                client_versions = client_versions or versions(runner.commands)
-                cells += runner.cells(chosen)
-            side_versions[side.name] = side.version
-    return report.Matrix(clients, chosen, side_versions, client_versions, cells)
+                for table in chosen:
+                    done.add_missing(table, side.name, "not installed")
+            elif chosen:
+                with side:
+                    for table in chosen:
+                        done.add(table, side, Runner(side, files, table, jobs))
+        for table in tables:
+            if table.peer == KAFKA:
+                _run_kafka(done, table, files, folder, jobs)
+    return done.matrices()
+
+
+def _run_kafka(done: Run, table: Table, files: Certificates, folder: Path, jobs: int) -> None:
+    for kind in (AmqpdForKafka, ApacheKafka):
+        if kind.name in table.sides:
+            try:
+                side = kind(folder / f"{kind.name}-for-kafka", files)
+            except Missing as reason:
+                done.add_missing(table, kind.name, str(reason))
+            else:
+                with side:
+                    done.add(table, side, KafkaRunner(side, files, table, jobs))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the matrix as the arguments say, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m interop.clients", description=__doc__)
-    parser.add_argument("--clients", default="", metavar="NAME,...", help=", ".join(programs.BY_NAME))
-    parser.add_argument("--scenarios", default="", metavar="NAME,...", help="see interop/clients/README.md")
-    parser.add_argument("--sides", default="", metavar="NAME,...", help=", ".join(SIDES))
+    known = {
+        "tables": [each.name for each in TABLES],
+        "clients": [client.name for each in TABLES for client in each.clients],
+        "scenarios": sorted({scenario.name for each in TABLES for scenario in each.scenarios}),
+        "sides": [*SIDES, *(each for each in PEERS if each not in SIDES)],
+    }
+    for option, names in known.items():
+        shown = "see interop/clients/README.md" if option == "scenarios" else ", ".join(names)
+        parser.add_argument(f"--{option}", default="", metavar="NAME,...", help=shown)
     parser.add_argument("--jobs", type=int, default=6, help="programs at once (default: 6)")
     parser.add_argument("--out", type=Path, help="folder for matrix.md, matrix.html and matrix.json")
     parser.add_argument("--publish", action="store_true", help=f"write docs/{PAGE.name}")
     options = parser.parse_args(arguments)
-    chosen = []
-    for option, known in (("clients", programs.BY_NAME), ("scenarios", scenarios.BY_NAME), ("sides", SIDES)):
-        names = [each for each in getattr(options, option).split(",") if each]
-        unknown = [each for each in names if each not in known]
+    chosen: dict[str, list[str]] = {}
+    for option, names in known.items():
+        chosen[option] = [each for each in getattr(options, option).split(",") if each]
+        unknown = [each for each in chosen[option] if each not in names]
         if unknown:
-            parser.error(f"--{option}: unknown: {', '.join(unknown)}; known: {', '.join(known)}")
-        chosen.append(names)
-    if options.publish and any(chosen):
-        parser.error("--publish writes the page of the whole matrix: leave out --clients, --scenarios and --sides")
+            parser.error(f"--{option}: unknown: {', '.join(unknown)}; known: {', '.join(names)}")
+    if options.publish and any(chosen.values()):
+        parser.error("--publish writes the page of the whole matrix: choose no tables, clients, scenarios or sides")
+    parts = (each.part(chosen["clients"], chosen["scenarios"], chosen["sides"]) for each in TABLES)
+    tables = [
+        each
+        for each in parts
+        if each.clients and each.scenarios and each.sides and each.name in (chosen["tables"] or known["tables"])
+    ]
     try:
-        matrix = run(*chosen, options.jobs)
+        matrices = run(tables, options.jobs)
     except (RuntimeError, BrokerFailed, StartFailed) as error:
         print(f"interop: {error}", file=sys.stderr)
         return 2
-    print(report.text(matrix))
+    print(report.text(matrices))
     if options.out:
-        report.write(matrix, options.out)
+        report.write(matrices, options.out)
     if options.publish:
-        PAGE.write_text(report.markdown(matrix), "utf-8")
-    return 1 if differences(matrix.cells) else 0
+        PAGE.write_text(report.markdown(matrices), "utf-8")
+    return 1 if any(differences(each.cells) for each in matrices) else 0
 
 
 if __name__ == "__main__":

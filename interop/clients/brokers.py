@@ -27,6 +27,11 @@ POLICY: Final = {"pattern": "^limited$", "definition": {"max-length": 2}, "apply
 EVERYTHING: Final = {"configure": ".*", "write": ".*", "read": ".*"}
 RABBITMQ: Final = "RabbitMQ"
 SIDES: Final = ("amqpd", "compat", RABBITMQ)
+KAFKA: Final = "Kafka"
+KAFKA_SIDES: Final = ("amqpd", KAFKA)
+PEERS: Final = (RABBITMQ, KAFKA)
+"""The brokers with which amqpd is compared."""
+
 API_TIMEOUT_S: Final = 60.0
 
 
@@ -56,8 +61,8 @@ def make_certificates(folder: Path) -> Certificates:
     authority = trustme.CA(key_type=trustme.KeyType.RSA)
     files = Certificates(folder / "ca.pem", folder / "server.pem", folder / "client.pem")
     authority.cert_pem.write_to_path(files.ca)
-    for name, path in (("localhost", files.server), ("client.test", files.client)):
-        issued = authority.issue_cert(name, key_type=trustme.KeyType.RSA)
+    for names, path in ((("localhost", "127.0.0.1"), files.server), (("client.test",), files.client)):
+        issued = authority.issue_cert(*names, key_type=trustme.KeyType.RSA)
         key = load_pem_private_key(issued.private_key_pem.bytes(), None)
         pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())  # the form that Java reads
         path.write_bytes(pem + b"".join(each.bytes() for each in issued.cert_chain_pems))
@@ -70,6 +75,7 @@ class Node(ABC):
     amqp_port: int
     tls_port: int
     http_port: int
+    metrics_port: int
 
     @abstractmethod
     def start(self) -> None:
@@ -122,6 +128,7 @@ class Amqpd(Node):
     def _read_ports(self) -> None:
         assert self._process.ready is not None
         self.amqp_port, self.http_port = self._process.amqp_port, self._process.http_port
+        self.metrics_port = self.http_port
         self.tls_port = self._process.ready.listeners["amqps"][1]
         self._process.settings["amqp.tls.port"] = self.tls_port
 
@@ -146,10 +153,11 @@ class Rabbit(Node):
     """A private node of Debian's RabbitMQ."""
 
     def __init__(self, folder: Path, certificates: Certificates, demands_certificate: bool) -> None:
-        self.tls_port, self.http_port = machine.free_port(), machine.free_port()
+        self.tls_port, self.http_port, self.metrics_port = (machine.free_port() for _ in range(3))
         demanded = str(demands_certificate).lower()
         config = (
             f"management.tcp.port = {self.http_port}\nmanagement.tcp.ip = 127.0.0.1\n"
+            f"prometheus.tcp.port = {self.metrics_port}\nprometheus.tcp.ip = 127.0.0.1\n"
             f"stream.listeners.tcp.1 = 127.0.0.1:{machine.free_port()}\n"
             f"listeners.ssl.1 = 127.0.0.1:{self.tls_port}\n"
             f"ssl_options.cacertfile = {certificates.ca}\n"
@@ -157,7 +165,7 @@ class Rabbit(Node):
             f"ssl_options.verify = {'verify_peer' if demands_certificate else 'verify_none'}\n"
             f"ssl_options.fail_if_no_peer_cert = {demanded}\n"
         )
-        self._node = RabbitMQ(folder, ("rabbitmq_management", "rabbitmq_stream"), config)
+        self._node = RabbitMQ(folder, ("rabbitmq_management", "rabbitmq_stream", "rabbitmq_prometheus"), config)
         self.amqp_port = self._node.port
 
     def start(self) -> None:

@@ -15,6 +15,10 @@ HERE: Final = Path(__file__).parent
 INSTALLED: Final = Path(os.environ.get("TEST_CLIENTS", HERE.parents[1] / ".venv" / "clients"))
 """The folder that `make clients` fills with built programs and packages."""
 
+KAFKA: Final = HERE.parent / "kafka"
+KAFKA_INSTALLED: Final = Path(os.environ.get("TEST_KAFKA_CLIENTS", HERE.parents[1] / ".venv" / "kafka-clients"))
+"""The same of `make kafka-clients`."""
+
 JAVA_OPTIONS: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 
 
@@ -27,20 +31,26 @@ class Client(NamedTuple):
 
     Attributes:
         command: Returns the program's command; the scenario is appended. Raises Missing.
+        over: The client of this matrix that does its work if it is a wrapper, or that has the same program. CI leaves
+            it out.
     """
 
     name: str
     language: str
     command: Callable[[], list[str]]
+    over: str = ""
 
 
-def _python(folder: str, package: str) -> Client:
+def _python(name: str, package: str, program: Path | None = None, *arguments: str, over: str = "") -> Client:
+    """Return a client whose program is `<name>/program.py`, or another one that may import what is beside it."""
+
     def command() -> list[str]:
         if package not in sys.modules and find_spec(package) is None:  # kombu has no __spec__ once it is imported
             raise Missing(f"the Python package {package}")
-        return [sys.executable, "-P", "-W", "ignore", str(HERE / folder / "program.py")]
+        started = [sys.executable, "-W", "ignore"]
+        return [*started, str(program), *arguments] if program else [*started, "-P", str(HERE / name / "program.py")]
 
-    return Client(folder, "Python", command)
+    return Client(name, "Python", command, over)
 
 
 def _found(program: str) -> str:
@@ -80,20 +90,24 @@ def _perl() -> list[str]:
     return [path, str(HERE / "anyevent-rabbitmq" / "program.pl")]
 
 
-def _php(name: str, code: str) -> Client:
+def _php(name: str, code: str, over: str = "") -> Client:
     def command() -> list[str]:
         path = _with_library("php", "-r", code, f"PHP's package {name}")
         return [path, "-d", "display_errors=stderr", str(HERE / name / "program.php")]
 
-    return Client(name, "PHP", command)
+    return Client(name, "PHP", command, over)
 
 
-def _node(package: str) -> Client:
+def _node(folder: str, package: str = "", over: str = "") -> Client:
     def command() -> list[str]:
-        _installed(f"node/node_modules/{package}/package.json")
-        return [_found("node"), str(HERE / package / "program.mjs")]
+        _installed(f"node/node_modules/{package or folder}/package.json")
+        return [_found("node"), str(HERE / folder / "program.mjs")]
 
-    return Client(package, "JavaScript", command)
+    return Client(folder, "JavaScript", command, over)
+
+
+def _built(name: str, language: str, over: str = "") -> Client:
+    return Client(name, language, lambda: [str(_installed(name))], over)
 
 
 def _java(name: str, folder: str, program: str, *options: str) -> Client:
@@ -111,25 +125,108 @@ def _java(name: str, folder: str, program: str, *options: str) -> Client:
     return Client(name, "Java", command)
 
 
+def kafka_java(version: str, program: str) -> list[str]:
+    """Return the command that runs a class or a source file with these jars: `39`, `43`, `43-streams`, `43-connect`.
+
+    Raises:
+        Missing: Java or the jars are not installed.
+    """
+    jars = KAFKA_INSTALLED / f"java{version}"
+    if not any(jars.glob("kafka-clients-*.jar")):
+        raise Missing(f"{jars}: make kafka-clients")
+    options = ("-Xmx512m", *JAVA_OPTIONS[1:], "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
+    return [_found("java"), *options, "-Dlog4j2.StatusLogger.level=OFF", "-cp", f"{jars}/*", program]
+
+
+def _kafka_installed(name: str) -> str:
+    path = KAFKA_INSTALLED / name
+    if not path.exists():
+        raise Missing(f"{path}: make kafka-clients")
+    return str(path)
+
+
+def _kafkajs() -> list[str]:
+    modules = Path(_kafka_installed("kafkajs/node_modules/kafkajs")).parent
+    return ["env", f"NODE_PATH={modules}", _found("node"), str(KAFKA / "kafkajs" / "steps.mjs")]
+
+
+def _python_for(folder: str, program: str) -> Client:
+    """Return a client that a Python program drives: a command of another package."""
+
+    def command() -> list[str]:
+        _found(program)
+        return [sys.executable, "-P", "-W", "ignore", str(HERE / folder / "program.py")]
+
+    return Client(folder, "command", command)
+
+
+def _kcat() -> list[str]:
+    _found("kcat")
+    return [str(KAFKA / "kcat" / "steps.sh")]
+
+
+PIKA_CALLBACKS: Final = HERE / "pika-callbacks" / "program.py"
+
 CLIENTS: Final = (
     _python("pika", "pika"),
+    _python("pika-select", "pika", PIKA_CALLBACKS, "select"),
+    _python("pika-asyncio", "pika", PIKA_CALLBACKS, "asyncio", over="pika-select"),
     _python("aio-pika", "aio_pika"),
     _python("aiormq", "aiormq"),
     _python("py-amqp", "amqp"),
     _python("kombu", "kombu"),
     _python("amqpstorm", "amqpstorm"),
-    Client("amqp091-go", "Go", lambda: [str(_installed("amqp091-go"))]),
+    _built("amqp091-go", "Go"),
+    _built("go-rabbitmq", "Go", over="amqp091-go"),
+    _built("watermill-amqp", "Go", over="amqp091-go"),
     _node("amqplib"),
+    _node("rabbitmq-client"),
+    _node("cloudamqp-client", "@cloudamqp/amqp-client"),
+    _node("amqp-connection-manager", over="amqplib"),
+    _node("rascal", over="amqplib"),
+    _node("nestjs-rabbitmq", "@golevelup/nestjs-rabbitmq", over="amqplib"),
     _java("java-client", "java", "Program"),
     _java("java-client-nio", "java", "Program", "-Dnio=true"),
     _java("spring-rabbit", "spring", "Spring"),
     Client("bunny", "Ruby", _ruby),
     _php("php-amqplib", "require 'PhpAmqpLib/autoload.php';"),
-    _php("php-amqp", "exit((int) !extension_loaded('amqp'));"),
-    Client("rabbitmq-c", "C", lambda: [str(_installed("rabbitmq-c"))]),
-    Client("amqp-tools", "C", _amqp_tools),  # behind rabbitmq-c: no client of another language has it as its partner
-    Client("lapin", "Rust", lambda: [str(_installed("lapin"))]),
-    Client("amqprs", "Rust", lambda: [str(_installed("amqprs"))]),
-    Client("anyevent-rabbitmq", "Perl", _perl),  # between clients that send 42 with 32 bits: it reads no other integer
+    _php("php-amqp", "exit((int) !extension_loaded('amqp'));", over="rabbitmq-c"),
+    _built("rabbitmq-c", "C"),
+    # Behind rabbitmq-c: no client of another language has it as its partner.
+    Client("amqp-tools", "C", _amqp_tools, over="rabbitmq-c"),
+    _built("lapin", "Rust"),
+    _built("amqprs", "Rust"),
+    # Between clients that send 42 with 32 bits: it reads no other integer.
+    Client("anyevent-rabbitmq", "Perl", _perl),
 )
 BY_NAME: Final = {each.name: each for each in CLIENTS}
+
+TASK_FRAMEWORKS: Final = (
+    _python("celery", "celery"),
+    _python("faststream", "faststream"),
+    _python("dramatiq", "dramatiq"),
+    _python("taskiq", "taskiq_aio_pika"),
+)
+
+STEPS: Final = str(KAFKA / "java" / "Steps.java")
+KAFKA_CLIENTS: Final = (
+    Client("java39", "Java", lambda: kafka_java("39", STEPS)),
+    Client("java43", "Java", lambda: kafka_java("43", STEPS)),
+    _python("confluent-kafka", "confluent_kafka", KAFKA / "python" / "confluent.py"),
+    _python("kafka-python", "kafka", KAFKA / "python" / "kafka_python.py"),
+    _python("aiokafka", "aiokafka", KAFKA / "python" / "aio.py"),
+    Client("franz-go", "Go", lambda: [_kafka_installed("franz")]),
+    Client("sarama", "Go", lambda: [_kafka_installed("sarama")]),
+    Client("kafkajs", "JavaScript", _kafkajs),
+    Client("kcat", "C", _kcat),
+)
+
+SHARE_PROGRAMS: Final = {"java43": lambda: kafka_java("43", str(KAFKA / "java" / "ShareGroupProgram.java"))}
+"""Programs of their own for the step `share`, with the arguments HOST:PORT TOPIC COUNT."""
+
+HTTP_CLIENTS: Final = (
+    _python("pyrabbit2", "pyrabbit2"),
+    _python_for("rabbitmqadmin", "rabbitmqadmin"),
+    _built("rabbit-hole", "Go"),
+    _python_for("prometheus", "promtool"),
+)

@@ -1,4 +1,4 @@
-"""The matrix as text, Markdown, HTML and JSON."""
+"""The matrix as text, Markdown, HTML and JSON: a table for each protocol."""
 
 from __future__ import annotations
 
@@ -13,30 +13,43 @@ from typing import Final, NamedTuple
 from .programs import Client
 from .runner import Cell, differences
 from .scenarios import Scenario
+from .tables import Table
 
 SIGNS: Final = {"pass": "pass", "fail": "FAIL", "not offered": "–", "missing": "?"}
 LEGEND: Final = (
-    "A cell with one word: the same with all of these brokers. Several: one for each, in this order. "
+    "A cell with one word: the same with all brokers of its table. Several: one for each, in this order. "
     "–: the client does not offer it, or its program cannot show it. ?: it could not be tried."
 )
+LETTERS: Final = {"pass": "p", "FAIL": "F"}
+LETTERS_LEGEND: Final = "p: pass. F: failure."
+COLUMNS_MAX: Final = 8
+"""Clients in one table of the page: a wider one does not fit a screen."""
 
 HEAD: Final = """\
 # Clients
 
-This page shows which client libraries were tried with amqpd, and what each of them did. `make interop` runs
-[one program of each client](../interop/clients/README.md) in each scenario: with amqpd under its own name, with amqpd
-as RabbitMQ (the setting `compat`), and with RabbitMQ. It fails if a cell is worse with amqpd than with RabbitMQ.
+This page shows which client libraries, frameworks and tools were tried with amqpd, and what each of them did.
+`make interop` runs [one program of each](../interop/clients/README.md) in each scenario: with amqpd under its own name,
+with amqpd as RabbitMQ (the setting `compat`), and with RabbitMQ; Kafka's clients with amqpd and with Apache Kafka. It
+fails if a cell is worse with amqpd than with the other broker.
 """
 
 
 class Matrix(NamedTuple):
-    """A finished run. sides and versions: name -> version, of brokers and of clients."""
+    """A finished run of one table. sides and versions: name -> version, of brokers and of clients."""
 
-    clients: Sequence[Client]
-    scenarios: Sequence[Scenario]
+    table: Table
     sides: dict[str, str]
     versions: dict[str, str]
     cells: Sequence[Cell]
+
+    @property
+    def clients(self) -> Sequence[Client]:
+        return self.table.clients
+
+    @property
+    def scenarios(self) -> Sequence[Scenario]:
+        return self.table.scenarios
 
     def verdicts(self, client: str, scenario: str) -> list[Cell]:
         """Return the cells of this place, in the order of the sides."""
@@ -47,6 +60,21 @@ class Matrix(NamedTuple):
         """Return the words of a place: one if all sides agree. RabbitMQ's lack of a feature is not repeated."""
         signs = [SIGNS[each.verdict] for each in self.verdicts(client, scenario)]
         return signs[0] if len(set(signs)) == 1 else " ".join(signs)
+
+
+def groups(clients: Sequence[Client]) -> list[list[Client]]:
+    """Return the clients by language, joined to groups of at most COLUMNS_MAX."""
+    languages: dict[str, list[Client]] = {}
+    for client in clients:
+        languages.setdefault(client.language, []).append(client)
+    found: list[list[Client]] = [[]]
+    for members in languages.values():
+        for start in range(0, len(members), COLUMNS_MAX):
+            part = members[start : start + COLUMNS_MAX]
+            if len(found[-1]) + len(part) > COLUMNS_MAX:
+                found.append([])
+            found[-1] += part
+    return found
 
 
 def brokers(matrix: Matrix) -> str:
@@ -77,36 +105,54 @@ def reasons(matrix: Matrix, verdict: str) -> list[str]:
     return [f"{', '.join(clients)}: {names}: {text}" for (names, text), clients in joined.items()]
 
 
-def text(matrix: Matrix) -> str:
-    """Return the matrix for a terminal: a line for each scenario, a column for each client; then what went wrong."""
+def text(matrices: Sequence[Matrix]) -> str:
+    """Return the tables for a terminal: a line for each scenario, a column for each client; then what went wrong.
+
+    30 clients have 140 columns of a terminal, because a verdict is one letter.
+    """
+    return "\n".join([LEGEND, LETTERS_LEGEND, *(_table_as_text(each) for each in matrices)])
+
+
+def _table_as_text(matrix: Matrix) -> str:
+    def letters(client: Client, scenario: Scenario) -> str:
+        return "".join(LETTERS.get(word, word) for word in matrix.sign(client.name, scenario.name).split())
+
     numbered = [
         f"{n:>3} {c.name} {matrix.versions.get(c.name, '(missing)')}, {c.language}"
         for n, c in enumerate(matrix.clients, 1)
     ]
-    width = max([4, *(len(matrix.sign(c.name, s.name)) for c in matrix.clients for s in matrix.scenarios)])
-    lines = [f"Brokers: {brokers(matrix)}", *numbered, LEGEND, ""]
-    lines.append(" " * 18 + " ".join(f"{n:>{width}}" for n in range(1, len(matrix.clients) + 1)))
+    width = max([2, *(len(letters(c, s)) for c in matrix.clients for s in matrix.scenarios)])
+    lines = ["", f"{matrix.table.title}, with {brokers(matrix)}", *numbered, ""]
+    lines.append(" " * 19 + " ".join(f"{n:>{width}}" for n in range(1, len(matrix.clients) + 1)))
     for scenario in matrix.scenarios:
-        signs = (matrix.sign(client.name, scenario.name) for client in matrix.clients)
-        lines.append(f"{scenario.name:<18}" + " ".join(f"{sign:>{width}}" for sign in signs))
+        signs = (letters(client, scenario) for client in matrix.clients)
+        lines.append(f"{scenario.name:<19}" + " ".join(f"{sign:>{width}}" for sign in signs))
     lines.append("")
     for verdict in ("not offered", "missing"):
         lines += [f"{verdict}: {line}" for line in reasons(matrix, verdict)]
     lines += [f"FAIL: {line}" for line in reasons(matrix, "fail")]
     lines.append(counts(matrix))
     worse = differences(matrix.cells)
-    lines.append(f"{len(worse)} cells fail with amqpd and not with RabbitMQ")
+    lines.append(f"{len(worse)} cells fail with amqpd and not with {matrix.table.peer}")
     for each in worse:
         lines += ["", f"{each.client}, {each.scenario}, {each.side}:", each.output[-3000:].strip()]
     return "\n".join(lines)
 
 
-def markdown(matrix: Matrix) -> str:
+def markdown(matrices: Sequence[Matrix]) -> str:
     """Return the page docs/clients.md."""
-    today = datetime.now(UTC).date()
+    lines = [HEAD, f"Last run: {datetime.now(UTC).date()}. {LEGEND}", ""]
+    lines += ["| table | clients | scenarios | brokers |", "|---|---|---|---|"]
+    for each in matrices:
+        lines.append(f"| {each.table.title} | {len(each.clients)} | {len(each.scenarios)} | {brokers(each)} |")
+    for each in matrices:
+        lines += ["", *_table_as_markdown(each)]
+    return "\n".join(lines) + "\n"
+
+
+def _table_as_markdown(matrix: Matrix) -> list[str]:
     lines = [
-        HEAD,
-        f"Last run: {today}, with {brokers(matrix)}. {LEGEND}",
+        f"## {matrix.table.title}",
         "",
         "| client | version | language | pass | not offered | missing | fail |",
         "|---|---|---|---|---|---|---|",
@@ -117,25 +163,39 @@ def markdown(matrix: Matrix) -> str:
         lines.append(
             f"| {client.name} | {matrix.versions.get(client.name, 'missing')} | {client.language} | {numbers} |"
         )
-    lines += ["", "## The matrix", "", "| scenario | " + " | ".join(c.name for c in matrix.clients) + " |"]
-    lines.append("|---" * (len(matrix.clients) + 1) + "|")
-    for scenario in matrix.scenarios:
-        lines.append(
-            f"| {scenario.name} | " + " | ".join(matrix.sign(c.name, scenario.name) for c in matrix.clients) + " |"
-        )
-    lines += ["", "## The scenarios", "", "| scenario | what the program shows |", "|---|---|"]
+    for group in groups(matrix.clients):
+        if len(matrix.clients) > COLUMNS_MAX:
+            lines += ["", f"### {', '.join(dict.fromkeys(client.language for client in group))}"]
+        lines += ["", "| scenario | " + " | ".join(client.name for client in group) + " |"]
+        lines.append("|---" * (len(group) + 1) + "|")
+        for scenario in matrix.scenarios:
+            signs = (matrix.sign(client.name, scenario.name) for client in group)
+            lines.append(f"| {scenario.name} | " + " | ".join(signs) + " |")
+    lines += ["", "### The scenarios", "", "| scenario | what the program shows |", "|---|---|"]
     lines += [f"| {each.name} | {each.text} |" for each in matrix.scenarios]
     for title, verdict in (("Not offered", "not offered"), ("Missing", "missing"), ("Failed", "fail")):
         found_reasons = reasons(matrix, verdict)
         if found_reasons:
-            lines += ["", f"## {title}", "", *(f"- {line}" for line in found_reasons)]
-    return "\n".join(lines) + "\n"
+            lines += ["", f"{title}:", "", *(f"- {line}" for line in found_reasons)]
+    return lines
 
 
-def page(matrix: Matrix) -> str:
+def page(matrices: Sequence[Matrix]) -> str:
     """Return the matrix as one HTML page without other files; a cell's reason is its tooltip."""
+    style = (
+        "body{font:14px sans-serif}td,th{padding:2px 6px;text-align:left}.pass{background:#cfc}.fail{background:#f99}"
+        ".client{writing-mode:vertical-rl}"
+    )
+    return (
+        f"<!doctype html><meta charset=utf-8><title>Clients of amqpd</title><style>{style}</style>"
+        f"<h1>Clients of amqpd</h1><p>{datetime.now(UTC):%Y-%m-%d %H:%M} UTC. {LEGEND}</p>"
+        + "".join(_table_as_html(each) for each in matrices)
+    )
+
+
+def _table_as_html(matrix: Matrix) -> str:
     head = "".join(
-        f"<th>{html.escape(c.name)}<br>{html.escape(matrix.versions.get(c.name, 'missing'))}</th>"
+        f"<th class=client>{html.escape(c.name)} {html.escape(matrix.versions.get(c.name, 'missing'))}</th>"
         for c in matrix.clients
     )
     rows = []
@@ -149,32 +209,30 @@ def page(matrix: Matrix) -> str:
                 f"<td class='{kind}' title='{html.escape(why, True)}'>{matrix.sign(client.name, scenario.name)}</td>"
             )
         rows.append(f"<tr>{''.join(row)}</tr>")
-    style = (
-        "body{font:14px sans-serif}td,th{padding:2px 6px;text-align:left}.pass{background:#cfc}.fail{background:#f99}"
-    )
     return (
-        f"<!doctype html><meta charset=utf-8><title>Clients of amqpd</title><style>{style}</style>"
-        "<h1>Clients of amqpd</h1>"
-        f"<p>{datetime.now(UTC):%Y-%m-%d %H:%M} UTC. {html.escape(brokers(matrix))}. {LEGEND}</p>"
+        f"<h2>{html.escape(matrix.table.title)}</h2><p>{html.escape(brokers(matrix))}</p>"
         f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table><p>{html.escape(counts(matrix))}</p>\n"
     )
 
 
-def document(matrix: Matrix) -> str:
-    """Return the matrix as JSON: date, versions and every cell, with the output of those that failed."""
-    content = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "brokers": matrix.sides,
-        "clients": {c.name: {"language": c.language, "version": matrix.versions.get(c.name)} for c in matrix.clients},
-        "scenarios": {each.name: each.text for each in matrix.scenarios},
-        "cells": [each._asdict() for each in matrix.cells],
-        "differences": [[each.client, each.scenario, each.side] for each in differences(matrix.cells)],
-    }
+def document(matrices: Sequence[Matrix]) -> str:
+    """Return the tables as JSON: date, versions and every cell, with the output of those that failed."""
+    tables = {}
+    for each in matrices:
+        clients = {c.name: {"language": c.language, "version": each.versions.get(c.name)} for c in each.clients}
+        tables[each.table.name] = {
+            "brokers": each.sides,
+            "clients": clients,
+            "scenarios": {scenario.name: scenario.text for scenario in each.scenarios},
+            "cells": [cell._asdict() for cell in each.cells],
+            "differences": [[cell.client, cell.scenario, cell.side] for cell in differences(each.cells)],
+        }
+    content = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "tables": tables}
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def write(matrix: Matrix, folder: Path) -> None:
+def write(matrices: Sequence[Matrix], folder: Path) -> None:
     """Write matrix.md, matrix.html and matrix.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    for suffix, content in (("md", markdown(matrix)), ("html", page(matrix)), ("json", document(matrix))):
+    for suffix, content in (("md", markdown(matrices)), ("html", page(matrices)), ("json", document(matrices))):
         (folder / f"matrix.{suffix}").write_text(content, "utf-8")

@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Literal, NamedTuple
 from urllib.parse import quote
 
-from .brokers import RABBITMQ, Certificates, Node, Side
+from .brokers import PEERS, Certificates, Node, Side
 from .programs import INSTALLED, Client, Missing
 from .scenarios import Scenario
+from .tables import Table
 
 TIMEOUT_S: Final = 180.0
 """Time limit for one program: a program that hangs must not stop the run."""
@@ -50,10 +51,14 @@ class Run(NamedTuple):
     err: str
 
     @property
+    def lines(self) -> list[str]:
+        """Return the lines of standard output without `ready`, which is for the runner."""
+        return [line for line in map(str.rstrip, self.out.splitlines()) if line and line != "ready"]
+
+    @property
     def last_line(self) -> str:
-        """Return the last line of standard output, which is the verdict."""
-        lines = self.out.strip().splitlines()
-        return lines[-1] if lines else ""
+        """Return the last line of standard output."""
+        return self.lines[-1] if self.lines else ""
 
     @property
     def error(self) -> str:
@@ -66,11 +71,13 @@ class Run(NamedTuple):
 def environment(node: Node, scenario: str, vhost: str, files: Certificates) -> dict[str, str]:
     """Return the variables of a program: AMQP_URL, and the files of TLS where the scenario uses it."""
     tls = scenario in ("tls", "client-certificate")
-    password = "wrong" if scenario == "bad-password" else "guest"
+    password = "wrong" if scenario in ("bad-password", "refused") else "guest"
     vhost = "nosuch" if scenario == "bad-vhost" else vhost
     scheme, port = ("amqps", node.tls_port) if tls else ("amqp", node.amqp_port)
     url = f"{scheme}://guest:{password}@localhost:{port}/{quote(vhost, safe='')}"
-    added = {"AMQP_URL": url, "NODE_PATH": str(INSTALLED / "node")}
+    http_url = f"http://guest:{password}@127.0.0.1:{node.http_port}"
+    metrics_url = f"http://127.0.0.1:{node.metrics_port}/metrics"
+    added = {"AMQP_URL": url, "HTTP_URL": http_url, "METRICS_URL": metrics_url, "NODE_PATH": str(INSTALLED / "node")}
     if tls:
         added["CA_FILE"] = str(files.ca)
     if scenario == "client-certificate":
@@ -112,6 +119,18 @@ def run(command: Sequence[str], variables: dict[str, str], on_ready: Callable[[]
     return Run(code, "".join(lines), "".join(errors))
 
 
+def installed(clients: Iterable[Client]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return the command of each client that is installed, and why the others are missing."""
+    commands: dict[str, list[str]] = {}
+    missing: dict[str, str] = {}
+    for each in clients:
+        try:
+            commands[each.name] = each.command()
+        except Missing as reason:
+            missing[each.name] = str(reason)
+    return commands, missing
+
+
 class Runner:
     """Runs all cells of one side.
 
@@ -121,18 +140,13 @@ class Runner:
         jobs: Programs at once.
     """
 
-    def __init__(self, side: Side, files: Certificates, clients: Sequence[Client], jobs: int) -> None:
+    def __init__(self, side: Side, files: Certificates, table: Table, jobs: int) -> None:
         self._side = side
         self._files = files
         self._jobs = jobs
-        self.commands: dict[str, list[str]] = {}
-        self.missing: dict[str, str] = {}
-        self.languages = {each.name: each.language for each in clients}
-        for each in clients:
-            try:
-                self.commands[each.name] = each.command()
-            except Missing as reason:
-                self.missing[each.name] = str(reason)
+        self._own_vhosts = table.own_vhosts
+        self.commands, self.missing = installed(table.clients)
+        self.languages = {each.name: each.language for each in table.clients}
 
     def cells(self, scenarios: Iterable[Scenario]) -> list[Cell]:
         """Run the scenarios of all clients and return the cells. Cost: minutes of two cores for the whole catalogue."""
@@ -146,14 +160,14 @@ class Runner:
             self._side.second.add_vhost(name)
             for vhost in {self.vhost(name, each.name) for each in chosen}:
                 self._side.node.add_vhost(vhost)
-        if self._side.name == RABBITMQ:
-            absent = [each for each in chosen if each.not_in_rabbitmq]
+        if self._side.name in PEERS:
+            absent = [each for each in chosen if each.not_in_peer]
             cells += [
-                Cell(name, each.name, RABBITMQ, "missing", each.not_in_rabbitmq)
+                Cell(name, each.name, self._side.name, "missing", each.not_in_peer)
                 for each in absent
                 for name in self.commands
             ]
-            chosen = [each for each in chosen if not each.not_in_rabbitmq]
+            chosen = [each for each in chosen if not each.not_in_peer]
         alone = [(name, each) for each in chosen if not each.together for name in self.commands]
         with ThreadPoolExecutor(self._jobs) as pool:
             cells += pool.map(lambda one: self._repeated(*one), alone)
@@ -162,10 +176,9 @@ class Runner:
                 cells += self._together(each)
         return cells
 
-    @staticmethod
-    def vhost(client: str, scenario: str) -> str:
+    def vhost(self, client: str, scenario: str) -> str:
         """Return the client's vhost. Scenarios that share names with another one have their own: they run at once."""
-        return f"{client}, {scenario}" if scenario in SAME_NAMES else client
+        return f"{client}.{scenario}" if self._own_vhosts or scenario in SAME_NAMES else client
 
     def _repeated(self, client: str, scenario: Scenario) -> Cell:
         for _ in range(scenario.tries):
@@ -185,7 +198,7 @@ class Runner:
             ended = self._run(client, scenario.name, node, vhost, on_ready)
         took = time.monotonic() - began
         line = ended.last_line
-        if ended.code == 0 and line == "pass":
+        if ended.code == 0 and scenario.accepts(ended.lines):
             return Cell(client, scenario.name, self._side.name, "pass", seconds=took)
         if ended.code == 0 and line.startswith("not offered: "):
             return Cell(
@@ -244,15 +257,15 @@ def versions(commands: dict[str, list[str]]) -> dict[str, str]:
 
 
 def differences(cells: Iterable[Cell]) -> list[Cell]:
-    """Return the cells of amqpd that are worse than RabbitMQ's: a failure that is none there, or a pass that is only
+    """Return the cells of amqpd that are worse than the peer's: a failure that is none there, or a pass that is only
     there.
     """
     by_place = {(each.client, each.scenario, each.side): each for each in cells}
     found = []
     for each in by_place.values():
-        peer = by_place.get((each.client, each.scenario, RABBITMQ))
-        theirs = peer.verdict if peer else "missing"
-        if each.side != RABBITMQ and (
+        peers = [by_place.get((each.client, each.scenario, peer)) for peer in PEERS]
+        theirs = next((peer.verdict for peer in peers if peer), "missing")
+        if each.side not in PEERS and (
             (each.verdict == "fail" and theirs != "fail") or (each.verdict == "not offered" and theirs == "pass")
         ):
             found.append(each)

@@ -1,6 +1,8 @@
-"""The whole matrix: nothing that a client can do with RabbitMQ fails with amqpd.
+"""The matrix: nothing that a client can do with RabbitMQ or Kafka fails with amqpd.
 
-`make interop` prints the same. With TEST_REQUIRE_CLIENTS a client that is not installed fails the test, with
+`make interop` prints the whole of it. Here AMQP clients have RabbitMQ beside them, without wrappers: a wrapper sends
+what the client under it sends (`Client.over`). The others run with amqpd alone, where a failure counts too. With
+TEST_REQUIRE_CLIENTS, or TEST_REQUIRE_KAFKA_CLIENTS for Kafka's, a client that is not installed fails its test; with
 TEST_REQUIRE_RABBITMQ the lack of RabbitMQ does.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -15,20 +18,50 @@ from . import report
 from .__main__ import run
 from .brokers import RABBITMQ
 from .runner import differences
+from .tables import AMQP, HTTP, KAFKA_PROTOCOL, TASKS
 
-OUT = Path(__file__).parents[2] / ".venv" / "interop"
+OUT: Final = Path(__file__).parents[2] / ".venv" / "interop"
+CELERY_IN_CI: Final = ("chord", "quorum", "quorum-eta", "priority", "dead-letter", "monitor", "reconnect")
+"""Celery's scenarios in CI: interop/test_celery.py has the others, with one worker for all of them."""
+
+pytestmark = pytest.mark.skipif("TEST_INTEROP_URL" in os.environ, reason="starts its brokers itself")
+
+
+def check(matrices: list[report.Matrix], required: str, name: str) -> None:
+    """Fail if a client is worse with amqpd, or missing though the variable requires it."""
+    if OUT.parent.is_dir():
+        report.write(matrices, OUT / name)
+    print(report.text(matrices))
+    cells = [each for matrix in matrices for each in matrix.cells]
+    missing = sorted({each.client for each in cells if each.verdict == "missing" and each.side == "amqpd"})
+    assert not (missing and os.environ.get(required)), f"not installed: {missing}: make clients kafka-clients"
+    assert [(each.client, each.scenario, each.side, each.text) for each in differences(cells)] == []
 
 
 @pytest.mark.ci_long
 @pytest.mark.timeout(1500)
-@pytest.mark.skipif("TEST_INTEROP_URL" in os.environ, reason="starts its brokers itself")
-def test_no_client_fails_with_amqpd_that_passes_with_rabbitmq() -> None:
-    matrix = run((), (), (), jobs=6)
-    if OUT.parent.is_dir():
-        report.write(matrix, OUT)
-    print(report.text(matrix))
-    missing = sorted({each.client for each in matrix.cells if each.verdict == "missing" and each.side == "amqpd"})
-    assert not (missing and os.environ.get("TEST_REQUIRE_CLIENTS")), f"not installed: {missing}: make clients"
+def test_no_amqp_client_fails_with_amqpd_that_passes_with_rabbitmq() -> None:
+    clients = tuple(each for each in AMQP.clients if not each.over)
+    [matrix] = run([AMQP._replace(clients=clients)], jobs=6)
+    check([matrix], "TEST_REQUIRE_CLIENTS", "amqp")
     no_peer = matrix.sides[RABBITMQ].startswith("missing")
     assert not (no_peer and os.environ.get("TEST_REQUIRE_RABBITMQ")), "RabbitMQ is not installed: make rabbitmq"
-    assert [(each.client, each.scenario, each.side, each.text) for each in differences(matrix.cells)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.external
+@pytest.mark.timeout(900)
+def test_no_framework_and_no_http_client_fails() -> None:
+    celery = TASKS.part(["celery"], list(CELERY_IN_CI), ["amqpd"])
+    others = [each.name for each in TASKS.clients if each.name != "celery"]
+    check(run([celery], jobs=4), "TEST_REQUIRE_CLIENTS", "celery")
+    check(
+        run([TASKS.part(others, [], ["amqpd"]), HTTP.part([], [], ["amqpd"])], jobs=4), "TEST_REQUIRE_CLIENTS", "tasks"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.external
+@pytest.mark.timeout(900)
+def test_no_kafka_client_fails() -> None:
+    check(run([KAFKA_PROTOCOL.part([], [], ["amqpd"])], jobs=3), "TEST_REQUIRE_KAFKA_CLIENTS", "kafka")

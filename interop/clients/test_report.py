@@ -11,10 +11,13 @@ import pytest
 
 from . import report
 from .__main__ import main
-from .brokers import RABBITMQ
-from .programs import BY_NAME, Client, Missing
+from .brokers import KAFKA, RABBITMQ
+from .kafka_runner import steps_of
+from .programs import BY_NAME, CLIENTS, Client, Missing
 from .runner import Cell, Verdict, differences, run
+from .scenarios import BY_NAME as SCENARIO
 from .scenarios import SCENARIOS
+from .tables import AMQP, TABLES
 
 
 def cell(side: str, verdict: Verdict, scenario: str = "tx", text: str = "") -> Cell:
@@ -23,8 +26,9 @@ def cell(side: str, verdict: Verdict, scenario: str = "tx", text: str = "") -> C
 
 def matrix(*cells: Cell) -> report.Matrix:
     client = Client("pika", "Python", lambda: ["pika"])
-    scenarios = [each for each in SCENARIOS if each.name in {each.scenario for each in cells}]
-    return report.Matrix([client], scenarios, {"amqpd": "1", RABBITMQ: "3.10.8"}, {"pika": "1.4"}, cells)
+    scenarios = tuple(each for each in SCENARIOS if each.name in {each.scenario for each in cells})
+    table = AMQP._replace(clients=(client,), scenarios=scenarios)
+    return report.Matrix(table, {"amqpd": "1", RABBITMQ: "3.10.8"}, {"pika": "1.4"}, cells)
 
 
 def test_failure_with_amqpd_alone_is_a_difference() -> None:
@@ -45,6 +49,30 @@ def test_client_that_offers_it_only_with_rabbitmq_is_a_difference() -> None:
     assert differences([silent, cell(RABBITMQ, "not offered")]) == []
 
 
+def test_failure_with_amqpd_and_not_with_kafka_is_a_difference() -> None:
+    failed = cell("amqpd", "fail", "seek")
+    assert differences([failed, cell(KAFKA, "pass", "seek")]) == [failed]
+    assert differences([failed, cell(KAFKA, "fail", "seek")]) == []
+
+
+def test_names_are_unique_in_all_tables() -> None:
+    names = [client.name for table in TABLES for client in table.clients]
+    assert sorted(set(names)) == sorted(names)
+    for table in TABLES:
+        assert len({each.name for each in table.scenarios}) == len(table.scenarios)
+
+
+def test_part_of_a_table_has_the_chosen_names_alone() -> None:
+    part = AMQP.part(["pika"], ["tx", "nosuch"], [])
+    assert ([each.name for each in part.clients], [each.name for each in part.scenarios]) == (["pika"], ["tx"])
+    assert part.sides == AMQP.sides
+
+
+def test_steps_are_read_from_the_lines_that_are_json() -> None:
+    lines = 'a warning\n{"step": "seek", "ok": true, "detail": "777"}\n{"step": "share", "ok": null, "detail": "no"}\n'
+    assert {name: step["ok"] for name, step in steps_of(lines).items()} == {"seek": True, "share": None}
+
+
 def test_program_that_says_nothing_or_exits_with_an_error_did_not_pass() -> None:
     code = "import sys; print('pass'); sys.exit(3)"
     assert run([sys.executable, "-c", code], dict(os.environ)).code == 3
@@ -63,6 +91,13 @@ def test_client_whose_interpreter_lacks_the_library_is_missing(
         BY_NAME[name].command()
 
 
+def test_ready_is_no_line_of_the_output() -> None:
+    assert run([sys.executable, "-c", "print('low on memory\\nready\\nunblocked')"], dict(os.environ)).lines == [
+        "low on memory",
+        "unblocked",
+    ]
+
+
 def test_ready_is_reported_at_the_line_and_at_the_end() -> None:
     told: list[None] = []
     run([sys.executable, "-c", "print('ready')"], dict(os.environ), lambda: told.append(None))
@@ -71,13 +106,47 @@ def test_ready_is_reported_at_the_line_and_at_the_end() -> None:
 
 def test_forms_of_the_matrix_have_each_verdict_and_reason() -> None:
     found = matrix(cell("amqpd", "not offered", text="no tx"), cell(RABBITMQ, "not offered", text="no tx"))
-    assert "| tx | – |" in report.markdown(found)
-    assert "not offered: pika: every scenario: no tx" in report.text(found)
+    assert "| tx | – |" in report.markdown([found])
+    assert "not offered: pika: every scenario: no tx" in report.text([found])
     found = matrix(cell("amqpd", "fail", text="broken <b>"), cell(RABBITMQ, "pass"))
-    assert "| tx | FAIL pass |" in report.markdown(found)
-    assert "broken &lt;b&gt;" in report.page(found)
-    assert "SomeError" in report.text(found)
-    assert json.loads(report.document(found))["differences"] == [["pika", "tx", "amqpd"]]
+    assert "| tx | FAIL pass |" in report.markdown([found])
+    assert "broken &lt;b&gt;" in report.page([found])
+    assert "SomeError" in report.text([found])
+    assert json.loads(report.document([found]))["tables"]["amqp"]["differences"] == [["pika", "tx", "amqpd"]]
+
+
+def test_tables_of_the_page_have_few_columns_and_one_language_or_several_whole_ones() -> None:
+    clients = tuple(
+        Client(f"c{n}", language, list) for language, size in [("A", 11), ("B", 3), ("C", 4)] for n in range(size)
+    )
+    found = [[each.language for each in group] for group in report.groups(clients)]
+    assert found == [["A"] * 8, ["A"] * 3 + ["B"] * 3, ["C"] * 4]
+    assert "### A, B\n\n| scenario | c8 | c9 | c10 | c0 |" in report.markdown(
+        [matrix()._replace(table=AMQP._replace(clients=clients, scenarios=()))]
+    )
+
+
+@pytest.mark.parametrize(
+    ("scenario", "lines", "accepted"),
+    [
+        ("routing", ["warning", "error"], True),
+        ("routing", ["error", "warning"], False),
+        ("routing", ["warning"], False),
+        ("routing", [], False),
+        ("routing", ["what else it printed", "pass"], True),
+        ("inequivalent", ["Exception (406): inequivalent arg 'durable' for queue"], True),
+        ("inequivalent", ["Exception (404): inequivalent arg 'durable' for queue"], False),
+        ("headers", [], False),
+    ],
+)
+def test_program_passes_by_its_own_check_or_by_all_lines_of_the_catalogue(
+    scenario: str, lines: list[str], accepted: bool
+) -> None:
+    assert SCENARIO[scenario].accepts(lines) is accepted
+
+
+def test_every_wrapper_is_over_a_client_of_the_matrix() -> None:
+    assert {each.over for each in CLIENTS if each.over} <= {each.name for each in CLIENTS if not each.over}
 
 
 def test_unknown_names_are_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,37 +4,28 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from amqpd.testing import BrokerProcess
+from interop.clients.programs import Missing, kafka_java
 
 HERE: Final = Path(__file__).parent
-INSTALLED: Final = Path(os.environ.get("TEST_KAFKA_CLIENTS", HERE.parents[1] / ".venv" / "kafka-clients"))
-JAVA_OPTIONS: Final = (
-    "-Xmx512m",
-    "-XX:+UseSerialGC",
-    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-    "-Dlog4j2.StatusLogger.level=OFF",
-)
-
-
-def need(what: str, found: bool) -> None:
-    """Skip the test if a client is not installed, or fail it where TEST_REQUIRE_KAFKA_CLIENTS is set."""
-    if not found and os.environ.get("TEST_REQUIRE_KAFKA_CLIENTS"):
-        pytest.fail(f"{what} is missing: make kafka-clients")
-    if not found:
-        pytest.skip(f"{what} is missing: make kafka-clients")
 
 
 def java(version: str, program: str) -> list[str]:
-    """Return the command that runs a class or a source file with these jars: `39`, `43`, `43-streams`, `43-connect`."""
-    jars = INSTALLED / f"java{version}"
-    need(f"Java or {jars}", shutil.which("java") is not None and any(jars.glob("kafka-clients-*.jar")))
-    return ["java", *JAVA_OPTIONS, "-cp", f"{jars}/*", program]
+    """Return the command that runs a class or a source file with these jars: `39`, `43`, `43-streams`, `43-connect`.
+
+    Skips the test if they are not installed, or fails it where TEST_REQUIRE_KAFKA_CLIENTS is set.
+    """
+    try:
+        return kafka_java(version, program)
+    except Missing as missing:
+        if os.environ.get("TEST_REQUIRE_KAFKA_CLIENTS"):
+            pytest.fail(f"missing: {missing}")
+        pytest.skip(f"missing: {missing}")
 
 
 def address_of(broker: BrokerProcess, listener: str = "kafka") -> str:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from amqpd.storage.export.file_writer import REJECTED, FileLayout, batches, json_values, write_task
 from amqpd.storage.export.offsets import batch_parts
 from amqpd.storage.export.options import ReadOptions, parse
+from amqpd.storage.export.payload import PayloadFormat
 from amqpd.storage.export.plan import LogPartition
 from amqpd.storage.export.worker_pool import WorkerPool, use_system_allocator
 
@@ -57,14 +58,16 @@ class ExportRows:
         columns: The exported columns.
         partition_by: Columns and values of `TIMES`.
         where: A condition in Spark's SQL, or "".
-        payload: pyarrow struct of the column `payload`; None: no such column. Only for files of PyarrowEngine.
+        payload: Format of the column `payload`; None: no such column. Only for files of PyarrowEngine.
+        task_bytes_min: A task of PyarrowEngine, and so a file, is not of less bytes of log; 0: TASK_BYTES_MIN.
     """
 
     reads: tuple[dict[str, str], ...]
     columns: tuple[str, ...]
     partition_by: tuple[str, ...] = ()
     where: str = ""
-    payload: Any = None
+    payload: PayloadFormat | None = None
+    task_bytes_min: int = 0
 
     def parts(self) -> tuple[ReadOptions, list[LogPartition]]:
         """Return the options to read parts with, and the parts. Raises DataLoss, SourceError, OSError."""
@@ -119,7 +122,7 @@ class PyarrowEngine(ExportEngine):
     def write_files(self, rows: ExportRows, layout: FileLayout) -> WrittenBatch:
         options, parts = rows.parts()
         layout = replace(layout, payload=rows.payload)
-        tasks = spread(parts, self._pool.size)
+        tasks = spread(parts, self._pool.size, rows.task_bytes_min)
         if len(tasks) > 1:
             found = self._pool.run(options, layout, tasks, self._advance)
         else:
@@ -148,17 +151,17 @@ class PyarrowEngine(ExportEngine):
         self._pool.close()
 
 
-def spread(parts: Sequence[LogPartition], cores: int) -> list[list[LogPartition]]:
+def spread(parts: Sequence[LogPartition], cores: int, bytes_min: int = 0) -> list[list[LogPartition]]:
     """Divide the parts into tasks of about equal size, in order.
 
     Each core gets equally many tasks, of at most TASK_BYTES. There are fewer tasks than cores only if they would be
-    smaller than TASK_BYTES_MIN.
+    smaller than `bytes_min` or TASK_BYTES_MIN.
     """
     if not parts:
         return []
     total = sum(part.size_bytes for part in parts)
     rounds = -(-total // (cores * TASK_BYTES))
-    count = min(len(parts), max(1, min(cores * rounds, total // TASK_BYTES_MIN)))
+    count = min(len(parts), max(1, min(cores * rounds, total // max(bytes_min, TASK_BYTES_MIN))))
     tasks: list[list[LogPartition]] = [[] for _ in range(count)]
     before = 0
     for part in parts:

@@ -8,7 +8,7 @@ JSON and CSV have the values and names that Spark writes, so both engines can wr
 
     value               text if it is UTF-8; otherwise null, and `value_base64` is set
     other bytes         base64
-    times               UTC with milliseconds: 2026-01-31T12:00:00.000Z
+    times               UTC with milliseconds: 2026-01-31T12:00:00.000Z; without Z if the type has no zone
     null in JSON        the field is left out; so are NaN and infinite numbers of `payload`
     structs and maps    objects; in CSV their JSON
     directories         escaped as Hive does it; null and "" are __HIVE_DEFAULT_PARTITION__
@@ -35,7 +35,7 @@ import pyarrow.parquet as pq
 from amqpd.storage.export.arrow import Decoder, PartReader
 from amqpd.storage.export.columns import TIMES
 from amqpd.storage.export.options import ReadOptions
-from amqpd.storage.export.payload import PAYLOAD, REJECT_COLUMNS, PayloadParser, split
+from amqpd.storage.export.payload import PAYLOAD, REJECT_COLUMNS, PayloadFormat, parser_of, split
 from amqpd.storage.export.plan import LogPartition
 
 GROUP_BYTES: Final = 6 << 20
@@ -44,6 +44,7 @@ REJECTED: Final = "_rejected"
 """Directory of messages whose bodies do not fit `payload`. Spark and pyarrow ignore such names, and its files end with
 .jsonl, which no pattern for a format matches.
 """
+REJECTED_KIND: Final = "jsonl"
 OPEN_FILES_MAX: Final = 64
 """With more directories, the file that was written least recently is closed, and may get a successor."""
 NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -72,14 +73,14 @@ class FileLayout:
         kind: parquet, json or csv.
         partition_by: Columns and values of `TIMES`, the outer directory first.
         keeps_columns: The files have these columns, too.
-        payload: pyarrow struct for the column `payload` (payload.py); None: no such column.
+        payload: Format of the column `payload` (payload.py); None: no such column.
     """
 
     directory: str
     kind: str = "parquet"
     partition_by: tuple[str, ...] = ()
     keeps_columns: bool = False
-    payload: Any = None
+    payload: PayloadFormat | None = None
 
 
 def write_task(
@@ -97,7 +98,7 @@ def write_task(
     """
     number, parts = numbered
     names = list(options.columns)
-    parser = None if layout.payload is None else PayloadParser(layout.payload)
+    parser = None if layout.payload is None else parser_of(layout.payload)
     extra = {"timestamp" if name in TIMES else name for name in layout.partition_by}
     if parser is not None:
         extra.update(REJECT_COLUMNS)
@@ -160,7 +161,7 @@ class _TaskFiles:
         return os.path.join(directory, f"{self._prefix}{successor}.{self._kind(below)}")
 
     def _kind(self, below: str) -> str:
-        return "jsonl" if below == REJECTED else self._layout.kind
+        return REJECTED_KIND if below == REJECTED else self._layout.kind
 
     def finish(self) -> list[WrittenFile]:
         """Close and sync all files."""
@@ -228,7 +229,8 @@ def _leaves(schema: Any) -> list[str]:
         if pa.types.is_struct(field.type):
             found += [f"{field.name}.{path}" for path in _leaves(field.type)]
         elif pa.types.is_map(field.type):
-            found += [f"{field.name}.key_value.{name}" for name in ("key", "value")]
+            value = field.type.item_field.with_name("value")
+            found += [f"{field.name}.key_value.{path}" for path in ("key", *_leaves([value]))]
         elif pa.types.is_list(field.type):
             found += [f"{field.name}.list.{path}" for path in _leaves([field.type.value_field.with_name("element")])]
         else:
@@ -267,7 +269,12 @@ class _CsvFile:
         self._writer.close()
 
 
-_WRITERS: Final[dict[str, Any]] = {"parquet": _ParquetFile, "json": _JsonFile, "jsonl": _JsonFile, "csv": _CsvFile}
+_WRITERS: Final[dict[str, Any]] = {
+    "parquet": _ParquetFile,
+    "json": _JsonFile,
+    REJECTED_KIND: _JsonFile,
+    "csv": _CsvFile,
+}
 
 
 def _as_texts(batch: Any, *, nested_as_json: bool = False) -> Any:
@@ -288,7 +295,9 @@ def _as_texts(batch: Any, *, nested_as_json: bool = False) -> Any:
 
 
 def _time_text(column: Any) -> Any:
-    return pc.strftime(column.cast(pa.timestamp("ms", tz="UTC"), safe=False), format="%Y-%m-%dT%H:%M:%SZ")
+    zone = column.type.tz
+    column = column.cast(pa.timestamp("ms", tz=zone and "UTC"), safe=False)
+    return pc.strftime(column, format="%Y-%m-%dT%H:%M:%S" + ("Z" if zone else ""))
 
 
 def _base64(column: Any) -> Any:
@@ -331,19 +340,23 @@ def json_objects(batch: Any) -> Iterator[str]:
 
 def json_values(column: Any) -> list[str]:
     """Return each value as JSON; "" for null."""
-    if pa.types.is_struct(column.type):
+    kind = column.type
+    if pa.types.is_struct(kind):
         return [text if valid else "" for text, valid in zip(json_objects(column), column.is_valid(), strict=True)]
-    if pa.types.is_timestamp(column.type):
+    if pa.types.is_timestamp(kind):
         column = _time_text(column)
-    if pa.types.is_map(column.type):
-        return ["" if pairs is None else _json_map(pairs) for pairs in column.to_pylist()]
-    if pa.types.is_integer(column.type):
-        return ["" if each is None else str(each) for each in column.to_pylist()]
-    if pa.types.is_list(column.type):
+    elif pa.types.is_binary(kind):
+        column = _base64(column)
+    if pa.types.is_map(kind):
+        return _json_maps(column)
+    if pa.types.is_list(kind):
         return _json_lists(column)
-    if pa.types.is_boolean(column.type) or pa.types.is_floating(column.type):
+    if pa.types.is_boolean(kind) or pa.types.is_floating(kind):
         return ["" if each is None or not isfinite(each) else dumps(each) for each in column.to_pylist()]
-    return ["" if each is None else quoted(each) for each in column.to_pylist()]
+    if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+        plain = "f" if pa.types.is_decimal(kind) else "d"
+        return ["" if each is None else format(each, plain) for each in column.to_pylist()]
+    return ["" if each is None else quoted(str(each)) for each in column.to_pylist()]
 
 
 def _json_lists(column: Any) -> list[str]:
@@ -352,8 +365,15 @@ def _json_lists(column: Any) -> list[str]:
     return ["" if size is None else "[" + ",".join(islice(values, size)) + "]" for size in sizes]
 
 
-def _json_map(pairs: list[tuple[str, str | None]]) -> str:
-    return "{" + ",".join(f"{quoted(key)}:{'null' if each is None else quoted(each)}" for key, each in pairs) + "}"
+def _json_maps(column: Any) -> list[str]:
+    pairs = column.cast(pa.list_(pa.struct([("key", column.type.key_type), ("value", column.type.item_type)])))
+    flat = pairs.flatten()
+    keys = json_values(flat.field("key"))
+    names = keys if pa.types.is_string(column.type.key_type) else [quoted(key) for key in keys]
+    texts = json_values(flat.field("value"))
+    values = iter([f"{name}:{text or 'null'}" for name, text in zip(names, texts, strict=True)])
+    sizes = pc.list_value_length(pairs).to_pylist()
+    return ["" if size is None else "{" + ",".join(islice(values, size)) + "}" for size in sizes]
 
 
 # -- directories

@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,6 +101,35 @@ class Iceberg(Files):
             self.close()
             raise TargetError(f"--table {table}: expected NAMESPACE.TABLE")
         self._identifier = table
+        try:
+            with _errors(to):
+                self._check_store()
+        except TargetError:
+            self.close()
+            raise
+
+    def _check_store(self) -> None:
+        """List the table's place in an object store, so that a missing bucket ends the export before it reads anything.
+
+        A catalog that does not tell where it will create the table is not checked.
+        """
+        from pyarrow.fs import FileSelector
+        from pyiceberg.io import load_file_io
+        from pyiceberg.io.pyarrow import PyArrowFileIO
+
+        if self._catalog.table_exists(self._identifier):
+            table = self._catalog.load_table(self._identifier)
+            place, io = table.location(), table.io
+        else:
+            place = self._location or str(self._catalog.properties.get("warehouse", ""))
+            if not is_object_store(place):
+                return
+            io = load_file_io(self._catalog.properties, place)
+        if not is_object_store(place) or not isinstance(io, PyArrowFileIO):
+            return
+        scheme, bucket, path = io.parse_location(place)
+        with suppress(FileNotFoundError):  # nothing is there yet
+            io.fs_by_scheme(scheme, bucket).get_file_info(FileSelector(path))
 
     def _sqlite(self, to: str, table: str) -> tuple[Any, str]:
         """Return the SQLite catalog for `to`, and the table's location."""

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 from amqpd.storage.acks.retained import file_name
@@ -38,8 +38,8 @@ from amqpd.storage.export.engine import ExportEngine, ExportRows
 from amqpd.storage.export.files import BrokerSource, LogSource, QueueName, SourceError
 from amqpd.storage.export.object_store import is_object_store
 from amqpd.storage.export.options import NoSuchQueue, parse
-from amqpd.storage.export.payload import schema_of_text
-from amqpd.storage.export.payload_schema import fix_schema, known_schema
+from amqpd.storage.export.payload import PayloadFormat, PayloadOptions
+from amqpd.storage.export.payload_schema import fix_schema, given_format, known_schema
 from amqpd.storage.export.plan import DataLoss, Snapshot
 from amqpd.storage.export.targets import Database, ExportTarget, Files, TargetError, file_label, file_place
 
@@ -109,6 +109,8 @@ def _post(connection: http.client.HTTPConnection, path: str, body: bytes, header
 logger = logging.getLogger(__name__)
 
 POLL_S = 2.0
+MIN_BATCH_BYTES: Final = 128 << 20
+MAX_BATCH_AGE_S: Final = 60.0
 
 
 class BadExport(ValueError):
@@ -125,8 +127,9 @@ class ExportOptions:
         start: earliest, an offset or a time. Used only in the first run.
         to_offset: The first offset that is not exported.
         batch_rows: None: the target's default.
-        payload: json: bodies that are JSON become the column `payload`; "": no such column.
-        payload_schema: Its JSON Schema; "": it is inferred from the first messages, and then fixed.
+        min_batch_bytes: With `follow`: bytes of log that a batch waits for; None: 128 MiB, for a database 0.
+        max_batch_age_s: With `follow`: how long messages wait for more.
+        payload: The column `payload`; None: no such column. An inferred schema is fixed by the first batch.
     """
 
     source: dict[str, str]
@@ -144,13 +147,20 @@ class ExportOptions:
     name: str = "export"
     follow: bool = False
     batch_rows: int | None = None
+    min_batch_bytes: int | None = None
+    max_batch_age_s: float = MAX_BATCH_AGE_S
     fail_on_data_loss: bool = True
-    payload: str = ""
-    payload_schema: str = ""
+    payload: PayloadOptions | None = None
 
     @property
     def is_database(self) -> bool:
         return "://" in self.to and not is_object_store(self.to) and self.format != "iceberg"
+
+    @property
+    def batch_bytes_min(self) -> int:
+        if self.min_batch_bytes is not None:
+            return self.min_batch_bytes
+        return 0 if self.is_database else MIN_BATCH_BYTES
 
     def _place(self) -> str:
         """Return `to` in one spelling, without a password."""
@@ -169,8 +179,10 @@ class ExportOptions:
             "where": self.where,
             "columns": list(self.columns),
             "table": self.table if self.is_database or self.format == "iceberg" else "",
-            "payload": self.payload or None,
+            "payload": self.payload and self.payload.format,
         }
+        if self.payload and self.payload.format != "json":
+            found["schema_registry"] = "URL" if self.payload.registry else ""  # the registry may move
         if self.format in ("delta", "iceberg"):
             del found["columns"]
         return found
@@ -185,6 +197,8 @@ class ExportReport:
         working_s: Time without the start of the engine.
         lag: Offsets that are not exported yet.
         rejected: Messages whose bodies do not fit `payload`; `rows` is without them.
+        waiting_bytes: Bytes of log of `lag`, while a batch waits for more.
+        wait_s: Longest time until this batch.
     """
 
     batches: int = 0
@@ -195,6 +209,8 @@ class ExportReport:
     lag: int = 0
     batch: int = 0
     rejected: int = 0
+    waiting_bytes: int = 0
+    wait_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -204,6 +220,7 @@ class OffsetSpan:
     Attributes:
         end: The end of its log.
         whole: Settled messages are read, too.
+        log_bytes: Bytes of log from `first` on; 0 without `follow`.
     """
 
     queue: QueueName
@@ -211,6 +228,43 @@ class OffsetSpan:
     stop: int
     end: int
     whole: bool
+    log_bytes: int = 0
+
+
+class BatchTrigger:
+    """Decides when an export with `follow` begins a batch: many small batches would make many small files.
+
+    A batch begins when enough bytes of log wait, when its first message has waited long enough, or when the batch is as
+    large as it may be. What waits at the start of a run begins at once, so restarts do not delay messages for ever.
+
+    Args:
+        bytes_min: Bytes of log that are enough.
+        age_max_s: Longest time from the first look that saw waiting messages to the batch.
+    """
+
+    def __init__(self, bytes_min: int, age_max_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bytes_min = bytes_min
+        self._age_max_s = age_max_s
+        self._clock = clock
+        self._due_at: float | None = clock()
+
+    def wait_s(self, waiting_bytes: int, *, is_full: bool) -> float:
+        """Return the longest time until the batch; 0: it begins now.
+
+        Args:
+            waiting_bytes: Bytes of log from the first waiting message on.
+            is_full: More messages would not be part of the batch.
+        """
+        now = self._clock()
+        if self._due_at is None:
+            self._due_at = now + self._age_max_s
+        if is_full or waiting_bytes >= self._bytes_min:
+            return 0.0
+        return max(0.0, self._due_at - now)
+
+    def reset(self) -> None:
+        """Account for a look without waiting messages, or for a batch."""
+        self._due_at = None
 
 
 class ExportJob:
@@ -224,6 +278,7 @@ class ExportJob:
         say: Called with an ExportReport after every batch.
         stopped: Called between batches; True ends the run.
         begins: Called with an ExportReport before every batch: its number, and the offsets that wait.
+        waits: Called with an ExportReport every few seconds while a batch waits for more messages.
     """
 
     def __init__(
@@ -233,12 +288,14 @@ class ExportJob:
         say: Callable[[ExportReport], None],
         stopped: Callable[[], bool],
         begins: Callable[[ExportReport], None] = lambda report: None,
+        waits: Callable[[ExportReport], None] = lambda report: None,
     ) -> None:
         self.options = options
         self.engine = engine
         self.say = say
         self.stopped = stopped
         self._begins = begins
+        self._waits = waits
         self._check()
         given = {**options.source, "vhost": options.vhost, **self._start(options.start)}
         given["failOnDataLoss"] = str(options.fail_on_data_loss).lower()
@@ -248,7 +305,7 @@ class ExportJob:
             self._read = {**given, "queuePattern": re.escape(options.queue)}
         self._parsed = parse({"startingOffsets": "earliest", **self._read})
         self._is_checked = False
-        self._payload: Any = None
+        self._payload: PayloadFormat | None = None
 
     def _check(self) -> None:
         options = self.options
@@ -271,8 +328,8 @@ class ExportJob:
                 raise BadExport(f"--to {path}: the path of a table cannot have #, ? or %: choose another directory")
         if options.payload and (options.is_database or options.format not in ("parquet", "json", "csv")):
             raise BadExport("--payload: only for files of the formats parquet, json and csv")
-        if options.payload_schema:
-            schema_of_text(options.payload_schema)
+        if options.payload and options.payload.schema:
+            given_format(options.payload)
         elif options.payload and options.queue is None:
             raise BadExport("--payload: queues may have different fields; give --queue or a --payload-schema")
         if options.to_offset is not None and options.queue is None:
@@ -304,7 +361,7 @@ class ExportJob:
             if ledger.state.batch == 0:
                 target.check_fresh(self._prefix())
             elif options.payload:
-                self._payload = known_schema(options.payload_schema, ledger)
+                self._payload = known_schema(options.payload, ledger)
             try:
                 for report in self._batches(ledger, target):
                     total.batches += 1
@@ -367,13 +424,19 @@ class ExportJob:
 
     def _batches(self, ledger: ExportCheckpoint, target: ExportTarget) -> Iterator[ExportReport]:
         limit = self.options.batch_rows or target.batch_rows
+        trigger = BatchTrigger(self.options.batch_bytes_min, self.options.max_batch_age_s)
         while not self.stopped():
             spans = self._spans(ledger, limit)
             if not any(span.stop > span.first for span in spans):
                 if not self.options.follow or self._is_done(spans):
                     return
-                self._wait()
+                trigger.reset()
+                self._wait(POLL_S)
                 continue
+            if self.options.follow and (wait_s := self._time_to_wait(trigger, spans, limit)):
+                self._wait(min(POLL_S, wait_s))
+                continue
+            trigger.reset()
             self.engine.start()  # may take seconds; the user may stop the run meanwhile
             if not self.stopped():
                 yield self._batch(ledger, target, spans)
@@ -382,16 +445,27 @@ class ExportJob:
         to_offset = self.options.to_offset
         return to_offset is not None and bool(spans) and spans[0].first >= to_offset
 
-    def _wait(self) -> None:
-        until = time.monotonic() + POLL_S
+    def _time_to_wait(self, trigger: BatchTrigger, spans: list[OffsetSpan], limit: int) -> float:
+        """Return the longest time until a batch, and report it; 0: it begins now."""
+        lag = sum(span.end - span.first for span in spans)
+        waiting_bytes = sum(span.log_bytes for span in spans)
+        to_offset = self.options.to_offset
+        has_all = to_offset is not None and spans[0].end >= to_offset
+        wait_s = trigger.wait_s(waiting_bytes, is_full=has_all or lag >= limit)
+        if wait_s:
+            self._waits(ExportReport(lag=lag, waiting_bytes=waiting_bytes, wait_s=wait_s))
+        return wait_s
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
         while time.monotonic() < until and not self.stopped():
-            time.sleep(0.1)
+            time.sleep(min(0.1, seconds))
 
     def _batch(self, ledger: ExportCheckpoint, target: ExportTarget, spans: list[OffsetSpan]) -> ExportReport:
         rows = self._rows(spans)
         if self.options.payload:
             if self._payload is None:
-                self._payload = fix_schema(self.options.payload_schema, rows, ledger)
+                self._payload = fix_schema(self.options.payload, rows, ledger)
             rows = replace(rows, payload=self._payload)
         if not self._is_checked:
             self.engine.check(rows)  # a wrong condition ends the run before the checkpoint is created
@@ -432,14 +506,14 @@ class ExportJob:
                 if self.options.to_offset is not None:
                     end = min(end, self.options.to_offset)
                 whole = file_name(self.options.name) in snapshot.files.sizes()
-                result.append(OffsetSpan(snapshot.queue, first, max(first, end), max(first, end), whole))
+                end = max(first, end)
+                log_bytes = snapshot.log_bytes(first) if self.options.follow and end > first else 0
+                result.append(OffsetSpan(snapshot.queue, first, end, end, whole, log_bytes))
         waiting = sum(span.end - span.first for span in result)
         if limit is None or waiting <= limit:
             return result
         return [
-            OffsetSpan(
-                span.queue, span.first, span.first + min(span.end - span.first, max(1, share)), span.end, span.whole
-            )
+            replace(span, stop=span.first + min(span.end - span.first, max(1, share)))
             for span in result
             for share in [limit * (span.end - span.first) // waiting]
         ]
@@ -463,7 +537,10 @@ class ExportJob:
             wanted = [span for span in spans if span.whole == whole and span.stop > span.first]
             if wanted:
                 reads.append(self._read_options(wanted, whole))
-        return ExportRows(tuple(reads), options.columns, options.partition_by, options.where)
+        rows = ExportRows(tuple(reads), options.columns, options.partition_by, options.where)
+        if options.follow:  # one file for so many bytes, not one for each core
+            rows = replace(rows, task_bytes_min=options.batch_bytes_min)
+        return rows
 
     def _read_options(self, spans: list[OffsetSpan], whole: bool) -> dict[str, str]:
         options = self.options

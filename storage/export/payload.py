@@ -1,6 +1,7 @@
-"""Bodies as columns: the struct `payload` from JSON bodies, with a schema that is fixed.
+"""Bodies as columns: the struct `payload` with a schema that is fixed, and what does not fit it.
 
-The schema is a part of JSON Schema:
+Avro is in payload_avro.py, Protobuf in payload_protobuf.py; this module has JSON and what all formats share. The schema
+of JSON bodies is a part of JSON Schema:
 
     type                  string, integer, number, boolean, object or array; integer has 64 bits, number is a double
     properties            of an object; every field may be null or missing, and other fields are ignored
@@ -22,8 +23,10 @@ import json
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -54,6 +57,96 @@ _REASON_MAX: Final = 200
 
 class BadSchema(ValueError):
     """The schema of payloads cannot be used; the text says why and what to do."""
+
+
+class ParsedPayloads(NamedTuple):
+    """The payloads of a batch.
+
+    Attributes:
+        payload: Struct array; null where a body does not fit.
+        error: String array: why a body does not fit; null where it does.
+    """
+
+    payload: Any
+    error: Any
+
+
+class Parser(Protocol):
+    """Parses bodies to structs of one type. It has caches, so a process uses one parser for all batches."""
+
+    def parse(self, bodies: Any) -> ParsedPayloads:
+        """Return the payloads of a binary array. Raises: RegistryError, if there is a schema registry."""
+
+
+class PayloadFormat(Protocol):
+    """A format of bodies with a fixed schema. It is hashable, and worker processes get it pickled."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def kind(self) -> Any:
+        """The pyarrow struct of the column `payload`."""
+
+    @property
+    def text(self) -> str:
+        """The schema, as the checkpoint keeps it."""
+
+    def parser(self) -> Parser:
+        """Return a new parser."""
+
+
+@dataclass(frozen=True)
+class PayloadOptions:
+    """The options of a column `payload`.
+
+    Attributes:
+        format: json, avro or protobuf.
+        schema: JSON Schema, Avro's schema, or a text of `payload_protobuf.schema_text`; "": it is inferred.
+        message: Full name of a Protobuf message, to infer its schema; "": the most frequent one.
+        registry: URL of a schema registry, for Avro and Protobuf; "": bodies have no schema's id.
+    """
+
+    format: str
+    schema: str = ""
+    message: str = ""
+    registry: str = ""
+
+
+@lru_cache(maxsize=4)
+def parser_of(payload: PayloadFormat) -> Parser:
+    """Return this process's parser for a format. It is not for several threads."""
+    return payload.parser()
+
+
+def by_halves(
+    count: int,
+    build: Callable[[int, int], Any],
+    kind: Any,
+    refused: tuple[type[Exception], ...],
+    errors: Mapping[int, str] | None = None,
+) -> ParsedPayloads:
+    """Build the structs of `count` bodies. If a body is refused, halve its group until it is alone.
+
+    Args:
+        build: Return the array of the bodies first <= number < stop, or raise one of `refused`.
+        errors: Numbers of bodies that do not fit, with the reason. `build` returns null for them.
+    """
+    found = dict(errors or {})
+    pieces: list[Any] = []
+    waiting = [(0, count)] if count else []
+    while waiting:
+        first, stop = waiting.pop()
+        try:
+            pieces.append(build(first, stop))
+        except refused as error:
+            if stop - first > 1:
+                middle = (first + stop) // 2
+                waiting += [(middle, stop), (first, middle)]
+                continue
+            found[first] = _plain_reason(str(error) or type(error).__name__)
+            pieces.append(pa.nulls(1, kind))
+    payload = pa.concat_arrays(pieces) if pieces else pa.nulls(0, kind)
+    return ParsedPayloads(payload, pa.array([found.get(row) for row in range(count)], pa.string()))
 
 
 # -- schemas
@@ -185,16 +278,22 @@ def _name_of(value: Any) -> str:
 # -- bodies
 
 
-class ParsedPayloads(NamedTuple):
-    """The payloads of a batch.
+@dataclass(frozen=True)
+class JsonPayload:
+    """JSON bodies.
 
-    Attributes:
-        payload: Struct array; null where a body does not fit.
-        error: String array: why a body does not fit; null where it does.
+    Args:
+        kind: A pyarrow struct, from `schema_of_text` or `infer`.
     """
 
-    payload: Any
-    error: Any
+    kind: Any
+
+    @property
+    def text(self) -> str:
+        return json.dumps(json_schema(self.kind), indent=1) + "\n"
+
+    def parser(self) -> PayloadParser:
+        return PayloadParser(self.kind)
 
 
 class PayloadParser:
@@ -211,28 +310,12 @@ class PayloadParser:
         self._ends = pa.array([], pa.binary())
 
     def parse(self, bodies: Any) -> ParsedPayloads:
-        """Return the payloads of a binary array."""
-        errors: dict[int, str] = {}
-        pieces: list[Any] = []
-        self._parse(bodies, 0, pieces, errors)
-        payload = pa.concat_arrays(pieces) if pieces else pa.nulls(0, self.kind)
-        return ParsedPayloads(payload, pa.array([errors.get(row) for row in range(len(bodies))], pa.string()))
-
-    def _parse(self, bodies: Any, first: int, pieces: list[Any], errors: dict[int, str]) -> None:
-        if not len(bodies):
-            return
-        try:
-            pieces.append(self._structs(bodies))
-            return
-        except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-            reason = str(error)
-        if len(bodies) == 1:
-            errors[first] = _plain_reason(reason)
-            pieces.append(pa.nulls(1, self.kind))
-            return
-        middle = len(bodies) // 2
-        self._parse(bodies.slice(0, middle), first, pieces, errors)
-        self._parse(bodies.slice(middle), first + middle, pieces, errors)
+        return by_halves(
+            len(bodies),
+            lambda first, stop: self._structs(bodies.slice(first, stop - first)),
+            self.kind,
+            (pa.ArrowInvalid, UnicodeDecodeError),
+        )
 
     def _structs(self, bodies: Any) -> Any:
         """Return the structs of bodies that fit all. Raises: ArrowInvalid, UnicodeDecodeError."""
@@ -265,7 +348,7 @@ class PayloadParser:
 
 
 def _plain_reason(text: str) -> str:
-    """Return pyarrow's error without names of ours."""
+    """Return pyarrow's error without names of ours, shortened."""
     text = text.removeprefix("JSON parse error: ").removesuffix(" in row 0")
     return text.replace("Column(/p/[]/", "Field(/").replace("Column(/p/[])", "The body")[:_REASON_MAX]
 
@@ -282,7 +365,7 @@ class SplitTable(NamedTuple):
     rejected: Any
 
 
-def split(table: Any, parser: PayloadParser) -> SplitTable:
+def split(table: Any, parser: Parser) -> SplitTable:
     """Divide a table with REJECT_COLUMNS by its bodies."""
     found = parser.parse(table.column("value").combine_chunks())
     rejected = table.select(REJECT_COLUMNS).append_column("reason", found.error)
@@ -298,21 +381,9 @@ def payload_columns(kind: Any) -> list[Any]:
     return [pa.field(PAYLOAD, kind), pa.field(ERROR, pa.string())]
 
 
-def with_payload(batch: Any, parser: PayloadParser, names: Sequence[str]) -> Any:
+def with_payload(batch: Any, parser: Parser, names: Sequence[str]) -> Any:
     """Return the columns `names` of a record batch, which may be `payload` and `payload_error`."""
     found = parser.parse(batch.column("value"))
     added = {PAYLOAD: found.payload, ERROR: found.error}
     columns = [added[name] if name in added else batch.column(name) for name in names]
     return pa.RecordBatch.from_arrays(columns, names=list(names))
-
-
-def schema_argument(payload: str | Mapping[str, Any]) -> Any | None:
-    """Return the struct for an argument: a JSON Schema; None for "json", whose schema must be inferred.
-
-    Raises: BadSchema.
-    """
-    if payload == "json":
-        return None
-    if isinstance(payload, str):
-        raise BadSchema(f'payload: expected "json", or a JSON Schema as a dict, not {payload!r}')
-    return schema_of_text(json.dumps(payload))

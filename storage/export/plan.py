@@ -300,6 +300,22 @@ class Snapshot:
         noted = totals_entries(AckFileReader(self._entries(segment)).entries)
         return self._complete_end(segment) if noted and noted[-1][1] > segment.size else None
 
+    def log_bytes(self, first: int) -> int:
+        """Return the bytes of log from the batch with this offset to the end, settled messages included.
+
+        Cost: a look-up in one index, and the headers behind it. A wrong index makes the number wrong.
+        """
+        total = 0
+        for segment in self.segments:
+            if segment.size <= 0 or segment.end <= first:
+                continue
+            total += segment.size
+            if segment.base < first:
+                _, position = self._entry(segment, self._index(segment), first - segment.base)
+                before = next((at for at, header in self.headers(segment, position) if header.last_offset >= first), 0)
+                total -= before
+        return total
+
     def parts(
         self, first: int, stop: int, *, split_bytes: int = SPLIT_BYTES, include_settled: bool = False
     ) -> list[LogPartition]:

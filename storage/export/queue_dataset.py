@@ -21,7 +21,7 @@ from amqpd.storage.export.arrow import TIMESTAMP, TYPES
 from amqpd.storage.export.file_writer import batches
 from amqpd.storage.export.offsets import Bounds, batch_parts
 from amqpd.storage.export.options import Offsets, ReadOptions
-from amqpd.storage.export.payload import ERROR, PAYLOAD, PayloadParser, payload_columns, with_payload
+from amqpd.storage.export.payload import ERROR, PAYLOAD, PayloadFormat, payload_columns, with_payload
 from amqpd.storage.export.plan import Snapshot
 
 ORDER: Final = (
@@ -69,16 +69,17 @@ class QueueDataset(ds.Dataset):  # type: ignore[misc]
 
     Args:
         options: They select the queue. Their columns are ignored.
-        payload: pyarrow struct of the column `payload`, which is added with `payload_error`; None: no such columns.
+        payload: Format of the column `payload`, which is added with `payload_error`; None: no such columns.
 
     Attributes:
         error: The exception that ended a scan: query engines replace it by their own.
     """
 
-    def __init__(self, options: ReadOptions, payload: Any = None) -> None:  # pyarrow's constructor refuses all calls
+    def __init__(self, options: ReadOptions, payload: PayloadFormat | None = None) -> None:
+        # Without super().__init__: pyarrow's constructor refuses all calls.
         self._options = options
-        self._parser = None if payload is None else PayloadParser(payload)
-        self._schema = _SCHEMA if payload is None else pa.schema([*_SCHEMA, *payload_columns(payload)])
+        self._parser = None if payload is None else payload.parser()
+        self._schema = _SCHEMA if payload is None else pa.schema([*_SCHEMA, *payload_columns(payload.kind)])
         self._has_end = False
         self.error: Exception | None = None
 

@@ -15,8 +15,8 @@ from amqpd.storage.export.arrow import TYPES
 from amqpd.storage.export.file_writer import batches
 from amqpd.storage.export.offsets import batch_parts
 from amqpd.storage.export.options import BadOption, ReadOptions, parse
-from amqpd.storage.export.payload import PayloadParser, infer, payload_columns, schema_argument, with_payload
-from amqpd.storage.export.payload_schema import sample
+from amqpd.storage.export.payload import payload_columns, with_payload
+from amqpd.storage.export.payload_schema import format_of, payload_argument, sample
 from amqpd.storage.export.plan import DataLoss, LogPartition
 
 
@@ -31,6 +31,9 @@ def read(
     include_settled: bool = False,
     fail_on_data_loss: bool = True,
     payload: str | Mapping[str, Any] | None = None,
+    payload_schema: str | os.PathLike[str] = "",
+    payload_message: str = "",
+    schema_registry: str = "",
     tls_ca_cert_file: str = "",
     tls_cert_file: str = "",
     tls_key_file: str = "",
@@ -50,14 +53,21 @@ def read(
         stop: Offset or time of the first message that is not read; default: the end.
         include_settled: Also read acknowledged messages, as long as the log has them.
         fail_on_data_loss: False logs missing and damaged messages and continues behind them.
-        payload: A JSON Schema as a dict, or "json" to infer one from the first 1,000 messages. It adds two columns: the
-            struct `payload` with the fields of bodies that are JSON, and `payload_error`, why a body does not fit.
+        payload: "json", "avro", "protobuf", or a JSON Schema as a dict. It adds two columns: the struct `payload` with
+            the fields of the body, and `payload_error`, why a body does not fit. "avro" needs the package fastavro,
+            "protobuf" protobuf and grpcio-tools.
+        payload_schema: File of its schema: JSON Schema, Avro, `.proto` or a FileDescriptorSet. Default: inferred from
+            the first 1,000 messages, or from the ids of their schemas in a registry.
+        payload_message: Full name of the Protobuf message, if the schema has several.
+        schema_registry: URL of a schema registry, if bodies of Avro or Protobuf begin with a schema's id.
         tls_ca_cert_file: For https: PEM file of trusted authorities.
         tls_cert_file: For https: PEM file of a client certificate, which can be the login.
         tls_key_file: For https: PEM file of its key.
 
     Raises:
         ValueError: an unknown column or queue, or an impossible position or schema.
+        ImportError: the package of the payload's format is missing.
+        OSError: the schema's file or the registry cannot be read; from the registry also while the batches are read.
         amqpd.storage.export.files.SourceError: the source cannot be read.
         amqpd.storage.export.plan.DataLoss: messages are missing or damaged, here or while the batches are read.
     """
@@ -75,16 +85,17 @@ def read(
     files = {"tlsCaCertFile": tls_ca_cert_file, "tlsCertFile": tls_cert_file, "tlsKeyFile": tls_key_file}
     options = parse({**given, **{name: path for name, path in files.items() if path}})
     schema = pa.schema([(name, TYPES[name]) for name in options.columns])
-    kind = None if payload is None else schema_argument(payload)
+    wanted = None
+    if payload is not None:
+        wanted = payload_argument(payload, os.fspath(payload_schema), payload_message, schema_registry)
     with _own_names():
         parts = batch_parts(options)
-        if payload is not None and kind is None:
-            kind = infer(sample(options, parts))
-    if payload is None:
-        return pa.RecordBatchReader.from_batches(schema, _read_parts(options, parts))
-    schema = pa.schema([*schema, *payload_columns(kind)])
+        if wanted is None:
+            return pa.RecordBatchReader.from_batches(schema, _read_parts(options, parts))
+        found_format = format_of(wanted, sample(options, parts))
+    schema = pa.schema([*schema, *payload_columns(found_format.kind)])
     options = replace(options, columns=tuple(dict.fromkeys((*options.columns, "value"))))
-    parser = PayloadParser(kind)
+    parser = found_format.parser()
     found = (with_payload(batch, parser, schema.names) for batch in _read_parts(options, parts))
     return pa.RecordBatchReader.from_batches(schema, found)
 

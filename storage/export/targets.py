@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from amqpd.storage.export.checkpoint import CheckpointError, ExportCheckpoint, Progress, move, sync_files
 from amqpd.storage.export.engine import ExportEngine, ExportRows
-from amqpd.storage.export.file_writer import FileLayout
+from amqpd.storage.export.file_writer import REJECTED_KIND, FileLayout
 from amqpd.storage.export.object_store import ObjectStore, is_object_store
 
 if TYPE_CHECKING:
@@ -138,7 +138,8 @@ class Files(ExportTarget):
         self.ledger = ledger
 
     def check_fresh(self, prefix: str) -> None:
-        pattern = re.compile(rf"{re.escape(prefix)}-(\d{{20}}-\d{{20}}|batch-\d{{8}})-[0-9a-f]{{8}}-.*\.{self.kind}")
+        kinds = f"({self.kind}|{REJECTED_KIND})"
+        pattern = re.compile(rf"{re.escape(prefix)}-(\d{{20}}-\d{{20}}|batch-\d{{8}})-[0-9a-f]{{8}}-.*\.{kinds}")
         for path in self.place.names():
             name = path.rpartition("/")[2]
             if pattern.fullmatch(name):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from amqpd.storage.log.batch import HEADER_SIZE, BatchCursor, BatchHeader, crc_fits
+from amqpd.storage.log.batch import HEADER_SIZE, BatchCursor, BatchHeader, crc_fits, is_commit_marker
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.raw_reader import RawBatchReader
 from amqpd.storage.log.reader import SKIP_COUNT_MIN, LogReader
@@ -306,8 +306,49 @@ def log_start(log: Log) -> int:
         return segment_start(log)
     for segment in log.segments:
         if not segment.is_removed and segment.live > 0:
-            return min(segment.settled.first_free(), log.watermark.offset)
+            first: i64 = segment.settled.first_free()
+            if first > segment.base:
+                first = _start_of_aborted(log, segment, first)
+            return min(first, log.watermark.offset)
     return log.watermark.offset
+
+
+def _start_of_aborted(log: Log, segment: Segment, first: i64) -> i64:
+    """Return where the aborted transactions begin whose records end before `first`, or `first` if there are none.
+
+    They are settled as deleted records are, but an abort does not move the start of a log in Kafka. The answer is kept
+    until `first` changes. Cost: a read; before an abort marker also a step for each batch of the segment up to it.
+    """
+    if log.start_of_aborted[0] == first:
+        return log.start_of_aborted[1]
+    start: i64 = first
+    reader = LogReader(log)
+    reader.reads_acked_segments = True
+    try:
+        header = reader.find(first)
+        if (
+            header is not None
+            and header.base_offset == first
+            and header.is_control()
+            and not is_commit_marker(reader.found_batch(header), 0)
+        ):
+            offset: i64 = segment.base
+            start = offset
+            while offset < first:
+                header = reader.find(offset)
+                if header is None:
+                    break
+                offset = header.last_offset + 1
+                if header.is_control() or not header.is_of_producer_transaction():
+                    start = min(offset, first)
+    except OSError as error:
+        logger.error("a log cannot be read at offset %d: %s", first, error)
+        start = first
+    finally:
+        reader.release()
+    if first < log.end:
+        log.start_of_aborted = (first, start)
+    return start
 
 
 def segment_start(log: Log) -> int:

@@ -308,6 +308,8 @@ class Log:
         self.transactions: Transactions | None = None
         # Producer -> (epoch, first offset) of aborted transactions; a full disk may not have taken their entries.
         self._unwritten_aborts: dict[int, tuple[int, int]] = {}
+        # What `cursor.log_start` has found: the first record that is not settled, and the start of the log.
+        self.start_of_aborted: tuple[int, int] = (-1, -1)
         self.replicated = False
         self.on_ack_entry: Callable[[int, int, int, int], object] | None = None
 
@@ -729,6 +731,7 @@ class Log:
         self.producers = None
         self.transactions = None
         self._unwritten_aborts = {}
+        self.start_of_aborted = (-1, -1)
         self.epochs = []
         self.clean = False
 

@@ -308,7 +308,7 @@ class SqlMetadataStore:
                     "metadata (%s): upgrading schema version %d to %d", self._database(), version, SCHEMA_VERSION
                 )
                 start.upgrade(version)
-        return _state(instance, fresh, start.rows())
+        return state_of(instance, fresh, start.rows())
 
     def _check(self, header: dict[str, str], ours: str | None) -> str:
         """Return the instance id if the database may be used."""
@@ -424,7 +424,8 @@ def _call_all(answers: list[tuple[Done, BaseException | None]]) -> None:
             logger.exception("metadata: a done callback failed")
 
 
-def _state(instance: str, fresh: bool, rows: dict[type[Row], list[Row]]) -> MetadataState:
+def state_of(instance: str, fresh: bool, rows: dict[type[Row], list[Row]]) -> MetadataState:
+    """Return the state at a start, from all rows by their type."""
     deleting_names = {row.name for row in rows[VhostRow] if isinstance(row, VhostRow) and row.state == "deleting"}
 
     def rows_of(kind: type[R]) -> list[R]:

@@ -129,7 +129,7 @@ class SparkEngine(ExportEngine):
     def _write_in_tasks(self, rows: ExportRows, layout: FileLayout) -> WrittenBatch:
         context = self._session().sparkContext
         options, parts = rows.parts()
-        tasks = list(enumerate(spread(parts, context.defaultParallelism)))
+        tasks = list(enumerate(spread(parts, context.defaultParallelism, rows.task_bytes_min)))
         if not tasks:
             return WrittenBatch([], 0, 0)
         work = partial(_in_worker, options, layout)

@@ -72,8 +72,27 @@ def test_large_body_is_sent_in_frames_of_the_peers_size(payload_max: int) -> Non
             else:
                 assert kind == 3
                 bodies.append(payload)
+        assert [len(each) for each in bodies[:-1]] == [payload_max] * (-(-len(body) // payload_max) - 1)
         found.append(b"".join(bodies))
     assert found == [body, body]
+
+
+@pytest.mark.parametrize("sizes", [[], [5], [4088], [100, 100, 50], [4088, 4088, 7], [4088, 1, 4088, 100], [9000]])
+def test_receiver_gets_full_frames_whatever_the_publisher_sent(sizes: list[int]) -> None:
+    """As from RabbitMQ: some clients compute the number of frames from the size of the body."""
+    frames = BytesWriter()
+    write_header(frames, 1, PROPERTIES, sum(sizes))
+    header_size = len(frames)
+    for size in sizes:
+        frames.write(struct.pack(">BHI", 3, 1, size) + b"x" * size + b"\xce")
+    message = Message(
+        MessageRoute("", "q"), frames.getvalue(), header_size, sum(sizes), max(sizes, default=0), False, None
+    )
+    sent = BytesWriter()
+    message.write_content(sent, 2, 4088)
+    expected = BytesWriter()
+    write_content(expected, 2, PROPERTIES, b"x" * sum(sizes), 4088)
+    assert sent.getvalue() == expected.getvalue()
 
 
 def in_parts(message: Message) -> Message:

@@ -180,6 +180,25 @@ def test_body_in_frames_of_various_sizes(peer: Peer) -> None:
     assert got.body == payload
 
 
+@pytest.mark.parametrize("channel", [1, 2])
+@pytest.mark.parametrize("size", [10_000, 301_000])
+def test_consumer_gets_full_frames_whatever_the_publisher_sent(broker: Broker, size: int, channel: int) -> None:
+    """As with RabbitMQ, on the channel of the publisher and on another."""
+    with broker.peer() as small:
+        small.handshake(frame_max=4096)
+        for number in {1, channel}:
+            small.channel(number)
+        small.queue(channel=channel)
+        small.method("basic.consume", channel, queue=small.q, no_ack=True)
+        small.expect("basic.consume-ok", channel)
+        parts = [body(bytes(3000)) for _ in range(size // 3000)] + [body(bytes(size % 3000))]
+        small.send(method("basic.publish", routing_key=small.q), header(size), *parts)
+        small.expect("basic.deliver", channel)
+        small.expect("<header>", channel)
+        sizes = [len(small.expect("<body>", channel).payload) for _ in range(-(-size // 4088))]
+        assert sizes == [4088] * (size // 4088) + [size % 4088]
+
+
 def test_header_frame_of_50_kb(peer: Peer) -> None:
     """With a body of 500,000 bytes."""
     peer.queue()

@@ -29,6 +29,7 @@ class ShareSearch(KafkaSearch):
         life.retry()
         for topic in TOPICS:
             if topic in life.vhost.queues:
+                life.stream(topic)  # the ledger has it even if its creation was not answered
                 _write(life, self.rng, topic)
                 _work(life, self.rng, (self.rng.choice(GROUPS), topic, "c"))
 

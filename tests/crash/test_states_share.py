@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from states_all import skip_syncs, walk_small
+from states_kafka import PRODUCERS
 from states_kafka_ledger import FoundTopic, KafkaOutcome, Topic
 from states_ledger import Violation
-from states_share import SHARE_WORKLOADS
+from states_share import SHARE_WORKLOADS, ShareSearch, ShareWorkload
 from states_share_ledger import Acquired, SharedStream, ShareLedger, ShareOutcome, judge_share
+from states_share_life import ShareLife
 
 from amqpd.kafka_server import share_state
 from amqpd.kafka_server.committed_offsets import CommittedOffsets
 from amqpd.kafka_server.share_state import ACQUIRED, UPDATING, ShareState, StateRange
 from amqpd.kafka_server.share_states import ShareStates
 from amqpd.kafka_server.share_stream import ShareStream
+from amqpd.kafka_server.share_wire import ACCEPT
 
 SHARED, DELETED = (each.name for each in SHARE_WORKLOADS)
 
@@ -28,6 +32,27 @@ pytestmark = pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("workload", [each.name for each in SHARE_WORKLOADS])
 def test_crash_states_of_workload_have_no_violation(workload: str) -> None:
     walk_small(workload, 3, moments=0.2)
+
+
+def acknowledge_what_retention_removed(life: ShareLife, _rng: random.Random) -> Iterator[None]:
+    life.stream("s")
+    member = ("a", "s", "a")
+    life.join(member)
+    for _ in range(4):
+        life.produce("s", PRODUCERS[0], 2, 300)
+        life.turns()
+    life.take(member, 2)
+    removed = list(life.has[member])
+    life.trim("s")
+    life.take(member, 2)
+    yield
+    life.acknowledge(member, removed, ACCEPT)
+    yield
+
+
+def test_answer_without_a_write_promises_no_delivery_counts() -> None:
+    workload: Any = ShareWorkload("removed", acknowledge_what_retention_removed, 2000, ends=("kill",), paced=False)
+    ShareSearch(1, set(), moments=0.2, share=1.0, draws=1, lived_in=0.0).run(workload)
 
 
 # -- the walk finds defects

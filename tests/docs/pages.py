@@ -8,7 +8,10 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[2]
 DOCS: Final = ROOT / "docs"
-LANGUAGES: Final = ("python", "sh", "toml", "ini", "http", "sql", "json", "yaml", "java", "xml", "text")
+LANGUAGES: Final = (
+    "python", "sh", "toml", "ini", "http", "sql", "json", "yaml", "java", "xml", "go", "javascript",
+    "text",
+)  # fmt: skip
 MARKS: Final = (
     "not run", "run by", "prints", "prints, numbers at least", "answers",
     "file", "append", "background", "exit", "before",

@@ -57,7 +57,7 @@ class Player:
         self._ports: dict[str, int] = {}
 
     def __enter__(self) -> Self:
-        _make_programs(self.folder / ".programs")
+        make_programs(self.folder / ".programs")
         self.broker.start()
         assert self.broker.ready is not None
         known = {
@@ -141,6 +141,8 @@ class Player:
                 "text": self._text,
                 "java": self._file_only,
                 "xml": self._file_only,
+                "go": self._file_only,
+                "javascript": self._file_only,
             }
             runners[block.language](block)
 
@@ -321,7 +323,7 @@ def differs(expected: Any, found: Any, where: str = "$") -> str:
     return "" if expected == found else f"{where} is {found!r}, not {expected!r}"
 
 
-def _make_programs(folder: Path) -> None:
+def make_programs(folder: Path) -> None:
     folder.mkdir()
     for name, line in PROGRAMS.items():
         program = folder / name

@@ -314,6 +314,22 @@ def s3(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return s3_server
 
 
+@pytest.fixture
+def registry() -> Generator[Any, None, None]:
+    """A local schema registry (schema_registry_stand_in.py), whose client does not wait between its attempts."""
+    from amqpd.storage.export import schema_registry
+
+    spec = spec_from_file_location("schema_registry_stand_in", Path(__file__).with_name("schema_registry_stand_in.py"))
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    server = module.RegistryStandIn("user:secret word")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schema_registry, "BACKOFF_S", 0.001)
+        yield server
+    server.close()
+
+
 class Killed(BaseException):
     """A simulated kill: it passes every `except Exception`."""
 

@@ -166,6 +166,22 @@ def test_export_to_files_imports_neither_spark_nor_sqlalchemy(written, tmp_path)
     assert (done.returncode, done.stdout.startswith("Exported 4,000 records, 800.0 KB, in 1 batch")) == (0, True), done
 
 
+def test_progress_bar_keeps_rejected_messages(written, tmp_path, monkeypatch):
+    """Its count of records does not fall after a batch."""
+    monkeypatch.setenv("COLUMNS", "90")
+    monkeypatch.setattr(command, "BAR_S", 0.0)
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object", "properties": {"price": {"type": "integer"}}}')
+    out, err = io.StringIO(), Terminal()
+    where = ("--data-dir", written.data_dir, "--to", str(tmp_path / "lake"), "--queue", "tasks", "--batch", "1000")
+    given = ("--payload", "json", "--payload-schema", str(schema))
+    assert run(["--formatter", "json", "export", *where, *given], out, err, io.StringIO(), {}) == 0
+    assert json.loads(out.getvalue())["rejected"] == 4000
+    lines = [line for line in err.getvalue().split("\r\x1b[K") if line.startswith("[")]
+    counts = [int(re.search(r"([\d,]+) records", line)[1].replace(",", "")) for line in lines]
+    assert counts == sorted(counts) and counts[-1] == 4000
+
+
 def test_sizes_are_formatted_and_passwords_hidden():
     sizes = [command._size(each) for each in (0, 999, 1000, 15_500_000, 2 * 10**12, 5 * 10**15)]
     assert sizes == ["0 bytes", "999 bytes", "1.0 KB", "15.5 MB", "2.0 TB", "5000.0 TB"]
@@ -210,7 +226,8 @@ def test_follow_exports_a_vhost_over_http_with_new_messages(amqpd_broker, amqpd_
     orders(100)
     url = amqpd_broker.http_url.replace("://", "://guest:guest@")
     to, check = str(tmp_path / "lake"), str(tmp_path / "check")
-    wanted = ExportOptions({"url": url}, amqpd_vhost.name, None, to, check, format="json", follow=True)
+    where = ({"url": url}, amqpd_vhost.name, None, to, check)
+    wanted = ExportOptions(*where, format="json", follow=True, max_batch_age_s=0.0)
     reports = []
 
     def say(report):

@@ -290,3 +290,11 @@ def stored_offsets(check, s3):
         return offsets(catalog.load_table("amqp.messages") if catalog.table_exists("amqp.messages") else None)
     finally:
         catalog.close()
+
+
+def test_missing_bucket_ends_the_export_before_it_reads(written, tmp_path, s3, monkeypatch):
+    wanted = options(written, tmp_path, to="s3://missing/iceberg")
+    engine = PyarrowEngine()
+    monkeypatch.setattr(engine, "write_files", lambda *arguments: pytest.fail("the export has read messages"))
+    with pytest.raises(TargetError, match=r"Iceberg, s3://missing/iceberg: .*bucket"):
+        ExportJob(wanted, engine, lambda report: None, lambda: False).run()

@@ -152,10 +152,11 @@ def test_rerun_after_two_kills_exports_each_offset_once(broker, tmp_path, spark)
     fill(broker, 6000)
     export = Export(broker, tmp_path, "--batch", "100", "--partition-by", "date")
     rng = random.Random(1)
-    assert export.run_and_kill(rng, "all", 3, 0.3, "--follow")  # --follow: the run does not end before its kill
+    follow = ("--follow", "--min-batch-bytes", "1")  # the run does not end before its kill
+    assert export.run_and_kill(rng, "all", 3, 0.3, *follow)
     done = export.batch()
     assert done >= 3
-    assert export.run_and_kill(rng, "driver", int(done < 60), 0.3, "--follow")
+    assert export.run_and_kill(rng, "driver", int(done < 60), 0.3, *follow)
     summary = export.finish()
     assert (summary["waiting"], summary["batch"]) == (0, 60)
     for found in offsets_by_reader(tmp_path / "lake"):
@@ -167,7 +168,7 @@ def test_rerun_after_two_kills_exports_each_offset_once(broker, tmp_path, spark)
 def test_ctrl_c_stops_after_the_current_batch(broker, tmp_path):
     """A terminal sends SIGINT to the whole process group; pyspark alone would interrupt the batch."""
     fill(broker, 3000)
-    export = Export(broker, tmp_path, "--batch", "1000", "--follow")
+    export = Export(broker, tmp_path, "--batch", "1000", "--follow", "--min-batch-bytes", "1")
     process = export.start()
     try:
         while export.batch() < 1 and process.poll() is None:
@@ -187,7 +188,7 @@ def test_ctrl_c_stops_after_the_current_batch(broker, tmp_path):
 def test_sigterm_to_the_group_stops_all_processes_cleanly(broker, tmp_path):
     """A service manager or `kill -- -PGID` also signals the JVM: once in the middle of a batch, once when idle."""
     fill(broker, 3000)
-    export = Export(broker, tmp_path, "--batch", "50", "--follow")
+    export = Export(broker, tmp_path, "--batch", "50", "--follow", "--min-batch-bytes", "1")
     done = []
     for goal in (2, 60):  # of 60 batches: in the middle; when everything is exported
         process = export.start()

@@ -340,12 +340,25 @@ def test_each_message_is_in_one_file_after_a_kill_at_each_step(orders, tmp_path,
     assert step > 10
 
 
+def test_rejected_files_of_another_checkpoint_are_seen(written, tmp_path):
+    """An export of which no message fitted has only such files."""
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object", "properties": {"price": {"type": "integer"}}}')
+    given = ("--payload", "json", "--payload-schema", str(schema))
+    code, summary, _ = exported(written, tmp_path, *given)
+    assert (code, summary["records"], summary["rejected"]) == (0, 0, 4000)
+    code, _, err = exported(written, tmp_path, *given, "--checkpoint", str(tmp_path / "other"))
+    assert (code, "of an export with another checkpoint" in err) == (69, True), err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--payload", "avro"), "--payload avro: expected json"),
-        (("--payload", "protobuf"), "--payload protobuf: expected json"),
-        (("--payload-schema", "x"), "--payload-schema needs --payload json"),
+        (("--payload", "xml"), "--payload xml: expected json, avro, protobuf"),
+        (("--payload-schema", "x"), "--payload-schema needs --payload"),
+        (("--schema-registry", "http://x"), "--schema-registry needs --payload"),
+        (("--payload", "json", "--schema-registry", "http://x"), "--payload json: a schema registry needs the format"),
+        (("--payload", "json", "--payload-message", "X"), "--payload json: the name of a message needs the format"),
         (("--payload", "json", "--payload-schema", "/none"), "--payload-schema /none: "),
         (("--payload", "json", "--payload-schema", "/dev/null"), "--payload-schema /dev/null: it is empty"),
         (("--payload", "json", "--engine", "spark"), "--payload: not with --engine spark, --where"),
@@ -383,8 +396,8 @@ def test_read_adds_the_payload_and_keeps_all_rows(orders, payload):
     assert [row["offset"] for row in rows] == list(range(3000))
     assert [row["payload"]["price"] for row in rows if row["payload"] is not None] == GOOD
     assert [row["offset"] for row in rows if row["payload_error"] is not None] == REJECTED
-    with pytest.raises(ValueError, match='expected "json", or a JSON Schema as a dict'):
-        amqpd.read(orders.data_dir, "tasks", payload="avro")
+    with pytest.raises(ValueError, match="the format 'xml' is not known, expected json, avro, protobuf"):
+        amqpd.read(orders.data_dir, "tasks", payload="xml")
 
 
 def test_sql_has_the_columns_of_the_payload(orders, written, tmp_path):

@@ -329,7 +329,7 @@ def test_kill_of_the_driver_at_each_step_loses_and_repeats_nothing(written, tmp_
 
 def test_signals_to_all_processes_stop_after_the_batch(large, tmp_path):
     """A terminal or a service manager signals the workers, too."""
-    export = Export(large, tmp_path, "--batch", "40000", "--follow")
+    export = Export(large, tmp_path, "--batch", "40000", "--follow", "--min-batch-bytes", "1")
     process = export.start()
     assert wait_until(lambda: children(process.pid))
     os.killpg(process.pid, signal.SIGINT)

@@ -20,7 +20,7 @@ def test_picture_has_all_objects(visit, shop) -> None:
 
 def test_line_widths_and_growing_queues(visit, shop) -> None:
     page = visit(shop, "#/topology", user="anna").page
-    # The rates come from the broker's sweep, every five seconds. A horizontal line has no height, so Playwright calls it hidden.
+    # The rates come from the broker's sweep, every five seconds. A horizontal line has no height: it is hidden.
     page.locator("svg .lines .line.flows").first.wait_for(state="attached")
     widths = [float(line.get_attribute("stroke-width") or 0) for line in page.locator("svg .lines .line").all()]
     assert min(widths) == 1

@@ -270,6 +270,33 @@ def test_marker_that_was_not_written_leaves_the_transaction_open(log: Transactio
     assert log.amqp() == [b"a1", b"after"]
 
 
+def test_aborted_transactions_do_not_move_the_start_of_the_log(log: TransactionLog) -> None:
+    log.produce(A, b"no", b"no")
+    log.produce(B, b"no")
+    log.end(A, commits=False)
+    log.end(B, commits=False)
+    log.plain(b"yes")
+    log.sync()
+    assert log.store.log_start() == 0
+    log.stop_and_start()
+    assert log.store.log_start() == 0
+
+
+def test_deleted_records_move_the_start_of_the_log_up_to_an_aborted_transaction(log: TransactionLog) -> None:
+    log.plain(b"deleted")
+    log.produce(A, b"deleted")
+    log.end(A, commits=True)
+    log.produce(A, b"no")
+    log.end(A, commits=False)
+    log.sync()
+    log.store.ack_range(0, 0, 0)
+    assert log.store.log_start() == 1
+    log.store.ack_range(1, 2, 0)
+    assert log.store.log_start() == 3
+    log.store.ack_range(4, 4, 0)
+    assert log.store.log_start() == 5
+
+
 def test_long_aborted_transaction_is_skipped(log: TransactionLog) -> None:
     log.plain(b"before")
     for number in range(3000):

@@ -44,6 +44,7 @@ class Alarms:
 
     Args:
         changed: called with the reason when the first alarm begins, and with '' when the last one ends.
+        filesystem: measures the free space.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Alarms:
         data_dir: Path,
         limits: LimitSettings,
         changed: Callable[[str], None],
+        filesystem: FileSystem | None = None,
     ) -> None:
         self.memory_total_bytes = total_memory_bytes()
         self.memory_limit_bytes = 0
@@ -63,7 +65,7 @@ class Alarms:
         self.raised_by_hand: set[str] = set()
         self._low = dict.fromkeys(REASONS, False)  # at the last successful check
         self._data_dir = data_dir
-        self._filesystem = FileSystem()
+        self._filesystem = filesystem if filesystem is not None else FileSystem()
         self._changed = changed
         self.on_change: Callable[[str, bool], object] = _do_nothing
         self.listeners: list[Callable[[], None]] = []

@@ -144,6 +144,10 @@ class Timers:
     def armed_count(self) -> int:
         return sum([len(bucket) for bucket in self._buckets.values()])
 
+    def next_due_ms(self) -> i64:
+        """Return the time at which `run` fires a timer next; -1 if none is armed. A cancelled timer may count."""
+        return self._ticks[0] * TICK_MS if self._ticks else -1
+
     def run(self) -> None:
         """Fire what is due. The event loop calls this."""
         self._wake = -1

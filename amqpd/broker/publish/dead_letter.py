@@ -34,7 +34,7 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Destination, QueueEntry
+from amqpd.broker.consumer import Destination, QueueEntry, TraceHook
 from amqpd.broker.message import FRAME_PAYLOAD_BYTES, NO_MESSAGE, Message, MessageRoute, PropertiesView
 from amqpd.broker.publish import router
 from amqpd.broker.publish.idempotence import NUMBERS
@@ -113,6 +113,11 @@ class DeadLetterSource(RepublishSource):
     def on_unloaded(self, offset: i64) -> None:
         """The vhost moves to another node, which finds the message in the log."""
 
+    def on_published(self, message: Message, destinations: list[Destination]) -> None:
+        tap = self.publisher.tap_of(self.queue.vhost_name)
+        if tap is not None:
+            tap.dead_lettered(message, self.queue.name, self.reason, destinations)
+
     def on_queued(self, count: i64) -> None:
         self.queue.dead_letters_logged_count += count
 
@@ -179,6 +184,11 @@ class DeadLetterPublisher:
         """Return whether queues must not drop expired messages now, because too many dead letters wait in memory."""
         republisher = self._republisher
         return len(republisher.line) >= BEHIND_COUNT or republisher.held_bytes >= BEHIND_BYTES
+
+    def tap_of(self, vhost_name: str) -> TraceHook | None:
+        """Return the receiver of the vhost's messages, None for none."""
+        vhost = self._vhosts.get(vhost_name)
+        return vhost.tap if vhost is not None else None
 
     def _source_of(self, queue: Queue, reason: str) -> DeadLetterSource:
         source = self._last_source

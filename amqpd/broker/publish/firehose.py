@@ -224,22 +224,75 @@ class Firehose(TraceHook):
         self._best_effort.offer(router.route(self._vhost, self._exchange, [key], RoutedMessage(key, headers)), copy)
 
 
+class FirehoseAndRecorder(TraceHook):
+    """The firehose and the recorder of a test, while a vhost has both."""
+
+    def __init__(self, firehose: TraceHook, recorder: TraceHook) -> None:
+        super().__init__()
+        self._firehose = firehose
+        self._recorder = recorder
+
+    def published(
+        self,
+        message: Message,
+        keys: list[str],
+        destinations: list[Destination],
+        connection: str,
+        user: str,
+        number: int,
+    ) -> None:
+        self._recorder.published(message, keys, destinations, connection, user, number)
+        self._firehose.published(message, keys, destinations, connection, user, number)
+
+    def delivered(
+        self, message: Message, queue: str, redelivered: bool, connection: str, user: str, number: int
+    ) -> None:
+        self._recorder.delivered(message, queue, redelivered, connection, user, number)
+        self._firehose.delivered(message, queue, redelivered, connection, user, number)
+
+    def dead_lettered(self, message: Message, queue: str, reason: str, destinations: list[Destination]) -> None:
+        self._recorder.dead_lettered(message, queue, reason, destinations)
+
+    def is_behind(self) -> bool:
+        return self._firehose.is_behind()
+
+
 def trace(vhost: VHost, node: str, on: bool, done: Done = ignore_result) -> bool:
     """Switch tracing on or off, in slices. Return False if it was so before.
 
     Args:
         done: called with None when all routes and consumers use the new state.
     """
-    if on is (vhost.tap is not None):
+    if on is (vhost.firehose is not None):
         done(None)
         return False
-    vhost.tap = Firehose(vhost, node) if on else None
+    vhost.firehose = Firehose(vhost, node) if on else None
     log.info("tracing is %s in vhost '%s'", "on" if on else "off", vhost.name, extra={"vhost": vhost.name})
     tell(vhost, "vhost.updated")
+    _update_tap(vhost, done)
+    return True
+
+
+def record(vhost: VHost, recorder: TraceHook | None, done: Done = ignore_result) -> None:
+    """Set or remove the recorder of a test, in slices. Tracing is as before.
+
+    Args:
+        done: as for `trace`.
+    """
+    vhost.recorder = recorder
+    _update_tap(vhost, done)
+
+
+def _update_tap(vhost: VHost, done: Done) -> None:
+    """Give messages to the firehose and the recorder, as far as the vhost has them."""
+    firehose, recorder = vhost.firehose, vhost.recorder
+    if firehose is not None and recorder is not None:
+        vhost.tap = FirehoseAndRecorder(firehose, recorder)
+    else:
+        vhost.tap = firehose if firehose is not None else recorder
     walk = SlicedWalk[Queue | Exchange](vhost.catalogue.call_soon)
     walk.begin(vhost.policy_targets, partial(_apply_trace, vhost))
     walk.when_done(partial(done, None))
-    return True
 
 
 def _apply_trace(vhost: VHost, thing: Queue | Exchange) -> None:

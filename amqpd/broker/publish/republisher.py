@@ -138,6 +138,9 @@ class RepublishSource:
         again: Some of its targets may have it; the next start publishes it again.
         """
 
+    def on_published(self, message: Message, destinations: list[Destination]) -> None:
+        """Handle a message that was enqueued at its destinations."""
+
     def refused(self, offset: i64) -> bool:
         """Handle a message that a target rejects. Return whether the source takes it back; otherwise it is settled."""
         return False
@@ -499,6 +502,7 @@ class Republisher(CommitListener):
             return False
         if outcome == REFUSED and pending.source.refused(pending.first):
             targets.clear()
+        pending.source.on_published(message, rewritten.destinations)
         return True
 
     def _published(self, source: RepublishSource, offset: i64, size: i64, targets: list[QueueLog]) -> None:

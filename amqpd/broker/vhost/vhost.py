@@ -32,7 +32,6 @@ from amqpd.broker.vhost.policy_table import EXCHANGE, NONE, PolicyTable, SlicedW
 from amqpd.broker.vhost.super_streams import SuperStreams
 from amqpd.errors import AccessRefused, NotFound, ResourceLocked
 from amqpd.routing.registry import exchange_type_factory
-from amqpd.storage.filesystem import Clock
 from amqpd.storage.metadata.interface import MetadataStore
 from amqpd.storage.metadata.store import VhostRow
 from amqpd.storage.storage import Storage
@@ -53,7 +52,7 @@ class VhostServices:
         self.events = Events(call_soon)
         self.declared = PendingDeclarations(metadata.submit, call_soon, call_later)
         self.deletions = DeletionQueue(storage, metadata, self.declared.remove, self._count_deleted)
-        self.stored_offsets = ConsumerOffsets(metadata.submit, call_soon, call_later, Clock())
+        self.stored_offsets = ConsumerOffsets(metadata.submit, call_soon, call_later, storage.clock_watch.clock)
         # The broker replaces this with its implementation.
         self.keeping = ExchangeStateHook()
         # None on a single node.
@@ -151,6 +150,10 @@ class VHost(Namespace):
         self.unroutable_count = 0
         self.counts = VhostCounts()
         # While tracing is on: receives publishes and deliveries (broker/publish/firehose.py).
+        self.firehose: TraceHook | None = None
+        # Of a test (amqpd/testing): receives them, too.
+        self.recorder: TraceHook | None = None
+        # These two as one.
         self.tap: TraceHook | None = None
         self.deleted = False
         self.unloaded = False  # another node serves it now

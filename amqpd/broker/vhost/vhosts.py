@@ -232,7 +232,7 @@ def tell(vhost: VHost, key: str) -> None:
                 "description": vhost.description,
                 "tags": list(vhost.tags),
                 "default_queue_type": vhost.default_queue_type,
-                "tracing": vhost.tap is not None,
+                "tracing": vhost.firehose is not None,
                 "cluster_state": {events.node: "running"},
             },
         )

@@ -5,105 +5,73 @@ import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { setTimeout as sleep } from "node:timers/promises";
 
-const require = createRequire(`${process.env.NODE_PATH ?? process.cwd()}/`);
-const amqp = require("amqplib");
-
-const { AMQP_URL: url, CA_FILE: ca, CERT_FILE: cert, KEY_FILE: key } = process.env;
-const tls = ca && { ca: [readFileSync(ca)], ...(cert && { cert: readFileSync(cert), key: readFileSync(key) }) };
+const amqp = createRequire(`${process.env.NODE_PATH}/`)("amqplib");
+const { AMQP_URL, CA_FILE: ca, CERT_FILE: cert, NODE_PATH } = process.env;
+const tls = ca && { ca: [readFileSync(ca)], ...(cert && { cert: readFileSync(cert), key: readFileSync(cert) }) };
+const connect = (query = "") => amqp.connect(AMQP_URL + query, tls);
 const crossing = { text: "grüße", number: 42, yes: true, array: [1, "two"], table: { a: "b" } };
 const bytes = Buffer.from(Array.from({ length: 256 }, (_, i) => i));
-
-function connect(query = "") {
-  return amqp.connect(url + query, tls);
-}
 
 function send(channel, queue, bodies, options) {
   for (const body of bodies) channel.sendToQueue(queue, Buffer.from(body), options);
 }
 
-// The next `count` messages of a queue; the consumer is cancelled if it needs no acks.
 async function receive(channel, queue, count, options = { noAck: true }) {
   const got = [];
-  let done;
-  const all = new Promise((resolve) => (done = resolve));
-  const { consumerTag } = await channel.consume(queue, (message) => got.push(message) === count && done(), options);
-  await all;
-  if (options.noAck) await channel.cancel(consumerTag);
+  await new Promise((done) => channel.consume(queue, (message) => got.push(message) === count && done(), options));
   return got;
 }
 
-const texts = (messages) => messages.map((message) => message.content.toString());
-
-async function refused(code, text, call) {
-  await assert.rejects(call, (error) => {
-    assert.ok(error.message.includes(text) && error.message.includes(String(code)), error);
-    return true;
-  });
-}
-
-async function openChannel(connection) {
-  const channel = await connection.createChannel();
-  channel.on("error", () => {}); // the call that was refused is rejected as well
-  return channel;
+function print(messages) {
+  for (const message of messages) console.log(message.content.toString());
 }
 
 async function connects(channel) {
   await channel.assertQueue("hello");
   send(channel, "hello", ["Hello World!"]);
-  assert.deepEqual(texts(await receive(channel, "hello", 1)), ["Hello World!"]);
+  print(await receive(channel, "hello", 1));
 }
 
-async function patterns(channel, exchange, kind, bindings, published, expected) {
+async function patterns(channel, exchange, kind, bindings, published, count) {
   await channel.assertExchange(exchange, kind);
   const { queue } = await channel.assertQueue("", { exclusive: true });
   for (const binding of bindings) await channel.bindQueue(queue, exchange, binding);
-  for (const routingKey of published) channel.publish(exchange, routingKey, Buffer.from(routingKey));
-  assert.deepEqual(texts(await receive(channel, queue, expected.length)), expected);
+  for (const key of published) channel.publish(exchange, key, Buffer.from(key));
+  print(await receive(channel, queue, count));
 }
 
-async function askFibonacci(channel, callback) {
+async function askFibonacci(channel, replyTo) {
   const fibonacci = (n) => (n < 2 ? n : fibonacci(n - 1) + fibonacci(n - 2));
+  const answer = ({ content, properties: { replyTo, correlationId } }) =>
+    send(channel, replyTo, [String(fibonacci(Number(content)))], { correlationId });
   await channel.assertQueue("rpc_queue");
-  await channel.consume(
-    "rpc_queue",
-    ({ content, properties: { replyTo, correlationId } }) =>
-      send(channel, replyTo, [String(fibonacci(Number(content)))], { correlationId }),
-    { noAck: true },
-  );
-  const reply = new Promise((resolve) => channel.consume(callback, resolve, { noAck: true }));
-  send(channel, "rpc_queue", ["15"], { replyTo: callback, correlationId: "1" });
-  const { content, properties } = await reply;
-  assert.deepEqual([properties.correlationId, content.toString()], ["1", "610"]);
+  await channel.consume("rpc_queue", answer, { noAck: true });
+  const reply = receive(channel, replyTo, 1);
+  send(channel, "rpc_queue", ["15"], { replyTo, correlationId: "1" });
+  const [{ content, properties }] = await reply;
+  console.log(properties.correlationId, content.toString());
 }
 
-async function stream(channel, name, options, expected) {
+async function stream(channel, name, options) {
   await channel.assertQueue(name, { arguments: { "x-queue-type": "stream" } });
-  for (let n = 0; n < 10; n++) {
-    send(channel, name, [String(n)], { headers: { "x-stream-filter-value": n % 2 ? "odd" : "even" } });
-  }
+  for (let n = 0; n < 10; n++) send(channel, name, [`${n}`], { headers: { "x-stream-filter-value": n % 2 ? "odd" : "even" } });
   await channel.prefetch(10);
-  assert.deepEqual(texts(await receive(channel, name, expected.length, { arguments: options })), expected);
+  print(await receive(channel, name, 5, { arguments: options }));
 }
 
-async function reasonOfDeath(channel, queue) {
-  return (await receive(channel, queue, 1))[0].properties.headers["x-death"][0].reason;
+async function deadLetter(channel, source, target, options) {
+  await channel.assertQueue(target);
+  await channel.assertQueue(source, { deadLetterExchange: "", deadLetterRoutingKey: target });
+  send(channel, source, ["bad"], options);
+  if (!options) channel.reject(await channel.get(source), false);
+  console.log((await receive(channel, target, 1))[0].properties.headers["x-death"][0].reason);
 }
-
-// The scenarios that open their connection themselves.
-const alone = {
-  "bad-password": () => refused(403, "ACCESS_REFUSED", () => connect()),
-  "bad-vhost": () => assert.rejects(() => connect(), /ConnectionClose/), // amqplib does not show the text
-  async heartbeat() {
-    const connection = await connect("?heartbeat=1");
-    await sleep(4000);
-    await connects(await connection.createChannel());
-  },
-};
 
 const scenarios = {
   connect: connects,
   tls: connects,
   "client-certificate": connects,
+  heartbeat: (channel) => sleep(4000).then(() => connects(channel)),
   async declare(channel) {
     await channel.assertQueue("declared");
     await channel.assertExchange("declared", "topic");
@@ -111,75 +79,65 @@ const scenarios = {
     channel.publish("declared", "key", Buffer.from("1"));
     await channel.checkQueue("declared");
     await channel.checkExchange("declared");
-    assert.equal((await channel.purgeQueue("declared")).messageCount, 1);
+    console.log((await channel.purgeQueue("declared")).messageCount);
     await channel.unbindQueue("declared", "declared", "#");
     await channel.deleteExchange("declared");
     await channel.deleteQueue("declared");
   },
   async missing(channel, connection) {
-    await refused(404, "NOT_FOUND - no queue 'missing'", () => channel.checkQueue("missing"));
+    await channel.checkQueue("missing").catch((error) => console.log(error.message));
     await connects(await connection.createChannel());
   },
   async inequivalent(channel) {
     await channel.assertQueue("inequivalent", { durable: true });
-    await refused(406, "inequivalent arg 'durable'", () => channel.assertQueue("inequivalent", { durable: false }));
+    await channel.assertQueue("inequivalent", { durable: false });
   },
   async "float-argument"(channel) {
     await channel.assertQueue("float", { maxLength: 10 });
-    const options = { arguments: { "x-max-length": { "!": "double", value: 10 } } };
-    await refused(406, "x-max-length", () => channel.assertQueue("float", options));
+    await channel.assertQueue("float", { arguments: { "x-max-length": { "!": "double", value: 10 } } });
   },
   async "work-queue"(channel) {
     await channel.assertQueue("tasks", { durable: true });
     await channel.prefetch(1);
     const done = [];
     const workers = new Set();
-    const finished = new Promise((resolve) => {
-      const work = (message) => {
-        workers.add(message.fields.consumerTag);
-        channel.ack(message);
-        if (done.push(message.content.toString()) === 10) resolve();
-      };
-      channel.consume("tasks", work);
-      channel.consume("tasks", work);
-    });
+    const work = (message) => {
+      workers.add(message.fields.consumerTag);
+      done.push(message.content.toString());
+      channel.ack(message);
+    };
+    await Promise.all([channel.consume("tasks", work), channel.consume("tasks", work)]);
     send(channel, "tasks", "0123456789", { persistent: true });
-    await finished;
-    assert.deepEqual([done.sort().join(""), workers.size], ["0123456789", 2]);
+    while (done.length < 10) await sleep(5);
+    console.log(`${done.sort().join("")}\n${workers.size}`);
   },
   async "publish-subscribe"(channel) {
     await channel.assertExchange("logs", "fanout");
     const queues = [await channel.assertQueue("", { exclusive: true }), await channel.assertQueue("", { exclusive: true })];
     for (const { queue } of queues) await channel.bindQueue(queue, "logs", "");
     channel.publish("logs", "", Buffer.from("log"));
-    for (const { queue } of queues) assert.deepEqual(texts(await receive(channel, queue, 1)), ["log"]);
+    for (const { queue } of queues) print(await receive(channel, queue, 1));
   },
   routing: (channel) =>
-    patterns(channel, "direct_logs", "direct", ["warning", "error"], ["info", "warning", "error"], ["warning", "error"]),
-  async topics(channel) {
-    const keys = ["kern.critical", "cron.info", "kern.a.b", "cron.critical"];
-    await patterns(channel, "topic_logs", "topic", ["*.critical", "kern.#"], keys, [keys[0], keys[2], keys[3]]);
-  },
+    patterns(channel, "direct_logs", "direct", ["warning", "error"], ["info", "warning", "error"], 2),
+  topics: (channel) =>
+    patterns(channel, "topic_logs", "topic", ["*.critical", "kern.#"], ["kern.critical", "cron.info", "kern.a.b", "cron.critical"], 3),
   rpc: async (channel) => askFibonacci(channel, (await channel.assertQueue("", { exclusive: true })).queue),
   "direct-reply-to": (channel) => askFibonacci(channel, "amq.rabbitmq.reply-to"),
-  async confirm(_channel, connection) {
+  async confirm(_channel, connection, queue = "confirmed", count = 1) {
     const channel = await connection.createConfirmChannel();
-    await channel.assertQueue("confirmed");
-    send(channel, "confirmed", ["safe"], { persistent: true });
+    await channel.assertQueue(queue);
+    for (let n = 0; n < count; n++) send(channel, queue, [`${n}`], { persistent: true });
     await channel.waitForConfirms();
+    console.log((await channel.purgeQueue(queue)).messageCount);
   },
-  async "confirm-batch"(_channel, connection) {
-    const channel = await connection.createConfirmChannel();
-    await channel.assertQueue("batch");
-    for (let n = 0; n < 1000; n++) send(channel, "batch", [String(n)], { persistent: true });
-    await channel.waitForConfirms();
-    assert.equal((await channel.purgeQueue("batch")).messageCount, 1000);
-  },
+  "confirm-batch": (channel, connection) => scenarios.confirm(channel, connection, "batch", 1000),
   async mandatory(channel) {
     channel.publish("", "nowhere", Buffer.from("lost"), { mandatory: true });
     const [message] = await once(channel, "return");
-    assert.equal(message.fields.replyCode, 312);
+    console.log(message.fields.replyCode);
   },
+  tx: () => console.log("not offered: amqplib has no transactions"),
   async headers(channel) {
     const sent = {
       ...{ text: "grüße", yes: true, no: false, nothing: null, int: -5, long: 2 ** 40, double: 1.5 },
@@ -189,22 +147,24 @@ const scenarios = {
     };
     await channel.assertQueue("headers");
     send(channel, "headers", [""], { headers: sent });
-    const got = (await receive(channel, "headers", 1))[0].properties.headers;
-    assert.deepEqual(got, { ...sent, byte: -8, short: -16, float: 2.5 });
+    const [{ properties }] = await receive(channel, "headers", 1);
+    assert.deepEqual(properties.headers, { ...sent, byte: -8, short: -16, float: 2.5 });
+    console.log("pass");
   },
   async bodies(channel) {
     await channel.assertQueue("bodies");
     for (const size of [0, 1, 131_064, 131_065, 1 << 20, 16 << 20]) {
       const body = Buffer.alloc(size, "x");
       send(channel, "bodies", [body]);
-      assert.ok((await receive(channel, "bodies", 1))[0].content.equals(body), size);
+      const message = await channel.get("bodies", { noAck: true });
+      console.log(message.content.equals(body) && size);
     }
   },
   async channels(channel, connection) {
     await channel.assertQueue("channels");
     const opened = await Promise.all(Array.from({ length: 100 }, () => connection.createChannel()));
     for (const each of opened) send(each, "channels", ["x"]);
-    await receive(channel, "channels", 100);
+    console.log((await receive(channel, "channels", 100)).length);
   },
   async prefetch(channel) {
     await channel.assertQueue("prefetch");
@@ -213,10 +173,10 @@ const scenarios = {
     const got = [];
     await channel.consume("prefetch", (message) => got.push(message));
     while (got.length < 3) await sleep(5);
-    assert.equal((await channel.checkQueue("prefetch")).messageCount, 7);
+    console.log((await channel.checkQueue("prefetch")).messageCount);
     channel.ack(got[2], true);
     while (got.length < 6) await sleep(5);
-    assert.deepEqual(texts(got.slice(3)), ["3", "4", "5"]);
+    print(got.slice(3));
   },
   async requeue(channel) {
     await channel.assertQueue("requeue");
@@ -224,61 +184,40 @@ const scenarios = {
     const three = async () => [await channel.get("requeue"), await channel.get("requeue"), await channel.get("requeue")];
     channel.nack((await three())[2], true, true);
     const got = await three();
-    assert.deepEqual(texts(got), ["1", "2", "3"]);
-    assert.ok(got.every((message) => message.fields.redelivered));
+    for (const { content, fields } of got) console.log(`${content} ${fields.redelivered}`);
     channel.reject(got[0], false);
     channel.ack(got[2], true);
-    assert.equal((await channel.purgeQueue("requeue")).messageCount, 0);
+    console.log((await channel.purgeQueue("requeue")).messageCount);
   },
   async cancel(channel) {
     await channel.assertQueue("cancel");
-    const { consumerTag } = await channel.consume("cancel", () => assert.fail("delivered"), { noAck: true });
+    const { consumerTag } = await channel.consume("cancel", () => console.log("delivered"), { noAck: true });
     await channel.cancel(consumerTag);
     send(channel, "cancel", ["stays"]);
-    assert.equal((await channel.purgeQueue("cancel")).messageCount, 1);
+    console.log((await channel.purgeQueue("cancel")).messageCount);
   },
   async "broker-cancel"(channel, connection) {
     await channel.assertQueue("cancelled");
-    let told;
-    const cancelled = new Promise((resolve) => (told = resolve));
-    await channel.consume("cancelled", told); // null instead of a message
+    const message = receive(channel, "cancelled", 1); // null instead of a message
     await (await connection.createChannel()).deleteQueue("cancelled");
-    assert.equal(await cancelled, null);
+    console.log((await message)[0] ?? "cancelled");
   },
   async blocked(channel, connection) {
-    const blocked = once(connection, "blocked");
+    connection.on("blocked", (reason) => console.log(`${reason}\nready`)); // the runner ends the alarm
     send(channel, "nowhere", ["held"]);
-    assert.equal((await blocked)[0], "low on memory");
-    const unblocked = once(connection, "unblocked");
-    console.log("ready"); // the runner ends the alarm
-    await unblocked;
+    await once(connection, "unblocked");
+    console.log("unblocked");
   },
-  async "dead-letter"(channel) {
-    await channel.assertQueue("dead");
-    await channel.assertQueue("rejecting", { deadLetterExchange: "", deadLetterRoutingKey: "dead" });
-    send(channel, "rejecting", ["bad"]);
-    channel.reject(await channel.get("rejecting"), false);
-    assert.equal(await reasonOfDeath(channel, "dead"), "rejected");
-  },
-  async "message-ttl"(channel) {
-    await channel.assertQueue("expired");
-    await channel.assertQueue("ttl", { deadLetterExchange: "", deadLetterRoutingKey: "expired" });
-    send(channel, "ttl", ["short"], { expiration: 50 });
-    assert.equal(await reasonOfDeath(channel, "expired"), "expired");
-  },
+  "dead-letter": (channel) => deadLetter(channel, "rejecting", "dead"),
+  "message-ttl": (channel) => deadLetter(channel, "ttl", "expired", { expiration: 50 }),
   async "queue-ttl"(channel) {
     await channel.assertQueue("leased", { expires: 100 });
-    await refused(404, "NOT_FOUND", async () => {
-      for (;;) {
-        await channel.bindQueue("leased", "amq.fanout", ""); // a bind does not renew the lease
-        await sleep(50);
-      }
-    });
+    for (;;) await channel.bindQueue("leased", "amq.fanout", "").then(() => sleep(50)); // a bind does not renew the lease
   },
   async priority(channel) {
     await channel.assertQueue("priority", { maxPriority: 5 });
-    for (const priority of [1, 5, 3]) send(channel, "priority", [String(priority)], { priority });
-    assert.deepEqual(texts(await receive(channel, "priority", 3)), ["5", "3", "1"]);
+    for (const priority of [1, 5, 3]) send(channel, "priority", [`${priority}`], { priority });
+    print(await receive(channel, "priority", 3));
   },
   async delayed(channel) {
     await channel.assertExchange("delayed", "x-delayed-message", { arguments: { "x-delayed-type": "fanout" } });
@@ -286,15 +225,14 @@ const scenarios = {
     await channel.bindQueue("delayed", "delayed", "");
     channel.publish("delayed", "", Buffer.from("late"), { headers: { "x-delay": 1000 } });
     channel.publish("delayed", "", Buffer.from("soon"), { headers: { "x-delay": 1 } });
-    assert.deepEqual(texts(await receive(channel, "delayed", 2)), ["soon", "late"]);
+    print(await receive(channel, "delayed", 2));
   },
-  "stream-offset": (channel) => stream(channel, "stream", { "x-stream-offset": 5 }, ["5", "6", "7", "8", "9"]),
-  "stream-filter": (channel) =>
-    stream(channel, "filtered", { "x-stream-offset": "first", "x-stream-filter": "odd" }, ["1", "3", "5", "7", "9"]),
+  "stream-offset": (channel) => stream(channel, "stream", { "x-stream-offset": 5 }),
+  "stream-filter": (channel) => stream(channel, "filtered", { "x-stream-offset": "first", "x-stream-filter": "odd" }),
   async policy(channel) {
     await channel.assertQueue("limited");
     send(channel, "limited", "1234");
-    assert.equal((await channel.purgeQueue("limited")).messageCount, 2);
+    console.log((await channel.purgeQueue("limited")).messageCount);
   },
   async reconnect(_channel, connection) {
     const channel = await connection.createConfirmChannel();
@@ -306,36 +244,41 @@ const scenarios = {
     await receive(channel, "kept", 1, {});
     console.log("ready"); // the runner kills the broker and starts it again
     await closed;
-    let again;
-    while (!again) again = await connect().catch(() => sleep(100));
-    assert.deepEqual(texts(await receive(await again.createChannel(), "kept", 1)), ["kept"]);
+    const read = async () => {
+      const again = await connect(); // a broker that starts may close it again
+      return Promise.race([once(again, "close"), again.createChannel().then((channel) => receive(channel, "kept", 1))]);
+    };
+    let kept;
+    while (!kept) kept = await read().catch(() => sleep(100));
+    print(kept);
   },
   async write(channel) {
     await channel.assertQueue("crossing", { durable: false });
     send(channel, "crossing", [bytes], { contentType: "text/plain", messageId: "7", headers: crossing });
     await channel.close(); // sends what is buffered
+    console.log("pass");
   },
   async read(channel) {
     const [{ content, properties }] = await receive(channel, "crossing", 1);
-    assert.ok(content.equals(bytes));
-    assert.deepEqual(properties.headers, crossing);
+    assert.deepEqual([content, properties.headers], [bytes, crossing]);
     assert.deepEqual([properties.contentType, properties.messageId], ["text/plain", "7"]);
+    console.log("pass");
   },
 };
 
 const name = process.argv[2];
 if (name === "version") {
-  console.log(JSON.parse(readFileSync(`${process.env.NODE_PATH}/node_modules/amqplib/package.json`)).version);
-} else if (name === "tx") {
-  console.log("not offered: amqplib has no transactions");
-} else if (alone[name]) {
-  await alone[name]();
-  console.log("pass");
-  process.exit(0);
-} else {
-  const connection = await connect();
-  await scenarios[name](await openChannel(connection), connection);
-  await (name === "reconnect" || connection.close());
-  console.log("pass");
+  console.log(JSON.parse(readFileSync(`${NODE_PATH}/node_modules/amqplib/package.json`)).version);
   process.exit(0);
 }
+try {
+  const connection = await connect(name === "heartbeat" ? "?heartbeat=1" : "");
+  const channel = await connection.createChannel();
+  channel.on("error", () => {}); // the call that was refused is rejected as well
+  await scenarios[name](channel, connection);
+  if (name !== "reconnect") await connection.close();
+} catch (error) {
+  if (name === "bad-vhost") console.log(/ConnectionClose/.test(error.message) && "pass"); // amqplib does not show the text
+  else console.log(error.message);
+}
+process.exit(0);

@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -20,13 +21,14 @@ import (
 const each, timeMs = 200, int64(1_700_000_000_000)
 
 var (
-	ctx     = context.Background()
-	address string
-	topic   = fmt.Sprintf("franz-%d", time.Now().UnixNano())
-	group   = "group-" + topic
-	sent    int
-	failed  bool
-	admin   *kadm.Client
+	ctx      = context.Background()
+	address  string
+	topic    = fmt.Sprintf("franz-%d", time.Now().UnixNano())
+	group    = "group-" + topic
+	crossing = os.Getenv("STEPS_CROSSING")
+	sent     int
+	failed   bool
+	admin    *kadm.Client
 )
 
 func must(err error) {
@@ -66,7 +68,8 @@ func wait(what string, condition func() bool) {
 }
 
 func client(options ...kgo.Opt) *kgo.Client {
-	options = append(options, kgo.SeedBrokers(address), kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	options = append(options, kgo.SeedBrokers(address), kgo.RecordPartitioner(kgo.ManualPartitioner()),
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()))
 	if ca := os.Getenv("STEPS_CA"); ca != "" {
 		certificate, err := os.ReadFile(ca)
 		must(err)
@@ -219,6 +222,119 @@ func describe() string {
 	return group
 }
 
+func headers() string {
+	name := topic + "-headers"
+	must(second(admin.CreateTopic(ctx, 1, 1, nil, name)))
+	producer := client()
+	defer producer.Close()
+	sent := []*kgo.Record{
+		{Topic: name, Key: []byte("key"), Value: []byte("value"), Headers: []kgo.RecordHeader{
+			{Key: "text", Value: []byte("x")}, {Key: "text", Value: []byte("again")}, {Key: "empty", Value: []byte{}}}},
+		{Topic: name, Value: []byte{}},
+		{Topic: name, Key: []byte("deleted")},
+	}
+	must(producer.ProduceSync(ctx, sent...).FirstErr())
+	got := read(name, 0, 3)
+	check(fmt.Sprint(got[0].Headers) == fmt.Sprint(sent[0].Headers), "headers %v", got[0].Headers)
+	check(got[1].Key == nil && got[1].Value != nil && len(got[1].Value) == 0, "without key: %v", got[1])
+	check(string(got[2].Key) == "deleted" && got[2].Value == nil, "without value: %v", got[2])
+	must(second(admin.DeleteTopic(ctx, name)))
+	return "3 records"
+}
+
+func transactions() string {
+	name := topic + "-transactions"
+	must(second(admin.CreateTopic(ctx, 1, 1, nil, name)))
+	producer := client(kgo.TransactionalID(name))
+	defer producer.Close()
+	for _, value := range []string{"no", "yes"} {
+		must(producer.BeginTransaction())
+		must(producer.ProduceSync(ctx, &kgo.Record{Topic: name, Value: []byte(value)}).FirstErr())
+		must(producer.EndTransaction(ctx, kgo.TransactionEndTry(value == "yes")))
+	}
+	first := read(name, 0, 1)[0]
+	check(string(first.Value) == "yes", "read %s", first.Value)
+	must(second(admin.DeleteTopic(ctx, name)))
+	return "one of two"
+}
+
+func configs() string {
+	hour := "3600000"
+	change := kadm.AlterConfig{Op: kadm.SetConfig, Name: "retention.ms", Value: &hour}
+	altered, err := admin.AlterTopicConfigs(ctx, []kadm.AlterConfig{change}, topic)
+	must(err)
+	must(altered[0].Err)
+	wait("the config", func() bool {
+		described, err := admin.DescribeTopicConfigs(ctx, topic)
+		must(err)
+		for _, each := range described[0].Configs {
+			if each.Key == "retention.ms" && each.MaybeValue() == hour {
+				return true
+			}
+		}
+		return false
+	})
+	return hour
+}
+
+func fromAmqp() string {
+	for i, record := range read(crossing, 0, 10) {
+		check(string(record.Value) == fmt.Sprintf("from amqp %d", i), "message %d: %s", i, record.Value)
+	}
+	return "10 records"
+}
+
+func toAmqp() string {
+	producer := client()
+	defer producer.Close()
+	for i := range 10 {
+		record := &kgo.Record{Topic: crossing, Value: fmt.Appendf(nil, "from kafka %d", i)}
+		must(producer.ProduceSync(ctx, record).FirstErr())
+		check(record.Offset == int64(10+i), "offset %d", record.Offset)
+	}
+	return "10 records"
+}
+
+// share sends ten records and receives them as a share group, the first one after a release.
+func share() string {
+	name, received, again, released := topic+"-share", map[string]bool{}, 0, false
+	must(second(admin.CreateTopic(ctx, 1, 1, nil, name)))
+	consumer := client(kgo.ShareGroup("share-"+topic), kgo.ConsumeTopics(name))
+	producer := client()
+	defer producer.Close()
+	for sent := false; len(received) < 10; {
+		limited, cancel := context.WithTimeout(ctx, time.Second)
+		records := consumer.PollFetches(limited).Records()
+		cancel()
+		if !sent { // the group begins after the last record
+			must(producer.ProduceSync(ctx, &kgo.Record{Topic: name, Value: []byte("probe")}).FirstErr())
+		}
+		for _, record := range records {
+			switch {
+			case string(record.Value) != "probe" && !released:
+				released = true
+				record.Ack(kgo.AckRelease)
+				continue
+			case string(record.Value) != "probe":
+				received[string(record.Value)] = true
+				again += int(record.DeliveryCount()) - 1
+			case !sent:
+				sent = true
+				for i := range 10 {
+					value := &kgo.Record{Topic: name, Value: fmt.Appendf(nil, "value %d", i)}
+					must(producer.ProduceSync(ctx, value).FirstErr())
+				}
+			}
+			record.Ack(kgo.AckAccept)
+		}
+	}
+	must(consumer.FlushAcks(ctx))
+	consumer.Close()
+	check(again == 1, "%d repeated", again)
+	must(second(admin.DeleteTopic(ctx, name)))
+	return "10 records, one of them twice"
+}
+
 func many(count int) string {
 	name := topic + "-many"
 	must(second(admin.CreateTopic(ctx, 1, 1, nil, name)))
@@ -244,7 +360,22 @@ func many(count int) string {
 
 func second[T any](_ T, err error) error { return err }
 
+// version returns the version of the library in this program.
+func version() string {
+	info, _ := debug.ReadBuildInfo()
+	for _, module := range info.Deps {
+		if module.Path == "github.com/twmb/franz-go" {
+			return module.Version
+		}
+	}
+	return ""
+}
+
 func main() {
+	if os.Args[1] == "version" {
+		fmt.Println(version())
+		return
+	}
 	address = os.Args[1]
 	flags := flag.NewFlagSet("franz", flag.ExitOnError)
 	records := flags.Int("records", 10_000, "records of the last step")
@@ -265,12 +396,20 @@ func main() {
 		}
 		return fmt.Sprintf("%d records", sent)
 	})
+	step("headers", headers)
 	step("rebalance", rebalance)
 	step("resume", resume)
 	step("seek", seek)
+	step("transactions", transactions)
 	step("describe", describe)
+	step("configs", configs)
+	if crossing != "" {
+		step("from-amqp", fromAmqp)
+		step("to-amqp", toAmqp)
+	}
 	step("delete", func() string { must(second(admin.DeleteTopic(ctx, topic))); return topic })
 	step("many", func() string { return many(*records) })
+	step("share", share)
 	if failed {
 		os.Exit(1)
 	}

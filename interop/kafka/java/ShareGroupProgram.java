@@ -12,7 +12,10 @@ import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.serialization.StringDeserializer;
 import org.apache.kafka.common.serialization.StringSerializer;
 
-/** Sends COUNT records to TOPIC, and accepts all of them as a share group, one after a release. */
+/**
+ * Sends COUNT records to TOPIC, and accepts all of them as a share group, one after a release. A group begins after the last
+ * record, so probes are sent until one arrives.
+ */
 public class ShareGroupProgram {
     public static void main(String[] arguments) throws Exception {
         String topic = arguments[1];
@@ -30,6 +33,12 @@ public class ShareGroupProgram {
         try (var producer = new KafkaProducer<>(settings, toText, toText);
                 var consumer = new KafkaShareConsumer<>(ofConsumer, text, text)) {
             consumer.subscribe(List.of(topic));
+            var probes = consumer.poll(Duration.ofMillis(500));
+            while (probes.isEmpty()) {
+                producer.send(new ProducerRecord<>(topic, "key", "probe")).get();
+                probes = consumer.poll(Duration.ofMillis(500));
+            }
+            probes.forEach(each -> consumer.acknowledge(each, AcknowledgeType.ACCEPT));
             for (int number = 0; number < count; number++) {
                 producer.send(new ProducerRecord<>(topic, "key", "value-" + number));
             }
@@ -37,6 +46,10 @@ public class ShareGroupProgram {
             boolean isReleased = false;
             while (seen.size() < count) {
                 for (ConsumerRecord<String, String> record : consumer.poll(Duration.ofSeconds(10))) {
+                    if (record.value().equals("probe")) {
+                        consumer.acknowledge(record, AcknowledgeType.ACCEPT);
+                        continue;
+                    }
                     if (!isReleased) {
                         isReleased = true;
                         consumer.acknowledge(record, AcknowledgeType.RELEASE);

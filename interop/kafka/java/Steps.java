@@ -10,6 +10,8 @@ import java.util.UUID;
 import java.util.concurrent.Future;
 import java.util.function.BooleanSupplier;
 import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.AlterConfigOp;
+import org.apache.kafka.clients.admin.ConfigEntry;
 import org.apache.kafka.clients.admin.ConsumerGroupDescription;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
@@ -19,7 +21,9 @@ import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
 import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.config.ConfigResource;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
+import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 import org.apache.kafka.common.utils.AppInfoParser;
 
@@ -34,6 +38,7 @@ public class Steps {
     static final TopicPartition PARTITION = new TopicPartition(TOPIC, 0);
     static final String GROUP = "group-" + TOPIC;
     static final List<byte[]> sent = new ArrayList<>();
+    static final String CROSSING = System.getenv("STEPS_CROSSING");
     static String address;
     static Admin admin;
     static boolean failed;
@@ -92,7 +97,7 @@ public class Steps {
     static KafkaConsumer<byte[], byte[]> consumer(String group) {
         return new KafkaConsumer<>(
             settings(Map.of("group.id", group, "auto.offset.reset", "earliest", "enable.auto.commit", false,
-                "session.timeout.ms", 10_000, "heartbeat.interval.ms", 500)),
+                "session.timeout.ms", 10_000, "heartbeat.interval.ms", 500, "isolation.level", "read_committed")),
             new ByteArrayDeserializer(), new ByteArrayDeserializer());
     }
 
@@ -227,6 +232,96 @@ public class Steps {
         return "cluster " + admin.describeCluster().clusterId().get();
     }
 
+    /** Create a topic with one partition, and return the partition. */
+    static TopicPartition create(String topic) throws Exception {
+        admin.createTopics(List.of(new NewTopic(topic, 1, (short) 1))).all().get();
+        return new TopicPartition(topic, 0);
+    }
+
+    static List<ConsumerRecord<byte[], byte[]>> read(TopicPartition partition, int count) {
+        try (KafkaConsumer<byte[], byte[]> consumer = consumer(GROUP)) {
+            consumer.assign(List.of(partition));
+            consumer.seekToBeginning(List.of(partition));
+            List<ConsumerRecord<byte[], byte[]>> got = new ArrayList<>();
+            await(count + " records", () -> {
+                got.addAll(consumer.poll(POLL).records(partition));
+                return got.size() >= count;
+            });
+            return got;
+        }
+    }
+
+    static byte[] bytes(String text) {
+        return text.getBytes(StandardCharsets.UTF_8);
+    }
+
+    static String headers() throws Exception {
+        TopicPartition partition = create(TOPIC + "-headers");
+        try (KafkaProducer<byte[], byte[]> producer = producer("none")) {
+            ProducerRecord<byte[], byte[]> first = new ProducerRecord<>(partition.topic(), bytes("key"), bytes("value"));
+            first.headers().add("text", bytes("x")).add("text", bytes("again")).add("empty", new byte[0]);
+            producer.send(first).get();
+            producer.send(new ProducerRecord<>(partition.topic(), null, new byte[0])).get();
+            producer.send(new ProducerRecord<>(partition.topic(), bytes("deleted"), null)).get();
+        }
+        List<ConsumerRecord<byte[], byte[]>> got = read(partition, 3);
+        StringBuilder headers = new StringBuilder();
+        for (Header each : got.get(0).headers()) headers.append(each.key()).append("=").append(new String(each.value())).append(" ");
+        check(headers.toString().equals("text=x text=again empty= "), headers.toString());
+        check(got.get(1).key() == null && got.get(1).value().length == 0, "a record without key");
+        check(new String(got.get(2).key()).equals("deleted") && got.get(2).value() == null, "a record without value");
+        admin.deleteTopics(List.of(partition.topic())).all().get();
+        return "3 records";
+    }
+
+    static String transactions() throws Exception {
+        TopicPartition partition = create(TOPIC + "-transactions");
+        try (KafkaProducer<byte[], byte[]> producer = new KafkaProducer<>(
+                settings(Map.of("transactional.id", TOPIC)), new ByteArraySerializer(), new ByteArraySerializer())) {
+            producer.initTransactions();
+            producer.beginTransaction();
+            producer.send(new ProducerRecord<>(partition.topic(), bytes("no"))).get();
+            producer.abortTransaction();
+            producer.beginTransaction();
+            producer.send(new ProducerRecord<>(partition.topic(), bytes("yes")));
+            producer.commitTransaction();
+        }
+        List<ConsumerRecord<byte[], byte[]>> got = read(partition, 1);
+        check(got.size() == 1 && new String(got.get(0).value()).equals("yes"), got.toString());
+        admin.deleteTopics(List.of(partition.topic())).all().get();
+        return "one of two";
+    }
+
+    static String configs() throws Exception {
+        ConfigResource topic = new ConfigResource(ConfigResource.Type.TOPIC, TOPIC);
+        ConfigEntry hour = new ConfigEntry("retention.ms", "3600000");
+        admin.incrementalAlterConfigs(Map.of(topic, List.of(new AlterConfigOp(hour, AlterConfigOp.OpType.SET)))).all().get();
+        await("the config", () -> {
+            try {
+                return admin.describeConfigs(List.of(topic)).all().get().get(topic).get("retention.ms").value().equals(hour.value());
+            } catch (Exception error) {
+                throw new RuntimeException(error);
+            }
+        });
+        return hour.value();
+    }
+
+    static String fromAmqp() {
+        List<ConsumerRecord<byte[], byte[]>> got = read(new TopicPartition(CROSSING, 0), 10);
+        for (int i = 0; i < 10; i++) check(new String(got.get(i).value()).equals("from amqp " + i), "message " + i);
+        return "10 records";
+    }
+
+    static String toAmqp() throws Exception {
+        try (KafkaProducer<byte[], byte[]> producer = producer("none")) {
+            for (int i = 0; i < 10; i++) {
+                long offset = producer.send(new ProducerRecord<>(CROSSING, bytes("from kafka " + i))).get().offset();
+                check(offset == 10 + i, "offset " + offset);
+            }
+        }
+        return "10 records";
+    }
+
     static String delete() throws Exception {
         admin.deleteTopics(List.of(TOPIC)).all().get();
         check(!admin.listTopics().names().get().contains(TOPIC), "the topic is gone");
@@ -262,21 +357,32 @@ public class Steps {
 
     public static void main(String[] arguments) {
         address = arguments[0];
+        if (address.equals("version")) {
+            System.out.println(AppInfoParser.getVersion());
+            return;
+        }
         int records = arguments.length == 3 ? Integer.parseInt(arguments[2]) : 10_000;
         admin = Admin.create(settings(Map.of()));
-        step("client", () -> "Java " + AppInfoParser.getVersion());
         step("create", () -> {
             admin.createTopics(List.of(new NewTopic(TOPIC, 1, (short) 1))).all().get();
             return TOPIC;
         });
         step("produce", Steps::produce);
         step("consume", Steps::consume);
+        step("headers", Steps::headers);
         step("rebalance", Steps::rebalance);
         step("resume", Steps::resume);
         step("seek", Steps::seekByTime);
+        step("transactions", Steps::transactions);
         step("describe", Steps::describe);
+        step("configs", Steps::configs);
+        if (CROSSING != null) {
+            step("from-amqp", Steps::fromAmqp);
+            step("to-amqp", Steps::toAmqp);
+        }
         step("delete", Steps::delete);
         step("many", () -> many(records));
+        System.out.println("{\"step\": \"share\", \"ok\": null, \"detail\": \"share groups came with 4.1\"}");
         admin.close();
         System.exit(failed ? 1 : 0);
     }

@@ -4,7 +4,7 @@ import { createRequire } from "node:module";
 import { setTimeout as sleep } from "node:timers/promises";
 
 const require = createRequire(`${process.env.NODE_PATH ?? process.cwd()}/`);
-const { CompressionCodecs, CompressionTypes, Kafka, logLevel } = require("kafkajs");
+const { CompressionCodecs, CompressionTypes, ConfigResourceTypes, Kafka, logLevel } = require("kafkajs");
 const LZ4 = require("kafkajs-lz4");
 const Snappy = require("kafkajs-snappy");
 
@@ -14,8 +14,13 @@ const CODECS = [CompressionTypes.None, CompressionTypes.GZIP, CompressionTypes.S
 const EACH = 200;
 const TIME_MS = 1_700_000_000_000;
 
+const { version } = require("kafkajs/package.json");
 const [address, , records = "10000"] = process.argv.slice(2);
-const { STEPS_CA: ca, STEPS_USER: username, STEPS_PASSWORD: password } = process.env;
+if (address === "version") {
+  console.log(version);
+  process.exit();
+}
+const { STEPS_CA: ca, STEPS_USER: username, STEPS_PASSWORD: password, STEPS_CROSSING: crossing } = process.env;
 const login = ca ? { ssl: { ca: readFileSync(ca) }, sasl: { mechanism: "plain", username, password } } : {};
 const kafka = new Kafka({ clientId: "steps", brokers: [address], logLevel: logLevel.NOTHING, ...login });
 const admin = kafka.admin();
@@ -141,6 +146,74 @@ async function describe() {
   return JSON.stringify(await admin.describeCluster());
 }
 
+async function headers() {
+  const name = `${topic}-headers`;
+  await admin.createTopics({ topics: [{ topic: name, numPartitions: 1 }] });
+  const producer = kafka.producer();
+  await producer.connect();
+  const sent = { text: ["x", "again"], empty: "" };
+  const messages = [{ key: "key", value: "value", headers: sent }, { value: "" }, { key: "deleted", value: null }];
+  await producer.send({ topic: name, messages });
+  await producer.disconnect();
+  const got = await consumed(`${group}-headers`, name, 3);
+  const found = JSON.stringify(got[0].headers, (_, value) =>
+    value?.type === "Buffer" ? Buffer.from(value.data).toString() : value);
+  check(found === JSON.stringify(sent), found);
+  check(got[1].key === null && got[1].value.length === 0, "a record without key");
+  check(got[2].key.toString() === "deleted" && got[2].value === null, "a record without value");
+  await admin.deleteGroups([`${group}-headers`]);
+  await admin.deleteTopics({ topics: [name] });
+  return "3 records";
+}
+
+async function transactions() {
+  const name = `${topic}-transactions`;
+  await admin.createTopics({ topics: [{ topic: name, numPartitions: 1 }] });
+  const producer = kafka.producer({ transactionalId: name, idempotent: true, maxInFlightRequests: 1 });
+  await producer.connect();
+  for (const value of ["no", "yes"]) {
+    const transaction = await producer.transaction();
+    await transaction.send({ topic: name, messages: [{ value }] });
+    await (value === "yes" ? transaction.commit() : transaction.abort());
+  }
+  await producer.disconnect();
+  const [first] = await consumed(`${group}-transactions`, name, 1);
+  check(first.value.toString() === "yes", first.value.toString());
+  await admin.deleteGroups([`${group}-transactions`]);
+  await admin.deleteTopics({ topics: [name] });
+  return "one of two";
+}
+
+async function configs() {
+  const resource = { type: ConfigResourceTypes.TOPIC, name: topic };
+  const value = "3600000";
+  const configEntries = [{ name: "retention.ms", value }];
+  await admin.alterConfigs({ resources: [{ ...resource, configEntries }] });
+  await until("the config", async () => {
+    const { resources } = await admin.describeConfigs({ resources: [resource] });
+    const found = resources[0].configEntries.find(({ configName }) => configName === "retention.ms");
+    return found.configValue === value;
+  });
+  return value;
+}
+
+async function fromAmqp() {
+  const got = await consumed(`${group}-amqp`, crossing, 10);
+  got.forEach((message, i) => check(message.value.toString() === `from amqp ${i}`, `message ${i}`));
+  await admin.deleteGroups([`${group}-amqp`]);
+  return "10 records";
+}
+
+async function toAmqp() {
+  const producer = kafka.producer({ idempotent: true, maxInFlightRequests: 1 });
+  await producer.connect();
+  const messages = Array.from({ length: 10 }, (_, i) => ({ value: `from kafka ${i}` }));
+  const [{ baseOffset }] = await producer.send({ topic: crossing, messages });
+  await producer.disconnect();
+  check(baseOffset === "10", `base offset ${baseOffset}`);
+  return "10 records";
+}
+
 async function many(count) {
   const name = `${topic}-many`;
   await admin.createTopics({ topics: [{ topic: name, numPartitions: 1 }] });
@@ -166,7 +239,7 @@ async function many(count) {
 await admin.connect();
 await step("create", async () => {
   await admin.createTopics({ topics: [{ topic, numPartitions: 1 }] });
-  return `kafkajs ${require("kafkajs/package.json").version}: ${topic}`;
+  return topic;
 });
 await step("produce", async () => {
   for (const codec of CODECS) await send(codec);
@@ -182,15 +255,23 @@ await step("consume", async () => {
   await admin.deleteGroups([`${group}-all`]);
   return `${got.length} records`;
 });
+await step("headers", headers);
 await step("rebalance", rebalance);
 await step("resume", resume);
 await step("seek", seek);
+await step("transactions", transactions);
 await step("describe", describe);
+await step("configs", configs);
+if (crossing) {
+  await step("from-amqp", fromAmqp);
+  await step("to-amqp", toAmqp);
+}
 await step("delete", async () => {
   await admin.deleteTopics({ topics: [topic] });
   check(!(await admin.listTopics()).includes(topic), "the topic is gone");
   return topic;
 });
 await step("many", () => many(Number(records)));
+console.log(JSON.stringify({ step: "share", ok: null, detail: "the client has no share groups" }));
 await admin.disconnect();
 process.exit(failures.length === 0 ? 0 : 1);

@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
-# kcat: the steps of ../README.md that it can do; it cannot create topics, so the topic exists and is empty.
+# kcat: the steps of ../README.md that it can do; it cannot create topics, so STEPS_TOPIC exists and is empty.
 #
-#   steps.sh HOST:PORT TOPIC [--records N]
+#   STEPS_TOPIC=name steps.sh HOST:PORT [--records N]
 set -uo pipefail
-address=$1 topic=$2 records=${4:-10000}
+address=$1 records=${3:-10000}
+if [[ $address == version ]]; then
+    kcat -V | sed -nE 's/^Version ([0-9.]+) .*(librdkafka [0-9.]+).*/\1 (\2)/p'
+    exit
+fi
+topic=$STEPS_TOPIC
 group=group-$topic
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -92,5 +97,32 @@ many() { # appended to the topic, since kcat makes none
     cmp "$work/in" "$work/out" && echo "$records records: $((records * 1000000000 / in))/s in, $((records * 1000000000 / out))/s out"
 }
 
-for each in produce consume rebalance resume seek describe many; do step $each $each; done
+headers() {
+    kcat "${options[@]}" -P -t "$topic" -k key -H text=x -H text=again -H empty= < <(printf value) || return 1
+    kcat "${options[@]}" -P -t "$topic" -K : -Z < <(echo deleted:) || return 1
+    kcat "${options[@]}" -C -q -e -t "$topic" -o -2 -f '%k %s %S %h\n' > "$work/headers" || return 1
+    printf 'key value 5 text=x,text=again,empty=\ndeleted  -1 \n' | diff - "$work/headers" && echo "2 records"
+}
+
+from_amqp() {
+    kcat "${options[@]}" -C -q -e -t "$STEPS_CROSSING" -o beginning -f '%s\n' > "$work/from" || return 1
+    seq -f 'from amqp %g' 0 9 | diff - "$work/from" && echo "10 records"
+}
+
+to_amqp() {
+    seq -f 'from kafka %g' 0 9 | kcat "${options[@]}" -P -t "$STEPS_CROSSING" -X acks=all -X enable.idempotence=true || return 1
+    echo "10 records"
+}
+
+not_offered() { # REASON STEP...
+    local each
+    for each in "${@:2}"; do echo "{\"step\": \"$each\", \"ok\": null, \"detail\": \"$1\"}"; done
+}
+
+for each in produce consume rebalance resume seek describe many headers; do step $each $each; done
+if [[ -n ${STEPS_CROSSING:-} ]]; then
+    step from-amqp from_amqp
+    step to-amqp to_amqp
+fi
+not_offered "kcat reads and writes only" create transactions configs delete share
 exit $failed

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import aiokafka
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from steps import Client, Consumer, Record, login, main
 
 Result = TypeVar("Result")
@@ -47,6 +48,7 @@ class AiokafkaConsumer(Consumer):
             enable_auto_commit=False,
             session_timeout_ms=10_000,
             heartbeat_interval_ms=500,
+            isolation_level="read_committed",
         )
         await self.consumer.start()
 
@@ -65,7 +67,7 @@ class AiokafkaConsumer(Consumer):
 
     def poll(self) -> Sequence[Record]:
         found = run(self.consumer.getmany(timeout_ms=100, max_records=10_000)).get(self.partition, [])
-        return [Record(each.offset, each.timestamp, each.value) for each in found]
+        return [Record(each.offset, each.timestamp, each.value, each.key, each.headers) for each in found]
 
     def partitions(self) -> int:
         return len(self.consumer.assignment())
@@ -88,15 +90,16 @@ class AiokafkaConsumer(Consumer):
 
 class AiokafkaClient(Client):
     def __init__(self, address: str) -> None:
-        self.address = address
+        super().__init__(address)
         run(self._start())
 
     async def _start(self) -> None:
         self.admin = AIOKafkaAdminClient(**settings(self.address))
         await self.admin.start()
 
-    def name(self) -> str:
-        return f"aiokafka {aiokafka.__version__}"
+    @staticmethod
+    def version() -> str:
+        return aiokafka.__version__
 
     def create(self, topic: str) -> None:
         answer = run(self.admin.create_topics([NewTopic(topic, 1, 1)]))
@@ -142,6 +145,33 @@ class AiokafkaClient(Client):
         offsets = [(await each).offset for each in sent]
         await producer.stop()
         return offsets
+
+    def send_record(self, topic: str, record: Record) -> None:
+        async def send() -> None:
+            async with AIOKafkaProducer(**settings(self.address), enable_idempotence=True) as producer:
+                await producer.send_and_wait(topic, record.value, record.key, 0, headers=list(record.headers))
+
+        run(send())
+
+    def send_transactions(self, topic: str, aborted: bytes, committed: Sequence[bytes]) -> None:
+        async def send() -> None:
+            async with AIOKafkaProducer(**settings(self.address), transactional_id=topic) as producer:
+                await producer.begin_transaction()
+                await producer.send_and_wait(topic, aborted, partition=0)
+                await producer.abort_transaction()
+                async with producer.transaction():
+                    for value in committed:
+                        await producer.send(topic, value, partition=0)
+
+        run(send())
+
+    def set_retention(self, topic: str, value: str) -> None:
+        run(self.admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, {"retention.ms": value})]))
+
+    def retention(self, topic: str) -> str:
+        [answer] = run(self.admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)]))
+        [(*_, entries)] = answer.resources
+        return str({entry[0]: entry[1] for entry in entries}["retention.ms"])
 
     def consumer(self, topic: str, group: str) -> Consumer:
         return AiokafkaConsumer(self.address, topic, group)

@@ -6,8 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import confluent_kafka
-from confluent_kafka import ConsumerGroupTopicPartitions, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import (
+    AcknowledgeType,
+    ConsumerGroupTopicPartitions,
+    Message,
+    Producer,
+    ShareConsumer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 from steps import Client, Consumer, Record, login, main
 
 
@@ -35,6 +42,7 @@ class ConfluentConsumer(Consumer):
                 "enable.auto.commit": False,
                 "session.timeout.ms": 10_000,
                 "heartbeat.interval.ms": 500,
+                "isolation.level": "read_committed",
             }
         )
         self.topic = topic
@@ -50,7 +58,8 @@ class ConfluentConsumer(Consumer):
         for message in self.consumer.consume(10_000, 0.1):
             if message.error():
                 raise RuntimeError(message.error())
-            records.append(Record(message.offset(), message.timestamp()[1], message.value()))
+            headers = tuple(message.headers() or ())
+            records.append(Record(message.offset(), message.timestamp()[1], message.value(), message.key(), headers))
         return records
 
     def partitions(self) -> int:
@@ -76,11 +85,12 @@ class ConfluentConsumer(Consumer):
 
 class ConfluentClient(Client):
     def __init__(self, address: str) -> None:
-        self.address = address
+        super().__init__(address)
         self.admin = AdminClient(settings(address))
 
-    def name(self) -> str:
-        return f"confluent-kafka {confluent_kafka.version()}, librdkafka {confluent_kafka.libversion()[0]}"
+    @staticmethod
+    def version() -> str:
+        return f"{confluent_kafka.version()} (librdkafka {confluent_kafka.libversion()[0]})"
 
     def create(self, topic: str) -> None:
         self.admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(10)
@@ -136,6 +146,62 @@ class ConfluentClient(Client):
                     producer.poll(0.1)
         assert producer.flush(60) == 0
         return offsets
+
+    def send_record(self, topic: str, record: Record) -> None:
+        producer = Producer({**settings(self.address), "enable.idempotence": True})
+        producer.produce(topic, record.value, record.key, partition=0, headers=list(record.headers))
+        assert producer.flush(60) == 0
+
+    def send_transactions(self, topic: str, aborted: bytes, committed: Sequence[bytes]) -> None:
+        producer = Producer({**settings(self.address), "transactional.id": topic})
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        producer.produce(topic, aborted, partition=0)
+        assert producer.flush(60) == 0
+        producer.abort_transaction(60)
+        producer.begin_transaction()
+        for value in committed:
+            producer.produce(topic, value, partition=0)
+        producer.commit_transaction(60)
+
+    def set_retention(self, topic: str, value: str) -> None:
+        change = ConfigEntry("retention.ms", value, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[change])
+        self.admin.incremental_alter_configs([resource])[resource].result(10)
+
+    def retention(self, topic: str) -> str:
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        return str(self.admin.describe_configs([resource])[resource].result(10)["retention.ms"].value)
+
+    def share(self, topic: str, group: str, values: Sequence[bytes]) -> list[tuple[bytes, int]]:
+        consumer = ShareConsumer(
+            {**settings(self.address), "group.id": group, "share.acknowledgement.mode": "explicit"}
+        )
+        consumer.subscribe([topic])
+        producer = Producer(settings(self.address))
+        while not (probes := consumer.poll(1)):  # the group begins after the last record
+            producer.produce(topic, b"probe", partition=0)
+            producer.flush(60)
+        for message in probes:
+            consumer.acknowledge(message, AcknowledgeType.ACCEPT)
+        for value in values:
+            producer.produce(topic, value, partition=0)
+        producer.flush(60)
+        got: list[tuple[bytes, int]] = []
+        is_released = False
+        while len(got) < len(values):
+            for message in consumer.poll(10):
+                if message.value() == b"probe":
+                    consumer.acknowledge(message, AcknowledgeType.ACCEPT)
+                elif not is_released:
+                    consumer.acknowledge(message, AcknowledgeType.RELEASE)
+                    is_released = True
+                else:
+                    consumer.acknowledge(message, AcknowledgeType.ACCEPT)
+                    got.append((message.value(), message.delivery_count()))
+        consumer.commit_sync(60)
+        consumer.close()
+        return got
 
     def consumer(self, topic: str, group: str) -> Consumer:
         return ConfluentConsumer(self.address, topic, group)

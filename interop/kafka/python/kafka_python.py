@@ -7,7 +7,7 @@ from typing import Any
 
 import kafka
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
-from kafka.admin import NewTopic
+from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 from steps import Client, Consumer, Record, login, main
 
 
@@ -34,6 +34,7 @@ class KafkaPythonConsumer(Consumer):
             enable_auto_commit=False,
             session_timeout_ms=10_000,
             heartbeat_interval_ms=500,
+            isolation_level="read_committed",
         )
         self.topic, self.partition = topic, TopicPartition(topic, 0)
 
@@ -46,7 +47,7 @@ class KafkaPythonConsumer(Consumer):
 
     def poll(self) -> Sequence[Record]:
         found = self.consumer.poll(100, 10_000).get(self.partition, [])
-        return [Record(each.offset, each.timestamp, each.value) for each in found]
+        return [Record(each.offset, each.timestamp, each.value, each.key, tuple(each.headers)) for each in found]
 
     def partitions(self) -> int:
         return len(self.consumer.assignment())
@@ -69,11 +70,12 @@ class KafkaPythonConsumer(Consumer):
 
 class KafkaPythonClient(Client):
     def __init__(self, address: str) -> None:
-        self.address = address
+        super().__init__(address)
         self.admin = KafkaAdminClient(**settings(address))
 
-    def name(self) -> str:
-        return f"kafka-python {kafka.__version__}"
+    @staticmethod
+    def version() -> str:
+        return str(kafka.__version__)
 
     def create(self, topic: str) -> None:
         self.admin.create_topics([NewTopic(topic, 1, 1)])
@@ -114,6 +116,30 @@ class KafkaPythonClient(Client):
         offsets = [each.get(60).offset for each in sent]
         producer.close()
         return offsets
+
+    def send_record(self, topic: str, record: Record) -> None:
+        producer = KafkaProducer(**settings(self.address), acks="all", enable_idempotence=True)
+        producer.send(topic, record.value, record.key, list(record.headers), partition=0).get(60)
+        producer.close()
+
+    def send_transactions(self, topic: str, aborted: bytes, committed: Sequence[bytes]) -> None:
+        producer = KafkaProducer(**settings(self.address), enable_idempotence=True, transactional_id=topic)
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, aborted, partition=0).get(60)
+        producer.abort_transaction()
+        producer.begin_transaction()
+        for value in committed:
+            producer.send(topic, value, partition=0)
+        producer.commit_transaction()
+        producer.close()
+
+    def set_retention(self, topic: str, value: str) -> None:
+        self.admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, {"retention.ms": value})])
+
+    def retention(self, topic: str) -> str:
+        found = self.admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
+        return str(found["topic"][topic].get("retention.ms", {}).get("value"))  # modified ones only
 
     def consumer(self, topic: str, group: str) -> Consumer:
         return KafkaPythonConsumer(self.address, topic, group)

@@ -1,8 +1,10 @@
 """The steps of README.md for Kafka clients of Python: the programs beside it implement `Client` and `Consumer`.
 
     python kafka_python.py HOST:PORT [--records N]
+    python kafka_python.py version
 
-Environment: STEPS_CA (a file), STEPS_USER and STEPS_PASSWORD for TLS and SASL PLAIN.
+Environment: STEPS_CA (a file), STEPS_USER and STEPS_PASSWORD for TLS and SASL PLAIN; STEPS_CROSSING, a topic with ten
+messages of an AMQP publisher.
 """
 
 from __future__ import annotations
@@ -24,6 +26,10 @@ CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 EACH: Final = 200
 TIME_MS: Final = 1_700_000_000_000
 WAIT_S: Final = 60
+RETENTION_MS: Final = "3600000"
+CROSSING: Final = 10
+
+Headers = tuple[tuple[str, bytes | None], ...]
 
 
 class Record(NamedTuple):
@@ -31,7 +37,13 @@ class Record(NamedTuple):
 
     offset: int
     timestamp_ms: int
-    value: bytes
+    value: bytes | None
+    key: bytes | None = b"key"
+    headers: Headers = ()
+
+
+class NotOffered(Exception):  # no error
+    """The client does not have what a step shows; the text says what."""
 
 
 class Consumer(ABC):
@@ -75,11 +87,15 @@ class Consumer(ABC):
 
 
 class Client(ABC):
-    """A client library. Topics have one partition; producers are idempotent, with acks=all."""
+    """A client library, connected to an address. Topics have one partition; producers are idempotent, with acks=all."""
 
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    @staticmethod
     @abstractmethod
-    def name(self) -> str:
-        """Return the name and version."""
+    def version() -> str:
+        """Return the version of the library."""
 
     @abstractmethod
     def create(self, topic: str) -> None:
@@ -115,7 +131,29 @@ class Client(ABC):
 
     @abstractmethod
     def consumer(self, topic: str, group: str) -> Consumer:
-        """Return a consumer."""
+        """Return a consumer, which does not read records of aborted transactions."""
+
+    @abstractmethod
+    def send_record(self, topic: str, record: Record) -> None:
+        """Send one record with its key, value and headers, any of which may be missing."""
+
+    @abstractmethod
+    def send_transactions(self, topic: str, aborted: bytes, committed: Sequence[bytes]) -> None:
+        """Send a value in a transaction that is aborted, then the others in one that is committed."""
+
+    @abstractmethod
+    def set_retention(self, topic: str, value: str) -> None:
+        """Set the topic's config `retention.ms`."""
+
+    @abstractmethod
+    def retention(self, topic: str) -> str:
+        """Return the topic's config `retention.ms`."""
+
+    def share(self, topic: str, group: str, values: Sequence[bytes]) -> list[tuple[bytes, int]]:
+        """Send the values and receive them as a share group, the first one after a release. Return the values that were
+        accepted, each with its delivery count. Raises NotOffered.
+        """
+        raise NotOffered("the client has no share groups")
 
 
 class Login(NamedTuple):
@@ -146,14 +184,21 @@ class Steps:
 
     def run(self) -> int:
         """Run all steps; return the exit code."""
-        steps = (self.create, self.produce, self.consume, self.rebalance, self.resume)
-        for each in (*steps, self.seek, self.describe, self.delete, self.many):
+        steps = (self.create, self.produce, self.consume, self.headers, self.rebalance, self.resume, self.seek)
+        steps += (self.transactions, self.describe, self.configs, self.from_amqp, self.to_amqp, self.delete)
+        for each in (*steps, self.many, self.share):
+            name = each.__name__.replace("_", "-")
+            if name.endswith("-amqp") and "STEPS_CROSSING" not in os.environ:
+                continue
+            ok: bool | None = True
             try:
-                ok, detail = True, each()
+                detail = each()
+            except NotOffered as reason:
+                ok, detail = None, str(reason)
             except Exception as error:  # noqa: BLE001  # reported as the step's result
                 traceback.print_exc()
                 ok, detail, self.failed = False, repr(error), True
-            print(json.dumps({"step": each.__name__, "ok": ok, "detail": detail}), flush=True)
+            print(json.dumps({"step": name, "ok": ok, "detail": detail}), flush=True)
         return int(self.failed)
 
     def send(self, codec: str) -> None:
@@ -165,7 +210,7 @@ class Steps:
 
     def create(self) -> str:
         self.client.create(self.topic)
-        return f"{self.client.name()}: {self.topic}"
+        return self.topic
 
     def produce(self) -> str:
         for codec in CODECS:
@@ -173,14 +218,69 @@ class Steps:
         return f"{len(self.sent)} records"
 
     def consume(self) -> str:
-        consumer = self.client.consumer(self.topic, self.group)
-        consumer.assign(0)
-        got: list[Record] = []
-        wait_for("all records", lambda: got.extend(consumer.poll()) or len(got) >= len(self.sent))
-        consumer.close()
+        got = self.read(self.topic, 0, len(self.sent))
         expected = [Record(number, TIME_MS + number, value) for number, value in enumerate(self.sent)]
         assert got == expected, next(pair for pair in zip(got, expected, strict=False) if pair[0] != pair[1])
         return f"{len(got)} records"
+
+    def read(self, topic: str, offset: int, count: int) -> list[Record]:
+        """Return so many records from an offset on."""
+        consumer = self.client.consumer(topic, self.group)
+        consumer.assign(offset)
+        got: list[Record] = []
+        wait_for(f"{count} records", lambda: got.extend(consumer.poll()) or len(got) >= count)
+        consumer.close()
+        return got
+
+    def headers(self) -> str:
+        topic = f"{self.topic}-headers"
+        self.client.create(topic)
+        records = [
+            Record(0, 0, b"value", b"key", (("text", b"x"), ("text", b"again"), ("empty", b""))),
+            Record(1, 0, b"", None),
+            Record(2, 0, None, b"deleted"),
+        ]
+        for record in records:
+            self.client.send_record(topic, record)
+        got = [record._replace(timestamp_ms=0) for record in self.read(topic, 0, 3)]
+        assert got == records, got
+        self.client.delete(topic)
+        return "3 records"
+
+    def transactions(self) -> str:
+        topic = f"{self.topic}-transactions"
+        self.client.create(topic)
+        self.client.send_transactions(topic, b"no", [b"yes 0", b"yes 1"])
+        values = [record.value for record in self.read(topic, 0, 2)]
+        assert values == [b"yes 0", b"yes 1"], values
+        self.client.delete(topic)
+        return "one of two"
+
+    def configs(self) -> str:
+        self.client.set_retention(self.topic, RETENTION_MS)
+        wait_for("the config", lambda: self.client.retention(self.topic) == RETENTION_MS)
+        return RETENTION_MS
+
+    def from_amqp(self) -> str:
+        values = [record.value for record in self.read(os.environ["STEPS_CROSSING"], 0, CROSSING)]
+        assert values == [b"from amqp %d" % number for number in range(CROSSING)], values
+        return f"{CROSSING} records"
+
+    def to_amqp(self) -> str:
+        values = [b"from kafka %d" % number for number in range(CROSSING)]
+        offsets = self.client.send(os.environ["STEPS_CROSSING"], "none", values, TIME_MS)
+        assert offsets == list(range(CROSSING, 2 * CROSSING)), offsets
+        return f"{CROSSING} records"
+
+    def share(self) -> str:
+        topic = f"{self.topic}-share"
+        self.client.create(topic)
+        values = [b"value %d" % number for number in range(CROSSING)]
+        got = self.client.share(topic, f"share-{self.topic}", values)
+        assert sorted(value for value, _ in got) == values, got
+        assert sum(count - 1 for _, count in got) == 1, got
+        self.client.delete(topic)
+        return f"{CROSSING} records, one of them twice"
 
     def poll_members(self) -> int:
         for member in self.members:
@@ -293,10 +393,13 @@ def wait_for(what: str, condition: Callable[[], Result]) -> Result:
             raise TimeoutError(f"not within {WAIT_S} s: {what}")
 
 
-def main(client_of: Callable[[str], Client]) -> None:
-    """Run the steps with the client for the address of the command line, and exit."""
+def main(client_of: type[Client]) -> None:
+    """Run the steps with the client for the address of the command line, and exit; or print the client's version."""
     parser = argparse.ArgumentParser()
     parser.add_argument("address")
     parser.add_argument("--records", type=int, default=10_000)
     arguments = parser.parse_args()
+    if arguments.address == "version":
+        print(client_of.version())
+        return
     sys.exit(Steps(client_of(arguments.address), arguments.records).run())

@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -18,13 +19,14 @@ import (
 const each, timeMs = 200, int64(1_700_000_000_000)
 
 var (
-	address string
-	topic   = fmt.Sprintf("sarama-%d", time.Now().UnixNano())
-	group   = "group-" + topic
-	one     = &sarama.TopicDetail{NumPartitions: 1, ReplicationFactor: 1}
-	sent    int
-	failed  bool
-	admin   sarama.ClusterAdmin
+	address  string
+	crossing = os.Getenv("STEPS_CROSSING")
+	topic    = fmt.Sprintf("sarama-%d", time.Now().UnixNano())
+	group    = "group-" + topic
+	one      = &sarama.TopicDetail{NumPartitions: 1, ReplicationFactor: 1}
+	sent     int
+	failed   bool
+	admin    sarama.ClusterAdmin
 )
 
 func must(err error) {
@@ -76,6 +78,7 @@ func config() *sarama.Config {
 	made.Producer.Return.Successes = true
 	made.Producer.Partitioner = sarama.NewManualPartitioner
 	made.Net.MaxOpenRequests = 1
+	made.Consumer.IsolationLevel = sarama.ReadCommitted
 	made.Consumer.Offsets.Initial = sarama.OffsetOldest
 	made.Consumer.Group.Heartbeat.Interval = 500 * time.Millisecond
 	if ca := os.Getenv("STEPS_CA"); ca != "" {
@@ -230,6 +233,89 @@ func describe() string {
 	return group
 }
 
+func headers() string {
+	name := topic + "-headers"
+	must(admin.CreateTopic(name, one, false))
+	producer := get(sarama.NewSyncProducer([]string{address}, config()))
+	pair := func(key string, value string) sarama.RecordHeader {
+		return sarama.RecordHeader{Key: []byte(key), Value: []byte(value)}
+	}
+	sent := []*sarama.ProducerMessage{
+		{Topic: name, Key: sarama.StringEncoder("key"), Value: sarama.StringEncoder("value"),
+			Headers: []sarama.RecordHeader{pair("text", "x"), pair("text", "again"), pair("empty", "")}},
+		{Topic: name, Value: sarama.ByteEncoder{}},
+		{Topic: name, Key: sarama.StringEncoder("deleted")},
+	}
+	must(producer.SendMessages(sent))
+	must(producer.Close())
+	got, text := read(name, 0, 3), ""
+	for _, each := range got[0].Headers {
+		text += fmt.Sprintf("%s=%s ", each.Key, each.Value)
+	}
+	check(text == "text=x text=again empty= ", "headers %s", text)
+	check(got[1].Key == nil && got[1].Value != nil && len(got[1].Value) == 0, "without key: %v", got[1])
+	check(string(got[2].Key) == "deleted" && got[2].Value == nil, "without value: %v", got[2])
+	must(admin.DeleteTopic(name))
+	return "3 records"
+}
+
+func transactions() string {
+	name := topic + "-transactions"
+	must(admin.CreateTopic(name, one, false))
+	settings := config()
+	settings.Producer.Transaction.ID = name
+	producer := get(sarama.NewSyncProducer([]string{address}, settings))
+	send := func(value string) {
+		must(producer.BeginTxn())
+		must(producer.SendMessages([]*sarama.ProducerMessage{{Topic: name, Value: sarama.StringEncoder(value)}}))
+	}
+	send("no")
+	must(producer.AbortTxn())
+	send("yes")
+	must(producer.CommitTxn())
+	must(producer.Close())
+	first := read(name, 0, 1)[0]
+	check(string(first.Value) == "yes", "read %s", first.Value)
+	must(admin.DeleteTopic(name))
+	return "one of two"
+}
+
+func configs() string {
+	hour := "3600000"
+	change := map[string]sarama.IncrementalAlterConfigsEntry{
+		"retention.ms": {Operation: sarama.IncrementalAlterConfigsOperationSet, Value: &hour}}
+	must(admin.IncrementalAlterConfig(sarama.TopicResource, topic, change, false))
+	resource := sarama.ConfigResource{Type: sarama.TopicResource, Name: topic}
+	wait("the config", func() bool {
+		for _, each := range get(admin.DescribeConfig(resource)) {
+			if each.Name == "retention.ms" && each.Value == hour {
+				return true
+			}
+		}
+		return false
+	})
+	return hour
+}
+
+func fromAmqp() string {
+	for i, message := range read(crossing, 0, 10) {
+		check(string(message.Value) == fmt.Sprintf("from amqp %d", i), "message %d: %s", i, message.Value)
+	}
+	return "10 records"
+}
+
+func toAmqp() string {
+	producer := get(sarama.NewSyncProducer([]string{address}, config()))
+	for i := range 10 {
+		value := sarama.StringEncoder(fmt.Sprintf("from kafka %d", i))
+		_, offset, err := producer.SendMessage(&sarama.ProducerMessage{Topic: crossing, Value: value})
+		must(err)
+		check(offset == int64(10+i), "offset %d", offset)
+	}
+	must(producer.Close())
+	return "10 records"
+}
+
 func many(count int) string {
 	name := topic + "-many"
 	must(admin.CreateTopic(name, one, false))
@@ -258,7 +344,22 @@ func many(count int) string {
 	return fmt.Sprintf("%d records: %.0f/s in, %.0f/s out", count, float64(count)/in, float64(count)/out)
 }
 
+// version returns the version of the library in this program.
+func version() string {
+	info, _ := debug.ReadBuildInfo()
+	for _, module := range info.Deps {
+		if module.Path == "github.com/IBM/sarama" {
+			return module.Version
+		}
+	}
+	return ""
+}
+
 func main() {
+	if os.Args[1] == "version" {
+		fmt.Println(version())
+		return
+	}
 	address = os.Args[1]
 	flags := flag.NewFlagSet("sarama", flag.ExitOnError)
 	records := flags.Int("records", 10_000, "records of the last step")
@@ -278,12 +379,20 @@ func main() {
 		}
 		return fmt.Sprintf("%d records", sent)
 	})
+	step("headers", headers)
 	step("rebalance", rebalance)
 	step("resume", resume)
 	step("seek", seek)
+	step("transactions", transactions)
 	step("describe", describe)
+	step("configs", configs)
+	if crossing != "" {
+		step("from-amqp", fromAmqp)
+		step("to-amqp", toAmqp)
+	}
 	step("delete", func() string { must(admin.DeleteTopic(topic)); return topic })
 	step("many", func() string { return many(*records) })
+	fmt.Println(`{"step": "share", "ok": null, "detail": "the client has no share groups"}`)
 	if failed {
 		os.Exit(1)
 	}
