@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-REPLY_SUCCESS: Final = 200
 NO_ROUTE: Final = 312
 REPLY_TEXT_SIZE_BYTES_MAX: Final = 255
 

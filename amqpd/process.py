@@ -197,7 +197,7 @@ class ProcessStats(NamedTuple):
 
 
 def process() -> ProcessStats:
-    """Return the figures of this process. Cost: some 50 us and 1 us per open file."""
+    """Return the figures of this process. Cost: about 50 us and 1 us per open file."""
     resident = int(Path("/proc/self/statm").read_text("ascii").split()[1])
     open_files = sum(1 for _ in Path("/proc/self/fd").iterdir())
     return ProcessStats(resident * _PAGE_BYTES, open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[0])

@@ -97,7 +97,7 @@ class Server:
         self.loop = loop
         self.stopped = asyncio.Event()
         self._stopping = False
-        # The reason why it has stopped by itself.
+        # Why the server stopped without a request; "" if it did not.
         self.failed = ""
         self._suspended = False
         self.is_drained = False
@@ -200,7 +200,7 @@ class Server:
         elif self._definitions is not None:
             await self._import_files(self._definitions)
         elif not self.broker.vhosts and not self.broker.auth.users():
-            # rabbit: also after a first start whose definitions could not be imported and are no longer set.
+            # rabbit: this also happens if the import of a first start failed, and the setting was removed since then.
             from amqpd.management.definitions_start import import_first
 
             await import_first(self.broker, self.settings.default)
@@ -340,7 +340,7 @@ class Server:
         return "" if self.app_running else "the broker does not listen for clients"
 
     async def stop_app(self) -> None:
-        """Stop AMQP and guests, but not the admin API. Their connections are closed within some 3 s."""
+        """Stop AMQP and guests, but not the admin API. Their connections are closed within about 3 s."""
         await asyncio.gather(*(front_end.stop() for front_end in self._app_front_ends()))
 
     async def start_app(self) -> None:

@@ -13,12 +13,7 @@ from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, Failure, UsageError
 
 GROUP: Final = "Monitoring, observability and health checks"
-PURPOSES: Final = {
-    "amqp": "AMQP 0-9-1",
-    "amqp/ssl": "AMQP 0-9-1 over TLS",
-    "http": "HTTP API",
-    "https": "HTTPS API",
-}
+PURPOSES: Final = {"amqp": "AMQP 0-9-1", "amqp/ssl": "AMQP 0-9-1 over TLS", "http": "HTTP API", "https": "HTTPS API"}
 CONNECT_S: Final = 5.0
 UNITS: Final = {"days": 1.0, "weeks": 7.0, "months": 30.4375, "years": 365.25}
 
@@ -259,100 +254,57 @@ def _command(
 COMMANDS: Final = (
     _command("alarms", "Lists the alarms in effect", alarms, "alarms --formatter json", "for programs"),
     _command(
-        "check_alarms",
-        "Fails if there is an alarm",
-        partial(check_alarms, False),
-        "check_alarms",
+        "check_alarms", "Fails if there is an alarm", partial(check_alarms, False), "check_alarms",
         "exit code 69 while publishers are blocked",
     ),
     _command(
-        "check_local_alarms",
-        "Fails if this node has an alarm",
-        partial(check_alarms, True),
-        "-q check_local_alarms",
+        "check_local_alarms", "Fails if this node has an alarm", partial(check_alarms, True), "-q check_local_alarms",
         "for a probe; on a single node the same as check_alarms",
     ),
     _command(
-        "check_running",
-        "Fails if the broker does not serve AMQP clients",
-        check_running,
-        "check_running -t 5",
-        "exit code 69 also between stop_app and start_app",
-        needs_app=False,
+        "check_running", "Fails if the broker does not serve AMQP clients", check_running, "check_running -t 5",
+        "exit code 69 also between stop_app and start_app", needs_app=False,
     ),
     _command(
-        "is_running",
-        "Displays whether clients can connect",
-        is_running,
-        "is_running --formatter json",
-        "the answer is in the key `result`; the exit code is 0 in both cases",
-        needs_app=False,
+        "is_running", "Displays whether clients can connect", is_running, "is_running --formatter json",
+        "the answer is in the key `result`; the exit code is 0 in both cases", needs_app=False,
     ),
     _command(
-        "is_booting",
-        "Displays whether the broker is still starting",
-        is_booting,
-        "is_booting",
-        "a broker that answers has started",
-        needs_app=False,
+        "is_booting", "Displays whether the broker is still starting", is_booting, "is_booting",
+        "a broker that answers has started", needs_app=False,
     ),
     _command(
-        "node_health_check",
-        "Checks the app and its alarms; deprecated in RabbitMQ",
-        node_health_check,
-        "node_health_check",
-        "exit code 70 if the check fails",
+        "node_health_check", "Checks the app and its alarms; deprecated in RabbitMQ", node_health_check,
+        "node_health_check", "exit code 70 if the check fails",
     ),
     _command(
-        "listeners",
-        "Lists active listeners: interface, port, protocol",
-        listeners,
-        "listeners --formatter json",
+        "listeners", "Lists active listeners: interface, port, protocol", listeners, "listeners --formatter json",
         "for programs",
     ),
     _command(
-        "check_port_connectivity",
-        "Health check that connects to the port of each listener",
-        check_port_connectivity,
-        "check_port_connectivity",
-        "exit code 69 with the port that does not answer",
+        "check_port_connectivity", "Health check that connects to the port of each listener", check_port_connectivity,
+        "check_port_connectivity", "exit code 69 with the port that does not answer",
     ),
     _command(
-        "check_port_listener",
-        "Fails if no listener uses the port",
-        check_port_listener,
-        "check_port_listener 5672",
-        "exit code 0 if AMQP is on its usual port",
-        operand=("<port>", "number of a TCP port"),
+        "check_port_listener", "Fails if no listener uses the port", check_port_listener, "check_port_listener 5672",
+        "exit code 0 if AMQP is on its usual port", operand=("<port>", "number of a TCP port"),
     ),
     _command(
-        "check_protocol_listener",
-        "Fails if no listener serves the protocol",
-        check_protocol_listener,
-        "check_protocol_listener amqps",
-        "exit code 69 if there is no TLS listener",
+        "check_protocol_listener", "Fails if no listener serves the protocol", check_protocol_listener,
+        "check_protocol_listener amqps", "exit code 69 if there is no TLS listener",
         operand=("<protocol>", "amqp, amqps, http, or another protocol that `listeners` shows"),
     ),
     _command(
-        "check_virtual_hosts",
-        "Health check that all vhosts are running",
-        check_virtual_hosts,
-        "check_virtual_hosts",
+        "check_virtual_hosts", "Health check that all vhosts are running", check_virtual_hosts, "check_virtual_hosts",
         "exit code 69 and the names of vhosts that are down",
     ),
     _command(
-        "certificates",
-        "Displays the certificates of listeners that use TLS",
-        certificates,
-        "certificates --formatter json",
-        "subject, issuer, validity",
+        "certificates", "Displays the certificates of listeners that use TLS", certificates,
+        "certificates --formatter json", "subject, issuer, validity",
     ),
     _command(
-        "check_certificate_expiration",
-        "Fails if a certificate expires soon",
-        check_certificate_expiration,
+        "check_certificate_expiration", "Fails if a certificate expires soon", check_certificate_expiration,
         "check_certificate_expiration --within 30 --unit days",
-        "exit code 69 and the certificates that expire within 30 days",
-        options=("within", "unit"),
+        "exit code 69 and the certificates that expire within 30 days", options=("within", "unit"),
     ),
-)
+)  # fmt: skip

@@ -127,7 +127,7 @@ class ApiClient:
     """A connection to one broker.
 
     Attributes:
-        uri: of the admin API; empty: the unix socket in `data_dir`
+        uri: the admin API's URI; empty: the unix socket in `data_dir`
         data_dir: the broker's data directory; empty: `uri`
         node: the broker's name in messages
         timeout_s: maximum silence of the broker; None: no limit

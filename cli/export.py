@@ -464,7 +464,7 @@ def _size(size_bytes: int) -> str:
 
 
 def _in_our_words(text: str) -> str:
-    """Replace names of Spark's options by the names that they have here."""
+    """Replace the names of Spark's options by those of amqpctl."""
     return text.replace("failOnDataLoss=false", "--allow-data-loss").replace("startingTimestamp:", "--from:")
 
 
@@ -503,51 +503,29 @@ def _send(context: Context, method: str, path: str, body: dict[str, Any] | None 
 
 COMMANDS: Final = (
     Command(
-        "clear_export",
-        "Queues",
-        "Stops keeping a queue's settled messages for an export",
-        clear_export,
-        "[--vhost <vhost>] <queue> <name>",
-        2,
-        2,
+        "clear_export", "Queues", "Stops keeping a queue's settled messages for an export", clear_export,
+        "[--vhost <vhost>] <queue> <name>", 2, 2,
         (("<queue>", "name of the queue"), ("<name>", "the export's name, as in set_export or x-export")),
         examples=(("clear_export orders nightly", "messages that were kept for it are deleted"),),
     ),
     Command(
-        "export",
-        "Queues",
-        "Exports queues to Parquet, JSON, CSV, Iceberg, Delta or a database, each message once",
-        export,
-        "(--queue <queue> | --vhost <vhost>) --to <directory | URL> [--format <name>] [--follow]",
-        0,
-        0,
-        (
-            ("<directory>", "only complete files appear in it; a later run continues after the last one"),
-            ("<URL>", "an object store (s3://, gs://, abfs://), iceberg://CATALOG/NAMESPACE.TABLE, or a database"),
-        ),
+        "export", "Queues", "Exports queues to Parquet, JSON, CSV, Iceberg, Delta or a database, each message once",
+        export, "(--queue <queue> | --vhost <vhost>) --to <directory | URL> [--format <name>] [--follow]", 0, 0,
+        (("<directory>", "only complete files appear in it; a later run continues after the last one"),
+            ("<URL>", "an object store (s3://, gs://, abfs://), iceberg://CATALOG/NAMESPACE.TABLE, or a database")),
         OPTIONS,
-        examples=(
-            ("export --queue orders --to ./lake --partition-by date", "Parquet by date of arrival (UTC)"),
+        examples=(("export --queue orders --to ./lake --partition-by date", "Parquet by date of arrival (UTC)"),
             ("export --queue orders --to sqlite:///orders.db --checkpoint ./orders.done", "a table amqp_messages"),
             ("export --queue orders --to s3://lake/orders --checkpoint ./orders.done", "files in an object store"),
             ("export --queue orders --to ./lake --format iceberg", "a table amqp.messages"),
             ("export -p shop --to ./lake --format json --follow", "all queues of vhost shop, until Ctrl-C"),
-            (
-                """export --queue orders --to ./eu --where "routing_key LIKE 'eu.%'\"""",
-                "some of the messages; by Spark",
-            ),
-        ),
+            ("""export --queue orders --to ./eu --where "routing_key LIKE 'eu.%'\"""",
+                "some of the messages; by Spark")),
     ),
     Command(
-        "set_export",
-        "Queues",
-        "Keeps a queue's settled messages until an export has read them",
-        set_export,
-        "[--vhost <vhost>] <queue> <name> [--max-bytes <bytes>]",
-        2,
-        2,
+        "set_export", "Queues", "Keeps a queue's settled messages until an export has read them", set_export,
+        "[--vhost <vhost>] <queue> <name> [--max-bytes <bytes>]", 2, 2,
         (("<queue>", "name of a durable queue"), ("<name>", "name of the export, as in amqpctl export --name")),
-        ("max-bytes",),
-        examples=(("set_export orders nightly --max-bytes 50000000000", "at most 50 GB are kept"),),
+        ("max-bytes",), examples=(("set_export orders nightly --max-bytes 50000000000", "at most 50 GB are kept"),),
     ),
-)
+)  # fmt: skip

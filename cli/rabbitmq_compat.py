@@ -168,90 +168,47 @@ _VHOST: Final = "[--vhost <vhost>]"
 
 COMMANDS: Final = (
     _command(
-        "suspend_listeners",
-        OPERATIONS,
-        "Refuses new connections; open ones stay",
-        suspend_listeners,
-        "suspend_listeners",
-        "the admin API still listens, for resume_listeners",
-        needs_app=False,
+        "suspend_listeners", OPERATIONS, "Refuses new connections; open ones stay", suspend_listeners,
+        "suspend_listeners", "the admin API still listens, for resume_listeners", needs_app=False,
     ),
     _command(
-        "resume_listeners",
-        OPERATIONS,
-        "Accepts connections again after suspend_listeners",
-        resume_listeners,
-        "resume_listeners",
-        "on the same ports",
-        needs_app=False,
+        "resume_listeners", OPERATIONS, "Accepts connections again after suspend_listeners", resume_listeners,
+        "resume_listeners", "on the same ports", needs_app=False,
     ),
     _command(
-        "close_all_user_connections",
-        OPERATIONS,
-        "Closes the connections of a user",
-        close_all_user_connections,
-        "close_all_user_connections alice 'password change'",
-        "clients get code 320 with the reason",
-        _USER,
+        "close_all_user_connections", OPERATIONS, "Closes the connections of a user", close_all_user_connections,
+        "close_all_user_connections alice 'password change'", "clients get code 320 with the reason", _USER,
         ("<explanation>", "reason; clients get it with code 320"),
     ),
     _command(
-        "list_user_topic_permissions",
-        "Access Control",
-        "Lists user topic permissions",
-        list_user_topic_permissions,
-        "list_user_topic_permissions alice",
-        "one row per exchange",
-        _USER,
-        usage="[--no-table-headers]",
+        "list_user_topic_permissions", "Access Control", "Lists user topic permissions", list_user_topic_permissions,
+        "list_user_topic_permissions alice", "one row per exchange", _USER, usage="[--no-table-headers]",
         options=("no-table-headers",),
     ),
     _command(
-        "set_permissions_globally",
-        "Access Control",
-        "Sets the permissions of a user in all existing vhosts",
-        set_permissions_globally,
-        "set_permissions_globally alice '.*' '.*' '.*'",
-        "as set_permissions in each vhost",
-        _USER,
-        ("<conf>", "as in set_permissions"),
-        ("<write>", "a regular expression, as for configure"),
+        "set_permissions_globally", "Access Control", "Sets the permissions of a user in all existing vhosts",
+        set_permissions_globally, "set_permissions_globally alice '.*' '.*' '.*'", "as set_permissions in each vhost",
+        _USER, ("<conf>", "as in set_permissions"), ("<write>", "a regular expression, as for configure"),
         ("<read>", "a regular expression, as for configure"),
     ),
     _command(
-        "restart_vhost",
-        "Virtual hosts",
-        "Restarts a failed vhost: no effect, vhosts of amqpd do not fail alone",
-        restart_vhost,
-        "restart_vhost -p shop",
-        "exit code 0 if it exists, else 70",
-        usage=_VHOST,
+        "restart_vhost", "Virtual hosts", "Restarts a failed vhost: no effect, vhosts of amqpd do not fail alone",
+        restart_vhost, "restart_vhost -p shop", "exit code 0 if it exists, else 70", usage=_VHOST,
     ),
     Command(
-        "list_unresponsive_queues",
-        MONITORING,
-        "Lists queues that accept no messages because their log failed",
+        "list_unresponsive_queues", MONITORING, "Lists queues that accept no messages because their log failed",
         list_unresponsive_queues,
-        "[--vhost <vhost>] [--local] [--queue-timeout <milliseconds>] [<column> ...] [--no-table-headers]",
-        0,
-        None,
+        "[--vhost <vhost>] [--local] [--queue-timeout <milliseconds>] [<column> ...] [--no-table-headers]", 0, None,
         options=("local", "queue-timeout", "no-table-headers"),
-        columns=(*_UNRESPONSIVE, *(name for name in _UNRESPONSIVE_COLUMNS if name != "name")),
-        shown=1,
+        columns=(*_UNRESPONSIVE, *(name for name in _UNRESPONSIVE_COLUMNS if name != "name")), shown=1,
         examples=(("list_unresponsive_queues -p shop name type", "an empty list, unless a disk failed"),),
     ),
     _command(
-        "list_policies_that_match",
-        "Policies",
-        "Lists the policies whose pattern matches a name",
-        list_policies_that_match,
-        "list_policies_that_match -p shop orders",
-        "the first policy applies",
-        ("<name>", "name of a queue or an exchange, which need not exist"),
-        usage=_VHOST,
-        options=("object-type",),
+        "list_policies_that_match", "Policies", "Lists the policies whose pattern matches a name",
+        list_policies_that_match, "list_policies_that_match -p shop orders", "the first policy applies",
+        ("<name>", "name of a queue or an exchange, which need not exist"), usage=_VHOST, options=("object-type",),
     ),
-)
+)  # fmt: skip
 
 
 CIPHER_SUITE_GROUP: Final = "Monitoring, observability and health checks"
@@ -289,28 +246,17 @@ def cipher_suites(context: Context) -> None:
 
 CIPHER_SUITE_COMMANDS: Final = (
     Command(
-        "cipher_suites",
-        CIPHER_SUITE_GROUP,
-        "Lists the cipher suites of TLS listeners, or all of the library",
-        cipher_suites,
-        "[--format <openssl | erlang | map>] [--all] [--timeout <timeout>]",
+        "cipher_suites", CIPHER_SUITE_GROUP, "Lists the cipher suites of TLS listeners, or all of the library",
+        cipher_suites, "[--format <openssl | erlang | map>] [--all] [--timeout <timeout>]",
         options=("format", "all", "openssl-format"),
-        examples=(
-            ("cipher_suites", "OpenSSL's names, the preferred one first"),
-            ("cipher_suites --format map --all", "in a format of RabbitMQ's configuration"),
-        ),
-        needs_app=False,
+        examples=(("cipher_suites", "OpenSSL's names, the preferred one first"),
+            ("cipher_suites --format map --all", "in a format of RabbitMQ's configuration")), needs_app=False,
     ),
     Command(
-        "tls_versions",
-        CIPHER_SUITE_GROUP,
-        "Lists the TLS versions of listeners",
-        tls_versions,
-        "[--timeout <timeout>]",
-        examples=(("tls_versions", "TLS 1.2 and 1.3"),),
-        needs_app=False,
+        "tls_versions", CIPHER_SUITE_GROUP, "Lists the TLS versions of listeners", tls_versions,
+        "[--timeout <timeout>]", examples=(("tls_versions", "TLS 1.2 and 1.3"),), needs_app=False,
     ),
-)
+)  # fmt: skip
 
 
 _BINARY: Final = '<<"([^"\\\\\\x00-\\x1f]*)">>'
@@ -419,41 +365,24 @@ def _do(context: Context, text: str) -> None:
 
 EVAL_COMMANDS: Final = (
     Command(
-        "eval",
-        "Operations",
-        "Runs one of five Erlang expressions from clients' test suites, and no others",
-        evaluate,
-        "<expression>",
-        0,
-        1,
-        (
-            ("<expression>", "one of the following; without it, read from standard input"),
-            *((example, "or disk" if "memory" in example else "until the next start") for example, _, _ in KNOWN),
-        ),
-        examples=(
-            ("eval 'rabbit_alarm:set_alarm({{resource_limit, disk, node()}, []}).'", "same as set_alarm disk"),
-            ("eval 'application:set_env(rabbit, loopback_users, []).'", "guest can connect from other machines"),
-        ),
+        "eval", "Operations", "Runs one of five Erlang expressions from clients' test suites, and no others", evaluate,
+        "<expression>", 0, 1,
+        (("<expression>", "one of the following; without it, read from standard input"),
+            *((example, "or disk" if "memory" in example else "until the next start") for example, _, _ in KNOWN)),
+        examples=(("eval 'rabbit_alarm:set_alarm({{resource_limit, disk, node()}, []}).'", "same as set_alarm disk"),
+            ("eval 'application:set_env(rabbit, loopback_users, []).'", "guest can connect from other machines")),
     ),
     Command(
-        "eval_file",
-        "Operations",
-        "Runs an expression of eval in a file",
-        evaluate_file,
-        "<file>",
-        1,
-        1,
+        "eval_file", "Operations", "Runs an expression of eval in a file", evaluate_file, "<file>", 1, 1,
         (("<file>", "file with one of the expressions of eval"),),
         examples=(("eval_file alarm.erl", "same as eval with the content of the file"),),
     ),
-)
+)  # fmt: skip
 
 
 FEATURE_FLAG_GROUP: Final = "Feature flags"
 FLAGS: Final = Listing(
-    "/api/feature-flags",
-    ("name", "state"),
-    plain("name", "state", "stability", "provided_by", "desc", "doc_url"),
+    "/api/feature-flags", ("name", "state"), plain("name", "state", "stability", "provided_by", "desc", "doc_url")
 )
 DEPRECATED: Final = Listing(
     "/api/deprecated-features",
@@ -493,41 +422,24 @@ def list_deprecated_features(context: Context) -> None:
 
 FEATURE_FLAG_COMMANDS: Final = (
     Command(
-        "enable_feature_flag",
-        FEATURE_FLAG_GROUP,
-        "Enables a feature flag or all: no effect, all are enabled",
-        enable_feature_flag,
-        "<all | feature_flag>",
-        1,
-        1,
+        "enable_feature_flag", FEATURE_FLAG_GROUP, "Enables a feature flag or all: no effect, all are enabled",
+        enable_feature_flag, "<all | feature_flag>", 1, 1,
         (("<all | feature_flag>", "a name in list_feature_flags; exit code 64 for other names"),),
         examples=(("enable_feature_flag all", "exit code 0, no effect"),),
     ),
     Command(
-        "list_deprecated_features",
-        FEATURE_FLAG_GROUP,
-        "Lists deprecated features: always empty, amqpd has none",
-        list_deprecated_features,
-        "[<column> ...] [--no-table-headers] [--timeout <timeout>]",
-        most=None,
-        options=("no-table-headers",),
-        columns=DEPRECATED.names(),
-        shown=len(DEPRECATED.default),
+        "list_deprecated_features", FEATURE_FLAG_GROUP, "Lists deprecated features: always empty, amqpd has none",
+        list_deprecated_features, "[<column> ...] [--no-table-headers] [--timeout <timeout>]", most=None,
+        options=("no-table-headers",), columns=DEPRECATED.names(), shown=len(DEPRECATED.default),
         examples=(("list_deprecated_features name state", "an empty list"),),
     ),
     Command(
-        "list_feature_flags",
-        FEATURE_FLAG_GROUP,
-        "Lists feature flags: all are enabled",
-        list_feature_flags,
-        "[<column> ...] [--no-table-headers] [--timeout <timeout>]",
-        most=None,
-        options=("no-table-headers",),
-        columns=FLAGS.names(),
-        shown=len(FLAGS.default),
+        "list_feature_flags", FEATURE_FLAG_GROUP, "Lists feature flags: all are enabled", list_feature_flags,
+        "[<column> ...] [--no-table-headers] [--timeout <timeout>]", most=None, options=("no-table-headers",),
+        columns=FLAGS.names(), shown=len(FLAGS.default),
         examples=(("list_feature_flags name state stability", "RabbitMQ's names"),),
     ),
-)
+)  # fmt: skip
 
 
 PLUGIN_GROUP: Final = "Plugin Management"
@@ -696,63 +608,27 @@ def _plugin_command(
 
 PLUGIN_COMMANDS: Final = (
     _plugin_command(
-        "directories",
-        "Displays plugin directories: always empty, amqpd has none",
-        directories,
-        "directories",
-        "empty, for scripts",
-        "",
-        0,
-        0,
+        "directories", "Displays plugin directories: always empty, amqpd has none", directories, "directories",
+        "empty, for scripts", "", 0, 0,
     ),
     _plugin_command(
-        "disable",
-        "Disables plugins: refused for plugins that are built into amqpd",
-        disable,
-        "disable rabbitmq_mqtt",
-        "exit code 0, as amqpd does not have it; 69 for a built-in plugin",
-        "[<plugin> ...]",
-        0,
-        None,
-        ("all", *_WHERE),
+        "disable", "Disables plugins: refused for plugins that are built into amqpd", disable, "disable rabbitmq_mqtt",
+        "exit code 0, as amqpd does not have it; 69 for a built-in plugin", "[<plugin> ...]", 0, None, ("all", *_WHERE),
     ),
     _plugin_command(
-        "enable",
-        "Enables plugins: built-in plugins are always enabled",
-        enable,
-        "enable rabbitmq_management",
-        "exit code 0; 70 for a plugin that amqpd does not have",
-        "[<plugin> ...]",
-        0,
-        None,
-        ("all", *_WHERE),
+        "enable", "Enables plugins: built-in plugins are always enabled", enable, "enable rabbitmq_management",
+        "exit code 0; 70 for a plugin that amqpd does not have", "[<plugin> ...]", 0, None, ("all", *_WHERE),
     ),
     _plugin_command(
-        "is_enabled",
-        "Fails if amqpd does not have a plugin",
-        is_enabled,
-        "is_enabled rabbitmq_management",
+        "is_enabled", "Fails if amqpd does not have a plugin", is_enabled, "is_enabled rabbitmq_management",
         "exit code 0, as amqpd has the admin API",
     ),
     _plugin_command(
-        "list",
-        "Lists plugins of RabbitMQ that are built into amqpd",
-        list_plugins,
-        "list -e -m",
-        "only names",
-        "[<pattern>]",
-        0,
-        1,
-        ("verbose", "minimal", "enabled", "implicitly-enabled", *_WHERE),
+        "list", "Lists plugins of RabbitMQ that are built into amqpd", list_plugins, "list -e -m", "only names",
+        "[<pattern>]", 0, 1, ("verbose", "minimal", "enabled", "implicitly-enabled", *_WHERE),
     ),
     _plugin_command(
-        "set",
-        "Enables these plugins and disables others; built-in plugins stay enabled",
-        set_plugins,
-        "set rabbitmq_management",
-        "exit code 0: it is enabled",
-        "[<plugin> ...]",
-        0,
-        None,
+        "set", "Enables these plugins and disables others; built-in plugins stay enabled", set_plugins,
+        "set rabbitmq_management", "exit code 0: it is enabled", "[<plugin> ...]", 0, None,
     ),
-)
+)  # fmt: skip

@@ -55,7 +55,7 @@ def sql(context: Context) -> None:
 
 
 def _list(context: Context) -> None:
-    """Write the tables."""
+    """List the tables: one per durable queue of the vhost."""
     from amqpd.storage.export.queue_dataset import ORDER
 
     context.info(f"Tables of vhost '{context.vhost}'; each has the columns {', '.join(ORDER)}:")
@@ -281,10 +281,7 @@ COMMANDS: Final = (
         examples=(
             ("sql", "the tables: one for each durable queue"),
             ('sql "SELECT routing_key, count(*) FROM orders GROUP BY 1"', "counts by routing key"),
-            (
-                "sql --payload json 'SELECT sum(payload.price) FROM orders'",
-                "a sum over a field of JSON bodies",
-            ),
+            ("sql --payload json 'SELECT sum(payload.price) FROM orders'", "a sum over a field of JSON bodies"),
             ("""sql --formatter json 'SELECT * FROM "my-queue" ORDER BY "offset" DESC LIMIT 3'""", "a quoted name"),
         ),
         needs_app=False,

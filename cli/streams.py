@@ -18,9 +18,7 @@ from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, USAGE, Failure, UsageE
 from amqpd.cli.listings import Listing, plain, value, wanted
 
 OFFSETS: Final = Listing(
-    "/api/queues/{vhost}/{queue}/offsets",
-    ("name", "offset", "lag"),
-    plain("name", "offset", "lag", "time"),
+    "/api/queues/{vhost}/{queue}/offsets", ("name", "offset", "lag"), plain("name", "offset", "lag", "time")
 )
 
 
@@ -76,57 +74,30 @@ _NAME: Final = ("<consumer name>", "the consumers' x-stream-consumer-name")
 
 COMMANDS: Final = (
     Command(
-        "list_stream_offsets",
-        "Queues",
-        "Lists the stored offsets of a stream's named consumers",
-        list_stream_offsets,
-        "[--vhost <vhost>] [--no-table-headers] <queue> [<column> ...]",
-        1,
-        None,
-        (_QUEUE,),
-        ("no-table-headers",),
-        OFFSETS.names(),
-        len(OFFSETS.default),
-        (
-            ("list_stream_offsets -p shop orders", "names, next offsets, and messages after them"),
-            ("list_stream_offsets -p shop orders name time", "times of storing, in ms since 1970"),
-        ),
+        "list_stream_offsets", "Queues", "Lists the stored offsets of a stream's named consumers", list_stream_offsets,
+        "[--vhost <vhost>] [--no-table-headers] <queue> [<column> ...]", 1, None, (_QUEUE,), ("no-table-headers",),
+        OFFSETS.names(), len(OFFSETS.default),
+        (("list_stream_offsets -p shop orders", "names, next offsets, and messages after them"),
+            ("list_stream_offsets -p shop orders name time", "times of storing, in ms since 1970")),
     ),
     Command(
-        "list_stream_tracking",
-        "Stream plugin",
-        "Lists offsets that a stream has stored for named consumers",
-        list_stream_tracking,
-        "[--vhost <vhost>] [--all | --offset | --writer] [--no-table-headers] <queue>",
-        1,
-        1,
-        (_QUEUE,),
-        ("all", "offset", "writer", "no-table-headers"),
+        "list_stream_tracking", "Stream plugin", "Lists offsets that a stream has stored for named consumers",
+        list_stream_tracking, "[--vhost <vhost>] [--all | --offset | --writer] [--no-table-headers] <queue>", 1, 1,
+        (_QUEUE,), ("all", "offset", "writer", "no-table-headers"),
         examples=(("list_stream_tracking -p shop orders --offset", "names and offsets"),),
     ),
     Command(
-        "set_stream_offset",
-        "Queues",
-        "Sets the offset that a named consumer of a stream reads next",
-        set_stream_offset,
-        "[--vhost <vhost>] <queue> <consumer name> <offset>",
-        3,
-        3,
+        "set_stream_offset", "Queues", "Sets the offset that a named consumer of a stream reads next",
+        set_stream_offset, "[--vhost <vhost>] <queue> <consumer name> <offset>", 3, 3,
         (_QUEUE, _NAME, ("<offset>", "offset of the next message; 0 is the first message of the stream")),
         examples=(("set_stream_offset -p shop orders billing 0", "the next consumer begins at the start"),),
     ),
     Command(
-        "delete_stream_offset",
-        "Queues",
-        "Deletes the stored offset of a named consumer of a stream",
-        delete_stream_offset,
-        "[--vhost <vhost>] <queue> <consumer name>",
-        2,
-        2,
-        (_QUEUE, _NAME),
+        "delete_stream_offset", "Queues", "Deletes the stored offset of a named consumer of a stream",
+        delete_stream_offset, "[--vhost <vhost>] <queue> <consumer name>", 2, 2, (_QUEUE, _NAME),
         examples=(("delete_stream_offset -p shop orders billing", "the next consumer begins as a new one"),),
     ),
-)
+)  # fmt: skip
 
 
 GROUP: Final = "Stream plugin"
@@ -299,30 +270,17 @@ def _list(what: str) -> Command:
 
 SUPER_STREAM_COMMANDS: Final = (
     Command(
-        "add_super_stream",
-        GROUP,
-        "Adds a super stream: an exchange with a stream for each partition",
+        "add_super_stream", GROUP, "Adds a super stream: an exchange with a stream for each partition",
         add_super_stream,
-        "[--vhost <vhost>] [--partitions <number> | --routing-keys <keys>] [--exchange-type <type>] <name>",
-        1,
-        1,
-        (_SUPER_STREAM,),
-        _OWN,
-        examples=(
-            ("add_super_stream invoices --partitions 3", "streams invoices-0, invoices-1 and invoices-2"),
+        "[--vhost <vhost>] [--partitions <number> | --routing-keys <keys>] [--exchange-type <type>] <name>", 1, 1,
+        (_SUPER_STREAM,), _OWN,
+        examples=(("add_super_stream invoices --partitions 3", "streams invoices-0, invoices-1 and invoices-2"),
             ("add_super_stream invoices --exchange-type x-murmur2-hash", "Kafka's partition for each routing key"),
-            ("add_super_stream invoices --routing-keys eu,us --max-age P7D", "messages are kept for a week"),
-        ),
+            ("add_super_stream invoices --routing-keys eu,us --max-age P7D", "messages are kept for a week")),
     ),
     Command(
-        "delete_super_stream",
-        GROUP,
-        "Deletes a super stream: its exchange and its streams with all messages",
-        delete_super_stream,
-        "[--vhost <vhost>] <name>",
-        1,
-        1,
-        (_SUPER_STREAM,),
+        "delete_super_stream", GROUP, "Deletes a super stream: its exchange and its streams with all messages",
+        delete_super_stream, "[--vhost <vhost>] <name>", 1, 1, (_SUPER_STREAM,),
         examples=(("delete_super_stream invoices", "exit code 70 if it does not exist"),),
     ),
     _list("connections"),
@@ -330,23 +288,16 @@ SUPER_STREAM_COMMANDS: Final = (
     _list("publishers"),
     _list("consumer_groups"),
     Command(
-        "list_stream_group_consumers",
-        GROUP,
-        "Lists consumers of a group of the stream protocol: refused, amqpd does not have it",
-        no_group,
-        "[--vhost <vhost>] --stream <stream> --reference <reference>",
-        options=("stream", "reference"),
+        "list_stream_group_consumers", GROUP,
+        "Lists consumers of a group of the stream protocol: refused, amqpd does not have it", no_group,
+        "[--vhost <vhost>] --stream <stream> --reference <reference>", options=("stream", "reference"),
         examples=(("list_stream_group_consumers --stream s --reference app", "exit code 65: there is no group"),),
     ),
     Command(
-        "set_stream_retention_policy",
-        "Policies",
-        "Sets the age limit of a stream: refused, the answer shows the policy that does it",
-        set_retention,
-        "[--vhost <vhost>] <stream> <max-age>",
-        2,
-        2,
+        "set_stream_retention_policy", "Policies",
+        "Sets the age limit of a stream: refused, the answer shows the policy that does it", set_retention,
+        "[--vhost <vhost>] <stream> <max-age>", 2, 2,
         (("<stream>", "name of a stream"), ("<max-age>", "a value of x-max-age: 7D, 12h")),
         examples=(("set_stream_retention_policy events 7D", "exit code 69, and a set_policy command"),),
     ),
-)
+)  # fmt: skip

@@ -70,7 +70,7 @@ class HeadersRule:
         """Return whether all conditions match.
 
         Args:
-            headers: of the message.
+            headers: the message's headers.
             known: results of `comparable` for these headers; filled here.
         """
         for name, wanted in self.conditions:

@@ -49,10 +49,7 @@ class JmsTopic:
         self._others: dict[Selector, set[object]] = {}
 
     def validate(self, key: str, arguments: Arguments) -> None:
-        """Check that the binding has one selector, and that an exchange can evaluate it.
-
-        Raises: BadBinding.
-        """
+        """Check that the binding has one selector, and that an exchange can evaluate it. Raises: BadBinding."""
         parse_binding_selector(arguments)
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:

@@ -417,7 +417,7 @@ class Negative(Value):
 
 @final
 class Arithmetic(Value):
-    """left operator right; NULL if an operand is not a number, and for a division by 0."""
+    """`left operator right` on numbers. NULL if an operand is not a number, and for a division by 0."""
 
     def __init__(self, operator: str, left: Value, right: Value) -> None:
         super().__init__((operator, left, right))

@@ -38,7 +38,7 @@ class FieldRule(NamedTuple):
     """How to get the value of a field name.
 
     Attributes:
-        number: of the field.
+        number: the number of the field.
         form: the conversion in `convert_field` of `selector_ast.py`, or "".
         header: the header to read if the message has no such property, or "". RabbitMQ's JMS client sends some JMS
             fields as headers.

@@ -45,8 +45,8 @@ class DeduplicationMemory:
         waits until the first message is safe, if that is not certain yet.
 
         Args:
-            value: of the message's deduplication header.
-            ttl: of the message's header `x-cache-ttl`; None if absent.
+            value: the value of the message's deduplication header.
+            ttl: the value of its header `x-cache-ttl`; None if absent.
         """
         raise NotImplementedError
 

@@ -222,10 +222,7 @@ def plan_cleaning(log: Log, policy: CleanerPolicy, now_ms: int, boot: tuple[int,
 
 
 def fill_map(cleaning: Cleaning, filesystem: FileSystem, yield_to_loop: Callable[[], None]) -> None:
-    """Read the dirty records into the map and set `clean_end`.
-
-    Cost: 3 us per record, interpreted. Raises: OSError.
-    """
+    """Read the dirty records into the map and set `clean_end`. Cost: 3 us per record, interpreted. Raises: OSError."""
     dirty = [view for view in cleaning.views if view.end > cleaning.first_dirty]
     most = sum(view.end - view.base for view in dirty) * _SLOT_SIZE * 4 // 3 + 8 * _SLOT_SIZE
     cleaning.map = OffsetMap(min(most, cleaning.policy.map_size_bytes))
@@ -251,7 +248,7 @@ class CleanedRange:
     """A good batch, decompressed.
 
     Attributes:
-        header: of the batch, which begins at `at` in `data`.
+        header: the header of the batch, which begins at `at` in `data`.
         codec: compression in the file.
     """
 
@@ -357,14 +354,7 @@ def without_removed(
     return kept
 
 
-_OF_MESSAGES = (
-    ack_set.SETTLED,
-    ack_set.BITS,
-    ack_set.RETURNED,
-    ack_set.DELIVERED,
-    ack_set.LOST,
-    ack_set.TRANSIENT,
-)
+_OF_MESSAGES = (ack_set.SETTLED, ack_set.BITS, ack_set.RETURNED, ack_set.DELIVERED, ack_set.LOST, ack_set.TRANSIENT)
 _SUFFIXES = (".log", ".index", ".timeindex", ".settled", ".settled.swap")
 
 
@@ -574,7 +564,7 @@ def _rename_files(
     """Delete the other old files and rename the new ones. Fsync thread. Raises: OSError.
 
     Args:
-        settled_fd: of the new `.settled` file if it was written since, else -1.
+        settled_fd: the descriptor of the new `.settled` file if it was written since, else -1.
     """
     if settled_fd >= 0:
         filesystem.fdatasync(settled_fd)

@@ -40,7 +40,7 @@ class DataDirectory:
     """An open data directory, created if it does not exist. A directory of a newer version is not changed.
 
     Attributes:
-        boot_id: of the machine, 32 hexadecimal digits.
+        boot_id: the machine's boot id, 32 hexadecimal digits.
         boot: the same as two signed words.
         power_cut: the machine stopped while the previous process ran.
         was_unclean: the previous process did not stop cleanly: a kill or a power cut.

@@ -32,7 +32,7 @@ class FdBudget:
     Args:
         stores: the logs in use; the collection changes.
         open_file_count_max: None for 3/4 of the process limit, at most 4,096.
-        reserve_path: of the file that `take_reserve` creates.
+        reserve_path: the path of the file that `take_reserve` creates.
     """
 
     def __init__(

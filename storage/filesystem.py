@@ -116,7 +116,7 @@ class FileSystem:
         return bytes(data[:size]) if size < len(data) else bytes(data)
 
     def read_into_cache(self, fd: int, size: int, position: int) -> None:
-        """Read the range into the page cache without copying it. Blocks. Cost: some 25 us per MiB already there."""
+        """Read the range into the page cache without copying it. Blocks. Cost: about 25 us per MiB already there."""
         if self._null_fd < 0:
             self._null_fd = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
         os.posix_fadvise(fd, position, size, os.POSIX_FADV_WILLNEED)

@@ -77,14 +77,7 @@ class LocalLog(GroupCommitLog):
     """
 
     def __init__(
-        self,
-        context: LogContext,
-        log: Log,
-        vhost_id: str,
-        queue_id: str,
-        name: str,
-        keeper: LogKeeper,
-        ready: bool,
+        self, context: LogContext, log: Log, vhost_id: str, queue_id: str, name: str, keeper: LogKeeper, ready: bool
     ) -> None:
         super().__init__(context, vhost_id, queue_id, name, log.directory, ready)
         self.log: Log = log
@@ -102,7 +95,7 @@ class LocalLog(GroupCommitLog):
     def recover(self) -> None:
         """See `QueueLog.recover`. Raises: OSError; UnknownFormat.
 
-        Cost: after a clean stop some 0.2 ms plus 0.3 us per entry of settled offsets. After a kill also 25 ms per
+        Cost: after a clean stop about 0.2 ms plus 0.3 us per entry of settled offsets. After a kill also 25 ms per
         64 MiB written since the recovery point.
         """
         if not self.ready:
@@ -303,7 +296,7 @@ class LocalLog(GroupCommitLog):
         self.mark_dirty()
 
     def skip_older(self, offset: i64, until_ms: i64, count_max: i64, settles: bool) -> tuple[i64, i64, i64]:
-        """See `QueueLog.skip_older`. Cost: some 50 ns per message."""
+        """See `QueueLog.skip_older`. Cost: about 50 ns per message."""
         count: i64 = 0
         size: i64 = 0
         acks = self._ensure_acks()
@@ -437,11 +430,9 @@ class LocalLog(GroupCommitLog):
         return self.log.dirty
 
     def collect(self, part: SyncPart, settled_too: bool = True) -> None:
-        self.in_job = True
         self.log.collect(part, settled_too)
 
     def synced(self, part: SyncPart, group_size: int = 1) -> None:
-        self.in_job = False
         late = self.context.has_ticks and group_size >= _GROUP_LARGE
         has_aborted = self.log.synced(part, self.context.clock.time_ms(), not late)
         if self.log.failed:

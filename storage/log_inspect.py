@@ -145,12 +145,7 @@ def is_known(name: str) -> bool:
         or name in CHECKPOINTS
         or is_hold(name)
         or name == replay_file.NAME
-        or name
-        in {
-            checkpoint.CLEAN_SHUTDOWN,
-            checkpoint.HIGH_WATERMARK,
-            "queue.json",
-        }
+        or name in {checkpoint.CLEAN_SHUTDOWN, checkpoint.HIGH_WATERMARK, "queue.json"}
     )
 
 

@@ -50,7 +50,6 @@ class GroupCommitLog(QueueLog):
         written_bytes: since `group_commit.write` last reset it.
         last_turn: the last turn that wrote it.
         dirty, deferred: the log is in `LogContext.dirty` or `late`.
-        in_job: a sync job includes it and is not complete.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class GroupCommitLog(QueueLog):
         self.write_failed: bool = False
         self.written_bytes: i64 = 0
         self.last_turn: i64 = 0
-        self.in_job: bool = False
         self.returned: dict[int, int] = _NONE_RETURNED  # of live messages: offset -> packed count, due time
         self.dirty: bool = False
         self.deferred: bool = False

@@ -111,7 +111,7 @@ class BatchBytes:
 
     Attributes:
         parts: whole batches, one each.
-        size_bytes: of all parts.
+        size_bytes: the size of all parts.
         next_offset: where the next read starts.
         is_full: the read ended before a batch that did not fit.
         waiting: the read ended before a batch that is not in memory; the disk read has begun.
@@ -132,7 +132,7 @@ class TimeSearch:
     """The result of a step of a search for a time.
 
     Attributes:
-        offset: of the first record of that time or later; -1 if it is not found yet.
+        offset: the offset of the first record of that time or later; -1 if it is not found yet.
         timestamp_ms: the time of that record, since 1970.
         next_offset: where the search continues; -1 if it is over.
         waiting: the disk is being read; `arrived` will be called. Otherwise the caller may continue.
@@ -192,7 +192,7 @@ class Cursor:
 
         Batches of aborted transactions are left out, their markers are not.
 
-        Cost: some 10 us per batch (interpreted), and two copies of its bytes. Raises: OSError.
+        Cost: about 10 us per batch (interpreted), and two copies of its bytes. Raises: OSError.
         """
         raise NotImplementedError
 
@@ -242,7 +242,7 @@ class Cursor:
     def read_one(self, offset: i64) -> Record | None:
         """Return the message at `offset`, None if it is settled or does not exist. Waits for the disk.
 
-        Cost: some 10 us from the page cache. Raises: OSError.
+        Cost: about 10 us from the page cache. Raises: OSError.
         """
         fetch = self.read(offset, 1)
         if fetch.records and fetch.records[0].offset == offset:
@@ -266,8 +266,8 @@ class QueueLog:
 
     Attributes:
         vhost_id, queue_id: "" for a log that does not survive the broker.
-        name: of the queue, for log lines and error texts.
-        directory: of the files; "" if there are none on this machine.
+        name: the queue's name, for log lines and error texts.
+        directory: the directory of the files; "" if there are none on this machine.
         record_count, size_bytes: live messages, and the bytes of their bodies.
         next_offset: the log end offset.
         failed: the log accepts no more appends.
@@ -563,7 +563,7 @@ class QueueLog:
         self.mark_returned(offset, delivery_count)
 
     def returned_offsets(self) -> list[int]:
-        """Return the offsets of live messages that were returned. Cost: some 5 ns each."""
+        """Return the offsets of live messages that were returned. Cost: about 5 ns each."""
         return []
 
     def due_ms(self, offset: i64) -> i64:

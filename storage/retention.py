@@ -55,7 +55,7 @@ def retain(store: LocalLog, now_ms: int) -> int:
 def roll_idle(store: LocalLog, now_ms: int, age_ms: int) -> bool:
     """Roll the active segment of a log without a policy if it is old or drained. Return whether it was rolled.
 
-    Does nothing for a log that was not used since the start. Cost: some 0.3 ms for a roll. Raises: OSError.
+    Does nothing for a log that was not used since the start. Cost: about 0.3 ms for a roll. Raises: OSError.
 
     Args:
         age_ms: roll if the first message is older; -1 for never. A drained segment of DRAINED_SIZE_MIN is rolled

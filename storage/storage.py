@@ -250,7 +250,7 @@ class Storage(LogKeeper):
         segment_age_ms: `maintain` rolls an active segment whose first message is older; -1 for never.
         open_file_count_max: descriptors for logs; default 3/4 of the process limit, at most 4,096.
         strict: damage is an error (DamagedLog).
-        boot_id: of the machine, 32 hexadecimal digits with or without dashes; read from /proc by default.
+        boot_id: the machine's boot id, 32 hexadecimal digits with or without dashes; default: from /proc.
         inline: no thread: `end_of_turn` syncs each group itself, for simulations.
 
     Attributes:
@@ -389,7 +389,7 @@ class Storage(LogKeeper):
         """Return a log that is never synced; the next start deletes it. `delete_queue` deletes its files now.
 
         Args:
-            first_offset: of the first record; the queue has earlier messages in memory.
+            first_offset: the offset of the first record; the queue has earlier messages in memory.
         """
         queue_id = secrets.token_hex(16)
         root = f"{self.data_dir}/{SPILL}"
@@ -508,7 +508,7 @@ class Storage(LogKeeper):
         return removals.export_hold
 
     def on_export_hold_changed(self, store: QueueLog) -> None:
-        """Release what a changed hold no longer keeps; the next commit deletes it."""
+        """Release messages that a changed export hold no longer keeps. The next commit deletes them."""
         if isinstance(store, LocalLog) and store.ready and not store.failed:
             store.log.removals.wanted = True
             self.commits.enqueue(store)

@@ -38,7 +38,7 @@ class WorkerThread:
         return self._thread is not None
 
     def call(self, work: Callable[[], None]) -> None:
-        """Run `work` in the thread. Callable from any thread. Cost: some 10 us with the wake-up."""
+        """Run `work` in the thread. Callable from any thread. Cost: about 10 us with the wake-up."""
         with self._starting:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -94,7 +94,7 @@ class ReadAhead:
     def request(
         self, file: OpenFile, position: int, end: int, arrived: Callable[[ReadAheadRange], None]
     ) -> ReadAheadRange:
-        """Request a range of a file. Loop thread only. Raises nothing. Cost: some 10 us."""
+        """Request a range of a file. Loop thread only. Raises nothing. Cost: about 10 us."""
         asked = ReadAheadRange(file, position, end, arrived)
         file.pins += 1
         self.worker.call(partial(self._fetch, asked))

@@ -51,8 +51,6 @@ from amqpd.storage.metadata.store import (
     random_id,
 )
 
-KNOWN_TAGS: Final = ("administrator", "monitoring", "policymaker", "management", "impersonator")
-"""Tags that RabbitMQ knows. Any other word may be a tag too."""
 TAGS_MAX: Final = 64
 NAME_BYTES_MAX: Final = 255
 
@@ -323,8 +321,7 @@ class InternalBackend:
 
         The login succeeds even if this fails.
 
-        Returns:
-            The row that `password` belongs to: the new one or `row`.
+        Returns: The row that `password` belongs to: the new one or `row`.
         """
         other = await self._passwords.hash(password, self._hashing)
         async with self.change_lock:
@@ -604,7 +601,7 @@ class InternalBackend:
         """Return the change of a user's SCRAM credentials that belongs to this new row, or None.
 
         Args:
-            scram: the credentials; None to keep those that there are as long as the password's hash is the same.
+            scram: the new credentials; None: keep the present ones, unless the password's hash changes.
         """
         if scram is not None:
             return Put(ScramRow(row.name, *scram))

@@ -45,7 +45,7 @@ def network(address: str) -> str:
 
 
 class PasswordCheckQueue:
-    """A queue for password checks: networks in turn, within a network users in turn, within a user by arrival.
+    """Queue of password checks. Networks take turns, and so do the users of a network. A user's checks wait in order.
 
     Call it on the event loop.
     """

@@ -61,15 +61,6 @@ class PermissionPattern:
         return self._search(name.encode("utf-8", "surrogateescape")) is not None
 
 
-def compile_pattern(text: str) -> PermissionPattern:
-    """Compile `text` as RabbitMQ reads it: not anchored, and '' means '^$'. Policies use it too.
-
-    Raises: InvalidPattern.
-    Cost: 25 us, then cached.
-    """
-    return _compile(text)
-
-
 @lru_cache(maxsize=1)
 def _engine() -> tuple[Any, Any]:
     """Return the module re2, imported late (3 ms), and our options."""
@@ -83,7 +74,12 @@ def _engine() -> tuple[Any, Any]:
 
 
 @lru_cache(maxsize=1024)
-def _compile(text: str) -> PermissionPattern:
+def compile_pattern(text: str) -> PermissionPattern:
+    """Compile `text` as RabbitMQ reads it: not anchored, and '' means '^$'. Policies use it too.
+
+    Raises: InvalidPattern.
+    Cost: 25 us, then cached.
+    """
     re2, options = _engine()
     try:
         raw = (text or "^$").encode()
@@ -107,7 +103,7 @@ def compile_topic_pattern(text: str, user: str, vhost: str) -> PermissionPattern
     re2, _ = _engine()
     for variable, value in (("{username}", user), ("{vhost}", vhost)):
         text = text.replace(variable, str(re2.escape(value)))
-    return _compile(text)
+    return compile_pattern(text)
 
 
 class _Topic(NamedTuple):
@@ -150,7 +146,13 @@ class Permissions:
         answer = self._cache.get(key)
         if answer is None:
             row = self._rows.get((user, vhost))
-            answer = row is not None and _matches(row, kind, name)
+            answer = False
+            if row is not None:
+                text = row.configure if kind == "configure" else row.write if kind == "write" else row.read
+                try:
+                    answer = compile_pattern(text).matches(name)
+                except InvalidPattern as error:
+                    logger.error("a permission of user %r in vhost %r is invalid: %s", user, vhost, error)
             if len(self._cache) >= self._cache_max:
                 del self._cache[next(iter(self._cache))]
             self._cache[key] = answer
@@ -202,7 +204,7 @@ class Permissions:
             _compile_topic(row)
         else:
             for pattern in (row.configure, row.write, row.read):
-                _compile(pattern)
+                compile_pattern(pattern)
 
     def put(self, row: PermissionRow | TopicPermissionRow) -> None:
         """Add or replace a row. The caller has called `check`."""
@@ -226,15 +228,6 @@ class Permissions:
         self.epoch += 1
         self._cache.clear()
         self._compiled_topics.clear()
-
-
-def _matches(row: PermissionRow, kind: Kind, name: str) -> bool:
-    text = row.configure if kind == "configure" else row.write if kind == "write" else row.read
-    try:
-        return _compile(text).matches(name)
-    except InvalidPattern as error:
-        logger.error("a permission of user %r in vhost %r is invalid: %s", row.user, row.vhost, error)
-        return False
 
 
 def _compile_topic(row: TopicPermissionRow) -> _Topic:

@@ -95,7 +95,7 @@ def unknown_user(mechanism: str, name: str, secret: bytes) -> ScramCredentials:
     """Return credentials that no proof matches, for a user without credentials.
 
     Args:
-        secret: of this broker; the same after a restart, so that the salt is.
+        secret: this broker's secret. It stays the same over restarts, so that salts do.
     """
     digest = MECHANISMS[mechanism]
     salt = hmac.digest(secret, f"{mechanism}:{name}".encode("utf-8", "surrogateescape"), digest)[:SALT_BYTES]

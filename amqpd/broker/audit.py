@@ -23,6 +23,10 @@ A record's body is a JSON object. Its headers are the fields for selectors (`eve
 - count: number of repetitions (`EventThrottle`)
 - details: other fields named by RULES
 
+The queue is in no vhost table and in no metadata. Clients with permission read it by name in one vhost. So lists,
+exports, limits and deletions do not include it, and it outlives the vhost. Its log is the directory `audit` beside
+`vhosts`; versions without an audit log ignore it.
+
 RULES lists what may be recorded. So no password, hash, parameter value or message gets into a record by mistake.
 """
 
@@ -42,7 +46,6 @@ from amqpd.broker.events import INTERNAL, KAFKA_PROTOCOL, ORIGIN, EventOrigin
 from amqpd.broker.message import Message, MessageRoute, make_message
 from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.queue.log_opener import when_open
-from amqpd.broker.system_queues import AUDIT, AUDIT_DIRECTORY, AUDIT_QUEUE_ID
 from amqpd.errors import ResourceError
 from amqpd.protocol.field_table import Int64, Timestamp, encode_table
 from amqpd.protocol.properties import Properties, encode_properties, scan_properties
@@ -53,6 +56,11 @@ if TYPE_CHECKING:
     from amqpd.broker.queue.services import QueueServices
     from amqpd.config.schema import AuditSettings
     from amqpd.storage.storage import Storage
+
+AUDIT: Final = "amq.audit"
+AUDIT_DIRECTORY: Final = "audit"
+AUDIT_QUEUE_ID: Final = "0" * 31 + "1"
+"""Used for exports and stored offsets; no random id is equal to it."""
 
 
 NAME_MAX: Final = 255
@@ -279,8 +287,7 @@ class EventThrottle:
         Args:
             kind: events of the same kind are repetitions.
 
-        Cost:
-            1 us for a repetition.
+        Cost: 1 us for a repetition.
         """
         window = self._open.get(kind)
         if window is None and len(self._open) >= SOURCES_MAX:
@@ -442,7 +449,7 @@ class Audit:
 
         Args:
             error: reason of a refusal; "" for success.
-            certificate: of a TLS client, in the form of events.
+            certificate: the fields of a TLS client's certificate, named as in events.
         """
         key = LOGIN_REFUSED if error else LOGIN
         at_ms = time.time_ns() // 1_000_000
@@ -529,9 +536,9 @@ class Audit:
     def _notify_safe(self) -> None:
         """Pass on the callbacks whose records are all appended to the log."""
         there = self._count - len(self._waiting)
-        store = self.queue.store
         while self._safe_waiters and self._safe_waiters[0][0] <= there:
             done = self._safe_waiters.popleft()[1]
+            store = self.queue.store
             if store is None:
                 done(False)
             else:
@@ -547,7 +554,8 @@ class Audit:
             self._count_lost(1)
 
     def _failed(self) -> bool:
-        return self.queue.store is not None and self.queue.store.failed
+        store = self.queue.store
+        return store is not None and store.failed
 
     def _count_lost(self, count: int) -> None:
         if not self.lost_count and count:

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from amqpd.auth.internal_backend import BackendContext, InternalBackend
-from amqpd.broker.audit import Audit, open_stream
+from amqpd.broker.audit import AUDIT, Audit, open_stream
 from amqpd.broker.delayed.delayed_messages import DelayScheduler
 from amqpd.broker.events import EVENT_EXCHANGE, as_broker, auth_events
 from amqpd.broker.flow.alarms import Alarms, PartialBodyMemory
@@ -31,7 +31,6 @@ from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.services import MemoryWindows, QueueServices
 from amqpd.broker.queue_services import BrokerQueueServices
 from amqpd.broker.stats import ChannelTotals
-from amqpd.broker.system_queues import AUDIT
 from amqpd.broker.vhost import declare, loader
 from amqpd.broker.vhost.limits import ConnectionLimiter, UserLimits
 from amqpd.broker.vhost.loader import load

@@ -311,8 +311,7 @@ class Consumer:
             tracked: `source` must know which offset is settled. If False, one entry without an offset can represent
                 all deliveries.
 
-        Returns:
-            the index of the first record not delivered.
+        Returns: the index of the first record not delivered.
         """
         number = views.shared_fields_index(start)
         while True:
@@ -340,8 +339,7 @@ class RoundRobin:
     The consumers of the highest priority with credit and room are served in strict round robin. A consumer without
     credit is parked until its channel activates it.
 
-    Cost:
-        O(1), plus a step for each consumer that is parked.
+    Cost: O(1), plus a step for each consumer that is parked.
 
     Attributes:
         single_active: x-single-active-consumer: only the first of `consumers` is served.
@@ -686,8 +684,7 @@ class QueueBase(Destination):
     def drop_old(self, arrived_max_ms: i64, count_max: i64) -> i64:
         """Drop messages that arrived by `arrived_max_ms` (monotonic), from the head on, whole log batches at once.
 
-        Returns:
-            the number dropped, at most `count_max` plus a batch; 0 if messages must be checked one by one.
+        Returns: the number dropped, at most `count_max` plus a batch; 0 if messages must be checked one by one.
         """
         raise NotImplementedError
 

@@ -145,8 +145,7 @@ class Events:
             actor: the acting user, by default ACTOR; "" for an event without one.
             recorded: also for the audit log, which takes the events in its RULES.
 
-        Cost:
-            some us, and a publish later.
+        Cost: some us, and a publish later.
         """
         if recorded and self.audit_hook is not None:
             self.audit_hook(key, headers, ACTOR.get() if actor is None else actor)

@@ -335,7 +335,7 @@ class LogMessageFactory:
     def message(self, record: Record) -> Message:
         """Return the record as a message; its body is not copied.
 
-        Cost: some 60 ns if it continues the previous record.
+        Cost: about 60 ns if it continues the previous record.
         """
         properties = record.properties
         if (

@@ -28,7 +28,7 @@ class Session:
 
     Attributes:
         operator: the operating system authenticated the operator; permissions do not apply.
-        name: of the connection, for logs and lists.
+        name: the connection's name in logs and lists.
         peer: address and port.
         front_end: `amqp` or `kafka`, for the audit log.
         capabilities: announced by the client.
@@ -81,8 +81,7 @@ def check_permission(session: Session, kind: Kind, thing: str, name: str) -> Non
     Args:
         thing: "queue" or "exchange".
 
-    Cost:
-        a dict look-up after the first time.
+    Cost: a dict look-up after the first time.
 
     Raises:
         AccessRefused: no permission.

@@ -228,15 +228,16 @@ def basic_nack(channel: Channel, command: BasicNack) -> None:
 
 def _reject_or_nack(channel: Channel, tag: int, multiple: bool, requeue: bool, method: int) -> None:
     unacked = channel.deliveries.unacked
-    for _, entry in unacked.entries_up_to(_signed_tag(tag)) if multiple else unacked.entries_at(_signed_tag(tag)):
+    tag = _signed_tag(tag)
+    for _, entry in unacked.entries_up_to(tag) if multiple else unacked.entries_at(tag):
         consume.reject_on_stream(entry.queue, "basic.nack and basic.reject", method)
     # rabbit: from 4.3 on, nack returns a message, and reject means that the consumer failed to process it
     failed = method == methods.BASIC_REJECT
     if channel.transaction is not None:
         back = REQUEUE if failed else GIVE_BACK
-        channel.collect(channel.transaction, _signed_tag(tag), multiple, back if requeue else DISCARD)
+        channel.collect(channel.transaction, tag, multiple, back if requeue else DISCARD)
         return
-    entries = channel.deliveries.unacked.take(_signed_tag(tag), multiple)
+    entries = unacked.take(tag, multiple)
     if requeue:
         requeue_all(channel, entries, failed)
     else:

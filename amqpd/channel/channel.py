@@ -86,11 +86,7 @@ CHANNEL_COUNTERS: Final = (
 
 
 def channel_counts(channel: Channel) -> tuple[int, ...]:
-    """Return the channel's counters in the order of CHANNEL_COUNTERS.
-
-    Cost:
-        linear in the channel's consumers.
-    """
+    """Return the channel's counters in the order of CHANNEL_COUNTERS. Cost: linear in the channel's consumers."""
     confirmed = channel.confirms.confirmed_sequence if channel.confirms is not None else 0
     deliveries = channel.deliveries
     had = QueueDeliveryStats()
@@ -111,8 +107,7 @@ def channel_counts(channel: Channel) -> tuple[int, ...]:
 def stats_by_queue(deliveries: ChannelConsumers) -> dict[QueueBase, QueueDeliveryStats]:
     """Return the channel's delivery statistics for each queue that still exists.
 
-    Cost:
-        linear in the channel's consumers and the queues it received from.
+    Cost: linear in the channel's consumers and the queues it received from.
     """
     found: dict[QueueBase, QueueDeliveryStats] = {}
     served = deliveries.queue_stats

@@ -124,8 +124,7 @@ class Output:
             begin: the bytes before the delivery tag.
             tag: the first delivery tag.
 
-        Cost:
-            some 50 ns and two copies per record.
+        Cost: about 50 ns and two copies per record.
         """
         number = views.shared_fields_index(start)
         data = views.shared_fields[number].data

@@ -101,8 +101,7 @@ class DeliveryStats:
     def _forget_deleted(self) -> None:
         """Remove deleted queues, so that a client with a queue per reply does not fill the memory.
 
-        Cost:
-            linear in the queues; runs when their number has doubled.
+        Cost: linear in the queues; runs when their number has doubled.
         """
         for queue in list(self.queues):
             if queue.deleted:

@@ -105,8 +105,7 @@ class Unacked:
             consumer: None for basic.get.
             in_transaction: include entries that an open transaction has settled.
 
-        Cost:
-            linear in the places passed.
+        Cost: linear in the places passed.
         """
         entries = self._entries
         size: i64 = len(entries)
@@ -161,7 +160,8 @@ class Unacked:
 
     def entries_up_to(self, tag: i64) -> list[tuple[i64, QueueEntry]]:
         """Return the entries up to this tag (0: all), with their tags, except those settled in a transaction.
-        They stay.
+
+        The entries stay in the list.
         """
         return self._between(self._head, self._last_index(tag))
 
@@ -201,8 +201,7 @@ class Unacked:
 
         Return each entry with its number of consecutive deliveries.
 
-        Cost:
-            some 5 ns per delivery.
+        Cost: about 5 ns per delivery.
         """
         index = self._last_index(tag)
         entries = self._entries

@@ -143,10 +143,6 @@ def merge_difference(into: Document, other: Document, node: str) -> None:
     into["skipped_count"] += other["skipped_count"] - (len(other["skipped"]) - len(skipped))
 
 
-def encode_document(document: Document) -> bytes:
-    return to_json(document).encode()
-
-
 def with_body(call: ApiRequest, document: Document) -> ApiRequest:
     """Return a copy of the request with this document."""
     other = call.for_part()

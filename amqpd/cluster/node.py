@@ -150,8 +150,7 @@ class ClusterView(View):
     def owner_of_slot(self, slot: int) -> NodeState | None:
         """Return the node that announced the slot last.
 
-        Returns:
-            None if that node left the group, or if it is this node and it no longer serves the slot.
+        Returns: None if that node left the group, or if it is this node and it no longer serves the slot.
         """
         owner = self._state.owner_of(slot)
         if owner is None or (owner.node == self.node_name and not self._serves(slot)):
@@ -236,14 +235,13 @@ class ClusterNode:
             fail: stops the process with a failure exit code.
             first_rows: returns the rows that the first node of a new cluster writes.
 
-        Returns:
-            The peer port. The caller opens it before it accepts clients.
+        Returns: The peer port. The caller opens it before it accepts clients.
         """
         options = self.options
         self.broker = broker
         self._fail = fail
         self.state.on_lost = fail
-        broker.vhosts.elsewhere = self.view.knows
+        broker.vhosts.is_on_other_node = self.view.knows
         broker.catalogue.events.node = options.node
         broker.vhosts.when_served = self._when_served
         broker.catalogue.own_topics = NodeTopicPolicy(self.topics, options.kafka_topics, self.storage.places)

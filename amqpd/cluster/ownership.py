@@ -77,8 +77,7 @@ async def read_rows(reader: KafkaReader, topic: str, slot: int, end: int) -> Row
 
     Records of other programs and unreadable batches are skipped, counted and logged.
 
-    Cost:
-        10 us a record, in slices of the loop.
+    Cost: 10 us per record, in slices of the loop.
 
     Raises:
         MetadataError: a later version of amqpd wrote to the partition.
@@ -190,11 +189,9 @@ class SlotOwnership:
     async def take_over(self, slot: int) -> OwnedSlot:
         """Take over a slot; the module's docstring lists the steps.
 
-        Cost:
-            five round trips and the reading: 100 ms for a small slot.
+        Cost: five round trips and the reading: 100 ms for a small slot.
 
-        Raises:
-            slots.TAKE_ERRORS: the slot cannot be taken over now.
+        Raises: slots.TAKE_ERRORS: the slot cannot be taken over now.
         """
         began = time.monotonic()
         options = self.options
@@ -309,8 +306,7 @@ class SlotOwnership:
             held: the current producer id and epoch.
             recorded: those that the previous owner announced.
 
-        Returns:
-            The partitions, and for each lost topic the reason.
+        Returns: The partitions, and for each lost topic the reason.
         """
         marks = dedicated_topic_marks(notes)
         lost = await self._topics.lost_dedicated(marks) if marks else {}
@@ -550,10 +546,7 @@ class LeaseMonitor:
     """
 
     def __init__(
-        self,
-        owned: Callable[[], Iterable[OwnedSlot]],
-        prolong: Callable[[OwnedSlot], None],
-        session_timeout_s: float,
+        self, owned: Callable[[], Iterable[OwnedSlot]], prolong: Callable[[OwnedSlot], None], session_timeout_s: float
     ) -> None:
         self._owned = owned
         self._prolong = prolong

@@ -26,7 +26,7 @@ from yarl import URL
 from amqpd.cluster import peer_link
 from amqpd.cluster.peer_link import PeerConnector, PeerRefused, PeerUnreachable
 from amqpd.management.cluster_gateway import CALLER, PART, POSITION, encode_caller
-from amqpd.management.listing import Body
+from amqpd.management.listing import encode_object
 from amqpd.management.request import ApiResponse, Unavailable, to_json
 from amqpd.management.time_slice import TimeSlice
 
@@ -284,28 +284,9 @@ async def encode_body(value: object) -> bytes | None:
         return None
     if not isinstance(value, dict):
         return to_json(value).encode()
-    return b"".join(await _chunks(value))
+    return b"".join(await encode_object(value, 1))
 
 
-async def sliced_reply(found: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> ApiResponse:
+async def sliced_reply(found: dict[str, Any], headers: Mapping[str, str] | None = None) -> ApiResponse:
     """Return a reply with an object whose lists may be long."""
-    return ApiResponse(200, await _chunks(found), headers=dict(headers or {}))
-
-
-async def _chunks(found: Mapping[str, Any]) -> list[bytes]:
-    slices, body = TimeSlice(), Body()
-    before = "{"
-    for name, value in found.items():
-        body.add(f"{before}{to_json(name)}:")
-        before = ","
-        if not isinstance(value, list):
-            body.add(to_json(value))
-            continue
-        body.add("[")
-        for index, item in enumerate(value):
-            body.add(f"{',' if index else ''}{to_json(item)}")
-            if slices.expired:
-                await slices.yield_loop()
-        body.add("]")
-    body.add("}" if found else "{}")
-    return body.finished()
+    return ApiResponse(200, await encode_object(found, 1), headers=dict(headers or {}))

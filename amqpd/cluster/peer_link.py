@@ -83,8 +83,7 @@ class NodeCertificate(NamedTuple):
 def identity(data_dir: Path) -> NodeCertificate:
     """Load the node's certificate, or make one.
 
-    Cost:
-        reads and writes files, and imports `cryptography` for a new certificate (50 ms): run it in a thread.
+    Cost: reads and writes files, and imports `cryptography` for a new certificate (50 ms): run it in a thread.
 
     Raises:
         OSError: the file cannot be read or written; ssl.SSLError, a subclass, if it is no certificate.
@@ -265,7 +264,6 @@ NONCE_BYTES: Final = 32
 HELLO_BYTES: Final = len(GREETING) + NONCE_BYTES
 PROOF_BYTES: Final = 32
 PREAMBLE_BYTES_MAX: Final = 16 * 1024
-SECRET_BYTES_MIN: Final = 16
 WAIT_S: Final = 5.0
 """Time limit of TLS and hello together."""
 
@@ -344,8 +342,8 @@ def compute_proof(secret: bytes, nonce: bytes, fingerprint: str, preamble: bytes
     """Return the proof for a connection.
 
     Args:
-        nonce: of this connection.
-        fingerprint: of the listening node.
+        nonce: the random bytes of this connection.
+        fingerprint: the fingerprint of the listening node's certificate.
     """
     return hmac.digest(secret, GREETING + nonce + bytes.fromhex(fingerprint) + preamble, "sha256")
 
@@ -799,8 +797,7 @@ class PeerConnector:
     async def open(self, node: NodeState, preamble: Preamble, protocol: asyncio.Protocol) -> asyncio.Transport:
         """Open a connection and give it to `protocol`, which reads it from now on.
 
-        Cost:
-            two round trips and 2 ms of CPU.
+        Cost: two round trips and 2 ms of CPU.
 
         Raises:
             PeerUnreachable: no answer or an invalid one.

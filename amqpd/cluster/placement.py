@@ -480,8 +480,7 @@ class QueuePlacement:
 
         The caller must exhaust the generator. It yields after each queue, so that the loop can run.
 
-        Returns:
-            The changes, followed by the new positions.
+        Returns: The changes, followed by the new positions.
         """
         rows = self._new_queues(changes)
         if not rows:

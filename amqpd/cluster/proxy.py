@@ -113,7 +113,7 @@ class _ClientSide(asyncio.Protocol):
 
 
 class _OwnerSide(asyncio.Protocol):
-    """Protocol of the inner connection."""
+    """asyncio protocol of the connection to the node that serves the vhost."""
 
     def __init__(self, relay: ProxiedConnection) -> None:
         self._relay = relay
@@ -318,8 +318,6 @@ class ConnectionProxy(VhostRouter):
         self._unreached: dict[str, tuple[float, str]] = {}
         # Otherwise a thousand reconnecting clients would make all their TLS handshakes too slow.
         self._opening = asyncio.Semaphore(OPENING_MAX)
-        self.relayed_count = 0
-        """Clients that were proxied since the start."""
         view.listeners.append(self._owners_changed)
         broker.alarms.listeners.append(self._send_alarms)
 
@@ -435,7 +433,6 @@ class ConnectionProxy(VhostRouter):
                 raise
         if relay.client is not None:
             self._relays.add(relay)
-            self.relayed_count += 1
             about = {"connection": relay.name, "vhost": relay.vhost, "user": handover.login.user.name}
             log.info("proxied to node %s", node.name, extra=about)
 
@@ -444,8 +441,7 @@ class ConnectionProxy(VhostRouter):
 
         Concurrent callers share one attempt. After a failure the next attempt waits for LOOK_S.
 
-        Raises:
-            PeerUnreachable, PeerRefused: there is no link.
+        Raises: PeerUnreachable, PeerRefused: there is no link.
         """
         key = node.fingerprint
         known = self._links.get(key)
@@ -461,7 +457,7 @@ class ConnectionProxy(VhostRouter):
         await asyncio.shield(making)
 
     def _linked(self, key: str, making: asyncio.Task[None]) -> None:
-        """Log unexpected errors of an attempt, because all its waiting clients may have left."""
+        """Log an unexpected error of an attempt. If all its clients have left, nothing else reports it."""
         self._linking.pop(key, None)
         error = None if making.cancelled() else making.exception()
         if error is not None and not isinstance(error, (PeerUnreachable, PeerRefused)):
@@ -546,7 +542,8 @@ _REASONS: Final = {MEMORY: REASONS["memory"], DISK: REASONS["disk"], MEMORY | DI
 class ProxiedChannelZero(ChannelZero):
     """Handshake of a proxied client; it begins at connection.open."""
 
-    def _look_elsewhere(self, command: ConnectionOpen, user: User) -> None:
+    def _hand_over_if_remote(self, command: ConnectionOpen, user: User) -> None:
+        """Refuse a vhost that has left this node. Its new node is for the client's own node to find."""
         raise ConnectionForced(moving_text(command.virtual_host))
 
     def pause_for_node_alarm(self, reason: str) -> None:
@@ -720,7 +717,7 @@ class ProxiedClients:
             self._check_timer = self._broker.loop.call_later(HOLD_S, self._check_publishers)
 
     def _pause_publishers(self, run: str, first: bool) -> None:
-        """Pause the publishing clients of a process. Cost: 1 us a client."""
+        """Pause the publishing clients of a process. Cost: 1 us per client."""
         for relayed in list(self._by_run.get(run, ())):
             relayed.pause_if_publishing(_REASONS[self._alarms[run]], first)
 

@@ -176,8 +176,7 @@ class ReplicatedAcks:
 
         Full chunks are left out. `end` is exclusive.
 
-        Cost:
-            a step per chunk.
+        Cost: a step per chunk.
         """
         if start < self.head:
             start = self.head
@@ -315,8 +314,7 @@ class AckRecordWriter:
         Args:
             head: everything below is acked.
 
-        Cost:
-            some us, and 1 us per changed chunk.
+        Cost: some us, and 1 us per changed chunk.
         """
         records: list[KeyedRecord] = []
         if head > high_watermark:

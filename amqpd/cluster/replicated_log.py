@@ -102,8 +102,7 @@ def filter_live_records(data: bytes, first_offset: i64, acks: ReplicatedAcks, na
         acks: the acks that Kafka has.
         name: the queue, for log lines.
 
-    Cost:
-        some 50 ns a record, and a copy of the batch.
+    Cost: about 50 ns per record, and a copy of the batch.
     """
     filled = BatchFilterResult()
     header = BatchHeader(data, 0)
@@ -291,8 +290,7 @@ class ReplicatedLog(LocalLog):
         Args:
             batches: whole batches with valid checksums, in order.
 
-        Cost:
-            some 50 ns a record, and the write.
+        Cost: about 50 ns per record, and the write.
 
         Raises:
             OSError: the disk cannot store them.

@@ -132,8 +132,7 @@ def decode_key(key: bytes) -> RowKey | NoteKey:
 def encode_row(row: Row) -> tuple[bytes, bytes]:
     """Return key and value of a row's record.
 
-    Cost:
-        some 10 us.
+    Cost: about 10 us.
 
     Raises:
         ValueError: see `Table.encode`.

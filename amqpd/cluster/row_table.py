@@ -156,9 +156,7 @@ class RowTable:
                         yield Delete(row)
 
     def state(self, vhosts: Sequence[VhostRow], instance_id: str = "") -> MetadataState:
-        """Return the contents of the vhosts as a single node's database returns them at a start. Cost: 0.3 us a
-        row.
-        """
+        """Return the contents of the vhosts, as a single node reads them at its start. Cost: 0.3 us per row."""
         names = {row.name for row in vhosts if row.state != "deleting"}
 
         def of(kind: type[R]) -> list[R]:
@@ -195,11 +193,9 @@ class RowTable:
     def read(self, key: bytes, value: bytes | None) -> SlotChange | None:
         """Apply a record from Kafka; call in the order of the partition. Foreign records are counted and skipped.
 
-        Returns:
-            The change; a Delete has the previous row. None if nothing changed.
+        Returns: The change; a Delete has the previous row. None if nothing changed.
 
-        Cost:
-            some 10 us.
+        Cost: about 10 us.
 
         Raises:
             NewerFormat: a later version wrote the record.
@@ -261,8 +257,7 @@ class RowTable:
         Args:
             size_max: limit of the requested records' bytes; 0: none.
 
-        Cost:
-            some 20 us a change or record.
+        Cost: about 20 us per change or record.
 
         Raises:
             WriteFailed: nothing has changed.

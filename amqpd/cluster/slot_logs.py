@@ -132,14 +132,13 @@ class RecordTruncation:
         return found
 
     def remove(self, log: ReplicatedLog) -> None:
-        """Remove a log that was deleted."""
+        """Forget a deleted log."""
         self.spans.pop(log, None)
 
     def deletable(self) -> dict[str, dict[int, tuple[ReplicatedLog, int]]]:
-        """Update the spans of all logs and return what can be deleted. Cost: 1 us a log.
+        """Update the spans of all logs and return what can be deleted. Cost: 1 us per log.
 
-        Returns:
-            topic -> partition -> (log, offset before which everything can be deleted).
+        Returns: topic -> partition -> (log, offset before which everything can be deleted).
         """
         due: dict[str, dict[int, tuple[ReplicatedLog, int]]] = {}
         for log, span in self.spans.items():
@@ -459,7 +458,7 @@ class SlotLogs(ReplicaKeeper):
     # -- takeover
 
     async def read_acks(self, batches: AsyncIterable[bytes]) -> None:
-        """Read `settled` up to the barrier.
+        """Read the acks of the slot's queues from the topic `settled`, up to its barrier.
 
         Raises:
             BadSettlement, BadRecord: a record is damaged.
@@ -549,7 +548,7 @@ class SlotLogs(ReplicaKeeper):
         self._loop.call_soon(self.send_batches)
 
     def send_batches(self) -> None:
-        """Send the closed batches to Kafka. Cost: 1 us a log, and the requests."""
+        """Send the closed batches to Kafka. Cost: 1 us per log, and the requests."""
         written = self.written
         if not written:
             return
@@ -778,7 +777,7 @@ class SlotLogs(ReplicaKeeper):
         """Write a record to each partition that has no unanswered batch.
 
         Args:
-            key: of the record: the slot's transactional id.
+            key: the record's key, which is the slot's transactional id.
         """
         marker = [KeyedRecord(key, None)]
         for partition in self.producer.partitions:

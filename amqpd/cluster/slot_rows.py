@@ -136,8 +136,7 @@ class RowWriter:
 
         After WriteFailed it may be unknown whether Kafka stored them.
 
-        Cost:
-            some 20 us a change, in slices of the loop if there are many.
+        Cost: about 20 us per change, in slices of the loop if there are many.
         """
         if self.ended:
             self._loop.call_soon(done, WriteFailed(self.ended))
@@ -315,7 +314,7 @@ class RowWriter:
         return True
 
     def _write(self) -> None:
-        """Send the applied submissions to Kafka. Cost: 0.5 us a record."""
+        """Send the applied submissions to Kafka. Cost: 0.5 us per record."""
         group, self._group, self._group_bytes = self._group, [], 0
         part, along = _merge_records(group)
         size = sum(int(record.size()) for record in part)

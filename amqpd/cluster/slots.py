@@ -41,7 +41,7 @@ class HeldSlot(Protocol):
 
     Attributes:
         over: set when the slot ended.
-        epoch: of its producer id.
+        epoch: the epoch of its producer id.
         ended: why the slot ended; "" while it is served.
     """
 

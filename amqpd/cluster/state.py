@@ -148,8 +148,7 @@ class ClusterState:
     async def open(self) -> None:
         """Read everything and follow the topic.
 
-        Cost:
-            all of `meta` over the network, and 10 us per row of slot 0.
+        Cost: all of `meta` over the network, and 10 us per row of slot 0.
 
         Raises:
             MetadataError: a later version wrote to it, or Kafka does not answer.
@@ -198,11 +197,6 @@ class ClusterState:
     def apply_announcement(self, slot: int, owner: Owner) -> None:
         """Apply an announcement that came from the owner directly, because Kafka does not answer this node."""
         self._set_owner(slot, owner)
-
-    def owner_of_vhost(self, vhost: str) -> Owner | None:
-        """Return the owner of a vhost's slot; None if there is no such vhost or owner."""
-        slot = self.slot_of(vhost)
-        return None if slot is None else self.owners.get(slot)
 
     def requested_node(self, slot: int) -> str | None:
         """Return the node to which an operator moved the slot; None if no request is open."""

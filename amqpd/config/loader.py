@@ -59,7 +59,7 @@ class LoadedSettings(NamedTuple):
     Attributes:
         sources: setting's name -> `default`, `file amqpd.toml`, `environment AMQPD_...` or `command line`
         wish: the action, normally `run`
-        formatter: of --print-settings, and of the line that --ephemeral prints
+        formatter: the format of --print-settings, and of the line that --ephemeral prints
         notes: a line for each key and variable of RabbitMQ's that has no effect
     """
 

@@ -779,7 +779,7 @@ def read(
     Args:
         plugins: enabled plugin -> its source
 
-    Cost: about 30 us a line.
+    Cost: about 30 us per line.
     """
     problems: list[str] = []
     given: dict[tuple[str, ...], ConfEntry] = {}

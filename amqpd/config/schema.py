@@ -101,9 +101,7 @@ class AmqpSettings:
         1 << 27, byte_count(1, 1 << 29), "Largest message body; the broker closes the channel of a larger one with 406."
     )
     handshake_timeout_s: float = setting(
-        10.0,
-        seconds(0.1, 3600.0),
-        "Time for a client to log in and open its vhost; then it is disconnected.",
+        10.0, seconds(0.1, 3600.0), "Time for a client to log in and open its vhost; then it is disconnected."
     )
     loopback_users: tuple[str, ...] = setting(
         ("guest",),
@@ -180,10 +178,7 @@ class LogSettings:
     """The log of the server."""
 
     level: Literal["debug", "info", "warning", "error"] = setting(
-        "info",
-        choice("debug", "info", "warning", "error"),
-        "Lowest level of messages in the log.",
-        reloaded=True,
+        "info", choice("debug", "info", "warning", "error"), "Lowest level of messages in the log.", reloaded=True
     )
     format: Literal["text", "json"] = setting(
         "text", choice("text", "json"), "Format of a message: a line of text, or a JSON object on a line."
@@ -262,9 +257,7 @@ class AuditSettings:
     )
     age_max_s: float = setting(2_592_000.0, seconds(1.0, 3.2e9), "Maximum age of records; the default is 30 days.")
     size_max_bytes: int = setting(
-        1 << 28,
-        byte_count(1 << 20, 1 << 40),
-        "Maximum size of all records; then the oldest sixteenth is deleted.",
+        1 << 28, byte_count(1 << 20, 1 << 40), "Maximum size of all records; then the oldest sixteenth is deleted."
     )
 
 
@@ -347,10 +340,7 @@ class ClusterSettings:
         "", TOPIC_NAME, "Name of the cluster, the same on all nodes; names of its topics in Kafka begin with it."
     )
     secret: str = setting(
-        "",
-        TEXT,
-        "Password between nodes, the same on all nodes: 16 characters or more.",
-        secret=True,
+        "", TEXT, "Password between nodes, the same on all nodes: 16 characters or more.", secret=True
     )
     secret_file: Path | None = setting(None, NO_PATH, "File with the secret, instead.")
     node: str = setting("", NO_SHORT_TEXT, "Name of this node, different on each; empty: amqpd@ and the host's name.")
@@ -448,9 +438,7 @@ class KafkaSettings:
         "Time for which a member of a share group has a record; then the record goes to another member or consumer.",
     )
     share_auto_offset_reset: Literal["latest", "earliest"] = setting(
-        "latest",
-        choice("latest", "earliest"),
-        "Where a share group begins with a stream that it has not used before.",
+        "latest", choice("latest", "earliest"), "Where a share group begins with a stream that it has not used before."
     )
     tls: KafkaListenerTlsSettings = KafkaListenerTlsSettings()
 

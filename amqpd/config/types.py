@@ -211,7 +211,6 @@ def _off_port(raw: object) -> int | None:
     return None if isinstance(raw, str) and raw.lower() in {"", "off", "none"} else _within(_number(raw), 0, 65535)
 
 
-PORT: Final = integer(0, 65535, "port")
 OFF_PORT: Final = ValueType("port|off", _off_port)
 TEXT: Final = ValueType("text", _text)
 SOME_TEXT: Final = ValueType("text", _some_text)

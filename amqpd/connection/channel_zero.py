@@ -79,7 +79,7 @@ def credentials(mechanism: str, response: bytes) -> tuple[str, bytes | None]:
             raise FrameError("PLAIN response must have two NULs")
         return parts[1].decode("utf-8", "replace"), parts[2]
     if mechanism == "AMQPLAIN":
-        # A field table without its length.
+        # AMQPLAIN: the response is a field table without its length.
         try:
             table, _ = decode_table(len(response).to_bytes(4, "big") + response, 0)
         except CodecError as error:
@@ -320,9 +320,9 @@ class ChannelZero(ChannelZeroBase):
         connection = self.connection
         user = self._user
         assert user is not None  # the step guarantees it
-        elsewhere = self.connections.vhost_router
-        if elsewhere is not None and elsewhere.closed:
-            raise ConnectionForced(elsewhere.closed)
+        router = self.connections.vhost_router
+        if router is not None and router.closed:
+            raise ConnectionForced(router.closed)
         vhost = broker.vhosts.get(command.virtual_host)
         if vhost is None:
             self._hand_over_if_remote(command, user)
@@ -365,8 +365,8 @@ class ChannelZero(ChannelZeroBase):
             ProcessingPaused: the handover began.
         """
         connections, connection = self.connections, self.connection
-        elsewhere = connections.vhost_router
-        if elsewhere is None or not elsewhere.is_remote(command.virtual_host):
+        router = connections.vhost_router
+        if router is None or not router.is_remote(command.virtual_host):
             return
         if self._timer is not None:
             self._timer.cancel()  # the handover has its own deadline
@@ -382,7 +382,7 @@ class ChannelZero(ChannelZeroBase):
         handover = Handover(
             connection, agreed, command.virtual_host, shared, self._handed_over, self._refuse_open, stay
         )
-        self._task = self.broker.loop.create_task(elsewhere.hand_over(handover))
+        self._task = self.broker.loop.create_task(router.hand_over(handover))
         raise ProcessingPaused
 
     def _handed_over(self) -> None:

@@ -85,7 +85,7 @@ CLOSED: Final = 3
 
 @final
 class CloseHandler:
-    """State of one connection, and its closes."""
+    """The state of one connection, and how it is closed."""
 
     def __init__(
         self,
@@ -131,11 +131,7 @@ class CloseHandler:
         channel = self._channels.get(number)
         if channel is None or channel.closing:
             return
-        about: dict[str, object] = {
-            "connection": self.name,
-            "channel": number,
-            "vhost": channel.session.vhost.name,
-        }
+        about: dict[str, object] = {"connection": self.name, "channel": number, "vhost": channel.session.vhost.name}
         log.info("a channel is closed: %s", error.reply_text, extra=about)
         handlers.channel_close_ok(channel)
         channel.closing = True

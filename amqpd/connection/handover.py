@@ -78,8 +78,7 @@ class Handover:
     def take_socket(self, protocol: asyncio.Protocol) -> tuple[asyncio.Transport, bytes]:
         """Give the socket, not read, to `protocol` and dispose of the connection.
 
-        Returns:
-            the transport, and the bytes that the client sent behind connection.open.
+        Returns: the transport, and the bytes that the client sent behind connection.open.
         """
         connection = self.connection
         connection.output.flush()
@@ -106,7 +105,7 @@ class VhostRouter:
     closed = ""
 
     def is_remote(self, vhost: str) -> bool:
-        """Return whether the vhost exists in the cluster but not on this node. It can be without a node at present."""
+        """Return whether the vhost exists in the cluster but not on this node. While it moves, no node serves it."""
         raise NotImplementedError
 
     async def hand_over(self, handover: Handover) -> None:

@@ -44,8 +44,7 @@ def empty_free_lists() -> None:
     All older objects are frozen first, so that the collection does not visit them. Garbage cycles among them are
     never freed; few exist, because connections are freed by reference counting.
 
-    Cost:
-        a walk over the youngest objects, 50,000 at most.
+    Cost: a walk over the youngest objects, 50,000 at most.
     """
     gc.collect(0)
     gc.freeze()
@@ -55,8 +54,7 @@ def empty_free_lists() -> None:
 class MallocTrimmer:
     """Schedules trims. One per broker.
 
-    Cost:
-        some ms per 100 MB of heap, not on the message path.
+    Cost: a few ms per 100 MB of heap, not on the message path.
 
     Args:
         trim: glibc's malloc_trim; None disables it.

@@ -42,9 +42,9 @@ class AmqpFrontEnd(TcpFrontEnd):
         self.heartbeats.finish_unopened()
         for connection in self.connections:
             connection.control.force(SHUTDOWN)
-        elsewhere = self.connections.vhost_router
-        if elsewhere is not None:
-            elsewhere.force_all(SHUTDOWN)
+        router = self.connections.vhost_router
+        if router is not None:
+            router.force_all(SHUTDOWN)
         self._broker.turn.schedule()
         loop = self._broker.loop
         deadline = loop.time() + STOP_WAIT_S
@@ -54,8 +54,8 @@ class AmqpFrontEnd(TcpFrontEnd):
 
     def _served(self) -> int:
         """Return the number of clients, including those that other nodes serve."""
-        elsewhere = self.connections.vhost_router
-        return self.heartbeats.open_count() + (0 if elsewhere is None else elsewhere.count())
+        router = self.connections.vhost_router
+        return self.heartbeats.open_count() + (0 if router is None else router.count())
 
     def close(self) -> None:
         self.heartbeats.stop()

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 # once beyond the need, so that addresses are not counted for each new socket.
 KEPT_SHARE: Final = 32
 SLACK_SHARE: Final = 64
-# The largest share that can be reserved for files and the HTTP API.
+# At most a quarter of the descriptors can be reserved for files and the HTTP API.
 RESERVED_SHARE_MAX: Final = 4
 LOG_S: Final = 1.0
 

@@ -99,8 +99,7 @@ class ClusterOptions:
 def cluster_options(cluster: ClusterSettings) -> ClusterOptions:
     """Return the options for checked settings.
 
-    Raises:
-        OSError, ValueError: A file has changed or vanished since the check.
+    Raises: OSError, ValueError: A file has changed or vanished since the check.
     """
     here = os.uname().nodename
     node = cluster.node or f"amqpd@{here}"
@@ -234,7 +233,7 @@ def _common(options: ClusterOptions) -> tuple[TopicRule, ...]:
 
 
 class TopicAdmin:
-    """Kafka's administration for one cluster of nodes. Use it as `async with`; the first request opens the client.
+    """Kafka administration for a cluster of nodes. Use it as `async with`. The first request opens the client.
 
     All requests raise KafkaRefused, KafkaIncompatible, and KafkaDisconnected if Kafka is away for longer than
     PATIENCE_S. Checks raise UnsafeTopic.
@@ -488,8 +487,7 @@ class TopicAdmin:
         Args:
             before: Partition -> offset; -1: the end of the partition.
 
-        Returns:
-            Partition -> first offset that still exists.
+        Returns: Partition -> first offset that still exists.
         """
         freed: dict[int, int] = {}
         left = sorted(before.items())

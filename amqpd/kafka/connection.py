@@ -9,7 +9,7 @@ A connection ends at the first error: a wrong answer, no answer within `answer_t
 socket. Its user opens a new one.
 
 A broker that hangs (a stopped process, a dead disk) keeps its connections open, and Kafka elects other leaders
-after some 10 s. So `on_silent` is called when an answer is SILENT_S late, then each SILENT_AGAIN_S. The user of the
+after about 10 s. So `on_silent` is called when an answer is SILENT_S late, then each SILENT_AGAIN_S. The user of the
 connection asks other brokers for the leaders, and aborts it if they have moved.
 """
 

@@ -263,11 +263,6 @@ class TopicFollower:
         self._find_leaders_soon()
         return followed
 
-    def unfollow(self, followed: FollowedPartition) -> None:
-        """Stop following. A batch that the callback is processing now is completed."""
-        self._followed.remove(followed)
-        self._end([followed], KafkaDisconnected("the follower has ended"))
-
     async def wait_reached(self, followed: FollowedPartition, offset: int) -> None:
         """Wait until the callback has got all offsets below `offset`. Raises KafkaDisconnected if it never will."""
         if self._closed:

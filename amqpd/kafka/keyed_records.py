@@ -54,7 +54,7 @@ def keyed_batch(
     Args:
         timestamp_ms: Time of all records, since 1970.
 
-    Cost: some 0.3 us a record, and the CRC.
+    Cost: about 0.3 us per record, and the CRC.
     """
     writer = BytesWriter()
     delta: i64 = 0
@@ -93,10 +93,7 @@ def keyed_batch(
 
 
 def read_keyed(batch: bytes) -> list[KeyedRecord]:
-    """Return the records of a whole batch with a right checksum; none of a control batch.
-
-    Raises: BadRecord.
-    """
+    """Return the records of a whole batch with a right checksum; none of a control batch. Raises: BadRecord."""
     header = BatchHeader(batch, 0)
     if header.is_control():
         return []

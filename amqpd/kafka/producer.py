@@ -134,9 +134,7 @@ class KafkaProducer(PartitionProducer):
         return opened
 
     def open_deleted(self, topic: str, number: int, next_offset: int, text: str) -> Partition:
-        """Add a partition that is closed because its topic is gone, and that does not end the producer
-        (`Partition.shared`).
-        """
+        """Add a partition whose topic was deleted. It is closed with `text`, but the producer continues."""
         lost = Partition(topic.encode(), number, next_offset)
         lost.shared = True
         lost.close(_UNKNOWN_TOPIC, text)
@@ -198,7 +196,7 @@ class KafkaProducer(PartitionProducer):
         await self.wait_stored(fenced)
 
     def flush(self) -> None:
-        """Send waiting batches within the limit of unanswered requests. Cost: some 10 us, and that of the requests."""
+        """Send waiting batches within the limit of unanswered requests. Cost: about 10 us, and that of the requests."""
         self._flushing = False
         if self._producing.is_ended or self.closed:
             return
@@ -428,8 +426,7 @@ async def take_over(
     Args:
         recorded: The producer id and epoch of the last owner, if known.
 
-    Returns:
-        The producer id and epoch to write with.
+    Returns: The producer id and epoch to write with.
 
     Raises:
         KafkaRefused: Another node has a later epoch.
@@ -465,8 +462,7 @@ async def first_answer(
 
     They are asked in order: the next one after a failure, or after NEXT_BROKER_S without an answer.
 
-    Raises:
-        OSError, KafkaIncompatible, BadAnswer: No broker answers; the last error.
+    Raises: OSError, KafkaIncompatible, BadAnswer: No broker answers; the last error.
     """
 
     async def one(address: tuple[str, int]) -> T:

@@ -186,7 +186,7 @@ class ProducerState:
         The request has the next batch of each ready partition, in the order in which they became ready, as many as
         fit.
 
-        Cost: some 0.5 us a partition.
+        Cost: about 0.5 us per partition.
         """
         ready = self._ready.get(leader)
         if ready is None or self.is_ended:

@@ -212,7 +212,7 @@ def encode_metadata(correlation_id: i64, client_id: bytes, topics: list[bytes]) 
 
 
 def decode_metadata(data: bytes) -> Metadata:
-    """Decode the answer. Cost: some 2 us a partition."""
+    """Decode the answer. Cost: about 2 us per partition."""
     reader = Reader(data)
     read_head(reader)
     reader.int32()
@@ -459,10 +459,12 @@ def encode_sasl_authenticate(correlation_id: i64, client_id: bytes, message: byt
 
 @final
 class SaslAnswer:
-    """The broker's message of the mechanism.
+    """The broker's answer to SaslAuthenticate.
 
     Attributes:
         code: Kafka's error code; 0: continue.
+        text: Kafka's error text.
+        message: The server's message of the SASL mechanism.
         lifetime_ms: After this time the broker requires a new login; 0: never.
     """
 
@@ -521,7 +523,7 @@ def encode_fetch(
         size_bytes_max: Limit for the records of the whole answer.
         places: Partitions; those of one topic must be neighbours.
 
-    Cost: some 1 us and 0.5 us a place.
+    Cost: about 1 us and 0.5 us per place.
     """
     topics: i64 = 0
     before: bytes | None = None
@@ -621,7 +623,7 @@ class Fetched:
 def decode_fetch(data: bytes) -> tuple[i64, list[Fetched]]:
     """Return (error code of the request, its partitions), without copying records.
 
-    Cost: some 1 us and 0.6 us a partition.
+    Cost: about 1 us and 0.6 us per partition.
     Raises: BadAnswer.
     """
     reader = Reader(data)
@@ -705,7 +707,7 @@ def encode_produce(
         scratch: A writer to use; its content is lost.
         timeout_ms: Time that Kafka waits for the replicas.
 
-    Cost: some 1 us and 0.3 us a batch. Small batches are copied once, large ones not.
+    Cost: about 1 us and 0.3 us per batch. Small batches are copied once, large ones not.
     """
     size: i64 = head_size(client_id) + 1 + 2 + 4 + uvarint_size(len(topics) + 1) + 1
     for topic in topics:
@@ -763,7 +765,7 @@ class ProduceAnswer:
 
 
 def decode_produce(data: bytes) -> list[ProduceAnswer]:
-    """Decode the answer, partition by partition. Cost: some 1 us and 0.5 us a partition."""
+    """Decode the answer, partition by partition. Cost: about 1 us and 0.5 us per partition."""
     reader = Reader(data)
     read_head(reader)
     answers: list[ProduceAnswer] = []

@@ -21,7 +21,7 @@ from typing import Final
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _DIGESTS: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 _ITERATIONS_MIN: Final = 4096
-_ITERATIONS_MAX: Final = 1_000_000  # some 0.4 s of CPU; a larger number is an attack
+_ITERATIONS_MAX: Final = 1_000_000  # about 0.4 s of CPU; a larger number is an attack
 
 
 class NotProved(Exception):

@@ -67,7 +67,7 @@ def listeners_certificates(call: ApiRequest) -> list[dict[str, Any]]:
 def expiring_listeners(call: ApiRequest, until_s: float) -> list[dict[str, Any]]:
     """Return the TLS listeners whose certificate, or authority's certificate, expires before `until_s`.
 
-    Each has the expiry times of all certificates in its files. rabbit: its format.
+    Each has the expiry times of all certificates in its files. rabbit: the same format.
 
     Args:
         until_s: seconds since 1970.

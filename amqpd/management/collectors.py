@@ -699,7 +699,7 @@ DETAILED_GROUPS: Final = frozenset({*_NODE_GROUPS, *OBJECT_GROUPS})
 
 
 async def metrics(call: ApiRequest) -> ApiResponse:
-    """Return all metrics, as sums over all objects. Cost: about 10 us a queue."""
+    """Return all metrics, as sums over all objects. Cost: about 10 us per queue."""
     return await _collect(call, False)
 
 

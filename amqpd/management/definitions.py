@@ -158,10 +158,7 @@ SCHEMA: Final[dict[str, dict[str, tuple[Any, Any]]]] = {
         "component": (_TEXT, _MISSING),
         "value": (_ANY, _MISSING),
     },
-    "global_parameters": {
-        "name": (_TEXT, _MISSING),
-        "value": (_ANY, _MISSING),
-    },
+    "global_parameters": {"name": (_TEXT, _MISSING), "value": (_ANY, _MISSING)},
     "exchanges": {
         "name": (_TEXT, _MISSING),
         "vhost": (_TEXT, _MISSING),

@@ -123,7 +123,7 @@ def _place_key(place: tuple[str, int]) -> str:
 
 
 async def reset_offsets(call: ApiRequest) -> ApiResponse:
-    """Let a group without members continue elsewhere in a topic, or with `dry_run` only say where.
+    """Set committed offsets of a group without members; with `dry_run` only return them.
 
     One of `to` (earliest, latest), `offset`, `time` and `shift` says where.
     """

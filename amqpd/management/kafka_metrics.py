@@ -26,7 +26,7 @@ LAG: Final = prometheus.KAFKA_LAG["amqpd_kafka_group_lag_records"]
 
 
 async def put_kafka(sheet: MetricsWriter, call: ApiRequest, slices: TimeSlice) -> None:
-    """Write connections, bytes, requests and numbers of groups. Cost: some us a group."""
+    """Write connections, bytes, requests and numbers of groups. Cost: a few us per group."""
     kafka = call.server.kafka
     if kafka is None:
         return

@@ -267,23 +267,37 @@ def select_columns(item: Item, names: str) -> Item:
 
 
 async def document_reply(item: Item) -> ApiResponse:
-    """Return the reply for an object. Each element of a list, or of an iterator that renders one, is encoded by
-    itself.
+    """Return the reply for an object; see `encode_object`."""
+    return ApiResponse(200, await encode_object(item))
+
+
+async def encode_object(found: Item, together: int = 0) -> list[bytes]:
+    """Encode an object whose values may be long lists, or iterators that render the elements, in slices.
+
+    Args:
+        together: elements of a list to encode at once. 50 small ones take half the time of 50 single ones, about 1 ms.
+            0: one by one, and None is left out, as in `Body.add_items`.
     """
-    slices = TimeSlice()
-    body = Body()
+    slices, body = TimeSlice(), Body()
     before = "{"
-    for name, value in item.items():
+    for name, value in found.items():
         body.add(f"{before}{to_json(name)}:")
         before = ","
-        if isinstance(value, list | Iterator):
+        if isinstance(value, list) and together:
+            body.add("[")
+            for start in range(0, len(value), together):
+                body.add(("," if start else "") + to_json(value[start : start + together])[1:-1])
+                if slices.expired:
+                    await slices.yield_loop()
+            body.add("]")
+        elif isinstance(value, list | Iterator):
             body.add("[")
             await body.add_items(value, slices)
             body.add("]")
         else:
             body.add(to_json(value))
-    body.add("}")
-    return ApiResponse(200, body.finished())
+    body.add("}" if found else "{}")
+    return body.finished()
 
 
 def _column(render: Callable[[T], Item], column: str) -> Callable[[T], object]:

@@ -139,8 +139,7 @@ async def _search_queue(
 ) -> int:
     """Search a queue from `offset` on and append the results to `found`.
 
-    Returns:
-        The offset where the next request continues, or -1 at the end of the queue.
+    Returns: The offset where the next request continues, or -1 at the end of the queue.
     """
     if part == SETTLED and (queue.rules.stream or queue.store is None):
         return -1

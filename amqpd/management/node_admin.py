@@ -33,14 +33,7 @@ from amqpd.broker.publish.firehose import trace
 from amqpd.broker.vhost import vhosts
 from amqpd.broker.vhost.parameters import CLUSTER_ID, cluster_id_row
 from amqpd.broker.vhost.pending import wait_done
-from amqpd.management.connections import (
-    all_connections,
-    audit_forced_close,
-    close_reason,
-    force_close,
-    is_open,
-    pid,
-)
+from amqpd.management.connections import all_connections, audit_forced_close, close_reason, force_close, is_open, pid
 from amqpd.management.definitions import DefinitionsError
 from amqpd.management.diagnostics import version_item
 from amqpd.management.overview import clock_state
@@ -495,8 +488,8 @@ async def drain(call: ApiRequest) -> ApiResponse:
             await call.cluster.drain(DRAIN_S)  # its vhosts move to other nodes, and their clients with them
         except NotMoved as error:
             raise Unavailable(str(error)) from None
-    elsewhere = server.connections.vhost_router
-    closed = 0 if elsewhere is None else elsewhere.force_all(WHY)
+    router = server.connections.vhost_router
+    closed = 0 if router is None else router.force_all(WHY)
     slices = TimeSlice()
     for connection in list(server.connections):
         if server.connections.by_name.get(connection.name) is connection:
@@ -512,8 +505,8 @@ async def drain(call: ApiRequest) -> ApiResponse:
 
 def _client_count(connections: ConnectionRegistry) -> int:
     """Return the number of clients of this node, including those whose vhost another node serves."""
-    elsewhere = connections.vhost_router
-    return len(connections.by_name) + (0 if elsewhere is None else elsewhere.count())
+    router = connections.vhost_router
+    return len(connections.by_name) + (0 if router is None else router.count())
 
 
 async def revive(call: ApiRequest) -> ApiResponse:

@@ -91,7 +91,7 @@ class MetricsWriter:
         return lines
 
     def add(self, family: Family, value: float, label_text: str = "") -> None:
-        """Add a sample. `label_text` is the text of its labels, from `labels`."""
+        """Add a sample. `label_text` is the result of `format_labels`."""
         name = family.detailed() if self._detailed else family.name
         self.add_family(family).append(f"{name}{label_text} {format_value(value)}\n")
 
@@ -235,8 +235,7 @@ QUEUE: Final = _group(
 # A queue's counters, in the order of QUEUE_COUNTERS. RabbitMQ counts these per channel, so names begin with
 # `channel_`.
 QUEUE_PUBLISHED: Final = _group(
-    "channel_queue_exchange_metrics",
-    ("queue_messages_published_total", COUNTER, "Messages that went into queues"),
+    "channel_queue_exchange_metrics", ("queue_messages_published_total", COUNTER, "Messages that went into queues")
 )
 QUEUE_DELIVERY: Final = _group(
     "channel_queue_metrics",
@@ -278,10 +277,7 @@ CONNECTION_COARSE: Final = _group(
     ("connection_incoming_bytes_total", COUNTER, "Bytes that the broker has received"),
     ("connection_outgoing_bytes_total", COUNTER, "Bytes that the broker has sent"),
 )
-CONNECTION: Final = _group(
-    "connection_metrics",
-    ("connection_channels", GAUGE, "Channels of the connection"),
-)
+CONNECTION: Final = _group("connection_metrics", ("connection_channels", GAUGE, "Channels of the connection"))
 CLUSTER: Final = {
     family.name.removeprefix("rabbitmq_"): family
     for family in (
@@ -346,8 +342,7 @@ LOG: Final = _group(
     ("amqpd_log_segments", GAUGE, "Segments of logs"),
 )
 EXPORT: Final = _group(
-    "export_metrics",
-    ("amqpd_export_lag_records", GAUGE, "Offsets that exporters have not committed yet"),
+    "export_metrics", ("amqpd_export_lag_records", GAUGE, "Offsets that exporters have not committed yet")
 )
 STREAM_LAG: Final = _group(
     "stream_consumer_metrics",

@@ -331,8 +331,7 @@ async def delete_queue(call: ApiRequest) -> ApiResponse:
 async def delete_and_wait(call: ApiRequest, queue: Queue, if_unused: bool, if_empty: bool) -> int:
     """Delete a queue and wait for the commit. Raises: PreconditionFailed.
 
-    Returns:
-        The number of ready messages.
+    Returns: The number of ready messages.
     """
     queue.prepare()
     vhost = call.vhost()

@@ -429,8 +429,7 @@ class ClusterControl(Protocol):
     async def rebalance(self) -> dict[str, str]:
         """Start to move slots from nodes with many vhosts to nodes with few, also if clients are connected.
 
-        Returns:
-            Vhost -> node, for the vhosts that will move.
+        Returns: Vhost -> node, for the vhosts that will move.
 
         Raises: MetadataError.
         """
@@ -501,8 +500,7 @@ class ServerControl(Protocol):
     async def reload_definitions(self, asked_by: str) -> str:
         """Import the definitions again after a reload.
 
-        Returns:
-            The imported file or directory, "" if none is configured.
+        Returns: The imported file or directory, "" if none is configured.
 
         Raises: DefinitionsError, MetadataError.
         """

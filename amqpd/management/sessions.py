@@ -77,7 +77,7 @@ class LoginSessions:
     """The login sessions of this node.
 
     Args:
-        path: of FILE. None stores nothing.
+        path: the path of FILE; None: sessions are not stored.
         clock: returns seconds since 1970.
         remote: the sessions of other nodes, in a cluster.
     """

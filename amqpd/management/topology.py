@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.broker.queue.log_opener import opened
 from amqpd.broker.queue.queue import Queue
 from amqpd.channel.consumer import ChannelConsumer
-from amqpd.management.listing import Body
-from amqpd.management.request import ApiRequest, ApiResponse, Role, parse_int, to_json
+from amqpd.management.listing import encode_object
+from amqpd.management.request import ApiRequest, ApiResponse, Role, parse_int
 from amqpd.management.router import ApiRoute
 from amqpd.management.stats import EXCHANGE, QUEUE, queue_lengths
 from amqpd.management.time_slice import TimeSlice
@@ -327,28 +327,7 @@ async def get_topology(call: ApiRequest) -> ApiResponse:
     count = parse_int("count", call.query.get("count", COUNT), 1, COUNT_MAX)
     found = Topology(call, call.vhosts())
     await found.choose(call.query.get("name", ""), count)
-    return await encode_answer(await found.answer())
-
-
-async def encode_answer(answer: dict[str, Any]) -> ApiResponse:
-    """Encode as `listing.document_reply` does, but many small objects at once: half the time, at most 1 ms each."""
-    slices = TimeSlice()
-    body = Body()
-    before = "{"
-    for name, value in answer.items():
-        body.add(f"{before}{to_json(name)}:")
-        before = ","
-        if not isinstance(value, list):
-            body.add(to_json(value))
-            continue
-        body.add("[")
-        for start in range(0, len(value), _TOGETHER):
-            body.add(("," if start else "") + to_json(value[start : start + _TOGETHER])[1:-1])
-            if slices.expired:
-                await slices.yield_loop()
-        body.add("]")
-    body.add("}")
-    return ApiResponse(200, body.finished())
+    return ApiResponse(200, await encode_object(await found.answer(), _TOGETHER))
 
 
 ROUTES: Final = (

@@ -110,7 +110,7 @@ class PageFiles:
         self._built_ns = NOT_READ
 
     def find(self, name: str) -> _Asset | None:
-        """Return a file, or None if it does not exist. Cost: a stat; after a build some 100 KB are read."""
+        """Return a file, or None if it does not exist. Cost: a stat; after a build about 100 KB are read."""
         try:
             built_ns = (self._folder / INDEX).stat().st_mtime_ns
             if built_ns != self._built_ns:

@@ -43,13 +43,7 @@ def user_item(limits: UserLimits, row: UserRow) -> dict[str, Any]:
 
 
 def permission_item(row: PermissionRow) -> dict[str, Any]:
-    return {
-        "user": row.user,
-        "vhost": row.vhost,
-        "configure": row.configure,
-        "write": row.write,
-        "read": row.read,
-    }
+    return {"user": row.user, "vhost": row.vhost, "configure": row.configure, "write": row.write, "read": row.read}
 
 
 def topic_item(row: TopicPermissionRow) -> dict[str, Any]:

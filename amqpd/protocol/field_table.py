@@ -161,7 +161,7 @@ def decode_value(data: bytes, position: i64, end: i64, depth: i64) -> tuple[obje
     """Decode the value whose type letter is at `position`, before `end`. Return it and the position after it.
 
     Args:
-        depth: of the table or array that contains the value.
+        depth: the depth of the table or array that contains the value.
 
     Raises: CodecError.
     """
@@ -370,20 +370,24 @@ def encode_table(table: Mapping[str, object]) -> bytes:
     if len(table) == 0:
         return b"\x00\x00\x00\x00"
     writer = BytesWriter()
-    _encode_entries(writer, table, 1)
+    try:
+        _encode_entries(writer, table, 1)
+    except UnicodeEncodeError:
+        raise CodecError("text that UTF-8 cannot hold") from None
     return writer.getvalue()
 
 
 def encode_entry(name: str, value: object) -> bytes:
     """Encode one entry of a table: name, type letter, value. Raises: CodecError."""
-    writer = BytesWriter()
-    _encode_entry(writer, name, value, 1)
-    return writer.getvalue()
+    return encode_table({name: value})[4:]
 
 
 def shortstr(value: str | bytes) -> bytes:
     """Encode a short string: one octet of length, then UTF-8. Raises: CodecError over 255 bytes."""
-    raw = _utf8(value) if isinstance(value, str) else value
+    try:
+        raw = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
+    except UnicodeEncodeError:
+        raise CodecError("text that UTF-8 cannot hold") from None
     if len(raw) > SHORT_STRING_SIZE_BYTES_MAX:
         raise CodecError("short string of more than 255 bytes")
     return bytes((len(raw),)) + raw
@@ -391,15 +395,11 @@ def shortstr(value: str | bytes) -> bytes:
 
 def longstr(value: str | bytes) -> bytes:
     """Encode a long string: length as u32, then UTF-8."""
-    raw = _utf8(value) if isinstance(value, str) else value
-    return len(raw).to_bytes(4, "big") + raw
-
-
-def _utf8(text: str) -> bytes:
     try:
-        return text.encode("utf-8", "surrogateescape")
+        raw = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
     except UnicodeEncodeError:
         raise CodecError("text that UTF-8 cannot hold") from None
+    return len(raw).to_bytes(4, "big") + raw
 
 
 def _reserve_length(writer: BytesWriter, depth: i64) -> i64:
@@ -425,37 +425,33 @@ def _fill_length(writer: BytesWriter, start: i64) -> None:
 def _encode_entries(writer: BytesWriter, table: Mapping[str, object], depth: i64) -> None:
     start = _reserve_length(writer, depth)
     for name, value in table.items():
-        _encode_entry(writer, name, value, depth)
+        raw = name.encode("utf-8", "surrogateescape")
+        size: int = len(raw)
+        if size > SHORT_STRING_SIZE_BYTES_MAX:
+            raise CodecError("name of more than 255 bytes in a table")
+        writer.append(size)
+        writer.write(raw)
+        _encode_value(writer, value, depth)
     _fill_length(writer, start)
 
 
-def _encode_entry(writer: BytesWriter, name: str, value: object, depth: i64) -> None:
-    text = b""
-    try:
-        raw = name.encode("utf-8", "surrogateescape")
-        if isinstance(value, str):
-            text = value.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        raise CodecError("text that UTF-8 cannot hold") from None
-    size: int = len(raw)
-    if size > SHORT_STRING_SIZE_BYTES_MAX:
-        raise CodecError("name of more than 255 bytes in a table")
-    writer.append(size)
-    writer.write(raw)
-    if isinstance(value, str):
-        _encode_octets(writer, _STRING, text)
-    else:
-        _encode_value(writer, value, depth)
-
-
 def _encode_value(writer: BytesWriter, value: object, depth: i64) -> None:
-    if isinstance(value, str):
-        _encode_octets(writer, _STRING, _utf8(value))
+    if isinstance(value, (str, bytes, bytearray)):
+        raw = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else bytes(value)
+        size: int = len(raw)
+        if size > 0x7FFFFFFF:
+            raise CodecError("string of more than 2 GiB")
+        writer.append(_BYTES if isinstance(value, bytearray) else _STRING)
+        write_i32_be(writer, size)
+        writer.write(raw)
     elif isinstance(value, bool):
         writer.append(_BOOL)
         writer.append(1 if value else 0)
     elif isinstance(value, Timestamp):
-        _encode_timestamp(writer, value)
+        if value < 0 or value >= _U64:
+            raise CodecError("timestamp out of range")
+        writer.append(_TIMESTAMP)
+        write_i64_be(writer, value if value <= 0x7FFFFFFFFFFFFFFF else value - _U64)
     elif isinstance(value, int):
         if -0x80000000 <= value <= 0x7FFFFFFF and not isinstance(value, Int64):
             writer.append(_INT32)
@@ -470,10 +466,6 @@ def _encode_value(writer: BytesWriter, value: object, depth: i64) -> None:
     elif isinstance(value, float):
         writer.append(_DOUBLE)
         write_f64_be(writer, value)
-    elif isinstance(value, bytes):
-        _encode_octets(writer, _STRING, value)
-    elif isinstance(value, bytearray):
-        _encode_octets(writer, _BYTES, bytes(value))
     elif isinstance(value, Mapping):
         writer.append(_TABLE)
         _encode_entries(writer, value, depth + 1)
@@ -487,22 +479,6 @@ def _encode_value(writer: BytesWriter, value: object, depth: i64) -> None:
         _encode_decimal(writer, value)
     else:
         raise CodecError("no field type for " + type(value).__name__)
-
-
-def _encode_octets(writer: BytesWriter, kind: i64, raw: bytes) -> None:
-    size: int = len(raw)
-    if size > 0x7FFFFFFF:
-        raise CodecError("string of more than 2 GiB")
-    writer.append(kind)
-    write_i32_be(writer, size)
-    writer.write(raw)
-
-
-def _encode_timestamp(writer: BytesWriter, value: int) -> None:
-    if value < 0 or value >= _U64:
-        raise CodecError("timestamp out of range")
-    writer.append(_TIMESTAMP)
-    write_i64_be(writer, value if value <= 0x7FFFFFFFFFFFFFFF else value - _U64)
 
 
 def _encode_decimal(writer: BytesWriter, value: Decimal) -> None:

@@ -424,7 +424,7 @@ class FrameParser(ContentAssembler):
         return frame_error(data[position], payload, why)
 
     def _take_same_as_last(self, data: bytes, position: i64, end: i64) -> i64:
-        """Hand over the publishes from `position` on that repeat the template. Return their end."""
+        """Pass on the publishes that repeat the template, from `position` on. Return the position after them."""
         handler = self.handler
         while end - position >= 7 and self._match_level > _SAME_NOTHING:
             if self._match_level == _SAME_SIZE:
@@ -500,13 +500,7 @@ class FrameParser(ContentAssembler):
             else:
                 self._template_pause -= 1
             self.handler.on_publish(
-                number,
-                payload,
-                data[content:content_end],
-                self._header_size,
-                self._body_size,
-                self._body_size,
-                False,
+                number, payload, data[content:content_end], self._header_size, self._body_size, self._body_size, False
             )
             return content_end
         if content_end < 0 or (self._ignored_channels and number in self._ignored_channels):

@@ -530,6 +530,7 @@ _RESERVED: Final[dict[type[Command], str]] = {
     BasicConsume: "H*", BasicPublish: "H*", BasicGet: "H*",
 }
 # fmt: on
+_RESERVED_BYTES: Final = {"H": b"\x00\x00", "N": b"\x00", "Z": b"\x00\x00\x00\x00"}
 _SIZES: Final = {"o": 1, "h": 2, "i": 4, "q": 8, "H": 2}
 
 
@@ -624,35 +625,26 @@ def encode_arguments(signature: str, arguments: Iterable[object], head: bytes) -
         if mask != 0:
             parts.append(bytes((octet,)))
             octet = mask = 0
-        if letter == "H":
-            parts.append(b"\x00\x00")
-        elif letter == "N":
-            parts.append(b"\x00")
-        elif letter == "Z":
-            parts.append(b"\x00\x00\x00\x00")
+        if letter in _RESERVED_BYTES:
+            parts.append(_RESERVED_BYTES[letter])
+            continue
+        value = next(values)
+        if isinstance(value, int) and letter in _SIZES:
+            try:
+                parts.append(value.to_bytes(_SIZES[letter], "big"))
+            except OverflowError:
+                raise CodecError(f"{value} does not fit {_SIZES[letter]} bytes") from None
+        elif isinstance(value, (str, bytes)) and letter in "nk":
+            parts.append(shortstr(value))
+        elif isinstance(value, (str, bytes)) and letter in "LM":
+            parts.append(longstr(value))
+        elif isinstance(value, Mapping) and letter == "t":
+            parts.append(encode_table(value))
         else:
-            parts.append(_encode_argument(letter, next(values)))
+            raise CodecError(f"a {type(value).__name__} cannot be encoded as argument of type {letter!r}")
     if mask != 0:
         parts.append(bytes((octet,)))
     return b"".join(parts)
-
-
-def _encode_argument(letter: str, value: object) -> bytes:
-    if isinstance(value, int):
-        size = _SIZES.get(letter, 0)
-        if size != 0:
-            try:
-                return value.to_bytes(size, "big")
-            except OverflowError:
-                raise CodecError(f"{value} does not fit {size} bytes") from None
-    elif isinstance(value, (str, bytes)):
-        if letter == "n" or letter == "k":
-            return shortstr(value)
-        if letter == "L" or letter == "M":
-            return longstr(value)
-    elif isinstance(value, Mapping) and letter == "t":
-        return encode_table(value)
-    raise CodecError(f"a {type(value).__name__} cannot be encoded as argument of type {letter!r}")
 
 
 class MethodSyntaxError(Exception):
@@ -723,14 +715,13 @@ def decode(payload: bytes) -> Command:
 def encode(command: Command) -> bytes:
     """Encode `command` as the payload of a method frame. Raises: CodecError if a value does not fit its field."""
     method = _BY_COMMAND[type(command)]
-    if method.signature == "":
-        return method.head
     return encode_arguments(method.signature, command, method.head)
 
 
 def frame(channel: int, command: Command) -> bytes:
     """Encode `command` as a complete method frame on `channel`. Raises: CodecError."""
-    payload = encode(command)
+    method = _BY_COMMAND[type(command)]
+    payload = encode_arguments(method.signature, command, method.head)
     return b"\x01" + channel.to_bytes(2, "big") + len(payload).to_bytes(4, "big") + payload + b"\xce"
 
 

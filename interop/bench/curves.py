@@ -369,13 +369,13 @@ CURVES: Final = {
     "topic": Curve("bindings with a `*`; a message", (10, 1000, 100_000, 1_000_000), partial(bound, "topic")),
     "direct": Curve("bindings; a message", (10, 1000, 100_000, 1_000_000), partial(bound, "direct")),
     "headers": Curve("bindings; a message", (10, 1000, 100_000, 1_000_000), partial(bound, "headers")),
-    "connections": Curve("connections with a consumer; a message", (1, 100, 2000, 10_000), connected),
+    "connections": Curve("connections with a consumer; a message", (1, 100, 2000, 10_000), connected, limit=4.0),
     "consumers": Curve("consumers of one queue; a message", (1, 100, 2000, 10_000), consumed),
     "readers": Curve("readers of one stream; a delivery", (1, 30, 300, 1000), streamed),
     "backlog": Curve("messages that wait; a persistent message", (100, 10_000, 1_000_000, 10_000_000), waiting),
     "unacked": Curve("unacknowledged messages; a message", (100, 10_000, 200_000, 1_000_000), unacked),
     "size": Curve("bytes of a message; a KiB", (1024, 65_536, 1 << 20, 128 << 20), sized),
-    "policies": Curve("policies; a declare of a queue", (10, 100, 1000, 5000), governed, limit=30.0),
+    "policies": Curve("policies; a declare of a queue", (10, 100, 1000, 5000), governed, limit=500.0),
 }
 
 

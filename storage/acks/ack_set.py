@@ -170,7 +170,7 @@ class AckSet:
     def remove_all(self, other: AckSet) -> i64:
         """Remove the offsets of `other`, which has the same base. Return how many were removed.
 
-        Cost: a step per range, and some ns per byte of bits.
+        Cost: a step per range, and a few ns per byte of bits.
         """
         before: i64 = self.count
         mine = self.as_bits()

@@ -125,7 +125,7 @@ class Retained(NamedTuple):
     Attributes:
         messages: how many.
         body_bytes: size of their bodies, perhaps without acknowledgements of the last 50 ms.
-        first_offset: of the first message in the log, settled or not; -1 for none.
+        first_offset: the offset of the first message in the log, settled or not; -1 for none.
         first_timestamp_ms: time of its append, -1 if unknown.
     """
 

@@ -223,7 +223,7 @@ class KafkaSequencer:
     """Sequence numbers for batches that Kafka receives, and the closed batches that were not taken yet.
 
     Attributes:
-        sequence: of the next record; after 2147483647 comes 0.
+        sequence: the number of the next record; after 2147483647 comes 0.
         transaction_bytes_max: limit for the records of a transaction, which are one batch.
         closed: batches in order, until `take`.
     """

@@ -169,7 +169,7 @@ def close_batch(
     Args:
         scratch: any writer; its content is lost.
         producer_id: NO_PRODUCER, the offset that names the transaction, or the producer of all these messages.
-        sequence: of the first message.
+        sequence: the number of the first message.
         transaction_start: offset of the first message of the transaction, -1 for none.
 
     Cost: about 1 us and the CRC (26 GB/s).
@@ -217,7 +217,7 @@ class BatchHeader:
     """The header fields of the batch at `position` that readers need. Nothing is checked.
 
     Attributes:
-        size: of the whole batch in bytes.
+        size: the bytes of the whole batch.
     """
 
     def __init__(self, data: bytes, position: i64) -> None:
@@ -419,12 +419,7 @@ class BatchCursor:
         self._persistent: bool = not header.is_transient()
 
     def read(
-        self,
-        wanted: i64,
-        settled: AckSet | None,
-        returned: dict[int, int],
-        budget: i64,
-        records: list[Record],
+        self, wanted: i64, settled: AckSet | None, returned: dict[int, int], budget: i64, records: list[Record]
     ) -> i64:
         """Append records with an offset of at least `wanted` that are not settled, while `budget` bytes last.
 

@@ -65,8 +65,8 @@ class Producer:
     """The last message of one producer in one log. Immutable.
 
     Attributes:
-        offset: of that message.
-        time_ms: of its append, wall clock.
+        offset: the offset of that message.
+        time_ms: the time of its append, wall clock.
         batches: entries of a snapshot for the last batches of this epoch, the oldest first; empty if the last message
             was recorded alone.
     """
@@ -107,7 +107,7 @@ class _Step:
     """One or several unsynced messages of one producer.
 
     Attributes:
-        offset: of the last message.
+        offset: the offset of the last message.
         before: state of the producer before the first message, None if it was unknown.
     """
 

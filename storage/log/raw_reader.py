@@ -39,7 +39,7 @@ class RawBatchReader:
             one: return the first batch even if it has more than `size_bytes_max`.
             arrived: called on the loop when a batch that was not in memory has been read.
 
-        Cost: some 10 us per batch (interpreted), and two copies of its bytes. Raises: OSError.
+        Cost: about 10 us per batch (interpreted), and two copies of its bytes. Raises: OSError.
         """
         reader = self._reader
         result = BatchBytes(offset)
@@ -86,7 +86,7 @@ class RawBatchReader:
             end: batches that reach to this offset or further are not read.
             batches_max: the search pauses after so many batches.
 
-        Cost: some 10 us per batch (interpreted); the records of one batch are decoded. Raises: OSError.
+        Cost: about 10 us per batch (interpreted); the records of one batch are decoded. Raises: OSError.
         """
         reader = self._reader
         result = TimeSearch(offset)

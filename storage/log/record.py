@@ -36,6 +36,8 @@ _EXCHANGE_WORD: Final[i64] = read_i64_be(b"exchange", 0)
 _PROPERTIES_WORD: Final[i64] = read_i64_be(b"properties", 0)
 _NO_BYTES: Final = b""
 _BYTEWISE_MAX: Final[i64] = 16
+# The varints of 0 to 63.
+_ONE_BYTE: Final = [bytes((number << 1,)) for number in range(64)]
 
 
 class BadRecord(ValueError):
@@ -48,6 +50,8 @@ class RecordsTooLarge(BadRecord):
 
 def varint(value: int) -> bytes:
     """Return `value` (signed, 64 bits) as a zigzag varint of 1 to 10 bytes."""
+    if 0 <= value < 64:
+        return _ONE_BYTE[value]
     writer = BytesWriter()
     write_varint(writer, value)
     return writer.getvalue()
@@ -101,9 +105,14 @@ def read_varint(data: bytes, position: i64) -> tuple[i64, i64]:
     return number ^ -(bits & 1), position
 
 
+# Around the value of the header `exchange`: the count of headers and its name; the name of the other header.
+_BEFORE_EXCHANGE: Final = varint(2) + varint(8) + b"exchange"
+_AFTER_EXCHANGE: Final = varint(10) + b"properties"
+
+
 def before_properties(exchange: bytes) -> bytes:
     """Return the bytes between the body and the length of the properties."""
-    return varint(2) + varint(8) + b"exchange" + varint(len(exchange)) + exchange + varint(10) + b"properties"
+    return _BEFORE_EXCHANGE + varint(len(exchange)) + exchange + _AFTER_EXCHANGE
 
 
 @final
@@ -369,7 +378,7 @@ def read_headers(data: bytes, position: i64) -> tuple[list[Header], i64]:
     """Return the first headers of a record that `read_record` has accepted, and the number of others.
 
     Args:
-        position: of the key.
+        position: the position of the key.
     """
     size: i64 = 0
     for _ in range(2):  # key and value
@@ -608,14 +617,7 @@ class RecordDecoder:
         return record
 
     def read_view(
-        self,
-        data: bytes,
-        position: i64,
-        end: i64,
-        offset: i64,
-        timestamp_ms: i64,
-        persistent: bool,
-        views: RecordViews,
+        self, data: bytes, position: i64, end: i64, offset: i64, timestamp_ms: i64, persistent: bool, views: RecordViews
     ) -> i64:
         """Add a view of the record to `views`, and return its size for read limits.
 
@@ -661,15 +663,7 @@ class RecordDecoder:
         if size < 0:
             size = -1
         views.add(
-            offset,
-            timestamp_ms,
-            start,
-            size,
-            data,
-            record.exchange,
-            record.routing_key,
-            record.properties,
-            persistent,
+            offset, timestamp_ms, start, size, data, record.exchange, record.routing_key, record.properties, persistent
         )
         properties_size = len(record.properties)
         return (size if size > 0 else 0) + properties_size + RECORD_OVERHEAD_BYTES

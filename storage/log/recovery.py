@@ -480,7 +480,7 @@ def load_segments(state: RecoveryState, names: list[str]) -> Generator[None, Non
     """Create the segments and read their `.settled` files, in pieces.
 
     Args:
-        names: of the files in the directory.
+        names: the files in the directory.
 
     Cost: 0.3 us per entry. Raises: OSError; UnknownFormat.
     """
@@ -631,7 +631,7 @@ def _apply_bytes(segment: Segment, size: int, transient: int, scanned: bool) -> 
     """Count settled bodies that the entries do not assign to ranges.
 
     Args:
-        size: of all of them.
+        size: the size of all of them.
         transient: size of the transient ones.
     """
     segment.settled_body_bytes += size

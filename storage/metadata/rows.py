@@ -133,7 +133,7 @@ class StoredOffsetRow(NamedTuple):
 
     Attributes:
         offset: the next one to read.
-        time_ms: of the write, milliseconds since 1970.
+        time_ms: the time of the write, milliseconds since 1970.
     """
 
     queue_id: str

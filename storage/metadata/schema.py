@@ -85,10 +85,26 @@ class Table(NamedTuple):
 
     def encode(self, row: Row) -> dict[str, Plain]:
         """Return column name -> database value. Raises: ValueError for a str with lone surrogates."""
-        columns = self.columns[1:] if self.has_digest else self.columns
-        encoded = {name: _to_plain(self, name, kind, value) for (name, kind), value in zip(columns, row, strict=True)}
-        if self.has_digest:
-            return {"digest": _digest(list(encoded.values())), **encoded}
+        has_digest = self.has_digest
+        encoded: dict[str, Plain] = {}
+        for (name, kind), value in zip(self.columns[1:] if has_digest else self.columns, row, strict=True):
+            if isinstance(value, str):
+                raw = value.encode("utf-8", "surrogateescape" if kind is ColumnType.KEY else "strict")
+                if kind is ColumnType.NAME and len(value) > NAME_LENGTH:
+                    # SQLite would store it; other databases refuse or, worse, truncate it.
+                    raise ValueError(f"{self.name}.{name}: longer than {NAME_LENGTH} characters")
+                # Text was encoded too, because every driver refuses a lone surrogate, each with its own error.
+                encoded[name] = raw if kind is ColumnType.KEY else value
+            elif isinstance(value, tuple):
+                encoded[name] = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+            elif isinstance(value, bool):
+                encoded[name] = int(value)
+            elif isinstance(value, int | bytes):
+                encoded[name] = value
+            else:
+                raise ValueError(f"{self.name}.{name}: cannot store {type(value).__name__}")
+        if has_digest:
+            return {"digest": _digest(encoded.values()), **encoded}
         return encoded
 
     def decode(self, values: Sequence[object]) -> Row:
@@ -116,24 +132,6 @@ class Table(NamedTuple):
             return self.row(**given)
         except (ValueError, TypeError) as error:
             raise ValueError(f"table {self.name}: {error}") from error
-
-
-def _to_plain(table: Table, name: str, kind: ColumnType, value: object) -> Plain:
-    if isinstance(value, str):
-        if kind is ColumnType.KEY:
-            return value.encode("utf-8", "surrogateescape")
-        value.encode("utf-8")  # every driver refuses a lone surrogate, each with its own error
-        if kind is ColumnType.NAME and len(value) > NAME_LENGTH:
-            # SQLite would store it; other databases refuse or, worse, truncate it.
-            raise ValueError(f"{table.name}.{name}: longer than {NAME_LENGTH} characters")
-        return value
-    if isinstance(value, tuple):
-        return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
-    if isinstance(value, bool):
-        return int(value)
-    if isinstance(value, int | bytes):
-        return value
-    raise ValueError(f"{table.name}.{name}: cannot store {type(value).__name__}")
 
 
 def _read_text(value: object) -> str:
@@ -201,150 +199,68 @@ _N, _T, _B, _X = ColumnType.NAME, ColumnType.TEXT, ColumnType.BOOL, ColumnType.B
 # Parents precede children: rows are read, and first rows written, in this order.
 TABLES: Final[tuple[Table, ...]] = (
     Table(
-        "vhosts",
-        VhostRow,
-        (
-            ("name", _N),
-            ("id", _N),
-            ("description", _T),
-            ("tags", ColumnType.WORDS),
-            ("default_queue_type", _N),
-            ("state", _N),
-        ),
+        "vhosts", VhostRow,
+        (("name", _N), ("id", _N), ("description", _T), ("tags", ColumnType.WORDS), ("default_queue_type", _N),
+            ("state", _N)), ("name",),
+    ),
+    Table(
+        "users", UserRow, (("name", _N), ("password_hash", _T), ("hashing_algorithm", _N), ("tags", ColumnType.WORDS)),
         ("name",),
     ),
     Table(
-        "users",
-        UserRow,
-        (("name", _N), ("password_hash", _T), ("hashing_algorithm", _N), ("tags", ColumnType.WORDS)),
-        ("name",),
+        "permissions", PermissionRow, (("user", _N), ("vhost", _N), ("configure", _T), ("write", _T), ("read", _T)),
+        ("user", "vhost"), (("user", "users"), ("vhost", "vhosts")),
     ),
     Table(
-        "permissions",
-        PermissionRow,
-        (("user", _N), ("vhost", _N), ("configure", _T), ("write", _T), ("read", _T)),
-        ("user", "vhost"),
+        "topic_permissions", TopicPermissionRow,
+        (("user", _N), ("vhost", _N), ("exchange", _N), ("write", _T), ("read", _T)), ("user", "vhost", "exchange"),
         (("user", "users"), ("vhost", "vhosts")),
     ),
     Table(
-        "topic_permissions",
-        TopicPermissionRow,
-        (("user", _N), ("vhost", _N), ("exchange", _N), ("write", _T), ("read", _T)),
-        ("user", "vhost", "exchange"),
-        (("user", "users"), ("vhost", "vhosts")),
+        "exchanges", ExchangeRow,
+        (("vhost", _N), ("name", _N), ("type", _N), ("durable", _B), ("auto_delete", _B), ("internal", _B),
+            ("arguments", _X)), ("vhost", "name"), (("vhost", "vhosts"),),
     ),
     Table(
-        "exchanges",
-        ExchangeRow,
-        (
-            ("vhost", _N),
-            ("name", _N),
-            ("type", _N),
-            ("durable", _B),
-            ("auto_delete", _B),
-            ("internal", _B),
-            ("arguments", _X),
-        ),
-        ("vhost", "name"),
-        (("vhost", "vhosts"),),
+        "queues", QueueRow,
+        (("vhost", _N), ("name", _N), ("id", _N), ("durable", _B), ("auto_delete", _B), ("exclusive", _B),
+            ("arguments", _X), ("state", _N)), ("id",), (("vhost", "vhosts"),), (("vhost", "name"),),
     ),
     Table(
-        "queues",
-        QueueRow,
-        (
-            ("vhost", _N),
-            ("name", _N),
-            ("id", _N),
-            ("durable", _B),
-            ("auto_delete", _B),
-            ("exclusive", _B),
-            ("arguments", _X),
-            ("state", _N),
-        ),
-        ("id",),
-        (("vhost", "vhosts"),),
-        (("vhost", "name"),),
-    ),
-    Table(
-        "bindings",
-        BindingRow,
-        (
-            ("digest", _N),
-            ("vhost", _N),
-            ("source", _N),
-            ("destination", _N),
-            ("destination_type", _N),
-            ("routing_key", ColumnType.KEY),
-            ("arguments", _X),
-        ),
-        ("digest",),
-        (("vhost", "vhosts"),),
+        "bindings", BindingRow,
+        (("digest", _N), ("vhost", _N), ("source", _N), ("destination", _N), ("destination_type", _N),
+            ("routing_key", ColumnType.KEY), ("arguments", _X)), ("digest",), (("vhost", "vhosts"),),
         (("vhost", "destination"), ("vhost", "source")),
     ),
     Table(
-        "policies",
-        PolicyRow,
-        (
-            ("vhost", _N),
-            ("name", _N),
-            ("pattern", _T),
-            ("apply_to", _N),
-            ("definition", _T),
-            ("priority", ColumnType.INT),
-            ("operator", _B),
-        ),
-        ("vhost", "name", "operator"),
-        (("vhost", "vhosts"),),
+        "policies", PolicyRow,
+        (("vhost", _N), ("name", _N), ("pattern", _T), ("apply_to", _N), ("definition", _T),
+            ("priority", ColumnType.INT), ("operator", _B)), ("vhost", "name", "operator"), (("vhost", "vhosts"),),
     ),
     Table(
-        "parameters",
-        ParameterRow,
-        (("vhost", _N), ("component", _N), ("name", _N), ("value", _T)),
-        ("vhost", "component", "name"),
-        (("vhost", "vhosts"),),
+        "parameters", ParameterRow, (("vhost", _N), ("component", _N), ("name", _N), ("value", _T)),
+        ("vhost", "component", "name"), (("vhost", "vhosts"),),
     ),
     Table("global_parameters", GlobalParameterRow, (("name", _N), ("value", _T)), ("name",)),
     Table(
-        "stored_offsets",
-        StoredOffsetRow,
+        "stored_offsets", StoredOffsetRow,
         (("queue_id", _N), ("name", _N), ("offset", ColumnType.LONG), ("time_ms", ColumnType.LONG)),
-        ("queue_id", "name"),
-        (("queue_id", "queues"),),
-        since=2,
+        ("queue_id", "name"), (("queue_id", "queues"),), since=2,
     ),
+    Table("user_limits", UserLimitsRow, (("user", _N), ("limits", _T)), ("user",), (("user", "users"),), since=3),
     Table(
-        "user_limits",
-        UserLimitsRow,
-        (("user", _N), ("limits", _T)),
-        ("user",),
-        (("user", "users"),),
-        since=3,
-    ),
-    Table(
-        "seen_caches",
-        SeenCacheRow,
-        (("id", _N), ("vhost", _N), ("exchange", _N)),
-        ("id",),
-        (("vhost", "vhosts"),),
+        "seen_caches", SeenCacheRow, (("id", _N), ("vhost", _N), ("exchange", _N)), ("id",), (("vhost", "vhosts"),),
         since=4,
     ),
     Table(
-        "seen",
-        SeenRow,
-        (("cache_id", _N), ("id", _X), ("number", ColumnType.LONG), ("expires_ms", ColumnType.LONG)),
-        ("cache_id", "id"),
-        (("cache_id", "seen_caches"),),
-        since=4,
+        "seen", SeenRow, (("cache_id", _N), ("id", _X), ("number", ColumnType.LONG), ("expires_ms", ColumnType.LONG)),
+        ("cache_id", "id"), (("cache_id", "seen_caches"),), since=4,
     ),
     Table(
-        "scram_credentials",
-        ScramRow,
-        (("user", _N), ("sha256", _T), ("sha512", _T)),
-        ("user",),
-        (("user", "users"),),
+        "scram_credentials", ScramRow, (("user", _N), ("sha256", _T), ("sha512", _T)), ("user",), (("user", "users"),),
         since=5,
     ),
-)
+)  # fmt: skip
 
 TABLE_OF: Final[dict[type[Row], Table]] = {table.row: table for table in TABLES}
 

@@ -144,7 +144,7 @@ class SqlAlchemyTables:
         """Move SQLite's log into its file. Does nothing for other databases."""
         if self._dialect != "sqlite":
             return
-        # Other connections begin a transaction, in which this is not possible.
+        # A raw connection, because a checkpoint is not possible in the transaction that other connections begin.
         connection = self._engine.raw_connection()
         try:
             cursor = connection.cursor()

@@ -110,7 +110,7 @@ class SqliteBootstrap:
             return dict(connection.execute(f'SELECT "name", "value" FROM "{HEADER_TABLE}"').fetchall())  # noqa: S608
 
     def rows(self) -> dict[type[Row], list[Row]]:
-        """Return every row. Cost: some 3 us per row."""
+        """Return every row. Cost: about 3 us per row."""
         with self._reading() as connection:
             rows: dict[type[Row], list[Row]] = {}
             for table in TABLES:

@@ -75,8 +75,6 @@ async def test_open_reads_the_existing_state(cluster: Cluster, state: ClusterSta
     assert [row.name for row in state.vhosts()] == ["/", "shop"]
     assert (state.slot_of("/"), state.slot_of("shop"), state.slot_of("none")) == (1, 2, None)
     assert (state.owner_of(0), state.owner_of(1), state.owner_of(2)) == (A, B, None)
-    assert state.owner_of_vhost("/") == B
-    assert state.owner_of_vhost("none") is None
     assert [row.name for row in state.vhosts_of(1)] == ["/"]
     assert (state.requested_node(1), state.requested_node(2)) == ("b", None)
     initial = state.metadata_state("me")

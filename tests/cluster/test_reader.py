@@ -311,14 +311,6 @@ class TestFollower:
         await recorder.follower.wait_caught_up([followed])
         assert recorder.received == {0: [StoredRecord(len(expected), b"k", b"v")]}
 
-    async def test_unfollow_ends_a_waiting_call(self, fake: FakeKafka, recorder: RecordingFollower) -> None:
-        followed = recorder.follower.follow("t", 0)
-        waiting = asyncio.create_task(recorder.follower.wait_reached(followed, 1))
-        await asyncio.sleep(0)
-        recorder.follower.unfollow(followed)
-        with pytest.raises(KafkaDisconnected):
-            await waiting
-
     async def test_failing_callback_ends_the_follower(self, fake: FakeKafka, caplog: pytest.LogCaptureFixture) -> None:
         async def take(_: FollowedPartition, __: bytes) -> None:
             raise ValueError("a bug")

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pika
@@ -15,7 +16,10 @@ import pytest
 from pika.exceptions import ConnectionClosedByBroker, ProbableAccessDeniedError
 from relay_rig import Rig, connections, wait_until
 
+from amqpd.auth.internal_backend import User
+from amqpd.cluster.proxy import ProxiedChannelZero
 from amqpd.connection.channel_zero import HEADER
+from amqpd.errors import ConnectionForced
 from amqpd.protocol import methods
 
 
@@ -111,6 +115,17 @@ def test_change_of_owner_closes_connection(nodes: Rig) -> None:
     new_connection = connect(nodes)
     assert [each["node"] for each in connections(nodes, "c")] == ["a"]
     new_connection.close()
+
+
+def test_owner_that_has_lost_the_vhost_lets_the_client_reconnect() -> None:
+    """The vhost left the owner between its answer to the proxy and connection.open: the owner proxies no further."""
+    control: Any = ProxiedChannelZero.__new__(ProxiedChannelZero)
+    control.broker = SimpleNamespace(vhosts={})
+    control.connections = SimpleNamespace(vhost_router=SimpleNamespace(closed="", is_remote=lambda vhost: True))
+    control.connection, control._user = None, User("guest", ())
+    with pytest.raises(ConnectionForced) as refusal:
+        control._open(methods.ConnectionOpen("v"))
+    assert (refusal.value.code, refusal.value.reply_text) == MOVING
 
 
 def test_vhost_moves_to_proxying_node_while_open_waits(nodes: Rig) -> None:

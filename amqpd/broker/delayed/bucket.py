@@ -211,7 +211,7 @@ class Bucket:
         Args:
             ahead: read the next messages too.
 
-        Cost: 0.3 us in sequence, otherwise some 10 us. Raises: OSError.
+        Cost: 0.3 us in sequence, otherwise about 10 us. Raises: OSError.
         """
         window = self._window
         count: i64 = len(window)
@@ -421,10 +421,7 @@ class Cascade:
         bucket.job_end = bucket.store.next_offset
 
     def step(self, now_ms: i64, arrived: Callable[[], None]) -> bool:
-        """Copy a piece. Return False to wait for `arrived` or `over`.
-
-        Raises: OSError; then the caller calls `fail`.
-        """
+        """Copy a piece. Return False to wait for `arrived` or `over`. Raises: OSError; then the caller calls `fail`."""
         bucket = self.bucket
         turn = self._turn
         if self.read or self._failed:

@@ -20,7 +20,7 @@ class DelayedMessage(NamedTuple):
 
     Attributes:
         due_ms: since 1970.
-        size_bytes: of the body.
+        size_bytes: the size of the body.
     """
 
     due_ms: int

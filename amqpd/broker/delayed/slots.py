@@ -1,7 +1,7 @@
 """Slots: positions of messages that are due soon, by millisecond.
 
 A position is the number of a bucket and an offset in its log. Positions come out in the order of milliseconds,
-within one in the order of arrival. Memory: 8 bytes per position and some 150 per millisecond in use.
+within one in the order of arrival. Memory: 8 bytes per position and about 150 per millisecond in use.
 """
 
 from __future__ import annotations

@@ -66,12 +66,7 @@ class DelaySchedulerBase:
     """
 
     def __init__(
-        self,
-        storage: Storage,
-        turn: LoopTurn,
-        timers: Timers,
-        republisher: Republisher,
-        vhosts: Mapping[str, VHost],
+        self, storage: Storage, turn: LoopTurn, timers: Timers, republisher: Republisher, vhosts: Mapping[str, VHost]
     ) -> None:
         self.storage = storage
         self.turn = turn
@@ -184,7 +179,7 @@ class DelayDestination(Destination):
 
     Args:
         keys: None if the message has only its own routing key.
-        changes: of the headers.
+        changes: the headers to set.
     """
 
     def __init__(self, wheel: TimingWheelBase, due_ms: i64, keys: list[str] | None, changes: dict[str, object]) -> None:

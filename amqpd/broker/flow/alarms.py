@@ -227,8 +227,7 @@ class PartialBodyMemory:
             kept_bytes: bytes of its incomplete bodies.
             oldest: serial number of the oldest one; 0 if there is none.
 
-        Cost:
-            a dict look-up; linear in the connections with bodies while some are paused.
+        Cost: a dict look-up; linear in the connections with bodies while some are paused.
         """
         before, serial = self._readers.get(reader, (0, 0))
         self.kept_bytes += kept_bytes - before

@@ -62,8 +62,7 @@ class ScanBudget:
     def begin(self, queue: QueueBase, turn: i64) -> bool:
         """Begin the dispatch of a queue in this turn. `is_used_up` then tells whether the queue may search.
 
-        Returns:
-            True if the queue waited in `waiting_queues` and has its share now.
+        Returns: True if the queue waited in `waiting_queues` and has its share now.
         """
         now_ms = self._timers.now_ms()
         if turn != self._turn:
@@ -103,7 +102,7 @@ class ScanBudget:
     def can_parse(self, turn: i64, size: i64) -> bool:
         """Return whether a new selector of `size` characters may be parsed in this turn.
 
-        A turn parses some 5 ms of new selectors, and at least one.
+        A turn parses about 5 ms of new selectors, and at least one.
         """
         if turn != self._parse_turn:
             self._parse_turn = turn

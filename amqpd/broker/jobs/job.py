@@ -220,7 +220,7 @@ class QueueJob(RepublishSource):
         id_: for people.
         verb: move, copy, delete, redrive, ...
         conditions: selects messages; without a target, messages are only settled.
-        limit: of messages; 0 for all.
+        limit: the maximum of messages; 0 for all.
         counts_only: a dry run.
         ended: called once with the job at its end.
 

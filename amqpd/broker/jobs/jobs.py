@@ -59,7 +59,7 @@ class Page(NamedTuple):
 async def browse(queue: Queue, selector: Selector | None, count: int, begin: int = 0, begin_ms: int = 0) -> Page:
     """Return the first `count` messages at or after offset `begin` and time `begin_ms` (ms since 1970).
 
-    The queue's log must be open. Cost: some 2 us per message scanned, in slices of 2 ms.
+    The queue's log must be open. Cost: about 2 us per message scanned, in slices of 2 ms.
     Raises: OSError; PreconditionFailed.
     """
     check_times(queue, begin_ms)
@@ -136,7 +136,7 @@ class JobRequest(NamedTuple):
         limit: 0 for none.
         begin, begin_ms: first offset or time (ms since 1970) of copy and rewind; 0 for the beginning.
         until, until_ms: offset or time at which a rewind ends, exclusive; -1 for the end of the queue.
-        may_write: of redrive; whether the user may write to the `queue` or `exchange` of a name.
+        may_write: for redrive; returns whether the user may write to the `queue` or `exchange` with a name.
     """
 
     verb: str

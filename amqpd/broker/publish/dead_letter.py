@@ -34,7 +34,7 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Destination, QueueEntry, TraceHook
+from amqpd.broker.consumer import Destination, QueueEntry
 from amqpd.broker.message import FRAME_PAYLOAD_BYTES, NO_MESSAGE, Message, MessageRoute, PropertiesView
 from amqpd.broker.publish import router
 from amqpd.broker.publish.idempotence import NUMBERS
@@ -42,7 +42,7 @@ from amqpd.broker.publish.republisher import KEEP, RepublishCount, Republisher, 
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost.exchange import Exchange
 from amqpd.broker.vhost.vhost import VHost
-from amqpd.protocol.field_table import PRODUCER_ID, CodecError, Int64, Timestamp, decode_table, encode_entry
+from amqpd.protocol.field_table import PRODUCER_ID, CodecError, Int64, Timestamp, decode_table, encode_table
 from amqpd.protocol.properties import (
     scan_properties,
     with_encoded_headers,
@@ -91,7 +91,7 @@ class DeadLetterSource(RepublishSource):
         self.reason = reason
 
     def log(self) -> QueueLog | None:
-        return self.queue.store
+        return self.queue.backing.store
 
     def is_durable(self) -> bool:
         return self.queue.log() is not None
@@ -114,9 +114,9 @@ class DeadLetterSource(RepublishSource):
         """The vhost moves to another node, which finds the message in the log."""
 
     def on_published(self, message: Message, destinations: list[Destination]) -> None:
-        tap = self.publisher.tap_of(self.queue.vhost_name)
-        if tap is not None:
-            tap.dead_lettered(message, self.queue.name, self.reason, destinations)
+        vhost = self.publisher.vhosts.get(self.queue.vhost_name)
+        if vhost is not None and vhost.tap is not None:
+            vhost.tap.dead_lettered(message, self.queue.name, self.reason, destinations)
 
     def on_queued(self, count: i64) -> None:
         self.queue.dead_letters_logged_count += count
@@ -143,7 +143,7 @@ class DeadLetterPublisher:
     def __init__(self, republisher: Republisher, vhosts: Mapping[str, VHost]) -> None:
         self.published: dict[tuple[str, str], RepublishCount] = {}
         self._republisher = republisher
-        self._vhosts = vhosts
+        self.vhosts = vhosts
         self._last_source: DeadLetterSource | None = None
         self._slice: i64 = -1
         self._time_s = 0
@@ -185,11 +185,6 @@ class DeadLetterPublisher:
         republisher = self._republisher
         return len(republisher.line) >= BEHIND_COUNT or republisher.held_bytes >= BEHIND_BYTES
 
-    def tap_of(self, vhost_name: str) -> TraceHook | None:
-        """Return the receiver of the vhost's messages, None for none."""
-        vhost = self._vhosts.get(vhost_name)
-        return vhost.tap if vhost is not None else None
-
     def _source_of(self, queue: Queue, reason: str) -> DeadLetterSource:
         source = self._last_source
         if source is None or source.queue is not queue or source.reason != reason:
@@ -212,7 +207,7 @@ class DeadLetterPublisher:
         queue = source.queue
         again = source.again
         if not again:
-            store = queue.store
+            store = queue.backing.store
             again = (
                 store is not None
                 and queue.backing.is_logged(source.offset)
@@ -241,7 +236,7 @@ class DeadLetterPublisher:
         if key in self._made:
             return self._made[key]
         name = queue.rules.dead_letter_exchange
-        vhost = self._vhosts.get(queue.vhost_name)
+        vhost = self.vhosts.get(queue.vhost_name)
         if vhost is None:
             return KEEP
         exchange = vhost.exchanges.get(name) if name is not None else None
@@ -318,7 +313,7 @@ def first_death(
     headers = {**first_headers(reason, queue.name, envelope.exchange), "x-death": [death]}
     if again:
         headers[REDELIVERED] = True
-    entries = b"".join([encode_entry(name, value) for name, value in headers.items()])
+    entries = encode_table(headers)[4:]
     destinations = router.route(vhost, exchange, [out.routing_key], NO_MESSAGE)
     return FirstDeath(out, entries, without_cycles(destinations, reason, [death]))
 

@@ -23,8 +23,7 @@ from amqpd.broker.publish import router
 from amqpd.broker.publish.deduplication import CacheEntry, CacheStore, DeduplicationCache, MessageHistory
 from amqpd.broker.publish.firehose import BestEffortPublisher
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.vhost.exchange import Binding, Exchange
-from amqpd.broker.vhost.exchange_state import ExchangeStateHook
+from amqpd.broker.vhost.exchange import Binding, Exchange, ExchangeStateHook
 from amqpd.routing.stateful import (
     CACHE_PERSISTENCE,
     CACHE_SIZE,

@@ -76,8 +76,8 @@ class RepublishSource:
     Neighbouring ranges of one source are merged, so messages of one kind should share a source.
 
     Attributes:
-        kind: Of message, for the broker's log: "dead-letter".
-        offset: Of the message that is being rewritten; -1 if it has none.
+        kind: The kind of its messages in the broker's log, for example "dead-letter".
+        offset: The offset of the message that is being rewritten; -1 if it has none.
         again: An earlier try since the start may have published this message to some of its targets.
         published: Counts the republished messages.
     """
@@ -214,7 +214,7 @@ class SlicedAcks:
         timers = self._timers
         begun_ms = timers.now_ms()
         count: i64 = 0
-        while line and (self._stopped or (count < ACK_SLICE_COUNT_MAX and timers.now_ms() - begun_ms < SLICE_MS)):
+        while line:
             end = count + STEP_COUNT
             while line and count < end:
                 pending = line[0]
@@ -226,6 +226,8 @@ class SlicedAcks:
                 pending.first = last + 1
                 count += last - first + 1
                 pending.source.on_safe(first, last, pending.size)
+            if not self._stopped and line and (count >= ACK_SLICE_COUNT_MAX or timers.now_ms() - begun_ms >= SLICE_MS):
+                break
         if line and not self._scheduled:
             self._scheduled = True
             self._call_soon(self._run_next_slice)
@@ -367,19 +369,20 @@ class Republisher(CommitListener):
                         count += done
                         size += done_bytes
                     else:
-                        self._drop_first()
+                        self.line.popleft()
+                        self.held_bytes -= message.body_size
                         size += message.body_size
                         self._publish_message(first, message)
                 except Exception as error:  # noqa: BLE001  # logged there
                     self._on_exception(first, error)
-            if timers.now_ms() - begun_ms >= SLICE_MS:
+            if not self.line or timers.now_ms() - begun_ms >= SLICE_MS:
                 break
         if turn.is_republisher_full:
             self._update_crowded()
         if self.line:
             turn.dead_letters_pending = True
             self._schedule()
-        else:
+        elif self._cursors:
             self._close_cursors()
         if self._fresh:
             turn.confirm_later(self)
@@ -589,7 +592,10 @@ class Republisher(CommitListener):
         fresh = self._fresh
         self._fresh = []
         for pending in fresh:
-            self._request_answers(pending)
+            for target in pending.targets:
+                if not target.local:  # replicated targets answer; local ones are synced in groups
+                    pending.missing += 1
+                    target.when_safe(target.next_offset - 1, partial(self._answered, pending))
         if safe and not self._waiting:
             self._synced_all(fresh, [])
             return False
@@ -601,13 +607,6 @@ class Republisher(CommitListener):
         while self._waiting and self._waiting[0][0] <= generation:
             self._synced_all(self._waiting.popleft()[1], failed)
         return len(self._waiting) > 0
-
-    def _request_answers(self, pending: PendingRepublish) -> None:
-        """Ask the replicated targets to answer when they have the message safely. Local ones are synced in groups."""
-        for target in pending.targets:
-            if not target.local:
-                pending.missing += 1
-                target.when_safe(target.next_offset - 1, partial(self._answered, pending))
 
     def _answered(self, pending: PendingRepublish, safe: bool) -> None:
         pending.missing -= 1

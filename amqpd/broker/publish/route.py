@@ -108,8 +108,7 @@ class Route:
         remote: a log is safe by its own high watermark, and not by the commit of its turn.
         transaction_bytes_max: maximum bytes of one transaction, the smallest of the remote logs; -1 for no limit.
 
-    Raises:
-        LogNotOpen, ResourceError: as `prepare`.
+    Raises: LogNotOpen, ResourceError: as `prepare`.
     """
 
     def __init__(

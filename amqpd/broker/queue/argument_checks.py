@@ -268,21 +268,11 @@ def check_kind(row: ArgumentSpec, context: ArgumentContext) -> None:
         )
 
 
-def leader_locator(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
-    if text(row, value, context) not in LEADER_LOCATORS:
-        raise invalid(row, context, "invalid_queue_locator_arg")
-
-
 def group_by(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     if not is_group_by(text(row, value, context)):
         raise invalid(row, context, "\"expected 'routing_key' or 'header:NAME'\"")
     if "x-max-priority" in context.arguments:
         raise invalid(row, context, '"cannot be combined with x-max-priority"')
-
-
-def strategy(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
-    if text(row, value, context) not in STRATEGIES:
-        raise invalid(row, context, "invalid_dlx_strategy")
 
 
 def queue_version(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:

@@ -167,7 +167,7 @@ class PublishCheck:
 
 @final
 class QueueConfig:
-    """The rules of one queue or stream, immutable. A number of -1 means that there is no such rule.
+    """The rules of one queue or stream, immutable. A number of -1: no such rule.
 
     Args:
         values: Checked values by field name. A missing name means no such rule.

@@ -146,8 +146,7 @@ class DelayedRetries(Timer):
 
         The log is not open yet, so nothing else changes it.
 
-        Returns:
-            True when all are checked.
+        Returns: True when all are checked.
         Cost: 0.5 us per message, uncompiled.
         """
         rule = self._rule
@@ -182,8 +181,7 @@ class DelayedRetries(Timer):
 
         Each becomes an entry when it is due first.
 
-        Returns:
-            Their offsets. The ready order must skip them.
+        Returns: Their offsets. The ready order must skip them.
         """
         while not self.find(store):
             pass  # the queue was needed before all slices were done
@@ -299,8 +297,7 @@ class DelayedRetries(Timer):
     def _measure(self, delayed: DelayedEntry) -> bool:
         """Read a message that waited at the start, and correct the byte counts by its size.
 
-        Returns:
-            False if the log has lost it.
+        Returns: False if the log has lost it.
         Raises:
             OSError: The log could not be read.
         """

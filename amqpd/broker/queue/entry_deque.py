@@ -1,6 +1,6 @@
 """A deque of queue entries, for the ready messages in memory.
 
-It does the same as `collections.deque`, but compiled code calls it natively: 3 ns a call instead of 30 ns. Every
+It does the same as `collections.deque`, but compiled code calls it natively: 3 ns per call instead of 30 ns. Every
 message that waits passes through it.
 """
 

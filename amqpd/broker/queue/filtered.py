@@ -219,8 +219,7 @@ class FilteredOrder(FifoOrder):
     def find(self, queue: QueueBase, cursor: FilterCursor, scans: ScanBudget) -> i64:
         """Find the first ready message that matches the cursor's selector.
 
-        Returns:
-            Its offset, for `claim`; NOTHING if there is none, or if the slice ended or a disk read is pending.
+        Returns: Its offset, for `claim`; NOTHING if there is none, or if the slice ended or a disk read is pending.
         Raises:
             OSError: The log could not be read.
         Cost: a bisection for a known match; else 1 us per message, and its read from the log.
@@ -362,8 +361,7 @@ class FilteredOrder(FifoOrder):
     def _read_again(self, queue: QueueBase, entry: QueueEntry) -> bool:
         """Read a requeued message.
 
-        Returns:
-            False if a disk read is pending, or if the log has lost the message; then the entry is removed.
+        Returns: False if a disk read is pending, or if the log has lost the message; then the entry is removed.
         """
         store = self.backing.store
         if store is not None and self.backing.is_logged(entry.offset):
@@ -683,7 +681,7 @@ class FilteredConsumers:
         return None
 
     def add_consumer(self, consumer: Consumer) -> None:
-        """Prepare for a consumer that the queue adds next."""
+        """Add a consumer to the cursor of its filter, or to those without one. The queue adds it next."""
         selector = consumer.arguments.selector
         robin = self._queue.round_robin
         if selector is None:
@@ -763,8 +761,7 @@ class FilteredConsumers:
     def pump(self) -> FifoOrder | None:
         """Deliver ready messages to the consumers that want them.
 
-        Returns:
-            None; or if no consumer has a filter any more, the order with which the queue continues.
+        Returns: None; or if no consumer has a filter any more, the order with which the queue continues.
         """
         queue = self._queue
         if not queue.round_robin.filtered:

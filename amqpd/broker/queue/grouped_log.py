@@ -15,8 +15,8 @@ groups until it finds a free one (`read_further`).
 **The second reading** looks for groups that are free again, or whose owner has credit, and of which no message is in
 memory (`GroupedWindow.cold_groups`). It begins at the lowest `passed_from` of them and also takes passed messages of
 other groups. Both readings share the slices of broker/flow/loop_turn.py, so neither waits for the other.
-Cost: 1 us a message, one look per batch without ready messages. A second reading that begins behind a million ready or
-unacked messages takes a second of slices.
+Cost: 1 us per message, one look per batch without ready messages. A second reading that begins behind a million ready
+or unacked messages takes a second of slices.
 
 **The oldest message** of the queue is for expiry and length limits, whether its group is locked or not (`oldest`).
 

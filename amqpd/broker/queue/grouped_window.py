@@ -44,7 +44,7 @@ class GroupedWindow:
         owners: The queue's consumers.
         passed_count: Ready messages that were passed over in the log. None of them is below `passed_low`.
         cold_groups: Groups whose ready messages were all passed over, so that none is in memory.
-        indexes: Of the searches that run now (scan.py). They follow what enters and leaves memory.
+        indexes: The indexes of running searches (scan.py). They follow what enters and leaves memory.
     """
 
     def __init__(self, memory: MemoryWindow) -> None:

@@ -164,8 +164,7 @@ class QueueLimits:
         queue = self._queue
         for admission in self.rules.admissions:
             if self._dispatches_late() and self.rules.is_over(
-                queue.ready_count + queue.delayed_count + 1,
-                queue.ready_bytes + queue.delayed_bytes + message.body_size,
+                queue.ready_count + queue.delayed_count + 1, queue.ready_bytes + queue.delayed_bytes + message.body_size
             ):
                 self._dispatch_first()
             if not admission.admits(queue, self._host, message):
@@ -331,8 +330,7 @@ class QueueLimits:
     def _drop(self, count: i64) -> bool:
         """Drop at most `count` messages that exceed a length limit, waiting ones first.
 
-        Returns:
-            True if no more exceed it, or the next one cannot be read now.
+        Returns: True if no more exceed it, or the next one cannot be read now.
         """
         queue = self._queue
         while queue.ready_count + queue.delayed_count > 0 and self._is_full():

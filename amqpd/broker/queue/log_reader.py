@@ -68,8 +68,7 @@ class QueueLogReader:
         Args:
             arrived: called when the disk has delivered; None to wait for the disk (only for LIVE).
 
-        Returns:
-            False if the disk is being read. At the end of the log True, with no record.
+        Returns: False if the disk is being read. At the end of the log True, with no record.
 
         Raises:
             OSError: the log cannot be read.

@@ -219,8 +219,7 @@ class OffsetBitmap:
     def drop_below(self, offset: i64) -> None:
         """Free memory of offsets below `offset`, whole chunks only. The caller does not ask for them again.
 
-        Cost:
-            A step per chunk, once.
+        Cost: A step per chunk, once.
         """
         number: i64 = offset >> CHUNK_BITS
         if not self._chunks or number <= self._begin:
@@ -233,8 +232,7 @@ class OffsetBitmap:
     def gaps(self, first: i64, last: i64) -> list[tuple[int, int]]:
         """Return the ranges of `first` to `last`, ends included, that are not in the set.
 
-        Cost:
-            A step per empty or full chunk, per empty or full byte of other chunks, per offset of other bytes.
+        Cost: A step per empty or full chunk, per empty or full byte of other chunks, per offset of other bytes.
         """
         found: list[tuple[int, int]] = []
         begin: i64 = -1

@@ -188,7 +188,7 @@ class PriorityOrder(ReadyOrder):
         return self._scan_offset < self._scan_end
 
     def scan(self, queue: QueueBase) -> bool:
-        """Read the next range of the log into the index. Cost: about 2 us a message, more for large ones."""
+        """Read the next range of the log into the index. Cost: about 2 us per message, more for large ones."""
         if not self._scanning():
             return True
         store = self.backing.store
@@ -473,8 +473,7 @@ class PriorityOrder(ReadyOrder):
         Args:
             count_max: limit of this call.
 
-        Returns:
-            True if enough have moved.
+        Returns: True if enough have moved.
         """
         for level in self._levels:
             returned = level.returned

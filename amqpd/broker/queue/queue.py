@@ -84,8 +84,7 @@ class GetWaiters:
     def call(self) -> None:
         """Call all waiting commands. A command that finds its message still on disk adds itself again.
 
-        Raises:
-            The exception of a command. The commands after it stay in the list.
+        Raises: The exception of a command. The commands after it stay in the list.
         """
         waiting = self._waiting
         self._waiting = []
@@ -490,8 +489,7 @@ class Queue(QueueBase):
     def _pump(self) -> bool:
         """Serve the waiting basic.get commands, then the consumers, at most PUMP_COUNT_MAX messages.
 
-        Returns:
-            True if no ready message can be delivered now; False if the next turn must continue.
+        Returns: True if no ready message can be delivered now; False if the next turn must continue.
         """
         if self.getters is not None:
             self.getters.call()
@@ -573,8 +571,7 @@ class Queue(QueueBase):
         Args:
             no_ack: settle the entry at once; otherwise it is unacked.
 
-        Returns:
-            None if the queue is empty, or if the command must wait: see `must_wait`.
+        Returns: None if the queue is empty, or if the command must wait: see `must_wait`.
         """
         entry = self._take_at_hand()
         expiry = self.expiry
@@ -661,8 +658,7 @@ class Queue(QueueBase):
     def drop_old(self, arrived_max_ms: i64, count_max: i64) -> i64:
         """Drop messages that arrived by `arrived_max_ms` (monotonic), from the head on, whole log batches at once.
 
-        Returns:
-            The number dropped, at most `count_max` plus a batch; 0 if the caller must check messages one by one.
+        Returns: The number dropped, at most `count_max` plus a batch; 0 if the caller must check messages one by one.
         """
         return self.order.drop_expired(self, self.host, arrived_max_ms, count_max)
 

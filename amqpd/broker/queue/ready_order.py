@@ -112,8 +112,7 @@ class ReadyOrder:
     def add(self, queue: QueueBase, message: Message, offset: i64) -> bool:
         """Make a message ready that was just appended.
 
-        Returns:
-            False if memory is full and the queue has no log yet. The caller then starts a temporary log.
+        Returns: False if memory is full and the queue has no log yet. The caller then starts a temporary log.
         """
         raise NotImplementedError
 
@@ -134,7 +133,7 @@ class ReadyOrder:
         raise NotImplementedError
 
     def reserve(self, entry: QueueEntry) -> None:
-        """Note that a taken entry waits elsewhere. `requeue` or `unreserve` follows."""
+        """Account for a taken entry that waits for a retry. `requeue` or `unreserve` ends that."""
 
     def unreserve(self, queue: QueueBase, entry: QueueEntry) -> None:
         """Note that a reserved entry will not return. Only groups need this: the entry locks its group."""
@@ -157,8 +156,7 @@ class ReadyOrder:
         Raises:
             OSError: the log cannot be read; the entry stays at its place.
 
-        Cost:
-            O(1), and one read of the log per window.
+        Cost: O(1), and one read of the log per window.
         """
         raise NotImplementedError
 

@@ -377,8 +377,7 @@ def make_ready(queue: Queue, first: i64, last: i64, between: OffsetBitmap, count
         between: offsets in the range that are not ready. The order keeps this set.
         count, size_bytes: number of the messages, and of their body bytes.
 
-    Cost:
-        A step per entry in the window, and per message that was taken early from the log.
+    Cost: A step per entry in the window, and per message that was taken early from the log.
     """
     filtered = queue.use_filtered_order().order
     if queue.ready_count == 0:

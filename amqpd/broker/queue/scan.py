@@ -25,13 +25,7 @@ from amqpd.broker.consumer import QueueEntry
 from amqpd.broker.flow.loop_turn import ScanBudget
 from amqpd.broker.message import LogMessageFactory, Message
 from amqpd.broker.queue.fifo import FifoOrder
-from amqpd.broker.queue.filtered import (
-    NOTHING,
-    FilterCursor,
-    FilteredOrder,
-    MessagePredicate,
-    free_bit,
-)
+from amqpd.broker.queue.filtered import NOTHING, FilterCursor, FilteredOrder, MessagePredicate, free_bit
 from amqpd.broker.queue.grouped_order import GroupedOrder
 from amqpd.broker.queue.log_reader import LIVE, SAFE, SETTLED, QueueLogReader
 from amqpd.broker.queue.message_groups import GroupNode
@@ -267,8 +261,7 @@ class ScanLogReader:
         Raises:
             OSError: the log cannot be read.
 
-        Cost:
-            Low while offsets ascend; a lower offset reads again.
+        Cost: Low while offsets ascend; a lower offset reads again.
         """
         reader = self._reader
         if reader.log is not store or offset < self._asked:
@@ -294,8 +287,7 @@ class ReadySpan:
 
     Not for streams.
 
-    Cost:
-        To create: about 10 ns for each entry in memory.
+    Cost: To create: about 10 ns for each entry in memory.
     """
 
     def __init__(self, queue: Queue, first: i64) -> None:

@@ -109,8 +109,7 @@ class QueueServices:
     def open_soon(self, opening: LogOpening) -> bool:
         """Begin or continue to open a log.
 
-        Returns:
-            True if the log is open or cannot be opened; otherwise `opening.end` is called later.
+        Returns: True if the log is open or cannot be opened; otherwise `opening.end` is called later.
         """
         raise NotImplementedError
 

@@ -67,13 +67,7 @@ class QueueStore:
                     offset = store.append(route, content, 19, header_size - 1, 0, 0, message.persistent)
             else:
                 offset = store.append(
-                    route,
-                    content,
-                    19,
-                    header_size - 1,
-                    header_size + 7,
-                    len(content) - 1,
-                    message.persistent,
+                    route, content, 19, header_size - 1, header_size + 7, len(content) - 1, message.persistent
                 )
         elif message.parts is not None and message.body_size > LARGE_BODY_BYTES:
             offset = store.append_large(
@@ -143,8 +137,7 @@ class QueueStore:
 
         A restarted broker then recognizes a copy of it.
 
-        Returns:
-            False if the log has failed.
+        Returns: False if the log has failed.
         """
         store = self.store
         if store is None:

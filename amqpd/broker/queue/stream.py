@@ -327,8 +327,7 @@ class StreamReader(QueueBase):
         Args:
             bytes_max: the limit of the stream's memory window.
 
-        Returns:
-            MORE, END, DISK or FULL.
+        Returns: MORE, END, DISK or FULL.
 
         Raises:
             OSError: the log cannot be read.
@@ -624,8 +623,7 @@ class StreamOrder(ReadyOrder):
             granted: the queue has scan time, so readers with filters may continue. Otherwise such a reader looks at
                 one share of new records and then waits for scan time.
 
-        Returns:
-            True if the turn's share was used up and there is more.
+        Returns: True if the turn's share was used up and there is more.
         """
         robin = queue.round_robin
         shared = self._shared

@@ -85,7 +85,7 @@ class StreamFilter:
 
     Args:
         selector: None for all records.
-        values: of x-stream-filter; empty for all records.
+        values: the values of x-stream-filter; empty for all records.
         match_unfiltered: with values, records without the header pass, too.
     """
 

@@ -44,7 +44,6 @@ CLASSIC: Final = frozenset({"classic"})
 QUORUM: Final = frozenset({"quorum"})
 STREAM: Final = frozenset({"stream"})
 WORK_QUEUES: Final = CLASSIC | QUORUM
-REPLICATED: Final = QUORUM | STREAM
 
 
 def kind_of(arguments: Mapping[str, object]) -> QueueType:

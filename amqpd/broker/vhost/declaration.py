@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from amqpd.broker.queue.queue import Queue
+from amqpd.protocol.field_table import encode_table
 from amqpd.storage.metadata.store import random_id
 
 
@@ -49,6 +50,7 @@ class NewQueue:
 
     Attributes:
         id: the queue's id; "" if it is not durable.
+        table: the encoded arguments.
         made: the queue, after its creation.
     """
 
@@ -58,6 +60,7 @@ class NewQueue:
         self.auto_delete = asked.auto_delete
         self.exclusive_owner = asked.owner if asked.exclusive else None
         self.arguments = asked.arguments
+        self.table = encode_table(asked.arguments)
         self.kind = str(asked.arguments.get("x-queue-type", "classic"))
         self.id = random_id() if asked.durable else ""
         self.made: Queue | None = None

@@ -198,8 +198,7 @@ def remove_exchange(vhost: VHost, exchange: Exchange) -> list[Change]:
 def remove_binding(vhost: VHost, binding: Binding) -> list[Change]:
     """Remove a binding from memory, if it is still there.
 
-    Returns:
-        The rows of an auto-delete exchange removed with it. The caller deletes the binding's own row.
+    Returns: The rows of an auto-delete exchange removed with it. The caller deletes the binding's own row.
     """
     source = binding.source
     there = not source.deleted and binding.key in source.bindings
@@ -224,7 +223,8 @@ def declare_queue(names: Namespace, asked: QueueDeclaration, done: Done = ignore
     if asked.exclusive and asked.durable:
         # rabbit: the queue is deleted with its connection, so it is never durable
         asked = asked._replace(durable=False)
-    names.vhost.check_not_system(asked.name)
+    vhost = names.vhost
+    vhost.check_not_system(asked.name)
     queue = names.find_queue(asked.name)
     if queue is not None:
         check_queue_equivalent(names, queue, asked)
@@ -236,7 +236,6 @@ def declare_queue(names: Namespace, asked: QueueDeclaration, done: Done = ignore
         raise AccessRefused(f"queue name '{asked.name}' contains reserved prefix 'amq.*'")
     check_queue_limit(names, asked.name)
     asked = asked.with_default_type(names.default_queue_type)
-    vhost = names.vhost
     check_queue_declaration(vhost.name, asked)
     if vhost.catalogue.storage.replicates and asked.durable:
         from amqpd.broker.vhost.cluster_checks import check_queue as check_in_cluster
@@ -250,7 +249,7 @@ def declare_queue(names: Namespace, asked: QueueDeclaration, done: Done = ignore
     put: Put | None = None
     undo: Delete | None = None
     if new.durable:
-        row = QueueRow(vhost.name, new.name, new.id, True, new.auto_delete, False, encode_table(new.arguments))
+        row = QueueRow(vhost.name, new.name, new.id, True, new.auto_delete, False, new.table)
         put, undo = Put(row), Delete(row)
     names.make(
         PendingDeclaration(ObjectName(vhost.name, "queue", new.name), put, undo, partial(_make_queue, vhost, new), new),
@@ -261,8 +260,8 @@ def declare_queue(names: Namespace, asked: QueueDeclaration, done: Done = ignore
 
 def check_queue_limit(names: Namespace, name: str) -> None:
     """Check the vhost's queue limit. RabbitMQ: before the arguments. Raises: PreconditionFailed."""
-    if not names.limits.allow(QUEUES, names.queue_count()):
-        limit = names.limits.value[QUEUES]
+    limit = names.limits.value.get(QUEUES, -1)
+    if 0 <= limit <= names.queue_count():
         raise PreconditionFailed(
             f"cannot declare queue '{name}': queue limit in vhost '{names.vhost.name}' ({limit}) is reached"
         )
@@ -295,8 +294,7 @@ def _make_queue(vhost: VHost, new: NewQueue) -> None:
         raise DeclarationPending(declared, ObjectName(vhost.name, "queue", new.name))
     store: QueueLog | None = None
     if new.id:
-        table = encode_table(new.arguments)
-        store = storage.create_queue(vhost.id, new.name, vhost.name, None, new.id, new.auto_delete, table)[1]
+        store = storage.create_queue(vhost.id, new.name, vhost.name, None, new.id, new.auto_delete, new.table)[1]
     flags = (new.durable, new.auto_delete, new.exclusive_owner)
     queue = make_queue(vhost.queue_host, new.name, *flags, new.arguments, store)
     queue.id = new.id

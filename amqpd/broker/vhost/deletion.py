@@ -137,11 +137,7 @@ class DeletionQueue:
                 gone(None)
 
     def drop_vhost(
-        self,
-        vhost: VhostRow,
-        queues: Sequence[Queue],
-        done: Callable[[], None],
-        others: Sequence[QueueLog] = (),
+        self, vhost: VhostRow, queues: Sequence[Queue], done: Callable[[], None], others: Sequence[QueueLog] = ()
     ) -> None:
         """Remove a vhost's directory in one rename. The caller deletes the vhost's row.
 

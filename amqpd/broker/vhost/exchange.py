@@ -16,7 +16,7 @@ unknown. A dead letter to it is dropped, as if the exchange did not exist.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from amqpd.broker.consumer import Versioned
 from amqpd.broker.delay_hook import DelayHook
@@ -31,6 +31,9 @@ from amqpd.routing.hashing import HASH_HEADER, HASH_PROPERTY, HASHED_PROPERTIES
 from amqpd.routing.headers import erlang_term
 from amqpd.routing.message_exchange import MessageExchangeType
 from amqpd.routing.stateful import CACHE_PERSISTENCE, CACHE_SIZE, CACHE_TTL, HISTORY_LENGTH
+
+if TYPE_CHECKING:
+    from amqpd.storage.metadata.store import Change
 
 
 def _text(row: ArgumentSpec, value: object, context: ArgumentContext) -> str:
@@ -469,3 +472,20 @@ class Exchange:
                 if upstream not in seen:
                     seen.add(upstream)
                     stack.append(upstream)
+
+
+class ExchangeStateHook:
+    """Base class for the stored messages of exchanges (recent history, deduplication). It stores nothing.
+
+    `broker/publish/exchange_state.py` implements it, because it needs to publish. `vhost` is the name of a vhost.
+    """
+
+    def begin(self, vhost: str, exchange: Exchange) -> None:
+        """Start for a new exchange."""
+
+    def bound(self, vhost: str, binding: Binding) -> None:
+        """Handle a new binding made by a client. A start does not call this."""
+
+    def end(self, vhost: str, exchange: Exchange) -> list[Change]:
+        """Stop for a deleted exchange. Return the rows to be deleted with its own."""
+        return []

@@ -103,11 +103,7 @@ COMPONENTS: Final[dict[str, ParameterComponent]] = {
     component.name: component
     for component in (
         ParameterComponent(
-            OPERATOR_POLICY,
-            partial(_values, True),
-            _set_operator_policy,
-            _clear_operator_policy,
-            administrators=True,
+            OPERATOR_POLICY, partial(_values, True), _set_operator_policy, _clear_operator_policy, administrators=True
         ),
         ParameterComponent(limits.COMPONENT, limits.values, limits.declare, limits.clear, administrators=True),
         ParameterComponent("policy", partial(_values, False), _set_policy, _clear_policy, listed=False),

@@ -99,8 +99,7 @@ def _put(vhost: VHost, policy: Policy) -> None:
         value = policy.value
         if row.operator:
             events.emit(
-                "parameter.set",
-                {"vhost": vhost.name, "component": "operator_policy", "name": row.name, "value": value},
+                "parameter.set", {"vhost": vhost.name, "component": "operator_policy", "name": row.name, "value": value}
             )
         # rabbit: the event of an operator policy is also named policy.set
         events.emit("policy.set", {"vhost": vhost.name, "name": row.name, **value})

@@ -24,8 +24,7 @@ from amqpd.broker.stats import EndedTotals, EndedUnroutableTotals, VhostCounts
 from amqpd.broker.vhost.consumer_offsets import ConsumerOffsets
 from amqpd.broker.vhost.declaration import NewQueue
 from amqpd.broker.vhost.deletion import DeletionQueue
-from amqpd.broker.vhost.exchange import Binding, BindingKey, Exchange, alternate_of, delays_of
-from amqpd.broker.vhost.exchange_state import ExchangeStateHook
+from amqpd.broker.vhost.exchange import Binding, BindingKey, Exchange, ExchangeStateHook, alternate_of, delays_of
 from amqpd.broker.vhost.limit_set import NO_LIMITS, Limits
 from amqpd.broker.vhost.pending import Done, PendingDeclaration, PendingDeclarations
 from amqpd.broker.vhost.policy_table import EXCHANGE, NONE, PolicyTable, SlicedWalk
@@ -136,7 +135,7 @@ class VHost(Namespace):
         self.work_queues: dict[str, Queue] = {}
         self.topics_version = 0  # changes with each change of these two
         self.super_streams = SuperStreams()
-        self.own_queues: dict[str, Queue] = {}  # system queues (system_queues.py), in no list
+        self.own_queues: dict[str, Queue] = {}  # the audit log (audit.py), in no list
         # Consumers behind direct reply-to keys, of all vhosts.
         self.reply_consumers: dict[str, Destination] = reply_consumers
         # Bindings by destination, removed together with it.
@@ -378,8 +377,7 @@ class VHost(Namespace):
     def apply_policies(self, thing: Queue | Exchange) -> None:
         """Apply the policies that now match this queue or exchange. Do nothing if they have not changed.
 
-        Cost:
-            1 us per policy, 5 us more for a change. A queue over its new length limit is cut in slices.
+        Cost: 1 us per policy, 5 us more for a change. A queue over its new length limit is cut in slices.
         """
         if thing.deleted:
             return

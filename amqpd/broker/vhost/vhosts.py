@@ -58,7 +58,8 @@ class VHosts(dict[str, VHost], VhostNamespace):
         ended: called with each deleted vhost, before its queues are removed.
         made: called with each new vhost object, which is still empty.
         added: called with each vhost that is added.
-        elsewhere: in a cluster, returns whether another node serves the vhost. The cluster adds new vhosts, not `add`.
+        is_on_other_node: returns whether another node serves the vhost. In a cluster, the cluster adds new vhosts, not
+            `add`.
         when_served: in a cluster, calls back when a node serves the new vhost.
     """
 
@@ -74,7 +75,7 @@ class VHosts(dict[str, VHost], VhostNamespace):
         self.ended = ended
         self.made: Callable[[VHost], object] = _do_nothing
         self.added: Callable[[VHost], object] = _do_nothing
-        self.elsewhere: Callable[[str], bool] | None = None
+        self.is_on_other_node: Callable[[str], bool] | None = None
         self.when_served: Callable[[str, Done], None] | None = None
         self._host_queues = host_queues
         self._reply_consumers = reply_consumers
@@ -88,10 +89,10 @@ class VHosts(dict[str, VHost], VhostNamespace):
         return vhost
 
     def exists(self, name: str) -> bool:
-        return name in self or (self.elsewhere is not None and self.elsewhere(name))
+        return name in self or (self.is_on_other_node is not None and self.is_on_other_node(name))
 
     def add(self, vhost: VHost) -> None:
-        if self.elsewhere is None:
+        if self.is_on_other_node is None:
             self[vhost.name] = vhost
             self.added(vhost)
         tell(vhost, "vhost.created")
