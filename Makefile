@@ -80,7 +80,7 @@ lint: $(PLAIN)/.ready ## ruff, mypy --strict, the types of the page
 	@.ci/mypy
 	@$(PLAIN)/bin/python setup.py --quiet build_page --check || { [ $$? = 3 ] && [ -z "$${TEST_REQUIRE_PAGE:-}" ]; }
 
-.PHONY: test-all test-rest test-docs test-page test-peer interop test-long test-cluster cluster-test torture check-metrics
+.PHONY: test-all test-rest test-docs test-page test-peer interop foreign test-long test-cluster cluster-test torture check-metrics
 EVERYTHING := $(addprefix $(VENV)/.extra-,test all-tests spark docs page)
 test-all: ## make test and make test-rest
 	@$(MAKE) test; $(MAKE) test-rest
@@ -107,6 +107,9 @@ test-peer: compiled rabbitmq ## beside a live RabbitMQ, Debian's package
 
 interop: compiled rabbitmq $(VENV)/.clients $(VENV)/.kafka-clients $(VENV)/.extra-all-tests ## clients, frameworks and tools with amqpd and with RabbitMQ or Kafka: a matrix (ARGS="--clients pika")
 	@TMPDIR="$$(.ci/tmpdir)" $(BIN)/python -P -c 'import runpy, sys; sys.path.append("."); runpy.run_module("interop.clients", run_name="__main__")' --out $(VENV)/interop $(ARGS)
+
+foreign: compiled ## a client's own test suite with amqpd (SUITE=py-amqp ARGS=--beside: with RabbitMQ, too)
+	@TMPDIR="$$(.ci/tmpdir)" $(BIN)/python -P -c 'import runpy, sys; sys.path.append("."); runpy.run_module("interop.foreign", run_name="__main__")' --out $(VENV)/foreign $(ARGS) $(SUITE)
 
 check-metrics: compiled ## dashboards and alert rules in Debian's Prometheus
 	@.ci/install prometheus promtool; $(TEST) tests/prometheus
@@ -214,6 +217,6 @@ $(VENV)/.kafka-clients: $(wildcard interop/kafka/*/*.xml interop/kafka/*/*.go in
 	@.ci/install kafka-clients $(VENV)/kafka-clients; touch $@
 $(VENV)/.table-readers: tests/export/jars/tables.xml .ci/install | $(VENV)/.created
 	@.ci/install table-readers $(VENV)/table-readers; touch $@
-$(VENV)/.clients: $(wildcard interop/clients/*/*.xml interop/clients/*/*.java interop/clients/*/*.go interop/clients/*/go.sum interop/clients/*/*.c interop/clients/lapin/Cargo.lock interop/clients/lapin/src/main.rs interop/clients/package-lock.json) | $(VENV)/.created
+$(VENV)/.clients: $(wildcard interop/clients/*/*.xml interop/clients/*/*.java interop/clients/*/*.go interop/clients/*/go.sum interop/clients/*/*.c interop/clients/Cargo.lock interop/clients/*/src/main.rs interop/clients/package-lock.json) | $(VENV)/.created
 	@.ci/install clients $(VENV)/clients; touch $@
 $(VENV)/.kafka-spark: tests/cluster/jars/spark.xml | $(VENV)/.created ; @.ci/install jars $< $(VENV)/kafka-spark; touch $@

@@ -45,9 +45,15 @@ def client(authority: trustme.CA) -> ssl.SSLContext:
     return context
 
 
-def handshake(server: ssl.SSLContext, client_context: ssl.SSLContext) -> tuple[str, str]:
-    """Do a handshake in memory; return version and cipher suite. Raises ssl.SSLError of the refusing side."""
-    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+def handshake(
+    server: ssl.SSLContext, client_context: ssl.SSLContext, down: ssl.MemoryBIO | None = None
+) -> tuple[str, str]:
+    """Do a handshake in memory; return version and cipher suite. Raises ssl.SSLError of the refusing side.
+
+    Args:
+        down: Carries the server's bytes to the client.
+    """
+    up, down = ssl.MemoryBIO(), down or ssl.MemoryBIO()
     client_side = client_context.wrap_bio(down, up, server_hostname="localhost")
     server_side = server.wrap_bio(up, down, server_side=True)
     unfinished = [client_side, server_side]
@@ -82,6 +88,12 @@ def test_only_tls_1_3_suites_refuse_tls_1_2(make_settings: MakeSettings, authori
     older.maximum_version = ssl.TLSVersion.TLSv1_2
     with pytest.raises(ssl.SSLError):
         handshake(server, older)
+
+
+def test_server_sends_nothing_after_the_handshake(make_settings: MakeSettings, authority: trustme.CA) -> None:
+    down = ssl.MemoryBIO()
+    assert handshake(server_context(make_settings(), "amqp.tls"), client(authority), down)[0] == "TLSv1.3"
+    assert down.pending == 0, "a session ticket comes before the first frame: the Java client with NIO cannot read on"
 
 
 @pytest.mark.parametrize(

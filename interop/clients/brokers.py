@@ -35,6 +35,19 @@ PEERS: Final = (RABBITMQ, KAFKA)
 API_TIMEOUT_S: Final = 60.0
 
 
+def call_api(port: int, method: str, path: str, body: object = None) -> object:
+    """Send a request to the HTTP API at 127.0.0.1 as guest and return its answer. Raises OSError."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}",
+        None if body is None else json.dumps(body).encode(),
+        {"Authorization": f"Basic {base64.b64encode(b'guest:guest').decode()}", "Content-Type": "application/json"},
+        method=method,
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        content = answer.read()
+    return json.loads(content) if content else None
+
+
 class Certificates(NamedTuple):
     """PEM files. server and client contain key and certificate."""
 
@@ -88,15 +101,7 @@ class Node(ABC):
 
     def api(self, method: str, path: str, body: object = None) -> object:
         """Send a request to the HTTP API and return its answer. Raises OSError."""
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.http_port}{path}",
-            None if body is None else json.dumps(body).encode(),
-            {"Authorization": f"Basic {base64.b64encode(b'guest:guest').decode()}", "Content-Type": "application/json"},
-            method=method,
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            content = answer.read()
-        return json.loads(content) if content else None
+        return call_api(self.http_port, method, path, body)
 
 
 class Amqpd(Node):

@@ -80,9 +80,22 @@ def _ruby() -> list[str]:
     return [path, "-W0", str(HERE / "bunny" / "program.rb")]
 
 
-def _php() -> list[str]:
-    path = _with_library("php", "-r", "require 'PhpAmqpLib/autoload.php';", "the PHP package php-amqplib")
-    return [path, "-d", "display_errors=stderr", str(HERE / "php-amqplib" / "program.php")]
+def _amqp_tools() -> list[str]:
+    _found("amqp-publish")
+    return [_found("bash"), str(HERE / "amqp-tools" / "program.sh")]
+
+
+def _perl() -> list[str]:
+    path = _with_library("perl", "-e", "use AnyEvent::RabbitMQ", "Perl's AnyEvent::RabbitMQ")
+    return [path, str(HERE / "anyevent-rabbitmq" / "program.pl")]
+
+
+def _php(name: str, code: str, over: str = "") -> Client:
+    def command() -> list[str]:
+        path = _with_library("php", "-r", code, f"PHP's package {name}")
+        return [path, "-d", "display_errors=stderr", str(HERE / name / "program.php")]
+
+    return Client(name, "PHP", command, over)
 
 
 def _node(folder: str, package: str = "", over: str = "") -> Client:
@@ -97,14 +110,19 @@ def _built(name: str, language: str, over: str = "") -> Client:
     return Client(name, language, lambda: [str(_installed(name))], over)
 
 
-def _java() -> list[str]:
-    return [
-        _found("java"),
-        *JAVA_OPTIONS,
-        "-cp",
-        f"{_installed('java')}/*:{_installed('java/Program.class').parent}",
-        "Program",
-    ]
+def _java(name: str, folder: str, program: str, *options: str) -> Client:
+    def command() -> list[str]:
+        jars = _installed(folder)
+        return [
+            _found("java"),
+            *JAVA_OPTIONS,
+            *options,
+            "-cp",
+            f"{jars}/*:{_installed(f'{folder}/{program}.class').parent}",
+            program,
+        ]
+
+    return Client(name, "Java", command)
 
 
 def kafka_java(version: str, program: str) -> list[str]:
@@ -167,11 +185,19 @@ CLIENTS: Final = (
     _node("amqp-connection-manager", over="amqplib"),
     _node("rascal", over="amqplib"),
     _node("nestjs-rabbitmq", "@golevelup/nestjs-rabbitmq", over="amqplib"),
-    Client("java-client", "Java", _java),
+    _java("java-client", "java", "Program"),
+    _java("java-client-nio", "java", "Program", "-Dnio=true"),
+    _java("spring-rabbit", "spring", "Spring"),
     Client("bunny", "Ruby", _ruby),
-    Client("php-amqplib", "PHP", _php),
+    _php("php-amqplib", "require 'PhpAmqpLib/autoload.php';"),
+    _php("php-amqp", "exit((int) !extension_loaded('amqp'));", over="rabbitmq-c"),
     _built("rabbitmq-c", "C"),
+    # Behind rabbitmq-c: no client of another language has it as its partner.
+    Client("amqp-tools", "C", _amqp_tools, over="rabbitmq-c"),
     _built("lapin", "Rust"),
+    _built("amqprs", "Rust"),
+    # Between clients that send 42 with 32 bits: it reads no other integer.
+    Client("anyevent-rabbitmq", "Perl", _perl),
 )
 BY_NAME: Final = {each.name: each for each in CLIENTS}
 

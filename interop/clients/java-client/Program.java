@@ -15,7 +15,7 @@ import java.util.*;
 import java.util.concurrent.*;
 import javax.net.ssl.*;
 
-/** RabbitMQ's Java client: the scenarios of ../README.md. */
+/** RabbitMQ's Java client, with -Dnio=true without a thread for each connection: the scenarios of ../README.md. */
 public class Program {
   interface Scenario {
     void run(Connection connection, Channel channel) throws Exception;
@@ -32,6 +32,7 @@ public class Program {
   static ConnectionFactory factory() throws Exception {
     var factory = new ConnectionFactory();
     factory.setUri(System.getenv("AMQP_URL"));
+    if (Boolean.getBoolean("nio")) factory.useNio();
     if (System.getenv("CA_FILE") != null) {
       factory.useSslProtocol(sslContext());
       factory.enableHostnameVerification();

@@ -497,7 +497,7 @@ async fn run(name: &str, connection: &Connection) -> Outcome {
 async fn main() -> Outcome {
     let name = env::args().nth(1).ok_or("usage: lapin-program SCENARIO")?;
     if name == "version" {
-        let lock = include_str!("../Cargo.lock").split("name = \"lapin\"\nversion = \"").nth(1).ok_or("no version")?;
+        let lock = include_str!("../../Cargo.lock").split("name = \"lapin\"\nversion = \"").nth(1).ok_or("no version")?;
         println!("{}", lock.split('"').next().unwrap_or_default());
         return Ok(());
     }
