@@ -50,7 +50,7 @@ from amqpd.storage.metadata.rows import (
 )
 from amqpd.storage.metadata.schema import TABLES
 from amqpd.storage.metadata.sql import SqlAlchemyTables
-from amqpd.storage.metadata.store import MetadataState, WriteFailed, _state
+from amqpd.storage.metadata.store import MetadataState, WriteFailed, state_of
 
 ODD = "a'\"`;--\x00%s{}é☃\U0001f407"
 ROWS: tuple[Row, ...] = (
@@ -164,7 +164,7 @@ def test_table_equals_the_database(store: SqlAlchemyTables, submissions: list[li
         assert rows_of_table(table) == of_database
     assert rows_of_table(replayed(records)) == of_database
     assert list(table.orphan_deletions()) == []
-    state = _state("i", False, store.rows())
+    state = state_of("i", False, store.rows())
     assert rows_of_state(table.state(sorted(table.rows(VhostRow)), "i")) == rows_of_state(state)
 
 

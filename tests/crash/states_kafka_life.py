@@ -21,10 +21,12 @@ from states_ledger import Violation
 from states_pace import SETTLE_MS
 
 from amqpd.broker.vhost import declare
+from amqpd.broker.vhost.limits import UserLimits
 from amqpd.kafka_server import fetch, group_offsets, produce, transaction_requests
 from amqpd.kafka_server.coordinator import GroupCoordinator
 from amqpd.kafka_server.fetch import WaitingFetches
 from amqpd.kafka_server.messages import RequestHeader
+from amqpd.kafka_server.quotas import ClientQuotas
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.retention import trim
 
@@ -105,7 +107,8 @@ class KafkaLife(BrokerLife):
         self.coordinator = GroupCoordinator(broker)
         self.fetches = WaitingFetches(broker)
         self._prepare()
-        server = SimpleNamespace(broker=broker, coordinator=self.coordinator, fetches=self.fetches)
+        quotas = ClientQuotas(UserLimits(broker), self.timers)
+        server = SimpleNamespace(broker=broker, coordinator=self.coordinator, fetches=self.fetches, quotas=quotas)
         self.connection = WalkConnection(server)
         self.coordinator.start()
         self.turns()

@@ -29,7 +29,7 @@ from amqpd.storage.metadata.store import (
     Row,
     VhostRow,
     WriteFailed,
-    _state,
+    state_of,
 )
 from amqpd.storage.storage import Storage
 
@@ -58,7 +58,7 @@ class Rows:
                 self.tables[type(change.row)].pop(_key(change.row), None)
 
     def state(self) -> MetadataState:
-        return _state("0" * 32, False, {kind: list(rows.values()) for kind, rows in self.tables.items()})
+        return state_of("0" * 32, False, {kind: list(rows.values()) for kind, rows in self.tables.items()})
 
 
 def _key(row: Row) -> tuple[object, ...]:

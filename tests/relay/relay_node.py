@@ -172,8 +172,14 @@ def raise_unavailable(*_: object) -> None:
 class RelayServer(amqpd.server.Server):
     """A server with the peer port as another front end."""
 
-    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop, guests: Sequence[Guest] = ()) -> None:
-        super().__init__(settings, loop, guests)
+    def __init__(
+        self,
+        settings: Settings,
+        loop: asyncio.AbstractEventLoop,
+        guests: Sequence[Guest] = (),
+        substitutes: amqpd.server.Substitutes = amqpd.server.NO_SUBSTITUTES,
+    ) -> None:
+        super().__init__(settings, loop, guests, substitutes)
         name, folder, secret = PLACE
         if (Path(folder) / f"{name}.troubled").exists():
             amqpd.management.cluster_gateway.Principal = raise_unavailable  # type: ignore[misc,assignment]

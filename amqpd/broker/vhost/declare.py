@@ -242,9 +242,14 @@ def declare_queue(names: Namespace, asked: QueueDeclaration, done: Done = ignore
         from amqpd.broker.vhost.cluster_checks import check_queue as check_in_cluster
 
         check_in_cluster(vhost.name, asked)
+    also: tuple[ObjectName, ...] = ()
+    if kafka_topics.ARGUMENT in asked.arguments:
+        vhost.uses_kafka_topics = True
+        also = (ObjectName(vhost.name, kafka_topics.KIND, str(asked.arguments[kafka_topics.ARGUMENT])),)
     if vhost.catalogue.own_topics is None:
-        kafka_topics.check_topic(names, asked)
-    elif kafka_topics.ARGUMENT in asked.arguments:
+        if vhost.uses_kafka_topics:
+            kafka_topics.check_topic(names, asked)
+    elif also:
         from amqpd.broker.vhost.cluster_checks import check as check_topic_in_cluster
 
         check_topic_in_cluster(vhost, vhost.catalogue.own_topics, asked)
@@ -254,7 +259,6 @@ def declare_queue(names: Namespace, asked: QueueDeclaration, done: Done = ignore
     if new.durable:
         row = QueueRow(vhost.name, new.name, new.id, True, new.auto_delete, False, new.table)
         put, undo = Put(row), Delete(row)
-    also = kafka_topics.reserved_topic(vhost.name, asked)
     make = partial(_make_queue, vhost, new)
     names.make(
         PendingDeclaration(ObjectName(vhost.name, "queue", new.name), put, undo, make, new, also=also),

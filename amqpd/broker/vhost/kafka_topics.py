@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 from amqpd.broker.queue.argument_checks import KAFKA_TOPIC
-from amqpd.broker.vhost.pending import ObjectName
 from amqpd.errors import PreconditionFailed
 
 if TYPE_CHECKING:
@@ -41,11 +40,6 @@ def topic_name(queue: NamedQueue) -> str:
     """Return the name that this durable queue has as a topic; "" if Kafka does not allow it."""
     name = str(queue.arguments.get(ARGUMENT, queue.name))
     return name if KAFKA_TOPIC.fullmatch(name) is not None else ""
-
-
-def reserved_topic(vhost: str, asked: QueueDeclaration) -> tuple[ObjectName, ...]:
-    """Return the name to reserve while the commit of a new queue is pending."""
-    return (ObjectName(vhost, KIND, str(asked.arguments[ARGUMENT])),) if ARGUMENT in asked.arguments else ()
 
 
 class KafkaTopics:

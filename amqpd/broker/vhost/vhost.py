@@ -143,6 +143,7 @@ class VHost(Namespace):
         self.topics_version = 0  # changes with each change of these two
         self.super_streams = SuperStreams()
         self.kafka_topics = KafkaTopics()
+        self.uses_kafka_topics = False  # a queue with x-kafka-topic was declared since the start
         self.own_queues: dict[str, Queue] = {}  # the audit log (audit.py), in no list
         # Consumers behind direct reply-to keys, of all vhosts.
         self.reply_consumers: dict[str, Destination] = reply_consumers
@@ -298,6 +299,7 @@ class VHost(Namespace):
             self.work_queues[queue.id] = queue
             self.topics_version += 1
         if KAFKA_TOPIC_ARGUMENT in queue.arguments:
+            self.uses_kafka_topics = True
             self.kafka_topics.add(queue)
         if queue.logged:
             self.queue_host.windows.add(queue.order.memory)
