@@ -22,7 +22,7 @@ from .brokers import KAFKA, PEERS, RABBITMQ, SIDES, Certificates, Side, make_cer
 from .kafka_brokers import AmqpdForKafka, ApacheKafka, KafkaSide
 from .kafka_runner import KafkaRunner
 from .programs import Missing
-from .runner import Cell, Runner, differences, versions
+from .runner import Cell, Runner, differences, missing_cells, versions
 from .tables import TABLES, Table
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "clients.md"
@@ -47,9 +47,7 @@ class Run:
     def add_missing(self, table: Table, side: str, why: str) -> None:
         """Note that this broker is missing."""
         self._sides[table.name][side] = f"missing: {why}"
-        self._cells[table.name] += [
-            Cell(client.name, each.name, side, "missing", why) for client in table.clients for each in table.scenarios
-        ]
+        self._cells[table.name] += missing_cells({each.name: why for each in table.clients}, table.scenarios, side)
 
     def matrices(self) -> list[report.Matrix]:
         """Return the finished tables."""
@@ -122,6 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for each in parts
         if each.clients and each.scenarios and each.sides and each.name in (chosen["tables"] or known["tables"])
     ]
+    if not tables:
+        parser.error("no table has the chosen clients, scenarios and sides together")
     try:
         matrices = run(tables, options.jobs)
     except (RuntimeError, BrokerFailed, StartFailed) as error:

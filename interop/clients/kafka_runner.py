@@ -12,8 +12,8 @@ from typing import Any, Final
 from .brokers import PEERS, Certificates
 from .kafka_brokers import CROSSING, KafkaSide
 from .programs import SHARE_PROGRAMS
-from .runner import Cell, Run, Verdict, installed, run
-from .scenarios import Scenario
+from .runner import Cell, Run, Verdict, installed, missing_cells, run
+from .scenarios import KAFKA_SCENARIOS, Scenario
 from .tables import Table
 
 RECORDS: Final = os.environ.get("TEST_KAFKA_RECORDS", "10000")
@@ -31,7 +31,7 @@ def steps_of(output: str) -> dict[str, dict[str, Any]]:
 
 
 class KafkaRunner:
-    """Runs all cells of one side. The programs and jobs are those of `Runner`."""
+    """Runs all cells of one side. Its arguments and attributes are those of `Runner`."""
 
     def __init__(self, side: KafkaSide, files: Certificates, table: Table, jobs: int) -> None:
         self._side = side
@@ -42,11 +42,7 @@ class KafkaRunner:
     def cells(self, scenarios: Iterable[Scenario]) -> list[Cell]:
         """Run the programs and return the cells. Cost: some 8 s of a core for each client and listener."""
         chosen = list(scenarios)
-        cells = [
-            Cell(name, each.name, self._side.name, "missing", why)
-            for name, why in self.missing.items()
-            for each in chosen
-        ]
+        cells = missing_cells(self.missing, chosen, self._side.name)
         with ThreadPoolExecutor(self._jobs) as pool:
             for found in pool.map(lambda client: self._client(client, chosen), self.commands):
                 cells += found
@@ -63,6 +59,9 @@ class KafkaRunner:
         began = time.monotonic()
         ended, crossed = self._run(client, tls=False)
         steps, took = steps_of(ended.out), time.monotonic() - began
+        if ended.code and not self._failed(steps):  # it crashed at its end
+            crash = {"ok": False, "detail": f"exit code {ended.code} without a failed step: {ended.error}"}
+            steps = {name: step if step["ok"] is None else crash for name, step in steps.items()}
         if client in SHARE_PROGRAMS and "share" in {each.name for each in scenarios}:
             steps["share"] = self._share(client)
         if not crossed and steps.get("to-amqp", {}).get("ok"):
@@ -89,11 +88,20 @@ class KafkaRunner:
         began = time.monotonic()
         ended, crossed = self._run(client, tls=True)
         steps, took = steps_of(ended.out), time.monotonic() - began
-        failed = [name for name, step in steps.items() if step["ok"] is False]
-        if ended.code == 0 and crossed and not failed and "many" in steps:
+        failed = self._failed(steps)
+        if not crossed:
+            failed.append("to-amqp")
+        if ended.code == 0 and not failed:
             return Cell(client, "tls", self._side.name, "pass", seconds=took)
         text = f"failed: {', '.join(failed) or ended.error}"
         return Cell(client, "tls", self._side.name, "fail", text, ended.out + ended.err, took)
+
+    def _failed(self, steps: dict[str, dict[str, Any]]) -> list[str]:
+        """Return the names of the steps that failed or are missing. `share` may have a program of its own."""
+        names = {each.name for each in KAFKA_SCENARIOS if self._side.amqp or not each.not_in_peer}
+        missing = sorted(names - {"share", "tls"} - set(steps))
+        failed = [name for name, step in steps.items() if step["ok"] is False]
+        return failed + [f"{name} is missing" for name in missing]
 
     def _run(self, client: str, tls: bool) -> tuple[Run, bool]:
         """Run the steps of a client. Return the end, and whether AMQP and Kafka read each other's messages."""

@@ -57,7 +57,7 @@ class Matrix(NamedTuple):
         return [found[side] for side in self.sides]
 
     def sign(self, client: str, scenario: str) -> str:
-        """Return the words of a place: one if all sides agree. RabbitMQ's lack of a feature is not repeated."""
+        """Return the words of a place: one if all sides agree, or else one for each side."""
         signs = [SIGNS[each.verdict] for each in self.verdicts(client, scenario)]
         return signs[0] if len(set(signs)) == 1 else " ".join(signs)
 
@@ -133,7 +133,7 @@ def _table_as_text(matrix: Matrix) -> str:
     lines += [f"FAIL: {line}" for line in reasons(matrix, "fail")]
     lines.append(counts(matrix))
     worse = differences(matrix.cells)
-    lines.append(f"{len(worse)} cells fail with amqpd and not with {matrix.table.peer}")
+    lines.append(f"{len(worse)} cells are worse with amqpd than with {matrix.table.peer}")
     for each in worse:
         lines += ["", f"{each.client}, {each.scenario}, {each.side}:", each.output[-3000:].strip()]
     return "\n".join(lines)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Literal, NamedTuple
 from urllib.parse import quote
@@ -131,13 +131,21 @@ def installed(clients: Iterable[Client]) -> tuple[dict[str, list[str]], dict[str
     return commands, missing
 
 
+def missing_cells(reasons: Mapping[str, str], scenarios: Iterable[Scenario], side: str) -> list[Cell]:
+    """Return the cells of clients that could not be tried. reasons: name of a client -> why."""
+    return [Cell(name, each.name, side, "missing", why) for each in scenarios for name, why in reasons.items()]
+
+
 class Runner:
     """Runs all cells of one side.
 
     Args:
+        table: Its clients run. Those that are not installed are missing.
+        jobs: Programs at once.
+
+    Attributes:
         commands: Command of each client that is installed.
         missing: Why the others are not.
-        jobs: Programs at once.
     """
 
     def __init__(self, side: Side, files: Certificates, table: Table, jobs: int) -> None:
@@ -151,22 +159,15 @@ class Runner:
     def cells(self, scenarios: Iterable[Scenario]) -> list[Cell]:
         """Run the scenarios of all clients and return the cells. Cost: minutes of two cores for the whole catalogue."""
         chosen = list(scenarios)
-        cells = [
-            Cell(name, each.name, self._side.name, "missing", why)
-            for name, why in self.missing.items()
-            for each in chosen
-        ]
+        cells = missing_cells(self.missing, chosen, self._side.name)
         for name in self.commands:
             self._side.second.add_vhost(name)
             for vhost in {self.vhost(name, each.name) for each in chosen}:
                 self._side.node.add_vhost(vhost)
         if self._side.name in PEERS:
-            absent = [each for each in chosen if each.not_in_peer]
-            cells += [
-                Cell(name, each.name, self._side.name, "missing", each.not_in_peer)
-                for each in absent
-                for name in self.commands
-            ]
+            for each in chosen:
+                if each.not_in_peer:
+                    cells += missing_cells(dict.fromkeys(self.commands, each.not_in_peer), [each], self._side.name)
             chosen = [each for each in chosen if not each.not_in_peer]
         alone = [(name, each) for each in chosen if not each.together for name in self.commands]
         with ThreadPoolExecutor(self._jobs) as pool:
@@ -235,7 +236,10 @@ class Runner:
         if scenario.name == "blocked":
             node.set_memory_limit("0.000000001")
         with ThreadPoolExecutor(len(ready) or 1) as pool:
-            cells = [pool.submit(self._cell, name, scenario, event.set) for name, event in ready.items()]
+            cells = []
+            for name, event in ready.items():
+                cells.append(pool.submit(self._cell, name, scenario, event.set))
+                cells[-1].add_done_callback(lambda _, event=event: event.set())  # a program that did not start
             for event in ready.values():
                 event.wait()
             if scenario.name == "blocked":
@@ -270,3 +274,10 @@ def differences(cells: Iterable[Cell]) -> list[Cell]:
         ):
             found.append(each)
     return found
+
+
+def errors(cells: Iterable[Cell]) -> list[Cell]:
+    """Return the differences, and amqpd's failures in which the peer fails, too: errors of a program."""
+    found = list(cells)
+    worse = differences(found)
+    return worse + [each for each in found if each.side not in PEERS and each.verdict == "fail" and each not in worse]

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Self, cast
 
 import pytest
 
 from . import report
 from .__main__ import main
-from .brokers import KAFKA, RABBITMQ
-from .kafka_runner import steps_of
+from .brokers import KAFKA, RABBITMQ, Certificates, Side
+from .kafka_brokers import KafkaSide
+from .kafka_runner import KafkaRunner, steps_of
 from .programs import BY_NAME, CLIENTS, Client, Missing
-from .runner import Cell, Verdict, differences, run
+from .runner import Cell, Runner, Verdict, differences, errors, run
 from .scenarios import BY_NAME as SCENARIO
-from .scenarios import SCENARIOS
-from .tables import AMQP, TABLES
+from .scenarios import KAFKA_SCENARIOS, SCENARIOS
+from .tables import AMQP, KAFKA_PROTOCOL, TABLES
 
 
 def cell(side: str, verdict: Verdict, scenario: str = "tx", text: str = "") -> Cell:
@@ -41,6 +45,13 @@ def test_failure_with_amqpd_alone_is_a_difference() -> None:
 def test_failure_with_both_or_with_rabbitmq_alone_is_no_difference() -> None:
     assert differences([cell("amqpd", "fail"), cell(RABBITMQ, "fail")]) == []
     assert differences([cell("amqpd", "pass"), cell(RABBITMQ, "fail")]) == []
+
+
+def test_failure_with_both_is_an_error_of_the_program() -> None:
+    failed, silent = cell("amqpd", "fail"), cell("compat", "not offered")
+    assert errors([failed, cell(RABBITMQ, "fail")]) == [failed]
+    assert errors([failed, silent, cell(RABBITMQ, "pass")]) == [failed, silent]
+    assert errors([cell("amqpd", "pass"), silent, cell(RABBITMQ, "fail")]) == []
 
 
 def test_client_that_offers_it_only_with_rabbitmq_is_a_difference() -> None:
@@ -153,3 +164,59 @@ def test_unknown_names_are_refused_with_the_known_ones(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit):
         main(["--clients", "nosuch"])
     assert "unknown: nosuch; known: pika" in capsys.readouterr().err
+
+
+def test_choice_without_a_cell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--clients", "pika", "--scenarios", "rebalance"])
+    assert "no table has the chosen clients, scenarios and sides together" in capsys.readouterr().err
+
+
+class Fake(KafkaSide):
+    """A side without a broker."""
+
+    name, version, user, plain, tls = "amqpd", "1", "guest", "localhost:1", "localhost:2"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing."""
+
+    def create_topic(self, topic: str) -> None:
+        """Do nothing."""
+
+
+def kafka_cells(tmp_path: Path, steps: Sequence[str], code: int = 0) -> dict[str, str]:
+    lines = "\n".join(json.dumps({"step": name, "ok": True, "detail": ""}) for name in steps)
+    program = [sys.executable, "-c", f"import sys; print({lines!r}); sys.exit({code})"]
+    table = KAFKA_PROTOCOL._replace(clients=(Client("made", "Python", lambda: program),))
+    files = Certificates(*[tmp_path] * 3)
+    found = KafkaRunner(Fake(), files, table, 1).cells([each for each in KAFKA_SCENARIOS if not each.not_in_peer])
+    return {each.scenario: each.verdict for each in found}
+
+
+KAFKA_STEPS = [each.name for each in KAFKA_SCENARIOS if not each.not_in_peer and each.name != "tls"]
+
+
+def test_program_of_kafka_that_does_all_steps_passes(tmp_path: Path) -> None:
+    assert set(kafka_cells(tmp_path, KAFKA_STEPS).values()) == {"pass"}
+
+
+def test_step_that_a_program_of_kafka_leaves_out_fails_and_tls_too(tmp_path: Path) -> None:
+    found = kafka_cells(tmp_path, [each for each in KAFKA_STEPS if each != "seek"])
+    assert {name for name, verdict in found.items() if verdict == "fail"} == {"seek", "tls"}
+
+
+def test_program_of_kafka_that_crashes_after_its_last_step_fails(tmp_path: Path) -> None:
+    assert set(kafka_cells(tmp_path, KAFKA_STEPS, code=139).values()) == {"fail"}
+
+
+def test_program_that_does_not_start_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    table = AMQP._replace(clients=(Client("made", "Python", lambda: [str(tmp_path / "nosuch")]),))
+    node = SimpleNamespace(
+        amqp_port=1, tls_port=2, http_port=3, metrics_port=4, set_memory_limit=str, add_vhost=str, kill_and_start=str
+    )
+    side = cast("Side", SimpleNamespace(name="amqpd", node=node, second=node))
+    with pytest.raises(FileNotFoundError):
+        Runner(side, Certificates(*[tmp_path] * 3), table, 1).cells([SCENARIO["blocked"]])
