@@ -48,6 +48,19 @@ def call_api(port: int, method: str, path: str, body: object = None) -> object:
     return json.loads(content) if content else None
 
 
+def await_api(port: int) -> None:
+    """Wait for RabbitMQ's HTTP API, which listens a little later than AMQP. Raises OSError after a minute."""
+    deadline = time.monotonic() + API_TIMEOUT_S
+    while True:
+        try:
+            call_api(port, "GET", "/api/whoami")
+            return
+        except (URLError, ConnectionError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
 class Certificates(NamedTuple):
     """PEM files. server and client contain key and certificate."""
 
@@ -170,15 +183,7 @@ class Rabbit(Node):
 
     def start(self) -> None:
         self._node.start()
-        deadline = time.monotonic() + API_TIMEOUT_S
-        while True:  # the management plugin listens a little later than AMQP
-            try:
-                self.api("GET", "/api/whoami")
-                return
-            except (URLError, ConnectionError):
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
+        await_api(self.http_port)
 
     def stop(self) -> None:
         self._node.stop()

@@ -8,19 +8,17 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
-from urllib.error import URLError
 from urllib.parse import quote
 
 from amqpd.testing import BrokerProcess
 from interop.bench.rabbitmq import RabbitMQ
-from interop.clients.brokers import API_TIMEOUT_S, EVERYTHING, RABBITMQ, call_api
+from interop.clients.brokers import EVERYTHING, RABBITMQ, await_api, call_api
 
 from .recipes import ADDRESSES, NotPrepared, Recipe, Results
 
@@ -127,22 +125,10 @@ def rabbitmq(folder: Path) -> Iterator[str]:
     node.port = AMQP_PORT
     try:
         node.start()
-        _await_api()
+        await_api(HTTP_PORT)
         yield node.version.removeprefix("RabbitMQ ")
     finally:
         node.stop()
-
-
-def _await_api() -> None:
-    deadline = time.monotonic() + API_TIMEOUT_S
-    while True:
-        try:
-            call_api(HTTP_PORT, "GET", "/api/whoami")
-            return
-        except (URLError, ConnectionError):
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
 
 
 def add_objects(recipe: Recipe) -> None:
