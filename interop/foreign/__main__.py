@@ -1,6 +1,7 @@
 """`python -m interop.foreign SUITE ...`: test suites of client libraries with amqpd and, with --beside, RabbitMQ.
 
-The exit code is 1 if a test passes with RabbitMQ and not with amqpd, and 2 if a suite or a broker cannot be run.
+The exit code is 1 if a test passes with RabbitMQ and not with amqpd. It is 2 if a suite or a broker cannot be run, or no
+test of a suite passes with one of the brokers.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 outcome = compare(name, RECIPES[name], folder, Path(work), options.compat, options.beside)
             print(text(outcome), end="\n\n", flush=True)
             (options.out / f"{name}.json").write_text(document(outcome), "utf-8")
-            if not all(outcome.results.values()):
-                print(f"foreign: {name} ran no test; see {folder}/*.log", file=sys.stderr)
+            broken = [side for side, results in outcome.results.items() if "passed" not in results.values()]
+            if broken:
+                print(f"foreign: no test of {name} passed with {broken[0]}; see {folder}/*.log", file=sys.stderr)
                 return 2
             differences += len(outcome.differences())
     except (NotPrepared, RuntimeError, OSError, BrokerFailed, StartFailed) as error:

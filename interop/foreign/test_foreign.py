@@ -11,6 +11,7 @@ import pytest
 
 from interop.clients.brokers import RABBITMQ
 
+from . import __main__ as program
 from . import runner
 from .__main__ import main
 from .recipes import (
@@ -182,3 +183,15 @@ def test_suite_that_no_registry_has_is_refused_with_the_reason(capsys: pytest.Ca
         with pytest.raises(SystemExit):
             main([name])
         assert why in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("results", [{}, {"a": "failed", "b": "skipped"}])
+def test_suite_of_which_nothing_passes_is_an_error(
+    results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = Outcome("py-amqp", recipe([], {}), {"amqpd": "1"}, {"amqpd": results})
+    monkeypatch.setattr(program, "prepare", lambda *_: tmp_path.joinpath("py-amqp").mkdir())
+    monkeypatch.setattr(program, "enter_namespace", lambda: True)
+    monkeypatch.setattr(program, "compare", lambda *_: found)
+    assert main(["py-amqp", "--out", str(tmp_path)]) == 2
+    assert "no test of py-amqp passed with amqpd" in capsys.readouterr().err
