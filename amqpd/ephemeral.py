@@ -5,7 +5,7 @@ clients can connect, it prints one line with its URLs. It ends with SIGTERM, whe
 when its standard input is closed, if that is a pipe or a socket. The input is never read.
 
 A setting of the command line overrides these. Those of the file and the environment do not: a developer's `amqpd.toml`
-names the data directory and the port of another broker.
+names the data directory, the ports and maybe the cluster of another broker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from amqpd.config import load
+from amqpd.config import EXIT_USAGE, load
 from amqpd.server import EXIT_UNAVAILABLE, run
 
 if TYPE_CHECKING:
@@ -55,6 +55,10 @@ def run_ephemeral(argv: Sequence[str], environ: Mapping[str, str], started: floa
         threading.Thread(target=_watch, args=(parent,), name="amqpd-parent", daemon=True).start()
         arguments = [*_defaults(data_dir), *argv]
         loaded = load(arguments, environ)
+        source = loaded.sources["cluster.kafka"]
+        if loaded.settings.cluster.kafka and source != "command line":
+            print(f"amqpd: --ephemeral joins no cluster: cluster.kafka is in {source}", file=sys.stderr)
+            return EXIT_USAGE
         return run(
             loaded.settings,
             started,
@@ -67,6 +71,7 @@ def run_ephemeral(argv: Sequence[str], environ: Mapping[str, str], started: floa
 
 def _defaults(data_dir: str) -> list[str]:
     settings = {"data-dir": data_dir, "amqp.port": 0, "http.port": 0, "log.level": "warning"}
+    settings |= {f"{name}.port": "off" for name in ("amqp.tls", "http.tls", "metrics", "kafka", "kafka.tls")}
     settings["auth.password-hashing"] = "rabbit_password_hashing_sha256"  # argon2id takes 21 ms at the start
     hosts = {f"{section}.host": HOST for section in ("amqp", "http", "kafka")}
     return [f"--{name}={value}" for name, value in {**settings, **hosts}.items()]

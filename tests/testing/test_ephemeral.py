@@ -46,6 +46,12 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
+def errors_of(process: subprocess.Popen[str]) -> str:
+    """Return its standard error. `communicate` would close its standard input, which ends it."""
+    assert process.stderr is not None
+    return process.stderr.read()
+
+
 def wait_until_gone(path: Path) -> None:
     deadline = time.monotonic() + 60
     while any(path.glob("amqpd-*")) and time.monotonic() < deadline:
@@ -65,6 +71,19 @@ def test_line_with_urls_and_end_with_standard_input(start: Callable, tmp_path: P
     process.stdin.close()
     assert process.wait(60) == 0
     assert not list(tmp_path.iterdir()), "neither its directory nor that of the environment"
+
+
+def test_ports_and_cluster_of_a_developers_broker_do_not_count(start: Callable, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        names = ("KAFKA", "METRICS")
+        variables = {f"AMQPD_{name}__PORT": str(taken.getsockname()[1]) for name in names}
+        process = start(COMMAND, **variables)
+        assert [urlsplit(url).scheme for url in line_of(process).split(" ")] == ["amqp", "http"]
+    member = {"KAFKA": "127.0.0.1:9", "NAME": "shop", "SECRET": "s" * 40}
+    process = start(COMMAND, **{f"AMQPD_CLUSTER__{name}": value for name, value in member.items()})
+    errors = errors_of(process)
+    assert process.wait(60) == EXIT_USAGE
+    assert "--ephemeral joins no cluster: cluster.kafka is in environment AMQPD_CLUSTER__KAFKA" in errors
 
 
 @pytest.mark.slow
@@ -98,7 +117,7 @@ def test_end_with_parent(start: Callable, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_failed_start_leaves_nothing(start: Callable, tmp_path: Path) -> None:
     process = start([*COMMAND, "--amqp.port", "ninety"])
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == EXIT_USAGE
+    errors = errors_of(process)
+    assert process.wait(60) == EXIT_USAGE
     assert "amqp.port" in errors
     assert not list(tmp_path.iterdir())
