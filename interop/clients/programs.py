@@ -192,7 +192,7 @@ CLIENTS: Final = (
     _php("php-amqplib", "require 'PhpAmqpLib/autoload.php';"),
     _php("php-amqp", "exit((int) !extension_loaded('amqp'));", over="rabbitmq-c"),
     _built("rabbitmq-c", "C"),
-    # Behind rabbitmq-c: no client of another language has it as its partner.
+    # After rabbitmq-c, which has the same language: no client has it as its partner.
     Client("amqp-tools", "C", _amqp_tools, over="rabbitmq-c"),
     _built("lapin", "Rust"),
     _built("amqprs", "Rust"),

@@ -1,7 +1,7 @@
 """`python -m interop.foreign SUITE ...`: test suites of client libraries with amqpd and, with --beside, RabbitMQ.
 
-The exit code is 1 if a test passes with RabbitMQ and not with amqpd. It is 2 if a suite or a broker cannot be run, or no
-test of a suite passes with one of the brokers.
+The exit code is 1 if a test passes with RabbitMQ and not with amqpd. It is 2 if a suite or a broker cannot be run, or
+no test of a suite passes with one of the brokers.
 """
 
 from __future__ import annotations

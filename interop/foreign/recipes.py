@@ -183,7 +183,13 @@ RECIPES: Final = {
     "py-amqp": _python(
         "amqp", "5.4.2", "pytest-rerunfailures", "t/integration/test_rmq.py -k (not(tls))", "TLS: the sdist has no keys"
     ),
-    "kombu": _python("kombu", "5.7.0", "pytest-rerunfailures amqp", "t/integration/test_py_amqp.py"),
+    "kombu": _python(
+        "kombu",
+        "5.7.0",
+        "pytest-rerunfailures amqp",
+        "t/integration/test_py_amqp.py",
+        "transports other than py-amqp: they are for other brokers",
+    ),
     "amqpstorm": _python(
         "amqpstorm",
         "3.1.4",
@@ -197,10 +203,12 @@ RECIPES: Final = {
         "2.12.0",
         ginkgo=True,
         vhosts=("rabbit/hole",),
-        left_out="federation and shovels fail with both: amqpd has none, and RabbitMQ runs without these plugins",
+        left_out="federation and shovels: their tests fail with both, as RabbitMQ runs without these plugins",
     ),
     "lapin": _cargo("lapin", "4.12.3"),
-    "amqprs": _cargo("amqprs", "2.1.5", users=(("user", "bitnami"),), left_out="TLS: not an option that is on"),
+    "amqprs": _cargo(
+        "amqprs", "2.1.5", users=(("user", "bitnami"),), left_out="TLS: the crate has it only with another feature"
+    ),
 }
 
 UNAVAILABLE: Final = {
