@@ -133,7 +133,11 @@ def _table_as_text(matrix: Matrix) -> str:
     lines += [f"FAIL: {line}" for line in reasons(matrix, "fail")]
     lines.append(counts(matrix))
     worse = differences(matrix.cells)
-    lines.append(f"{len(worse)} cells are worse with amqpd than with {matrix.table.peer}")
+    peer = matrix.table.peer
+    kind = (
+        f"are worse with amqpd than with {peer}" if peer in matrix.sides else f"fail with amqpd; {peer} was not tried"
+    )
+    lines.append(f"{len(worse)} cells {kind}")
     for each in worse:
         lines += ["", f"{each.client}, {each.scenario}, {each.side}:", each.output[-3000:].strip()]
     return "\n".join(lines)

@@ -123,6 +123,8 @@ def test_forms_of_the_matrix_have_each_verdict_and_reason() -> None:
     assert "| tx | FAIL pass |" in report.markdown([found])
     assert "broken &lt;b&gt;" in report.page([found])
     assert "SomeError" in report.text([found])
+    assert "1 cells are worse with amqpd than with RabbitMQ" in report.text([found])
+    assert "1 cells fail with amqpd; RabbitMQ was not tried" in report.text([found._replace(sides={"amqpd": "1"})])
     assert json.loads(report.document([found]))["tables"]["amqp"]["differences"] == [["pika", "tx", "amqpd"]]
 
 
