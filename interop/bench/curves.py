@@ -42,7 +42,7 @@ MESSAGES: Final = 100_000
 CHUNK: Final = 200
 """Messages that are published before their deliveries are awaited."""
 IDLE_S: Final = 0.01
-"""CPU seconds in half a second."""
+"""A broker that uses less CPU time in half a second is idle."""
 BODY: Final = b"x" * 100
 TRANSIENT, PERSISTENT = b"\x00\x00", b"\x10\x00\x02"
 BODY_FRAME_BYTES: Final = 131_064
@@ -158,7 +158,7 @@ def cpu_s(broker: BrokerProcess) -> float:
 
 
 def wait_until_idle(broker: BrokerProcess) -> None:
-    """Wait until the broker has written the audit log of what was set up, and the like; at most two minutes."""
+    """Wait until the broker has finished jobs of the setup, such as its audit log; at most two minutes."""
     for _ in range(240):
         before = cpu_s(broker)
         time.sleep(0.5)
@@ -167,9 +167,11 @@ def wait_until_idle(broker: BrokerProcess) -> None:
 
 
 def measured(broker: BrokerProcess, count: int, chunk: Callable[[int], float], share: float = 1.0) -> Point:
-    """Call `chunk(number)`, which returns how many messages it was, until there are enough.
+    """Measure what a message costs. It is the median of ten parts, so a job of the broker in between does not count.
 
-    The cost is the median of ten parts, so a job of the broker in between does not count. share: of MESSAGES.
+    Args:
+        chunk: Sends some messages and returns how many. It is called with 0, 1, 2 ... until there are enough.
+        share: How many are enough, as a share of MESSAGES.
     """
     chunk(0)
     wait_until_idle(broker)
