@@ -39,8 +39,8 @@ def check(matrices: list[report.Matrix], required: str, name: str) -> None:
     print(report.text(matrices))
     cells = [each for matrix in matrices for each in matrix.cells]
     ours = [each for each in cells if each.side not in PEERS]
-    missing = sorted({each.client for each in ours if each.verdict == "missing"})
-    assert not (missing and os.environ.get(required)), f"not installed: {missing}: make clients kafka-clients"
+    missing = sorted({f"{each.client} ({each.text})" for each in ours if each.verdict == "missing"})
+    assert not (missing and os.environ.get(required)), f"not installed: {', '.join(missing)}"
     if all(each.verdict == "missing" for each in ours):
         pytest.skip(f"not installed: {', '.join(missing)}")
     assert [(each.client, each.scenario, each.side, each.text) for each in errors(cells)] == []
