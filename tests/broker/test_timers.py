@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from amqpd.broker.flow.timers import TICK_MS
+from collections.abc import Callable
+from operator import itemgetter
+from types import SimpleNamespace
+from typing import Any
+
+from amqpd.broker.flow.timers import TICK_MS, CallTimer, Timers
 from amqpd.broker.queue.expiry import QueueExpiry
 
 
@@ -89,3 +94,45 @@ def test_wall_times_are_converted_to_monotonic_times(room) -> None:
     now = room.timers.now_ms()
     assert room.timers.from_wall(room.timers.wall_ms() - 700) == now - 700
     assert room.timers.from_wall(room.timers.wall_ms() + 700) == now
+
+
+class FakeLoop:
+    """Calls that were requested and neither made nor cancelled, and a clock that moves to the next of them."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.calls: list[tuple[float, Callable[[], None]]] = []
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def call_later(self, delay_s: float, function: Callable[[], None]) -> Any:
+        call = (self.now_s + delay_s, function)
+        self.calls.append(call)
+        return SimpleNamespace(cancel=lambda: call in self.calls and self.calls.remove(call))
+
+    def run_next(self) -> None:
+        call = min(self.calls, key=itemgetter(0))
+        self.calls.remove(call)
+        self.now_s = max(self.now_s, call[0])
+        call[1]()
+
+
+def test_short_timers_beside_a_long_one_leave_no_calls_on_the_loop() -> None:
+    """Otherwise each call requests the next one when it runs, and their number grows as long as the broker lives."""
+    loop = FakeLoop()
+    watch: Any = SimpleNamespace(clock=loop)
+    timers = Timers(loop.call_later, watch)
+    fired: list[str] = []
+    long, short = CallTimer(lambda: fired.append("long")), CallTimer(lambda: fired.append("short"))
+    timers.arm(long, timers.now_ms() + 1000)
+    for number in range(20):
+        timers.arm(short, timers.now_ms() + 10)
+        while len(fired) == number:
+            loop.run_next()
+        timers.run()  # as after a test has moved the clock
+        assert len(loop.calls) == 1
+    while loop.calls:
+        loop.run_next()
+    assert fired == ["short"] * 20 + ["long"]
+    assert 1001.0 <= loop.now_s < 1001.0 + 2 * TICK_MS / 1000

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Final, final
 from mypy_extensions import i64, mypyc_attr
 
 if TYPE_CHECKING:
+    from asyncio import TimerHandle
+
     from amqpd.storage.clock_watch import ClockWatch
     from amqpd.storage.filesystem import Clock
 
@@ -58,18 +60,20 @@ class Timers:
     """The timer wheel.
 
     Args:
-        call_later: the event loop's, with seconds and function.
+        call_later: the event loop's, with seconds and function. A fake one may return None.
         watch: the clock, shared with the storage.
     """
 
-    def __init__(self, call_later: Callable[[float, Callable[[], None]], object], watch: ClockWatch) -> None:
+    def __init__(self, call_later: Callable[[float, Callable[[], None]], TimerHandle | None], watch: ClockWatch) -> None:
         self._call_later = call_later
         self._watch = watch
         self._clock: Clock = watch.clock
         self._buckets: dict[int, dict[Timer, None]] = {}
         self._ticks: list[int] = []
-        # The next tick requested from the loop; -1 for none.
+        # The next tick requested from the loop, -1 for none, and this request. There is one at a time: a second one
+        # would request another one when it runs, so their number would grow with each timer that is armed.
         self._wake: i64 = -1
+        self._wake_handle: TimerHandle | None = None
         self._stopped = False
 
     def stop(self) -> None:
@@ -149,8 +153,8 @@ class Timers:
         return self._ticks[0] * TICK_MS if self._ticks else -1
 
     def run(self) -> None:
-        """Fire what is due. The event loop calls this."""
-        self._wake = -1
+        """Fire what is due. The event loop calls this, and a test that has moved the clock."""
+        self._cancel_wake()
         try:
             self._run()
         finally:
@@ -177,7 +181,15 @@ class Timers:
     def _wake_at(self, tick: i64) -> None:
         if self._wake >= 0 and self._wake <= tick:
             return
+        self._cancel_wake()
         self._wake = tick
         due_ms: int = tick * TICK_MS
         delay_s = due_ms / 1000 - self._clock.monotonic()
-        self._call_later(delay_s if delay_s > 0.0 else 0.0, self.run)
+        self._wake_handle = self._call_later(delay_s if delay_s > 0.0 else 0.0, self.run)
+
+    def _cancel_wake(self) -> None:
+        handle = self._wake_handle
+        if handle is not None:
+            self._wake_handle = None
+            handle.cancel()
+        self._wake = -1
