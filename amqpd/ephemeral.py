@@ -59,14 +59,19 @@ def run_ephemeral(argv: Sequence[str], environ: Mapping[str, str], started: floa
         if loaded.settings.cluster.kafka and source != "command line":
             print(f"amqpd: --ephemeral joins no cluster: cluster.kafka is in {source}", file=sys.stderr)
             return EXIT_USAGE
-        return run(
-            loaded.settings,
-            started,
-            lambda: load(arguments, environ).settings,
-            guests,
-            loaded.notes,
-            ready_text=partial(_ready_text, loaded),
-        )
+        try:
+            return run(
+                loaded.settings,
+                started,
+                lambda: load(arguments, environ).settings,
+                guests,
+                loaded.notes,
+                ready_text=partial(_ready_text, loaded),
+            )
+        finally:
+            # A second signal must not end the removal of the directory: a parent often sends one and then ends.
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
 
 
 def _defaults(data_dir: str) -> list[str]:

@@ -87,6 +87,21 @@ def test_ports_and_cluster_of_a_developers_broker_do_not_count(start: Callable, 
 
 
 @pytest.mark.slow
+def test_second_signal_does_not_keep_the_directory(start: Callable, tmp_path: Path) -> None:
+    """The parent sends SIGTERM and ends, so standard input is closed while the broker stops."""
+    process = start(COMMAND)
+    line_of(process)
+    for number in range(500):
+        (tmp_path / next(tmp_path.glob("amqpd-*")) / f"file{number}").touch()
+    process.terminate()
+    process.stdin.close()
+    while process.poll() is None:
+        process.terminate()
+    assert process.returncode == 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
 def test_json_line_with_kafka_and_end_with_signal(start: Callable, tmp_path: Path) -> None:
     pytest.importorskip("kafka")
     options = ["--formatter", "json", "--kafka.port", "0", "--default.password", "p/q", "--default.vhost", "shop"]
