@@ -72,13 +72,13 @@ class MessageRecorder(TraceHook):
         return False
 
     def _add(self, message: Message, event: str, **about: Any) -> None:
-        size = message.body_size
+        properties = message.properties()
+        size = message.body_size + len(properties)
         if len(self._messages) >= COUNT_MAX or self._size_bytes + size > BYTES_MAX:
             self._lost_count += 1
             return
         self._size_bytes += size
         route = message.envelope
-        properties = message.properties()
         self._messages.append(
             RecordedMessage(event, route.exchange, route.routing_key, message.body(), properties, **about)
         )

@@ -6,7 +6,6 @@ process, `SocketControl` sends them to a broker in another process, one at a tim
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import json
@@ -14,7 +13,10 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from datetime import timedelta
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    import asyncio
 
 COMMAND_TIMEOUT_S: Final = 60.0
 BYTES_KEY: Final = "base64"
@@ -60,11 +62,24 @@ class ThreadControl(Control):
         self._run = run
 
     def call(self, command: str, **arguments: object) -> Any:
-        answer = asyncio.run_coroutine_threadsafe(self._run(command, arguments), self._loop)
+        import asyncio
+
+        work = self._run(command, arguments)
+        try:
+            answer = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError as error:  # the loop is closed
+            work.close()
+            raise BrokerFailed(f"{command}: the broker has ended") from error
         try:
             return answer.result(COMMAND_TIMEOUT_S)
         except Exception as error:
-            raise BrokerFailed(f"{command}: {error}") from error
+            if answer.cancelled():
+                why = "the broker has ended"
+            elif answer.cancel():
+                why = f"the broker did not answer within {COMMAND_TIMEOUT_S:g} s"
+            else:
+                why = str(error) or type(error).__name__
+            raise BrokerFailed(f"{command}: {why}") from error
 
 
 class SocketControl(Control):

@@ -8,6 +8,7 @@ of `amqpd.storage` are the same bytes as on a disk.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,7 +51,7 @@ class MemoryMapping:
 
 
 class MemoryFileSystem(FileSystem):
-    """Files in the memory of this process. Threads may share it: each call is one step for the interpreter.
+    """Files in the memory of this process. Threads may share it if they use different files.
 
     Directories above a path exist when it is created. Memory use: the bytes of the files.
     """
@@ -60,7 +61,7 @@ class MemoryFileSystem(FileSystem):
         self._files: dict[str, MemoryFile] = {}
         self._directories: dict[str, dict[str, None]] = {"/": {}}  # path -> names in it
         self._open: dict[int, tuple[MemoryFile | None, str]] = {}
-        self._next_fd = FIRST_FD
+        self._fds = itertools.count(FIRST_FD)
         self._create(BOOT_ID).data += f"{random_id()}\n".encode()
 
     def _enter(self, path: str) -> None:
@@ -95,8 +96,7 @@ class MemoryFileSystem(FileSystem):
             file = self._create(path)
         elif file is not None and flags & os.O_TRUNC:
             file.data.clear()
-        self._next_fd += 1
-        fd = self._next_fd
+        fd = next(self._fds)
         self._open[fd] = file, path
         return fd
 
@@ -181,9 +181,9 @@ class MemoryFileSystem(FileSystem):
         if self._directories.get(target):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), target)
         inside = f"{source}/"
-        for path in [path for path in self._files if path.startswith(inside)]:
+        for path in [path for path in list(self._files) if path.startswith(inside)]:
             self._files[target + path[len(source) :]] = self._files.pop(path)
-        for path in [path for path in self._directories if path == source or path.startswith(inside)]:
+        for path in [path for path in list(self._directories) if path == source or path.startswith(inside)]:
             self._directories[target + path[len(source) :]] = self._directories.pop(path)
 
     def unlink(self, path: str) -> None:

@@ -203,11 +203,11 @@ class BrokerProcess(BrokerFixture):
     def close(self) -> None:
         """Stop the broker and remove a temporary data directory. Raises BrokerFailed as `stop`.
 
-        With `control` it resets open connections first: a client that is not read would delay the stop by 3 s.
+        With `control` it resets open connections first.
         """
         try:
             if self._socket_control is not None and self.running:
-                self.faults.drop_connections()
+                self._reset_connections()
             self.stop()
         finally:
             close_all(self._reserved_sockets)

@@ -60,8 +60,9 @@ class Recorder:
     refuses with an error (a missing exchange) is not recorded; one in a transaction is before its commit. Messages
     that were read here survive the broker's end; later ones need `Broker.record` again.
 
-    While nothing reads them, the broker keeps 10,000 messages and 64 MiB of bodies. If there are more, the next
-    reading raises OverflowError.
+    While nothing reads them, the broker keeps 10,000 messages and 64 MiB of bodies and properties. If there
+    are more, the next reading raises OverflowError. Recorders of one vhost share its messages: a message goes to the
+    one that reads first.
     """
 
     def __init__(self, vhost: str, control: Callable[[], Control]) -> None:

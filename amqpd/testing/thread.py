@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import tempfile
@@ -18,6 +17,8 @@ from amqpd.testing.broker_fixture import FAST_HASHING, BrokerFixture, close_all,
 from amqpd.testing.control import BrokerFailed, Control, NotRunning, NotSupported, ThreadControl
 
 if TYPE_CHECKING:
+    import asyncio
+
     from amqpd.protocol_server import Guest
     from amqpd.server import Server, Substitutes
     from amqpd.testing.substitutes import BrokerSubstitutes
@@ -105,7 +106,7 @@ class BrokerThread(BrokerFixture):
         """
         try:
             if self.running:
-                self.faults.drop_connections()  # a client that is not read would delay the stop by 3 s
+                self._reset_connections()
             self.stop()
         finally:
             close_all(self._reserved_sockets)
@@ -152,6 +153,7 @@ class _Run:
         self._make_server = make_server
         self._ready = threading.Event()
         self._error: BaseException | None = None
+        self._is_abandoned = False
         self._thread = threading.Thread(target=self._serve, name="amqpd-broker", daemon=True)
         self._substitutes: BrokerSubstitutes
 
@@ -164,6 +166,7 @@ class _Run:
         self._substitutes = substitutes
         self._thread.start()
         if not self._ready.wait(timeout_s):
+            self._is_abandoned = True
             raise BrokerFailed(f"the broker was not ready within {timeout_s:g} s")
         if self._error is not None:
             self._thread.join()
@@ -182,6 +185,8 @@ class _Run:
             raise BrokerFailed(f"the broker has ended: {self.server.failed}")
 
     def _serve(self) -> None:
+        import asyncio
+
         import uvloop
 
         try:
@@ -193,6 +198,8 @@ class _Run:
             self._ready.set()
 
     async def _serve_until_stopped(self) -> None:
+        import asyncio
+
         from amqpd import tls
         from amqpd.testing.commands import BrokerCommands
 
@@ -202,11 +209,15 @@ class _Run:
             self.control = ThreadControl(server.loop, BrokerCommands(server.broker, self._substitutes).run)
             server.start_upkeep()
             self._ready.set()
+            if self._is_abandoned:  # the caller of `begin` does not wait any more
+                server.stop()
             await server.stopped.wait()
 
 
 def _server(data_dir: Path, options: Sequence[str], guests: Sequence[Guest], substitutes: Substitutes | None) -> Server:
     """Return a new server on the running loop. Raises: SettingsError, OSError."""
+    import asyncio
+
     from amqpd.config import load
     from amqpd.server import NO_SUBSTITUTES, Server
 

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -25,6 +26,8 @@ from amqpd.testing import (
     Recorder,
     Vhost,
 )
+from amqpd.testing.broker_fixture import environment
+from amqpd.testing.control import ThreadControl
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
@@ -83,6 +86,38 @@ class TestThread:
             with pytest.raises(BrokerFailed, match="in use"):
                 taken.start()
 
+    def test_start_that_takes_too_long_leaves_no_broker(self, tmp_path: Path) -> None:
+        before = set(threading.enumerate())
+        broker = BrokerThread(tmp_path, memory=True, start_timeout_s=0.0)
+        with pytest.raises(BrokerFailed, match="was not ready within 0 s"):
+            broker.start()
+        (thread,) = [each for each in set(threading.enumerate()) - before if each.name == "amqpd-broker"]
+        thread.join(60)
+        assert not thread.is_alive()
+
+    def test_broker_that_takes_no_command_is_closed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail() -> None:
+            raise BrokerFailed("drop_connections: no answer")
+
+        broker = BrokerThread(memory=True).start()
+        monkeypatch.setattr(broker.faults, "drop_connections", fail)
+        broker.close()
+        assert not broker.running
+        assert not broker.data_dir.exists()
+
+    def test_command_that_is_not_answered_has_the_reason(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def command(name: str, arguments: dict[str, object]) -> None:
+            raise TimeoutError
+
+        monkeypatch.setattr("amqpd.testing.control.COMMAND_TIMEOUT_S", 0.01)
+        with asyncio.Runner() as runner:
+            loop = runner.get_loop()
+            control = ThreadControl(loop, command)
+            with pytest.raises(BrokerFailed, match="record: the broker did not answer within 0.01 s"):
+                control.call("record")  # the loop does not run
+        with pytest.raises(BrokerFailed, match="record: the broker has ended"):
+            control.call("record")
+
     def test_server_can_be_inspected(self, thread_broker: BrokerThread) -> None:
         async def names() -> list[str]:
             return list(thread_broker.server.broker.vhosts)
@@ -121,6 +156,13 @@ class TestThread:
             publish(open_channel(broker.url), "orders", b"1")
             broker.clock.advance(1)
             assert broker.clock.offset_s == 3601
+
+
+def test_import_is_cheap() -> None:
+    """pytest imports the package in every environment with amqpd."""
+    text = "import sys, amqpd.testing; print({'asyncio', 'http.client', 'amqpd.server', 'pytest'} & set(sys.modules))"
+    ran = subprocess.run([sys.executable, "-P", "-c", text], env=environment({}), capture_output=True, text=True)
+    assert ran.stdout == "set()\n", ran.stderr
 
 
 class TestVhosts:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,6 +126,35 @@ def test_file_system_behaves_like_the_real_one(tmp_path: Path, seed: int) -> Non
     for filesystem in (memory, FileSystem()):
         filesystem.remove_tree(str(tmp_path))
         assert not filesystem.exists(str(tmp_path))
+
+
+def test_a_directory_is_renamed_while_another_thread_makes_files() -> None:
+    memory = MemoryFileSystem()
+    stop = threading.Event()
+
+    def make_files() -> None:
+        while not stop.is_set():
+            for number in range(50):
+                memory.close(memory.open(f"/other/{number}", os.O_CREAT | os.O_RDWR))
+            for number in range(50):
+                memory.unlink(f"/other/{number}")
+
+    for number in range(200):
+        memory.close(memory.open(f"/a/{number}", os.O_CREAT | os.O_RDWR))
+    thread = threading.Thread(target=make_files)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        for _ in range(500):
+            memory.rename("/a", "/b")
+            memory.rename("/b", "/a")
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval_s)
+    assert len(memory.listdir("/a")) == 200
+    assert memory.listdir("/b") == []
 
 
 def test_lock_lasts_until_its_descriptor_is_closed() -> None:

@@ -131,6 +131,14 @@ def test_messages_beyond_the_limit_raise(monkeypatch: pytest.MonkeyPatch, channe
     assert [each.body for each in recorder.published()] == [b"0", b"1"]
 
 
+def test_properties_count_for_the_limit(monkeypatch: pytest.MonkeyPatch, channel, recorder: Recorder) -> None:
+    monkeypatch.setattr(commands, "BYTES_MAX", 1000)
+    for number in range(3):
+        channel.basic_publish("", "orders", b"%d" % number, pika.BasicProperties(headers={"a": "x" * 400}))
+    with pytest.raises(OverflowError, match="1 messages of vhost 'test-"):
+        recorder.published()
+
+
 def test_recorder_beside_the_firehose(thread_broker: BrokerThread, vhost: Vhost, channel, recorder: Recorder) -> None:
     def trace(on: bool) -> None:
         thread_broker.api("PUT", f"/api/vhosts/{vhost.name}", {"tracing": on})

@@ -64,7 +64,9 @@ class Timers:
         watch: the clock, shared with the storage.
     """
 
-    def __init__(self, call_later: Callable[[float, Callable[[], None]], TimerHandle | None], watch: ClockWatch) -> None:
+    def __init__(
+        self, call_later: Callable[[float, Callable[[], None]], TimerHandle | None], watch: ClockWatch
+    ) -> None:
         self._call_later = call_later
         self._watch = watch
         self._clock: Clock = watch.clock
