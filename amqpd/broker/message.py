@@ -162,10 +162,13 @@ class Message:
             return self.frame_payload_max == body_size
         count = (body_size + frame_payload_max - 1) // frame_payload_max
         size: i64 = len(self.content)
-        return (
-            self.frame_payload_max == frame_payload_max
-            and size == self.header_size + body_size + count * FRAME_OVERHEAD_BYTES
-        )
+        if (
+            self.frame_payload_max != frame_payload_max
+            or size != self.header_size + body_size + count * FRAME_OVERHEAD_BYTES
+        ):
+            return False
+        last_size = body_size - (count - 1) * frame_payload_max
+        return read_u32(self.content, size - last_size - FRAME_OVERHEAD_BYTES + 3) == last_size
 
     def write_content(self, out: BytesWriter, channel: i64, frame_payload_max: i64) -> None:
         """Append header and body frames for `channel`. Cost: one copy of the content.

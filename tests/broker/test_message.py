@@ -77,7 +77,21 @@ def test_large_body_is_sent_in_frames_of_the_peers_size(payload_max: int) -> Non
     assert found == [body, body]
 
 
-@pytest.mark.parametrize("sizes", [[], [5], [4088], [100, 100, 50], [4088, 4088, 7], [4088, 1, 4088, 100], [9000]])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [],
+        [5],
+        [4088],
+        [100, 100, 50],
+        [100, 4088],
+        [4088, 7, 4088],
+        [4088, 4088, 7],
+        [4088, 4088],
+        [4088, 1, 4088, 100],
+        [9000],
+    ],
+)
 def test_receiver_gets_full_frames_whatever_the_publisher_sent(sizes: list[int]) -> None:
     """As from RabbitMQ: some clients compute the number of frames from the size of the body."""
     frames = BytesWriter()
