@@ -53,7 +53,8 @@ RATE_MAX: Final = 1 << 53
 
 KEYS: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
 NOT_ADMINISTRATOR: Final = "only users with the tag administrator may see or change quotas"
-_LEVELS_MAX: Final = 1000
+_LEVELS_MIN: Final = 1000
+"""So many levels are kept before unused ones are removed; later twice as many as were in use then."""
 
 _USER: Final = "user"
 _TYPES: Final = (_USER, "client-id", "ip")
@@ -70,6 +71,7 @@ class ClientQuotas:
         self._timers = timers
         # (user, key) -> ms of the clock.
         self._levels: dict[tuple[str, str], float] = {}
+        self._levels_max = _LEVELS_MIN
 
     def rate(self, user: str, key: str) -> int:
         """Return the quota in bytes a second, -1 without one."""
@@ -88,8 +90,9 @@ class ClientQuotas:
         level = max(self._levels.get((user, key), 0.0), now_ms - BURST_MS) + size_bytes * 1000 / rate
         if size_bytes:
             self._levels[user, key] = level = min(level, now_ms + THROTTLE_MS_MAX)
-            if len(self._levels) > _LEVELS_MAX:
+            if len(self._levels) > self._levels_max:
                 self._levels = {each: at for each, at in self._levels.items() if at > now_ms - BURST_MS}
+                self._levels_max = max(_LEVELS_MIN, 2 * len(self._levels))
         return max(int(level - now_ms), 0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +68,17 @@ def test_users_and_rates_are_counted_apart() -> None:
     assert quotas.throttle_ms("alice", PRODUCER_BYTE_RATE) == 0
     clock.limits = Limits({PRODUCER_BYTE_RATE: -1})
     assert quotas.throttle_ms("alice", PRODUCER_BYTE_RATE, 1 << 30) == 0
+
+
+def test_levels_of_users_below_their_rate_are_not_kept() -> None:
+    clock = Clock(producer_byte_rate=1000)
+    users: Any = SimpleNamespace(of=lambda _: clock.limits)
+    timers: Any = clock
+    quotas = ClientQuotas(users, timers)
+    for number in range(20_000):
+        quotas.throttle_ms(f"user{number}", PRODUCER_BYTE_RATE, 1)
+        clock.ms += 1
+    assert len(quotas._levels) <= 4 * BURST_MS
 
 
 # -- clients
@@ -156,10 +168,11 @@ def test_a_throttled_connection_is_not_read_and_continues_after_the_time(
 ) -> None:
     with Client(address_of(kafka_broker), user) as client:
         set_rates(kafka_broker, user, producer_byte_rate=100_000)
-        client.produce(topic, 100_000)
-        throttle_ms = client.produce(topic, 50_000, acks=1).throttle_time_ms
-        assert 0 < throttle_ms <= 1000
-        assert client.produce(topic, 10).responses[0].partition_responses[0].base_offset == 2
+        began_s = time.monotonic()
+        throttle_ms = client.produce(topic, 150_000).throttle_time_ms
+        assert 500 <= throttle_ms <= 510
+        assert client.produce(topic, 10).responses[0].partition_responses[0].base_offset == 1
+        assert (time.monotonic() - began_s) * 1000 >= throttle_ms
         until(lambda: states(kafka_broker, user) == {"running"})
 
 
