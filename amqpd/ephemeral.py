@@ -5,7 +5,7 @@ clients can connect, it prints one line with its URLs. It ends with SIGTERM, whe
 when its standard input is closed, if that is a pipe or a socket. The input is never read.
 
 A setting of the command line overrides these. Those of the file and the environment do not: a developer's `amqpd.toml`
-names the data directory, the ports and maybe the cluster of another broker.
+names the data directory, the database, the ports, the log and maybe the cluster of another broker.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from amqpd.config import EXIT_USAGE, load
+from amqpd.listeners import ANY, ANY_IPV6, shown
 from amqpd.server import EXIT_UNAVAILABLE, run
 
 if TYPE_CHECKING:
     from amqpd.config.loader import LoadedSettings
+    from amqpd.listeners import Listener
     from amqpd.protocol_server import Guest
     from amqpd.server import Server
 
@@ -75,11 +77,12 @@ def run_ephemeral(argv: Sequence[str], environ: Mapping[str, str], started: floa
 
 
 def _defaults(data_dir: str) -> list[str]:
-    settings = {"data-dir": data_dir, "amqp.port": 0, "http.port": 0, "log.level": "warning"}
+    settings: dict[str, object] = {"data-dir": data_dir, "amqp.port": 0, "http.port": 0, "log.level": "warning"}
     settings |= {f"{name}.port": "off" for name in ("amqp.tls", "http.tls", "metrics", "kafka", "kafka.tls")}
+    settings |= dict.fromkeys(("metadata.url", "log.file", "kafka.advertised", "kafka.tls.advertised"), "")
     settings["auth.password-hashing"] = "rabbit_password_hashing_sha256"  # argon2id takes 21 ms at the start
-    hosts = {f"{section}.host": HOST for section in ("amqp", "http", "kafka")}
-    return [f"--{name}={value}" for name, value in {**settings, **hosts}.items()]
+    settings |= {f"{section}.host": HOST for section in ("amqp", "http", "kafka")}
+    return [f"--{name}={value}" for name, value in settings.items()]
 
 
 def _ready_text(loaded: LoadedSettings, server: Server) -> str:
@@ -87,17 +90,23 @@ def _ready_text(loaded: LoadedSettings, server: Server) -> str:
     first = server.settings.default
     login = f"{quote(first.user, safe='')}:{quote(first.password, safe='')}"
     vhost = quote(first.vhost, safe="")  # %2F for the first vhost: Java's client takes a lone slash for ""
-    ports = {each.protocol: each.port for each in reversed(server.listeners) if each.port}
+    addresses = {each.protocol: _address(each) for each in reversed(server.listeners) if each.port}
     urls = {}
-    if "amqp" in ports:
-        urls["amqp_url"] = f"amqp://{login}@{HOST}:{ports['amqp']}/{vhost}"
-    if "http" in ports:
-        urls["http_url"] = f"http://{HOST}:{ports['http']}"
-    if "kafka" in ports:
-        urls["kafka_bootstrap"] = f"{HOST}:{ports['kafka']}"
+    if "amqp" in addresses:
+        urls["amqp_url"] = f"amqp://{login}@{addresses['amqp']}/{vhost}"
+    if "http" in addresses:
+        urls["http_url"] = f"http://{addresses['http']}"
+    if "kafka" in addresses:
+        urls["kafka_bootstrap"] = addresses["kafka"]
     if loaded.formatter == "json":
         return json.dumps({**urls, "pid": os.getpid()})
     return " ".join(urls.values())
+
+
+def _address(listener: Listener) -> str:
+    """Return host and port for clients of this machine."""
+    host = {ANY: HOST, ANY_IPV6: "::1"}.get(listener.host, listener.host)
+    return f"{shown(host)}:{listener.port}"
 
 
 def _watch(parent: int) -> None:

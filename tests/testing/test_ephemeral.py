@@ -104,13 +104,15 @@ def test_second_signal_does_not_keep_the_directory(start: Callable, tmp_path: Pa
 @pytest.mark.slow
 def test_json_line_with_kafka_and_end_with_signal(start: Callable, tmp_path: Path) -> None:
     pytest.importorskip("kafka")
-    options = ["--formatter", "json", "--kafka.port", "0", "--default.password", "p/q", "--default.vhost", "shop"]
+    options = ["--formatter", "json", "--default.password", "p/q", "--default.vhost", "shop"]
+    options += ["--amqp.host", "", "--kafka.port", "0", "--kafka.host", "127.0.0.2"]
     process = start([*COMMAND, *options])
     found = json.loads(line_of(process))
     assert sorted(found) == ["amqp_url", "http_url", "kafka_bootstrap", "pid"]
     assert found["amqp_url"].startswith("amqp://guest:p%2Fq@127.0.0.1:") and found["amqp_url"].endswith("/shop")
     assert found["pid"] == process.pid
     host, _, port = found["kafka_bootstrap"].partition(":")
+    assert host == "127.0.0.2"
     socket.create_connection((host, int(port)), 60).close()
     process.stdin.write("not read")
     process.stdin.flush()
@@ -127,6 +129,19 @@ def test_end_with_parent(start: Callable, tmp_path: Path) -> None:
     parent.kill()
     parent.wait(60)
     wait_until_gone(tmp_path)
+
+
+@pytest.mark.slow
+def test_file_and_environment_of_another_broker_do_not_count(start: Callable, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        text = f'[metadata]\nurl = "sqlite:///{tmp_path}/other.db"\n[log]\nfile = "{tmp_path}/other.log"\n'
+        (tmp_path / "amqpd.toml").write_text(f"{text}[kafka]\nport = {port}\nadvertised = 'other:9092'\n", "utf-8")
+        process = start(COMMAND, AMQPD_METRICS__PORT=str(port))
+        assert len(line_of(process).split(" ")) == 2
+        process.stdin.close()
+        assert process.wait(60) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["amqpd.toml"]
 
 
 @pytest.mark.slow
