@@ -159,7 +159,7 @@ def test_environment_settings_of_caller_are_not_inherited(tmp_path: Path, monkey
     monkeypatch.setenv("RABBITMQ_DEFAULT_USER", "somebody")
     show = "import os, sys; sys.exit(str(sorted(k for k in os.environ if k.startswith(('AMQPD', 'RABBIT')))))"
     broker = BrokerProcess(tmp_path, command=[sys.executable, "-c", show], env={"AMQPD_LOG__LEVEL": "debug"})
-    with pytest.raises(BrokerFailed, match=r"standard error:\n\['AMQPD_LOG__LEVEL'\]"):
+    with pytest.raises(BrokerFailed, match=r"standard error:\n\['AMQPD_CONFIG', 'AMQPD_LOG__LEVEL'\]"):
         broker.start()
 
 

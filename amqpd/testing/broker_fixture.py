@@ -241,6 +241,9 @@ class BrokerFixture:
 FAST_HASHING = {"auth.password_hashing": "rabbit_password_hashing_sha256"}
 """A setting for tests: argon2id takes 21 ms at the first start and at the first login."""
 
+NO_FILE = {"AMQPD_CONFIG": os.devnull}
+"""Variables of a broker under test: `./amqpd.toml` can name the database and the ports of another broker."""
+
 
 def options_of(settings: Mapping[str, object], listeners: Mapping[str, tuple[str, int]]) -> list[str]:
     """Return amqpd's options for a broker of a test.

@@ -19,7 +19,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final, NamedTuple, Self
 
-from amqpd.testing.broker_fixture import FAST_HASHING, BrokerFixture, close_all, environment, options_of, reserve_port
+from amqpd.testing.broker_fixture import (
+    FAST_HASHING,
+    NO_FILE,
+    BrokerFixture,
+    close_all,
+    environment,
+    options_of,
+    reserve_port,
+)
 from amqpd.testing.control import BrokerFailed, Control, NotRunning, NotSupported, SocketControl
 
 READY: Final = re.compile(
@@ -65,7 +73,7 @@ class BrokerProcess(BrokerFixture):
     """One amqpd, run as `python -m amqpd` with this interpreter.
 
     It starts with `start` or `with`. Not thread-safe. Variables that configure a broker (`AMQPD_*`, `RABBITMQ_*`)
-    are not passed to it.
+    are not passed to it, and it does not read `./amqpd.toml`.
 
     Args:
         data_dir: Directory for messages and metadata; None: a temporary one, which `close` removes.
@@ -139,7 +147,7 @@ class BrokerProcess(BrokerFixture):
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment(self._env),
+            env=environment({**NO_FILE, **self._env}),
             pass_fds=pass_fds,
             text=True,
             errors="backslashreplace",

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from amqpd.testing.broker_fixture import FAST_HASHING, BrokerFixture, close_all, options_of, reserve_port
+from amqpd.testing.broker_fixture import FAST_HASHING, NO_FILE, BrokerFixture, close_all, options_of, reserve_port
 from amqpd.testing.control import BrokerFailed, Control, NotRunning, NotSupported, ThreadControl
 
 if TYPE_CHECKING:
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 class BrokerThread(BrokerFixture):
     """A broker in a thread of this process, with an event loop of its own. Clients of any kind may use it.
 
-    It starts in some 30 ms; the first one of a process also imports the server. It shares the interpreter's lock with
-    the test. Its log goes to `logging` of this process. It cannot be killed: use a `BrokerProcess` for that.
+    It starts in about 30 ms; the first one of a process also imports the server. It shares the interpreter's lock with
+    the test. Its log goes to `logging` of this process. It does not read `./amqpd.toml`. It cannot be killed: use a
+    `BrokerProcess` for that.
 
     Args:
         data_dir: Directory for messages and metadata; None: a temporary one, which `close` removes.
@@ -221,7 +222,7 @@ def _server(data_dir: Path, options: Sequence[str], guests: Sequence[Guest], sub
     from amqpd.config import load
     from amqpd.server import NO_SUBSTITUTES, Server
 
-    settings = load(["--data-dir", str(data_dir), *options], {}).settings
+    settings = load(["--data-dir", str(data_dir), *options], NO_FILE).settings
     return Server(settings, asyncio.get_running_loop(), guests, substitutes or NO_SUBSTITUTES)
 
 

@@ -158,6 +158,16 @@ class TestThread:
             assert broker.clock.offset_s == 3601
 
 
+@pytest.mark.parametrize("kind", [BrokerThread, pytest.param(BrokerProcess, marks=pytest.mark.slow)])
+def test_file_of_another_broker_is_not_read(
+    kind: type[BrokerThread | BrokerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("amqpd.toml").write_text(f'[metadata]\nurl = "sqlite:///{tmp_path}/other.db"\n', "utf-8")
+    with kind(tmp_path / "data"):
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["amqpd.toml", "data"]
+
+
 def test_import_is_cheap() -> None:
     """pytest imports the package in every environment with amqpd."""
     text = "import sys, amqpd.testing; print({'asyncio', 'http.client', 'amqpd.server', 'pytest'} & set(sys.modules))"
