@@ -297,6 +297,16 @@ def test_deleted_records_move_the_start_of_the_log_up_to_an_aborted_transaction(
     assert log.store.log_start() == 5
 
 
+def test_start_of_a_queues_log_needs_no_search(log: TransactionLog) -> None:
+    """A queue has no transactions of producers, and its first message changes with each ack."""
+    log.harness.storage.set_policy(log.store, None)
+    log.plain(b"a", b"b")
+    log.sync()
+    log.store.ack_range(0, 0, 0)
+    assert log.store.log_start() == 1
+    assert log.store.log.start_of_aborted == (-1, -1)
+
+
 def test_long_aborted_transaction_is_skipped(log: TransactionLog) -> None:
     log.plain(b"before")
     for number in range(3000):
