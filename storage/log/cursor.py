@@ -307,7 +307,7 @@ def log_start(log: Log) -> int:
     for segment in log.segments:
         if not segment.is_removed and segment.live > 0:
             first: i64 = segment.settled.first_free()
-            if policy is not None and first > segment.base:  # only logs that keep messages have transactions of producers
+            if policy is not None and first > segment.base:  # a queue has no transactions of producers
                 first = _start_of_aborted(log, segment, first)
             return min(first, log.watermark.offset)
     return log.watermark.offset

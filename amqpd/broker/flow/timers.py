@@ -72,8 +72,8 @@ class Timers:
         self._clock: Clock = watch.clock
         self._buckets: dict[int, dict[Timer, None]] = {}
         self._ticks: list[int] = []
-        # The next tick requested from the loop, -1 for none, and this request. There is one at a time: a second one
-        # would request another one when it runs, so their number would grow with each timer that is armed.
+        # The next tick requested from the loop, -1 for none, and the last request. There is one at a time: a second
+        # one would request another one when it runs, so their number would grow with each timer that is armed.
         self._wake: i64 = -1
         self._wake_handle: TimerHandle | None = None
         self._stopped = False
@@ -156,7 +156,7 @@ class Timers:
 
     def run(self) -> None:
         """Fire what is due. The event loop calls this, and a test that has moved the clock."""
-        self._cancel_wake()
+        self._wake = -1
         try:
             self._run()
         finally:
@@ -183,15 +183,9 @@ class Timers:
     def _wake_at(self, tick: i64) -> None:
         if self._wake >= 0 and self._wake <= tick:
             return
-        self._cancel_wake()
+        if self._wake_handle is not None:
+            self._wake_handle.cancel()
         self._wake = tick
         due_ms: int = tick * TICK_MS
         delay_s = due_ms / 1000 - self._clock.monotonic()
         self._wake_handle = self._call_later(delay_s if delay_s > 0.0 else 0.0, self.run)
-
-    def _cancel_wake(self) -> None:
-        handle = self._wake_handle
-        if handle is not None:
-            self._wake_handle = None
-            handle.cancel()
-        self._wake = -1
