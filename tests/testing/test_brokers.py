@@ -251,6 +251,16 @@ class TestFaults:
         elsewhere.queue_declare("orders")
         assert open_channel(vhost.url).is_open
 
+    def test_dropped_kafka_clients(self, tmp_path: Path) -> None:
+        kafka = pytest.importorskip("kafka")
+        with BrokerThread(tmp_path, memory=True, settings={"kafka.port": 0}) as broker:
+            clients = [kafka.KafkaAdminClient(bootstrap_servers=broker.kafka_bootstrap) for _ in range(3)]
+            for client in clients:
+                client.list_topics()
+            assert broker.faults.drop_connections("/") >= len(clients)
+            for client in clients:
+                client.close()
+
     def test_slow_disk_delays_confirms(self, thread_broker: BrokerThread, channel) -> None:
         channel.queue_declare("orders", durable=True)
         with thread_broker.faults.slow_disk(0.4):
