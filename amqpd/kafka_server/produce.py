@@ -445,8 +445,8 @@ class PendingProduce:
 
     def _reply(self) -> None:
         call = self._call
+        throttle_ms = count_bytes(call, PRODUCER_BYTE_RATE, self._size_bytes)
         if not call.connection.closed:
-            throttle_ms = count_bytes(call, PRODUCER_BYTE_RATE, self._size_bytes)
             call.reply_bytes(encode_response(self._request, self._results, call.version, throttle_ms))
 
     def _end_without_reply(self) -> None:

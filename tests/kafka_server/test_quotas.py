@@ -93,8 +93,8 @@ class Client(KafkaSocket):
         token = f"\0{user}\0secret".encode()
         assert self.ask(SaslAuthenticateRequest(auth_bytes=token), 2).error_code == 0
 
-    def produce(self, topic: str, size: int, acks: int = 1, version: int = 11) -> Any:
-        """Send one record, and return the response; None for acks 0."""
+    def produce_request(self, topic: str, size: int, acks: int) -> ProduceRequest:
+        """Return a request with one record."""
         builder = DefaultRecordBatchBuilder(
             magic=2, compression_type=0, is_transactional=False, producer_id=-1, producer_epoch=-1, base_sequence=-1,
             batch_size=1 << 20,
@@ -103,7 +103,11 @@ class Client(KafkaSocket):
         kinds = ProduceRequest.TopicProduceData
         partition = kinds.PartitionProduceData(index=0, records=bytes(builder.build()))
         data = [kinds(name=topic, partition_data=[partition])]
-        request = ProduceRequest(transactional_id=None, acks=acks, timeout_ms=1000, topic_data=data)
+        return ProduceRequest(transactional_id=None, acks=acks, timeout_ms=1000, topic_data=data)
+
+    def produce(self, topic: str, size: int, acks: int = 1, version: int = 11) -> Any:
+        """Send one record, and return the response; None for acks 0."""
+        request = self.produce_request(topic, size, acks)
         if acks == 0:
             self.send(request, version)
             return None
@@ -181,6 +185,15 @@ def test_records_without_acks_count_too(kafka_broker: BrokerProcess, user: str, 
     with Client(address_of(kafka_broker), user) as client:
         client.produce(topic, 20_000, acks=0)
         until(lambda: states(kafka_broker, user) == {"flow"})
+
+
+def test_records_of_a_client_that_has_gone_count_too(kafka_broker: BrokerProcess, user: str, topic: str) -> None:
+    set_rates(kafka_broker, user, producer_byte_rate=1000)
+    with Client(address_of(kafka_broker), user) as client:
+        client.send(client.produce_request(topic, 20_000, acks=1), 11)
+    with Client(address_of(kafka_broker), user) as client:
+        until(lambda: len(client.fetch(topic).responses[0].partitions[0].records or b"") > 0)
+        assert client.produce(topic, 10).throttle_time_ms > 1000
 
 
 @pytest.mark.parametrize("version", [4, 12])
