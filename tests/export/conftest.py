@@ -305,12 +305,13 @@ def s3_server() -> Generator[Any, None, None]:
 
 @pytest.fixture
 def s3(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The local S3, and its credentials in the environment."""
+    """The local S3, with an empty bucket, and its credentials in the environment."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     s3_server.reset()
+    s3_server.clear()
     return s3_server
 
 

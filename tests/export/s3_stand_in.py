@@ -88,6 +88,11 @@ class S3StandIn:
         self.writes = 0
         self.fault = fault
 
+    def clear(self) -> None:
+        """Remove all objects and unfinished uploads."""
+        self.call("POST", "/moto-api/reset")
+        self.call("PUT", "/lake")
+
     def call(self, method: str, path: str) -> bytes:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         try:
