@@ -6,7 +6,7 @@
     <checkpoint>/spark.log      Spark's log of the last run, for people
     <checkpoint>/payload-schema.json    JSON Schema of the column `payload`, if there is one
     <checkpoint>/staging/       files being written; only the attempt named in state.json counts
-    <checkpoint>/compaction/    lock and files of a compaction (compaction.py)
+    <checkpoint>/compaction/    lock and files of a compaction (compaction_job.py)
 
 A batch has three states. Each is written and synced before the next step:
 

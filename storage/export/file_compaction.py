@@ -6,7 +6,8 @@ is taken first and the checkpoint is read then. So a file of the list is pending
 
     directory_compaction.py    directories: one exchange of two directories shows the merged files
     store_compaction.py        object stores: one object, the manifest, says which files are live
-    table_compaction.py        Iceberg and Delta: one commit of the table
+    iceberg_compaction.py      Iceberg: one commit of the table
+    compaction_job.py          Delta: one transaction of deltalake
 
 The files of one directory and of one schema are merged in the order of their offsets.
 """
