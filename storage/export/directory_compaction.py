@@ -62,15 +62,23 @@ def compact_directory(options: CompactionOptions, watch: Watch) -> CompactionRep
     groups = plan(found, export, options)
     report = CompactionReport(waiting=sum(map(len, groups)))
     watch.say(report)
-    for directory, of_directory in groupby(groups, key=lambda group: group[0].directory):
-        if watch.stopped():
-            break
-        _compact(root, work, directory, list(of_directory), report)
-        watch.say(report)
+    try:
+        for directory, of_directory in groupby(groups, key=lambda group: group[0].directory):
+            if watch.stopped():
+                break
+            _compact(root, work, directory, list(of_directory), report)
+            watch.say(report)
+    except Exception:
+        _retire(work, report)
+        raise
+    _retire(work, report)
+    return report
+
+
+def _retire(work: Path, report: CompactionReport) -> None:
     if report.merged:
         time.sleep(RETIRE_S)
     _remove(work)
-    return report
 
 
 def _remove(work: Path) -> None:
@@ -80,8 +88,9 @@ def _remove(work: Path) -> None:
 
 def _compact(root: Path, work: Path, directory: str, groups: list[list[FoundFile]], report: CompactionReport) -> None:
     """Replace the groups of one directory by merged files."""
-    successor = work / f"{len(list(work.iterdir())) if work.exists() else 0}"
-    successor.mkdir(parents=True)
+    work.mkdir(mode=0o700, exist_ok=True)  # the directory may have readers that others must not be
+    successor = work / f"{len(list(work.iterdir()))}"
+    successor.mkdir()
     merged: list[FoundFile] = []
     sizes: list[int] = []
     for group in groups:
@@ -121,8 +130,9 @@ def _link_others(place: Path, successor: Path, merged: Collection[str]) -> None:
             _link_others(Path(entry.path), target, ())
         elif entry.name not in merged:
             os.link(entry.path, target, follow_symlinks=False)
-    with suppress(PermissionError):  # only root may give a directory to another user
-        os.chown(successor, place.stat().st_uid, place.stat().st_gid)
+    for user, group in ((-1, place.stat().st_gid), (place.stat().st_uid, -1)):
+        with suppress(PermissionError):  # only root may give a directory to another user
+            os.chown(successor, user, group)
     shutil.copystat(place, successor)
     sync_directory(successor)
 

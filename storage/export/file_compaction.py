@@ -170,7 +170,7 @@ def _worthwhile(group: list[FoundFile], gets_more: bool) -> Iterator[list[FoundF
 def by_schema(files: Sequence[FoundFile], open_file: Callable[[FoundFile], Any]) -> Iterator[list[FoundFile]]:
     """Split a group where the columns change. Groups of one file are left out. Raises OSError."""
     schemas = [(pq.read_schema(open_file(each)).remove_metadata(), each) for each in files]
-    for _, found in groupby(schemas, key=lambda pair: str(pair[0])):
+    for _, found in groupby(schemas, key=lambda pair: pair[0]):
         part = [each for _, each in found]
         if len(part) > 1:
             yield part

@@ -322,6 +322,22 @@ def test_file_that_another_program_changes_stops_the_compaction(written, tmp_pat
     with pytest.raises(TargetError, match="another program has changed its files"):
         compacted(tmp_path)
     assert len(files(tmp_path)) == 3
+    assert not list(tmp_path.glob(".lake.*"))
+
+
+def test_merged_files_are_hidden_from_users_that_cannot_read_the_directory(written, tmp_path, monkeypatch):
+    run(options(written, tmp_path, batch_rows=1000))
+    (tmp_path / "lake").chmod(0o750)
+    found = []
+
+    def merge_and_look(sources, target):
+        found.append(target.parent.parent.stat().st_mode & 0o777)
+        return merge(sources, target)
+
+    monkeypatch.setattr(directory_compaction, "merge", merge_and_look)
+    compacted(tmp_path)
+    assert found == [0o700]
+    assert (tmp_path / "lake").stat().st_mode & 0o777 == 0o750
 
 
 def test_checkpoint_among_the_files_is_refused(written, tmp_path):
