@@ -26,7 +26,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
@@ -34,10 +34,10 @@ from uuid import UUID
 
 import fastavro
 import pyarrow as pa
-from fastavro.read import SchemaResolutionError
+from fastavro.read import LOGICAL_READERS, SchemaResolutionError
 from fastavro.schema import SchemaParseException
 
-from amqpd.storage.export.payload import BadSchema, ParsedPayloads, by_halves
+from amqpd.storage.export.payload import BadSchema, ParsedPayloads, by_halves, by_slices
 from amqpd.storage.export.schema_registry import (
     HEADER_BYTES,
     RegisteredSchema,
@@ -85,6 +85,9 @@ _JSON: Final[dict[str, Any]] = {
 """JSON types of defaults."""
 _NAMED: Final = ("record", "error", "enum", "fixed")
 _WIDER: Final = {"int": "long", "float": "double"}
+_LIMITED_DECIMAL: Final = "amqpd-decimal"
+_DECIMAL_BYTES_MAX: Final = 1024
+"""76 digits need 32 bytes. The time to read a decimal grows with the square of its size: 6 s for 256 KiB."""
 
 
 class _Column(NamedTuple):
@@ -110,7 +113,7 @@ class AvroPayload:
     """
 
     text: str
-    registry: str
+    registry: str = field(repr=False)
     kind: Any
 
     @classmethod
@@ -133,11 +136,15 @@ class AvroParser:
         self._text = json.loads(text)
         self._writers: dict[int, Any] = {}
         _convert_defaults(self._reader)
+        _limit_decimals(self._reader)
 
     def parse(self, bodies: Any) -> ParsedPayloads:
+        return by_slices(bodies, self._parse)
+
+    def _parse(self, bodies: list[bytes]) -> ParsedPayloads:
         values: list[Any] = []
         errors: dict[int, str] = {}
-        for row, body in enumerate(bodies.to_pylist()):
+        for row, body in enumerate(bodies):
             try:
                 values.append(self._value(body))
             except RegistryError:
@@ -176,6 +183,7 @@ class AvroParser:
             try:
                 text, found = _with_references(self._registry.schema(number))
                 arrow_column(found)  # a type that contains itself would let a body nest without end
+                _limit_decimals(found)
             except BadSchema as error:
                 found = BadSchema(f"schema {number}: {error}")
             else:
@@ -183,7 +191,7 @@ class AvroParser:
                     found = self._reader
             self._writers[number] = found
         if isinstance(found, BadSchema):
-            raise found
+            raise found.with_traceback(None)  # else it would get longer with each message
         return found
 
 
@@ -306,6 +314,8 @@ def _column(schema: Any, named: dict[str, Any], within: tuple[str, ...]) -> _Col
         make = value.convert or (lambda found: found)
         pairs = lambda found: [(k, None if v is None else make(v)) for k, v in found.items()]  # noqa: E731
         return _Column(pa.map_(pa.string(), value.kind), pairs)
+    if name == "fixed" and schema["size"] < 1:
+        raise BadSchema("a fixed type without bytes is not supported")  # an array could have 2**60 of them
     logical = schema.get("logicalType")
     if logical == "decimal" and name in ("bytes", "fixed"):
         return _decimal(schema)
@@ -417,6 +427,39 @@ def _type_of(schema: Any, named: dict[str, Any]) -> str:
 def _branch_names(kinds: list[str]) -> list[str]:
     short = [kind.rpartition(".")[2] for kind in kinds]
     return short if len(set(short)) == len(short) else kinds
+
+
+def _limit_decimals(schema: dict[str, Any]) -> None:
+    """Let fastavro refuse decimals of more than _DECIMAL_BYTES_MAX in a parsed schema."""
+
+    def limit(each: Any) -> None:
+        if isinstance(each, list):
+            for branch in each:
+                limit(branch)
+        elif isinstance(each, dict):
+            if each.get("logicalType") == "decimal":
+                each["logicalType"] = _LIMITED_DECIMAL
+            for kind in (each.get("type"), each.get("items"), each.get("values")):
+                limit(kind)
+            for field in each.get("fields", []):
+                limit(field["type"])
+
+    limit(schema)
+    for each in schema["__named_schemas"].values():
+        limit(each)
+
+
+def _limited(read: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    def checked(raw: bytes, writer: Any = None, reader: Any = None) -> Any:
+        if len(raw) > _DECIMAL_BYTES_MAX:
+            raise ValueError(f"a decimal has {len(raw)} bytes, at most {_DECIMAL_BYTES_MAX} are read")
+        return read(raw, writer, reader)
+
+    return checked
+
+
+for _kind in ("bytes", "fixed"):  # fastavro finds readers by this table only; its own stay as they are
+    LOGICAL_READERS[f"{_kind}-{_LIMITED_DECIMAL}"] = _limited(LOGICAL_READERS[f"{_kind}-decimal"])
 
 
 # -- defaults
