@@ -27,6 +27,7 @@ from typing import Final
 
 from amqpd.storage.export.checkpoint import directory_lock, read_checkpoint, sync_directory
 from amqpd.storage.export.file_compaction import (
+    WORK_SUFFIX,
     CompactionError,
     CompactionOptions,
     CompactionReport,
@@ -57,7 +58,7 @@ def compact_directory(options: CompactionOptions, watch: Watch) -> CompactionRep
         if path.is_file() and not path.is_symlink()
     ]
     export = read_checkpoint(options.checkpoint)
-    work = root.with_name(f".{root.name}.{export.id}.compaction")
+    work = root.with_name(f".{root.name}.{export.id}{WORK_SUFFIX}")
     _remove(work)
     groups = plan(found, export, options)
     report = CompactionReport(waiting=sum(map(len, groups)))

@@ -32,6 +32,9 @@ from amqpd.storage.export.targets import TargetError
 
 FILE_BYTES: Final = 128 << 20
 _NAME: Final = re.compile(r"(.+)-(?:(\d{20})-(\d{20})|batch-(\d{8}))-([0-9a-f]{8})-[0-9a-z-]+\.parquet")
+MERGED: Final = re.compile(r".+-[0-9a-f]{8}-merged-[0-9a-f]{16}\.parquet")
+"""Names of merged files."""
+WORK_SUFFIX: Final = ".compaction"
 _TIME: Final = re.compile(r"(?:^|/)(date|hour)=([0-9-]+)(?=/)")
 
 

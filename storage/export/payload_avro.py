@@ -23,10 +23,11 @@ A type that contains itself has no Arrow type and is an error. A schema may leav
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
@@ -113,7 +114,7 @@ class AvroPayload:
     """
 
     text: str
-    registry: str = field(repr=False)
+    registry: str = dataclasses.field(repr=False)
     kind: Any
 
     @classmethod

@@ -20,12 +20,13 @@ Protobuf skips fields that have another wire type than in the schema. Here such 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import chain
@@ -107,7 +108,7 @@ class ProtobufPayload:
     """
 
     text: str
-    registry: str = field(repr=False)
+    registry: str = dataclasses.field(repr=False)
     kind: Any
     message: str
 

@@ -23,6 +23,8 @@ from amqpd.cli import message_import
 from amqpd.cli.main import run
 from amqpd.protocol import properties as p
 from amqpd.storage.export import import_publisher
+from amqpd.storage.export.file_compaction import FoundFile, merged_name
+from amqpd.storage.export.import_files import find_files
 from amqpd.storage.export.import_job import NUMBERS, SEQUENCE_BITS, BadImport, ImportLedger, NumberedProperties
 from amqpd.storage.export.import_publisher import ImportPublisher
 from amqpd.storage.export.publisher import SinkPublisher, SinkTarget
@@ -478,6 +480,29 @@ def test_imported_file_that_has_changed_is_refused(tmp_path):
     path.write_text('{"value": "1"}\n{"value": "2"}\n')
     with pytest.raises(BadImport, match="a.json has 30 bytes now, and had 15 when it was imported: use another --ch"):
         ledger.add_files([path])
+    ledger.close()
+
+
+def test_files_that_a_compaction_has_merged_are_not_imported_again(tmp_path):
+    names = [f"orders-{number:020d}-{number + 5:020d}-0123abcd" for number in (0, 5, 10)]
+    for below in ("lake", "other"):
+        (tmp_path / below).mkdir()
+        for name in names[:2]:
+            (tmp_path / below / f"{name}-00000.parquet").write_text(name)
+    ledger = ImportLedger(tmp_path / "checkpoint", {})
+    ledger.add_files(find_files(tmp_path / "lake", ""))
+    ledger.state.file = 2
+    for path in find_files(tmp_path / "lake", ""):
+        path.unlink()
+    merged = merged_name([FoundFile(f"{name}-00000.parquet", 1) for name in names[:2]])
+    (tmp_path / "lake" / merged).write_text("both")
+    with pytest.raises(BadImport, match="compact_export has merged .*00000.parquet, which is imported, into .*merged-"):
+        ledger.add_files(find_files(tmp_path / "lake", ""))
+    new = tmp_path / "lake" / f"{names[2]}-00000.parquet"
+    new.write_text("new")
+    (tmp_path / "other" / merged).write_text("both")
+    ledger.add_files([new, tmp_path / "other" / merged])
+    assert len(ledger.state.files) == 4
     ledger.close()
 
 
