@@ -281,6 +281,22 @@ def test_import_continues_after_messages_that_close_the_channel(amqpd_broker, am
     assert bodies(amqpd_broker, amqpd_vhost, "open") == [number for number in range(40) if number % 10 != 3]
 
 
+def test_returned_message_is_rejected_once_if_the_channel_closes_before_its_confirm(
+    amqpd_broker, amqpd_vhost, tmp_path
+):
+    declare(amqpd_vhost.url, "open")
+    routes = [("", "open"), ("", "nowhere"), ("", "nowhere"), ("none", "open")]
+    rows = [{"value": str(number), "exchange": name, "routing_key": key} for number, (name, key) in enumerate(routes)]
+    (tmp_path / "a.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ("import", str(tmp_path / "a.json"), "--to", amqpd_vhost.url, "--on-refused", "save")
+    code, out, _ = call(*command, "--formatter", "json")
+    summary = json.loads(out)
+    assert (code, summary["refused"], summary["rejected"]) == (65, 1, 3)
+    found = [json.loads(line) for line in Path(summary["rejected_file"]).read_text().splitlines()]
+    assert [each["value"] for each in found] == ["1", "2", "3"]
+    assert bodies(amqpd_broker, amqpd_vhost, "open") == [0]
+
+
 def test_memory_of_unconfirmed_messages_is_bounded(amqpd_broker, amqpd_vhost, tmp_path, monkeypatch):
     declare(amqpd_vhost.url, "open")
     monkeypatch.setattr(import_publisher, "UNCONFIRMED_BYTES", 1000)
