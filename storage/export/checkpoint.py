@@ -111,9 +111,11 @@ def _check_version(directory: Path, known: dict[str, Any]) -> None:
 
 def _json_of(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes())
     except ValueError:
-        raise CheckpointError(f"{path} is damaged") from None
+        found = None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is damaged")
     return found
 
 

@@ -128,13 +128,16 @@ class SchemaRegistry:
 
     def _add_references(self, schema: dict[str, Any], found: dict[str, str], begun: set[str]) -> None:
         for each in schema.get("references") or []:
-            name = str(each["name"])
+            try:
+                name, subject, version = str(each["name"]), str(each["subject"]), int(each["version"])
+            except (KeyError, TypeError, ValueError):
+                raise RegistryError(f"the schema registry {self.url}: a schema has the reference {each!r}") from None
             if name in begun:
                 continue
             begun.add(name)
             if len(begun) > _REFERENCES_MAX:
                 raise RegistryError(f"the schema registry {self.url}: a schema has over {_REFERENCES_MAX} references")
-            path = f"/subjects/{quote(str(each['subject']), safe='')}/versions/{int(each['version'])}"
+            path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
             needed = self._get(path)
             if needed is None:
                 raise RegistryError(f"the schema registry {self.url} has no {path}, to which a schema refers")
@@ -148,7 +151,7 @@ class SchemaRegistry:
                 time.sleep(BACKOFF_S * 2 ** (attempt - 1))
             try:
                 status, body = self._ask(path)
-            except (OSError, http.client.HTTPException) as error:
+            except (OSError, http.client.HTTPException, UnicodeError) as error:  # UnicodeError: of the host or the path
                 reason = str(error) or type(error).__name__
                 if isinstance(error, ssl.SSLCertVerificationError):
                     break

@@ -420,8 +420,13 @@ def test_command_line_errors(written, tmp_path):
     to = str(tmp_path / "lake")
     run(options(written, tmp_path))
     run(replace(options(written, tmp_path), to=str(tmp_path / "json"), checkpoint=str(tmp_path / "c2"), format="json"))
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "export.json").write_text("[]")
+    (tmp_path / "unreadable" / "export.json").mkdir(parents=True)
     cases = (
         ((), 64, "--to is needed"),
+        (("--to", to, "--checkpoint", str(tmp_path / "damaged")), 64, "export.json is damaged"),
+        (("--to", to, "--checkpoint", str(tmp_path / "unreadable")), 69, "unreadable: Is a directory"),
         (("--to", to), 64, "is not the checkpoint of an export: give its --checkpoint"),
         (("--to", "s3://a/b"), 64, "--checkpoint is needed"),
         (("--to", to, "--checkpoint", str(tmp_path / "c2")), 64, "has no files that can be merged: only parquet"),

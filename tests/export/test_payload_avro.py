@@ -487,6 +487,15 @@ def test_requests_are_repeated_and_a_wrong_url_is_an_error(registry):
     assert registry_of("http://[::1]/ccompat")._address == ("::1", 80)
 
 
+def test_wrong_host_or_reference_is_no_error_of_the_body(registry):
+    """Else the export would reject good messages."""
+    registry.add(1, record(("id", "long")))
+    registry.schemas[1]["references"] = [{"name": "x"}]
+    for url in (registry.url, registry.url + "/\u00fc", "http://" + "x" * 64 + ".invalid"):
+        with pytest.raises(RegistryError):
+            parse(record(("id", "long")), framed(1, b"\2"), registry=registry_of(url))
+
+
 def test_unknown_id_is_asked_for_again_after_a_minute(registry, monkeypatch):
     """A producer may use an id before every node of the registry knows it."""
     now = [1000.0]
