@@ -98,6 +98,7 @@ def _compact(root: Path, work: Path, directory: str, groups: list[list[FoundFile
         for files in by_schema(group, lambda each: root / each.name):
             sizes.append(merge((root / each.name for each in files), successor / merged_name(files)))
             merged += files
+    report.waiting -= sum(map(len, groups)) - len(merged)
     if not merged:
         return
     place = root / directory

@@ -158,7 +158,9 @@ def _compact(
         store.download(each.name, local[each.name])
         if local[each.name].stat().st_size != each.size:
             raise CompactionError(f"{each.name}: another program has changed it. A rerun merges the others")
+    report.waiting -= len(group)
     for files in by_schema(group, lambda each: local[each.name]):
+        report.waiting += len(files)
         staged = work / merged_name(files)
         size = merge((local[each.name] for each in files), staged)
         name = "/".join(filter(None, (files[0].directory, staged.name)))
