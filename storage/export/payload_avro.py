@@ -215,7 +215,10 @@ def infer_schema(bodies: Iterable[bytes], registry: SchemaRegistry) -> str:
     if not ids:
         raise BadSchema("no body of the sample has the id of a record of Avro in the registry: give a schema")
     _, newest = max((len(each), max(each)) for each in ids.values())
-    return json.dumps(_whole(found[newest]), indent=1) + "\n"
+    try:
+        return json.dumps(_whole(found[newest]), indent=1) + "\n"
+    except RecursionError:
+        raise BadSchema(f"schema {newest} is nested too deeply") from None
 
 
 # -- schemas
@@ -225,7 +228,7 @@ def parsed_schema(text: str) -> Any:
     """Return a record's schema as fastavro uses it. Raises: BadSchema."""
     try:
         given = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadSchema(f"the schema is not JSON: {error}") from None
     found = _parse(given, {})
     if not isinstance(found, dict) or found.get("type") != "record":
@@ -236,7 +239,7 @@ def parsed_schema(text: str) -> Any:
 def _parse(given: Any, named: dict[str, Any]) -> Any:
     try:
         return fastavro.parse_schema(given, named_schemas=named)
-    except (SchemaParseException, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (SchemaParseException, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadSchema(f"the schema is not Avro's: {type(error).__name__}: {error}"[:_REASON_MAX]) from None
 
 
@@ -249,7 +252,7 @@ def _with_references(schema: RegisteredSchema) -> tuple[Any, Any]:
         for text in schema.references.values():
             _parse(json.loads(text), named)
         given = json.loads(schema.text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise error if isinstance(error, BadSchema) else BadSchema(f"it is not JSON: {error}") from None
     return given, _parse(given, named)
 
@@ -282,7 +285,10 @@ def _whole(schema: dict[str, Any]) -> Any:
 
 def arrow_column(schema: Any) -> _Column:
     """Return the column of a record's schema. Raises: BadSchema."""
-    found = _column(schema, schema.get("__named_schemas", {}) if isinstance(schema, dict) else {}, ())
+    try:
+        found = _column(schema, schema.get("__named_schemas", {}) if isinstance(schema, dict) else {}, ())
+    except RecursionError:
+        raise BadSchema("the schema is nested too deeply") from None
     if found is None or not pa.types.is_struct(found.kind):
         raise BadSchema("the schema: expected a record with fields that are not null")
     return found

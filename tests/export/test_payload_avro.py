@@ -558,6 +558,23 @@ def test_bodies_become_objects_a_few_at_a_time(monkeypatch):
     assert found == [1, 3, 3, 2]
 
 
+@pytest.mark.parametrize("depth", [150, 400, 2000, 20000])
+def test_schema_that_is_nested_too_deeply_is_an_error(registry, depth):
+    nested = '{"type": "array", "items": ' * depth + '"int"' + "}" * depth
+    text = '{"type": "record", "name": "R", "fields": [{"name": "a", "type": %s}]}' % nested
+    registry.add(1, text)
+    _, errors = parse(record(("id", "long"), name="R"), framed(1, b"\0"), registry=registry_of(registry.url))
+    assert len(errors) == 1 and "no such record" not in errors[0]
+    for call in (
+        lambda: AvroPayload.of(text),
+        lambda: payload_avro.infer_schema([framed(1, b"\0")], registry_of(registry.url)),
+    ):
+        try:
+            call()
+        except BadSchema as error:
+            assert depth > 150, error
+
+
 def test_schema_that_is_refused_again_and_again_needs_no_memory(registry):
     registry.add(1, record(("next", ["null", "shop.Order"])))
     parser = AvroParser(json.dumps(record(("id", "long"))), registry_of(registry.url))
