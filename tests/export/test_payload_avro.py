@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+from contextlib import suppress
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from uuid import UUID
@@ -558,10 +559,10 @@ def test_bodies_become_objects_a_few_at_a_time(monkeypatch):
     assert found == [1, 3, 3, 2]
 
 
-@pytest.mark.parametrize("depth", [150, 400, 2000, 20000])
+@pytest.mark.parametrize("depth", [*range(200, 1000, 100), 2000, 20000])
 def test_schema_that_is_nested_too_deeply_is_an_error(registry, depth):
     nested = '{"type": "array", "items": ' * depth + '"int"' + "}" * depth
-    text = '{"type": "record", "name": "R", "fields": [{"name": "a", "type": %s}]}' % nested
+    text = f'{{"type": "record", "name": "R", "fields": [{{"name": "a", "type": {nested}}}]}}'
     registry.add(1, text)
     _, errors = parse(record(("id", "long"), name="R"), framed(1, b"\0"), registry=registry_of(registry.url))
     assert len(errors) == 1 and "no such record" not in errors[0]
@@ -569,10 +570,9 @@ def test_schema_that_is_nested_too_deeply_is_an_error(registry, depth):
         lambda: AvroPayload.of(text),
         lambda: payload_avro.infer_schema([framed(1, b"\0")], registry_of(registry.url)),
     ):
-        try:
+        # Between these depths some of the steps reach Python's limit, and others do not.
+        with pytest.raises(BadSchema) if depth > 1000 else suppress(BadSchema):
             call()
-        except BadSchema as error:
-            assert depth > 150, error
 
 
 def test_schema_that_is_refused_again_and_again_needs_no_memory(registry):
