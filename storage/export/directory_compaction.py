@@ -119,15 +119,15 @@ def _is_unchanged(root: Path, file: FoundFile) -> bool:
 
 def _link_others(place: Path, successor: Path, merged: Collection[str]) -> None:
     """Make the successor equal to a directory without its merged files. Files are linked, not copied."""
+    if (place / "export.json").exists():
+        raise CompactionError(
+            f"{place} is the checkpoint of an export, which may change meanwhile: move the checkpoint elsewhere"
+        )
     with os.scandir(place) as found:
         entries = list(found)
     for entry in entries:
         target = successor / entry.name
         if entry.is_dir(follow_symlinks=False):
-            if Path(entry.path, "export.json").exists():
-                raise CompactionError(
-                    f"{entry.path} is the checkpoint of an export, which may change meanwhile: move it out of {place}"
-                )
             target.mkdir()
             _link_others(Path(entry.path), target, ())
         elif entry.name not in merged:

@@ -341,13 +341,14 @@ def test_merged_files_are_hidden_from_users_that_cannot_read_the_directory(writt
     assert (tmp_path / "lake").stat().st_mode & 0o777 == 0o750
 
 
-def test_checkpoint_among_the_files_is_refused(written, tmp_path):
+@pytest.mark.parametrize("below", ["lake/progress", "lake"])
+def test_checkpoint_among_the_files_is_refused(written, tmp_path, below):
     """Its export could replace a file of it between the link and the exchange."""
-    inside = tmp_path / "lake" / "progress"
+    inside = tmp_path / below
     wanted = replace(options(written, tmp_path, batch_rows=1000), checkpoint=str(inside))
     run(replace(wanted, to_offset=4000))
     where = CompactionOptions(str(tmp_path / "lake"), inside, now=LATER)
-    with pytest.raises(TargetError, match="progress is the checkpoint of an export, which may change meanwhile: move"):
+    with pytest.raises(TargetError, match=f"{below} is the checkpoint of an export, which may change meanwhile: move"):
         compact(where, WATCH)
     run(wanted)
     assert offsets(tmp_path) == list(range(1000, 5000))

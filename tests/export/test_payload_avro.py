@@ -559,7 +559,7 @@ def test_bodies_become_objects_a_few_at_a_time(monkeypatch):
     assert found == [1, 3, 3, 2]
 
 
-@pytest.mark.parametrize("depth", [*range(200, 1000, 100), 2000, 20000])
+@pytest.mark.parametrize("depth", [500, 2000, 20000])
 def test_schema_that_is_nested_too_deeply_is_an_error(registry, depth):
     nested = '{"type": "array", "items": ' * depth + '"int"' + "}" * depth
     text = f'{{"type": "record", "name": "R", "fields": [{{"name": "a", "type": {nested}}}]}}'
