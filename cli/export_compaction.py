@@ -102,6 +102,8 @@ def _options(context: Context) -> CompactionOptions:
         what = read_checkpoint(checkpoint).what
     except CheckpointError as error:
         raise Failure(USAGE, str(error)) from None
+    except OSError as error:
+        raise Failure(UNAVAILABLE, f"--checkpoint {checkpoint}: {error.strerror}") from None
     if what["format"] not in ("parquet", "delta", "iceberg"):
         kind = what["format"] or "a database"
         raise UsageError(

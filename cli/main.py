@@ -106,7 +106,8 @@ def tool_of(words: Sequence[str]) -> tuple[str, list[str]]:
     return program, arguments
 
 
-_CREDENTIALS: Final = re.compile(r"://[^/\s]*@")
+_CREDENTIALS: Final = re.compile(r"(?:(://)\S*|(?<![^\s=])[^\s=/:]+:(?!//)\S*)@")
+"""User and password of a URL, also if it lacks its scheme, or if the password has a character that it must not have."""
 
 
 def main() -> int:
@@ -222,7 +223,7 @@ def _without_passwords(arguments: Sequence[str], command: Command) -> str:
     """Return the command line without passwords, to be shown or logged."""
     if "<password>" in command.usage:
         return f"{command.name} ..."
-    return _CREDENTIALS.sub("://***@", " ".join(arguments))
+    return _CREDENTIALS.sub(r"\1***@", " ".join(arguments))
 
 
 def _node_name(long: bool) -> str:

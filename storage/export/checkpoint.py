@@ -6,7 +6,7 @@
     <checkpoint>/spark.log      Spark's log of the last run, for people
     <checkpoint>/payload-schema.json    JSON Schema of the column `payload`, if there is one
     <checkpoint>/staging/       files being written; only the attempt named in state.json counts
-    <checkpoint>/compaction/    lock and files of a compaction (compaction.py)
+    <checkpoint>/compaction/    lock and files of a compaction (compaction_job.py)
 
 A batch has three states. Each is written and synced before the next step:
 
@@ -111,9 +111,11 @@ def _check_version(directory: Path, known: dict[str, Any]) -> None:
 
 def _json_of(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes())
     except ValueError:
-        raise CheckpointError(f"{path} is damaged") from None
+        found = None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is damaged")
     return found
 
 

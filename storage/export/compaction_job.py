@@ -1,8 +1,9 @@
 """Compaction job: the target and format of an export from its checkpoint, and the compaction that they need.
 
 Delta tables need no more than deltalake: its `optimize.compact`, then its `vacuum`. Both are safe beside appends.
-`vacuum` deletes files that the table has not used for a time: a week, or what the table's property
-`delta.deletedFileRetentionDuration` says. Files of killed compactions are among them.
+`vacuum` deletes files that a commit has taken out of the table, after a time: a week, or what the table's property
+`delta.deletedFileRetentionDuration` says. Files that no commit has named stay, such as those of a killed compaction:
+only a vacuum with `full=True` deletes them, and with them all other files in the directory.
 """
 
 from __future__ import annotations

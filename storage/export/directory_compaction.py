@@ -27,6 +27,7 @@ from typing import Final
 
 from amqpd.storage.export.checkpoint import directory_lock, read_checkpoint, sync_directory
 from amqpd.storage.export.file_compaction import (
+    WORK_SUFFIX,
     CompactionError,
     CompactionOptions,
     CompactionReport,
@@ -57,20 +58,28 @@ def compact_directory(options: CompactionOptions, watch: Watch) -> CompactionRep
         if path.is_file() and not path.is_symlink()
     ]
     export = read_checkpoint(options.checkpoint)
-    work = root.with_name(f".{root.name}.{export.id}.compaction")
+    work = root.with_name(f".{root.name}.{export.id}{WORK_SUFFIX}")
     _remove(work)
     groups = plan(found, export, options)
     report = CompactionReport(waiting=sum(map(len, groups)))
     watch.say(report)
-    for directory, of_directory in groupby(groups, key=lambda group: group[0].directory):
-        if watch.stopped():
-            break
-        _compact(root, work, directory, list(of_directory), report)
-        watch.say(report)
+    try:
+        for directory, of_directory in groupby(groups, key=lambda group: group[0].directory):
+            if watch.stopped():
+                break
+            _compact(root, work, directory, list(of_directory), report)
+            watch.say(report)
+    except Exception:
+        _retire(work, report)
+        raise
+    _retire(work, report)
+    return report
+
+
+def _retire(work: Path, report: CompactionReport) -> None:
     if report.merged:
         time.sleep(RETIRE_S)
     _remove(work)
-    return report
 
 
 def _remove(work: Path) -> None:
@@ -80,14 +89,16 @@ def _remove(work: Path) -> None:
 
 def _compact(root: Path, work: Path, directory: str, groups: list[list[FoundFile]], report: CompactionReport) -> None:
     """Replace the groups of one directory by merged files."""
-    successor = work / f"{len(list(work.iterdir())) if work.exists() else 0}"
-    successor.mkdir(parents=True)
+    work.mkdir(mode=0o700, exist_ok=True)  # the directory may have readers that others must not be
+    successor = work / f"{len(list(work.iterdir()))}"
+    successor.mkdir()
     merged: list[FoundFile] = []
     sizes: list[int] = []
     for group in groups:
         for files in by_schema(group, lambda each: root / each.name):
             sizes.append(merge((root / each.name for each in files), successor / merged_name(files)))
             merged += files
+    report.waiting -= sum(map(len, groups)) - len(merged)
     if not merged:
         return
     place = root / directory
@@ -108,21 +119,22 @@ def _is_unchanged(root: Path, file: FoundFile) -> bool:
 
 def _link_others(place: Path, successor: Path, merged: Collection[str]) -> None:
     """Make the successor equal to a directory without its merged files. Files are linked, not copied."""
+    if (place / "export.json").exists():
+        raise CompactionError(
+            f"{place} is the checkpoint of an export, which may change meanwhile: move the checkpoint elsewhere"
+        )
     with os.scandir(place) as found:
         entries = list(found)
     for entry in entries:
         target = successor / entry.name
         if entry.is_dir(follow_symlinks=False):
-            if Path(entry.path, "export.json").exists():
-                raise CompactionError(
-                    f"{entry.path} is the checkpoint of an export, which may change meanwhile: move it out of {place}"
-                )
             target.mkdir()
             _link_others(Path(entry.path), target, ())
         elif entry.name not in merged:
             os.link(entry.path, target, follow_symlinks=False)
-    with suppress(PermissionError):  # only root may give a directory to another user
-        os.chown(successor, place.stat().st_uid, place.stat().st_gid)
+    for user, group in ((-1, place.stat().st_gid), (place.stat().st_uid, -1)):
+        with suppress(PermissionError):  # only root may give a directory to another user
+            os.chown(successor, user, group)
     shutil.copystat(place, successor)
     sync_directory(successor)
 

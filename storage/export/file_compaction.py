@@ -6,7 +6,8 @@ is taken first and the checkpoint is read then. So a file of the list is pending
 
     directory_compaction.py    directories: one exchange of two directories shows the merged files
     store_compaction.py        object stores: one object, the manifest, says which files are live
-    table_compaction.py        Iceberg and Delta: one commit of the table
+    iceberg_compaction.py      Iceberg: one commit of the table
+    compaction_job.py          Delta: one transaction of deltalake
 
 The files of one directory and of one schema are merged in the order of their offsets.
 """
@@ -31,6 +32,9 @@ from amqpd.storage.export.targets import TargetError
 
 FILE_BYTES: Final = 128 << 20
 _NAME: Final = re.compile(r"(.+)-(?:(\d{20})-(\d{20})|batch-(\d{8}))-([0-9a-f]{8})-[0-9a-z-]+\.parquet")
+MERGED: Final = re.compile(r".+-[0-9a-f]{8}-merged-[0-9a-f]{16}\.parquet")
+"""Names of merged files."""
+WORK_SUFFIX: Final = ".compaction"
 _TIME: Final = re.compile(r"(?:^|/)(date|hour)=([0-9-]+)(?=/)")
 
 
@@ -169,7 +173,7 @@ def _worthwhile(group: list[FoundFile], gets_more: bool) -> Iterator[list[FoundF
 def by_schema(files: Sequence[FoundFile], open_file: Callable[[FoundFile], Any]) -> Iterator[list[FoundFile]]:
     """Split a group where the columns change. Groups of one file are left out. Raises OSError."""
     schemas = [(pq.read_schema(open_file(each)).remove_metadata(), each) for each in files]
-    for _, found in groupby(schemas, key=lambda pair: str(pair[0])):
+    for _, found in groupby(schemas, key=lambda pair: pair[0]):
         part = [each for _, each in found]
         if len(part) > 1:
             yield part

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ from amqpd.storage.export.targets import Files, LocalFiles, TargetError
 
 SCHEME: Final = "iceberg://"
 _LOCAL: Final = re.compile(r"(?:file:(?://)?)?(/.*)")
+COMMITS_MAX: Final = 8
 _UPLOAD_BYTES: Final = 8 << 20
 """An upload waits for the store after so many bytes, which bounds its memory."""
 
@@ -201,24 +203,43 @@ class Iceberg(Files):
         return table
 
     def _publish(self, progress: Progress) -> None:
+        from pyiceberg.exceptions import CommitFailedException
+
         if not progress.moves:
             return
         with iceberg_errors(self._identifier):
-            table = self._files.table = self._catalog.load_table(self._identifier)
-            if json.loads(table.properties.get(self._key, '{"batch": 0}'))["batch"] >= progress.batch:
-                return  # the files were in their place before this commit
-            super()._publish(progress)
-            with table.transaction() as transaction:
-                transaction.set_properties({self._key: json.dumps({"batch": progress.batch, "name": self._name})})
-                transaction.add_files(
-                    [final for _, final in progress.moves],
-                    {
-                        "amqpd.export": self.ledger.id,
-                        "amqpd.batch": str(progress.batch),
-                        "amqpd.position": json.dumps(progress.position),
-                    },
-                    check_duplicate_files=False,  # the property has shown that these are new
-                )
+            for attempt in range(COMMITS_MAX):
+                table = self._files.table = self._catalog.load_table(self._identifier)
+                if json.loads(table.properties.get(self._key, '{"batch": 0}'))["batch"] >= progress.batch:
+                    return  # the files were in their place before this commit
+                if not attempt:
+                    super()._publish(progress)
+                try:
+                    self._commit(table, progress, progress.moves)
+                    return
+                except CommitFailedException:
+                    if attempt == COMMITS_MAX - 1:
+                        raise
+                    time.sleep(min(0.1 * 2**attempt, 2.0))
+
+    def _commit(self, table: Any, progress: Progress, moves: list[list[str]]) -> None:
+        """Add the files, unless another commit has come first: that may be the late commit of a killed run.
+
+        pyiceberg would repeat the commit without a look at the property, and the table would have all rows twice.
+        """
+        once = {**table.metadata.properties, "commit.retry.num-retries": "0"}
+        table.metadata = table.metadata.model_copy(update={"properties": once})
+        with table.transaction() as transaction:
+            transaction.set_properties({self._key: json.dumps({"batch": progress.batch, "name": self._name})})
+            transaction.add_files(
+                [final for _, final in moves],
+                {
+                    "amqpd.export": self.ledger.id,
+                    "amqpd.batch": str(progress.batch),
+                    "amqpd.position": json.dumps(progress.position),
+                },
+                check_duplicate_files=False,  # the property has shown that these are new
+            )
 
     def close(self) -> None:
         self._catalog.close()

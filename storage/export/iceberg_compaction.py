@@ -88,8 +88,11 @@ class IcebergCompaction:
         for group in groups:
             if self._watch.stopped():
                 break
+            self._report.waiting -= len(group)
             for files in by_schema(group, lambda each: _source(table, each)):
-                done += self._merged(table, files, done)
+                made = self._merged(table, files, done)
+                self._report.waiting += sum(len(each.files) for each in made)
+                done += made
             if sum(each.size for found in done for each in found.files) >= COMMIT_BYTES:
                 self._commit(done)
                 done = []

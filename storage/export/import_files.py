@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from amqpd.storage.export.columns import PROPERTIES
+from amqpd.storage.export.file_compaction import WORK_SUFFIX
 
 SUFFIXES: Final = {
     ".parquet": "parquet",
@@ -67,7 +68,7 @@ class MessageColumns(NamedTuple):
 def find_files(path: Path, kind: str) -> list[Path]:
     """Return a file, or the files below a directory with the suffix of a kind, in the order of their paths.
 
-    Checkpoints of exports and imports below the directory are left out.
+    Checkpoints of exports and imports below the directory are left out, and what a compaction has beside its target.
 
     Args:
         kind: parquet, json or csv; "": all of them.
@@ -87,8 +88,9 @@ def find_files(path: Path, kind: str) -> list[Path]:
                 f"{path} has {table} table, and perhaps files that are no part of it any more: "
                 "name its data files, or write its rows to files with another program"
             )
-    checkpoints = {each.parent for each in found if each.name == "lock" and (each.parent / "state.json").exists()}
-    return [each for each in found if each.suffix in kinds and each.is_file() and checkpoints.isdisjoint(each.parents)]
+    others = {each.parent for each in found if each.name == "lock" and (each.parent / "state.json").exists()}
+    others |= {each for each in found if each.name.startswith(".") and each.name.endswith(WORK_SUFFIX)}
+    return [each for each in found if each.suffix in kinds and each.is_file() and others.isdisjoint(each.parents)]
 
 
 def read_rows(path: Path, kind: str, skip: int) -> Iterator[MessageColumns]:

@@ -30,6 +30,7 @@ from typing import Any, BinaryIO, Final
 
 from amqpd.protocol import properties as p
 from amqpd.storage.export.checkpoint import lock_checkpoint, sync_directory
+from amqpd.storage.export.file_compaction import MERGED
 from amqpd.storage.export.import_files import BadFile, find_files, read_rows
 from amqpd.storage.export.import_publisher import ImportPublisher, OutgoingMessage
 from amqpd.storage.export.message_rows import BadRow, MessageRows, RowOptions
@@ -198,12 +199,24 @@ class ImportLedger:
         for new in paths:
             path, size = str(new.absolute()), new.stat().st_size
             if path not in known:
+                if MERGED.fullmatch(new.name):
+                    self._check_merged(new)
                 state.files.append([path, size])
                 known[path] = size
             elif known[path] != size:
                 raise BadImport(
                     f"{path} has {size} bytes now, and had {known[path]} when it was imported: use another "
                     "--checkpoint, which imports the whole file"
+                )
+
+    def _check_merged(self, path: Path) -> None:
+        """Raise BadImport if imported files of the same directory are gone: a compaction has merged them."""
+        directory = path.absolute().parent
+        for each in (Path(name) for name, _ in self.state.files):
+            if each.parent == directory and not each.exists():
+                raise BadImport(
+                    f"compact_export has merged {each}, which is imported, into {path}, so messages would arrive "
+                    "twice: name the files that are new, or use another --checkpoint, which imports all files again"
                 )
 
     def reject(self, message: OutgoingMessage, reason: str) -> None:

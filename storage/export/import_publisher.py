@@ -58,13 +58,21 @@ class ImportPublisher:
 
     def _on_return(self, answer: c.BasicReturn, properties: bytes, body: bytes) -> None:
         message = OutgoingMessage(answer.exchange, answer.routing_key, properties, body)
+        # The channel may close before the confirm: then the message must not be sent again.
+        tag = next((tag for tag, each in self._unconfirmed.items() if each == message), None)
+        if tag is not None:
+            self._remove(tag)
         self._return(message, f"{answer.reply_code} {answer.reply_text}")
 
     def _on_nack(self, tags: list[int]) -> None:
         for tag in tags:
-            message = self._unconfirmed.pop(tag)
-            self._bytes -= len(message.body)
-            self._refuse(message, NACK)
+            if tag in self._unconfirmed:  # else it was returned
+                self._refuse(self._remove(tag), NACK)
+
+    def _remove(self, tag: int) -> OutgoingMessage:
+        message = self._unconfirmed.pop(tag)
+        self._bytes -= len(message.body)
+        return message
 
     def publish(self, message: OutgoingMessage) -> None:
         """Publish a message; it may stay in the buffer."""
@@ -87,7 +95,7 @@ class ImportPublisher:
         self._bytes += len(message.body)
         self._publisher.publish(*message)
         while self._unconfirmed and self._publisher.is_confirmed(first := next(iter(self._unconfirmed))):
-            self._bytes -= len(self._unconfirmed.pop(first).body)
+            self._remove(first)
 
     def _finish(self) -> None:
         self._publisher.finish()

@@ -24,7 +24,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -49,6 +49,8 @@ REJECT_COLUMNS: Final = (
 """Columns of a rejected message, which is whole: `amqpctl import` publishes it again."""
 SAMPLE_ROWS: Final = 1000
 """Number of messages from which a schema is inferred."""
+SLICE_BYTES: Final = 256 << 10
+"""Bodies that become Python's objects at one time. Some bodies make objects of 300 times their size."""
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _SCALARS: Final = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
 _ANNOTATIONS: Final = frozenset({"$schema", "$id", "title", "description", "examples"})
@@ -109,13 +111,31 @@ class PayloadOptions:
     format: str
     schema: str = ""
     message: str = ""
-    registry: str = ""
+    registry: str = field(default="", repr=False)
 
 
 @lru_cache(maxsize=4)
 def parser_of(payload: PayloadFormat) -> Parser:
     """Return this process's parser for a format. It is not for several threads."""
     return payload.parser()
+
+
+def by_slices(bodies: Any, parse: Callable[[list[bytes]], ParsedPayloads]) -> ParsedPayloads:
+    """Parse the bodies of a binary array, about SLICE_BYTES at a time."""
+    found: list[ParsedPayloads] = []
+    gathered: list[bytes] = []
+    size = 0
+    for body in bodies.to_pylist():
+        gathered.append(body)
+        size += len(body)
+        if size >= SLICE_BYTES:
+            found.append(parse(gathered))
+            gathered, size = [], 0
+    if gathered or not found:
+        found.append(parse(gathered))
+    return ParsedPayloads(
+        pa.concat_arrays([each.payload for each in found]), pa.concat_arrays([each.error for each in found])
+    )
 
 
 def by_halves(

@@ -23,6 +23,7 @@ A type that contains itself has no Arrow type and is an error. A schema may leav
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from collections.abc import Callable, Iterable
@@ -34,10 +35,10 @@ from uuid import UUID
 
 import fastavro
 import pyarrow as pa
-from fastavro.read import SchemaResolutionError
+from fastavro.read import LOGICAL_READERS, SchemaResolutionError
 from fastavro.schema import SchemaParseException
 
-from amqpd.storage.export.payload import BadSchema, ParsedPayloads, by_halves
+from amqpd.storage.export.payload import BadSchema, ParsedPayloads, by_halves, by_slices
 from amqpd.storage.export.schema_registry import (
     HEADER_BYTES,
     RegisteredSchema,
@@ -85,6 +86,9 @@ _JSON: Final[dict[str, Any]] = {
 """JSON types of defaults."""
 _NAMED: Final = ("record", "error", "enum", "fixed")
 _WIDER: Final = {"int": "long", "float": "double"}
+_LIMITED_DECIMAL: Final = "amqpd-decimal"
+_DECIMAL_BYTES_MAX: Final = 1024
+"""76 digits need 32 bytes. The time to read a decimal grows with the square of its size: 6 s for 256 KiB."""
 
 
 class _Column(NamedTuple):
@@ -110,7 +114,7 @@ class AvroPayload:
     """
 
     text: str
-    registry: str
+    registry: str = dataclasses.field(repr=False)
     kind: Any
 
     @classmethod
@@ -133,11 +137,15 @@ class AvroParser:
         self._text = json.loads(text)
         self._writers: dict[int, Any] = {}
         _convert_defaults(self._reader)
+        _limit_decimals(self._reader)
 
     def parse(self, bodies: Any) -> ParsedPayloads:
+        return by_slices(bodies, self._parse)
+
+    def _parse(self, bodies: list[bytes]) -> ParsedPayloads:
         values: list[Any] = []
         errors: dict[int, str] = {}
-        for row, body in enumerate(bodies.to_pylist()):
+        for row, body in enumerate(bodies):
             try:
                 values.append(self._value(body))
             except RegistryError:
@@ -176,6 +184,7 @@ class AvroParser:
             try:
                 text, found = _with_references(self._registry.schema(number))
                 arrow_column(found)  # a type that contains itself would let a body nest without end
+                _limit_decimals(found)
             except BadSchema as error:
                 found = BadSchema(f"schema {number}: {error}")
             else:
@@ -183,7 +192,7 @@ class AvroParser:
                     found = self._reader
             self._writers[number] = found
         if isinstance(found, BadSchema):
-            raise found
+            raise found.with_traceback(None)  # else it would get longer with each message
         return found
 
 
@@ -206,7 +215,10 @@ def infer_schema(bodies: Iterable[bytes], registry: SchemaRegistry) -> str:
     if not ids:
         raise BadSchema("no body of the sample has the id of a record of Avro in the registry: give a schema")
     _, newest = max((len(each), max(each)) for each in ids.values())
-    return json.dumps(_whole(found[newest]), indent=1) + "\n"
+    try:
+        return json.dumps(_whole(found[newest]), indent=1) + "\n"
+    except RecursionError:
+        raise BadSchema(f"schema {newest} is nested too deeply") from None
 
 
 # -- schemas
@@ -216,7 +228,7 @@ def parsed_schema(text: str) -> Any:
     """Return a record's schema as fastavro uses it. Raises: BadSchema."""
     try:
         given = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadSchema(f"the schema is not JSON: {error}") from None
     found = _parse(given, {})
     if not isinstance(found, dict) or found.get("type") != "record":
@@ -227,7 +239,7 @@ def parsed_schema(text: str) -> Any:
 def _parse(given: Any, named: dict[str, Any]) -> Any:
     try:
         return fastavro.parse_schema(given, named_schemas=named)
-    except (SchemaParseException, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (SchemaParseException, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadSchema(f"the schema is not Avro's: {type(error).__name__}: {error}"[:_REASON_MAX]) from None
 
 
@@ -240,7 +252,7 @@ def _with_references(schema: RegisteredSchema) -> tuple[Any, Any]:
         for text in schema.references.values():
             _parse(json.loads(text), named)
         given = json.loads(schema.text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise error if isinstance(error, BadSchema) else BadSchema(f"it is not JSON: {error}") from None
     return given, _parse(given, named)
 
@@ -273,7 +285,10 @@ def _whole(schema: dict[str, Any]) -> Any:
 
 def arrow_column(schema: Any) -> _Column:
     """Return the column of a record's schema. Raises: BadSchema."""
-    found = _column(schema, schema.get("__named_schemas", {}) if isinstance(schema, dict) else {}, ())
+    try:
+        found = _column(schema, schema.get("__named_schemas", {}) if isinstance(schema, dict) else {}, ())
+    except RecursionError:
+        raise BadSchema("the schema is nested too deeply") from None
     if found is None or not pa.types.is_struct(found.kind):
         raise BadSchema("the schema: expected a record with fields that are not null")
     return found
@@ -306,6 +321,8 @@ def _column(schema: Any, named: dict[str, Any], within: tuple[str, ...]) -> _Col
         make = value.convert or (lambda found: found)
         pairs = lambda found: [(k, None if v is None else make(v)) for k, v in found.items()]  # noqa: E731
         return _Column(pa.map_(pa.string(), value.kind), pairs)
+    if name == "fixed" and schema["size"] < 1:
+        raise BadSchema("a fixed type without bytes is not supported")  # an array could have 2**60 of them
     logical = schema.get("logicalType")
     if logical == "decimal" and name in ("bytes", "fixed"):
         return _decimal(schema)
@@ -417,6 +434,39 @@ def _type_of(schema: Any, named: dict[str, Any]) -> str:
 def _branch_names(kinds: list[str]) -> list[str]:
     short = [kind.rpartition(".")[2] for kind in kinds]
     return short if len(set(short)) == len(short) else kinds
+
+
+def _limit_decimals(schema: dict[str, Any]) -> None:
+    """Let fastavro refuse decimals of more than _DECIMAL_BYTES_MAX in a parsed schema."""
+
+    def limit(each: Any) -> None:
+        if isinstance(each, list):
+            for branch in each:
+                limit(branch)
+        elif isinstance(each, dict):
+            if each.get("logicalType") == "decimal":
+                each["logicalType"] = _LIMITED_DECIMAL
+            for kind in (each.get("type"), each.get("items"), each.get("values")):
+                limit(kind)
+            for field in each.get("fields", []):
+                limit(field["type"])
+
+    limit(schema)
+    for each in schema["__named_schemas"].values():
+        limit(each)
+
+
+def _limited(read: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    def checked(raw: bytes, writer: Any = None, reader: Any = None) -> Any:
+        if len(raw) > _DECIMAL_BYTES_MAX:
+            raise ValueError(f"a decimal has {len(raw)} bytes, at most {_DECIMAL_BYTES_MAX} are read")
+        return read(raw, writer, reader)
+
+    return checked
+
+
+for _kind in ("bytes", "fixed"):  # fastavro finds readers by this table only; its own stay as they are
+    LOGICAL_READERS[f"{_kind}-{_LIMITED_DECIMAL}"] = _limited(LOGICAL_READERS[f"{_kind}-decimal"])
 
 
 # -- defaults

@@ -20,6 +20,7 @@ Protobuf skips fields that have another wire type than in the schema. Here such 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import subprocess
 import sys
@@ -37,7 +38,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from amqpd.storage.export.payload import BadSchema, ParsedPayloads, by_halves
+from amqpd.storage.export.payload import BadSchema, ParsedPayloads, by_halves, by_slices
 from amqpd.storage.export.schema_registry import (
     HEADER_BYTES,
     RegisteredSchema,
@@ -87,6 +88,10 @@ _WRAPPERS: Final = frozenset(
 _JSON: Final = frozenset(f"google.protobuf.{name}" for name in ("Struct", "Value", "ListValue"))
 _OWN_FILES: Final = "google/protobuf/"
 _PATH_BYTES_MAX: Final = 100
+_REFERENCE_BYTES_MAX: Final = 1000
+_FILE_NAME_BYTES_MAX: Final = 255
+_HEADERS_MAX: Final = 10_000
+"""So many headers are remembered: a producer can send any number of them."""
 
 _Column = tuple[Any, Callable[[Sequence[Any]], Any]]
 """An Arrow type, and what makes an array of it from values or messages, of which some may be None."""
@@ -103,7 +108,7 @@ class ProtobufPayload:
     """
 
     text: str
-    registry: str
+    registry: str = dataclasses.field(repr=False)
     kind: Any
     message: str
 
@@ -124,13 +129,16 @@ class ProtobufParser:
         self._descriptor = message_type(text)
         self._kind, self._build = _top_column(self._descriptor)
         self._class: Any = message_factory.GetMessageClass(self._descriptor)
-        self._registry = registry
+        self._schemas = None if registry is None else _RegisteredFiles(registry)
         self._headers: dict[tuple[int, tuple[int, ...]], str | None] = {}
 
     def parse(self, bodies: Any) -> ParsedPayloads:
+        return by_slices(bodies, self._parse)
+
+    def _parse(self, bodies: list[bytes]) -> ParsedPayloads:
         messages: list[Any] = []
         errors: dict[int, str] = {}
-        for row, body in enumerate(bodies.to_pylist()):
+        for row, body in enumerate(bodies):
             try:
                 messages.append(self._message(body))
             except (UnknownSchema, BadSchema, DecodeError) as error:
@@ -143,11 +151,13 @@ class ProtobufParser:
 
     def _message(self, body: bytes) -> Any:
         """Return the message of a body. Raises: UnknownSchema, BadSchema, DecodeError, RegistryError."""
-        if self._registry is not None:
+        if self._schemas is not None:
             number = schema_id(body)
             path, start = _message_path(body)
             if (number, path) not in self._headers:
-                self._headers[number, path] = self._reason(self._registry, number, path)
+                if len(self._headers) >= _HEADERS_MAX:
+                    self._headers.clear()
+                self._headers[number, path] = self._reason(self._schemas, number, path)
             if (reason := self._headers[number, path]) is not None:
                 raise BadSchema(reason)
             body = body[start:]
@@ -156,10 +166,10 @@ class ProtobufParser:
             raise DecodeError("the body lacks a required field")
         return found
 
-    def _reason(self, registry: SchemaRegistry, number: int, path: tuple[int, ...]) -> str | None:
+    def _reason(self, schemas: _RegisteredFiles, number: int, path: tuple[int, ...]) -> str | None:
         """Return why bodies of a writer's type do not fit; None if they do. Raises: UnknownSchema, RegistryError."""
         try:
-            writer = message_type(registered_text(number, registry.schema(number), path))
+            writer = message_type(schemas.text(number, path))
         except BadSchema as error:
             return str(error)
         if writer.full_name != self._descriptor.full_name:
@@ -176,11 +186,12 @@ def infer_schema(bodies: Iterable[bytes], registry: SchemaRegistry, message: str
     counts: dict[str, int] = {}
     newest: dict[str, tuple[int, str]] = {}
     known: dict[tuple[int, tuple[int, ...]], tuple[str, str]] = {}
+    schemas = _RegisteredFiles(registry)
     for body in bodies:
         try:
             key = schema_id(body), _message_path(body)[0]
             if key not in known:
-                text = registered_text(key[0], registry.schema(key[0]), key[1])
+                text = schemas.text(*key)
                 known[key] = json.loads(text)["message"], text
         except (UnknownSchema, BadSchema):
             continue
@@ -218,32 +229,71 @@ def schema_text(path: str, message: str) -> str:
     return _text(files, message)
 
 
-def registered_text(number: int, schema: RegisteredSchema, path: tuple[int, ...]) -> str:
-    """Return the schema text for a schema of the registry. Raises: BadSchema."""
+class _RegisteredFiles:
+    """Schemas of a registry. Each is compiled once, also if a producer sends any number of message numbers."""
+
+    def __init__(self, registry: SchemaRegistry) -> None:
+        self._registry = registry
+        self._compiled: dict[int, Any] = {}
+
+    def text(self, number: int, path: tuple[int, ...]) -> str:
+        """Return the schema text of a message. Raises: UnknownSchema, BadSchema, RegistryError."""
+        schema = self._registry.schema(number)
+        files = self._compiled.get(number)
+        if files is None:
+            try:
+                files = _registered_files(number, schema)
+            except BadSchema as error:
+                files = error
+            self._compiled[number] = files
+        if isinstance(files, BadSchema):
+            raise files.with_traceback(None)  # else it would get longer with each message
+        names = [files.file[-1].package] if files.file[-1].package else []
+        kinds: Any = files.file[-1].message_type
+        try:
+            for place_in_file in path:
+                names.append(kinds[place_in_file].name)
+                kinds = kinds[place_in_file].nested_type
+        except IndexError:
+            raise BadSchema(f"schema {number} has no message {list(path)}") from None
+        return _text(files, ".".join(names))
+
+
+def _registered_files(number: int, schema: RegisteredSchema) -> Any:
+    """Return the FileDescriptorSet of a schema of the registry. Raises: BadSchema."""
     if schema.kind != "PROTOBUF":
         raise BadSchema(f"schema {number} is {schema.kind}, not PROTOBUF")
     with tempfile.TemporaryDirectory(prefix="amqpd-proto-") as directory:
         root = Path(directory)
         for name, text in schema.references.items():
-            place = (root / name).resolve()
-            if not place.is_relative_to(root.resolve()):
-                raise BadSchema(f"schema {number} refers to {name!r}, which is no relative path")
+            _check_reference(number, name)
             if name.startswith(_OWN_FILES):
                 continue
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(text, encoding="utf-8")
+            place = root / name
+            try:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_text(text, encoding="utf-8")
+            except (FileExistsError, NotADirectoryError, IsADirectoryError):
+                raise BadSchema(f"schema {number} refers to {name!r}, and to a file above it") from None
+            except UnicodeEncodeError as error:
+                raise BadSchema(f"schema {number}: {error}") from None
         name = f"schema-{number}.proto"
-        (root / name).write_text(schema.text, encoding="utf-8")
-        files = _compiled(root, name)
-    kinds: Any = files.file[-1].message_type
-    names = [files.file[-1].package] if files.file[-1].package else []
-    try:
-        for place_in_file in path:
-            names.append(kinds[place_in_file].name)
-            kinds = kinds[place_in_file].nested_type
-    except IndexError:
-        raise BadSchema(f"schema {number} has no message {list(path)}") from None
-    return _text(files, ".".join(names))
+        try:
+            (root / name).write_text(schema.text, encoding="utf-8")
+        except UnicodeEncodeError as error:
+            raise BadSchema(f"schema {number}: {error}") from None
+        return _compiled(root, name)
+
+
+def _check_reference(number: int, name: str) -> None:
+    """Raise BadSchema if a name from the registry is no path below a directory."""
+    parts = name.split("/")
+    if (
+        not name.isprintable()
+        or len(name.encode()) > _REFERENCE_BYTES_MAX
+        or any(part in ("", ".", "..") or len(part.encode()) > _FILE_NAME_BYTES_MAX for part in parts)
+    ):
+        raise BadSchema(f"schema {number} refers to {name!r}, which is no relative path")
 
 
 def _compiled(root: Path, name: str) -> Any:

@@ -4,7 +4,7 @@
     GET /subjects/<subject>/versions/<version>         a schema that another one refers to
 
 A body in the wire format is the byte 0, the schema's id in four bytes, and the encoded record. Schemas never change, so
-each is asked for once in a process.
+each is asked for once in a process. An id that the registry does not know is asked for again after a minute.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ ATTEMPTS: Final = 6
 BACKOFF_S: Final = 0.5
 """The wait after the first failed attempt. Each further one is twice as long: 15 seconds together."""
 SCHEMA_NOT_FOUND: Final = 40403
+UNKNOWN_S: Final = 60.0
+"""An unknown id is not asked for again so long."""
+UNKNOWN_MAX: Final = 10_000
+"""So many unknown ids are remembered: a producer can send any number of them."""
+ANSWER_BYTES_MAX: Final = 64 << 20
 HEADER_BYTES: Final = 5
 _AGAIN: Final = frozenset([408, 429, 500, 502, 503, 504])
 _REFERENCES_MAX: Final = 1000
@@ -72,31 +77,49 @@ class SchemaRegistry:
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        port = parts.port
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError(f"expected http://HOST:PORT or https://..., not {shown(url)}")
+        try:
+            port = parts.port
+        except ValueError:  # its text may have a part of the password
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or port == -1:
+            raise ValueError(
+                f"expected http://HOST:PORT or https://..., not {shown(url)} (a password with /, ?, # or @ needs %2F, "
+                "%3F, %23, %40)"
+            )
         self.url = shown(url)
         self._is_tls = parts.scheme == "https"
-        self._address = (parts.hostname, port)
+        self._address = (parts.hostname, port or (443 if self._is_tls else 80))
         self._path = parts.path.rstrip("/")
         self._headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}
         if parts.username is not None:
             login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
             self._headers["Authorization"] = "Basic " + base64.b64encode(login).decode()
-        self._known: dict[int, RegisteredSchema | None] = {}
+        self._known: dict[int, RegisteredSchema] = {}
+        self._unknown: dict[int, float] = {}  # the time of the answer, the oldest first
 
     def schema(self, number: int) -> RegisteredSchema:
         """Return the schema with this id. Cost: a request for each schema and each reference, once.
 
         Raises: UnknownSchema, RegistryError.
         """
-        if number not in self._known:
-            found = self._get(f"/schemas/ids/{number}")
-            self._known[number] = None if found is None else self._with_references(found)
-        known = self._known[number]
+        known = self._known.get(number)
         if known is None:
-            raise UnknownSchema(f"the schema registry has no schema {number}")
+            asked_at = self._unknown.get(number)
+            found = None
+            if asked_at is None or time.monotonic() - asked_at >= UNKNOWN_S:
+                found = self._get(f"/schemas/ids/{number}")
+                self._unknown.pop(number, None)
+                if found is None:
+                    self._add_unknown(number)
+            if found is None:
+                raise UnknownSchema(f"the schema registry has no schema {number}")
+            known = self._known[number] = self._with_references(found)
         return known
+
+    def _add_unknown(self, number: int) -> None:
+        if len(self._unknown) >= UNKNOWN_MAX:
+            del self._unknown[next(iter(self._unknown))]
+        self._unknown[number] = time.monotonic()
 
     def _with_references(self, found: dict[str, Any]) -> RegisteredSchema:
         references: dict[str, str] = {}
@@ -105,13 +128,16 @@ class SchemaRegistry:
 
     def _add_references(self, schema: dict[str, Any], found: dict[str, str], begun: set[str]) -> None:
         for each in schema.get("references") or []:
-            name = str(each["name"])
+            try:
+                name, subject, version = str(each["name"]), str(each["subject"]), int(each["version"])
+            except (KeyError, TypeError, ValueError):
+                raise RegistryError(f"the schema registry {self.url}: a schema has the reference {each!r}") from None
             if name in begun:
                 continue
             begun.add(name)
             if len(begun) > _REFERENCES_MAX:
                 raise RegistryError(f"the schema registry {self.url}: a schema has over {_REFERENCES_MAX} references")
-            path = f"/subjects/{quote(str(each['subject']), safe='')}/versions/{int(each['version'])}"
+            path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
             needed = self._get(path)
             if needed is None:
                 raise RegistryError(f"the schema registry {self.url} has no {path}, to which a schema refers")
@@ -125,7 +151,7 @@ class SchemaRegistry:
                 time.sleep(BACKOFF_S * 2 ** (attempt - 1))
             try:
                 status, body = self._ask(path)
-            except (OSError, http.client.HTTPException) as error:
+            except (OSError, http.client.HTTPException, UnicodeError) as error:  # UnicodeError: of the host or the path
                 reason = str(error) or type(error).__name__
                 if isinstance(error, ssl.SSLCertVerificationError):
                     break
@@ -159,7 +185,10 @@ class SchemaRegistry:
         try:
             connection.request("GET", self._path + path, headers=self._headers)
             answer = connection.getresponse()
-            return answer.status, answer.read()
+            body = answer.read(ANSWER_BYTES_MAX + 1)
+            if len(body) > ANSWER_BYTES_MAX:
+                raise RegistryError(f"its answer to {path} has over {ANSWER_BYTES_MAX >> 20} MiB")
+            return answer.status, body
         finally:
             connection.close()
 
@@ -171,9 +200,10 @@ def registry_of(url: str) -> SchemaRegistry:
 
 
 def shown(url: str) -> str:
-    """Return the URL without user and password."""
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
+    """Return the URL without user and password, also if it has no scheme."""
+    before, _, host = url.rpartition("@")
+    scheme, separator, _ = before.partition("://")
+    return f"{scheme}://{host}" if separator else host
 
 
 def _error_code(body: bytes) -> object:

@@ -78,8 +78,16 @@ def _manifests(store: ObjectStore) -> dict[str, bytes]:
 
 
 def _hidden(content: bytes) -> list[str]:
-    hidden: list[str] = json.loads(content)["hidden"]
-    return hidden
+    return _parsed(content)[1]
+
+
+def _parsed(content: bytes) -> tuple[int, list[str]]:
+    """Return the number and the hidden names of a manifest. Raises ObjectStoreError."""
+    try:
+        found = json.loads(content)
+        return int(found["number"]), [str(name) for name in found["hidden"]]
+    except (ValueError, TypeError, KeyError):
+        raise ObjectStoreError(f"a manifest in {FOLDER}/ is damaged: an earlier version of it is needed") from None
 
 
 class _Manifest:
@@ -94,15 +102,21 @@ class _Manifest:
         self.hidden: list[str] = []
         if found is not None:
             self._version = found[1]
-            self._number = json.loads(found[0])["number"]
-            self.hidden = _hidden(found[0])
-            self.write([])
+            self._number, self.hidden = _parsed(found[0])
+            self._save()
 
     def write(self, hide: list[str], show: str = "") -> None:
-        """Hide objects and, in the same step, show another one."""
-        self._number += 1
-        kept = [name for name in self.hidden if name != show and name not in hide]
+        """Hide objects and, in the same step, show another one.
+
+        All objects that were hidden before must be deleted, except `show`: the oldest of these names are dropped.
+        """
+        shown = {show, *hide}
+        kept = [name for name in self.hidden if name not in shown]
         self.hidden = [*kept[-HIDDEN_MAX:], *hide]
+        self._save()
+
+    def _save(self) -> None:
+        self._number += 1
         content: dict[str, Any] = {"number": self._number, "hidden": self.hidden}
         self._version = self._store.replace(self._name, json.dumps(content, indent=1).encode(), self._version)
 
@@ -144,7 +158,9 @@ def _compact(
         store.download(each.name, local[each.name])
         if local[each.name].stat().st_size != each.size:
             raise CompactionError(f"{each.name}: another program has changed it. A rerun merges the others")
+    report.waiting -= len(group)
     for files in by_schema(group, lambda each: local[each.name]):
+        report.waiting += len(files)
         staged = work / merged_name(files)
         size = merge((local[each.name] for each in files), staged)
         name = "/".join(filter(None, (files[0].directory, staged.name)))

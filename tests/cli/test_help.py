@@ -180,6 +180,14 @@ def test_credentials_are_not_printed(ctl: Ctl) -> None:
     assert result.code == 64
     assert "s3cret" not in result.err
     assert "http://***@host" in result.err
+    for url, shown in (
+        ("bob:s3cret@host:8081", "***@host:8081"),
+        ("http://bob:s3cret/a@host", "http://***@host"),
+        ("http://host/?a=1", "http://host/?a=1"),
+    ):
+        result = ctl("export", "--queue", "q", "--to", "x", "--schema-registry", url)
+        assert result.code == 64
+        assert "s3cret" not in result.err and f"--schema-registry {shown}\n" in result.err
     for command in ("add_user", "change_password", "authenticate_user"):
         result = ctl(command, "alice", "s3cret", "x")
         assert (result.code, "s3cret" in result.err) == (64, False)

@@ -158,7 +158,8 @@ def test_columns_that_changed_are_not_mixed(make_lake, tmp_path):
         run(options(lake, tmp_path))
     path = files(tmp_path)[1]
     pq.write_table(pq.ParquetFile(path).read(), path, use_deprecated_int96_timestamps=True)
-    assert compacted(tmp_path).written == 1
+    report = compacted(tmp_path)
+    assert (report.merged, report.written, report.waiting) == (2, 1, 0)
     assert len(files(tmp_path)) == 3 and offsets(tmp_path) == [0, 1, 2, 3]
 
 
@@ -322,15 +323,32 @@ def test_file_that_another_program_changes_stops_the_compaction(written, tmp_pat
     with pytest.raises(TargetError, match="another program has changed its files"):
         compacted(tmp_path)
     assert len(files(tmp_path)) == 3
+    assert not list(tmp_path.glob(".lake.*"))
 
 
-def test_checkpoint_among_the_files_is_refused(written, tmp_path):
+def test_merged_files_are_hidden_from_users_that_cannot_read_the_directory(written, tmp_path, monkeypatch):
+    run(options(written, tmp_path, batch_rows=1000))
+    (tmp_path / "lake").chmod(0o750)
+    found = []
+
+    def merge_and_look(sources, target):
+        found.append(target.parent.parent.stat().st_mode & 0o777)
+        return merge(sources, target)
+
+    monkeypatch.setattr(directory_compaction, "merge", merge_and_look)
+    compacted(tmp_path)
+    assert found == [0o700]
+    assert (tmp_path / "lake").stat().st_mode & 0o777 == 0o750
+
+
+@pytest.mark.parametrize("below", ["lake/progress", "lake"])
+def test_checkpoint_among_the_files_is_refused(written, tmp_path, below):
     """Its export could replace a file of it between the link and the exchange."""
-    inside = tmp_path / "lake" / "progress"
+    inside = tmp_path / below
     wanted = replace(options(written, tmp_path, batch_rows=1000), checkpoint=str(inside))
     run(replace(wanted, to_offset=4000))
     where = CompactionOptions(str(tmp_path / "lake"), inside, now=LATER)
-    with pytest.raises(TargetError, match="progress is the checkpoint of an export, which may change meanwhile: move"):
+    with pytest.raises(TargetError, match=f"{below} is the checkpoint of an export, which may change meanwhile: move"):
         compact(where, WATCH)
     run(wanted)
     assert offsets(tmp_path) == list(range(1000, 5000))
@@ -404,8 +422,13 @@ def test_command_line_errors(written, tmp_path):
     to = str(tmp_path / "lake")
     run(options(written, tmp_path))
     run(replace(options(written, tmp_path), to=str(tmp_path / "json"), checkpoint=str(tmp_path / "c2"), format="json"))
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "export.json").write_text("[]")
+    (tmp_path / "unreadable" / "export.json").mkdir(parents=True)
     cases = (
         ((), 64, "--to is needed"),
+        (("--to", to, "--checkpoint", str(tmp_path / "damaged")), 64, "export.json is damaged"),
+        (("--to", to, "--checkpoint", str(tmp_path / "unreadable")), 69, "unreadable: Is a directory"),
         (("--to", to), 64, "is not the checkpoint of an export: give its --checkpoint"),
         (("--to", "s3://a/b"), 64, "--checkpoint is needed"),
         (("--to", to, "--checkpoint", str(tmp_path / "c2")), 64, "has no files that can be merged: only parquet"),

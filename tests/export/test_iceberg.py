@@ -18,6 +18,7 @@ from amqpd.cli.main import run as run_command
 from amqpd.protocol import properties as p
 from amqpd.storage.export.checkpoint import ExportCheckpoint
 from amqpd.storage.export.engine import PyarrowEngine
+from amqpd.storage.export.iceberg import Iceberg
 from amqpd.storage.export.job import BadExport, ExportJob, ExportOptions
 from amqpd.storage.export.targets import TargetError
 from amqpd.storage.filesystem import FileSystem
@@ -200,6 +201,26 @@ def test_commit_of_another_writer_in_between_is_repeated(written, tmp_path, monk
     run(options(written, tmp_path))
     found = Counter(offsets(opened(tmp_path)))
     assert sorted(found) == list(range(1000, 5000)) and found.total() == 4001
+
+
+def test_late_commit_of_a_killed_run_is_not_repeated(written, tmp_path, monkeypatch):
+    """It arrives at a catalog server between the look of the next run and its commit."""
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    run(options(written, tmp_path, to_offset=2000))
+    publish, commit, calls, late = Iceberg._publish, SqlCatalog.commit_table, [], []
+
+    def commit_table(self, table, requirements, updates):
+        if not late:
+            late.append(calls[-1])
+            publish(*late[0])
+        return commit(self, table, requirements, updates)
+
+    monkeypatch.setattr(Iceberg, "_publish", lambda *call: calls.append(call) or publish(*call))
+    monkeypatch.setattr(SqlCatalog, "commit_table", commit_table)
+    run(options(written, tmp_path, batch_rows=1000))
+    assert late and offsets(opened(tmp_path)) == list(range(1000, 5000))
+    assert "commit.retry.num-retries" not in opened(tmp_path).properties
 
 
 def test_commands_for_a_directory_and_for_a_catalog_of_the_configuration(written, tmp_path, monkeypatch):

@@ -23,6 +23,8 @@ from amqpd.cli import message_import
 from amqpd.cli.main import run
 from amqpd.protocol import properties as p
 from amqpd.storage.export import import_publisher
+from amqpd.storage.export.file_compaction import FoundFile, merged_name
+from amqpd.storage.export.import_files import find_files
 from amqpd.storage.export.import_job import NUMBERS, SEQUENCE_BITS, BadImport, ImportLedger, NumberedProperties
 from amqpd.storage.export.import_publisher import ImportPublisher
 from amqpd.storage.export.publisher import SinkPublisher, SinkTarget
@@ -279,6 +281,22 @@ def test_import_continues_after_messages_that_close_the_channel(amqpd_broker, am
     assert bodies(amqpd_broker, amqpd_vhost, "open") == [number for number in range(40) if number % 10 != 3]
 
 
+def test_returned_message_is_rejected_once_if_the_channel_closes_before_its_confirm(
+    amqpd_broker, amqpd_vhost, tmp_path
+):
+    declare(amqpd_vhost.url, "open")
+    routes = [("", "open"), ("", "nowhere"), ("", "nowhere"), ("none", "open")]
+    rows = [{"value": str(number), "exchange": name, "routing_key": key} for number, (name, key) in enumerate(routes)]
+    (tmp_path / "a.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ("import", str(tmp_path / "a.json"), "--to", amqpd_vhost.url, "--on-refused", "save")
+    code, out, _ = call(*command, "--formatter", "json")
+    summary = json.loads(out)
+    assert (code, summary["refused"], summary["rejected"]) == (65, 1, 3)
+    found = [json.loads(line) for line in Path(summary["rejected_file"]).read_text().splitlines()]
+    assert [each["value"] for each in found] == ["1", "2", "3"]
+    assert bodies(amqpd_broker, amqpd_vhost, "open") == [0]
+
+
 def test_memory_of_unconfirmed_messages_is_bounded(amqpd_broker, amqpd_vhost, tmp_path, monkeypatch):
     declare(amqpd_vhost.url, "open")
     monkeypatch.setattr(import_publisher, "UNCONFIRMED_BYTES", 1000)
@@ -478,6 +496,29 @@ def test_imported_file_that_has_changed_is_refused(tmp_path):
     path.write_text('{"value": "1"}\n{"value": "2"}\n')
     with pytest.raises(BadImport, match="a.json has 30 bytes now, and had 15 when it was imported: use another --ch"):
         ledger.add_files([path])
+    ledger.close()
+
+
+def test_files_that_a_compaction_has_merged_are_not_imported_again(tmp_path):
+    names = [f"orders-{number:020d}-{number + 5:020d}-0123abcd" for number in (0, 5, 10)]
+    for below in ("lake", "other"):
+        (tmp_path / below).mkdir()
+        for name in names[:2]:
+            (tmp_path / below / f"{name}-00000.parquet").write_text(name)
+    ledger = ImportLedger(tmp_path / "checkpoint", {})
+    ledger.add_files(find_files(tmp_path / "lake", ""))
+    ledger.state.file = 2
+    for path in find_files(tmp_path / "lake", ""):
+        path.unlink()
+    merged = merged_name([FoundFile(f"{name}-00000.parquet", 1) for name in names[:2]])
+    (tmp_path / "lake" / merged).write_text("both")
+    with pytest.raises(BadImport, match="compact_export has merged .*00000.parquet, which is imported, into .*merged-"):
+        ledger.add_files(find_files(tmp_path / "lake", ""))
+    new = tmp_path / "lake" / f"{names[2]}-00000.parquet"
+    new.write_text("new")
+    (tmp_path / "other" / merged).write_text("both")
+    ledger.add_files([new, tmp_path / "other" / merged])
+    assert len(ledger.state.files) == 4
     ledger.close()
 
 

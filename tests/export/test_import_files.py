@@ -93,6 +93,8 @@ def test_files_of_a_directory_are_found_in_order_with_their_columns(tmp_path):
         write(tmp_path / below / "a.csv", "csv", 1)
     write(tmp_path / "b.parquet", "parquet", 1)
     (tmp_path / "notes.txt").touch()
+    (tmp_path / ".lake.0123abcd.compaction" / "0").mkdir(parents=True)
+    write(tmp_path / ".lake.0123abcd.compaction" / "0" / "merged.parquet", "parquet", 1)
     found = find_files(tmp_path, "csv")
     assert len(find_files(tmp_path, "")) == 3
     assert [next(iter(read_rows(path, "", 0))).columns["routing_key"] for path in found] == [[""], ["b/c"]]

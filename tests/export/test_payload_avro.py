@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+from contextlib import suppress
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from uuid import UUID
@@ -15,9 +16,9 @@ import pytest
 
 import amqpd
 from amqpd.cli.main import run
-from amqpd.storage.export import engine
-from amqpd.storage.export.payload import BadSchema
-from amqpd.storage.export.schema_registry import RegistryError, registry_of
+from amqpd.storage.export import engine, payload, schema_registry
+from amqpd.storage.export.payload import BadSchema, PayloadOptions
+from amqpd.storage.export.schema_registry import RegistryError, UnknownSchema, registry_of
 from amqpd.storage.filesystem import FileSystem
 
 fastavro = pytest.importorskip("fastavro")
@@ -470,10 +471,117 @@ def test_requests_are_repeated_and_a_wrong_url_is_an_error(registry):
         registry_of(registry.url + "/elsewhere").schema(1)
     with pytest.raises(RegistryError, match="it answers 401"):
         registry_of(registry.url.replace("secret", "other")).schema(1)
-    for url in ("ftp://x", "http://", "localhost:8081", "http://u:secret@h/?x=1"):
+    for url in (
+        "ftp://x",
+        "http://",
+        "localhost:8081",
+        "http://u:secret@h/?x=1",
+        "u:secret@h:8081",
+        "http://u:secret/word@h:8081",
+        "http://u:secret#word@h:8081",
+    ):
         with pytest.raises(ValueError, match="expected http://HOST:PORT") as caught:
             registry_of(url)
         assert "secret" not in str(caught.value)
+    for made in (PayloadOptions("avro", "", "", registry.url), AvroPayload("", registry.url, None)):
+        assert "secret" not in repr(made)
+    assert registry_of("http://[::1]/ccompat")._address == ("::1", 80)
+
+
+def test_wrong_host_or_reference_is_no_error_of_the_body(registry):
+    """Else the export would reject good messages."""
+    registry.add(1, record(("id", "long")))
+    registry.schemas[1]["references"] = [{"name": "x"}]
+    for url in (registry.url, registry.url + "/\u00fc", "http://" + "x" * 64 + ".invalid"):
+        with pytest.raises(RegistryError):
+            parse(record(("id", "long")), framed(1, b"\2"), registry=registry_of(url))
+
+
+def test_unknown_id_is_asked_for_again_after_a_minute(registry, monkeypatch):
+    """A producer may use an id before every node of the registry knows it."""
+    now = [1000.0]
+    monkeypatch.setattr(schema_registry.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(schema_registry, "UNKNOWN_MAX", 3)
+    client = registry_of(registry.url)
+
+    def ask(number):
+        with pytest.raises(UnknownSchema, match=f"no schema {number}"):
+            client.schema(number)
+
+    ask(1)
+    ask(1)
+    assert registry.requests == ["/schemas/ids/1"]
+    registry.add(1, record(("id", "long")))
+    ask(1)
+    now[0] += 60
+    assert client.schema(1).kind == "AVRO"
+    for number in range(2, 100):
+        ask(number)
+    assert len(client._unknown) == 3
+
+
+def test_answer_without_end_is_an_error(registry, monkeypatch):
+    monkeypatch.setattr(schema_registry, "ANSWER_BYTES_MAX", 100)
+    registry.add(1, record(("id", "long"), doc="x" * 100))
+    with pytest.raises(RegistryError, match="its answer to /schemas/ids/1 has over"):
+        registry_of(registry.url).schema(1)
+
+
+def test_decimals_without_end_and_fixed_types_without_bytes_are_refused(registry):
+    """The time to read a decimal grows with the square of its size."""
+    price = record(("price", logical("bytes", "decimal", precision=9, scale=2)))
+    raw = record(("price", "bytes"))
+    registry.add(1, price)
+    for schema, made in ((price, lambda body: body), (price, lambda body: framed(1, body))):
+        client = registry_of(registry.url) if made(b"") else None
+        bodies = [made(encoded(raw, {"price": each})) for each in (b"\1\0", b"\0" * 40 + b"\1", b"\1" * 2000)]
+        rows, errors = parse(schema, *bodies, registry=client)
+        assert [row and row["price"] for row in rows] == [Decimal("2.56"), Decimal("0.01"), None]
+        assert errors[:2] == [None, None] and "a decimal has 2000 bytes, at most 1024 are read" in errors[2]
+    fixed = {"type": "fixed", "name": "F", "size": 40, "logicalType": "decimal", "precision": 60}
+    rows, errors = parse(record(("price", ["null", fixed])), b"\2" + b"\0" * 39 + b"\7")
+    assert (rows, errors) == ([{"price": Decimal(7)}], [None])
+    empty = {"type": "fixed", "name": "F", "size": 0}
+    with pytest.raises(BadSchema, match="a fixed type without bytes is not supported"):
+        AvroPayload.of(json.dumps(record(("a", {"type": "array", "items": empty}))))
+
+
+def test_bodies_become_objects_a_few_at_a_time(monkeypatch):
+    """A body of null items has an object of 200 bytes for each of its bytes."""
+    schema = record(("items", {"type": "array", "items": record(("x", ["null", "int"]), name="Item")}))
+    bodies = [encoded(schema, {"items": [{"x": None}] * 50}), b"", encoded(schema, {"items": [{"x": 1}]})] * 3
+    expected = parse(schema, *bodies)
+    found = []
+    real = AvroParser._parse
+    monkeypatch.setattr(payload, "SLICE_BYTES", 50)
+    monkeypatch.setattr(AvroParser, "_parse", lambda parser, each: found.append(len(each)) or real(parser, each))
+    assert parse(schema, *bodies) == expected
+    assert found == [1, 3, 3, 2]
+
+
+@pytest.mark.parametrize("depth", [500, 2000, 20000])
+def test_schema_that_is_nested_too_deeply_is_an_error(registry, depth):
+    nested = '{"type": "array", "items": ' * depth + '"int"' + "}" * depth
+    text = f'{{"type": "record", "name": "R", "fields": [{{"name": "a", "type": {nested}}}]}}'
+    registry.add(1, text)
+    _, errors = parse(record(("id", "long"), name="R"), framed(1, b"\0"), registry=registry_of(registry.url))
+    assert len(errors) == 1 and "no such record" not in errors[0]
+    for call in (
+        lambda: AvroPayload.of(text),
+        lambda: payload_avro.infer_schema([framed(1, b"\0")], registry_of(registry.url)),
+    ):
+        # Between these depths some of the steps reach Python's limit, and others do not.
+        with pytest.raises(BadSchema) if depth > 1000 else suppress(BadSchema):
+            call()
+
+
+def test_schema_that_is_refused_again_and_again_needs_no_memory(registry):
+    registry.add(1, record(("next", ["null", "shop.Order"])))
+    parser = AvroParser(json.dumps(record(("id", "long"))), registry_of(registry.url))
+    for _ in range(3):
+        with pytest.raises(BadSchema, match="contains itself") as caught:
+            parser._value(framed(1, b"\2"))
+    assert len(caught.traceback) == 3
 
 
 def test_read_and_sql_have_the_same_columns(make_lake, tmp_path, registry):

@@ -299,6 +299,41 @@ def test_bodies_of_the_registry_have_the_message_of_their_numbers(registry, text
     assert sum(path == "/schemas/ids/1" for path in registry.requests) == 1
 
 
+def test_names_of_references_are_paths_below_a_directory(registry, text, order):
+    """A registry must not write elsewhere, nor end the export: a producer may have registered the schema."""
+    registry.add_subject("item", 1, ITEM, "PROTOBUF")
+    registry.add_subject("surrogate", 1, "\ud800", "PROTOBUF")
+    names = ["/x", "", ".", "a//b", "a\0b", "\ud800", "x" * 256, "x/" * 600 + "y"]
+    for number, name in enumerate(names):
+        registry.add(number, SHOP, "PROTOBUF", [(name, "item", 1)])
+    registry.add(20, SHOP, "PROTOBUF", [("a", "item", 1), ("a/b", "item", 1)])
+    registry.add(21, SHOP, "PROTOBUF", [("a/b", "item", 1), ("a", "item", 1)])
+    registry.add(22, SHOP, "PROTOBUF", [("a", "surrogate", 1)])
+    registry.add(23, "\ud800", "PROTOBUF")
+    numbers = [*range(len(names)), 20, 21, 22, 23]
+    rows, errors = parse(text, *(framed(each, b"\0", b"") for each in numbers), registry=registry_of(registry.url))
+    assert rows == [None] * len(numbers)
+    assert all(f"schema {number} refers to '" in errors[number] for number in range(len(names))), errors
+    assert errors[0] == "schema 0 refers to '/x', which is no relative path"
+    assert errors[-4] == "schema 20 refers to 'a/b', and to a file above it"
+    assert errors[-3] == "schema 21 refers to 'a', and to a file above it"
+    assert all("surrogates not allowed" in each for each in errors[-2:]), errors
+
+
+def test_schema_is_compiled_once_for_any_number_of_message_numbers(registry, text, order, monkeypatch):
+    registry.add_subject("item", 1, ITEM, "PROTOBUF")
+    registry.add(1, SHOP, "PROTOBUF", [("common/item.proto", "item", 1)])
+    monkeypatch.setattr(payload_protobuf, "_HEADERS_MAX", 10)
+    calls = []
+    real = payload_protobuf._compiled
+    monkeypatch.setattr(payload_protobuf, "_compiled", lambda root, name: calls.append(name) or real(root, name))
+    parser = ProtobufParser(text, registry_of(registry.url))
+    bodies = [framed(1, b"\2" + bytes([2 * number]), b"") for number in range(50)]
+    errors = parser.parse(pa.array(bodies, pa.binary())).error.to_pylist()
+    assert errors[0] is None and errors[-1] == "schema 1 has no message [49]"
+    assert (len(calls), len(parser._headers)) == (1, 10)
+
+
 def test_message_numbers_are_zigzag_varints():
     assert payload_protobuf._message_path(framed(1, b"\x06\x02\x80\x02\x00", b"x")) == ((1, 128, 0), 10)
     for bad in (b"\x01", b"\x80", b"\x04\x02", b"\xff" * 200):

@@ -298,3 +298,37 @@ def test_example_of_the_documentation_reads_the_live_objects(written, tmp_path, 
     monkeypatch.setattr(fs, "S3FileSystem", partial(fs.S3FileSystem, **where))
     exec(compile(block, str(MANUAL), "exec"), {})
     assert capsys.readouterr().out == "4000\n"
+
+
+def test_objects_that_a_killed_run_has_not_deleted_stay_hidden(written, tmp_path, s3, monkeypatch):
+    """A group may have more objects than names of deleted ones are kept."""
+    to = "s3://lake/many"
+    run(options(written, tmp_path, to, batch_rows=500))
+    monkeypatch.setattr(store_compaction, "HIDDEN_MAX", 3)
+
+    def killed(store, found):
+        if found:
+            raise SystemExit
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectStore, "delete", killed)
+        with pytest.raises(SystemExit):
+            compacted(tmp_path, to)
+        assert live_offsets(to) == list(range(1000, 5000))
+        with pytest.raises(SystemExit):
+            compacted(tmp_path, to)
+        assert live_offsets(to) == list(range(1000, 5000))
+    compacted(tmp_path, to)
+    assert read(to, names(to)) == live_offsets(to) == list(range(1000, 5000))
+
+
+def test_damaged_manifest_is_an_error(written, tmp_path, s3):
+    to = "s3://lake/damaged"
+    run(options(written, tmp_path, to, batch_rows=500))
+    compacted(tmp_path, to)
+    store = ObjectStore(to)
+    ((name, _),) = store.sizes(store_compaction.FOLDER)
+    upload(store, name, b'{"number": 3}')
+    for call in (lambda: live_files(to), lambda: compacted(tmp_path, to)):
+        with pytest.raises(ObjectStoreError, match="a manifest in _compaction/ is damaged"):
+            call()
