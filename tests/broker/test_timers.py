@@ -9,6 +9,8 @@ from typing import Any
 
 from amqpd.broker.flow.timers import TICK_MS, CallTimer, Timers
 from amqpd.broker.queue.expiry import QueueExpiry
+from amqpd.storage.clock_watch import ClockWatch
+from amqpd.storage.filesystem import Clock
 
 
 def expiries(room, *expires_ms: int) -> list[QueueExpiry]:
@@ -96,7 +98,7 @@ def test_wall_times_are_converted_to_monotonic_times(room) -> None:
     assert room.timers.from_wall(room.timers.wall_ms() + 700) == now
 
 
-class FakeLoop:
+class FakeLoop(Clock):
     """Calls that were requested and neither made nor cancelled, and a clock that moves to the next of them."""
 
     def __init__(self) -> None:
@@ -109,7 +111,12 @@ class FakeLoop:
     def call_later(self, delay_s: float, function: Callable[[], None]) -> Any:
         call = (self.now_s + delay_s, function)
         self.calls.append(call)
-        return SimpleNamespace(cancel=lambda: call in self.calls and self.calls.remove(call))
+
+        def cancel() -> None:
+            if call in self.calls:
+                self.calls.remove(call)
+
+        return SimpleNamespace(cancel=cancel)
 
     def run_next(self) -> None:
         call = min(self.calls, key=itemgetter(0))
@@ -121,8 +128,7 @@ class FakeLoop:
 def test_short_timers_beside_a_long_one_leave_no_calls_on_the_loop() -> None:
     """Otherwise each call requests the next one when it runs, and their number grows as long as the broker lives."""
     loop = FakeLoop()
-    watch: Any = SimpleNamespace(clock=loop)
-    timers = Timers(loop.call_later, watch)
+    timers = Timers(loop.call_later, ClockWatch(loop))
     fired: list[str] = []
     long, short = CallTimer(lambda: fired.append("long")), CallTimer(lambda: fired.append("short"))
     timers.arm(long, timers.now_ms() + 1000)
