@@ -210,51 +210,18 @@ class MemoryFileSystem(FileSystem):
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), path)
 
 
-class MemoryMetadata:
-    """The metadata in memory: see `amqpd.storage.metadata.interface.MetadataStore`.
-
-    The rows survive `close`: `open` returns them to the next broker.
-    """
+class MemoryRows:
+    """The rows of the metadata, which outlive a broker."""
 
     def __init__(self) -> None:
-        self._post: Callable[..., object] | None = None
-        self._instance = ""
         self._rows: dict[type[Row], dict[tuple[object, ...], Row]] = {table.row: {} for table in TABLES}
 
-    def begin(self, post: Callable[..., object]) -> MemoryMetadata:
-        """Return this store for a broker whose loop runs what `post` gets."""
-        self._post = post
-        return self
+    def state(self, instance: str = "", fresh: bool = False) -> MetadataState:
+        return state_of(instance, fresh, {kind: list(rows.values()) for kind, rows in self._rows.items()})
 
-    def open(self, seed: Callable[[], Sequence[Row]] | None = None) -> MetadataState:
-        fresh = not self._instance
-        if fresh:
-            self._instance = random_id()
-            for row in seed() if seed is not None else ():
-                self._apply(Put(row))
-        return state_of(self._instance, fresh, {kind: list(rows.values()) for kind, rows in self._rows.items()})
-
-    def warm(self) -> None:
-        """Do nothing: there is nothing to prepare."""
-
-    def submit(self, changes: Sequence[Change], done: Done) -> None:
+    def apply(self, changes: Sequence[Change]) -> None:
         for change in changes:
             self._apply(change)
-        self._answer(done, None)
-
-    def checkpoint(self, done: Done) -> None:
-        self._answer(done, None)
-
-    def copy(self, path: Path, done: Done) -> None:
-        self._answer(done, WriteFailed(f"the metadata is in memory: there is no database to copy to {path}"))
-
-    def close(self, timeout_s: float = 5.0) -> None:
-        self._post = None
-
-    def _answer(self, done: Done, error: BaseException | None) -> None:
-        if self._post is None:
-            raise MetadataClosed("the metadata is not open")
-        self._post(done, error)
 
     def _apply(self, change: Change) -> None:
         if isinstance(change, DeleteBindings):
@@ -280,6 +247,51 @@ class MemoryMetadata:
                     for row in list(self._rows[table.row].values()):
                         if getattr(row, column) == value:
                             self._apply(Delete(row))
+
+
+class MemoryMetadata:
+    """The metadata in memory: see `amqpd.storage.metadata.interface.MetadataStore`.
+
+    The rows survive `close`: `open` returns them to the next broker.
+    """
+
+    def __init__(self) -> None:
+        self._post: Callable[..., object] | None = None
+        self._instance = ""
+        self._rows = MemoryRows()
+
+    def begin(self, post: Callable[..., object]) -> MemoryMetadata:
+        """Return this store for a broker whose loop runs what `post` gets."""
+        self._post = post
+        return self
+
+    def open(self, seed: Callable[[], Sequence[Row]] | None = None) -> MetadataState:
+        fresh = not self._instance
+        if fresh:
+            self._instance = random_id()
+            self._rows.apply([Put(row) for row in (seed() if seed is not None else ())])
+        return self._rows.state(self._instance, fresh)
+
+    def warm(self) -> None:
+        """Do nothing: there is nothing to prepare."""
+
+    def submit(self, changes: Sequence[Change], done: Done) -> None:
+        self._rows.apply(changes)
+        self._answer(done, None)
+
+    def checkpoint(self, done: Done) -> None:
+        self._answer(done, None)
+
+    def copy(self, path: Path, done: Done) -> None:
+        self._answer(done, WriteFailed(f"the metadata is in memory: there is no database to copy to {path}"))
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        self._post = None
+
+    def _answer(self, done: Done, error: BaseException | None) -> None:
+        if self._post is None:
+            raise MetadataClosed("the metadata is not open")
+        self._post(done, error)
 
 
 def _key(row: Row) -> tuple[object, ...]:

@@ -19,52 +19,19 @@ from amqpd.config import Settings
 from amqpd.connection.close_handler import CLOSED
 from amqpd.connection.interfaces import ChannelZeroBase
 from amqpd.connection.registry import ConnectionRegistry
-from amqpd.storage.metadata.schema import TABLE_OF, TABLES
-from amqpd.storage.metadata.store import (
-    BindingRow,
-    Change,
-    DeleteBindings,
-    MetadataState,
-    Put,
-    Row,
-    VhostRow,
-    WriteFailed,
-    state_of,
-)
+from amqpd.storage.metadata.store import Change, Put, Row, VhostRow, WriteFailed
 from amqpd.storage.storage import Storage
+from amqpd.testing.memory import MemoryRows
 
 Done = Callable[[BaseException | None], None]
 
 
-class Rows:
+class Rows(MemoryRows):
     """The database: the committed rows. It outlives the broker."""
 
     def __init__(self, *rows: Row) -> None:
-        self.tables: dict[type[Row], dict[tuple[object, ...], Row]] = {table.row: {} for table in TABLES}
+        super().__init__()
         self.apply([Put(row) for row in rows])
-
-    def apply(self, changes: Sequence[Change]) -> None:
-        for change in changes:
-            if isinstance(change, DeleteBindings):
-                bindings = self.tables[BindingRow]
-                for key, row in list(bindings.items()):
-                    assert isinstance(row, BindingRow)
-                    is_destination = (row.destination_type, row.destination) == (change.kind, change.name)
-                    if is_destination or (change.kind == "exchange" and row.source == change.name):
-                        del bindings[key]
-            elif isinstance(change, Put):
-                self.tables[type(change.row)][_key(change.row)] = change.row
-            else:
-                self.tables[type(change.row)].pop(_key(change.row), None)
-
-    def state(self) -> MetadataState:
-        return state_of("0" * 32, False, {kind: list(rows.values()) for kind, rows in self.tables.items()})
-
-
-def _key(row: Row) -> tuple[object, ...]:
-    table = TABLE_OF[type(row)]
-    values = table.encode(row)
-    return tuple(values[name] for name in table.key)
 
 
 class ManualMetadata:

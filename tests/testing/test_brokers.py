@@ -25,6 +25,7 @@ from amqpd.testing import (
     NotSupported,
     Recorder,
     Vhost,
+    thread,
 )
 from amqpd.testing.broker_fixture import environment
 from amqpd.testing.control import ThreadControl
@@ -86,14 +87,17 @@ class TestThread:
             with pytest.raises(BrokerFailed, match="in use"):
                 taken.start()
 
-    def test_start_that_takes_too_long_leaves_no_broker(self, tmp_path: Path) -> None:
+    def test_start_that_takes_too_long_leaves_no_broker(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        make, held = thread._server, threading.Event()
+        monkeypatch.setattr(thread, "_server", lambda *given: held.wait(60) and make(*given))
         before = set(threading.enumerate())
         broker = BrokerThread(tmp_path, memory=True, start_timeout_s=0.0)
         with pytest.raises(BrokerFailed, match="was not ready within 0 s"):
             broker.start()
-        (thread,) = [each for each in set(threading.enumerate()) - before if each.name == "amqpd-broker"]
-        thread.join(60)
-        assert not thread.is_alive()
+        (started,) = [each for each in set(threading.enumerate()) - before if each.name == "amqpd-broker"]
+        held.set()
+        started.join(60)
+        assert not started.is_alive()
 
     def test_broker_that_takes_no_command_is_closed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail() -> None:
