@@ -167,6 +167,11 @@ def _delete_groups(call: Call) -> None:
 
 def _deleted(call: Call, results: dict[str, int], safe: bool) -> None:
     """Answer when the removals are synced. If they are not, the groups are still there: 15."""
+    coordinator = call.connection.server.coordinator
+    for name in [name for name, code in results.items() if safe and code == NONE]:
+        entry = coordinator.find(call.session.vhost, name)
+        if entry is not None:  # another request has asked for the group meanwhile
+            coordinator.changed(entry)
     call.reply(
         {
             "results": [

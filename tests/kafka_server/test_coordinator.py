@@ -27,22 +27,16 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka_socket import KafkaSocket
 
 from amqpd.kafka_server.committed_offsets import CommittedOffset, OffsetKey
-from amqpd.kafka_server.coordinator import GroupCoordinator
+from amqpd.kafka_server.coordinator import GroupCoordinator, GroupEntry
 from amqpd.kafka_server.groups import JoinRequest
 from amqpd.kafka_server.messages import build
 from amqpd.kafka_server.server import KafkaFrontEnd
-from amqpd.testing import BrokerProcess, embedded
+from amqpd.testing import BrokerFixture, BrokerProcess, BrokerThread, embedded
 
 SETTINGS = {"kafka.port": 0, "kafka.host": "127.0.0.1"}
 
 
-def address(broker: BrokerProcess) -> str:
-    assert broker.ready is not None
-    host, port = broker.ready.listeners["kafka"]
-    return f"{host}:{port}"
-
-
-def declare(broker: BrokerProcess, name: str) -> None:
+def declare(broker: BrokerFixture, name: str) -> None:
     with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
         connection.channel().queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
 
@@ -55,8 +49,8 @@ def delete(broker: BrokerProcess, name: str) -> None:
 class Client:
     """A client that asks in plain values, and asks again while the broker reads its offsets."""
 
-    def __init__(self, broker: BrokerProcess) -> None:
-        self.socket = KafkaSocket(address(broker))
+    def __init__(self, broker: BrokerFixture) -> None:
+        self.socket = KafkaSocket(broker.kafka_bootstrap)
 
     def __enter__(self) -> Self:
         return self
@@ -156,7 +150,7 @@ def group() -> str:
 def test_this_broker_is_the_coordinator_of_groups_and_transactions(
     client: Client, broker: BrokerProcess, version: int
 ) -> None:
-    host, port = address(broker).rsplit(":", 1)
+    host, port = broker.kafka_bootstrap.rsplit(":", 1)
     if version < 4:
         answer = client.ask(FindCoordinatorRequest, version, key="g")
         assert (answer.error_code, answer.host, answer.port) == (0, host, int(port))
@@ -443,6 +437,25 @@ def test_offsets_need_read_permission_on_the_topic(tmp_path: Path) -> None:
             topics = [{"name": "closed", "partitions": [{"partition_index": 0}]}]
             deleted = client.ask(OffsetDeleteRequest, 0, group_id="g", topics=topics)
             assert deleted.topics[0].partitions[0].error_code == 29
+
+
+def test_group_listed_while_its_removal_is_written_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove, groups = GroupCoordinator.remove, []
+
+    def listed_meanwhile(coordinator: GroupCoordinator, entry: GroupEntry) -> None:
+        remove(coordinator, entry)
+        groups.extend(each.group.name for each in coordinator.entries(coordinator.broker.vhosts["/"]))
+
+    monkeypatch.setattr(GroupCoordinator, "remove", listed_meanwhile)
+    with BrokerThread(tmp_path, settings={"kafka.port": 0}) as broker:
+        declare(broker, "t")
+        with Client(broker) as client:
+            assert client.commit("g", "t", 4) == 0
+            assert client.ask(DeleteGroupsRequest, 2, groups_names=["g"]).results[0].error_code == 0
+            assert groups == ["g"]
+            assert listed(client) == {}
 
 
 async def test_offsets_of_an_idle_group_expire_and_those_of_members_stay(
