@@ -88,6 +88,7 @@ test-all: ## make test and make test-rest
 # Playwright leaves an event loop running, so the page has a run of its own. `hypothesis` is the marker of tests with random
 # examples. In the thorough profile the clauses of conformance come byte by byte, too.
 test-rest: export TEST_PROFILE := thorough
+test-rest: WORKERS = 4
 test-rest: compiled $(EVERYTHING) $(PLAIN)/.ready browser ## what make test leaves out: slow tests, more examples, a JVM, a browser, Prometheus
 	@status=0; \
 	$(TEST) $(SPREAD) -m '$(WHOLE) and (slow or external or hypothesis)' tests interop --ignore=tests/limits --ignore=tests/page || status=$$?; \
@@ -115,7 +116,7 @@ check-metrics: compiled ## dashboards and alert rules in Debian's Prometheus
 	@.ci/install prometheus promtool; $(TEST) tests/prometheus
 
 LONG = $(BIN)/python $(PYTEST) -s -m ci_long
-test-long: WORKERS = 2
+test-long: WORKERS = 3
 test-long: compiled $(EVERYTHING) ## crashes and faults for minutes, nodes over Kafka among them
 	@$(LONG) $(SPREAD) tests interop/clients
 
