@@ -30,8 +30,8 @@ SETTINGS: Final = {
     "log.segment.delete.delay.ms": "1000",
     "log.retention.ms": "-1",
 }
-"""What a single broker of Apache Kafka needs for share groups, quick removal of deleted topics, and no retention: the
-records of the programs have times of 2023.
+"""Settings of Apache Kafka for share groups on a single broker and for quick removal of deleted topics. Retention is off,
+because the programs' records have times of 2023.
 """
 
 

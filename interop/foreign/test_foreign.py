@@ -1,4 +1,4 @@
-"""What the runner makes of a suite's output, without a suite, a broker or a network."""
+"""The runner reads the output of suites and compares it. No suite, broker or network is needed."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_large_body_behind_pending_declaration(rig: BrokerRig) -> None:
 
 
 def test_a_header_above_frame_max_is_logged_once_for_a_connection(rig: BrokerRig) -> None:
-    """It is sent in one frame, as by RabbitMQ (tests/conformance/test_fields.py)."""
+    """The header is sent in one frame, as by RabbitMQ (tests/conformance/test_fields.py)."""
     channel, small = rig.channel(), rig.channel(4096)
     channel.queue_declare("q", durable=True)
     channel.confirm_delivery()

@@ -204,7 +204,7 @@ def test_commit_of_another_writer_in_between_is_repeated(written, tmp_path, monk
 
 
 def test_late_commit_of_a_killed_run_is_not_repeated(written, tmp_path, monkeypatch):
-    """It arrives at a catalog server between the look of the next run and its commit."""
+    """The late commit arrives after the next run has read the table, and before that run commits."""
     from pyiceberg.catalog.sql import SqlCatalog
 
     run(options(written, tmp_path, to_offset=2000))

@@ -124,12 +124,12 @@ def test_argon2id_hash_is_exported_in_its_own_key(api, tmp_path):
     with BrokerProcess(tmp_path) as broker:  # the shared broker hashes passwords fast
         client = type(api)(broker)
         client.send_ok("PUT", "/api/users/mine", {"password": "secret", "tags": ""})
-        client.send_ok("PUT", "/api/users/nobody", {"password_hash": "", "tags": ""})
+        client.send_ok("PUT", "/api/users/empty", {"password_hash": "", "tags": ""})
         exported = {each["name"]: each for each in client.get("/api/definitions")["users"]}
-    for name in ("mine", "nobody"):
+    for name in ("mine", "empty"):
         assert (exported[name]["password_hash"], exported[name]["hashing_algorithm"]) == ("", SHA256)
     assert exported["mine"]["argon2id_hash"].startswith("$argon2id$")
-    assert "argon2id_hash" not in exported["nobody"]
+    assert "argon2id_hash" not in exported["empty"]
 
 
 @pytest.mark.slow
