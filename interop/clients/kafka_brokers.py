@@ -30,8 +30,8 @@ SETTINGS: Final = {
     "log.segment.delete.delay.ms": "1000",
     "log.retention.ms": "-1",
 }
-"""Settings of Apache Kafka for share groups on a single broker and for quick removal of deleted topics. Retention is off,
-because the programs' records have times of 2023.
+"""Settings of Apache Kafka for share groups on a single broker and for quick removal of deleted topics. Retention is
+off, because the programs' records have times of 2023.
 """
 
 
