@@ -162,12 +162,19 @@ _FILE: Final = ('<file_path | "-">', "a file; - is standard input or output. Wit
 
 COMMANDS: Final = (
     Command(
-        "export_definitions", GROUP,
+        "export_definitions",
+        GROUP,
         "Exports definitions in JSON: vhosts, users, permissions, policies, exchanges, queues, bindings",
-        export_definitions, '[--vhost <vhost>] <file_path | "-"> [--format <json>] [--timeout <timeout>]', 1, 1,
-        (_FILE,), ("format",),
-        examples=(("export_definitions /backup/definitions.json", "all but messages; only the owner can read the file"),
-            ("-q export_definitions -p shop -", "one vhost, to standard output")),
+        export_definitions,
+        '[--vhost <vhost>] <file_path | "-"> [--format <json>] [--timeout <timeout>]',
+        1,
+        1,
+        (_FILE,),
+        ("format",),
+        examples=(
+            ("export_definitions /backup/definitions.json", "all but messages; only the owner can read the file"),
+            ("-q export_definitions -p shop -", "one vhost, to standard output"),
+        ),
     ),
     Command(
         "import_definitions",
@@ -186,4 +193,4 @@ COMMANDS: Final = (
             ("import_definitions --skip-unsupported d.json", "standard error has a list of skipped objects"),
         ),
     ),
-)  # fmt: skip
+)

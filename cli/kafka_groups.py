@@ -112,17 +112,35 @@ def delete_kafka_group(context: Context) -> None:
 _GROUP: Final = ("<group>", "the group.id of its consumers")
 COMMANDS: Final = (
     Command(
-        "list_kafka_groups", GROUP, "Lists groups of Kafka's clients, with state and lag", list_kafka_groups,
-        "[--vhost <vhost>] [--no-table-headers] [<column> ...]", 0, None, options=("no-table-headers",),
-        columns=GROUPS.names(), shown=len(GROUPS.default),
-        examples=(("list_kafka_groups -p shop", "names, states, numbers of members, and lag in records"),
-            ("list_kafka_groups name protocol", "names and assignors")),
+        "list_kafka_groups",
+        GROUP,
+        "Lists groups of Kafka's clients, with state and lag",
+        list_kafka_groups,
+        "[--vhost <vhost>] [--no-table-headers] [<column> ...]",
+        0,
+        None,
+        options=("no-table-headers",),
+        columns=GROUPS.names(),
+        shown=len(GROUPS.default),
+        examples=(
+            ("list_kafka_groups -p shop", "names, states, numbers of members, and lag in records"),
+            ("list_kafka_groups name protocol", "names and assignors"),
+        ),
     ),
     Command(
-        "describe_kafka_group", GROUP, "Shows members, committed offsets and lag of a group of Kafka's clients",
-        describe_kafka_group, "[--vhost <vhost>] [--no-table-headers] <group>", 1, 1, (_GROUP,), ("no-table-headers",),
-        examples=(("describe_kafka_group -p shop billing", "a table of members, and a table of offsets"),
-            ("describe_kafka_group billing --formatter json", "the same as an object")),
+        "describe_kafka_group",
+        GROUP,
+        "Shows members, committed offsets and lag of a group of Kafka's clients",
+        describe_kafka_group,
+        "[--vhost <vhost>] [--no-table-headers] <group>",
+        1,
+        1,
+        (_GROUP,),
+        ("no-table-headers",),
+        examples=(
+            ("describe_kafka_group -p shop billing", "a table of members, and a table of offsets"),
+            ("describe_kafka_group billing --formatter json", "the same as an object"),
+        ),
     ),
     Command(
         "reset_kafka_offsets",
@@ -142,8 +160,14 @@ COMMANDS: Final = (
         ),
     ),
     Command(
-        "delete_kafka_group", GROUP, "Deletes a group of Kafka's clients that has no members, with its offsets",
-        delete_kafka_group, "[--vhost <vhost>] <group>", 1, 1, (_GROUP,),
+        "delete_kafka_group",
+        GROUP,
+        "Deletes a group of Kafka's clients that has no members, with its offsets",
+        delete_kafka_group,
+        "[--vhost <vhost>] <group>",
+        1,
+        1,
+        (_GROUP,),
         examples=(("delete_kafka_group -p shop billing", "its consumers begin as a new group"),),
     ),
-)  # fmt: skip
+)

@@ -249,35 +249,61 @@ def _command(
 
 COMMANDS: Final = (
     _command(
-        "list_bindings", "Shows the bindings of a vhost", list_bindings, BINDINGS,
+        "list_bindings",
+        "Shows the bindings of a vhost",
+        list_bindings,
+        BINDINGS,
         examples=(("list_bindings -p shop source_name destination_name routing_key", "the routes of vhost shop"),),
     ),
     _command(
-        "list_channels", "Lists the channels", list_channels, CHANNELS,
+        "list_channels",
+        "Lists the channels",
+        list_channels,
+        CHANNELS,
         examples=(("list_channels name prefetch_count messages_unacknowledged", "channels with unacked messages"),),
     ),
     _command(
-        "list_connections", "Shows the connections of AMQP clients", list_connections, CONNECTIONS,
-        examples=(("list_connections -q pid peer_port client_properties", "pids for close_connection"),
-            ("list_connections --formatter pretty_table name user state", "for people")),
+        "list_connections",
+        "Shows the connections of AMQP clients",
+        list_connections,
+        CONNECTIONS,
+        examples=(
+            ("list_connections -q pid peer_port client_properties", "pids for close_connection"),
+            ("list_connections --formatter pretty_table name user state", "for people"),
+        ),
     ),
     _command(
-        "list_consumers", "Shows the consumers of a vhost", list_consumers, CONSUMERS,
+        "list_consumers",
+        "Shows the consumers of a vhost",
+        list_consumers,
+        CONSUMERS,
         examples=(("list_consumers queue_name consumer_tag prefetch_count", "the consumers of each queue"),),
     ),
     _command(
-        "list_exchanges", "Lists exchanges", list_exchanges, EXCHANGES,
+        "list_exchanges",
+        "Lists exchanges",
+        list_exchanges,
+        EXCHANGES,
         examples=(("list_exchanges name type durable arguments", "exchanges of vhost /"),),
     ),
     _command(
-        "list_queues", "Shows queues with the named columns", list_queues, QUEUES, ("online", "offline", "local"),
-        (("list_queues", "names and numbers of messages in vhost /"),
+        "list_queues",
+        "Shows queues with the named columns",
+        list_queues,
+        QUEUES,
+        ("online", "offline", "local"),
+        (
+            ("list_queues", "names and numbers of messages in vhost /"),
             ("list_queues -p shop name messages_ready messages_unacknowledged consumers", "waiting, unacked"),
-            ("list_queues --formatter json name messages", "for programs")),
+            ("list_queues --formatter json name messages", "for programs"),
+        ),
     ),
     _command(
-        "list_vhosts", "Lists virtual hosts", list_vhosts, VHOSTS,
+        "list_vhosts",
+        "Lists virtual hosts",
+        list_vhosts,
+        VHOSTS,
         examples=(("list_vhosts name description tags --formatter json", "all vhosts, for programs"),),
         group="Access Control",
     ),
-)  # fmt: skip
+)

@@ -317,15 +317,25 @@ def _report_object(report: QueueReport) -> dict[str, Any]:
 
 COMMANDS: Final = (
     Command(
-        "dump_log", "Logs",
-        "Prints the contents of a queue's log files: batches, records, indexes, settlements, checkpoints", dump_log,
-        "[--vhost <vhost>] <queue or path> [--deep] [--offsets <first>-<last>]", 1, 1,
-        (("<queue or path>",
-                "a queue, a log file, or the directory of a queue or a broker, also in use. Damage: exit code 65"),),
+        "dump_log",
+        "Logs",
+        "Prints the contents of a queue's log files: batches, records, indexes, settlements, checkpoints",
+        dump_log,
+        "[--vhost <vhost>] <queue or path> [--deep] [--offsets <first>-<last>]",
+        1,
+        1,
+        (
+            (
+                "<queue or path>",
+                "a queue, a log file, or the directory of a queue or a broker, also in use. Damage: exit code 65",
+            ),
+        ),
         ("deep", "offsets"),
-        examples=(("dump_log -p shop orders", "all files of a queue, without records"),
+        examples=(
+            ("dump_log -p shop orders", "all files of a queue, without records"),
             ("dump_log --deep --offsets 100-199 00000000000000000000.log", "100 messages with their properties"),
-            ("dump_log amqpd-data --deep --formatter json", "everything, as one JSON array with one object per line")),
+            ("dump_log amqpd-data --deep --formatter json", "everything, as one JSON array with one object per line"),
+        ),
     ),
     Command(
         "verify_log",
@@ -347,4 +357,4 @@ COMMANDS: Final = (
             ("-q verify_log amqpd-data", "only damaged places"),
         ),
     ),
-)  # fmt: skip
+)

@@ -234,13 +234,21 @@ VERSION: Final = Command(
 COMMANDS: Final = (
     VERSION,
     Command(
-        "ping", "Nodes", "Checks that the broker's process runs and its admin API answers", ping,
-        "[--timeout <timeout>]", examples=(("ping -q -t 5", "exit code 0, 69 (unreachable) or 75 (no answer)"),),
+        "ping",
+        "Nodes",
+        "Checks that the broker's process runs and its admin API answers",
+        ping,
+        "[--timeout <timeout>]",
+        examples=(("ping -q -t 5", "exit code 0, 69 (unreachable) or 75 (no answer)"),),
         needs_app=False,
     ),
     Command(
-        "start_app", "Nodes", "Starts AMQP again after stop_app", start_app,
-        examples=(("start_app", "clients can connect when it returns"),), needs_app=False,
+        "start_app",
+        "Nodes",
+        "Starts AMQP again after stop_app",
+        start_app,
+        examples=(("start_app", "clients can connect when it returns"),),
+        needs_app=False,
     ),
     Command(
         "status",
@@ -256,16 +264,27 @@ COMMANDS: Final = (
         needs_app=False,
     ),
     Command(
-        "stop", "Nodes", "Stops the broker and waits until its process has ended", stop, "[--idempotent] [<pidfile>]",
-        0, 1, (("<pidfile>", "pid file of another process to wait for, for example a supervisor"),), ("idempotent",),
+        "stop",
+        "Nodes",
+        "Stops the broker and waits until its process has ended",
+        stop,
+        "[--idempotent] [<pidfile>]",
+        0,
+        1,
+        (("<pidfile>", "pid file of another process to wait for, for example a supervisor"),),
+        ("idempotent",),
         examples=(("stop", "confirmed messages are on the disk, and in their queues after the next start"),),
         needs_app=False,
     ),
     Command(
-        "stop_app", "Nodes", "Stops AMQP and closes connections with code 320; the process and its admin API continue",
-        stop_app, examples=(("stop_app", "start_app starts AMQP again"),), needs_app=False,
+        "stop_app",
+        "Nodes",
+        "Stops AMQP and closes connections with code 320; the process and its admin API continue",
+        stop_app,
+        examples=(("stop_app", "start_app starts AMQP again"),),
+        needs_app=False,
     ),
-)  # fmt: skip
+)
 
 
 ALARM_GROUP: Final = "Configuration and Environment"
@@ -376,36 +395,73 @@ _LIMIT: Final = "in bytes, or with a unit: kB, MB, GB (1000), k, KiB, M, MiB, G,
 
 ALARM_COMMANDS: Final = (
     Command(
-        "accept_clock", ALARM_GROUP, "Accepts a changed wall clock for retention, time to live and delays",
-        accept_clock, "", 0, 0, (),
+        "accept_clock",
+        ALARM_GROUP,
+        "Accepts a changed wall clock for retention, time to live and delays",
+        accept_clock,
+        "",
+        0,
+        0,
+        (),
         examples=(("accept_clock", "check the date before: messages that are too old by it are deleted"),),
     ),
     Command(
-        "clear_alarm", ALARM_GROUP, "Ends an alarm of set_alarm", clear_alarm, "<alarm>", 1, 1, (_KIND,),
+        "clear_alarm",
+        ALARM_GROUP,
+        "Ends an alarm of set_alarm",
+        clear_alarm,
+        "<alarm>",
+        1,
+        1,
+        (_KIND,),
         examples=(("clear_alarm memory", "publishers continue, if enough memory is free"),),
     ),
     Command(
-        "set_alarm", ALARM_GROUP,
-        "Blocks publishers as if memory or disk were low, until clear_alarm or the next start", set_alarm, "<alarm>", 1,
-        1, (_KIND,), examples=(("set_alarm disk", "publishers get connection.blocked with the reason low on disk"),),
+        "set_alarm",
+        ALARM_GROUP,
+        "Blocks publishers as if memory or disk were low, until clear_alarm or the next start",
+        set_alarm,
+        "<alarm>",
+        1,
+        1,
+        (_KIND,),
+        examples=(("set_alarm disk", "publishers get connection.blocked with the reason low on disk"),),
     ),
     Command(
-        "set_disk_free_limit", ALARM_GROUP, "Changes the free disk space below which publishers are blocked",
-        set_disk_free_limit, "<disk_limit> | mem_relative <fraction>", 1, 2,
-        (("<disk_limit>", f"{_LIMIT}; the setting limits.disk_free_bytes is permanent"),
-            ("mem_relative <fraction>", "multiple of the machine's memory")),
-        examples=(("set_disk_free_limit 1GB", "publishers are blocked if less space is free"),
-            ("set_disk_free_limit mem_relative 1.5", "one and a half times the memory")),
+        "set_disk_free_limit",
+        ALARM_GROUP,
+        "Changes the free disk space below which publishers are blocked",
+        set_disk_free_limit,
+        "<disk_limit> | mem_relative <fraction>",
+        1,
+        2,
+        (
+            ("<disk_limit>", f"{_LIMIT}; the setting limits.disk_free_bytes is permanent"),
+            ("mem_relative <fraction>", "multiple of the machine's memory"),
+        ),
+        examples=(
+            ("set_disk_free_limit 1GB", "publishers are blocked if less space is free"),
+            ("set_disk_free_limit mem_relative 1.5", "one and a half times the memory"),
+        ),
     ),
     Command(
-        "set_vm_memory_high_watermark", ALARM_GROUP, "Changes the memory use above which publishers are blocked",
-        set_vm_memory_high_watermark, "<fraction> | absolute <value>", 1, 2,
-        (("<fraction>", "share of the memory, 0.0 to 1.0; the setting limits.memory_high_watermark is permanent"),
-            ("absolute <value>", _LIMIT)),
-        examples=(("set_vm_memory_high_watermark 0.4", "the default"),
-            ("set_vm_memory_high_watermark absolute 2GB", "publishers are blocked if the broker uses more")),
+        "set_vm_memory_high_watermark",
+        ALARM_GROUP,
+        "Changes the memory use above which publishers are blocked",
+        set_vm_memory_high_watermark,
+        "<fraction> | absolute <value>",
+        1,
+        2,
+        (
+            ("<fraction>", "share of the memory, 0.0 to 1.0; the setting limits.memory_high_watermark is permanent"),
+            ("absolute <value>", _LIMIT),
+        ),
+        examples=(
+            ("set_vm_memory_high_watermark 0.4", "the default"),
+            ("set_vm_memory_high_watermark absolute 2GB", "publishers are blocked if the broker uses more"),
+        ),
     ),
-)  # fmt: skip
+)
 
 
 MAINTENANCE_GROUP: Final = "Operations"
@@ -556,22 +612,38 @@ _PID: Final = ("<pidfile>", "file with the process ID of the broker")
 
 STARTUP_COMMANDS: Final = (
     Command(
-        "await_startup", STARTUP_GROUP, "Waits for the broker to start and to serve clients", await_startup,
+        "await_startup",
+        STARTUP_GROUP,
+        "Waits for the broker to start and to serve clients",
+        await_startup,
         "[--timeout <timeout>]",
         examples=(("await_startup --timeout 60", "exit code 0 when clients can connect, 69 after a minute"),),
         needs_app=False,
     ),
     Command(
-        "force_reset", STARTUP_GROUP, "Deletes everything, as reset does", reset,
-        examples=(("force_reset", "after stop_app"),), needs_app=False,
+        "force_reset",
+        STARTUP_GROUP,
+        "Deletes everything, as reset does",
+        reset,
+        examples=(("force_reset", "after stop_app"),),
+        needs_app=False,
     ),
     Command(
-        "reset", STARTUP_GROUP, "Deletes vhosts, users, queues and messages, as before the first start", reset,
-        examples=(("reset", "after stop_app; keeps settings and the audit log"),), needs_app=False,
+        "reset",
+        STARTUP_GROUP,
+        "Deletes vhosts, users, queues and messages, as before the first start",
+        reset,
+        examples=(("reset", "after stop_app; keeps settings and the audit log"),),
+        needs_app=False,
     ),
     Command(
-        "shutdown", STARTUP_GROUP, "Stops the broker and waits until its process has ended", stop,
-        "[--timeout <timeout>]", examples=(("shutdown", "as stop, but without a pid file"),), needs_app=False,
+        "shutdown",
+        STARTUP_GROUP,
+        "Stops the broker and waits until its process has ended",
+        stop,
+        "[--timeout <timeout>]",
+        examples=(("shutdown", "as stop, but without a pid file"),),
+        needs_app=False,
     ),
     Command(
         "wait",
@@ -588,4 +660,4 @@ STARTUP_COMMANDS: Final = (
         ),
         needs_app=False,
     ),
-)  # fmt: skip
+)

@@ -67,7 +67,12 @@ SPECIFIC: Final = (
     Option("idempotent", "", "", "succeed if the broker is not running"),
     Option("unit", "", "<unit>", "sizes: bytes, mb or gb (default); times: days, weeks (default), months or years"),
     Option("queue", "", "<queue>", "export this durable queue; without it, all durable queues of --vhost"),
-    Option("to", "", "<where>", "export: directory, or URL of an object store, table or database; import: AMQP URL"),
+    Option(
+        "to",
+        "",
+        "<where>",
+        "export: directory, or URL of an object store, table or database; import: AMQP URL",
+    ),
     Option("at-least-once", "", "", "no headers with numbers; after a kill, up to a second of messages comes twice"),
     Option(
         "on-refused",
@@ -76,7 +81,12 @@ SPECIFIC: Final = (
         "message that the broker refuses: stop (default; a rerun sends it again), skip it, or save it to rejected.json",
     ),
     Option("format", "", "<name>", "for definitions json; for messages parquet (default), json, csv, delta, iceberg"),
-    Option("checkpoint", "", "<dir>", "directory with the progress (default: the path with .checkpoint or .imported)"),
+    Option(
+        "checkpoint",
+        "",
+        "<dir>",
+        "directory with the progress (default: the path with .checkpoint or .imported)",
+    ),
     Option("from", "", "<where>", "start of the first run: earliest (default), an offset, or a time (ISO 8601, UTC)"),
     Option(
         "to-offset", "", "<offset>", "export: end before this offset; rewind: go back to it; groups: continue there"
@@ -105,7 +115,9 @@ SPECIFIC: Final = (
     Option("offsets", "", "<first>-<last>", "only batches and entries with these offsets; one number may be missing"),
     Option("priority", "", "<priority>", "the matching policy with the highest priority applies (default 0)"),
     Option(
-        "apply-to", "", "<queues|classic_queues|quorum_queues|streams|exchanges|all>",
+        "apply-to",
+        "",
+        "<queues|classic_queues|quorum_queues|streams|exchanges|all>",
         "objects of the policy (default all)",
     ),
     Option("to-queue", "", "<queue>", "target: a queue of the same vhost"),
@@ -165,7 +177,7 @@ SPECIFIC: Final = (
     Option("shift-by", "", "<number>", "so many records ahead, or back if it is negative"),
     Option("writer", "", "", "only sequence numbers of publishers"),
     Option("list-commands", "", "", "only the names and summaries of all commands"),
-)  # fmt: skip
+)
 PLUGINS: Final = (
     Option("verbose", "v", "", "with version, dependencies and description"),
     Option("minimal", "m", "", "only names"),

@@ -80,17 +80,35 @@ _VHOST: Final = ("<vhost>", "the vhost")
 
 COMMANDS: Final = (
     Command(
-        "disable_vhost_deletion_protection", GROUP, "Removes the protection of a virtual host from deletion",
-        disable_protection, "<vhost>", 1, 1, (_VHOST,),
+        "disable_vhost_deletion_protection",
+        GROUP,
+        "Removes the protection of a virtual host from deletion",
+        disable_protection,
+        "<vhost>",
+        1,
+        1,
+        (_VHOST,),
         examples=(("disable_vhost_deletion_protection shop", "then: amqpctl delete_vhost shop"),),
     ),
     Command(
-        "enable_vhost_deletion_protection", GROUP, "Protects a virtual host from deletion", enable_protection,
-        "<vhost>", 1, 1, (_VHOST,),
+        "enable_vhost_deletion_protection",
+        GROUP,
+        "Protects a virtual host from deletion",
+        enable_protection,
+        "<vhost>",
+        1,
+        1,
+        (_VHOST,),
         examples=(("enable_vhost_deletion_protection shop", "delete_vhost shop ends with exit code 69"),),
     ),
     Command(
-        "set_vhost_tags", GROUP, "Sets virtual host tags", set_vhost_tags, "<vhost> <tag> [...]", 1, None,
+        "set_vhost_tags",
+        GROUP,
+        "Sets virtual host tags",
+        set_vhost_tags,
+        "<vhost> <tag> [...]",
+        1,
+        None,
         (_VHOST, ("<tag>", "any words; none removes all tags")),
         examples=(("set_vhost_tags shop web eu", "replaces its tags"),),
     ),
@@ -110,11 +128,17 @@ COMMANDS: Final = (
         ),
     ),
     Command(
-        "set_cluster_name", CONFIGURATION, "Sets the cluster name", set_cluster_name, "<name>", 1, 1,
+        "set_cluster_name",
+        CONFIGURATION,
+        "Sets the cluster name",
+        set_cluster_name,
+        "<name>",
+        1,
+        1,
         (("<name>", "the name in server-properties, for new connections"),),
         examples=(("set_cluster_name shop", "same as set_global_parameter cluster_name '\"shop\"'"),),
     ),
-)  # fmt: skip
+)
 
 
 DEFAULT_USER: Final = "guest"
@@ -197,24 +221,54 @@ _VHOSTS: Final = "Virtual hosts"
 
 LIMIT_COMMANDS: Final = (
     Command(
-        "clear_user_limits", "Users", "Removes limits of a user", clear_user_limits, "<username> <limit_type> | all", 2,
-        2, (_USER, ("<limit_type>", "max-connections, max-channels, producer_byte_rate, consumer_byte_rate or all")),
+        "clear_user_limits",
+        "Users",
+        "Removes limits of a user",
+        clear_user_limits,
+        "<username> <limit_type> | all",
+        2,
+        2,
+        (_USER, ("<limit_type>", "max-connections, max-channels, producer_byte_rate, consumer_byte_rate or all")),
         examples=(("clear_user_limits alice max-channels", "exit code 0, also if it was not set"),),
     ),
     Command(
-        "list_user_limits", "Users", "Shows the limits of users", list_user_limits, "[--user <username>] [--global]",
-        options=("user", "global", "no-table-headers"), details=(("--no-table-headers", "with --global"),),
-        examples=(("list_user_limits --user alice", "JSON; without --user, the limits of guest"),
-            ("list_user_limits --global", "one row for each user with limits")),
+        "list_user_limits",
+        "Users",
+        "Shows the limits of users",
+        list_user_limits,
+        "[--user <username>] [--global]",
+        options=("user", "global", "no-table-headers"),
+        details=(("--no-table-headers", "with --global"),),
+        examples=(
+            ("list_user_limits --user alice", "JSON; without --user, the limits of guest"),
+            ("list_user_limits --global", "one row for each user with limits"),
+        ),
     ),
     Command(
-        "set_user_limits", "Users", "Sets user limits", set_user_limits, "<username> <definition>", 2, 2,
-        (_USER, ("<definition>",
-            "a JSON object: max-connections, max-channels, producer_byte_rate, consumer_byte_rate; -1: no limit")),
+        "set_user_limits",
+        "Users",
+        "Sets user limits",
+        set_user_limits,
+        "<username> <definition>",
+        2,
+        2,
+        (
+            _USER,
+            (
+                "<definition>",
+                "a JSON object: max-connections, max-channels, producer_byte_rate, consumer_byte_rate; -1: no limit",
+            ),
+        ),
         examples=(("set_user_limits alice '{\"max-connections\": 10}'", "other limits do not change"),),
     ),
     Command(
-        "clear_vhost_limits", _VHOSTS, "Clears virtual host limits", clear_vhost_limits, "[--vhost <vhost>]", 0, 0,
+        "clear_vhost_limits",
+        _VHOSTS,
+        "Clears virtual host limits",
+        clear_vhost_limits,
+        "[--vhost <vhost>]",
+        0,
+        0,
         examples=(("clear_vhost_limits -p shop", "exit code 69 if there are none"),),
     ),
     Command(
@@ -232,9 +286,17 @@ LIMIT_COMMANDS: Final = (
         ),
     ),
     Command(
-        "set_vhost_limits", _VHOSTS, "Sets virtual host limits", set_vhost_limits, "[--vhost <vhost>] <definition>", 1,
-        1, (("<definition>", "a JSON object: max-connections, max-queues; -1: no limit, 0: none allowed"),),
-        examples=(('set_vhost_limits -p shop \'{"max-connections": 100, "max-queues": 1000}\'', "for new ones"),
-            ("set_vhost_limits -p shop '{\"max-connections\": 0}'", "refuse new connections; open ones stay")),
+        "set_vhost_limits",
+        _VHOSTS,
+        "Sets virtual host limits",
+        set_vhost_limits,
+        "[--vhost <vhost>] <definition>",
+        1,
+        1,
+        (("<definition>", "a JSON object: max-connections, max-queues; -1: no limit, 0: none allowed"),),
+        examples=(
+            ('set_vhost_limits -p shop \'{"max-connections": 100, "max-queues": 1000}\'', "for new ones"),
+            ("set_vhost_limits -p shop '{\"max-connections\": 0}'", "refuse new connections; open ones stay"),
+        ),
     ),
-)  # fmt: skip
+)
