@@ -377,7 +377,7 @@ CURVES: Final = {
     "backlog": Curve("messages that wait; a persistent message", (100, 10_000, 1_000_000, 10_000_000), waiting),
     "unacked": Curve("unacknowledged messages; a message", (100, 10_000, 200_000, 1_000_000), unacked),
     "size": Curve("bytes of a message; a KiB", (1024, 65_536, 1 << 20, 128 << 20), sized, limit=3.0),
-    "policies": Curve("policies; a declare of a queue", (10, 100, 1000, 5000), governed, limit=500.0),
+    "policies": Curve("policies; a declare of a queue", (10, 100, 1000, 5000), governed, limit=60.0),
 }
 
 
