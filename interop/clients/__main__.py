@@ -40,7 +40,7 @@ class Run:
     def add(self, table: Table, side: Side | KafkaSide, runner: Runner | KafkaRunner) -> None:
         """Run the table's cells with this side."""
         if table.name not in self._versions:
-            self._versions[table.name] = versions(runner.commands)
+            self._versions[table.name] = versions(runner.commands, table.scenarios[0].group)
         self._cells[table.name] += runner.cells(table.scenarios)
         self._sides[table.name][side.name] = side.version
 

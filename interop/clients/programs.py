@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -22,6 +22,10 @@ KAFKA_INSTALLED: Final = Path(os.environ.get("TEST_KAFKA_CLIENTS", HERE.parents[
 JAVA_OPTIONS: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 
 
+GROUP: Final = "{group}"
+"""Stands for the group of a scenario in the command of a client that has one program for each group."""
+
+
 class Missing(Exception):
     """The client is not installed; the text says what is missing."""
 
@@ -30,25 +34,37 @@ class Client(NamedTuple):
     """A column of the matrix.
 
     Attributes:
-        command: Returns the program's command; the scenario is appended. Raises Missing.
+        command: Returns the program's command without the scenario, for `full_command`. Raises Missing.
         over: The client of this matrix that does its work if it is a wrapper, or that has the same program. CI leaves
             it out.
+        optional: It may be missing in CI, which does not install it.
     """
 
     name: str
     language: str
     command: Callable[[], list[str]]
     over: str = ""
+    optional: bool = False
 
 
-def _python(name: str, package: str, program: Path | None = None, *arguments: str, over: str = "") -> Client:
-    """Return a client whose program is `<name>/program.py`, or another one that may import what is beside it."""
+def full_command(command: Sequence[str], group: str, scenario: str) -> list[str]:
+    """Return the command that does the scenario: with its group where the client's command names one."""
+    return [*(word.replace(GROUP, group) for word in command), scenario]
+
+
+def _program(folder: str, suffix: str) -> str:
+    """Return the path of a client's program: one for all scenarios, or one for each group of scenarios."""
+    whole = HERE / folder / f"program.{suffix}"
+    return str(whole if whole.exists() else HERE / folder / f"{GROUP}.{suffix}")
+
+
+def _python(name: str, package: str, program: str | Path = "", *arguments: str, over: str = "") -> Client:
+    """Return a client whose programs are in the folder of its name, or elsewhere. They import what is beside them."""
 
     def command() -> list[str]:
         if package not in sys.modules and find_spec(package) is None:  # kombu has no __spec__ once it is imported
             raise Missing(f"the Python package {package}")
-        started = [sys.executable, "-W", "ignore"]
-        return [*started, str(program), *arguments] if program else [*started, "-P", str(HERE / name / "program.py")]
+        return [sys.executable, "-W", "ignore", str(program or _program(name, "py")), *arguments]
 
     return Client(name, "Python", command, over)
 
@@ -60,10 +76,10 @@ def _found(program: str) -> str:
     return path
 
 
-def _installed(name: str) -> Path:
+def _installed(name: str, made_by: str = "make clients") -> Path:
     path = INSTALLED / name
     if not path.exists():
-        raise Missing(f"{path}: make clients")
+        raise Missing(f"{path}: {made_by}")
     return path
 
 
@@ -77,23 +93,23 @@ def _with_library(program: str, option: str, code: str, library: str) -> str:
 
 def _ruby() -> list[str]:
     path = _with_library("ruby", "-e", "require 'bunny'", "the gem bunny")
-    return [path, "-W0", str(HERE / "bunny" / "program.rb")]
+    return [path, "-W0", _program("bunny", "rb")]
 
 
 def _amqp_tools() -> list[str]:
     _found("amqp-publish")
-    return [_found("bash"), str(HERE / "amqp-tools" / "program.sh")]
+    return [_found("bash"), _program("amqp-tools", "sh")]
 
 
 def _perl() -> list[str]:
     path = _with_library("perl", "-e", "use AnyEvent::RabbitMQ", "Perl's AnyEvent::RabbitMQ")
-    return [path, str(HERE / "anyevent-rabbitmq" / "program.pl")]
+    return [path, _program("anyevent-rabbitmq", "pl")]
 
 
 def _php(name: str, code: str, over: str = "") -> Client:
     def command() -> list[str]:
         path = _with_library("php", "-r", code, f"PHP's package {name}")
-        return [path, "-d", "display_errors=stderr", str(HERE / name / "program.php")]
+        return [path, "-d", "display_errors=stderr", _program(name, "php")]
 
     return Client(name, "PHP", command, over)
 
@@ -101,7 +117,7 @@ def _php(name: str, code: str, over: str = "") -> Client:
 def _node(folder: str, package: str = "", over: str = "") -> Client:
     def command() -> list[str]:
         _installed(f"node/node_modules/{package or folder}/package.json")
-        return [_found("node"), str(HERE / folder / "program.mjs")]
+        return [_found("node"), _program(folder, "mjs")]
 
     return Client(folder, "JavaScript", command, over)
 
@@ -155,9 +171,23 @@ def _python_for(folder: str, program: str) -> Client:
 
     def command() -> list[str]:
         _found(program)
-        return [sys.executable, "-P", "-W", "ignore", str(HERE / folder / "program.py")]
+        return [sys.executable, "-W", "ignore", _program(folder, "py")]
 
     return Client(folder, "command", command)
+
+
+def _unavailable(name: str, language: str, reason: str) -> Client:
+    """Return a client that is always missing: no package registry has it."""
+
+    def command() -> list[str]:
+        raise Missing(reason)
+
+    return Client(name, language, command, optional=True)
+
+
+def _rabbitmqadmin_ng() -> list[str]:
+    path = os.environ.get("RABBITMQADMIN_NG") or str(_installed("bin/rabbitmqadmin", "make rabbitmqadmin-ng"))
+    return ["env", f"RABBITMQADMIN_NG={path}", sys.executable, "-W", "ignore", _program("rabbitmqadmin-ng", "py")]
 
 
 def _kcat() -> list[str]:
@@ -165,7 +195,7 @@ def _kcat() -> list[str]:
     return [str(KAFKA / "kcat" / "steps.sh")]
 
 
-PIKA_CALLBACKS: Final = HERE / "pika-callbacks" / "program.py"
+PIKA_CALLBACKS: Final = _program("pika-callbacks", "py")
 
 CLIENTS: Final = (
     _python("pika", "pika"),
@@ -198,6 +228,7 @@ CLIENTS: Final = (
     _built("amqprs", "Rust"),
     # Between clients that send 42 with 32 bits: it reads no other integer.
     Client("anyevent-rabbitmq", "Perl", _perl),
+    _unavailable("SimpleAmqpClient", "C++", "no package registry has SimpleAmqpClient"),
 )
 BY_NAME: Final = {each.name: each for each in CLIENTS}
 
@@ -227,6 +258,7 @@ SHARE_PROGRAMS: Final = {"java43": lambda: kafka_java("43", str(KAFKA / "java" /
 HTTP_CLIENTS: Final = (
     _python("pyrabbit2", "pyrabbit2"),
     _python_for("rabbitmqadmin", "rabbitmqadmin"),
+    Client("rabbitmqadmin-ng", "command", _rabbitmqadmin_ng, optional=True),
     _built("rabbit-hole", "Go"),
     _python_for("prometheus", "promtool"),
 )

@@ -29,7 +29,7 @@ HEAD: Final = """\
 # Clients
 
 This page shows which client libraries, frameworks and tools were tried with amqpd, and what each of them did.
-`make interop` runs [one program of each](../interop/clients/README.md) in each scenario: with amqpd under its own name,
+`make interop` runs [programs of each](../interop/clients/README.md) in each scenario: with amqpd under its own name,
 with amqpd as RabbitMQ (the setting `compat`), and with RabbitMQ; Kafka's clients with amqpd and with Apache Kafka. It
 fails if a cell is worse with amqpd than with the other broker.
 """

@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 from urllib.parse import quote
 
 from .brokers import PEERS, Certificates, Node, Side
-from .programs import INSTALLED, Client, Missing
+from .programs import INSTALLED, Client, Missing, full_command
 from .scenarios import Scenario
 from .tables import Table
 
@@ -191,12 +191,12 @@ class Runner:
     def _cell(self, client: str, scenario: Scenario, on_ready: Callable[[], None] = lambda: None) -> Cell:
         began = time.monotonic()
         if scenario.name == "cross-language":
-            ended = self._crossing(client)
+            ended = self._crossing(client, scenario.group)
         else:
             second = scenario.together or scenario.name == "client-certificate"
             node = self._side.second if second else self._side.node
             vhost = client if second else self.vhost(client, scenario.name)
-            ended = self._run(client, scenario.name, node, vhost, on_ready)
+            ended = self._run(client, scenario.group, scenario.name, node, vhost, on_ready)
         took = time.monotonic() - began
         line = ended.last_line
         if ended.code == 0 and scenario.accepts(ended.lines):
@@ -208,9 +208,16 @@ class Runner:
         return Cell(client, scenario.name, self._side.name, "fail", ended.error, ended.out + ended.err, took)
 
     def _run(
-        self, client: str, scenario: str, node: Node, vhost: str, on_ready: Callable[[], None] = lambda: None
+        self,
+        client: str,
+        group: str,
+        scenario: str,
+        node: Node,
+        vhost: str,
+        on_ready: Callable[[], None] = lambda: None,
     ) -> Run:
-        return run([*self.commands[client], scenario], environment(node, scenario, vhost, self._files), on_ready)
+        command = full_command(self.commands[client], group, scenario)
+        return run(command, environment(node, scenario, vhost, self._files), on_ready)
 
     def partner(self, client: str) -> str | None:
         """Return the next client of another language; None if there is none."""
@@ -219,13 +226,13 @@ class Runner:
         others = [name for name in names[place:] + names[:place] if self.languages[name] != self.languages[client]]
         return others[0] if others else None
 
-    def _crossing(self, client: str) -> Run:
+    def _crossing(self, client: str, group: str) -> Run:
         partner = self.partner(client)
         if partner is None:
             return Run(0, "not offered: no client of another language is installed", "")
         for writer, reader in ((client, partner), (partner, client)):
             for name, step in ((writer, "write"), (reader, "read")):
-                ended = self._run(name, step, self._side.node, client)
+                ended = self._run(name, group, step, self._side.node, client)
                 if ended.code or ended.last_line != "pass":
                     return Run(ended.code, ended.out, f"{ended.err}\n{name} {step}: {ended.error}")
         return ended
@@ -249,11 +256,14 @@ class Runner:
         return [each.result() for each in cells]
 
 
-def versions(commands: dict[str, list[str]]) -> dict[str, str]:
-    """Return the version that each client's program prints. Raises RuntimeError if one prints none."""
+def versions(commands: dict[str, list[str]], group: str) -> dict[str, str]:
+    """Return the version that each client's program prints. Raises RuntimeError if one prints none.
+
+    group: Any group of the table; all programs of a client print its version.
+    """
     found = {}
     for name, command in commands.items():
-        ended = run([*command, "version"], os.environ | {"NODE_PATH": str(INSTALLED / "node")})
+        ended = run(full_command(command, group, "version"), os.environ | {"NODE_PATH": str(INSTALLED / "node")})
         if ended.code or not ended.last_line:
             raise RuntimeError(f"{name} does not start: {ended.out}{ended.err}")
         found[name] = ended.last_line

@@ -11,6 +11,7 @@ with TEST_REQUIRE_RABBITMQ the lack of RabbitMQ does.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,8 @@ import pytest
 from . import report
 from .__main__ import run
 from .brokers import PEERS, RABBITMQ
-from .runner import errors
+from .programs import Client
+from .runner import Cell, errors
 from .tables import AMQP, HTTP, KAFKA_PROTOCOL, TASKS
 
 OUT: Final = Path(__file__).parents[2] / ".venv" / "interop"
@@ -39,11 +41,27 @@ def check(matrices: list[report.Matrix], required: str, name: str) -> None:
     print(report.text(matrices))
     cells = [each for matrix in matrices for each in matrix.cells]
     ours = [each for each in cells if each.side not in PEERS]
-    missing = sorted({f"{each.client} ({each.text})" for each in ours if each.verdict == "missing"})
+    optional = {each.name for matrix in matrices for each in matrix.clients if each.optional}
+    absent = [each for each in ours if each.verdict == "missing" and each.client not in optional]
+    missing = sorted({f"{each.client} ({each.text})" for each in absent})
     assert not (missing and os.environ.get(required)), f"not installed: {', '.join(missing)}"
     if all(each.verdict == "missing" for each in ours):
         pytest.skip(f"not installed: {', '.join(missing)}")
     assert [(each.client, each.scenario, each.side, each.text) for each in errors(cells)] == []
+
+
+def test_client_that_ci_requires_is_missing_and_an_optional_one_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "OUT", tmp_path / "nosuch" / "out")
+    monkeypatch.setenv("TEST_REQUIRE_MADE", "1")
+    here, there = Client("here", "Python", list), Client("there", "C++", list, optional=True)
+    cells = [Cell("here", "tx", "amqpd", "pass"), Cell("there", "tx", "amqpd", "missing", "no package")]
+    made = report.Matrix(AMQP._replace(clients=(here, there), scenarios=()), {"amqpd": "1"}, {"here": "1"}, cells)
+    check([made], "TEST_REQUIRE_MADE", "made")
+    required = made.table._replace(clients=(here, there._replace(optional=False)))
+    with pytest.raises(AssertionError, match=r"not installed: there \(no package\)"):
+        check([made._replace(table=required)], "TEST_REQUIRE_MADE", "made")
 
 
 @pytest.mark.ci_long

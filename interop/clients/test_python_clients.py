@@ -8,7 +8,7 @@ import pytest
 
 from amqpd.testing import Vhost
 
-from .programs import CLIENTS, Client, Missing
+from .programs import CLIENTS, Client, Missing, full_command
 from .runner import run
 from .scenarios import BY_NAME
 
@@ -22,5 +22,6 @@ def test_happy_path_of_a_python_client_passes(client: Client, scenario: str, amq
         command = client.command()
     except Missing as missing:
         pytest.skip(str(missing))
-    ended = run([*command, scenario], os.environ | {"AMQP_URL": amqpd_vhost.url})
+    command = full_command(command, BY_NAME[scenario].group, scenario)
+    ended = run(command, os.environ | {"AMQP_URL": amqpd_vhost.url})
     assert ended.code == 0 and BY_NAME[scenario].accepts(ended.lines), ended.out + ended.err

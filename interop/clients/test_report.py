@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Self, cast
+from typing import Final, Self, cast
 
 import pytest
 
@@ -17,11 +17,15 @@ from .__main__ import main
 from .brokers import KAFKA, RABBITMQ, Certificates, Side
 from .kafka_brokers import KafkaSide
 from .kafka_runner import KafkaRunner, steps_of
-from .programs import BY_NAME, CLIENTS, Client, Missing
+from .programs import BY_NAME, CLIENTS, HERE, Client, Missing, full_command
+from .programs import KAFKA as KAFKA_PROGRAMS
 from .runner import Cell, Runner, Verdict, differences, errors, run
 from .scenarios import BY_NAME as SCENARIO
-from .scenarios import KAFKA_SCENARIOS, SCENARIOS
+from .scenarios import KAFKA_SCENARIOS, SCENARIOS, TASK_SCENARIOS
 from .tables import AMQP, KAFKA_PROTOCOL, TABLES
+
+PROGRAMS: Final = (".c", ".go", ".h", ".java", ".mjs", ".php", ".pl", ".py", ".rb", ".rs", ".sh")
+LINES_MAX: Final = 150
 
 
 def cell(side: str, verdict: Verdict, scenario: str = "tx", text: str = "") -> Cell:
@@ -156,6 +160,30 @@ def test_program_passes_by_its_own_check_or_by_all_lines_of_the_catalogue(
     scenario: str, lines: list[str], accepted: bool
 ) -> None:
     assert SCENARIO[scenario].accepts(lines) is accepted
+
+
+def test_programs_are_as_short_as_a_tutorial() -> None:
+    files = (each for each in HERE.glob("*/**/*") if each.suffix in PROGRAMS)
+    long = [str(each.relative_to(HERE)) for each in files if len(each.read_text("utf-8").splitlines()) > LINES_MAX]
+    assert long == []
+
+
+@pytest.mark.parametrize("folder", [HERE, KAFKA_PROGRAMS / "kafkajs"], ids=["clients", "kafkajs"])
+def test_lock_file_has_the_pinned_versions_and_names_no_registry(folder: Path) -> None:
+    wanted = json.loads((folder / "package.json").read_text("utf-8"))["dependencies"]
+    text = (folder / "package-lock.json").read_text("utf-8")
+    locked = json.loads(text)["packages"]
+    assert {name: locked[f"node_modules/{name}"]["version"] for name in wanted} == wanted
+    assert '"resolved"' not in text
+
+
+def test_command_names_the_program_of_the_group_and_then_the_scenario() -> None:
+    assert full_command(["python3", "pika/{group}.py"], "publish", "tx") == ["python3", "pika/publish.py", "tx"]
+    assert full_command(["rabbitmq-c"], "publish", "tx") == ["rabbitmq-c", "tx"]
+
+
+def test_every_scenario_whose_program_may_be_one_of_several_has_a_group() -> None:
+    assert [each.name for each in (*SCENARIOS, *TASK_SCENARIOS) if not each.group] == []
 
 
 def test_every_wrapper_is_over_a_client_of_the_matrix() -> None:

@@ -12,7 +12,10 @@ from urllib.parse import unquote, urlsplit
 
 import pika
 
-NOT_OFFERED = {"health": "rabbitmqadmin has no health checks", "scrape": "rabbitmqadmin reads JSON only"}
+NOT_OFFERED = {
+    "health": "not offered: rabbitmqadmin has no health checks",
+    "scrape": "not offered: rabbitmqadmin reads JSON only",
+}
 VHOST = unquote(urlsplit(os.environ.get("AMQP_URL", "")).path[1:])
 
 
@@ -87,18 +90,15 @@ def bindings():
     process("declare", "binding", "source=amq.topic", "destination=bound", "routing_key=a.#")
     found = [each for each in rows("list", "bindings") if each["source"]]
     assert [(each["source"], each["routing_key"]) for each in found] == [("amq.topic", "a.#")], found
-    key = found[0]["properties_key"]
-    process(
-        "delete", "binding", "source=amq.topic", "destination_type=queue", "destination=bound", f"properties_key={key}"
-    )
+    end = ("destination_type=queue", "destination=bound", f"properties_key={found[0]['properties_key']}")
+    process("delete", "binding", "source=amq.topic", *end)
     assert [each for each in rows("list", "bindings") if each["source"]] == []
 
 
 def messages():
     process("declare", "queue", "name=messages")
-    assert "published" in process(
-        "publish", "routing_key=messages", "payload=hello", 'properties={"headers": {"n": 1}}'
-    )
+    properties = 'properties={"headers": {"n": 1}}'
+    assert "published" in process("publish", "routing_key=messages", "payload=hello", properties)
     assert "NOT routed" in process("publish", "routing_key=nowhere", "payload=lost")
     [found] = rows("get", "queue=messages", "ackmode=ack_requeue_false")
     assert (found["payload"], found["properties"]["headers"]) == ("hello", {"n": 1}), found
@@ -142,15 +142,8 @@ def definitions():
     assert names("queues") == ["exported"]
 
 
-def main(name):
-    if name == "version":
-        shown = subprocess.run(["rabbitmqadmin", "--version"], capture_output=True, text=True, check=True).stdout
-        print(shown.split()[-1])
-    elif name in NOT_OFFERED:
-        print("not offered:", NOT_OFFERED[name])
-    else:
-        globals()[name]()
-        print("pass")
+def version():
+    return subprocess.run(["rabbitmqadmin", "--version"], capture_output=True, text=True, check=True).stdout.split()[-1]
 
 
-main(*sys.argv[1:])
+print(NOT_OFFERED.get(sys.argv[1]) or globals()[sys.argv[1]]() or "pass")
