@@ -356,6 +356,20 @@ def governed(count: int, data_dir: Path) -> Point:
         return measured(broker, count, chunk, 0.02)
 
 
+def declared(count: int, data_dir: Path) -> Point:
+    """Measure the declare of a durable queue, when a client sends so many without waiting for replies."""
+    with running(data_dir) as broker:
+        client = Client(broker.amqp_port)
+
+        def chunk(number: int) -> int:
+            client.send(*[declaration(f"q{number}.{each}", 2) for each in range(count)])
+            for _ in range(count):
+                client.wait(DECLARE_OK)
+            return count
+
+        return measured(broker, count, chunk, 0.02)
+
+
 class Curve(NamedTuple):
     """A curve. unit: what is counted, and what the cost is for. counts: the last one is far."""
 
@@ -377,7 +391,8 @@ CURVES: Final = {
     "backlog": Curve("messages that wait; a persistent message", (100, 10_000, 1_000_000, 10_000_000), waiting),
     "unacked": Curve("unacknowledged messages; a message", (100, 10_000, 200_000, 1_000_000), unacked),
     "size": Curve("bytes of a message; a KiB", (1024, 65_536, 1 << 20, 128 << 20), sized, limit=3.0),
-    "policies": Curve("policies; a declare of a queue", (10, 100, 1000, 5000), governed, limit=60.0),
+    "policies": Curve("policies; a declare of a queue", (10, 100, 1000, 5000), governed, limit=3.0),
+    "declares": Curve("declares without waiting; a durable declare", (1, 30, 1000, 10_000), declared),
 }
 
 

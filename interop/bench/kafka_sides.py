@@ -207,6 +207,11 @@ class ApacheKafka(KafkaSide):
             return
         self._kafka.start(1, wait=False)
 
+    def partition_directory(self, topic: str) -> Path:
+        """Return the directory of a topic's only partition."""
+        assert self._kafka is not None
+        return self._kafka.partition_directory(1, topic, 0)
+
     def stop(self) -> None:
         if self._kafka is not None and self._kafka.brokers[1].process is not None:
             self._kafka.kill(1, signal.SIGTERM)

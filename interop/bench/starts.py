@@ -25,7 +25,8 @@ from typing import Any, Final
 
 from amqpd.auth.internal_backend import initial_rows
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.metadata.store import BindingRow, Put, QueueRow, Row, SqlMetadataStore, UserRow, VhostRow, random_id
+from amqpd.storage.metadata.rows import BindingRow, Put, QueueRow, Row, UserRow, VhostRow
+from amqpd.storage.metadata.store import SqlMetadataStore, random_id
 from amqpd.storage.queue_json import describe
 from amqpd.storage.storage import Storage
 from amqpd.testing import BrokerProcess

@@ -374,7 +374,7 @@ def test_start_with_queues_is_measured(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["topic", "readers", "backlog", "size", "policies"])
+@pytest.mark.parametrize("name", ["topic", "readers", "backlog", "size", "policies", "declares"])
 def test_first_point_of_a_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(curves, "MESSAGES", 1000)
     point = curves.CURVES[name].measure(100, tmp_path / "data")
