@@ -77,6 +77,42 @@ ALLOWED: Final[tuple[Difference, ...]] = (
         "RabbitMQ's quorum queues take no notice of `exclusive`; here it means the same everywhere",
     ),
     Difference(
+        "consume/quorum returned without a delivery limit",
+        r"delivery_tag=2 (exchange= routing_key=q message_count=2 \{headers=\{x-delivery-count=l:)0\}\} 'x2'",
+        r"delivery_tag=2 redelivered \g<1>1}} 'x1'",
+        "a returned message is delivered again at its place; a quorum queue of RabbitMQ without a delivery limit puts "
+        "it at the end",
+    ),
+    Difference(
+        "consume/quorum single active, and get",
+        r"a\.1 channel.close reply_code=405 .*",
+        "a.1 basic.get-empty cluster_id=",
+        "basic.get is possible for every queue with a single active consumer; RabbitMQ's quorum queues refuse it",
+    ),
+    *[
+        Difference(
+            f"streams/deleted if {condition}",
+            r"a\.1 queue.delete-ok message_count=0",
+            "a.1 channel.close reply_code=406 reply_text=PRECONDITION_FAILED - queue 's' in vhost '{v}' "
+            f"{text} class_id=50 method_id=40",
+            "RabbitMQ takes no notice of if-unused and if-empty for streams",
+        )
+        for condition, text in (("empty", "not empty"), ("unused", "in use"))
+    ],
+    Difference(
+        "streams/deleted if unused",
+        r"a\.1 basic.cancel consumer_tag=c nowait",
+        None,
+        "follows from the line above: the stream was deleted there",
+    ),
+    Difference(
+        "access/topics of CC",
+        r"b\.1 basic.ack 1",
+        "b.1 channel.close reply_code=403 reply_text=ACCESS_REFUSED - access to topic 'b.x' in exchange 'amq.topic' in "
+        "vhost '{v}' refused for user '{u}' class_id=60 method_id=40",
+        "the keys of CC and BCC need the topic permission, too, as of RabbitMQ 4.0",
+    ),
+    Difference(
         "consume/quorum nowait",
         "consumer_count=1",
         "consumer_count=0",

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     for name in options.suites:
         if name in UNAVAILABLE:
-            parser.error(f"{name}: no registry has this suite: {UNAVAILABLE[name]}")
+            parser.error(f"{name}: this suite is not offered: {UNAVAILABLE[name]}")
         if name not in RECIPES:
             parser.error(f"unknown suite {name}; known: {', '.join(RECIPES)}")
     if options.beside and not is_installed():

@@ -216,5 +216,6 @@ UNAVAILABLE: Final = {
     "spring-rabbit": "Maven Central has no test jar and no test sources of org.springframework.amqp:spring-rabbit",
     "bunny": "the gem has lib/ only, not the specs",
     "php-amqplib": "Packagist's archives leave out tests/",
+    "terraform": "the tests of the provider, a Go module, need the program terraform, of which Debian has no package",
 }
-"""Suites that are not in a registry's released sources."""
+"""Suites that are not in a registry's released sources, or need a program that is not in one."""

@@ -93,6 +93,15 @@ CONVERSATIONS = [
         http("GET", "/api/topic-permissions/{v}/{u}", show=("exchange", "write", "read", "user", "vhost")),
     ),
     talk(
+        "access/topics of CC",
+        user(),
+        rights(".*", ".*", ".*"),
+        http("PUT", "/api/topic-permissions/{v}/{u}", {"exchange": "amq.topic", "write": "^a", "read": "^b"}),
+        theirs(),
+        say("confirm.select", on="b"),
+        publish("a.x", exchange="amq.topic", on="b", headers={"CC": ["b.x"]}),
+    ),
+    talk(
         "access/patterns refused",
         user(),
         rights("[", ".*", ".*"),

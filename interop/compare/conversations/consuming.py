@@ -57,6 +57,7 @@ CONVERSATIONS = [
         consume("q", "c", exclusive=True),
         of=("classic",),
     ),
+    *kinds("tag in use and no such queue", consume("q", "t"), consume("nosuch", "t"), of=("classic",)),
     *kinds("exclusive and another", consume("q", "c", exclusive=True), consume("q", "d", on="b"), of=("quorum",)),
     *kinds("another and exclusive", consume("q", "c"), consume("q", "d", on="b", exclusive=True), of=("quorum",)),
     *kinds(
@@ -178,6 +179,38 @@ CONVERSATIONS = [
         ack(1, quiet_ms=100),
         say("basic.qos", prefetch_count=3, global_=True, quiet_ms=100),
         say("basic.qos", prefetch_count=0, global_=True, quiet_ms=100),
+    ),
+    *kinds(
+        "prefetch of the channel, set later",
+        consume("q", "c"),
+        say("basic.qos", prefetch_count=5, global_=True),
+        publish("q", count=2, quiet_ms=100),
+        consume("q", "d"),
+    ),
+    *kinds(
+        "returned without a delivery limit",
+        publish("q", count=3),
+        get("q", 1, no_ack=False),
+        ack(1, method="basic.nack", requeue=True, quiet_ms=100),
+        get("q", 1),
+    ),
+    *[
+        talk(
+            f"consume/{kind} returned to a full queue",
+            queue("q", args={"x-queue-type": kind, "x-max-length": 1, **limit}),
+            say("basic.qos", prefetch_count=3),
+            consume("q", "c"),
+            publish("q", "first", quiet_ms=50),
+            publish("q", "second", quiet_ms=50),
+            publish("q", "third", quiet_ms=50),
+            ack(0, method="basic.nack", multiple=True, requeue=True, quiet_ms=200),
+        )
+        for kind, limit in (("classic", {}), ("quorum", {"x-delivery-limit": 20}))
+    ],
+    talk(
+        "consume/quorum single active, and get",
+        queue("q", args={"x-queue-type": "quorum", "x-single-active-consumer": True}),
+        get("q", 1),
     ),
     *kinds(
         "priorities",

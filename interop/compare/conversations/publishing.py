@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from interop.compare.party import wire
-from interop.compare.steps import Conversation, consume, exchange, get, http, publish, queue, say, talk
+from interop.compare.steps import Conversation, bind, consume, exchange, get, http, publish, queue, say, talk
 
 
 def property_values(name: str, *values: Any, **queue_args: Any) -> Conversation:
@@ -139,6 +139,33 @@ CONVERSATIONS = [
         say("basic.ack", delivery_tag=1),
         say("tx.commit"),
     ),
+    talk(
+        "publish/transaction and a queue that comes later",
+        queue("q"),
+        say("tx.select"),
+        publish("q", "before", mandatory=True),
+        publish("new", "before", mandatory=True),
+        publish("k", "before", exchange="amq.fanout", mandatory=True),
+        say("queue.delete", queue="q"),
+        queue("q"),
+        queue("new"),
+        bind("new", "amq.fanout"),
+        say("tx.commit"),
+        get("q", 2),
+        get("new", 2),
+    ),
+    talk(
+        "publish/transaction and queues of CC and BCC that come later",
+        queue("q"),
+        say("tx.select"),
+        publish("q", "first", headers={"CC": ["cc"], "BCC": ["bcc", "nosuch"]}),
+        publish("nosuch", "second", headers={"CC": ["cc"]}, mandatory=True),
+        queue("cc"),
+        queue("bcc"),
+        say("tx.commit"),
+        get("q", 2) + get("cc", 3) + get("bcc", 2),
+    ),
+    talk("publish/two faults", publish("q", delivery_mode=9, expiration="soon")),
     talk(
         "methods/flow and others",
         say("channel.flow", active=True),

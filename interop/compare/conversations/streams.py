@@ -38,6 +38,7 @@ CONVERSATIONS = [
     begins("its default", None),
     begins("first", "first"),
     begins("next", "next"),
+    begins("bytes", wire.Field("x", b"first")),
     begins("0", 0),
     begins("3", 3),
     begins("one that comes next", 5),
@@ -167,6 +168,19 @@ CONVERSATIONS = [
         stream(),
         http("PUT", "/api/policies/{v}/p", {"pattern": "^s$", "definition": {"max-age": "1h"}, "apply-to": "queues"}),
         http("GET", "/api/queues/{v}/s", show=("policy", "effective_policy_definition"), late_ms=6000),
+    ),
+    talk(
+        "streams/deleted if empty",
+        stream(),
+        publish("s", quiet_ms=100),
+        say("queue.delete", queue="s", if_empty=True),
+    ),
+    talk(
+        "streams/deleted if unused",
+        stream(),
+        say("basic.qos", prefetch_count=1),
+        read("c", "first"),
+        say("queue.delete", queue="s", if_unused=True),
     ),
     talk(
         "streams/consumer tags",
