@@ -152,7 +152,7 @@ class ClockWatch:
         return int(self.clock.uptime() * 1000)
 
     def _difference_ms(self) -> i64:
-        return self.clock.time_ms() - int(self.clock.uptime() * 1000)
+        return self.clock.time_ms() - self._uptime_ms()
 
     # -- restarts
 

@@ -5,6 +5,7 @@
 <data_dir>/boot-id                               the machine's boot id while a broker runs; a clean stop deletes it
 <data_dir>/clock                                 last readings of the clocks: see clock_watch.py
 <data_dir>/reserve                               disk space that is freed when the disk is full
+<data_dir>/journal                               commits that touch many logs: see journal.py
 <data_dir>/vhosts/<vhost id>/queues/<queue id>/  a log each (log/log.py); ids are random and never used twice
 <data_dir>/vhosts/<vhost id>/delays/<id>/<bucket>/  logs of delayed messages, by exchange (broker/delayed)
 <data_dir>/audit/, <data_dir>/kafka-offsets/     system logs: the audit log, committed offsets of Kafka's clients,
@@ -79,8 +80,16 @@ class DataDirectory:
             self._filesystem.lock(fd)
         except BlockingIOError:
             self._filesystem.close(fd)
-            raise DataDirectoryInUse(self.path) from None
+            raise DataDirectoryInUse(f"data directory {self.path} is in use by another broker") from None
+        except OSError as error:  # for example a file system without locks
+            self._filesystem.close(fd)
+            error.filename = f"{self.path}/.lock"
+            raise
         return fd
+
+    def is_in_place(self) -> bool:
+        """Return False if the directory was removed, moved or replaced since this process locked it."""
+        return self._filesystem.is_open_at(self.lock_fd, f"{self.path}/.lock")
 
     def close(self) -> None:
         """Release the lock."""

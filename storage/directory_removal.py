@@ -4,7 +4,7 @@ renamed   `<id>` becomes `<id>.deleted`; if there is no directory, an empty `<id
           parent directory is synced. From here on the object is deleted even if the metadata still has it, and the
           client gets its reply
 emptied   when the tombstone is in the metadata; the name remains
-gone      the empty `<id>.deleted` is deleted when the database file contains the deletion (`Metadata.checkpoint`).
+gone      the empty `<id>.deleted` is deleted when the database file contains the deletion (`MetadataStore.checkpoint`).
           Until then, a damaged database log may restore the row, and this name makes the next start ignore it
 
 The fsync thread renames, after any sync that is running in the directory. It handles all waiting renames together
@@ -28,24 +28,28 @@ logger = logging.getLogger(__name__)
 
 
 class DirectoryRemover:
-    """Renames, empties and deletes directories. One per storage; called on the loop, and calls back there."""
+    """Renames, empties and deletes directories. One per storage; called on the loop, and calls back there.
+
+    Args:
+        run_in_worker: runs a function in another thread, or at once in simulations.
+    """
 
     def __init__(
         self, filesystem: FileSystem, committer: FsyncThread, run_in_worker: Callable[[Callable[[], None]], None]
     ) -> None:
-        """Args:
-        chore: runs a function in another thread, or at once in simulations.
-        """
         self._filesystem = filesystem
         self._committer = committer
         self._run_in_worker = run_in_worker
         self._waiting: list[tuple[list[str], Callable[[], None]]] = []
         self._busy = False
+        # Directories that could not be renamed, such as on a full disk.
+        self.not_renamed: set[str] = set()
 
     def rename(self, chain: list[str], done: Callable[[], None]) -> None:
         """Delete the last directory of `chain` by renaming it; call `done` when this is synced.
 
-        Errors are only logged: the tombstone in the metadata then records the deletion.
+        Errors are only logged, and the path is in `not_renamed`: the tombstone in the metadata then records the
+        deletion, until the caller has renamed the directory.
         """
         self._waiting.append((chain, done))
         if not self._busy:
@@ -85,7 +89,9 @@ class DirectoryRemover:
                             changed_parents[above] = None
                     filesystem.mkdir(path + DELETED)
                 changed_parents[chain[-2]] = None
+                self.not_renamed.discard(path)
             except OSError as error:
+                self.not_renamed.add(path)
                 logger.error("%s cannot be renamed; only the metadata has its deletion: %s", path, error)
         for above in changed_parents:
             try:

@@ -84,6 +84,13 @@ class FileSystem:
         """Write `parts` (at most 1024) and return the number of bytes written, which may be fewer."""
         return os.writev(fd, parts)
 
+    def pwrite(self, fd: int, data: bytes, position: int) -> int:
+        """Write at `position` and return the number of bytes written, which may be fewer.
+
+        The file must be open without O_APPEND: Linux would append to it.
+        """
+        return os.pwrite(fd, data, position)
+
     def pread(self, fd: int, size: int, position: int) -> bytes:
         """Return up to `size` bytes from `position`, fewer at the end of the file."""
         return os.pread(fd, size, position)
@@ -225,10 +232,19 @@ class FileSystem:
         """Lock the open file exclusively. Raises: BlockingIOError if another process has the lock."""
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
+    def is_open_at(self, fd: int, path: str) -> bool:
+        """Return whether the path names the open file. False if it was removed, moved or replaced."""
+        try:
+            return os.path.samestat(os.stat(path), os.fstat(fd))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # for example no permission any more: unknown
+            return True
+
     # The methods below use only those above.
 
     def read_file(self, path: str) -> bytes:
-        """Return the content of a file. Raises: FileNotFoundError."""
+        """Return the content of a file. Raises: FileNotFoundError; OSError with the path, also if a read failed."""
         fd = self.open(path, READ)
         try:
             parts = []
@@ -237,6 +253,9 @@ class FileSystem:
                 parts.append(part)
                 position += len(part)
             return b"".join(parts)
+        except OSError as error:
+            error.filename = path
+            raise
         finally:
             self.close(fd)
 
@@ -247,6 +266,15 @@ class FileSystem:
             if written <= 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             data = data[written:]
+
+    def pwrite_whole(self, fd: int, data: bytes, position: int) -> None:
+        """Write all of `data` at `position`, with as many calls as necessary."""
+        while data:
+            written = self.pwrite(fd, data, position)
+            if written <= 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            data = data[written:]
+            position += written
 
     def read_optional(self, path: str) -> bytes:
         """Return the content of an optional file; nothing if it is missing or unreadable.
@@ -323,11 +351,12 @@ class OpenFile:
 
     Attributes:
         dirty: written since it was last included in a sync.
+        journaled: the journal has bytes of it that no sync of the file has covered.
         pins: syncs and reads in progress.
         removed: the file is deleted, and this is its last descriptor.
     """
 
-    __slots__ = ("closing", "dirty", "fd", "filesystem", "path", "pins", "removed")
+    __slots__ = ("closing", "dirty", "fd", "filesystem", "journaled", "path", "pins", "removed")
 
     def __init__(self, filesystem: FileSystem, path: str, flags: int) -> None:
         self.filesystem = filesystem
@@ -335,6 +364,7 @@ class OpenFile:
         self.fd = filesystem.open(path, flags)
         filesystem.open_file_count += 1
         self.dirty = False
+        self.journaled = False
         self.pins = 0
         self.closing = False
         self.removed = False

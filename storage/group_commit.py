@@ -10,6 +10,10 @@ never a message.
 (`GroupCommitLog.tick`). With many logs a tick works in slices of WRITE_SLICE_S. A loop turn that lasts longer than
 50 ms delays its timers; then `write_overdue_acks` writes settled offsets between two reads.
 
+**The journal.** A job of several logs uses the journal (journal.py) if there is one. Then another job syncs these logs
+and their settled offsets in the background: every 50 ms if offsets were settled, at the latest after BACKGROUND_S, and
+when the journal needs it.
+
 Everything runs on the event loop's thread. The fsync thread gets immutable jobs and posts the result back. The
 functions of this module do the work for hundreds of dirty logs per turn, so the module is compiled.
 """
@@ -23,7 +27,8 @@ from mypy_extensions import i64, mypyc_attr
 
 from amqpd.storage.fd_budget import FdBudget
 from amqpd.storage.filesystem import Clock, FileSystem
-from amqpd.storage.fsync_thread import AckAges, FsyncThread, run_job
+from amqpd.storage.fsync_thread import JOURNAL_FROM, AckAges, FsyncThread, run_job
+from amqpd.storage.journal import Journal
 from amqpd.storage.loop_log import DIRTY_MAX, GroupCommitLog, LogContext
 from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.sync_job import SyncBatch, SyncPart
@@ -34,7 +39,7 @@ class LogSyncPart(SyncPart):
     """The files of one log in a job, with the log that learns the result."""
 
     def __init__(self, store: GroupCommitLog) -> None:
-        super().__init__(store.name)
+        super().__init__(store.name, store.directory)
         self.store = store
 
 
@@ -130,6 +135,36 @@ def collect(gathered: list[GroupCommitLog], settled_too: bool) -> list[SyncPart]
     return parts
 
 
+def collect_background(journaled: list[GroupCommitLog], gathered: list[GroupCommitLog], parts: list[SyncPart]) -> None:
+    """Collect what no confirm waits for: the files of logs in `journaled`, and acknowledgements of `gathered` logs."""
+    for store in gathered:
+        if not store.is_journaled:
+            journaled.append(store)
+    for store in journaled:
+        store.is_journaled = False
+        if store.deleted:
+            continue
+        part = LogSyncPart(store)
+        store.collect_background(part)
+        if part.files or part.closed:
+            parts.append(part)
+
+
+def have_unsynced_acks(stores: list[GroupCommitLog]) -> bool:
+    for store in stores:  # noqa: SIM110  # a generator would cost a nested function when compiled
+        if store.has_unsynced_acks:
+            return True
+    return False
+
+
+def list_journaled(parts: list[SyncPart], journaled: list[GroupCommitLog]) -> None:
+    """Append the logs of the parts that the journal may get to `journaled`."""
+    for part in parts:
+        if part.journal_path and isinstance(part, LogSyncPart) and not part.store.is_journaled:
+            part.store.is_journaled = True
+            journaled.append(part.store)
+
+
 def synced(parts: list[SyncPart], gathered: list[GroupCommitLog]) -> list[QueueLog]:
     """Report a completed job to its logs and return those that failed. Logs with more to sync join `gathered`."""
     failed: list[QueueLog] = []
@@ -150,6 +185,7 @@ def synced(parts: list[SyncPart], gathered: list[GroupCommitLog]) -> list[QueueL
 
 
 ACK_DELAY_S: Final = 0.05
+BACKGROUND_S: Final = 0.5  # after so long at the latest, what only the journal has is synced
 POSTPONE_FROM: Final = 32  # dirty logs
 # Seconds of writing to many logs before other work runs; at least DIRTY_MIN logs in each slice.
 WRITE_SLICE_S: Final = 0.005
@@ -169,6 +205,8 @@ class GroupCommit:
         unsynced_bytes: appended and not synced.
         on_commit: called on the loop with a generation and the logs that failed in it.
         commit_waiting: appends of the current generation are written and wait for the fsync thread.
+        journal_from: logs in a job from which on it uses the journal.
+        on_journal_wanted: called at the first such job; None if there is no journal to create.
         ack_ages: ages of settled offsets when they were written.
     """
 
@@ -208,6 +246,20 @@ class GroupCommit:
         self._settled_handed_s: float = -ACK_DELAY_S
         self._settled_wanted: bool = False
         self._settle_armed: bool = False
+        # The journal
+        self.journal_from: i64 = JOURNAL_FROM
+        self.on_journal_wanted: Callable[[], None] | None = None
+        self._journal: Journal | None = None
+        self._background_job: SyncBatch | None = None
+        self._journaled: list[GroupCommitLog] = []  # logs with data that only the journal has
+        self._background_s: float = 0.0  # when the last background job was submitted
+        self._background_armed: bool = False
+        self._whole_wanted: bool = False  # the next job must have everything
+
+    def use_journal(self, journal: Journal) -> None:
+        """Use the journal from the next job on; the fsync thread knows it."""
+        self._journal = journal
+        self._context.capture.used = True
 
     def start(self, committer: FsyncThread) -> None:
         """Set the fsync thread, before the first write. It calls `committed` and `submit_waiting` on the loop."""
@@ -287,6 +339,7 @@ class GroupCommit:
         if self._gathered:
             self.commit_waiting = True
             self._settled_wanted = True
+            self._whole_wanted = True
         if (self._gathered or self.commit_waiting) and self._job is None:
             self._submit_job()
 
@@ -307,6 +360,9 @@ class GroupCommit:
             dirty.remove(store)
         if store in self._gathered:
             self._gathered.remove(store)
+        if store.is_journaled:
+            store.is_journaled = False
+            self._journaled.remove(store)
         if not (dirty or self._context.late or self._ticking):
             self._unwritten_s = -1.0
 
@@ -386,7 +442,25 @@ class GroupCommit:
         if settled_too:
             self._settled_wanted = False
             self._settled_handed_s = now_s
-        job.parts = collect(self._gathered, settled_too)
+        job.whole = self._whole_wanted
+        self._whole_wanted = False
+        journal = self._journal
+        if journal is not None and journal.usable:
+            if len(self._gathered) >= self.journal_from and not job.whole:
+                self._sync_in_background_if_due(journal, settled_too, now_s)
+                settled_too = False
+            job.parts = collect(self._gathered, settled_too)
+            list_journaled(job.parts, self._journaled)
+            self._context.capture.begin_group(len(self._gathered) >= self.journal_from)
+            if self._journaled and not self._background_armed:
+                self._arm_background()
+        else:
+            self._context.capture.on = False
+            wanted = self.on_journal_wanted
+            if wanted is not None and len(self._gathered) >= self.journal_from:
+                self.on_journal_wanted = None
+                wanted()
+            job.parts = collect(self._gathered, settled_too)
         self._gathered = []
         job.size_bytes = self._gathered_bytes
         self._gathered_bytes = 0
@@ -395,6 +469,71 @@ class GroupCommit:
         committer = self._committer
         assert committer is not None
         committer.submit(job)
+
+    # -- background syncs
+
+    def _sync_in_background_if_due(self, journal: Journal, settled_too: bool, now_s: float) -> None:
+        if self._background_job is not None:
+            self._settled_wanted = settled_too or self._settled_wanted  # the next one takes them
+        elif (
+            (settled_too and have_unsynced_acks(self._gathered))
+            or journal.needs_background_sync
+            or now_s >= self._background_s + BACKGROUND_S
+        ):
+            self._start_background(journal, now_s)
+
+    def _start_background(self, journal: Journal, now_s: float) -> None:
+        job = SyncBatch(self.generation)
+        job.journal_mark = journal.sequence
+        stores = self._journaled
+        self._journaled = []
+        collect_background(stores, self._gathered, job.parts)
+        self._background_s = now_s
+        if job.parts:
+            self._background_job = job
+            committer = self._committer
+            assert committer is not None
+            committer.submit_background(job, self.background_synced)
+
+    def _arm_background(self) -> None:
+        later = self._later
+        if later is not None and not self._closed:
+            self._background_armed = True
+            later(BACKGROUND_S, self._background_due)
+
+    def _background_due(self) -> None:
+        """Sync what only the journal has, when no commit has done it."""
+        self._background_armed = False
+        journal = self._journal
+        if self._closed or journal is None or not self._journaled:
+            return
+        now_s = self._clock.monotonic()
+        if self._background_job is None and now_s >= self._background_s + BACKGROUND_S:
+            self._start_background(journal, now_s)
+        if self._journaled:
+            self._arm_background()
+
+    def background_synced(self, job: SyncBatch) -> None:
+        """Complete a job of `_start_background`. Posted by the fsync thread's worker."""
+        if job is not self._background_job:
+            return  # `finish_job` has completed it at a stop
+        self._background_job = None
+        failed: list[QueueLog] = []
+        for part in job.parts:
+            if not isinstance(part, LogSyncPart):
+                continue
+            store = part.store
+            store.background_synced(part)
+            if store.deleted:
+                continue
+            if part.failed:
+                failed.append(store)
+            if not store.is_enqueued and store.unsynced:
+                store.is_enqueued = True
+                self._gathered.append(store)
+        if failed:
+            # Their messages up to this generation were confirmed: the next start has them from the journal.
+            self.on_commit(0, failed)
 
     def _schedule_wake(self) -> None:
         if not self._settle_armed and self._job is None:
@@ -444,6 +583,8 @@ class GroupCommit:
         """Complete the last job after the fsync thread has ended: the loop may not run its callback any more."""
         if self._job is not None:
             self.committed(self._job)
+        if self._background_job is not None:
+            self.background_synced(self._background_job)
 
     def sync_all(self, stores: Iterable[GroupCommitLog], root_fd: int) -> None:
         """Sync everything that `stores` have written, as one group. For a clean stop, after `stop`. Blocks.
@@ -455,15 +596,22 @@ class GroupCommit:
         job = SyncBatch(self.generation)
         self.generation += 1
         for store in stores:
-            if store.unsynced or store.write_failed:
+            if store.unsynced or store.write_failed or store.is_journaled:
                 part = LogSyncPart(store)
                 part.write_failed = store.write_failed
                 store.collect(part)
+                store.collect_background(part)
+                store.is_journaled = False
+                part.journal_path = ""
                 job.parts.append(part)
         self._gathered.clear()
+        self._journaled.clear()
         job.size_bytes = self.unsynced_bytes
         self._job = job
         run_job(self._filesystem, job, root_fd)
+        journal = self._journal
+        if journal is not None and True in [part.failed for part in job.parts]:
+            journal.stop()
         self.committed(job)
 
 

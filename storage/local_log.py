@@ -134,15 +134,12 @@ class LocalLog(GroupCommitLog):
         self.next_offset = log.end
         self.recompute_counts()
 
-    def recompute_counts(self, seen_end: i64 = 0) -> None:
+    def recompute_counts(self) -> None:
         """Compute the counts from the segments again, after a failed write, a compaction or `ack_range`.
-
-        Args:
-            seen_end: live messages below it may have been delivered.
 
         Cost: a step per segment.
         """
-        self.on_segments_changed(seen_end)
+        self.on_segments_changed(0)
         acks = self._acks
         if acks is not None:
             acks.flush_runs()
@@ -159,7 +156,11 @@ class LocalLog(GroupCommitLog):
             self.on_counts_changed()
 
     def on_segments_changed(self, seen_end: i64) -> None:
-        """Update cursors and delivered marks after segments changed. The caller updates the counts."""
+        """Update cursors and delivered marks after segments changed. The caller updates the counts.
+
+        Args:
+            seen_end: live messages below it may have been delivered.
+        """
         self._cursors.reset_positions()
         if seen_end > 0:
             self._ensure_acks().mark_delivered_below(seen_end)
@@ -226,6 +227,11 @@ class LocalLog(GroupCommitLog):
         if self.log.transactions is not None:
             self.log.transactions.undo_from(first)
         super().on_not_written(first, last)
+
+    @property
+    def write_error(self) -> str:
+        error = self.log.error
+        return "" if error is None else str(error.strerror)
 
     # -- read
 
@@ -385,12 +391,16 @@ class LocalLog(GroupCommitLog):
         if acks is not None and acks.tick():
             busy = True
         self._tick_end = self.next_offset
-        self.write_late()
+        is_refused = log.refused_errno is not None and len(log.ack_file_writer.pending) > 0 and not log.failed
+        if not is_refused or self._ticks % _INDEX_TICKS == 0:
+            self.write_late()
         self._ticks += 1
         if log.watermark.unpublished and not log.failed and (not busy or self._ticks % _PUBLISH_TICKS == 0):
             log.publish()
         if not busy or self._ticks % _INDEX_TICKS == 0:
             log.flush_index()
+        if len(log.ack_file_writer.pending) > 0 and not log.failed:
+            busy = True  # a full disk refused them; they are tried again once a second
         self.deferred = busy
         return busy
 
@@ -442,6 +452,20 @@ class LocalLog(GroupCommitLog):
             self.recompute_counts()
         self.on_high_watermark()
         if late and self.log.watermark.unpublished:
+            self.mark_dirty_later()
+
+    @property
+    def has_unsynced_acks(self) -> bool:
+        return len(self.log.unsynced.ack_files) > 0
+
+    def collect_background(self, part: SyncPart) -> None:
+        self.log.collect_background(part)
+
+    def background_synced(self, part: SyncPart) -> None:
+        self.log.background_synced(part)
+        if self.log.failed:
+            self.failed = True
+        elif self.log.watermark.unpublished:
             self.mark_dirty_later()
 
     def write_shutdown_state(self) -> None:

@@ -16,7 +16,7 @@ from mypy_extensions import i64
 from amqpd.storage.acks.ack_set import COUNT_MAX, DELIVERY_COUNT_BITS
 from amqpd.storage.filesystem import Clock
 from amqpd.storage.queue_log import LogFailed, QueueLog
-from amqpd.storage.sync_job import SyncPart
+from amqpd.storage.sync_job import JournalSwitch, SyncPart
 from amqpd.storage.worker import ReadAhead
 
 DIRTY_MAX: Final[i64] = 256
@@ -25,7 +25,7 @@ _NONE_RETURNED: Final[dict[int, int]] = {}  # shared, must stay empty
 
 @final
 class LogContext:
-    """State shared by all logs of a process: dirty logs, spare writers, clock, read-ahead."""
+    """State shared by all logs of a process: dirty logs, spare writers, clock, read-ahead, the journal's switch."""
 
     def __init__(self, clock: Clock, ahead: ReadAhead | None) -> None:
         self.clock: Clock = clock
@@ -37,6 +37,7 @@ class LogContext:
         self.late: list[GroupCommitLog] = []
         self.writers: list[BytesWriter] = []
         self.scratch: BytesWriter = BytesWriter()
+        self.capture: JournalSwitch = JournalSwitch()
 
 
 class GroupCommitLog(QueueLog):
@@ -45,6 +46,7 @@ class GroupCommitLog(QueueLog):
     Attributes:
         ready: recovery is complete and the counts are correct.
         is_enqueued: the log waits for the next sync job.
+        is_journaled: some of its data is only in the journal.
         needs_commit: since it was last gathered, something was appended for which a confirm waits.
         write_failed: an append could not be written.
         written_bytes: since `group_commit.write` last reset it.
@@ -59,6 +61,7 @@ class GroupCommitLog(QueueLog):
         self.context: LogContext = context
         self.ready: bool = ready
         self.is_enqueued: bool = False
+        self.is_journaled: bool = False
         self.needs_commit: bool = False
         self.write_failed: bool = False
         self.written_bytes: i64 = 0
@@ -94,7 +97,7 @@ class GroupCommitLog(QueueLog):
         else:
             self.mark_dirty()
 
-    def recompute_counts(self, seen_end: i64 = 0) -> None:
+    def recompute_counts(self) -> None:
         """Compute the counts again after live messages changed."""
         raise NotImplementedError
 
@@ -160,6 +163,19 @@ class GroupCommitLog(QueueLog):
 
     def collect(self, part: SyncPart, settled_too: bool = True) -> None:
         """Move what needs a sync into `part`; settled offsets alone only if `settled_too`."""
+        raise NotImplementedError
+
+    @property
+    def has_unsynced_acks(self) -> bool:
+        """True if `.settled` files are written and not synced."""
+        raise NotImplementedError
+
+    def collect_background(self, part: SyncPart) -> None:
+        """Move files whose bytes the journal has, and settled offsets, into `part`."""
+        raise NotImplementedError
+
+    def background_synced(self, part: SyncPart) -> None:
+        """Handle the end of a job with a part of `collect_background`."""
         raise NotImplementedError
 
     def synced(self, part: SyncPart, group_size: int = 1) -> None:

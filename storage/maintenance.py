@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from amqpd.storage import compaction, retention
 from amqpd.storage.clock_watch import ClockWatch
@@ -143,6 +144,10 @@ class LogMaintenance:
                 best, self._store = found, store
         if best is None:
             return
+        journal = self._committer.journal
+        if journal is not None and journal.stopped:  # it has data of segments that must keep their names
+            self._store = None
+            return
         best.log.cleaning = True
         self._cleaning = best
         if self._inline:
@@ -191,11 +196,17 @@ class LogMaintenance:
                 self._block_until_restart(cleaning.log)
                 return
             self._rename_count += 1
-            self._committer.submit(Task(work, self._rename_callback(cleaning, segment, held, complete)))
+            done = self._rename_callback(cleaning, segment, held, complete)
+            self._committer.submit(Task(partial(self._rename, work), done))
         store.recompute_counts()
         store.write()
         if self._rename_count == 0:
             self._finish(cleaning, complete)
+
+    def _rename(self, work: Callable[[], None]) -> None:
+        # The journal may have data of the segment whose name the new one takes.
+        self._committer.empty_journal()
+        work()
 
     def _rename_callback(
         self, cleaning: Cleaning, segment: Segment, held: list[OpenFile], complete: bool

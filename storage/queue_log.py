@@ -400,6 +400,11 @@ class QueueLog:
         ranges, self.failed_ranges = self.failed_ranges, _NO_RANGES
         return ranges
 
+    @property
+    def write_error(self) -> str:
+        """The reason of the last write to files, if that failed; "" otherwise."""
+        return ""
+
     # -- high watermark
 
     def location(self) -> dict[str, object]:
@@ -483,9 +488,10 @@ class QueueLog:
         raise NotImplementedError
 
     def segment_start(self) -> i64:
-        """Return the lowest offset from which a reader misses nothing: earlier segments were removed.
+        """Return the lowest offset from which a reader misses nothing: earlier records or segments were removed.
 
-        At most `log_start`. Settled records, for example of aborted transactions, do not move it.
+        At most `log_start`. Records that are settled for other reasons, for example as parts of aborted transactions,
+        do not move it.
         """
         raise NotImplementedError
 

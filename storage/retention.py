@@ -106,6 +106,9 @@ def trim(store: LocalLog, offset: int) -> int:
     offset = min(offset, log.end)
     before = log.start_offset()
     if offset <= before:
+        if log.policy is not None and offset > log.deleted_end:  # the records up to there were aborted
+            log.checkpoint_start(offset)
+            store.mark_dirty()
         return before
     active = log.segments[-1]
     if offset >= active.end and not active.sealed and active.size > 0:

@@ -33,13 +33,14 @@ from amqpd.storage.data_directory import RESERVE, SPILL, DataDirectory
 from amqpd.storage.directory_removal import DirectoryRemover
 from amqpd.storage.fd_budget import FdBudget
 from amqpd.storage.filesystem import Clock, FileSystem
-from amqpd.storage.fsync_thread import FsyncThread, InlineCommitter, Removal
+from amqpd.storage.fsync_thread import JOURNAL_FROM, SYNCFS_FROM, FsyncThread, InlineCommitter, Removal, run_inline
 from amqpd.storage.group_commit import GroupCommit
+from amqpd.storage.journal import Journal
 from amqpd.storage.local_log import LocalLog, LogKeeper
 from amqpd.storage.log import recovery
-from amqpd.storage.log.checkpoint import FORMAT_WITH_DELAYS, FORMAT_WITH_TRANSACTIONS
+from amqpd.storage.log.checkpoint import FORMAT_WITH_DELAYS, FORMAT_WITH_JOURNAL, FORMAT_WITH_TRANSACTIONS
 from amqpd.storage.log.log import Log
-from amqpd.storage.log.writer import mark_clean
+from amqpd.storage.log.writer import mark_clean, needs_mark
 from amqpd.storage.loop_log import LogContext
 from amqpd.storage.maintenance import LogMaintenance
 from amqpd.storage.queue_json import DirectorySurvey, describe, survey
@@ -252,6 +253,9 @@ class Storage(LogKeeper):
         strict: damage is an error (DamagedLog).
         boot_id: the machine's boot id, 32 hexadecimal digits with or without dashes; default: from /proc.
         inline: no thread: `end_of_turn` syncs each group itself, for simulations.
+        journal_size_bytes: size of the journal (journal.py), which the first commit of several logs creates. 0: no
+            journal; an existing one is read and deleted.
+        journal_from: logs in a commit from which on it uses the journal.
 
     Attributes:
         context: shared by all logs; `dirty` are those that the end of the running turn writes.
@@ -273,6 +277,8 @@ class Storage(LogKeeper):
         strict: bool = False,
         boot_id: str | None = None,
         inline: bool = False,
+        journal_size_bytes: int = 0,
+        journal_from: int = JOURNAL_FROM,
     ) -> None:
         clock = clock if clock is not None else Clock()
         filesystem = filesystem if filesystem is not None else FileSystem()
@@ -294,6 +300,8 @@ class Storage(LogKeeper):
         self._data_directory = DataDirectory(filesystem, self.data_dir, boot_id)
         self.boot_id = self._data_directory.boot_id
         self.power_cut = self._data_directory.power_cut
+        self.journal = Journal(filesystem, self.data_dir, journal_size_bytes)
+        self.journal.recover()
         self._recovery_queue = LogRecoveryQueue(
             filesystem, self._data_directory, clock, post, strict=strict, inline=inline
         )
@@ -317,13 +325,53 @@ class Storage(LogKeeper):
         if isinstance(self._committer, InlineCommitter):
             self._committer.later = later
         commits.start(self._committer)
+        commits.journal_from = self._committer.journal_from = journal_from
+        self._post = post
+        self._inline = inline
+        if self.journal.fd >= 0 and journal_size_bytes == 0:
+            self.journal.remove()
+        elif self.journal.fd >= 0:
+            self._use_journal()
+        elif journal_size_bytes > 0:
+            commits.on_journal_wanted = self._want_journal
         self.directory_remover = DirectoryRemover(
-            filesystem, self._committer, self._worker.call if not inline else _run_inline
+            filesystem, self._committer, self._worker.call if not inline else run_inline
         )
         watch, boot = self.clock_watch, self._data_directory.boot
         self._maintenance = LogMaintenance(
             filesystem, watch, self._committer, post, commits.enqueue, boot, segment_age_ms, inline
         )
+
+    # -- the journal
+
+    def _want_journal(self) -> None:
+        """Create the journal, in another thread, because that writes all of it."""
+        if self._inline:
+            self._create_journal()
+        else:
+            self._worker.call(self._create_journal)
+
+    def _create_journal(self) -> None:
+        try:
+            if not self.journal.has_room_on_disk():
+                logger.info("no journal until the next start: too little disk space is free")
+                return
+            self.journal.create()
+        except OSError as error:
+            logger.warning("no journal until the next start: %s", error)
+            return
+        self._post(self._use_journal)
+
+    def _use_journal(self) -> None:
+        if self._closed:
+            return
+        try:
+            self._data_directory.raise_format(FORMAT_WITH_JOURNAL)
+        except OSError as error:
+            logger.warning("no journal until the next start: %s", error)
+            return
+        self._committer.journal = self.journal
+        self.commits.use_journal(self.journal)
 
     # -- queues
 
@@ -606,7 +654,9 @@ class Storage(LogKeeper):
         self, vhost_id: str, queue_id: str, name: str, vhost_name: str, auto_delete: bool, arguments: bytes
     ) -> Log:
         description = partial(describe, name, vhost_name, auto_delete, arguments, queue_id)
-        return self._log(self._data_directory.queue_chain(vhost_id, queue_id), description)
+        log = self._log(self._data_directory.queue_chain(vhost_id, queue_id), description)
+        log.capture = self.context.capture  # only these have directories whose names are never used again
+        return log
 
     def _log(self, chain: list[str], description: Callable[[], bytes], durable: bool = True) -> Log:
         """Return the log in the last directory of `chain`. `description` returns its queue.json."""
@@ -633,6 +683,10 @@ class Storage(LogKeeper):
 
     # -- stop
 
+    def is_in_place(self) -> bool:
+        """Return False if the data directory was removed, moved or replaced. Cost: two system calls."""
+        return self._data_directory.is_in_place()
+
     def close(self, *, clean: bool) -> None:
         """End the threads. Blocks for the syncs; `on_commit` is called on the loop or, at the end, in this method.
 
@@ -654,6 +708,7 @@ class Storage(LogKeeper):
             self._close_clean()
         for store in self._stores:
             store.log.close_files()
+        self.journal.close()
         self._data_directory.close()
 
     def _close_clean(self) -> None:
@@ -668,13 +723,29 @@ class Storage(LogKeeper):
             for store in late:
                 store.write_shutdown_state()
             self.commits.sync_all(late, self._data_directory.lock_fd)
-        for store in self._stores:
+        if not self.journal.stopped:
             try:
-                mark_clean(store.log, store.delivered_mark)
-            except OSError as error:  # the next start checks more
-                logger.warning("cannot write the clean-shutdown mark of queue %s: %s", store.name, error)
+                self.journal.empty()
+            except OSError as error:  # the next start compares its data with the logs
+                logger.warning("cannot empty the journal: %s", error)
+        self._mark_clean()
         if self._recovery_queue.cut_noted:
             self._data_directory.remove_boot_id()
+
+    def _mark_clean(self) -> None:
+        """Write the clean-shutdown marks. Many of them share one sync: a sync for each takes minutes on a slow disk."""
+        stores = [store for store in self._stores if needs_mark(store.log)]
+        together = len(stores) >= SYNCFS_FROM
+        for store in stores:
+            try:
+                mark_clean(store.log, store.delivered_mark, sync=not together)
+            except OSError as error:  # the next start checks more
+                logger.warning("cannot write the clean-shutdown mark of queue %s: %s", store.name, error)
+        if together:
+            try:
+                self.filesystem.syncfs(self._data_directory.lock_fd)
+            except OSError as error:
+                logger.warning("cannot sync the clean-shutdown marks: %s", error)
 
     def _sync_unopened(self) -> None:
         """Sync what a kill left in the page cache of logs that were not opened since.
@@ -691,7 +762,3 @@ class Storage(LogKeeper):
 
 def _nothing() -> None:
     """Do nothing, for a caller that passed no callback."""
-
-
-def _run_inline(work: Callable[[], None]) -> None:
-    work()

@@ -191,7 +191,7 @@ class AckFileWriter:
 
     def synced(self, part: SyncPart) -> None:
         """Process the result of a job. Renamed files can be rewritten again."""
-        if part.renames and part.renamed and not part.failed:
+        if part.renames and not (part.failed or part.unfinished):
             renamed = {target for _, target in part.renames}
             for segment in self._swapping:
                 if segment.prefix + ".settled" in renamed:

@@ -279,17 +279,15 @@ class AckSet:
             place += 8 if place & 7 == 0 and bits[place >> 3] == 0xFF else 1
         return self.base + place
 
-    def add_bits(self, start: i64, low: i64, high: i64, last: i64) -> i64:
-        """Settle the offsets whose bits are set, from `start` up to `last`. Return how many are new."""
-        added: i64 = 0
+    def add_bits(self, start: i64, low: i64, high: i64, last: i64) -> None:
+        """Settle the offsets whose bits are set, from `start` up to `last`."""
         place: i64 = 0
         while place < 128:
             word: i64 = low if place < 64 else high
             offset: i64 = start + place
             if (word >> (place & 63)) & 1 != 0 and self.base <= offset <= last:
-                added += self.add(offset, offset)
+                self.add(offset, offset)
             place += 1
-        return added
 
     def words(self, start: i64) -> tuple[int, int]:
         """Return which of 128 offsets are settled, as two signed words; the lowest bit is `start`."""

@@ -30,7 +30,7 @@ class SegmentRemoval:
 
     Attributes:
         wanted: there may be something to remove.
-        postponed: there will be, once the entries of this turn are written.
+        postponed: there will be, once entries are written.
         full: the disk has no room for those entries. A fully settled segment is then removed without them, which
             makes room. If a crash comes before the removal, its messages are delivered again.
         delay_ms: time between renaming and removal; 0: remove at once, without renaming.
@@ -49,11 +49,13 @@ class SegmentRemoval:
         self.renamed_paths: list[tuple[int, str]] = []
         self._directory = directory
 
-    def collect(self, segments: list[Segment], start: int, part: SyncPart) -> None:
+    def collect(self, segments: list[Segment], start: int, deleted_end: int, part: SyncPart) -> None:
         """Add the files to remove after its syncs to `part`.
 
         Args:
             start: first offset that is not settled. The log starts there, or at the first kept segment.
+            deleted_end: see `Log`. The checkpoint that has it is replaced only by one with a higher offset: this one
+                is not synced.
         """
         self.wanted = False
         head = True
@@ -77,8 +79,9 @@ class SegmentRemoval:
                     part.directories.append(self._directory)
                 part.unlinks += files[3:]
                 self._begin(segment, part)
-                text = checkpoint.encode_lines([(min(start, first_kept),)])
-                part.checkpoints.append((f"{self._directory}/{checkpoint.LOG_START}", text))
+                if min(start, first_kept) > deleted_end:
+                    text = checkpoint.encode_lines([(min(start, first_kept),)])
+                    part.checkpoints.append((f"{self._directory}/{checkpoint.LOG_START}", text))
             elif not segment.is_removed:
                 if self.delay_ms > 0:
                     part.discards += files[:3]
@@ -93,9 +96,15 @@ class SegmentRemoval:
     def on_removed(self, segments: list[Segment], part: SyncPart, now_ms: int) -> list[Segment]:
         """Process a job that has removed files. Return the remaining segments.
 
-        Sets `wanted` if a remaining `.settled` file can be removed next.
+        Sets `wanted` if a remaining `.settled` file can be removed next. If the files could not be removed, a later
+        job tries it again. Until then `.settled` stays: without it the messages of the file would return at a start.
         """
         bases = set(part.removed)
+        if part.unfinished:
+            for segment in segments:
+                segment.removing = segment.removing and segment.base not in bases
+            self.postponed = True
+            return segments
         keep: list[Segment] = []
         head = True
         for segment in segments:

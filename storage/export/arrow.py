@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -50,7 +51,11 @@ from amqpd.storage.log.batch import HEADER_SIZE, BatchCursor, BatchHeader, crc_f
 from amqpd.storage.log.record import BadRecord, Record
 from amqpd.storage.log.segment import OffsetIndex, segment_name
 
+if TYPE_CHECKING:
+    from amqpd.storage.export.options import ReadOptions
+
 _BORDERS: Final = 8
+_PROPERTIES_INDEX: Final = 6
 _FIELD_BORDERS: Final = 26
 _HEADERS_INDEX: Final = 4
 # Field -> (its index among the borders of a row, its flag).
@@ -104,15 +109,16 @@ class Decoder:
         self.schema = schema if schema is not None else pa.schema([(name, TYPES[name]) for name in names])
         self._constants = {"vhost": vhost, "queue": queue}
         self._repeated: dict[str, Any] = {}
+        self._tables = _HeaderTables()
 
     def batch(self, data: bytes, found: FieldOffsets) -> Any:
         """Return the rows of `found`, whose borders refer to `data`, as a pyarrow.RecordBatch."""
         rows = found.rows
-        fields = _Overlay(data, found.borders.getvalue(), rows, _BORDERS)
-        raw: Any = None
-        if not self._NEEDS_PROPERTIES.isdisjoint(self.names):
-            raw = fields.take(6)
-        properties = None if self._NEEDS_FIELDS.isdisjoint(self.names) else _Properties(raw)
+        borders = found.borders.getvalue()
+        fields = _Overlay(data, borders, rows, _BORDERS)
+        properties: _Properties | None = None
+        if not self._NEEDS_FIELDS.isdisjoint(self.names):
+            properties = _Properties(data, borders, _PROPERTIES_INDEX, _BORDERS, rows)
         made: dict[str, Any] = {}
         for name in self.names:
             if name == "value":
@@ -126,7 +132,7 @@ class Decoder:
             elif name == "routing_key":
                 column = as_text(fields.take(0))
             elif name == "raw_properties":
-                column = raw
+                column = fields.take(_PROPERTIES_INDEX)
             elif properties is None:
                 column = self._constant(name, rows)
             else:
@@ -135,13 +141,12 @@ class Decoder:
         return self._record_batch(made)
 
     _NEEDS_FIELDS = frozenset({"properties", "headers", "raw_headers"})
-    _NEEDS_PROPERTIES = _NEEDS_FIELDS | {"raw_properties"}
 
     def _property_column(self, name: str, properties: _Properties, rows: int) -> Any:
         if name == "raw_headers":
             return properties.raw_headers()
         if name == "headers":
-            return headers_map(properties.raw_headers())
+            return self._tables.map_of(properties)
         if name == "properties":
             return properties.struct()
         return self._constant(name, rows)
@@ -149,6 +154,7 @@ class Decoder:
     def scalar(self, records: Sequence[Record]) -> Any:
         """Return the same batch from records that were read one by one."""
         raw = pa.array([record.properties for record in records], pa.binary())
+        properties = _Properties(*_buffers(raw), 0, 1, len(raw))
         decoded = [_decoded(record.properties) for record in records]
         made: dict[str, Any] = {}
         for name in self.names:
@@ -165,9 +171,9 @@ class Decoder:
             elif name == "properties":
                 column = pa.array([_struct_value(each) for each in decoded], STRUCT)
             elif name == "headers":
-                column = headers_map(_Properties(raw).raw_headers())
+                column = headers_map(properties.raw_headers())
             elif name == "raw_headers":
-                column = _Properties(raw).raw_headers()
+                column = properties.raw_headers()
             elif name == "raw_properties":
                 column = raw
             else:
@@ -216,12 +222,19 @@ def _row_indices(stride: int, place: int, rows: int) -> Any:
 
 
 class _Properties:
-    def __init__(self, raw: Any) -> None:
-        self._rows = len(raw)
+    """The fields of raw properties in `data`.
+
+    Args:
+        borders: i32 numbers, `stride` of them a row. Those at `index` and behind it are begin and end of the fields.
+    """
+
+    def __init__(self, data: bytes, borders: bytes, index: int, stride: int, rows: int) -> None:
+        self._data = data
+        self._rows = rows
         self._found = PropertyColumns()
-        data, offsets = _buffers(raw)
-        scan_properties(data, offsets, self._rows, self._found)
-        self._fields = _Overlay(data, self._found.borders.getvalue(), self._rows, _FIELD_BORDERS)
+        scan_properties(data, borders, index * 4, stride * 4, rows, self._found)
+        self._borders = self._found.borders.getvalue()
+        self._fields = _Overlay(data, self._borders, self._rows, _FIELD_BORDERS)
         self._flags = _plain(pa.int64(), self._found.flags.getvalue(), self._rows)
         self._raw_headers: Any = None
 
@@ -229,6 +242,11 @@ class _Properties:
         if self._raw_headers is None:
             self._raw_headers = self._with_validity(self._fields.take(_HEADERS_INDEX), p.HEADERS)
         return self._raw_headers
+
+    def headers_map(self) -> Any:
+        """Return the map column of the header tables, each decoded by itself."""
+        tables = self._data, self._borders, _HEADERS_INDEX * 4, _FIELD_BORDERS * 4, self._rows
+        return _map_of(tables, self._present(p.HEADERS))
 
     def struct(self) -> Any:
         columns = []
@@ -248,37 +266,55 @@ class _Properties:
             columns.append(self._with_validity(column, flag))
         return pa.StructArray.from_arrays(columns, fields=list(STRUCT))
 
+    def _present(self, flag: int) -> Any:
+        """Return the buffer of validity of a field."""
+        return pc.not_equal(pc.bit_wise_and(self._flags, flag), 0).buffers()[1]
+
     def _with_validity(self, column: Any, flag: int) -> Any:
-        present = pc.not_equal(pc.bit_wise_and(self._flags, flag), 0)
-        return pa.Array.from_buffers(column.type, len(column), [present.buffers()[1], *column.buffers()[1:]])
+        return pa.Array.from_buffers(column.type, len(column), [self._present(flag), *column.buffers()[1:]])
+
+
+class _HeaderTables:
+    """Map columns of one queue's header tables. Equal tables of a batch are decoded once, unless most were different in
+    an earlier batch: looking for equal ones has a cost, too.
+    """
+
+    def __init__(self) -> None:
+        self._repeat = True
+
+    def map_of(self, properties: _Properties) -> Any:
+        if self._repeat:
+            encoded = properties.raw_headers().dictionary_encode()
+            if len(encoded.dictionary) * _DISTINCT_SHARE <= len(encoded):
+                return headers_map(encoded.dictionary).take(encoded.indices)
+            self._repeat = False
+        return properties.headers_map()
 
 
 def headers_map(raw: Any) -> Any:
     """Return the map column of a column of raw header tables; a row without a table is null."""
-    encoded = raw.dictionary_encode()
-    distinct = encoded.dictionary
-    if len(distinct) * _DISTINCT_SHARE > len(raw):
-        return _headers_map(raw)
-    return _headers_map(distinct).take(encoded.indices)
-
-
-def _headers_map(raw: Any) -> Any:
-    found = HeaderColumns()
     data, offsets = _buffers(raw)
-    scan_headers(data, offsets, len(raw), found)
+    return _map_of((data, offsets, 0, 4, len(raw)), pc.is_valid(raw).buffers()[1] if raw.null_count else None)
+
+
+def _map_of(tables: tuple[bytes, bytes, int, int, int], validity: Any) -> Any:
+    """Return a map column.
+
+    Args:
+        tables: The arguments of `scan_headers`.
+        validity: Buffer of a bit per row; None: all rows are valid.
+    """
+    found = HeaderColumns()
+    scan_headers(*tables, found)
     count = found.entry_count
     present = pa.Array.from_buffers(pa.uint8(), count, [None, pa.py_buffer(found.present.getvalue())]).cast(pa.bool_())
-    keys = _texts(found.key_offsets.getvalue(), found.keys.getvalue(), count, None)
-    values = _texts(found.value_offsets.getvalue(), found.values.getvalue(), count, present.buffers()[1])
+    numbers = _plain(pa.int32(), found.keys.getvalue(), count)
+    keys = pa.array(found.names, pa.binary()).cast(pa.string()).take(numbers)
+    texts = pa.py_buffer(found.value_offsets.getvalue()), pa.py_buffer(found.values.getvalue())
+    values = pa.Array.from_buffers(pa.string(), count, [present.buffers()[1], *texts])
     entries = pa.StructArray.from_arrays([keys, values], fields=[MAP.key_field, MAP.item_field])
-    validity = pc.is_valid(raw).buffers()[1] if raw.null_count else None
     rows = pa.py_buffer(found.rows.getvalue())
-    return pa.Array.from_buffers(MAP, len(raw), [validity, rows], children=[entries])
-
-
-def _texts(offsets: bytes, data: bytes, count: int, validity: Any) -> Any:
-    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.string(), count, buffers)
+    return pa.Array.from_buffers(MAP, tables[-1], [validity, rows], children=[entries])
 
 
 def as_text(column: Any) -> Any:
@@ -334,8 +370,8 @@ _PLANS_MAX = 8
 
 # After a large block was freed, glibc keeps freed memory up to twice its size (mallopt(3)). Otherwise it returns
 # each piece of log to the kernel, which clears the next one again: a fifth of the cost of decoding. The block's
-# pages are never touched.
-_block = bytearray(16 << 20)
+# pages are never touched: calloc gives them, and only a bytearray is written.
+_block = bytes(16 << 20)
 del _block
 
 
@@ -609,3 +645,21 @@ class PartReader:
     def _where(self) -> str:
         queue = self._part.queue
         return f"queue '{queue.queue}' in vhost '{queue.vhost}', {self._name}"
+
+
+def batches(options: ReadOptions, part: LogPartition, schema: Any = None) -> Iterator[Any]:
+    """Yield the rows of a part as record batches. Raises DataLoss, SourceError, OSError.
+
+    Args:
+        schema: See `Decoder`; its columns, instead of those of the options.
+    """
+    decoder = Decoder(part.queue.vhost, part.queue.queue, options.columns if schema is None else schema.names, schema)
+    with closing(options.source.open(part.queue)) as files:
+        yield from PartReader(
+            files,
+            part,
+            decoder,
+            batch_rows=options.batch_rows,
+            check_crc=options.check_crc,
+            fail_on_data_loss=options.fail_on_data_loss,
+        ).batches()

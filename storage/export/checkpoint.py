@@ -7,6 +7,7 @@
     <checkpoint>/payload-schema.json    JSON Schema of the column `payload`, if there is one
     <checkpoint>/staging/       files being written; only the attempt named in state.json counts
     <checkpoint>/compaction/    lock and files of a compaction (compaction_job.py)
+    <checkpoint>/shared/        instead of lock, export.json and state.json: a shared export (shared_checkpoint.py)
 
 A batch has three states. Each is written and synced before the next step:
 
@@ -31,9 +32,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Protocol
 
 VERSION: Final = 1
+SHARED: Final = "shared"
+"""Directory in the checkpoint of a shared export."""
+SCHEMA_FILE: Final = "payload-schema.json"
 
 
 class CheckpointError(Exception):
@@ -76,6 +80,48 @@ class State:
     next: Progress | None = None
 
 
+class ExportLedger(Protocol):
+    """A checkpoint as the job and the targets use it. Methods raise CheckpointError and OSError.
+
+    Attributes:
+        id: Part of the names of the export's files.
+        directory: A local directory for the files of the run.
+        state: The committed state.
+        schema_place: The place of the payload's schema, for people.
+        is_shared: Other processes may complete a batch of this one.
+    """
+
+    is_shared: ClassVar[bool]
+    id: str
+    directory: Path
+    schema_place: str
+
+    @property
+    def state(self) -> State:
+        """Return the committed state, at the last look."""
+
+    def attempt(self) -> Path:
+        """Return a new directory for staged files."""
+
+    def save(self) -> None:
+        """Write the present batch, with its `moves`."""
+
+    def commit(self) -> None:
+        """Count the present batch as done."""
+
+    def exported_offset(self, key: str, queue_id: str) -> int:
+        """Return the offset below which all offsets of a queue are exported."""
+
+    def schema(self) -> str | None:
+        """Return the schema of the column `payload`; None: it is not fixed yet."""
+
+    def fix_schema(self, text: str) -> str:
+        """Fix the schema of the column `payload`. Return the one that counts."""
+
+    def close(self) -> None:
+        """Release locks, and end threads."""
+
+
 @dataclass(frozen=True)
 class KnownExport:
     """An export as its checkpoint describes it at one moment.
@@ -92,7 +138,10 @@ class KnownExport:
 
 
 def read_checkpoint(directory: Path) -> KnownExport:
-    """Read a checkpoint without its lock, also while its job runs. Raises CheckpointError, OSError."""
+    """Read a checkpoint that is not shared, without its lock, also while its job runs.
+
+    Raises: CheckpointError, OSError.
+    """
     if not (directory / "export.json").exists():
         raise CheckpointError(f"{directory} is not the checkpoint of an export: give its --checkpoint")
     what = _json_of(directory / "export.json")
@@ -102,6 +151,37 @@ def read_checkpoint(directory: Path) -> KnownExport:
         moves = (_json_of(directory / "state.json")["next"] or {}).get("moves") or []
     pending = frozenset(final.rpartition("/")[2] for _, final in moves)
     return KnownExport(str(what["id"]), what, pending)
+
+
+def is_shared(directory: Path) -> bool:
+    """Return whether a directory is the checkpoint of a shared export."""
+    return any((directory / SHARED).glob("*.json"))
+
+
+def check_identity(place: Path | str, known: dict[str, Any], what: dict[str, Any]) -> None:
+    """Compare the options of a checkpoint's first export with those of the present one. Raises CheckpointError."""
+    for name, value in what.items():
+        if known.get(name) != value:
+            raise CheckpointError(
+                f"the checkpoint {place} belongs to an export with --{name.replace('_', '-')} "
+                f"{_format(known.get(name))}, not {_format(value)}: use another --checkpoint"
+            )
+
+
+def read_unshared(directory: Path, what: dict[str, Any]) -> tuple[str, State] | None:
+    """Return the id and state of an export that is not shared yet; None if it has no batch.
+
+    The caller has the lock. Raises CheckpointError, also if the last batch is not complete.
+    """
+    if not (directory / "state.json").exists():
+        return None
+    known = _json_of(directory / "export.json")
+    _check_version(directory, known)
+    check_identity(directory, known, what)
+    found = _json_of(directory / "state.json")
+    if found.pop("next") is not None:
+        raise CheckpointError(f"the last batch of {directory} is not complete: run the export once without --share")
+    return str(known["id"]), State(**found)
 
 
 def _check_version(directory: Path, known: dict[str, Any]) -> None:
@@ -146,11 +226,16 @@ class ExportCheckpoint:
     Raises: CheckpointError, OSError.
     """
 
+    is_shared: ClassVar[bool] = False
+
     def __init__(self, directory: Path, what: dict[str, Any]) -> None:
         self.directory = directory
+        self.schema_place = str(directory / SCHEMA_FILE)
         self._lock = lock_checkpoint(directory, "export")
         try:
             self.state = State()
+            if is_shared(directory):
+                raise CheckpointError(f"the checkpoint {directory} belongs to a shared export: give --share")
             if (directory / "state.json").exists():
                 self._read(what)
             else:  # a run that ended before its first batch fixes nothing
@@ -158,7 +243,7 @@ class ExportCheckpoint:
                 self._write("export.json", {"version": VERSION, "id": self.id, **what})
             self._clear_staging()
         except BaseException:
-            self.close()
+            os.close(self._lock)
             raise
 
     def _read(self, what: dict[str, Any]) -> None:
@@ -169,12 +254,7 @@ class ExportCheckpoint:
         known = _json_of(self.directory / "export.json")
         _check_version(self.directory, known)
         self.id = str(known["id"])
-        for name, value in what.items():
-            if known.get(name) != value:
-                raise CheckpointError(
-                    f"the checkpoint {self.directory} belongs to an export with --{name.replace('_', '-')} "
-                    f"{_format(known.get(name))}, not {_format(value)}: use another --checkpoint"
-                )
+        check_identity(self.directory, known, what)
         found = _json_of(self.directory / "state.json")
         under_way = found.pop("next")
         self.state = State(**found, next=None if under_way is None else Progress(**under_way))
@@ -184,9 +264,12 @@ class ExportCheckpoint:
         self._write("state.json", asdict(self.state))
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
+        self._write_bytes(name, json.dumps(content, indent=1, sort_keys=True).encode())
+
+    def _write_bytes(self, name: str, content: bytes) -> None:
         temporary = self.directory / f"{name}.tmp"
         with temporary.open("wb") as file:
-            file.write(json.dumps(content, indent=1, sort_keys=True).encode())
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self.directory / name)
@@ -202,9 +285,22 @@ class ExportCheckpoint:
         assert done is not None
         before = self.state
         position = {**before.position, **done.position}
-        self.state = State(done.batch, position, before.rows + done.rows, before.bytes + done.bytes)
-        self.save()
+        after = State(done.batch, position, before.rows + done.rows, before.bytes + done.bytes)
+        self._write("state.json", asdict(after))  # if it fails, the next run needs the staged files
+        self.state = after
         self._clear_staging()
+
+    def exported_offset(self, key: str, queue_id: str) -> int:
+        found = self.state.position.get(key)
+        return int(found["offset"]) if found is not None and found["id"] == queue_id else 0
+
+    def schema(self) -> str | None:
+        path = self.directory / SCHEMA_FILE
+        return path.read_text(encoding="utf-8") if path.exists() else None
+
+    def fix_schema(self, text: str) -> str:
+        self._write_bytes(SCHEMA_FILE, text.encode())
+        return text
 
     def attempt(self) -> Path:
         """Return a new directory for staged files. A killed job's JVM may still write to the old one."""
@@ -217,7 +313,8 @@ class ExportCheckpoint:
             shutil.rmtree(self.directory / "staging", ignore_errors=True)  # a dying JVM may still write there
 
     def close(self) -> None:
-        """Release the lock."""
+        """Remove files of a batch that has failed, which may have filled the disk, and release the lock."""
+        self._clear_staging()
         os.close(self._lock)
 
 

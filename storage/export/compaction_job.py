@@ -14,9 +14,10 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from amqpd.storage.export.checkpoint import lock_checkpoint, read_checkpoint
+from amqpd.storage.export.checkpoint import lock_checkpoint
 from amqpd.storage.export.file_compaction import CompactionError, CompactionOptions, CompactionReport, Watch
 from amqpd.storage.export.object_store import is_object_store
+from amqpd.storage.export.shared_checkpoint import known_export
 
 WORK: Final = "compaction"
 """Directory in the checkpoint: lock and files of a compaction."""
@@ -31,7 +32,7 @@ def compact(options: CompactionOptions, watch: Watch) -> CompactionReport:
     Raises: CompactionError, CheckpointError, TargetError, OSError.
     """
     started = time.monotonic()
-    what = read_checkpoint(options.checkpoint).what
+    what = known_export(options.checkpoint).what
     work = options.checkpoint / WORK
     lock = lock_checkpoint(work, "compaction")
     try:
@@ -110,6 +111,3 @@ def _counts(text: str | dict[str, Any]) -> tuple[int, int]:
     """Return the number and the size of files from deltalake's counts."""
     found = json.loads(text) if isinstance(text, str) else text
     return int(found["totalFiles"]), int(found["totalSize"])
-
-
-__all__ = ["compact"]

@@ -25,7 +25,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from amqpd.storage.export.checkpoint import directory_lock, read_checkpoint, sync_directory
+from amqpd.storage.export.checkpoint import directory_lock, sync_directory
 from amqpd.storage.export.file_compaction import (
     WORK_SUFFIX,
     CompactionError,
@@ -38,6 +38,7 @@ from amqpd.storage.export.file_compaction import (
     merged_name,
     plan,
 )
+from amqpd.storage.export.shared_checkpoint import known_export
 
 RETIRE_S: float = 1.0
 """So long after the last exchange the replaced directories stay for readers that are listing them."""
@@ -57,7 +58,7 @@ def compact_directory(options: CompactionOptions, watch: Watch) -> CompactionRep
         for path in root.rglob("*.parquet")
         if path.is_file() and not path.is_symlink()
     ]
-    export = read_checkpoint(options.checkpoint)
+    export = known_export(options.checkpoint)
     work = root.with_name(f".{root.name}.{export.id}{WORK_SUFFIX}")
     _remove(work)
     groups = plan(found, export, options)

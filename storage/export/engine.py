@@ -17,7 +17,8 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from amqpd.storage.export.file_writer import REJECTED, FileLayout, batches, json_values, write_task
+from amqpd.storage.export.arrow import batches
+from amqpd.storage.export.file_writer import REJECTED, FileLayout, json_values, write_task
 from amqpd.storage.export.offsets import batch_parts
 from amqpd.storage.export.options import ReadOptions, parse
 from amqpd.storage.export.payload import PayloadFormat

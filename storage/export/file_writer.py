@@ -11,7 +11,8 @@ JSON and CSV have the values and names that Spark writes, so both engines can wr
     times               UTC with milliseconds: 2026-01-31T12:00:00.000Z; without Z if the type has no zone
     null in JSON        the field is left out; so are NaN and infinite numbers of `payload`
     structs and maps    objects; in CSV their JSON
-    directories         escaped as Hive does it; null and "" are __HIVE_DEFAULT_PARTITION__
+    directories         escaped as Hive does it; null and "" are __HIVE_DEFAULT_PARTITION__. A name of more than 255
+                        bytes is cut off, and has a hash of the value
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import os
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import islice
 from json import dumps
 from json.encoder import encode_basestring as quoted
@@ -32,7 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from amqpd.storage.export.arrow import Decoder, PartReader
+from amqpd.storage.export.arrow import batches
 from amqpd.storage.export.columns import TIMES
 from amqpd.storage.export.options import ReadOptions
 from amqpd.storage.export.payload import PAYLOAD, REJECT_COLUMNS, PayloadFormat, parser_of, split
@@ -48,7 +49,10 @@ REJECTED_KIND: Final = "jsonl"
 OPEN_FILES_MAX: Final = 64
 """With more directories, the file that was written least recently is closed, and may get a successor."""
 NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
-_ESCAPED: Final = re.compile(r"[\x01-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
+NAME_BYTES_MAX: Final = 255
+"""Limit of Linux for the name of a directory."""
+_CUT_ESCAPE: Final = re.compile("%[0-9A-F]?$")
+_ESCAPED: Final = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
 
 
 class WrittenFile(NamedTuple):
@@ -173,20 +177,6 @@ class _TaskFiles:
             finally:
                 os.close(descriptor)
         return [WrittenFile(path, *counts) for path, counts in self._written.items()]
-
-
-def batches(options: ReadOptions, part: LogPartition) -> Iterator[Any]:
-    """Yield the rows of a part as record batches. Raises DataLoss, SourceError, OSError."""
-    decoder = Decoder(part.queue.vhost, part.queue.queue, options.columns)
-    with closing(options.source.open(part.queue)) as files:
-        yield from PartReader(
-            files,
-            part,
-            decoder,
-            batch_rows=options.batch_rows,
-            check_crc=options.check_crc,
-            fail_on_data_loss=options.fail_on_data_loss,
-        ).batches()
 
 
 def groups(found: Iterator[Any]) -> Iterator[Any]:
@@ -428,7 +418,16 @@ def _split_by_value(table: Any, by: tuple[str, ...], empty: str) -> Iterator[tup
 
 def _directory(table: Any, by: tuple[str, ...], empty: str) -> str:
     """Return the directory of the table's first row."""
-    return os.path.join(*(f"{name}={_escaped(table.column(name)[0].as_py(), empty)}" for name in by))
+    values = [(name, table.column(name)[0].as_py()) for name in by]
+    return os.path.join(*(_shortened(f"{name}={_escaped(value, empty)}", str(value)) for name, value in values))
+
+
+def _shortened(name: str, value: str) -> str:
+    """Return the name of a directory; one that is too long ends with a hash of its value."""
+    if len(name.encode()) <= NAME_BYTES_MAX:
+        return name
+    kept = name.encode()[: NAME_BYTES_MAX - 19].decode(errors="ignore")
+    return f"{_CUT_ESCAPE.sub('', kept)}...{sha256(value.encode()).hexdigest()[:16]}"
 
 
 def _escaped(value: object, empty: str) -> str:

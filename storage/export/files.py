@@ -13,6 +13,8 @@ HTTP, for executors that do not share the broker's disk:
     GET /api/amqpd/logs/{vhost}/{queue}            the files and their sizes
     GET /api/amqpd/logs/{vhost}/{queue}/{file}     a range of bytes of a file
 
+Ranges of records may be compressed on their way (`compression=zstd`); an older broker sends them as they are.
+
 The user needs a management tag and the read permission on the queue; the broker checks names and permissions. Each
 reader has one persistent connection. A range that arrives incomplete is continued with another request. A
 connection that was closed between two requests is opened again once.
@@ -134,6 +136,8 @@ class DirectorySource(LogSource):
         if os.path.exists(f"{self.path}/{DESCRIPTION}"):
             places = [self.path]
         else:
+            if os.path.exists(f"{self.path}/cluster-node.pem"):
+                raise SourceError(f"{self.path} belongs to a node of a cluster: its queues are in Kafka")
             root = f"{self.path}/vhosts"
             if not os.path.isdir(root):
                 raise SourceError(
@@ -272,15 +276,19 @@ class BrokerSource(LogSource):
     Attributes:
         url: http://host:port or https://host:port.
         user: User of the management API; empty if the certificate in `tls` is the login.
+        compresses: The broker compresses records for the network.
     """
 
     url: str
     user: str
     password: str = field(repr=False)
     tls: TlsFiles = NO_FILES
+    compresses: bool = False
 
     @staticmethod
-    def from_url(url: str, user: str = "", password: str = "", tls: TlsFiles = NO_FILES) -> BrokerSource:
+    def from_url(
+        url: str, user: str = "", password: str = "", tls: TlsFiles = NO_FILES, *, compresses: bool = False
+    ) -> BrokerSource:
         """Return the source for http://user:password@host:port. The other arguments override the URL.
 
         Without a user, the certificate or the user guest is the login. Raises SourceError.
@@ -301,6 +309,7 @@ class BrokerSource(LogSource):
             user or unquote(parts.username or guest),
             password or unquote(parts.password or guest),
             tls,
+            compresses,
         )
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
@@ -346,6 +355,7 @@ class _Remote(LogFiles):
         self._client = _Client(source)
         self._path = f"/api/amqpd/logs/{quote(queue.vhost, safe='')}/{quote(queue.queue, safe='')}"
         self._id = queue.id
+        self._compresses = source.compresses
 
     def sizes(self) -> dict[str, int]:
         answer = self._client.json(self._path)
@@ -371,7 +381,8 @@ class _Remote(LogFiles):
     def _range(self, name: str, size: int, position: int) -> tuple[bytes, int]:
         """Return (bytes, size of the whole file). Raises FileNotFoundError, SourceError."""
         headers = {"Range": f"bytes={position}-{position + size - 1}", "If-Match": f'"{self._id}"'}
-        status, data, span = self._client.request(f"{self._path}/{name}", headers)
+        query = "?compression=zstd" if self._compresses and ".log" in name else ""
+        status, data, span = self._client.request(f"{self._path}/{name}{query}", headers)
         if status == 404:
             raise FileNotFoundError(name)
         if status == 416:
@@ -418,8 +429,27 @@ class _Client:
                 raise SourceError(
                     f"{self.url}: {self._source.shown_user} is not allowed: {_reason(answer.status, data)}"
                 )
-            return answer.status, data, answer.getheader("Content-Range", "")
+            span = answer.getheader("Content-Range", "")
+            if answer.getheader("Content-Type", "").startswith("application/zstd"):
+                data = self._unpacked(data, span)
+            return answer.status, data, span
         raise AssertionError("unreachable")
+
+    def _unpacked(self, data: bytes, span: str) -> bytes:
+        """Return a range that was compressed. Raises SourceError."""
+        import cramjam
+
+        first, _, last = span.removeprefix("bytes ").partition("/")[0].partition("-")
+        if not first.isdigit() or not last.isdigit():
+            raise SourceError(f"{self.url}: a compressed range has no place in its file: Content-Range is {span!r}")
+        found = bytearray(int(last) - int(first) + 1)
+        try:
+            size = cramjam.zstd.decompress_into(data, found)
+        except cramjam.DecompressionError as error:
+            raise SourceError(f"{self.url}: a compressed range is damaged: {error}") from error
+        if size != len(found):
+            raise SourceError(f"{self.url}: a compressed range has {size} bytes in place of {len(found)}")
+        return bytes(found)
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -429,6 +459,7 @@ class _Client:
 
 def _reason(status: int, data: bytes) -> str:
     try:
-        return f"{status} {json.loads(data)['reason']}"
+        found = json.loads(data)
+        return f"{status} {found['detail' if 'detail' in found else 'reason']}"
     except (ValueError, KeyError, TypeError):
         return str(status)

@@ -16,25 +16,34 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow.parquet as pq
-
-from amqpd.storage.export.checkpoint import CheckpointError, ExportCheckpoint, Progress, move
+from amqpd.storage.export.checkpoint import CheckpointError, ExportLedger, Progress, move
+from amqpd.storage.export.claims import WINDOW
 from amqpd.storage.export.columns import TIMES
+from amqpd.storage.export.engine import ExportEngine, ExportRows
+from amqpd.storage.export.file_writer import REJECTED
 from amqpd.storage.export.object_store import is_object_store
-from amqpd.storage.export.targets import Files, LocalFiles, TargetError
+from amqpd.storage.export.payload_schema import ICEBERG_TIME, table_columns, table_payload
+from amqpd.storage.export.targets import Files, LocalFiles, TargetError, data_files
 
 SCHEME: Final = "iceberg://"
 _LOCAL: Final = re.compile(r"(?:file:(?://)?)?(/.*)")
 COMMITS_MAX: Final = 8
+REQUEST_TIMEOUT_S: Final = (10.0, 120.0)
+"""Limits of a request to a REST catalog: for the connection, and for each wait for its answer."""
 _UPLOAD_BYTES: Final = 8 << 20
 """An upload waits for the store after so many bytes, which bounds its memory."""
 
 
 class TableFiles:
-    """The data files of a table: `publish` renames those of a local table, and uploads others by its `FileIO`.
+    """The files of a table: `publish` renames those of a local table, and uploads others by its `FileIO`.
+
+    Data files are below `data`. The table has no part in those of rejected messages, which are below REJECTED: readers
+    of tables and Spark's `remove_orphan_files` leave names with `_` alone.
 
     Attributes:
         table: pyiceberg's table.
@@ -46,7 +55,8 @@ class TableFiles:
         yield from ()  # the catalog knows which exports a table has
 
     def final(self, path: Path) -> str:
-        return f"{self.table.location()}/data/{path}"
+        below = path if path.parts[0] == REJECTED else f"data/{path}"
+        return f"{self.table.location()}/{below}"
 
     def publish(self, moves: list[list[str]]) -> None:
         local = [[staged, found[1]] for staged, final in moves if (found := _LOCAL.fullmatch(final))]
@@ -74,8 +84,10 @@ def open_catalog(to: str, table: str, checkpoint: Path) -> tuple[Any, str, str |
 
     with iceberg_errors(to):
         if to.startswith(SCHEME):
-            catalog, _, table = to.removeprefix(SCHEME).partition("/")
-            return load_catalog(catalog), table, None
+            name, _, table = to.removeprefix(SCHEME).partition("/")
+            catalog = load_catalog(name)
+            _limit_requests(catalog)
+            return catalog, table, None
         if is_object_store(to):
             place, root = checkpoint.absolute(), to.rstrip("/")
         else:
@@ -89,6 +101,22 @@ def open_catalog(to: str, table: str, checkpoint: Path) -> tuple[Any, str, str |
         return made, table, "/".join([root, *table.split(".")])
 
 
+def _limit_requests(catalog: Any) -> None:
+    """Give the requests of a REST catalog a time limit: pyiceberg has none, so a dead host would block the export."""
+    session = getattr(catalog, "_session", None)
+    if session is None:
+        return  # clients of clouds have limits
+    from requests.adapters import HTTPAdapter
+
+    def limited(send: Any, *arguments: Any, **given: Any) -> Any:
+        return send(*arguments, **{**given, "timeout": given.get("timeout") or REQUEST_TIMEOUT_S})
+
+    for prefix in ("https://", "http://"):
+        adapter = HTTPAdapter()
+        adapter.send = partial(limited, adapter.send)
+        session.mount(prefix, adapter)
+
+
 class Iceberg(Files):
     """An Iceberg table. Columns that it does not have yet are added; readers see null in older rows.
 
@@ -96,7 +124,6 @@ class Iceberg(Files):
         to: A directory or object store for a table of the SQLite catalog, or `iceberg://CATALOG/namespace.table`.
         table: `namespace.table`, if `to` has none.
         partition_by: `date` and `hour` are transforms of `timestamp`; other values are columns.
-        name: What is exported. A table takes it from one checkpoint only.
 
     Attributes:
         keeps_columns: Iceberg computes a file's partition from the columns in it.
@@ -106,14 +133,13 @@ class Iceberg(Files):
 
     keeps_columns = True
 
-    def __init__(self, to: str, table: str, partition_by: list[str], name: str, ledger: ExportCheckpoint) -> None:
+    def __init__(self, to: str, table: str, partition_by: list[str], name: str, ledger: ExportLedger) -> None:
         # An hour of Iceberg is an hour of one date, so `hour` includes `date`.
         columns = [each for each in partition_by if each not in TIMES]
         times = [] if len(columns) == len(partition_by) else ["hour"] if "hour" in partition_by else ["date"]
         self._transforms = [*times, *columns]
         self._files = TableFiles()
-        super().__init__(self._files, "parquet", [*(TIMES if times == ["hour"] else times), *columns], ledger)
-        self._name = name
+        super().__init__(self._files, "parquet", [*(TIMES if times == ["hour"] else times), *columns], name, ledger)
         self._key = f"amqpd.export.{ledger.id}"
         self._catalog, self._identifier, self._location = open_catalog(to, table, ledger.directory)
         if "." not in self._identifier.strip("."):
@@ -149,23 +175,55 @@ class Iceberg(Files):
         with suppress(FileNotFoundError):  # nothing is there yet
             io.fs_by_scheme(scheme, bucket).get_file_info(FileSelector(path))
 
-    def check_fresh(self, prefix: str) -> None:
+    def check_fresh(self) -> None:
         with iceberg_errors(self._identifier):
-            if not self._catalog.table_exists(self._identifier):
-                return
-            properties = self._catalog.load_table(self._identifier).properties
-        for key, value in properties.items():
-            if key.startswith("amqpd.export.") and key != self._key and json.loads(value)["name"] == self._name:
+            if self._catalog.table_exists(self._identifier):
+                self._check_owner(self._catalog.load_table(self._identifier))
+
+    def _check_owner(self, table: Any) -> None:
+        for key, value in table.properties.items():
+            is_other = key.startswith("amqpd.export.") and not f"{key}.".startswith(f"{self._key}.")
+            if is_other and json.loads(value)["name"] == self.name:
                 raise TargetError(
                     f"the table {self._identifier} has batches of an export with another checkpoint, and all rows "
                     "would be there twice: use that --checkpoint, or another table"
                 )
 
+    def _property(self, progress: Progress) -> str:
+        """Return the property with the number of the batch. Batches of a shared export end in any order."""
+        return f"{self._key}.{progress.batch % WINDOW}" if self.ledger.is_shared else self._key
+
+    def root(self, to: str) -> str:
+        location = self._files.table.location() if self._files.table else to
+        found = _LOCAL.fullmatch(location)
+        return found[1] if found else str(location)
+
+    def write(self, engine: ExportEngine, rows: ExportRows, progress: Progress, label: str) -> None:
+        rows = replace(rows, payload=table_payload(rows.payload, ICEBERG_TIME))
+        self._columns = table_columns(rows)
+        super().write(engine, rows, progress, label)
+
     def _stage(self, staging: Path, files: list[Path], progress: Progress, label: str) -> None:
         if files:
             with iceberg_errors(self._identifier):
-                self._files.table = self._prepared(pq.read_schema(files[0]).remove_metadata())
+                self._files.table = self._prepared_table()
         super()._stage(staging, files, progress, label)
+
+    def _share(self, moves: list[list[str]], attempt: str) -> list[list[str]]:
+        with iceberg_errors(self._identifier):
+            self._files.publish(moves)  # no reader sees a file before its commit
+        return moves
+
+    def _prepared_table(self) -> Any:
+        from pyiceberg.exceptions import CommitFailedException
+
+        for attempt in range(COMMITS_MAX):
+            try:
+                return self._prepared(self._columns)
+            except CommitFailedException:  # another writer, or the request has been sent twice
+                if attempt == COMMITS_MAX - 1:
+                    raise
+                _wait(attempt)
 
     def _prepared(self, columns: Any) -> Any:
         """Return the table with at least these columns. It is created if it does not exist."""
@@ -197,9 +255,8 @@ class Iceberg(Files):
                 f"the table {self._identifier} is partitioned by {', '.join(found) or '(nothing)'}, and the export by "
                 f"{', '.join(wanted) or '(nothing)'}: give the same --partition-by, or another table"
             )
-        if not {field.name for field in schema.fields}.issuperset(columns.names):
-            with table.update_schema() as update:
-                update.union_by_name(columns)
+        with table.update_schema() as update:  # without a new column or field nothing is committed
+            update.union_by_name(columns)
         return table
 
     def _publish(self, progress: Progress) -> None:
@@ -210,39 +267,69 @@ class Iceberg(Files):
         with iceberg_errors(self._identifier):
             for attempt in range(COMMITS_MAX):
                 table = self._files.table = self._catalog.load_table(self._identifier)
-                if json.loads(table.properties.get(self._key, '{"batch": 0}'))["batch"] >= progress.batch:
+                if self._is_in(table, progress):
                     return  # the files were in their place before this commit
-                if not attempt:
+                if not attempt and not self.ledger.is_shared:
                     super()._publish(progress)
                 try:
                     self._commit(table, progress, progress.moves)
                     return
                 except CommitFailedException:
-                    if attempt == COMMITS_MAX - 1:
+                    # pyiceberg has repeated the commit, unless it has no files.
+                    if data_files(progress.moves) or attempt == COMMITS_MAX - 1:
                         raise
-                    time.sleep(min(0.1 * 2**attempt, 2.0))
+                    _wait(attempt)
+
+    def _is_in(self, table: Any, progress: Progress) -> bool:
+        """Return whether the table has the batch, as its property says."""
+        return bool(
+            json.loads(table.properties.get(self._property(progress), '{"batch": 0}'))["batch"] >= progress.batch
+        )
 
     def _commit(self, table: Any, progress: Progress, moves: list[list[str]]) -> None:
         """Add the files, unless another commit has come first: that may be the late commit of a killed run.
 
-        pyiceberg would repeat the commit without a look at the property, and the table would have all rows twice.
+        If a commit is refused, pyiceberg reads the table again before it repeats the commit. It does not look at the
+        property, so it would add all rows twice. Without a repetition it would delete the manifests of the commit. But
+        this has succeeded if a proxy or a cloud's client has sent it twice, and returns the second answer.
         """
-        once = {**table.metadata.properties, "commit.retry.num-retries": "0"}
-        table.metadata = table.metadata.model_copy(update={"properties": once})
-        with table.transaction() as transaction:
-            transaction.set_properties({self._key: json.dumps({"batch": progress.batch, "name": self._name})})
-            transaction.add_files(
-                [final for _, final in moves],
-                {
-                    "amqpd.export": self.ledger.id,
-                    "amqpd.batch": str(progress.batch),
-                    "amqpd.position": json.dumps(progress.position),
-                },
-                check_duplicate_files=False,  # the property has shown that these are new
-            )
+        repeated = {**table.metadata.properties, "commit.retry.num-retries": str(COMMITS_MAX)}
+        table.metadata = table.metadata.model_copy(update={"properties": repeated})
+        read = table.refresh
+
+        def refresh() -> Any:
+            found = read()
+            if self._is_in(table, progress):
+                raise _BatchPresent
+            if self.is_first:  # another export may have begun at the same time
+                self._check_owner(table)
+            return found
+
+        table.refresh = refresh
+        with suppress(_BatchPresent), table.transaction() as transaction:
+            done = json.dumps({"batch": progress.batch, "name": self.name})
+            transaction.set_properties({self._property(progress): done})
+            if files := [final for _, final in data_files(moves)]:
+                transaction.add_files(
+                    files,
+                    {
+                        "amqpd.export": self.ledger.id,
+                        "amqpd.batch": str(progress.batch),
+                        "amqpd.position": json.dumps(progress.position),
+                    },
+                    check_duplicate_files=False,  # the property has shown that these are new
+                )
 
     def close(self) -> None:
         self._catalog.close()
+
+
+def _wait(attempt: int) -> None:
+    time.sleep(min(0.1 * 2**attempt, 2.0))
+
+
+class _BatchPresent(Exception):
+    """The table has the batch: the refused commit has succeeded before, or that of a killed run."""
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow.parquet as pq
 
-from amqpd.storage.export.checkpoint import read_checkpoint, sync_directory
+from amqpd.storage.export.checkpoint import sync_directory
 from amqpd.storage.export.file_compaction import (
     CompactionError,
     CompactionOptions,
@@ -36,6 +36,7 @@ from amqpd.storage.export.file_compaction import (
     plan,
 )
 from amqpd.storage.export.iceberg import SCHEME, TableFiles, iceberg_errors, open_catalog
+from amqpd.storage.export.shared_checkpoint import known_export
 
 COMMIT_BYTES: Final = 1 << 30
 """A snapshot is committed when so many bytes of old files are merged, and at the end."""
@@ -110,7 +111,7 @@ class IcebergCompaction:
             for task in table.scan().plan_files()
             if task.file.spec_id == spec and not task.delete_files and task.file.file_path.startswith(root)
         ]
-        return plan(found, read_checkpoint(self._options.checkpoint), self._options)
+        return plan(found, known_export(self._options.checkpoint), self._options)
 
     def _merged(self, table: Any, files: list[FoundFile], done: list[_Replacement]) -> list[_Replacement]:
         """Merge files and put the new file in its place, where no snapshot has it yet."""
@@ -200,6 +201,3 @@ class IcebergCompaction:
 
 def _source(table: Any, file: FoundFile) -> Any:
     return table.io.new_input(file.source.file_path).open()
-
-
-__all__ = ["IcebergCompaction"]

@@ -143,7 +143,6 @@ _Columns = tuple[dict[str, list[Any]], int, float]
 
 
 def _parquet(path: Path, skip: int) -> Iterator[_Columns]:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
@@ -169,24 +168,27 @@ def _parquet(path: Path, skip: int) -> Iterator[_Columns]:
                 if rest.num_rows:
                     columns = {name: each.to_pylist() for name, each in zip(names, rest.columns, strict=True)}
                     yield columns, rest.num_rows, done / total
-    except pa.ArrowInvalid as error:
+    except (ValueError, OverflowError) as error:  # of pyarrow, or a time that Python does not have
         raise BadFile(f"{path}: {error}") from None
 
 
 def _check_types(path: Path, schema: Any) -> None:
     import pyarrow as pa
 
-    texts = (pa.types.is_string, pa.types.is_large_string)
-    blobs = (*texts, pa.types.is_binary, pa.types.is_large_binary)
+    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    blobs = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
     kinds = {
-        "value": blobs,
-        "raw_properties": blobs[2:],
+        "value": (*texts, *blobs),
+        "raw_properties": blobs,
         "properties": (pa.types.is_struct,),
         "headers": (pa.types.is_map,),
     }
     for field in schema:
         wanted = kinds.get(field.name, texts)
-        if field.name in USED and not any(check(field.type) for check in wanted):
+        if field.name not in USED or (pa.types.is_null(field.type) and field.name != "value"):
+            continue  # pandas, Polars and DuckDB give a column without values the type null
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if not any(check(kind) for check in wanted):
             raise BadFile(f"{path}: column '{field.name}' cannot be {field.type}")
         if field.name == "properties":
             _check_properties(str(path), [each.name for each in field.type])
@@ -202,12 +204,11 @@ def _check_properties(where: str, names: Iterable[str]) -> None:
 def _json(path: Path, skip: int) -> Iterator[_Columns]:
     size = max(1, path.stat().st_size)
     with path.open("rb") as file:
-        number = sum(1 for _ in islice(file, skip))
-        for lines in _pieces(file, len):
-            objects = []
-            for line in lines:
-                number += 1
-                objects.append(_object(f"{path}, line {number}", line))
+        lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+        for _ in islice(lines, skip):
+            continue
+        for piece in _pieces(lines, lambda each: len(each[1])):
+            objects = [_object(f"{path}, line {number}", line) for number, line in piece]
             names = dict.fromkeys(name for each in objects for name in each)
             yield {name: [each.get(name) for each in objects] for name in names}, len(objects), file.tell() / size
 

@@ -32,7 +32,7 @@ from urllib.parse import quote
 
 from amqpd.storage.acks.retained import file_name
 from amqpd.storage.export import offsets
-from amqpd.storage.export.checkpoint import ExportCheckpoint
+from amqpd.storage.export.checkpoint import ExportCheckpoint, ExportLedger, Progress
 from amqpd.storage.export.columns import BASE, COLUMNS, TIMES, chosen
 from amqpd.storage.export.engine import ExportEngine, ExportRows
 from amqpd.storage.export.files import BrokerSource, LogSource, QueueName, SourceError
@@ -41,7 +41,7 @@ from amqpd.storage.export.options import NoSuchQueue, parse
 from amqpd.storage.export.payload import PayloadFormat, PayloadOptions
 from amqpd.storage.export.payload_schema import fix_schema, given_format, known_schema
 from amqpd.storage.export.plan import DataLoss, Snapshot
-from amqpd.storage.export.targets import Database, ExportTarget, Files, TargetError, file_label, file_place
+from amqpd.storage.export.targets import Database, ExportTarget, Files, file_label, file_place
 
 SOCKET = "amqpctl.sock"
 TIMEOUT_S = 10.0
@@ -130,6 +130,8 @@ class ExportOptions:
         min_batch_bytes: With `follow`: bytes of log that a batch waits for; None: 128 MiB, for a database 0.
         max_batch_age_s: With `follow`: how long messages wait for more.
         payload: The column `payload`; None: no such column. An inferred schema is fixed by the first batch.
+        take_over_s: Only for SharedExportJob: other processes may take over a batch of this one if it shows no life
+            for so long; None: 30 s.
     """
 
     source: dict[str, str]
@@ -151,6 +153,7 @@ class ExportOptions:
     max_batch_age_s: float = MAX_BATCH_AGE_S
     fail_on_data_loss: bool = True
     payload: PayloadOptions | None = None
+    take_over_s: float | None = None
 
     @property
     def is_database(self) -> bool:
@@ -193,6 +196,7 @@ class ExportReport:
         rejected: Messages whose bodies do not fit `payload`; `rows` is without them.
         waiting_bytes: Bytes of log of `lag`, while a batch waits for more.
         wait_s: Longest time until this batch.
+        root: Place of the files. A directory below it has those of rejected messages.
     """
 
     batches: int = 0
@@ -205,6 +209,7 @@ class ExportReport:
     rejected: int = 0
     waiting_bytes: int = 0
     wait_s: float = 0.0
+    root: str = ""
 
 
 @dataclass(frozen=True)
@@ -223,6 +228,16 @@ class OffsetSpan:
     end: int
     whole: bool
     log_bytes: int = 0
+
+
+def key_of(span: OffsetSpan) -> str:
+    """Return the key of a span's queue in positions."""
+    return offsets.key_of(span.queue.vhost, span.queue.queue)
+
+
+def positions_after(spans: list[OffsetSpan]) -> dict[str, dict[str, Any]]:
+    """Return the positions after a batch, as a checkpoint has them."""
+    return {key_of(span): {"id": span.queue.id, "offset": span.stop} for span in spans}
 
 
 class BatchTrigger:
@@ -299,6 +314,7 @@ class ExportJob:
             self._read = {**given, "queuePattern": re.escape(options.queue)}
         self._parsed = parse({"startingOffsets": "earliest", **self._read})
         self._is_checked = False
+        self._lost: set[str] = set()  # ids of queues with a warning
         self._payload: PayloadFormat | None = None
 
     def _check(self) -> None:
@@ -309,6 +325,8 @@ class ExportJob:
                 raise BadExport(f"--partition-by {name}: expected date, hour or one of {', '.join(options.columns)}")
             if name not in TIMES and COLUMNS[name] not in ("string", "bigint"):
                 raise BadExport(f"--partition-by {name}: it is a {COLUMNS[name].partition('<')[0]}")
+        if len(set(options.partition_by)) < len(options.partition_by):
+            raise BadExport(f"--partition-by {','.join(options.partition_by)}: a name is there twice")
         if options.partition_by and options.is_database:
             raise BadExport("--partition-by: a database's table has no directories")
         if options.partition_by and set(options.columns) <= set(options.partition_by):
@@ -320,8 +338,11 @@ class ExportJob:
             path = str(Path(options.to).absolute())
             if re.search("[#?%]", path):
                 raise BadExport(f"--to {path}: the path of a table cannot have #, ? or %: choose another directory")
-        if options.payload and (options.is_database or options.format not in ("parquet", "json", "csv")):
-            raise BadExport("--payload: only for files of the formats parquet, json and csv")
+        if options.payload and options.is_database:
+            raise BadExport(
+                "--payload: not for databases: export to files or to an Iceberg or Delta table, or read the column "
+                "value in the database, as JSON for instance"
+            )
         if options.payload and options.payload.schema:
             given_format(options.payload)
         elif options.payload and options.queue is None:
@@ -347,15 +368,14 @@ class ExportJob:
         if not Path(options.checkpoint).exists():
             self._require_queue()  # no checkpoint is created for an export that cannot begin
         with ExitStack() as stack:
-            ledger = ExportCheckpoint(Path(options.checkpoint), options.identity())
+            ledger = self._open_checkpoint()
             stack.callback(ledger.close)
             target = self._target(ledger)
             stack.callback(target.close)
-            self._resolve_last_batch(ledger, target, total)
-            if ledger.state.batch == 0:
-                target.check_fresh(self._prefix())
-            elif options.payload:
-                self._payload = known_schema(options.payload, ledger)
+            self._prepare(ledger, target, total)
+            if ledger.state.batch and options.payload:
+                is_table = options.format in ("delta", "iceberg")
+                self._payload = known_schema(options.payload, ledger, may_add_fields=is_table)
             try:
                 for report in self._batches(ledger, target):
                     total.batches += 1
@@ -373,8 +393,19 @@ class ExportJob:
             total.lag = sum(span.end - span.first for span in self._spans(ledger, None))
             self._commit_holds(ledger)
             total.batch = ledger.state.batch
+            total.root = target.root(options.to)
         total.seconds = time.monotonic() - started
         return total
+
+    def _open_checkpoint(self) -> ExportLedger:
+        return ExportCheckpoint(Path(self.options.checkpoint), self.options.identity())
+
+    def _prepare(self, ledger: ExportLedger, target: ExportTarget, total: ExportReport) -> None:
+        """Resolve the batch of the last run. Before the first batch, check that the target has no other export."""
+        assert isinstance(ledger, ExportCheckpoint)
+        self._resolve_last_batch(ledger, target, total)
+        if ledger.state.batch == 0:
+            target.check_fresh()
 
     def _require_queue(self) -> None:
         options = self.options
@@ -382,7 +413,7 @@ class ExportJob:
             unseen = self._parsed.source.unlisted
             raise NoSuchQueue(f"no durable queue '{options.queue}' with messages in vhost '{options.vhost}'{unseen}")
 
-    def _target(self, ledger: ExportCheckpoint) -> ExportTarget:
+    def _target(self, ledger: ExportLedger) -> ExportTarget:
         options = self.options
         if options.is_database:
             return Database(options.to, options.table, [(name, COLUMNS[name]) for name in options.columns], ledger)
@@ -395,7 +426,7 @@ class ExportJob:
             from amqpd.storage.export.iceberg import Iceberg
 
             return Iceberg(options.to, options.table, partition_by, self._prefix(), ledger)
-        return Files(file_place(options.to), options.format, partition_by, ledger)
+        return Files(file_place(options.to), options.format, partition_by, self._prefix(), ledger)
 
     def _resolve_last_batch(self, ledger: ExportCheckpoint, target: ExportTarget, total: ExportReport) -> None:
         """Complete or drop the batch that was in progress when the last run ended."""
@@ -416,7 +447,7 @@ class ExportJob:
 
     # -- batches
 
-    def _batches(self, ledger: ExportCheckpoint, target: ExportTarget) -> Iterator[ExportReport]:
+    def _batches(self, ledger: ExportLedger, target: ExportTarget) -> Iterator[ExportReport]:
         limit = self.options.batch_rows or target.batch_rows
         trigger = BatchTrigger(self.options.batch_bytes_min, self.options.max_batch_age_s)
         while not self.stopped():
@@ -434,6 +465,11 @@ class ExportJob:
             self.engine.start()  # may take seconds; the user may stop the run meanwhile
             if not self.stopped():
                 yield self._batch(ledger, target, spans)
+
+    def _begin(self, ledger: ExportLedger, spans: list[OffsetSpan], label: str) -> Progress:
+        """Begin a batch in the checkpoint."""
+        assert isinstance(ledger, ExportCheckpoint)
+        return ledger.begin(positions_after(spans))
 
     def _is_done(self, spans: list[OffsetSpan]) -> bool:
         to_offset = self.options.to_offset
@@ -455,7 +491,16 @@ class ExportJob:
         while time.monotonic() < until and not self.stopped():
             time.sleep(min(0.1, seconds))
 
-    def _batch(self, ledger: ExportCheckpoint, target: ExportTarget, spans: list[OffsetSpan]) -> ExportReport:
+    def _batch(
+        self, ledger: ExportLedger, target: ExportTarget, spans: list[OffsetSpan], progress: Progress | None = None,
+        label: str = "",
+    ) -> ExportReport:  # fmt: skip
+        """Export a batch.
+
+        Args:
+            progress: The batch, if another process has begun it; else it begins here.
+            label: Of that batch.
+        """
         rows = self._rows(spans)
         if self.options.payload:
             if self._payload is None:
@@ -465,14 +510,11 @@ class ExportJob:
             self.engine.check(rows)  # a wrong condition ends the run before the checkpoint is created
             self._is_checked = True
         began = time.monotonic()
-        position = {
-            offsets.key_of(span.queue.vhost, span.queue.queue): {"id": span.queue.id, "offset": span.stop}
-            for span in spans
-        }
-        progress = ledger.begin(position)
-        label = f"{self._prefix()}-batch-{progress.batch:08d}"
-        if self.options.queue is not None:
-            label = f"{self._prefix()}-{spans[0].first:020d}-{spans[0].stop:020d}"
+        if progress is None:
+            label = f"{self._prefix()}-batch-{ledger.state.batch + 1:08d}"
+            if self.options.queue is not None:
+                label = f"{self._prefix()}-{spans[0].first:020d}-{spans[0].stop:020d}"
+            progress = self._begin(ledger, spans, label)
         self._begins(ExportReport(batch=progress.batch, lag=sum(span.end - span.first for span in spans)))
         target.write(self.engine, rows, progress, label)
         ledger.commit()
@@ -484,7 +526,7 @@ class ExportJob:
         report.lag = sum(span.end - span.stop for span in spans)
         return report
 
-    def _spans(self, ledger: ExportCheckpoint, limit: int | None) -> list[OffsetSpan]:
+    def _spans(self, ledger: ExportLedger, limit: int | None) -> list[OffsetSpan]:
         """Return the spans to export now. Each queue gets its share of `limit` by its lag. Raises DataLoss."""
         known = ledger.state.position
         result: list[OffsetSpan] = []
@@ -513,14 +555,20 @@ class ExportJob:
         ]
 
     def _first_offset(self, snapshot: Snapshot, before: dict[str, Any] | None) -> int:
-        if before is not None and before["id"] == snapshot.queue.id:
-            return int(before["offset"])
-        if before is not None:
-            text = f"queue '{snapshot.queue.queue}' was deleted and declared again since offset {before['offset']}"
-            if self.options.fail_on_data_loss:
-                raise DataLoss(text)
+        if before is None:
+            return snapshot.start
+        offset, is_same = int(before["offset"]), before["id"] == snapshot.queue.id
+        if is_same and offset <= snapshot.end:
+            return offset
+        text = f"queue '{snapshot.queue.queue}' was deleted and declared again since offset {offset}"
+        if is_same:  # a backup was restored: the next messages have the offsets of exported ones
+            text = f"the log of queue '{snapshot.queue.queue}' ends at {snapshot.end}, before offset {offset}"
+        if self.options.fail_on_data_loss:
+            raise DataLoss(text)
+        if snapshot.queue.id not in self._lost:
+            self._lost.add(snapshot.queue.id)
             logger.warning("lost: %s", text)
-        return snapshot.start
+        return offset if is_same else snapshot.start
 
     # -- rows
 
@@ -551,14 +599,14 @@ class ExportJob:
 
     # -- holds
 
-    def _commit_holds(self, ledger: ExportCheckpoint, spans: list[OffsetSpan] | None = None) -> None:
+    def _commit_holds(self, ledger: ExportLedger, spans: list[OffsetSpan] | None = None) -> None:
         """Commit the exported offsets of queues that have a hold for this export."""
         for span in self._spans(ledger, None) if spans is None else spans:
             if not span.whole:
                 continue
-            offset = ledger.state.position.get(offsets.key_of(span.queue.vhost, span.queue.queue), {}).get("offset", 0)
+            offset = ledger.exported_offset(key_of(span), span.queue.id)
             try:
-                commit(self._parsed.source, span.queue, self.options.name, int(offset))
+                commit(self._parsed.source, span.queue, self.options.name, offset)
             except CommitFailed as error:
                 logger.warning("queue '%s': %s", span.queue.queue, error)
 
@@ -576,6 +624,3 @@ def without_password(url: str) -> str:
     if is_object_store(url):
         return url  # abfs://container@account
     return f"{scheme}://{rest.rpartition('@')[2]}" if separator else url
-
-
-__all__ = ["BadExport", "ExportJob", "ExportOptions", "ExportReport", "TargetError", "named_target", "without_password"]

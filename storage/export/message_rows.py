@@ -94,7 +94,9 @@ class MessageRows:
         if raw is not None:
             p.scan_properties(raw, 0, len(raw))
             found = p.decode_properties(raw)
-            wanted = message_id or found.message_id or self._new_id(exchange, key, raw, body)
+            wanted = found.message_id if message_id is None else message_id
+            if wanted is None:
+                wanted = self._new_id(exchange, key, raw, body)
             mode = found.delivery_mode or (2 if self._options.persistent else None)
             if wanted == found.message_id and mode == found.delivery_mode:
                 return raw

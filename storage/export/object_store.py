@@ -10,6 +10,7 @@ reads `~/.aws` and signs in.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -125,7 +126,7 @@ class ObjectStore:
 
         try:
             found = obstore.get(self._store, name)
-            return bytes(found.bytes()), str(found.meta["e_tag"])
+            return bytes(found.bytes()), _version_of(found.meta)
         except FileNotFoundError:
             return None
         except (BaseError, OSError) as error:
@@ -139,17 +140,47 @@ class ObjectStore:
 
         Raises: ObjectStoreError, also if another program has written it, or the store has no conditional writes.
         """
+        found = self.replace_if(name, data, version)
+        if found is None:
+            raise ObjectStoreError(f"--to {self.url}: another program has written {name} meanwhile")
+        return found
+
+    def replace_if(self, name: str, data: bytes, version: str | None) -> str | None:
+        """Replace a small object as `replace` does, but return None if another program has written it meanwhile."""
         import obstore
         from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
         try:
-            result = obstore.put(self._store, name, data, mode="create" if version is None else {"e_tag": version})
-            return str(result["e_tag"])
-        except (AlreadyExistsError, PreconditionError) as error:
+            result = obstore.put(self._store, name, data, mode="create" if version is None else json.loads(version))
+            return _version_of(result)
+        except (AlreadyExistsError, PreconditionError):
             found = self.read(name)
             if found is not None and found[0] == data:
                 return found[1]  # the answer to the first attempt was lost
-            raise ObjectStoreError(f"--to {self.url}: another program has written {name} meanwhile") from error
+            return None
+        except (BaseError, OSError) as error:
+            raise self._failure(error) from error
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small object, whether it exists or not."""
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            obstore.put(self._store, name, data)
+        except (BaseError, OSError) as error:
+            raise self._failure(error) from error
+
+    def copy(self, source: str, name: str) -> bool:
+        """Copy an object in the store, and replace one with this name. Return False if `source` does not exist."""
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            obstore.copy(self._store, source, name)
+            return True
+        except FileNotFoundError:
+            return False
         except (BaseError, OSError) as error:
             raise self._failure(error) from error
 
@@ -202,4 +233,6 @@ class ObjectStore:
             raise self._failure(error) from error
 
 
-__all__ = ["SCHEMES", "ObjectStore", "ObjectStoreError", "is_object_store"]
+def _version_of(found: Any) -> str:
+    """Return an object's version: Google compares its number, the others its ETag."""
+    return json.dumps({name: found[name] for name in ("e_tag", "version") if found[name] is not None})

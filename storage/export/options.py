@@ -2,6 +2,7 @@
 
     path | url, user, password     source: a data directory (or a copy of one), or a broker's admin API
     tlsCaCertFile, tlsCertFile, tlsKeyFile   for an https url: PEM files, on every executor
+    transferCompression            for a url: zstd, or none (default): the broker compresses what it sends
     vhost                          default /
     queue | queues | queuePattern  one name, names separated by commas, or a regular expression for whole names
     startingOffsets                earliest (default of a batch), latest (default of a stream), a number, or JSON
@@ -46,7 +47,7 @@ NAMES = (
     "path", "url", "user", "password", "vhost", "queue", "queues", "queuePattern", "startingOffsets", "endingOffsets",
     "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestampStrategy", "failOnDataLoss", "includeSettled",
     "maxOffsetsPerTrigger", "minPartitions", "splitBytes", "batchRows", "columns", "includeProperties",
-    "includeHeaders", "checkCrc", "tlsCaCertFile", "tlsCertFile", "tlsKeyFile",
+    "includeHeaders", "checkCrc", "tlsCaCertFile", "tlsCertFile", "tlsKeyFile", "transferCompression",
 )  # fmt: skip
 _TLS = ("tlsCaCertFile", "tlsCertFile", "tlsKeyFile")
 _BY_LOWER = {name.lower(): name for name in NAMES}
@@ -161,6 +162,8 @@ def _source(given: Mapping[str, str]) -> LogSource:
             raise BadOption("user and password need url")
         if any(name in given for name in _TLS):
             raise BadOption(f"{', '.join(_TLS)} need url")
+        if "transferCompression" in given:
+            raise BadOption("transferCompression needs url")
         assert path is not None
         return DirectorySource(path.removeprefix("file://").rstrip("/") or "/")
     from amqpd.storage.export.files import BrokerSource, TlsFiles
@@ -168,7 +171,12 @@ def _source(given: Mapping[str, str]) -> LogSource:
     ca, certificate, key = (given.get(name, "") for name in _TLS)
     if key and not certificate:
         raise BadOption("tlsKeyFile needs tlsCertFile")
-    return BrokerSource.from_url(url, given.get("user", ""), given.get("password", ""), TlsFiles(ca, certificate, key))
+    compression = given.get("transferCompression", "none").lower()
+    if compression not in ("none", "zstd"):
+        raise BadOption(f"transferCompression: expected zstd or none, not {compression!r}")
+    tls = TlsFiles(ca, certificate, key)
+    login = given.get("user", ""), given.get("password", "")
+    return BrokerSource.from_url(url, *login, tls, compresses=compression == "zstd")
 
 
 def _selection(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:

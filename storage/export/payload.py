@@ -49,6 +49,8 @@ REJECT_COLUMNS: Final = (
 """Columns of a rejected message, which is whole: `amqpctl import` publishes it again."""
 SAMPLE_ROWS: Final = 1000
 """Number of messages from which a schema is inferred."""
+DEPTH_MAX: Final = 50
+"""Objects and arrays within one another in an inferred schema."""
 SLICE_BYTES: Final = 256 << 10
 """Bodies that become Python's objects at one time. Some bodies make objects of 300 times their size."""
 _TIME: Final = pa.timestamp("us", tz="UTC")
@@ -223,7 +225,7 @@ def infer(bodies: Iterable[bytes]) -> Any:
     """Return the pyarrow struct that fits most of the bodies.
 
     A field with values of several types gets the most frequent one; integer and number together are number. Fields
-    that are always null or empty, and texts that look like times, do not become times or columns.
+    that are always null or empty, or deeper than DEPTH_MAX, become no columns. Texts that look like times stay texts.
 
     Raises: BadSchema, if there is no JSON object with a field.
     """
@@ -249,18 +251,19 @@ class _ValueTypes:
         self._fields: dict[str, _ValueTypes] = {}
         self._items: _ValueTypes | None = None
 
-    def add(self, value: Any) -> None:
-        if value is None:
+    def add(self, value: Any, depth: int = 0) -> None:
+        """Count a value that is `depth` levels below its body. Deeper ones than DEPTH_MAX do not count."""
+        if value is None or depth > DEPTH_MAX:
             return
         name = _name_of(value)
         self._counts[name] += 1
         if name == "object":
             for key, each in value.items():
-                self._fields.setdefault(key, _ValueTypes()).add(each)
+                self._fields.setdefault(key, _ValueTypes()).add(each, depth + 1)
         elif name == "array":
             self._items = self._items or _ValueTypes()
             for each in value:
-                self._items.add(each)
+                self._items.add(each, depth + 1)
 
     def type(self) -> Any:
         """Return the pyarrow type; None if there is no value with a type."""

@@ -5,27 +5,44 @@ The formats are in modules of their own, because each needs another package:
     payload.py             JSON
     payload_avro.py        Avro: fastavro
     payload_protobuf.py    Protobuf: protobuf, and grpcio-tools for schemas that are texts
+
+Iceberg and Delta tables lack some of Arrow's types:
+
+    Arrow                   in a table
+    uint32                  int64
+    uint64                  decimal128(20, 0)
+    decimal256              string: tables have at most 38 digits
+    timestamp in ms         timestamp in us
+    time                    time64[us] in Iceberg, string in Delta
+
+Readers of tables, such as Spark, do not distinguish upper and lower case in names of fields. So two fields of a struct
+whose names differ only there are an error.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from json import dumps
 from typing import Any, Final
 
-from amqpd.storage.export.checkpoint import CheckpointError, ExportCheckpoint, sync_directory
+import pyarrow as pa
+
+from amqpd.storage.export.arrow import TYPES, batches
+from amqpd.storage.export.checkpoint import CheckpointError, ExportLedger
 from amqpd.storage.export.engine import ExportRows
-from amqpd.storage.export.file_writer import batches
 from amqpd.storage.export.options import ReadOptions
 from amqpd.storage.export.payload import (
+    PAYLOAD,
     SAMPLE_ROWS,
     BadSchema,
     JsonPayload,
+    ParsedPayloads,
+    Parser,
     PayloadFormat,
     PayloadOptions,
+    by_halves,
     infer,
     schema_of_text,
 )
@@ -33,7 +50,8 @@ from amqpd.storage.export.plan import LogPartition
 from amqpd.storage.export.schema_registry import registry_of
 
 FORMATS: Final = ("json", "avro", "protobuf")
-SCHEMA_FILE: Final = "payload-schema.json"
+ICEBERG_TIME: Final = pa.time64("us")
+DELTA_TIME: Final = pa.string()
 
 
 def payload_options(payload: str, path: str, message: str, registry: str) -> PayloadOptions:
@@ -117,36 +135,53 @@ def format_of(options: PayloadOptions, bodies: Iterable[bytes]) -> PayloadFormat
     return given_format(replace(options, schema=schema))
 
 
-def known_schema(options: PayloadOptions, ledger: ExportCheckpoint) -> PayloadFormat | None:
+def known_schema(
+    options: PayloadOptions, ledger: ExportLedger, *, may_add_fields: bool = False
+) -> PayloadFormat | None:
     """Return the format of a checkpoint that has finished a batch; None if no batch had messages yet.
 
     Args:
         options: If they have a schema, it must be the checkpoint's.
+        may_add_fields: It may also have more fields. Then it replaces that of the checkpoint.
 
     Raises: BadSchema, CheckpointError, OSError.
     """
-    path = ledger.directory / SCHEMA_FILE
-    if not ledger.state.rows and not path.exists():
+    text = ledger.schema()
+    if text is None and not ledger.state.rows:
         return None
+    return _checked(options, text or "", ledger, may_add_fields)
+
+
+def _checked(options: PayloadOptions, text: str, ledger: ExportLedger, may_add_fields: bool = False) -> PayloadFormat:
+    """Return the format with the checkpoint's schema, which options do not contradict. Raises: CheckpointError."""
+    place = ledger.schema_place
     try:
-        known = given_format(replace(options, schema=path.read_text(encoding="utf-8")))
-    except (FileNotFoundError, BadSchema) as error:
-        raise CheckpointError(f"{path}: {error}: use another --checkpoint") from None
-    if options.schema and given_format(options).text != known.text:
-        raise CheckpointError(f"--payload-schema is not that of the checkpoint, {path}: use another --checkpoint")
+        if not text:
+            raise BadSchema("it does not exist")
+        known = given_format(replace(options, schema=text))
+    except BadSchema as error:
+        raise CheckpointError(f"{place}: {error}: use another --checkpoint") from None
+    if options.schema and (given := given_format(options)).text != known.text:
+        if not may_add_fields or not has_fields_of(given.kind, known.kind):
+            fields = ", with all of its fields and perhaps more" if may_add_fields else ""
+            raise CheckpointError(
+                f"--payload-schema is not that of the checkpoint{fields}, {place}: use another --checkpoint"
+            )
+        ledger.fix_schema(given.text)
+        known = given
     if options.message and getattr(known, "message", "") != options.message:
-        raise CheckpointError(f"--payload-message is not that of the checkpoint, {path}: use another --checkpoint")
+        raise CheckpointError(f"--payload-message is not that of the checkpoint, {place}: use another --checkpoint")
     return known
 
 
-def fix_schema(options: PayloadOptions, rows: ExportRows, ledger: ExportCheckpoint) -> PayloadFormat | None:
+def fix_schema(options: PayloadOptions, rows: ExportRows, ledger: ExportLedger) -> PayloadFormat | None:
     """Write the schema into the checkpoint, before its first batch with messages. Return the format.
 
-    Without a given schema it is inferred from the first of `rows`; None if there are none.
+    Without a given schema it is inferred from the first of `rows`; None if there are none. Another process of a shared
+    export may have fixed it first; then its schema counts.
 
-    Raises: BadSchema, DataLoss, SourceError, OSError.
+    Raises: BadSchema, CheckpointError, DataLoss, SourceError, OSError.
     """
-    path = ledger.directory / SCHEMA_FILE
     if options.schema:
         found = given_format(options)
     else:
@@ -155,14 +190,8 @@ def fix_schema(options: PayloadOptions, rows: ExportRows, ledger: ExportCheckpoi
         if first is None:
             return None
         found = format_of(options, chain([first], bodies))
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        file.write(found.text.encode())
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_directory(ledger.directory)
-    return found
+    text = ledger.fix_schema(found.text)
+    return found if text == found.text else _checked(options, text, ledger)
 
 
 def sample(options: ReadOptions, parts: Iterable[LogPartition]) -> Iterator[bytes]:
@@ -170,3 +199,116 @@ def sample(options: ReadOptions, parts: Iterable[LogPartition]) -> Iterator[byte
     options = replace(options, columns=("value",))
     found = (body for part in parts for batch in batches(options, part) for body in batch.column("value").to_pylist())
     return islice(found, SAMPLE_ROWS)
+
+
+# -- tables
+
+
+def table_columns(rows: ExportRows) -> Any:
+    """Return the pyarrow schema of a table for these rows."""
+    columns = [(name, TYPES[name]) for name in rows.columns]
+    return pa.schema(columns if rows.payload is None else [*columns, (PAYLOAD, rows.payload.kind)])
+
+
+def table_payload(payload: PayloadFormat | None, time: Any) -> PayloadFormat | None:
+    """Return a format whose structs a table can have; None for None.
+
+    Args:
+        time: The type of times, ICEBERG_TIME or DELTA_TIME.
+
+    Raises: BadSchema.
+    """
+    if payload is None:
+        return None
+    kind = _struct(payload.kind, PAYLOAD, time)
+    return payload if kind == payload.kind else TablePayload(payload, kind)
+
+
+def _struct(kind: Any, where: str, time: Any) -> Any:
+    names: dict[str, str] = {}
+    for each in kind:
+        other = names.setdefault(each.name.lower(), each.name)
+        if other != each.name:
+            raise BadSchema(
+                f"{where}: a table cannot have both fields '{other}' and '{each.name}', which differ only in case: "
+                "give a schema without one of them"
+            )
+    return pa.struct([(each.name, _type(each.type, f"{where}.{each.name}", time)) for each in kind])
+
+
+def _type(kind: Any, where: str, time: Any) -> Any:
+    if pa.types.is_struct(kind):
+        return _struct(kind, where, time)
+    if pa.types.is_map(kind):
+        return pa.map_(_type(kind.key_type, where, time), _type(kind.item_type, where, time))
+    if pa.types.is_list(kind):
+        return pa.list_(_type(kind.value_type, where, time))
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    if pa.types.is_time(kind):
+        return time
+    return _OTHERS[kind.id](kind) if kind.id in _OTHERS else kind
+
+
+_OTHERS: Final[dict[int, Callable[[Any], Any]]] = {
+    pa.uint32().id: lambda kind: pa.int64(),
+    pa.uint64().id: lambda kind: pa.decimal128(20, 0),
+    pa.decimal256(1, 0).id: lambda kind: pa.string(),
+}
+
+
+@dataclass(frozen=True)
+class TablePayload:
+    """A format with the types of a table.
+
+    Args:
+        kind: The struct, from `table_payload`.
+    """
+
+    payload: PayloadFormat
+    kind: Any
+
+    @property
+    def text(self) -> str:
+        return self.payload.text
+
+    def parser(self) -> TableParser:
+        return TableParser(self.payload.parser(), self.kind)
+
+
+class TableParser:
+    """Converts the structs of another parser.
+
+    A value that the table's type does not have is one that does not fit: a time in the year 100,000,000, for instance,
+    which Avro's rules make of a plain `long`.
+    """
+
+    def __init__(self, parser: Parser, kind: Any) -> None:
+        self._parser = parser
+        self._kind = kind
+
+    def parse(self, bodies: Any) -> ParsedPayloads:
+        found = self._parser.parse(bodies)
+        try:
+            return found._replace(payload=found.payload.cast(self._kind))
+        except pa.ArrowInvalid:
+            errors = {row: text for row, text in enumerate(found.error.to_pylist()) if text is not None}
+            return by_halves(
+                len(found.payload),
+                lambda first, stop: found.payload.slice(first, stop - first).cast(self._kind),
+                self._kind,
+                (pa.ArrowInvalid,),
+                errors,
+            )
+
+
+def has_fields_of(kind: Any, older: Any) -> bool:
+    """Return whether a type has all fields of an older one, with the same types, and perhaps more."""
+    if pa.types.is_struct(kind) and pa.types.is_struct(older):
+        known = {each.name: each.type for each in kind}
+        return all(each.name in known and has_fields_of(known[each.name], each.type) for each in older)
+    if pa.types.is_map(kind) and pa.types.is_map(older):
+        return bool(kind.key_type == older.key_type) and has_fields_of(kind.item_type, older.item_type)
+    if pa.types.is_list(kind) and pa.types.is_list(older):
+        return has_fields_of(kind.value_type, older.value_type)
+    return bool(kind == older)

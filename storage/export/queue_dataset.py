@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
-from amqpd.storage.export.arrow import TIMESTAMP, TYPES
-from amqpd.storage.export.file_writer import batches
+from amqpd.storage.export.arrow import TIMESTAMP, TYPES, batches
 from amqpd.storage.export.offsets import Bounds, batch_parts
 from amqpd.storage.export.options import Offsets, ReadOptions
 from amqpd.storage.export.payload import ERROR, PAYLOAD, PayloadFormat, payload_columns, with_payload

@@ -11,8 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from amqpd.storage.export.arrow import TYPES
-from amqpd.storage.export.file_writer import batches
+from amqpd.storage.export.arrow import TYPES, batches
 from amqpd.storage.export.offsets import batch_parts
 from amqpd.storage.export.options import BadOption, ReadOptions, parse
 from amqpd.storage.export.payload import payload_columns, with_payload

@@ -199,6 +199,22 @@ def registry_of(url: str) -> SchemaRegistry:
     return SchemaRegistry(url)
 
 
+def with_password(url: str, password: str) -> str:
+    """Return the URL of a registry with this password for its user. Raises: ValueError, whose text has no password."""
+    before, separator, host = url.rpartition("@")
+    scheme, slashes, user = before.partition("://")
+    if not separator or not slashes or not user:
+        raise ValueError(f"a password needs a user in the URL: http://USER@HOST:8081, not {shown(url)}")
+    if ":" in user:
+        raise ValueError("the URL has a password, too")
+    return f"{scheme}://{user}:{quote(password, safe='')}@{host}"
+
+
+def has_password(url: str) -> bool:
+    """Return whether the URL has a password, also if it has no scheme."""
+    return ":" in url.rpartition("@")[0].rpartition("://")[2]
+
+
 def shown(url: str) -> str:
     """Return the URL without user and password, also if it has no scheme."""
     before, _, host = url.rpartition("@")

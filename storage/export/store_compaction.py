@@ -27,7 +27,6 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from amqpd.storage.export.checkpoint import read_checkpoint
 from amqpd.storage.export.file_compaction import (
     CompactionError,
     CompactionOptions,
@@ -40,6 +39,7 @@ from amqpd.storage.export.file_compaction import (
     plan,
 )
 from amqpd.storage.export.object_store import ObjectStore, ObjectStoreError
+from amqpd.storage.export.shared_checkpoint import known_export
 
 FOLDER: Final = "_compaction"
 SUFFIX: Final = ".manifest"
@@ -64,7 +64,7 @@ def live_files(to: str) -> list[str]:
         before = _manifests(store)
         names = list(store.names())
         if _manifests(store) == before:
-            hidden = {name for content in before.values() for name in _hidden(content)}
+            hidden = {name for content in before.values() for name in _parsed(content)[1]}
             return [
                 f"{to.rstrip('/')}/{name}" for name in sorted(names) if name.endswith(".parquet") and name not in hidden
             ]
@@ -75,10 +75,6 @@ def live_files(to: str) -> list[str]:
 def _manifests(store: ObjectStore) -> dict[str, bytes]:
     found = [name for name, _ in store.sizes(FOLDER) if name.endswith(SUFFIX)]
     return {name: content[0] for name in found if (content := store.read(name)) is not None}
-
-
-def _hidden(content: bytes) -> list[str]:
-    return _parsed(content)[1]
 
 
 def _parsed(content: bytes) -> tuple[int, list[str]]:
@@ -130,12 +126,12 @@ def compact_store(options: CompactionOptions, work: Path, watch: Watch) -> Compa
     Raises: CompactionError, CheckpointError, OSError.
     """
     store = ObjectStore(options.to)
-    manifest = _Manifest(store, read_checkpoint(options.checkpoint).id)
+    manifest = _Manifest(store, known_export(options.checkpoint).id)
     found = [FoundFile(name, size) for name, size in store.sizes()]
     present = {each.name for each in found}
     store.delete([name for name in manifest.hidden if name in present])
     hidden = set(manifest.hidden)
-    export = read_checkpoint(options.checkpoint)  # after the list
+    export = known_export(options.checkpoint)  # after the list
     groups = plan([each for each in found if each.name not in hidden], export, options)
     report = CompactionReport(waiting=sum(map(len, groups)))
     watch.say(report)

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from amqpd.storage.export.checkpoint import (
-    CheckpointError,
-    ExportCheckpoint,
+    ExportLedger,
     Progress,
     directory_lock,
     move,
@@ -32,6 +31,7 @@ from amqpd.storage.export.checkpoint import (
 from amqpd.storage.export.engine import ExportEngine, ExportRows
 from amqpd.storage.export.file_writer import REJECTED_KIND, FileLayout
 from amqpd.storage.export.object_store import ObjectStore, is_object_store
+from amqpd.storage.export.shared_place import SharedObjects
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine, Table
@@ -73,11 +73,15 @@ class ExportTarget(ABC):
         """
         return False
 
-    def check_fresh(self, prefix: str) -> None:
-        """Check, before a checkpoint's first batch, that the target has no files labelled `prefix`. Raises
+    def check_fresh(self) -> None:
+        """Check, before a checkpoint's first batch, that the target has no rows of another checkpoint. Raises
         TargetError.
         """
         return
+
+    def root(self, to: str) -> str:
+        """Return the place of the files for `--to`. A directory below it has those of rejected messages."""
+        return to.rstrip("/")
 
     def close(self) -> None:
         return
@@ -120,6 +124,11 @@ class LocalFiles:
             move(moves)
 
 
+def data_files(moves: list[list[str]] | None) -> list[list[str]]:
+    """Return those of `Progress.moves` that are no files of rejected messages."""
+    return [each for each in moves or [] if not each[1].endswith(f".{REJECTED_KIND}")]
+
+
 def file_place(to: str) -> FilePlace:
     """Return the directory or the object store of `--to`. Raises TargetError, ObjectStoreError."""
     return ObjectStore(to) if is_object_store(to) else LocalFiles(Path(to))
@@ -133,6 +142,7 @@ class Files(ExportTarget):
 
     Args:
         partition_by: Columns that become directories `name=value`.
+        name: What is exported; names of files begin with it. A place takes it from one checkpoint only.
 
     Attributes:
         keeps_columns: The files have these columns, too.
@@ -140,15 +150,16 @@ class Files(ExportTarget):
 
     keeps_columns = False
 
-    def __init__(self, place: FilePlace, kind: str, partition_by: list[str], ledger: ExportCheckpoint) -> None:
+    def __init__(self, place: FilePlace, kind: str, partition_by: list[str], name: str, ledger: ExportLedger) -> None:
         self.place = place
         self.kind = kind
         self.partition_by = partition_by
+        self.name = name
         self.ledger = ledger
 
-    def check_fresh(self, prefix: str) -> None:
-        kinds = f"({self.kind}|{REJECTED_KIND})"
-        pattern = re.compile(rf"{re.escape(prefix)}-(\d{{20}}-\d{{20}}|batch-\d{{8}})-[0-9a-f]{{8}}-.*\.{kinds}")
+    def check_fresh(self) -> None:
+        label = rf"{re.escape(self.name)}-(\d{{20}}-\d{{20}}|batch-\d{{8}})"
+        pattern = re.compile(rf"{label}-(?!{self.ledger.id})[0-9a-f]{{8}}-.*\.({self.kind}|{REJECTED_KIND})")
         for path in self.place.names():
             name = path.rpartition("/")[2]
             if pattern.fullmatch(name):
@@ -174,14 +185,20 @@ class Files(ExportTarget):
             if match is None:
                 raise TargetError(f"the engine wrote a file with the unexpected name {path.name}")
             piece = match[1] if not int(match[2] or 0) else f"{match[1]}-{match[2]}"
-            name = f"{label}-{self.ledger.id}-{piece}{path.suffix}"
+            # Another process, or the log of a queue that was declared again, has other files of the same offsets.
+            attempt = staging.name if self.ledger.is_shared else progress.batch
+            name = f"{label}-{self.ledger.id}-{attempt}-{piece}{path.suffix}"
             final = self.place.final(path.parent.relative_to(staging) / name)
             moves.append([str(path.absolute()), final])
             names.add(final)
         if len(names) < len(moves):
             raise TargetError("two files of a batch would have one name")
-        progress.moves = moves
+        progress.moves = self._share(moves, staging.name) if self.ledger.is_shared else moves
         self.ledger.save()
+
+    def _share(self, moves: list[list[str]], attempt: str) -> list[list[str]]:
+        """Put the files of a shared export where each process can complete the batch. Return their `moves`."""
+        return self.place.share(moves, attempt) if isinstance(self.place, SharedObjects) else moves
 
     def has(self, progress: Progress) -> bool:
         if progress.moves is None:
@@ -190,7 +207,14 @@ class Files(ExportTarget):
         return True
 
     def _publish(self, progress: Progress) -> None:
+        if self.is_first:  # another export may have begun at the same time
+            self.check_fresh()
         self.place.publish(progress.moves or [])
+
+    @property
+    def is_first(self) -> bool:
+        """True for the first batch of a checkpoint. A shared one has a check of its own."""
+        return not self.ledger.is_shared and self.ledger.state.batch == 0
 
 
 class Database(ExportTarget):
@@ -201,7 +225,7 @@ class Database(ExportTarget):
 
     batch_rows = 100_000
 
-    def __init__(self, url: str, table: str, columns: list[tuple[str, str]], ledger: ExportCheckpoint) -> None:
+    def __init__(self, url: str, table: str, columns: list[tuple[str, str]], ledger: ExportLedger) -> None:
         from sqlalchemy import create_engine
         from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
@@ -291,6 +315,3 @@ def file_label(name: str) -> str:
     if len(label) <= LABEL_MAX:
         return label
     return f"{label[: LABEL_MAX - 17]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
-
-
-__all__ = ["FORMATS", "CheckpointError", "Database", "ExportTarget", "Files", "TargetError", "file_label", "file_place"]

@@ -1,4 +1,4 @@
-"""Worker processes that write an export's files.
+"""Worker processes that write an export's files, beside the driver, which writes some, too.
 
 Each worker has one connection to the driver, which sends it a task and gets messages back. Workers are new programs,
 not forks, because Arrow has threads. They do not import the driver's main module, as multiprocessing's workers would:
@@ -6,8 +6,8 @@ the command line costs time and memory in each of them. A worker ignores SIGINT 
 service manager sends to all processes. It ends when its connection is closed, so it does not outlive a killed driver
 by more than one group of rows.
 
-The task of a worker that was killed runs again in a new process. It uses other file names, and only the names in a
-task's result count.
+The task of a worker that was killed runs again in another worker, never in the driver. It uses other file names, and
+only the names in a task's result count.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class _Worker(NamedTuple):
 
 
 class WorkerPool:
-    """Processes for tasks. They are started when they are first needed, and stay until `close`.
+    """Processes for tasks: this one and workers. These are started when they are first needed, and stay until `close`.
 
     Args:
-        size: Number of processes.
+        size: Number of processes, with this one.
     """
 
     def __init__(self, size: int) -> None:
@@ -77,30 +77,43 @@ class WorkerPool:
         waiting = deque(enumerate(tasks))
         attempts = [0] * len(tasks)
         found: list[WrittenFile] = []
+
+        def step(timeout_s: float | None) -> None:
+            """Give tasks to workers without one, and handle the messages of the others."""
+            while waiting and len(self._busy) < self.size - 1:
+                number, parts = waiting.popleft()
+                attempts[number] += 1
+                self._send(number, (options, layout, (number, parts)))
+            for connection in wait(list(self._busy), timeout_s):
+                assert isinstance(connection, Connection)
+                worker, number = self._busy[connection]
+                try:
+                    kind, *values = connection.recv()
+                except (EOFError, OSError):
+                    del self._busy[connection]
+                    self._check_attempts(worker, attempts[number])
+                    waiting.append((number, tasks[number]))
+                    continue
+                if kind == _ADVANCED:
+                    advance(*values)
+                elif kind == _FAILED:
+                    raise values[0]
+                else:
+                    del self._busy[connection]
+                    self._idle.append(worker)
+                    found.extend(values[0])
+
+        def own_advance(rows: int, size_bytes: int) -> None:
+            advance(rows, size_bytes)
+            step(0)
+
         try:
+            step(0)
             while waiting or self._busy:
-                while waiting and len(self._busy) < self.size:
-                    number, parts = waiting.popleft()
-                    attempts[number] += 1
-                    self._send(number, (options, layout, (number, parts)))
-                for connection in wait(list(self._busy)):
-                    assert isinstance(connection, Connection)
-                    worker, number = self._busy[connection]
-                    try:
-                        kind, *values = connection.recv()
-                    except (EOFError, OSError):
-                        del self._busy[connection]
-                        self._check_attempts(worker, attempts[number])
-                        waiting.append((number, tasks[number]))
-                        continue
-                    if kind == _ADVANCED:
-                        advance(*values)
-                    elif kind == _FAILED:
-                        raise values[0]
-                    else:
-                        del self._busy[connection]
-                        self._idle.append(worker)
-                        found += values[0]
+                if waiting and not attempts[waiting[0][0]]:
+                    found += write_task(options, layout, waiting.popleft(), own_advance)
+                else:
+                    step(None)
         except BaseException:
             self.close()
             raise

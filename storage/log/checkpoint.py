@@ -42,6 +42,8 @@ FORMAT_WITH_DELAYS = 3
 FORMAT_WITH_TRANSACTIONS = 4
 """Format of a directory that ever had a transaction of a Kafka producer: an amqpd of format 3 takes its batches for
 damage."""
+FORMAT_WITH_JOURNAL = 5
+"""Format of a directory that ever had a journal (storage/journal.py): an amqpd of format 4 would not read it."""
 VERSION = 0
 
 
@@ -64,8 +66,8 @@ def check_format(filesystem: FileSystem, path: str) -> bool:
     Cost: one small read. Raises: UnknownFormat if a newer version wrote it; OSError.
     """
     version = read_format(filesystem, path)
-    if version > FORMAT_WITH_TRANSACTIONS:
-        known = FORMAT_WITH_TRANSACTIONS
+    if version > FORMAT_WITH_JOURNAL:
+        known = FORMAT_WITH_JOURNAL
         raise UnknownFormat(f"{path}: format {version} of a newer version of amqpd; this one knows {known}")
     return version >= FORMAT_VERSION
 

@@ -308,7 +308,7 @@ def log_start(log: Log) -> int:
         if not segment.is_removed and segment.live > 0:
             first: i64 = segment.settled.first_free()
             if policy is not None and first > segment.base:  # a queue has no transactions of producers
-                first = _start_of_aborted(log, segment, first)
+                first = max(_start_of_aborted(log, segment, first), log.deleted_end)
             return min(first, log.watermark.offset)
     return log.watermark.offset
 
@@ -355,10 +355,10 @@ def segment_start(log: Log) -> int:
     """See `QueueLog.segment_start`. Cost: a step per segment that is settled."""
     policy = log.policy
     if policy is not None and policy.compaction is not None and policy.max_age_ms < 0 and policy.max_bytes < 0:
-        return 0
+        return log.deleted_end
     for segment in log.segments:
         if not segment.is_removed and segment.live > 0:
-            return min(segment.base, log.watermark.offset)
+            return min(max(segment.base, log.deleted_end), log.watermark.offset)
     return log.watermark.offset
 
 

@@ -32,7 +32,7 @@ from amqpd.storage.log.producer_state import Producers, snapshot_path
 from amqpd.storage.log.segment import Segment
 from amqpd.storage.log.transactions import Transactions
 from amqpd.storage.retention_policy import RetentionPolicy
-from amqpd.storage.sync_job import SyncPart
+from amqpd.storage.sync_job import JournalSwitch, SyncPart
 
 SPILL_SYNC_SIZE: Final[i64] = 16 << 20  # bytes of a temporary log that may be dirty in the page cache
 
@@ -46,19 +46,28 @@ class DirtyFiles:
     Attributes:
         files: `.log` files.
         ack_files: `.settled` files.
+        journaled: files with bytes that are in the journal and that no sync of the file has covered.
         closed: some files were closed before their sync (`Log.close_descriptors`).
         directories: directories with new names.
         paths: small files, already closed.
         checkpoints: (path, text), to be written after all of that is synced.
+        syncs_start: see `SyncPart`.
     """
 
     def __init__(self) -> None:
         self.files: list[OpenFile] = []
         self.ack_files: list[OpenFile] = []
+        self.journaled: list[OpenFile] = []
         self.closed: bool = False
         self.directories: list[str] = []
         self.paths: list[str] = []
         self.checkpoints: list[tuple[str, bytes]] = []
+        self.syncs_start: bool = False
+        # What was written to `_captured_file` from this position on; None if a part of it is missing.
+        self._captured: list[bytes] = []
+        self._captured_file: OpenFile | None = None
+        self._captured_position: i64 = 0
+        self._captured_size: i64 = 0
         self._spilled: i64 = 0  # bytes of a temporary log since its last sync
         self._spilled_due: bool = False  # the next job syncs them
 
@@ -72,6 +81,60 @@ class DirtyFiles:
         if not file.dirty:
             file.dirty = True
             self.files.append(file)
+
+    def capture(self, file: OpenFile, position: i64, data: list[bytes], size: i64) -> None:
+        """Keep what is written to a `.log` file for the journal. Call it before `add_log_file`.
+
+        Args:
+            data: the bytes, with `size` bytes altogether. The caller does not use the list any more.
+        """
+        if not file.dirty:
+            self._captured = data
+            self._captured_file = file
+            self._captured_position = position
+            self._captured_size = size
+        elif file is self._captured_file:
+            self._captured.extend(data)
+            self._captured_size += size
+
+    def take_captured(self, part: SyncPart, end: i64) -> None:
+        """Offer the bytes of the only file in `part` for the journal, if all up to position `end` were captured."""
+        file = self._captured_file
+        if file is None:
+            return
+        if len(part.files) == 1 and part.files[0] is file and self._captured_position + self._captured_size == end:
+            part.journal_path = file.path
+            part.journal_position = self._captured_position
+            part.journal_data = self._captured
+            if not file.journaled:
+                file.journaled = True
+                self.journaled.append(file)
+        self.drop_captured()
+
+    def drop_captured(self) -> None:
+        """Forget what was captured: the files will be synced."""
+        self._captured = []
+        self._captured_file = None
+
+    def collect_journaled(self, part: SyncPart) -> None:
+        """Move the files whose bytes only the journal has into `part`. Closed ones need a sync of the whole disk."""
+        part.covers_journal = True
+        for file in self.journaled:
+            file.journaled = False
+            if file.fd < 0:
+                part.closed = part.closed or not file.removed
+            elif file not in part.files:
+                file.pins += 1
+                part.files.append(file)
+        self.journaled = []
+
+    def collect_ack_files(self, part: SyncPart) -> None:
+        """Move the `.settled` files into `part`."""
+        for file in self.ack_files:
+            file.dirty = False
+            file.pins += 1
+            part.files.append(file)
+        self.ack_files.clear()
 
     def add_ack_file(self, file: OpenFile) -> None:
         """Add a `.settled` file that was written to."""
@@ -133,9 +196,11 @@ class DirtyFiles:
         part.directories = self.directories
         part.paths = self.paths
         part.checkpoints = self.checkpoints
+        part.syncs_start = self.syncs_start
         self.directories = []
         self.paths = []
         self.checkpoints = []
+        self.syncs_start = False
 
     def remove_file(self, file: OpenFile) -> None:
         """Forget a file that will be closed without a sync because another one replaces it."""
@@ -163,6 +228,7 @@ class DirtyFiles:
         """Forget all files: they are closed and will not be synced."""
         self.files.clear()
         self.ack_files.clear()
+        self.journaled = []
         self.closed = False
 
     def clear_paths(self) -> None:
@@ -170,6 +236,7 @@ class DirtyFiles:
         self.directories = []
         self.paths = []
         self.checkpoints = []
+        self.syncs_start = False
 
 
 logger = logging.getLogger(__name__)
@@ -180,11 +247,14 @@ class HighWatermark:
     """The high watermark of one log, and the mapped file `high-watermark` for external readers.
 
     Attributes:
-        offset: records below it are synced.
+        offset: records below it are safe.
+        journal_from: records from here up to `offset` are only safe by the journal; -1: all are synced. The file has
+            this offset then, because external readers know no journal.
     """
 
     def __init__(self, filesystem: FileSystem, directory: str) -> None:
         self.offset: i64 = 0
+        self.journal_from: i64 = -1
         self._filesystem: FileSystem = filesystem
         self._directory: str = directory
         self._published: i64 = 0
@@ -193,7 +263,29 @@ class HighWatermark:
     @property
     def unpublished(self) -> bool:
         """Return whether the file is behind `offset`."""
-        return self.offset > self._published
+        return self._synced() > self._published
+
+    def _synced(self) -> i64:
+        return self.offset if self.journal_from < 0 else self.journal_from
+
+    def on_journaled(self, end: i64) -> None:
+        """Move the offset to `end`: the journal has the records below it."""
+        if end > self.offset:
+            if self.journal_from < 0:
+                self.journal_from = self.offset
+            self.offset = end
+
+    def on_synced(self, end: i64) -> None:
+        """Record that the files are synced up to `end`."""
+        if 0 <= self.journal_from < end:
+            self.journal_from = end
+        if self.journal_from >= self.offset:
+            self.journal_from = -1
+
+    def on_failed(self) -> None:
+        """Move the offset back to what is synced: this process cannot read the rest any more."""
+        self.offset = self._synced()
+        self.journal_from = -1
 
     @property
     def mapped(self) -> bool:
@@ -203,6 +295,7 @@ class HighWatermark:
     def begin(self, offset: i64) -> None:
         """Set the offset that recovery has found. It counts as published."""
         self.offset = offset
+        self.journal_from = -1
         self._published = offset
 
     def publish(self, has_files: bool, stable_end: i64) -> None:
@@ -210,7 +303,9 @@ class HighWatermark:
 
         Cost: a page fault, and one page and one inode at the next sync: as much as a write.
         """
-        self._published = self.offset
+        self._published = self._synced()
+        if stable_end > self._published:
+            stable_end = self._published
         if not has_files:
             return
         try:
@@ -241,6 +336,7 @@ class HighWatermark:
             self._filesystem.open_file_count -= 1
 
 
+NEVER = JournalSwitch()
 INDEX_ENTRIES_MIN = 16  # entries written together; fewer when the segment is sealed or the broker stops
 
 
@@ -257,15 +353,18 @@ class Log:
         end: the log end offset.
         delivered_mark: no offset above it was delivered, as the files say; it may run ahead of the deliveries.
         policy: retention policy, for logs that keep messages.
+        deleted_end: records below were deleted, by retention or a client; 0 if none were, or it is unknown.
         cleaning: compaction works on the sealed segments.
         clean: the directory has a clean-shutdown mark.
         recovery_rest: writes of recovery that are still due before anything else is written; None if done.
         begun: this process has written to the log.
         sealed: sealed segments whose files are closed after the next sync.
         found: the segment of the last look-up.
+        refused_errno: of the last failed write of acknowledgements or an index; None after one that succeeded.
         producers: numbers of idempotent producers; None if there are none.
         transactions: those of producers that are not ended; None if there are none.
         replicated: the log is a cache of a Kafka partition, and the cluster moves the watermark.
+        capture: whether to keep what is written for the journal; the logs of other things than queues never do.
         on_ack_entry: for a replicated log, receives the entries that would go to `.settled`.
     """
 
@@ -295,21 +394,26 @@ class Log:
         self.cleaning = False
         self.failed = False
         self.error: OSError | None = None
+        self.refused_errno: int | None = None
         self.clean = False
         self.recovery_rest: Callable[[], None] | None = None
         self.begun = False
         self.unsynced = DirtyFiles()
+        self.capture = NEVER
         self.ack_file_writer = AckFileWriter(filesystem, boot, reserve, self.unsynced.ack_files)
         self.watermark = HighWatermark(filesystem, self.directory)
         self.sealed: list[Segment] = []
         self.found: Segment | None = None
         self.removals = SegmentRemoval(self.directory)
+        self._work_failed = False  # the last work after a sync
+        self._snapshot_failed = False  # a job has perhaps not written its snapshot of the producers
         self.producers: Producers | None = None
         self.transactions: Transactions | None = None
         # Producer -> (epoch, first offset) of aborted transactions; a full disk may not have taken their entries.
         self._unwritten_aborts: dict[int, tuple[int, int]] = {}
         # What `cursor.log_start` has found: the first record that is not settled, and the start of the log.
         self.start_of_aborted: tuple[int, int] = (-1, -1)
+        self.deleted_end: i64 = 0
         self.replicated = False
         self.on_ack_entry: Callable[[int, int, int, int], object] | None = None
 
@@ -418,11 +522,31 @@ class Log:
                 return segment.settled.first_free()
         return self.end
 
+    def kept_start(self) -> int:
+        """Return the offset for Kafka's log-start checkpoint.
+
+        With a retention policy, an aborted transaction at the start of the log does not move it.
+        """
+        if self.policy is None:
+            return self.start_offset()
+        for segment in self.segments:
+            if not segment.is_removed and segment.live > 0:
+                return max(segment.base, self.deleted_end)
+        return self.end
+
     def checkpoint_start(self, offset: int) -> None:
-        """Update Kafka's log-start checkpoint with the next job. (`.settled` files are authoritative.)"""
+        """Update Kafka's log-start checkpoint with the next job: everything below was deleted, and is settled.
+
+        `.settled` files are authoritative. The checkpoint tells what was deleted from what was aborted. It is synced
+        if the offset is within a segment: deleted records before it are still there.
+        """
+        self.deleted_end = offset
         if self.durable:
             start = checkpoint.encode_lines([(offset,)])
             self.unsynced.checkpoints.append((f"{self.directory}/{checkpoint.LOG_START}", start))
+            segment = self.segment_of(offset)
+            if self.policy is not None and segment is not None and segment.base < offset:
+                self.unsynced.syncs_start = True
 
     # -- settling
 
@@ -438,7 +562,7 @@ class Log:
         if segments and offset >= segments[-1].base:
             segment = segments[-1]
         else:
-            index = bisect_right(segments, offset, key=_base_of) - 1
+            index = bisect_right(segments, offset, key=base_of) - 1
             if index < 0:
                 return None
             segment = segments[index]
@@ -458,7 +582,7 @@ class Log:
         while offset <= last:
             segment = self.segment_of(offset)
             if segment is None:
-                index = bisect_right(self.segments, offset, key=_base_of)
+                index = bisect_right(self.segments, offset, key=base_of)
                 if index >= len(self.segments):
                     break
                 offset = self.segments[index].base
@@ -570,6 +694,7 @@ class Log:
             try:
                 self._flush_settled()
                 self.removals.full = False
+                self.refused_errno = None
             except OSError as error:
                 self.on_error(error)
                 self.removals.full = error.errno in FULL
@@ -590,11 +715,13 @@ class Log:
             self.ack_file_writer.flush()
 
     def on_error(self, error: OSError) -> None:
-        """Record a failed write that was not one of batches."""
+        """Record a failed write that was not one of batches. Log it, unless it is the repetition of a failed one."""
         self.error = error
         if error.errno not in DISK_FULL_ERRORS:
             self.failed = True
-        logger.error("%s: a write failed: %s", self.directory, error)
+        if error.errno != self.refused_errno:
+            self.refused_errno = error.errno
+            logger.error("%s: a write failed: %s", self.directory, error)
 
     # -- syncing
 
@@ -610,20 +737,47 @@ class Log:
             settled_too: if False, acknowledgements may wait for a later job unless this one depends on them. They
                 cost a sync of their own, and no confirm promises them.
         """
+        part.is_repeated = self._work_failed
         settled_too = settled_too or self.removals.wanted or self.ack_file_writer.renaming
         self.unsynced.collect(part, settled_too, self.durable, self.failed)
         self.ack_file_writer.collect(part)
         if part.renames and self.directory not in part.directories:
             part.directories.append(self.directory)  # else the new file and its facts could be lost
         part.end_offset = self.segments[-1].end if self.segments else 0  # not `end`: later offsets were not written
-        if self.producers is not None and self.producers.due and not self.failed and self.durable:
-            self.producers.due = False
+        # Without a snapshot, the removal of a segment would lose its producers, and their messages could be sent again.
+        producers = self.producers
+        is_missing = self._snapshot_failed and self.removals.wanted
+        if producers is not None and (producers.due or is_missing) and not self.failed and self.durable:
+            producers.due = self._snapshot_failed = False
             snapshot = (snapshot_path(self.directory, part.end_offset), self.encode_snapshot(part.end_offset))
             part.checkpoints.insert(0, snapshot)  # before the recovery point, and before a segment is removed
         if (
             self.removals.wanted and not self.cleaning and not self.failed
         ):  # acknowledgements of a failed log are not safe
-            self.removals.collect(self.segments, self.start_offset(), part)
+            self.removals.collect(self.segments, self.kept_start(), self.deleted_end, part)
+        if self.capture.used:
+            self._offer_to_journal(part)
+
+    def _offer_to_journal(self, part: SyncPart) -> None:
+        """Offer a part that consists of appended batches alone for the journal. Any other part also syncs what only
+        the journal has: other work may follow its syncs.
+        """
+        unsynced = self.unsynced
+        other = bool(part.closed or part.paths or part.directories) or part.has_work_after_sync()
+        if not other and not self.failed and self.durable and self.segments:
+            unsynced.take_captured(part, self.segments[-1].size)
+        else:
+            unsynced.drop_captured()
+        if not part.journal_path and unsynced.journaled and (other or part.files):
+            unsynced.collect_journaled(part)
+
+    def collect_background(self, part: SyncPart) -> None:
+        """Move what no confirm waits for into `part`: files whose bytes the journal has, and acknowledgements."""
+        part.end_offset = self.segments[-1].end if self.segments else 0
+        self.unsynced.collect_journaled(part)
+        # A rewritten file is synced with its renaming, and segments are removed by a job with their acknowledgements.
+        if not (self.failed or self.removals.wanted or self.ack_file_writer.renaming):
+            self.unsynced.collect_ack_files(part)
 
     def encode_snapshot(self, end: int) -> bytes:
         """Return the snapshot of the producers below offset `end`. There are some."""
@@ -634,9 +788,13 @@ class Log:
         return self.producers.encode(end, {**found, **self._unwritten_aborts})
 
     def stable_end(self) -> int:
-        """Return the last stable offset; without open transactions it is the high watermark."""
+        """Return the last stable offset; without open transactions it is the high watermark.
+
+        Kafka: it is not below the start of the log, whose records were deleted.
+        """
+        end = self.watermark.offset
         transactions = self.transactions
-        return self.watermark.offset if transactions is None else transactions.stable_end(self.watermark.offset)
+        return end if transactions is None else max(transactions.stable_end(end), min(self.deleted_end, end))
 
     def end_transactions(self) -> bool:
         """Settle the messages of aborted transactions whose marker is synced. Return whether there were any.
@@ -677,10 +835,18 @@ class Log:
         for file in part.files:
             file.unpin()
         if part.failed:
-            self.failed = True
+            self._on_sync_failed()
         elif not self.failed:
-            if not self.replicated:
+            if part.unfinished:
+                self._work_failed = self._snapshot_failed = True
+            elif self._work_failed and part.has_work_after_sync():
+                self._work_failed = False
+            if part.journaled:
+                self.watermark.on_journaled(part.end_offset)
+            elif not self.replicated:
                 self.watermark.offset = max(self.watermark.offset, part.end_offset)
+                if part.covers_journal:
+                    self.watermark.on_synced(part.end_offset)
             has_aborted = self.transactions is not None and self.end_transactions()
             if part.directories:
                 self.filesystem.safe_directories.update(self.chain[:-1])
@@ -693,13 +859,32 @@ class Log:
                 if self.removals.wanted:
                     self.unsynced.add_directory(self.directory)
         self.ack_file_writer.synced(part)
+        if self.sealed:
+            self._release_sealed()
+        return has_aborted
+
+    def _on_sync_failed(self) -> None:
+        self.failed = True
+        self.watermark.on_failed()
+
+    def _release_sealed(self) -> None:
         sealed, self.sealed = self.sealed, []
         for segment in sealed:
             if segment.dirty():
                 self.sealed.append(segment)
             else:
                 segment.release()
-        return has_aborted
+
+    def background_synced(self, part: SyncPart) -> None:
+        """Process the result of a job with files of `collect_background`, on the loop."""
+        for file in part.files:
+            file.unpin()
+        if part.failed:
+            self._on_sync_failed()
+        elif not self.failed and part.covers_journal:
+            self.watermark.on_synced(part.end_offset)
+        if self.sealed:
+            self._release_sealed()
 
     def publish(self) -> None:
         """Write the high watermark file for external readers. They read committed messages only."""
@@ -732,6 +917,7 @@ class Log:
         self.transactions = None
         self._unwritten_aborts = {}
         self.start_of_aborted = (-1, -1)
+        self.deleted_end = 0
         self.epochs = []
         self.clean = False
 
@@ -797,5 +983,5 @@ class Log:
         self.durable = False
 
 
-def _base_of(segment: Segment) -> int:
+def base_of(segment: Segment) -> int:
     return segment.base

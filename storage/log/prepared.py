@@ -13,7 +13,7 @@ from librt.strings import BytesWriter
 from mypy_extensions import i64
 
 from amqpd.storage.log.batch import RECORDS_MAX, RECORDS_SIZE_BYTES_MAX
-from amqpd.storage.log.record import RecordRoute, write_record
+from amqpd.storage.log.record import RecordRoute, write_record, write_tombstone
 
 
 @final
@@ -73,6 +73,23 @@ class PreparedTransaction:
         write_record(writer, route, self._open_count, source, properties_start, properties_end, body_start, body_end)
         self._open_count += 1
         self._body_bytes += body_size
+        self.count += 1
+
+    def append_tombstone(self, route: RecordRoute, properties: bytes) -> None:
+        """As `LocalLog.append_tombstone`, but without an offset."""
+        if (
+            not self._one_batch
+            and self._open_count > 0
+            and (
+                self._open_count >= RECORDS_MAX
+                or not self._persistent
+                or len(self._writer) + route.fixed_size + 16 + len(properties) > RECORDS_SIZE_BYTES_MAX
+            )
+        ):
+            self.close()
+        self._persistent = True
+        write_tombstone(self._writer, route, self._open_count, properties)
+        self._open_count += 1
         self.count += 1
 
     def body_bytes(self) -> i64:

@@ -36,7 +36,7 @@ from amqpd.storage.log.batch import (
     decompressed,
     verified_bytes,
 )
-from amqpd.storage.log.log import Log
+from amqpd.storage.log.log import Log, base_of
 from amqpd.storage.log.record import BadRecord, RecordDecoder
 from amqpd.storage.log.segment import Segment
 from amqpd.storage.worker import RANGE_SIZE, ReadAhead, ReadAheadRange
@@ -284,7 +284,7 @@ class LogReader:
     def _seek(self, offset: i64) -> Segment | None:
         """Go to the batch with `offset`, or to one before it. Return None if no live segment has it or a later one."""
         segments = self._log.segments
-        index: i64 = bisect_right(segments, offset, key=_base_of) - 1
+        index: i64 = bisect_right(segments, offset, key=base_of) - 1
         if index < 0:
             index = 0
         while index < len(segments) and (not self._is_wanted(segments[index]) or segments[index].end <= offset):
@@ -298,7 +298,7 @@ class LogReader:
     def _next_segment(self, segment: Segment) -> Segment | None:
         """Return the next segment to read."""
         segments = self._log.segments
-        index: i64 = bisect_right(segments, segment.base, key=_base_of)
+        index: i64 = bisect_right(segments, segment.base, key=base_of)
         while index < len(segments) and not self._is_wanted(segments[index]):
             index += 1
         return segments[index] if index < len(segments) else None
@@ -510,7 +510,3 @@ def _batch_size(data: bytes, at: i64) -> i64:
         return -1
     size: i64 = (read_i64_be(data, at + 8) >> 32) + LENGTH_OVERHEAD
     return size if size >= HEADER_SIZE else 0
-
-
-def _base_of(segment: Segment) -> int:
-    return segment.base

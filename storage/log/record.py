@@ -310,11 +310,36 @@ def value_size(data: bytes, position: i64, end: i64) -> i64:
     return size if size > 0 else 0
 
 
-def read_record(data: bytes, position: i64, end: i64, offset: i64, timestamp_ms: i64, persistent: bool) -> Record:
+def body_and_headers(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
+    """Return the size of the body, 0 for a null value, and the number of headers. `position`: of the key.
+
+    Raises: BadRecord.
+    """
+    size: i64 = 0
+    size, position = read_varint(data, position)
+    if size > 0:
+        position += size
+    body_size: i64 = 0
+    body_size, position = read_varint(data, position)
+    if body_size > 0:
+        position += body_size
+    if position > end:
+        raise BadRecord("a value extends past the end of its record")
+    count: i64 = 0
+    count, _ = read_varint(data, position)
+    return body_size if body_size > 0 else 0, count
+
+
+def read_record(
+    data: bytes, position: i64, end: i64, offset: i64, timestamp_ms: i64, persistent: bool, exact: bool = False
+) -> Record:
     """Return the record with its key at `position` and its last byte before `end`, as it is stored.
 
     The result of a foreign record has its key as routing key, and the headers `exchange` and `properties` if it has
     them. `RecordDecoder` makes a message of it.
+
+    Args:
+        exact: refuse bytes behind the fields. Logs of earlier versions may have such records.
 
     Cost: about 150 ns, and copies of its parts. Raises: BadRecord.
     """
@@ -367,6 +392,8 @@ def read_record(data: bytes, position: i64, end: i64, offset: i64, timestamp_ms:
             position += size
     if position > end:
         raise BadRecord("the fields of a record extend past its end")
+    if exact and position < end:  # Java's consumers do not read on behind such a record
+        raise BadRecord("bytes follow the fields of a record")
     record = Record(offset, timestamp_ms, exchange, key, properties, value, persistent)
     record.foreign = foreign
     if value_bytes < 0:
@@ -518,7 +545,7 @@ class RecordViews:
         return (read_i64_le(self._packed, index * _PLACE_SIZE + 16) & 0xFFFF_FFFF) - 1
 
     def shared_fields_index(self, index: i64) -> i64:
-        """Return the index of its `SharedFields` in `alikes`."""
+        """Return the index of its `SharedFields` in `shared_fields`."""
         return read_i64_le(self._packed, index * _PLACE_SIZE + 24)
 
     def body(self, index: i64) -> bytes:
@@ -564,14 +591,16 @@ class RecordDecoder:
 
     Args:
         converts: make messages of foreign records. False: return them as they are stored.
+        exact: as for `read_record`.
 
     Attributes:
         work_bytes: what the headers of foreign records since the last reset count for read limits, because their
             conversion takes much longer than a copy of their bytes.
     """
 
-    def __init__(self, converts: bool = True) -> None:
+    def __init__(self, converts: bool = True, exact: bool = False) -> None:
         self._converts: bool = converts
+        self._exact: bool = exact
         self.work_bytes: i64 = 0
         # The time of the previous record if its properties have it, because it was converted.
         self._timestamp_ms: i64 = _ANY_TIME
@@ -678,7 +707,7 @@ class RecordDecoder:
     def _read_new(
         self, data: bytes, position: i64, end: i64, offset: i64, timestamp_ms: i64, persistent: bool
     ) -> Record:
-        record = read_record(data, position, end, offset, timestamp_ms, persistent)
+        record = read_record(data, position, end, offset, timestamp_ms, persistent, self._exact)
         if record.foreign and self._converts:
             headers, left = read_headers(data, position)
             self.work_bytes += len(headers) * HEADER_WORK_BYTES

@@ -474,6 +474,10 @@ def read_checkpoints(state: RecoveryState, names: list[str]) -> None:
     log.watermark.offset = checkpoint.read_high_watermark(state.filesystem, f"{directory}/{checkpoint.HIGH_WATERMARK}")
     state.clean = checkpoint.read_clean(state.filesystem, f"{directory}/{checkpoint.CLEAN_SHUTDOWN}")
     log.clean = checkpoint.CLEAN_SHUTDOWN in names
+    if checkpoint.LOG_START not in names:
+        return
+    for (start,) in checkpoint.read_lines(state.filesystem, f"{directory}/{checkpoint.LOG_START}", 1):
+        log.deleted_end = start
 
 
 def load_segments(state: RecoveryState, names: list[str]) -> Generator[None, None, None]:
@@ -699,7 +703,7 @@ class RecoveredLog:
     ) -> None:
         self.store = store
         self.callbacks: list[Callable[[], None]] = []
-        self.is_reported = False  # `waiting` was called
+        self.is_reported = False  # the callbacks were called
         self._state = state  # None: the log is new
         self._boot = boot
         self._power_cut = power_cut
@@ -850,6 +854,8 @@ def _steps(
     yield from check_tail(state)
     yield from apply_entries(state)
     complete_replay(state)
+    if log.deleted_end > log.start_offset():
+        log.deleted_end = 0  # a power cut has left the checkpoint and not what it says
     for segment, first, last in find_missing(log, state.entries, state.clean is not None):
         state.lost.append((first, last))
         if segment is not None and segment not in state.rewrite:

@@ -31,7 +31,6 @@ from amqpd.storage.log.batch import (
     HEADER_SIZE,
     LOG_APPEND_TIME,
     TRANSACTIONAL,
-    BadRecord,
     BatchHeader,
     body_size_bytes,
     crc_fits,
@@ -40,6 +39,7 @@ from amqpd.storage.log.batch import (
     missing_offsets,
 )
 from amqpd.storage.log.producer_state import Producers
+from amqpd.storage.log.record import BadRecord
 from amqpd.storage.log.segment import OffsetIndex, Segment
 from amqpd.storage.log.transactions import Transactions
 

@@ -166,7 +166,7 @@ class Segment:
         size: bytes of whole batches in its `.log`.
         body_bytes: size of all bodies in it.
         settled_body_bytes: size of the settled bodies.
-        settled_transient_bytes: the part of it that belongs to transient messages, without those in `transient_gone`.
+        settled_transient_bytes: the part of it that belongs to transient messages, without those in `acked_transient`.
             A scan would count them again.
         settled_size: bytes of the `.settled` file; 0: there is none; -1: it must be rewritten.
         unwritten_entries: entries for the `.settled` file, written at the end of the turn.
@@ -497,7 +497,7 @@ class Segment:
         says.
 
         Args:
-            offset: in the range of `transient_gone`.
+            offset: in the range of `acked_transient`.
             body_bytes: size of their bodies.
         """
         parts = self.acked_transient

@@ -118,6 +118,8 @@ def _write_run(log: Log, segment: Segment, batches: list[ClosedBatch], start: in
                         raise OSError(errno.ENOSPC, "short write")
                     done += more
                     written += more
+        if log.capture.on and log.capture.take(written):
+            log.unsynced.capture(file, segment.size, parts, written)
     except OSError as error:
         log.error = error
     log.unsynced.add_log_file(file)
@@ -147,6 +149,7 @@ def _fill_gap(log: Log, segment: Segment, offset: int) -> None:
 
 
 def _cut_file(log: Log, file: OpenFile, size: int) -> None:
+    log.unsynced.drop_captured()  # the journal must not get bytes that are cut off
     try:
         log.filesystem.truncate(file.fd, size)
     except OSError as error:
@@ -191,16 +194,20 @@ def finish(log: Log) -> None:
         log.on_error(error)
 
 
-def mark_clean(log: Log, delivered: int) -> None:
-    """Write the clean-shutdown mark. Everything else is written and synced.
+def needs_mark(log: Log) -> bool:
+    """Return whether a clean stop must write the log's clean-shutdown mark."""
+    return log.durable and log.begun and not log.failed and bool(log.segments)
+
+
+def mark_clean(log: Log, delivered: int, *, sync: bool) -> None:
+    """Write the clean-shutdown mark of a log that needs it. Everything else is written and synced.
 
     Args:
         delivered: the exact highest offset that was delivered.
+        sync: sync the mark. A mark that a power cut damages costs time at the next start.
 
     Raises: OSError.
     """
-    if not log.durable or not log.begun or log.failed or not log.segments:
-        return
     if log.watermark.unpublished:
         log.publish()
     if log.producers is not None:
@@ -209,4 +216,4 @@ def mark_clean(log: Log, delivered: int) -> None:
     active = log.segments[-1]
     path = f"{log.directory}/{checkpoint.CLEAN_SHUTDOWN}"
     mark = checkpoint.encode_clean(log.end, active.base, active.size, delivered)
-    log.filesystem.replace_file(path, mark, sync=True)
+    log.filesystem.replace_file(path, mark, sync=sync)

@@ -89,18 +89,21 @@ class Table(NamedTuple):
         encoded: dict[str, Plain] = {}
         for (name, kind), value in zip(self.columns[1:] if has_digest else self.columns, row, strict=True):
             if isinstance(value, str):
-                raw = value.encode("utf-8", "surrogateescape" if kind is ColumnType.KEY else "strict")
-                if kind is ColumnType.NAME and len(value) > NAME_LENGTH:
+                if kind is _KEY:
+                    encoded[name] = value.encode("utf-8", "surrogateescape")
+                    continue
+                if len(value) > NAME_LENGTH and kind is _N:
                     # SQLite would store it; other databases refuse or, worse, truncate it.
                     raise ValueError(f"{self.name}.{name}: longer than {NAME_LENGTH} characters")
-                # Text was encoded too, because every driver refuses a lone surrogate, each with its own error.
-                encoded[name] = raw if kind is ColumnType.KEY else value
-            elif isinstance(value, tuple):
-                encoded[name] = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+                if not value.isascii():
+                    value.encode()  # every driver refuses a lone surrogate, each with its own error
+                encoded[name] = value
             elif isinstance(value, bool):
                 encoded[name] = int(value)
             elif isinstance(value, int | bytes):
                 encoded[name] = value
+            elif isinstance(value, tuple):
+                encoded[name] = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
             else:
                 raise ValueError(f"{self.name}.{name}: cannot store {type(value).__name__}")
         if has_digest:
@@ -195,6 +198,7 @@ HEADER_TABLE: Final = "amqpd_metadata"
 """Table of (name, value) with `instance_id` and `schema_version`. It marks a database of amqpd."""
 
 _N, _T, _B, _X = ColumnType.NAME, ColumnType.TEXT, ColumnType.BOOL, ColumnType.BYTES
+_KEY: Final = ColumnType.KEY
 
 # Parents precede children: rows are read, and first rows written, in this order.
 TABLES: Final[tuple[Table, ...]] = (

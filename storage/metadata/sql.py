@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,6 +45,8 @@ _TYPES: Final[dict[ColumnType, sa.types.TypeEngine[Any]]] = {
     ColumnType.LONG: sa.BigInteger(),
 }
 
+_BINDINGS: Final = TABLE_OF[BindingRow].name
+
 
 def core_schema() -> sa.MetaData:
     """Return `schema.TABLES` as SQLAlchemy tables."""
@@ -77,12 +78,12 @@ class SqlAlchemyTables:
     """The metadata in one SQLAlchemy engine, used by one thread at a time.
 
     Raises sqlalchemy.exc.SQLAlchemyError, which store.py translates.
+
+    Args:
+        url: an SQLAlchemy URL, or the path of an SQLite file.
     """
 
     def __init__(self, url: str | Path) -> None:
-        """Args:
-        url: an SQLAlchemy URL, or the path of an SQLite file.
-        """
         address = sa.URL.create("sqlite", database=str(url)) if isinstance(url, Path) else sa.make_url(url)
         # pool_pre_ping detects a connection dropped by the server before a group is written.
         self._engine = sa.create_engine(address, pool_pre_ping=True, hide_parameters=True)
@@ -95,6 +96,7 @@ class SqlAlchemyTables:
         self._schema = core_schema()
         self._puts = {table.name: self._put_statement(table) for table in TABLES}
         self._deletes = {table.name: self._delete_statement(table) for table in TABLES}
+        self._delete_bindings = {kind: self._delete_bindings_statement(kind) for kind in ("queue", "exchange")}
 
     def header(self) -> dict[str, str] | None:
         """Return the header table, None if it does not exist."""
@@ -171,18 +173,43 @@ class SqlAlchemyTables:
         self._engine.dispose()
 
     def _apply(self, connection: sa.Connection, changes: Iterable[Change]) -> None:
-        for (kind, table), run in groupby(changes, _statement_key):
-            if kind is DeleteBindings:
-                for change in run:
-                    assert isinstance(change, DeleteBindings)
-                    connection.execute(self._delete_bindings(change))
-                continue
-            rows = [table.encode(change.row) for change in run if not isinstance(change, DeleteBindings)]
-            if kind is Put:
-                self._put(connection, table, rows)
+        """Apply changes. The order of changes to different rows can differ.
+
+        So a thousand queues with their bindings take two statements.
+        """
+        put: dict[str, list[Row]] = {}
+        deleted: dict[str, list[Row]] = {}
+        ends: dict[str, list[DeleteBindings]] = {}
+        for change in changes:
+            # Deletions are executed first. One that comes after a row that it can take with it must follow.
+            if (put and isinstance(change, Delete)) or (_BINDINGS in put and isinstance(change, DeleteBindings)):
+                self._execute(connection, put, deleted, ends)
+                put, deleted, ends = {}, {}, {}
+            if isinstance(change, DeleteBindings):
+                ends.setdefault(change.kind, []).append(change)
             else:
-                keys = [{f"key_{name}": row[name] for name in table.key} for row in rows]
+                rows = put if isinstance(change, Put) else deleted
+                rows.setdefault(TABLE_OF[type(change.row)].name, []).append(change.row)
+        self._execute(connection, put, deleted, ends)
+
+    def _execute(
+        self,
+        connection: sa.Connection,
+        put: dict[str, list[Row]],
+        deleted: dict[str, list[Row]],
+        ends: dict[str, list[DeleteBindings]],
+    ) -> None:
+        """Execute one statement for each table and kind of change. put, deleted: rows by the names of their tables."""
+        for kind, gone in ends.items():
+            names = [{"key_vhost": each.vhost, "key_name": each.name} for each in gone]
+            connection.execute(self._delete_bindings[kind], names)
+        for table in TABLES:  # parents first
+            if table.name in deleted:
+                encoded = [table.encode(row) for row in deleted[table.name]]
+                keys = [{f"key_{name}": row[name] for name in table.key} for row in encoded]
                 connection.execute(self._deletes[table.name], keys)
+            if table.name in put:
+                self._put(connection, table, [table.encode(row) for row in put[table.name]])
 
     def _put(self, connection: sa.Connection, table: Table, rows: Sequence[dict[str, Plain]]) -> None:
         upsert = self._puts[table.name]
@@ -215,20 +242,12 @@ class SqlAlchemyTables:
         target = self._schema.tables[table.name]
         return target.delete().where(*(target.c[name] == sa.bindparam(f"key_{name}") for name in table.key))
 
-    def _delete_bindings(self, change: DeleteBindings) -> sa.Delete:
-        bindings = self._schema.tables[TABLE_OF[BindingRow].name]
-        ends_there = sa.and_(bindings.c.destination == change.name, bindings.c.destination_type == change.kind)
-        condition = ends_there if change.kind == "queue" else sa.or_(ends_there, bindings.c.source == change.name)
-        return bindings.delete().where(bindings.c.vhost == change.vhost, condition)
-
-
-def _statement_key(change: Change) -> tuple[type[Change], Table]:
-    """Return the key by which neighbouring changes are joined into one statement."""
-    if isinstance(change, Put):
-        return Put, TABLE_OF[type(change.row)]
-    if isinstance(change, Delete):
-        return Delete, TABLE_OF[type(change.row)]
-    return DeleteBindings, TABLE_OF[BindingRow]
+    def _delete_bindings_statement(self, kind: str) -> sa.Delete:
+        bindings = self._schema.tables[_BINDINGS]
+        name: sa.BindParameter[str] = sa.bindparam("key_name")
+        ends_there = sa.and_(bindings.c.destination == name, bindings.c.destination_type == kind)
+        condition = ends_there if kind == "queue" else sa.or_(ends_there, bindings.c.source == name)
+        return bindings.delete().where(bindings.c.vhost == sa.bindparam("key_vhost"), condition)
 
 
 def _sqlite_connected(connection: Any, _record: object) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -59,7 +59,6 @@ class SparkEngine(ExportEngine):
         memory: str = "1g",
         rows_in_jvm: bool = False,
         session: SparkSession | None = None,
-        settings: Mapping[str, str] | None = None,
         starting: Callable[[], None] = lambda: None,
     ) -> None:
         self._log = log
@@ -68,7 +67,6 @@ class SparkEngine(ExportEngine):
         self._rows_in_jvm = rows_in_jvm
         self._spark = session
         self._owns_session = session is None
-        self._settings = settings or {}
         self._starting = starting
 
     def start(self) -> None:
@@ -85,7 +83,7 @@ class SparkEngine(ExportEngine):
                 name="amqpctl export",
                 memory=self._memory,
                 quick=not self._rows_in_jvm,
-                settings={**SETTINGS, **self._settings},
+                settings=SETTINGS,
                 log=self._log,
                 shielded=True,
             )

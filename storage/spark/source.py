@@ -15,7 +15,6 @@ finds the class through the module `pyspark_amqp`, or through `register`.
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from contextlib import closing
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -32,7 +31,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import DataType, StructType
 
 from amqpd.storage.export import offsets
-from amqpd.storage.export.arrow import Decoder, PartReader
+from amqpd.storage.export.arrow import batches
 from amqpd.storage.export.columns import COLUMNS, UnknownColumn, ddl
 from amqpd.storage.export.options import BadOption, ReadOptions, parse
 from amqpd.storage.export.plan import LogPartition
@@ -91,18 +90,7 @@ class _Columns:
                 raise UnknownColumn(f"column '{field.name}' is {kind}, not {_kind(field.dataType)}")
 
     def read_part(self, part: LogPartition) -> Iterator[Any]:
-        options = self.options
-        schema = to_arrow_schema(self.wanted, timezone="UTC")
-        decoder = Decoder(part.queue.vhost, part.queue.queue, self.wanted.names, schema)
-        with closing(options.source.open(part.queue)) as files:
-            yield from PartReader(
-                files,
-                part,
-                decoder,
-                batch_rows=options.batch_rows,
-                check_crc=options.check_crc,
-                fail_on_data_loss=options.fail_on_data_loss,
-            ).batches()
+        return batches(self.options, part, to_arrow_schema(self.wanted, timezone="UTC"))
 
 
 class AmqpReader(_Columns, DataSourceReader):
