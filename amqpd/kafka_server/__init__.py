@@ -3,7 +3,6 @@
     server.py             the listener, and the state that all connections share
     connection.py         one socket: frames, requests in order, replies in the same order
     messages.py           requests and responses as Python objects
-    body_writer.py        encoder of long responses
     sasl.py               logins
     topics.py             streams as topics: Metadata, DescribeCluster
     topic_admin.py        CreateTopics, DeleteTopics, DescribeConfigs

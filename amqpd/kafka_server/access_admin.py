@@ -6,7 +6,7 @@ those parts that are: `.*` as the resource `*`, `^name$` and `^(a|b)$` as LITERA
 not shown are counted in the error message, with error code 0. ACLs cannot be created or deleted:
 
     permission   operations on topics of these names
-    configure    CREATE, DELETE, ALTER_CONFIGS; DELETE on groups
+    configure    CREATE, DELETE, ALTER, ALTER_CONFIGS; DELETE on groups
     write        WRITE
     read         READ; READ on groups
 
@@ -41,7 +41,8 @@ from amqpd.kafka_server.messages import (
     UNSUPPORTED_SASL_MECHANISM,
     api_types,
 )
-from amqpd.kafka_server.topics import ALTER_CONFIGS, CREATE, DELETE, READ, WRITE, check_count
+from amqpd.kafka_server.pace import Steps
+from amqpd.kafka_server.topics import ALTER, ALTER_CONFIGS, CREATE, DELETE, READ, WRITE, check_count
 from amqpd.storage.metadata.store import MetadataError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ SHOWN_MAX: Final = 10_000
 """Most permissions or users that are described, at some 10 us each."""
 
 _OPERATIONS: Final[tuple[tuple[Kind, int, tuple[int, ...]], ...]] = (
-    ("configure", TOPIC, (CREATE, DELETE, ALTER_CONFIGS)),
+    ("configure", TOPIC, (CREATE, DELETE, ALTER, ALTER_CONFIGS)),
     ("write", TOPIC, (WRITE,)),
     ("read", TOPIC, (READ,)),
     ("read", GROUP, (READ,)),
@@ -128,7 +129,7 @@ def _matches(request: Any, kind: int, resource: ResourcePattern) -> bool:
     return resource.name == "*" or (resource.type == PREFIXED and name.startswith(resource.name))
 
 
-def _describe_acls(call: Call) -> None:
+def _describe_acls(call: Call) -> Steps[None]:
     request = call.request
     if not _is_administrator(call):
         call.reply({"error_code": CLUSTER_AUTHORIZATION_FAILED, "error_message": NOT_ADMINISTRATOR, "resources": []})
@@ -142,6 +143,7 @@ def _describe_acls(call: Call) -> None:
     found: dict[tuple[int, ResourcePattern], list[dict[str, Any]]] = {}
     others = 0
     for row in rows:
+        yield
         principal = f"User:{row.user}"
         if request.principal_filter not in (None, principal):
             continue
@@ -186,7 +188,7 @@ def _delete_acls(call: Call) -> None:
 # -- SCRAM credentials -------------------------------------------------------------------------------------------------
 
 
-def _describe_scram(call: Call) -> None:
+def _describe_scram(call: Call) -> Steps[None]:
     if not _is_administrator(call):
         call.reply(
             {"error_code": CLUSTER_AUTHORIZATION_FAILED, "error_message": NOT_ADMINISTRATOR, "results": []},
@@ -202,6 +204,7 @@ def _describe_scram(call: Call) -> None:
         call.reply({"error_code": INVALID_REQUEST, "error_message": text, "results": []})
         return
     for name, count in counts.items():
+        yield
         found = {number: auth.scram_credentials(name, mechanism) for number, mechanism in _MECHANISMS.items()}
         infos = [
             {"mechanism": number, "iterations": each.iterations} for number, each in found.items() if each is not None

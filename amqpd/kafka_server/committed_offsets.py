@@ -24,20 +24,24 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Final, NamedTuple
 
-from amqpd.kafka_server.compacted_log import CompactedLog, LogHost
+from amqpd.kafka_server.compacted_log import CompactedLog, LogHost, LogRecord
 
 DIRECTORY: Final = "kafka-offsets"
 QUEUE_ID: Final = "0" * 31 + "2"
 """In the log's queue.json; no random id is equal to it."""
-METADATA_BYTES_MAX: Final = 4096
+METADATA_MAX: Final = 4096
+"""Characters. Kafka: offset.metadata.max.bytes, which counts characters."""
 VHOST_BYTES_MAX: Final = 64 << 20
 """Memory of the offsets of one vhost."""
 ENTRY_BYTES: Final = 300
 REMOVALS_PER_TURN: Final = 200
+PENDING_MAX: Final = 10_000
+"""Offsets of a transaction in one group."""
 
 _VERSION: Final = b"\x01"
 _PENDING_VERSION: Final = b"\x02"
@@ -73,7 +77,8 @@ class CommittedOffset(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        return ENTRY_BYTES + len(self.metadata)
+        """The memory, at most: 4 bytes for a character that is not ASCII."""
+        return ENTRY_BYTES + len(self.metadata) * (1 if self.metadata.isascii() else 4)
 
 
 GroupOffsets = dict[tuple[str, int], CommittedOffset]
@@ -183,6 +188,14 @@ class CommittedOffsets(CompactedLog):
     def vhost_ids(self) -> list[str]:
         return list(self._tables)
 
+    def has_pending_room(self, producer_id: int, offsets: Sequence[tuple[OffsetKey, CommittedOffset]]) -> bool:
+        """Return whether a producer's transaction may have these offsets of one group, too."""
+        if not offsets:
+            return True
+        first = offsets[0][0]
+        pending = self._pending.get((first.vhost_id, first.group), {}).get(producer_id, {})
+        return len(pending.keys() | {(key.topic, key.partition) for key, _ in offsets}) <= PENDING_MAX
+
     def has_room(self, vhost_id: str, size_bytes: int) -> bool:
         """Return whether the vhost may have so many bytes more."""
         return self._sizes.get(vhost_id, 0) + size_bytes <= VHOST_BYTES_MAX
@@ -195,8 +208,8 @@ class CommittedOffsets(CompactedLog):
         `done(True)` is called when the changes are synced and visible; `done(False)` if they could not be written. Then
         none of them is visible.
         """
-        records = [(encode_key(key), None if value is None else encode_value(value)) for key, value in changes]
-        self.append(records, partial(self._changed, changes, done))
+        records = ((encode_key(key), None if value is None else encode_value(value)) for key, value in changes)
+        self.append(len(changes), records, partial(self._changed, changes, done))
 
     def _changed(
         self,
@@ -235,10 +248,10 @@ class CommittedOffsets(CompactedLog):
         self, producer_id: int, offsets: Sequence[tuple[OffsetKey, CommittedOffset]], done: Callable[[bool], None]
     ) -> None:
         """Add offsets to a producer's transaction. They are pending at once; `done` as for `change`."""
-        records = [(encode_pending_key(key, producer_id), encode_value(value)) for key, value in offsets]
+        records = ((encode_pending_key(key, producer_id), encode_value(value)) for key, value in offsets)
         for key, value in offsets:
             self._set_pending(key, producer_id, value)
-        self.append(records, partial(self._added, producer_id, offsets, done))
+        self.append(len(offsets), records, partial(self._added, producer_id, offsets, done))
 
     def _added(
         self,
@@ -261,11 +274,13 @@ class CommittedOffsets(CompactedLog):
             done(True)
             return
         keys = [OffsetKey(vhost_id, group, *place) for place in pending]
-        records: list[tuple[bytes, bytes | None]] = [(encode_pending_key(key, producer_id), None) for key in keys]
+        records: Iterator[LogRecord] = ((encode_pending_key(key, producer_id), None) for key in keys)
+        count = len(keys)
         if commits:
             values = zip(keys, pending.values(), strict=True)
-            records += [(encode_key(key), encode_value(value)) for key, value in values]
-        self.append(records, partial(self._completed, keys, producer_id, commits, done))
+            records = chain(records, ((encode_key(key), encode_value(value)) for key, value in values))
+            count *= 2
+        self.append(count, records, partial(self._completed, keys, producer_id, commits, done))
 
     def _completed(
         self, keys: list[OffsetKey], producer_id: int, commits: bool, done: Callable[[bool], None], safe: bool

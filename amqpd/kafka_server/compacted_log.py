@@ -7,17 +7,20 @@ A change is appended at once, and becomes visible when it is synced, so no clien
 failed write changes nothing. If the log refuses everything after a failed sync, changes fail until the next start, and
 the content stays readable.
 
-The log is opened and read in slices of the event loop.
+The log is opened and read in slices of the event loop. A change with many records is encoded in slices, too, and then
+appended as a whole; changes that come meanwhile wait for it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from amqpd.storage.log.prepared import PreparedTransaction
 from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.queue_log import LogFailed, LogUnusable
 from amqpd.storage.retention_policy import CleanerPolicy, RetentionPolicy
@@ -34,18 +37,56 @@ SEGMENT_BYTES: Final = 16 << 20
 SEGMENT_AGE_MS: Final = 24 * 3_600_000
 SLICE_BYTES: Final = 64 * 1024
 RETRY_MS: Final = 5000
+RECORDS_AT_ONCE: Final = 200
+"""Records of a change that are encoded in one slice, at some 5 us each."""
 
 _NO_PROPERTIES: Final = b"\0\0"
 
 
 @dataclass(frozen=True)
 class LogHost:
-    """Services of the broker for a compacted log. now_ms: returns monotonic milliseconds."""
+    """Services of the broker for a compacted log.
+
+    Attributes:
+        later: calls a function when there is time for a slice.
+        now_ms: returns monotonic milliseconds.
+    """
 
     storage: Storage
     turn: LoopTurn
     call_soon: Callable[[Callable[[], None]], object]
+    later: Callable[[Callable[[], None]], object]
     now_ms: Callable[[], int]
+
+
+LogRecord = tuple[bytes, bytes | None]
+"""Key and value; None removes the key."""
+
+
+class _Change:
+    """A change that waits, because it, or one before it, has many records.
+
+    Attributes:
+        records: not encoded yet.
+        done: see `CompactedLog.append`.
+    """
+
+    def __init__(self, count: int, records: Iterator[LogRecord], done: Callable[[bool], None]) -> None:
+        self.count = count
+        self.records = records
+        self.done = done
+        self.prepared = PreparedTransaction()
+
+    def prepare_some(self) -> bool:
+        """Encode some records. Return whether all are encoded."""
+        prepared = self.prepared
+        for _, (key, value) in zip(range(RECORDS_AT_ONCE), self.records, strict=False):
+            if value is None:
+                prepared.append_tombstone(RecordRoute(b"", key), _NO_PROPERTIES)
+            else:
+                data = _NO_PROPERTIES + value
+                prepared.append(RecordRoute(b"", key), data, 0, 2, 2, len(data), True)
+        return prepared.count == self.count
 
 
 class CompactedLog:
@@ -74,6 +115,7 @@ class CompactedLog:
         self.call_soon = host.call_soon
         self._storage = host.storage
         self._turn = host.turn
+        self._later = host.later
         self._now_ms = host.now_ms
         self._loaded = loaded
         self._store: LocalLog | None = None
@@ -81,7 +123,8 @@ class CompactedLog:
         self._position = self._end = 0
         self._is_loading = False
         self._retry_ms = 0
-        self._open_changes = 0  # appended, and neither synced nor failed
+        self._open_changes = 0  # neither synced nor failed
+        self._changes: deque[_Change] = deque()  # not appended yet
 
     # -- for subclasses
 
@@ -173,47 +216,100 @@ class CompactedLog:
 
     # -- changes
 
-    def append(self, records: Sequence[tuple[bytes, bytes | None]], done: Callable[[bool], None]) -> None:
+    def append(self, count: int, records: Iterable[LogRecord], done: Callable[[bool], None]) -> None:
         """Append keys with values, or with None to remove them.
 
         `done(True)` is called when all are synced; `done(False)` if they could not be written. After a crash the log
         has all of them or none.
+
+        Args:
+            count: the number of records.
+            records: made one by one, maybe later.
         """
-        store = self._store
-        if not records:
+        if not count:
             done(True)
             return
-        assert self.is_loaded and store is not None
+        assert self.is_loaded
+        self._open_changes += 1
+        if count <= RECORDS_AT_ONCE and not self._changes:
+            self._append(count, records, done)
+            return
+        self._changes.append(_Change(count, iter(records), done))
+        if len(self._changes) == 1:
+            self._later(self._prepare)
+
+    def _append(self, count: int, records: Iterable[LogRecord], done: Callable[[bool], None]) -> None:
+        store = self._store
+        assert store is not None
+        encoded = list(records)  # before the log's transaction begins: it must end
         try:
-            if len(records) > 1:
+            if count > 1:
                 store.begin_transaction()
-            for key, value in records:
+            for key, value in encoded:
                 route = RecordRoute(b"", key)
                 if value is None:
                     offset = store.append_tombstone(route, _NO_PROPERTIES)
                 else:
                     offset = store.append_parts(route, _NO_PROPERTIES, value, True)
-            if len(records) > 1:
+            if count > 1:
                 store.end_transaction()
         except (LogFailed, OSError) as error:
-            self._on_refused(error)
-            done(False)
+            self._refuse(error, done)
             return
+        self._wait(offset, done)
+
+    def _prepare(self) -> None:
+        """Encode some records of the first change that waits, and append it when all are."""
+        if self.is_stopped:
+            return
+        change = self._changes.popleft()
+        try:
+            if change.count <= RECORDS_AT_ONCE:
+                self._append(change.count, change.records, change.done)
+            elif change.prepare_some():
+                self._append_prepared(change)
+            else:
+                self._changes.appendleft(change)
+        finally:
+            if self._changes:
+                self._later(self._prepare)
+
+    def _append_prepared(self, change: _Change) -> None:
+        store = self._store
+        assert store is not None
+        change.prepared.close()
+        try:
+            store.append_prepared(change.prepared)
+        except (LogFailed, OSError) as error:
+            self._refuse(error, change.done)
+            return
+        self._wait(store.next_offset - 1, change.done)
+
+    def _wait(self, offset: int, done: Callable[[bool], None]) -> None:
+        assert self._store is not None
         self._turn.schedule()
-        self._open_changes += 1
-        store.when_safe(offset, partial(self._appended, done))
+        self._store.when_safe(offset, partial(self._appended, done))
+
+    def _refuse(self, error: Exception, done: Callable[[bool], None]) -> None:
+        self._on_refused(error)
+        self._end_change(done, False)
 
     def _appended(self, done: Callable[[bool], None], safe: bool) -> None:
-        self._open_changes -= 1
         if not safe:
             self._on_refused(OSError("the write or its sync failed"))
-        done(safe)
+        self._end_change(done, safe)
         self._turn.schedule()
+
+    def _end_change(self, done: Callable[[bool], None], safe: bool) -> None:
+        self._open_changes -= 1
+        done(safe)
 
     def after_changes(self, call: Callable[[], None]) -> None:
         """Call the function when all changes so far are visible or have failed: at once if there are none."""
         store = self._store
-        if self._open_changes == 0 or store is None:
+        if self._changes:
+            self._changes[-1].done = _both(self._changes[-1].done, call)
+        elif self._open_changes == 0 or store is None:
             call()
         else:
             store.when_safe(store.next_offset - 1, lambda _safe: call())
@@ -222,5 +318,16 @@ class CompactedLog:
         log.error("the %s cannot be changed: %s", self.content, error)
 
     def stop(self) -> None:
-        """Read nothing more: the broker stops. Changes are still synced and answered."""
+        """Read and append nothing more: the broker stops. Changes that are appended are still synced and answered."""
         self.is_stopped = True
+        self._changes.clear()  # their clients are disconnected, and the log is closed before their turn
+
+
+def _both(done: Callable[[bool], None], call: Callable[[], None]) -> Callable[[bool], None]:
+    """Return a function that calls `done`, then `call`."""
+
+    def both(safe: bool) -> None:
+        done(safe)
+        call()
+
+    return both

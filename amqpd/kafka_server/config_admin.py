@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.broker.queue.arguments import rules_of
 from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.pending import DeclarationPending
-from amqpd.kafka_server.body_writer import BodyWriter
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.messages import (
     INVALID_CONFIG,
@@ -27,6 +26,7 @@ from amqpd.kafka_server.messages import (
     TOPIC_AUTHORIZATION_FAILED,
     api_types,
 )
+from amqpd.kafka_server.request_reader import BodyWriter
 from amqpd.kafka_server.topic_configs import (
     CLEANUP,
     CONFIGS,

@@ -4,7 +4,8 @@ Requests are handled in the order in which they arrive, and so are the replies s
 for new records, holds back the ones after it. A connection reads on meanwhile, until REQUESTS_MAX requests wait.
 
 Handlers run in the call of the event loop that received the request. They make no tasks: a handler that must wait
-keeps the `Call`, and calls `reply` later.
+keeps the `Call`, and calls `reply` later. A handler with much work returns steps (pace.py), which continue in later
+turns; the connection handles no further request meanwhile. Decoding and encoding are such steps, too.
 
 Before the login a client may send ApiVersions, SaslHandshake and SaslAuthenticate. A client that sends another request
 is logged in as the user of its TLS certificate or as `kafka.anonymous_user`. So is a client that has sent only
@@ -27,6 +28,7 @@ import logging
 import socket
 import struct
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
@@ -34,17 +36,19 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from amqpd.broker.events import KAFKA_PROTOCOL
 from amqpd.broker.flow.timers import CallTimer
 from amqpd.connection import peer_certificate
+from amqpd.kafka_server.message_schema import decode_steps, encode_steps
 from amqpd.kafka_server.messages import (
     API_VERSIONS,
     NONE,
     UNSUPPORTED_VERSION,
     MalformedRequest,
     RequestHeader,
-    decode_body,
-    encode_response,
     frame_of,
     read_header,
 )
+from amqpd.kafka_server.pace import Steps
+from amqpd.kafka_server.request_reader import RequestReader
+from amqpd.listeners import address_or_unknown
 
 if TYPE_CHECKING:
     from amqpd.broker.session import Session
@@ -55,7 +59,7 @@ log = logging.getLogger(__name__)
 REQUESTS_MAX: Final = 64
 # Largest request before the login.
 LOGIN_BYTES_MAX: Final = 65536
-# Largest request except Produce: kafka-python needs some 0.3 us a byte.
+# Largest request except Produce.
 DECODED_BYTES_MAX: Final = 1 << 20
 # Limits of the transport's write buffer.
 WRITE_HIGH_BYTES: Final = 1 << 20
@@ -68,9 +72,46 @@ IDLE_MS: Final = 600_000
 STALL_MS: Final = 60_000
 """A client that sends nothing for so long within a request is disconnected."""
 _PRODUCE: Final = 0
+TIME_BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+"""Upper bounds of the buckets of `RequestTimes`."""
 
 _INT32: Final = struct.Struct(">i")
 _INT16: Final = struct.Struct(">h")
+
+
+class RequestTimes:
+    """Times of the requests of one API.
+
+    Attributes:
+        counts: by bucket, one more than TIME_BOUNDS_S.
+    """
+
+    __slots__ = ("counts", "total_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(TIME_BOUNDS_S) + 1)
+        self.total_s = 0.0
+
+
+class RequestStats:
+    """Counters of all connections, closed ones included. They only rise.
+
+    Attributes:
+        by_api: name of the API -> its times. An API without a request is missing.
+    """
+
+    def __init__(self) -> None:
+        self.received_bytes = 0
+        self.sent_bytes = 0
+        self.by_api: dict[str, RequestTimes] = {}
+
+    def on_answered(self, api: str, took_s: float) -> None:
+        """Count a request. took_s: from its arrival to its answer, with the wait of Fetch and JoinGroup."""
+        times = self.by_api.get(api)
+        if times is None:
+            times = self.by_api[api] = RequestTimes()
+        times.counts[bisect_left(TIME_BOUNDS_S, took_s)] += 1
+        times.total_s += took_s
 
 
 class Api(NamedTuple):
@@ -79,6 +120,7 @@ class Api(NamedTuple):
     Attributes:
         first, last: its versions.
         flexible: the first version whose header has tagged fields.
+        handle: called for each request; returns steps if it has much work.
         request, response: kafka-python's types; None if the handler reads and writes the bytes itself.
         before_login: allowed without a login.
     """
@@ -88,7 +130,7 @@ class Api(NamedTuple):
     first: int
     last: int
     flexible: int
-    handle: Callable[[Call], None]
+    handle: Callable[[Call], Steps[None] | None]
     request: Any = None
     response: Any = None
     before_login: bool = False
@@ -132,9 +174,13 @@ class Call:
 
     def reply(self, fields: Mapping[str, Any]) -> None:
         """Answer with these fields of the response's body. Fields that are missing have their defaults."""
+        self.connection.server.pace.run(self.connection, self._reply_steps(fields))
+
+    def _reply_steps(self, fields: Mapping[str, Any]) -> Steps[None]:
+        body = yield from encode_steps(self.api.response, self.header.version, self.is_flexible, fields)
         # The header of an ApiVersions response never has tagged fields.
-        flexible = self.is_flexible and self.api.key != API_VERSIONS
-        self._finish((encode_response(self.api.response, self.header, flexible, fields),))
+        tags = b"\0" if self.is_flexible and self.api.key != API_VERSIONS else b""
+        self._finish((frame_of(self.header.correlation_id, tags, body),))
 
     def reply_bytes(self, *parts: bytes) -> None:
         """Answer with an encoded body, in parts."""
@@ -144,6 +190,10 @@ class Call:
     def reply_untagged(self, body: bytes) -> None:
         """Answer with an encoded body, behind a header without tagged fields (ApiVersions)."""
         self._finish((frame_of(self.header.correlation_id, body),))
+
+    def reply_token(self, token: bytes) -> None:
+        """Answer with a message of SASL, without a header."""
+        self._finish((_INT32.pack(len(token)), token))
 
     def reply_nothing(self) -> None:
         """End the call without an answer (Produce with acks 0)."""
@@ -181,8 +231,10 @@ class KafkaClientConnection(asyncio.Protocol):
         name: for logs and lists, as of AMQP connections.
         local: host and port to which the client has connected.
         received_bytes, sent_bytes: so far.
+        has_waited: it was throttled until now, and has sent no Fetch since.
         mechanism: of the login; "" for an anonymous client.
         sasl: state of the SASL exchange, for sasl.py.
+        token_api: handles the frames until the login, which are messages of SASL without headers (SaslHandshake 0).
         on_close: calls for the end.
     """
 
@@ -197,6 +249,7 @@ class KafkaClientConnection(asyncio.Protocol):
         self.closed = False
         self.mechanism = ""
         self.sasl: object = None
+        self.token_api: Api | None = None
         self.on_close: list[Callable[[], None]] = []
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
@@ -204,6 +257,8 @@ class KafkaClientConnection(asyncio.Protocol):
         self._has_asked = False
         self._reading = True
         self._held = False  # by the server: an alarm
+        self._work_count = 0  # requests and answers with steps left
+        self._is_waiting = False  # for its turn
         self._write_paused = False
         self._login_timer: asyncio.TimerHandle | None = None
         self._certificate: dict[str, Any] = {}
@@ -217,7 +272,7 @@ class KafkaClientConnection(asyncio.Protocol):
         self._bodies_paused = False
         self._read_at_ms = 0
         self._silence_timer = CallTimer(self._on_silence)
-        self._throttled = False  # above a quota
+        self._throttled = self.has_waited = False  # above a quota
         self._throttle_timer = CallTimer(self._end_throttle)
 
     # -- asyncio
@@ -228,8 +283,8 @@ class KafkaClientConnection(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.peer = _address(transport.get_extra_info("peername"))
-        self.local = _address(transport.get_extra_info("sockname"))
+        self.peer = address_or_unknown(transport.get_extra_info("peername"))
+        self.local = address_or_unknown(transport.get_extra_info("sockname"))
         self.name = f"{self.peer[0]}:{self.peer[1]} -> {self.local[0]}:{self.local[1]}"
         timeout_s = self.server.broker.settings.amqp.handshake_timeout_s
         self._login_timer = self.server.broker.loop.call_later(timeout_s, self._no_login)
@@ -278,6 +333,7 @@ class KafkaClientConnection(asyncio.Protocol):
 
     def _read_requests(self) -> None:
         """Handle the requests in the buffer, as far as they are complete and may be handled now."""
+        pace = self.server.pace
         while not self.closed and self._may_handle() and len(self._buffer) >= 4:
             size = _INT32.unpack_from(self._buffer)[0]
             if size > LOGIN_BYTES_MAX and self.session is None and self.sasl is None:
@@ -289,13 +345,35 @@ class KafkaClientConnection(asyncio.Protocol):
                 return
             if len(self._buffer) < 4 + size:
                 break
+            if not pace.may_begin():
+                self._is_waiting = True
+                pace.read_later(self)
+                break
+            begun_s = time.monotonic()
             frame = bytes(memoryview(self._buffer)[4 : 4 + size])
             del self._buffer[: 4 + size]
             self._request_number += 1
             self._handle(frame)
+            pace.count(time.monotonic() - begun_s)
         if not self.closed:
             self._report_unfinished()
             self._update_reading()
+
+    def read_on(self) -> None:
+        """Handle requests again: it is the connection's turn."""
+        self._is_waiting = False
+        self._read_requests()
+
+    def begin_work(self) -> None:
+        """Handle no more requests: one has steps left. Called by `Pace`."""
+        self._work_count += 1
+        self._update_reading()
+
+    def end_work(self) -> None:
+        """Handle requests again when no steps are left. Called by `Pace`."""
+        self._work_count -= 1
+        if not self._work_count:
+            self._read_requests()
 
     @property
     def is_reading(self) -> bool:
@@ -350,6 +428,8 @@ class KafkaClientConnection(asyncio.Protocol):
         """
         if self._ends or self._held or self._throttled or self._write_paused or len(self._calls) >= REQUESTS_MAX:
             return False
+        if self._work_count or self._is_waiting:
+            return False
         return self.session is not None or not self._calls
 
     def _update_reading(self) -> None:
@@ -364,6 +444,11 @@ class KafkaClientConnection(asyncio.Protocol):
         self._reading = wanted
 
     def _handle(self, frame: bytes) -> None:
+        if self.token_api is not None and self.session is None:
+            call = Call(self, self.token_api, RequestHeader(self.token_api.key, 0, 0, self.client_id, 0), frame)
+            self._calls.append(call)
+            self.server.pace.run(self, self._steps(call))
+            return
         try:
             header = read_header(frame)
             api = self.server.apis.get(header.api_key)
@@ -378,19 +463,32 @@ class KafkaClientConnection(asyncio.Protocol):
             self._has_asked = True
             if len(frame) > DECODED_BYTES_MAX and api.key != _PRODUCE:
                 raise MalformedRequest(f"{api.name} of {len(frame)} bytes; at most {DECODED_BYTES_MAX} are accepted")
-            if api.request is not None:
-                call.request = decode_body(api.request, frame, header, call.is_flexible)
-            if self.session is None and not api.before_login:
-                # SASL that was begun must be finished.
-                why = "a request before the login" if self.sasl is not None else self.server.log_in_without_sasl(self)
-                if why:
-                    self.close(why)
-                    return
-            api.handle(call)
+            self.server.pace.run(self, self._steps(call))
         except MalformedRequest as error:
+            self.fail(error)
+
+    def _steps(self, call: Call) -> Steps[None]:
+        """Decode and handle a request. Raises: MalformedRequest."""
+        api = call.api
+        if api.request is not None:
+            reader = RequestReader(call.frame, call.header.size, call.is_flexible)
+            call.request = yield from decode_steps(api.request, call.version, reader)
+        if self.session is None and not api.before_login:
+            # SASL that was begun must be finished.
+            why = "a request before the login" if self.sasl is not None else self.server.log_in_without_sasl(self)
+            if why:
+                self.close(why)
+                return
+        steps = api.handle(call)
+        if steps is not None:
+            yield from steps
+
+    def fail(self, error: Exception) -> None:
+        """Close the connection: a request of it cannot be read, or has found a bug."""
+        if isinstance(error, MalformedRequest):
             self.close(str(error))
-        except Exception:
-            log.exception("a bug in amqpd, please report it", extra=self.log_fields())
+        else:
+            log.error("a bug in amqpd, please report it", exc_info=error, extra=self.log_fields())
             self.close("")
 
     def _refuse_version(self, call: Call) -> None:
@@ -465,6 +563,7 @@ class KafkaClientConnection(asyncio.Protocol):
 
     def _end_throttle(self) -> None:
         self._throttled = False
+        self.has_waited = True
         self._update_reading()
         self._read_requests()
 
@@ -550,13 +649,12 @@ class KafkaClientConnection(asyncio.Protocol):
 
 
 def api_versions(apis: Mapping[int, Api], error_code: int = NONE) -> dict[str, Any]:
-    """Return the body of an ApiVersions response."""
+    """Return the body of an ApiVersions response.
+
+    It has Produce from version 0 on, as that of Kafka 4: librdkafka 2.10 and older do not compress without it.
+    """
     keys = [
-        {"api_key": api.key, "min_version": api.first, "max_version": api.last}
+        {"api_key": api.key, "min_version": 0 if api.key == _PRODUCE else api.first, "max_version": api.last}
         for api in sorted(apis.values(), key=lambda api: api.key)
     ]
     return {"error_code": error_code, "api_keys": keys}
-
-
-def _address(name: Any) -> tuple[str, int]:
-    return (name[0], name[1]) if isinstance(name, tuple) else ("", 0)

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections import Counter
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.kafka_server.assignors import (
     ASSIGNORS,
@@ -58,6 +58,7 @@ from amqpd.kafka_server.messages import (
 
 if TYPE_CHECKING:
     from amqpd.auth.internal_backend import User
+    from amqpd.kafka_server.group_topics import GroupTopics
 
 SESSION_TIMEOUT_MS: Final = 45_000
 HEARTBEAT_MS: Final = 1_000
@@ -113,21 +114,6 @@ class Subscription(NamedTuple):
     @property
     def size_bytes(self) -> int:
         return sum(map(len, self.names)) + NAME_BYTES * (len(self.names) + 1) + len(self.pattern)
-
-
-class TopicTable(Protocol):
-    """The topics that exist."""
-
-    @property
-    def version(self) -> int:
-        """Return a number that changes with each change of the topics."""
-
-    @property
-    def count(self) -> int:
-        """Return the number of topics that a pattern is compared with."""
-
-    def resolve(self, subscription: Subscription) -> Topics:
-        """Return the topics of a subscription that exist."""
 
 
 class MemberHeartbeat(NamedTuple):
@@ -237,7 +223,7 @@ class ConsumerProtocolGroup:
 
     # -- requests
 
-    def heartbeat(self, request: MemberHeartbeat, topics: TopicTable, now_ms: int) -> HeartbeatAnswer:
+    def heartbeat(self, request: MemberHeartbeat, topics: GroupTopics, now_ms: int) -> HeartbeatAnswer:
         """Handle a heartbeat: a member joins, stays or leaves.
 
         Cost: see the module; for a member that has not come to its target some us per partition of it.
@@ -474,7 +460,7 @@ class ConsumerProtocolGroup:
 
     # -- the target assignment
 
-    def _update_target(self, topics: TopicTable, now_ms: int) -> None:
+    def _update_target(self, topics: GroupTopics, now_ms: int) -> None:
         """Compute the target assignment if something has changed and the last one was long enough ago."""
         if topics.version == self._topics_version and self.target_epoch == self.epoch:
             return
@@ -488,7 +474,7 @@ class ConsumerProtocolGroup:
         looked_at = sum(topics.count if each.pattern else len(each.names) for each in self._shared)
         self._update_due_ms = now_ms + (len(self.members) + looked_at + partitions) // COST_PER_MS
 
-    def _resolve(self, topics: TopicTable) -> None:
+    def _resolve(self, topics: GroupTopics) -> None:
         """Look for the topics of all subscriptions. If they have changed, the group epoch rises."""
         is_same = topics.version == self._topics_version
         self._topics_version = topics.version

@@ -43,6 +43,7 @@ from amqpd.kafka_server.messages import (
     UNKNOWN_MEMBER_ID,
     MalformedRequest,
 )
+from amqpd.kafka_server.pace import Steps
 
 if TYPE_CHECKING:
     from amqpd.kafka_server.coordinator import GroupCoordinator
@@ -59,14 +60,14 @@ PARTITION_BYTES: Final = 280
 NO_ROOM: Final = "the groups of this broker need too much memory"
 
 
-def _heartbeat(call: Call) -> None:
-    fields = decode_heartbeat(call.frame, call.header)
+def _heartbeat(call: Call) -> Steps[None]:
+    fields = yield from decode_heartbeat(call.frame, call.header)
     coordinator = call.connection.server.coordinator
     error, message = coordinator.error_for(fields.group_id, call.session), ""
     if error == NONE:
         error, message = _fields_error(fields, call.version)
     if error == NONE and (fields.names is not None or fields.pattern is not None):
-        error, message = _subscription_error(call, fields.names or frozenset())
+        error, message = yield from _subscription_error(call, fields.names or frozenset())
     answer = HeartbeatAnswer(error, message or None) if error else _answer(call, coordinator, fields)
     call.reply_bytes(encode_heartbeat(answer))
 
@@ -90,14 +91,17 @@ def _fields_error(fields: HeartbeatFields, version: int) -> tuple[int, str]:
     return NONE, ""
 
 
-def _subscription_error(call: Call, names: frozenset[str]) -> tuple[int, str]:
+def _subscription_error(call: Call, names: frozenset[str]) -> Steps[tuple[int, str]]:
     """Return why the member may not subscribe to these topics or by a pattern."""
     if len(names) > topics.NAMES_MAX:
         return POLICY_VIOLATION, f"a member can subscribe to {topics.NAMES_MAX} topics by name"
+    for name in names:
+        yield
+        if not topics.is_topic_permitted(call.session, name, "read"):
+            return TOPIC_AUTHORIZATION_FAILED, "the user may not read all of these topics"
+    # After the last step: other members may have joined before.
     if not call.connection.server.coordinator.has_room(Subscription(names).size_bytes):
         return POLICY_VIOLATION, NO_ROOM
-    if not all(topics.is_topic_permitted(call.session, name, "read") for name in names):
-        return TOPIC_AUTHORIZATION_FAILED, "the user may not read all of these topics"
     return NONE, ""
 
 
@@ -138,8 +142,8 @@ def _answer(call: Call, coordinator: GroupCoordinator, fields: HeartbeatFields) 
     return answer
 
 
-def _describe(call: Call) -> None:
-    names = list(dict.fromkeys(decode_describe(call.frame, call.header)))
+def _describe(call: Call) -> Steps[None]:
+    names = list(dict.fromkeys((yield from decode_describe(call.frame, call.header))))
     if len(names) > GROUPS_MAX:
         raise MalformedRequest(f"{len(names)} groups in one request; at most {GROUPS_MAX} are accepted")
     coordinator = call.connection.server.coordinator
@@ -147,6 +151,7 @@ def _describe(call: Call) -> None:
     described: list[DescribedGroup] = []
     size_bytes = 0
     for name in names:
+        yield
         error = coordinator.error_for(name, call.session)
         entry = None if error else coordinator.find(vhost, name)
         group = entry.group if entry is not None else None
@@ -159,7 +164,7 @@ def _describe(call: Call) -> None:
             described.append(DescribedGroup(name, POLICY_VIOLATION, "the answer is too long", None))
         else:
             described.append(DescribedGroup(name, NONE, None, group))
-    call.reply_bytes(encode_describe(call.version, described, partial(topic_names, vhost)))
+    call.reply_bytes((yield from encode_describe(call.version, described, partial(topic_names, vhost))))
 
 
 def _described_bytes(group: ConsumerProtocolGroup) -> int:

@@ -12,17 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.kafka_server.assignors import Partition, Partitions
-from amqpd.kafka_server.body_writer import BodyWriter
 from amqpd.kafka_server.messages import NONE, MalformedRequest, RequestHeader
-from amqpd.kafka_server.request_reader import UUID_SIZE, RequestReader
+from amqpd.kafka_server.pace import Steps
+from amqpd.kafka_server.request_reader import UUID_SIZE, BodyWriter, RequestReader
 
 if TYPE_CHECKING:
     from amqpd.kafka_server.consumer_group import ConsumerProtocolGroup, HeartbeatAnswer, ReconcilingMember
 
 PARTITIONS_MAX: Final = 100_000
 """Partitions that a heartbeat may name."""
-NAMES_MAX: Final = 100_000
+NAMES_MAX: Final = 25_000
 """Topics or groups that a request may name."""
+NAMES_PER_STEP: Final = 32
+PARTITIONS_PER_STEP: Final = 1000
 
 _NOT_ASKED: Final = -(1 << 31)
 _CONSUMER_PROTOCOL: Final = 1
@@ -44,9 +46,16 @@ class HeartbeatFields(NamedTuple):
     owned: Partitions | None
 
 
-def _texts(reader: RequestReader) -> list[str] | None:
+def _texts(reader: RequestReader) -> Steps[list[str] | None]:
     count = reader.nullable_count(NAMES_MAX)
-    return None if count < 0 else [reader.text() for _ in range(count)]
+    if count < 0:
+        return None
+    texts: list[str] = []
+    for _ in range(count):
+        texts.append(reader.text())
+        if len(texts) % NAMES_PER_STEP == 0:
+            yield
+    return texts
 
 
 def _numbers(reader: RequestReader) -> tuple[int, ...]:
@@ -57,7 +66,7 @@ def _numbers(reader: RequestReader) -> tuple[int, ...]:
 # -- ConsumerGroupHeartbeat
 
 
-def decode_heartbeat(frame: bytes, header: RequestHeader) -> HeartbeatFields:
+def decode_heartbeat(frame: bytes, header: RequestHeader) -> Steps[HeartbeatFields]:
     """Return the fields of a request. Raises: MalformedRequest. Cost: 5 us, and 0.2 us for each name and partition."""
     reader = RequestReader(frame, header.size)
     group_id = reader.text()
@@ -66,10 +75,10 @@ def decode_heartbeat(frame: bytes, header: RequestHeader) -> HeartbeatFields:
     instance_id = reader.nullable_text()
     rack_id = reader.nullable_text()
     rebalance_timeout_ms = reader.int32()
-    names = _texts(reader)
+    names = yield from _texts(reader)
     pattern = reader.nullable_text() if header.version >= 1 else None
     assignor = reader.nullable_text()
-    owned = _decode_partitions(reader)
+    owned = yield from _decode_partitions(reader)
     reader.end_struct()
     return HeartbeatFields(
         group_id,
@@ -85,14 +94,16 @@ def decode_heartbeat(frame: bytes, header: RequestHeader) -> HeartbeatFields:
     )
 
 
-def _decode_partitions(reader: RequestReader) -> Partitions | None:
+def _decode_partitions(reader: RequestReader) -> Steps[Partitions | None]:
     count = reader.nullable_count(PARTITIONS_MAX, UUID_SIZE + 2)
     if count < 0:
         return None
     owned: set[Partition] = set()
     for _ in range(count):
-        topic_id = reader.take(UUID_SIZE)
-        owned.update((topic_id, index) for index in _numbers(reader))
+        topic_id, indexes = reader.take(UUID_SIZE), _numbers(reader)
+        for start in range(0, len(indexes), PARTITIONS_PER_STEP):
+            owned.update((topic_id, index) for index in indexes[start : start + PARTITIONS_PER_STEP])
+            yield
         if len(owned) > PARTITIONS_MAX:
             raise MalformedRequest(f"a heartbeat with more than {PARTITIONS_MAX} partitions")
         reader.end_struct()
@@ -146,10 +157,10 @@ class DescribedGroup(NamedTuple):
     group: ConsumerProtocolGroup | None
 
 
-def decode_describe(frame: bytes, header: RequestHeader) -> list[str]:
+def decode_describe(frame: bytes, header: RequestHeader) -> Steps[list[str]]:
     """Return the names of the groups. Raises: MalformedRequest."""
     reader = RequestReader(frame, header.size)
-    names = _texts(reader)
+    names = yield from _texts(reader)
     if names is None:
         raise MalformedRequest("an array that must not be null")
     reader.take(1)  # include authorized operations
@@ -159,7 +170,7 @@ def decode_describe(frame: bytes, header: RequestHeader) -> list[str]:
 
 def encode_describe(
     version: int, groups: Sequence[DescribedGroup], names_of: Callable[[set[bytes]], Mapping[bytes, str]]
-) -> bytes:
+) -> Steps[bytes]:
     """Return the body of a response. names_of: returns the names of those topics that still exist."""
     writer = BodyWriter(flexible=True)
     writer.int32(0)  # throttle time
@@ -176,10 +187,12 @@ def encode_describe(
         members = [] if group is None or each.error != NONE else list(group.members.values())
         writer.count(len(members))
         for member in members:
+            yield
             target = group.targets.get(member.id, frozenset()) if group is not None else frozenset()
             _write_member(writer, version, member, target, names_of)
         writer.int32(_NOT_ASKED)  # authorized operations
         writer.end()
+        yield
     writer.end()
     return bytes(writer.data)
 

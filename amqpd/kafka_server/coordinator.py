@@ -21,6 +21,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from amqpd.broker.flow.timers import CallTimer
@@ -43,6 +44,7 @@ from amqpd.kafka_server.messages import (
     UNKNOWN_MEMBER_ID,
     api_types,
 )
+from amqpd.kafka_server.pace import Pace, Steps
 from amqpd.kafka_server.topics import Permission, is_permitted, record_refusal
 from amqpd.kafka_server.transaction_coordinator import TransactionCoordinator
 
@@ -65,6 +67,8 @@ OFFSETS_KEPT_MS: Final = 7 * 24 * 3_600_000
 SWEEP_MS: Final = 3_600_000
 SWEEP_GROUPS: Final = 200
 """Groups that one turn of the event loop looks at."""
+ANSWERS_AT_ONCE: Final = 50
+"""In groups with more members, each answer of a rebalance is made when there is time for it."""
 GROUP_KEY: Final = 0
 TRANSACTION_KEY: Final = 1
 
@@ -116,13 +120,14 @@ class GroupCoordinator:
         transactions: the coordinator of transactions, whose offsets are pending here.
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, pace: Pace) -> None:
         self.broker = broker
+        self.pace = pace
         self._now_ms = broker.timers.now_ms
         self.offsets = CommittedOffsets(
-            LogHost(broker.storage, broker.turn, broker.loop.call_soon, self._now_ms), self._on_loaded
+            LogHost(broker.storage, broker.turn, broker.loop.call_soon, pace.later, self._now_ms), self._on_loaded
         )
-        self.transactions = TransactionCoordinator(broker, self.offsets)
+        self.transactions = TransactionCoordinator(broker, self.offsets, pace)
         self._entries: dict[str, dict[str, GroupEntry]] = {}  # vhost id -> name -> group
         self._vhost_ids: dict[str, str] = {}  # by name
         self._size_bytes = 0
@@ -303,11 +308,17 @@ class _Waiter:
 
     def joined(self, answer: JoinAnswer) -> None:
         self._end()
-        _answer_join(self.call, answer)
+        self._answer(partial(_answer_join, self.call, answer))
 
     def synced(self, answer: SyncAnswer) -> None:
         self._end()
-        _answer_sync(self.call, answer)
+        self._answer(partial(_answer_sync, self.call, answer))
+
+    def _answer(self, answer: Callable[[], None]) -> None:
+        if len(self._group.members) > ANSWERS_AT_ONCE:
+            self._coordinator.pace.later(answer)
+        else:
+            answer()
 
     def _end(self) -> None:
         connection = self.call.connection
@@ -339,6 +350,7 @@ def _find_coordinator(call: Call) -> None:
     if call.version < 4:
         call.reply(found)
         return
+    topics.check_count(len(request.coordinator_keys))
     call.reply({"coordinators": [{"key": key, **found} for key in request.coordinator_keys]})
 
 
@@ -427,6 +439,7 @@ def _sync_group(call: Call) -> None:
         _answer_sync(call, SyncAnswer(error or UNKNOWN_MEMBER_ID))
         return
     version = call.version
+    topics.check_count(len(request.assignments))
     assignments = {each.member_id: bytes(each.assignment) for each in request.assignments}
     if not coordinator.has_room(sum(len(each) for each in assignments.values())):
         _answer_sync(call, SyncAnswer(POLICY_VIOLATION))
@@ -477,7 +490,7 @@ def _heartbeat(call: Call) -> None:
     call.reply({"error_code": error})
 
 
-def _leave_group(call: Call) -> None:
+def _leave_group(call: Call) -> Steps[None]:
     request = call.request
     coordinator = call.connection.server.coordinator
     error = coordinator.error_for(request.group_id, call.session)
@@ -485,15 +498,17 @@ def _leave_group(call: Call) -> None:
     members = [(request.member_id, None)]
     if call.version >= 3:
         members = [(each.member_id, each.group_instance_id) for each in request.members]
+    topics.check_count(len(members))
     group = None if entry is None else entry.classic_group(coordinator.now_ms())
     left: list[dict[str, object]] = []
     for member_id, instance_id in members:
+        yield
         result = UNKNOWN_MEMBER_ID
         if group is not None:
             result = group.leave(member_id, instance_id, coordinator.now_ms())
         left.append({"member_id": member_id, "group_instance_id": instance_id, "error_code": result})
-    if entry is not None:
-        coordinator.changed(entry)
+        if entry is not None:
+            coordinator.changed(entry)
     if call.version < 3:
         call.reply({"error_code": error or left[0]["error_code"]})
     else:

@@ -21,6 +21,8 @@ committed records stop at the last stable offset. Batches of aborted transaction
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID
@@ -35,8 +37,8 @@ from amqpd.kafka_server.fetch_wire import (
     FetchPartition,
     FetchRequest,
     FetchTopic,
-    decode_request,
-    encode_response,
+    decode_steps,
+    encode_steps,
 )
 from amqpd.kafka_server.list_offsets import LIST_OFFSETS
 from amqpd.kafka_server.message_records import read_messages
@@ -48,6 +50,7 @@ from amqpd.kafka_server.messages import (
     UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION,
 )
+from amqpd.kafka_server.pace import SLICE_S, Pace, Steps
 from amqpd.kafka_server.quotas import count_bytes
 
 if TYPE_CHECKING:
@@ -80,8 +83,9 @@ class LogWaiter(Protocol):
 class WaitingFetches:
     """The requests that wait for a log, the idle cursors, and the unsent responses of each connection."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, pace: Pace) -> None:
         self.broker = broker
+        self.pace = pace
         self._waiters: dict[QueueLog, dict[LogWaiter, None]] = {}
         # Logs that will call `_moved`.
         self._watched: set[QueueLog] = set()
@@ -120,9 +124,22 @@ class WaitingFetches:
             store.when_safe(store.high_watermark, partial(self._moved, store))
 
     def _moved(self, store: QueueLog, safe: bool) -> None:
+        self._notify(store, store.high_watermark, deque(self._waiters.get(store, ())))
+
+    def _notify(self, store: QueueLog, seen: int, waiters: deque[LogWaiter]) -> None:
+        """Tell these waiters, some in each turn, that the log has moved to `seen` or further."""
+        until_s = time.monotonic() + SLICE_S
+        while waiters:
+            waiter = waiters.popleft()
+            if waiter in self._waiters.get(store, ()):
+                waiter.on_log_moved(store)
+            if waiters and time.monotonic() >= until_s:
+                self.pace.later(partial(self._notify, store, seen, waiters))
+                return
+        if store in self._waiters and store.high_watermark > seen:
+            self._moved(store, True)  # it has moved again meanwhile
+            return
         self._watched.discard(store)
-        for waiter in list(self._waiters.get(store, ())):
-            waiter.on_log_moved(store)
         if store in self._waiters:
             self._watch(store)
 
@@ -167,18 +184,15 @@ class WaitingFetches:
 
 
 class _Fetch(Timer):
-    """A request until its answer. The timer is that of `max_wait_ms`."""
+    """A request until its answer. The timer is that of `max_wait_ms`. bytes_max: what the user's rate allows."""
 
-    def __init__(self, fetches: WaitingFetches, call: Call, request: FetchRequest) -> None:
+    def __init__(self, fetches: WaitingFetches, call: Call, request: FetchRequest, bytes_max: int) -> None:
         super().__init__()
         self.call = call
         self.size_bytes = 0
         self._fetches = fetches
         self._topics = request.topics
-        self._max_bytes = min(max(request.max_bytes, 0), RESPONSE_BYTES_MAX)
-        rate = call.connection.server.quotas.rate(call.session.user.name, CONSUMER_BYTE_RATE)
-        if rate >= 0:
-            self._max_bytes = min(self._max_bytes, rate)  # what the quota allows in a second
+        self._max_bytes = min(max(request.max_bytes, 0), RESPONSE_BYTES_MAX, bytes_max)
         self._min_bytes = min(request.min_bytes, self._max_bytes)
         self._committed = request.committed
         self._wait_ms = request.max_wait_ms if fetches.add(self) else 0
@@ -187,10 +201,12 @@ class _Fetch(Timer):
         self._expired = self._wait_ms <= 0
         self._slow = False  # the timer is that of SLOW_MS
         self._opening = True  # logs are being opened
-        self._unread: list[FetchPartition] = []  # last one first
+        self._is_paused = False  # it continues in another turn
+        self._has_end = False  # a partition is full or has an error
+        self._unread: deque[FetchPartition] = deque()  # last one first
         self._by_log: dict[QueueLog, list[FetchPartition]] = {}
 
-    def begin(self) -> None:
+    def begin(self) -> Steps[None]:
         """Open the logs, then read."""
         timers = self._fetches.broker.timers
         timers.arm(self, timers.now_ms() + (SLOW_MS if self._expired else self._wait_ms))
@@ -200,7 +216,7 @@ class _Fetch(Timer):
             (UUID(bytes=topic.name) if by_id else topic.name.decode("utf-8", "replace"), topic.partitions)
             for topic in self._topics
         ]
-        topics.open_partitions(self.call, wanted, "read", self._opened)
+        yield from topics.open_partitions(self.call, wanted, "read", self._opened)
 
     def _opened(self) -> None:
         self._opening = False
@@ -210,24 +226,41 @@ class _Fetch(Timer):
             for each in topic.partitions:
                 if each.store is not None:
                     self._by_log.setdefault(each.store, []).append(each)
-                    self._unread.append(each)
-        self._unread.reverse()
+                    self._add_unread(each)
+                elif each.error_code:
+                    self._has_end = True
         for store in self._by_log:
             self._fetches.wait(store, self)
         self._read_all()
 
     # -- read
 
+    def _add_unread(self, each: FetchPartition) -> None:
+        """Read a partition after those that wait for a read."""
+        if not each.is_unread:
+            each.is_unread = True
+            self._unread.appendleft(each)
+
+    def _read_on(self) -> None:
+        self._is_paused = False
+        self._read_all()
+
     def _read_all(self) -> None:
-        """Read the partitions that may have more. Then answer, or wait."""
-        if self._done:
+        """Read the partitions that may have more, for a slice in each turn. Then answer, or wait."""
+        if self._done or self._is_paused:
             return
+        until_s = time.monotonic() + SLICE_S
         try:
             while self._unread:
                 each = self._unread[-1]
                 if not self._read(each):
                     return  # the disk
                 self._unread.pop()
+                each.is_unread = False
+                if self._unread and time.monotonic() >= until_s:
+                    self._is_paused = True
+                    self._fetches.pace.later(self._read_on)
+                    return
             if self._expired or self._has_enough():
                 self._answer()
         except Exception:
@@ -236,9 +269,7 @@ class _Fetch(Timer):
             self.call.connection.close("")
 
     def _has_enough(self) -> bool:
-        if self.size_bytes >= self._min_bytes or not self._by_log:
-            return True
-        return any(each.error_code or each.is_full for topic in self._topics for each in topic.partitions)
+        return self.size_bytes >= self._min_bytes or self._has_end or not self._by_log
 
     def _read(self, each: FetchPartition) -> bool:
         """Add batches of a partition. Return False if the disk is being read."""
@@ -265,7 +296,7 @@ class _Fetch(Timer):
         )
         one = self.size_bytes == 0 and unsent < RESPONSE_BYTES_MAX
         if room <= 0 and not one:
-            each.is_full = True
+            each.is_full = self._has_end = True
             return True
         cursor = each.cursor
         each.cursor = None
@@ -287,7 +318,8 @@ class _Fetch(Timer):
             each.abort_markers += batches.abort_markers
         each.size_bytes += batches.size_bytes
         each.offset = batches.next_offset
-        each.is_full = batches.is_full
+        if batches.is_full:
+            each.is_full = self._has_end = True
         self.size_bytes += batches.size_bytes
         if batches.waiting and self.size_bytes < max(self._min_bytes, 1):
             each.cursor = cursor
@@ -298,6 +330,7 @@ class _Fetch(Timer):
     def _fail(self, each: FetchPartition, error_code: int) -> None:
         """Answer a partition with an error, and without batches."""
         self.size_bytes -= each.size_bytes
+        self._has_end = True
         each.error_code = error_code
         each.parts = []
         each.abort_markers = []
@@ -307,15 +340,13 @@ class _Fetch(Timer):
     # -- wait
 
     def on_log_moved(self, store: QueueLog) -> None:
-        if self._unread and not store.deleted:
-            self._unread[:0] = [each for each in self._by_log[store] if each not in self._unread]
-            return  # the disk is being read
+        is_reading = bool(self._unread)
         for each in self._by_log[store]:
             if store.deleted:
                 each.cursor = None  # the disk does not answer any more
-            if each not in self._unread:
-                self._unread.append(each)
-        self._read_all()
+            self._add_unread(each)
+        if store.deleted or not is_reading:
+            self._read_all()
 
     def fire(self) -> None:
         self._expired = True
@@ -333,7 +364,7 @@ class _Fetch(Timer):
                     each.error_code = NOT_LEADER_OR_FOLLOWER  # its log is still being opened: clients try again
         self._end()
         throttle_ms = count_bytes(self.call, CONSUMER_BYTE_RATE, self.size_bytes)
-        self.call.reply_bytes(*encode_response(self.call.version, NONE, self._topics, throttle_ms))
+        self._fetches.pace.run(self.call.connection, _answer_steps(self.call, NONE, self._topics, throttle_ms))
         self._topics = []
 
     def cancel(self) -> None:
@@ -350,21 +381,24 @@ class _Fetch(Timer):
                     self._fetches.release_cursor(store, each.offset, each.cursor)
                     each.cursor = None
         self._by_log = {}
-        self._unread = []
+        self._unread.clear()
 
 
-def _fetch(call: Call) -> None:
-    request = decode_request(call.frame, call.header)
+def _answer_steps(call: Call, error_code: int, answered: list[FetchTopic], throttle_ms: int = 0) -> Steps[None]:
+    call.reply_bytes(*(yield from encode_steps(call.version, error_code, answered, throttle_ms)))
+
+
+def _fetch(call: Call) -> Steps[None]:
+    request = yield from decode_steps(call.frame, call.header)
     if request.session_id != 0:
-        none: list[FetchTopic] = []
-        call.reply_bytes(*encode_response(call.version, FETCH_SESSION_ID_NOT_FOUND, none))
+        yield from _answer_steps(call, FETCH_SESSION_ID_NOT_FOUND, [])
         return
     call.frame = b""  # a request that waits does not keep it
-    throttle_ms = count_bytes(call, CONSUMER_BYTE_RATE, 0)
-    if throttle_ms > 0:
-        call.reply_bytes(*encode_response(call.version, NONE, [], throttle_ms))
+    bytes_max = call.connection.server.quotas.fetch_bytes(call)
+    if bytes_max == 0:
+        yield from _answer_steps(call, NONE, [], count_bytes(call, CONSUMER_BYTE_RATE, 0))
         return
-    _Fetch(call.connection.server.fetches, call, request).begin()
+    yield from _Fetch(call.connection.server.fetches, call, request, bytes_max).begin()
 
 
 APIS: Final = (Api(1, "Fetch", 4, 16, FLEXIBLE, _fetch), LIST_OFFSETS)

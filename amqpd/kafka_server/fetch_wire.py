@@ -9,9 +9,9 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from amqpd.kafka_server.body_writer import INT16, INT32, encoded_length
 from amqpd.kafka_server.messages import NONE, MalformedRequest, RequestHeader
-from amqpd.kafka_server.request_reader import UUID_SIZE, RequestReader
+from amqpd.kafka_server.pace import Steps
+from amqpd.kafka_server.request_reader import INT16, INT32, UUID_SIZE, RequestReader, encoded_length
 
 if TYPE_CHECKING:
     from amqpd.broker.queue.queue import Queue
@@ -23,6 +23,8 @@ READ_COMMITTED: Final = 1
 """An isolation level; 0 is READ_UNCOMMITTED."""
 PARTITIONS_MAX: Final = 10_000
 """Partitions of one request; each costs about 10 us."""
+STEP_COUNT: Final = 32
+"""Partitions that are decoded or encoded in one step."""
 
 _LIMITS: Final = struct.Struct(">iiib")  # max wait, min bytes, max bytes, isolation level
 _SESSION: Final = struct.Struct(">ii")
@@ -45,6 +47,7 @@ class FetchPartition:
         offset: where the next read starts.
         size_bytes: of `parts`.
         is_full: no more can be added; the next batch is too large.
+        is_unread: it is among those to be read next.
         stable_end: the last stable offset.
         abort_markers: (producer, offset) of the abort markers in `parts`, for readers of committed records.
         cursor: kept while the disk is being read.
@@ -58,6 +61,7 @@ class FetchPartition:
         "high_watermark",
         "index",
         "is_full",
+        "is_unread",
         "log_start",
         "offset",
         "parts",
@@ -80,6 +84,7 @@ class FetchPartition:
         self.parts: list[bytes] = []
         self.size_bytes = 0
         self.is_full = False
+        self.is_unread = False
         self.store: QueueLog | None = None
         self.cursor: Cursor | None = None
         self.queue: Queue | None = None
@@ -107,7 +112,7 @@ class FetchRequest(NamedTuple):
     topics: list[FetchTopic]
 
 
-def decode_request(frame: bytes, header: RequestHeader) -> FetchRequest:
+def decode_steps(frame: bytes, header: RequestHeader) -> Steps[FetchRequest]:
     """Return the Fetch request in a frame. Raises: MalformedRequest. Cost: some 3 us per partition."""
     version = header.version
     flexible = version >= FLEXIBLE
@@ -120,36 +125,41 @@ def decode_request(frame: bytes, header: RequestHeader) -> FetchRequest:
     left = PARTITIONS_MAX
     for _ in range(reader.count(PARTITIONS_MAX, 4)):
         name = reader.take(UUID_SIZE) if version >= TOPIC_IDS else reader.string()
-        partitions = _decode_partitions(reader, version, left)
+        partitions = yield from _decode_partitions(reader, version, left)
         left -= max(len(partitions), 1)
         if left < 0:
             raise MalformedRequest(f"a Fetch request for more than {PARTITIONS_MAX} partitions")
         topics.append(FetchTopic(name, partitions))
         reader.end_struct()
+        if len(topics) % STEP_COUNT == 0:
+            yield
     # What follows (forgotten partitions of a session, the rack) is not used.
     return FetchRequest(max_wait_ms, min_bytes, max_bytes, isolation == READ_COMMITTED, session_id, topics)
 
 
-def _decode_partitions(reader: RequestReader, version: int, count_max: int) -> list[FetchPartition]:
+def _decode_partitions(reader: RequestReader, version: int, count_max: int) -> Steps[list[FetchPartition]]:
     if version >= 12:
         fields = _PARTITION_12
     elif version >= 9:
         fields = _PARTITION_9
     else:
         fields = _PARTITION_5 if version >= 5 else _PARTITION_4
-    partitions = []
+    partitions: list[FetchPartition] = []
     for _ in range(reader.count(count_max, fields.size)):
         values = reader.unpack(fields)
         # index, [leader epoch], offset, [last fetched epoch], [log start], size
         partitions.append(FetchPartition(values[0], values[2 if version >= 9 else 1], values[-1]))
         reader.end_struct()
+        if len(partitions) % STEP_COUNT == 0:
+            yield
     return partitions
 
 
-def encode_response(version: int, error_code: int, topics: list[FetchTopic], throttle_ms: int = 0) -> list[bytes]:
+def encode_steps(version: int, error_code: int, topics: list[FetchTopic], throttle_ms: int = 0) -> Steps[list[bytes]]:
     """Return the body of a response in parts. The session id is 0: there are no fetch sessions."""
     flexible = version >= FLEXIBLE
     parts: list[bytes] = []
+    count = 0
     head = bytearray(INT32.pack(throttle_ms))
     if version >= 7:
         head += INT16.pack(error_code) + INT32.pack(0)
@@ -170,6 +180,9 @@ def encode_response(version: int, error_code: int, topics: list[FetchTopic], thr
                 head = bytearray()
             if flexible:
                 head.append(0)
+            count += 1
+            if count % STEP_COUNT == 0:
+                yield
         if flexible:
             head.append(0)
     if flexible:

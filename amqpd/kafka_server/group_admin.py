@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.kafka_server.committed_offsets import CommittedOffset, OffsetKey
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.groups import ConsumerGroup, GroupState
 from amqpd.kafka_server.messages import (
@@ -20,6 +19,7 @@ from amqpd.kafka_server.messages import (
     MalformedRequest,
     api_types,
 )
+from amqpd.kafka_server.pace import Steps
 from amqpd.kafka_server.topics import is_permitted
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ GROUPS_MAX: Final = 10_000
 """Groups that one request may name."""
 DESCRIBED_BYTES_MAX: Final = 32 << 20
 """Metadata and assignments in one answer; further groups get an error."""
+MEMBER_BYTES: Final = 100
 CLASSIC: Final = "classic"
 CONSUMER: Final = "consumer"
 SHARE: Final = "share"
@@ -42,18 +43,19 @@ def _names(names: list[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _describe_groups(call: Call) -> None:
+def _describe_groups(call: Call) -> Steps[None]:
     coordinator = call.connection.server.coordinator
     size_bytes = 0
     described: list[dict[str, Any]] = []
     for name in _names(call.request.groups):
+        yield
         error = coordinator.error_for(name, call.session)
         entry = None if error else coordinator.find(call.session.vhost, name)
         group = None if entry is None else entry.group
         if not isinstance(group, ConsumerGroup):
             described.append(_absent(call, name, error, group))
             continue
-        size_bytes += group.size_bytes
+        size_bytes += group.size_bytes + MEMBER_BYTES * len(group.members)
         if size_bytes > DESCRIBED_BYTES_MAX:
             described.append({"group_id": name, "error_code": POLICY_VIOLATION})
         else:
@@ -95,7 +97,7 @@ def _described(group: ConsumerGroup) -> dict[str, Any]:
     }
 
 
-def _list_groups(call: Call) -> None:
+def _list_groups(call: Call) -> Steps[None]:
     coordinator = call.connection.server.coordinator
     error = coordinator.load_error()
     listed: list[dict[str, Any]] = []
@@ -103,6 +105,7 @@ def _list_groups(call: Call) -> None:
         states = {each.lower() for each in call.request.states_filter} if call.version >= 4 else set()
         types = {each.lower() for each in call.request.types_filter} if call.version >= 5 else set()
         for entry in coordinator.entries(call.session.vhost):
+            yield
             group = entry.group
             if isinstance(group, ConsumerGroup):
                 kind, state, protocol = CLASSIC, group.state.value, group.protocol_type
@@ -131,55 +134,46 @@ def _share_groups(call: Call, states: set[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _delete_groups(call: Call) -> None:
+def _delete_groups(call: Call) -> Steps[None]:
     coordinator = call.connection.server.coordinator
     vhost = call.session.vhost
     results: dict[str, int] = {}
-    changes: list[tuple[OffsetKey, CommittedOffset | None]] = []
-    share_names: list[str] = []
+    left = 1  # removals that are not synced, and the request itself
     server = call.connection.server
+
+    def end_one() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            call.reply({"results": [{"group_id": name, "error_code": code} for name, code in results.items()]})
+
+    def removed(name: str, safe: bool) -> None:
+        """Set the result when the removal is synced. If it is not, the group is still there: 15."""
+        found = coordinator.find(vhost, name) if safe else None
+        if found is not None:  # another request has asked for the group meanwhile
+            coordinator.changed(found)
+        results[name] = NONE if safe else COORDINATOR_NOT_AVAILABLE
+        end_one()
+
     for name in _names(call.request.groups_names):
+        yield
         error = coordinator.error_for(name, call.session, "configure")
         entry = None if error else coordinator.find(vhost, name)
-        if entry is None and not error and server.share_groups.find(vhost, name) is not None:
+        results[name] = error
+        if entry is not None and entry.group.is_unused:
+            # Its offsets are removed in this step: a member that joins after it begins a new group.
+            left += 1
+            changes = [(key, None) for key in coordinator.offsets.keys_of(vhost.id, name)]
+            coordinator.remove(entry)
+            coordinator.offsets.change(changes, partial(removed, name))
+        elif entry is None and not error and server.share_groups.find(vhost, name) is not None:
             results[name] = NON_EMPTY_GROUP
         elif entry is None and not error and server.share_states.partitions_of(vhost, name):
-            results[name] = NONE
-            share_names.append(name)
-        elif entry is None:
-            results[name] = error or GROUP_ID_NOT_FOUND
-        elif not entry.group.is_unused:
-            results[name] = NON_EMPTY_GROUP
-        else:
-            results[name] = NONE
-            changes += [(key, None) for key in coordinator.offsets.keys_of(vhost.id, name)]
-            coordinator.remove(entry)
-
-    def share_groups_removed(safe: bool) -> None:
-        done = partial(_deleted, call, results)
-        if safe:
-            coordinator.offsets.change(changes, done)
-        else:
-            done(False)
-
-    server.share_states.remove_groups(vhost, share_names, share_groups_removed)
-
-
-def _deleted(call: Call, results: dict[str, int], safe: bool) -> None:
-    """Answer when the removals are synced. If they are not, the groups are still there: 15."""
-    coordinator = call.connection.server.coordinator
-    for name in [name for name, code in results.items() if safe and code == NONE]:
-        entry = coordinator.find(call.session.vhost, name)
-        if entry is not None:  # another request has asked for the group meanwhile
-            coordinator.changed(entry)
-    call.reply(
-        {
-            "results": [
-                {"group_id": name, "error_code": code if code or safe else COORDINATOR_NOT_AVAILABLE}
-                for name, code in results.items()
-            ]
-        }
-    )
+            left += 1
+            server.share_states.remove_groups(vhost, [name], partial(removed, name))
+        elif not error:
+            results[name] = GROUP_ID_NOT_FOUND if entry is None else NON_EMPTY_GROUP
+    end_one()
 
 
 APIS: Final = (

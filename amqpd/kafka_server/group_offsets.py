@@ -2,6 +2,9 @@
 
 Each needs read permission on the topic. The coordinator checks the member and its generation, committed_offsets.py
 keeps the offsets. A commit is answered when it is synced.
+
+Topics and partitions are looked at in steps, then the group is checked, so that nothing can change between this check
+and the commit.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.kafka_server import topics
-from amqpd.kafka_server.committed_offsets import METADATA_BYTES_MAX, CommittedOffset, OffsetKey
+from amqpd.kafka_server.committed_offsets import METADATA_MAX, CommittedOffset, OffsetKey
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.consumer_group import ConsumerProtocolGroup
 from amqpd.kafka_server.groups import ConsumerGroup, GroupState
@@ -26,11 +29,13 @@ from amqpd.kafka_server.messages import (
     OFFSET_METADATA_TOO_LARGE,
     POLICY_VIOLATION,
     TOPIC_AUTHORIZATION_FAILED,
+    UNKNOWN_TOPIC_OR_PARTITION,
     UNSTABLE_OFFSET_COMMIT,
     UNSUPPORTED_VERSION,
     MalformedRequest,
     api_types,
 )
+from amqpd.kafka_server.pace import Steps
 
 if TYPE_CHECKING:
     from amqpd.kafka_server.coordinator import GroupCoordinator, GroupEntry
@@ -39,6 +44,7 @@ PARTITIONS_MAX: Final = 20_000
 """Topics and partitions that one request may name."""
 GROUPS_MAX: Final = 1000
 """Groups that one OffsetFetch may name."""
+NAMES_PER_STEP: Final = 64
 EPOCHS: Final = 9
 """First version of OffsetCommit and OffsetFetch for members of the consumer protocol."""
 
@@ -51,21 +57,39 @@ NewOffset = tuple[OffsetKey, CommittedOffset]
 # -- OffsetCommit
 
 
-def _offset_commit(call: Call) -> None:
+def _offset_commit(call: Call) -> Steps[None]:
     coordinator = call.connection.server.coordinator
     group_id = call.request.group_id
-    topics.check_partitions((each.partitions for each in call.request.topics), PARTITIONS_MAX)
+    if is_too_large(call):
+        return
+    results, changes = yield from collect_offsets(call, epochs_from=6)
     error = coordinator.error_for(group_id, call.session) or _commit_error(call, coordinator)
-    results, changes = collect_offsets(call, error, epochs_from=6)
-    entry = None if error else coordinator.find(call.session.vhost, group_id)
+    if error:
+        answer_offsets(call, with_error(results, error), True)
+        return
+    entry = coordinator.find(call.session.vhost, group_id)
     coordinator.offsets.change(changes, partial(_committed, call, coordinator, entry, results))
 
 
-def collect_offsets(call: Call, error: int, epochs_from: int) -> tuple[OffsetResults, list[NewOffset]]:
+def is_too_large(call: Call) -> bool:
+    """Return whether an OffsetCommit or TxnOffsetCommit names too many partitions; then it is answered.
+
+    A client would repeat it again and again if its connection was closed.
+    """
+    if sum(1 + len(each.partitions) for each in call.request.topics) <= PARTITIONS_MAX:
+        return False
+    results: OffsetResults = {}
+    for topic in call.request.topics:
+        codes = results.setdefault(topic.name, {})
+        codes.update((each.partition_index, INVALID_COMMIT_OFFSET_SIZE) for each in topic.partitions)
+    answer_offsets(call, results, True)
+    return True
+
+
+def collect_offsets(call: Call, epochs_from: int) -> Steps[tuple[OffsetResults, list[NewOffset]]]:
     """Return the error code of each partition, and the offsets to commit, of an OffsetCommit or TxnOffsetCommit.
 
     Args:
-        error: of the whole request.
         epochs_from: the version from which on requests have leader epochs.
     """
     request, vhost = call.request, call.session.vhost
@@ -75,14 +99,16 @@ def collect_offsets(call: Call, error: int, epochs_from: int) -> tuple[OffsetRes
     offsets: list[NewOffset] = []
     size_bytes = 0
     for topic in request.topics:
+        yield
         codes = results.setdefault(topic.name, {})
-        found = error or topics.find_topic(call.session, topic.name, "read")
+        found = topics.find_topic(call.session, topic.name, "read")
         for each in topic.partitions:
+            yield
             index, metadata = each.partition_index, each.committed_metadata or ""
             own = found if isinstance(found, int) else topics.partition_of(call.session, found, index, "read")
             if isinstance(own, int):
                 codes[index] = own
-            elif len(metadata.encode("utf-8", "replace")) > METADATA_BYTES_MAX:
+            elif len(metadata) > METADATA_MAX:
                 codes[index] = OFFSET_METADATA_TOO_LARGE
             else:
                 epoch = each.committed_leader_epoch if call.version >= epochs_from else -1
@@ -95,6 +121,11 @@ def collect_offsets(call: Call, error: int, epochs_from: int) -> tuple[OffsetRes
                 else:
                     codes[index] = INVALID_COMMIT_OFFSET_SIZE
     return results, offsets
+
+
+def with_error(results: OffsetResults, error: int) -> OffsetResults:
+    """Return the results of a request that is refused as a whole."""
+    return {name: dict.fromkeys(codes, error) for name, codes in results.items()}
 
 
 def _commit_error(call: Call, coordinator: GroupCoordinator) -> int:
@@ -159,23 +190,25 @@ def _offset_fetch(call: Call) -> None:
 
 
 def _answer_fetch(call: Call) -> None:
-    if call.connection.closed:
-        return
+    call.connection.server.pace.run(call.connection, _fetch_steps(call))
+
+
+def _fetch_steps(call: Call) -> Steps[None]:
     request = call.request
     coordinator = call.connection.server.coordinator
     if call.version < 8:
         stable = call.version >= 7 and request.require_stable
         error = coordinator.error_for(request.group_id, call.session)
-        fields = _fetched(call, request.group_id, request.topics, error, stable)
-        error = fields["error_code"]
-        call.reply({"error_code": error, "topics": fields["topics"]})
+        fields = yield from _fetched(call, request.group_id, request.topics, error, stable)
+        call.reply({"error_code": fields["error_code"], "topics": fields["topics"]})
         return
     groups: list[Fields] = []
     for each in request.groups:
+        yield
         error = coordinator.error_for(each.group_id, call.session)
         if error == NONE and call.version >= EPOCHS:
             error = _fetch_error(call, each)
-        groups.append(_fetched(call, each.group_id, each.topics, error, request.require_stable))
+        groups.append((yield from _fetched(call, each.group_id, each.topics, error, request.require_stable)))
     call.reply({"groups": groups})
 
 
@@ -188,7 +221,7 @@ def _fetch_error(call: Call, wanted: Any) -> int:
     return group.fetch_error(wanted.member_id, wanted.member_epoch)
 
 
-def _fetched(call: Call, name: str, wanted: Any, error: int, stable: bool) -> Fields:
+def _fetched(call: Call, name: str, wanted: Any, error: int, stable: bool) -> Steps[Fields]:
     """Return the offsets of one group.
 
     Args:
@@ -210,10 +243,14 @@ def _fetched(call: Call, name: str, wanted: Any, error: int, stable: bool) -> Fi
             return answer
         asked = {each.name: list(each.partition_indexes) for each in wanted}
     for topic, indexes in asked.items():
+        yield
         code = error
         if not code and topics.find_topic(call.session, topic, "read") == TOPIC_AUTHORIZATION_FAILED:
             code = TOPIC_AUTHORIZATION_FAILED
-        shown = [_partition(call, OffsetKey(vhost.id, name, topic, index), code, stable) for index in indexes]
+        shown: list[Fields] = []
+        for index in indexes:
+            yield
+            shown.append(_partition(call, OffsetKey(vhost.id, name, topic, index), code, stable))
         if wanted is None:  # what the user may not read, and what was deleted, is left out
             shown = [
                 each for each in shown if each["committed_offset"] >= 0 or each["error_code"] == UNSTABLE_OFFSET_COMMIT
@@ -241,11 +278,15 @@ def _partition(call: Call, key: OffsetKey, error: int, stable: bool) -> Fields:
 # -- OffsetDelete
 
 
-def _offset_delete(call: Call) -> None:
+def _offset_delete(call: Call) -> Steps[None]:
     request = call.request
     topics.check_partitions((each.partitions for each in request.topics), PARTITIONS_MAX)
     coordinator = call.connection.server.coordinator
     vhost = call.session.vhost
+    found: dict[str, topics.PartitionedTopic | int] = {}
+    for topic in request.topics:
+        found[topic.name] = topics.find_topic(call.session, topic.name, "read")
+        yield
     error = coordinator.error_for(request.group_id, call.session)
     entry = None if error else coordinator.find(vhost, request.group_id)
     if entry is None:
@@ -257,29 +298,36 @@ def _offset_delete(call: Call) -> None:
         if group.protocol_type != "consumer":
             call.reply({"error_code": NON_EMPTY_GROUP})
             return
-        members = group.members.values()
-        subscribed = subscribed_topics([metadata for each in members for _, metadata in each.protocols])
-    results: dict[str, dict[int, int]] = {}
+        generation, members = group.generation, list(group.members.values())
+        subscribed = yield from subscribed_topics([metadata for each in members for _, metadata in each.protocols])
+        if entry.group is not group or group.generation != generation or list(group.members.values()) != members:
+            call.reply({"error_code": COORDINATOR_NOT_AVAILABLE})  # members have changed meanwhile: clients try again
+            return
+    results: OffsetResults = {}
     changes: list[tuple[OffsetKey, CommittedOffset | None]] = []
+    offsets = coordinator.offsets.of_group(vhost.id, group.name)
     for topic in request.topics:
-        found = topics.find_topic(call.session, topic.name, "read")
-        code = found if isinstance(found, int) else NONE
-        if isinstance(found, topics.PartitionedTopic):
+        own = found[topic.name]
+        code = own if isinstance(own, int) else NONE
+        partition_count = 0
+        if isinstance(own, topics.PartitionedTopic):
             is_subscribed = subscribed is None or topic.name in subscribed
             if isinstance(group, ConsumerProtocolGroup):
-                is_subscribed = group.is_subscribed(found.id.bytes)
+                is_subscribed = group.is_subscribed(own.id.bytes)
             code = GROUP_SUBSCRIBED_TO_TOPIC if is_subscribed else NONE
+            partition_count = len(own.partitions)
+        codes = results.setdefault(topic.name, {})
         for partition in topic.partitions:
             index = partition.partition_index
-            results.setdefault(topic.name, {})[index] = code
-            if code == NONE and (topic.name, index) in coordinator.offsets.of_group(vhost.id, group.name):
+            codes[index] = code
+            if code == NONE and (topic.name, index) in offsets:
                 changes.append((OffsetKey(vhost.id, group.name, topic.name, index), None))
+            elif code == NONE and not 0 <= index < partition_count:
+                codes[index] = UNKNOWN_TOPIC_OR_PARTITION
     coordinator.offsets.change(changes, partial(_deleted, call, coordinator, entry, results))
 
 
-def _deleted(
-    call: Call, coordinator: GroupCoordinator, entry: GroupEntry, results: dict[str, dict[int, int]], safe: bool
-) -> None:
+def _deleted(call: Call, coordinator: GroupCoordinator, entry: GroupEntry, results: OffsetResults, safe: bool) -> None:
     if entry is not None:
         coordinator.changed(entry)
     answered: list[Fields] = []
@@ -289,7 +337,7 @@ def _deleted(
     call.reply({"error_code": NONE if safe else COORDINATOR_NOT_AVAILABLE, "topics": answered})
 
 
-def subscribed_topics(metadata: Sequence[bytes]) -> set[str] | None:
+def subscribed_topics(metadata: Sequence[bytes]) -> Steps[set[str] | None]:
     """Return the topics in the metadata of members of the type `consumer`; None if one cannot be read.
 
     The metadata begins with a version (int16) and the names (an array of strings).
@@ -297,7 +345,9 @@ def subscribed_topics(metadata: Sequence[bytes]) -> set[str] | None:
     topics: set[str] = set()
     for each in metadata:
         count, position = int.from_bytes(each[2:6], "big", signed=True), 6
-        for _ in range(max(count, 0)):
+        for number in range(max(count, 0)):
+            if number % NAMES_PER_STEP == 0:
+                yield
             end = position + 2 + int.from_bytes(each[position : position + 2], "big")
             if end > len(each) or end < position + 3:
                 return None

@@ -41,7 +41,7 @@ def topic_pattern(text: str) -> PermissionPattern:
 
 
 class GroupTopics:
-    """The topics of one vhost (consumer_group.TopicTable)."""
+    """The topics of one vhost, for consumer groups."""
 
     def __init__(self, vhost: VHost, auth: InternalBackend) -> None:
         self._vhost = vhost

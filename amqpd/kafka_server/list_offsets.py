@@ -7,12 +7,13 @@
     t   the first record of that time or later: an index gives a lower bound, then batches are read
 
 A search reads SCAN_BATCHES_MAX batches per turn of the event loop, and does not wait for the disk. The partitions of a
-request are looked up one after the other.
+request are looked up one after the other, for a slice of each turn.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +28,7 @@ from amqpd.kafka_server.messages import (
     MalformedRequest,
     api_types,
 )
+from amqpd.kafka_server.pace import SLICE_S, Steps
 
 if TYPE_CHECKING:
     from amqpd.broker.queue.queue import Queue
@@ -96,8 +98,9 @@ class _Lookup:
         self._left: list[_Partition] = []  # last one first
         self._committed = call.version >= 2 and call.request.isolation_level == READ_COMMITTED
         self._waits_for: QueueLog | None = None
+        self._is_answered = False
 
-    def begin(self) -> None:
+    def begin(self) -> Steps[None]:
         """Open the logs, then look up. Raises: MalformedRequest."""
         request = self._call.request
         if sum(max(len(topic.partitions), 1) for topic in request.topics) > PARTITIONS_MAX:
@@ -105,7 +108,7 @@ class _Lookup:
         for topic in request.topics:
             partitions = [_Partition(each.partition_index, each.timestamp) for each in topic.partitions]
             self._topics.append((topic.name, partitions))
-        topics.open_partitions(
+        yield from topics.open_partitions(
             self._call, [(name or "", partitions) for name, partitions in self._topics], "read", self._opened
         )
 
@@ -116,16 +119,21 @@ class _Lookup:
 
     def _look_up_all(self) -> None:
         """Look up the partitions that are left. Then answer."""
-        if self._call.is_done:
+        if self._is_answered:
             return
         connection = self._call.connection
+        until_s = time.monotonic() + SLICE_S
         try:
             while self._left and not connection.closed:
                 if not self._look_up(self._left[-1]):
                     return
                 self._end_search(self._left.pop())
+                if self._left and time.monotonic() >= until_s:
+                    connection.server.pace.later(self._look_up_all)
+                    return
             self._end_wait()
             if not connection.closed:
+                self._is_answered = True
                 self._call.reply(
                     {
                         "topics": [
@@ -193,7 +201,7 @@ class _Lookup:
             return True
         each.position = found.next_offset
         if not found.waiting:
-            self._fetches.broker.loop.call_soon(self._look_up_all)
+            self._fetches.pace.later(self._look_up_all)
         return False
 
     def _became_safe(self, each: _Partition, safe: bool) -> None:
@@ -223,8 +231,8 @@ class _Lookup:
             self._waits_for = None
 
 
-def _list_offsets(call: Call) -> None:
-    _Lookup(call).begin()
+def _list_offsets(call: Call) -> Steps[None]:
+    return _Lookup(call).begin()
 
 
 LIST_OFFSETS: Final = Api(2, "ListOffsets", 1, 9, 6, _list_offsets, *api_types("ListOffsets"))

@@ -1,7 +1,7 @@
-"""Requests and responses of Kafka's protocol.
+"""Requests and responses of Kafka's protocol: headers, frames and error codes.
 
-kafka-python encodes and decodes the bodies, from the definitions of Kafka itself: 10 to 30 us a request. Produce and
-Fetch, which are frequent and large, are read and written by hand (produce.py, fetch_wire.py).
+Most bodies are read and written by message_schema.py, from the definitions in kafka-python. Produce and Fetch, which
+are frequent and large, and requests that kafka-python does not know are read and written by hand.
 
 A frame is a length (int32), a header and a body. Headers differ by the version of the request:
 
@@ -15,8 +15,6 @@ Source: https://kafka.apache.org/protocol
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
-from functools import cache
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -69,7 +67,6 @@ SECURITY_DISABLED: Final = 54
 OPERATION_NOT_ATTEMPTED: Final = 55
 STORAGE_ERROR: Final = 56
 SASL_AUTHENTICATION_FAILED: Final = 58
-UNKNOWN_PRODUCER_ID: Final = 59
 NON_EMPTY_GROUP: Final = 68
 GROUP_ID_NOT_FOUND: Final = 69
 MEMBER_ID_REQUIRED: Final = 79
@@ -142,6 +139,8 @@ def read_header(frame: bytes) -> RequestHeader:
 
 def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
     """Return the unsigned varint (up to 32 bits) at `position`, and the position after it. Raises: MalformedRequest."""
+    if position < len(data) and data[position] < 0x80:
+        return data[position], position + 1
     value = shift = 0
     while shift < 35 and position < len(data):
         byte = data[position]
@@ -153,112 +152,10 @@ def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
     raise MalformedRequest("a number that does not end")
 
 
-def skip_tagged_fields(data: bytes | memoryview, position: int) -> int:
-    """Return the position after the tagged fields at `position`. Raises: MalformedRequest."""
-    count, position = read_varint(data, position)
-    for _ in range(count):
-        _, position = read_varint(data, position)
-        size, position = read_varint(data, position)
-        position += size
-        if position > len(data):
-            raise MalformedRequest("tagged fields that do not end")
-    return position
-
-
-def decode_body(request_type: Any, frame: bytes, header: RequestHeader, flexible: bool) -> Any:
-    """Return the body of a request as an object of kafka-python's `request_type`. Raises: MalformedRequest."""
-    start = skip_tagged_fields(frame, header.size) if flexible else header.size
-    name, version = request_type.__name__, header.version
-    try:
-        request = request_type[version].decode(memoryview(frame)[start:])
-    except (ValueError, IndexError, struct.error, TypeError, OverflowError) as error:
-        raise MalformedRequest(f"{name} version {version} cannot be decoded: {error}") from error
-    null = _find_null(request, _checked_fields(request_type, version))
-    if null:
-        raise MalformedRequest(f"{name} version {version} has null for {null}")
-    return request
-
-
-class _CheckedField(NamedTuple):
-    """A field that kafka-python decodes as None, also if the version does not allow null.
-
-    Attributes:
-        inner: of a structure, or of the elements of an array.
-    """
-
-    name: str
-    nullable: bool
-    is_array: bool
-    inner: tuple[_CheckedField, ...]
-
-
-@cache
-def _checked_fields(message_type: Any, version: int) -> tuple[_CheckedField, ...]:
-    found = []
-    for name, field in message_type.fields.items():
-        is_struct = field.is_struct() or field.is_struct_array()
-        is_array = field.is_array() or field.is_struct_array()
-        if field.for_version_q(version) and (is_struct or is_array or field.type_str in ("string", "bytes")):
-            inner = _checked_fields(field.data_class, version) if is_struct else ()
-            found.append(_CheckedField(name, field.nullable_for_version_q(version), is_array, inner))
-    return tuple(found)
-
-
-def _find_null(message: Any, fields: tuple[_CheckedField, ...]) -> str:
-    """Return the name of the first field that is null and must not be, or "". Cost: 0.2 us a value."""
-    for name, nullable, is_array, inner in fields:
-        value = getattr(message, name)
-        if value is None:
-            if not nullable:
-                return name
-        elif is_array and not inner:
-            if None in value:
-                return name
-        else:
-            for each in value if is_array else (value,) if inner else ():
-                if found := _find_null(each, inner):
-                    return found
-    return ""
-
-
-def encode_response(response_type: Any, header: RequestHeader, flexible: bool, fields: Mapping[str, Any]) -> bytes:
-    """Return the frame of a response, with its length.
-
-    Args:
-        flexible: the response's header has tagged fields.
-        fields: of the body. A field that the version does not have is left out; a struct is a mapping, too.
-    """
-    version = header.version
-    body = build(response_type, fields, version).encode()
-    tags = b"\0" if flexible else b""
-    return frame_of(header.correlation_id, tags, bytes(body))
-
-
 def frame_of(correlation_id: int, *parts: bytes) -> bytes:
     """Return a frame with the length, the correlation id and these parts."""
     size = 4 + sum(len(part) for part in parts)
     return b"".join((_PREFIX.pack(size, correlation_id), *parts))
-
-
-def build(message_type: Any, fields: Mapping[str, Any], version: int) -> Any:
-    """Return an object of kafka-python's `message_type` from plain mappings and lists.
-
-    Other fields have defaults. Fields that the version does not have are left out.
-    """
-    types = message_type.fields
-    values: dict[str, Any] = {}
-    for name, value in fields.items():
-        field = types[name]
-        if not field.for_version_q(version):
-            continue
-        if value is None:
-            pass
-        elif field.is_struct_array():
-            value = [build(field.data_class, each, version) for each in value]
-        elif field.is_struct():
-            value = build(field.data_class, value, version)
-        values[name] = value
-    return message_type(version=version, **values)
 
 
 def api_types(name: str) -> tuple[Any, Any]:

@@ -6,6 +6,7 @@ from the last partition to the first, so clients see all new partitions at once 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -15,6 +16,7 @@ from amqpd.broker.vhost.batch import DeclarationBatch
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
 from amqpd.broker.vhost.exchange import SUPER_STREAM
 from amqpd.kafka_server.messages import STORAGE_ERROR, TOPIC_ALREADY_EXISTS, TOPIC_AUTHORIZATION_FAILED
+from amqpd.kafka_server.pace import SLICE_S
 from amqpd.kafka_server.topic_steps import RefusedTopic, TopicStep, short_name
 from amqpd.kafka_server.topics import is_permitted
 from amqpd.routing.murmur2 import PARTITION_ORDER
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from amqpd.broker.vhost.vhost import Namespace
 
 EXCHANGE_TYPE: Final = "x-murmur2-hash"
-SLICE_MS: Final = 3
 
 
 class NewPartitions(NamedTuple):
@@ -42,12 +43,9 @@ class NewPartitions(NamedTuple):
     arguments: dict[str, object]
     stream: bool = False
 
-    def stream_names(self) -> list[str]:
-        return [f"{self.name}-{index}" for index in range(self.first, self.end)]
-
 
 class PartitionsDeclaration:
-    """One declaration, made in slices of SLICE_MS.
+    """One declaration, made in slices.
 
     Args:
         draft: for a request that only validates; None to declare.
@@ -61,6 +59,7 @@ class PartitionsDeclaration:
         self._step = step
         self._partitions = partitions
         self._broker = step.call.connection.server.broker
+        self._pace = step.call.connection.server.pace
         self._batch: DeclarationBatch | None = None
         self._done = done
         if draft is None:
@@ -94,16 +93,17 @@ class PartitionsDeclaration:
 
     def _run_slice(self) -> bool:
         """Run steps. Return False if there are more, for a later turn."""
-        until_ms = self._broker.timers.now_ms() + SLICE_MS
+        until_s = time.monotonic() + SLICE_S
         for _ in self._steps:
-            if self._broker.timers.now_ms() >= until_ms:
-                self._broker.loop.call_soon(partial(self._step.attempt, self.run))
+            if time.monotonic() >= until_s:
+                self._pace.later(partial(self._step.attempt, self.run))
                 return False
         return True
 
     def _declare_all(self) -> Iterator[None]:
         name, draft, session = self._partitions.name, self._draft, self._step.call.session
-        names = self._partitions.stream_names()
+        partitions = self._partitions
+        names = [f"{partitions.name}-{index}" for index in range(partitions.first, partitions.end)]
         for each in names:
             if not is_permitted(session, each, "configure"):
                 raise RefusedTopic(TOPIC_AUTHORIZATION_FAILED, f"the user has no permission for '{short_name(each)}'")
@@ -142,9 +142,9 @@ class PartitionsDeclaration:
 
     def _make(self) -> None:
         """Create what is committed, in slices, also if the connection is closed meanwhile."""
-        until_ms = self._broker.timers.now_ms() + SLICE_MS
+        until_s = time.monotonic() + SLICE_S
         for _ in self._steps:
-            if self._broker.timers.now_ms() >= until_ms:
-                self._broker.loop.call_soon(partial(self._step.attempt, self._make))
+            if time.monotonic() >= until_s:
+                self._pace.later(partial(self._step.attempt, self._make))
                 return
         self._done()

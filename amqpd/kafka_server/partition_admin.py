@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.broker.publish.confirms import when_safe
 from amqpd.kafka_server import topics
-from amqpd.kafka_server.body_writer import NO_ID, BodyWriter
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.messages import (
     INVALID_REQUEST,
@@ -33,6 +32,8 @@ from amqpd.kafka_server.messages import (
     MalformedRequest,
     api_types,
 )
+from amqpd.kafka_server.pace import Steps
+from amqpd.kafka_server.request_reader import NO_ID, BodyWriter
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.queue_log import LogFailed
 from amqpd.storage.retention import trim
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 PARTITIONS_MAX: Final = 10_000
 """Partitions of one request."""
-SLICE_COUNT: Final = 20
+SLICE_COUNT: Final = 10
 """Logs that are trimmed in one turn of the loop, at some 300 us each."""
 HIGH_WATERMARK: Final = -1
 """In place of an offset to which records are deleted."""
@@ -73,7 +74,7 @@ class OpenedPartition:
 Found = list[tuple[str, list[OpenedPartition]]]
 
 
-def _open(call: Call, found: Found, kind: topics.Permission, done: Callable[[], None]) -> None:
+def _open(call: Call, found: Found, kind: topics.Permission, done: Callable[[], None]) -> Steps[None]:
     """Open the partitions, then call `done` if the connection is still open. Raises: MalformedRequest."""
     count = sum(max(len(partitions), 1) for _, partitions in found)
     if count > PARTITIONS_MAX:
@@ -83,7 +84,7 @@ def _open(call: Call, found: Found, kind: topics.Permission, done: Callable[[], 
         if not call.connection.closed:
             done()
 
-    topics.open_partitions(call, found, kind, opened)
+    yield from topics.open_partitions(call, found, kind, opened)
 
 
 # -- DeleteRecords
@@ -101,15 +102,17 @@ class _Deletion:
         self._left: list[OpenedPartition] = []
         self._unsafe_count = 0
 
-    def begin(self) -> None:
+    def begin(self) -> Steps[None]:
         """Open the logs, then trim them. Raises: MalformedRequest."""
-        _open(self._call, self._found, "configure", self._opened)
+        return _open(self._call, self._found, "configure", self._opened)
 
     def _opened(self) -> None:
         self._left = [each for _, partitions in self._found for each in partitions if each.store is not None]
         self._trim_slice()
 
     def _trim_slice(self) -> None:
+        if self._call.connection.closed:  # maybe because the broker stops, and the logs are closed
+            return
         broker = self._call.connection.server.broker
         trimmed = [self._left.pop() for _ in range(min(SLICE_COUNT, len(self._left)))]
         for each in trimmed:
@@ -117,7 +120,7 @@ class _Deletion:
         self._unsafe_count += 1
         when_safe(broker.turn, (), partial(self._became_safe, trimmed))
         if self._left:
-            broker.loop.call_soon(self._trim_slice)
+            self._call.connection.server.pace.later(self._trim_slice)
 
     def _became_safe(self, trimmed: list[OpenedPartition], safe: bool) -> None:
         for each in trimmed:
@@ -166,14 +169,14 @@ def _trim(each: OpenedPartition) -> int:
     return NONE
 
 
-def _delete_records(call: Call) -> None:
-    _Deletion(call).begin()
+def _delete_records(call: Call) -> Steps[None]:
+    return _Deletion(call).begin()
 
 
 # -- OffsetForLeaderEpoch
 
 
-def _offset_for_leader_epoch(call: Call) -> None:
+def _offset_for_leader_epoch(call: Call) -> Steps[None]:
     found: Found = []
     for topic in call.request.topics:
         partitions = [OpenedPartition(each.partition, each.leader_epoch) for each in topic.partitions]
@@ -185,7 +188,7 @@ def _offset_for_leader_epoch(call: Call) -> None:
         ]
         call.reply({"topics": answered})
 
-    _open(call, found, "read", done)
+    return _open(call, found, "read", done)
 
 
 def _end_of_epoch(each: OpenedPartition) -> dict[str, int]:
@@ -209,12 +212,12 @@ def _end_of_epoch(each: OpenedPartition) -> dict[str, int]:
 # -- DescribeLogDirs
 
 
-def _describe_log_dirs(call: Call) -> None:
+def _describe_log_dirs(call: Call) -> Steps[None]:
     session = call.session
     wanted = call.request.topics
     found: Found = []
     if wanted is None:
-        for name, _, topic in topics.all_topics(session):
+        for name, _, topic in (yield from topics.all_topics(session)):
             if (
                 name is not None
                 and isinstance(topic, topics.PartitionedTopic)
@@ -226,7 +229,7 @@ def _describe_log_dirs(call: Call) -> None:
             return
     else:
         found = [(each.topic or "", [OpenedPartition(index) for index in each.partitions]) for each in wanted]
-    _open(call, found, "read", partial(_reply_log_dirs, call, found))
+    yield from _open(call, found, "read", partial(_reply_log_dirs, call, found))
 
 
 def _reply_log_dirs(call: Call, found: Found) -> None:
@@ -252,7 +255,7 @@ def _size_bytes(store: QueueLog) -> int:
 # -- DescribeTopicPartitions
 
 
-def _describe_topic_partitions(call: Call) -> None:
+def _describe_topic_partitions(call: Call) -> Steps[None]:
     request, session = call.request, call.session
     cursor = request.cursor
     if cursor is not None and cursor.partition_index < 0:
@@ -261,7 +264,7 @@ def _describe_topic_partitions(call: Call) -> None:
         topics.check_count(len(request.topics))
         names = {each.name for each in request.topics}
     else:
-        names = {name for name, _, _ in topics.all_topics(session) if name is not None}
+        names = {name for name, _, _ in (yield from topics.all_topics(session)) if name is not None}
     first = "" if cursor is None else cursor.topic_name
     left = min(max(request.response_partition_limit, 1), DESCRIBED_MAX)
     writer = BodyWriter(True)
@@ -278,6 +281,7 @@ def _describe_topic_partitions(call: Call) -> None:
             break
         stop = min(end, start + left)
         _write_described(writer, session, name, topic, range(start, stop))
+        yield
         count += 1
         left -= max(stop - start, 0)
         if stop < end:

@@ -38,17 +38,20 @@ queue_produce.py has batches for classic and quorum queues.
 
 **Waiting.** A Produce request waits while a log is being opened, during a resource alarm, and while too many bytes are
 unsynced. Its connection then handles no further request. So batches keep their order, and a connection has at most one
-waiting request in memory. A request with much work continues in later turns, after SLICE_MS in each.
+waiting request in memory. A request with much work continues in later turns (pace.py): one with many partitions, and
+one with a batch of many records or headers.
 """
 
 from __future__ import annotations
 
 import struct
+import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.broker.vhost.limit_set import PRODUCER_BYTE_RATE
 from amqpd.kafka_server import topics
-from amqpd.kafka_server.body_writer import INT16, INT32, INT64, encoded_length
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.messages import (
     CORRUPT_MESSAGE,
@@ -69,12 +72,13 @@ from amqpd.kafka_server.messages import (
     UNSUPPORTED_FOR_MESSAGE_FORMAT,
     RequestHeader,
 )
+from amqpd.kafka_server.pace import SLICE_S, Steps
 from amqpd.kafka_server.queue_produce import QueueBatch, RefusedBatch
 from amqpd.kafka_server.quotas import count_bytes
-from amqpd.kafka_server.request_reader import RequestReader
+from amqpd.kafka_server.request_reader import INT16, INT32, INT64, RequestReader, encoded_length
 from amqpd.kafka_server.transactions import TransactionPartition
 from amqpd.storage.local_log import LocalLog
-from amqpd.storage.log.appender import BadBatch, BatchTooLarge, DamagedBatch, check_batches
+from amqpd.storage.log.appender import BadBatch, BatchCheck, BatchTooLarge, DamagedBatch
 from amqpd.storage.log.batch import (
     CODECS,
     COMPRESSION,
@@ -101,7 +105,8 @@ RECORDS_MAX: Final = 100_000
 """Records in one batch. Their check takes 15 ms."""
 AHEAD_MS_MAX: Final = 3_600_000
 """How far the time of a record may be ahead of the broker's clock. Kafka: message.timestamp.after.max.ms."""
-SLICE_MS: Final = 5
+STEP_COUNT: Final = 32
+"""Partitions that are decoded or encoded in one step."""
 ERROR_TEXT_MAX: Final = 500
 
 _ACKS_AND_TIMEOUT: Final = struct.Struct(">hi")
@@ -144,7 +149,7 @@ class ProduceRequest(NamedTuple):
 # -- bytes
 
 
-def decode_request(frame: bytes, header: RequestHeader) -> ProduceRequest:
+def decode_steps(frame: bytes, header: RequestHeader) -> Steps[ProduceRequest]:
     """Return the Produce request in a frame.
 
     Cost: about 3 us per partition, independent of the size of the records. Raises: MalformedRequest.
@@ -162,6 +167,8 @@ def decode_request(frame: bytes, header: RequestHeader) -> ProduceRequest:
             (index,) = reader.unpack(INT32)
             parts.append(PartitionBatch(index, *reader.bytes_range()))
             reader.end_struct()
+            if left % STEP_COUNT == 0:
+                yield
         reader.end_struct()
         found.append(ProducedTopic(name, parts))
     reader.end_struct()
@@ -183,7 +190,7 @@ class Result(NamedTuple):
     text: str = ""
 
 
-def encode_response(request: ProduceRequest, results: list[Result], version: int, throttle_ms: int = 0) -> bytes:
+def encode_steps(request: ProduceRequest, results: list[Result], version: int, throttle_ms: int = 0) -> Steps[bytes]:
     """Return the body of the response. results: in the order of the request."""
     flexible = version >= FLEXIBLE
     out = bytearray(encoded_length(len(request.topics), INT32, flexible))
@@ -195,6 +202,8 @@ def encode_response(request: ProduceRequest, results: list[Result], version: int
         for part in topic.parts:
             result = results[number]
             number += 1
+            if number % STEP_COUNT == 0:
+                yield
             out += _RESULT.pack(part.partition, result.error, result.offset, _NO_TIME)
             if version >= 5:
                 out += INT64.pack(result.log_start)
@@ -216,23 +225,35 @@ def encode_response(request: ProduceRequest, results: list[Result], version: int
 # -- Produce
 
 
+class _Checking(NamedTuple):
+    """A batch whose records are being checked, for an open log."""
+
+    partition: topics.TopicPartition
+    part: PartitionBatch
+    store: LocalLog
+    header: BatchHeader
+    check: BatchCheck
+
+
 class PendingProduce:
     """A Produce request, until its reply.
 
     It appends one batch after the other, and stops while it must wait.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, request: ProduceRequest) -> None:
         self._call = call
         self._frame = call.frame
         self._size_bytes = len(call.frame)
-        self._request = decode_request(call.frame, call.header)
+        self._request = request
         self._parts = [(topic.name, part) for topic in self._request.topics for part in topic.parts]
         self._results = [Result(STORAGE_ERROR)] * len(self._parts)
         self._next = 0
+        self._checking: _Checking | None = None  # the next batch, whose records are being checked
         self._queued: QueueBatch | None = None  # a batch for a work queue whose messages are being enqueued
-        self._unsafe_count = 0
+        self._unsafe_count = 1  # batches that are not synced, and the request until all are appended
         self._held = False
+        self._until_s = 0.0  # end of the slice
 
     def run(self) -> None:
         """Append batches until the request is done or must wait."""
@@ -240,8 +261,7 @@ class PendingProduce:
         if connection.closed:
             return
         broker = connection.server.broker
-        until_ms = broker.timers.now_ms() + SLICE_MS
-        first = self._next
+        self._until_s = time.monotonic() + SLICE_S
         while self._next < len(self._parts):
             turn = broker.turn
             if broker.alarm_reason:
@@ -252,13 +272,14 @@ class PendingProduce:
                 self._hold()
                 turn.call_when_below_limit(self.run)
                 return
-            if (self._next > first or self._queued is not None) and broker.timers.now_ms() >= until_ms:
-                self._hold()
-                broker.loop.call_soon(self.run)
-                return
             if not self._begin_part():
                 return
+            if self._next < len(self._parts) and time.monotonic() >= self._until_s:
+                self._hold()
+                connection.server.pace.later(self.run)
+                return
         self._free_frame()
+        self._unsafe_count -= 1
         if self._request.acks == 0:
             self._end_without_reply()
         elif self._unsafe_count == 0:
@@ -275,6 +296,7 @@ class PendingProduce:
     def _free_frame(self) -> None:
         """Free the memory of the request: it is done, or its connection is closed."""
         self._frame = self._call.frame = b""
+        self._checking = self._queued = None
 
     def _release(self) -> None:
         if self._held and not self._call.connection.closed:
@@ -286,8 +308,8 @@ class PendingProduce:
         """Find the next batch's partition and append the batch. Return False if it waits for the opening of the log."""
         number = self._next
         name, part = self._parts[number]
-        if self._queued is not None:
-            self._enqueue_some(number, self._queued)
+        if self._is_in_work():
+            self._attempt(number, self._continue_part)
             return True
         try:
             partition = self._find_partition(name, part)
@@ -301,7 +323,7 @@ class PendingProduce:
             if self._call.connection.closed:
                 return
             if opened and not queue.deleted:
-                self._append_part(number, partition, part)
+                self._attempt(number, partial(self._check_part, partition, part))
             else:
                 error = UNKNOWN_TOPIC_OR_PARTITION if queue.deleted else STORAGE_ERROR
                 self._end_part(number, Result(error))
@@ -310,10 +332,14 @@ class PendingProduce:
 
         topics.open_queue(queue, then)
         opened_now = False
-        if self._next == number and self._queued is None:
+        if self._next == number and not self._is_in_work():
             self._hold()
             return False
         return True
+
+    def _is_in_work(self) -> bool:
+        """Return whether a batch is being checked or enqueued."""
+        return self._checking is not None or self._queued is not None
 
     def _find_partition(self, name: bytes, part: PartitionBatch) -> topics.TopicPartition:
         """Return the partition. Raises: RefusedBatch."""
@@ -330,27 +356,58 @@ class PendingProduce:
             raise RefusedBatch(found)
         return found
 
-    def _append_part(self, number: int, partition: topics.TopicPartition, part: PartitionBatch) -> None:
-        """Append a batch to the open log of its stream or begin with its messages, or end the part with an error."""
-        queue = partition.queue
-        store = queue.store
+    def _attempt(self, number: int, work: Callable[[], None]) -> None:
+        """Do some work for a batch. An error ends its part."""
         try:
-            if not isinstance(store, LocalLog) or not store.local:
-                raise RefusedBatch(INVALID_REQUEST, "the log of this queue is a topic of a Kafka cluster")
-            if partition.is_work_queue:
-                self._queued = self._begin_queued(queue, store, part)
-                return
-            offset, last = self._append(store, partition, part)
+            work()
+            return
         except RefusedBatch as refused:
-            self._end_part(number, Result(refused.error, text=refused.text))
-            return
+            result = Result(refused.error, text=refused.text)
         except BadBatch as error:
-            self._end_part(number, Result(_error_of(error), text=str(error)))
-            return
+            result = Result(_error_of(error), text=str(error))
         except LogFailed:
-            self._end_part(number, Result(STORAGE_ERROR))
+            result = Result(STORAGE_ERROR)
+        self._checking = self._queued = None
+        self._end_part(number, result)
+
+    def _check_part(self, partition: topics.TopicPartition, part: PartitionBatch) -> None:
+        """Begin to check a batch for the open log of its stream or queue. Raises: RefusedBatch, BadBatch, LogFailed."""
+        store = partition.queue.store
+        if not isinstance(store, LocalLog) or not store.local:
+            raise RefusedBatch(INVALID_REQUEST, "the log of this queue is a topic of a Kafka cluster")
+        broker = self._call.connection.server.broker
+        frame, start, end = self._frame, part.start, part.end
+        _check_header(frame, start, end, broker.message_size_max_bytes, broker.timers.wall_ms())
+        header = BatchHeader(frame, start)
+        transactional = header.attributes & TRANSACTIONAL != 0
+        if partition.is_work_queue and transactional:
+            raise RefusedBatch(INVALID_REQUEST, "transactions are for streams only")
+        check = BatchCheck(frame, start, end, transactional)
+        self._checking = _Checking(partition, part, store, header, check)
+        self._continue_part()
+
+    def _continue_part(self) -> None:
+        """Check or enqueue more of a batch, and append it once it is checked.
+
+        Raises: RefusedBatch, BadBatch, LogFailed.
+        """
+        if self._queued is not None:
+            self._enqueue_some(self._queued)
             return
-        self._end_appended(number, queue, offset, last)
+        checking = self._checking
+        if checking is None or not checking.check.run(self._until_s):
+            return
+        _check_time(checking.check.max_timestamp_ms, self._call.connection.server.broker.timers.wall_ms())
+        queue = checking.partition.queue
+        if queue.deleted:
+            raise RefusedBatch(UNKNOWN_TOPIC_OR_PARTITION)
+        self._checking = None
+        if checking.partition.is_work_queue:
+            batch = self._frame[checking.part.start : checking.part.end]
+            self._queued = QueueBatch(queue, checking.store, self._call.session.user, batch)
+            return
+        offset, last = self._append(checking)
+        self._end_appended(self._next, queue, offset, last)
 
     def _end_appended(self, number: int, queue: Queue, offset: int, last: int) -> None:
         """End a part whose records are in the log; the reply waits until the record at `last` is safe."""
@@ -361,47 +418,29 @@ class PendingProduce:
             self._unsafe_count += 1
             store.when_safe(last, lambda safe: self._on_safe(number, queue, safe))
 
-    def _begin_queued(self, queue: Queue, store: LocalLog, part: PartitionBatch) -> QueueBatch:
-        """Return a checked batch for a work queue. Raises: RefusedBatch, BadBatch."""
-        call = self._call
-        broker = call.connection.server.broker
-        frame, start, end = self._frame, part.start, part.end
-        _check_header(frame, start, end, broker.message_size_max_bytes, broker.timers.wall_ms())
-        if BatchHeader(frame, start).attributes & TRANSACTIONAL:
-            raise RefusedBatch(INVALID_REQUEST, "transactions are for streams only")
-        check_batches(frame, start, end)
-        return QueueBatch(queue, store, call.session.user, frame[start:end])
-
-    def _enqueue_some(self, number: int, queued: QueueBatch) -> None:
-        """Enqueue some messages of the batch, and end the part after the last."""
+    def _enqueue_some(self, queued: QueueBatch) -> None:
+        """Enqueue some messages of the batch, and end the part after the last. Raises: RefusedBatch."""
         queue = queued.queue
         try:
             if queue.deleted:
                 raise RefusedBatch(UNKNOWN_TOPIC_OR_PARTITION)
             is_done = queued.enqueue_some()
-        except RefusedBatch as refused:
-            self._queued = None
-            self._end_part(number, Result(refused.error, text=refused.text))
-            return
         finally:
             self._call.connection.server.broker.turn.schedule()
         if is_done:
             self._queued = None
             if queued.is_duplicate:
                 queued.store.flush_batches()  # a record from before a restart is synced only on request
-            self._end_appended(number, queue, queued.offset, queued.last_offset)
+            self._end_appended(self._next, queue, queued.offset, queued.last_offset)
 
-    def _append(self, store: LocalLog, partition: topics.TopicPartition, part: PartitionBatch) -> tuple[int, int]:
+    def _append(self, checking: _Checking) -> tuple[int, int]:
         """Return the offsets of the first and the last record of the batch, which is appended now or was before.
 
-        Raises: RefusedBatch, BadBatch, LogFailed.
+        Raises: RefusedBatch, LogFailed.
         """
         broker = self._call.connection.server.broker
-        frame, start, end = self._frame, part.start, part.end
-        _check_header(frame, start, end, broker.message_size_max_bytes, broker.timers.wall_ms())
-        header = BatchHeader(frame, start)
+        partition, store, header = checking.partition, checking.store, checking.header
         transactional = header.attributes & TRANSACTIONAL != 0
-        batches = check_batches(frame, start, end, transactional)
         if header.producer_id >= 0:
             last = find_duplicate(store.producers().find(header.producer_id, broker.timers.agreed_ms()), header)
             if last >= 0:
@@ -413,7 +452,7 @@ class PendingProduce:
             self._check_transaction(header, partition)
         elif store.log.transactions is not None and store.log.transactions.first_open(header.producer_id) >= 0:
             raise RefusedBatch(INVALID_TXN_STATE, "the producer has an open transaction in this partition")
-        offset = partition.queue.enqueue_batches(batches)
+        offset = partition.queue.enqueue_batches([checking.check.batch()])
         broker.turn.schedule()
         return offset, store.next_offset - 1
 
@@ -440,14 +479,17 @@ class PendingProduce:
         self._unsafe_count -= 1
         if not safe:
             self._results[number] = Result(UNKNOWN_TOPIC_OR_PARTITION if queue.deleted else STORAGE_ERROR)
-        if self._unsafe_count == 0 and self._next == len(self._parts):
+        if self._unsafe_count == 0:
             self._reply()
 
     def _reply(self) -> None:
         call = self._call
         throttle_ms = count_bytes(call, PRODUCER_BYTE_RATE, self._size_bytes)
-        if not call.connection.closed:
-            call.reply_bytes(encode_response(self._request, self._results, call.version, throttle_ms))
+        call.connection.server.pace.run(call.connection, self._reply_steps(throttle_ms))
+
+    def _reply_steps(self, throttle_ms: int) -> Steps[None]:
+        call = self._call
+        call.reply_bytes((yield from encode_steps(self._request, self._results, call.version, throttle_ms)))
 
     def _end_without_reply(self) -> None:
         call = self._call
@@ -486,12 +528,16 @@ def _check_header(frame: bytes, start: int, end: int, size_max_bytes: int, now_m
         raise RefusedBatch(INVALID_TIMESTAMP, "producers cannot send LogAppendTime")
     if min(header.base_timestamp_ms, header.max_timestamp_ms) < _NO_TIME:
         raise RefusedBatch(INVALID_TIMESTAMP, "a time before 1970")
-    if header.max_timestamp_ms > now_ms + AHEAD_MS_MAX:
-        raise RefusedBatch(INVALID_TIMESTAMP, "a time more than an hour ahead of the broker's clock")
+    _check_time(header.max_timestamp_ms, now_ms)
     if header.attributes & COMPRESSION >= len(CODECS):
         raise RefusedBatch(UNSUPPORTED_COMPRESSION_TYPE, f"unknown codec {header.attributes & COMPRESSION}")
     if header.attributes & ~(COMPRESSION | TRANSACTIONAL):
         raise RefusedBatch(INVALID_RECORD, f"unknown attributes {header.attributes:#x}")
+
+
+def _check_time(time_ms: int, now_ms: int) -> None:
+    if time_ms > now_ms + AHEAD_MS_MAX:
+        raise RefusedBatch(INVALID_TIMESTAMP, "a time more than an hour ahead of the broker's clock")
 
 
 def _error_of(error: BadBatch) -> int:
@@ -523,8 +569,8 @@ def find_duplicate(last: Producer | None, header: BatchHeader) -> int:
     return -1
 
 
-def _handle_produce(call: Call) -> None:
-    PendingProduce(call).run()
+def _handle_produce(call: Call) -> Steps[None]:
+    PendingProduce(call, (yield from decode_steps(call.frame, call.header))).run()
 
 
 APIS: Final = (Api(0, "Produce", 3, 11, FLEXIBLE, _handle_produce),)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from amqpd.broker.queue.queue import Queue
     from amqpd.storage.local_log import LocalLog
 
-SLICE_WORK: Final = 4000
+SLICE_WORK: Final = 2000
 """Work for records of a batch without a look at the clock, in units of `record_work`: some ms."""
 
 

@@ -5,8 +5,13 @@ A quota is a limit of a user (broker/vhost/limits.py): `producer_byte_rate` coun
 
 A user has a level: the time at which all bytes so far would have been sent at the rate, at least now less BURST_MS.
 Each answer raises it. What the level is ahead of now is the throttle time of the answer, and the connection handles no
-request for so long, as in Kafka. A Fetch that comes while the level is ahead gets an empty answer. A level is at most
-THROTTLE_MS_MAX ahead, so that clients do not give up: a request that is larger than this time allows exceeds the quota.
+request for so long, as in Kafka. A level is at most THROTTLE_MS_MAX ahead, so that clients do not give up: a request
+that is larger than this time allows exceeds the quota.
+
+A Fetch or ShareFetch gets at most what the rate allows in a second, and nothing while the level is ahead. One whose
+connection has waited its throttle time gets records also if other connections have raised the level meanwhile, and
+less the further it is ahead, at least one batch. So each connection of a user gets its part, which is not so in Kafka.
+More than some 250 connections exceed the rate by a batch each in THROTTLE_MS_MAX.
 
 Quotas of client ids and addresses, defaults, and other keys are refused (42, INVALID_REQUEST). Only administrators may
 use the requests.
@@ -44,7 +49,9 @@ log = logging.getLogger(__name__)
 
 BURST_MS: Final = 1000
 """A user that was below its rate may send what the rate allows in this time at once."""
-THROTTLE_MS_MAX: Final = 30_000
+THROTTLE_MS_MAX: Final = 20_000
+"""Less than the time-outs of clients for a request, and than the locks of share groups: 30 s by default."""
+UNLIMITED: Final = 1 << 53
 ALTERED_MAX: Final = 100
 """Most users in a request that changes quotas."""
 SHOWN_MAX: Final = 10_000
@@ -94,6 +101,18 @@ class ClientQuotas:
                 self._levels = {each: at for each, at in self._levels.items() if at > now_ms - BURST_MS}
                 self._levels_max = max(_LEVELS_MIN, 2 * len(self._levels))
         return max(int(level - now_ms), 0)
+
+    def fetch_bytes(self, call: Call) -> int:
+        """Return how many bytes of records a request may get, 0 if it must wait. Each wait counts once."""
+        user, connection = call.session.user.name, call.connection
+        rate = self.rate(user, CONSUMER_BYTE_RATE)
+        if rate < 0:
+            return UNLIMITED
+        has_waited, connection.has_waited = connection.has_waited, False
+        ahead_ms = self.throttle_ms(user, CONSUMER_BYTE_RATE)
+        if ahead_ms > 0 and not has_waited:
+            return 0
+        return max(rate * (THROTTLE_MS_MAX - ahead_ms) // THROTTLE_MS_MAX, 1)
 
 
 def count_bytes(call: Call, key: str, size_bytes: int) -> int:

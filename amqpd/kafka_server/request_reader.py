@@ -1,16 +1,25 @@
-"""Decoder of the bodies that are read by hand: they are large or frequent, or kafka-python does not know them."""
+"""Decoder of the fields of a request, and encoder of the fields of a response."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Final
 from uuid import UUID
 
-from amqpd.kafka_server.body_writer import INT16, INT32, INT64
-from amqpd.kafka_server.messages import MalformedRequest, read_varint, skip_tagged_fields
+from amqpd.kafka_server.messages import MalformedRequest, read_varint
 
-_INT8: Final = struct.Struct(">b")
+INT8: Final = struct.Struct(">b")
+INT16: Final = struct.Struct(">h")
+UINT16: Final = struct.Struct(">H")
+INT32: Final = struct.Struct(">i")
+INT64: Final = struct.Struct(">q")
+FLOAT64: Final = struct.Struct(">d")
+NO_ID: Final = UUID(int=0)
 UUID_SIZE: Final = 16
+TAGS_MAX: Final = 1000
+"""Tagged fields of one request, at 1 us each. Clients send a few."""
+_NULL: Final = -1
 
 
 class RequestReader:
@@ -22,12 +31,14 @@ class RequestReader:
         flexible: lengths and counts are varints, and each struct ends with tagged fields.
     """
 
-    __slots__ = ("data", "flexible", "position")
+    __slots__ = ("_tags_left", "data", "flexible", "position")
 
     def __init__(self, data: bytes, position: int, flexible: bool = True) -> None:
         self.data = data
         self.flexible = flexible
-        self.position = skip_tagged_fields(data, position) if flexible else position
+        self.position = position
+        self._tags_left = TAGS_MAX
+        self.end_struct()
 
     # -- numbers
 
@@ -40,7 +51,13 @@ class RequestReader:
         return fields.unpack_from(self.data, start)
 
     def int8(self) -> int:
-        return self.unpack(_INT8)[0]
+        return self.unpack(INT8)[0]
+
+    def int16(self) -> int:
+        return self.unpack(INT16)[0]
+
+    def uint16(self) -> int:
+        return self.unpack(UINT16)[0]
 
     def int32(self) -> int:
         return self.unpack(INT32)[0]
@@ -48,11 +65,23 @@ class RequestReader:
     def int64(self) -> int:
         return self.unpack(INT64)[0]
 
+    def float64(self) -> float:
+        return float(self.unpack(FLOAT64)[0])
+
     def boolean(self) -> bool:
-        return self.unpack(_INT8)[0] != 0
+        return self.unpack(INT8)[0] != 0
+
+    def is_null(self) -> bool:
+        """Read the byte before a struct that may be null, and return whether it is."""
+        return self.unpack(INT8)[0] == _NULL
 
     def uuid(self) -> UUID:
         return UUID(bytes=self.take(UUID_SIZE))
+
+    def nullable_uuid(self) -> UUID | None:
+        """Return an id, None for the id zero."""
+        found = self.uuid()
+        return None if found == NO_ID else found
 
     # -- bytes and texts
 
@@ -103,6 +132,15 @@ class RequestReader:
         self.position = self._end_of(size)
         return start, self.position
 
+    def nullable_content(self) -> bytes | None:
+        """Return bytes, None for null."""
+        size = self._size(INT32)
+        return None if size < 0 else self.take(size)
+
+    def content(self) -> bytes:
+        """Return bytes that are not null."""
+        return self.take(self._size(INT32))
+
     # -- arrays and structs
 
     def nullable_count(self, most: int, size_min: int = 1) -> int:
@@ -121,5 +159,100 @@ class RequestReader:
 
     def end_struct(self) -> None:
         """Skip the tagged fields at the end of a struct."""
-        if self.flexible:
-            self.position = skip_tagged_fields(self.data, self.position)
+        if not self.flexible:
+            return
+        if self.data[self.position : self.position + 1] == b"\0":
+            self.position += 1
+            return
+        for _, end in self.tags():
+            self.position = end
+
+    def tags(self) -> Iterator[tuple[int, int]]:
+        """Yield tag and end of each tagged field at the end of a struct. The caller moves the position to the end."""
+        count, self.position = read_varint(self.data, self.position)
+        self._tags_left -= count
+        if self._tags_left < 0:
+            raise MalformedRequest(f"a request with more than {TAGS_MAX} tagged fields")
+        for _ in range(count):
+            tag, self.position = read_varint(self.data, self.position)
+            size, self.position = read_varint(self.data, self.position)
+            yield tag, self._end_of(size)
+
+
+# -- encoder
+
+
+def encoded_length(length: int, fields: struct.Struct, flexible: bool) -> bytes:
+    """Return the length of an array, a string or bytes; -1 for null. fields: its form if it is not a varint."""
+    if not flexible:
+        return fields.pack(length)
+    length += 1
+    encoded = bytearray()
+    while length > 0x7F:
+        encoded.append(length & 0x7F | 0x80)
+        length >>= 7
+    encoded.append(length)
+    return bytes(encoded)
+
+
+class BodyWriter:
+    """The bytes of a body, field by field.
+
+    Args:
+        flexible: lengths and counts are varints, and each struct ends with tagged fields.
+    """
+
+    def __init__(self, flexible: bool) -> None:
+        self.data = bytearray()
+        self._flexible = flexible
+
+    def int8(self, value: int) -> None:
+        self.data += INT8.pack(value)
+
+    def int16(self, value: int) -> None:
+        self.data += INT16.pack(value)
+
+    def uint16(self, value: int) -> None:
+        self.data += UINT16.pack(value)
+
+    def int32(self, value: int) -> None:
+        self.data += INT32.pack(value)
+
+    def int64(self, value: int) -> None:
+        self.data += INT64.pack(value)
+
+    def float64(self, value: float) -> None:
+        self.data += FLOAT64.pack(value)
+
+    def boolean(self, value: bool) -> None:
+        self.data += b"\1" if value else b"\0"
+
+    def uuid(self, value: UUID) -> None:
+        self.data += value.bytes
+
+    def nullable_uuid(self, value: UUID | None) -> None:
+        """Add an id; zero for None."""
+        self.data += (NO_ID if value is None else value).bytes
+
+    def string(self, text: str | None) -> None:
+        """Add a string, or null. Strings of requests that are not flexible have at most 32,767 bytes."""
+        if text is None:
+            self.data += encoded_length(-1, INT16, self._flexible)
+            return
+        encoded = text.encode("utf-8", "replace")
+        self.data += encoded_length(len(encoded), INT16, self._flexible)
+        self.data += encoded
+
+    def content(self, content: bytes | None) -> None:
+        """Add bytes, or null."""
+        self.data += encoded_length(-1 if content is None else len(content), INT32, self._flexible)
+        self.data += content or b""
+
+    def count(self, count: int) -> None:
+        """Add the number of elements of an array, -1 for null. The elements follow."""
+        self.data += encoded_length(count, INT32, self._flexible)
+
+    def end(self) -> None:
+        """End a struct, the body included: it has no tagged fields."""
+        if self._flexible:
+            self.data += b"\0"

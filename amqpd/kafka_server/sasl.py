@@ -1,5 +1,8 @@
 """Logins with SASL: PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512.
 
+After SaslHandshake 1 each message of SASL is in a SaslAuthenticate. After version 0, as of kafka-python 2.0, it has
+only its length before it, and a failed login has no answer.
+
 The user name may carry the vhost, `vhost:user`, as in RabbitMQ's MQTT plugin; otherwise the vhost is `kafka.vhost`.
 
 PLAIN: passwords are checked as on the AMQP port, in a thread. SCRAM (amqpd/auth/scram.py): two requests, 20 us each on
@@ -24,7 +27,6 @@ from amqpd.kafka_server.messages import (
     NONE,
     SASL_AUTHENTICATION_FAILED,
     UNSUPPORTED_SASL_MECHANISM,
-    UNSUPPORTED_VERSION,
     api_types,
 )
 from amqpd.listeners import is_loopback
@@ -60,17 +62,13 @@ def _handshake(call: Call) -> None:
     if connection.session is not None or connection.sasl is not None:
         call.reply({"error_code": ILLEGAL_SASL_STATE, "mechanisms": list(MECHANISMS)})
         return
-    if call.version == 0:
-        # Then the messages of SASL would follow without headers, as before Kafka 1.0. The version is in ApiVersions
-        # because librdkafka looks for it.
-        call.reply({"error_code": UNSUPPORTED_VERSION, "mechanisms": list(MECHANISMS)})
-        connection.close_after_replies()
-        return
     if mechanism not in MECHANISMS:
         call.reply({"error_code": UNSUPPORTED_SASL_MECHANISM, "mechanisms": list(MECHANISMS)})
         return
     connection.mechanism = mechanism
     connection.sasl = SaslExchange()
+    if call.version == 0:
+        connection.token_api = _TOKENS
     call.reply({"error_code": NONE, "mechanisms": list(MECHANISMS)})
 
 
@@ -78,11 +76,9 @@ def _authenticate(call: Call) -> None:
     connection = call.connection
     exchange = connection.sasl
     if not isinstance(exchange, SaslExchange) or connection.session is not None:
-        call.reply(
-            {"error_code": ILLEGAL_SASL_STATE, "error_message": "SaslHandshake must come first", "auth_bytes": b""}
-        )
+        _answer(call, ILLEGAL_SASL_STATE, "SaslHandshake must come first")
         return
-    message = bytes(call.request.auth_bytes)
+    message = call.frame if call.api is _TOKENS else bytes(call.request.auth_bytes)
     if connection.mechanism != PLAIN:
         _scram(call, exchange, message)
         return
@@ -90,10 +86,22 @@ def _authenticate(call: Call) -> None:
     if len(parts) != 3:
         _refuse(call, "", "the PLAIN response has not three parts", WRONG)
         return
+    if parts[0] not in (b"", parts[1]):
+        _refuse(call, "", "a login on behalf of another user", WRONG)
+        return
     # One task per login: a password takes 20 ms in a thread.
     task = asyncio.get_running_loop().create_task(_plain(call, parts[1], parts[2]))
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
+
+
+def _answer(call: Call, error_code: int, text: str | None, message: bytes = b"") -> None:
+    if call.api is not _TOKENS:
+        call.reply({"error_code": error_code, "error_message": text, "auth_bytes": message})
+    elif error_code:
+        call.reply_nothing()  # the closed connection is the answer
+    else:
+        call.reply_token(message)
 
 
 def _vhost_and_user(connection: KafkaClientConnection, name: str) -> tuple[str, str]:
@@ -130,7 +138,7 @@ def _scram(call: Call, exchange: SaslExchange, message: bytes) -> None:
             exchange.has_credentials = credentials is not None
             if credentials is None:
                 credentials = auth.unknown_scram_user(user_name, connection.mechanism)
-            call.reply({"error_code": NONE, "error_message": None, "auth_bytes": login.begin(credentials)})
+            _answer(call, NONE, None, login.begin(credentials))
             return
         vhost, user_name = _vhost_and_user(connection, login.user_name)
         last = login.finish(message)
@@ -157,7 +165,7 @@ def _accept(call: Call, user: User, vhost: str, last: bytes) -> None:
         _refuse(call, user.name, why, why)
         return
     connection.server.record_login(connection, user.name, "")
-    call.reply({"error_code": NONE, "error_message": None, "auth_bytes": last, "session_lifetime_ms": 0})
+    _answer(call, NONE, None, last)
 
 
 def _refuse(call: Call, name: str, why: str, text: str) -> None:
@@ -169,20 +177,19 @@ def _refuse(call: Call, name: str, why: str, text: str) -> None:
     log.warning("Kafka client %s was refused: %s", connection.name, why, extra=connection.log_fields())
     server.record_login(connection, name, why)
     connection.sasl = SaslExchange()
-    fields = {"error_code": SASL_AUTHENTICATION_FAILED, "error_message": text, "auth_bytes": b""}
 
     def answer() -> None:
         if not connection.closed:
-            call.reply(fields)
+            _answer(call, SASL_AUTHENTICATION_FAILED, text)
             connection.close_after_replies()
 
     delay_s = server.broker.auth.failure_backoff.record_failure(connection.peer[0], name)
     server.broker.loop.call_later(delay_s, answer)
 
 
+_TOKENS: Final = Api(36, "SaslAuthenticate", 0, 0, 99, _authenticate, before_login=True)
+
 APIS: Final = (
-    # librdkafka 2.0 logs in only where version 0 is listed, although it uses version 1. The tokens without a request
-    # that follow version 0 are not understood: such a client is disconnected.
     Api(17, "SaslHandshake", 0, 1, 99, _handshake, *api_types("SaslHandshake"), before_login=True),
     Api(36, "SaslAuthenticate", 0, 2, 2, _authenticate, *api_types("SaslAuthenticate"), before_login=True),
 )

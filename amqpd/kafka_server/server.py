@@ -29,10 +29,11 @@ from amqpd.kafka_server import (
     transaction_admin,
     transaction_requests,
 )
-from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection, api_versions
+from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection, RequestStats, api_versions
 from amqpd.kafka_server.group_operations import GroupOperations
-from amqpd.kafka_server.messages import API_VERSIONS, api_types, build
-from amqpd.kafka_server.request_stats import RequestStats
+from amqpd.kafka_server.message_schema import encode_steps
+from amqpd.kafka_server.messages import API_VERSIONS, api_types
+from amqpd.kafka_server.pace import Pace, run_all
 from amqpd.kafka_server.share_states import ShareStates
 from amqpd.kafka_server.share_stream import ShareStreams
 from amqpd.listeners import is_loopback
@@ -53,7 +54,7 @@ def _answer_api_versions(call: Call) -> None:
     server = call.connection.server
     body = server.api_versions_bodies.get(call.version)
     if body is None:
-        body = bytes(build(call.api.response, api_versions(server.apis), call.version).encode())
+        body = run_all(encode_steps(call.api.response, call.version, call.is_flexible, api_versions(server.apis)))
         server.api_versions_bodies[call.version] = body
     call.reply_untagged(body)
 
@@ -92,6 +93,7 @@ class KafkaServer(BrokerListener):
         unopened: limit on sockets that have not logged in, shared with AMQP.
         coordinator: the consumer groups of all vhosts.
         fetches: the Fetch requests that wait for records.
+        pace: the time that requests take in a turn of the event loop.
         quotas: byte rates of users.
         operations: what operators see of groups and do with them.
         stats: counters for metrics.
@@ -105,8 +107,9 @@ class KafkaServer(BrokerListener):
         self.connections: set[KafkaClientConnection] = set()
         self.apis = {api.key: api for api in every_api()}
         self.api_versions_bodies: dict[int, bytes] = {}
-        self.coordinator = coordinator.GroupCoordinator(broker)
-        self.fetches = fetch.WaitingFetches(broker)
+        self.pace = Pace(broker.turn, broker.loop.call_soon)
+        self.coordinator = coordinator.GroupCoordinator(broker, self.pace)
+        self.fetches = fetch.WaitingFetches(broker, self.pace)
         self.operations = GroupOperations(self.coordinator, self.fetches)
         self.stats = RequestStats()
         self.quotas = quotas.ClientQuotas(broker.user_limits, broker.timers)
@@ -114,7 +117,7 @@ class KafkaServer(BrokerListener):
         self.coordinator.on_sweep.append(self.share_states.remove_void)
         self.share_streams = ShareStreams(broker, self.share_states, self.fetches)
         self.share_sessions = share_sessions.ShareSessions(broker, self.share_streams)
-        self.share_groups = share_groups.ShareGroups(broker, self.share_sessions.end)
+        self.share_groups = share_groups.ShareGroups(broker, self.share_sessions.member_left)
         # Calls that wait for the end of a resource alarm.
         self._blocked: list[Callable[[], None]] = []
         broker.clients.append(self)

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.broker.flow.timers import CallTimer
 from amqpd.kafka_server import topics
-from amqpd.kafka_server.body_writer import BodyWriter
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.messages import (
     COORDINATOR_LOAD_IN_PROGRESS,
@@ -35,12 +34,12 @@ from amqpd.kafka_server.messages import (
     TOPIC_AUTHORIZATION_FAILED,
     UNKNOWN_MEMBER_ID,
 )
-from amqpd.kafka_server.request_reader import RequestReader
+from amqpd.kafka_server.pace import Steps
+from amqpd.kafka_server.request_reader import BodyWriter, RequestReader
 from amqpd.kafka_server.share_wire import TOPICS_MAX
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
-    from amqpd.broker.session import Session
     from amqpd.broker.vhost.vhost import VHost
 
 NAME_MAX: Final = 255
@@ -128,8 +127,8 @@ class ShareGroups:
         """Return the names of the groups with members."""
         return list(self._groups.get(vhost.id, ()))
 
-    def beat(self, call: Call, asked: Heartbeat) -> ShareMember | int:
-        """Join a member, or renew its session. Return the member or an error code."""
+    def beat(self, call: Call, asked: Heartbeat, assigned: tuple[topics.PartitionedTopic, ...]) -> ShareMember | int:
+        """Join a member, or renew its session. Return the member or an error code. assigned: the topics that exist."""
         session = call.session
         vhost_id = session.vhost.id
         group = self.find(session.vhost, asked.group)
@@ -156,11 +155,7 @@ class ShareGroups:
             member.rack = asked.rack
         if asked.topics is not None:
             member.topics = asked.topics
-        assigned = _assigned(session, member.topics)
         if assigned != member.assigned:
-            for topic in assigned:
-                if topic not in member.assigned:
-                    _prepare(call, asked.group, topic)
             member.assigned = assigned
             group.changed()
         if member.epoch != group.epoch:
@@ -187,14 +182,10 @@ class ShareGroups:
         return True
 
 
-def _assigned(session: Session, names: tuple[str, ...]) -> tuple[topics.PartitionedTopic, ...]:
-    found = (topics.find_topic(session, name, "read") for name in names)
-    return tuple(topic for topic in found if isinstance(topic, topics.PartitionedTopic))
-
-
-def _prepare(call: Call, group: str, topic: topics.PartitionedTopic) -> None:
+def _prepare(call: Call, group: str, topic: topics.PartitionedTopic) -> Steps[None]:
     """Have a group begin with the streams of a topic."""
     for number in range(len(topic.partitions)):
+        yield
         partition = topics.partition_of(call.session, topic, number, "read")
         if not isinstance(partition, int) and not partition.is_work_queue:
             call.connection.server.share_streams.prepare(call.session.vhost, group, partition)
@@ -203,17 +194,20 @@ def _prepare(call: Call, group: str, topic: topics.PartitionedTopic) -> None:
 # -- ShareGroupHeartbeat -----------------------------------------------------------------------------------------------
 
 
-def _decode_heartbeat(call: Call) -> Heartbeat:
+def _decode_heartbeat(call: Call) -> Steps[Heartbeat]:
     reader = RequestReader(call.frame, call.header.size)
     group, member_id, epoch, rack = reader.text(), reader.text(), reader.int32(), reader.nullable_text()
     count = reader.nullable_count(TOPICS_MAX)
-    names = None if count < 0 else tuple(dict.fromkeys(reader.text() for _ in range(count)))
+    names: dict[str, None] = {}
+    for _ in range(count):
+        names[reader.text()] = None
+        yield
     reader.end_struct()
-    return Heartbeat(group, member_id, epoch, rack, names)
+    return Heartbeat(group, member_id, epoch, rack, None if count < 0 else tuple(names))
 
 
-def _heartbeat(call: Call) -> None:
-    asked = _decode_heartbeat(call)
+def _heartbeat(call: Call) -> Steps[None]:
+    asked = yield from _decode_heartbeat(call)
     server = call.connection.server
     error = server.coordinator.error_for(asked.group, call.session)
     if error not in (NONE, *LOADING):
@@ -227,22 +221,44 @@ def _heartbeat(call: Call) -> None:
         _answer_heartbeat(call, asked, error)
     elif asked.epoch == 0 and not asked.topics:
         _answer_heartbeat(call, asked, INVALID_REQUEST)
-    elif _is_forbidden(call.session, asked.topics or ()):
-        _answer_heartbeat(call, asked, TOPIC_AUTHORIZATION_FAILED)
     else:
-        before = server.share_groups.find(call.session.vhost, asked.group)
-        known = None if before is None else before.members.get(asked.member_id)
-        assigned = None if known is None else known.assigned
-        member = server.share_groups.beat(call, asked)
-        if isinstance(member, int):
-            _answer_heartbeat(call, asked, member)
-        else:
-            is_told = asked.epoch == 0 or asked.topics is not None or member.assigned != assigned
-            _answer_heartbeat(call, asked, NONE, member, is_told or asked.epoch != member.epoch)
+        yield from _beat(call, asked)
 
 
-def _is_forbidden(session: Session, names: tuple[str, ...]) -> bool:
-    return any(topics.find_topic(session, name, "read") == TOPIC_AUTHORIZATION_FAILED for name in names)
+def _beat(call: Call, asked: Heartbeat) -> Steps[None]:
+    """Find the topics, join a member or renew its session, and answer."""
+    groups, vhost = call.connection.server.share_groups, call.session.vhost
+    group = groups.find(vhost, asked.group)
+    known = None if group is None else group.members.get(asked.member_id)
+    names = asked.topics
+    if names is None:
+        names = () if known is None else known.topics
+    assigned: list[topics.PartitionedTopic] = []
+    for name in names:
+        yield
+        found = topics.find_topic(call.session, name, "read")
+        if isinstance(found, topics.PartitionedTopic):
+            assigned.append(found)
+        elif found == TOPIC_AUTHORIZATION_FAILED and asked.topics is not None:
+            _answer_heartbeat(call, asked, TOPIC_AUTHORIZATION_FAILED)
+            return
+    before = () if known is None else known.assigned
+    member = groups.beat(call, asked, tuple(assigned))
+    if isinstance(member, int):
+        _answer_heartbeat(call, asked, member)
+        return
+    old = {topic.id: topic for topic in before}
+    is_prepared = False
+    try:
+        for topic in assigned:
+            if old.get(topic.id) != topic:
+                yield from _prepare(call, asked.group, topic)
+        is_prepared = True
+    finally:
+        if not is_prepared:  # the connection is closed: the member's next heartbeat does it
+            member.assigned = before
+    is_told = asked.epoch == 0 or asked.topics is not None or member.assigned != before
+    _answer_heartbeat(call, asked, NONE, member, is_told or asked.epoch != member.epoch)
 
 
 def _answer_heartbeat(
@@ -280,7 +296,7 @@ def _write_assignment(writer: BodyWriter, member: ShareMember, with_names: bool)
 # -- ShareGroupDescribe ------------------------------------------------------------------------------------------------
 
 
-def _describe(call: Call) -> None:
+def _describe(call: Call) -> Steps[None]:
     reader = RequestReader(call.frame, call.header.size)
     names = [reader.text() for _ in range(reader.count(DESCRIBED_MAX))]
     reader.boolean()  # whether authorized operations are wanted: groups have none
@@ -290,14 +306,15 @@ def _describe(call: Call) -> None:
     writer.count(len(names))
     server, vhost = call.connection.server, call.session.vhost
     for name in names:
+        yield
         group, error = server.share_groups.find(vhost, name), server.coordinator.error_for(name, call.session)
         is_known = group is not None or bool(error == NONE and server.share_states.partitions_of(vhost, name))
-        _describe_group(writer, name, group, error or (NONE if is_known else GROUP_ID_NOT_FOUND))
+        yield from _describe_group(writer, name, group, error or (NONE if is_known else GROUP_ID_NOT_FOUND))
     writer.end()
     call.reply_bytes(bytes(writer.data))
 
 
-def _describe_group(writer: BodyWriter, name: str, group: ShareGroup | None, error: int) -> None:
+def _describe_group(writer: BodyWriter, name: str, group: ShareGroup | None, error: int) -> Steps[None]:
     writer.int16(error)
     writer.string(None)
     writer.string(name)
@@ -309,6 +326,7 @@ def _describe_group(writer: BodyWriter, name: str, group: ShareGroup | None, err
     members = [] if group is None else list(group.members.values())
     writer.count(len(members))
     for member in members:
+        yield
         writer.string(member.id)
         writer.string(member.rack)
         writer.int32(member.epoch)

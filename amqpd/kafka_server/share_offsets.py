@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from amqpd.kafka_server import topics
-from amqpd.kafka_server.body_writer import NO_ID, BodyWriter
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.messages import (
     GROUP_ID_NOT_FOUND,
@@ -21,7 +20,8 @@ from amqpd.kafka_server.messages import (
     STORAGE_ERROR,
     MalformedRequest,
 )
-from amqpd.kafka_server.request_reader import RequestReader
+from amqpd.kafka_server.pace import Steps
+from amqpd.kafka_server.request_reader import NO_ID, BodyWriter, RequestReader
 from amqpd.kafka_server.share_state import ShareState, decode_snapshot
 from amqpd.kafka_server.share_states import StateKey, StoredState
 from amqpd.kafka_server.share_wire import PARTITIONS_MAX, TOPICS_MAX
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 
 OFFSET_MAX: Final = (1 << 62) - 1
 GROUPS_MAX: Final = 100
+PARTITIONS_PER_STEP: Final = 32
 _UNKNOWN: Final = -1
 
 
 # -- describe ----------------------------------------------------------------------------------------------------------
 
 
-def _describe(call: Call) -> None:
+def _describe(call: Call) -> Steps[None]:
     reader = RequestReader(call.frame, call.header.size)
     asked: list[tuple[str, list[tuple[str, list[int]]] | None]] = []
     topics_left, partitions_left = TOPICS_MAX, PARTITIONS_MAX
@@ -53,6 +54,7 @@ def _describe(call: Call) -> None:
             reader.end_struct()
             if names is not None:
                 names.append((name, partitions))
+            yield
         reader.end_struct()
         asked.append((group, names))
     reader.end_struct()
@@ -61,14 +63,14 @@ def _describe(call: Call) -> None:
     writer.count(len(asked))
     for group, names in asked:
         error = call.connection.server.coordinator.error_for(group, call.session)
-        _describe_group(writer, call, group, names, error)
+        yield from _describe_group(writer, call, group, names, error)
     writer.end()
     call.reply_bytes(bytes(writer.data))
 
 
 def _describe_group(
     writer: BodyWriter, call: Call, group: str, names: list[tuple[str, list[int]]] | None, error: int
-) -> None:
+) -> Steps[None]:
     server, vhost = call.connection.server, call.session.vhost
     known = [] if error != NONE else server.share_states.partitions_of(vhost, group)
     if error == NONE and not known and server.share_groups.find(vhost, group) is None:
@@ -91,7 +93,9 @@ def _describe_group(
         for partition in partitions:
             own = found if isinstance(found, int) else topics.partition_of(call.session, found, partition, "read")
             _describe_partition(writer, call, group, own, partition)
+            yield
         writer.end()
+        yield
     writer.int16(error)
     writer.string(None)
     writer.end()
@@ -138,7 +142,7 @@ class _Change:
         self.topic_id: UUID = NO_ID
 
 
-def _begin(call: Call, group: str, changes: Sequence[_Change], reply: Callable[[int], None]) -> None:
+def _begin(call: Call, group: str, changes: Sequence[_Change], reply: Callable[[int], None]) -> Steps[None]:
     """Write the changes that are possible, then reply with the error of the whole request."""
     server, vhost = call.connection.server, call.session.vhost
     error = server.coordinator.error_for(group, call.session)
@@ -163,6 +167,7 @@ def _begin(call: Call, group: str, changes: Sequence[_Change], reply: Callable[[
         end_one()
 
     for change in changes:
+        yield
         key = StateKey(vhost.id, group, change.name, change.partition)
         found = topics.find_partition(call.session, change.name, change.partition, "read")
         if isinstance(found, int):
@@ -181,7 +186,7 @@ def _begin(call: Call, group: str, changes: Sequence[_Change], reply: Callable[[
     end_one()
 
 
-def _alter(call: Call) -> None:
+def _alter(call: Call) -> Steps[None]:
     reader = RequestReader(call.frame, call.header.size)
     group = reader.text()
     by_topic: dict[str, list[_Change]] = {}
@@ -193,6 +198,8 @@ def _alter(call: Call) -> None:
             partition, offset = reader.int32(), reader.int64()
             reader.end_struct()
             by_topic.setdefault(name, []).append(_Change(name, partition, offset))
+            if left % PARTITIONS_PER_STEP == 0:
+                yield
         reader.end_struct()
     reader.end_struct()
 
@@ -213,10 +220,10 @@ def _alter(call: Call) -> None:
         writer.end()
         call.reply_bytes(bytes(writer.data))
 
-    _begin(call, group, [change for changes in by_topic.values() for change in changes], reply)
+    yield from _begin(call, group, [change for changes in by_topic.values() for change in changes], reply)
 
 
-def _delete(call: Call) -> None:
+def _delete(call: Call) -> Steps[None]:
     reader = RequestReader(call.frame, call.header.size)
     group = reader.text()
     by_topic: dict[str, list[_Change]] = {}
@@ -230,6 +237,7 @@ def _delete(call: Call) -> None:
             raise MalformedRequest(f"a request about more than {PARTITIONS_MAX} partitions")
         by_topic[name] = [_Change(name, number, None) for number in range(count)]
         reader.end_struct()
+        yield
     reader.end_struct()
 
     def reply(error: int) -> None:
@@ -245,7 +253,7 @@ def _delete(call: Call) -> None:
         writer.end()
         call.reply_bytes(bytes(writer.data))
 
-    _begin(call, group, [change for changes in by_topic.values() for change in changes], reply)
+    yield from _begin(call, group, [change for changes in by_topic.values() for change in changes], reply)
 
 
 def _head(error: int) -> BodyWriter:

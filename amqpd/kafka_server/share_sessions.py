@@ -10,17 +10,21 @@ belongs to the connection that began it. The epoch of each request must be the n
     no such session                          122 SHARE_SESSION_NOT_FOUND
     another epoch, or 0 in ShareAcknowledge  123 INVALID_SHARE_SESSION_EPOCH
     SESSIONS_MAX of a connection             133 SHARE_SESSION_LIMIT_REACHED
-    acknowledgements with epoch 0, or RENEW  42 INVALID_REQUEST
-    in a request that does not announce it
-    an offset that is not acquired           121 INVALID_RECORD_STATE for its topic, of which nothing is acknowledged;
-                                             one that retention has removed is ignored
+    acknowledgements with epoch 0            42 INVALID_REQUEST
+    a range without offsets, an unknown      42 for the topic, of which nothing is acknowledged
+    type, or RENEW in a request that does
+    not announce it
+    an offset that is not acquired           121 INVALID_RECORD_STATE for the topic, of which nothing is acknowledged;
+                                             in a stream one below the group's start offset is ignored
     no topic, no permission, a failed log    100, 29, 56 for the topic
     a queue in exclusive use                 29 TOPIC_AUTHORIZATION_FAILED, with a text
 
-What a session has acquired is released when it ends: also when its connection closes, or when the member leaves the
-group or expires. A ShareFetch waits until there is something for it or its time is over; the records that arrive in a
-turn of the event loop are answered in that turn. Only the first unanswered request of a connection acquires records,
-so that a connection has at most one response in memory.
+What a session has acquired is released when it ends: also when its connection closes, or LEFT_MS after the member has
+left the group or expired. librdkafka leaves by another connection than that of its last acknowledgements.
+
+A ShareFetch waits until there is something for it or its time is over; the records that arrive in a turn of the event
+loop are answered in that turn. Only the first unanswered request of a connection acquires records, so that a
+connection has at most one response in memory.
 """
 
 from __future__ import annotations
@@ -50,19 +54,20 @@ from amqpd.kafka_server.messages import (
     UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION,
 )
+from amqpd.kafka_server.pace import Steps
 from amqpd.kafka_server.quotas import count_bytes
 from amqpd.kafka_server.share_queue import FetchCredit, ShareQueueConsumer, ShareSource
 from amqpd.kafka_server.share_wire import (
-    RENEW,
     SHARE_ACKNOWLEDGE,
     SHARE_FETCH,
     TOPICS_MAX,
     SharePartitionAnswer,
     ShareRequest,
+    are_possible,
     decode_acknowledge,
     decode_fetch,
     encode_error,
-    encode_response,
+    encode_steps,
 )
 
 if TYPE_CHECKING:
@@ -83,6 +88,8 @@ RESPONSE_BYTES_MAX: Final = 16 << 20
 WAIT_MS_MAX: Final = 300_000
 FINAL: Final = -1
 EPOCH_MAX: Final = 0x7FFF_FFFF
+LEFT_MS: Final = 2000
+"""Time for the last acknowledgements of a member that has left its group."""
 
 SessionKey = tuple[str, str, str]
 """Vhost id, group, member id."""
@@ -124,11 +131,13 @@ class ShareSession:
     Attributes:
         next_epoch: of the next request.
         fetch: the ShareFetch without an answer.
+        left_timer: ends the session of a member that has left.
     """
 
-    def __init__(self, key: SessionKey, connection: KafkaClientConnection) -> None:
+    def __init__(self, key: SessionKey, connection: KafkaClientConnection, end: Callable[[SessionKey], None]) -> None:
         self.key = key
         self.connection = connection
+        self.left_timer = CallTimer(partial(end, key))
         self.next_epoch = 1
         self.partitions: dict[tuple[UUID, int], SessionPartition] = {}
         self.fetch: _ShareFetch | None = None
@@ -168,7 +177,7 @@ class ShareSessions:
             connection.on_close.append(partial(self._connection_closed, connection))
         if len(own) >= SESSIONS_MAX:
             return SHARE_SESSION_LIMIT_REACHED
-        session = own[key] = self._sessions[key] = ShareSession(key, connection)
+        session = own[key] = self._sessions[key] = ShareSession(key, connection, self.end)
         return session
 
     def find(self, call: Call, key: SessionKey, epoch: int) -> ShareSession | int:
@@ -183,12 +192,26 @@ class ShareSessions:
         session.next_epoch = 1 if epoch == EPOCH_MAX else epoch + 1
         return session
 
+    def is_open(self, session: ShareSession) -> bool:
+        """Return whether the session has not ended, and the member has no other one."""
+        return self._sessions.get(session.key) is session
+
     def end(self, key: SessionKey) -> None:
         """End the session of a member, if it has one."""
         session = self._sessions.pop(key, None)
         if session is not None:
             self._of_connection.get(session.connection, {}).pop(key, None)
+            self.broker.timers.cancel(session.left_timer)
             session.close()
+
+    def member_left(self, key: SessionKey) -> None:
+        """Answer the fetch of a member that has left its group, and end its session after LEFT_MS."""
+        session = self._sessions.get(key)
+        if session is not None:
+            timers = self.broker.timers
+            timers.arm(session.left_timer, timers.now_ms() + LEFT_MS)
+            if session.fetch is not None:
+                session.fetch.answer_soon()
 
     def _connection_closed(self, connection: KafkaClientConnection) -> None:
         for key in self._of_connection.pop(connection, {}):
@@ -262,17 +285,23 @@ class _Acknowledgements:
         answers: one for each partition that the request acknowledges.
     """
 
-    def __init__(self, session: ShareSession, request: ShareRequest, done: Callable[[], None]) -> None:
+    def __init__(self, done: Callable[[], None]) -> None:
         self.answers: dict[tuple[UUID, int], SharePartitionAnswer] = {}
         self._done = done
         self._open_count = 1
+
+    def begin(self, session: ShareSession, request: ShareRequest) -> Steps[None]:
+        """Acknowledge, a step for each partition."""
         for asked in request.topics:
             for partition in asked.partitions:
                 if not partition.acks:
                     continue
+                yield
                 answer = self.answers[asked.id, partition.number] = SharePartitionAnswer(asked.id, partition.number)
                 own = session.partitions.get((asked.id, partition.number))
-                if own is None or own.source is None:
+                if not are_possible(partition.acks, request.renews):
+                    answer.ack_error = INVALID_REQUEST
+                elif own is None or own.source is None:
                     answer.ack_error = UNKNOWN_TOPIC_OR_PARTITION if own is None else own.error or STORAGE_ERROR
                 else:
                     self._open_count += 1
@@ -301,31 +330,49 @@ class _ShareFetch:
         self._call = call
         self._session = session
         may_acquire = request.max_records > 0 and request.max_bytes > 0 and call.connection.is_next(call)
+        quota_bytes = call.connection.server.quotas.fetch_bytes(call) if may_acquire else 0
+        may_acquire = quota_bytes > 0
         records = request.max_records if may_acquire else 0
-        size_bytes = min(request.max_bytes, RESPONSE_BYTES_MAX)
+        size_bytes = min(request.max_bytes, RESPONSE_BYTES_MAX, quota_bytes)
         self._credit = FetchCredit(records, request.is_strict, size_bytes, self.wake)
         self._size_bytes = self._credit.size_bytes
         self._min_bytes = request.min_bytes
         self._is_due = not may_acquire or request.max_wait_ms <= 0
-        self._is_done = self._is_waking = False
-        self._timer = CallTimer(self._on_time)
+        self._is_done = self._is_waking = self._has_begun = False
+        self._timer = CallTimer(self.answer_soon)
+        self._request = request
+        self._may_acquire = may_acquire
         session.fetch = self
-        self._acks = _Acknowledgements(session, request, self.wake)
-        self._update_partitions(request)
+        self._acks = _Acknowledgements(self.wake)
+
+    def begin(self) -> Steps[None]:
+        """Acknowledge, then acquire records."""
+        sessions, session, request = self._sessions, self._session, self._request
+        yield from self._acks.begin(session, request)
+        yield from self._update_partitions(request)
+        if session.fetch is not self:  # its session has ended
+            return
         broker = sessions.broker
         if not self._is_due:
             wait_ms = min(request.max_wait_ms, WAIT_MS_MAX)
             broker.timers.arm(self._timer, broker.timers.now_ms() + wait_ms)
         session.rotate()
-        if may_acquire:
+        if self._may_acquire:
             for partition in list(session.partitions.values()):
                 self.partition_changed(partition)
+                yield
+                if session.fetch is not self:
+                    return
+        self._has_begun = True
         self.wake()
 
-    def _update_partitions(self, request: ShareRequest) -> None:
+    def _update_partitions(self, request: ShareRequest) -> Steps[None]:
         """Remove forgotten partitions and those that the user may not read any more, and add new ones."""
         call, session = self._call, self._session
         for partition in list(session.partitions.values()):
+            yield
+            if session.fetch is not self:  # its session has ended
+                return
             if partition.place in request.forgotten:
                 partition.close()
                 del session.partitions[partition.place]
@@ -335,6 +382,9 @@ class _ShareFetch:
                 self._sessions.add_partition(call, session, partition.place)
         for topic in request.topics:
             for asked in topic.partitions:
+                yield
+                if session.fetch is not self:
+                    return
                 place = (topic.id, asked.number)
                 if place not in session.partitions and place not in request.forgotten:
                     if len(session.partitions) >= TOPICS_MAX:
@@ -353,14 +403,15 @@ class _ShareFetch:
             self._is_waking = True
             self._sessions.broker.turn.flush_later(self)
 
-    def _on_time(self) -> None:
+    def answer_soon(self) -> None:
+        """Answer at the end of the turn, also without records."""
         self._is_due = True
         self.wake()
 
     def flush(self) -> None:
         """Answer if there is something, or the time is over. Called after the logs of the turn were written."""
         self._is_waking = False
-        if self._is_done or not self._acks.are_done:
+        if self._is_done or not self._has_begun or not self._acks.are_done:
             return
         acquired_bytes = self._size_bytes - self._credit.size_bytes
         is_enough = acquired_bytes >= max(self._min_bytes, 1) or self._credit.is_used_up()
@@ -394,9 +445,7 @@ class _ShareFetch:
         found = list(answers.values())
         size_bytes = sum(len(batch) for answer in found for batch in answer.records)
         throttle_ms = count_bytes(self._call, CONSUMER_BYTE_RATE, size_bytes)
-        self._call.reply_bytes(
-            encode_response(self._call, found, self._sessions.lock_ms, throttle_ms=throttle_ms),
-        )
+        _reply(self._call, found, self._sessions.lock_ms, throttle_ms)
         self._call.connection.flush()
 
     def cancel(self) -> None:
@@ -417,6 +466,15 @@ class _ShareFetch:
 # -- requests
 
 
+def _reply(call: Call, answers: list[SharePartitionAnswer], lock_ms: int, throttle_ms: int = 0) -> None:
+    """Answer with these partitions."""
+
+    def steps() -> Steps[None]:
+        call.reply_bytes(*(yield from encode_steps(call, answers, lock_ms, throttle_ms=throttle_ms)))
+
+    call.connection.server.pace.run(call.connection, steps())
+
+
 def _key(call: Call, request: ShareRequest) -> SessionKey:
     return call.session.vhost.id, request.group, request.member_id
 
@@ -432,18 +490,11 @@ def _refusal(call: Call, request: ShareRequest) -> int:
     has_acks = any(partition.acks for topic in request.topics for partition in topic.partitions)
     if request.epoch == 0 and call.api.key == SHARE_FETCH:
         return INVALID_REQUEST if has_acks else NONE
-    if request.epoch == 0:
-        return INVALID_SHARE_SESSION_EPOCH
-    if has_acks and not request.renews:
-        for topic in request.topics:
-            for partition in topic.partitions:
-                if any(RENEW in acks.types for acks in partition.acks):
-                    return INVALID_REQUEST
-    return NONE
+    return INVALID_SHARE_SESSION_EPOCH if request.epoch == 0 else NONE
 
 
-def _share_fetch(call: Call) -> None:
-    request = decode_fetch(call)
+def _share_fetch(call: Call) -> Steps[None]:
+    request = yield from decode_fetch(call)
     call.frame = b""  # a request that waits does not keep it
     sessions = call.connection.server.share_sessions
     error = _refusal(call, request)
@@ -458,13 +509,13 @@ def _share_fetch(call: Call) -> None:
     if session.fetch is not None:  # a client sends the next request after the answer
         session.fetch.cancel()
     if request.epoch == FINAL:
-        _end_after_acks(call, sessions, session, request)
+        yield from _end_after_acks(call, sessions, session, request)
         return
-    _ShareFetch(sessions, call, session, request)
+    yield from _ShareFetch(sessions, call, session, request).begin()
 
 
-def _share_acknowledge(call: Call) -> None:
-    request = decode_acknowledge(call)
+def _share_acknowledge(call: Call) -> Steps[None]:
+    request = yield from decode_acknowledge(call)
     call.frame = b""
     sessions = call.connection.server.share_sessions
     error = _refusal(call, request)
@@ -472,22 +523,19 @@ def _share_acknowledge(call: Call) -> None:
     if isinstance(session, int):
         call.reply_bytes(encode_error(call, session, sessions.lock_ms))
         return
-    _end_after_acks(call, sessions, session, request)
+    yield from _end_after_acks(call, sessions, session, request)
 
 
-def _end_after_acks(call: Call, sessions: ShareSessions, session: ShareSession, request: ShareRequest) -> None:
+def _end_after_acks(call: Call, sessions: ShareSessions, session: ShareSession, request: ShareRequest) -> Steps[None]:
     """Acknowledge, end the session if the request says so, and answer."""
-    acks: list[_Acknowledgements] = []
 
     def done() -> None:
-        if acks and not call.connection.closed:
-            answers = list(acks[0].answers.values())
-            call.reply_bytes(encode_response(call, answers, sessions.lock_ms))
+        if not call.connection.closed:
+            _reply(call, list(acks.answers.values()), sessions.lock_ms)
 
-    acks.append(_Acknowledgements(session, request, done))
-    if acks[0].are_done:
-        done()
-    if request.epoch == FINAL:
+    acks = _Acknowledgements(done)
+    yield from acks.begin(session, request)
+    if request.epoch == FINAL and sessions.is_open(session):
         sessions.end(session.key)
 
 

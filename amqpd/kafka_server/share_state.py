@@ -70,7 +70,7 @@ class StateRange(NamedTuple):
 
 
 class ShareState:
-    """The state.
+    """The state of one partition in one share group: which records are available, acquired or final.
 
     Attributes:
         end: the first offset that was never acquired.
@@ -169,25 +169,26 @@ class ShareState:
         """Begin to acknowledge, or to renew locks at once.
 
         Return the offsets that are updated; `end_update` must follow. Return None, and change nothing, if the member
-        has not acquired one of them. Gaps may be anywhere, and what retention has removed meanwhile is ignored.
+        has not acquired one of them. Gaps may be anywhere, and what is below `start` is ignored, as by Kafka.
         """
-        records = self._open
+        records, start = self._open, self.start
         for each in acks:
-            for offset in range(max(each.first, self._log_start), each.last + 1):
-                record = records.get(offset)
-                if record is None:
-                    if each.type_at(offset) != GAP:
-                        return None
-                elif record.state != ACQUIRED or record.member != member:
+            first = max(each.first, start)
+            unknown = each.record_count(first)
+            for offset in self._open_in(first, each.last):
+                record = records[offset]
+                if record.state != ACQUIRED or record.member != member:
                     return None
+                unknown -= each.type_at(offset) != GAP
+            if unknown > 0:
+                return None
         updated: list[int] = []
         for each in acks:
-            one = each.types[0] if len(each.types) == 1 else -1
-            for offset in range(each.first, each.last + 1):
-                record = records.get(offset)
-                if record is None or record.state != ACQUIRED:
-                    continue  # a gap, or twice in the request
-                kind = one if one >= 0 else each.type_at(offset)
+            for offset in self._open_in(each.first, each.last):
+                record = records[offset]
+                if record.state != ACQUIRED:
+                    continue  # twice in the request
+                kind = each.type_at(offset)
                 if kind == RENEW:
                     record.due_ms = renewed_due_ms
                     continue
@@ -195,6 +196,13 @@ class ShareState:
                 record.stays = kind == RELEASE and record.count < ATTEMPTS_MAX
                 updated.append(offset)
         return updated
+
+    def _open_in(self, first: int, last: int) -> list[int]:
+        """Return the offsets from `first` to `last` that are open, in order. Cost: the lower one of both numbers."""
+        records = self._open
+        if last - first < len(records):
+            return [offset for offset in range(first, last + 1) if offset in records]
+        return sorted(offset for offset in records if first <= offset <= last)
 
     def end_update(self, offsets: Sequence[int], is_written: bool) -> None:
         """End an update: the records have their new state, or are acquired again if it could not be written."""

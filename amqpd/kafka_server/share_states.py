@@ -98,7 +98,7 @@ class ShareStates:
     def write(self, key: StateKey, state: StoredState | None, done: Callable[[bool], None]) -> None:
         """Write a state, or remove it. `done(True)` is called when that is synced, `done(False)` if it failed."""
         value = None if state is None else state.stream_id + state.snapshot
-        self.offsets.append([(_record_key(key), value)], partial(self._written, key, state, done))
+        self.offsets.append(1, [(_record_key(key), value)], partial(self._written, key, state, done))
 
     def remove_groups(self, vhost: VHost, groups: Sequence[str], done: Callable[[bool], None]) -> None:
         """Remove all states of these groups. `done` as for `write`; at once if there are none."""
@@ -109,7 +109,7 @@ class ShareStates:
                 self._set(key, None)
             done(safe)
 
-        self.offsets.append([(_record_key(key), None) for key in keys], removed)
+        self.offsets.append(len(keys), ((_record_key(key), None) for key in keys), removed)
 
     def _written(self, key: StateKey, state: StoredState | None, done: Callable[[bool], None], safe: bool) -> None:
         if safe:

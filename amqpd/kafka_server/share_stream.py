@@ -124,12 +124,14 @@ class ShareStreamSource(ShareSource):
         """Return the last offset for the next response, -1 for none."""
         return self._acquired[-1][0] if self._acquired else -1
 
-    def add(self, batch: bytes, acquired: list[tuple[int, int]]) -> None:
-        """Add acquired records, and use the credit for them."""
-        self._batches.append(batch)
+    def add(self, batch: bytes, base_offset: int, acquired: list[tuple[int, int]]) -> None:
+        """Add acquired records, and use the credit for them. Their batch is added once: clients read it to its end."""
+        is_new = self.last_offset() < base_offset
+        if is_new:
+            self._batches.append(batch)
         self._acquired += acquired
         if self.credit is not None:
-            self.credit.use(len(batch), len(acquired))
+            self.credit.use(len(batch) if is_new else 0, len(acquired))
             self.credit.wake()
 
     def fail(self, error: int) -> None:
@@ -325,7 +327,7 @@ class ShareStream:
             acquired = state.acquire(source.member_id, header.base_offset, header.last_offset, most, due_ms)
             if not acquired:
                 break
-            source.add(batch, acquired)
+            source.add(batch, header.base_offset, acquired)
             self._timers.arm_sooner(self._timer, due_ms)
             if credit.is_used_up():
                 return False

@@ -6,11 +6,12 @@ Source: KIP-932, KIP-1206 and KIP-1222, https://kafka.apache.org/protocol
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from amqpd.kafka_server.body_writer import BodyWriter
 from amqpd.kafka_server.messages import NODE_ID, NONE, MalformedRequest
-from amqpd.kafka_server.request_reader import RequestReader
+from amqpd.kafka_server.pace import Steps, run_all
+from amqpd.kafka_server.request_reader import BodyWriter, RequestReader
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -30,8 +31,11 @@ TOPICS_MAX: Final = 1000
 PARTITIONS_MAX: Final = 10_000
 BATCHES_MAX: Final = 10_000
 """Ranges of acknowledgements in one request."""
+BATCHES_PER_STEP: Final = 32
 RECORDS_MAX: Final = 100_000
 """Offsets that the acknowledgements of one request may cover."""
+PARTITION_RECORDS_MAX: Final = 10_000
+"""The same for one partition. A member has at most 2000 records of it."""
 
 _RANGE: Final = struct.Struct(">qqhB")  # first, last, delivery count, no tagged fields
 
@@ -46,12 +50,33 @@ class AckRange(NamedTuple):
     def type_at(self, offset: int) -> int:
         return self.types[0] if len(self.types) == 1 else self.types[offset - self.first]
 
+    def record_count(self, first: int) -> int:
+        """Return how many offsets from `first` on are not acknowledged as gaps."""
+        count = max(self.last - first + 1, 0)
+        if len(self.types) == 1:
+            return 0 if self.types[0] == GAP else count
+        return count - self.types.count(GAP, max(first - self.first, 0))
+
 
 class SharePartitionRequest(NamedTuple):
     """A partition of a request."""
 
     number: int
     acks: list[AckRange]
+
+
+def are_possible(acks: Sequence[AckRange], renews: bool) -> bool:
+    """Return whether all ranges have offsets, and known types: one for all offsets or one for each.
+
+    renews: the type RENEW is allowed.
+    """
+    highest = RENEW if renews else REJECT
+    return all(
+        0 <= each.first <= each.last
+        and len(each.types) in (1, each.last - each.first + 1)
+        and max(each.types) <= highest
+        for each in acks
+    )
 
 
 class ShareTopicRequest(NamedTuple):
@@ -85,7 +110,7 @@ class ShareRequest(NamedTuple):
     forgotten: frozenset[tuple[UUID, int]] = frozenset()
 
 
-def decode_fetch(call: Call) -> ShareRequest:
+def decode_fetch(call: Call) -> Steps[ShareRequest]:
     """Return a ShareFetch request. Raises: MalformedRequest."""
     reader = RequestReader(call.frame, call.header.size)
     group, member_id, epoch = reader.nullable_text() or "", reader.nullable_text() or "", reader.int32()
@@ -95,12 +120,16 @@ def decode_fetch(call: Call) -> ShareRequest:
     if call.version >= 2:
         is_strict = reader.int8() == RECORD_LIMIT
         renews = reader.boolean()
-    topics = _decode_topics(reader)
+    topics = yield from _decode_topics(reader)
     forgotten: set[tuple[UUID, int]] = set()
+    left = PARTITIONS_MAX
     for _ in range(reader.count(TOPICS_MAX)):
         topic_id = reader.uuid()
-        forgotten.update((topic_id, reader.int32()) for _ in range(reader.count(PARTITIONS_MAX)))
+        count = reader.count(left, 4)
+        left -= count
+        forgotten.update((topic_id, reader.int32()) for _ in range(count))
         reader.end_struct()
+        yield
     reader.end_struct()
     return ShareRequest(
         group,
@@ -117,28 +146,34 @@ def decode_fetch(call: Call) -> ShareRequest:
     )
 
 
-def decode_acknowledge(call: Call) -> ShareRequest:
+def decode_acknowledge(call: Call) -> Steps[ShareRequest]:
     """Return a ShareAcknowledge request. Raises: MalformedRequest."""
     reader = RequestReader(call.frame, call.header.size)
     group, member_id, epoch = reader.nullable_text() or "", reader.nullable_text() or "", reader.int32()
     renews = call.version >= 2 and reader.boolean()
-    topics = _decode_topics(reader)
+    topics = yield from _decode_topics(reader)
     reader.end_struct()
     return ShareRequest(group, member_id, epoch, renews, topics)
 
 
-def _decode_topics(reader: RequestReader) -> list[ShareTopicRequest]:
+def _decode_topics(reader: RequestReader) -> Steps[list[ShareTopicRequest]]:
     topics: list[ShareTopicRequest] = []
     partitions_left, batches_left, records_left = PARTITIONS_MAX, BATCHES_MAX, RECORDS_MAX
     for _ in range(reader.count(TOPICS_MAX)):
         topic = ShareTopicRequest(reader.uuid(), [])
         for _ in range(reader.count(partitions_left)):
+            yield
             partitions_left -= 1
             partition = SharePartitionRequest(reader.int32(), [])
+            own_left = min(records_left, PARTITION_RECORDS_MAX)
             for _ in range(reader.count(batches_left)):
                 batches_left -= 1
-                acks = _decode_range(reader, records_left)
-                records_left -= acks.last - acks.first + 1
+                if batches_left % BATCHES_PER_STEP == 0:
+                    yield
+                acks = _decode_range(reader, own_left)
+                size = max(acks.last - acks.first + 1, 0)
+                own_left -= size
+                records_left -= size
                 partition.acks.append(acks)
             reader.end_struct()
             topic.partitions.append(partition)
@@ -151,11 +186,8 @@ def _decode_range(reader: RequestReader, records_left: int) -> AckRange:
     first, last = reader.int64(), reader.int64()
     types = reader.take(reader.count(RECORDS_MAX))
     reader.end_struct()
-    size = last - first + 1
-    if first < 0 or not 0 < size <= records_left:
+    if last - first >= records_left:
         raise MalformedRequest(f"an acknowledgement of the offsets {first} to {last}; at most {records_left} are left")
-    if len(types) not in (1, size) or max(types) > RENEW:
-        raise MalformedRequest(f"an acknowledgement of {size} records with {len(types)} types")
     return AckRange(first, last, types)
 
 
@@ -179,25 +211,25 @@ class SharePartitionAnswer:
         self.acquired: list[Acquired] = []
 
 
-def encode_error(call: Call, error: int, lock_ms: int, text: str = "") -> bytes:
+def encode_error(call: Call, error: int, lock_ms: int) -> bytes:
     """Return a response without partitions."""
-    return encode_response(call, [], lock_ms, error, text)
+    return b"".join(run_all(encode_steps(call, [], lock_ms, error)))
 
 
-def encode_response(
+def encode_steps(
     call: Call,
     answers: list[SharePartitionAnswer],
     lock_ms: int,
     error: int = NONE,
-    text: str = "",
     throttle_ms: int = 0,
-) -> bytes:
-    """Return the body of a response of ShareFetch or ShareAcknowledge."""
+) -> Steps[list[bytes]]:
+    """Return the body of a response of ShareFetch or ShareAcknowledge, in parts."""
+    parts: list[bytes] = []
     is_fetch = call.api.key == SHARE_FETCH
     writer = BodyWriter(True)
     writer.int32(throttle_ms)
     writer.int16(error)
-    writer.string(text or None)
+    writer.string(None)
     if is_fetch or call.version >= 2:
         writer.int32(lock_ms)
     by_topic: dict[UUID, list[SharePartitionAnswer]] = {}
@@ -208,14 +240,16 @@ def encode_response(
         writer.uuid(topic_id)
         writer.count(len(partitions))
         for answer in partitions:
-            _write_partition(writer, answer, is_fetch)
+            _write_partition(parts, writer, answer, is_fetch)
+            yield
         writer.end()
     writer.count(0)  # endpoints of other leaders
     writer.end()
-    return bytes(writer.data)
+    parts.append(bytes(writer.data))
+    return parts
 
 
-def _write_partition(writer: BodyWriter, answer: SharePartitionAnswer, is_fetch: bool) -> None:
+def _write_partition(parts: list[bytes], writer: BodyWriter, answer: SharePartitionAnswer, is_fetch: bool) -> None:
     writer.int32(answer.index)
     writer.int16(answer.error if is_fetch else answer.ack_error)
     writer.string(answer.text or None)
@@ -228,8 +262,9 @@ def _write_partition(writer: BodyWriter, answer: SharePartitionAnswer, is_fetch:
     if is_fetch:
         size = sum(len(batch) for batch in answer.records)
         writer.count(size)
-        for batch in answer.records:
-            writer.data += batch
+        if answer.records:
+            parts += [bytes(writer.data), *answer.records]
+            writer.data = bytearray()
         writer.count(len(answer.acquired))
         for acquired in answer.acquired:
             writer.data += _RANGE.pack(*acquired, 0)

@@ -23,7 +23,6 @@ from amqpd.broker.vhost.batch import DeclarationBatch
 from amqpd.broker.vhost.declaration import QueueDeclaration
 from amqpd.broker.vhost.kafka_topics import ARGUMENT
 from amqpd.broker.vhost.pending import DeclarationPending
-from amqpd.kafka_server.body_writer import NO_ID
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.messages import (
     INVALID_CONFIG,
@@ -41,6 +40,7 @@ from amqpd.kafka_server.messages import (
     api_types,
 )
 from amqpd.kafka_server.new_partitions import NewPartitions, PartitionsDeclaration
+from amqpd.kafka_server.request_reader import NO_ID
 from amqpd.kafka_server.topic_configs import ConfigEntry, InvalidConfig, arguments_of, entries_of
 from amqpd.kafka_server.topic_steps import RefusedTopic, TopicStep, TopicSteps, short_name
 from amqpd.kafka_server.topics import (

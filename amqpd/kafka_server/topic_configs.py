@@ -9,8 +9,8 @@
 `x-queue-type` with the value classic or quorum makes a durable queue of that type instead of a stream. It is its only
 config; a policy gives it limits, a time to live and a dead-letter exchange.
 
-`FIXED` has configs with one possible value: what the broker does anyway. Any other config or value is refused, because
-the broker could not keep it.
+`ConfigInfo.fixed` is the one possible value of a config: what the broker does anyway. Any other config or value is
+refused, because the broker could not keep it.
 
 x-compression compresses what AMQP clients publish. Batches of Kafka producers are stored as they arrive.
 """
@@ -26,6 +26,8 @@ from amqpd.broker.queue.stream import SEGMENT_SIZE_BYTES_MAX, SEGMENT_SIZE_BYTES
 from amqpd.broker.queue.types import KINDS, kind_of
 from amqpd.storage.log.batch import CODECS
 
+INT64_MAX: Final = (1 << 63) - 1
+"""The highest retention that clients ask for, as Debezium does for its history. It becomes the highest limit."""
 NUMBER_MAX: Final = 1 << 60
 """The highest limit that a queue can have."""
 RETENTION_MS_MAX: Final = NUMBER_MAX // 1000 * 1000
@@ -146,7 +148,7 @@ def _number(name: str, given: Mapping[str, str], least: int, most: int) -> int:
     text = given[name]
     digits = text.removeprefix("-")
     # 20 characters are more than any 64-bit number has.
-    number = int(text) if digits.isascii() and digits.isdigit() and len(digits) <= 20 else most + 1
+    number = int(text) if digits.isascii() and digits.isdigit() and len(digits) <= 20 else INT64_MAX + 1
     if not least <= number <= most:
         raise InvalidConfig(f"{name} must be a number from {least} to {most}, not {text[:40]!r}")
     return number
@@ -154,11 +156,11 @@ def _number(name: str, given: Mapping[str, str], least: int, most: int) -> int:
 
 def _add_retention(arguments: dict[str, object], given: Mapping[str, str]) -> None:
     if RETENTION_MS in given:
-        age_ms = _number(RETENTION_MS, given, -1, RETENTION_MS_MAX)
+        age_ms = min(_number(RETENTION_MS, given, -1, INT64_MAX), RETENTION_MS_MAX)
         if age_ms >= 0:
             arguments["x-max-age"] = _age_text(age_ms)
     if RETENTION_BYTES in given:
-        size = _number(RETENTION_BYTES, given, -1, NUMBER_MAX)
+        size = min(_number(RETENTION_BYTES, given, -1, INT64_MAX), NUMBER_MAX)
         if size >= 0:
             arguments["x-max-length-bytes"] = size
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from amqpd.kafka_server.messages import (
     UNKNOWN_TOPIC_ID,
     UNKNOWN_TOPIC_OR_PARTITION,
 )
+from amqpd.kafka_server.pace import SLICE_S
 from amqpd.kafka_server.topics import record_refusal
 from amqpd.storage.metadata.store import MetadataError
 
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from amqpd.broker.session import Session
     from amqpd.kafka_server.connection import Call
 
-SLICE_COUNT: Final = 20
-"""Topics that are begun in one turn of the loop, at some 200 us each."""
 TEXT_MAX: Final = 80
 """Most characters of a name in an error text."""
 
@@ -71,12 +71,16 @@ class TopicSteps:
             self._done([])
 
     def _run_slice(self) -> None:
-        for _ in range(min(SLICE_COUNT, len(self._waiting))):
+        """Begin topics until the slice is over, at some 200 us each."""
+        until_s = time.monotonic() + SLICE_S
+        while self._waiting:
             self._waiting.popleft().begin()
-        broker = self.call.connection.server.broker
-        broker.turn.schedule()
+            if time.monotonic() >= until_s:
+                break
+        server = self.call.connection.server
+        server.broker.turn.schedule()
         if self._waiting and not self.call.connection.closed:
-            broker.loop.call_soon(self._run_slice)
+            server.pace.later(self._run_slice)
 
     def finish(self, index: int, result: Any) -> None:
         """Take the result of one topic."""

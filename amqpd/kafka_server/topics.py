@@ -29,7 +29,6 @@ from amqpd.broker.queue.argument_checks import KAFKA_TOPIC
 from amqpd.broker.vhost.kafka_topics import topic_name
 from amqpd.broker.vhost.parameters import CLUSTER_ID
 from amqpd.errors import ResourceError
-from amqpd.kafka_server.body_writer import NO_ID, BodyWriter
 from amqpd.kafka_server.connection import Api, Call, KafkaClientConnection
 from amqpd.kafka_server.messages import (
     INVALID_TOPIC_EXCEPTION,
@@ -44,6 +43,8 @@ from amqpd.kafka_server.messages import (
     MalformedRequest,
     api_types,
 )
+from amqpd.kafka_server.pace import Steps
+from amqpd.kafka_server.request_reader import NO_ID, BodyWriter
 
 if TYPE_CHECKING:
     from amqpd.broker.queue.queue import Queue
@@ -61,6 +62,7 @@ READ: Final = 3
 WRITE: Final = 4
 CREATE: Final = 5
 DELETE: Final = 6
+ALTER: Final = 7
 DESCRIBE: Final = 8
 DESCRIBE_CONFIGS: Final = 10
 ALTER_CONFIGS: Final = 11
@@ -69,7 +71,7 @@ IDEMPOTENT_WRITE: Final = 12
 _GRANTS: Final[tuple[tuple[Permission, frozenset[int]], ...]] = (
     ("read", frozenset({READ, DESCRIBE, DESCRIBE_CONFIGS})),
     ("write", frozenset({WRITE, DESCRIBE, DESCRIBE_CONFIGS})),
-    ("configure", frozenset({CREATE, DELETE, DESCRIBE, DESCRIBE_CONFIGS})),
+    ("configure", frozenset({CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS})),
 )
 # CreateTopics checks the names, so every user may try.
 _CLUSTER_GRANTS: Final = frozenset({CREATE, DESCRIBE, DESCRIBE_CONFIGS, IDEMPOTENT_WRITE})
@@ -239,12 +241,12 @@ def open_partitions(
     wanted: Iterable[tuple[str | UUID, Sequence[WantedPartition]]],
     kind: Permission,
     done: Callable[[], None],
-) -> None:
-    """Find and open the partitions of a request, and set the log or the error code of each.
+) -> Steps[None]:
+    """Find and open the partitions of a request, and set the log or the error code of each. A step for each.
 
     Args:
         wanted: topics by name or id, with their partitions.
-        done: called when all are open or have an error; before this returns if all logs are open already.
+        done: called when all are open or have an error; with the last step if all logs are open already.
     """
     session = call.session
     left = 1
@@ -278,6 +280,9 @@ def open_partitions(
             else:
                 left += 1
                 open_queue(found.queue, partial(opened, each, found.queue, gone))
+            yield
+        if not partitions:
+            yield
     finish_one()
 
 
@@ -312,7 +317,7 @@ def cluster_id(session: Session) -> str:
     return str(session.broker.global_parameters.get(CLUSTER_ID, ""))
 
 
-def _metadata(call: Call) -> None:
+def _metadata(call: Call) -> Steps[None]:
     request, session, version = call.request, call.session, call.version
     host, port = broker_address(call.connection)
     writer = BodyWriter(call.is_flexible)
@@ -322,12 +327,17 @@ def _metadata(call: Call) -> None:
     writer.int32(NODE_ID)
     writer.string(host)
     writer.int32(port)
-    writer.string(None)  # rack
+    if version >= 1:
+        writer.string(None)  # rack
     writer.end()
     if version >= 2:
         writer.string(cluster_id(session))
-    writer.int32(NODE_ID)  # controller
-    found = all_topics(session) if request.topics is None else _named_topics(session, request.topics)
+    if version >= 1:
+        writer.int32(NODE_ID)  # controller
+    if request.topics is None or (version == 0 and not request.topics):
+        found = yield from all_topics(session)
+    else:
+        found = yield from _named_topics(session, request.topics)
     writer.count(len(found))
     encoded: dict[int, bytes] = {}
     operations = bool(request.include_topic_authorized_operations)
@@ -337,6 +347,7 @@ def _metadata(call: Call) -> None:
         if count not in encoded:
             encoded[count] = _partitions(version, call.is_flexible, count)
         _write_topic(writer, version, (name, topic_id, topic), encoded[count], bits)
+        yield
     if 8 <= version <= 10:
         writer.int32(_bits(_CLUSTER_GRANTS) if request.include_cluster_authorized_operations else NOT_ASKED)
     writer.end()
@@ -347,11 +358,12 @@ FoundTopic: TypeAlias = tuple[str | None, UUID, PartitionedTopic | int]
 """Name and id of the answer, and the topic or an error code."""
 
 
-def all_topics(session: Session) -> list[FoundTopic]:
+def all_topics(session: Session) -> Steps[list[FoundTopic]]:
     """Return the topics that the user may read or write. Cost: 2 us for each stream and super stream of the vhost."""
     found: list[FoundTopic] = []
     for name in names_of_topics(session.vhost):
-        if _may_describe(session, name):
+        yield
+        if is_topic_permitted(session, name, "read") or is_topic_permitted(session, name, "write"):
             topic = topic_of_name(session.vhost, name)
             if topic is not None:
                 found.append((name, topic.id, topic))
@@ -367,11 +379,7 @@ def names_of_topics(vhost: VHost) -> list[str]:
     return [name for name in names if KAFKA_TOPIC.fullmatch(name) is not None]
 
 
-def _may_describe(session: Session, name: str) -> bool:
-    return is_topic_permitted(session, name, "read") or is_topic_permitted(session, name, "write")
-
-
-def _named_topics(session: Session, wanted: list[Any]) -> list[FoundTopic]:
+def _named_topics(session: Session, wanted: list[Any]) -> Steps[list[FoundTopic]]:
     """Return the topics that the request names, each once. Raises: MalformedRequest."""
     # The Java client sends an id with the name "".
     asked = dict.fromkeys((each.name or None if each.topic_id else each.name, each.topic_id) for each in wanted)
@@ -383,6 +391,7 @@ def _named_topics(session: Session, wanted: list[Any]) -> list[FoundTopic]:
             found.append((topic.name, topic.id, topic))
         else:
             found.append((name, topic_id or NO_ID, topic))
+        yield
     return found
 
 
@@ -424,7 +433,8 @@ def _write_topic(writer: BodyWriter, version: int, found: FoundTopic, partitions
     writer.string("" if name is None and version < 12 else name)
     if version >= 10:
         writer.uuid(topic_id)
-    writer.boolean(False)  # internal
+    if version >= 1:
+        writer.boolean(False)  # internal
     writer.data += partitions
     if version >= 8:
         writer.int32(operations)
@@ -475,6 +485,6 @@ def _describe_cluster(call: Call) -> None:
 
 
 APIS: Final = (
-    Api(3, "Metadata", 1, 12, 9, _metadata, *api_types("Metadata")),
+    Api(3, "Metadata", 0, 12, 9, _metadata, *api_types("Metadata")),
     Api(60, "DescribeCluster", 0, 1, 0, _describe_cluster, *api_types("DescribeCluster")),
 )

@@ -12,11 +12,13 @@ from amqpd.kafka_server import topics
 from amqpd.kafka_server.connection import Api, Call
 from amqpd.kafka_server.messages import (
     NONE,
+    POLICY_VIOLATION,
     STORAGE_ERROR,
     TRANSACTIONAL_ID_NOT_FOUND,
     UNKNOWN_TOPIC_OR_PARTITION,
     api_types,
 )
+from amqpd.kafka_server.pace import Steps
 from amqpd.kafka_server.transactions import STATE_NAMES
 from amqpd.storage.local_log import LocalLog
 
@@ -26,15 +28,18 @@ if TYPE_CHECKING:
 
 NAMES_MAX: Final = 1000
 """Transactional ids, filters or partitions in one request."""
+PRODUCERS_MAX: Final = 20_000
+"""Producers in one answer of DescribeProducers; further partitions get an error."""
 
 Fields = dict[str, Any]
 
 
-def _describe_transactions(call: Call) -> None:
+def _describe_transactions(call: Call) -> Steps[None]:
     topics.check_count(len(call.request.transactional_ids), NAMES_MAX)
     coordinator = call.connection.server.coordinator.transactions
     states: list[Fields] = []
     for name in call.request.transactional_ids:
+        yield
         error = coordinator.error_for(name, call.session, "read")
         current = None if error else coordinator.find(call.session.vhost, name)
         states.append(_described(name, current, error))
@@ -68,7 +73,7 @@ def _described(name: str, current: TransactionMetadata | None, error: int) -> Fi
     }
 
 
-def _list_transactions(call: Call) -> None:
+def _list_transactions(call: Call) -> Steps[None]:
     request = call.request
     topics.check_count(len(request.state_filters) + len(request.producer_id_filters), NAMES_MAX)
     coordinator = call.connection.server.coordinator.transactions
@@ -81,17 +86,21 @@ def _list_transactions(call: Call) -> None:
     producers = set(request.producer_id_filters)
     longer_ms = request.duration_filter if call.version >= 1 else -1
     now_ms = coordinator.now_ms()
-    found = [
-        {
-            "transactional_id": name,
-            "producer_id": each.producer_id,
-            "transaction_state": each.state.kafka_name,
-        }
-        for name, each in coordinator.of_vhost(call.session.vhost).items()
-        if (not request.state_filters or each.state in wanted)
-        and (not producers or each.producer_id in producers)
-        and (longer_ms < 0 or (each.start_ms >= 0 and now_ms - each.start_ms > longer_ms))
-    ]
+    found: list[Fields] = []
+    for name, each in coordinator.of_vhost(call.session.vhost).items():
+        yield
+        if (
+            (not request.state_filters or each.state in wanted)
+            and (not producers or each.producer_id in producers)
+            and (longer_ms < 0 or (each.start_ms >= 0 and now_ms - each.start_ms > longer_ms))
+        ):
+            found.append(
+                {
+                    "transactional_id": name,
+                    "producer_id": each.producer_id,
+                    "transaction_state": each.state.kafka_name,
+                }
+            )
     call.reply({"error_code": NONE, "unknown_state_filters": unknown, "transaction_states": found})
 
 
@@ -101,9 +110,10 @@ class _ProducersQuery:
     def __init__(self, call: Call) -> None:
         self._call = call
         self._left = 1
+        self._producer_count = 0
         self._answered: list[Fields] = []
 
-    def begin(self) -> None:
+    def begin(self) -> Steps[None]:
         """Open the logs, then answer."""
         request = self._call.request
         topics.check_count(sum(1 + len(each.partition_indexes) for each in request.topics), NAMES_MAX)
@@ -112,6 +122,7 @@ class _ProducersQuery:
             partitions: list[Fields] = []
             self._answered.append({"name": each.name, "partitions": partitions})
             for index in each.partition_indexes:
+                yield
                 answer: Fields = {"partition_index": index, "error_code": NONE, "active_producers": []}
                 partitions.append(answer)
                 own = found if isinstance(found, int) else topics.partition_of(self._call.session, found, index, "read")
@@ -129,6 +140,10 @@ class _ProducersQuery:
         elif not is_open or store is None:
             answer["error_code"] = STORAGE_ERROR
         else:
+            producers = store.producers().all()
+            self._producer_count += len(producers)
+            if self._producer_count > PRODUCERS_MAX:
+                answer["error_code"], producers = POLICY_VIOLATION, []
             transactions = store.log.transactions if isinstance(store, LocalLog) else None
             answer["active_producers"] = [
                 {
@@ -141,7 +156,7 @@ class _ProducersQuery:
                         -1 if transactions is None else transactions.first_open(each.producer_id)
                     ),
                 }
-                for each in store.producers().all()
+                for each in producers
             ]
         self._one_done()
 
@@ -151,8 +166,8 @@ class _ProducersQuery:
             self._call.reply({"topics": self._answered})
 
 
-def _describe_producers(call: Call) -> None:
-    _ProducersQuery(call).begin()
+def _describe_producers(call: Call) -> Steps[None]:
+    return _ProducersQuery(call).begin()
 
 
 APIS: Final = (

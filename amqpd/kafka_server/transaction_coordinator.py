@@ -37,6 +37,7 @@ from amqpd.kafka_server.messages import (
     POLICY_VIOLATION,
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 )
+from amqpd.kafka_server.pace import Pace
 from amqpd.kafka_server.transaction_log import TransactionKey, TransactionLog
 from amqpd.kafka_server.transactions import TransactionMetadata, TransactionPartition, TransactionState
 from amqpd.storage.local_log import LocalLog
@@ -66,7 +67,7 @@ SWEEP_MS: Final = 3_600_000
 SWEEP_IDS: Final = 200
 """Transactional ids that one turn of the event loop looks at."""
 RETRY_MS: Final = 1000
-MARKERS_PER_TURN: Final = 100
+MARKERS_PER_TURN: Final = 50
 
 Change = Callable[[TransactionMetadata | None], TransactionMetadata | int]
 
@@ -77,6 +78,7 @@ class TransactionEntry:
     Attributes:
         current: None until its first state is synced.
         next: the state that is being written; None if there is none.
+        begun_ms: monotonic time at which the current transaction began: its time-out follows no jump of the wall clock.
         waiting: called when the transaction is complete.
     """
 
@@ -84,6 +86,7 @@ class TransactionEntry:
         self.key = key
         self.current: TransactionMetadata | None = None
         self.next: TransactionMetadata | None = None
+        self.begun_ms = 0
         self.waiting: list[Callable[[int], None]] = []
         self._on_time = on_time
         self.timer = CallTimer(self._fire)
@@ -99,12 +102,13 @@ class TransactionCoordinator:
         offsets: the committed offsets of groups, and the pending ones.
     """
 
-    def __init__(self, broker: Broker, offsets: CommittedOffsets) -> None:
+    def __init__(self, broker: Broker, offsets: CommittedOffsets, pace: Pace) -> None:
         self.broker = broker
         self.offsets = offsets
+        self.pace = pace
         timers = broker.timers
         self._log = TransactionLog(
-            LogHost(broker.storage, broker.turn, broker.loop.call_soon, timers.now_ms), self.on_loaded
+            LogHost(broker.storage, broker.turn, broker.loop.call_soon, pace.later, timers.now_ms), self.on_loaded
         )
         self._entries: dict[str, dict[str, TransactionEntry]] = {}  # vhost id -> transactional id
         self._part_count = 0  # partitions and groups of all transactions
@@ -191,7 +195,7 @@ class TransactionCoordinator:
         return INVALID_TXN_STATE if is_ending else entry.current
 
     def now_ms(self) -> int:
-        """Return the wall clock."""
+        """Return the wall clock, for timestamps."""
         return self.broker.timers.wall_ms()
 
     def _all(self) -> list[TransactionEntry]:
@@ -249,6 +253,8 @@ class TransactionCoordinator:
 
     def _set(self, entry: TransactionEntry, transaction: TransactionMetadata | None) -> None:
         self._part_count += _part_count(transaction) - _part_count(entry.current)
+        if transaction is not None and (entry.current is None or entry.current.start_ms != transaction.start_ms):
+            entry.begun_ms = self.broker.timers.from_wall(transaction.start_ms)
         entry.current = transaction
 
     def _continue(self, entry: TransactionEntry) -> None:
@@ -261,13 +267,14 @@ class TransactionCoordinator:
         if current.state.is_prepared:
             _Completion(self, entry, current).run()
         elif current.state is TransactionState.ONGOING:
-            timers.arm(entry.timer, timers.now_ms() + max(0, current.due_ms - self.now_ms()))
+            timers.arm(entry.timer, entry.begun_ms + current.timeout_ms)
 
     def _on_time(self, entry: TransactionEntry) -> None:
         """Abort a transaction whose time is over, or try again to complete it."""
         if entry.next is not None or entry.current is None:
             return  # `_written` continues
-        aborted = transactions.time_out(entry.current, self.now_ms())
+        age_ms = self.broker.timers.now_ms() - entry.begun_ms
+        aborted = transactions.time_out(entry.current, entry.current.start_ms + age_ms)
         if aborted is None:
             self._continue(entry)
             return
@@ -330,7 +337,7 @@ class TransactionCoordinator:
             if key[0] not in vhost_ids:
                 for group in current.groups:
                     self.offsets.complete(key[0], group, current.producer_id, False, _ignore)
-            elif not current.is_idle or self.now_ms() - current.update_ms < IDS_KEPT_MS:
+            elif not current.is_idle or self.broker.timers.agreed_ms() - current.update_ms < IDS_KEPT_MS:
                 continue
             gone.append(key)
             self.broker.timers.cancel(entry.timer)
@@ -374,7 +381,7 @@ class _Completion:
                 self._one_done(True)
             else:
                 topics.open_queue(queue, partial(self._opened, queue))
-        self._coordinator.broker.loop.call_soon(self._write_markers)
+        self._coordinator.pace.later(self._write_markers)
 
     def _opened(self, queue: Queue, is_open: bool) -> None:
         store = queue.store

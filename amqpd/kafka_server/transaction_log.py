@@ -114,7 +114,7 @@ def decode_value(data: bytes) -> TransactionMetadata | None:
 
 
 class TransactionLog(CompactedLog):
-    """The log.
+    """The log of transaction states: the last record of a transactional id counts.
 
     Attributes:
         found: what was read; the coordinator takes it.
@@ -144,8 +144,8 @@ class TransactionLog(CompactedLog):
 
     def write(self, key: TransactionKey, transaction: TransactionMetadata, done: Callable[[bool], None]) -> None:
         """Write a state. `done(True)` is called when it is synced, `done(False)` if it could not be written."""
-        self.append([(encode_key(key), encode_value(transaction))], done)
+        self.append(1, [(encode_key(key), encode_value(transaction))], done)
 
     def remove(self, keys: Sequence[TransactionKey], done: Callable[[bool], None]) -> None:
         """Remove transactional ids. `done` as for `write`."""
-        self.append([(encode_key(key), None) for key in keys], done)
+        self.append(len(keys), ((encode_key(key), None) for key in keys), done)

@@ -18,6 +18,7 @@ from amqpd.kafka_server.messages import (
     CONCURRENT_TRANSACTIONS,
     COORDINATOR_NOT_AVAILABLE,
     ILLEGAL_GENERATION,
+    INVALID_COMMIT_OFFSET_SIZE,
     INVALID_PRODUCER_EPOCH,
     INVALID_REQUEST,
     INVALID_TRANSACTION_TIMEOUT,
@@ -27,6 +28,7 @@ from amqpd.kafka_server.messages import (
     STORAGE_ERROR,
     api_types,
 )
+from amqpd.kafka_server.pace import Steps
 from amqpd.kafka_server.transaction_coordinator import TIMEOUT_MS_MAX, TransactionCoordinator, new_producer_id
 from amqpd.kafka_server.transactions import PARTITIONS_MAX, TransactionMetadata, TransactionPartition
 
@@ -118,7 +120,7 @@ def _answer_init(call: Call, error: int) -> None:
 # -- AddPartitionsToTxn, AddOffsetsToTxn
 
 
-def _add_partitions(call: Call) -> None:
+def _add_partitions(call: Call) -> Steps[None]:
     request, coordinator = call.request, _coordinator(call)
     wanted = request.v3_and_below_topics
     topics.check_partitions((each.partitions for each in wanted), 2 * PARTITIONS_MAX)
@@ -128,7 +130,9 @@ def _add_partitions(call: Call) -> None:
     errors: dict[tuple[str, int], int] = {}
     for each in wanted:
         topic = topics.find_topic(call.session, each.name, "write")
+        yield
         for index in each.partitions:
+            yield
             own = topic if isinstance(topic, int) else topics.partition_of(call.session, topic, index, "write")
             if isinstance(own, int):
                 errors[each.name, index] = own
@@ -194,19 +198,25 @@ def _answer_error(call: Call, fenced_from: int, error: int) -> None:
 # -- TxnOffsetCommit
 
 
-def _txn_offset_commit(call: Call) -> None:
+def _txn_offset_commit(call: Call) -> Steps[None]:
     """Add offsets to the transaction. They are the group's when it is committed."""
     request, coordinator = call.request, _coordinator(call)
     groups = call.connection.server.coordinator
     vhost = call.session.vhost
-    topics.check_partitions((each.partitions for each in request.topics), 2 * PARTITIONS_MAX)
+    if group_offsets.is_too_large(call):
+        return
+    results, offsets = yield from group_offsets.collect_offsets(call, epochs_from=2)
     error = coordinator.error_for(request.transactional_id, call.session)
     error = error or groups.error_for(request.group_id, call.session)
     if not error:
         producer = (request.producer_id, request.producer_epoch)
         error = coordinator.offsets_error(vhost, request.transactional_id, producer, request.group_id)
         error = _for_version(call, error, 127) or _member_error(call)
-    results, offsets = group_offsets.collect_offsets(call, error, epochs_from=2)
+    if not error and not groups.offsets.has_pending_room(request.producer_id, offsets):
+        error = INVALID_COMMIT_OFFSET_SIZE
+    if error:
+        group_offsets.answer_offsets(call, group_offsets.with_error(results, error), True)
+        return
     groups.offsets.add_pending(request.producer_id, offsets, partial(group_offsets.answer_offsets, call, results))
 
 

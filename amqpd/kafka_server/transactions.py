@@ -86,7 +86,8 @@ class TransactionMetadata(NamedTuple):
 
     Attributes:
         epoch: of the producer.
-        last_epoch: its epoch before the last InitProducerId that named it; -1 for none. A repeated request names it.
+        last_epoch: its epoch before the last InitProducerId that named it, or before the time-out; InitProducerId with
+            it returns `epoch`. -1 for none, and from the first partition or group on.
         partitions, groups: empty unless the state is Ongoing or prepared.
         start_ms: of the transaction, since 1970; -1 without one.
         update_ms: of the last change, since 1970.
@@ -132,15 +133,13 @@ def init_producer(
     """
     if current is None:
         return _empty(new_id, 0, -1, timeout_ms, now_ms)
-    if producer_id != NO_PRODUCER:
-        is_repeated = epoch == current.last_epoch and epoch >= 0
-        if producer_id != current.producer_id or (epoch != current.epoch and not is_repeated):
-            return PRODUCER_FENCED
-        if is_repeated:
-            is_answered = current.state is not TransactionState.EMPTY
-            return PRODUCER_FENCED if is_answered else current._replace(timeout_ms=timeout_ms, update_ms=now_ms)
+    is_last = producer_id == current.producer_id and epoch == current.last_epoch >= 0
+    if producer_id != NO_PRODUCER and not is_last and (producer_id, epoch) != (current.producer_id, current.epoch):
+        return PRODUCER_FENCED
     if current.state.is_prepared:
         return CONCURRENT_TRANSACTIONS
+    if is_last and current.epoch <= EPOCH_MAX:
+        return current._replace(state=TransactionState.EMPTY, timeout_ms=timeout_ms, update_ms=now_ms)
     if current.state is TransactionState.ONGOING:
         return _prepare(current, False, True, now_ms)
     if current.epoch >= EPOCH_MAX:
@@ -187,6 +186,7 @@ def add(
         return current
     return current._replace(
         state=TransactionState.ONGOING,
+        last_epoch=-1,
         partitions=all_partitions,
         groups=all_groups,
         start_ms=now_ms if is_new else current.start_ms,
@@ -214,10 +214,13 @@ def end(
 
 
 def time_out(current: TransactionMetadata, now_ms: int) -> TransactionMetadata | None:
-    """Return the transaction as PrepareAbort if its time is over. Its producer is fenced."""
+    """Return the transaction as PrepareAbort if its time is over.
+
+    Its producer is fenced, but InitProducerId with its epoch gives it the new one (KIP-588).
+    """
     if current.state is not TransactionState.ONGOING or current.due_ms > now_ms:
         return None
-    return _prepare(current, False, True, now_ms)
+    return _prepare(current, False, True, now_ms)._replace(last_epoch=current.epoch)
 
 
 def _prepare(current: TransactionMetadata, commits: bool, fences: bool, now_ms: int) -> TransactionMetadata:
