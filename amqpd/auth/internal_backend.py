@@ -36,11 +36,9 @@ from amqpd.auth.passwords import (
 from amqpd.auth.permissions import Kind, Permissions, TopicKind
 from amqpd.auth.scram import InvalidCredentials, ScramCredentials, parse_credentials, unknown_user
 from amqpd.storage.metadata.interface import MetadataStore
-from amqpd.storage.metadata.store import (
+from amqpd.storage.metadata.rows import (
     Change,
     Delete,
-    MetadataError,
-    MetadataState,
     PermissionRow,
     Put,
     Row,
@@ -48,8 +46,8 @@ from amqpd.storage.metadata.store import (
     TopicPermissionRow,
     UserRow,
     VhostRow,
-    random_id,
 )
+from amqpd.storage.metadata.store import MetadataError, MetadataState, random_id
 
 TAGS_MAX: Final = 64
 NAME_BYTES_MAX: Final = 255
@@ -189,7 +187,7 @@ class AuthChange(NamedTuple):
 
 
 class BackendContext(NamedTuple):
-    """Everything that a backend needs, available after `Metadata.open`.
+    """Everything that a backend needs, available after `MetadataStore.open`.
 
     Attributes:
         password_hashing: the algorithm of new hashes.
@@ -211,9 +209,9 @@ class InternalBackend:
         loopback_users: users that may log in from a loopback address only. May be replaced while the broker runs.
         closed_names: queues that only administrators may read, if their permissions allow it. No user may write or
             configure them.
-        failures: computes how long the answer to a wrong password is delayed.
-        attempts: login counters, updated by the AMQP and HTTP servers, which know the protocol.
-        changing: lock held from the checks of a change until its commit.
+        failure_backoff: computes how long the answer to a wrong password is delayed.
+        login_stats: login counters, updated by the AMQP and HTTP servers, which know the protocol.
+        change_lock: lock held from the checks of a change until its commit.
     """
 
     def __init__(self, context: BackendContext, clock: Callable[[], float] = time.monotonic) -> None:
@@ -261,7 +259,7 @@ class InternalBackend:
             address: the address of the peer; empty for the operator of this node.
 
         Raises: AuthenticationRefused: unknown user, wrong or blank password, or a loopback user from another address.
-        The caller delays the answer by `failures`.
+        The answer is delayed by `failure_backoff`.
         Cost: 5 us if the password was verified recently, else 21 ms in a password thread and the wait for a turn.
         """
         row = self._users.get(username)
@@ -474,8 +472,7 @@ class InternalBackend:
             rows = [row for row in self.topic_permissions(user, vhost) if exchange in (None, row.exchange)]
             await self._remove_permissions(rows, AuthChange("topic_permissions", user, vhost))
 
-    # # --- changes without a commit of our own
-    # ------------------------------------------------------------------------
+    # -- changes without a commit of our own ---------------------------------------------------------------------------
 
     def apply_committed(
         self,
@@ -540,8 +537,7 @@ class InternalBackend:
                 changes.append(AuthChange("password", row.name))
             self._apply_user(row, *changes)
 
-    # # --- helpers
-    # ----------------------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------------------
 
     async def _put_permission(self, row: PermissionRow | TopicPermissionRow) -> None:
         self._permissions.check_patterns(row)

@@ -73,20 +73,21 @@ class PasswordCheckQueue:
 
     def release(self) -> None:
         """End a turn and give it to the next caller in the queue."""
-        if not self._waiting:
-            self._free += 1
-            return
-        source = next(iter(self._waiting))
-        users = self._waiting.pop(source)
-        user = next(iter(users))
-        line = users.pop(user)
-        future = next(iter(line))
-        del line[future]
-        if line:
-            users[user] = line  # last in the round
-        if users:
-            self._waiting[source] = users
-        future.set_result(None)
+        while self._waiting:
+            source = next(iter(self._waiting))
+            users = self._waiting.pop(source)
+            user = next(iter(users))
+            line = users.pop(user)
+            future = next(iter(line))
+            del line[future]
+            if line:
+                users[user] = line  # last in the round
+            if users:
+                self._waiting[source] = users
+            if not future.cancelled():  # a cancelled caller is in the queue until its coroutine runs
+                future.set_result(None)
+                return
+        self._free += 1
 
     def close(self) -> None:
         """Cancel all waiting callers."""
@@ -95,7 +96,9 @@ class PasswordCheckQueue:
             future.cancel()
 
     def _remove(self, source: str, user: str, future: asyncio.Future[None]) -> None:
-        users = self._waiting[source]
+        users = self._waiting.get(source, {})
+        if future not in users.get(user, {}):
+            return  # `release` has skipped it
         del users[user][future]
         if not users[user]:
             del users[user]
@@ -136,7 +139,7 @@ class AttemptSource(NamedTuple):
 
 
 class LoginStats:
-    """Counters of logins since the start or the last `forget`: [succeeded, failed] by protocol.
+    """Counters of logins since the start or the last `reset`: [succeeded, failed] by protocol.
 
     With `track_sources`, also by source. Beyond SOURCES_MAX sources the oldest is dropped. Cost: 0.3 us.
     """

@@ -23,11 +23,11 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from amqpd.storage.metadata.store import PermissionRow, TopicPermissionRow
+from amqpd.storage.metadata.rows import PermissionRow, TopicPermissionRow
 
 Kind: TypeAlias = Literal["configure", "write", "read"]
 TopicKind: TypeAlias = Literal["write", "read"]
@@ -39,6 +39,8 @@ PATTERN_MAX: Final = 4096
 CACHE_MAX: Final = 8192
 """Size limit of the cache of answers."""
 _PROGRAM_BYTES_MAX: Final = 1 << 20
+SET_BYTES_MAX: Final = 4 << 20
+"""Memory limit of a `PatternSet` in bytes."""
 
 
 class InvalidPattern(ValueError):
@@ -46,12 +48,13 @@ class InvalidPattern(ValueError):
 
 
 class PermissionPattern:
-    """A compiled pattern, searched in the bytes of a name."""
+    """A compiled pattern, searched in the bytes of a name. `raw` is its text."""
 
-    __slots__ = ("_search",)
+    __slots__ = ("_search", "raw")
 
-    def __init__(self, search: Callable[[bytes], Any]) -> None:
+    def __init__(self, search: Callable[[bytes], Any], raw: bytes = b"") -> None:
         self._search = search
+        self.raw = raw
 
     def matches(self, name: str) -> bool:
         """Return whether the pattern occurs in `name`. Bytes that are not UTF-8 are surrogate escapes.
@@ -61,15 +64,15 @@ class PermissionPattern:
         return self._search(name.encode("utf-8", "surrogateescape")) is not None
 
 
-@lru_cache(maxsize=1)
-def _engine() -> tuple[Any, Any]:
-    """Return the module re2, imported late (3 ms), and our options."""
+@lru_cache(maxsize=2)
+def _engine(bytes_max: int = _PROGRAM_BYTES_MAX) -> tuple[Any, Any]:
+    """Return the module re2, imported late (3 ms), and our options. `bytes_max`: memory of a pattern or a set."""
     import re2  # type: ignore[import-untyped]
 
     options = re2.Options()
     options.encoding = re2.Options.Encoding.LATIN1  # RabbitMQ: names are bytes
     options.log_errors = False
-    options.max_mem = _PROGRAM_BYTES_MAX
+    options.max_mem = bytes_max
     return re2, options
 
 
@@ -88,11 +91,40 @@ def compile_pattern(text: str) -> PermissionPattern:
     if len(raw) > PATTERN_MAX:
         raise InvalidPattern(f"a pattern can have at most {PATTERN_MAX} bytes, not {len(raw)}")
     try:
-        return PermissionPattern(re2.compile(raw, options).search)
+        return PermissionPattern(re2.compile(raw, options).search, raw)
     except re2.error as error:
         reason = error.args[0] if error.args else b"unknown error"
         reason = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
         raise InvalidPattern(f"{text!r} is not a regular expression of RE2: {reason}") from None
+
+
+class PatternSet:
+    """One automaton for many patterns.
+
+    Cost: 3 to 10 us per pattern. Raises: InvalidPattern if RE2 needs more memory than SET_BYTES_MAX.
+    """
+
+    def __init__(self, patterns: Sequence[PermissionPattern]) -> None:
+        re2, options = _engine(SET_BYTES_MAX)
+        found = re2.Set.SearchSet(options)
+        try:
+            for each in patterns:
+                found.Add(each.raw)
+            # This one matches every name: if it does not, the search had no memory.
+            found.Add(b"")
+            found.Compile()
+        except re2.error:
+            raise InvalidPattern(f"{len(patterns)} patterns need more than {SET_BYTES_MAX} bytes") from None
+        self._match: Callable[[bytes], list[int] | None] = found.Match
+
+    def matching(self, name: str) -> list[int] | None:
+        """Return the indices of all patterns that occur in `name`, in order; None if RE2 has no memory for the search.
+
+        Cost: 2 us, linear in the name and in the result. At worst half of what the patterns cost one by one, if many
+        begin with `.*`.
+        """
+        found = self._match(name.encode("utf-8", "surrogateescape"))
+        return sorted(found)[:-1] if found else None
 
 
 def compile_topic_pattern(text: str, user: str, vhost: str) -> PermissionPattern:
