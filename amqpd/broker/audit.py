@@ -194,7 +194,7 @@ def fields_of(record: AuditRecord) -> dict[str, object]:
     details = {each: about[each] for each in rule.details if about.get(each) not in (None, {})}
     body_fields = {name: value for name, value in fields.items() if value != ""}
     if details:
-        size = len(json.dumps(details, default=_plain))
+        size = len(_encode(details))
         body_fields["details"] = details if size <= DETAILS_SIZE_MAX else {"omitted_bytes": size}
     return body_fields
 
@@ -216,7 +216,7 @@ def message_of(record: AuditRecord) -> Message:
             type=record.event,
         )
     )
-    body = json.dumps(fields, default=_plain).encode()
+    body = _encode(fields).encode()
     info = scan_properties(properties, 0, len(properties))
     return make_message(MessageRoute("", record.event), properties, body, True, info)
 
@@ -224,12 +224,17 @@ def message_of(record: AuditRecord) -> Message:
 def _text(value: object, most: int) -> str:
     """Return the value as limited text. Names come from clients: they can be long or invalid UTF-8."""
     text = value if isinstance(value, str) else str(value)
+    if text.isascii():
+        return text[:most]
     return text[:most].encode("utf-8", "replace").decode()[:most]
 
 
 def _plain(value: object) -> object:
     """Convert a value that a field table can have but JSON cannot."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+_encode: Final = json.JSONEncoder(default=_plain).encode
 
 
 SOURCES_MAX: Final = 10_000

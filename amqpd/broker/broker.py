@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from amqpd.auth.internal_backend import BackendContext, InternalBackend
 from amqpd.broker.audit import AUDIT, Audit, open_stream
@@ -39,7 +39,8 @@ from amqpd.broker.vhost.recovery import RecoveryFindings, RecoveryReport
 from amqpd.broker.vhost.vhost import VHost, VhostServices
 from amqpd.broker.vhost.vhosts import VHosts
 from amqpd.storage.metadata.interface import MetadataStore
-from amqpd.storage.metadata.store import MetadataState, VhostRow
+from amqpd.storage.metadata.rows import VhostRow
+from amqpd.storage.metadata.store import MetadataState
 from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.storage import Storage
 
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from amqpd.config import Settings
 
 log = logging.getLogger(__name__)
+
+FAILURE_REPORT_S: Final = 60.0
 
 
 class Broker:
@@ -81,6 +84,9 @@ class Broker:
         self.kept = ExchangeStates(self.vhosts, self.turn, self.timers, loop.call_soon, metadata.submit)
         self.catalogue.keeping = self.kept
         self.turn.log_failed = self._log_failed
+        # Failures of logs that were logged since the last FAILURE_REPORT_S began, and its end.
+        self._reports: set[tuple[str, str, str]] = set()
+        self._reports_end_s = 0.0
         storage.commits.on_commit = self.turn.committed
         self.message_size_max_bytes = settings.amqp.message_size_max_bytes
         if settings.cluster.kafka:  # transient queues too: the route is known only later
@@ -104,7 +110,7 @@ class Broker:
                 min(settings.limits.unfinished_bodies_bytes, self.alarms.memory_limit_bytes // 4),
             )
         )
-        self.started_at = time.time()
+        self._started_s = time.monotonic()
         self.global_parameters = GlobalParameters(self.catalogue)
         self._begin_events()
         self.user_limits = UserLimits(self.catalogue)
@@ -181,7 +187,7 @@ class Broker:
         stream = open_stream(self.storage, self._host_queues(row), settings)
         self.audit = Audit(stream, self.turn, self.loop.call_soon, self.loop.call_later)
         events.vhost_name = self.settings.event_exchange_vhost
-        events.node, events.started_at = f"amqpd@{os.uname().nodename}", int(self.started_at)
+        events.node, events.started_at = f"amqpd@{os.uname().nodename}", int(time.time())
         events.alarmed = self._is_alarmed
         self.vhosts.made = self._vhost_made
         self.vhosts.added = self._vhost_added
@@ -217,9 +223,10 @@ class Broker:
 
     @property
     def cluster_name(self) -> str:
-        """Return the global parameter cluster_name, by default the setting in a cluster or the node's name."""
+        """Return the global parameter cluster_name, by default the setting, the cluster's or the node's name."""
         cluster = self.settings.cluster
-        return str(self.global_parameters.get(CLUSTER_NAME, cluster.name if cluster.kafka else self.node_name))
+        default = self.settings.cluster_name or (cluster.name if cluster.kafka else self.node_name)
+        return str(self.global_parameters.get(CLUSTER_NAME, default))
 
     def _vhost_ended(self, vhost: VHost) -> None:
         if vhost.name == self.catalogue.events.vhost_name:
@@ -263,19 +270,27 @@ class Broker:
             for queue in vhost.queues.values():
                 if queue.store is not store:
                     continue
-                log.error(
-                    "queue '%s' in vhost '%s': the log %s",
-                    queue.name,
-                    vhost.name,
-                    "accepts nothing more" if store.failed else "could not write; publishers are nacked",
-                    extra={"vhost": vhost.name, "queue": queue.name},
-                )
+                self._report_failure(queue, store)
                 if ranges:
                     queue.on_write_failed(ranges)
                     for clients in self.clients:
                         clients.on_offsets_lost(queue, ranges)
         # A full disk raises the alarm at once.
         self.alarms.check()
+
+    def _report_failure(self, queue: Queue, store: QueueLog) -> None:
+        """Log that the queue's log could not write, once in FAILURE_REPORT_S for each queue and reason."""
+        effect = "accepts nothing more" if store.failed else "could not write; publishers are nacked"
+        report = queue.vhost_name, queue.name, f"{effect}: {store.write_error}" if store.write_error else effect
+        now_s = time.monotonic()
+        if now_s >= self._reports_end_s:
+            self._reports_end_s = now_s + FAILURE_REPORT_S
+            self._reports.clear()
+        if report not in self._reports:
+            self._reports.add(report)
+            vhost_name, name, text = report
+            about = {"vhost": vhost_name, "queue": name}
+            log.error("queue '%s' in vhost '%s': the log %s", name, vhost_name, text, extra=about)
 
     def log_accepted(self, store: QueueLog) -> None:
         """Resume the queue of a log that accepts messages again after a failure."""
@@ -302,6 +317,10 @@ class Broker:
             self.user_limits.forget(change.user)
         for clients in self.clients:
             clients.on_user_changed(change)
+
+    def uptime_s(self) -> float:
+        """Return seconds since the start; a clock that is set does not change them."""
+        return time.monotonic() - self._started_s
 
     def wall_time(self) -> float:
         """Return seconds since 1970, for display only."""

@@ -59,7 +59,7 @@ class Destination(Versioned):
         """Open the log before the first use after a start.
 
         Raises:
-            LogNotOpen: the log is being opened.
+            LogNotOpen: the log is being opened; the caller retries its command afterwards.
             ResourceError: the log cannot be read. The next call tries again.
         """
 
@@ -132,7 +132,7 @@ class TraceHook:
     """Receiver of every publish and delivery of one vhost: the firehose, or the recorder of `amqpd.testing`.
 
     The message path does not check for it. A traced route has no direct destination (`Route.only`), and a traced
-    consumer caches no delivery head (`ChannelConsumer.trace`).
+    consumer caches no delivery head (`ChannelConsumer.deliver`).
     """
 
     def published(
@@ -285,6 +285,10 @@ class Consumer:
         """Return whether there is credit and room in the output. A parked consumer waits for `QueueBase.activate`."""
         raise NotImplementedError
 
+    def unused_credit(self) -> i64:
+        """Return how many more messages may be unacked; 0 if there is no limit."""
+        return 0
+
     def deliver(self, message: Message, entry: QueueEntry | None, redelivered: bool) -> None:
         """Write one delivery.
 
@@ -352,6 +356,8 @@ class RoundRobin:
         # Consumers that are not parked: a single one, or groups by priority, highest first.
         self._alone: Consumer | None = None
         self._groups: list[deque[Consumer]] = []
+        # Those of the parked ones that have credit, and wait for room.
+        self._stalled: dict[Consumer, None] = {}
         self.single_active = False
         self.filtered = self.halted = False
         self._restricted = False  # single_active, filtered or halted
@@ -379,6 +385,7 @@ class RoundRobin:
     def remove(self, consumer: Consumer) -> bool:
         """Remove a consumer. Return True if it was the single active one and the caller must activate the next."""
         consumer.cancelled = True
+        self._stalled.pop(consumer, None)
         if consumer not in self.consumers:
             return False
         first = self.consumers[0]
@@ -390,7 +397,7 @@ class RoundRobin:
         """Make a parked consumer ready again. Return False if it was not parked."""
         if not consumer.parked or consumer.cancelled:
             return False
-        consumer.parked = False
+        self._leave(consumer)
         self.enter(consumer)
         return True
 
@@ -406,6 +413,22 @@ class RoundRobin:
         self._leave(consumer)
         consumer.parked = True
 
+    def unused_credit(self) -> i64:
+        """Return the limited credit of the consumers that are served. Cost: linear in those that have some."""
+        total: i64 = 0
+        if self.filtered:
+            return total
+        if self.single_active:
+            return self.consumers[0].unused_credit() if self.consumers else total
+        if self._alone is not None:
+            total += self._alone.unused_credit()
+        for group in self._groups:
+            for consumer in group:
+                total += consumer.unused_credit()
+        for consumer in self._stalled:
+            total += consumer.unused_credit()
+        return total
+
     def has_ready(self) -> bool:
         """Return whether a consumer is not parked."""
         return self._alone is not None or len(self._groups) > 0
@@ -418,7 +441,7 @@ class RoundRobin:
         if alone is not None:
             if alone.can_take():
                 return alone
-            alone.parked = True
+            self._set_parked(alone)
             self._alone = None
             return None
         groups = self._groups
@@ -429,11 +452,16 @@ class RoundRobin:
                 if len(group) > 1:
                     group.rotate(-1)
                 return consumer
-            consumer.parked = True
+            self._set_parked(consumer)
             group.popleft()
             if not group:
                 del groups[0]
         return None
+
+    def _set_parked(self, consumer: Consumer) -> None:
+        consumer.parked = True
+        if consumer.unused_credit() > 0:
+            self._stalled[consumer] = None
 
     def peek(self) -> Consumer | None:
         """Return the next consumer without moving it. Parks consumers that cannot take a message."""
@@ -495,6 +523,8 @@ class RoundRobin:
     def _leave(self, consumer: Consumer) -> None:
         if consumer.parked:
             consumer.parked = False
+            if self._stalled:
+                self._stalled.pop(consumer, None)
             return
         if consumer is self._alone:
             self._alone = None
@@ -664,7 +694,7 @@ class QueueBase(Destination):
         raise NotImplementedError
 
     def take(self) -> QueueEntry | None:
-        """Remove and return the next ready entry with its message, or None.
+        """Remove and return the next ready entry with its message, or None. May wait for the disk.
 
         The caller settles it or counts it as unacked.
 

@@ -387,7 +387,7 @@ class LogMessageFactory:
             self._info = None
             self._valid_properties = NO_PROPERTIES
         else:
-            self._info = info if len(properties) > 3 else None
+            self._info = info if len(properties) > 3 or info.priority > 0 else None
             self._valid_properties = properties
 
     def envelope(self, exchange: bytes, routing_key: bytes) -> MessageRoute:
@@ -483,7 +483,6 @@ class MessageView(Selectable):
         return headers
 
     def field(self, number: int) -> object:
-        """Return the property, exchange or routing key with this number (`selector_fields`), or None."""
         if number == EXCHANGE:
             return self._message.envelope.exchange
         if number == ROUTING_KEY_FIELD:
@@ -505,7 +504,6 @@ class PropertiesView(Selectable):
         self._headers: dict[str, object] | None = None
 
     def headers(self) -> dict[str, object]:
-        """Return the decoded headers, cached."""
         headers = self._headers
         if headers is None:
             headers = decode_headers(self._properties, 0, len(self._properties))
@@ -513,7 +511,6 @@ class PropertiesView(Selectable):
         return headers
 
     def field(self, number: int) -> object:
-        """Return a field as `MessageView.field` does."""
         if number == EXCHANGE:
             return self._envelope.exchange
         if number == ROUTING_KEY_FIELD:

@@ -106,7 +106,7 @@ class StreamDeliveryEncoder:
         alike = places.shared_fields[places.shared_fields_index(index)]
         self.prepare_headers(alike, 1)
         envelope = self._envelope
-        assert envelope is not None  # dress() set it
+        assert envelope is not None  # prepare_headers() set it
         body = places.body(index)
         size: i64 = len(body)
         if size == 0 or size > FRAME_PAYLOAD_BYTES:

@@ -45,20 +45,11 @@ ACK, REQUEUE, DISCARD, GIVE_BACK = 0, 1, 2, 3
 
 
 def basic_qos(channel: Channel, command: BasicQos) -> None:
-    session = channel.session
     if command.prefetch_size:
         raise NotImplementedByBroker(f"prefetch_size!=0 ({command.prefetch_size})", methods.BASIC_QOS)
-    if command.global_:
-        for consumer in channel.deliveries.consumers.values():
-            kind = KINDS[consumer.queue.kind]
-            if not kind.global_qos and not kind.stream:  # rabbit: does not check streams
-                raise NotImplementedByBroker(
-                    f"queue '{consumer.queue.name}' in vhost '{session.vhost.name}' does not support global qos",
-                    methods.BASIC_QOS,
-                )
-        channel.deliveries.window_size = command.prefetch_count
-    elif channel.owner.channel_wide_qos:
-        # py-amqp expects the specification's meaning from a broker that is not called RabbitMQ
+    # rabbit: only basic.consume checks whether the type of the queue has a window
+    # py-amqp expects the specification's meaning from a broker that is not called RabbitMQ
+    if command.global_ or channel.owner.channel_wide_qos:
         channel.deliveries.window_size = command.prefetch_count
     else:
         channel.deliveries.prefetch_count = command.prefetch_count
@@ -77,8 +68,8 @@ def basic_consume(channel: Channel, command: BasicConsume) -> None:
     if command.arguments and defer_for_selector_budget(channel, command, command.arguments):
         return
     name = queue_name(channel, command.queue)
+    tag = _new_tag(channel, command.consumer_tag)  # rabbit: before all other checks
     queue = consume.readable_queue(session, name)
-    tag = _new_tag(channel, command.consumer_tag)
     arguments = consumer_arguments(
         name, vhost.name, queue.kind, command.arguments, encode_table(command.arguments) if command.arguments else b""
     )

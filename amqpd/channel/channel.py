@@ -8,7 +8,8 @@ command.
 queues and records it for the confirm. It creates no task, decodes no table and formats no string.
 
 While a command waits for the disk, for example a declaration, the channel is `busy`. The connection then queues
-the channel's later commands and runs them afterwards.
+the channel's later commands and runs them afterwards. Declarations and bindings behind a declaration run at once, so
+that many share a commit; their replies keep the order.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from amqpd.broker.flow.loop_turn import LoopTurn
     from amqpd.broker.session import Session
     from amqpd.channel.consumer import ReplyConsumer
+    from amqpd.channel.replies import DeferredReply
 
 
 @final
@@ -55,7 +57,9 @@ class PublisherConfirms(ConfirmTracker):
     def nack(self) -> None:
         """Send a nack for the last publish: a queue refused it. Earlier publishes may still wait for their logs."""
         self._nacked.add(self.sequence)
-        self._output.send_nack(self._number, self.sequence, False)
+        # rabbit: the nack is multiple, also of one publish, if all earlier publishes were answered
+        all_answered = len(self._nacked) == self.sequence - self.confirmed_sequence
+        self._output.send_nack(self._number, self.sequence, all_answered)
 
     def confirmed(self, first: i64, last: i64) -> None:
         if self._nacked:
@@ -191,6 +195,10 @@ class Transaction:
         self._replicated_bytes = 0
 
 
+# Commands of one channel that may wait for their commits at the same time.
+AHEAD_MAX: Final = 256
+
+
 @final
 class Channel(ChannelState):
     """One open channel.
@@ -201,6 +209,9 @@ class Channel(ChannelState):
         confirms: set by confirm.select. A channel never has both `confirms` and `transaction`.
         transaction: set by tx.select.
         last_queue: the queue declared last; an empty queue name in a command means this queue.
+        unanswered: commands that wait for their commits, in order (replies.py).
+        ahead_max: a declaration runs before the unanswered commands have their replies if there are fewer of them than
+            this. 0 if a command must wait for all of them.
     """
 
     def __init__(self, session: Session, output: Output, owner: ConnectionInterface, number: i64) -> None:
@@ -216,6 +227,8 @@ class Channel(ChannelState):
         self.deliveries = ChannelConsumers(session, output, owner, number)
         self.reply_consumer: ReplyConsumer | None = None
         self.last_queue = ""
+        self.unanswered: list[DeferredReply] = []
+        self.ahead_max: i64 = AHEAD_MAX
 
     def publish(
         self,

@@ -206,6 +206,9 @@ class ChannelConsumer(Consumer):
             return False
         return True
 
+    def unused_credit(self) -> i64:
+        return max(self.prefetch_count - self.in_flight, 0)
+
     def output_has_room(self) -> bool:
         """Return whether the output accepts more."""
         output = self.deliveries.output

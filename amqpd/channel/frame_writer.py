@@ -164,7 +164,8 @@ class Output:
         self._send_answer(_ACK, number, sequence, 1 if multiple else 0)
 
     def send_nack(self, number: i64, sequence: i64, multiple: bool) -> None:
-        self._send_answer(_NACK, number, sequence, 1 if multiple else 0)
+        # rabbit: requeue (the second bit) has its default, true. It has no meaning in a confirm.
+        self._send_answer(_NACK, number, sequence, 3 if multiple else 2)
 
     def _send_answer(self, method: bytes, number: i64, sequence: i64, bits: int) -> None:
         out = self.out

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from amqpd.broker.consume import reject_on_stream
 from amqpd.broker.consumer import LogNotOpen
 from amqpd.broker.events import ACTOR, ORIGIN, EventOrigin
+from amqpd.broker.queue.types import kind_of
 from amqpd.broker.session import check_permission, check_topic_keys
 from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
@@ -35,12 +36,13 @@ from amqpd.channel.events import channel_closed, refused
 from amqpd.channel.replies import (
     NOT_DELETED,
     DeferredReply,
+    NotAhead,
     defer_for_selector_budget,
     normalize_name,
     queue_name,
     retry_when_committed,
 )
-from amqpd.channel.tx_commit import SMALL_COUNT, TransactionCommit, commit_failed, reply_when_safe
+from amqpd.channel.tx_commit import SMALL_COUNT, TransactionCommit, commit_failed, reply_when_safe, route_at_commit
 from amqpd.errors import (
     AccessRefused,
     AmqpError,
@@ -98,26 +100,31 @@ def queue_declare(channel: Channel, command: QueueDeclare) -> None:
     session = channel.session
     vhost = session.vhost
     broker = session.broker
+    name = normalize_name(command.queue)
+    is_reply_to = name.startswith(REPLY_TO)
+    if (command.passive or is_reply_to) and channel.unanswered:
+        raise NotAhead
+    if is_reply_to:
+        _declare_reply_to(channel, name, command.no_wait)
+        return
     if command.passive:
         # rabbit: an empty name means no queue here, not the one last declared
-        name = normalize_name(command.queue)
-        if name.startswith(REPLY_TO):
-            _declare_reply_to(channel, name, command.no_wait)
-            return
         queue = vhost.accessible_queue(name, session)
         queue.touch()
         channel.last_queue = name
         if not command.no_wait:
             channel.output.send(channel.number, QueueDeclareOk(name, queue.ready_count, len(queue.consumers)))
         return
-    name = normalize_name(command.queue)
-    if name.startswith("amq.rabbitmq.reply-to"):
-        raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
-    if not name:
-        name = vhost.server_name()
     arguments = dict(command.arguments)
+    if not name:
+        asked = QueueDeclaration(name, command.durable and not command.exclusive, False, command.auto_delete, arguments)
+        kind = kind_of(asked.with_default_type(vhost.default_queue_type).arguments)
+        if kind.durable_only:  # rabbit: the first of all checks
+            raise PreconditionFailed(f"Cannot declare a server-named queue for type {kind.module}")
+        name = vhost.server_name()
     check_permission(session, "configure", "queue", name)
-    _check_named_by_arguments(channel, name, arguments)
+    if arguments and vhost.find_queue(name) is None:
+        _check_named_by_arguments(channel, name, arguments)
     asked = QueueDeclaration(name, command.durable, command.exclusive, command.auto_delete, arguments, session)
     answer = DeferredReply(channel, command)
     new = declare.declare_queue(vhost, asked, answer.done)
@@ -132,7 +139,7 @@ def queue_declare(channel: Channel, command: QueueDeclare) -> None:
 
 
 def _check_named_by_arguments(channel: Channel, name: str, arguments: dict[str, object]) -> None:
-    """Check the permissions for names in arguments.
+    """Check the permissions for names in arguments of a new queue.
 
     rabbit: a dead-letter exchange needs read on the queue and write on the exchange. A Kafka topic needs configure on
     its name, as if the queue had this name.
@@ -148,9 +155,9 @@ def _check_named_by_arguments(channel: Channel, name: str, arguments: dict[str, 
 
 
 def _declare_reply_to(channel: Channel, name: str, no_wait: bool) -> None:
-    """Handle a passive declare of direct reply-to.
+    """Handle a declare of direct reply-to.
 
-    rabbit: the plain name always exists, a key while its consumer does.
+    rabbit: whether passive or not, the plain name always exists, a key while its consumer does.
     """
     session = channel.session
     if name != REPLY_TO and name not in session.vhost.reply_consumers:
@@ -165,8 +172,8 @@ def queue_bind(channel: Channel, command: QueueBind) -> None:
     session = channel.session
     vhost = session.vhost
     name, exchange_name, key = _binding_names(channel, command)
-    queue = vhost.accessible_queue(name, session)
-    exchange = vhost.exchange_or_wait(exchange_name)
+    exchange = vhost.exchange_to_bind(exchange_name)  # rabbit: before the queue, if both are missing
+    queue = vhost.queue_to_bind(name, session)
     check_topic_keys(session, exchange, (key,), "read")
     answer = DeferredReply(channel, command)
     declare.bind(vhost, exchange, queue, key, dict(command.arguments), answer.done)
@@ -335,14 +342,16 @@ def exchange_declare(channel: Channel, command: ExchangeDeclare) -> None:
     name = normalize_name(command.exchange)
     vhost.check_not_default(name)
     if command.passive:
+        if channel.unanswered:
+            raise NotAhead
         vhost.exchange_or_wait(name)
         if not command.no_wait:
             channel.output.send(channel.number, ExchangeDeclareOk())
         return
     check_permission(session, "configure", "exchange", name)
     alternate = command.arguments.get("alternate-exchange")
-    if isinstance(alternate, str):
-        # rabbit: an alternate exchange needs read on this exchange and write on the alternate
+    if isinstance(alternate, str) and vhost.find_exchange(name) is None:
+        # rabbit: a new exchange needs read on itself and write on its alternate
         check_permission(session, "read", "exchange", name)
         check_permission(session, "write", "exchange", alternate)
     flags = (command.durable, command.auto_delete, command.internal)
@@ -357,7 +366,7 @@ def exchange_delete(channel: Channel, command: ExchangeDelete) -> None:
     session = channel.session
     vhost = session.vhost
     name = normalize_name(command.exchange)
-    vhost.check_not_default(name)
+    declare.check_deletable(vhost, name)
     check_permission(session, "configure", "exchange", name)
     exchange = vhost.find_exchange(name)
     answer = DeferredReply(channel, command, NOT_DELETED)
@@ -379,8 +388,8 @@ def exchange_bind(channel: Channel, command: ExchangeBind) -> None:
     vhost.check_not_default(source_name)
     check_permission(session, "write", "exchange", destination_name)
     check_permission(session, "read", "exchange", source_name)
-    source = vhost.exchange_or_wait(source_name)
-    destination = vhost.exchange_or_wait(destination_name)
+    source = vhost.exchange_to_bind(source_name)
+    destination = vhost.exchange_to_bind(destination_name)
     check_topic_keys(session, source, (command.routing_key,), "read")
     answer = DeferredReply(channel, command)
     declare.bind(vhost, source, destination, command.routing_key, dict(command.arguments), answer.done)
@@ -432,7 +441,7 @@ def tx_commit(channel: Channel, _command: TxCommit) -> None:
         transaction.clear()
         TransactionCommit(channel, transaction, kept, settlements).start()
         return
-    publishes = [(route.without_deleted(), message) for route, message in kept]
+    publishes = [(route_at_commit(channel, route), message) for route, message in kept]
     synced_logs: dict[Destination, QueueLog] = {}  # those with a log that gets a persistent message
     publish_logs: set[QueueLog] = set()
     for route, message in publishes:
@@ -506,10 +515,17 @@ HANDLERS: dict[int, Handler] = {
 }
 
 
-def dispatch(channel: Channel, method: int, payload: bytes) -> None:
+def dispatch(channel: Channel, method: int, payload: bytes, ahead: bool = False) -> bool:
     """Check, decode and handle a method on an open channel.
 
     A command that needs a name with a pending commit, or a log that is not open, is retried later.
+
+    Args:
+        ahead: earlier commands of the channel have no reply yet. A command that cannot succeed now changes nothing and
+            raises none of the errors below.
+
+    Returns:
+        False if the caller must dispatch the command again when all earlier commands have their replies.
 
     Raises:
         CommandInvalid: a client must not send this method.
@@ -525,6 +541,8 @@ def dispatch(channel: Channel, method: int, payload: bytes) -> None:
     try:
         command = methods.decode(payload)
     except methods.MethodSyntaxError as error:
+        if ahead:
+            return _wait_for_replies(channel)
         if "UTF-8" in error.reason:
             # rabbit: invalid UTF-8 in a name has a text of its own and no method
             raise FrameError("Malformed UTF-8 in shortstr") from None
@@ -535,11 +553,19 @@ def dispatch(channel: Channel, method: int, payload: bytes) -> None:
         tokens = ACTOR.set(session.user.name), ORIGIN.set(session)
     try:
         handler(channel, command)
+    except NotAhead:
+        return _wait_for_replies(channel)
     except DeclarationPending as name:
+        if ahead:
+            return _wait_for_replies(channel)
         retry_when_committed(channel, payload, name)
     except LogNotOpen as logs:  # a handler looks its queues up before it changes anything
+        if ahead:
+            return _wait_for_replies(channel)
         channel.owner.retry_when_open(channel, logs.destinations, payload)
     except AmqpError as error:
+        if ahead:
+            return _wait_for_replies(channel)
         if not error.method:
             error.method = method
         if isinstance(error, AccessRefused):
@@ -549,6 +575,12 @@ def dispatch(channel: Channel, method: int, payload: bytes) -> None:
         if tokens is not None:
             ACTOR.reset(tokens[0])
             ORIGIN.reset(tokens[1])
+    return True
+
+
+def _wait_for_replies(channel: Channel) -> bool:
+    channel.ahead_max = 0
+    return False
 
 
 def check_known(method: int) -> None:

@@ -71,6 +71,10 @@ class ConnectionInterface:
         """Send `reply` for the command that made the channel busy, then run the queued commands."""
         raise NotImplementedError
 
+    def send_reply(self, channel: ChannelState, reply: bytes) -> None:
+        """Send `reply` for a command of a channel that remains busy. Run its next declarations if it has room."""
+        raise NotImplementedError
+
     def retry_command(self, channel: ChannelState, payload: bytes) -> None:
         """Run the command that made the channel busy once more, before the queued commands."""
         raise NotImplementedError

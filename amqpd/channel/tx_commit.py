@@ -33,7 +33,8 @@ from mypy_extensions import i64
 from amqpd.broker.consumer import Destination, QueueEntry
 from amqpd.broker.message import Message
 from amqpd.broker.publish.confirms import when_safe
-from amqpd.broker.publish.route import refuse
+from amqpd.broker.publish.route import Route, refuse
+from amqpd.broker.publish.router import by_name
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.ready_order import HOT_COUNT_MAX
 from amqpd.channel.basic import apply_tx_ack, requeue_all
@@ -44,7 +45,6 @@ from amqpd.storage.log.prepared import PreparedTransaction
 from amqpd.storage.queue_log import LogFailed, QueueLog
 
 if TYPE_CHECKING:
-    from amqpd.broker.publish.route import Route
     from amqpd.channel.channel import Channel, Transaction
 
 log = logging.getLogger(__name__)
@@ -114,6 +114,20 @@ def _send_reply(channel: Channel, safe: bool) -> None:
         channel.owner.finish_busy(channel, methods.frame(channel.number, TxCommitOk()))
     else:
         fail(channel)
+
+
+def route_at_commit(channel: Channel, route: Route) -> Route:
+    """Return the route of a publish that waited in a transaction, without the queues that were deleted meanwhile.
+
+    rabbit: a publish is routed when it arrives, by the default exchange to names: the routing key, CC and BCC. The
+    queues of these names may come later.
+    """
+    now = route.without_deleted()
+    keys = route.keys or [now.envelope.routing_key]
+    if not now.envelope.exchange and now.queue_count < len(keys):
+        found = dict.fromkeys(by_name(channel.session.vhost, key) for key in keys)
+        return now.to([destination for destination in found if destination is not None])
+    return now
 
 
 def commit_failed() -> PreconditionFailed:
@@ -210,7 +224,7 @@ class TransactionCommit:
         self.channel.owner.call_soon(self.run_slice)
 
     def start_at_sync(self, logs: Collection[QueueLog]) -> None:
-        """Begin at the sync stage: the handler has offered the few publishes to these logs in this turn."""
+        """Begin a small commit: its publishes are appended to these logs already, only the sync is missing."""
         self._stage = _SYNC
         self._check_logs(math.inf)
         self.channel.busy = True
@@ -283,7 +297,7 @@ class TransactionCommit:
             original, message = publishes.pop()
             if route is None or original is not last:
                 last = original
-                route = original.without_deleted()
+                route = route_at_commit(channel, original)
             if not route.routed:
                 channel.session.vhost.unroutable_count += 1
                 if not route.mandatory:

@@ -26,7 +26,6 @@ from amqpd.connection import events, peer_certificate
 from amqpd.connection.close_handler import CLOSED, CLOSING, HANDSHAKE, RUNNING
 from amqpd.connection.connection import Connection
 from amqpd.connection.handover import Handover, NegotiatedLogin
-from amqpd.connection.interfaces import ChannelZeroBase, TransportBase
 from amqpd.connection.pending_commands import ProcessingPaused
 from amqpd.connection.read_pause import ALARM
 from amqpd.errors import (
@@ -60,6 +59,7 @@ from amqpd.protocol.methods import (
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
     from amqpd.connection.registry import ConnectionRegistry
+    from amqpd.connection.transport import Transport
 
 
 def credentials(mechanism: str, response: bytes) -> tuple[str, bytes | None]:
@@ -77,6 +77,8 @@ def credentials(mechanism: str, response: bytes) -> tuple[str, bytes | None]:
         parts = response.split(b"\0")
         if len(parts) != 3:
             raise FrameError("PLAIN response must have two NULs")
+        if parts[0] not in (b"", parts[1]):
+            raise FrameError("PLAIN response for a login on behalf of another user")
         return parts[1].decode("utf-8", "replace"), parts[2]
     if mechanism == "AMQPLAIN":
         # AMQPLAIN: the response is a field table without its length.
@@ -96,6 +98,7 @@ log = logging.getLogger(__name__)
 HEADER: Final = b"AMQP\x00\x00\x09\x01"
 # rabbit: clients of AMQP 0-8 and 0-9 send these headers but speak 0-9-1
 OLD_HEADERS: Final = (b"AMQP\x01\x01\x00\x09", b"AMQP\x01\x01\x08\x00")
+TLS_HANDSHAKE: Final = b"\x16\x03"
 CAPABILITIES: Final = (
     "publisher_confirms",
     "exchange_exchange_bindings",
@@ -114,6 +117,8 @@ FRAME_MIN: Final = 4096
 CLIENT_PROPERTIES_BYTES_MAX: Final = 4096
 PENALTY_S: Final = 3.0
 CLOSE_WAIT_S: Final = 3.0
+# Time that the commands before a client's connection.close have. rabbit: channel_termination_timeout
+COMMANDS_WAIT_S: Final = 15.0
 _ANSWERED_ERRORS: Final = (NotAllowed, ChannelError, CommandInvalid, ConnectionForced)
 """Errors that are sent to a client between tune-ok and open-ok."""
 
@@ -134,16 +139,21 @@ def server_properties(broker: Broker) -> dict[str, object]:
     }
 
 
-class ChannelZero(ChannelZeroBase):
-    """Channel 0 of one connection, from the protocol header to the closed socket. Not on the message path."""
+class ChannelZero:
+    """Channel 0 of one connection, from the protocol header to the closed socket. Not on the message path.
 
-    def __init__(self, broker: Broker, connections: ConnectionRegistry, wire: TransportBase) -> None:
-        super().__init__()
+    Attributes:
+        mechanism: SASL mechanism of the login.
+        connected_at: seconds since 1970.
+    """
+
+    def __init__(self, broker: Broker, connections: ConnectionRegistry, wire: Transport) -> None:
         self.broker = broker
         self.connections = connections
         self.wire = wire
         self.connection: Connection = None  # type: ignore[assignment]  # set by begin()
         self.step = WANT_HEADER
+        self.mechanism = ""
         self.connected_at = broker.wall_time()
         self._header = b""
         self._timer: asyncio.TimerHandle | None = None
@@ -183,14 +193,16 @@ class ChannelZero(ChannelZeroBase):
 
     def _refuse_header(self) -> None:
         # spec: 4.2.2 answer with the supported header, then close
-        log.warning("a client does not speak AMQP 0-9-1: %r", self._header[:8], extra=self._log_fields())
+        is_tls = self._header.startswith(TLS_HANDSHAKE)
+        what = "speaks TLS, and this port does not" if is_tls else "does not speak AMQP 0-9-1"
+        log.warning("a client %s: %r", what, self._header[:8], extra=self._log_fields())
         self.wire.write(HEADER)
         self.close_socket()
 
     # -- methods -----------------------------------------------------------------------------------------------------
 
     def on_method(self, number: int, method: int, payload: bytes) -> None:
-        """Handle a method on channel 0, or any method before the connection is open."""
+        """Handle a method on channel 0, or any method before the connection is open. Raises: AmqpError."""
         if number != 0:
             raise FrameError("no channel before connection.open")
         try:
@@ -216,15 +228,32 @@ class ChannelZero(ChannelZeroBase):
 
     def _on_open(self, method: int, command: methods.Command) -> None:
         if isinstance(command, ConnectionClose):
-            if self.connection.pending_commands.unfinished_count > 0:
-                self.connection.pending_commands.close_waits = True
-            else:
+            if self.connection.pending_commands.is_idle():
                 self.on_client_close()
+            else:
+                self.connection.pending_commands.close_waits = True
+                self._set_timer(COMMANDS_WAIT_S, self._on_commands_timeout)
         elif isinstance(command, ConnectionUpdateSecret):
             # rabbit: nothing to do for a backend without expiring secrets
             self.connection.output.send(0, ConnectionUpdateSecretOk())
         else:
             raise ChannelError("unexpected method in connection state running", method)
+
+    def _on_commands_timeout(self) -> None:
+        """Do a connection.close whose earlier commands take long: the metadata may be unreachable.
+
+        What waits for logs that are being opened, or is processed in slices, is always completed.
+        """
+        self._timer = None
+        if self.connection.close_handler.state != RUNNING:
+            return
+        pending = self.connection.pending_commands
+        if pending.unfinished_count > 0:
+            self._set_timer(COMMANDS_WAIT_S, self._on_commands_timeout)
+            return
+        log.warning("commands before connection.close were not done in %d s", COMMANDS_WAIT_S, extra=self._log_fields())
+        pending.close_waits = False
+        self.on_client_close()
 
     def _start_ok(self, command: ConnectionStartOk) -> None:
         connection = self.connection
@@ -412,6 +441,7 @@ class ChannelZero(ChannelZeroBase):
     # -- ends --------------------------------------------------------------------------------------------------------
 
     def on_client_close(self) -> None:
+        """Answer the client's connection.close, after the commands before it are done."""
         connection = self.connection
         if connection.close_handler.state == RUNNING:
             log.info("the client has closed its connection", extra=self._log_fields())
@@ -495,7 +525,7 @@ class ChannelZero(ChannelZeroBase):
         return about
 
     def release(self) -> None:
-        """Release the resources of the connection."""
+        """Release the connection's consumers, unacked messages and exclusive queues."""
         self.connections.release(self.connection)
 
     def on_socket_closed(self) -> None:

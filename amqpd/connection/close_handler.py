@@ -14,18 +14,20 @@ direction (everything except close-ok is ignored), CLOSED without a socket.
 from __future__ import annotations
 
 import logging
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
 from amqpd.channel import handlers
 from amqpd.channel.channel import Channel
 from amqpd.channel.frame_writer import Output
-from amqpd.connection.interfaces import ChannelZeroBase
 from amqpd.connection.read_pause import ReadPause
 from amqpd.errors import FrameError, HardError, InternalError, NotAllowed, ResourceError, SoftError
 from amqpd.protocol import methods
 from amqpd.protocol.frame_parser import FrameParser
+
+if TYPE_CHECKING:
+    from amqpd.connection.channel_zero import ChannelZero
 
 
 @final
@@ -90,7 +92,7 @@ class CloseHandler:
     def __init__(
         self,
         name: str,
-        control: ChannelZeroBase,
+        control: ChannelZero,
         read_pause: ReadPause,
         output: Output,
         parser: FrameParser,

@@ -27,7 +27,6 @@ from amqpd.connection.close_handler import (
     ChannelTable,
     CloseHandler,
 )
-from amqpd.connection.interfaces import ChannelZeroBase, TransportBase
 from amqpd.connection.pending_commands import (
     OFFERS_MAX,
     PendingCommand,
@@ -48,6 +47,8 @@ if TYPE_CHECKING:
     from amqpd.auth.internal_backend import User
     from amqpd.broker.broker import Broker
     from amqpd.broker.vhost.vhost import VHost
+    from amqpd.connection.channel_zero import ChannelZero
+    from amqpd.connection.transport import Transport
 
 # A client with this much output in one turn must wait until it is sent.
 OUTPUT_BYTES_MAX: Final = 2 * 1024 * 1024
@@ -73,9 +74,7 @@ class Connection(FrameHandler):
         sink_frame_max: maximum frame size in bytes before tune-ok.
     """
 
-    def __init__(
-        self, broker: Broker, wire: TransportBase, control: ChannelZeroBase, name: str, sink_frame_max: int
-    ) -> None:
+    def __init__(self, broker: Broker, wire: Transport, control: ChannelZero, name: str, sink_frame_max: int) -> None:
         turn: LoopTurn = broker.turn
         self.broker = broker
         self.turn = turn
@@ -367,7 +366,10 @@ class Connection(FrameHandler):
             return
         channel = self.channels.get(number)
         if channel is not None and channel.busy and method != methods.CHANNEL_CLOSE_OK:
-            self.pending_commands.enqueue(number, deferred_method(payload))
+            if self.pending_commands.can_run_ahead(channel, method) and dispatch(channel, method, payload, True):
+                self._check_output()
+            else:
+                self.pending_commands.enqueue(number, deferred_method(payload))
             return
         if method == methods.CHANNEL_OPEN:
             self._open_channel(channel, number)

@@ -42,7 +42,7 @@ class NegotiatedLogin(NamedTuple):
 class Handover:
     """A connection that waits after connection.open and is not read.
 
-    One of `take`, `refuse` and `stay` ends the wait.
+    One of `take_socket`, `refuse` and `stay` ends the wait.
 
     Args:
         left: notifies channel 0 that the proxy has the socket.

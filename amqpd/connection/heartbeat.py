@@ -6,7 +6,9 @@
 - A message without progress for MID_FRAME_S closes it with 320, because other connections may wait for the memory of
   its body.
 
-No time counts while the broker itself does not read the connection (read_pause.py).
+No time counts while the broker itself does not read the connection (read_pause.py). After the process was stopped
+(SIGSTOP, a suspended machine), the loop runs timers before it reads the sockets, in which heartbeats wait. So a late
+check is repeated after them.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 TICK_S: Final = 0.25
+REPEAT_S: Final = 0.001  # not 0: uvloop would call it before it reads
 MID_FRAME_S: Final = 60.0
 
 
@@ -50,11 +53,17 @@ class Heartbeats:
         self._loop = loop
         self._clocks: dict[Connection, PeerActivity] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._repeated = False
 
     def add(self, connection: Connection) -> None:
         self._clocks[connection] = PeerActivity(self._loop.time())
         if self._timer is None:
-            self._timer = self._loop.call_later(TICK_S, self._tick)
+            self._arm(TICK_S)
+
+    def _arm(self, delay_s: float) -> None:
+        self._due = self._loop.time() + delay_s
+        self._timer = self._loop.call_later(delay_s, self._tick)
 
     def remove(self, connection: Connection) -> None:
         self._clocks.pop(connection, None)
@@ -79,7 +88,13 @@ class Heartbeats:
 
     def _tick(self) -> None:
         now = self._loop.time()
-        self._timer = self._loop.call_later(TICK_S, self._tick) if self._clocks else None
+        self._repeated = not self._repeated and now - self._due > TICK_S
+        if self._repeated:
+            self._arm(REPEAT_S)
+            return
+        self._timer = None
+        if self._clocks:
+            self._arm(TICK_S)
         for connection, clock in list(self._clocks.items()):
             self._check(connection, clock, now)
 

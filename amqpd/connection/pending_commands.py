@@ -1,4 +1,4 @@
-"""Commands that wait for busy channels, in order.
+"""Commands that wait for busy channels, in order. Declarations do not wait for other declarations of the channel.
 
 A connection keeps DEFERRED_BYTES_MAX plus one read at most; then it stops reading (`read_pause.BACKLOG`). Commands
 continue through the same `FrameHandler` methods by which they arrived, and `CloseHandler` handles their exceptions.
@@ -7,9 +7,10 @@ A command can make its channel busy again, or raise `ProcessingPaused`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from librt.strings import BytesWriter, write_i64_be
 from mypy_extensions import i64
@@ -21,16 +22,23 @@ from amqpd.channel.channel import Channel
 from amqpd.channel.frame_writer import Output
 from amqpd.channel.interfaces import ChannelState, ConnectionInterface
 from amqpd.connection.close_handler import RUNNING, ChannelTable, CloseHandler
-from amqpd.connection.interfaces import ChannelZeroBase
 from amqpd.connection.read_pause import BACKLOG, ReadPause
 from amqpd.errors import HardError, SoftError
+from amqpd.protocol import methods
 from amqpd.protocol.frame import FrameHandler
 from amqpd.protocol.frame_parser import FrameParser
+
+if TYPE_CHECKING:
+    from amqpd.connection.channel_zero import ChannelZero
 
 # Bytes of waiting commands above which the connection stops reading.
 DEFERRED_BYTES_MAX: Final = 1024 * 1024
 # Queues that a connection's publishes may reach before other connections run: some milliseconds of work.
 OFFERS_MAX: Final = 8192
+# Methods that can run before earlier ones of their channel have their replies.
+AHEAD_METHODS: Final = frozenset(
+    (methods.QUEUE_DECLARE, methods.QUEUE_BIND, methods.EXCHANGE_DECLARE, methods.EXCHANGE_BIND)
+)
 _NO_HANDLER: Final = FrameHandler()
 
 
@@ -85,6 +93,11 @@ def deferred_ack(tag: i64, multiple: bool) -> PendingCommand:
     return deferred_method(writer.getvalue())
 
 
+def _has_room(channel: Channel) -> bool:
+    """Return whether a busy channel waits for commits only, and for few enough of them."""
+    return 0 < len(channel.unanswered) < channel.ahead_max
+
+
 @final
 class PendingCommands(ConnectionInterface):
     """The waiting commands of one connection.
@@ -92,7 +105,7 @@ class PendingCommands(ConnectionInterface):
     Attributes:
         deferred: waiting commands by channel number.
         unfinished_count: commands that wait for a log to open or are processed in slices.
-        close_waits: the client's connection.close waits for those commands.
+        close_waits: the client's connection.close waits for all commands before it.
         input_waits: processing is paused (`ProcessingPaused`).
 
     Args:
@@ -103,7 +116,7 @@ class PendingCommands(ConnectionInterface):
         self,
         sink: FrameHandler,
         turn: LoopTurn,
-        control: ChannelZeroBase,
+        control: ChannelZero,
         read_pause: ReadPause,
         output: Output,
         parser: FrameParser,
@@ -119,7 +132,7 @@ class PendingCommands(ConnectionInterface):
         self._parser = parser
         self._channels = channels
         self._close_handler = close_handler
-        self.deferred: dict[int, list[PendingCommand]] = {}
+        self.deferred: dict[int, deque[PendingCommand]] = {}
         self.deferred_bytes: i64 = 0
         self.unfinished_count: i64 = 0
         self.close_waits = False
@@ -133,7 +146,7 @@ class PendingCommands(ConnectionInterface):
         """Add a command behind those that wait on its channel."""
         waiting = self.deferred.get(number)
         if waiting is None:
-            waiting = []
+            waiting = deque()
             self.deferred[number] = waiting
         waiting.append(item)
         self.deferred_bytes += item.size_bytes()
@@ -155,6 +168,9 @@ class PendingCommands(ConnectionInterface):
             for item in deferred:
                 self.deferred_bytes -= item.size_bytes()
             self._resume_if_short()
+        if self.close_waits:
+            # Not now: the caller can be in the middle of the channel's commands.
+            self._control.call_soon(self._close_if_idle)
 
     def _resume_if_short(self) -> None:
         if self.deferred_bytes <= DEFERRED_BYTES_MAX and self._read_pause.is_set(BACKLOG):
@@ -165,9 +181,9 @@ class PendingCommands(ConnectionInterface):
         if self._is_open(channel):
             waiting = self.deferred.get(channel.number)
             if waiting is None:
-                waiting = []
+                waiting = deque()
                 self.deferred[channel.number] = waiting
-            waiting.insert(0, item)
+            waiting.appendleft(item)
             self.deferred_bytes += item.size_bytes()
         self.finish_busy(channel, b"")
 
@@ -185,20 +201,34 @@ class PendingCommands(ConnectionInterface):
             for channel in stalled:
                 channel.busy = False
                 self._run_waiting(channel.number)
+            if self.close_waits:
+                self._close_if_idle()
+
+    def is_idle(self) -> bool:
+        """Return whether all commands that arrived are done. Cost: 20 ns per channel."""
+        if self.deferred or self.unfinished_count > 0:
+            return False
+        for channel in self._channels.all():  # noqa: SIM110  # a generator would cost a nested function when compiled
+            if channel.busy:
+                return False
+        return True
+
+    def _close_if_idle(self) -> None:
+        if self.close_waits and self._close_handler.state == RUNNING and self.is_idle():
+            self.close_waits = False
+            self._control.on_client_close()
 
     def _run_waiting(self, number: i64) -> None:
         waiting = self.deferred.pop(number, None)
         if waiting is None:
             return
-        index = 0
-        while index < len(waiting) and self._close_handler.state == RUNNING:
+        while waiting and self._close_handler.state == RUNNING:
             # The waiting commands can include channel.close and channel.open, so look the channel up by number each
             # time.
             current = self._channels.get(number)
-            if current is not None and current.busy:
+            if current is not None and current.busy and not _has_room(current):
                 break
-            item = waiting[index]
-            index += 1
+            item = waiting.popleft()
             self.deferred_bytes -= item.size_bytes()
             try:
                 self._process(number, item)
@@ -210,10 +240,29 @@ class PendingCommands(ConnectionInterface):
                     self.block(current, None)
             except Exception as error:  # noqa: BLE001  # close_for logs unknown exceptions
                 self._close_handler.close_for(error, number)
-        if index < len(waiting):
-            # These stay behind a command that an alarm put back. A closing connection drops them.
-            self.deferred[number] = self.deferred.pop(number, []) + waiting[index:]
+            if number in self.deferred:
+                break
+        if waiting:
+            # These stay behind a command that was put back. A closing connection drops them.
+            waiting.extendleft(reversed(self.deferred.pop(number, ())))
+            self.deferred[number] = waiting
         self._resume_if_short()
+
+    def can_run_ahead(self, channel: Channel, method: i64) -> bool:
+        """Return whether a command may run before the earlier commands of its busy channel have their replies.
+
+        These are commands that only add something, and fail without a trace. A command behind one that waits does not
+        overtake it. Each loop turn has a budget for them; when it is used up, the commands continue in the next turn.
+        """
+        if not _has_room(channel) or channel.number in self.deferred or channel.closing:
+            return False
+        if method not in AHEAD_METHODS:
+            return False
+        return channel.session.broker.catalogue.declared.budget.take(partial(self._continue_ahead, channel))
+
+    def _continue_ahead(self, channel: Channel) -> None:
+        if self._is_open(channel) and _has_room(channel):
+            self._run_waiting(channel.number)
 
     def _process(self, number: i64, item: PendingCommand) -> None:
         sink = self._sink
@@ -242,6 +291,16 @@ class PendingCommands(ConnectionInterface):
             if not channel.closing:
                 self._output.write(reply)
             self._run_waiting(channel.number)
+        if self.close_waits:
+            self._close_if_idle()
+
+    def send_reply(self, channel: ChannelState, reply: bytes) -> None:
+        if self._is_open(channel):
+            if not channel.closing:
+                self._output.write(reply)
+            current = self._channels.get(channel.number)
+            if current is not None and len(current.unanswered) == current.ahead_max // 2:
+                self._run_waiting(channel.number)
 
     def retry_command(self, channel: ChannelState, payload: bytes) -> None:
         self._insert_first(channel, deferred_method(payload))
@@ -274,15 +333,14 @@ class PendingCommands(ConnectionInterface):
             self._insert_first(channel, item)
         else:
             self.finish_busy(channel, b"")
-        if self.unfinished_count == 0 and self.close_waits:
-            self.close_waits = False
-            self._control.on_client_close()
 
     def fail_channel(self, channel: ChannelState, error: SoftError) -> None:
         channel.busy = False
         if self._is_open(channel):
             self._close_handler.fail_channel(channel.number, error)
             self._run_waiting(channel.number)
+        if self.close_waits:
+            self._close_if_idle()
 
     def fail_channel_number(self, number: i64, error: SoftError) -> None:
         channel = self._channels.get(number)

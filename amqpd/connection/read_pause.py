@@ -17,12 +17,14 @@ The reasons:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
 from amqpd.broker.flow.loop_turn import LoopTurn
-from amqpd.connection.interfaces import TransportBase
+
+if TYPE_CHECKING:
+    from amqpd.connection.transport import Transport
 
 SYNC: Final = 1
 BACKLOG: Final = 2
@@ -46,7 +48,7 @@ class ReadPause:
         closing: the connection ends and gets no more turns.
     """
 
-    def __init__(self, wire: TransportBase, turn: LoopTurn) -> None:
+    def __init__(self, wire: Transport, turn: LoopTurn) -> None:
         self.reasons: i64 = 0
         self.on_resume: Callable[[], None] = _do_nothing
         self.closing = False

@@ -80,7 +80,7 @@ class ConnectionRegistry(BrokerListener):
                 connection.control.force(why)
 
     def vhost_deleted(self, name: str) -> None:
-        self.on_vhost_unloaded(name, f"vhost '{name}' is down")
+        self.on_vhost_unloaded(name, f"vhost '{name}' is deleted")
 
     def on_vhost_unloaded(self, name: str, why: str) -> None:
         for connection in self:

@@ -12,15 +12,18 @@ other frames in it may depend on that log.
 from __future__ import annotations
 
 import logging
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
 from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.channel.frame_writer import Output
-from amqpd.connection.interfaces import ChannelZeroBase, TransportBase
 from amqpd.connection.read_pause import OUTPUT, ReadPause
 from amqpd.protocol.frame import FRAME_OVERHEAD_BYTES, HEADER_FIXED_BYTES
+
+if TYPE_CHECKING:
+    from amqpd.connection.channel_zero import ChannelZero
+    from amqpd.connection.transport import Transport
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +39,7 @@ class SocketWriter(Output):
         sent: bytes were written since the last heartbeat tick.
     """
 
-    def __init__(self, wire: TransportBase, turn: LoopTurn, read_pause: ReadPause, control: ChannelZeroBase) -> None:
+    def __init__(self, wire: Transport, turn: LoopTurn, read_pause: ReadPause, control: ChannelZero) -> None:
         super().__init__()
         self._wire = wire
         self._turn = turn

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from amqpd.connection.channel_zero import WANT_HEADER, ChannelZero
 from amqpd.connection.connection import Connection
 from amqpd.connection.heartbeat import Heartbeats
-from amqpd.connection.interfaces import TransportBase
-from amqpd.listeners import is_loopback
+from amqpd.listeners import address_or_unknown, is_loopback
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
@@ -29,22 +28,31 @@ WRITE_HIGH_BYTES: Final = 256 * 1024
 WRITE_LOW_BYTES: Final = 64 * 1024
 # Time to wait for the client's end of stream after ours.
 LINGER_S: Final = 1.0
+# Time without progress of the output of a connection that was closed.
+STALL_S: Final = 60.0
 # SO_LINGER with 0 seconds: closing the socket sends a reset.
 RESET: Final = struct.pack("ii", 1, 0)
 # rabbit: frames before the login are small
 HANDSHAKE_FRAME_MAX: Final = 8192
 
 
-class Transport(TransportBase, asyncio.Protocol):
-    """One AMQP socket."""
+class Transport(asyncio.Protocol):
+    """One AMQP socket. Writes after it is closed are dropped.
+
+    Attributes:
+        node: the node that has the socket, if not this one.
+    """
 
     handshake: ClassVar[type[ChannelZero]] = ChannelZero
 
     def __init__(self, broker: Broker, connections: ConnectionRegistry, heartbeats: Heartbeats, tls: bool) -> None:
-        super().__init__()
         self.broker = broker
         self.heartbeats = heartbeats
         self.tls = tls
+        self.peer: tuple[str, int] = ("", 0)
+        self.local: tuple[str, int] = ("", 0)
+        self.peer_is_loopback = False
+        self.node = ""
         self._transport: asyncio.Transport | None = None
         self._reading_paused = False
         self._finished = False
@@ -57,8 +65,8 @@ class Transport(TransportBase, asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.peer = _address(transport.get_extra_info("peername"))
-        self.local = _address(transport.get_extra_info("sockname"))
+        self.peer = address_or_unknown(transport.get_extra_info("peername"))
+        self.local = address_or_unknown(transport.get_extra_info("sockname"))
         self.peer_is_loopback = is_loopback(self.peer[0])
         self.begin()
         self.control.connections.unopened.add(self)
@@ -94,6 +102,7 @@ class Transport(TransportBase, asyncio.Protocol):
         del self.connection, self.control
 
     def hand_over(self, protocol: asyncio.Protocol) -> asyncio.Transport:
+        """Give the socket to another protocol. The connection has ended."""
         # Reading stays paused. `unopened` counts the socket as a used descriptor until `remove`.
         transport = self._transport
         assert transport is not None  # the connection waits behind connection.open
@@ -112,10 +121,12 @@ class Transport(TransportBase, asyncio.Protocol):
     # -- called by the connection ------------------------------------------------------------------------------------
 
     def peer_certificate(self) -> dict[str, Any]:
+        """Return the verified client certificate in the form of the ssl module, or an empty dict."""
         shown = None if self._transport is None else self._transport.get_extra_info("peercert")
         return shown or {}
 
     def cipher(self) -> tuple[str, str]:
+        """Return TLS version and cipher suite by OpenSSL's names; empty without TLS."""
         link = None if self._transport is None else self._transport.get_extra_info("ssl_object")
         found = None if link is None else link.cipher()
         return ("", "") if link is None or found is None else (link.version() or "", found[0])
@@ -146,7 +157,31 @@ class Transport(TransportBase, asyncio.Protocol):
             return
         self._finished = True
         transport.write_eof()
-        self._linger = self.broker.loop.call_later(LINGER_S, transport.close)
+        self._linger = self.broker.loop.call_later(LINGER_S, self._end_linger)
+
+    def _end_linger(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+            self._limit_stall(0)
+
+    def eof_received(self) -> None:
+        # uvloop closes the socket after this call, once the output is sent.
+        self._limit_stall(0)
+
+    def _limit_stall(self, unsent_bytes: int) -> None:
+        """Reset the socket if the client reads nothing of its output for STALL_S: a close waits for all of it.
+
+        Args:
+            unsent_bytes: the size of the output at the previous call.
+        """
+        transport = self._transport
+        left = 0 if transport is None else transport.get_write_buffer_size()
+        if left and left == unsent_bytes:
+            about = {"connection": self.connection.name}
+            log.warning("the client of a closed connection read nothing for %d s, it is reset", STALL_S, extra=about)
+            self.abort()
+        elif left:
+            self._linger = self.broker.loop.call_later(STALL_S, self._limit_stall, left)
 
     def abort(self) -> None:
         """Reset the socket, because the client did not answer for too long.
@@ -173,12 +208,6 @@ class Transport(TransportBase, asyncio.Protocol):
         if transport is not None and self._reading_paused and not transport.is_closing():
             self._reading_paused = False
             transport.resume_reading()
-
-
-def _address(raw: object) -> tuple[str, int]:
-    if isinstance(raw, tuple) and len(raw) >= 2:
-        return str(raw[0]), int(raw[1])
-    return "unix", 0
 
 
 def _shown(address: tuple[str, int]) -> str:

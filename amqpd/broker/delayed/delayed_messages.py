@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.delayed.bucket import BucketName, parse_name
-from amqpd.broker.delayed.timing_wheel import DelaySchedulerBase, TimingWheel, TimingWheelBase
+from amqpd.broker.delayed.bucket import BucketName, DelayStats, parse_name
+from amqpd.broker.delayed.timing_wheel import TimingWheel
 from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.flow.timers import Timer, Timers
 from amqpd.broker.publish.republisher import Republisher
@@ -61,10 +61,11 @@ class ClockWatcher(Timer):
 
 
 @final
-class DelayScheduler(DelaySchedulerBase):
+class DelayScheduler:
     """Scheduler of timing wheels, one per broker.
 
     Args:
+        vhosts: all vhosts by name.
         call_soon: calls a function in the next loop turn.
     """
 
@@ -77,11 +78,17 @@ class DelayScheduler(DelaySchedulerBase):
         vhosts: Mapping[str, VHost],
         call_soon: Callable[[Callable[[], None]], object],
     ) -> None:
-        super().__init__(storage, turn, timers, republisher, vhosts)
+        self.storage = storage
+        self.turn = turn
+        self.timers = timers
+        self.republisher = republisher
+        self.vhosts = vhosts
+        self.stats = DelayStats()
+        self._number: i64 = 0
         # By vhost, then by exchange.
         self._wheels: dict[str, dict[str, TimingWheel]] = {}
         self._call_soon = call_soon
-        self._queue: deque[TimingWheelBase] = deque()
+        self._queue: deque[TimingWheel] = deque()
         self._scheduled = False
         self._watch = ClockWatcher(self)
         self._apart_ms: i64 = 0
@@ -115,6 +122,7 @@ class DelayScheduler(DelaySchedulerBase):
         return total
 
     def remove_wheel(self, vhost: str, exchange: str) -> None:
+        """Remove the wheel of a deleted exchange."""
         wheels = self._wheels.get(vhost)
         if wheels is not None:
             wheels.pop(exchange, None)
@@ -140,7 +148,16 @@ class DelayScheduler(DelaySchedulerBase):
 
     # -- scheduling -----------------------------------------------------------------------------------------------
 
-    def schedule(self, wheel: TimingWheelBase) -> None:
+    def next_number(self) -> i64:
+        """Return a number for a message, above all earlier ones."""
+        number = self.timers.wall_ms() << 20
+        if number <= self._number:
+            number = self._number + 1
+        self._number = number
+        return number
+
+    def schedule(self, wheel: TimingWheel) -> None:
+        """Schedule the wheel: `step` is called until it returns False."""
         if not wheel.queued and not self._stopped:
             left_ms: i64 = wheel.paused_until_ms - self.timers.now_ms()
             if left_ms > 0:
@@ -177,7 +194,7 @@ class DelayScheduler(DelaySchedulerBase):
             self._scheduled = True
             self._call_soon(self.run)
 
-    def _failed(self, wheel: TimingWheelBase, error: Exception) -> None:
+    def _failed(self, wheel: TimingWheel, error: Exception) -> None:
         doublings = wheel.failures if wheel.failures < 5 else 5
         rest_ms: i64 = min(FAILED_MS << doublings, FAILED_MS_MAX)
         if wheel.failures == 0:

@@ -14,8 +14,7 @@ Times are wall-clock times. If the clock is set back, loaded messages stay loade
 due buckets are processed in order, as after a start. While LOADED_MAX messages are loaded, no bucket is loaded
 early.
 
-`DelayDestination` is the destination that publishers use. `DelaySchedulerBase` and `TimingWheelBase` break the
-cycle between this module and delayed_messages.py.
+`DelayDestination` is the destination that publishers use.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ from amqpd.broker.delayed.bucket import (
     BucketKey,
     Cascade,
     DelayedRelease,
-    DelayStats,
     due_ms,
     key_for,
     new_name,
@@ -45,103 +43,15 @@ from amqpd.broker.delayed.bucket import (
     with_delay,
 )
 from amqpd.broker.delayed.slots import NEVER, DueSlots
-from amqpd.broker.flow.loop_turn import LoopTurn
-from amqpd.broker.flow.timers import Timer, Timers
+from amqpd.broker.flow.timers import Timer
 from amqpd.broker.message import Message, make_message
 from amqpd.broker.publish.republisher import Republisher
 from amqpd.protocol.field_table import CodecError
 from amqpd.protocol.frame import LARGE_BODY_BYTES
 from amqpd.storage.queue_log import LogFailed, LogUnusable, QueueLog
-from amqpd.storage.storage import Storage
 
 if TYPE_CHECKING:
-    from amqpd.broker.vhost.vhost import VHost
-
-
-class DelaySchedulerBase:
-    """State shared by all wheels; one per broker.
-
-    Args:
-        vhosts: all vhosts by name.
-    """
-
-    def __init__(
-        self, storage: Storage, turn: LoopTurn, timers: Timers, republisher: Republisher, vhosts: Mapping[str, VHost]
-    ) -> None:
-        self.storage = storage
-        self.turn = turn
-        self.timers = timers
-        self.republisher = republisher
-        self.vhosts = vhosts
-        self.stats = DelayStats()
-        self._number: i64 = 0
-
-    def schedule(self, wheel: TimingWheelBase) -> None:
-        """Schedule the wheel: `step` is called until it returns False."""
-        raise NotImplementedError
-
-    def remove_wheel(self, vhost: str, exchange: str) -> None:
-        """Remove the wheel of a deleted exchange."""
-        raise NotImplementedError
-
-    def next_number(self) -> i64:
-        """Return a number for a message, above all earlier ones."""
-        number = self.timers.wall_ms() << 20
-        if number <= self._number:
-            number = self._number + 1
-        self._number = number
-        return number
-
-
-class TimingWheelBase(DelayHook):
-    """The part of a timing wheel that the scheduler and publishers call.
-
-    Attributes:
-        queued: the wheel is in the scheduler's queue.
-        armed_ms: the wall-clock time of its next call.
-        failures: consecutive failures of `step`.
-        paused_until_ms: after a failure, the wheel is not called before this monotonic time.
-    """
-
-    def __init__(self, scheduler: DelaySchedulerBase) -> None:
-        super().__init__()
-        self.scheduler = scheduler
-        self.queued = False
-        self.dropped = False
-        self.armed_ms: i64 = NEVER
-        self.failures: i64 = 0
-        self.paused_until_ms: i64 = 0
-        self._wake = WheelTimer(self)
-
-    def accepting_bucket(self, due: i64) -> Bucket:
-        """Return the bucket for a new message, created if necessary. Raises: LogFailed."""
-        raise NotImplementedError
-
-    def on_append(self, bucket: Bucket, due: i64, offset: i64) -> None:
-        raise NotImplementedError
-
-    def log_fields(self) -> dict[str, object]:
-        """Return fields for log lines."""
-        raise NotImplementedError
-
-    def step(self) -> bool:
-        """Do a piece of work. Return False if there is none now."""
-        raise NotImplementedError
-
-    def update_timer(self) -> None:
-        """Set the timer for the next work, after a step without work or after the clock was set."""
-        raise NotImplementedError
-
-    def arm(self, wall_ms: i64) -> None:
-        """Call the wheel at this time or earlier. Cost: a comparison if it is already armed."""
-        if wall_ms < self.armed_ms and not self.dropped:
-            self.armed_ms = wall_ms
-            timers = self.scheduler.timers
-            timers.arm(self._wake, timers.now_ms() + wall_ms - timers.steady_ms())
-
-    def disarm(self) -> None:
-        self.armed_ms = NEVER
-        self.scheduler.timers.cancel(self._wake)
+    from amqpd.broker.delayed.delayed_messages import DelayScheduler
 
 
 @final
@@ -160,7 +70,7 @@ class CountdownLatch:
 
 @final
 class WheelTimer(Timer):
-    def __init__(self, wheel: TimingWheelBase) -> None:
+    def __init__(self, wheel: TimingWheel) -> None:
         super().__init__()
         self.wheel = wheel
 
@@ -182,7 +92,7 @@ class DelayDestination(Destination):
         changes: the headers to set.
     """
 
-    def __init__(self, wheel: TimingWheelBase, due_ms: i64, keys: list[str] | None, changes: dict[str, object]) -> None:
+    def __init__(self, wheel: TimingWheel, due_ms: i64, keys: list[str] | None, changes: dict[str, object]) -> None:
         super().__init__()
         self.durable = True
         self.wheel = wheel
@@ -246,17 +156,28 @@ RETRY_MS: Final = 2000
 
 
 @final
-class TimingWheel(TimingWheelBase):
+class TimingWheel(DelayHook):
     """The timing wheel of one exchange.
 
     Attributes:
         folder: directory of its buckets in the vhost's `delays`.
         old_folders: more directories, from an earlier process (`DelayScheduler._begin_folder`).
         cascade_count: count of completed cascades. A caller that reads buckets in slices starts again when it changes.
+        queued: the wheel is in the scheduler's queue.
+        armed_ms: the wall-clock time of its next call.
+        failures: consecutive failures of `step`.
+        paused_until_ms: after a failure, the wheel is not called before this monotonic time.
     """
 
-    def __init__(self, scheduler: DelaySchedulerBase, vhost: str, vhost_id: str, exchange: str, folder: str) -> None:
-        super().__init__(scheduler)
+    def __init__(self, scheduler: DelayScheduler, vhost: str, vhost_id: str, exchange: str, folder: str) -> None:
+        super().__init__()
+        self.scheduler = scheduler
+        self.queued = False
+        self.dropped = False
+        self.armed_ms: i64 = NEVER
+        self.failures: i64 = 0
+        self.paused_until_ms: i64 = 0
+        self._wake = WheelTimer(self)
         self.vhost = vhost
         self.vhost_id = vhost_id
         self.exchange = exchange
@@ -358,7 +279,7 @@ class TimingWheel(TimingWheelBase):
         if self.dropped:
             return False
         now = self.scheduler.timers.steady_ms()
-        if self._unopened and self._may_open(now) and self._open():
+        if self._unopened and self._retry_ms.get(self._unopened[-1], 0) <= now and self._open():
             return True
         bucket, limit = self._next_bucket(now)
         if self._release(now, limit):
@@ -374,9 +295,6 @@ class TimingWheel(TimingWheelBase):
             log.error("delayed messages cannot be read: %s", error, extra=self.log_fields())
             self._retry(bucket)
             return True
-
-    def _may_open(self, now: i64) -> bool:
-        return self._retry_ms.get(self._unopened[len(self._unopened) - 1], 0) <= now
 
     def _next_bucket(self, now: i64) -> tuple[Bucket | None, i64]:
         """Return the bucket to work on, and the time before which messages may be released now."""
@@ -682,7 +600,10 @@ class TimingWheel(TimingWheelBase):
     # -- timer ----------------------------------------------------------------------------------------------------
 
     def update_timer(self) -> None:
-        """Set the timer for the next work. Cost: a step per bucket."""
+        """Set the timer for the next work, after a step without work or after the clock was set.
+
+        Cost: a step per bucket.
+        """
         if self.dropped:
             return
         soonest = self._slots.first_ms()
@@ -697,6 +618,17 @@ class TimingWheel(TimingWheelBase):
         self.disarm()
         if soonest < NEVER:
             self.arm(soonest)
+
+    def arm(self, wall_ms: i64) -> None:
+        """Call the wheel at this time or earlier. Cost: a comparison if it is already armed."""
+        if wall_ms < self.armed_ms and not self.dropped:
+            self.armed_ms = wall_ms
+            timers = self.scheduler.timers
+            timers.arm(self._wake, timers.now_ms() + wall_ms - timers.steady_ms())
+
+    def disarm(self) -> None:
+        self.armed_ms = NEVER
+        self.scheduler.timers.cancel(self._wake)
 
 
 def _nothing() -> None:

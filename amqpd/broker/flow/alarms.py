@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -22,7 +22,8 @@ TICK_S: Final = 1.0
 REASONS: Final = {"memory": "low on memory", "disk": "low on disk"}
 STORE: Final = "store"
 _TEXTS: Final = {**REASONS, STORE: "Kafka does not keep up"}
-_CGROUP_LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+_OWN_CGROUPS: Final = Path("/proc/self/cgroup")
 
 
 class Alarms:
@@ -38,7 +39,7 @@ class Alarms:
     rabbit: the reasons `low on memory` and `low on disk`, the defaults 0.4 and 50 MB, blocking at the first publish.
 
     Attributes:
-        `told`: called with kind and state when an alarm of one kind begins or ends.
+        on_change: called with kind and state when an alarm of one kind begins or ends.
         listeners: called after each change of `raised`.
         is_store_slow: in a cluster, whether publishes wait too long for Kafka.
 
@@ -174,16 +175,32 @@ def resident_bytes() -> int:
 
 
 def total_memory_bytes() -> int:
-    """Return the memory of the machine, or the cgroup's limit if it is lower."""
+    """Return the memory of the machine, or the lowest limit of the cgroups above this process if it is lower."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for name in _CGROUP_LIMITS:
+    for path in _cgroup_limits():
         try:
-            text = Path(name).read_text().strip()
+            text = path.read_text().strip()
         except OSError:
-            continue  # this cgroup version is not mounted
+            continue  # not mounted, or a container sees its own cgroup as the root
         if text.isdigit():
             total = min(total, int(text))
     return total
+
+
+def _cgroup_limits() -> Iterator[Path]:
+    """Yield the files with memory limits, of version 2 and version 1, from the process's cgroup to the root."""
+    try:
+        lines = os.fsdecode(_OWN_CGROUPS.read_bytes()).splitlines()
+    except OSError:
+        lines = ["0::/", "1:memory:/"]
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        group = Path(name.lstrip("/"))
+        for each in (group, *group.parents):
+            if not controllers:
+                yield _CGROUPS / each / "memory.max"
+            elif "memory" in controllers.split(","):
+                yield _CGROUPS / "memory" / each / "memory.limit_in_bytes"
 
 
 # Bytes that a connection can send before it is checked again.

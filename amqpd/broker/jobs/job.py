@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from amqpd.broker.consumer import QueueEntry
 from amqpd.broker.flow.loop_turn import LoopTurn
@@ -130,18 +130,6 @@ class JobFilter(MessagePredicate):
         self.left_counts[why] = self.left_counts.get(why, 0) + 1
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
-class SlicedTask:
-    """Work in slices of loop turns, in rotation with other tasks (`SlicedRunner`)."""
-
-    def __init__(self) -> None:
-        self.scheduled = False
-
-    def run_slice(self) -> bool:
-        """Do one slice. Return True if there is more now; otherwise `SlicedRunner.wake` must be called later."""
-        raise NotImplementedError
-
-
 @final
 class SlicedRunner:
     """Runs one slice of one task per loop turn; one per broker.
@@ -152,7 +140,7 @@ class SlicedRunner:
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._call_soon = call_soon
-        self._queue: deque[SlicedTask] = deque()
+        self._queue: deque[JobTask] = deque()
         self._run_scheduled = False
         self._stopped = False
 
@@ -161,7 +149,7 @@ class SlicedRunner:
         self._stopped = True
         self._queue.clear()
 
-    def wake(self, worker: SlicedTask) -> None:
+    def wake(self, worker: JobTask) -> None:
         """Schedule the task."""
         if not worker.scheduled and not self._stopped:
             worker.scheduled = True
@@ -197,12 +185,15 @@ class RetryTimer(Timer):
 
 
 @final
-class JobTask(SlicedTask):
+class JobTask:
+    """A job as a task of `SlicedRunner`."""
+
     def __init__(self, job: QueueJob) -> None:
-        super().__init__()
+        self.scheduled = False
         self.job = job
 
     def run_slice(self) -> bool:
+        """Do one slice. Return True if there is more now; otherwise `SlicedRunner.wake` must be called later."""
         job = self.job
         try:
             return job.run_slice()

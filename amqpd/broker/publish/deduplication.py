@@ -26,14 +26,13 @@ Compiled by mypyc.
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
 from functools import partial
 from hashlib import blake2b
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from amqpd.broker.consumer import Destination
 from amqpd.broker.flow.loop_turn import CommitListener, LoopTurn
@@ -44,7 +43,8 @@ from amqpd.routing.hashing import stable_encoding
 from amqpd.routing.stateful import NO_STORE, DeduplicationMemory
 from amqpd.storage.queue_log import QueueLog
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from amqpd.broker.publish.exchange_state import MetadataCacheStore
 
 ID_BYTES_MAX: Final = 33
 PUT_MAX: Final = 500
@@ -157,23 +157,6 @@ class DuplicateMessage(Destination):
         return True
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
-class CacheStore:
-    """Persistent ids of one exchange."""
-
-    def put(self, entries: list[CacheEntry], done: Callable[[bool], None]) -> None:
-        """Write ids, then call `done` on the event loop: with True if they are on disk."""
-        raise NotImplementedError
-
-    def drop(self, ident: bytes) -> None:
-        """Remove an id, at the next `put` or `flush`."""
-        raise NotImplementedError
-
-    def flush(self) -> None:
-        """Write the removals now."""
-        raise NotImplementedError
-
-
 @final
 class DeduplicationCache(DeduplicationMemory):
     """Deduplication cache of one exchange.
@@ -184,7 +167,9 @@ class DeduplicationCache(DeduplicationMemory):
         store: None for a cache in memory.
     """
 
-    def __init__(self, turn: LoopTurn, timers: Timers, size: int, ttl_ms: int, store: CacheStore | None = None) -> None:
+    def __init__(
+        self, turn: LoopTurn, timers: Timers, size: int, ttl_ms: int, store: MetadataCacheStore | None = None
+    ) -> None:
         self.size = size
         self.store = store
         self.copy_count: i64 = 0

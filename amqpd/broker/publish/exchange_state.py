@@ -14,13 +14,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.message import Message, MessageView
 from amqpd.broker.publish import router
-from amqpd.broker.publish.deduplication import CacheEntry, CacheStore, DeduplicationCache, MessageHistory
+from amqpd.broker.publish.deduplication import CacheEntry, DeduplicationCache, MessageHistory
 from amqpd.broker.publish.firehose import BestEffortPublisher
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost.exchange import Binding, Exchange, ExchangeStateHook
@@ -33,7 +34,8 @@ from amqpd.routing.stateful import (
     Deduplication,
     RecentHistory,
 )
-from amqpd.storage.metadata.store import Change, Delete, MetadataClosed, Put, SeenCacheRow, SeenRow, random_id
+from amqpd.storage.metadata.rows import Change, Delete, Put, SeenCacheRow, SeenRow
+from amqpd.storage.metadata.store import MetadataClosed, random_id
 
 if TYPE_CHECKING:
     from amqpd.broker.vhost.pending import Commit
@@ -52,7 +54,7 @@ class ExchangeStates(ExchangeStateHook):
 
     Args:
         vhosts: all vhosts by name.
-        commit: `Metadata.submit`.
+        commit: `MetadataStore.submit`.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class ExchangeStates(ExchangeStateHook):
         for row in ids:
             by_cache.setdefault(row.cache_id, []).append(row)
         for cache_row in caches:
-            rows = sorted(by_cache.get(cache_row.id, ()), key=_number)
+            rows = sorted(by_cache.get(cache_row.id, ()), key=attrgetter("number"))
             self._caches[cache_row.vhost, cache_row.exchange] = (cache_row, rows)
 
     def begin(self, vhost: str, exchange: Exchange) -> None:
@@ -135,12 +137,12 @@ class ExchangeStates(ExchangeStateHook):
         matcher = exchange.matcher
         if isinstance(matcher, Deduplication) and isinstance(matcher.memory, DeduplicationCache):
             store = matcher.memory.store
-            if isinstance(store, MetadataCacheStore):
+            if store is not None:
                 return store.end()
         return []
 
 
-class MetadataCacheStore(CacheStore):
+class MetadataCacheStore:
     """Metadata rows of one cache. The row of the cache itself is written with the first id."""
 
     def __init__(self, cache_row: SeenCacheRow, commit: Commit, timers: Timers) -> None:
@@ -161,6 +163,7 @@ class MetadataCacheStore(CacheStore):
         self._number = max(self._number, row.number)
 
     def put(self, entries: list[CacheEntry], done: Callable[[bool], None]) -> None:
+        """Write ids, then call `done` on the event loop: with True if they are on disk."""
         changes, self._dropped = self._dropped, []
         if not self._has_cache_row:
             changes.append(Put(self._cache_row))
@@ -178,6 +181,7 @@ class MetadataCacheStore(CacheStore):
         done(written)
 
     def drop(self, ident: bytes) -> None:
+        """Remove an id, at the next `put` or `flush`."""
         number = self._rows.pop(ident, None)
         if number is not None:
             self._dropped.append(Delete(SeenRow(self._cache_row.id, ident, number, 0)))
@@ -215,10 +219,6 @@ def number_of(value: object) -> int:
     if isinstance(value, str) and value.isascii() and value.isdecimal():
         return int(value)
     return value if isinstance(value, int) else 0
-
-
-def _number(row: SeenRow) -> int:
-    return row.number
 
 
 def _ignored(_done: bool) -> None:

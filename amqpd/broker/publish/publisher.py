@@ -78,14 +78,14 @@ def validate_properties(user: User, info: PropertyInfo, properties: bytes) -> No
     Raises:
         PreconditionFailed: 406, with RabbitMQ's texts.
     """
-    if info.flags & DELIVERY_MODE and info.delivery_mode not in (1, 2):
-        raise PreconditionFailed(f"invalid message: {{delivery_mode_unknown,{info.delivery_mode}}}")
     if info.user_id is not None:
         _check_user_id(user, info.user_id)
     if info.expiration is not None:
         check_expiration(info.expiration)
     if info.has_cc_or_bcc:
         sender_selected(decode_table(properties, info.headers_start)[0])
+    if info.flags & DELIVERY_MODE and info.delivery_mode not in (1, 2):
+        raise PreconditionFailed(f"invalid message: {{delivery_mode_unknown,{info.delivery_mode}}}")
 
 
 def _check_user_id(user: User, user_id: bytes) -> None:
@@ -94,8 +94,8 @@ def _check_user_id(user: User, user_id: bytes) -> None:
         raise PreconditionFailed(f"user_id property set to '{given}' but authenticated user was '{user.name}'")
 
 
-def check_expiration(text: bytes) -> int:
-    """Return an expiration in milliseconds. Raises: PreconditionFailed with RabbitMQ's text if it is not valid."""
+def check_expiration(text: bytes) -> None:
+    """Check an expiration in milliseconds. Raises: PreconditionFailed with RabbitMQ's text if it is not valid."""
     match = _INTEGER.match(text)
     shown = text.decode("utf-8", "replace")
     if match is None:
@@ -108,7 +108,6 @@ def check_expiration(text: bytes) -> int:
         raise PreconditionFailed(f"invalid expiration '{shown}': {{value_negative,{number}}}")
     if number > TTL_MS_MAX:
         raise PreconditionFailed(f"invalid expiration '{shown}': {{value_too_large,{number}}}")
-    return number
 
 
 def sender_selected(headers: Mapping[str, object]) -> list[str]:
@@ -123,7 +122,7 @@ def sender_selected(headers: Mapping[str, object]) -> list[str]:
         if name not in headers:
             continue
         if not isinstance(value, list):
-            raise _unacceptable_type(name, value)
+            raise PreconditionFailed(f'invalid message: {{unacceptable_type_in_header,"{name}",{erlang_type(value)}}}')
         for key in value:
             if isinstance(key, bytes):
                 keys.append(key.decode("utf-8", "surrogateescape"))
@@ -134,10 +133,6 @@ def sender_selected(headers: Mapping[str, object]) -> list[str]:
     if len(distinct) > KEYS_MAX:
         raise PreconditionFailed(f"CC and BCC name {len(distinct)} routing keys, at most {KEYS_MAX}")
     return distinct
-
-
-def _unacceptable_type(name: str, value: object) -> PreconditionFailed:
-    return PreconditionFailed(f'invalid message: {{unacceptable_type_in_header,"{name}",{erlang_type(value)}}}')
 
 
 ROUTES_MAX: Final = 4096
@@ -243,9 +238,7 @@ class Publisher:
         self.published_count += 1
         return message
 
-    def compose(
-        self, exchange: str, routing_key: str, properties: bytes, body: bytes, mandatory: bool = False
-    ) -> Message:
+    def compose(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> Message:
         """Return the message of a front end without frames, and set `route`. The front end limits the body size.
 
         Args:
@@ -258,7 +251,7 @@ class Publisher:
         Cost: about 1 us and a copy of the body.
         """
         key = shortstr(exchange.encode()) + shortstr(routing_key.encode("utf-8", "surrogateescape"))
-        route = self._find_route(_PUBLISH + key + (b"\1" if mandatory else b"\0"))
+        route = self._find_route(_PUBLISH + key + b"\0")
         info = self._scan(properties, 0, len(properties))
         message = make_message(route.envelope, properties, body, info.delivery_mode == 2, info)
         if route.per_message or info.is_direct_reply_to or info.header_flags != 0:
@@ -368,7 +361,7 @@ class Publisher:
         found = route.to(destinations)
         if info is not None and info.has_producer_id:
             found = idempotent_route(found, message)
-        if selected and route.tap is not None:
+        if selected:
             found.keys = keys
         self._use_route(found)
         return message

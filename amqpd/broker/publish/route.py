@@ -102,7 +102,7 @@ class Route:
         kept: exchange state is among the destinations. It is last.
         sent: the publisher's counters of the exchange.
         tap: the firehose of a traced vhost.
-        keys: the routing keys for the firehose, if CC or BCC add some.
+        keys: the routing keys, if CC or BCC add some.
         durable: a destination is durable.
         keeps_all: a durable destination stores transient messages, too.
         remote: a log is safe by its own high watermark, and not by the commit of its turn.

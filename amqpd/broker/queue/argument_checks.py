@@ -209,11 +209,6 @@ def dead_letter_key(row: ArgumentSpec, value: object, context: ArgumentContext) 
         raise invalid(row, context, "routing_key_but_no_dlx_defined")
 
 
-def limit(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
-    """Accept any integer. rabbit: since 4.0 a negative number means no limit."""
-    integer(row, value, context)
-
-
 def merged_number(merge: Merge, one: int, other: int) -> int:
     """Return the limit that applies if argument and policy both set one. merge: `lowest` or `limit`."""
     if merge == "limit" and min(one, other) < 0:

@@ -322,7 +322,7 @@ QUEUE_ARGUMENTS: Final = (
     ),
     ArgumentSpec(
         "x-delivery-limit",
-        checks.limit,
+        checks.integer,  # rabbit: since 4.0 a negative number means no limit
         True,
         "queue/limits",
         "quorum: returns before it is dead-lettered; -1 (default): no limit",

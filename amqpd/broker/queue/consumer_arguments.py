@@ -66,10 +66,11 @@ def _stream_offset(row: ConsumerArgumentSpec, value: Any, context: ArgumentConte
         return StreamStart(TIME, min(value * 1000, _TIME_MS_MAX))
     if is_integer(value):
         return StreamStart(OFFSET, value)
-    if isinstance(value, str):
-        if value in (FIRST, LAST, NEXT):
-            return StreamStart(value)
-        ms = interval_ms(value)
+    if isinstance(value, (str, bytearray)):  # rabbit: a byte array, as some clients send bytes, is a text
+        word = value if isinstance(value, str) else value.decode("utf-8", "replace")
+        if word in (FIRST, LAST, NEXT):
+            return StreamStart(word)
+        ms = interval_ms(word)
         if ms >= 0:
             return StreamStart(AGO, ms)
     raise invalid(row, context, f"{{invalid_stream_offset_arg,{erlang_field(value)}}}")

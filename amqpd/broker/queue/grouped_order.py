@@ -120,7 +120,7 @@ class GroupedOrder(ReadyOrder):
                 return
             message = entry.message
             if message is None:
-                self.backing.read_back(entry)
+                self.backing.try_read_back(entry)
                 message, entry.message = entry.message, None
             group = window.group_of(log.key.of_message(message) if message is not None else None)
         window.requeue(queue, entry, group)
@@ -133,7 +133,7 @@ class GroupedOrder(ReadyOrder):
             return False
         if offset < log.cold_offset:
             if entry.message is None:
-                self.backing.read_back(entry)
+                self.backing.try_read_back(entry)
             key = log.key.of_message(entry.message) if entry.message is not None else None
             group = self.window.groups.get(key) if key is not None else None
             if group is None or group.passed_count == 0 or offset <= group.passed_from:

@@ -81,8 +81,7 @@ class GroupedQueue(Queue):
             if owner is not None:  # None: the consumer is being cancelled
                 self._window.offer(owner)
 
-    # -- outgoing messages
-    # ---------------------------------------------------------------------------------------------------------
+    # -- outgoing messages ---------------------------------------------------------------------------------------------
 
     def _pump(self) -> bool:
         if self.getters is not None:
@@ -183,8 +182,7 @@ class GroupedQueue(Queue):
             self._window.release(self, entry)
         return entry
 
-    # -- settled messages
-    # --------------------------------------------------------------------------------------------------------
+    # -- settled messages ----------------------------------------------------------------------------------------------
 
     def ack(self, entry: QueueEntry) -> None:
         super().ack(entry)

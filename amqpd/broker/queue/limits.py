@@ -18,7 +18,6 @@ a part of it. And no message may be dropped for a new one that a full disk refus
 
 from __future__ import annotations
 
-import logging
 from typing import Final, final
 
 from mypy_extensions import i64
@@ -35,8 +34,6 @@ from amqpd.broker.queue.services import QueueServices
 from amqpd.broker.queue.store import QueueStore
 from amqpd.errors import ResourceError
 from amqpd.storage.queue_log import QueueLog
-
-log = logging.getLogger(__name__)
 
 # Delay after a start until a queue looks for expired messages.
 WAKE_MS: Final = 20
@@ -206,10 +203,18 @@ class QueueLimits:
         if self._behind:
             self._drop(DISPLACED_COUNT)
             return True
-        if self._queue.round_robin.filtered:
-            self._dispatch_first()
+        if self._queue.round_robin.filtered or self.rules.counts_shown:
+            self._dispatch_first()  # rabbit: consumers of a quorum queue get returned messages before the limit applies
         self._drop_head()
         return True
+
+    def enforce_after_return(self) -> None:
+        """Enforce the length limits after a return. An error of the log must not stop the return of other messages."""
+        try:
+            self.enforce_length()
+        except OSError as error:
+            self._check_due = True
+            self._queue.pump_failed(error)  # the retried pump continues
 
     def has_reached_delivery_limit(self, entry: QueueEntry) -> bool:
         """Return whether a returned entry has reached the delivery limit."""
@@ -228,7 +233,9 @@ class QueueLimits:
         until_ms = NEVER
         was_read = False
         if expiry is not None:
-            was_read = entry.message is None and self._read_back(entry)
+            if entry.message is None:  # unacked entries of a durable queue have none in memory
+                self._backing.try_read_back(entry)
+                was_read = True
             if entry.message is not None:
                 until_ms = expiry.deadline(entry.message)
         if not retries.wait(entry, failed, until_ms):
@@ -236,19 +243,8 @@ class QueueLimits:
                 entry.message = None
             return False
         order.reserve(entry)
-        self.enforce_length()
+        self.enforce_after_return()
         return True
-
-    def _read_back(self, entry: QueueEntry) -> bool:
-        """Read the message of an unacked entry from the log, for its time to live. Cost: 10 us.
-
-        Unacked entries of a durable queue have no message in memory.
-        """
-        try:
-            self._backing.read_back(entry)
-        except OSError as error:
-            log.warning("queue %r: the time to live of a message could not be read: %s", self._queue.name, error)
-        return entry.message is not None
 
     def find_delayed(self, store: QueueLog) -> bool:
         """See `QueueBase.find_delayed`. In a queue with groups no message waits after a restart."""
@@ -306,7 +302,15 @@ class QueueLimits:
 
     def _is_full(self) -> bool:
         queue = self._queue
-        return self.rules.is_over(queue.ready_count + queue.delayed_count, queue.ready_bytes + queue.delayed_bytes)
+        count = queue.ready_count + queue.delayed_count
+        size_bytes = queue.ready_bytes + queue.delayed_bytes
+        if not self.rules.is_over(count, size_bytes):
+            return False
+        if not self.rules.counts_shown:
+            return True
+        # rabbit: in a quorum queue, consumers have what their credit covers. Here it may wait for room in the output.
+        count -= min(queue.round_robin.unused_credit(), queue.ready_count)
+        return count > 0 and self.rules.is_over(count, size_bytes)
 
     def _drop_head(self) -> None:
         """Drop everything that exceeds a length limit, or one slice of it."""

@@ -6,7 +6,7 @@ files (`Storage.open_soon`). Until a queue is open, it accepts and delivers noth
 and the command is repeated when `when_open` calls back.
 
 `FailedQueueRetry`: if a log cannot be read, or a bug raises, the loop turn continues with the other queues
-(`flow.Turn`). The queue stays declared and accepts messages. Its pump is tried again after FIRST_S, then after twice
+(`LoopTurn`). The queue stays declared and accepts messages. Its pump is tried again after FIRST_S, then after twice
 the time, up to RETRY_S_MAX, until it succeeds or the queue is deleted. Any other event that needs the pump tries it at
 once. The log gets one traceback per series of failures, and one line for each failed retry.
 """

@@ -44,7 +44,7 @@ class GroupNode:
     Attributes:
         entry: The message; None once it was taken from one of them.
         returned: It was requeued.
-        in_line: It is in `GroupWindow`'s queue of arrivals, otherwise in its heap of messages that came out of order.
+        in_line: It is in `GroupedWindow`'s queue of arrivals, otherwise in its heap of messages that came out of order.
         next: The next message of the group's list.
     """
 
@@ -71,7 +71,7 @@ class GroupOwner:
     Attributes:
         group_count: Number of groups that it has.
         heads: Heap of the first messages of these groups. Nodes that are no heads any more leave it late.
-        offered: It is in `GroupWindow`'s queue of owners with a message of their own.
+        offered: It is in `GroupedWindow`'s queue of owners with a message of their own.
         cancelled: It gets no more messages.
     """
 
@@ -304,7 +304,6 @@ class GroupKey:
     """The group of a message. group_by: a text that `is_group_by` accepts."""
 
     def __init__(self, group_by: str) -> None:
-        self.group_by: Final = group_by
         name = group_by[len(HEADER) :] if group_by != ROUTING_KEY else ""
         self._header: Final = name.encode("utf-8", "surrogateescape")
 

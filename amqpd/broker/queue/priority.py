@@ -116,6 +116,8 @@ LEVEL_HOT_MIN: Final = 64
 LEVEL_BODY_MAX: Final = 64 * 1024
 # Messages that one `_fill` reads.
 FILL_COUNT_MAX: Final = 256
+# Returned entries that one slice of a scan moves to the index.
+COOL_COUNT: Final = 8192
 # An index distinguishes 128 levels. A byte could distinguish 255.
 _INDEX_LEVELS_BITS: Final = 7
 
@@ -162,10 +164,6 @@ class PriorityOrder(ReadyOrder):
         # Offsets that this reading skips: they wait for their next try, or were requeued since.
         self._passed_over = OffsetBitmap()
         self.indexes: list[MemoryIndex] = []
-
-    def level_counts(self) -> dict[int, int]:
-        """Return the number of ready messages of each level, in memory and in the log."""
-        return {level.number: len(level.returned) + len(level.hot) + level.cold_count for level in self._levels}
 
     # -- the index after a start
 
@@ -219,7 +217,7 @@ class PriorityOrder(ReadyOrder):
             if self._passed_over.has(record.offset):
                 continue
             properties = valid_properties(record.properties)
-            info = scan_properties(properties, 0, len(properties)) if len(properties) > 3 else None
+            info = scan_properties(properties, 0, len(properties)) if len(properties) > 2 else None
             self._add_cold(self._level_of(info), record.offset)
             self._scan_left -= 1
         if records and records[len(records) - 1].offset < self._scan_end - 1:
@@ -287,7 +285,7 @@ class PriorityOrder(ReadyOrder):
     def requeue(self, queue: QueueBase, entry: QueueEntry) -> None:
         held = entry.message is not None
         if not held:
-            self.backing.read_back(entry)
+            self.backing.try_read_back(entry)
         message = entry.message
         level = self._level_of(message.info if message is not None else None)
         if not held:
@@ -467,14 +465,12 @@ class PriorityOrder(ReadyOrder):
         if queue.ready_count == 0:
             queue.ready_bytes = 0
 
-    def cool(self, count_max: i64) -> bool:
-        """Move returned entries that the log has to the index, if there are very many.
-
-        Args:
-            count_max: limit of this call.
+    def cool(self) -> bool:
+        """Move returned entries that the log has to the index, if there are very many: COOL_COUNT at most.
 
         Returns: True if enough have moved.
         """
+        count_max: i64 = COOL_COUNT
         for level in self._levels:
             returned = level.returned
             if len(returned) <= self.memory.count_max:

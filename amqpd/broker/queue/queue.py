@@ -267,12 +267,6 @@ class Queue(QueueBase):
         return self.backing.store
 
     def prepare(self) -> None:
-        """Open the log before the first use after a start.
-
-        Raises:
-            LogNotOpen: the log is being opened; the caller retries its command afterwards.
-            ResourceError: the log cannot be read. The next call tries again.
-        """
         if self.opening is not None:
             self.opening.prepare()
 
@@ -288,7 +282,6 @@ class Queue(QueueBase):
             self.opening.when_done(done)
 
     def find_delayed(self, log: QueueLog) -> bool:
-        """Find, in slices, the messages in the log that wait for their next try. Return whether all are found."""
         return self.opening is None or self.enforcement is None or self.enforcement.find_delayed(log)
 
     def log_opened(self, log: QueueLog) -> None:
@@ -479,7 +472,6 @@ class Queue(QueueBase):
             self.expiry.on_dispatched(asked)
 
     def schedule_dispatch(self) -> None:
-        """Have the loop turn call `dispatch` at its end, once for any number of calls."""
         self.host.turn.pump_later(self)
 
     def pump_failed(self, error: Exception) -> None:
@@ -533,7 +525,6 @@ class Queue(QueueBase):
         self.getters.add(done)
 
     def discard_if_expired(self, entry: QueueEntry) -> bool:
-        """Return whether the time to live of a taken entry is over. The entry is then discarded."""
         over = self.expiry is not None and self.expiry.is_over(entry)
         if over:
             self.discard(entry, "expired")
@@ -610,13 +601,6 @@ class Queue(QueueBase):
         return (self.order.is_reading() or self.round_robin.halted) and self.ready_count > 0
 
     def take(self) -> QueueEntry | None:
-        """Remove and return the next ready entry with its message, or None. May wait for the disk.
-
-        The caller settles the entry or counts it as unacked.
-
-        Raises:
-            OSError: the log cannot be read; the entry stays ready.
-        """
         return self.order.take(self)
 
     def head(self) -> QueueEntry | None:
@@ -652,14 +636,9 @@ class Queue(QueueBase):
             self.backing.settle(entry)
 
     def makes_dead_letters(self) -> bool:
-        """Return whether discarded messages go to a dead-letter exchange."""
         return self.rules.dead_letter_exchange is not None and not self.deleted
 
     def drop_old(self, arrived_max_ms: i64, count_max: i64) -> i64:
-        """Drop messages that arrived by `arrived_max_ms` (monotonic), from the head on, whole log batches at once.
-
-        Returns: The number dropped, at most `count_max` plus a batch; 0 if the caller must check messages one by one.
-        """
         return self.order.drop_expired(self, self.host, arrived_max_ms, count_max)
 
     def requeue(self, entry: QueueEntry, counts: bool, failed: bool = True) -> None:
@@ -687,10 +666,9 @@ class Queue(QueueBase):
         self.backing.mark_returned(entry, 0)
         self.order.requeue(self, entry)
         if enforcement is not None:
-            enforcement.enforce_length()
+            enforcement.enforce_after_return()
 
     def make_ready(self, entry: QueueEntry) -> None:
-        """Make an entry ready at its place after its wait for the next try. Raises OSError and changes nothing."""
         self.order.requeue(self, entry)
 
     def purge(self) -> i64:

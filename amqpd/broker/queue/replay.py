@@ -38,9 +38,8 @@ from amqpd.broker.queue.scan import SLICE_MS, QueueScan, ScanLogReader
 from amqpd.storage.acks.replay import AckedReplay
 from amqpd.storage.log.record import Record
 
-# With priorities: messages made ready per slice, and returned messages moved to the index per slice.
+# Messages made ready per slice, with priorities.
 LEVEL_COUNT: Final = 1024
-COOL_COUNT: Final = 8192
 # Cost of the bits of a segment in a slice, expressed in bytes of headers.
 BITS_STEP: Final = 8192
 EXPIRED: Final = "expired"
@@ -325,7 +324,7 @@ class Replay(AckedScan):
         if not order.is_next_in_memory(queue):
             self.waits = True  # its index is being built
             return
-        if not order.cool(COOL_COUNT):
+        if not order.cool():
             return
         scans = self._scans
         scans.begin_slice(SLICE_MS)

@@ -308,7 +308,7 @@ class ReadySpan:
                     self._unacked.add(entry.offset)
 
     def has(self, offset: i64) -> bool:
-        """Return whether a message is ready that is in memory or unsettled in the log."""
+        """Return whether the message at an offset is ready. It must be in memory, or in the log and not acked."""
         if offset in self._held:
             return True
         levels = self._levels
@@ -339,10 +339,6 @@ def held_by(queue: Queue) -> list[QueueEntry]:
             entries += order.returned
         return entries
     return []
-
-
-# Returned messages that one slice moves to the index of a queue with priorities.
-COOL_COUNT: Final = 8192
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -593,7 +589,7 @@ class PriorityScan(LogScan):
         if not order.is_next_in_memory(self.queue):
             self.waits = True  # its index is being built
             return False
-        return order.cool(COOL_COUNT)
+        return order.cool()
 
     def _has_logged(self, record: Record) -> bool:
         return self._order.is_cold(record.offset)

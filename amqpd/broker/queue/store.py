@@ -9,6 +9,7 @@ The store assigns the offsets. They ascend, and none is used twice.
 
 from __future__ import annotations
 
+import logging
 from typing import final
 
 from mypy_extensions import i64
@@ -20,6 +21,8 @@ from amqpd.protocol.frame import LARGE_BODY_BYTES
 from amqpd.storage.log.producer_state import Producers
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
+
+log = logging.getLogger(__name__)
 
 
 @final
@@ -190,6 +193,13 @@ class QueueStore:
             record = store.cursor.read_one(entry.offset)
             if record is not None:
                 entry.message = self.message(record)
+
+    def try_read_back(self, entry: QueueEntry) -> None:
+        """Read the message of a returned entry if the log can be read: an error must not stop the return of others."""
+        try:
+            self.read_back(entry)
+        except OSError as error:
+            log.warning("queue %r: a returned message could not be read: %s", entry.queue.name, error)
 
     def message(self, record: Record) -> Message:
         """Return a record of the log as a message."""

@@ -66,7 +66,7 @@ class LogChunk:
         self.next_offset: Final[i64] = places.next_offset
         self.places: Final[RecordViews] = places
         self.count: Final[i64] = places.count
-        # A view for each of `places.alikes`; empty until a filter needs one.
+        # A view for each of `places.shared_fields`; empty until a filter needs one.
         self._views: list[RecordView | None] = []
 
     def view(self, index: i64) -> RecordView:
@@ -392,7 +392,6 @@ class StreamReader(QueueBase):
         self.looked_count += 1 + size // DEAR_PROPERTIES_BYTES
 
     def log_arrived(self) -> None:
-        """Continue: the disk has delivered."""
         if not self.deleted:
             self.stream.activate(self.consumer)
 

@@ -22,7 +22,7 @@ from amqpd.broker.vhost.limit_set import Limits
 from amqpd.broker.vhost.pending import DeclarationPending, Done, ObjectName, PendingDeclaration, PendingDeclarations
 from amqpd.broker.vhost.vhost import Namespace, VHost
 from amqpd.broker.vhost.vhosts import VhostNamespace, VHosts
-from amqpd.storage.metadata.store import Change, Delete, Put, Row, VhostRow
+from amqpd.storage.metadata.rows import Change, Delete, Put, Row, VhostRow
 
 
 class _Step(NamedTuple):

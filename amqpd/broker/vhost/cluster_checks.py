@@ -40,6 +40,8 @@ class RefusedInCluster(NamedTuple):
 
 _KEPT: Final = "settled messages are not kept in Kafka"
 _EXPORT: Final = "exports read the log on a node's disk; read the queue's topic in Kafka instead"
+_SQL: Final = "it reads the log on a node's disk; read the queue's topic in Kafka instead"
+_BACKUP: Final = "messages and metadata are in Kafka, with copies; `export_definitions` saves the definitions"
 _COMPACT: Final = "a vhost's topic in Kafka is not compacted"
 
 REFUSED: Final = (
@@ -52,6 +54,9 @@ REFUSED: Final = (
     RefusedInCluster("exchange", DELAYED_MESSAGE, "delayed messages wait on the disk of one node"),
     RefusedInCluster("header", "x-producer-id", "Kafka's records have the node's own numbers"),
     RefusedInCluster("command", "rewind", _KEPT),
+    RefusedInCluster("command", "export", _EXPORT),
+    RefusedInCluster("command", "sql", _SQL),
+    RefusedInCluster("command", "backup", _BACKUP),
 )
 """All refused features; docs/cluster.md lists them."""
 

@@ -19,7 +19,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 from amqpd.broker.vhost.pending import Commit, Done
 from amqpd.storage.filesystem import Clock
-from amqpd.storage.metadata.store import Change, Delete, MetadataClosed, Put, StoredOffsetRow
+from amqpd.storage.metadata.rows import Change, Delete, Put, StoredOffsetRow
+from amqpd.storage.metadata.store import MetadataClosed
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class StoredOffset(NamedTuple):
 
 
 class ConsumerOffsets:
-    """The stored offsets of one broker. `commit` is `Metadata.submit`."""
+    """The stored offsets of one broker. `commit` is `MetadataStore.submit`."""
 
     def __init__(
         self,

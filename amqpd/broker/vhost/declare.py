@@ -54,7 +54,7 @@ from amqpd.protocol.field_table import encode_table
 from amqpd.routing.base import BadBinding, ExchangeType, UnknownExchangeType
 from amqpd.routing.message_exchange import MessageExchangeType
 from amqpd.routing.registry import exchange_type_factory
-from amqpd.storage.metadata.store import BindingRow, Change, Delete, DeleteBindings, ExchangeRow, Put, QueueRow
+from amqpd.storage.metadata.rows import BindingRow, Change, Delete, DeleteBindings, ExchangeRow, Put, QueueRow
 from amqpd.storage.queue_log import QueueLog
 
 
@@ -260,10 +260,10 @@ def declare_queue(names: Namespace, asked: QueueDeclaration, done: Done = ignore
         row = QueueRow(vhost.name, new.name, new.id, True, new.auto_delete, False, new.table)
         put, undo = Put(row), Delete(row)
     make = partial(_make_queue, vhost, new)
-    names.make(
-        PendingDeclaration(ObjectName(vhost.name, "queue", new.name), put, undo, make, new, also=also),
-        done,
-    )
+    coming = PendingDeclaration(ObjectName(vhost.name, "queue", new.name), put, undo, make, new, also=also)
+    if new.durable:
+        coming.undo.append(DeleteBindings(vhost.name, new.name, "queue"))
+    names.make(coming, done)
     return True
 
 
@@ -353,12 +353,12 @@ def delete_queue(vhost: VHost, queue: Queue, done: Done = ignore_result) -> int:
     return count
 
 
-def delete_queues(vhost: VHost, queues: Sequence[Queue], done: Done = ignore_result) -> None:
-    """Delete several queues in one commit. See `delete_queue`."""
+def delete_queues(vhost: VHost, queues: Sequence[Queue]) -> None:
+    """Delete several queues in one commit, without a caller that waits for it. See `delete_queue`."""
     changes: list[Change] = []
     for queue in queues:
         changes += remove_queue(vhost, queue)[1]
-    vhost.catalogue.deletions.delete(changes, queues, done)
+    vhost.catalogue.deletions.delete(changes, queues, ignore_result)
 
 
 def delete_super_stream(vhost: VHost, exchange: Exchange, streams: Sequence[Queue], done: Done = ignore_result) -> None:
@@ -438,15 +438,21 @@ def _make_binding(
 ) -> None:
     """Create the binding in memory after its row was committed. It may exist: two commands can bind at once."""
     end = destination.made if isinstance(destination, NewQueue) else destination
-    if source.deleted or end is None or end.deleted:
-        # The deletion of this object was submitted later and has deleted the binding's row.
-        gone = source if source.deleted else destination
+    if not _is_in(vhost, source) or end is None or not _is_in(vhost, end):
+        # The deletion of this object, or the undo of its declaration, was submitted later and has deleted the
+        # binding's row.
+        gone = destination if _is_in(vhost, source) else source
         kind = "exchange" if isinstance(gone, Exchange) else "queue"
         raise DeclarationPending(vhost.catalogue.declared, ObjectName(vhost.name, kind, gone.name))
     binding = Binding(source, end, routing_key, arguments)
     if binding.key not in source.bindings:
         vhost.add_binding(binding)
         vhost.catalogue.keeping.bound(vhost.name, binding)
+
+
+def _is_in(vhost: VHost, end: Queue | Exchange) -> bool:
+    known = vhost.exchanges if isinstance(end, Exchange) else vhost.queues
+    return known.get(end.name) is end
 
 
 def unbind(
@@ -507,7 +513,10 @@ def declare_exchange(names: Namespace, asked: ExchangeDeclaration, done: Done = 
     row = ExchangeRow(vhost.name, asked.name, asked.kind, True, asked.auto_delete, asked.internal, encoded)
     put, undo = (Put(row), Delete(row)) if asked.durable else (None, None)
     add = partial(vhost.add_exchange, exchange)
-    names.make(PendingDeclaration(ObjectName(vhost.name, "exchange", asked.name), put, undo, add, exchange), done)
+    coming = PendingDeclaration(ObjectName(vhost.name, "exchange", asked.name), put, undo, add, exchange)
+    if asked.durable:
+        coming.undo.append(DeleteBindings(vhost.name, asked.name, "exchange"))
+    names.make(coming, done)
     return True
 
 
@@ -528,6 +537,13 @@ def _exchange_type(asked: ExchangeDeclaration) -> Callable[[], ExchangeType]:
         raise CommandInvalid(f"{'unknown' if kind else 'invalid'} exchange type '{kind}'") from None
 
 
+def check_deletable(vhost: VHost, name: str) -> None:
+    """Refuse the deletion of a predeclared exchange. rabbit: of any with its prefix. Raises: AccessRefused."""
+    vhost.check_not_default(name)
+    if name.startswith("amq."):
+        raise AccessRefused(f"deletion of system exchange '{name}' in vhost '{vhost.name}' not allowed")
+
+
 def delete_exchange(vhost: VHost, exchange: Exchange, if_unused: bool, done: Done = ignore_result) -> None:
     """Delete an exchange with its bindings.
 
@@ -535,9 +551,7 @@ def delete_exchange(vhost: VHost, exchange: Exchange, if_unused: bool, done: Don
         AccessRefused: it is a predeclared exchange.
         PreconditionFailed: it is in use.
     """
-    vhost.check_not_default(exchange.name)
-    if exchange.name.startswith("amq."):
-        raise AccessRefused(f"deletion of system exchange '{exchange.name}' in vhost '{vhost.name}' not allowed")
+    check_deletable(vhost, exchange.name)
     if if_unused and exchange.bindings:
         raise PreconditionFailed(f"exchange '{exchange.name}' in vhost '{vhost.name}' in use")
     vhost.catalogue.deletions.delete(remove_exchange(vhost, exchange), done=done)

@@ -20,7 +20,8 @@ from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost.pending import Done, ignore_result
 from amqpd.broker.vhost.recovery import RecoveryFindings, in_parts
 from amqpd.storage.metadata.interface import MetadataStore
-from amqpd.storage.metadata.store import Change, Delete, MetadataClosed, QueueRow, VhostRow
+from amqpd.storage.metadata.rows import Change, Delete, QueueRow, VhostRow
+from amqpd.storage.metadata.store import MetadataClosed
 from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.storage import Storage
 
@@ -66,6 +67,7 @@ class DeletionQueue:
         self._remove = remove
         self._counted = counted
         self._empty: list[str] = []  # renamed and emptied directories, by their old names
+        self._not_renamed: list[tuple[str, QueueRow | None]] = []
         self._is_checkpointing = False
         self._leaving: list[DirectoryRemoval] = []
 
@@ -195,11 +197,17 @@ class DeletionQueue:
     # -- files
 
     def _empty_queue(self, vhost_id: str, row: QueueRow) -> None:
-        path = self._storage.queue_chain(vhost_id, row.id)[-1]
-        self._storage.directory_remover.remove_content(path, partial(self._emptied, path, row))
+        self._empty_directory(self._storage.queue_chain(vhost_id, row.id)[-1], row)
 
-    def _empty_directory(self, path: str) -> None:
-        self._storage.directory_remover.remove_content(path, partial(self._emptied, path, None))
+    def _empty_directory(self, path: str, row: QueueRow | None = None) -> None:
+        """Empty a renamed directory, then delete its row. If the rename failed, `tidy` repeats it first: without its
+        row, the next start would take the directory for a queue that the metadata has lost.
+        """
+        remover = self._storage.directory_remover
+        if path in remover.not_renamed:
+            self._not_renamed.append((path, row))
+        else:
+            remover.remove_content(path, partial(self._emptied, path, row))
 
     def _emptied(self, path: str, row: QueueRow | None) -> None:
         if row is not None:
@@ -209,10 +217,16 @@ class DeletionQueue:
             self.tidy()
 
     def tidy(self) -> None:
-        """Remove empty directories after a checkpoint of the database. The owner calls this from time to time.
+        """Repeat failed renames, and remove empty directories after a checkpoint of the database.
 
-        Cost: nothing if there are none.
+        The owner calls this from time to time. Cost: nothing if there are none.
         """
+        failed, self._not_renamed = self._not_renamed, []
+        for path, row in failed:
+            chain = [self._storage.data_dir]
+            for name in path[len(chain[0]) + 1 :].split("/"):
+                chain.append(f"{chain[-1]}/{name}")
+            self._storage.directory_remover.rename(chain, partial(self._empty_directory, path, row))
         if self._is_checkpointing or not self._empty:
             return
         paths, self._empty = self._empty, []

@@ -33,7 +33,7 @@ from amqpd.routing.message_exchange import MessageExchangeType
 from amqpd.routing.stateful import CACHE_PERSISTENCE, CACHE_SIZE, CACHE_TTL, HISTORY_LENGTH
 
 if TYPE_CHECKING:
-    from amqpd.storage.metadata.store import Change
+    from amqpd.storage.metadata.rows import Change
 
 
 def _text(row: ArgumentSpec, value: object, context: ArgumentContext) -> str:
@@ -43,10 +43,6 @@ def _text(row: ArgumentSpec, value: object, context: ArgumentContext) -> str:
             f"in exchange '{context.name}' in vhost '{context.vhost}'"
         )
     return value
-
-
-def _alternate(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
-    _text(row, value, context)
 
 
 def _hash_header(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
@@ -115,7 +111,7 @@ ROWS: Final[dict[str, ArgumentSpec]] = {
     for row in (
         ArgumentSpec(
             "alternate-exchange",
-            _alternate,
+            _text,
             True,
             "exchange",
             "exchange for messages that match no binding",
@@ -481,11 +477,11 @@ class ExchangeStateHook:
     """
 
     def begin(self, vhost: str, exchange: Exchange) -> None:
-        """Start for a new exchange."""
+        """Create the state of a new exchange."""
 
     def bound(self, vhost: str, binding: Binding) -> None:
         """Handle a new binding made by a client. A start does not call this."""
 
     def end(self, vhost: str, exchange: Exchange) -> list[Change]:
-        """Stop for a deleted exchange. Return the rows to be deleted with its own."""
+        """Remove the state of a deleted exchange. Return its rows, which are deleted with that of the exchange."""
         return []

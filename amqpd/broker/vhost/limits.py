@@ -34,7 +34,7 @@ from amqpd.broker.vhost.pending import DeclarationPending, Done, ObjectName, Pen
 from amqpd.broker.vhost.policy_table import term
 from amqpd.broker.vhost.vhost import Namespace, VHost, VhostServices
 from amqpd.errors import NotAllowed
-from amqpd.storage.metadata.store import Delete, ParameterRow, Put, UserLimitsRow
+from amqpd.storage.metadata.rows import Delete, ParameterRow, Put, UserLimitsRow
 
 log = logging.getLogger(__name__)
 
@@ -228,14 +228,11 @@ class ConnectionLimiter:
                 method,
             )
         limits = self._limits.of(user)
-        if not limits.allow(CONNECTIONS, self.connection_count(user)):
+        if not limits.allow(CONNECTIONS, len(self._by_user.get(user, ()))):
             raise NotAllowed(
                 f"connection refused for user '{user}': user connection limit ({limits.value[CONNECTIONS]}) is reached",
                 method,
             )
-
-    def connection_count(self, user: str) -> int:
-        return len(self._by_user.get(user, ()))
 
     def on_opened(self, session: object, user: str, vhost: VHost) -> None:
         vhost.connected.add(session)

@@ -26,7 +26,8 @@ from amqpd.broker.vhost.vhosts import PROTECTION, VHosts
 from amqpd.protocol.field_table import decode_table
 from amqpd.routing.base import ExchangeType
 from amqpd.routing.registry import exchange_type_factory
-from amqpd.storage.metadata.store import BindingRow, Delete, ExchangeRow, MetadataState, PolicyRow, QueueRow
+from amqpd.storage.metadata.rows import BindingRow, Delete, ExchangeRow, PolicyRow, QueueRow
+from amqpd.storage.metadata.store import MetadataState
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from amqpd.broker.vhost import limits, policies
 from amqpd.broker.vhost.pending import Done, ObjectName, PendingDeclaration, ignore_result
 from amqpd.broker.vhost.policy_table import term
 from amqpd.broker.vhost.vhost import Namespace, VHost, VhostServices
-from amqpd.storage.metadata.store import Delete, GlobalParameterRow, Put
+from amqpd.storage.metadata.rows import Delete, GlobalParameterRow, Put
 
 VALUE_BYTES_MAX: Final = 1 << 20
 CLUSTER_NAME: Final = "cluster_name"

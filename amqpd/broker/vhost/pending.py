@@ -3,6 +3,8 @@
 **Creation**: check, commit the rows, then create the object from the commit callback. So nothing can be found,
 routed to or confirmed that a restart would not find, and a failed commit leaves nothing in memory. Its rows may be
 in the database, if a server disappeared or a sync failed. So they are deleted again (`PendingDeclaration.undo`).
+A client can bind a queue or an exchange whose commit is pending, as the commits keep their order. If that commit fails,
+the undo deletes the bindings too.
 
 **Deletion** of a queue or an exchange: remove it from memory at once, then delete its rows (`remove`), every RETRY_S
 seconds while the database fails. A binding is removed only after the commit: no message depends on it.
@@ -23,24 +25,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from contextvars import copy_context
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-from amqpd.storage.metadata.store import (
-    BindingRow,
-    Change,
-    DeleteBindings,
-    ExchangeRow,
-    MetadataClosed,
-    Put,
-    QueueRow,
-    VhostRow,
-)
+from amqpd.storage.metadata.rows import BindingRow, Change, DeleteBindings, ExchangeRow, Put, QueueRow, VhostRow
+from amqpd.storage.metadata.store import MetadataClosed
 
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
+BUDGET: Final = 64
+HELD_MAX: Final = 4096
 
 Done: TypeAlias = Callable[[BaseException | None], None]
 Commit: TypeAlias = Callable[[Sequence[Change], Done], None]
@@ -68,6 +64,11 @@ class DeclarationPending(Exception):
         super().__init__(f"{name.kind} '{name.name}' in vhost '{name.vhost}' is pending")
         self._declared = declared
         self._name = name
+
+    @property
+    def missing(self) -> str:
+        """Return the text of error 404 for the object."""
+        return f"no {self._name.kind} '{self._name.name}' in vhost '{self._name.vhost}'"
 
     def wait(self, done: Done) -> None:
         """Call done(None) when the command can run again, or done(error) if a removal of this name failed."""
@@ -124,8 +125,47 @@ class PendingRemoval:
         self.dropped = False  # another node does it now
 
 
+class DeclarationBudget:
+    """The number of declarations that may run in one loop turn before earlier ones of their channel have replies.
+
+    One read can bring thousands, and the other clients wait for all that one turn does. BUDGET are 3 ms. If the disk is
+    slow, reserved names bound the memory: 3 KB each.
+
+    Args:
+        held: the reserved names.
+    """
+
+    def __init__(self, call_soon: Callable[..., object], held: Sized) -> None:
+        self._call_soon = call_soon
+        self._held = held
+        self._left = BUDGET
+        self._waiting: list[Callable[[], None]] = []
+
+    def take(self, again: Callable[[], None]) -> bool:
+        """Return whether a declaration may run now.
+
+        Otherwise the channel continues when it gets replies, and `again` is called in the next loop turn if this turn
+        has no budget left.
+        """
+        if len(self._held) >= HELD_MAX:
+            return False
+        if self._left == BUDGET:
+            self._call_soon(self._renew)
+        if self._left == 0:
+            self._waiting.append(again)
+            return False
+        self._left -= 1
+        return True
+
+    def _renew(self) -> None:
+        self._left = BUDGET
+        waiting, self._waiting = self._waiting, []
+        for again in waiting:
+            again()
+
+
 class PendingDeclarations:
-    """All pending declarations and removals of one broker. `commit` is `Metadata.submit`."""
+    """All pending declarations and removals of one broker. `commit` is `MetadataStore.submit`."""
 
     def __init__(
         self,
@@ -141,6 +181,9 @@ class PendingDeclarations:
         self._coming_queues: dict[str, set[ObjectName]] = {}
         # Removals whose commit failed and is repeated.
         self._failing: dict[PendingRemoval, None] = {}
+        # New objects whose commit is pending.
+        self._coming: dict[ObjectName, object] = {}
+        self.budget = DeclarationBudget(call_soon, self._held)
 
     # -- names -------------------------------------------------------------------------------------------------------
 
@@ -169,6 +212,10 @@ class PendingDeclarations:
         for name in names:
             self.hold(name, comes=True)
 
+    def coming(self, vhost: str, kind: str, name: str) -> object:
+        """Return the new object with this name whose commit is pending, or None. Its bindings are committed later."""
+        return self._coming.get(ObjectName(vhost, kind, name))
+
     def coming_queue_count(self, vhost: str) -> int:
         """Return the number of queues whose creation is pending."""
         return len(self._coming_queues.get(vhost, ()))
@@ -176,6 +223,7 @@ class PendingDeclarations:
     def free(self, names: Iterable[ObjectName]) -> None:
         """Free reserved names. Each waiting command runs again in a callback of its own."""
         for name in names:
+            self._coming.pop(name, None)
             for done in self._held.pop(name):
                 self._call_soon(done, None)
             coming = self._coming_queues.get(name.vhost)
@@ -214,6 +262,8 @@ class PendingDeclarations:
                 done(error)
 
         self.hold_all(names)
+        if coming.brings is not None:
+            self._coming[coming.name] = coming.brings
         self.commit(coming.changes, names, committed)
 
     def _apply(self, coming: PendingDeclaration, done: Done) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from amqpd.broker.vhost.pending import DeclarationPending, Done, ObjectName, PendingDeclaration, ignore_result
 from amqpd.broker.vhost.policy_table import InvalidPolicy, Policy, check, policy_of
 from amqpd.broker.vhost.vhost import Namespace, VHost
-from amqpd.storage.metadata.store import Delete, PolicyRow, Put
+from amqpd.storage.metadata.rows import Delete, PolicyRow, Put
 
 FIELDS: Final = ("pattern", "definition", "priority", "apply-to")
 

@@ -9,11 +9,7 @@ queue's arguments.
 **Keys.** Nearly every key is the `policy` of an argument's row (`broker/queue/arguments.py`, `exchange.py`). `IGNORED`
 has RabbitMQ's other keys, which have no effect, such as those of mirrored queues.
 
-**Patterns.** RE2 matches them in linear time (`auth/permissions.py` has the reason), RabbitMQ uses PCRE. Many policies
-begin with look-ahead, such as `^(?!amq\.).*`, which RE2 lacks. There it means a second pattern that must match or must
-not, so `NamePattern` has several patterns. Other look-around, more than LOOKS_MAX of it, and back-references are
-refused. A pattern may match anywhere in the name. Unlike PCRE, `$` does not match before a final newline. Unlike a
-permission, an empty pattern matches every name (RabbitMQ: the same).
+**Patterns** of names: `name_pattern.py`.
 
 **Validation** raises `InvalidPolicy` with RabbitMQ's text, which lists all errors.
 
@@ -24,19 +20,19 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from amqpd.auth.permissions import InvalidPattern, PermissionPattern, compile_pattern
+from amqpd.auth.permissions import InvalidPattern
 from amqpd.broker.queue import arguments as queue_arguments
-from amqpd.broker.queue.argument_checks import ArgumentSpec, Merge, is_one_of, is_positive, is_text, merged_number
+from amqpd.broker.queue.argument_checks import Merge, is_one_of, is_positive, is_text, merged_number
 from amqpd.broker.queue.arguments import rules_of
 from amqpd.broker.queue.config import QueueConfig
 from amqpd.broker.vhost import exchange
-from amqpd.storage.metadata.store import PolicyRow
+from amqpd.broker.vhost.name_pattern import NamePattern, NamePatternIndex, compile_names
+from amqpd.storage.metadata.rows import PolicyRow
 
 
 def term(value: object) -> str:
@@ -53,97 +49,6 @@ def term(value: object) -> str:
     if isinstance(value, list | tuple):
         return "[" + ",".join(term(each) for each in value) + "]"
     return json.dumps(value)
-
-
-_START: Final = re.compile(r"(?P<flags>(?:\(\?[is]+\))?)(?:\^|\\A)")
-_QUANTIFIERS: Final = ("*", "+", "?", "{")
-LOOKS_MAX: Final = 10
-"""Maximum of look-aheads in one pattern: each name is matched against all of them."""
-
-
-class NamePattern(NamedTuple):
-    """A pattern that matches a name if all of `wanted` match and none of `unwanted`."""
-
-    wanted: tuple[PermissionPattern, ...]
-    unwanted: tuple[PermissionPattern, ...] = ()
-
-    def matches(self, name: str) -> bool:
-        """Return whether the name matches. Cost: at least 1 us per pattern, linear in the name."""
-        return all(each.matches(name) for each in self.wanted) and not any(each.matches(name) for each in self.unwanted)
-
-
-def compile_names(text: str) -> NamePattern:
-    """Compile a policy's pattern. Cost: 25 us, then cached. Raises: InvalidPattern."""
-    if "\0" in text:
-        raise InvalidPattern("a pattern must not contain NUL")
-    try:
-        return NamePattern((compile_pattern(text or "^"),))
-    except InvalidPattern as refused:
-        return _split_look_aheads(text, refused)
-
-
-def _split_look_aheads(text: str, refused: InvalidPattern) -> NamePattern:
-    """Split a pattern that begins with look-ahead into several patterns. Raises `refused` if that is not possible."""
-    start = _START.match(text)
-    if start is None:
-        raise refused
-    flags, rest = start["flags"], text[start.end() :]
-    wanted: list[str] = []
-    unwanted: list[str] = []
-    while rest.startswith(("(?!", "(?=")):
-        end = _group_end(rest)
-        if end < 0 or rest[end + 1 :].startswith(_QUANTIFIERS) or len(wanted) + len(unwanted) == LOOKS_MAX:
-            raise refused
-        (unwanted if rest[2] == "!" else wanted).append(rest[3:end])
-        rest = rest[end + 1 :]
-    if (not wanted and not unwanted) or _has_alternatives(rest):
-        raise refused
-    wanted.append(rest)
-    return NamePattern(
-        tuple(compile_pattern(f"{flags}^(?:{each})") for each in wanted),
-        tuple(compile_pattern(f"{flags}^(?:{each})") for each in unwanted),
-    )
-
-
-def _group_end(text: str) -> int:
-    """Return the index of the `)` that ends the group at the start of `text`, or -1."""
-    return next((index for index, letter, depth in _syntax(text) if letter == ")" and depth == 0), -1)
-
-
-def _has_alternatives(text: str) -> bool:
-    """Return whether a `|` is outside all groups: it would be an alternative to the look-ahead too."""
-    return any(letter == "|" and depth == 0 for _, letter, depth in _syntax(text))
-
-
-def _syntax(text: str) -> Iterator[tuple[int, str, int]]:
-    """Yield index, character and group depth of the characters that are not escaped and not in a class.
-
-    The depth at a `)` is the depth after it.
-    """
-    depth = 0
-    index = 0
-    while index < len(text):
-        letter = text[index]
-        if letter == "\\":
-            index += 1
-        elif letter == "[":
-            index = _class_end(text, index)
-        else:
-            depth += (letter == "(") - (letter == ")")
-            yield index, letter, depth
-        index += 1
-
-
-def _class_end(text: str, start: int) -> int:
-    """Return the index of the `]` that ends the class at `start`. A `]` at the front belongs to the class."""
-    index = start + 1
-    if text[index : index + 1] == "^":
-        index += 1
-    if text[index : index + 1] == "]":
-        index += 1
-    while index < len(text) and text[index] != "]":
-        index += 2 if text[index] == "\\" else 1
-    return index
 
 
 APPLY_TO: Final = ("queues", "classic_queues", "quorum_queues", "streams", "exchanges", "all")
@@ -169,10 +74,6 @@ class PolicyKey(NamedTuple):
     merge: Merge
     argument: str
     meaning: str
-
-
-def _key_of(row: ArgumentSpec) -> PolicyKey:
-    return PolicyKey(row.policy, row.accepts, row.called, row.operator, row.merge, row.name, row.meaning)
 
 
 def _anything(_value: object) -> bool:
@@ -220,7 +121,11 @@ class InvalidPolicy(ValueError):
 def keys(operator: bool = False) -> dict[str, PolicyKey]:
     """Return all keys by name, or only those of operator policies."""
     rows = (*queue_arguments.ROWS.values(), *exchange.ROWS.values())
-    found = [_key_of(row) for row in rows if row.policy]
+    found = [
+        PolicyKey(row.policy, row.accepts, row.called, row.operator, row.merge, row.name, row.meaning)
+        for row in rows
+        if row.policy
+    ]
     return {key.name: key for key in (*found, *IGNORED) if key.operator or not operator}
 
 
@@ -344,12 +249,16 @@ class Policy(NamedTuple):
         Args:
             kind: EXCHANGE, or the queue type.
         """
+        return self.applies_to(kind) and self.pattern.matches(name)
+
+    def applies_to(self, kind: str) -> bool:
+        """Return whether `apply-to` includes this kind and, for a queue type, the type supports all keys."""
         applies_to = self.row.apply_to
         if kind == EXCHANGE:
-            return applies_to in ("exchanges", "all") and self.pattern.matches(name)
+            return applies_to in ("exchanges", "all")
         if applies_to not in ("queues", "all") and applies_to != _APPLY_TO_OF_TYPE.get(kind):
             return False
-        return self.pattern.matches(name) and _unsupported(kind).isdisjoint(self.definition)
+        return _unsupported(kind).isdisjoint(self.definition)
 
 
 _APPLY_TO_OF_TYPE: Final = {"classic": "classic_queues", "quorum": "quorum_queues", "stream": "streams"}
@@ -421,6 +330,19 @@ def merged(policy: Mapping[str, object], operator: Mapping[str, object]) -> dict
     return both
 
 
+class _PoliciesOfKind:
+    """The policies that apply to one kind of object, highest priority first."""
+
+    def __init__(self, policies: list[Policy]) -> None:
+        self.policies = policies
+        self._index = NamePatternIndex([policy.pattern for policy in policies])
+
+    def first(self, name: str) -> Policy | None:
+        """Return the first policy that matches the name."""
+        found = self._index.first(name)
+        return self.policies[found] if found >= 0 else None
+
+
 class PolicyTable:
     """The policies of one vhost.
 
@@ -430,8 +352,8 @@ class PolicyTable:
 
     def __init__(self) -> None:
         self._policies: dict[bool, dict[str, Policy]] = {False: {}, True: {}}
-        # Highest priority first.
-        self._ranked: dict[bool, list[Policy]] = {False: [], True: []}
+        # By kind, since the last change. Kinds with the same policies share an object.
+        self._of_kind: dict[bool, dict[str, _PoliciesOfKind]] = {False: {}, True: {}}
         # Cache by the names of policy and operator policy.
         self._effective: dict[tuple[str, str], EffectivePolicy] = {}
         self.in_force: dict[object, EffectivePolicy] = {}
@@ -447,22 +369,22 @@ class PolicyTable:
         return sorted(self._policies[operator].values(), key=lambda each: (each.row.priority, each.row.name))
 
     def put(self, policy: Policy) -> None:
-        self._policies[policy.row.operator][policy.row.name] = policy
-        self._rank(policy.row.operator)
+        operator = policy.row.operator
+        self._policies[operator][policy.row.name] = policy
+        self._on_change(operator)
 
     def remove(self, name: str, operator: bool) -> None:
         self._policies[operator].pop(name, None)
-        self._rank(operator)
+        self._on_change(operator)
 
-    def _rank(self, operator: bool) -> None:
-        ranked = sorted(self._policies[operator].values(), key=lambda each: (-each.row.priority, each.row.name))
-        self._ranked[operator] = ranked
+    def _on_change(self, operator: bool) -> None:
+        self._of_kind[operator].clear()
         self._effective.clear()
 
     def effective(self, kind: str, name: str) -> EffectivePolicy:
-        """Return the policy for this kind and name. Cost: 1 us per policy whose `apply-to` includes the kind."""
-        policy = next(self._matching(False, kind, name), None)
-        operator = next(self._matching(True, kind, name), None)
+        """Return the policy for this kind and name. Cost: see `NamePatternIndex`."""
+        policy = self._first(False, kind, name)
+        operator = self._first(True, kind, name)
         if policy is None and operator is None:
             return NONE
         pair = ("" if policy is None else policy.row.name, "" if operator is None else operator.row.name)
@@ -471,8 +393,17 @@ class PolicyTable:
             found = self._effective[pair] = EffectivePolicy(policy, operator)
         return found
 
-    def _matching(self, operator: bool, kind: str, name: str) -> Iterator[Policy]:
-        return (each for each in self._ranked[operator] if each.matches(kind, name))
+    def _first(self, operator: bool, kind: str, name: str) -> Policy | None:
+        """Return the matching policy with the highest priority, of equal ones the first by name."""
+        if not self._policies[operator]:
+            return None
+        of_kind = self._of_kind[operator]
+        if kind not in of_kind:
+            policies = [each for each in self._policies[operator].values() if each.applies_to(kind)]
+            policies.sort(key=lambda each: (-each.row.priority, each.row.name))
+            same = (each for each in of_kind.values() if each.policies == policies)
+            of_kind[kind] = next(same, None) or _PoliciesOfKind(policies)
+        return of_kind[kind].first(name)
 
     def policy_of(self, thing: object) -> EffectivePolicy:
         return self.in_force.get(thing, NONE)

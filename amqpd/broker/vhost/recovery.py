@@ -22,7 +22,8 @@ from typing import Final, NamedTuple
 from amqpd.broker.queue import arguments as queue_arguments
 from amqpd.errors import AmqpError
 from amqpd.protocol.field_table import decode_table
-from amqpd.storage.metadata.store import Change, Delete, DeleteBindings, MetadataState, Put, QueueRow, VhostRow
+from amqpd.storage.metadata.rows import Change, Delete, DeleteBindings, Put, QueueRow, VhostRow
+from amqpd.storage.metadata.store import MetadataState
 from amqpd.storage.queue_json import DESCRIPTION, Description, DirectorySurvey, read_description
 from amqpd.storage.storage import Storage
 
@@ -257,6 +258,6 @@ def _without(state: MetadataState, vhosts: set[str], lost: set[tuple[str, str]])
     )
 
 
-def in_parts(changes: Sequence[Change], size: int = 1000) -> list[Sequence[Change]]:
+def in_parts(changes: Sequence[Change]) -> list[Sequence[Change]]:
     """Split changes into commits: 100,000 rows in one commit would delay others."""
-    return [changes[start : start + size] for start in range(0, len(changes), size)]
+    return [changes[start : start + 1000] for start in range(0, len(changes), 1000)]

@@ -12,7 +12,8 @@ from amqpd.broker.queue.services import QueueServices
 from amqpd.broker.vhost.declare import remove_queue
 from amqpd.broker.vhost.pending import DeclarationPending, Done, ObjectName, PendingDeclaration, ignore_result
 from amqpd.broker.vhost.vhost import Namespace, VHost, VhostServices
-from amqpd.storage.metadata.store import Delete, ParameterRow, Put, VhostRow, random_id
+from amqpd.storage.metadata.rows import Delete, ParameterRow, Put, VhostRow
+from amqpd.storage.metadata.store import random_id
 
 log = logging.getLogger(__name__)
 
