@@ -52,7 +52,10 @@ class UnreadableDataDirectory(Exception):
 
 
 async def dump_directory(settings: Settings, out: TextIO) -> None:
-    """Write the lines. Raises UnreadableDataDirectory, DataDirectoryInUse, MetadataError, LogUnusable, OSError."""
+    """Write the definitions and messages of a data directory, a JSON object per line.
+
+    Raises: UnreadableDataDirectory, DataDirectoryInUse, MetadataError, LogUnusable, OSError.
+    """
     if not settings.metadata.url and not (settings.data_dir / DATABASE).is_file():
         raise UnreadableDataDirectory(f"{settings.data_dir} is no data directory of amqpd (no {DATABASE} in it)")
     server = Server(settings, asyncio.get_running_loop())

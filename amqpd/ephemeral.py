@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from amqpd.config import EXIT_USAGE, load
-from amqpd.listeners import ANY, ANY_IPV6, shown
+from amqpd.listeners import ANY, ANY_IPV6, format_host
 from amqpd.server import EXIT_UNAVAILABLE, run
 
 if TYPE_CHECKING:
@@ -46,13 +46,19 @@ def run_ephemeral(argv: Sequence[str], environ: Mapping[str, str], started: floa
         started: Value of `time.monotonic` at the start.
         guests: As for `amqpd.server.Server`.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_UNAVAILABLE))  # until the server has its own handler
     parent = os.getppid()
     try:
         directory = tempfile.TemporaryDirectory(prefix="amqpd-", ignore_cleanup_errors=True)
     except OSError as error:
         print(f"amqpd: no temporary directory: {error}", file=sys.stderr)
         return EXIT_UNAVAILABLE
+
+    def end(*_: object) -> None:
+        directory.cleanup()
+        os._exit(EXIT_UNAVAILABLE)
+
+    for number in (signal.SIGTERM, signal.SIGINT):  # until the server has its own handler
+        signal.signal(number, end)
     with directory as data_dir:
         threading.Thread(target=_watch, args=(parent,), name="amqpd-parent", daemon=True).start()
         arguments = [*_defaults(data_dir), *argv]
@@ -106,7 +112,7 @@ def _ready_text(loaded: LoadedSettings, server: Server) -> str:
 def _address(listener: Listener) -> str:
     """Return host and port for clients of this machine."""
     host = {ANY: HOST, ANY_IPV6: "::1"}.get(listener.host, listener.host)
-    return f"{shown(host)}:{listener.port}"
+    return f"{format_host(host)}:{listener.port}"
 
 
 def _watch(parent: int) -> None:

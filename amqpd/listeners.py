@@ -37,11 +37,11 @@ class Listener(NamedTuple):
 
     def __str__(self) -> str:
         """Return the form of the ready line."""
-        return f"{self.protocol} {shown(self.host)}:{self.port}"
+        return f"{self.protocol} {format_host(self.host)}:{self.port}"
 
 
-def shown(host: str) -> str:
-    """Return the host as it is written before a port: IPv6 in brackets."""
+def format_host(host: str) -> str:
+    """Return the host as it is written before a colon and a port: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
@@ -91,6 +91,8 @@ def bound_socket(host: str, port: int, only_ipv6: bool = False) -> socket.socket
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted sockets inherit it: a client without heartbeats that vanished is noticed after two hours.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_ipv6)
         sock.bind((socket.gethostbyname(host) if family == socket.AF_INET else host, port))
@@ -99,8 +101,19 @@ def bound_socket(host: str, port: int, only_ipv6: bool = False) -> socket.socket
     except OSError as error:
         if sock is not None:
             sock.close()
-        raise OSError(error.errno, f"cannot listen on {shown(host)}:{port}: {error.strerror}") from error
+        raise OSError(error.errno, f"cannot listen on {format_host(host)}:{port}: {error.strerror}") from error
     return sock
+
+
+UNKNOWN_HOST: Final = "unknown"
+"""Address of a peer whose socket has none: the client reset it before it was accepted."""
+
+
+def address_or_unknown(name: object) -> tuple[str, int]:
+    """Return host and port of a transport's `peername` or `sockname`."""
+    if isinstance(name, tuple) and len(name) >= 2:
+        return str(name[0]), int(name[1])
+    return UNKNOWN_HOST, 0
 
 
 def is_loopback(host: str) -> bool:
@@ -108,6 +121,6 @@ def is_loopback(host: str) -> bool:
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
-        return host == "unix"
+        return False
     mapped = getattr(address, "ipv4_mapped", None)
     return bool((mapped or address).is_loopback)

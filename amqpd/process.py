@@ -4,10 +4,14 @@ Signals. Only SIGKILL and SIGQUIT end the broker uncleanly:
 
     TERM, INT   a clean stop
     HUP         if the process had a controlling terminal at its start (which was closed now): a clean stop.
-                Otherwise (a service): reload the settings that can change in a running broker
+                Otherwise (a service): reload the settings that can change in a running broker.
+                Ignored, if it was ignored when the process was started (nohup)
     USR1        open the log file again, after log rotation
     USR2        log the stacks of all threads and tasks
     PIPE, XFSZ  ignored: the write fails with EPIPE or EFBIG and is handled there
+
+During the start, TERM and INT end the process at once (`amqpd.__main__`); HUP, USR1 and USR2 wait until the broker is
+ready: `hold`, then `watch`.
 
 Systemd, for a service with `Type=notify`: `Notifier` reports that the broker is ready, reloads or stops, and that
 its event loop runs. A report is a datagram with `NAME=value` lines to the socket in NOTIFY_SOCKET (sd_notify(3));
@@ -71,6 +75,31 @@ def ignore() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def open_standard_streams() -> None:
+    """Open /dev/null in place of closed descriptors 0, 1 and 2. A socket would get their number, and libuv aborts the
+    process when it closes a socket with such a number.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        pass
+    os.close(descriptor)
+
+
+STDERR: Final = 2
+HELD: Final = frozenset({signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
+
+
+def hold() -> None:
+    """Let the signals of HELD wait for `watch`: by default, each ends the process."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+
+
+def hold_all() -> None:
+    """Let all signals with handlers wait. Call it at the end: the loop removes its handlers when it closes, and then
+    each signal would end the process with an exit code that is not the one of a clean stop.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD | {signal.SIGTERM, signal.SIGINT})
+
+
 def watch(
     loop: asyncio.AbstractEventLoop, output: LogOutput, stop: Callable[[], None], reload_all: Callable[[], object]
 ) -> None:
@@ -102,9 +131,11 @@ def watch(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    loop.add_signal_handler(signal.SIGHUP, hang_up)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
     loop.add_signal_handler(signal.SIGUSR1, new_file)
     loop.add_signal_handler(signal.SIGUSR2, write_stacks)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
 
 
 def reload(
@@ -157,19 +188,24 @@ def write_stacks() -> None:
 
 # The value for no limit.
 UNLIMITED: Final = 1 << 30
+# An idle broker has some 25 files open; it opens more while it imports modules, and each connection has one.
+LIMIT_MIN: Final = 64
 BACKLOG_MAX: Final = 1024
 BACKLOG_SHARE: Final = 8
 
 
-def raise_limit() -> int:
-    """Raise the soft limit of open files to the hard one. Return the limit. Raises nothing."""
+def raise_limit() -> None:
+    """Raise the soft limit of open files to the hard one. Raises OSError if that is too low for a broker."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError) as error:  # for example an unlimited hard limit that the kernel bounds
             log.warning("the limit of %d open files cannot be raised to %d: %s", soft, hard, error)
-    return limit()
+    if limit() < LIMIT_MIN:
+        raise OSError(
+            f"the limit of open files is {limit()}, and amqpd needs {LIMIT_MIN}: ulimit -n, LimitNOFILE of systemd"
+        )
 
 
 def limit() -> int:

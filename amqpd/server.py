@@ -4,12 +4,13 @@ Start: data directory and metadata (milliseconds, before anything listens), then
 (AMQP, guests, the admin API), then the ready line.
 
 Stop (SIGTERM, SIGINT): no new connections, connection.close 320 to every client, then all logs are synced and
-marked clean. It takes at most five seconds; clients cannot delay it.
+marked clean. It takes at most five seconds, and 0.1 ms for each log that was written to; clients cannot delay it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -35,8 +36,10 @@ from amqpd.management.definitions import DefinitionsError
 from amqpd.management.front_end import AdminFrontEnd
 from amqpd.process import Notifier
 from amqpd.routing.selector import build_parsers
+from amqpd.storage import journal
 from amqpd.storage.data_directory import DataDirectoryInUse
-from amqpd.storage.metadata.store import MetadataError, Row, SqlMetadataStore
+from amqpd.storage.metadata.rows import Row
+from amqpd.storage.metadata.store import MetadataError, SqlMetadataStore
 from amqpd.storage.queue_log import LogUnusable
 from amqpd.storage.storage import Storage
 
@@ -54,10 +57,15 @@ log = logging.getLogger(__name__)
 
 EXIT_UNAVAILABLE: Final = 69
 EXIT_FAILED: Final = 70
+
+KAFKA_PYTHON: Final = "kafka-python>=3.0.12,<4"
+"""The requirement of the extra `kafka` in pyproject.toml."""
 # Interval and number of checks whether the broker is idle, for imports that it may need later.
 REST_LOOK_S: Final = 0.25
 REST_LOOKS: Final = 40
 CLOCK_LOOK_S: Final = 5.0
+# Delay of the second look at a data directory that is not there.
+MISSING_LOOK_S: Final = 1.0
 
 
 class Substitutes(NamedTuple):
@@ -105,6 +113,7 @@ class Server:
         self.notifier = Notifier({})
         self._maintenance_timer: asyncio.TimerHandle | None = None
         self._clock_timer: asyncio.TimerHandle | None = None
+        self._is_data_missing = False
         self._idle_timer: asyncio.TimerHandle | None = None
         self._definitions = _definitions_of(settings)
         self._importing = asyncio.Lock()
@@ -131,6 +140,9 @@ class Server:
             self.metadata = self.node.metadata
         else:
             clock, filesystem, metadata = substitutes
+            # A substitute is a simulation, or keeps everything in memory.
+            if settings.storage.journal and filesystem is None:
+                log_options["journal_size_bytes"] = journal.SIZE_BYTES
             self.storage = Storage(data_dir, clock=clock, filesystem=filesystem, **log_options)
             if metadata is not None:
                 self.metadata = metadata(post)
@@ -153,8 +165,8 @@ class Server:
             others.append(front_end)
         self.front_ends: list[FrontEnd] = [*cluster_front_ends, self.amqp, *others, admin]
 
-    async def begin(self) -> None:
-        """Load the metadata. Raises MetadataError, LogUnusable."""
+    async def load_or_join(self) -> None:
+        """Load the metadata, or join the cluster. Raises MetadataError, LogUnusable."""
         if self.node is None:
             self.load()
         else:
@@ -193,11 +205,8 @@ class Server:
     async def import_definitions(self) -> None:
         """Import the definitions of the settings, before anything listens. Raises DefinitionsError, MetadataError."""
         if self.node is not None:
-            if self._definitions is not None:
-                raise DefinitionsError(
-                    "a node of a cluster imports no definitions at its start: import them with the HTTP API"
-                )
-        elif self._definitions is not None:
+            return  # the first node of a cluster writes the first user and vhost
+        if self._definitions is not None:
             await self._import_files(self._definitions)
         elif not self.broker.vhosts and not self.broker.auth.users():
             # rabbit: this also happens if the import of a first start failed, and the setting was removed since then.
@@ -281,8 +290,20 @@ class Server:
             self._tick_clock()
 
     def _tick_clock(self) -> None:
-        self._clock_timer = self.loop.call_later(CLOCK_LOOK_S, self._tick_clock)
         self.storage.clock_watch.tick()
+        self.check_data_directory()
+        delay_s = MISSING_LOOK_S if self._is_data_missing else CLOCK_LOOK_S
+        self._clock_timer = self.loop.call_later(delay_s, self._tick_clock)
+
+    def check_data_directory(self) -> None:
+        """Stop if the data directory is not there any more: the files are still open, but no start would find them.
+
+        It must be missing twice: a backup may rename it for a moment.
+        """
+        was_missing, self._is_data_missing = self._is_data_missing, not self.storage.is_in_place()
+        if was_missing and self._is_data_missing:
+            where = self.settings.data_dir
+            self.fail(f"{where}, or .lock in it, was removed, moved or replaced while the broker used it")
 
     def _run_maintenance(self) -> None:
         self.start_upkeep()
@@ -402,25 +423,30 @@ class Server:
         self.broker.turn.finish()  # closing the logs settles republished messages in their source queues
         if self.node is not None:
             await self.node.close()
-        self.storage.clock_watch.save()
-        self.storage.close(clean=True)
-        log.info("stopped, all logs are synced")
+        clean = self.storage.is_in_place()  # otherwise the path may name the directory of another broker
+        if clean:
+            self.storage.clock_watch.save()
+        self.storage.close(clean=clean)
+        if clean:
+            log.info("stopped, all logs are synced")
+        else:
+            log.warning("stopped, but the logs are not closed: %s is not in its place", self.settings.data_dir)
         self.notifier.close()
         self.stopped.set()
 
 
 def _kafka_front_end(settings: Settings, broker: Broker, connections: ConnectionRegistry) -> KafkaFrontEnd:
     """Return the front end of Kafka's clients. Raises OSError if it cannot run here."""
-    if settings.cluster.kafka:
-        raise OSError(
-            "kafka.port cannot be set together with cluster.kafka: clients of a cluster's streams use Kafka itself"
-        )
+    import warnings
+
     try:
-        from amqpd.kafka_server.server import KafkaFrontEnd
-    except ModuleNotFoundError as error:
+        # kafka-python reads its definitions with a deprecated function; tests may have warnings as errors.
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+            from amqpd.kafka_server.server import KafkaFrontEnd
+    except ImportError as error:  # none, or version 2, which lacks some modules
         if not (error.name or "").startswith("kafka"):
             raise
-        raise OSError("kafka.port needs kafka-python: pip install 'amqpd[kafka]'") from None
+        raise OSError(f"kafka.port needs {KAFKA_PYTHON}: pip install '{KAFKA_PYTHON}'") from None
     return KafkaFrontEnd(broker, connections.unopened)
 
 
@@ -432,13 +458,28 @@ def _make_parsers() -> None:
 
 
 def _private_directory(path: Path) -> None:
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Create the directory. Raises OSError."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
+
+
+def _reason(error: Exception) -> str:
+    """Return the text of an error without its number, and with its file, if any."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
 
 
 def _print(line: str) -> bool:
-    """Print to standard output. Return False if its reader has ended: a closed terminal, a broken pipe."""
+    """Print to standard output, with what it cannot encode escaped: a path in another encoding.
+
+    Return False if its reader has ended: a closed terminal, a broken pipe.
+    """
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # none: closed before the start, or a StringIO
     try:
-        print(line, flush=True)
+        print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
         return True
     except OSError as error:
         log.warning("standard output cannot be written: %s", error.strerror)
@@ -462,14 +503,13 @@ async def serve(
     ready_text: Callable[[Server], str] | None = None,
 ) -> int:
     """Run the server until it is stopped. Return the exit code."""
-    process.raise_limit()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(tls.handle_loop_exception)
     gc.disable()  # everything that is loaded stays; the collector would scan it many times
     server = Server(settings, loop, guests, substitutes)
     server.notifier = Notifier(os.environ)
     server.read_settings = read_settings
-    await server.begin()
+    await server.load_or_join()
     await server.import_definitions()
     await server.listen()
     process.watch(loop, output, server.stop, server.on_sighup)
@@ -493,6 +533,7 @@ async def serve(
     gc.set_threshold(50_000, 20, 100)
     gc.enable()
     await server.stopped.wait()
+    process.hold_all()
     return EXIT_FAILED if server.failed else 0
 
 
@@ -519,13 +560,16 @@ def run(
         itself.
     """
     os.umask(0o077)
+    process.open_standard_streams()
     process.ignore()
+    process.hold()
     sys.setswitchinterval(0.001)
     try:
         output = logging_config.begin(settings.log)
+        process.raise_limit()
         return uvloop.run(serve(settings, started, output, read_settings, guests, notes, substitutes, ready_text))
     except DataDirectoryInUse as error:
-        print(f"amqpd: data directory {error} is in use by another broker", file=sys.stderr)
-    except (OSError, MetadataError, LogUnusable, DefinitionsError) as error:
         print(f"amqpd: {error}", file=sys.stderr)
+    except (OSError, MetadataError, LogUnusable, DefinitionsError) as error:
+        print(f"amqpd: {_reason(error)}", file=sys.stderr)
     return EXIT_UNAVAILABLE

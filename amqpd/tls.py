@@ -34,7 +34,8 @@ def server_context(tls: TlsSettings | HttpTlsSettings, name: str) -> ssl.SSLCont
     Cost: 5 ms.
     Raises: OSError (ssl.SSLError is one).
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = _ServerContext(ssl.PROTOCOL_TLS_SERVER)
+    context.section, context.depth = name, tls.depth
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # The Java client with NIO reads no frame behind a session ticket of TLS 1.3. RabbitMQ sends none.
     context.num_tickets = 0
@@ -46,14 +47,13 @@ def server_context(tls: TlsSettings | HttpTlsSettings, name: str) -> ssl.SSLCont
             context.load_verify_locations(tls.ca)
     except OSError as error:
         # OpenSSL's "[SSL] PEM lib" does not name the file.
-        raise OSError(error.errno, f"{name}: {tls.certificate}, {tls.key}, {tls.ca}: {error}") from error
+        files = ", ".join(str(path) for path in (tls.certificate, tls.key, tls.ca) if path is not None)
+        raise OSError(f"{name}: {files}: {error}") from error
     if tls.fail_if_no_peer_certificate:
         context.verify_mode = ssl.CERT_REQUIRED
     elif tls.verify_peer:
         context.verify_mode = ssl.CERT_OPTIONAL
     choose_ciphers(context, tls.ciphers, f"{name}.ciphers")
-    if tls.depth < DEPTH_MAX:
-        context.sslobject_class = _bounded(tls.depth)
     return context
 
 
@@ -84,19 +84,69 @@ def choose_ciphers(context: ssl.SSLContext, names: Sequence[str], setting: str) 
         raise OSError(f"{setting}: OpenSSL does not offer {', '.join(sorted(unknown))}")
 
 
-def _bounded(depth: int) -> type[ssl.SSLObject]:
-    """Return a class of TLS connections whose handshake fails if the client's certificate chain is too long."""
+class _ServerLink(ssl.SSLObject):
+    """TLS of one connection. The reason of a failed handshake gets into the log, and as an alert to the client.
 
-    class Bounded(ssl.SSLObject):
-        def do_handshake(self) -> None:
+    Event loops close the connection at the first error and drop the alert. So the error is reported to the loop one
+    call later: when the client sends more. If it closes the connection or is silent, the loop ends the handshake.
+
+    Attributes:
+        outgoing: bytes for the client.
+    """
+
+    outgoing: ssl.MemoryBIO
+    _failure: ssl.SSLError | None = None
+
+    def do_handshake(self) -> None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        try:
             super().do_handshake()
-            between = _verified_count(self) - 2
-            if between > depth:
-                why = f"{between} certificates are between the client's and its authority's, and {depth} are allowed"
-                log.warning("a TLS handshake is refused: %s", why)  # the event loop would not log it
-                raise ssl.SSLCertVerificationError(why)
+        except ssl.SSLWantReadError:
+            raise
+        except ssl.SSLError as error:
+            self._log(error)
+            if not self.outgoing.pending:
+                raise
+            self._failure = error
+            error.__traceback__ = None  # its frames would keep this object alive
+        else:
+            self._check_depth()
+            return
+        raise ssl.SSLWantReadError("the alert must be sent first")
 
-    return Bounded
+    def _log(self, why: object) -> None:
+        assert isinstance(self.context, _ServerContext)
+        log.warning("a TLS handshake with %s failed: %s", self.context.section, why)
+
+    def _check_depth(self) -> None:
+        """Raise SSLCertVerificationError if the client's certificate chain is too long."""
+        assert isinstance(self.context, _ServerContext)
+        depth = self.context.depth
+        if depth < DEPTH_MAX and (between := _verified_count(self) - 2) > depth:
+            why = f"{between} certificates are between the client's and its authority's, and {depth} are allowed"
+            self._log(why)
+            raise ssl.SSLCertVerificationError(why)
+
+
+class _ServerContext(ssl.SSLContext):
+    """Context of a listener.
+
+    Attributes:
+        section: name of the settings section, for the log.
+        depth: the setting `depth`.
+    """
+
+    sslobject_class = _ServerLink
+    section: str
+    depth: int
+
+    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *rest: Any, **options: Any) -> ssl.SSLObject:
+        link = super().wrap_bio(incoming, outgoing, *rest, **options)
+        assert isinstance(link, _ServerLink)
+        link.outgoing = outgoing
+        return link
 
 
 def _verified_count(link: Any) -> int:

@@ -9,6 +9,7 @@ The gateway decides by the path which nodes answer a request:
     DIFFERENCE              the dry run of an import: the nodes that would create the objects
     ANY                     a connection or channel by its name: the node that has it
     ALL                     closing many connections: all nodes
+    ALARMS                  the check for alarms: all nodes; the check for local alarms asks this node
     other paths             this node: cluster-wide data is equal on all nodes, or the path concerns this node only
 
 An asked node first waits until it has read slot 0 as far as the asking node. So it knows a new user or vhost, and
@@ -32,13 +33,21 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
 from amqpd.auth.internal_backend import User
 from amqpd.broker.vhost import vhosts
 from amqpd.broker.vhost.pending import wait_done
-from amqpd.cluster.peer_http import PART_SILENT_S, PeerHttpClient, PeerTimeout, encode_body, parse_json, sliced_reply
+from amqpd.cluster.peer_http import (
+    PART_SILENT_S,
+    NotConnected,
+    PeerHttpClient,
+    PeerTimeout,
+    encode_body,
+    parse_json,
+    sliced_reply,
+)
 from amqpd.cluster.view import NodeState
 from amqpd.management.cluster_gateway import (
     MISSING,
@@ -49,7 +58,8 @@ from amqpd.management.cluster_gateway import (
     ClusterApi,
     ForwardedRequest,
 )
-from amqpd.management.listing import Body, page_head, requested_page
+from amqpd.management.definitions_import import all_permissions, importing_user
+from amqpd.management.listing import Body, listing, page_head, requested_page
 from amqpd.management.request import (
     ApiRequest,
     ApiResponse,
@@ -74,6 +84,7 @@ if TYPE_CHECKING:
 
 CLUSTER_LISTS: Final = ("users", "global_parameters")
 Document = dict[str, Any]
+Answer = TypeVar("Answer")
 
 
 def split_definitions(document: Mapping[str, Any]) -> tuple[Document, dict[str, Document]]:
@@ -98,8 +109,13 @@ def split_definitions(document: Mapping[str, Any]) -> tuple[Document, dict[str, 
     return own, by_vhost
 
 
-async def ensure_vhost(broker: Broker, part: Document, name: str) -> None:
-    """Declare the vhost of a part if it does not exist. Its owner imports the rest of the part."""
+async def ensure_vhost(broker: Broker, part: Document, name: str, user: str) -> None:
+    """Declare the vhost of a part if it does not exist. Its owner imports the rest of the part.
+
+    Args:
+        user: who imports over HTTP; the part then gives the user all permissions in a new vhost, unless it has other
+            permissions of the user. Empty for amqpctl.
+    """
     item = next(iter(part.get("vhosts", ())), None)
     if item is None or broker.vhosts.exists(name):
         return
@@ -109,6 +125,8 @@ async def ensure_vhost(broker: Broker, part: Document, name: str) -> None:
         raise BadRequest(f"vhost '{name}' has invalid values")
     kind = "classic" if kind == "undefined" else kind
     await wait_done(partial(vhosts.declare, broker.vhosts, name, description, [str(tag) for tag in tags], kind))
+    if user and all(each.get("user") != user for each in part.get("permissions", ())):
+        part.setdefault("permissions", []).append(all_permissions(user, name))
 
 
 def join_documents(documents: list[Document]) -> Document:
@@ -177,6 +195,7 @@ ALL: Final = frozenset(
     ("api/connections/username/{user}", "api/amqpd/close_all_connections", "api/amqpd/close_user_connections")
 )
 DIFFERENCE: Final = frozenset(("api/amqpd/definitions/difference",))
+ALARMS: Final = frozenset(("api/health/checks/alarms",))
 IN_BODY: Final = frozenset(("api/amqpd/purge_queue", "api/amqpd/delete_queue", "api/amqpd/trace"))
 """Paths with the vhost in the body; the default is `/`."""
 _OF_CLUSTER: Final = frozenset(("users", "permissions", "topic_permissions", "global_parameters"))
@@ -234,8 +253,27 @@ class ApiGateway(ClusterApi):
     async def forward(
         self, request: web.BaseRequest, route: ApiRoute, params: Mapping[str, str], by: ForwardedRequest
     ) -> web.StreamResponse | None:
-        node = await self._node_for(params)
-        return None if node is None else await self._inner.forward(node, request, by)
+        async def ask() -> web.StreamResponse | None:
+            node = await self._node_for(params)
+            return None if node is None else await self._inner.forward(node, request, by)
+
+        return await (self._retried(ask) if "vhost" in params else ask())
+
+    async def _retried(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Repeat a request while the vhost's owner accepts no connection. If it died, another node becomes the owner.
+
+        Raises:
+            NotConnected: still not after OWNER_S.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + OWNER_S
+        while True:
+            try:
+                return await ask()
+            except NotConnected:
+                if loop.time() > deadline:
+                    raise
+            await self._view.wait_change(POLL_S)
 
     async def _node_for(self, params: Mapping[str, str]) -> NodeState | None:
         """Return the other node that must answer; None for this node. Raises Unavailable."""
@@ -293,6 +331,7 @@ class ApiGateway(ClusterApi):
                 (SUMS, self._sum),
                 (DOCUMENTS, self._document),
                 (ANY, self._any),
+                (ALARMS, self._alarms),
             )
         else:
             made = frozenset(("api/vhosts/{vhost}",)) if method == "PUT" else frozenset[str]()
@@ -306,7 +345,7 @@ class ApiGateway(ClusterApi):
             )
         for paths, answer in kinds:
             if path in paths:
-                return _Bound(answer, route)
+                return partial(answer, route)
         return route.handler
 
     def _path(self, route: ApiRoute, call: ApiRequest) -> str:
@@ -366,8 +405,9 @@ class ApiGateway(ClusterApi):
             elif answer.status not in (401, 404):  # the user or the object is unknown there: no part
                 missing.append(_log_missing(node, answer))
         if route.path == "api/nodes" and missing:
-            gone = [b"\t" + to_json({"name": name, "type": "disc", "running": False}).encode() for name in missing]
-            parts["~"] = _ListingPart(len(gone), len(gone), gone)
+            gone = [{"name": name, "type": "disc", "running": False} for name in missing]
+            part = await listing(call.for_part(), gone, lambda node: node, lambda node: str(node["name"]))
+            parts["~"] = await _read_part([_body_of(part)], slices)
         return await _merged(call, [parts[name] for name in sorted(parts)], missing, (page, size), slices)
 
     async def _own(self, route: ApiRoute, call: ApiRequest) -> list[bytes]:
@@ -390,6 +430,24 @@ class ApiGateway(ClusterApi):
         found["missing_nodes"] = missing
         return await sliced_reply(found, {MISSING: ",".join(missing)} if missing else {})
 
+    async def _alarms(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
+        """Answer with the alarms of all nodes. rabbit: this check covers the cluster."""
+        answers, missing = await self._ask_all(route, call, {})
+        found = await route.handler(call)
+        documents = [json.loads(_body_of(found))]
+        for node, answer in answers:
+            document = json.loads(answer.body) if answer.status in (200, 503) else {}
+            if answer.status == 200 or "alarms" in document:
+                documents.append(document)
+            else:
+                missing.append(_log_missing(node, answer))
+        alarms = [alarm for each in documents for alarm in each.get("alarms", ())]
+        headers = {MISSING: ",".join(missing)} if missing else {}
+        if not alarms:
+            return ApiResponse(found.status, found.body, headers=headers)
+        failed = next(each for each in documents if "alarms" in each)
+        return ApiResponse(503, to_json({**failed, "alarms": alarms}).encode(), headers=headers)
+
     async def _document(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
         answers, missing = await self._ask_all(route, call, {})
         if missing:
@@ -402,6 +460,9 @@ class ApiGateway(ClusterApi):
             for name, value in (await parse_json(answer.body)).items():
                 if isinstance(value, list) and name not in _OF_CLUSTER:
                     found.setdefault(name, []).extend(value)
+        moving = set(self._view.vhosts()).difference(each["name"] for each in found["vhosts"])
+        if moving:
+            raise Unavailable(f"vhosts that are moving: {', '.join(sorted(moving))}")
         reply = await sliced_reply(found)
         await free_in_slices(found)
         return reply
@@ -451,10 +512,11 @@ class ApiGateway(ClusterApi):
         return found
 
     async def _in_body(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
-        node = await self._owner(call.text("vhost", "/"))
-        if node is None:
-            return await route.handler(call)
-        return await self._ask(node, route, call)
+        async def ask() -> ApiResponse:
+            node = await self._owner(call.text("vhost", "/"))
+            return await (route.handler(call) if node is None else self._ask(node, route, call))
+
+        return await self._retried(ask)
 
     async def _import(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
         """Import definitions part by part; see the module."""
@@ -462,8 +524,9 @@ class ApiGateway(ClusterApi):
         found = await route.handler(with_body(call, own))
         total = await parse_json(_body_of(found)) if found.body else None
         by_node: dict[NodeState | None, list[Document]] = {}
+        user = importing_user(call)
         for name, part in by_vhost.items():
-            await ensure_vhost(self._broker, part, name)
+            await ensure_vhost(self._broker, part, name, user)
             by_node.setdefault(await self._owner(name), []).append(part)
         for node, documents in by_node.items():
             part_call = with_body(call, join_documents(documents))
@@ -493,7 +556,7 @@ class ApiGateway(ClusterApi):
         return reply(total)
 
     async def _ask(self, node: NodeState, route: ApiRoute, call: ApiRequest) -> ApiResponse:
-        """Let another node answer. Raises Unavailable."""
+        """Let another node answer. Raises NotConnected, Unavailable."""
         body, by = await encode_body(call.body), ForwardedRequest(call.caller, ("", 0))
         try:
             return _response_of(
@@ -502,18 +565,7 @@ class ApiGateway(ClusterApi):
                 )
             )
         except PeerTimeout as error:
-            raise Unavailable(str(error)) from error
-
-
-class _Bound:
-    """Handler for one route."""
-
-    def __init__(self, answer: Callable[[ApiRoute, ApiRequest], Awaitable[ApiResponse]], route: ApiRoute) -> None:
-        self._answer = answer
-        self._route = route
-
-    def __call__(self, call: ApiRequest) -> Awaitable[ApiResponse]:
-        return self._answer(self._route, call)
+            raise (Unavailable if error.sent else NotConnected)(str(error)) from error
 
 
 def _forwarded_headers(call: ApiRequest) -> dict[str, str]:
@@ -600,11 +652,8 @@ async def _merged(
     body = Body()
     first, last = 0, filtered
     if page:
-        pages = max(1, -(-filtered // size))
-        if page > pages:
-            raise BadRequest(f"Page out of range, page: {page} page size: {size}, len: {filtered}")
         first, last = (page - 1) * size, page * size
-        body.add(page_head(filtered, max(0, min(last, filtered) - first), page, pages, size, total))
+        body.add(page_head(filtered, page, size, total))
         body.add((f',"missing_nodes":{to_json(missing)}' if missing else "") + ',"items":')
     body.add("[")
     comma = ""

@@ -235,7 +235,7 @@ def main(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return EXIT_USAGE
     failed = asyncio.run(_checked(options))
-    print(f"{failed} checks have failed" if failed else "a node with these settings can start")
+    print(f"failed checks: {failed}" if failed else "a node with these settings can start")
     return EXIT_UNAVAILABLE if failed else 0
 
 

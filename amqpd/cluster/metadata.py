@@ -342,19 +342,24 @@ class ClusterMetadata:
                     logger.exception("a cluster-wide change failed: a bug in amqpd, please report it")
                     error = WriteFailed(f"cannot write the metadata: {failed!r}")
                 _answer(waiting.done, error)
-                if error is None:
-                    self.state.report_again(waiting.changes)
+                self.state.report_again(waiting.changes)
         finally:
             self._working = None
 
     async def _write_and_see(self, changes: Sequence[Change]) -> None:
-        """Write changes to slot 0 and wait until this node has read them. Raises MetadataError."""
-        offset = await self.write_cluster(changes)
+        """Write changes to slot 0 and wait until this node has read them. The caller answers its submitter, which
+        applies them with the acting user, and calls `report_again`. Raises MetadataError.
+        """
+        self.state.unanswered.update(changes)
         try:
-            async with asyncio.timeout(SEEN_TIMEOUT_S):
-                await self.state.wait_applied(offset)
-        except (TimeoutError, KafkaDisconnected) as error:
-            raise WriteFailed(f"the metadata was written, but slot 0 cannot be read: {error}") from error
+            offset = await self.write_cluster(changes)
+            try:
+                async with asyncio.timeout(SEEN_TIMEOUT_S):
+                    await self.state.wait_applied(offset)
+            except (TimeoutError, KafkaDisconnected) as error:
+                raise WriteFailed(f"the metadata was written, but slot 0 cannot be read: {error}") from error
+        finally:
+            self.state.unanswered.difference_update(changes)
 
     # -- submissions to several slots ----------------------------------------------------------------------------------
 
@@ -383,7 +388,7 @@ class ClusterMetadata:
             _answer(done, WriteFailed(f"cannot write the metadata: {error!r}"))
         else:
             _answer(done, None)
-            self.state.report_again(cluster)
+        self.state.report_again(cluster)
 
     async def _end_vhost(self, row: VhostRow) -> None:
         """Delete the topic of a vhost without contents, then its row. Raises MetadataError."""

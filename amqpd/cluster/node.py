@@ -23,6 +23,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -64,7 +65,7 @@ def apply_cluster_rows(state: ClusterState, broker: Broker) -> None:
     here.
 
     A row that this node wrote itself also comes back here and changes nothing. The broker starts with the earlier
-    rows (`ClusterState.metadata_state`).
+    rows (`ClusterState.metadata_state`). A change is the broker's own: its context has no acting user or connection.
     """
 
     def changed(change: Change) -> None:
@@ -79,7 +80,7 @@ def apply_cluster_rows(state: ClusterState, broker: Broker) -> None:
             if vhost is not None and not vhost.deleted and vhost.id == row.id and vhost.row() != row:
                 vhosts.become(vhost, row)
 
-    state.on_row.append(changed)
+    state.on_row.append(lambda change: Context().run(changed, change))
 
 
 class ReplicationAlarm:
@@ -190,7 +191,6 @@ class ClusterNode:
             MetadataError: the data directory belongs to a single node.
         """
         _check_directory(settings.data_dir)
-        self.settings = settings
         self.options: ClusterOptions = cluster_options(settings.cluster)
         options = self.options
         self._outages = options.access.outages
@@ -201,7 +201,7 @@ class ClusterNode:
         self.topics = TopicAdmin(options)
         self.reader = KafkaReader(options.access)
         self.draining = False
-        self._assignor = Assignor(options.settled_topic, options.slots, self._member, self._wishes, False)
+        self._assignor = Assignor(options.settled_topic, options.slots, self._member, self._wishes)
         self._members = GroupMembership(
             options.access,
             options.group,
@@ -572,6 +572,3 @@ def _check_directory(data_dir: Path) -> None:
 def _logged(error: BaseException | None) -> None:
     if error is not None:
         logger.warning("a completed move request was not removed: %s", error)
-
-
-__all__ = ["Change", "ClusterNode", "ClusterView"]

@@ -11,17 +11,13 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.auth.internal_backend import NoSuchVhost
 from amqpd.management.request import ClusterControl, NoSuchNode, NotMoved
 
 if TYPE_CHECKING:
-    from amqpd.cluster.peer_server import PeerServer
-    from amqpd.cluster.state import ClusterState
-    from amqpd.cluster.view import View
-    from amqpd.kafka.admin import ClusterOptions
-    from amqpd.kafka.group import Peer
+    from amqpd.cluster.node import ClusterNode
 
 log = logging.getLogger(__name__)
 
@@ -29,38 +25,10 @@ MOVE_S: Final = 60.0
 POLL_S: Final = 0.5
 
 
-class Controlled(Protocol):
-    """The part of ClusterNode that the operations need."""
-
-    options: ClusterOptions
-    state: ClusterState
-
-    @property
-    def view(self) -> View: ...
-
-    @property
-    def inner(self) -> PeerServer: ...
-
-    @property
-    def kafka_answers(self) -> bool: ...
-
-    @property
-    def cut_off(self) -> str: ...
-
-    @property
-    def peers(self) -> list[Peer]: ...
-
-    async def request_move(self, slot: int, node: str | None) -> None: ...
-
-    async def drain(self) -> None: ...
-
-    def undrain(self) -> None: ...
-
-
 class ClusterOperations(ClusterControl):
     """Operations for administrators on one node."""
 
-    def __init__(self, node: Controlled) -> None:
+    def __init__(self, node: ClusterNode) -> None:
         self._node = node
 
     def status(self) -> dict[str, Any]:
@@ -130,12 +98,12 @@ class ClusterOperations(ClusterControl):
         owner = self._node.view.owner_of(vhost)
         return owner is not None and owner.name == node
 
-    async def _until(self, condition: Any, text: str, timeout_s: float = MOVE_S) -> None:
-        """Wait until `condition` returns true. Raises NotMoved after the time-out."""
-        deadline = asyncio.get_running_loop().time() + timeout_s
+    async def _until(self, condition: Any, text: str) -> None:
+        """Wait until `condition` returns true. Raises NotMoved after MOVE_S."""
+        deadline = asyncio.get_running_loop().time() + MOVE_S
         while not condition():
             if asyncio.get_running_loop().time() > deadline:
-                raise NotMoved(f"{text} after {timeout_s:g} s")
+                raise NotMoved(f"{text} after {MOVE_S:g} s")
             await self._node.view.wait_change(POLL_S)
 
     async def rebalance(self) -> dict[str, str]:

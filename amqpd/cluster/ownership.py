@@ -1,6 +1,6 @@
 """Takeover of a slot: this node becomes the only writer of a slot, reads its data and serves it, or gives it up.
 
-Taking over slot n (`take`):
+Taking over slot n (`take_over`):
 
 1. Get the next epoch of the slot's producer id from Kafka. Write a barrier with it to `meta` n and `settled` n.
    From now on Kafka refuses declarations and acks of the previous owner.
@@ -59,7 +59,8 @@ from amqpd.kafka.partition import UNKNOWN, Partition
 from amqpd.kafka.producer import KafkaProducer, KafkaRefused, fencing_epoch, init_producer_id, take_over
 from amqpd.kafka.requests import ProducerId
 from amqpd.storage.log.record import BadRecord
-from amqpd.storage.metadata.store import Delete, MetadataClosed, MetadataError, Put, Row, VhostRow
+from amqpd.storage.metadata.rows import Delete, Put, Row, VhostRow
+from amqpd.storage.metadata.store import MetadataClosed, MetadataError
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
@@ -116,9 +117,9 @@ class OwnedSlot:
     Attributes:
         held: producer id and epoch of the slot.
         vhosts: the loaded vhosts by name.
-        ended: why the slot is no longer ours; "" while it is.
-        over: set when the slot ended.
-        halted: its queues do not deliver, because Kafka has not answered for longer than the session time-out.
+        end_reason: why the slot is no longer ours; "" while it is.
+        end_event: set when the slot ended.
+        is_suspended: its queues do not deliver, because Kafka has not answered for longer than the session time-out.
         renewed_s: monotonic time of the last new epoch.
         kept_alive_s: monotonic time of the last keep-alive records.
         changing: serializes a new epoch and the end.
@@ -154,7 +155,7 @@ class OwnedSlot:
 
 
 class SlotOwnership:
-    """The slots of this node: the `SlotTaker` that a `Slots` calls.
+    """The slots of this node: `Slots` calls it.
 
     Args:
         announced: returns the name, address and fingerprint of this node.

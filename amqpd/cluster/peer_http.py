@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -26,9 +25,9 @@ from yarl import URL
 from amqpd.cluster import peer_link
 from amqpd.cluster.peer_link import PeerConnector, PeerRefused, PeerUnreachable
 from amqpd.management.cluster_gateway import CALLER, PART, POSITION, encode_caller
+from amqpd.management.json_body import SlicedJsonParser
 from amqpd.management.listing import encode_object
 from amqpd.management.request import ApiResponse, Unavailable, to_json
-from amqpd.management.time_slice import TimeSlice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +55,23 @@ _NOT_BACK: Final = frozenset(("connection", "keep-alive", "transfer-encoding", "
 
 
 class PeerTimeout(Exception):
-    """Error: the node did not answer. The text names it and gives the reason."""
+    """Error: the node did not answer. The text names it and gives the reason.
+
+    Attributes:
+        sent: False if the node accepted no connection.
+    """
+
+    def __init__(self, text: str, sent: bool) -> None:
+        super().__init__(text)
+        self.sent = sent
+
+
+class NotConnected(Unavailable):
+    """The node accepts no connection, so the request was not sent."""
+
+
+class _ConnectError(aiohttp.ClientConnectionError):
+    pass
 
 
 class PeerAnswer(NamedTuple):
@@ -90,7 +105,7 @@ class _Connector(aiohttp.BaseConnector):
         try:
             await self._inner.open(node, self._inner.preamble(peer_link.HTTP), protocol)
         except (PeerUnreachable, PeerRefused) as error:
-            raise aiohttp.ClientConnectionError(str(error)) from error
+            raise _ConnectError(str(error)) from error
         return protocol
 
 
@@ -154,12 +169,14 @@ class PeerHttpClient:
             async with self._request(node, method, path, given, data, silent_s) as response:
                 return PeerAnswer(response.status, response.headers, await response.read())
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-            raise PeerTimeout(f"node {node.name} does not answer: {str(error) or 'nothing came'}") from error
+            sent = not isinstance(error, _ConnectError)
+            raise PeerTimeout(f"node {node.name} does not answer: {str(error) or 'nothing came'}", sent) from error
 
     async def forward(self, node: NodeState, request: web.BaseRequest, by: ForwardedRequest) -> web.StreamResponse:
         """Pass a client's request to the node and stream the answer to the client.
 
         Raises:
+            NotConnected: the node accepts no connection.
             Unavailable: the node did not answer; nothing was sent to the client.
         """
         headers = {name: value for name, value in request.headers.items() if _is_passed(name)}
@@ -169,7 +186,8 @@ class PeerHttpClient:
             context = self._request(node, request.method, request.raw_path, headers, data, SILENT_S)
             answer = await context.__aenter__()
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-            raise Unavailable(f"node {node.name} does not answer: {str(error) or 'nothing came'}") from error
+            kind = NotConnected if isinstance(error, _ConnectError) else Unavailable
+            raise kind(f"node {node.name} does not answer: {str(error) or 'nothing came'}") from error
         try:
             back = {name: value for name, value in answer.headers.items() if name.lower() not in _NOT_BACK}
             response = web.StreamResponse(status=answer.status, headers=back)
@@ -201,81 +219,29 @@ AT_ONCE: Final = 64 * 1024
 """A shorter text is parsed in one piece, in half a millisecond."""
 DEPTH: Final = 2
 """Values at this depth, such as a queue or a binding, are parsed in one piece."""
-_SPACE: Final = re.compile("[ \t\n\r]*")
+_DECODER: Final = json.JSONDecoder()
 
 
 async def parse_json(data: bytes) -> Any:
     """Parse a node's JSON answer. Raises ValueError."""
     text = data.decode()
-    if len(text) <= AT_ONCE:
-        return json.loads(text)
-    walk = IncrementalJsonParser(text)
-    value = await walk.value(0)
-    if walk.peek():
-        raise ValueError("extra data after the end")
-    return value
+    return json.loads(text) if len(text) <= AT_ONCE else await AnswerParser(text, definitions=False).document()
 
 
-class IncrementalJsonParser:
-    """Parser of a large JSON text that yields to the loop between values."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._at = 0
-        self._slices = TimeSlice()
-        self._decode = json.JSONDecoder().raw_decode
-
-    def peek(self) -> str:
-        """Return the next character that is no space; "" at the end."""
-        found = _SPACE.match(self._text, self._at)
-        assert found is not None  # the pattern also matches an empty text
-        self._at = found.end()
-        return self._text[self._at : self._at + 1]
+class AnswerParser(SlicedJsonParser):
+    """Parser of a large answer of another node, which needs no limits."""
 
     async def value(self, depth: int) -> Any:
-        """Parse the value that begins here.
-
-        Args:
-            depth: number of containers around it.
-        """
         char = self.peek()
-        if depth >= DEPTH or char not in "[{":
-            value, self._at = self._decode(self._text, self._at)
-            if self._slices.expired:
-                await self._slices.yield_loop()
-            return value
-        return await (self._list(depth + 1) if char == "[" else self._object(depth + 1))
+        if depth < DEPTH and char in "[{":
+            return await (self.list(depth + 1) if char == "[" else self.object(depth + 1))
+        value, self.at = _DECODER.raw_decode(self.text, self.at)
+        if self.slices.expired:
+            await self.slices.yield_loop()
+        return value
 
-    def _expect(self, chars: str) -> str:
-        char = self.peek()
-        if not char or char not in chars:
-            raise ValueError(f"one of {chars} expected at {self._at}")
-        self._at += 1
-        return char
-
-    async def _list(self, depth: int) -> list[Any]:
-        found: list[Any] = []
-        self._expect("[")
-        if self.peek() == "]":
-            self._expect("]")
-            return found
-        while True:
-            found.append(await self.value(depth))
-            if self._expect(",]") == "]":
-                return found
-
-    async def _object(self, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        self._expect("{")
-        if self.peek() == "}":
-            self._expect("}")
-            return found
-        while True:
-            name = await self.value(DEPTH)
-            self._expect(":")
-            found[name] = await self.value(depth)
-            if self._expect(",}") == "}":
-                return found
+    def pass_over(self, count: int) -> None:
+        self.at += count
 
 
 async def encode_body(value: object) -> bytes | None:

@@ -181,8 +181,6 @@ class PeerHeartbeat(asyncio.Protocol):
         self,
         node: str,
         on_ended: Callable[[PeerHeartbeat], None],
-        ping_s: float = PING_S,
-        dead_s: float = DEAD_S,
         on_alarms: Callable[[int], None] = lambda _: None,
         alarms: int = 0,
     ) -> None:
@@ -191,7 +189,6 @@ class PeerHeartbeat(asyncio.Protocol):
         self._alarms = alarms
         self._peer_alarms = 0
         self._on_ended = on_ended
-        self._ping_s, self._dead_s = ping_s, dead_s
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._heard_at = 0.0
@@ -206,7 +203,7 @@ class PeerHeartbeat(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         loop = asyncio.get_running_loop()
         self._heard_at = self._ticked_at = loop.time()
-        self._timer = loop.call_later(self._ping_s, self._tick)
+        self._timer = loop.call_later(PING_S, self._tick)
         if self._alarms:
             self._transport.write(bytes((self._alarms,)))
 
@@ -246,17 +243,17 @@ class PeerHeartbeat(asyncio.Protocol):
         transport = self._transport
         assert transport is not None  # the timer is cancelled with it
         now = loop.time()
-        if now - self._ticked_at > 2 * self._ping_s:
+        if now - self._ticked_at > 2 * PING_S:
             self._heard_at = now  # this loop was blocked; bytes that arrived meanwhile are read next
         self._ticked_at = now
-        if now - self._heard_at > self._dead_s:
+        if now - self._heard_at > DEAD_S:
             text = "node %s is silent for %g s: proxied connections to and from it are closed"
-            log.warning(text, self.node, self._dead_s)
+            log.warning(text, self.node, DEAD_S)
             self.close()
             return
         # The bytes of a peer that does not read are few until the link is dead.
         transport.write(bytes((self._alarms,)))
-        self._timer = loop.call_later(self._ping_s, self._tick)
+        self._timer = loop.call_later(PING_S, self._tick)
 
 
 GREETING: Final = b"amqpd-inner 1\n"
@@ -301,7 +298,7 @@ class ProxiedClient(NamedTuple):
     Attributes:
         peer, local: addresses of its socket.
         loopback: the client is on the same host as its node.
-        certificate: the fields that `certificate.told` reads.
+        certificate: the verified certificate of the client, in the form of the ssl module.
         position: how far its node has read slot 0.
     """
 

@@ -40,18 +40,17 @@ import secrets
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.broker.vhost.kafka_topics import ARGUMENT
 from amqpd.cluster.row_codec import OWN_TOPIC, PLACE, Note, NoteKey, PutAnnotation, SlotChange
 from amqpd.cluster.row_table import Submission
-from amqpd.cluster.slot_logs import LogPosition
+from amqpd.cluster.slot_logs import LogPosition, SlotLogs
 from amqpd.kafka.admin import UnsafeTopic
 from amqpd.kafka.connection import KafkaDisconnected, KafkaIncompatible
 from amqpd.kafka.keyed_records import KeyedRecord
 from amqpd.kafka.partition import UNKNOWN, Partition
-from amqpd.kafka.producer import KafkaProducer, KafkaRefused
-from amqpd.kafka.requests import ProducerId
+from amqpd.kafka.producer import KafkaRefused
 from amqpd.protocol.field_table import decode_table
 from amqpd.storage.metadata.rows import Put, QueueRow, VhostRow
 from amqpd.storage.metadata.store import MetadataError, WriteFailed
@@ -61,25 +60,6 @@ if TYPE_CHECKING:
     from amqpd.kafka.admin import TopicAdmin
 
 
-class PartitionWriter(Protocol):
-    """Writer that numbers the batches of the slot's partitions: `SlotLogs`.
-
-    Attributes:
-        held: the current producer id and epoch.
-    """
-
-    held: ProducerId
-
-    @property
-    def producer(self) -> KafkaProducer: ...
-
-    def write(self, partition: Partition, records: list[KeyedRecord]) -> None:
-        """Add one batch behind the earlier ones. `producer.flush` sends it."""
-
-    def may_write(self, partition: Partition) -> bool:
-        """Return False while batches of an earlier epoch are unanswered; a new batch must wait for them."""
-
-
 class FenceRecords:
     """Writer of this owner's barriers and markers in partitions of one slot.
 
@@ -87,7 +67,7 @@ class FenceRecords:
         key: the slot's transactional id, the key of these records.
     """
 
-    def __init__(self, writer: PartitionWriter, key: str) -> None:
+    def __init__(self, writer: SlotLogs, key: str) -> None:
         self.producer = writer.producer
         self._writer = writer
         self._key = key
@@ -147,28 +127,6 @@ END_S: Final = 10.0
 TROUBLE: Final = (KafkaDisconnected, KafkaIncompatible, KafkaRefused, UnsafeTopic, OSError)
 
 
-class TopicMaker(Protocol):
-    """Administrative requests to Kafka: `TopicAdmin`.
-
-    Each method may raise an error of TROUBLE.
-    """
-
-    async def prepare_queues(self, vhost_id: str, partitions: int) -> int:
-        """Grow the vhost's topic to at least so many partitions; return their number."""
-
-    async def delete_records(self, name: str, before: Mapping[int, int]) -> dict[int, int]:
-        """Delete the records before these offsets, by partition."""
-
-    async def create_dedicated(self, name: str, mark: int) -> None:
-        """Create a topic of one partition. Refused if it exists."""
-
-    async def delete_dedicated(self, name: str, mark: int) -> None:
-        """Delete the topic if it exists and was created with that mark."""
-
-    async def delete(self, name: str) -> None:
-        """Delete the topic if it exists."""
-
-
 Start = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
@@ -185,7 +143,7 @@ class DedicatedTopics:
     """
 
     def __init__(
-        self, marks: FenceRecords, topics: TopicMaker, partitions: dict[tuple[str, int], Partition], start: Start
+        self, marks: FenceRecords, topics: TopicAdmin, partitions: dict[tuple[str, int], Partition], start: Start
     ) -> None:
         self._marks = marks
         self._topics = topics
@@ -361,8 +319,8 @@ class QueuePlacement:
 
     def __init__(
         self,
-        writer: PartitionWriter,
-        topics: TopicMaker,
+        writer: SlotLogs,
+        topics: TopicAdmin,
         key: str,
         topic_name: Callable[[str], str],
         vhost_id: Callable[[str], str | None],
@@ -695,9 +653,6 @@ def placement_of(note: Note) -> LogPosition:
     if not isinstance(topic, str) or type(number) is not int or type(first) is not int:
         raise MetadataError(f"unknown format of a queue's position: {dict(note)}")
     return LogPosition(topic, number, first)
-
-
-__all__ = ["LogPosition", "QueuePlacement", "TopicMaker", "placement_note", "placement_of"]
 
 
 ANSWER_KEPT_S: Final = 10.0

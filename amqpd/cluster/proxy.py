@@ -329,13 +329,6 @@ class ConnectionProxy(VhostRouter):
     def count(self) -> int:
         return len(self._relays)
 
-    def of_vhosts(self) -> dict[str, int]:
-        """Return the number of proxied clients by vhost."""
-        found: dict[str, int] = {}
-        for relay in self._relays:
-            found[relay.vhost] = found.get(relay.vhost, 0) + 1
-        return found
-
     def force_all(self, reason: str) -> int:
         relays = list(self._relays)
         for relay in relays:

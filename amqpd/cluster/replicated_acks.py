@@ -15,7 +15,7 @@
 Numbers are big endian. Records never contain offsets at or above the log's high watermark. Kafka does not have
 those messages yet; if their batches are lost, messages of the next owner get the same offsets.
 
-`AckRecordWriter.note` receives the entries that the cache also writes to its `.settled` files. `tell` returns
+`AckRecordWriter.note` receives the entries that the cache also writes to its `.settled` files. `take_records` returns
 records of what changed since its last call. A million acked messages are 250 chunks; a full chunk is one run.
 
 Compiled by mypyc.
@@ -283,7 +283,7 @@ class AckRecordWriter:
 
     Attributes:
         log_id: 16 bytes.
-        waiting: there are changes. The caller of `tell` clears it.
+        waiting: there are changes. The caller of `take_records` clears it.
     """
 
     def __init__(self, log_id: bytes, acks: ReplicatedAcks) -> None:

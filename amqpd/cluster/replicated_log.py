@@ -1,7 +1,7 @@
 """Log of a queue in a partition of Apache Kafka, with a cache of the live messages on the local disk.
 
 The cache is a `LocalLog` that is never synced; the next start deletes it. At the end of a loop turn, the log closes
-its batches in Kafka's format and enters itself in `ReplicaKeeper.written`; the keeper (`SlotLogs`) sends them.
+its batches in Kafka's format and enters itself in `SlotLogs.written`; the keeper sends them.
 Kafka's answers move the high watermark (`moved`). Consumers of a work queue also get messages above it; readers of
 a stream do not.
 
@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from amqpd.cluster.replicated_acks import AckRecordWriter, ReplicatedAcks
 from amqpd.kafka.keyed_records import KeyedRecord, read_keyed
@@ -37,6 +37,9 @@ from amqpd.storage.log.batch import CONTROL, HEADER_SIZE, TRANSACTIONAL, BatchHe
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.record import BadRecord, RecordRoute, read_offset_delta, read_record, record_stop, value_size
 from amqpd.storage.loop_log import LogContext
+
+if TYPE_CHECKING:
+    from amqpd.cluster.slot_logs import SlotLogs
 
 logger = logging.getLogger(__name__)
 
@@ -172,38 +175,6 @@ def _foreign(data: bytes, header: BatchHeader) -> i64:
 _NOTHING: Final[list[tuple[int, int]]] = []
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
-class ReplicaKeeper:
-    """Owner of the logs of a slot, as the logs see it: sends their batches, writes their acks, opens them.
-
-    The owner takes and clears the two lists. A log is in each list at most once.
-
-    Attributes:
-        written: logs with closed batches.
-        changed: logs with new acks.
-    """
-
-    def __init__(self) -> None:
-        self.written: list[ReplicatedLog] = []
-        self.changed: list[ReplicatedLog] = []
-
-    def schedule_send(self) -> None:
-        """Send the batches of `written` at the end of this turn. Called when the list gets its first log."""
-        raise NotImplementedError
-
-    def schedule_ack_pass(self) -> None:
-        """Write the acks of `changed` within 50 ms. Called when the list gets its first log."""
-        raise NotImplementedError
-
-    def open_log(self, log: ReplicatedLog, done: Callable[[], None]) -> bool:
-        """See `QueueLog.open_soon`. Raises OSError."""
-        raise NotImplementedError
-
-    def when_settled(self, log: ReplicatedLog, done: Callable[[bool], None]) -> None:
-        """See `QueueLog.when_acks_safe`. The log has collected its acks before."""
-        raise NotImplementedError
-
-
 @final
 class ReplicatedLog(LocalLog):
     """Log of one queue in a partition of Kafka. Loop thread only.
@@ -214,7 +185,7 @@ class ReplicatedLog(LocalLog):
         unsafe_bytes: bytes of batches that Kafka has not answered.
         span_bytes: bytes in Kafka from the first live offset on. The keeper counts both.
         refused: why Kafka rejects writes to this log; "" while it accepts them.
-        listed: the log is in `ReplicaKeeper.written`.
+        listed: the log is in `SlotLogs.written`.
         first_offset: first offset that `fill` accepts.
         end_offset: end of the records of earlier owners.
         seen_end: messages below this offset may have been delivered.
@@ -229,12 +200,12 @@ class ReplicatedLog(LocalLog):
         queue_id: str,
         name: str,
         storage: LogKeeper,
-        keeper: ReplicaKeeper,
+        keeper: SlotLogs,
     ) -> None:
         super().__init__(context, log, vhost_id, queue_id, name, storage, False)
         self.local = False
         log.replicated = True
-        self.keeper: ReplicaKeeper | None = keeper
+        self.keeper: SlotLogs | None = keeper
         self.partition: Partition | None = None
         self.unsafe_bytes: i64 = 0
         self.span_bytes: i64 = 0
@@ -500,6 +471,6 @@ class ReplicatedLog(LocalLog):
             keeper.when_settled(self, done)
 
     def collect_acks(self) -> None:
-        """Collect what was acked up to now, for the next `tell`."""
+        """Collect what was acked up to now, for the next `AckRecordWriter.take_records`."""
         if self.ready and not self.deleted:
             self.write_late()

@@ -40,25 +40,13 @@ from amqpd.storage.metadata.rows import (
     BindingRow,
     Delete,
     DeleteBindings,
-    ExchangeRow,
-    GlobalParameterRow,
-    ParameterRow,
-    PermissionRow,
-    PolicyRow,
     Put,
     QueueRow,
     Row,
-    ScramRow,
-    SeenCacheRow,
-    SeenRow,
-    StoredOffsetRow,
-    TopicPermissionRow,
-    UserLimitsRow,
-    UserRow,
     VhostRow,
 )
 from amqpd.storage.metadata.schema import TABLE_OF, TABLES, Table, parent_key
-from amqpd.storage.metadata.store import MetadataState, WriteFailed
+from amqpd.storage.metadata.store import MetadataState, WriteFailed, state_of
 
 CLUSTER_TABLES: Final = frozenset(
     ("vhosts", "users", "permissions", "topic_permissions", "global_parameters", "user_limits")
@@ -81,9 +69,9 @@ class Submission(NamedTuple):
     """Records of one group of changes.
 
     Attributes:
-        asked: the requested records, in one batch.
-        along: tombstones of dependent rows; they may follow in later batches.
-        gone: positions of deleted queues.
+        requested: the requested records, in one batch.
+        dependent: tombstones of dependent rows; they may follow in later batches.
+        deleted_positions: positions of deleted queues.
         size: bytes of all records.
     """
 
@@ -158,35 +146,13 @@ class RowTable:
     def state(self, vhosts: Sequence[VhostRow], instance_id: str = "") -> MetadataState:
         """Return the contents of the vhosts, as a single node reads them at its start. Cost: 0.3 us per row."""
         names = {row.name for row in vhosts if row.state != "deleting"}
-
-        def of(kind: type[R]) -> list[R]:
-            return [row for row in self.rows(kind) if getattr(row, "vhost", None) in names]
-
-        queues = of(QueueRow)
-        live = {row.id for row in queues if row.state != "deleting"}
-        caches = of(SeenCacheRow)
-        known = {row.id for row in caches}
-        return MetadataState(
-            instance_id=instance_id,
-            fresh=False,
-            vhosts=[row for row in vhosts if row.state != "deleting"],
-            deleting_vhosts=[row for row in vhosts if row.state == "deleting"],
-            users=list(self.rows(UserRow)),
-            permissions=of(PermissionRow),
-            topic_permissions=of(TopicPermissionRow),
-            exchanges=of(ExchangeRow),
-            queues=[row for row in queues if row.state != "deleting"],
-            deleting_queues=[row for row in queues if row.state == "deleting"],
-            bindings=of(BindingRow),
-            policies=of(PolicyRow),
-            parameters=of(ParameterRow),
-            global_parameters=list(self.rows(GlobalParameterRow)),
-            stored_offsets=[row for row in self.rows(StoredOffsetRow) if row.queue_id in live],
-            user_limits=list(self.rows(UserLimitsRow)),
-            seen_caches=caches,
-            seen=[row for row in self.rows(SeenRow) if row.cache_id in known],
-            scram_credentials=list(self.rows(ScramRow)),
-        )
+        rows: dict[type[Row], list[Row]] = {
+            table.row: [row for row in self.rows(table.row) if getattr(row, "vhost", None) in names]
+            if "vhost" in table.row._fields
+            else list(self.rows(table.row))
+            for table in TABLES
+        }
+        return state_of(instance_id, False, {**rows, VhostRow: list(vhosts)})
 
     # -- records from Kafka --------------------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ from amqpd.cluster.replicated_acks import (
     ReplicatedAcks,
     owner_record,
 )
-from amqpd.cluster.replicated_log import ReplicaKeeper, ReplicatedLog
+from amqpd.cluster.replicated_log import ReplicatedLog
 from amqpd.kafka.connection import KafkaDisconnected
 from amqpd.kafka.keyed_records import KeyedRecord, keyed_batch, read_keyed
 from amqpd.kafka.partition import WINDOW, Partition
@@ -322,7 +322,7 @@ class AckWaits:
     """Callers that wait until acks of this slot are stored in Kafka.
 
     Attributes:
-        heard: callers that the present pass covers.
+        covered: callers that the present pass covers.
     """
 
     def __init__(self) -> None:
@@ -389,7 +389,7 @@ class LogPosition(NamedTuple):
     first_offset: int
 
 
-class SlotLogs(ReplicaKeeper):
+class SlotLogs:
     """The logs of one slot. Loop thread only.
 
     Args:
@@ -398,10 +398,13 @@ class SlotLogs(ReplicaKeeper):
         settled: the slot's partition of `settled`.
         read: reads batches back from Kafka.
         on_failed: called when a log accepts nothing more, or could not be written (`LoopTurn.log_failed`).
-        on_accepted: called when Kafka accepts a log again.
         on_room: called when fewer bytes are unsynced (`LoopTurn.resume_paused`).
         on_fenced: called with the reason when nothing is sent any more. All publishes that are not in Kafka have
         been nacked; the caller must give up the slot.
+
+    Attributes:
+        written: logs with closed batches. A log enters itself in this list and the next, in each at most once.
+        changed: logs with new acks.
     """
 
     def __init__(
@@ -415,21 +418,21 @@ class SlotLogs(ReplicaKeeper):
         on_failed: Callable[[QueueLog], None],
         on_room: Callable[[], None],
         on_fenced: Callable[[str], None],
-        on_accepted: Callable[[QueueLog], None] = lambda _: None,
         transaction_bytes_max: int = 8 << 20,
     ) -> None:
-        super().__init__()
         self.producer = producer
         self.held = held
         self.settled = settled
         self.logs: dict[Partition, ReplicatedLog] = {}
+        self.written: list[ReplicatedLog] = []
+        self.changed: list[ReplicatedLog] = []
         self.watched: dict[Partition, Callable[[], None]] = {}
         """Callbacks for partitions without a log (`meta`), called when Kafka stored more. If Kafka refuses one, the
         slot ends.
         """
         self.unsafe_bytes = 0
         self.on_failed = on_failed
-        self.on_accepted = on_accepted
+        self.on_accepted: Callable[[QueueLog], None] = lambda _: None
         self.on_room = on_room
         self.on_fenced = on_fenced
         self._commits = commits
@@ -532,7 +535,7 @@ class SlotLogs(ReplicaKeeper):
         """Delete the acks of logs without a position, whose queues are deleted. Return their number.
 
         Args:
-            placed: ids of all placed queues, whether `begin` was called or not.
+            placed: ids of all placed queues, whether `assign` was called or not.
         """
         acks = self._kafka_acks.logs
         orphans = [log_id for log_id in acks if log_id.hex() not in placed]
@@ -545,6 +548,7 @@ class SlotLogs(ReplicaKeeper):
     # -- publishing
 
     def schedule_send(self) -> None:
+        """Send the batches of `written` at the end of this turn. Called when the list gets its first log."""
         self._loop.call_soon(self.send_batches)
 
     def send_batches(self) -> None:
@@ -635,6 +639,7 @@ class SlotLogs(ReplicaKeeper):
     # -- acks
 
     def schedule_ack_pass(self) -> None:
+        """Write the acks of `changed` within 50 ms. Called when the list gets its first log."""
         self._schedule_pass(max(TELL_DELAY_S, self._pass_began_s + TELL_PAUSE_S - self._loop.time()))
 
     def _schedule_pass(self, delay_s: float) -> None:
@@ -736,6 +741,7 @@ class SlotLogs(ReplicaKeeper):
         self._reading.read_all(list(self.logs.values()))
 
     def open_log(self, log: ReplicatedLog, done: Callable[[], None]) -> bool:
+        """See `QueueLog.open_soon`. Raises OSError."""
         if self.ended:
             raise OSError(f"queue '{log.name}': {self.ended}")
         return self._reading.open(log, done)

@@ -20,15 +20,15 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from amqpd.cluster.placement import QueuePlacement
 from amqpd.cluster.row_codec import SlotChange, key_of
 from amqpd.cluster.row_table import RowTable, Submission
+from amqpd.cluster.slot_logs import SlotLogs
 from amqpd.kafka.consumer import SLICE_S
 from amqpd.kafka.keyed_records import KeyedRecord
 from amqpd.kafka.partition import WINDOW, Partition
-from amqpd.kafka.producer import KafkaProducer
 from amqpd.storage.log.batch import HEADER_SIZE
 from amqpd.storage.metadata.rows import Put
 from amqpd.storage.metadata.store import Done, MetadataError, WriteFailed
@@ -41,25 +41,12 @@ GROUP_MAX: Final = 1000
 """Maximum number of submissions that share a batch."""
 
 
-class RecordNumberer(Protocol):
-    """Writer that numbers the batches of the slot's partitions: `SlotLogs`."""
-
-    @property
-    def producer(self) -> KafkaProducer: ...
-
-    def write(self, partition: Partition, records: list[KeyedRecord]) -> None:
-        """Add one batch behind the earlier ones. `producer.flush` sends it."""
-
-    def may_write(self, partition: Partition) -> bool:
-        """Return False while batches of an earlier epoch are unanswered; a new batch must wait for them."""
-
-
 class _PendingSubmission:
     """Changes that wait for their answer.
 
     Attributes:
-        made: the applied changes.
-        asked, along: the records of `made`.
+        submission: the applied changes.
+        requested, dependent: the records of `submission`.
     """
 
     __slots__ = ("changes", "dependent", "done", "requested", "submission")
@@ -87,7 +74,7 @@ class RowWriter:
         self,
         table: RowTable,
         partition: Partition,
-        writer: RecordNumberer,
+        writer: SlotLogs,
         bytes_max: int,
         placement: QueuePlacement | None = None,
         prepare: Callable[[Sequence[SlotChange]], Sequence[SlotChange]] | None = None,

@@ -4,10 +4,10 @@ The consumer group assigns slots (`assigned`). One task per slot does this:
 
 1. Wait until the slot is assigned and contains a vhost. Slot 0 is always taken.
 2. Ask the group whether it knows this node in the present generation.
-3. Take over the slot (`SlotTaker.take_over`): this node is now the only writer.
+3. Take over the slot (`SlotOwnership.take_over`): this node is now the only writer.
 4. Serve it until an assignment leaves it out, or until it ends: another node owns it, or Kafka did not answer for
    too long.
-5. Release it: `SlotTaker.give_up` stores what is left; `SlotTaker.unload` after the slot ended.
+5. Release it: `SlotOwnership.give_up` stores what is left; `SlotOwnership.unload` after the slot ended.
 
 A slot that ended is taken again only in a later generation and after a pause, so two nodes do not fence each other
 in turns. After a release the task requests another round of the group, in which the slot belongs to no node
@@ -19,12 +19,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from amqpd.kafka.connection import KafkaDisconnected, KafkaIncompatible
 from amqpd.kafka.outages import Outages
 from amqpd.kafka.producer import KafkaRefused
 from amqpd.storage.metadata.store import MetadataError
+
+if TYPE_CHECKING:
+    from amqpd.cluster.ownership import OwnedSlot, SlotOwnership
 
 logger = logging.getLogger(__name__)
 
@@ -36,45 +39,11 @@ QUIET_S: Final = 60.0
 KNOWN_PAUSE_S: Final = 0.25
 
 
-class HeldSlot(Protocol):
-    """A slot that was taken over.
-
-    Attributes:
-        over: set when the slot ended.
-        epoch: the epoch of its producer id.
-        ended: why the slot ended; "" while it is served.
-    """
-
-    end_event: asyncio.Event
-
-    @property
-    def epoch(self) -> int: ...
-
-    @property
-    def end_reason(self) -> str: ...
-
-
-H = TypeVar("H", bound=HeldSlot)
-
-
-class SlotTaker(Protocol[H]):
-    """Interface that takes over and releases slots: `SlotOwnership`."""
-
-    async def take_over(self, slot: int) -> H:
-        """Become the slot's only writer and serve it. Raises TAKE_ERRORS if that failed."""
-
-    async def give_up(self, held: H) -> None:
-        """Stop serving the slot and store everything, if Kafka answers. Raises nothing."""
-
-    async def unload(self, held: H) -> None:
-        """Stop serving a slot that ended. Raises nothing."""
-
-
 TAKE_ERRORS: Final = (KafkaDisconnected, KafkaRefused, KafkaIncompatible, MetadataError, OSError)
 """Errors of a failed takeover; another attempt may succeed."""
 
 
-class Slots(Generic[H]):
+class Slots:
     """The slots of one node. Loop thread only.
 
     Args:
@@ -86,7 +55,7 @@ class Slots(Generic[H]):
 
     def __init__(
         self,
-        taker: SlotTaker[H],
+        taker: SlotOwnership,
         known: Callable[[int], Awaitable[bool]],
         rejoin: Callable[[], None],
         wanted_here: Callable[[int], bool],
@@ -99,7 +68,7 @@ class Slots(Generic[H]):
         self._outages = outages
         self.generation = -1
         self.assigned_slots: frozenset[int] = frozenset()
-        self.held: dict[int, H] = {}
+        self.held: dict[int, OwnedSlot] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._changed: dict[int, asyncio.Event] = {}
         self._stopping = False
@@ -203,7 +172,7 @@ class Slots(Generic[H]):
             elif not asked:
                 self._ask_again()
 
-    async def _let_go(self, slot: int, held: H) -> None:
+    async def _let_go(self, slot: int, held: OwnedSlot) -> None:
         try:
             if held.end_reason:
                 await self._taker.unload(held)

@@ -15,7 +15,7 @@ the order of the changes, but not before `open` returned:
     on_owner(slot)      another owner or another epoch
     on_note(note)       a note of slot 0, such as a request to move a slot
 
-A node that writes to slot 0 waits with `written` until it has read its own change, as other nodes do.
+A node that writes to slot 0 waits with `wait_applied` until it has read its own change, as other nodes do.
 
 A record that causes an exception (a bug) is skipped and counted during the start; otherwise no node could start.
 Later it ends the reading and calls `on_lost`: the node must stop, because its users and owners would become stale.
@@ -130,6 +130,9 @@ class ClusterState:
         self.table = RowTable(ALL_TABLES)
         self.owners: dict[int, Owner] = {}
         self.on_row: list[Callable[[Change], None]] = []
+        self.unanswered: set[Change] = set()
+        """Changes of this node whose submitter applies them at the answer: `on_row` is not called. `report_again`
+        follows."""
         self.on_vhost: list[Callable[[str], None]] = []
         self.on_owner: list[Callable[[int], None]] = []
         self.on_note: list[Callable[[PutAnnotation], None]] = []
@@ -322,7 +325,8 @@ class ClusterState:
                 self._notify(self.on_note, change)
             return
         assert not hasattr(change, "kind")  # no record is a DeleteBindings
-        self._notify(self.on_row, change)
+        if change not in self.unanswered:
+            self._notify(self.on_row, change)
         row = change.row
         if isinstance(row, VhostRow):
             self._notify_vhost(row.name)

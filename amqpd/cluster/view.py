@@ -26,7 +26,7 @@ class View:
     """Interface of the cluster for the proxy and the HTTP API.
 
     Attributes:
-        me: the name of this node.
+        node_name: the name of this node.
         listeners: called on the loop when the owner of a vhost or the address of a node may have changed.
     """
 

@@ -7,7 +7,6 @@ Every start imports this package, so it imports neither the server nor asyncio.
 """
 
 from amqpd.config.loader import EXIT_USAGE, LoadedSettings, SettingsError, load
-from amqpd.config.row import Setting
 from amqpd.config.schema import (
     AmqpSettings,
     AuthSettings,
@@ -25,6 +24,7 @@ from amqpd.config.schema import (
     rows,
     value_of,
 )
+from amqpd.config.types import Setting
 
 __all__ = [
     "EXIT_USAGE",

@@ -20,9 +20,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
 
-from amqpd.config.row import Setting
 from amqpd.config.schema import ClusterSettings, HttpTlsSettings, Settings, TlsSettings, rows
-from amqpd.config.types import access_problem, file_exists
+from amqpd.config.types import Setting, access_problem, file_exists
 
 EXIT_USAGE: Final = 64
 """Exit code for an unusable command line, environment or file (EX_USAGE of sysexits.h)."""
@@ -34,8 +33,8 @@ RABBITMQ_ENDINGS: Final = (".conf", ".config")
 NO_SETTING: Final = {CONFIG_VARIABLE, "AMQPD_INTERPRETED"}
 """Variables with our prefix that are no settings: the file's name, and a variable of setup.py."""
 
-SERVICE_LINK: Final = re.compile(r"AMQPD_(SERVICE_(HOST|PORT).*|PORT(_\d+_(TCP|UDP).*)?)")
-"""Variables that Kubernetes sets in every container if a service is called `amqpd`. They are no settings."""
+SERVICE_LINK: Final = re.compile(r"AMQPD_(SERVICE_(HOST|PORT).*|PORT=\w+://.*|PORT_\d+_(TCP|UDP).*)")
+"""Variables with their values that Kubernetes sets in every container if a service is called `amqpd`: no settings."""
 
 _NO_CLUSTER: Final = ClusterSettings()
 
@@ -166,7 +165,9 @@ def _unknown(given: str, known: Sequence[str]) -> str:
     """Return the text about an unknown setting, with the most similar known one."""
     from difflib import get_close_matches
 
-    near = get_close_matches(given, known, 1)
+    # --port is rather --amqp.port than the most similar name
+    of_amqp = re.sub("^AMQPD_", "AMQPD_AMQP__", given) if given.isupper() else re.sub("^(--)?", r"\g<0>amqp.", given)
+    near = [of_amqp] if of_amqp in known else get_close_matches(given, known, 1)
     return f"unknown setting {given}" + (f"; did you mean {near[0]}?" if near else "")
 
 
@@ -270,7 +271,11 @@ def _read_environment(
     for variable, text in environ.items():
         if variable in variables:
             found[variables[variable].name] = text, variable
-        elif variable.startswith("AMQPD_") and variable not in NO_SETTING and not SERVICE_LINK.fullmatch(variable):
+        elif (
+            variable.startswith("AMQPD_")
+            and variable not in NO_SETTING
+            and not SERVICE_LINK.fullmatch(f"{variable}={text}")
+        ):
             problems.append(f"environment: {_unknown(variable, list(variables))}")
     return found
 
@@ -291,6 +296,16 @@ def _disagreements(settings: Settings) -> list[str]:
             problems.append(f"{name}: {why}")
     if settings.cluster != _NO_CLUSTER:
         problems += disagreements(settings.cluster, amqp.frame_max)
+    alone = (
+        ("kafka.port", settings.kafka.is_on, "clients of a cluster's streams use Kafka itself"),
+        ("metadata.url", settings.metadata.url, "the metadata of a cluster is in Kafka"),
+        ("load_definitions", any(given.values()), "amqpctl import_definitions imports them at any node"),
+    )
+    problems += [
+        f"{name} must not be set with cluster.kafka: {why}"
+        for name, is_set, why in alone
+        if settings.cluster.kafka and is_set
+    ]
     return problems
 
 

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
@@ -96,7 +97,7 @@ LEVELS: Final = {
     "warning": "warning",
     **dict.fromkeys(("error", "critical", "alert", "emergency", "none"), "error"),
 }
-_SIZE: Final = re.compile(r"([0-9]{1,18})(?:([kmgtp])(i?b)?)?", re.IGNORECASE)
+_SIZE: Final = re.compile(r"([0-9]{1,18})(?:([kmgtp])(i|i?b)?)?", re.IGNORECASE)
 
 
 def boolean(value: str) -> bool:
@@ -118,7 +119,10 @@ def share(value: str) -> float:
 
 
 def size_bytes(value: str) -> int:
-    """Parse a size. rabbit: `k` and `KiB` are 1024 bytes, `kB` is 1000; also m, g, t, p. Raises: ValueError."""
+    """Parse a size. rabbit: `k`, `KiB` and (3.13) `Ki` are 1024 bytes, `kB` is 1000; also m, g, t, p.
+
+    Raises: ValueError.
+    """
     found = _SIZE.fullmatch(value)
     if found is None:
         raise ValueError(f"must be a number of bytes such as 2GB or 512MiB, not {value!r}")
@@ -275,7 +279,7 @@ class Translation:
         self._admin.setdefault(words[1], place)
 
     def admin_unused(self, words: Sequence[str], value: str, place: str) -> None:
-        """Note the listener for a key that has no other effect."""
+        """Handle a key of the admin API's listener without a setting here: only note that there is the listener."""
         self.admin_listener(words, value, place)
         self.notes.append(f"{place} changes nothing: {OWN_LIMITS}")
 
@@ -290,7 +294,7 @@ class Translation:
         self._metrics_place = self._metrics_place or place
 
     def metrics_unused(self, words: Sequence[str], value: str, place: str) -> None:
-        """Note the listener for a key that has no other effect."""
+        """Handle a key of the metrics listener without a setting here: only note that there is the listener."""
         self.metrics(words, value, place)
         self.notes.append(f"{place} changes nothing: {OWN_LIMITS}")
 
@@ -447,35 +451,35 @@ def _refused(why: str, *patterns: str) -> list[Key]:
     return [Key(pattern, f"**refused**: {why}", take) for pattern in patterns]
 
 
-def _fixed_value(pattern: str, allowed: Sequence[str], why: str, shown: str = "") -> Key:
-    """Return the row of a key with some allowed values, which need no setting. `shown` replaces them in the docs."""
+def _fixed_value(pattern: str, allowed: Sequence[str], why: str) -> Key:
+    """Return the row of a key with some allowed values, which need no setting."""
 
     def take(_translation: Translation, _words: Sequence[str], value: str, _place: str) -> None:
         if value not in allowed:
             raise ValueError(f"cannot be {value}: {why}")
 
-    words = shown or ", ".join(f"`{each}`" for each in allowed)
+    words = ", ".join(f"`{each}`" for each in allowed)
     return Key(pattern, f"{words}: nothing; anything else is **refused**: {why}", take)
 
 
-def _admin(pattern: str, setting: str, convert: Callable[[str], object] = str, more: str = "") -> Key:
-    """Return the row of a setting that also opens a listener of the admin API."""
+def _opens(
+    listener: Callable[[Translation, Sequence[str], str, str], None],
+    pattern: str,
+    setting: str,
+    convert: Callable[[str], object] = str,
+    more: str = "",
+) -> Key:
+    """Return the row of a setting that also opens a listener."""
 
     def take(translation: Translation, words: Sequence[str], value: str, place: str) -> None:
         translation.set(setting, convert(value), place)
-        translation.admin_listener(words, value, place)
+        listener(translation, words, value, place)
 
     return Key(pattern, f"`{setting}`{more}", take)
 
 
-def _metrics(pattern: str, setting: str, convert: Callable[[str], object] = str, more: str = "") -> Key:
-    """Return the row of a setting that also opens the listener for metrics."""
-
-    def take(translation: Translation, words: Sequence[str], value: str, place: str) -> None:
-        translation.set(setting, convert(value), place)
-        translation.metrics(words, value, place)
-
-    return Key(pattern, f"`{setting}`{more}", take)
+_admin: Final = partial(_opens, Translation.admin_listener)
+_metrics: Final = partial(_opens, Translation.metrics)
 
 
 def _legacy_key(setting: str) -> str:
@@ -509,7 +513,7 @@ PLAIN_KEYS: Final = (
 )
 VERSIONS: Final = "nothing, if the list has 1.2; else **refused**"
 ALONE: Final = "Without a key of management.tcp `http.port` is off"
-SOCKETS: Final = "sockets use the kernel's values, TCP_NODELAY and the longest possible backlog"
+SOCKETS: Final = "sockets use the kernel's values, TCP_NODELAY, keepalive and the longest possible backlog"
 STATISTICS: Final = "amqpd has no database of statistics"
 LOG_LEVEL: Final = "`log.level`; notice is info, critical and above are error"
 
@@ -713,7 +717,7 @@ ROWS: Final[tuple[Key, ...]] = (
     *_refused("metrics over TLS are at /metrics of management.ssl's port", "prometheus.ssl.*"),
     _combined("prometheus.*", f"nothing: {OWN_LIMITS}", Translation.metrics_unused),
     # -- one node, and no Erlang
-    *_ignored("amqpctl set_cluster_name sets it", "cluster_name"),
+    _same("cluster_name", "cluster_name"),
     *_ignored(
         NO_CLUSTER,
         "cluster_partition_handling", "cluster_partition_handling.*", "cluster_formation.*",

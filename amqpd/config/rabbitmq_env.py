@@ -89,8 +89,8 @@ def _read_secret(name: str, path: Path, environ: Mapping[str, str], found: EnvRe
     found.values[WITH_FILE[plain]] = text.partition("\n")[0].removesuffix("\r"), name
 
 
-def _maps_to(name: str, setting: str, more: str = "") -> Variable:
-    return Variable(PREFIX + name, f"`{setting}`{more}", lambda text: {setting: text})
+def _maps_to(name: str, setting: str) -> Variable:
+    return Variable(PREFIX + name, f"`{setting}`", lambda text: {setting: text})
 
 
 def _ignored(why: str, *names: str) -> list[Variable]:

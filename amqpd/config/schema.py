@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from amqpd import __version__
-from amqpd.config.row import Setting, setting
 from amqpd.config.types import (
     ADDRESS,
     ADDRESSES,
@@ -32,10 +31,12 @@ from amqpd.config.types import (
     SOME_TEXT,
     TEXT,
     TOPIC_NAME,
+    Setting,
     byte_count,
     choice,
     integer,
     seconds,
+    setting,
 )
 
 DEPTH_MAX: Final = 100
@@ -222,6 +223,12 @@ class StorageSettings:
 
     segment_size_bytes: int = setting(
         64 << 20, byte_count(4096, (1 << 31) - 1), "Maximum size of a log segment; then the log begins a new one."
+    )
+    journal: bool = setting(
+        False,
+        BOOLEAN,
+        "A commit that touches several queues is synced once, in a journal of 32 MiB in data_dir, and the queues "
+        "later. Messages are written twice.",
     )
     segment_age_s: float = setting(
         604_800.0,
@@ -460,6 +467,12 @@ class Settings:
         COMPAT,
         "Product that the broker reports to clients; empty: amqpd with its version; rabbitmq-3.12: RabbitMQ 3.12.0, "
         "for clients that check the name.",
+    )
+    cluster_name: str = setting(
+        "",
+        TEXT,
+        "Name that clients and metrics show, unless amqpctl set_cluster_name has set another; empty: cluster.name in "
+        "a cluster, else the name of the node.",
     )
     consumer_timeout_ms: int = setting(
         0,

@@ -3,17 +3,20 @@
 A type raises ValueError with a text that follows the setting's name: "amqp.port must be from 0 to 65535, not
 70000".
 
-Also look-ups of files that settings name. If this user has no access, the result is a text, not a traceback.
+Also look-ups of files that settings name. If this user has no access, the result is a text, not a traceback. At the
+end, the description of a setting: a row of `schema`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 N = TypeVar("N", int, float)
+T = TypeVar("T")
 
 
 class ValueType(NamedTuple):
@@ -43,39 +46,20 @@ def integer(low: int, high: int, word: str = "number") -> ValueType:
     return ValueType(word, lambda raw: _within(_number(raw), low, high))
 
 
+def _decimal(raw: object, low: float, high: float, what: str) -> float:
+    """Return a number with decimals. what: for the error text."""
+    if isinstance(raw, bool) or not isinstance(raw, int | float | str):
+        raise ValueError(f"must be {what}, not {raw!r}")
+    try:
+        value = float(raw)
+    except ValueError:
+        raise ValueError(f"must be {what}, not {raw!r}") from None
+    return _within(value, low, high)
+
+
 def seconds(low: float, high: float) -> ValueType:
     """Return the type of times in seconds, with decimals, from `low` to `high`."""
-
-    def convert(raw: object) -> float:
-        if isinstance(raw, bool) or not isinstance(raw, int | float | str):
-            raise ValueError(f"must be a number of seconds, not {raw!r}")
-        try:
-            value = float(raw)
-        except ValueError:
-            raise ValueError(f"must be a number of seconds, not {raw!r}") from None
-        return _within(value, low, high)
-
-    return ValueType("seconds", convert)
-
-
-def _to_share(raw: object) -> float:
-    if isinstance(raw, bool) or not isinstance(raw, int | float | str):
-        raise ValueError(f"must be a number between 0 and 1, not {raw!r}")
-    try:
-        value = float(raw)
-    except ValueError:
-        raise ValueError(f"must be a number between 0 and 1, not {raw!r}") from None
-    return _within(value, 0.0, 1.0)
-
-
-def _to_multiple(raw: object) -> float:
-    if isinstance(raw, bool) or not isinstance(raw, int | float | str):
-        raise ValueError(f"must be a number, not {raw!r}")
-    try:
-        value = float(raw)
-    except ValueError:
-        raise ValueError(f"must be a number, not {raw!r}") from None
-    return _within(value, 0.0, 1000.0)
+    return ValueType("seconds", lambda raw: _decimal(raw, low, high, "a number of seconds"))
 
 
 _UNITS: Final = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -215,8 +199,8 @@ OFF_PORT: Final = ValueType("port|off", _off_port)
 TEXT: Final = ValueType("text", _text)
 SOME_TEXT: Final = ValueType("text", _some_text)
 SHORT_TEXT: Final = ValueType("text", _short_text)
-MULTIPLE: Final = ValueType("number", _to_multiple)
-SHARE: Final = ValueType("share", _to_share)
+MULTIPLE: Final = ValueType("number", lambda raw: _decimal(raw, 0.0, 1000.0, "a number"))
+SHARE: Final = ValueType("share", lambda raw: _decimal(raw, 0.0, 1.0, "a number between 0 and 1"))
 BOOLEAN: Final = ValueType("true|false", _boolean)
 NAMES: Final = ValueType("name,name...", _names)
 MECHANISMS: Final = ValueType("name,name...", _mechanisms)
@@ -246,3 +230,39 @@ def access_problem(look: Callable[[], bool], missing: str) -> str:
         return "" if look() else missing
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
+
+
+# -- description of a setting ------------------------------------------------------------------------------------------
+
+
+class Setting(NamedTuple):
+    """Description of one setting.
+
+    Attributes:
+        environ_also: RabbitMQ's variable that sets it too, or empty
+        reloaded: a reload applies a change; else a restart is needed
+    """
+
+    name: str
+    default: object
+    kind: ValueType
+    doc: str
+    secret: bool
+    environ_also: str
+    reloaded: bool
+
+    @property
+    def variable(self) -> str:
+        return "AMQPD_" + self.name.replace(".", "__").upper()
+
+    @property
+    def option(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def setting(
+    default: T, kind: ValueType, doc: str, *, secret: bool = False, environ_also: str = "", reloaded: bool = False
+) -> T:
+    """Return a dataclass field with a description, for `schema.rows`. A `secret` is never shown."""
+    metadata = {"kind": kind, "doc": doc, "secret": secret, "environ_also": environ_also, "reloaded": reloaded}
+    return field(default=default, repr=not secret, metadata=metadata)

@@ -1,7 +1,7 @@
 """Connections to Kafka brokers: requests out, answers in, without waiting in between.
 
 `open_connection` makes a connection ready: TCP, TLS, ApiVersions, SASL. A broker that lacks a needed version is
-refused with a list of what it lacks. Then `send` writes a request and calls back with its answer; `ask` waits for
+refused with a list of what it lacks. Then `send` writes a request and calls back with its answer; `request` waits for
 the answer. Answers arrive in order (correlation.py). When the connection ends, each unanswered request gets None:
 its outcome is unknown.
 

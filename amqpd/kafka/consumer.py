@@ -1,7 +1,7 @@
 """Readers of Kafka's record batches: a range of offsets of a partition, or partitions as they grow.
 
     reader.read(topic, number, start, end)    whole, checked batches in order, until `end`
-    follower.follow(topic, number, start)     the same without end; a callback gets each batch
+    follower.follow(topic, number)            the same without end; a callback gets each batch
 
 Both survive lost connections, changes of leaders, and brokers that are away. Each batch is returned once, in the
 order of offsets. Offsets may be missing: compaction deletes records, `DeleteRecords` deletes batches. Batches are
@@ -72,7 +72,6 @@ class KafkaReader:
         self.brokers = brokers if brokers is not None else PartitionLeaders(access)
         self._timeout_s = timeout_s
         self._scratch = BytesWriter()
-        self._loop = asyncio.get_running_loop()
 
     async def read(self, topic: str, number: int, start: int, end: int) -> AsyncIterator[bytes]:
         """Yield the batches with offsets from `start` to before `end`. If the log's front was deleted, begin behind
@@ -206,10 +205,10 @@ class FollowedPartition:
         next_offset: The callback was called for all lower offsets.
     """
 
-    def __init__(self, topic: str, number: int, start: int) -> None:
+    def __init__(self, topic: str, number: int) -> None:
         self.topic = topic
         self.number = number
-        self.next_offset = start
+        self.next_offset = 0
         self.leader = -1
         self.waiting: list[tuple[int, asyncio.Future[None]]] = []
 
@@ -256,9 +255,9 @@ class TopicFollower:
         self._closed = False
         self._name = "the topics that are followed"
 
-    def follow(self, topic: str, number: int, start: int = 0) -> FollowedPartition:
-        """Follow a partition from `start`. If the log's front was deleted, begin behind it."""
-        followed = FollowedPartition(topic, number, start)
+    def follow(self, topic: str, number: int) -> FollowedPartition:
+        """Follow a partition from offset 0. If the log's front was deleted, begin behind it."""
+        followed = FollowedPartition(topic, number)
         self._followed.append(followed)
         self._find_leaders_soon()
         return followed

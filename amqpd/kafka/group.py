@@ -2,8 +2,8 @@
 
 Membership: the group is `amqpd.<cluster>` over the partitions of `settled`; no records are consumed. At each join a
 node sends a `Member` (JSON in the user data of the protocol). The group's leader assigns slots with `assign`, and
-`GroupMembership.assigned` is called with the result. Rebalances are eager, but a node serves its slots meanwhile;
-it stops only if the new assignment leaves a slot out.
+the callback `assigned` of `GroupMembership` gets the result. Rebalances are eager, but a node serves its slots
+meanwhile; it stops only if the new assignment leaves a slot out.
 
 A node that leaves says so (`leave`), and other nodes get its slots within a second. Kafka removes a killed node
 after the session time-out. aiokafka removes a member that is not polled for `max_poll_interval_ms`; `_each_second`
@@ -176,14 +176,11 @@ def _other_secrets(members: Mapping[str, Member], serving: Mapping[str, int], le
     return {member: why for group in groups.values() if group is not right for member in group}
 
 
-def assign(
-    slots: int, members: Mapping[str, Member], wishes: Mapping[int, str], balance_busy: bool = False
-) -> dict[str, list[int]]:
+def assign(slots: int, members: Mapping[str, Member], wishes: Mapping[int, str]) -> dict[str, list[int]]:
     """Assign slots to members. Return member -> slots.
 
     Args:
         wishes: Slot -> name of a node. Wishes for absent or draining nodes are ignored.
-        balance_busy: Slots with connections move, too.
 
     Cost: slots x members; a millisecond for 64 x 10.
     """
@@ -193,7 +190,7 @@ def assign(
         return given
     holders = _holders(slots, members)
     by_node = {members[each].node: each for each in reversed(able)}
-    targets = _fixed_slots(slots, members, holders, by_node, wishes, balance_busy)
+    targets = _fixed_slots(slots, members, holders, by_node, wishes)
     _even_out(slots, able, holders, targets)
     for slot, member in sorted(targets.items()):
         if holders.get(slot, member) == member:
@@ -217,7 +214,6 @@ def _fixed_slots(
     holders: Mapping[int, str],
     by_node: Mapping[str, str],
     wishes: Mapping[int, str],
-    balance_busy: bool,
 ) -> dict[int, str]:
     """Return the slots with a wish, and those that stay because of their connections."""
     targets: dict[int, str] = {}
@@ -226,7 +222,7 @@ def _fixed_slots(
         holder = holders.get(slot)
         if wished is not None:
             targets[slot] = wished
-        elif holder is not None and not members[holder].draining and slot in members[holder].busy and not balance_busy:
+        elif holder is not None and not members[holder].draining and slot in members[holder].busy:
             targets[slot] = holder
     return targets
 
@@ -282,8 +278,8 @@ class Assignor:
     Attributes:
         peers: Members at the last assignment, ordered by name.
         refusal: The reason why the group's leader gives this node no slots, or "".
-        asked: Number of rebalances that this node has asked for.
-        heard: The value of `asked` that was sent with the last join.
+        rejoin_count: Number of rebalances that this node has asked for.
+        joined_count: The value of `rejoin_count` that was sent with the last join.
     """
 
     name = NAME
@@ -294,13 +290,11 @@ class Assignor:
         slots: int,
         describe_self: Callable[[], Member],
         wishes: Callable[[], Mapping[int, str]],
-        balance_busy: bool,
     ) -> None:
         self._topic = topic
         self._slots = slots
         self._describe_self = describe_self
         self._wishes = wishes
-        self._balance_busy = balance_busy
         self.peers: list[Peer] = []
         self.refusal = ""
         self.rejoin_count = self.joined_count = 0
@@ -308,8 +302,8 @@ class Assignor:
     def metadata(self, topics: Iterable[str]) -> Any:
         """Return this node's data for a JoinGroup request.
 
-        The data changes with `asked`: if a member that is not the leader joins with unchanged data, Kafka answers
-        with the old generation.
+        The data changes with `rejoin_count`: if a member that is not the leader joins with unchanged data, Kafka
+        answers with the old generation.
         """
         self.joined_count = self.rejoin_count
         member = self._describe_self()._replace(asked=self.rejoin_count)
@@ -327,7 +321,7 @@ class Assignor:
         for member, why in refused.items():
             logger.error("the node at %s gets no slot: %s", nodes[member].address, why)
             del nodes[member]
-        given = assign(self._slots, nodes, self._wishes(), self._balance_busy)
+        given = assign(self._slots, nodes, self._wishes())
         shares = {nodes[member].node: slots for member, slots in given.items()}
         logger.info(
             "slots are assigned: %s", ", ".join(f"{node} {len(slots)}" for node, slots in sorted(shares.items()))

@@ -1,6 +1,6 @@
 """Leaders of partitions, and shared connections to brokers, for readers.
 
-`leader` looks a leader up once, with one request for all concurrent callers. `forget` drops it when an answer names
+`leader` looks a leader up once, with one request for all concurrent callers. `invalidate` drops it when an answer names
 another leader. `connection` is shared by all readers of a broker. Kafka answers its requests one after the other. So a
 request that waits at Kafka for new data needs a connection of its own (`open`). If an answer is late,
 `PartitionLeaders` asks other brokers. If a leader has moved, it ends the connection, and its readers ask the new
@@ -12,7 +12,6 @@ Writers have their own connections (producer.py): their requests have an order a
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
@@ -21,8 +20,6 @@ from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.connection import ANSWER_TIMEOUT_S, SILENT_S, KafkaConnection, KafkaDisconnected, open_connection
 from amqpd.kafka.producer import KafkaRefused, fetch_any_metadata, order_silent_last
 from amqpd.kafka.wire import PARTITION, code_of
-
-logger = logging.getLogger(__name__)
 
 _UNKNOWN_TOPIC: Final = 3
 PAUSE_S: Final = 0.1
@@ -36,9 +33,8 @@ Place = tuple[str, int]
 class PartitionLeaders:
     """The leaders of one Kafka cluster. Used on the event loop. Call `close` at the end."""
 
-    def __init__(self, access: KafkaAccess, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+    def __init__(self, access: KafkaAccess) -> None:
         self.access = access
-        self._answer_timeout_s = answer_timeout_s
         self._addresses: dict[int, tuple[str, int]] = {}
         self._leaders: dict[Place, int] = {}
         self._codes: dict[Place, int] = {}
@@ -113,7 +109,7 @@ class PartitionLeaders:
         address = self._addresses.get(leader)
         if address is None:
             raise KafkaDisconnected(f"broker {leader} has no address")
-        return await open_connection(self.access, *address, self._answer_timeout_s, partial(self._doubt, leader))
+        return await open_connection(self.access, *address, ANSWER_TIMEOUT_S, partial(self._doubt, leader))
 
     def _doubt(self, leader: int, connection: KafkaConnection) -> None:
         """Ask other brokers whether this one, whose answer is late, still leads its partitions."""

@@ -1,7 +1,7 @@
 """Reports of trouble with Kafka: a few log lines, even if many connections fail.
 
 While Kafka is away, each connection, each slot and aiokafka's clients fail several times a second. They report
-failures (`failed`) and recoveries (`answered`) here:
+failures (`report_failure`) and recoveries (`report_success`) here:
 
 - The first failure is logged.
 - Then once a minute a line names all that still fails, with the number of failures.

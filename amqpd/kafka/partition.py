@@ -224,7 +224,7 @@ class Partition:
         return oldest == _UNSENT or (number if number != _UNSENT else self._count) < oldest + self._window
 
     def next_size(self) -> i64:
-        """Return the size of the batch that `take` will return. From now on its content does not change."""
+        """Return the size of the batch that `take_batch` will return. From now on its content does not change."""
         offered = self.waiting[0]
         if offered.number == _UNSENT and not offered.joined and len(self.waiting) > 1:
             self._join(offered)

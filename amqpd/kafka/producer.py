@@ -33,7 +33,7 @@ from amqpd.kafka.connection import (
     open_connection,
 )
 from amqpd.kafka.partition import NO_LEADER, UNKNOWN, Partition
-from amqpd.kafka.producer_state import IN_FLIGHT_MAX, PartitionProducer, ProduceCall, ProducerState, epoch_fence
+from amqpd.kafka.producer_state import IN_FLIGHT_MAX, ProduceCall, ProducerState, epoch_fence
 from amqpd.kafka.requests import (
     Coordinator,
     Metadata,
@@ -69,7 +69,7 @@ class KafkaRefused(Exception):
     """Kafka refuses the request, and a retry does not help; the text has Kafka's words."""
 
 
-class KafkaProducer(PartitionProducer):
+class KafkaProducer:
     """The writer of some partitions, under the producer id and epoch of the offered batches.
 
     Used on the event loop. Call `close` at the end.
@@ -191,7 +191,7 @@ class KafkaProducer(PartitionProducer):
         now = int(time.time() * 1000)
         for each in fenced:
             each.next_offset = UNKNOWN
-            self.offer(each, [epoch_fence(key.encode(), held.producer_id, held.epoch, now, 0)])
+            self.offer(each, [epoch_fence(key.encode(), held.producer_id, held.epoch, now)])
         self.flush()
         await self.wait_stored(fenced)
 
@@ -256,11 +256,16 @@ class KafkaProducer(PartitionProducer):
     # -- events of `ProducerState`
 
     def moved(self, partition: Partition) -> None:
+        """Called when the partition's high watermark has risen, also when a refused partition takes batches again."""
         self._moved = True
         self.on_moved(partition)
         self._wake()
 
     def refused(self, partition: Partition) -> None:
+        """Called when the partition takes no more batches (`closed`), or none for now (`refused`); `text` says why.
+
+        Batches above its high watermark may be stored or not.
+        """
         more = "any more" if partition.closed else "for now"
         logger.error(
             "%s %d accepts no batches %s: %s", partition.topic.decode(), partition.number, more, partition.text
@@ -269,11 +274,13 @@ class KafkaProducer(PartitionProducer):
         self._wake()
 
     def leader_wanted(self, partition: Partition) -> None:
+        """Look the leader up. Nothing is sent to the partition before `set_leader`."""
         self._wanted.add(partition)
         if self._looking is None and not self.closed:
             self._looking = self._loop.create_task(self._look_up())
 
     def fenced(self, text: str) -> None:
+        """Handle the end of the producer, once. Batches above the high watermarks may be stored or not."""
         logger.error("the producer has ended and sends nothing more to Kafka: %s", text)
         self.ended = text
         self.on_fenced(text)

@@ -5,10 +5,13 @@ id and epoch in their headers. Its driver has a connection to each broker that l
 calls:
 
     offer(partition, batch)              the next batch of a log
-    take(leader, now)                    the next request to that broker, or None; IN_FLIGHT_MAX at a time
-    answered(call, data, now)            the answer to a request
-    lost(call, now)                      the connection ended before the answer
+    take_request(leader, now)            the next request to that broker, or None; IN_FLIGHT_MAX at a time
+    on_answer(call, data, now)           the answer to a request
+    on_no_answer(call, now)              the connection ended before the answer
     set_leader(partition, broker, now)   the leader of a partition
+
+It calls the driver (`KafkaProducer.moved`, `refused`, `leader_wanted`, `fenced`) during `on_answer`,
+`on_no_answer` and `take_request`; these may call `offer` and no other method.
 
 Invariants:
 
@@ -35,16 +38,19 @@ Compiled by mypyc. Times are milliseconds of one clock that never goes back.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from librt.strings import BytesWriter
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from amqpd.kafka.partition import NO_LEADER, UNKNOWN, Partition, QueuedBatch
 from amqpd.kafka.requests import ProduceAnswer, TopicBatches, decode_produce, encode_produce
-from amqpd.kafka.wire import DUPLICATE, FENCED, LEADER, NONE, PARTITION, SEQUENCE, BadAnswer, code_of
+from amqpd.kafka.wire import DUPLICATE, FENCED, LEADER, PARTITION, SEQUENCE, BadAnswer, code_of
 from amqpd.storage.log.batch import ClosedBatch, close_batch
 from amqpd.storage.log.record import varint
+
+if TYPE_CHECKING:
+    from amqpd.kafka.producer import KafkaProducer
 
 REQUEST_SIZE_BYTES_MAX: Final[i64] = 16 << 20
 """Largest size of the batches in a request; a larger batch is sent alone. Kafka accepts 100 MiB
@@ -61,36 +67,6 @@ FOREIGN: Final[i64] = -2
 
 PAUSE_MS: Final[i64] = 100
 """Pause before batches without a good answer are sent again."""
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class PartitionProducer:
-    """Base class for the receiver of `ProducerState`'s events.
-
-    The methods are called during `answered`, `lost` and `take`. They may call `offer`, and no other method.
-    """
-
-    def moved(self, partition: Partition) -> None:
-        """Called when the partition's high watermark has risen."""
-        raise NotImplementedError
-
-    def refused(self, partition: Partition) -> None:
-        """Called when the partition takes no more batches (`closed`), or none for now (`refused`); `text` says why.
-
-        Batches above its high watermark may be stored or not. A later `moved` says that a refused partition takes
-        batches again.
-        """
-        raise NotImplementedError
-
-    def leader_wanted(self, partition: Partition) -> None:
-        """Called when the leader must be looked up. Nothing is sent to the partition before the driver calls
-        `set_leader`.
-        """
-        raise NotImplementedError
-
-    def fenced(self, text: str) -> None:
-        """Called once when all ends. Batches above the high watermarks may be stored or not."""
-        raise NotImplementedError
 
 
 @final
@@ -118,11 +94,11 @@ class ProducerState:
     """The batches of one producer id and epoch.
 
     Attributes:
-        over: The producer is fenced; nothing is sent any more.
+        is_ended: Nothing is sent any more, because Kafka refused the epoch or the driver ended the producer.
     """
 
-    def __init__(self, events: PartitionProducer, request_size_bytes_max: i64 = REQUEST_SIZE_BYTES_MAX) -> None:
-        self._events: PartitionProducer = events
+    def __init__(self, events: KafkaProducer, request_size_bytes_max: i64 = REQUEST_SIZE_BYTES_MAX) -> None:
+        self._events: KafkaProducer = events
         self._request_size_bytes_max: i64 = request_size_bytes_max
         self._ready: dict[int, deque[Partition]] = {}
         self._paused: list[Partition] = []
@@ -148,7 +124,7 @@ class ProducerState:
         if partition.in_flight > 0:
             partition.drain(now_ms)
         partition.leader = broker
-        partition.listed = False  # `take` skips the entry in the old leader's list
+        partition.listed = False  # `take_request` skips the entry in the old leader's list
         self._make_ready(partition)
 
     def _make_ready(self, partition: Partition) -> None:
@@ -336,20 +312,12 @@ def _answers_in_order(call: ProduceCall, answers: list[ProduceAnswer]) -> list[P
     return found
 
 
-__all__ = ["NONE", "PartitionProducer", "ProduceCall", "ProducerState"]
-
-
 HEADER: Final = b"amqpd-barrier"
 _NULL: Final = varint(-1)
 
 
-def epoch_fence(key: bytes, producer_id: i64, epoch: i64, timestamp_ms: i64, base_offset: i64) -> ClosedBatch:
-    """Return an epoch fence of sequence 0.
-
-    Args:
-        timestamp_ms: Wall clock.
-        base_offset: 0 if the end of the partition is not known.
-    """
+def epoch_fence(key: bytes, producer_id: i64, epoch: i64, timestamp_ms: i64) -> ClosedBatch:
+    """Return an epoch fence of sequence 0 and base offset 0. timestamp_ms: wall clock."""
     content = f"{producer_id} {epoch}".encode()
     record = b"".join(
         (
@@ -365,4 +333,4 @@ def epoch_fence(key: bytes, producer_id: i64, epoch: i64, timestamp_ms: i64, bas
         )
     )
     records = varint(len(record)) + record
-    return close_batch(BytesWriter(), records, base_offset, 1, 0, 0, timestamp_ms, 0, producer_id, 0, -1, [], epoch)
+    return close_batch(BytesWriter(), records, 0, 1, 0, 0, timestamp_ms, 0, producer_id, 0, -1, [], epoch)

@@ -54,7 +54,6 @@ from amqpd.kafka.wire import (
     Reader,
     uvarint_size,
     write_compact,
-    write_flag,
     write_int16,
     write_int32,
     write_int64,
@@ -190,7 +189,6 @@ class Metadata:
     """
 
     def __init__(self) -> None:
-        self.cluster_id: str = ""
         self.brokers: dict[int, tuple[str, int]] = {}
         self.leaders: dict[tuple[bytes, int], int] = {}
         self.codes: dict[tuple[bytes, int], int] = {}
@@ -205,8 +203,8 @@ def encode_metadata(correlation_id: i64, client_id: bytes, topics: list[bytes]) 
         writer.write(_NO_TOPIC_ID)
         write_compact(writer, topic)
         writer.append(0)
-    write_flag(writer, False)
-    write_flag(writer, False)
+    writer.append(0)  # allow_auto_topic_creation
+    writer.append(0)  # include_topic_authorized_operations
     writer.append(0)
     return framed(writer)
 
@@ -226,9 +224,7 @@ def decode_metadata(data: bytes) -> Metadata:
         reader.skip_tags()
         found.brokers[broker] = (host, port)
         left -= 1
-    cluster_id = reader.compact_or_none()
-    if cluster_id is not None:
-        found.cluster_id = cluster_id.decode("utf-8", "replace")
+    reader.compact_or_none()  # cluster id
     reader.int32()
     left = reader.count(26)
     while left > 0:

@@ -1,6 +1,6 @@
 """Client side of SASL: PLAIN, and SCRAM with SHA-256 or SHA-512.
 
-`conversation` returns the client side. `first()` is the first message, `reply(data)` the answer to a server's
+`make_mechanism` returns the client side. `first()` is the first message, `reply(data)` the answer to a server's
 message (None: nothing more to send). `done` says that the exchange is complete; with SCRAM the server has proved
 then that it knows the password. PLAIN sends the password itself, so use it only inside TLS.
 

@@ -86,10 +86,6 @@ def write_string(writer: BytesWriter, value: bytes) -> None:
     writer.write(value)
 
 
-def write_flag(writer: BytesWriter, value: bool) -> None:
-    writer.append(1 if value else 0)
-
-
 @final
 class Reader:
     """A reader of one answer, from start to end. Its methods raise BadAnswer if the answer is too short.
@@ -99,9 +95,9 @@ class Reader:
         position: The index in `data` of the next field.
     """
 
-    def __init__(self, data: bytes, position: i64 = 0) -> None:
+    def __init__(self, data: bytes) -> None:
         self.data: bytes = data
-        self.position: i64 = position
+        self.position: i64 = 0
         self.end: i64 = len(data)
 
     def _take(self, size: i64) -> i64:

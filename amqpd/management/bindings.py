@@ -176,6 +176,7 @@ def _ends(call: ApiRequest) -> BindingEnds:
 
 
 def _between(ends: BindingEnds) -> list[Binding]:
+    """Return the bindings, without the one of the default exchange, which is not stored."""
     return [binding for binding in ends.source.bindings.values() if binding.destination is ends.destination]
 
 
@@ -235,7 +236,12 @@ def _find(call: ApiRequest, ends: BindingEnds) -> Binding:
 
 async def get_binding(call: ApiRequest) -> ApiResponse:
     """Return one binding."""
-    binding = _find(call, _ends(call))
+    ends = _ends(call)
+    if ends.source.matcher is None and isinstance(ends.destination, Queue):
+        name = ends.destination.name
+        if call.params["props"] in (properties_key(name, {}), name):
+            return object_reply(call, render_binding(default_binding(ends.destination)))
+    binding = _find(call, ends)
     return object_reply(call, render_binding(binding_item(binding)._replace(vhost=call.vhost().name)))
 
 

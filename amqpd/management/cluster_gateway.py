@@ -90,7 +90,7 @@ def encode_caller(caller: Principal, peer: tuple[str, int]) -> str:
 class ClusterApi:
     """Abstract base class: the cluster as the admin API of one node uses it.
 
-    `amqpd.cluster.api_gateway.ApiGateway` implements it. `LoginSessions` uses it as its `RemoteSessions`.
+    `amqpd.cluster.api_gateway.ApiGateway` implements it.
 
     Attributes:
         name: the name of this node.
@@ -121,8 +121,9 @@ class ClusterApi:
         raise NotImplementedError
 
     async def wait_until_owner(self, route: ApiRoute, params: Mapping[str, str], body: object) -> None:
-        """Wait until this node owns the vhost in the path or the body of a request over the inner port, if it is to
-        own it.
+        """Wait until this node owns the vhost of a request that another node has passed on.
+
+        The vhost is in the path or in the body.
 
         Raises: Unavailable if the vhost does not arrive in time or another node owns it.
         """

@@ -33,6 +33,7 @@ from amqpd.broker.queue.log_opener import opened
 from amqpd.broker.queue.stream import StreamReader
 from amqpd.broker.queue.types import KINDS
 from amqpd.broker.stats import QUEUE_COUNTERS, queue_counts
+from amqpd.broker.vhost.parameters import CLUSTER_ID
 from amqpd.channel.channel import CHANNEL_COUNTERS, channel_counts
 from amqpd.management import kafka_metrics, prometheus
 from amqpd.management.connections import pid
@@ -129,10 +130,6 @@ def export_lags(call: ApiRequest, queue: Queue) -> dict[str, int]:
         return {}
     end = store.next_offset
     return {name: max(0, end - offset) for name, offset in sorted(hold.exported.items())}
-
-
-def max_export_lag(call: ApiRequest, queue: Queue) -> int:
-    return max(export_lags(call, queue).values(), default=0)
 
 
 class ObjectCollector:
@@ -373,11 +370,11 @@ def put_identity(sheet: MetricsWriter, call: ApiRequest) -> None:
         build="compiled" if is_compiled() else "interpreted",
     )
     sheet.add(prometheus.IDENTITY["build_info"], 1, build)
-    # rabbit: an id that stays when the cluster's name changes; the node's name stays.
+    # rabbit: an id that stays when the cluster's name changes, the same for all nodes.
     names = format_labels(
         rabbitmq_node=broker.node_name,
         rabbitmq_cluster=broker.cluster_name,
-        rabbitmq_cluster_permanent_id=broker.node_name,
+        rabbitmq_cluster_permanent_id=str(broker.global_parameters.get(CLUSTER_ID, "")),
     )
     sheet.add(prometheus.IDENTITY["identity_info"], 1, names)
 
@@ -421,7 +418,7 @@ def put_node(sheet: MetricsWriter, call: ApiRequest) -> None:
         "resident_memory_limit_bytes": alarms.memory_limit_bytes,
         "disk_space_available_limit_bytes": alarms.disk_free_limit_bytes,
         "erlang_processes_limit": int(THREADS_MAX.read_text("ascii")),
-        "erlang_uptime_seconds": time.time() - call.broker.started_at,
+        "erlang_uptime_seconds": call.broker.uptime_s(),
     }
     put_group(sheet, prometheus.NODE, values)
 
@@ -480,7 +477,7 @@ def put_amqpd_metrics(sheet: MetricsWriter, call: ApiRequest, span_records: int,
     """
     broker, group = call.broker, prometheus.OWN
     times, lag, tally = broker.storage.sync_times, call.rates.loop_lag, broker.delays.stats
-    sheet.add(group["amqpd_uptime_seconds"], time.time() - broker.started_at)
+    sheet.add(group["amqpd_uptime_seconds"], broker.uptime_s())
     sheet.add_histogram(group["amqpd_loop_lag_seconds"], LAG_BOUNDS_S, lag.counts, lag.total_s)
     sheet.add_histogram(group["amqpd_storage_sync_seconds"], BOUNDS_S, times.by_time, times.total_s)
     sheet.add_histogram(group["amqpd_storage_group_bytes"], BOUNDS_BYTES, times.by_bytes, times.total_bytes)
@@ -519,7 +516,6 @@ class AggregateCollector:
 
     def __init__(self, broker: Broker, connections: ConnectionRegistry) -> None:
         self._broker = broker
-        self._connections = connections
         ended = broker.catalogue.ended_of_kind
         self.by_kind = {name: [*ended[name].counts] or [0] * len(QUEUE_COUNTERS) for name in KINDS}
         self.channel_counts = [*broker.channels.ended.counts] or [0] * len(CHANNEL_COUNTERS)
@@ -577,7 +573,7 @@ class AggregateCollector:
             self._utilised += call.rates.utilisation(queue)
             self._consumed += 1
         self.logs.add(queue)
-        self.export_lag += max_export_lag(call, queue)
+        self.export_lag += max(export_lags(call, queue).values(), default=0)
 
     def _add_channel(self, channel: Channel) -> None:
         for index, count in enumerate(channel_counts(channel)):

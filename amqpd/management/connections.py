@@ -1,7 +1,9 @@
 """Connections, channels and consumers: lists, details, closing.
 
-rabbit: a user without the tag monitoring sees only their own connections and the channels on them; consumers are
-visible by vhost. The `pid` of a connection is a short name, unique until the broker stops. `amqpctl` accepts it.
+rabbit: a user without the tag monitoring sees only their own connections, and the channels and consumers on them. The
+details of a queue have all of its consumers.
+
+The `pid` of a connection is a short name, unique until the broker stops. `amqpctl` accepts it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from amqpd.connection import peer_certificate
 from amqpd.connection.connection import Connection
 from amqpd.connection.read_pause import ALARM, BACKLOG, BODIES, OUTPUT, PACED, SHARING, SYNC
 from amqpd.management.listing import amqp_to_json, listing, object_reply, requested_ranges
-from amqpd.management.request import NO_CONTENT, ApiRequest, ApiResponse, ResourceNotFound, Role
+from amqpd.management.request import NO_CONTENT, ApiRequest, ApiResponse, ResourceNotFound, Role, name_of
 from amqpd.management.router import ApiRoute
 from amqpd.management.stats import CHANNEL, CONNECTION
 from amqpd.management.time_slice import TimeSlice
@@ -254,17 +256,12 @@ def stream_item(queue: Queue, reader: StreamReader) -> dict[str, Any]:
 # -- what the caller may see -----------------------------------------------------------------------------------------
 
 
-def visible_connections(call: ApiRequest, role: Role = Role.MONITORING) -> list[Connection]:
-    """Return the connections, of the vhost in the path if there is one, sorted by name.
+def _all_visible(call: ApiRequest, role: Role = Role.MONITORING) -> list[AnyConnection]:
+    """Return the connections of all protocols, of the vhost in the path if there is one, sorted by name.
 
     Args:
         role: with this role the caller sees all connections, otherwise only those of the same user.
     """
-    return _visible(call, list(call.server.connections), role)
-
-
-def _all_visible(call: ApiRequest, role: Role = Role.MONITORING) -> list[AnyConnection]:
-    """Return the connections as `visible_connections`, with those of other protocols."""
     return _visible(call, all_connections(call), role)
 
 
@@ -286,15 +283,16 @@ def _others(call: ApiRequest) -> list[ListedConnection]:
 
 def _visible(call: ApiRequest, found: list[AnyT], role: Role) -> list[AnyT]:
     if not call.caller.has(role):
-        found = [each for each in found if _may_see(call, role, each)]
+        found = [each for each in found if may_see(call, each.session, role)]
     if "vhost" in call.params:
         vhost = call.vhost()
         found = [each for each in found if each.session.vhost is vhost]
-    return sorted(found, key=_name)
+    return sorted(found, key=name_of)
 
 
-def _may_see(call: ApiRequest, role: Role, connection: AnyConnection) -> bool:
-    return call.caller.has(role) or connection.session.user.name == call.caller.user.name
+def may_see(call: ApiRequest, session: Session, role: Role = Role.MONITORING) -> bool:
+    """Return whether the caller may see a connection: each with the role, otherwise only those of the same user."""
+    return call.caller.has(role) or session.user.name == call.caller.user.name
 
 
 def _find(call: ApiRequest, role: Role = Role.MONITORING) -> AnyConnection:
@@ -302,7 +300,7 @@ def _find(call: ApiRequest, role: Role = Role.MONITORING) -> AnyConnection:
     found: AnyConnection | None = call.server.connections.by_name.get(name)
     if found is None:
         found = next((each for each in _others(call) if each.name == name), None)
-    if found is None or not _may_see(call, role, found):
+    if found is None or not may_see(call, found.session, role):
         raise ResourceNotFound(f"no connection '{name}'")
     return found
 
@@ -330,7 +328,7 @@ async def _list_channels(call: ApiRequest, found: list[Connection]) -> ApiRespon
 
 async def get_connections(call: ApiRequest) -> ApiResponse:
     """List connections, of all virtual hosts or of one."""
-    return await listing(call, _all_visible(call), lambda each: _item(call, each), _name)
+    return await listing(call, _all_visible(call), lambda each: _item(call, each), name_of)
 
 
 async def get_connection(call: ApiRequest) -> ApiResponse:
@@ -373,7 +371,7 @@ def _short_item(call: ApiRequest, connection: AnyConnection) -> dict[str, Any]:
 
 async def get_user_connections(call: ApiRequest) -> ApiResponse:
     """List the connections of the user."""
-    return await listing(call, _connections_of_user(call), lambda each: _short_item(call, each), _name)
+    return await listing(call, _connections_of_user(call), lambda each: _short_item(call, each), name_of)
 
 
 async def delete_user_connections(call: ApiRequest) -> ApiResponse:
@@ -400,7 +398,7 @@ async def get_connection_channels(call: ApiRequest) -> ApiResponse:
 
 async def get_channels(call: ApiRequest) -> ApiResponse:
     """List channels, of all virtual hosts or of one."""
-    return await _list_channels(call, visible_connections(call))
+    return await _list_channels(call, _visible(call, list(call.server.connections), Role.MONITORING))
 
 
 async def get_channel(call: ApiRequest) -> ApiResponse:
@@ -408,7 +406,7 @@ async def get_channel(call: ApiRequest) -> ApiResponse:
     name = call.params["channel"]
     owner, _, number = name.removesuffix(")").rpartition(" (")
     connection = call.server.connections.by_name.get(owner)
-    if connection is not None and _may_see(call, Role.MONITORING, connection):
+    if connection is not None and may_see(call, connection.session):
         channel = connection.channels.get(int(number)) if number.isascii() and number.isdecimal() else None
         if channel is not None:
             item = channel_item(call, connection, channel)
@@ -439,11 +437,14 @@ async def get_consumers(call: ApiRequest) -> ApiResponse:
     for vhost in call.vhosts():
         for queue in vhost.queues.values():
             found += queue.consumers
+    if not call.caller.has(Role.MONITORING):
+        found = [each for each in found if _is_own(call, each)]
     return await listing(call, found, lambda each: consumer_item(call, each), lambda each: each.tag)
 
 
-def _name(connection: AnyConnection) -> str:
-    return connection.name
+def _is_own(call: ApiRequest, consumer: Consumer) -> bool:
+    channel = consumer.deliveries if isinstance(consumer, ChannelConsumer) else None
+    return channel is not None and channel.session.user.name == call.caller.user.name
 
 
 ROUTES: Final = (

@@ -34,12 +34,12 @@ from amqpd.management.router import ApiRoute
 from amqpd.management.time_slice import TimeSlice
 from amqpd.management.users import permission_item, tags_of, topic_item, user_item
 from amqpd.management.vhosts import metadata_item
-from amqpd.storage.metadata.store import PermissionRow, TopicPermissionRow
+from amqpd.storage.metadata.rows import PermissionRow, TopicPermissionRow
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
     from amqpd.broker.vhost.vhost import VHost
-    from amqpd.storage.metadata.store import UserRow
+    from amqpd.storage.metadata.rows import UserRow
 
 
 SHOWN_MAX: Final = 20
@@ -456,17 +456,14 @@ def _exchanges(vhost: VHost) -> Iterator[ExportedItem]:
 def _bindings(vhost: VHost) -> Iterator[ExportedItem]:
     for exchange in list(vhost.exchanges.values()):
         for binding in list(exchange.bindings.values()):
-            if not exchange.name or _is_exclusive(binding.destination):
+            end = binding.destination
+            if not exchange.name or (isinstance(end, Queue) and end.exclusive_owner is not None):
                 yield None
                 continue
             item = binding_item(binding)._asdict()
             del item["vhost"]
             item["arguments"] = amqp_to_json(item["arguments"])
             yield item
-
-
-def _is_exclusive(end: object) -> bool:
-    return isinstance(end, Queue) and end.exclusive_owner is not None
 
 
 ROUTES: Final = (

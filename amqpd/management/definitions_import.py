@@ -70,7 +70,7 @@ from amqpd.management.time_slice import TimeSlice, free_in_slices
 from amqpd.management.users import tags_of
 from amqpd.protocol.field_table import CodecError
 from amqpd.routing.base import RoutingError
-from amqpd.storage.metadata.store import Delete, PermissionRow, Put, TopicPermissionRow, UserRow
+from amqpd.storage.metadata.rows import Delete, PermissionRow, Put, TopicPermissionRow, UserRow
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
@@ -90,16 +90,30 @@ class Import:
 
     Attributes:
         skip: leave faulty items out instead of refusing the document.
+
+    Args:
+        owner: the user of the HTTP request; empty for other imports.
     """
 
-    def __init__(self, broker: Broker, items: dict[str, list[Item]], report: ImportReport, skip: bool = False) -> None:
+    def __init__(
+        self, broker: Broker, items: dict[str, list[Item]], report: ImportReport, skip: bool = False, owner: str = ""
+    ) -> None:
         self.broker = broker
         self.items = items
         self.report = report
         self.skip = skip
         add_vhost_limits(items)
+        self._owner = owner
         self.slices = TimeSlice()
         self._skipped: set[tuple[str, int]] = set()
+
+    def _grant_new_vhosts(self) -> None:
+        """Give the owner all permissions in new vhosts, except where the document has its own. As RabbitMQ."""
+        owner, permissions = self._owner, self.items["permissions"]
+        given = {item["vhost"] for item in permissions if item["user"] == owner}
+        for name in dict.fromkeys(item["name"] for kind, _, item in self.items_to_import() if kind == "vhosts"):
+            if name not in self.broker.vhosts and name not in given:
+                permissions.append(all_permissions(owner, name))
 
     async def check(self) -> None:
         """Check all items.
@@ -232,6 +246,8 @@ class Import:
             "bindings": declarations.binding,
         }
         for kind, call in calls.items():
+            if kind == "permissions" and self._owner and declarations.transaction.dry:
+                self._grant_new_vhosts()
             for index, item in enumerate(self.items[kind]):
                 try:
                     if (kind, index) not in self._skipped:
@@ -408,18 +424,21 @@ class Declarations:
         return draft
 
 
-async def import_document(broker: Broker, document: Item, name: str, vhost: str | None, skip: bool) -> ImportReport:
+async def import_document(
+    broker: Broker, document: Item, name: str, vhost: str | None, skip: bool, owner: str = ""
+) -> ImportReport:
     """Import a document. When this returns, everything is committed and in memory. The log has the report too.
 
     Args:
         name: the origin of the document, for the log.
         vhost: if given, all items belong to this vhost.
         skip: leave out faulty items.
+        owner: the user who gets permissions in new vhosts.
 
     Raises: BadRequest, DeclarationPending, MetadataError; nothing is imported then.
     """
     report = ImportReport()
-    work = Import(broker, await read_items(document, report, vhost), report, skip)
+    work = Import(broker, await read_items(document, report, vhost), report, skip, owner)
     try:
         await work.check()
     except (ApiError, DeclarationPending):
@@ -437,14 +456,24 @@ async def import_document(broker: Broker, document: Item, name: str, vhost: str 
     return report
 
 
+def all_permissions(user: str, vhost: str) -> Item:
+    """Return all permissions of a user in a vhost, as an item of a document."""
+    return {"user": user, "vhost": vhost, "configure": ".*", "write": ".*", "read": ".*"}
+
+
+def importing_user(call: ApiRequest) -> str:
+    """Return the user who imports over HTTP; "" for amqpctl, which has no user."""
+    return "" if call.caller.operator else call.caller.user.name
+
+
 async def post_definitions(call: ApiRequest) -> ApiResponse:
     """Import definitions; 204 when everything is committed.
 
     With `report` or `skip_unsupported` the answer is 200 with the unknown keys and the skipped items.
     """
-    vhost = call.vhost().name if "vhost" in call.params else None
+    vhost = call.administered_vhost().name if "vhost" in call.params else None
     skip, with_report = call.query_flag("skip_unsupported"), call.query_flag("report")
-    report = await import_document(call.broker, call.fields(), "definitions", vhost, skip)
+    report = await import_document(call.broker, call.fields(), "definitions", vhost, skip, importing_user(call))
     return reply(report.fields()) if skip or with_report else NO_CONTENT
 
 
@@ -647,11 +676,11 @@ def _without_type(arguments: dict[str, object]) -> Values:
 
 async def post_difference(call: ApiRequest) -> ApiResponse:
     """Return the changes that an import of this document would make, without making them."""
-    vhost = call.vhost().name if "vhost" in call.params else None
+    vhost = call.administered_vhost().name if "vhost" in call.params else None
     skip = call.query_flag("skip_unsupported")
     count = parse_int("count", call.query.get("count", COUNT), 0, COUNT_MAX)
     report = ImportReport()
-    work = Import(call.broker, await read_items(call.fields(), report, vhost), report, skip)
+    work = Import(call.broker, await read_items(call.fields(), report, vhost), report, skip, importing_user(call))
     try:
         try:
             await work.check()

@@ -17,7 +17,8 @@ from amqpd.broker.session import Session
 from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.declaration import ExchangeDeclaration
 from amqpd.broker.vhost.pending import wait_done
-from amqpd.management.connections import channel_details
+from amqpd.channel.channel import CHANNEL_COUNTERS
+from amqpd.management.connections import channel_details, may_see
 from amqpd.management.listing import amqp_to_json, listing, object_reply, requested_ranges, sort_by_name
 from amqpd.management.request import (
     CREATED,
@@ -31,6 +32,7 @@ from amqpd.management.request import (
     Role,
     Unavailable,
     clean_name,
+    name_of,
     reply,
 )
 from amqpd.management.router import ApiRoute
@@ -86,7 +88,7 @@ async def get_exchanges(call: ApiRequest) -> ApiResponse:
     await flush_counters(list(call.server.connections), slices)
     pairs: list[tuple[VHost, Exchange]] = []
     for vhost in call.vhosts():
-        for exchange in await sort_by_name(list(vhost.exchanges.values()), _name, slices):
+        for exchange in await sort_by_name(list(vhost.exchanges.values()), name_of, slices):
             pairs.append((vhost, exchange))
             if slices.expired:
                 await slices.yield_loop()
@@ -105,12 +107,12 @@ async def get_exchange(call: ApiRequest) -> ApiResponse:
 
 
 async def _incoming(call: ApiRequest, exchange: Exchange, slices: TimeSlice) -> list[dict[str, Any]]:
-    """Return the channels that publish to the exchange now. Cost: visits each channel of the broker."""
+    """Return the channels that the caller may see and that publish to the exchange. Cost: visits every channel."""
     found: list[dict[str, Any]] = []
     for connection in list(call.server.connections):
         for channel in connection.channels.all():
             sent = channel.publisher.sent.get(exchange.passed)
-            if sent is not None and sent.in_count > 0 and not channel.closing:
+            if sent is not None and sent.in_count > 0 and not channel.closing and may_see(call, channel.session):
                 details = channel_details(call, channel)
                 found.append({"channel_details": details, "stats": call.rates.pairs.published(sent)})
         if slices.expired:
@@ -127,8 +129,8 @@ async def put_exchange(call: ApiRequest) -> ApiResponse:
     arguments = call.arguments()
     call.check(vhost.name, "configure", "exchange", name)
     alternate = arguments.get("alternate-exchange")
-    if isinstance(alternate, str):
-        # rabbit: an alternate exchange needs read permission on this exchange and write permission on the alternate
+    if isinstance(alternate, str) and vhost.find_exchange(name) is None:
+        # rabbit: a new exchange needs read on itself and write on its alternate
         call.check(vhost.name, "read", "exchange", name)
         call.check(vhost.name, "write", "exchange", alternate)
     declaration = ExchangeDeclaration(
@@ -179,7 +181,19 @@ async def publish(call: ApiRequest) -> ApiResponse:
         raise Unavailable(f"publishers are blocked: {call.broker.alarm_reason}")
     await _offer(call, publisher, message)
     publisher.settle_counts()
+    _count(session, publisher.route.routed)
     return reply({"routed": publisher.route.routed})
+
+
+def _count(session: Session, routed: bool) -> None:
+    """Count a message in totals. RabbitMQ: its API publishes on a channel that confirms, with `mandatory`."""
+    returned = 0 if routed else 1
+    counts = dict.fromkeys(CHANNEL_COUNTERS, 0) | {"publish": 1, "confirm": 1, "return_unroutable": returned}
+    totals = session.broker.channels
+    totals.ended_confirm_count += 1
+    session.vhost.counts.returned_count += returned
+    for ended in (totals.ended, session.vhost.counts.ended_channels):
+        ended.add(list(counts.values()))
 
 
 async def _offer(call: ApiRequest, publisher: Publisher, message: Message) -> None:
@@ -223,7 +237,7 @@ def _body(call: ApiRequest) -> bytes:
     if encoding != "base64":
         raise BadRequest("payload_encoding: expected string or base64")
     try:
-        return b64decode(payload, validate=True)
+        return b64decode("".join(payload.split()), validate=True)  # rabbit: it may have line breaks
     except (Base64Error, ValueError):
         raise BadRequest("payload is not base64") from None
 
@@ -248,10 +262,6 @@ def _properties(call: ApiRequest) -> Properties:
     if properties.delivery_mode not in (None, 1, 2):
         raise BadRequest("delivery_mode: expected 1 or 2")
     return properties
-
-
-def _name(exchange: Exchange) -> str:
-    return exchange.name
 
 
 _ONE: Final = "api/exchanges/{vhost}/{exchange}"

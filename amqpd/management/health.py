@@ -126,7 +126,7 @@ async def check_certificates(call: ApiRequest) -> ApiResponse:
 
     rabbit: a month has 30 days, a year 365. A negative number looks back.
     """
-    text, unit = call.params["within"], call.params["unit"]
+    text, unit = call.params["within"], call.params["unit"].lower()
     if unit not in _UNIT_DAYS:
         raise BadRequest(f"Time unit not recognised. Supported units: {', '.join(_UNIT_DAYS)}.")
     digits = text.removeprefix("-")
@@ -197,29 +197,29 @@ _CHECKS: Final = "api/health/checks"
 _UNIT_DAYS: Final = {"days": 1, "weeks": 7, "months": 30, "years": 365}
 ROUTES: Final = (
     ApiRoute("GET", "api/aliveness-test/{vhost}", Role.MANAGEMENT, aliveness),
-    ApiRoute("GET", "api/healthchecks/node", Role.MONITORING, check_node),
-    ApiRoute("GET", "api/healthchecks/node/{node}", Role.MONITORING, check_node),
-    ApiRoute("GET", "api/health/checks/alarms", Role.MONITORING, check_alarms),
-    ApiRoute("GET", "api/health/checks/local-alarms", Role.MONITORING, check_alarms),
+    ApiRoute("GET", "api/healthchecks/node", Role.MANAGEMENT, check_node),
+    ApiRoute("GET", "api/healthchecks/node/{node}", Role.MANAGEMENT, check_node),
+    ApiRoute("GET", "api/health/checks/alarms", Role.MANAGEMENT, check_alarms),
+    ApiRoute("GET", "api/health/checks/local-alarms", Role.MANAGEMENT, check_alarms),
     ApiRoute("GET", "api/health/checks/audit-log", Role.MONITORING, check_audit),
-    ApiRoute("GET", "api/health/checks/virtual-hosts", Role.MONITORING, check_vhosts),
-    ApiRoute("GET", "api/health/checks/port-listener/{port}", Role.MONITORING, check_port),
-    ApiRoute("GET", "api/health/checks/protocol-listener/{protocol}", Role.MONITORING, check_protocol),
-    ApiRoute("GET", f"{_CHECKS}/certificate-expiration/{{within}}/{{unit}}", Role.MONITORING, check_certificates),
-    ApiRoute("GET", f"{_CHECKS}/ready-to-serve-clients", Role.MONITORING, check_ready),
-    ApiRoute("GET", f"{_CHECKS}/is-in-service", Role.MONITORING, check_ready),
-    ApiRoute("GET", f"{_CHECKS}/below-node-connection-limit", Role.MONITORING, check_connections),
-    ApiRoute("GET", f"{_CHECKS}/reached-target-cluster-size", Role.MONITORING, check_size),
-    ApiRoute("GET", f"{_CHECKS}/metadata-store/initialized", Role.MONITORING, check_store),
-    ApiRoute("GET", f"{_CHECKS}/metadata-store/initialized/with-data", Role.MONITORING, check_store),
-    ApiRoute("GET", f"{_CHECKS}/quorum-queues-without-elected-leaders/vhost/{{vhost}}", Role.MONITORING, check_leaders),
+    ApiRoute("GET", "api/health/checks/virtual-hosts", Role.MANAGEMENT, check_vhosts),
+    ApiRoute("GET", "api/health/checks/port-listener/{port}", Role.MANAGEMENT, check_port),
+    ApiRoute("GET", "api/health/checks/protocol-listener/{protocol}", Role.MANAGEMENT, check_protocol),
+    ApiRoute("GET", f"{_CHECKS}/certificate-expiration/{{within}}/{{unit}}", Role.MANAGEMENT, check_certificates),
+    ApiRoute("GET", f"{_CHECKS}/ready-to-serve-clients", Role.MANAGEMENT, check_ready),
+    ApiRoute("GET", f"{_CHECKS}/is-in-service", Role.MANAGEMENT, check_ready),
+    ApiRoute("GET", f"{_CHECKS}/below-node-connection-limit", Role.MANAGEMENT, check_connections),
+    ApiRoute("GET", f"{_CHECKS}/reached-target-cluster-size", Role.MANAGEMENT, check_size),
+    ApiRoute("GET", f"{_CHECKS}/metadata-store/initialized", Role.MANAGEMENT, check_store),
+    ApiRoute("GET", f"{_CHECKS}/metadata-store/initialized/with-data", Role.MANAGEMENT, check_store),
+    ApiRoute("GET", f"{_CHECKS}/quorum-queues-without-elected-leaders/vhost/{{vhost}}", Role.MANAGEMENT, check_leaders),
     ApiRoute(
         "GET",
         f"{_CHECKS}/quorum-queues-without-elected-leaders/vhost/{{vhost}}/pattern/{{pattern}}",
-        Role.MONITORING,
+        Role.MANAGEMENT,
         check_leaders,
     ),
-    ApiRoute("GET", f"{_CHECKS}/quorum-queues-without-elected-leaders/all-vhosts", Role.MONITORING, check_leaders),
-    ApiRoute("GET", "api/health/checks/node-is-quorum-critical", Role.MONITORING, check_quorum),
-    ApiRoute("GET", "api/health/checks/node-is-mirror-sync-critical", Role.MONITORING, check_quorum),
+    ApiRoute("GET", f"{_CHECKS}/quorum-queues-without-elected-leaders/all-vhosts", Role.MANAGEMENT, check_leaders),
+    ApiRoute("GET", "api/health/checks/node-is-quorum-critical", Role.MANAGEMENT, check_quorum),
+    ApiRoute("GET", "api/health/checks/node-is-mirror-sync-critical", Role.MANAGEMENT, check_quorum),
 )

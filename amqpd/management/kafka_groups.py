@@ -20,6 +20,7 @@ from amqpd.management.request import (
     ResourceNotFound,
     Role,
     Unavailable,
+    name_of,
     parse_int,
     reply,
 )
@@ -59,7 +60,7 @@ async def get_groups(call: ApiRequest) -> ApiResponse:
     found: list[dict[str, Any]] = []
     for vhost in call.vhosts():
         summaries = await collect(groups.summaries(vhost), slices)
-        for group in await sort_by_name(summaries, _name, slices):
+        for group in await sort_by_name(summaries, name_of, slices):
             places = groups.places(vhost, group.name)
             await _open(groups, vhost, places, slices)
             found.append(_group_item(vhost, group, await _lag(groups, vhost, group.name, places, slices)))
@@ -112,10 +113,6 @@ async def _lag(groups: GroupListing, vhost: VHost, name: str, places: Places, sl
 def _group_item(vhost: VHost, group: GroupSummary, lag: int | None) -> dict[str, Any]:
     """Return a group as an item of a list."""
     return {"vhost": vhost.name, **group._asdict(), "lag": lag}
-
-
-def _name(group: GroupSummary) -> str:
-    return group.name
 
 
 def _place_key(place: tuple[str, int]) -> str:

@@ -30,14 +30,14 @@ async def put_kafka(sheet: MetricsWriter, call: ApiRequest, slices: TimeSlice) -
     kafka = call.server.kafka
     if kafka is None:
         return
-    from amqpd.kafka_server.request_stats import BOUNDS_S  # with a listener, the package is loaded
+    from amqpd.kafka_server.connection import TIME_BOUNDS_S  # with a listener, the package is loaded
 
     family, stats, groups = prometheus.KAFKA, kafka.stats, kafka.operations.listing
     sheet.add(family["amqpd_kafka_connections"], len(kafka.connections))
     sheet.add(family["amqpd_kafka_incoming_bytes_total"], stats.received_bytes)
     sheet.add(family["amqpd_kafka_outgoing_bytes_total"], stats.sent_bytes)
     for api, times in sorted(stats.by_api.items()):
-        sheet.add_histogram(family["amqpd_kafka_request_seconds"], BOUNDS_S, times.counts, times.total_s, api=api)
+        sheet.add_histogram(family["amqpd_kafka_request_seconds"], TIME_BOUNDS_S, times.counts, times.total_s, api=api)
     if groups.load_error():
         return
     counts: Counter[tuple[str, str]] = Counter()

@@ -5,7 +5,7 @@ The loop has its turn between slices, so a list of ten thousand queues does not 
 Query parameters:
 
 - `page` and `page_size` (at most 500) ask for a page: RabbitMQ's object with counts. Otherwise the answer is an array.
-- `name` keeps items whose name contains it. With `use_regex=true` it is an RE2 pattern.
+- `name` keeps items whose name contains it. With `use_regex=true` it is an RE2 pattern. Case makes no difference.
 - `sort` names a column; dots go into nested objects. `sort_reverse=true` reverses the order.
 - `columns` names the fields to keep.
 - `msg_rates_age` and `msg_rates_incr` ask for samples: how many seconds back, and how many seconds apart.
@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from amqpd.auth.permissions import InvalidPattern, compile_pattern
-from amqpd.management.request import ApiRequest, ApiResponse, BadRequest, is_true, parse_int, to_json
+from amqpd.management.request import ApiRequest, ApiResponse, BadRequest, PageOutOfRange, is_true, parse_int, to_json
 from amqpd.management.samples import NO_SPANS, SampleRange, SampleRanges
 from amqpd.management.time_slice import TimeSlice
 
@@ -177,15 +177,14 @@ async def listing(
                 await slices.yield_loop()
         objects = found
     filtered = len(objects)
-    page = size = pages = 0
+    page = size = 0
+    head = "["
     sort = query.get("sort", "")
     if "page" in query:
         page, size = requested_page(query)
         if call.part:
             return await _part(objects, render, query, (total, filtered, page * size), keys, slices)
-        pages = max(1, -(-filtered // size))
-        if page > pages:
-            raise BadRequest(f"Page out of range, page: {page} page size: {size}, len: {filtered}")
+        head = page_head(filtered, page, size, total) + ',"items":['
     elif call.part:
         return await _part(objects, render, query, (total, filtered, filtered), keys, slices)
     first, last = (page - 1) * size, page * size
@@ -196,16 +195,22 @@ async def listing(
     # rendering.
     shown = map(render, objects[first:last] if page else objects)
     body = Body()
-    if page:
-        body.add(page_head(filtered, max(0, min(last, filtered) - first), page, pages, size, total) + ',"items":')
-    body.add("[")
+    body.add(head)
     await body.add_items((_cut(item, keep) for item in shown) if keep else shown, slices)
     body.add("]}" if page else "]")
     return ApiResponse(200, body.finished())
 
 
-def page_head(filtered: int, count: int, page: int, pages: int, size: int, total: int) -> str:
-    """Return the JSON before the items of a page, without the closing brace. rabbit: its names, in its order."""
+def page_head(filtered: int, page: int, size: int, total: int) -> str:
+    """Return the JSON before the items of a page, without the closing brace. rabbit: its names, in its order, and no
+    page of a list without items, although page 1 may be asked for.
+
+    Raises: PageOutOfRange.
+    """
+    pages = -(-filtered // size)
+    if page > max(1, pages):
+        raise PageOutOfRange(f"Page out of range, page: {page} page size: {size}, len: {filtered}")
+    count = max(0, min(size, filtered - (page - 1) * size))
     return (
         f'{{"filtered_count":{filtered},"item_count":{count},"page":{page},"page_count":{pages},'
         f'"page_size":{size},"total_count":{total}'
@@ -351,9 +356,9 @@ def _number(query: Any, name: str, default: int) -> int:
 def _matcher(name: str, regex: bool) -> Callable[[str], bool]:
     if regex:
         try:
-            return compile_pattern(name).matches
+            return compile_pattern(f"(?i){name}").matches
         except InvalidPattern as error:
-            raise BadRequest(str(error)) from None
+            raise BadRequest(str(error).replace("(?i)", "", 1)) from None
     part = name.lower()
 
     def contains(text: str) -> bool:

@@ -7,7 +7,8 @@ queues are, because it only has counts.
 **Log files**, for exports whose workers share no disk with the broker: names and sizes of the files in a queue's
 directory, and ranges of their bytes, sent by `sendfile` (`file_response.py`). Spark's source reads the high
 watermark among the files and no records above it. The caller needs the read permission on the queue. Only files of
-the log can be read. A queue without files yet has an empty log.
+the log can be read. A queue without files yet has an empty log. With `?compression=zstd` a thread compresses ranges,
+for readers behind a slow network.
 
 With the queue's id in `If-Match`, the answer is 412 if the queue was deleted and declared again.
 """
@@ -30,6 +31,7 @@ from amqpd.management.request import (
     BadRequest,
     ResourceNotFound,
     Role,
+    name_of,
     parse_int,
     reply,
 )
@@ -63,7 +65,7 @@ async def get_all_exports(call: ApiRequest) -> ApiResponse:
     slices = TimeSlice()
     found: list[tuple[Queue, QueueLog, ExportHold, str]] = []
     for vhost in call.vhosts():
-        for queue in await sort_by_name(list(vhost.queues.values()), _name, slices):
+        for queue in await sort_by_name(list(vhost.queues.values()), name_of, slices):
             await opened(queue)
             hold = None if queue.store is None else call.broker.storage.find_export_hold(queue.store)
             if hold is not None and queue.store is not None:
@@ -91,10 +93,6 @@ def _export_item(queue: Queue, store: QueueLog, hold: ExportHold, name: str) -> 
         "kept_bytes": hold.kept_bytes,
         "max_bytes": hold.limit_bytes,
     }
-
-
-def _name(queue: Queue) -> str:
-    return queue.name
 
 
 async def put_export(call: ApiRequest) -> ApiResponse:
@@ -145,11 +143,17 @@ def _store(call: ApiRequest, kind: Kind) -> QueueLog:
     call.check(vhost.name, kind, "queue", call.params["queue"])
     queue = call.queue()
     vhost.check_exclusive(queue, None)
+    store = _local_log(vhost, queue)
+    queue.prepare()
+    return store
+
+
+def _local_log(vhost: VHost, queue: Queue) -> QueueLog:
+    """Return the queue's log. Raises: ResourceNotFound: it has none, or Kafka has it and the disk only a cache."""
     if not queue.durable or queue.store is None:
         raise ResourceNotFound(f"queue '{queue.name}' in vhost '{vhost.name}' has no log: it is not durable")
     if not queue.store.local:
         raise ResourceNotFound(f"queue '{queue.name}' in vhost '{vhost.name}' is in a cluster: its log is in Kafka")
-    queue.prepare()
     return queue.store
 
 
@@ -182,7 +186,7 @@ async def get_logs(call: ApiRequest) -> ApiResponse:
     found: list[dict[str, Any]] = []
     slices = TimeSlice()
     for queue in (*vhost.queues.values(), *vhost.own_queues.values()):
-        store = _queue_log(queue)
+        store = queue.store if queue.durable else None
         if store is not None and _may_read(call, vhost, queue.name):
             found.append({"queue": queue.name, "vhost": vhost.name, "id": store.queue_id})
         if slices.expired:
@@ -202,15 +206,19 @@ async def get_log(call: ApiRequest) -> ApiResponse:
 
 
 async def get_log_file(call: ApiRequest) -> ApiResponse:
-    """Return the bytes of one file, or a range of them."""
+    """Return the bytes of one file, or a range of them. `compression=zstd`: a range may be compressed."""
     store = _readable_log(call)
+    compression = call.query.get("compression", "none")
+    if compression not in ("none", "zstd"):
+        raise BadRequest("compression: expected none or zstd")
     wanted = call.headers.get("If-Match")
     if wanted is not None and wanted.strip('"') != store.queue_id:
         raise QueueChanged("the queue was deleted and declared again")
     name = call.params["file"]
     if FILE.fullmatch(name) is None:
         raise ResourceNotFound(f"no file '{name}' in a log")
-    return ApiResponse(200, None, "application/octet-stream", file=f"{store.directory}/{name}")
+    path = f"{store.directory}/{name}"
+    return ApiResponse(200, None, "application/octet-stream", file=path, compresses=compression == "zstd")
 
 
 def _readable_log(call: ApiRequest) -> QueueLog:
@@ -218,14 +226,7 @@ def _readable_log(call: ApiRequest) -> QueueLog:
     call.check(vhost.name, "read", "queue", call.params["queue"])
     queue = call.queue()
     vhost.check_exclusive(queue, None)
-    store = _queue_log(queue)
-    if store is None:
-        raise ResourceNotFound(f"queue '{queue.name}' in vhost '{vhost.name}' has no log: it is not durable")
-    return store
-
-
-def _queue_log(queue: Queue) -> QueueLog | None:
-    return queue.store if queue.durable else None
+    return _local_log(vhost, queue)
 
 
 def _may_read(call: ApiRequest, vhost: VHost, name: str) -> bool:

@@ -170,8 +170,7 @@ async def switch_tracing(call: ApiRequest) -> ApiResponse:
     return NO_CONTENT
 
 
-# # -- purge and delete with the number of messages
-# ---------------------------------------------------------------------
+# -- purge and delete with the number of messages ----------------------------------------------------------------------
 
 
 def _with_body_names(call: ApiRequest) -> ApiRequest:
@@ -331,7 +330,7 @@ METADATA: Final = "metadata.sqlite"
 
 
 class NotOurs(ApiError):
-    """The metadata are in an external database, which needs its own backup."""
+    """The metadata are in an external database, which needs its own backup, or in Kafka."""
 
     status = 409
     error = "other_database"
@@ -343,6 +342,8 @@ async def copy_metadata(call: ApiRequest) -> ApiResponse:
     Returns `{data_dir, path}`. amqpctl has created the folder. Raises: NotOurs.
     """
     broker = call.broker
+    if broker.storage.replicates:
+        raise NotOurs("a cluster's messages and metadata are in Kafka, with copies: use export_definitions")
     if broker.settings.metadata.url:
         raise NotOurs("the metadata are in an external database (metadata.url): back up that database separately")
     data_dir = broker.settings.data_dir.absolute()

@@ -14,7 +14,6 @@ import os
 import platform
 import resource
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +25,7 @@ from amqpd.broker.vhost.parameters import CLUSTER_NAME, InvalidParameter
 from amqpd.broker.vhost.pending import wait_done
 from amqpd.config.rabbitmq_conf import PART_OF_IT
 from amqpd.management.certificates import PROTOCOLS
-from amqpd.management.connections import HELD_BY, pause_reasons
+from amqpd.management.connections import HELD_BY, may_see, pause_reasons
 from amqpd.management.listing import listing, object_reply, requested_ranges, select_columns
 from amqpd.management.loop_lag import BOUNDS_S as LAG_BOUNDS_S
 from amqpd.management.message_counts import size_fields, unacked_not_ready
@@ -110,7 +109,7 @@ class Totals:
                     await slices.yield_loop()
         names = {vhost.name for vhost in vhosts}
         for connection in call.server.connections:
-            if connection.session.vhost.name in names:
+            if connection.session.vhost.name in names and may_see(call, connection.session):
                 counts["connections"] += 1
                 counts["channels"] += len(connection.channels.by_number)
         return counts
@@ -240,7 +239,7 @@ def node_item(call: ApiRequest, memory: dict[str, Any] | None) -> dict[str, Any]
         "running": True,
         "being_drained": call.server.is_drained,
         "os_pid": str(os.getpid()),
-        "uptime": int((time.time() - broker.started_at) * 1000),
+        "uptime": int(broker.uptime_s() * 1000),
         "processors": os.cpu_count(),
         "run_queue": 0,
         "mem_limit": broker.alarms.memory_limit_bytes,

@@ -75,7 +75,7 @@ async def put_policy(operator: bool, call: ApiRequest) -> ApiResponse:
 
     Answers 201 for a new one, 204 for a changed one, once every queue and exchange uses it; 400 if it is invalid.
     """
-    vhost = call.vhost()
+    vhost = call.administered_vhost()
     name = clean_name(call.params["name"], "a policy")
     fields = call.fields()
     if missing := [key for key in ("pattern", "definition") if key not in fields]:
@@ -91,12 +91,12 @@ async def put_policy(operator: bool, call: ApiRequest) -> ApiResponse:
 async def delete_policy(operator: bool, call: ApiRequest) -> ApiResponse:
     """Clear a policy."""
     policy = _policy(operator, call)
-    await wait_done(partial(policies.clear, call.vhost(), policy))
+    await wait_done(partial(policies.clear, call.administered_vhost(), policy))
     return NO_CONTENT
 
 
 def _policy(operator: bool, call: ApiRequest) -> Policy:
-    policy = call.vhost().policies.get(call.params["name"], operator)
+    policy = call.administered_vhost().policies.get(call.params["name"], operator)
     if policy is None:
         raise ResourceNotFound(ResourceNotFound.text)
     return policy
@@ -148,7 +148,7 @@ async def put_parameter(call: ApiRequest) -> ApiResponse:
 
     Answers 201 for a new one, 204 for a changed one, 400 for an unknown component or an invalid value.
     """
-    vhost = call.vhost()
+    vhost = call.administered_vhost()
     name = clean_name(call.params["name"], "a parameter")
     value = call.required("value")
     try:
@@ -166,14 +166,14 @@ async def delete_parameter(call: ApiRequest) -> ApiResponse:
     component = component_of(found.component)
     _check(call, component)
     try:
-        await wait_done(partial(component.clear, call.vhost(), found.name))
+        await wait_done(partial(component.clear, call.administered_vhost(), found.name))
     except InvalidParameter as error:
         raise BadRequest(str(error)) from None
     return NO_CONTENT
 
 
 def _parameter(call: ApiRequest) -> Parameter:
-    found = parameters.find(call.vhost(), call.params["component"], call.params["name"])
+    found = parameters.find(call.administered_vhost(), call.params["component"], call.params["name"])
     if found is None:
         raise ResourceNotFound(ResourceNotFound.text)
     return found
@@ -325,12 +325,10 @@ class Preview:
         if self.policy is not None:
             if self.policy.matches(kind, name):
                 return APPLIED if holds == self.name else OUTRANKED
-            if kind != EXCHANGE and self.policy.pattern.matches(name) and self._is_for_queues():
+            for_queues = kind != EXCHANGE and self.policy.row.apply_to in ("queues", "all")
+            if for_queues and self.policy.pattern.matches(name):
                 return UNSUPPORTED
         return RELEASED if was == self.name else ""
-
-    def _is_for_queues(self) -> bool:
-        return self.policy is not None and self.policy.row.apply_to in ("queues", "all")
 
     def _costs(self, queue: Queue, before: EffectivePolicy, after: EffectivePolicy) -> dict[str, Any]:
         """Return what a queue would lose under the new rules.
@@ -380,7 +378,7 @@ async def _table(vhost: VHost, name: str, operator: bool, policy: Policy | None,
 
 async def preview(operator: bool, call: ApiRequest) -> ApiResponse:
     """Preview a policy without setting it. The answer has the matches, changes and numbers of removed messages."""
-    vhost = call.vhost()
+    vhost = call.administered_vhost()
     fields = call.fields()
     name = clean_name(call.text("name"), "a policy")
     count = parse_int("count", fields.get("count", COUNT), 0, COUNT_MAX)

@@ -23,7 +23,7 @@ from amqpd.channel.channel import stats_by_queue
 from amqpd.channel.consumer import ChannelConsumer, ChannelConsumers
 from amqpd.errors import AccessRefused
 from amqpd.management.bindings import bindings_reply, by_source
-from amqpd.management.connections import channel_details, connection_details, consumer_item, idle_fields
+from amqpd.management.connections import channel_details, connection_details, consumer_item, idle_fields, may_see
 from amqpd.management.listing import amqp_to_json, listing, object_reply, parse_columns, requested_ranges, sort_by_name
 from amqpd.management.message_counts import head_timestamp, size_fields
 from amqpd.management.request import (
@@ -37,6 +37,7 @@ from amqpd.management.request import (
     Role,
     clean_name,
     missing_keys,
+    name_of,
     parse_int,
     reply,
 )
@@ -217,15 +218,15 @@ async def get_queues(call: ApiRequest) -> ApiResponse:
     bare, totals = call.query_shows("disable_stats"), call.query_shows("enable_queue_totals")
     queues: list[Queue] = []
     for vhost in call.vhosts():
-        queues += await sort_by_name(list(vhost.queues.values()), _name, slices)
+        queues += await sort_by_name(list(vhost.queues.values()), name_of, slices)
     for queue in queues:
         if queue.opening is not None and (totals or not bare):
             await opened(queue)
         if slices.expired:
             await slices.yield_loop()
     if bare:
-        return await listing(call, queues, lambda queue: item_without_stats(call, queue, totals), _name)
-    return await listing(call, queues, lambda queue: queue_item(call, queue), _name, _sort_keys(call))
+        return await listing(call, queues, lambda queue: item_without_stats(call, queue, totals), name_of)
+    return await listing(call, queues, lambda queue: queue_item(call, queue), name_of, _sort_keys(call))
 
 
 def _sort_keys(call: ApiRequest) -> dict[str, Callable[[Queue], object]]:
@@ -239,7 +240,7 @@ def _sort_keys(call: ApiRequest) -> dict[str, Callable[[Queue], object]]:
         return round(sum(rates[name] for name in DELIVERED), 1)
 
     return {
-        "name": _name,
+        "name": name_of,
         "vhost": lambda queue: queue.vhost_name,
         "type": lambda queue: queue.kind,
         "messages": lambda queue: queue_lengths(queue)[0],
@@ -268,13 +269,16 @@ async def get_queue(call: ApiRequest) -> ApiResponse:
 
 
 async def get_queue_consumers(call: ApiRequest) -> ApiResponse:
-    """List the consumers of the queue."""
+    """List the consumers of the queue, those of other users too, as RabbitMQ's `consumer_details`."""
     found = list(call.queue().consumers)
     return await listing(call, found, lambda each: consumer_item(call, each), lambda each: each.tag)
 
 
 async def _deliveries(call: ApiRequest, queue: Queue) -> list[dict[str, Any]]:
-    """Return the open channels that have received messages of the queue. Cost: visits every channel."""
+    """Return the open channels that have received messages of the queue, as far as the caller may see them.
+
+    Cost: visits every channel.
+    """
     slices = TimeSlice()
     found: dict[ChannelConsumers, None] = {}
     for consumer in queue.consumers:
@@ -290,7 +294,7 @@ async def _deliveries(call: ApiRequest, queue: Queue) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     for deliveries in found:
         had = stats_by_queue(deliveries).get(queue)
-        if had is not None:
+        if had is not None and may_see(call, deliveries.session):
             stats = call.rates.pairs.delivered(deliveries, queue, had)
             items.append({"channel_details": channel_details(call, deliveries), "stats": stats})
         if slices.expired:
@@ -309,12 +313,13 @@ async def put_queue(call: ApiRequest) -> ApiResponse:
     durable, auto_delete = call.flag("durable", True), call.flag("auto_delete")
     call.check(vhost.name, "configure", "queue", name)
     dead_letter = arguments.get("x-dead-letter-exchange")
-    if isinstance(dead_letter, str):
-        # RabbitMQ: a dead letter exchange requires read on the queue and write on the exchange
+    is_new = vhost.find_queue(name) is None
+    if is_new and isinstance(dead_letter, str):
+        # RabbitMQ: the dead letter exchange of a new queue requires read on the queue and write on the exchange
         call.check(vhost.name, "read", "queue", name)
         call.check(vhost.name, "write", "exchange", dead_letter)
     topic = arguments.get("x-kafka-topic")
-    if isinstance(topic, str) and vhost.catalogue.own_topics is None:
+    if is_new and isinstance(topic, str) and vhost.catalogue.own_topics is None:
         call.check(vhost.name, "configure", "queue", topic)
     if name.startswith("amq.rabbitmq.reply-to"):
         raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
@@ -381,14 +386,14 @@ async def get_queue_bindings(call: ApiRequest) -> ApiResponse:
 
 
 async def get_messages(call: ApiRequest) -> ApiResponse:
-    """Take up to `count` messages and ack, reject or requeue them.
+    """Take up to `count` messages, at most GET_COUNT_MAX, and ack, reject or requeue them.
 
     `ackmode` selects the action. With `encoding` auto, a body is text if it is UTF-8, else base64; with base64, always.
     """
     missing = [name for name in ("count", "ackmode", "encoding") if name not in call.fields()]
     if missing:
         raise missing_keys(*missing)
-    count = parse_int("count", call.required("count"), 1, GET_COUNT_MAX)
+    count = min(parse_int("count", call.required("count"), 0, 1 << 62), GET_COUNT_MAX)
     mode, encoding = call.text("ackmode"), call.text("encoding")
     if mode not in _ACK_MODES:
         raise BadRequest(f"ackmode must be one of {', '.join(_ACK_MODES)}")
@@ -468,10 +473,6 @@ def message_item(raw: tuple[dict[str, Any], bytes, bytes], encoding: str, trunca
             pass  # not UTF-8: base64
     item["payload"], item["payload_encoding"] = b64encode(body).decode(), "base64"
     return item
-
-
-def _name(queue: Queue) -> str:
-    return queue.name
 
 
 _ONE: Final = "api/queues/{vhost}/{queue}"

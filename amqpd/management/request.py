@@ -16,6 +16,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from enum import IntEnum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 from amqpd.auth.internal_backend import User
@@ -80,11 +81,26 @@ class BadRequest(ApiError):
     error = "bad_request"
 
 
+class PageOutOfRange(BadRequest):
+    """The list has no such page."""
+
+    error = "page_out_of_range"
+
+
 class NotAuthorised(ApiError):
     """RabbitMQ: 401 also for a missing tag or permission."""
 
     status = 401
     error = "not_authorised"
+
+
+class LoginFailed(NotAuthorised):
+    """Name or password are missing or wrong. RabbitMQ: another word than for a missing permission."""
+
+    error = "not_authorized"
+
+    def __init__(self) -> None:
+        super().__init__("Login failed", {"WWW-Authenticate": 'Basic realm="RabbitMQ Management"'})
 
 
 class Forbidden(ApiError):
@@ -127,6 +143,11 @@ class NotJson(ApiError):
     error = "unsupported_media_type"
 
 
+class LineTooLong(ApiError):
+    status = 431
+    error = "request_header_fields_too_large"
+
+
 class Unavailable(ApiError):
     status = 503
     error = "service_unavailable"
@@ -159,6 +180,7 @@ class ApiResponse(NamedTuple):
     Attributes:
         body: encoded, in one piece or in chunks; None for an empty one.
         file: path of a file with the body. The server answers range requests.
+        compresses: the caller takes a range of the file compressed by zstd.
     """
 
     status: int
@@ -166,6 +188,7 @@ class ApiResponse(NamedTuple):
     content_type: str = "application/json"
     headers: Mapping[str, str] = {}
     file: str | None = None
+    compresses: bool = False
 
 
 to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
@@ -232,8 +255,7 @@ class ApiRequest:
         """Return this node's name, `amqpd@host`."""
         return self.broker.node_name
 
-    # # -- body and query
-    # ----------------------------------------------------------------------------------------------
+    # -- body and query ------------------------------------------------------------------------------------------------
 
     def fields(self) -> dict[str, Any]:
         """Return the body as a JSON object, {} if there is none. Raises: BadRequest."""
@@ -286,8 +308,7 @@ class ApiRequest:
             raise BadRequest("arguments must be an object")
         return value
 
-    # # -- permissions
-    # -------------------------------------------------------------------------------------------------
+    # -- permissions ---------------------------------------------------------------------------------------------------
 
     def require(self, role: Role) -> None:
         """Raise NotAuthorised unless the caller has the role."""
@@ -309,7 +330,7 @@ class ApiRequest:
         """
         if "vhost" in self.params:
             return [self.vhost()]
-        return sorted((v for v in self.broker.vhosts.values() if self.may_see(v.name)), key=_name)
+        return sorted((v for v in self.broker.vhosts.values() if self.may_see(v.name)), key=name_of)
 
     def vhost(self) -> VHost:
         """Return the vhost of the path. Raises: NotAuthorised, ResourceNotFound."""
@@ -321,6 +342,13 @@ class ApiRequest:
         if vhost is None:
             raise ResourceNotFound(f"vhost '{name}' does not exist")
         return vhost
+
+    def administered_vhost(self) -> VHost:
+        """Return the vhost of the path, for its policies, parameters or definitions. Raises: as `vhost`.
+
+        RabbitMQ: administrators need no permission in it.
+        """
+        return self.any_vhost() if self.caller.has(Role.ADMINISTRATOR) else self.vhost()
 
     def any_vhost(self) -> VHost:
         """Return the vhost of the path without checking permissions, for administrators. Raises: ResourceNotFound."""
@@ -402,16 +430,16 @@ def parse_int(name: str, value: object, least: int, most: int) -> int:
     return value
 
 
+name_of: Final = attrgetter("name")
+"""The name of a vhost, queue, exchange, connection or group."""
+
+
 def clean_name(name: str, what: str) -> str:
     """Return a valid name for a new object. RabbitMQ: CR and LF are dropped. Raises: BadRequest."""
     name = name.replace("\r", "").replace("\n", "")
     if not name or "\0" in name or len(name.encode()) > 255:
         raise BadRequest(f"the name of {what} must have 1 to 255 bytes of UTF-8 and no NUL")
     return name
-
-
-def _name(vhost: VHost) -> str:
-    return vhost.name
 
 
 class ClusterControl(Protocol):
@@ -453,7 +481,7 @@ class ServerControl(Protocol):
     """The interface of the server process for handlers.
 
     Attributes:
-        drained: True between `amqpctl drain` and `amqpctl revive`.
+        is_drained: True between `amqpctl drain` and `amqpctl revive`.
     """
 
     is_drained: bool

@@ -23,9 +23,9 @@ from base64 import b64decode
 from binascii import Error as Base64Error
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from aiohttp import web
+from aiohttp import http_exceptions, web
 
 from amqpd.auth.internal_backend import AuthenticationRefused, AuthError, NoSuchUser, NoSuchVhost, User
 from amqpd.auth.permissions import InvalidPattern
@@ -36,7 +36,7 @@ from amqpd.broker.queue.log_opener import opening_over
 from amqpd.broker.vhost.pending import DeclarationPending
 from amqpd.connection import peer_certificate
 from amqpd.errors import AccessRefused, AmqpError, NotFound, ResourceError
-from amqpd.listeners import is_loopback
+from amqpd.listeners import UNKNOWN_HOST, is_loopback
 from amqpd.management.cluster_gateway import (
     SESSION_DIGEST,
     SESSION_PATH,
@@ -54,6 +54,8 @@ from amqpd.management.request import (
     AppIsStopped,
     BadRequest,
     Forbidden,
+    LineTooLong,
+    LoginFailed,
     NotAuthorised,
     Principal,
     ResourceNotFound,
@@ -66,7 +68,7 @@ from amqpd.management.routes import ROUTES
 from amqpd.management.sessions import FILE, LoginSessions, token_of
 from amqpd.management.stats import Rates
 from amqpd.management.time_slice import free_in_slices
-from amqpd.management.ui import PAGE_HEADER, check_header
+from amqpd.management.ui import PAGE_HEADER, USER_HEADER, check_header
 from amqpd.management.unix_socket import BACKLOG, NAME
 from amqpd.protocol.field_table import CodecError
 from amqpd.storage.metadata.store import MetadataError
@@ -86,7 +88,10 @@ HEADER_WAIT_S: Final = 10.0
 # After an error response, the server reads and drops the rest of the body for this time, so that the client sees the
 # response.
 LINGER_S: Final = 2.0
+WRITE_WAIT_S: Final = 60.0
 CONNECTIONS_PER_PEER_MAX: Final = 256
+LINE_SIZE_MAX: Final = 8190
+"""Maximum bytes of a path with its query, and of a header. aiohttp: its default."""
 # At most one log line in this time for clients with too many connections.
 WARN_INTERVAL_S: Final = 60.0
 HEADERS: Final = {
@@ -114,13 +119,16 @@ class HttpConnection(web.RequestHandler):
         """Answer without aiohttp's page, which shows what the client sent, and aiohttp's name in a header."""
         try:
             super().handle_error(request, status, exc, message)
-            found = (
-                BadRequest("the request is not HTTP")
-                if status < 500
-                else ApiError("an error of the broker; see its log")
-            )
+            if isinstance(exc, http_exceptions.LineTooLong):
+                found: ApiError = LineTooLong(f"the path or a header has more than {LINE_SIZE_MAX} bytes")
+            elif status < 500:
+                found = BadRequest("the request is not HTTP")
+            else:
+                found = ApiError("an error of the broker; see its log")
             body = to_json({"error": found.error, "reason": found.reason}).encode()
-            answer = web.Response(status=status, body=body, headers={**HEADERS, "Content-Type": "application/json"})
+            answer = web.Response(
+                status=found.status, body=body, headers={**HEADERS, "Content-Type": "application/json"}
+            )
             answer.force_close()
             return answer
         finally:
@@ -139,6 +147,8 @@ class LimitedHttpServer(web.Server):
             lingering_time=LINGER_S,
             logger=_protocol_log(),
             auto_decompress=False,
+            max_line_size=LINE_SIZE_MAX,
+            max_field_size=LINE_SIZE_MAX,
         )
         self._first: dict[web.RequestHandler, asyncio.TimerHandle] = {}
         self._peers: dict[web.RequestHandler, str] = {}
@@ -155,6 +165,7 @@ class LimitedHttpServer(web.Server):
         count = self._counts.get(peer, 0) + 1
         self._counts[peer] = count
         self._peers[handler] = peer
+        _limit_unread(transport)
         if peer and count > CONNECTIONS_PER_PEER_MAX:
             # Later, because aiohttp continues to set up the connection after this call.
             loop.call_soon(transport.abort)
@@ -182,8 +193,15 @@ class LimitedHttpServer(web.Server):
         super().connection_lost(handler, exc)
 
 
+def _limit_unread(transport: asyncio.Transport) -> None:
+    """Let the kernel reset the connection if the client reads nothing of its answers for WRITE_WAIT_S."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(WRITE_WAIT_S * 1000))
+
+
 def peer_address(transport: asyncio.BaseTransport | None) -> str:
-    """Return the address of the peer; empty for a unix socket."""
+    """Return the address of the peer; empty for a unix socket, or if the client has reset the connection."""
     peer = transport.get_extra_info("peername") if transport is not None else None
     return str(peer[0]) if isinstance(peer, tuple) and peer else ""
 
@@ -203,9 +221,7 @@ def _without_traceback(record: logging.LogRecord) -> bool:
     return True
 
 
-WRITE_WAIT_S: Final = 60.0
 SHUTDOWN_S: Final = 1.0
-REALM: Final = {"WWW-Authenticate": 'Basic realm="RabbitMQ Management"'}
 # amqpctl sends this header with commands that RabbitMQ's CLI rejects after stop_app.
 NEEDS_APP: Final = "Amqpd-Needs-App"
 PATH_SHOWN_MAX: Final = 500
@@ -268,7 +284,8 @@ class AdminServer:
     async def stop(self) -> None:
         """Stop within SHUTDOWN_S, also if requests are running, and remove the unix socket."""
         self._rates.stop()
-        (self._broker.settings.data_dir / NAME).unlink(missing_ok=True)
+        if self._broker.storage.is_in_place():  # otherwise it may be the socket of another broker
+            (self._broker.settings.data_dir / NAME).unlink(missing_ok=True)
         for server in self._servers:
             server.close()
         if self._cluster_api is not None:
@@ -276,8 +293,7 @@ class AdminServer:
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
         await asyncio.to_thread(self._sessions.wait_saved)
 
-    # # -- entry functions of the listeners
-    # -----------------------------------------------------------------------------
+    # -- entry functions of the listeners ------------------------------------------------------------------------------
 
     async def _from_tcp(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self._answer(request)
@@ -348,7 +364,8 @@ class AdminServer:
         if isinstance(reply.body, list) and len(reply.body) > 1:
             return await _stream(request, reply, reply.body)
         if reply.file is not None:
-            return LogFileResponse(reply.file, {**_headers(reply), "Content-Type": reply.content_type})
+            headers = {**_headers(reply), "Content-Type": reply.content_type}
+            return LogFileResponse(reply.file, headers, compresses=reply.compresses)
         response = _response(reply)
         if reply.status in (408, 413):
             # Do not wait for the rest of the body.
@@ -369,7 +386,7 @@ class AdminServer:
         ORIGIN.set(AuditedRequest("amqpctl" if caller.operator else "http", by.peer))
         if not caller.has(route.role):
             raise NotAuthorised(f"Not {route.role.name.lower()} user")
-        if NEEDS_APP in request.headers and not self._server.app_running:
+        if NEEDS_APP in request.headers and not by.inner and not self._server.app_running:
             raise AppIsStopped("AMQP is stopped")
         cluster_api = None if by.inner else self._cluster_api
         if request.method in UNSAFE:
@@ -442,8 +459,7 @@ class AdminServer:
             shown = f"{request.method} {request.raw_path[:PATH_SHOWN_MAX]}"
             self._broker.audit.refused(ACTOR.get(), shown, error.reason)
 
-    # # -- authentication
-    # ----------------------------------------------------------------------------------------------
+    # -- authentication ------------------------------------------------------------------------------------------------
 
     async def _authenticate(self, request: web.BaseRequest, route: ApiRoute) -> Principal:
         if route.role == Role.PUBLIC:
@@ -463,18 +479,23 @@ class AdminServer:
                 name, password = await _login_form(request) if route.login_form else _credentials(request)
                 user = await auth.authenticate(name, password, is_loopback(peer), peer)
         except AuthenticationRefused as refused:
-            log.warning("admin API: login from %s refused: %s", peer, refused.reason)
+            log.warning("admin API: login from %s refused: %s", peer or UNKNOWN_HOST, refused.reason)
             self._login(name, peer, refused.reason, shown)
             await asyncio.sleep(auth.failure_backoff.record_failure(peer, name))
-            raise NotAuthorised("Login failed", REALM) from None
+            raise LoginFailed from None
         self._login(name, peer, "", shown)
         return Principal(user, False)
 
     async def _session_caller(self, request: web.BaseRequest, token: str, peer: str) -> Principal | None:
-        """Return the user of the page's cookie, or None if the session has ended. Raises: Forbidden."""
+        """Return the user of the page's cookie, or None if the session has ended.
+
+        Raises: Forbidden; LoginFailed if the tab of the request shows another user.
+        """
         name = await self._sessions.find(token, self._broker.auth)
         if name is None:
             return None
+        if unquote(request.headers.get(USER_HEADER, quote(name))) != name:
+            raise LoginFailed
         if request.method in UNSAFE:
             check_header(request.headers)
         try:
@@ -506,25 +527,25 @@ def _peer(request: web.BaseRequest) -> tuple[str, int]:
 
 
 def _credentials(request: web.BaseRequest) -> tuple[str, bytes]:
-    """Return name and password of basic auth. Raises: NotAuthorised."""
+    """Return name and password of basic auth. Raises: LoginFailed."""
     scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "basic":
-        raise NotAuthorised("Login failed", REALM)
+        raise LoginFailed
     try:
         name, colon, password = b64decode(encoded.strip(), validate=True).partition(b":")
         if not colon:
-            raise NotAuthorised("Login failed", REALM)
+            raise LoginFailed
         return name.decode(), password
     except (Base64Error, ValueError):
-        raise NotAuthorised("Login failed", REALM) from None
+        raise LoginFailed from None
 
 
 async def _login_form(request: web.BaseRequest) -> tuple[str, bytes]:
-    """Return name and password of a form. Raises: NotAuthorised, and as `read_body`."""
+    """Return name and password of a form. Raises: LoginFailed, and as `read_body`."""
     _check_origin(request)
     fields = parse_form(await read_body(request))
     if "username" not in fields or "password" not in fields:
-        raise NotAuthorised("Login failed", REALM)
+        raise LoginFailed
     return fields["username"], fields["password"].encode()
 
 
@@ -539,8 +560,7 @@ def _is_own_peer(request: web.BaseRequest) -> bool:
     return uid in (0, os.geteuid())
 
 
-# # -- request
-# ---------------------------------------------------------------------------------------------------------
+# -- request -----------------------------------------------------------------------------------------------------------
 
 
 def _method(request: web.BaseRequest) -> str:
@@ -562,8 +582,7 @@ def _check_origin(request: web.BaseRequest) -> None:
         raise Forbidden("requests from another site are not accepted")
 
 
-# # -- response
-# --------------------------------------------------------------------------------------------------------
+# -- response ----------------------------------------------------------------------------------------------------------
 
 
 def _translate(error: Exception) -> ApiError | None:

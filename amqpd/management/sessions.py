@@ -30,7 +30,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from amqpd.auth.internal_backend import NoSuchUser
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from amqpd.auth.internal_backend import InternalBackend
+    from amqpd.management.cluster_gateway import ClusterApi
 
 log = logging.getLogger(__name__)
 
@@ -63,16 +64,6 @@ class LoginSession(NamedTuple):
     ends_at: float
 
 
-class RemoteSessions(Protocol):
-    """Access to the sessions of other nodes. `name` is this node's name."""
-
-    name: str
-
-    async def session_user(self, node: str, digest: str, end: bool) -> str:
-        """Return the user of a session on another node; empty if there is none or the node is down. `end` ends it."""
-        raise NotImplementedError
-
-
 class LoginSessions:
     """The login sessions of this node.
 
@@ -87,7 +78,7 @@ class LoginSessions:
         lasts_s: float,
         path: Path | None = None,
         clock: Callable[[], float] = time.time,
-        remote: RemoteSessions | None = None,
+        remote: ClusterApi | None = None,
     ) -> None:
         self._lasts_s = lasts_s
         self._path = path

@@ -287,10 +287,10 @@ class _PairSample:
         asked_at: time of the last request, monotonic, seconds.
     """
 
-    def __init__(self, counts: Sequence[int], asked_at: float) -> None:
+    def __init__(self, counts: Sequence[int]) -> None:
         self.counts = counts
         self.per_s: Sequence[float] = (0.0,) * len(counts)
-        self.asked_at = asked_at
+        self.asked_at = 0.0
 
 
 class PairRates:
@@ -306,7 +306,7 @@ class PairRates:
         counts = (int(sent.in_count),)
         seen = self._sent.get(sent)
         if seen is None and len(self._sent) < PAIRS_MAX:
-            seen = self._sent[sent] = _PairSample(counts, 0.0)
+            seen = self._sent[sent] = _PairSample(counts)
         return _with_rates(PUBLISH_COUNTERS, counts, seen)
 
     def delivered(self, channel: ChannelConsumers, queue: QueueBase, stats: QueueDeliveryStats) -> dict[str, Any]:
@@ -315,7 +315,7 @@ class PairRates:
         queues = self._had.setdefault(channel, {})
         seen = queues.get(queue)
         if seen is None and self._had_count < PAIRS_MAX:
-            seen = queues[queue] = _PairSample(counts, 0.0)
+            seen = queues[queue] = _PairSample(counts)
             self._had_count += 1
         found = _with_rates(DELIVERY_COUNTERS, counts, seen)
         found["deliver_get"] = sum(found[name] for name in _DELIVERED)
@@ -435,6 +435,8 @@ class Rates:
                 continue
             try:
                 await self.sweep()
+            except OSError as error:  # /proc cannot be read without a free descriptor
+                log.warning("rates: a sweep failed, the next one is in a few seconds: %s", error)
             except Exception:
                 log.exception("rates: a sweep failed; the next one is in a few seconds")
 

@@ -3,7 +3,8 @@ sweep.
 
 An answer has at most `count` exchanges and queues, the busiest first: queues by rate, then by number of messages.
 Exchanges of RabbitMQ that are unused are left out. With `name`, the answer has the objects whose names contain it,
-and their neighbours. A user that may list the queues of a vhost may see its topology.
+and their neighbours. A user that may list the queues of a vhost may see its topology. Publishers and consumers of
+other users need the tag monitoring.
 
 **Rates of links.** Messages per binding are not counted (RabbitMQ: only with detailed rates). A link to a queue shows
 the queue's incoming rate. If several links lead to the queue, each has a share according to the rate of its source,
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.broker.queue.log_opener import opened
 from amqpd.broker.queue.queue import Queue
 from amqpd.channel.consumer import ChannelConsumer
+from amqpd.management.connections import may_see
 from amqpd.management.listing import encode_object
 from amqpd.management.request import ApiRequest, ApiResponse, Role, parse_int
 from amqpd.management.router import ApiRoute
@@ -83,8 +85,7 @@ class Topology:
         self._busiest: dict[Exchange, float] = {}
         self._bound: dict[Exchange, list[Exchange]] = {}
 
-    # # -- choice
-    # -------------------------------------------------------------------------------------------------------
+    # -- choice --------------------------------------------------------------------------------------------------------
 
     async def choose(self, name: str, count: int) -> None:
         """Choose exchanges and queues. Cost: 2 us per queue of the vhosts, in slices."""
@@ -151,8 +152,7 @@ class Topology:
         if self._slices.expired:
             await self._slices.yield_loop()
 
-    # # -- answer
-    # -------------------------------------------------------------------------------------------------------
+    # -- answer --------------------------------------------------------------------------------------------------------
 
     async def answer(self) -> dict[str, Any]:
         # In a cluster the answers of all nodes are merged, so ids contain the node.
@@ -296,7 +296,8 @@ class Topology:
     def _consumers(self, queue: Queue) -> list[dict[str, Any]]:
         """Return the consumers of a queue by connection."""
         sessions = [each.deliveries.session for each in queue.consumers if isinstance(each, ChannelConsumer)]
-        return self._peers("queue", queue, ((session.name, session.user.name) for session in sessions))
+        shown = (each for each in sessions if may_see(self._call, each))
+        return self._peers("queue", queue, ((session.name, session.user.name) for session in shown))
 
     async def _publishers(self) -> list[dict[str, Any]]:
         """Return publishers to the shown exchanges by connection. Cost: visits every channel."""
@@ -304,7 +305,7 @@ class Topology:
         found: dict[Exchange, list[tuple[str, str]]] = {}
         for connection in list(self._call.server.connections):
             session = connection.session
-            for channel in connection.channels.all():
+            for channel in connection.channels.all() if may_see(self._call, session) else ():
                 sent: ExchangeStats
                 for sent in channel.publisher.sent:
                     if sent in shown and not channel.closing:

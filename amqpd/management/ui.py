@@ -196,6 +196,8 @@ PAGE_HEADER: Final = "Amqpd-Page"
 
 Error responses then lack WWW-Authenticate, so that browsers show no password dialog.
 """
+USER_HEADER: Final = "Amqpd-User"
+"""The user whom the tab shows, percent-encoded. Another tab may have logged in as another user."""
 
 
 def _sessions(call: ApiRequest) -> LoginSessions:

@@ -31,7 +31,7 @@ def unix_socket(path: Path) -> socket.socket:
             existing = None
         if existing is not None:
             if not stat.S_ISSOCK(existing.st_mode):
-                raise OSError(errno.EEXIST, "a file that is not a socket exists there")
+                raise OSError(errno.EEXIST, "a file that is not a socket exists there", str(path))
             os.unlink(path.name, dir_fd=directory)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.auth.internal_backend import NoSuchUser
 from amqpd.auth.passwords import algorithm_of
+from amqpd.broker.vhost.limits import InvalidLimits
+from amqpd.broker.vhost.pending import wait_done
 from amqpd.management.listing import listing, object_reply
 from amqpd.management.overview import check_node_name
 from amqpd.management.request import (
@@ -29,7 +31,7 @@ from amqpd.management.time_slice import TimeSlice
 
 if TYPE_CHECKING:
     from amqpd.broker.vhost.limits import UserLimits
-    from amqpd.storage.metadata.store import PermissionRow, TopicPermissionRow, UserRow
+    from amqpd.storage.metadata.rows import PermissionRow, TopicPermissionRow, UserRow
 
 
 def user_item(limits: UserLimits, row: UserRow) -> dict[str, Any]:
@@ -98,7 +100,8 @@ async def get_user(call: ApiRequest) -> ApiResponse:
 async def put_user(call: ApiRequest) -> ApiResponse:
     """Create or change a user.
 
-    Answers 201 for a new one, 204 for changed password and tags. With `If-None-Match: *`, 412 if the user exists.
+    Answers 201 for a new one, 204 for changed password, tags and limits; limits that the body does not name are kept.
+    With `If-None-Match: *`, 412 if the user exists.
     """
     name = call.params["user"]
     auth = call.broker.auth
@@ -109,6 +112,13 @@ async def put_user(call: ApiRequest) -> ApiResponse:
     if "tags" not in body:  # RabbitMQ: so that no user loses its tags by mistake
         raise BadRequest("tags_not_present")
     tags = tags_of(body["tags"])
+    if body.get("password") is not None and body.get("password_hash") is not None:
+        raise BadRequest("both_password_and_password_hash_are_provided")
+    if limits := body.get("limits"):
+        try:
+            call.broker.user_limits.row(name, limits)
+        except InvalidLimits as error:
+            raise BadRequest(str(error)) from None
     if "password_hash" in body and body["password_hash"] is not None:
         hashed, given = call.text("password_hash"), body.get("hashing_algorithm")
         # RabbitMQ: with an empty hash no password is accepted
@@ -124,7 +134,20 @@ async def put_user(call: ApiRequest) -> ApiResponse:
     else:
         # RabbitMQ: no password is accepted, but a certificate may be
         await auth.add_user(name, tags=tags, replace=True)
+    if limits:
+        await set_user_limits(call, limits)
     return ApiResponse(204 if exists else 201)
+
+
+async def set_user_limits(call: ApiRequest, value: dict[str, Any]) -> None:
+    """Set limits of the user in the path and keep the others. Raises: BadRequest, NoSuchUser."""
+    user, user_limits = call.params["user"], call.broker.user_limits
+    async with call.broker.auth.change_lock:
+        call.broker.auth.user(user)
+        try:
+            await wait_done(partial(user_limits.declare, user, {**user_limits.get(user), **value}))
+        except InvalidLimits as error:
+            raise BadRequest(str(error)) from None
 
 
 async def put_password(call: ApiRequest) -> ApiResponse:

@@ -31,7 +31,7 @@ from amqpd.management.request import (
 from amqpd.management.router import ApiRoute
 from amqpd.management.stats import VHOST, VhostSum, connection_octets, queue_stats, split_stats
 from amqpd.management.time_slice import TimeSlice
-from amqpd.management.users import permission_item, tags_of, topic_item
+from amqpd.management.users import permission_item, set_user_limits, tags_of, topic_item
 
 if TYPE_CHECKING:
     from amqpd.broker.vhost.vhost import VHost
@@ -228,7 +228,7 @@ async def get_user_limits(call: ApiRequest) -> ApiResponse:
 async def put_user_limit(call: ApiRequest) -> ApiResponse:
     """Set a limit of a user."""
     _check_user(call)
-    await _set_user_limits(call, {call.params["name"]: call.required("value")})
+    await set_user_limits(call, {call.params["name"]: call.required("value")})
     return NO_CONTENT
 
 
@@ -243,18 +243,8 @@ async def put_user_limits(call: ApiRequest) -> ApiResponse:
     value = call.required("value")
     if not isinstance(value, dict):
         raise BadRequest("value must be an object")
-    await _set_user_limits(call, value)
+    await set_user_limits(call, value)
     return NO_CONTENT
-
-
-async def _set_user_limits(call: ApiRequest, value: dict[str, Any]) -> None:
-    user, user_limits = call.params["user"], call.broker.user_limits
-    async with call.broker.auth.change_lock:
-        call.broker.auth.user(user)
-        try:
-            await wait_done(partial(user_limits.declare, user, {**user_limits.get(user), **value}))
-        except InvalidLimits as error:
-            raise BadRequest(str(error)) from None
 
 
 async def delete_user_limit(call: ApiRequest) -> ApiResponse:

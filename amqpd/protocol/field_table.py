@@ -273,18 +273,11 @@ def read_u64(data: bytes, position: i64) -> int:
     return number if number >= 0 else number + _U64
 
 
-def validate_table(data: bytes, start: i64, end: i64) -> None:
-    """Check, without allocating, that a table with its length fills exactly [start, end).
-
-    `decode_table` accepts every table that passes. Cost: about 10 ns per entry (compiled). Raises: CodecError.
-    """
-    summarize_table(data, start, end)
-
-
 def summarize_table(data: bytes, start: i64, end: i64) -> i64:
-    """Validate a table as `validate_table` and return flags for some of its top-level names.
+    """Check that a table with its length fills exactly [start, end), and return flags for some top-level names.
 
-    The flags are HAS_CC_OR_BCC and HAS_PRODUCER_ID: names that change how a message is published.
+    The flags are HAS_CC_OR_BCC and HAS_PRODUCER_ID: names that change how a message is published. `decode_table`
+    accepts every table that passes. Cost: about 10 ns per entry (compiled), no allocation. Raises: CodecError.
     """
     if start < 0 or end > len(data) or end - start < 4:
         raise CodecError("table length is cut off")

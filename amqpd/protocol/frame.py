@@ -103,7 +103,7 @@ def frame_error(kind: i64, data: bytes, why: str) -> FrameError:
 
 
 def frame(kind: int, channel: int, payload: bytes) -> bytes:
-    """Return a whole frame."""
+    """Return the bytes of a frame of the type `kind`, FRAME_METHOD for example."""
     return b"".join((bytes((kind,)), channel.to_bytes(2, "big"), len(payload).to_bytes(4, "big"), payload, b"\xce"))
 
 

@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from amqpd.testing.control import BrokerClock, BrokerFailed, BrokerFaults, Control, NotRunning, NotSupported
 from amqpd.testing.recorder import Recorder
@@ -73,7 +73,11 @@ class BrokerFixture:
         self.start()
 
     def __enter__(self) -> Self:
-        return self if self.running else self.start()
+        try:
+            return self if self.running else self.start()
+        except BaseException:
+            self.close()  # removes the temporary directory
+            raise
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -139,7 +143,7 @@ class BrokerFixture:
         """Record the messages of a vhost from now on. Raises: BrokerFailed, NotSupported, NotRunning."""
         return Recorder(vhost if isinstance(vhost, str) else vhost.name, self._control)
 
-    def api(self, method: str, path: str, body: object = None, timeout_s: float = 30.0) -> object:
+    def api(self, method: str, path: str, body: object = None, timeout_s: float = 30.0) -> Any:
         """Send a request to the admin API as guest, such as `api("GET", "/api/queues")`. Return its JSON answer, or
         None.
 
@@ -228,8 +232,10 @@ class BrokerFixture:
 
     def _listener(self, name: str) -> tuple[str, int]:
         listeners = self._listeners()
+        if not listeners:
+            raise RuntimeError("the broker was not started, so its ports are not known")
         if name not in listeners:
-            raise RuntimeError(f"the port of {name} is not known: the broker was not started, or has no such listener")
+            raise RuntimeError(f"the broker has no listener for {name}: see the setting {name}.port")
         host, port = listeners[name]
         if host in ("", "0.0.0.0"):
             return "127.0.0.1", port

@@ -11,6 +11,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Coroutine, Generator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 COMMAND_TIMEOUT_S: Final = 60.0
 BYTES_KEY: Final = "base64"
 """The only key of an object in JSON that means bytes."""
+
+
+def now() -> float:
+    """Return seconds of a clock that freezegun and time-machine leave alone."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 class BrokerFailed(Exception):

@@ -110,6 +110,12 @@ class MemoryFileSystem(FileSystem):
     def writev(self, fd: int, parts: list[bytes]) -> int:
         return self.write(fd, b"".join(parts))
 
+    def pwrite(self, fd: int, data: bytes, position: int) -> int:
+        content = self._at(fd).data
+        content += bytes(max(0, position - len(content)))
+        content[position : position + len(data)] = data
+        return len(data)
+
     def pread(self, fd: int, size: int, position: int) -> bytes:
         return bytes(self._at(fd).data[position : position + size])
 
@@ -208,6 +214,9 @@ class MemoryFileSystem(FileSystem):
         path = self._open[fd][1]
         if any(other != fd and opened == path for other, (_, opened) in list(self._open.items())):
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), path)
+
+    def is_open_at(self, fd: int, path: str) -> bool:
+        return self._open[fd][1] == path
 
 
 class MemoryRows:

@@ -25,6 +25,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("amqpd").addoption("--amqpd-mode", choices=MODES, default=None, help=text)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Have pytest import the broker's modules as they are.
+
+    pytest rewrites the assertions of a plugin's whole package. For a broker that takes 0.7 s of processor time, and
+    again in each run that keeps no bytecode.
+    """
+    getattr(config.pluginmanager.rewrite_hook, "_must_rewrite", set()).discard("amqpd")
+
+
 def _mode(config: pytest.Config) -> str:
     mode = config.getoption("amqpd_mode") or config.getini("amqpd_mode")
     if mode not in MODES:

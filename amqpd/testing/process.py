@@ -28,7 +28,7 @@ from amqpd.testing.broker_fixture import (
     options_of,
     reserve_port,
 )
-from amqpd.testing.control import BrokerFailed, Control, NotRunning, NotSupported, SocketControl
+from amqpd.testing.control import BrokerFailed, Control, NotRunning, NotSupported, SocketControl, now
 
 READY: Final = re.compile(
     r"^amqpd (?P<version>\S+) \((?P<build>\w+)\) ready in (?P<took_ms>\d+) ms: (?P<listeners>.*), data (?P<data>.*)$"
@@ -244,9 +244,9 @@ class BrokerProcess(BrokerFixture):
         """Wait until standard error has `text`, and return whether it has. The reader thread may be behind the
         broker.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = now() + timeout_s
         while text not in self.stderr:
-            if time.monotonic() > deadline:
+            if now() > deadline:
                 return False
             time.sleep(0.01)
         return True
@@ -299,8 +299,8 @@ class BrokerProcess(BrokerFixture):
             self._reserved_sockets += [reserve_port(host, port) for host, port in self.ready.listeners.values()]
 
     def _failed(self, reason: str) -> BrokerFailed:
-        deadline = time.monotonic() + 10.0  # the reader threads may not have read the last lines yet
-        while any(reader.is_alive() for reader in self._readers) and time.monotonic() < deadline:
+        deadline = now() + 10.0  # the reader threads may not have read the last lines yet
+        while any(reader.is_alive() for reader in self._readers) and now() < deadline:
             time.sleep(0.01)
         return BrokerFailed(
             f"{reason}; command: {' '.join(self._command)}; its standard error:\n{self.stderr or '(empty)'}"

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict
 
+from amqpd.testing.control import now
 from amqpd.testing.recorded_message import RecordedMessage, message_of
 
 if TYPE_CHECKING:
@@ -54,11 +55,11 @@ DEAD_LETTERED: Final = _MessageList("dead-lettered", "dead-lettered")
 
 
 class Recorder:
-    """The messages of one vhost since the recorder was made. `Broker.record` makes it. Not thread-safe.
+    """The messages of one vhost since the recorder was made. `BrokerFixture.record` makes it. Not thread-safe.
 
     The broker records AMQP and the admin API's publishes and gets, not Kafka's protocol. A publish that the broker
     refuses with an error (a missing exchange) is not recorded; one in a transaction is before its commit. Messages
-    that were read here survive the broker's end; later ones need `Broker.record` again.
+    that were read here survive the broker's end; later ones need `BrokerFixture.record` again.
 
     While nothing reads them, the broker keeps 10,000 messages and 64 MiB of bodies and properties. If there
     are more, the next reading raises OverflowError. Recorders of one vhost share its messages: a message goes to the
@@ -144,18 +145,19 @@ class Recorder:
         return self._assert(DEAD_LETTERED, count, timeout_s, conditions)
 
     def _select(self, kind: _MessageList, conditions: MessageFilter) -> list[RecordedMessage]:
+        _check(conditions)
         return [message for message in _of_kind(self.messages, kind) if _matches(message, conditions)]
 
     def _assert(
         self, kind: _MessageList, count: int | None, timeout_s: float, conditions: MessageFilter
     ) -> list[RecordedMessage]:
         __tracebackhide__ = True  # pytest shows the test
-        deadline = time.monotonic() + timeout_s
+        deadline = now() + timeout_s
         while True:
             found = self._select(kind, conditions)
             if len(found) >= (1 if count is None else count):
                 break
-            if time.monotonic() >= deadline:
+            if now() >= deadline:
                 break
             time.sleep(POLL_S)
         if (count is None and not found) or (count is not None and len(found) != count):
@@ -190,10 +192,16 @@ def _of_kind(messages: list[RecordedMessage], kind: _MessageList) -> list[Record
     return [each for each in messages if each.event == kind.event and not (kind.is_unroutable and each.is_routed)]
 
 
+def _check(conditions: MessageFilter) -> None:
+    """Raises: TypeError for conditions that no message could fulfil."""
+    known = MessageFilter.__annotations__.keys()
+    if unknown := sorted(conditions.keys() - known):
+        raise TypeError(f"unknown conditions: {', '.join(unknown)}; there are {', '.join(known)}")
+    if not isinstance(body := conditions.get("body", b""), bytes):
+        raise TypeError(f"body must be bytes, not {type(body).__name__}: {body!r}")
+
+
 def _matches(message: RecordedMessage, conditions: MessageFilter) -> bool:
-    unknown = conditions.keys() - MessageFilter.__annotations__.keys()
-    if unknown:
-        raise TypeError(f"unknown conditions: {', '.join(sorted(unknown))}")
     for name in ("exchange", "routing_key", "body", "reason"):
         if name in conditions and getattr(message, name) != conditions[name]:
             return False

@@ -62,6 +62,10 @@ class DiskFaults(FileSystem):
         self._check_space()
         return super().writev(fd, parts)
 
+    def pwrite(self, fd: int, data: bytes, position: int) -> int:
+        self._check_space()
+        return super().pwrite(fd, data, position)
+
     def map(self, path: str, size: int) -> MappedBytes:
         self._check_space()
         return super().map(path, size)

@@ -230,7 +230,7 @@ def _server(data_dir: Path, options: Sequence[str], guests: Sequence[Guest], sub
 async def _started(server: Server) -> AsyncIterator[Server]:
     """Start the server, and stop it at the end."""
     try:
-        await server.begin()
+        await server.load_or_join()
     except BaseException:
         server.metadata.close()
         server.storage.close(clean=False)  # releases the directory

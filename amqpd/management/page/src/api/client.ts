@@ -8,6 +8,12 @@ export const unreachableSince = signal<number | null>(null);
 /** Counts the ends of sessions. The session module listens to it and shows the login. */
 export const sessionEndCount = signal(0);
 
+let pageUser = "";
+/** Set the user whom this tab shows. The broker refuses its requests once another tab has logged in as another user. */
+export function setPageUser(name: string): void {
+  pageUser = name;
+}
+
 /** An error answer of the broker: HTTP status, `error` and `reason`. */
 export class ApiError extends Error {
   constructor(
@@ -55,6 +61,8 @@ export function apiUrl(path: string, names: PathNames = {}, query: Query = {}): 
 /** Send a request. A body is sent as JSON; a Blob is sent unchanged, URLSearchParams as a form. Throws ApiError, UnreachableError or AbortError. */
 export async function request<T>(method: string, url: string, body?: unknown, signal?: AbortSignal, extraHeaders: Record<string, string> = {}): Promise<T> {
   const headers: Record<string, string> = { "Amqpd-Page": "1", Accept: "application/json", ...extraHeaders };
+  const user = pageUser;
+  if (user) headers["Amqpd-User"] = encodeURIComponent(user);
   const form = body instanceof URLSearchParams;
   if (body !== undefined && !form) headers["Content-Type"] = "application/json";
   let answer: Response;
@@ -73,7 +81,7 @@ export async function request<T>(method: string, url: string, body?: unknown, si
     throw new UnreachableError();
   }
   unreachableSince.value = null;
-  if (!answer.ok) throw await toApiError(answer);
+  if (!answer.ok) throw await toApiError(answer, user);
   const text = await answer.text();
   return (text ? parseJson(text) : undefined) as T;
 }
@@ -93,7 +101,7 @@ export function clearPrefetched(): void {
   prefetched.clear();
 }
 
-async function toApiError(answer: Response): Promise<ApiError> {
+async function toApiError(answer: Response, user: string): Promise<ApiError> {
   let body: { error?: unknown; reason?: unknown; detail?: unknown } = {};
   try {
     body = (await answer.json()) as typeof body;
@@ -102,7 +110,7 @@ async function toApiError(answer: Response): Promise<ApiError> {
   }
   const text = [body.detail, body.reason].find((each) => typeof each === "string" && each) as string | undefined;
   const reason = text ?? (answer.statusText || `status ${answer.status}`);
-  if (answer.status === 401 && reason === "Login failed") sessionEndCount.value += 1;
+  if (answer.status === 401 && reason === "Login failed" && user === pageUser) sessionEndCount.value += 1;
   return new ApiError(answer.status, typeof body.error === "string" ? body.error : "", reason);
 }
 

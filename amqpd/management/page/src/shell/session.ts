@@ -2,7 +2,7 @@
 // the session.
 import { computed, effect, signal } from "@preact/signals";
 import type { components } from "../api/schema";
-import { type Answer, clearPrefetched, get, request, sessionEndCount } from "../api/client";
+import { type Answer, clearPrefetched, get, request, sessionEndCount, setPageUser } from "../api/client";
 import { usePoll } from "./poll";
 
 export type Session = Answer<"/api/amqpd/session">;
@@ -54,9 +54,10 @@ export async function logout(): Promise<void> {
   session.value = null;
 }
 
+effect(() => setPageUser(session.value?.name ?? ""));
 effect(() => {
   if (sessionEndCount.value > 0 && session.peek()) {
-    loginMessage.value = "Your session has ended: it expired, the password was changed, or the user was deleted.";
+    loginMessage.value = "Your session has ended: it expired, another tab logged out or in as another user, the password was changed, or the user was deleted.";
     session.value = null;
   }
 });
